@@ -158,7 +158,7 @@ def main() -> int:
     from verify.laws.law import Subject
 
     torch.set_num_threads(1)
-    sizes = PROFILES[options.profile].sizes[backend.name]
+    sizes = PROFILES[options.profile].sizes[backend.scale]
     figures: list[Figure] = []
     profile = cProfile.Profile()
     if options.functions:

@@ -21,13 +21,13 @@ from torch.nn import functional as F  # noqa: N812
 import verify
 from benchmarks.like_rules import write
 from benchmarks.like_suite import adamw
-from verify.backends import Backend
+from verify.backends import Interpreter
 from verify.measure import judge as judging
 from verify.measure.kernel import measure_kernel
 from verify.ops.graph import single
 from verify.truth.enclosure import from_arb
 
-CPU = Backend(name="interpreter", device="cpu", label="", details="")
+CPU = Interpreter("cpu")
 SAMPLE, BITS = 64, 106  # open elements that are tried at the precision of two float64
 ROWS, IMAGE, HEADS = (64, 256), (2, 8, 12, 12), (2, 2, 24, 16)
 

@@ -266,7 +266,7 @@ def measure(
     from verify.laws.engine import PROFILES, attempt
     from verify.laws.law import Broken, Subject
 
-    subject = Subject(kernel, dtype, backend, PROFILES["ci"].sizes[backend.name])
+    subject = Subject(kernel, dtype, backend, PROFILES["ci"].sizes[backend.scale])
     if law.applies(subject) is not None:
         return None
     figures = []

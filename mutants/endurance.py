@@ -95,7 +95,7 @@ def sizes_for(law: str) -> dict[str, Any]:
 
     sizes = dict(PROFILES["ci"].sizes)
     if law == "many rows" or law in LARGE:
-        sizes["cuda"] = replace(sizes["cuda"], many_rows=70_000)
+        sizes["large"] = replace(sizes["large"], many_rows=70_000)
     return sizes
 
 
@@ -151,7 +151,7 @@ def work(backend: backends.Backend, *, shipped: bool) -> int:
                 cases = trial.cases
             else:
                 if pair not in applying:
-                    subjects = [Subject(twin, dtype, backend, sizes[backend.name]) for dtype in twin.dtypes]
+                    subjects = [Subject(twin, dtype, backend, sizes[backend.scale]) for dtype in twin.dtypes]
                     applying[pair] = [subject for subject in subjects if law.reason(subject) is None]
                 cases, alarm = rolled(law, applying[pair], task["number"], task["cases"])
         except Exception as error:

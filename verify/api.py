@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from verify.backends import named
 from verify.declare import config
 from verify.declare.target import Target
 from verify.errors import INCOMPLETE, OF_VERDICT, PASS, USAGE, WRONG, UsageError
@@ -370,9 +371,10 @@ def workers(
         with Cluster.connect(scheduler, backend, sources) as cluster:
             yield cluster.pool()
     elif gpus:
-        with process.Worker("interpreter") as worker:  # counting GPUs needs torch, not a GPU context
+        backend = backend or "cuda"
+        with process.Worker("cpu") as worker:  # counting GPUs needs torch, not a GPU context
             count = worker.ask(CountGpus(), timeout=process.START_SECONDS)
-        with Pool.on_gpus(devices(gpus, count), backend or "cuda") as found:
+        with Pool.on_gpus(devices(gpus, count, named(backend).visible), backend) as found:
             check_equal(found)
             yield found
     else:

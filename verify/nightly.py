@@ -28,6 +28,7 @@ from typing import Any
 
 import msgspec
 
+from verify import backends
 from verify.declare import config
 from verify.declare.requests import Known, declared_by, sources_of
 from verify.declare.target import Declared, Target
@@ -42,7 +43,6 @@ from verify.records.record import Gap, GapKind, KernelRun, Run, Stage, value_of
 from verify.records.source_digest import digest, own_digest
 from verify.records.stage_time import StageTime
 from verify.sweep.requests import ListSpaces
-from verify.workers.gpus import GPU_FILE
 from verify.workers.pool import Pool, using
 from verify.workers.process import START_SECONDS
 from verify.workers.requests import About
@@ -103,7 +103,7 @@ def run(night: Night, stages: Sequence[PlannedStage], command: str) -> Run:
 
 
 def _run(night: Night, planned: Sequence[PlannedStage], command: str, started: float) -> Run:
-    if night.pool is None and GPU_FILE.exists() and planned and planned[0].do is accuracy:
+    if night.pool is None and backends.gpu_expected() and planned and planned[0].do is accuracy:
         _pool(night).begin(night.jobs or os.cpu_count() or 1)  # while the first of them says what there is to do
     _claim(night)
     records: list[Run] = []
@@ -253,7 +253,7 @@ def sweep(night: Night, until: float | None) -> Run:
     if not spaces:
         raise NothingToDoError("no kernel has few enough inputs to try all of them here")
     about = _about(night)
-    jobs = min(SWEPT_AT_ONCE, night.jobs or about.workers) if about.backend == "cuda" else night.jobs
+    jobs = min(SWEPT_AT_ONCE, night.jobs or about.workers) if backends.named(about.backend).gpu else night.jobs
 
     def those(shape: str, targets: list[str], pool: Pool) -> Run:
         settings = drive.SweepSettings(
@@ -319,7 +319,7 @@ def bench(night: Night, until: float | None) -> Run:
     from verify.measure.bench import Bench
     from verify.measure.bench import bench as time_them
 
-    if _about(night).backend != "cuda":
+    if not backends.named(_about(night).backend).clock:
         raise NothingToDoError("speed is measured on a GPU only")
 
     def timings() -> Run:
@@ -442,7 +442,7 @@ def _spaces(night: Night) -> dict[str, tuple[tuple[str, ...], str]]:
     if night.spaces is not None:
         return night.spaces
     found: dict[str, tuple[tuple[str, ...], str]] = {}
-    pairs = _about(night).backend == "cuda"  # 2^32 pairs through an interpreter would take a day
+    pairs = backends.named(_about(night).backend).scale == "large"  # 2^32 pairs through an interpreter would take a day
     for kernel in _judged(night):
         with suppress(UsageError, KernelError):
             if spaces := _pool(night).ask(ListSpaces([kernel.target], pairs=pairs), timeout=START_SECONDS).spaces:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Union
 
 import msgspec
 
+from verify import backends
 from verify.declare.requests import Describe, Description, Listed, ListKernels, ListOps, OpAbout
 from verify.declare.target import Declared, Target
 from verify.diagnose.requests import (
@@ -50,7 +51,6 @@ from verify.records.record import KernelRun, LawRun, SideEffect
 from verify.sweep.requests import ListSpaces, RecordSweep, Spaces, SweepChunks
 from verify.truth.certificate import Entry
 from verify.workers import process_tree
-from verify.workers.gpus import GPU_FILE, told_to_interpret
 from verify.workers.phases import phase
 from verify.workers.requests import About, CountGpus, Environment, OnProgress, Request
 from verify.workers.serving import WithBytes, serve, watch
@@ -97,7 +97,7 @@ class Answerer:
                 if reading.is_alive():
                     reading.join()
 
-            handler = RequestHandler(_read, lambda asked, *how: HANDLERS[type(asked)](asked, *how), _usable)
+            handler = RequestHandler(_read, lambda asked, *how: HANDLERS[type(asked)](asked, *how))
             self._kernels = KernelProcesses(self._requested, lambda: _ready(self._requested), handler, self._connection)
             self._backend = self._kernels.backend
         elif self._backend is None:
@@ -111,7 +111,7 @@ class Answerer:
 
     def usable(self) -> bool:
         """True if this process can go on."""
-        return _usable(self._backend)
+        return self._backend is None or self._backend.usable()
 
     def end(self) -> None:
         """Ends the processes of targets."""
@@ -121,8 +121,8 @@ class Answerer:
 
 def _may_compile(requested: str | None) -> bool:
     """Whether Triton may be imported here before torch has said that there is a GPU."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").replace(",", "")
-    return not told_to_interpret(requested) and visible.isdigit() and GPU_FILE.exists()
+    visible = os.environ.get(backends.Cuda.visible, "0").replace(",", "")
+    return backends.may_compile(requested) and visible.isdigit() and backends.gpu_expected()
 
 
 def _identify_triton() -> None:
@@ -148,8 +148,6 @@ def _read(request: msgspec.Raw | bytes) -> Any:
 
 def _ready(requested: str | None) -> Backend:
     """The backend, with everything set that figures must not depend on."""
-    from verify import backends
-
     with phase("select and activate the backend"):
         backend = backends.select(requested)
         backends.activate(backend)
@@ -160,23 +158,8 @@ def _ready(requested: str | None) -> Backend:
     return backend
 
 
-def _usable(backend: Backend | None) -> bool:
-    """Whether this process can go on: an illegal access poisons its CUDA context, and every later call fails."""
-    if backend is None or backend.name != "cuda":
-        return True
-    import torch
-
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return True
-    try:
-        torch.cuda.synchronize(backend.device)
-        return bool(torch.zeros(1, device=backend.device).sum() == 0)
-    except Exception:
-        return False
-
-
 @functools.cache
-def _environment_of(device: str) -> Future[dict[str, Any]]:
+def _environment_of(backend: Backend) -> Future[dict[str, Any]]:
     """Probed once, as nothing of it changes while the process lives; in a thread, because it takes a while."""
 
     def probed() -> dict[str, Any]:
@@ -185,29 +168,16 @@ def _environment_of(device: str) -> Future[dict[str, Any]]:
         from verify.records import commit
 
         with phase("worker: probe the environment"):
-            found = msgspec.to_builtins(probes.probe(device))
+            found = msgspec.to_builtins(probes.probe(backend.device))
             fingerprint = found.pop("fingerprint")  # it stands beside the probes
-            return {**fingerprint, **commit.current(config.find().root), "probes": found}
+            return {**fingerprint, **backend.environment(), **commit.current(config.find().root), "probes": found}
 
     return ThreadPoolExecutor(1).submit(probed)
 
 
 def _environment(request: Environment, backend: Backend, progress: OnProgress) -> About:
-    probing = _environment_of(backend.device)
-    return About(backend.name, backend.device, probing.result() if request.probed else {}, _side_by_side(backend))
-
-
-SHARE = 4 << 30  # bytes of a GPU for one of several workers: its context, and a case with its truth
-
-
-def _side_by_side(backend: Backend) -> int:
-    """How many workers measure at a time: one per core, as exact verdicts are the CPU's work, if they fit a GPU."""
-    import torch
-
-    cores = os.cpu_count() or 1
-    if backend.name != "cuda":
-        return cores
-    return max(1, min(cores, torch.cuda.get_device_properties(backend.device).total_memory // SHARE))
+    probing, workers = _environment_of(backend), backend.workers(os.cpu_count() or 1)
+    return About(backend.name, backend.device, probing.result() if request.probed else {}, workers)
 
 
 def _gpus(request: CountGpus, backend: Backend, progress: OnProgress) -> int:
@@ -306,7 +276,7 @@ def _time(request: Time, backend: Backend, progress: OnProgress) -> list[Timed]:
     from verify.measure import timing
     from verify.measure.autotuners import launched
 
-    if backend.name != "cuda":
+    if not backend.clock:
         raise UsageError(f"speed is measured on a GPU; this is the {backend.name}")
     contenders = {target: _one(target) for target in request.targets}
     what = (contenders, request.dtype, request.shape, request.directions, backend.device)

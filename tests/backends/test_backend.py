@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from verify.backends import Backend, activate, select
+from verify.backends import BACKENDS, Cuda, activate, select
 from verify.errors import UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,6 +28,19 @@ def python(code: str, **environment: str) -> str:
     return done.stdout.strip()
 
 
+def test_nothing_outside_the_room_compares_the_name_of_a_backend() -> None:
+    """`torch.device(x).type` and a device are no backend."""
+    found = []
+    for path in sorted((ROOT / "verify").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Compare) and path.parent.name != "backends":
+                sides = [node.left, *node.comparators]
+                names = {each.value for each in sides if isinstance(each, ast.Constant)} & {*BACKENDS}
+                if names and not ast.unparse(node.left).endswith(("device", ".type", "devices")):
+                    found.append(f"{path}:{node.lineno}: {ast.unparse(node)}")
+    assert found == []
+
+
 def test_importing_the_package_loads_neither_torch_nor_triton() -> None:
     code = "import sys, verify.backends; print(sorted(m for m in ('torch', 'triton', 'numpy') if m in sys.modules))"
     assert python(code) == "[]"
@@ -34,8 +48,10 @@ def test_importing_the_package_loads_neither_torch_nor_triton() -> None:
 
 def test_an_unknown_name() -> None:
     with pytest.raises(UsageError) as error:
-        select("cpu")
-    assert str(error.value) == "backend: it is one of cuda, interpreter; got 'cpu'\n  next: --backend interpreter"
+        select("npu")
+    assert str(error.value) == (
+        "backend: it is one of cuda, rocm, xpu, interpreter, cpu; got 'npu'\n  next: --backend interpreter"
+    )
 
 
 @pytest.mark.skipif(GPU, reason="needs a machine without a GPU")
@@ -43,7 +59,7 @@ def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     backend = select()
     assert (backend.name, backend.device) == ("interpreter", "cpu")
-    assert "never fused" in backend.details
+    assert backend.label == "CPU (Triton interpreter)"
     with pytest.raises(UsageError) as error:
         select("cuda")
     assert str(error.value).startswith("backend: 'cuda' needs a GPU that torch can use; torch.cuda.is_available() is")
@@ -61,7 +77,7 @@ def test_a_gpu_is_the_default_where_there_is_one(monkeypatch: pytest.MonkeyPatch
     assert select("interpreter").name == "interpreter"
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert select().name == "interpreter"
-    with pytest.raises(UsageError, match="'cuda' compiles kernels, but TRITON_INTERPRET=1 makes Triton interpret"):
+    with pytest.raises(UsageError, match="'cuda' interprets no kernels, but TRITON_INTERPRET=1 makes Triton interpret"):
         select("cuda")
 
 
@@ -99,5 +115,5 @@ except UsageError as error:
 
 def test_cuda_in_an_interpreting_process_is_refused(faithful: None) -> None:
     with pytest.raises(UsageError, match="whose Triton was imported to interpret them") as error:
-        activate(Backend("cuda", "cuda:0", "a GPU", ""))
+        activate(Cuda("cuda:0"))
     assert "next: unset TRITON_INTERPRET and start a new process" in str(error.value)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import verify
-from verify.backends import Backend
+from verify.backends import Interpreter
 from verify.cases import Case, inputs_of, problem_of
 from verify.cases.classes import class_of, class_of_recipe, classed
 from verify.cases.plan import plan
@@ -25,7 +25,7 @@ from verify.records.contradictions import contradictions
 from verify.records.record import CLASSES
 from verify.truth.formats import named
 
-CPU = Backend(name="interpreter", device="cpu", label="", details="")
+CPU = Interpreter("cpu")
 
 
 def test_every_recipe_of_rows_has_a_class_and_every_class_has_recipes() -> None:

@@ -58,22 +58,22 @@ def test_what_a_case_costs_follows_from_the_program() -> None:
     """Scores of t queries and t keys: four times as many for twice the length, and no longer case than allowed."""
     costs = [work_of(CAUSAL.op, (1, 1, t, 3)) for t in (1024, 2048)]
     assert 3.5 < costs[1] / costs[0] < 4.5
-    for reach in (REACHES["interpreter"], REACHES_OF_LAWS["cuda"]):
+    for reach in (REACHES["small"], REACHES_OF_LAWS["large"]):
         found = long_sizes(CAUSAL.op, reach)
         assert all(work_of(CAUSAL.op, dims) <= reach.work for some in found.values() for dims in some)
-    assert max(dims[2] for dims in long_sizes(CAUSAL.op, REACHES_OF_LAWS["interpreter"])["t"]) == 257
+    assert max(dims[2] for dims in long_sizes(CAUSAL.op, REACHES_OF_LAWS["small"])["t"]) == 257
     assert max(dims[2] for dims in long_sizes(CAUSAL.op, FAR)["t"]) >= 4097
 
 
 def test_rows_are_fewer_than_columns_where_each_may_be_a_program() -> None:
-    found = long_sizes(ROWS.op, REACHES_OF_LAWS["interpreter"])
+    found = long_sizes(ROWS.op, REACHES_OF_LAWS["small"])
     assert {name: some[-1] for name, some in found.items()} == {"n": (257, 3), "d": (2, 65_537)}
 
 
 def test_a_run_and_the_law_of_accuracy_try_long_dimensions(backend: Backend) -> None:
     planned = {case.dims for case in plan(ROWS, "float32", backend.name, 0)[0].cases}
     assert {129, 4097} <= {d for _, d in planned} and 257 in {n for n, _ in planned}
-    subject = Subject(ROWS, "float32", backend, PROFILES["ci"].sizes[backend.name])
+    subject = Subject(ROWS, "float32", backend, PROFILES["ci"].sizes[backend.scale])
     [law] = [each for each in accuracy.LAWS if each.name == "accuracy"]
     tried = {case.dims for case in law.fixed(subject)}
     assert {65, 129, 1025, 4097, 65_537} <= {d for _, d in tried}

@@ -12,7 +12,7 @@ import torch
 
 import verify
 from tests.gate.gate_records import kernel, result, run
-from verify.backends import Backend
+from verify.backends import Interpreter
 from verify.cases.fingerprint import fingerprint
 from verify.cases.plan import EFFORTS, plan
 from verify.cli import main
@@ -84,10 +84,10 @@ def test_seed_plan_and_targets_are_the_records(
 
 def test_the_cases_are_those_of_the_other_backend() -> None:
     declared = verify.kernel(op="silu", dtypes=["float64"], gradients=False)(torch.nn.functional.silu)
-    here = Backend("interpreter", "cpu", "interpreter", "")
+    here = Interpreter("cpu")
     for cases_of, plan_of in (("cuda", "cuda"), ("", "interpreter")):
         [measured] = measure_kernel(declared, "mine.py::silu", here, seed=3, cases_of=cases_of).results
         [group] = plan(declared, "float64", plan_of, 3)
         assert measured.properties == fingerprint(declared, "y", "float64", group.cases)
         assert measured.basis.n == sum(math.prod(case.dims) for case in group.cases)
-    assert len({EFFORTS[name].float64_elements for name in ("cuda", "interpreter")}) == 2
+    assert len({each.float64_elements for each in EFFORTS.values()}) == 2

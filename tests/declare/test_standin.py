@@ -44,7 +44,7 @@ def test_a_stand_in_is_a_target(tmp_path: Path) -> None:
     path.write_text("import verify, torch\n\n@verify.kernel(op='gelu')\ndef mine(x):\n    return x\n")
     load = lambda text: load_target(Target.parse(f"{path}::{text}"))  # noqa: E731
     assert [item.name for item in load("mine@eager")] == ["mine@eager"]
-    assert load("mine@compile")[0].backends == ("cuda",)
+    assert load("mine@compile")[0].backends == ("cuda", "cpu")
     with pytest.raises(UsageError, match="a stand-in is KERNEL@eager or KERNEL@compile; received mine@jit"):
         load("mine@jit")
     with pytest.raises(UsageError, match="has no kernel 'other@eager'"):

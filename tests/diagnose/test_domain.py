@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import verify
-from verify.backends import Backend
+from verify.backends import Interpreter
 from verify.diagnose import domain
 
-CPU = Backend(name="interpreter", device="cpu", label="", details="")
+CPU = Interpreter("cpu")
 
 
 @pytest.fixture(autouse=True)

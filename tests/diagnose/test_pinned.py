@@ -27,7 +27,7 @@ def needle(x: torch.Tensor) -> torch.Tensor:
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "pyproject.toml").write_text("[tool.verify]\n")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(EFFORTS, "interpreter", replace(EFFORTS["interpreter"], elements=1 << 12))
+    monkeypatch.setitem(EFFORTS, "small", replace(EFFORTS["small"], elements=1 << 12))
     return tmp_path
 
 

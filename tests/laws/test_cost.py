@@ -135,7 +135,7 @@ def test_a_case_takes_few_operations_and_few_questions(law: str) -> None:
     clock = Clock(lambda: None, lambda: 0.0)
     found = []
     for kernel in subjects(clock):
-        subject = Subject(kernel, "bfloat16", backend, PROFILES["ci"].sizes[backend.name])
+        subject = Subject(kernel, "bfloat16", backend, PROFILES["ci"].sizes[backend.scale])
         chosen = registry.get(law)
         if chosen.reason(subject) is None:
             case = [each for each in chosen.fixed(subject) if small(each) and len(each.layouts) < 2][-1]

@@ -28,7 +28,7 @@ from verify.laws.shrink import shrink_law
 
 ROOT = Path(__file__).parents[2]
 SIZES = Sizes(elements=300, width=300, depth=64)
-PROFILE = Profile("trial", 30, {"interpreter": SIZES, "cuda": SIZES}, fixed=0)
+PROFILE = Profile("trial", 30, {"small": SIZES, "large": SIZES}, fixed=0)
 
 
 @verify.kernel(op="silu", dtypes=["float32"])
@@ -205,7 +205,7 @@ def test_nightly_takes_the_day_or_the_environment_as_seed(monkeypatch: pytest.Mo
 def test_exhaustive_tries_every_16_bit_number_of_an_op_of_one_number() -> None:
     from verify.laws import registry
 
-    sizes = PROFILES["exhaustive"].sizes[here().name]
+    sizes = PROFILES["exhaustive"].sizes[here().scale]
     half = verify.kernel(op="silu", dtypes=["bfloat16", "float32"])(lambda x: x)
     pair = verify.kernel(op="swiglu_split", dtypes=["bfloat16"])(lambda x1, x2: x1)
 

@@ -292,7 +292,7 @@ def test_a_kernel_that_asks_the_host_cannot_be_captured() -> None:
 # -- large tensors -------------------------------------------------------------------------------------
 
 LARGE = Sizes(elements=300, width=300, depth=300, many_rows=70_000)
-NIGHTLY = Profile("large", 2, {"interpreter": LARGE, "cuda": LARGE})
+NIGHTLY = Profile("large", 2, {"small": LARGE, "large": LARGE})
 COUNTED = 5_000  # in the place of 2^31
 
 

@@ -141,7 +141,7 @@ def test_every_shape_and_a_call_without_gradients_come_with_a_layout_before_anyt
 
         return rowwise(norm)
 
-    undrawn = Profile("undrawn", 0, {"interpreter": Sizes(), "cuda": Sizes()})
+    undrawn = Profile("undrawn", 0, {"small": Sizes(), "large": Sizes()})
     for strange in (lambda x: x.ndim > 2, lambda x: not x.requires_grad):
         found = attempt("layout independence", wrong_where(strange), profile=undrawn)
         assert found.status == "broken", found
@@ -230,7 +230,7 @@ def test_elements_beyond_those_that_are_judged_one_by_one_are_found() -> None:
 
 def test_many_rows_are_tried_where_the_profile_has_them() -> None:
     large = Sizes(elements=300, width=300, depth=64, many_rows=65_600)
-    profile = Profile("large", 20, {"interpreter": large, "cuda": large})
+    profile = Profile("large", 20, {"small": large, "large": large})
     assert attempt("many rows", elementwise(silu), profile=profile).status == "ok"
 
     def sixteen_bits(x):

@@ -290,7 +290,7 @@ def test_a_few_open_elements_judged_singly_give_the_figure_of_the_exact_judge(
         wide = x.double()
         return (wide * torch.sigmoid(wide)).float()
 
-    subject = Subject(silu, "float32", backend, PROFILES["ci"].sizes[backend.name])
+    subject = Subject(silu, "float32", backend, PROFILES["ci"].sizes[backend.scale])
     case = Case(dtype="float32", dims=(5, 67), fill="near", seed=2, upstream="normal")
     asked: list[bool] = []
     judged = accuracy.judge_by

@@ -165,7 +165,7 @@ def test_the_engine_reports_a_shrunk_case_for_a_mutant(backend: Backend) -> None
     assert run.status == "broken"
     assert {"at", "got", "truth", "error", "limit"} <= run.facts.keys()
     assert run.origin is not None and run.origin.law == "accuracy"
-    subject = Subject(mutant.kernel, "float32", backend, CI.sizes[backend.name])
+    subject = Subject(mutant.kernel, "float32", backend, CI.sizes[backend.scale])
     with pytest.raises(Broken) as again:
         registry.get("accuracy").check(subject, Case.from_json(run.case))
     assert again.value.facts == run.facts

@@ -10,7 +10,7 @@ from verify.laws.engine import Profile, run_law
 from verify.records.record import LawRun
 
 _SIZES = Sizes(elements=300, width=300, depth=64)
-PROFILE = Profile("test", 8, {"interpreter": _SIZES, "cuda": _SIZES})
+PROFILE = Profile("test", 8, {"small": _SIZES, "large": _SIZES})
 
 
 def attempt(law: str, kernel: Kernel, dtype: str = "float32", profile: Profile = PROFILE) -> LawRun:

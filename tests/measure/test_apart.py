@@ -300,7 +300,7 @@ def test_the_process_that_listed_the_kernels_of_a_file_is_the_first_ones(worker:
 ROOT = Path(__file__).parents[2]
 BEGUN = """
 import time
-from verify.backends import Backend
+from verify.backends import Cuda
 from verify.declare.requests import ListKernels
 from verify.errors import UsageError
 from verify.measure import apart
@@ -310,7 +310,7 @@ import msgspec
 apart._import_triton = lambda requested: True
 read = lambda text: msgspec.json.decode(text, type=ListKernels)
 answer = lambda asked, backend, progress: f"{asked.target} on {backend.name}"
-how = apart.RequestHandler(read, answer, lambda backend: True)
+how = apart.RequestHandler(read, answer)
 
 def refuse():
     raise UsageError("no GPU")
@@ -320,7 +320,7 @@ try:
 except UsageError as error:
     print(error)
 time.sleep(0.7)  # a process that lost its parent would end this one now
-kernels = apart.KernelProcesses(None, lambda: Backend("cuda", "cpu", "", ""), how)
+kernels = apart.KernelProcesses(None, lambda: Cuda("cpu"), how)
 begun = kernels._begun.pid
 asked = msgspec.Raw(msgspec.json.encode(ListKernels("examples/pytorch.py")))
 print(bytes(kernels.answer(asked, print)).decode())
@@ -340,7 +340,7 @@ import os
 import msgspec
 import torch
 
-from verify.backends import Backend
+from verify.backends import Cuda
 from verify.measure import apart
 from verify.measure.requests import ListSideEffects, Time
 
@@ -350,8 +350,8 @@ def answer(asked, backend, progress):
     return os.getpid()
 
 read = lambda text: msgspec.json.decode(text, type=Time | ListSideEffects)
-handler = apart.RequestHandler(read, answer, bool)
-kernels = apart.KernelProcesses(None, lambda: Backend("cuda", "cpu", "", ""), handler)
+handler = apart.RequestHandler(read, answer)
+kernels = apart.KernelProcesses(None, lambda: Cuda("cpu"), handler)
 
 def process(kernel, dtype="float32", beside=("a", "b")):
     asked = Time([f"examples/pytorch.py::{kernel}"], dtype, (), (), 1, 0, beside)

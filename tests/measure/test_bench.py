@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from verify import worker
-from verify.backends import Backend
+from verify.backends import Cuda, Interpreter
 from verify.declare.target import Declared
 from verify.errors import KernelError, UsageError
 from verify.measure import bench, timing
@@ -149,7 +149,7 @@ def test_only_what_can_run_here_is_timed_together(monkeypatch) -> None:  # type:
         entry("cpu", "g", backends=("interpreter",)),
     ]
     shapes = ((4, 4), (8, 8))
-    bench.time_all(entries, bench.Bench(wanted=(), shapes=shapes), Session(dtypes=("float32", "float16")))
+    bench.time_all(entries, bench.Bench(wanted=(), shapes=shapes), Session(dtypes=("float32", "float16")), "cuda")
     assert fake.asked == [["a", "b"], ["a", "b"], ["b"], ["b"], ["c"], ["c"], ["theirs"], ["theirs"]]
     assert set(fake.beside) == {("a", "b", "c", "theirs")}, "one process answers them all"
 
@@ -183,7 +183,7 @@ def test_everything_is_compiled_at_once_and_timed_alone_where_it_was_compiled(mo
     monkeypatch.setattr(process, "Worker", lambda backend: Compiles(next(names)))
     entries, said = [entry("a", "g"), entry("b", "h"), entry("c", "i")], list[str]()
     session = Session(dtypes=("float32",), progress=said.append)
-    found = bench.time_all(entries, bench.Bench(wanted=(), ahead=5), session)
+    found = bench.time_all(entries, bench.Bench(wanted=(), ahead=5), session, "cuda")
     compiled, timed = asked[:5], asked[5:]
     assert sorted(target for _, target, _ in compiled) == ["a", "b", "b", "c", "c"], "what fails is tried once more"
     assert len({worker for worker, _, _ in compiled[:3]}) == 3
@@ -216,7 +216,7 @@ def test_compiling_ahead_leaves_time_for_timing(monkeypatch: pytest.MonkeyPatch)
     slow.compiled = []  # type: ignore[attr-defined]
     entries = [entry(name, name) for name in "abcdef"]
     session = Session(dtypes=("float32",), deadline=200.0)
-    found = bench.time_all(entries, bench.Bench(wanted=(), ahead=2), session)
+    found = bench.time_all(entries, bench.Bench(wanted=(), ahead=2), session, "cuda")
     timed = [each for each in asked if each[1]]
     assert timed == [(name, 15) for name in "abcdef"] and not found.late
     assert len(asked) - len(timed) in (2, 3), "two at a time begin until 60 s have passed"
@@ -259,7 +259,7 @@ def test_the_workers_answers_are_what_the_parent_reads(tmp_path: Path, monkeypat
         stops = 0
 
         def ask(self, request, *, timeout, progress=lambda text: None):  # type: ignore[no-untyped-def]
-            reply = worker.answer(msgspec.json.encode(request), Backend("cuda", "cpu", "", ""), progress)
+            reply = worker.answer(msgspec.json.encode(request), Cuda("cpu"), progress)
             return request.read(msgspec.json.encode(reply))
 
         def stop(self) -> None:
@@ -274,7 +274,7 @@ def test_the_workers_answers_are_what_the_parent_reads(tmp_path: Path, monkeypat
     names = [entry.kernel.name for entry in entries]
     assert names == ["mine", "broken", "layers", "mine@eager", "mine@compile", "layers@eager", "layers@compile"]
     entries = [each for each in entries if each.kernel.op == "gelu" and not each.kernel.name.endswith("@compile")]
-    found = bench.time_all(entries, settings, session)
+    found = bench.time_all(entries, settings, session, "cuda")
     assert direct.stops == 1, "at the end, and for no failure"
     ours = found.speeds[f"{path}::mine"]
     assert [(speed.direction, speed.of_copy, speed.rounds) for speed in ours] == [
@@ -289,4 +289,4 @@ def test_the_workers_answers_are_what_the_parent_reads(tmp_path: Path, monkeypat
 def test_the_interpreter_times_nothing() -> None:
     request = Time([], "float32", (), (), 1, 0)
     with pytest.raises(UsageError, match="speed is measured on a GPU; this is the interpreter"):
-        worker._time(request, Backend("interpreter", "cpu", "", ""), lambda event: None)
+        worker._time(request, Interpreter("cpu"), lambda event: None)

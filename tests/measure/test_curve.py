@@ -12,6 +12,7 @@ import torch
 
 from tests.truth.every_value import all_values
 from verify import ops
+from verify.backends import Interpreter
 from verify.measure.curve import DIGITS, bins_of, edges_for, peaks, recorded
 from verify.measure.tally import Peak, merged_peaks, worse
 from verify.records.record import number, value_of
@@ -179,14 +180,13 @@ def test_maxima_are_rounded_up_to_three_digits(value: float, shown: float) -> No
 
 def test_the_curve_of_a_run_has_the_maximum_of_the_run() -> None:
     import verify
-    from verify.backends import Backend
     from verify.measure.kernel import measure_kernel
 
     @verify.kernel(op="gelu", dtypes=["bfloat16"], gradients=False)
     def textbook(x):
         return x * 0.5 * (1.0 + torch.erf(x / 2**0.5))
 
-    run = measure_kernel(textbook, "a.py::textbook", Backend(name="interpreter", device="cpu", label="", details=""))
+    run = measure_kernel(textbook, "a.py::textbook", Interpreter("cpu"))
     [result] = run.results
     assert result.curve is not None
     assert result.curve.operand == "x"

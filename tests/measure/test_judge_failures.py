@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import verify
-from verify.backends import Backend
+from verify.backends import Interpreter
 from verify.cases.plan import plan
 from verify.errors import JudgeFailed
 from verify.measure import kernel as running
@@ -26,7 +26,7 @@ from verify.records import files
 from verify.records.record import Gap, KernelRun, Run
 from verify.workers.process import Worker
 
-CPU = Backend(name="interpreter", device="cpu", label="", details="")
+CPU = Interpreter("cpu")
 TARGETS = '''
 import os, signal, sys, time
 import torch, verify

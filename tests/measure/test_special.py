@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import verify
-from verify.backends import Backend
+from verify.backends import Interpreter
 from verify.cases import Case
 from verify.measure.call import run_kernel
 from verify.measure.kernel import measure_kernel
@@ -15,7 +15,7 @@ from verify.records.record import SpecialValue
 from verify.truth import formats
 from verify.truth.ulp import from_bits
 
-CPU = Backend(name="interpreter", device="cpu", label="", details="")
+CPU = Interpreter("cpu")
 F = torch.nn.functional
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import verify
 from tests.measure.test_kernel import only
-from verify.backends import Backend
+from verify.backends import Interpreter
 from verify.measure.counting import tally
 from verify.measure.kernel import measure_kernel
 from verify.measure.result import LimitCheck, check_limit
@@ -25,7 +25,7 @@ from verify.truth.fast import Truth
 from verify.truth.formats import Format, named, torch_dtype
 from verify.truth.ulp import Policy, errors
 
-CPU = Backend(name="interpreter", device="cpu", label="", details="")
+CPU = Interpreter("cpu")
 COUNT = 64
 SIGNS = torch.tensor([1.0, -1.0]).double().repeat(COUNT // 2)
 DRAWN = torch.rand(COUNT, generator=torch.Generator().manual_seed(0)).double()

@@ -240,7 +240,7 @@ def test_exact_arithmetic_reads_from_the_host(monkeypatch: pytest.MonkeyPatch) -
         raise KeyboardInterrupt
 
     monkeypatch.setattr(outcome, "search", search)
-    elsewhere = backends.Backend(name="cuda", device="meta", label="", details="")
+    elsewhere = backends.Cuda("meta")
     monkeypatch.setattr(outcome, "space_of", lambda kernel, dtype, *_, **__: type("S", (), {"dtype": dtype}))
     for dtype in ("float32", "float64"):
         with pytest.raises(KeyboardInterrupt):

@@ -371,7 +371,7 @@ def silu(x):
 
 
 SIZES = Sizes(elements=30, width=30, depth=8)
-PROFILE = engine.Profile("trial", 3, {"interpreter": SIZES, "cuda": SIZES}, fixed=1)
+PROFILE = engine.Profile("trial", 3, {"small": SIZES, "large": SIZES}, fixed=1)
 
 
 def law_of(error: Exception) -> Law:

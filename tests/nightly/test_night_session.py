@@ -13,7 +13,7 @@ import torch
 
 from tests.cli.here import Here
 from tests.report.sample import passing
-from verify import nightly, worker
+from verify import backends, nightly, worker
 from verify.declare.requests import Listed, ListKernels
 from verify.declare.sources import SourceWatch
 from verify.declare.target import Declared, Target
@@ -294,7 +294,7 @@ def test_on_a_gpu_processes_import_the_one_target_while_the_first_lists_it(
 ) -> None:
     """A package that imports for seconds did so in one process after another."""
     begun: list[Any] = []
-    monkeypatch.setattr(session, "GPU_FILE", tmp_path)
+    monkeypatch.setattr(backends.Cuda, "driver", tmp_path)
     monkeypatch.setattr(Pool, "begin", lambda pool, count, ahead: begun.append((count, ahead)))
     worker = Fake({"one": declared("one").run("ok", "")})
     session.run(targets, Session(pool=Pool.of([worker]), by_dtype=True, jobs=8, dtypes=("float32",)), "verify run")
@@ -324,8 +324,7 @@ def test_on_a_gpu_processes_begin_while_the_first_says_what_there_is_to_do(
             return super().ask(request, timeout=timeout)
 
     monkeypatch.setattr(process, "Worker", Slow)
-    for module in (nightly, session):
-        monkeypatch.setattr(module, "GPU_FILE", tmp_path if gpu else tmp_path / "none")
+    monkeypatch.setattr(backends.Cuda, "driver", tmp_path if gpu else tmp_path / "none")
     at_the_end: list[list[int]] = []
 
     def then(night: Night, until: float | None) -> Run:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.sweep import subjects
-from verify.backends import Backend
+from verify.backends import Backend, Interpreter
 from verify.cases import Case
 from verify.declare.declaration import Kernel
 from verify.diagnose.replay import replay
@@ -25,7 +25,7 @@ from verify.sweep.finishing import from_midpoint
 from verify.sweep.scope import shape_of
 from verify.sweep.space import CHUNK, bits_of_key, key_of_value
 
-CPU = Backend("interpreter", "cpu", "CPU", "")
+CPU = Interpreter("cpu")
 FORMATS = {"bfloat16": (7, -126, 127), "float16": (10, -14, 15), "float32": (23, -126, 127)}
 
 

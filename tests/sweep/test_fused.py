@@ -13,7 +13,7 @@ import torch
 
 from tests.sweep import subjects
 from verify import ops
-from verify.backends import Backend
+from verify.backends import Cuda, Interpreter, architecture
 from verify.declare.declaration import Kernel
 from verify.errors import KernelError, TruthError
 from verify.measure.tally import BINS, Tally
@@ -29,9 +29,9 @@ from verify.sweep.table import table_for
 from verify.truth import certificate
 from verify.truth.ulp import Policy
 
-KIND = "cpu" if not torch.cuda.is_available() else certificate.device_kind("cuda")
+KIND = "cpu" if not torch.cuda.is_available() else architecture("cuda")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-HERE = Backend("cuda" if DEVICE == "cuda" else "interpreter", DEVICE, "", "")
+HERE = (Cuda if DEVICE == "cuda" else Interpreter)(DEVICE)
 FUSED, TORCH = f"fused {KIND}", f"torch {KIND}"
 
 

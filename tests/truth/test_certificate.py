@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from verify import ops
+from verify.backends import architecture
 from verify.errors import TruthError, UsageError
 from verify.measure import certify
 from verify.ops import normalize
@@ -220,6 +221,6 @@ def test_distance_of_values_that_are_not_finite() -> None:
         units(0.5, inf)
 
 
-def test_the_device_kind_of_a_cpu_is_cpu() -> None:
-    assert certificate.device_kind(torch.device("cpu")) == "cpu"
-    assert certificate.device_kind("cpu") == "cpu"
+def test_the_architecture_of_a_cpu_is_cpu() -> None:
+    assert architecture(torch.device("cpu")) == "cpu"
+    assert architecture("cpu") == "cpu"

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from verify import worker
+from verify.backends import Cuda
 from verify.errors import UsageError
 from verify.workers.gpus import gpus
 
@@ -54,13 +55,14 @@ def test_triton_is_read_early_where_it_compiles_and_only_there(tmp_path: Path, m
 
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(worker, "GPU_FILE", tmp_path)
+    monkeypatch.setattr(Cuda, "driver", tmp_path)
     assert worker._may_compile(None) and worker._may_compile("cuda") and not worker._may_compile("interpreter")
+    assert not worker._may_compile("cpu")
     for name, value in (("CUDA_VISIBLE_DEVICES", ""), ("CUDA_VISIBLE_DEVICES", "-1"), ("TRITON_INTERPRET", "1")):
         with monkeypatch.context() as changed:
             changed.setenv(name, value)
             assert not worker._may_compile(None), (name, value)
-    monkeypatch.setattr(worker, "GPU_FILE", tmp_path / "none")
+    monkeypatch.setattr(Cuda, "driver", tmp_path / "none")
     assert not worker._may_compile(None)
 
     triton_key.cache_clear()

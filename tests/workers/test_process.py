@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from verify import worker as worker_side
-from verify.backends import Backend
+from verify.backends import Backend, Cuda, Interpreter
 from verify.errors import InternalError, JudgeFailed, KernelError, TruthError, UsageError
 from verify.measure import session
 from verify.measure.requests import Measure
@@ -160,7 +160,7 @@ def test_a_question_about_a_kernel_that_dies_names_it() -> None:
 
 def answered(monkeypatch: pytest.MonkeyPatch, handler: Any, backend: Backend | None = None) -> list[Event]:
     """The events of a worker process that is asked once."""
-    monkeypatch.setattr(worker_side, "_ready", lambda name: backend or Backend("interpreter", "cpu", "", ""))
+    monkeypatch.setattr(worker_side, "_ready", lambda name: backend or Interpreter("cpu"))
     monkeypatch.setitem(worker_side.HANDLERS, CountGpus, handler)
     events: list[Event] = []
     answerer, asked = worker_side.Answerer(None), msgspec.json.encode(CountGpus())
@@ -219,7 +219,7 @@ def test_a_process_whose_gpu_is_lost_says_so(monkeypatch: pytest.MonkeyPatch) ->
     def lost(device: Any = None) -> None:
         raise RuntimeError("an illegal memory access was encountered")
 
-    gpu = Backend("cuda", "cpu", "", "")
+    gpu = Cuda("cpu")
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
     (reply,) = answered(monkeypatch, lambda request, backend, say: 1, gpu)
@@ -242,7 +242,7 @@ def test_every_request_has_a_name_of_its_own_and_says_what_its_reply_is() -> Non
 
 def test_a_request_that_no_worker_knows_is_an_error_of_the_harness() -> None:
     with pytest.raises(InternalError, match="no worker knows this request"):
-        worker_side.answer(b'{"do": "dance"}', Backend("interpreter", "cpu", "", ""), print)
+        worker_side.answer(b'{"do": "dance"}', Interpreter("cpu"), print)
 
 
 # -- what cannot be ended, and what answers for others --------------------------------------------------

@@ -1,121 +1,128 @@
-"""Where kernels run: on the GPU, or on the CPU through a Triton interpreter made faithful.
+"""Where kernels run: on a GPU, on the CPU through a Triton interpreter made faithful, or on the CPU as PyTorch code.
 
->>> backend = select()          # a GPU if there is one, else the interpreter
+>>> backend = select()          # a GPU if there is one, else the interpreter, without Triton the CPU
 >>> activate(backend)           # before the modules with the kernels are imported
 
-A result carries the name of its backend; bounds of one backend say nothing about the other. Importing this
-package imports neither torch nor triton.
+A result carries the name of its backend, and bounds of one backend never apply to another. Importing this package
+imports neither torch nor triton.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import sys
-from dataclasses import dataclass
+from collections.abc import Collection
+from functools import cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
+from verify.backends.backend import NEVER_RUN, Backend
+from verify.backends.cpu import Cpu, Interpreter, told_to_interpret
+from verify.backends.gpu import Cuda, Rocm, Xpu
 from verify.errors import UsageError
 
-__all__ = ["Backend", "activate", "select"]
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoints
 
-_NAMES = ("cuda", "interpreter")
+__all__ = [
+    "BACKENDS",
+    "NEVER_RUN",
+    "Backend",
+    "Cpu",
+    "Cuda",
+    "Interpreter",
+    "activate",
+    "architecture",
+    "gpu_expected",
+    "known",
+    "may_compile",
+    "named",
+    "runs_on",
+    "select",
+]
+
+#: verify's own, in the order in which one is looked for.
+BACKENDS: dict[str, type[Backend]] = {each.name: each for each in (Cuda, Rocm, Xpu, Interpreter, Cpu)}
 
 
-@dataclass(frozen=True)
-class Backend:
-    """A place to run kernels: `device` is where their tensors live, `label` what reports print."""
+def named(name: str) -> type[Backend]:
+    """Returns the backend of a name: one of verify's own, or of an entry point in the group "verify.backends"."""
+    if name in BACKENDS:
+        return BACKENDS[name]
+    if name in (added := _added()).names:
+        found: type[Backend] = added[name].load()
+        return found
+    raise UsageError(f"backend: it is one of {', '.join(known())}; got {name!r}", hint="--backend interpreter")
 
-    name: str
-    device: str
-    label: str
-    details: str
+
+def known() -> list[str]:
+    """Returns the names of all backends, those that packages add too."""
+    return [*BACKENDS, *sorted(_added().names)]
+
+
+@cache
+def _added() -> EntryPoints:
+    from importlib.metadata import entry_points
+
+    return entry_points(group="verify.backends")
 
 
 def select(requested: str | None = None) -> Backend:
-    """The backend asked for by name; by default a GPU if there is one, else the interpreter.
+    """Returns the backend requested by name; by default a GPU if there is one, else the interpreter or the CPU.
 
     TRITON_INTERPRET=1 in the environment is a request for the interpreter.
     """
-    if requested is not None and requested not in _NAMES:
+    if requested is not None:
+        chosen = named(requested)
+    elif told_to_interpret():
+        chosen = Interpreter
+    else:
+        chosen = next(each for each in BACKENDS.values() if not each.lacking())
+        if not chosen.tested:
+            raise UsageError(
+                f"backend: no test of verify has run on {chosen.name}, so it is used only if it is named; "
+                f"this machine has {chosen.here().label}",
+                hint=f"--backend {chosen.name} tries it; --backend interpreter or --backend cpu runs on the CPU",
+            )
+        if chosen is Interpreter and find_spec("triton") is None:
+            chosen = Cpu
+    if told_to_interpret() and chosen.triton != "interpreted":
         raise UsageError(
-            f"backend: it is one of {', '.join(_NAMES)}; got {requested!r}",
-            hint="--backend interpreter",
-        )
-    if requested == "cuda" and _interpreting():
-        raise UsageError(
-            "backend: 'cuda' compiles kernels, but TRITON_INTERPRET=1 makes Triton interpret them",
+            f"backend: {chosen.name!r} interprets no kernels, but TRITON_INTERPRET=1 makes Triton interpret them",
             hint="unset TRITON_INTERPRET",
         )
-    if requested == "interpreter" or (requested is None and _interpreting()):
-        return _interpreter()
-    import torch
-
-    if torch.cuda.is_available():
-        index = torch.cuda.current_device()
-        name = torch.cuda.get_device_name(index)
-        major, minor = torch.cuda.get_device_capability(index)
-        return Backend(
-            name="cuda",
-            device=f"cuda:{index}",
-            label=f"{name} (sm_{major}{minor})",
-            details=f"compiled kernels on {name}, CUDA {torch.version.cuda}",
-        )
-    if requested == "cuda":
+    if reason := chosen.lacking():
         raise UsageError(
-            "backend: 'cuda' needs a GPU that torch can use; torch.cuda.is_available() is False",
-            hint="--backend interpreter runs Triton kernels on the CPU; verify doctor says what is missing",
+            f"backend: {chosen.name!r} {reason}",
+            hint="--backend interpreter runs Triton kernels on the CPU, --backend cpu PyTorch code; "
+            "verify doctor says what is missing",
         )
-    return _interpreter()
+    return chosen.here()
 
 
 def activate(backend: Backend) -> None:
-    """Prepare the process for a backend; call it before the kernels are imported. Idempotent."""
-    if importlib.util.find_spec("triton") is None:
-        raise UsageError(
-            "kernels run on Triton, compiled for a GPU or interpreted on a CPU, and triton is not installed here",
-            hint="pip install triton  (verify doctor says what else is missing)",
-        )
-    if backend.name == "cuda":
-        if _triton_interprets():
-            raise UsageError(
-                "backend: 'cuda' compiles kernels; got a process whose Triton was imported to interpret them",
-                hint="unset TRITON_INTERPRET and start a new process",
-            )
-        return
-    if _triton_interprets() is False:
-        raise UsageError(
-            "backend: 'interpreter' must be active before Triton is imported; "
-            "Triton is already imported in this process, to compile",
-            hint="TRITON_INTERPRET=1 in the environment, or activate the backend before importing kernels",
-        )
-    os.environ["TRITON_INTERPRET"] = "1"
-    from verify.backends.interpreter.install import install
-
-    install()
+    """Prepares the process for a backend; call it before the kernels are imported. Idempotent."""
+    backend.activate()
 
 
-def _interpreter() -> Backend:
-    return Backend(
-        name="interpreter",
-        device="cpu",
-        label="CPU (Triton interpreter)",
-        details=(
-            "Triton kernels through the faithful interpreter: casts, fma, min/max, bfloat16 arithmetic and "
-            "libdevice's exact functions as on sm_90; approximations (exp2, erf, tanh, division) correctly "
-            "rounded; a * b + c is never fused"
-        ),
-    )
+def architecture(device: Any) -> str:
+    """Returns what decides the bits of torch's functions on a device: "cpu", "sm_90", "gfx90a" and the like."""
+    import torch
+
+    kind = torch.device(device).type
+    driven = {"cuda": Rocm if torch.version.hip else Cuda, "xpu": Xpu}.get(kind)
+    return kind if driven is None else driven.architecture(device)
 
 
-def _interpreting() -> bool:
-    """Whether the environment asks Triton to interpret, by Triton's own reading of the variable."""
-    return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "y", "yes")
+def runs_on(declared: Collection[str], name: str) -> bool:
+    """Returns True if a kernel that is declared for some backends runs on one; without any it runs on all."""
+    return not declared or name in declared
 
 
-def _triton_interprets() -> bool | None:
-    """How the Triton of this process was imported: to interpret, to compile, or not yet (None)."""
-    standard = sys.modules.get("triton.language.standard")
-    if standard is None:
-        return None
-    # Triton decides for its own library functions when it is imported, and not again.
-    return type(standard.sum).__name__ == "InterpretedFunction"
+def may_compile(requested: str | None) -> bool:
+    """Returns True if Triton, should it be imported, is to compile kernels."""
+    return "TRITON_INTERPRET" not in os.environ and (requested is None or named(requested).triton == "compiled")
+
+
+def gpu_expected() -> bool:
+    """Returns True if the driver of a GPU is loaded, as far as that is known without torch."""
+    return any(each.driver is not None and each.driver.exists() for each in BACKENDS.values())

@@ -19,6 +19,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from verify.backends import architecture
+from verify.backends.cpu import triton_interprets
+
 ABSENT = "absent"
 #: A measurement: what was seen, or why nothing was.
 Seen = bool | str
@@ -113,10 +116,9 @@ def _torch_flushes(device: str) -> tuple[Seen, Seen]:
 def _triton_flushes(device: str) -> tuple[Seen, Seen]:
     import torch
 
-    from verify.backends import _triton_interprets
-
-    if not device.startswith("cuda") and not _triton_interprets():
-        reason = f"{ABSENT}: Triton compiles in this process and {device} is not a GPU"
+    if not device.startswith("cuda") and not triton_interprets():
+        how = "Triton is not imported" if triton_interprets() is None else "Triton compiles"
+        reason = f"{ABSENT}: {how} in this process and {device} is not a GPU"
         return reason, reason
     from verify.backends.probe_kernel import multiply
 
@@ -181,8 +183,7 @@ def _gpu(device: str, what: str) -> str | None:
     where = torch.device(device if device.startswith("cuda") else "cuda")
     if what == "name":
         return str(torch.cuda.get_device_name(where))
-    major, minor = torch.cuda.get_device_capability(where)
-    return f"sm_{major}{minor}"
+    return architecture(where)
 
 
 def _driver(loaded: Path = Path("/proc/driver/nvidia/version")) -> str | None:

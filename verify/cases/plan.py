@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from verify import backends
 from verify.cases import Case, case_of, counter
 from verify.cases.sizes import REACHES, Reach, fitted, long_sizes, sizes_of
 from verify.cases.values import MATRIX_REGIMES, ROW_REGIMES
@@ -77,7 +78,7 @@ class Effort:
 
 
 EFFORTS = {
-    "interpreter": Effort(
+    "small": Effort(
         elements=1 << 18,
         float64_elements=1 << 12,
         narrow=(1, 3, 2, 5),
@@ -91,7 +92,7 @@ EFFORTS = {
     ),
     # what an exact verdict costs grows with the width, on a GPU as without one: a middle width serves every regime, and
     # blocks that a row fills or leaves almost half empty take turns
-    "cuda": Effort(
+    "large": Effort(
         elements=1 << 20,
         float64_elements=1 << 13,
         narrow=(1, 3, 2, 5),
@@ -113,8 +114,8 @@ def plan(kernel: Kernel, dtype: str, backend: str, seed: int, *, rows_of: str = 
 
     `rows_of` names another backend for sums over many rows: what a GPU adds in no time takes the interpreter hours.
     """
-    groups = kernel.op.geometry.of(_GROUPS)(kernel, dtype, backend, seed)
-    return [*groups, *_summed(kernel, dtype, EFFORTS[rows_of or backend], seed)]
+    groups = kernel.op.geometry.of(_GROUPS)(kernel, dtype, backends.named(backend).scale, seed)
+    return [*groups, *_summed(kernel, dtype, EFFORTS[backends.named(rows_of or backend).scale], seed)]
 
 
 def pinned(kernel: Kernel, dtype: str, cases: Sequence[Case]) -> list[Group]:
@@ -135,7 +136,7 @@ def _case(kernel: Kernel, dtype: str, seed: int, **fields: object) -> Case:
     return msgspec.structs.replace(made, dims=fitted(kernel, made.dims), largest=largest)
 
 
-def _elementwise(kernel: Kernel, dtype: str, backend: str, seed: int) -> list[Group]:
+def _elementwise(kernel: Kernel, dtype: str, scale: Scale, seed: int) -> list[Group]:
     fmt = named(dtype)
     gradients = bool(kernel.differentiable)
     if fmt.bits <= 16 and kernel.op.is_unary:
@@ -153,7 +154,7 @@ def _elementwise(kernel: Kernel, dtype: str, backend: str, seed: int) -> list[Gr
             weighted = _case(kernel, dtype, seed, dims=(1 << 14,), fill="mixed", upstream="normal")
             groups.append(Group((weighted,), label=" (random dy)", only_gradients=True))
         return groups
-    effort = EFFORTS[backend]
+    effort = EFFORTS[scale]
     count = effort.float64_elements if fmt.name == "float64" else effort.elements
     # Drawn by what is measured, not by the seed, so that figures of two seeds compare: a kernel that is right for as
     # many elements as any effort names is wrong for some here.
@@ -163,9 +164,9 @@ def _elementwise(kernel: Kernel, dtype: str, backend: str, seed: int) -> list[Gr
     return [Group((_case(kernel, dtype, seed, dims=dims, fill="mixed", upstream=upstream),))]
 
 
-def _rowwise(kernel: Kernel, dtype: str, backend: str, seed: int) -> list[Group]:
+def _rowwise(kernel: Kernel, dtype: str, scale: Scale, seed: int) -> list[Group]:
     """Every row regime at a narrow and a middle width, in turn at a wide one, some at the longest."""
-    effort = EFFORTS[backend]
+    effort = EFFORTS[scale]
     upstream = "normal" if kernel.differentiable else ""
     cases = []
     for place, recipe in enumerate(ROW_REGIMES):
@@ -181,13 +182,13 @@ def _rowwise(kernel: Kernel, dtype: str, backend: str, seed: int) -> list[Group]
     return [Group(tuple(cases))]
 
 
-def _graph(kernel: Kernel, dtype: str, backend: str, seed: int) -> list[Group]:
+def _graph(kernel: Kernel, dtype: str, scale: Scale, seed: int) -> list[Group]:
     """Every row regime at a small or a larger set of sizes, ordinary values at both and where one dimension is long.
 
     Each example has all regimes.
     """
     upstream = "normal" if kernel.differentiable else ""
-    most = 64 if dtype == "float64" else EFFORTS[backend].graph_elements
+    most = 64 if dtype == "float64" else EFFORTS[scale].graph_elements
     sizes = sizes_of(kernel.op, most)
     small = _few(sizes[: max(1, len(sizes) // 2)])
     larger = _few(sizes[1:2] + sizes[len(sizes) // 2 :])
@@ -199,7 +200,7 @@ def _graph(kernel: Kernel, dtype: str, backend: str, seed: int) -> list[Group]:
         if kernel.op.geometry.examples:
             some = list(sizes)
         chosen += [(dims, recipe) for dims in some]
-    chosen += [(dims, ROW_REGIMES[0]) for dims in long_dims(kernel, dtype, REACHES[backend])]
+    chosen += [(dims, ROW_REGIMES[0]) for dims in long_dims(kernel, dtype, REACHES[scale])]
     cases = (
         _case(kernel, dtype, seed, dims=dims, fill=recipe, upstream=upstream, regime=recipe)
         for dims, recipe in dict.fromkeys(chosen)
@@ -223,8 +224,8 @@ def _few(sizes: Sequence[tuple[int, ...]]) -> Sequence[tuple[int, ...]]:
     return [sizes[place * (len(sizes) - 1) // (FEW - 1)] for place in range(FEW)] if len(sizes) > FEW else sizes
 
 
-def _contraction(kernel: Kernel, dtype: str, backend: str, seed: int) -> list[Group]:
-    effort = EFFORTS[backend]
+def _contraction(kernel: Kernel, dtype: str, scale: Scale, seed: int) -> list[Group]:
+    effort = EFFORTS[scale]
     upstream = "normal" if kernel.differentiable else ""
     cases = []
     for place, recipe in enumerate(MATRIX_REGIMES):

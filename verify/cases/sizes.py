@@ -42,8 +42,8 @@ class Reach:
 
 # Triton's interpreter takes milliseconds for each program that is launched. A run asks for exact values, each of which
 # takes 0.1 s where it is a sum of 65,537 terms; a law is content with an enclosure of 2^21 elements in 0.1 s.
-REACHES = {"interpreter": Reach(1 << 19, 257, 4097), "cuda": Reach(1 << 23, 1 << 17, 1 << 17)}
-REACHES_OF_LAWS = {"interpreter": Reach(5 << 19, 257, 1 << 17), "cuda": Reach(1 << 25, 1 << 17, 1 << 17)}
+REACHES = {"small": Reach(1 << 19, 257, 4097), "large": Reach(1 << 23, 1 << 17, 1 << 17)}
+REACHES_OF_LAWS = {"small": Reach(5 << 19, 257, 1 << 17), "large": Reach(1 << 25, 1 << 17, 1 << 17)}
 _long: dict[tuple[str, Reach], dict[str, tuple[Dims, ...]]] = {}
 
 

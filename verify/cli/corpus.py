@@ -206,5 +206,5 @@ def _corpus(request: Request[list[Entry]]) -> list[Entry]:
     """Cases are read in a worker: this process never imports torch."""
     from verify.workers.process import START_SECONDS, Worker, ask_about
 
-    with Worker("interpreter") as worker:
+    with Worker("cpu") as worker:
         return ask_about(worker, request, "the corpus", timeout=START_SECONDS)

@@ -38,18 +38,21 @@ _PACKAGES = (
     ("pytest", "tries laws as tests", "pip install pytest"),
     ("distributed", "spreads work over a Dask cluster", "pip install distributed"),
 )
-_NEEDED = ("torch", "triton", "flint")
+_NEEDED = ("torch", "flint")
 
 
 def main(options: argparse.Namespace) -> int:
     """Examine; exit 3 when something needed is missing."""
     import msgspec
 
+    from verify import backends
     from verify.workers.process import START_SECONDS, Worker
     from verify.workers.requests import Environment
 
+    wants_triton = backends.named(options.backend).triton if options.backend else backends.gpu_expected()
+    needed = (*_NEEDED, "triton") if wants_triton else _NEEDED
     missing = [
-        {"name": name, "why": why, "how": how, "needed": name in _NEEDED}
+        {"name": name, "why": why, "how": how, "needed": name in needed}
         for name, why, how in _PACKAGES
         if importlib.util.find_spec(name) is None
     ]
@@ -63,22 +66,28 @@ def main(options: argparse.Namespace) -> int:
     if not broken:
         with Worker(options.backend) as worker:
             about = msgspec.to_builtins(worker.ask(Environment(), timeout=START_SECONDS))
+    about["never_run"] = [name for name, each in backends.BACKENDS.items() if not each.tested]
     sinks.deliver_data(options, lambda: {**about, "missing": missing}, lambda: sinks.lines(*_lines(about, missing)))
     return exits.INCOMPLETE if broken else exits.PASS
 
 
 def _lines(about: dict[str, Any], missing: list[dict[str, Any]]) -> list[str]:
+    from verify import backends
+
     lines = [f"backend   {about['backend'] or 'none'}" + (f" on {about['device']}" if about["backend"] else "")]
     for name, value in about.get("environment", {}).items():
         if isinstance(value, dict):
             lines += [name, *(f"    {key:<34} {item}" for key, item in value.items())]
         else:
             lines.append(f"{name:<9} {value}")
+    lines.append(f"never run  {', '.join(about['never_run'])}: {backends.NEVER_RUN}")
     for item in missing:
         mark = "MISSING " if item["needed"] else "optional"
         lines.append(f"{mark}  {item['name']}: {item['why']}. Get it: {item['how']}")
-    if about["backend"] == "interpreter":
+    if about["backend"] == backends.Interpreter.name:
         lines.append("No GPU: kernels run on the Triton interpreter, and results are labelled so.")
+    if about["backend"] == backends.Cpu.name:
+        lines.append("PyTorch code runs on the CPU, and results are labelled so. Triton kernels need triton or a GPU.")
     needed = [item["how"] for item in missing if item["needed"]]
     if needed:
         return lines + sinks.ending("incomplete: something needed is missing", needed[0])

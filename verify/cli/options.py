@@ -97,8 +97,8 @@ _CHOICES: dict[str, dict[str, Any]] = {
 }
 _SHARED: dict[str, dict[str, Any]] = {
     "--backend": {
-        "choices": ("cuda", "interpreter"),
-        "help": "where kernels run (default: cuda if there is a GPU, else Triton's interpreter)",
+        "metavar": "NAME",
+        "help": "where kernels run: cuda, interpreter (Triton's) or cpu (PyTorch code only); default: the first here",
     },
     "--jobs": {
         "type": count,

@@ -34,6 +34,7 @@ def add(commands: Any) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Run the tools; 1 when one of them finds something, 3 when one of them could not say."""
+    from verify.backends import named, runs_on
     from verify.declare import config
     from verify.declare.requests import declared_by
     from verify.diagnose import sanitize
@@ -45,14 +46,15 @@ def main(options: argparse.Namespace) -> int:
         return _cannot("compute-sanitizer is not on the path, nor under CUDA_HOME or /usr/local/cuda")
     targets = given.targets(options, config.find())
     with Worker() as worker:
-        if worker.ask(Environment(), timeout=START_SECONDS).backend != "cuda":
+        backend = worker.ask(Environment(), timeout=START_SECONDS).backend
+        if not named(backend).sanitizer:
             return _cannot("this machine has no GPU that PyTorch can use")
         kernels = [kernel for target in targets for kernel in declared_by(worker, target)]
     tools = sanitize.TOOLS if options.tool == "all" else (options.tool,)
     progress = screen.Progress()
     outcomes = []
     for kernel in kernels:
-        if "cuda" not in kernel.backends or (options.dtype and not set(options.dtype) & set(kernel.dtypes)):
+        if not runs_on(kernel.backends, backend) or (options.dtype and not set(options.dtype) & set(kernel.dtypes)):
             continue
         for tool in tools:
             progress(f"{kernel.name}: {tool}")

@@ -57,10 +57,10 @@ def _lines(reply: Tried) -> list[str]:
     width = max(len(trial.law) for trial in trials)
     lines = [f"{'law':<{width}}  {'seeded bug':<31}  {'result':<22}  assert_close"]
     for trial in trials:
-        kill = kills[trial.bug]
+        kill = kills.get(trial.bug)
         result = f"killed, case {trial.cases}" if trial.fate == "killed" else trial.fate
-        close = "sees it" if kill.assert_close else "blind"
-        lines.append(f"{trial.law:<{width}}  {trial.bug:<31}  {result:<22}  {close}")
+        close = "" if kill is None else "sees it" if kill.assert_close else "blind"
+        lines.append(f"{trial.law:<{width}}  {trial.bug:<31}  {result:<22}  {close}".rstrip())
         if trial.fate == "not tried":
             lines.append(f"{'':<{width}}  {trial.message}")
         if trial.alarm:

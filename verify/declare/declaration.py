@@ -23,6 +23,7 @@ from typing import Any, Literal, get_type_hints
 import msgspec
 
 from verify import ops
+from verify.backends import known
 from verify.declare import promises
 from verify.declare.writing import functional
 from verify.errors import UsageError
@@ -34,7 +35,6 @@ from verify.truth.formats import FORMATS, named, torch_dtype
 from verify.truth.ulp import Policy
 
 LAYOUTS = ("any", "contiguous")
-BACKENDS = ("cuda", "interpreter")
 DEFAULT_DTYPES = ("float32", "bfloat16", "float16")
 
 # by module and function, the lines where a kernel of that name is declared: of two the module has only the second left
@@ -59,7 +59,7 @@ class Kernel:
     layouts: Literal["any", "contiguous"]
     gradients: tuple[str, ...] | Literal["auto"]
     max_ulp: Mapping[str, float]
-    backends: tuple[str, ...]
+    backends: tuple[str, ...]  # where it can run; everywhere if empty
     peer: bool
     policy: Policy
     module: str
@@ -231,7 +231,7 @@ def kernel(
     accumulate: Literal["float32", "tf32"] = "float32",
     intermediate: Literal["", "eager", "float32"] = "",
     vacuous: Mapping[str, str] | None = None,
-    backends: Iterable[str] = BACKENDS,
+    backends: Iterable[str] | None = None,
     peer: bool = False,
     policy: Policy | None = None,
     name: str | None = None,
@@ -274,7 +274,7 @@ def kernel(
     max_bias: the mean error away from zero beyond which a result is wrong, in ULP (of a program: in units of what its
         noise explains); one number, or one per result. Without it the bias is only reported.
     vacuous: results whose limit trivial answers would keep, and why that is accepted, {"dx": "saturated"}.
-    backends: where it can run; elsewhere it is skipped and the reason reported.
+    backends: where it can run, such as "cuda"; without it everywhere. Elsewhere it is skipped and the reason reported.
     peer: measured and shown for comparison, never judged (PyTorch's own kernel, a competitor).
     policy: what counts as an error where IEEE leaves room, see `verify.Policy`.
     requires: packages that the function imports; where one is not installed the kernel is skipped and says so.
@@ -369,7 +369,7 @@ def kernel(
             where="" if like is not None or not where else _where(about, definition, where),
             refuses=bool(refuses),
             class_limits={dtype: each for dtype, each in limits.items() if len(set(each.values())) > 1},
-            backends=promises.strings(about, "backends", backends, BACKENDS),
+            backends=promises.strings(about, "backends", backends, known()) if backends is not None else (),
             peer=bool(peer),
             policy=policy or Policy(),
             module=module,

@@ -27,7 +27,7 @@ RECOMPILATIONS = 64  # a row-wise op meets many widths; beyond torch's own limit
 
 def label(device: str) -> str:
     """The PyTorch that stands in: its version, and on a CPU the instruction set that it picked its code by."""
-    picked = "" if device.startswith("cuda") else f" ({torch.backends.cpu.get_cpu_capability()})"
+    picked = "" if device != "cpu" else f" ({torch.backends.cpu.get_cpu_capability()})"
     return f"torch {torch.__version__}{picked}"
 
 
@@ -127,8 +127,8 @@ def _compiled(baseline: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-# torch.compile on a CPU makes C++ code: another compiler than the one that is asked about
+# not on the interpreter: torch.compile makes C++ code there, by another compiler than the one that is asked about
 _FORMS: dict[str, tuple[Callable[..., Any], str, tuple[str, ...]]] = {
-    "eager": (_eager, "PyTorch eager, for comparison.", ("cuda", "interpreter")),
-    "compile": (_compiled, "torch.compile of PyTorch's formula, for comparison.", ("cuda",)),
+    "eager": (_eager, "PyTorch eager, for comparison.", ()),
+    "compile": (_compiled, "torch.compile of PyTorch's formula, for comparison.", ("cuda", "cpu")),
 }

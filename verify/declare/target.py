@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from verify.backends import runs_on
 from verify.errors import UsageError
 from verify.records.record import KernelRun, Status
 
@@ -119,6 +120,6 @@ class Declared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Why `this` (run, hunt) on a backend leaves it out; empty where it can run."""
         if missing := self.missing():
             return missing
-        if backend not in self.backends:
+        if not runs_on(self.backends, backend):
             return f"declared for {', '.join(self.backends)}; this {this} is on {backend}"
         return ""

@@ -249,7 +249,7 @@ class _Probe:
     def _sizes(self, dtype: str) -> None:
         conditions = []
         contraction = self.kernel.op.geometry.multiplies
-        widths: tuple[int, ...] = WIDTHS if self.backend.name != "cuda" or contraction else WIDTHS + WIDER
+        widths: tuple[int, ...] = WIDTHS if self.backend.scale == "small" or contraction else WIDTHS + WIDER
         widths = tuple(width for width in widths if not contraction or width <= 1024)
         plain = self.plain
         for place, name in enumerate(("m", "k", "n") if contraction else ("m", "n")):

@@ -95,7 +95,7 @@ def _figure(found: Replay) -> str:
 
 
 def _device_name(backend: Backend) -> str:
-    return torch.cuda.get_device_name() if backend.name == "cuda" else "CPU"
+    return backend.label.rpartition(" (")[0] or "CPU"
 
 
 def _imports(kernel: Kernel, backend: Backend, source: str) -> str:
@@ -120,7 +120,7 @@ def _device(backend: Backend, source: str) -> str:
 def _interprets(backend: Backend, source: str) -> bool:
     """Whether the kernel may be Triton code that has to be interpreted."""
     used = _modules(source)
-    return backend.name == "interpreter" and ("triton" in used or bool(used - _KNOWN))
+    return backend.triton == "interpreted" and ("triton" in used or bool(used - _KNOWN))
 
 
 def _modules(source: str) -> set[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from verify.backends import Backend
+from verify.backends import Backend, architecture
 from verify.cases.fingerprint import fingerprint
 from verify.declare.declaration import Kernel
 from verify.hunt.finds import Find, confirm
@@ -60,7 +60,7 @@ def hunt(
         # exact arithmetic reads element by element: each would be waited for, and longer where processes share a GPU
         device="cpu" if space.dtype == "float64" else backend.device,
         kernel_device=backend.device,
-        population=population or population_of(space, backend.name),
+        population=population or population_of(space, backend.scale),
         watch=watch,
         stop=stop,
     )
@@ -93,7 +93,7 @@ def _result(space: SearchSpace, settings: Settings, found: Searched, finds: list
         "exact"
         if space.fmt.name == "float64"
         else certificate.units_for(
-            kernel.op.name, kernel.op.resolve(kernel.params), space.result, certificate.device_kind(backend.device)
+            kernel.op.name, kernel.op.resolve(kernel.params), space.result, architecture(backend.device)
         )[1]
     )
     meaning = f" {kernel.op.meaning.identity(space.unit.dims)}" if kernel.op.meaning else ""

@@ -30,10 +30,10 @@ CLIMB, CLIMB_CHANGING = 4, 1  # generations until a climb begins: with fresh can
 POOL = 1 << 12  # candidates that are kept as parents
 ELITE = 16  # candidates that are judged exactly at the end
 
-# numbers of the largest operand in one call, by backend
-_NUMBERS = {"cuda": 1 << 22, "interpreter": 1 << 13}
-_NUMBERS_OF_FUNCTION = {"cuda": 1 << 18, "interpreter": 1 << 12}  # its truth has many steps
-_EXACT = {"cuda": 1 << 11, "interpreter": 1 << 9}  # of a float64 call: each is evaluated exactly
+# numbers of the largest operand in one call, by the scale of the backend
+_NUMBERS = {"large": 1 << 22, "small": 1 << 13}
+_NUMBERS_OF_FUNCTION = {"large": 1 << 18, "small": 1 << 12}  # its truth has many steps
+_EXACT = {"large": 1 << 11, "small": 1 << 9}  # of a float64 call: each is evaluated exactly
 _CALLS = 8  # of a generation, where each candidate has one
 
 
@@ -68,14 +68,14 @@ class Searched:
     stopped: str  # why it ended: "" when the budget was spent
 
 
-def population_of(space: SearchSpace, backend: str) -> int:
+def population_of(space: SearchSpace, scale: str) -> int:
     """How many candidates one call has."""
     if space.alone:
         return _CALLS
     numbers = (
         _EXACT if space.dtype == "float64" else _NUMBERS_OF_FUNCTION if space.kernel.op.geometry.named else _NUMBERS
     )
-    return max(2, numbers[backend] // max(variable.size for variable in space.variables))
+    return max(2, numbers[scale] // max(variable.size for variable in space.variables))
 
 
 class Pool:

@@ -28,7 +28,7 @@ Dims = tuple[int, ...]
 WIDTH = 128  # of the rows and dot products that are searched
 WIDTH_FLOAT64 = 16  # judged element by element in exact arithmetic
 WIDTH_SUMS = PERIOD = 16  # columns of a sum over rows, and rows of it that differ
-_MOST_ROWS = {"cpu": 257, "cuda": 65_537}  # an interpreted kernel takes milliseconds for each row
+_MOST_ROWS, _MOST_ROWS_CPU = 65_537, 257  # an interpreted kernel takes milliseconds for each row
 _TRIED = 2_000  # sizes among which one is chosen, the plainest first
 
 
@@ -80,7 +80,7 @@ def _sum_of_rows(kernel: Kernel, dtype: str, result: str, device: str, width: in
         raise UsageError(
             f"--width is at most {LIMIT // PERIOD:,} for {result}: a case spells out {PERIOD} rows; received {width:,}"
         )
-    most = _MOST_ROWS["cpu" if dtype == "float64" else torch.device(device).type]
+    most = _MOST_ROWS_CPU if dtype == "float64" or device == "cpu" else _MOST_ROWS
     dims = kernel.op.geometry.dims_of(PERIOD, width, WIDTH_SUMS)
     return Unit(dims, None, most_rows=most, what=f"sums over rows of {width}")
 

@@ -82,7 +82,7 @@ def _examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
 
 def _long(subject: Subject) -> tuple[Case, ...]:
     """Long cases: one element more than blocks hold, and each named dimension of a PyTorch function alone."""
-    kernel, reach = subject.kernel, REACHES_OF_LAWS[subject.backend.name]
+    kernel, reach = subject.kernel, REACHES_OF_LAWS[subject.backend.scale]
     if subject.sizes.elements < _LONG_FROM or (subject.dtype == "float64" and len(kernel.dtypes) > 1):
         return ()
     long: tuple[tuple[int, ...], ...] = _ONE_MORE if kernel.op.geometry.by_element else ()

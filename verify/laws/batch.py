@@ -41,7 +41,7 @@ _DEPTHS = (3, 16, 65, 300)
 def _space(subject: Subject) -> CaseSpace:
     shapes: list[tuple[int, ...]]
     if subject.kernel.op.geometry.named:
-        op, reach = subject.kernel.op, REACHES_OF_LAWS[subject.backend.name]
+        op, reach = subject.kernel.op, REACHES_OF_LAWS[subject.backend.scale]
         shapes = [*sizes_of(op, 512)[:3], *(dims for some in long_sizes(op, reach).values() for dims in some[1:2])]
         return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=shapes, upstream=EITHER_PATH)
     widths = [width for width in _WIDTHS if width <= subject.sizes.width]

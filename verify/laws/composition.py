@@ -87,7 +87,7 @@ def _check_compiled(subject: Subject, case: Case) -> None:
         for each, call in tried:
             expected = run_kernel(kernel, each, device).results
             try:
-                with untraced() if subject.backend.name == "interpreter" else nullcontext():
+                with untraced() if subject.backend.triton == "interpreted" else nullcontext():
                     got = run_kernel(compiled, each, device).results
             except KernelError as error:
                 raise Broken("the kernel fails under torch.compile", case, {"raised": str(error)}) from error

@@ -72,7 +72,7 @@ def _check(subject: Subject, case: Case) -> None:
         tuned = run_kernel(kernel, case, subject.backend.device)
     found = [each for each in found if each.configs]
     for each in found:
-        for config in _configurations(each, subject.backend.name == "cuda"):
+        for config in _configurations(each, subject.backend.triton == "compiled"):
             got = _run(subject, case, found, each, config)
             if got is None:
                 continue

@@ -13,6 +13,7 @@ Operands lie between guard bands, so that a kernel which takes them after all re
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -116,6 +117,9 @@ def _no_launch_without_memory() -> Iterator[None]:
 
     That is an illegal access, after which the process can use its GPU no more: it would be the end of all other tests.
     """
+    if "triton" not in sys.modules:  # then nothing launches one
+        yield
+        return
     from triton.runtime.jit import JITFunction
 
     original = JITFunction.run

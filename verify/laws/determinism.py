@@ -125,7 +125,7 @@ def _examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
 
 
 def _has_time(subject: Subject) -> bool:
-    return subject.backend.name == "cuda" or subject.dtype == subject.kernel.dtypes[0]
+    return subject.backend.scale == "large" or subject.dtype == subject.kernel.dtypes[0]
 
 
 LAWS: Sequence[Law] = (

@@ -44,7 +44,7 @@ def _space(subject: Subject) -> CaseSpace:
 
 
 def _on_gpu(subject: Subject) -> str | None:
-    return None if subject.backend.name == "cuda" else "needs a CUDA device"
+    return None if subject.backend.streams else "needs a CUDA device"
 
 
 def _other_device(subject: Subject) -> str | None:

@@ -60,10 +60,10 @@ _ALL_CPU = Sizes(elements=1 << 16, width=1 << 13, depth=1024, many_rows=70_000, 
 _ALL_GPU = Sizes(elements=1 << 24, width=1 << 16, depth=8192, rows=65_534, many_rows=200_000, every_pattern=True)
 PROFILES = {
     # the first fixed cases only: in the edit loop an answer must come at once
-    "quick": Profile("quick", EXAMPLES["quick"], {"interpreter": _SMALL, "cuda": _CUDA}, fixed=12),
-    "ci": Profile("ci", EXAMPLES["ci"], {"interpreter": _CPU, "cuda": _CUDA}),
-    "nightly": Profile("nightly", EXAMPLES["nightly"], {"interpreter": _CPU, "cuda": _GPU}),
-    "exhaustive": Profile("exhaustive", EXAMPLES["exhaustive"], {"interpreter": _ALL_CPU, "cuda": _ALL_GPU}),
+    "quick": Profile("quick", EXAMPLES["quick"], {"small": _SMALL, "large": _CUDA}, fixed=12),
+    "ci": Profile("ci", EXAMPLES["ci"], {"small": _CPU, "large": _CUDA}),
+    "nightly": Profile("nightly", EXAMPLES["nightly"], {"small": _CPU, "large": _GPU}),
+    "exhaustive": Profile("exhaustive", EXAMPLES["exhaustive"], {"small": _ALL_CPU, "large": _ALL_GPU}),
 }
 SEEDED_BY_DATE = ("nightly", "exhaustive")
 
@@ -154,7 +154,7 @@ def run_law(
     `memory` nothing is read from or left for another run: the same call gives the same answer. `shrink` makes a broken
     case smaller than Hypothesis can, which sees no elements.
     """
-    subject = Subject(kernel, dtype, backend, profile.sizes[backend.name], target_name)
+    subject = Subject(kernel, dtype, backend, profile.sizes[backend.scale], target_name)
     reason = law.reason(subject)
     if reason is not None:
         return LawRun(law=law.name, dtype=dtype, status="skipped", cases=0, message=reason)

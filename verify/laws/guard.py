@@ -146,7 +146,7 @@ class Guard(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
             return tensor, None
         device = device or tensor.device
-        if tensor.numel() == 0 or device.type not in ("cpu", "cuda"):
+        if tensor.numel() == 0 or device.type == "meta":
             return tensor, None
         width = tensor.element_size()
         extent = _extent(tensor) * width
@@ -286,7 +286,7 @@ def _describe(block: Block, wrong: Tensor) -> str:
 
 
 def _address(tensor: Tensor) -> int:
-    if tensor.layout is not torch.strided or tensor.device.type not in ("cpu", "cuda"):
+    if tensor.layout is not torch.strided or tensor.is_meta:
         return id(tensor)
     return tensor.untyped_storage().data_ptr()
 

@@ -125,7 +125,7 @@ def _some_rows(subject: Subject) -> list[Dims]:
     """
     geometry, counts = subject.kernel.op.geometry, row_counts(subject.sizes.rows)
     if geometry.by_element:
-        effort = EFFORTS[subject.backend.name]
+        effort = EFFORTS[subject.backend.scale]
         judged = effort.float64_elements if subject.dtype == "float64" else effort.elements
         counts = tuple(judged // 3 + more for more in row_counts(judged // 9)[-8:])
     return [geometry.dims_of(count, 3, 5) for count in counts]
@@ -145,7 +145,7 @@ def _summed(subject: Subject) -> list[Dims]:
 
 def _rows_of_graph(subject: Subject) -> list[Dims]:
     """The most indices of each dimension that the law of accuracy leaves out because each may be a program."""
-    reach = REACHES_OF_LAWS[subject.backend.name]
+    reach = REACHES_OF_LAWS[subject.backend.scale]
     more = replace(reach, rows=max(4097, reach.rows)) if subject.sizes.rows > _FEW_ROWS else reach
     known = long_sizes(subject.kernel.op, reach)
     found = [some[-1] for name, some in long_sizes(subject.kernel.op, more).items() if some[-1:] != known[name][-1:]]

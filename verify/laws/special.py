@@ -55,7 +55,7 @@ _DIMS: ByGeometry[Shapes] = ByGeometry(
 def _space(subject: Subject) -> CaseSpace:
     geometry = subject.kernel.op.geometry
     if geometry.named:
-        op, reach = subject.kernel.op, REACHES_OF_LAWS[subject.backend.name]
+        op, reach = subject.kernel.op, REACHES_OF_LAWS[subject.backend.scale]
         shapes = [*sizes_of(op, 512)[:4], *(dims for some in long_sizes(op, reach).values() for dims in some[1:3])]
         return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=shapes, fill=("randn",), upstream=("",))
     return space(

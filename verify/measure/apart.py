@@ -39,7 +39,6 @@ from verify.measure.state import State
 from verify.records.record import RESULT_STATUSES, UNPROVEN, Gap, KernelRun, Printed, SideEffect
 from verify.workers.calls import AskKernel, receive, send
 from verify.workers.fork_server import Fork, ForkServer, flush
-from verify.workers.gpus import told_to_interpret
 from verify.workers.phases import phase
 from verify.workers.requests import (
     Died,
@@ -63,11 +62,10 @@ CHANGED = "it must leave the process as it was"
 
 @dataclass(frozen=True)
 class RequestHandler:
-    """How requests are answered in whatever process: read, done, and whether the process can go on afterwards."""
+    """Reads and answers requests, in whatever process."""
 
     read: Callable[[bytes | msgspec.Raw], Any]
     answer: Callable[[Any, Backend, OnProgress], Any]
-    usable: Callable[[Backend], bool]
 
 
 class ForkSetup(msgspec.Struct):
@@ -102,7 +100,7 @@ class KernelProcesses:
         except Exception:
             self._end_server()
             raise
-        if self.backend.name != "cuda":  # with all that the interpreter changes; nothing has initialised CUDA
+        if self.backend.forks:  # with all that the interpreter changes; nothing has initialised CUDA
             self._end_server()
             self._server = ForkServer(self._serve, _share, connection)
         self._targets: list[str] = []
@@ -143,7 +141,7 @@ class KernelProcesses:
         self._server.stop()
 
     def _process(self, targets: list[str], *, laws: bool) -> Fork:
-        shared = laws and self.backend.name != "cuda"  # a new process has what laws import
+        shared = laws and self.backend.forks  # a new process has what laws import
         same = self._targets == targets or (self._listed and not shared and _files(self._targets) == _files(targets))
         if self._kernel is None or not self._kernel.alive or not same:
             if self._kernel is not None:
@@ -157,8 +155,9 @@ class KernelProcesses:
     def _fork(self, *, laws: bool = False, who: Who = "kernel") -> Fork:
         # some of what laws import asks for a GPU, after which no fork could use one
         imports = SHARED_BY_LAWS if laws else SHARED_BY_LAWS[:1] if self._tests else ()
-        imports = () if self.backend.name == "cuda" else imports
-        setup = ForkSetup(asdict(self.backend), imports, who == "judge")
+        imports = imports if self.backend.forks else ()
+        backend = {"name": self.backend.name, **asdict(self.backend)}
+        setup = ForkSetup(backend, imports, who == "judge")
         return self._server.fork(msgspec.json.encode(setup), who)
 
     def stop(self) -> None:
@@ -244,10 +243,10 @@ class KernelProcesses:
             with phase("kernel: begin on the GPU"):
                 torch.zeros(1, device=backend.device)
         else:
-            backend = Backend(**setup.backend)
+            backend = backends.named(setup.backend.pop("name"))(**setup.backend)
             backends.activate(backend)
         subject = _Subject(self._handler, backend, call_over(connection) if setup.judges else None)
-        serve(connection, subject.answer, lambda: self._handler.usable(backend), flush)
+        serve(connection, subject.answer, backend.usable, flush)
 
 
 def call_over(connection: Connection) -> AskKernel:
@@ -352,7 +351,7 @@ def _import_triton(requested: str | None) -> bool:
     """Whether Triton compiles here: then it is imported once for all forks; to interpret it has to be told before."""
     with contextlib.suppress(Exception):
         # asks the driver's library, not the driver: nothing of CUDA is initialised
-        if not told_to_interpret(requested) and torch.cuda._device_count_nvml() > 0:
+        if backends.may_compile(requested) and torch.cuda._device_count_nvml() > 0:
             with phase("worker: import triton"):
                 choose_by_key()
             return True

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from verify.backends import named
 from verify.declare.requests import ListOps
 from verify.declare.target import Target
 from verify.errors import SPENT, KernelError, UsageError, VerifyError
@@ -68,11 +69,11 @@ def bench(settings: Bench, session: Session, command: str) -> Run:
     """Compare and return one record; its kernels carry `speed`, and a note for what could not be timed."""
     with using(session.pool, session.backend) as worker:
         session.progress("looking for implementations")
-        on_gpu = worker.ask(Environment(), timeout=START_SECONDS).backend == "cuda"
+        backend = worker.ask(Environment(), timeout=START_SECONDS).backend
         found = contenders(worker, settings, session)
-    session.dtypes = session.dtypes or DTYPES
+    session.dtypes, on_gpu = session.dtypes or DTYPES, named(backend).clock
     # first, because it may refuse a shape
-    timings = time_all(found, settings, session) if on_gpu else _Timings()
+    timings = time_all(found, settings, session, backend) if on_gpu else _Timings()
     result = run([item.kernel.target for item in found] if settings.accuracy else [], session, command)
     if not settings.accuracy:
         unmeasured = [
@@ -158,12 +159,12 @@ def _stand_ins(worker: Answers, found: list[Contender], *, beside_peers: bool = 
 # -- timing ---------------------------------------------------------------------------------------------
 
 
-def time_all(found: list[Contender], settings: Bench, session: Session) -> _Timings:
+def time_all(found: list[Contender], settings: Bench, session: Session, backend: str) -> _Timings:
     """Time every group of comparable implementations, in each dtype and shape; first those with a judged kernel."""
     timings = _Timings()
     groups: dict[str, list[Contender]] = {}
     for item in found:
-        if not item.kernel.lacking and "cuda" in item.kernel.backends:
+        if not item.kernel.unfit(backend, "run"):
             groups.setdefault(item.group, []).append(item)
     requests: list[Time] = []
     for group in sorted(groups.values(), key=lambda group: all(item.kernel.peer for item in group)):

@@ -17,13 +17,14 @@ from typing import Any
 import torch
 
 from verify import ops
+from verify.backends import architecture
 from verify.cases import Case, counter, inputs_of, problem_of
 from verify.cases.explicit import spell
 from verify.cases.values import MATRIX_REGIMES, ROW_REGIMES, fill
 from verify.declare.declaration import expected_shape
 from verify.errors import TruthError
 from verify.ops.op import Op, Point, Problem
-from verify.truth.certificate import SLACK, Entry, device_kind
+from verify.truth.certificate import SLACK, Entry
 from verify.truth.enclosure import Enclosure
 from verify.truth.exact import settle
 from verify.truth.formats import named
@@ -130,7 +131,7 @@ def _certify_op(op: Op, params: dict[str, Any], device: str, seed: int, elements
             op=op.name,
             params=params,
             result=result,
-            device=device_kind(device),
+            device=architecture(device),
             units=round(units, 3),
             n=counts[result],
             seed=seed,

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from verify.backends import gpu_expected, named
 from verify.declare import config
 from verify.declare.requests import Known, ListKernels, declared_by, sources_of
 from verify.declare.sources import SourceWatch
@@ -30,7 +31,6 @@ from verify.records.merge import together
 from verify.records.part_store import PartStore
 from verify.records.record import Gap, GapKind, KernelRun, Run, Status
 from verify.records.source_digest import digest, own_digest
-from verify.workers.gpus import GPU_FILE
 from verify.workers.pool import Job, Pool, nearest, using
 from verify.workers.process import OutOfTime, Worker
 from verify.workers.requests import About, Died, Late
@@ -69,7 +69,7 @@ def run(targets: Sequence[str], session: Session, command: str) -> Run:
     incomplete: list[Gap] = []
     with using(session.pool, session.backend) as pool:
         session.progress("starting")
-        if session.by_dtype and GPU_FILE.exists():  # each takes seconds to begin there, and cores are plenty
+        if session.by_dtype and gpu_expected():  # each takes seconds to begin there, and cores are plenty
             parts_expected = (len(session.dtypes) or EXPECTED_DTYPES) * (len(targets) if session.jobs else 1)
             ahead = ListKernels(targets[0]) if len(targets) == 1 else None  # they import its module at the same time
             pool.begin(min(session.jobs or os.cpu_count() or 1, parts_expected), ahead)
@@ -275,8 +275,8 @@ class _Queue:
     def _hint(self, part: _Part, done: KernelRun) -> str:
         if done.status == "timeout":
             return f"{_again(part)} --timeout {2 * self.session.timeout:g}"
-        command = _again(part)
-        return command.replace("run", "sanitize", 1) if done.status == "crashed" and self.backend == "cuda" else command
+        sanitize = done.status == "crashed" and named(self.backend).sanitizer
+        return _again(part).replace("run", "sanitize", 1) if sanitize else _again(part)
 
     def _failed(self, part: _Part, error: VerifyError) -> None:
         """What the record says of a kernel that gave no result."""

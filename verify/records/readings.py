@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from verify.backends import BACKENDS
 from verify.records.record import (
     Basis,
     Figures,
@@ -88,12 +89,11 @@ class Reading:
 
 def arch_of(run: Run) -> str:
     """The architecture whose bounds apply: `interpreter`, `sm_90`, or `unknown`, which no bounds have."""
-    if run.backend == "interpreter":
-        return "interpreter"
-    arch = run.environment.get("arch")
-    if isinstance(arch, str) and _ARCH.fullmatch(arch) and arch not in ("interpreter", "absent", UNKNOWN):
-        return arch
-    return UNKNOWN
+    known, found = BACKENDS.get(run.backend), run.environment.get("arch")
+    found = found if isinstance(found, str) else ""
+    # a backend that a package adds need not be installed here
+    arch = known.arch(found) if known else found if found.startswith(f"{run.backend}_") else ""
+    return arch if _ARCH.fullmatch(arch) else UNKNOWN
 
 
 def commit_of(run: Run) -> str:

@@ -440,7 +440,7 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     id: str  # 12 hex digits of the content without timings and dates
     created: str  # ISO 8601, UTC
     command: str
-    backend: str  # "cuda" or "interpreter": results never mix
+    backend: str  # its name, such as "cuda" or "interpreter": results never mix
     seed: int
     profile: str
     environment: dict[str, Any]

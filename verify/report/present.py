@@ -432,8 +432,9 @@ class Facts:
     @cached_property
     def setting(self) -> str:
         """Where and how: `cuda, profile default, seed 0, 3 min 32 s`; backends never mix."""
-        run = self.run
-        return f"{clean(run.backend)}, profile {clean(run.profile)}, seed {run.seed}, {words.seconds(run.seconds)}"
+        run, untested = self.run, " (never tested)" if "untested" in self.run.environment else ""
+        where = f"{clean(run.backend)}{untested}, profile {clean(run.profile)}"
+        return f"{where}, seed {run.seed}, {words.seconds(run.seconds)}"
 
     @cached_property
     def counts(self) -> dict[str, int]:

@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 import torch
 
 from verify import ops
+from verify.backends import architecture
 from verify.cases import counter
 from verify.measure.certify import variants
 from verify.sweep.reference import KIND, distances, reference_of
 from verify.sweep.space import key_of_bits
 from verify.sweep.table import CELL_BITS
-from verify.truth.certificate import Entry, device_kind
+from verify.truth.certificate import Entry
 from verify.truth.formats import named
 
 PER_CELL = 4
@@ -45,7 +46,7 @@ def certify_fused(
                         op=curve,
                         params=params,
                         result="dx" if slope else "y",
-                        device=f"{KIND} {device_kind(device)}",
+                        device=f"{KIND} {architecture(device)}",
                         units=round(found[worst], 3),
                         n=len(found),
                         seed=seed,

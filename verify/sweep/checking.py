@@ -12,21 +12,20 @@ import math
 import time
 from collections.abc import Callable
 
-from verify.backends import Backend
+from verify.backends import Backend, architecture
 from verify.declare.declaration import Kernel
 from verify.errors import UsageError
 from verify.sweep.partial import Part, Partial
 from verify.sweep.space import Space
 from verify.sweep.torch_route import check_chunk
-from verify.truth import certificate
 
 Progress = Callable[[int], None]  # chunks done so far
 
 
 def route_of(kernel: Kernel, space: Space, backend: Backend) -> str:
     """How `check` judges: "fused sm_90", "torch sm_90" or "torch cpu". Figures of different routes never merge."""
-    kind = certificate.device_kind(backend.device)
-    if kind != "cpu":
+    kind = architecture(backend.device)
+    if backend.fused:
         from verify.sweep import fused
 
         if fused.supports(kernel, space):

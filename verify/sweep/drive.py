@@ -22,6 +22,7 @@ from typing import Any
 
 import msgspec
 
+from verify.backends import named
 from verify.declare.requests import declared_by
 from verify.declare.target import Declared, Target
 from verify.errors import SPENT, InternalError, KernelError, TruthError, UsageError, VerifyError, no_verdict
@@ -169,7 +170,7 @@ def sweep(targets: Sequence[str], settings: SweepSettings, command: str) -> Run:
         begun = {space.identity(): space.describe() for space in found.spaces}
         place = {**found.place, **place, "backend": about.backend}
         depends_on = {"inputs": begun, "version": VERSION, "references": found.references, **place}
-        jobs = settings.jobs or (1 if about.backend == "cuda" else os.cpu_count() or 1)
+        jobs = settings.jobs or (1 if named(about.backend).gpu else os.cpu_count() or 1)
         pool.grow(min(jobs, sum(item.space.chunks for item in spaces)))
         sharing = _Sharing(spaces, settings, depends_on, len(pool.workers))
         try:

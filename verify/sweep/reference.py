@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from verify import ops
+from verify.backends import architecture
 from verify.cases import counter
 from verify.declare.declaration import Kernel
 from verify.errors import TruthError
@@ -59,7 +60,7 @@ def reference_for(kernel: Kernel, dtype: str, slope: bool, device: torch.device 
 
 def reference_of(curve: str, params: dict[str, Any], slope: bool, dtype: str, device: torch.device | str) -> Reference:
     """The reference of a curve or of its slope, for inputs of a dtype."""
-    kind = f"{KIND} {certificate.device_kind(device)}"
+    kind = f"{KIND} {architecture(device)}"
     units, sentence = certificate.units_for(curve, params, "dx" if slope else "y", kind)
     table = table_for(curve, str(params.get("approximate", "")), slope)
     rows = torch.tensor(table.rows, dtype=torch.float64, device=device)

@@ -8,7 +8,7 @@ import time
 
 import msgspec
 
-from verify.backends import Backend
+from verify.backends import Backend, runs_on
 from verify.declare.declaration import Kernel
 from verify.declare.discovery import load
 from verify.declare.sources import sources_of
@@ -57,7 +57,7 @@ def spaces(request: ListSpaces, backend: Backend) -> Spaces:
 
 def _spaces_of(kernel: Kernel, target: str, request: ListSpaces, backend: Backend) -> list[Space]:
     who = f"kernel {kernel.name!r}"
-    if backend.name not in kernel.backends:
+    if not runs_on(kernel.backends, backend.name):
         raise UsageError(
             f"{who} is declared for {', '.join(kernel.backends)}; this sweep is on {backend.name}",
             hint="verify doctor",
@@ -79,7 +79,7 @@ def _spaces_of(kernel: Kernel, target: str, request: ListSpaces, backend: Backen
             hint=f"verify sweep {shlex.quote(target)} --pairs",
         )
     narrow = request.bounds or request.regime
-    limit = 32 if shape == "unary" and (backend.name == "cuda" or wanted or narrow) else SLOW_BITS
+    limit = 32 if shape == "unary" and (backend.scale == "large" or wanted or narrow) else SLOW_BITS
     if not wanted:
         dtypes = [name for name in dtypes if named(name).bits <= limit]
         dtypes = [name for name in dtypes if not kernel.mixed(name)] or dtypes  # `space_of` says why

@@ -27,7 +27,7 @@ from verify.sweep.subject import check_untouched, make, patterns_at, run
 from verify.truth.fast import Truth, check_bound, evaluate
 from verify.truth.ulp import Errors, bits_of, errors, ldexp, ulp_exponent
 
-SLAB = {"cpu": 1 << 18, "cuda": 1 << 22}  # points judged at a time: their tensors fit a core's cache
+SLAB, SLAB_CPU = 1 << 22, 1 << 18  # points judged at a time: their tensors fit a core's cache
 OPEN_LIMIT = 4096  # elements of one result of one chunk that are judged exactly; the rest counts as undecided
 SAMPLE = 6  # elements per chunk and result whose certificate is checked
 BASELINE = "baseline "
@@ -37,7 +37,7 @@ def check_chunk(kernel: Kernel, space: Space, chunk: int, backend: Backend) -> t
     """One chunk: parts by result, and notes."""
     first, last = space.chunk(chunk)
     subjects = {"": kernel} | ({BASELINE: baseline_of(kernel)} if space.baseline else {})
-    slab = SLAB[torch.device(backend.device).type]
+    slab = SLAB_CPU if backend.device == "cpu" else SLAB
     collectors: dict[str, _Collector] = {}
     notes: set[str] = set()
     while first < last:

@@ -59,17 +59,6 @@ def _spelled(named: tuple[tuple[str, str | bool], ...]) -> str:
     return json.dumps(dict(named))
 
 
-def device_kind(device: Any) -> str:
-    """What decides the bits of float64 library functions: the CPU build, or the GPU architecture."""
-    import torch
-
-    device = torch.device(device)
-    if device.type != "cuda":
-        return "cpu"
-    major, minor = torch.cuda.get_device_capability(device)
-    return f"sm_{major}{minor}"
-
-
 def load(path: Path) -> Certificate:
     """A certificate from a file, strictly."""
     try:

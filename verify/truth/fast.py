@@ -19,6 +19,7 @@ import torch
 from mpmath import mp
 from torch import Tensor
 
+from verify.backends import architecture
 from verify.errors import BeyondEffort, TruthError
 from verify.ops.compensated import at_hand, library, tensor_of
 from verify.ops.elements import to_arb
@@ -153,7 +154,7 @@ def evaluate(op: Op, problem: Problem, formats: dict[str, Format]) -> dict[str, 
 
 def device_kind(fast: Mapping[str, Fast]) -> str:
     """The kind of device that a reference was evaluated on, as certificates name it."""
-    return certificate.device_kind(next(item.value.device for item in fast.values())) if fast else ""
+    return architecture(next(item.value.device for item in fast.values())) if fast else ""
 
 
 def truth_of(op: Op, problem: Problem, result: str, reference: Fast, fmt: Format, kind: str) -> Truth:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
+from verify.backends import named
 from verify.errors import UsageError, VerifyError
 from verify.workers.pool import Pool
 from verify.workers.process import START_SECONDS, AnyWorker
@@ -36,7 +37,7 @@ _MAY_DIFFER = frozenset({"platform", "commit", "dirty"})
 
 def identity_of(about: About) -> dict[str, str]:
     """What must be equal among the workers of one run, as text."""
-    ignored = _MAY_DIFFER | ({"cpu"} if about.backend == "cuda" else set())
+    ignored = _MAY_DIFFER | ({"cpu"} if named(about.backend).gpu else set())
     found = {name: str(value) for name, value in about.environment.items() if name not in ignored}
     return {**found, "backend": about.backend}
 

@@ -1,26 +1,18 @@
-"""The GPUs of one machine, by their entries of CUDA_VISIBLE_DEVICES."""
+"""The GPUs of one machine, by their entries of a variable such as CUDA_VISIBLE_DEVICES."""
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from verify.errors import UsageError
 
-GPU_FILE = Path("/dev/nvidiactl")  # which NVIDIA's driver makes
 
+def gpus(request: str, seen: int, visible: str = "CUDA_VISIBLE_DEVICES") -> list[str]:
+    """Returns the devices that `--gpus` names (all, a count, or a list such as 0,2) as entries of a variable.
 
-def told_to_interpret(requested: str | None) -> bool:
-    """Whether Triton is to interpret, which it has to be told before it is imported."""
-    return requested == "interpreter" or "TRITON_INTERPRET" in os.environ
-
-
-def gpus(request: str, seen: int) -> list[str]:
-    """The devices that `--gpus` names: "all", a count, or a list such as 0,2; as CUDA_VISIBLE_DEVICES entries.
-
-    `seen` is how many GPUs the process sees; a list that the user has set in CUDA_VISIBLE_DEVICES is kept.
+    `seen` is how many GPUs the process sees; a list that the user has set in the variable is kept.
     """
-    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    listed = os.environ.get(visible)
     names = listed.split(",") if listed else [str(number) for number in range(seen)]
     names = names[:seen]
     if request == "all":

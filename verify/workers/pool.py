@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic
 
+from verify.backends import named
 from verify.errors import JudgeFailed, VerifyError
 from verify.workers import process
 from verify.workers.process import START_SECONDS, Answers, AnyWorker, OutOfTime
@@ -85,8 +86,8 @@ class Pool:
 
     @classmethod
     def on_gpus(cls, devices: Sequence[str], backend: str) -> Pool:
-        """One process on each GPU of this machine; `devices` are entries of CUDA_VISIBLE_DEVICES."""
-        workers = [process.Worker(backend, {"CUDA_VISIBLE_DEVICES": device}) for device in devices]
+        """One process on each GPU of this machine; `devices` are entries of the backend's variable."""
+        workers = [process.Worker(backend, {named(backend).visible: device}) for device in devices]
         return cls(lambda: workers)
 
     def __enter__(self) -> Pool:

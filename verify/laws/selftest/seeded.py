@@ -28,6 +28,7 @@ class Seeded:
     note: str
     kernel: Kernel
     twin: Kernel
+    triton: bool = False
 
 
 # -- SiLU ----------------------------------------------------------------------------------------------
@@ -263,7 +264,8 @@ def _ordinary(law: str, bug: str, note: str, function: Function, dtype: str) -> 
         gradients: Any = function is _plain
         return kernel(op="silu", dtypes=[dtype], max_ulp=4, gradients=gradients, name=name)(lambda x: bound(x))
 
-    return Seeded(law, bug, note, declare(_identifier(bug), bug), declare(f"{_identifier(bug)}_twin", ""))
+    names = _identifier(bug), f"{_identifier(bug)}_twin"
+    return Seeded(law, bug, note, declare(names[0], bug), declare(names[1], ""), triton=function is _tuned)
 
 
 def _mixed() -> Seeded:

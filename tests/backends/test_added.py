@@ -1,0 +1,94 @@
+"""A backend that a package adds: PACKAGE is all that it takes.
+
+The device is the CPU under another name, so that the test runs anywhere.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from verify.records import files
+from verify.records.readings import arch_of
+
+ROOT = Path(__file__).resolve().parents[2]
+
+PACKAGE = """
+from verify.backends import Backend
+
+class Npu(Backend):
+    name, tested = "npu", True
+
+    @classmethod
+    def here(cls):
+        return cls("cpu", "NPU 1000")
+
+    def environment(self):
+        return {"arch": "npu_1000"}
+"""
+
+KERNELS = """
+import torch, verify
+
+@verify.kernel(op="silu", dtypes=["float16"], gradients=False, max_ulp=1)
+def mine(x):
+    wide = x.double()
+    y = torch.where(x.isneginf(), -0.0, wide * torch.sigmoid(wide))
+    return torch.where((y == 0) & (x < 0), -0.0, y).to(x.dtype)
+
+@verify.kernel(op="silu", dtypes=["float16"], backends=["npu"])
+def only_there(x):
+    raise RuntimeError("called")
+
+@verify.kernel(op="silu", dtypes=["float16"], backends=["cuda"])
+def elsewhere(x):
+    raise RuntimeError("called")
+"""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("npu")
+    (folder / "site" / "npu-1.0.dist-info").mkdir(parents=True)
+    (folder / "site" / "npu-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: npu\nVersion: 1.0\n")
+    (folder / "site" / "npu-1.0.dist-info" / "entry_points.txt").write_text("[verify.backends]\nnpu = npu:Npu\n")
+    (folder / "site" / "npu.py").write_text(PACKAGE)
+    (folder / "accuracy.py").write_text(KERNELS)
+    (folder / "pyproject.toml").touch()
+    return folder
+
+
+def verify(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(project / "site"), str(ROOT)])
+    outside = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command, env = [sys.executable, "-m", "verify", *arguments], {**outside, "PYTHONPATH": path}
+    return subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, timeout=300)
+
+
+def test_a_run_on_an_added_backend_has_its_name_and_its_own_bounds(project: Path) -> None:
+    done = verify(project, "run", "accuracy.py::mine", "--backend", "npu", "--json", "run.json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = files.load(project / "run.json")
+    assert (run.backend, arch_of(run), run.verdict) == ("npu", "npu_1000", "pass")
+    assert "untested" not in run.environment
+    assert "npu, profile default" in done.stdout
+    proposed = verify(project, "bounds", "propose", "run.json")
+    assert "reports/bounds/npu_1000/mine.toml" in proposed.stdout
+    gated = verify(project, "gate", "run.json")
+    assert gated.returncode == 0 and "all 8 bounds hold" in gated.stdout
+    # the same figures of another backend are no answer to these bounds
+    verify(project, "run", "accuracy.py::mine", "--backend", "cpu", "--json", "cpu.json")
+    other = verify(project, "gate", "cpu.json", "--json", "-")
+    assert other.returncode == 3 and {row["status"] for row in json.loads(other.stdout)["rows"]} == {"incomparable"}
+
+
+def test_kernels_are_declared_for_it_by_name(project: Path) -> None:
+    done = verify(project, "run", "accuracy.py", "--backend", "npu", "--json", "all.json")
+    found = {kernel.name: (kernel.status, kernel.message) for kernel in files.load(project / "all.json").kernels}
+    assert done.returncode == 1 and found["only_there"][0] == "error" and "called" in found["only_there"][1]
+    assert found["elsewhere"] == ("skipped", "declared for cuda; this run is on npu")

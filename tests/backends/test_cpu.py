@@ -1,0 +1,92 @@
+"""The backend cpu: PyTorch code is judged where neither a GPU nor Triton is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from verify import backends
+from verify.records import files
+from verify.records.readings import arch_of
+
+ROOT = Path(__file__).resolve().parents[2]
+GPU = torch.cuda.is_available()
+
+# what Python finds where Triton is not installed
+HIDDEN = """
+import importlib.machinery as machinery
+own = machinery.PathFinder.find_spec.__func__
+def find_spec(cls, name, path=None, target=None):
+    return None if name.partition(".")[0] == "triton" else own(cls, name, path, target)
+machinery.PathFinder.find_spec = classmethod(find_spec)
+"""
+
+KERNEL = """
+import sys, torch, verify
+
+@verify.kernel(op="silu", dtypes=["float16"], max_ulp=2)
+def mine(x):
+    assert "triton" not in sys.modules
+    return torch.nn.functional.silu(x.double()).to(x.dtype)
+"""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cpu")
+    (folder / "site").mkdir()
+    (folder / "site" / "sitecustomize.py").write_text(HIDDEN)
+    (folder / "accuracy.py").write_text(KERNEL)
+    (folder / "pyproject.toml").touch()
+    return folder
+
+
+def verify(project: Path, *arguments: str, triton: bool = False) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([*([] if triton else [str(project / "site")]), str(ROOT)])
+    outside = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "verify", *arguments]
+    environment = {**outside, "PYTHONPATH": path}
+    return subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.skipif(GPU, reason="needs a machine without a GPU")
+def test_it_is_chosen_without_a_gpu_and_without_triton(project: Path) -> None:
+    done = verify(project, "run", "accuracy.py", "--profile", "quick", "--json", "chosen.json")
+    run = files.load(project / "chosen.json")
+    [kernel] = run.kernels
+    assert run.backend == "cpu" and arch_of(run) == backends.Cpu("cpu").environment()["arch"] and not run.incomplete, (
+        done.stderr
+    )
+    assert not [law for law in kernel.laws if law.cause == "failed"]
+    skipped = {law.law: law.message for law in kernel.laws if law.status == "skipped"}
+    assert skipped["side stream"] == "needs a CUDA device"
+    assert skipped["configuration independence"] == "the kernel launches no Triton autotuner"
+    y = next(result for result in kernel.results if result.output == "y")
+    assert y.basis.kind == "exhaustive" and y.status == "wrong", "-inf gives NaN in PyTorch"
+    asked = verify(project, "doctor")
+    assert "backend   cpu on cpu" in asked.stdout and "optional  triton: runs Triton kernels" in asked.stdout
+    assert asked.returncode == 0 and "never run  rocm, xpu: no test of verify has run there" in asked.stdout
+
+
+def test_named_where_triton_is_it_does_not_import_it_and_finds_the_interpreters_figures(project: Path) -> None:
+    verify(project, "run", "accuracy.py", "--backend", "cpu", "--json", "cpu.json", triton=True)
+    here = files.load(project / "cpu.json")
+    (project / "plain.py").write_text(KERNEL.replace('    assert "triton" not in sys.modules\n', ""))
+    verify(project, "run", "plain.py", "--backend", "interpreter", "--json", "interpreter.json", triton=True)
+    there = files.load(project / "interpreter.json")
+    assert (here.backend, there.backend) == ("cpu", "interpreter") and arch_of(here) != arch_of(there)
+    assert [result.figures for result in here.kernels[0].results] == [
+        result.figures for result in there.kernels[0].results
+    ]
+    assert here.environment["probes"]["triton_flushes_inputs"].startswith("absent: Triton is not imported")
+
+
+def test_a_seeded_bug_for_triton_is_not_tried(project: Path) -> None:
+    done = verify(project, "selftest", "--law", "configuration independence", "--law", "determinism")
+    assert "its seeded bug is a Triton kernel, which this backend cannot run" in done.stdout
+    assert "1 of 1 seeded bugs killed on the cpu backend, 1 laws not tried" in done.stdout

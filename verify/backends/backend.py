@@ -1,0 +1,65 @@
+"""The protocol of a backend: what verify asks about a place where kernels run.
+
+The class answers without torch: the parent process knows a backend by its name alone. An instance is a device that was
+found. A package adds a backend by an entry point in the group "verify.backends" (tests/backends/test_added.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal, Self
+
+NEVER_RUN = "no test of verify has run there, so nothing is known of its results"
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A device on which kernels run. `device` is torch's name for it, `label` is what reports print."""
+
+    device: str
+    label: str = ""
+
+    name: ClassVar[str]  # as records and --backend have it
+    tested: ClassVar[bool] = False  # verify's own tests have run there; without them it is selected by name only
+    scale: ClassVar[Literal["small", "large"]] = "small"  # the sizes of cases, searches and sweeps that are affordable
+    gpu: ClassVar[bool] = False  # one process keeps the device busy in a sweep; the CPU's model decides no figure
+    forks: ClassVar[bool] = True  # a process may fork after it used the device
+    triton: ClassVar[Literal["", "compiled", "interpreted"]] = ""  # how its kernels run; "": verify imports no Triton
+    clock: ClassVar[bool] = False  # `measure/timing.py` can time kernels
+    streams: ClassVar[bool] = False  # torch.cuda has streams, graphs and free memory: `laws/device.py` needs them
+    fused: ClassVar[bool] = False  # the fused checker of a sweep was tested
+    sanitizer: ClassVar[bool] = False  # compute-sanitizer can check memory accesses
+    arches: ClassVar[str] = ""  # how its architectures begin, "" for NAME_; others get none of its bounds
+    visible: ClassVar[str] = "CUDA_VISIBLE_DEVICES"  # the variable that selects devices for a process
+    driver: ClassVar[Path | None] = None  # a file that its driver makes: work may begin before torch is imported
+
+    @classmethod
+    def lacking(cls) -> str:
+        """Returns what this machine lacks, as the rest of a sentence about the backend; "" if nothing."""
+        return ""
+
+    @classmethod
+    def here(cls) -> Self:
+        """Returns the device of this machine. Called only if `lacking` returns ""."""
+        raise NotImplementedError
+
+    @classmethod
+    def arch(cls, found: str) -> str:
+        """Returns the architecture whose bounds apply to a record that names `found`; "" if none do."""
+        return found if found.startswith(cls.arches or f"{cls.name}_") else ""
+
+    def activate(self) -> None:
+        """Prepares the process, before kernels are imported. May be called twice."""
+
+    def usable(self) -> bool:
+        """Returns False if this process can no longer use the device, as after an illegal access."""
+        return True
+
+    def workers(self, cores: int) -> int:
+        """Returns how many processes may measure at a time."""
+        return cores
+
+    def environment(self) -> dict[str, str]:
+        """Returns what records say beside the fingerprint that is common to all backends."""
+        return {} if self.tested else {"untested": NEVER_RUN}
