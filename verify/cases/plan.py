@@ -136,7 +136,7 @@ def _case(kernel: Kernel, dtype: str, seed: int, **fields: object) -> Case:
     return msgspec.structs.replace(made, dims=fitted(kernel, made.dims), largest=largest)
 
 
-def _elementwise(kernel: Kernel, dtype: str, scale: Scale, seed: int) -> list[Group]:
+def _elementwise(kernel: Kernel, dtype: str, scale: str, seed: int) -> list[Group]:
     fmt = named(dtype)
     gradients = bool(kernel.differentiable)
     if fmt.bits <= 16 and kernel.op.is_unary:
@@ -164,7 +164,7 @@ def _elementwise(kernel: Kernel, dtype: str, scale: Scale, seed: int) -> list[Gr
     return [Group((_case(kernel, dtype, seed, dims=dims, fill="mixed", upstream=upstream),))]
 
 
-def _rowwise(kernel: Kernel, dtype: str, scale: Scale, seed: int) -> list[Group]:
+def _rowwise(kernel: Kernel, dtype: str, scale: str, seed: int) -> list[Group]:
     """Every row regime at a narrow and a middle width, in turn at a wide one, some at the longest."""
     effort = EFFORTS[scale]
     upstream = "normal" if kernel.differentiable else ""
@@ -182,7 +182,7 @@ def _rowwise(kernel: Kernel, dtype: str, scale: Scale, seed: int) -> list[Group]
     return [Group(tuple(cases))]
 
 
-def _graph(kernel: Kernel, dtype: str, scale: Scale, seed: int) -> list[Group]:
+def _graph(kernel: Kernel, dtype: str, scale: str, seed: int) -> list[Group]:
     """Every row regime at a small or a larger set of sizes, ordinary values at both and where one dimension is long.
 
     Each example has all regimes.
@@ -224,7 +224,7 @@ def _few(sizes: Sequence[tuple[int, ...]]) -> Sequence[tuple[int, ...]]:
     return [sizes[place * (len(sizes) - 1) // (FEW - 1)] for place in range(FEW)] if len(sizes) > FEW else sizes
 
 
-def _contraction(kernel: Kernel, dtype: str, scale: Scale, seed: int) -> list[Group]:
+def _contraction(kernel: Kernel, dtype: str, scale: str, seed: int) -> list[Group]:
     effort = EFFORTS[scale]
     upstream = "normal" if kernel.differentiable else ""
     cases = []
