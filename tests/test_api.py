@@ -263,12 +263,14 @@ print(run.record.command, run.verdict, *run.problems)
 """
 
 
+@pytest.mark.slow
 def test_a_script_measures_its_own_kernels(tmp_path: Path) -> None:
     done = script(SCRIPT.replace("GUARD\n", 'if __name__ == "__main__":\n  ').replace("\nprint", "\n  print"), tmp_path)
     assert done.stdout == "verify run script.py::mine --backend interpreter pass\n", done.stderr
     assert done.stderr == ""
 
 
+@pytest.mark.slow
 def test_a_script_that_workers_would_run_again_says_so(tmp_path: Path) -> None:
     done = script(SCRIPT.replace("GUARD", ""), tmp_path)
     assert "verify run script.py::mine --backend interpreter incomplete script.py" in done.stdout

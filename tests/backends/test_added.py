@@ -87,6 +87,7 @@ def test_a_run_on_an_added_backend_has_its_name_and_its_own_bounds(project: Path
     assert other.returncode == 3 and {row["status"] for row in json.loads(other.stdout)["rows"]} == {"incomparable"}
 
 
+@pytest.mark.slow
 def test_kernels_are_declared_for_it_by_name(project: Path) -> None:
     done = verify(project, "run", "accuracy.py", "--backend", "npu", "--json", "all.json")
     found = {kernel.name: (kernel.status, kernel.message) for kernel in files.load(project / "all.json").kernels}

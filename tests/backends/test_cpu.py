@@ -73,6 +73,7 @@ def test_it_is_chosen_without_a_gpu_and_without_triton(project: Path) -> None:
     assert asked.returncode == 0 and "never run  rocm, xpu: no test of verify has run there" in asked.stdout
 
 
+@pytest.mark.slow
 def test_named_where_triton_is_it_does_not_import_it_and_finds_the_interpreters_figures(project: Path) -> None:
     verify(project, "run", "accuracy.py", "--backend", "cpu", "--json", "cpu.json", triton=True)
     here = files.load(project / "cpu.json")

@@ -228,6 +228,7 @@ def test_the_right_kernel_passes_and_the_broken_one_is_caught(kind: str, backend
 
 
 @pytest.mark.parametrize("kind", ["kl", "decay", "norm"])
+@pytest.mark.slow
 def test_without_its_domain_the_right_kernel_fails(kind: str, backend: Backend) -> None:
     assert measured(f"{kind}_open", backend).status == "wrong"
 
