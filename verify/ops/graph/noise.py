@@ -32,7 +32,7 @@ from verify.ops.graph.rounding import Products, Rounding, deviation_of, unit_of
 from verify.ops.graph.selecting import AtRank, IsExtreme, RankIndex, WhereExtreme, candidates, rivals
 from verify.ops.graph.spans import Span
 from verify.ops.graph.special import FUNCTIONS
-from verify.ops.graph.steps import Leaf, Move, Plain, Run, Step
+from verify.ops.graph.steps import Leaf, Move, Plain, Run, Step, moved_from
 
 NEAR = 8.0  # of its noise: so far a kernel's number may be from the exact one
 RUNS = 16
@@ -178,9 +178,7 @@ class _Samples:
             product = step.inputs[0]
             if isinstance(product, Map) and product.function == "multiply":
                 for factor in product.inputs:
-                    way = [factor]
-                    while isinstance(way[-1], Move) and len(way[-1].inputs) == 1:
-                        way.append(way[-1].inputs[0])
+                    way = moved_from(factor)
                     if isinstance(way[-1], Contract):
                         found.update(map(id, (step, product, *way)))
                         break

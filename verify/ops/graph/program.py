@@ -30,7 +30,7 @@ from verify.ops.graph.recorder import Node, Recorder, Traced, digest_of
 from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
 from verify.ops.graph.rewrite import Rewriter
 from verify.ops.graph.selecting import AtRank, IsExtreme, RankIndex, WhereExtreme
-from verify.ops.graph.steps import ABSENT, Leaf, Move, Places, Plain, Run, Step
+from verify.ops.graph.steps import ABSENT, Leaf, Move, Places, Plain, Run, Step, moved_from
 
 RULE_MODULES = (rules_moving, rules_elementwise, rules_reducing)  # imported for the rules that they add
 _FEW = 16
@@ -354,7 +354,7 @@ def _stored(recorder: Recorder, rewriter: Rewriter, real: Real, steps: Sequence[
 
     def made_by(node: Node) -> Step | None:
         step = rewriter.known.get(node)
-        step = _unmoved(step) if isinstance(step, Step) else None
+        step = moved_from(step)[-1] if isinstance(step, Step) else None
         return None if isinstance(step, Leaf | Plain) else step
 
     found = {id(step): kind for node, kind in returned if (step := made_by(node))}
@@ -367,20 +367,13 @@ def _stored(recorder: Recorder, rewriter: Rewriter, real: Real, steps: Sequence[
     return found
 
 
-def _unmoved(step: Step) -> Step:
-    """The step whose numbers a step only moves."""
-    while isinstance(step, Move) and len(step.inputs) == 1:
-        step = step.inputs[0]
-    return step
-
-
 def _within_attention(y: Contract, ours: Collection[int], steps: Sequence[Step]) -> set[int]:
     """The steps of PyTorch's attention that no kernel stores in 16 bits, by their identity.
 
     Kernels keep the scores and their gradient in float32. They round probabilities, and their gradient, before the
     products with v, k and q, and round these products once, after the scale.
     """
-    weights = _unmoved(y.inputs[0])
+    weights = moved_from(y.inputs[0])[-1]
     found: set[int] = set()
     ahead = list(weights.inputs)
     while ahead:
@@ -390,7 +383,7 @@ def _within_attention(y: Contract, ours: Collection[int], steps: Sequence[Step])
             ahead.extend(step.inputs)
     for step in steps:
         if isinstance(step, Map) and step.function == "multiply":
-            a, b = map(_unmoved, step.inputs)
+            a, b = (moved_from(each)[-1] for each in step.inputs)
             scaled = next((x for x, by in ((a, b), (b, a)) if isinstance(by, Plain) or by is weights), None)
             if isinstance(scaled, Contract) and id(scaled) not in ours:
                 found.add(id(scaled))

@@ -276,6 +276,14 @@ class Move(Step):
         return [next((v for v in values if v is not ABSENT), fill) for values in zip(*given, strict=True)]
 
 
+def moved_from(step: Step) -> list[Step]:
+    """Returns the step and those whose numbers it only moves, the one that makes the numbers last."""
+    found = [step]
+    while isinstance(found[-1], Move) and len(found[-1].inputs) == 1:
+        found.append(found[-1].inputs[0])
+    return found
+
+
 def strides_of(shape: Sequence[int]) -> list[int]:
     strides, step = [], 1
     for size in reversed(shape):
