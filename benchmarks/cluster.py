@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from verify.records.files import write_atomically
-from verify.sweep.drive import SweepSettings, sweep
+from verify.search.sweep.drive import SweepSettings, sweep
 from verify.workers.check_workers_identical import check_equal
 from verify.workers.gpus import gpus
 from verify.workers.pool import Pool

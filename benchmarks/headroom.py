@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from verify.gate.bounds import headroom_of
+from verify.bounds.committed import headroom_of
 from verify.records.files import load, write_atomically
 from verify.records.readings import Key, Reading, readings
 from verify.truth.figure import LEAST

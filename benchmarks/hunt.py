@@ -36,12 +36,12 @@ import verify  # noqa: E402
 from properties import geglu, gelu, layer_norm  # noqa: E402
 from verify.backends import probes  # noqa: E402
 from verify.declare.declaration import Kernel  # noqa: E402
-from verify.hunt.outcome import hunt  # noqa: E402
-from verify.hunt.search import Search, State  # noqa: E402
-from verify.hunt.settings import Settings  # noqa: E402
 from verify.measure.call import run_tensors  # noqa: E402
 from verify.ops.op import Problem  # noqa: E402
 from verify.records.record import number, value_of  # noqa: E402
+from verify.search.hunt.outcome import hunt  # noqa: E402
+from verify.search.hunt.search import Search, State  # noqa: E402
+from verify.search.hunt.settings import Settings  # noqa: E402
 from verify.truth.exact import judge  # noqa: E402
 from verify.truth.fast import evaluate  # noqa: E402
 from verify.truth.formats import named  # noqa: E402

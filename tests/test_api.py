@@ -15,11 +15,11 @@ import msgspec
 import pytest
 
 import verify
+from tests.bounds.gate_records import book, bound, kernel, result, run
 from tests.cli.here import Here, said
-from tests.gate.gate_records import book, bound, kernel, result, run
+from verify.bounds import committed
 from verify.cli import exits, parser
 from verify.errors import UsageError
-from verify.gate import bounds
 from verify.records import files
 from verify.records.record import Gap, Run
 from verify.report.present import present
@@ -104,7 +104,7 @@ def test_importing_the_functions_loads_no_torch(tmp_path: Path) -> None:
         "import sys, verify; bare = set(sys.modules); verify.run, verify.sweep, verify.hunt, verify.gate, verify.load\n"
     )
     text += "print({'msgspec', 'torch'} & bare, {'torch', 'triton', 'numpy', 'rich', 'jinja2'} & set(sys.modules))\n"
-    text += "import verify.sweep.drive, verify.hunt.schedule, verify.gate.verdict\n"
+    text += "import verify.search.sweep.drive, verify.search.hunt.schedule, verify.bounds.verdict\n"
     text += "print(*(each.__module__ for each in (verify.sweep, verify.hunt, verify.gate)))"
     assert script(text, tmp_path).stdout == "set() set()\nverify.api verify.api verify.api\n"
 
@@ -217,7 +217,7 @@ def test_every_option_of_a_command_is_an_argument_of_its_function(name: str) -> 
 def test_the_gate_judges_runs_records_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "bounds"
-    bounds.save(book(folder=folder), [bound(0.5)])
+    committed.save(book(folder=folder), [bound(0.5)])
     good, bad = run(kernel(result(0.5))), run(kernel(result(float("nan"))), id="bbbbbbbbbbbb")
     files.save(bad, "bad.json")
     assert (verify.gate(verify.CompletedRun(good), folder).verdict, verify.gate(good, folder).exit_code) == ("pass", 0)

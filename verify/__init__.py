@@ -62,12 +62,6 @@ _HOME = {
     "sweep": "verify.api",
 }
 
-# Python sets the attribute of a package when it first imports it. That happens here, so that no later import of
-# verify.sweep.drive replaces the function verify.sweep.
-for _name in ("gate", "hunt", "sweep"):
-    import_module(f"verify.{_name}")
-    del globals()[_name]
-
 __all__ = ["__version__", *_HOME]  # noqa: PLE0604
 
 

@@ -20,14 +20,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from verify.backends import named
+from verify.bounds import committed, waivers
+from verify.bounds.verdict import Verdict
 from verify.declare import config
 from verify.declare.target import Target
 from verify.errors import INCOMPLETE, OF_VERDICT, PASS, USAGE, WRONG, UsageError
-from verify.gate import bounds as committed
-from verify.gate import waivers
-from verify.gate.verdict import Verdict
-from verify.hunt import schedule
-from verify.hunt.settings import Settings
 from verify.measure import session
 from verify.records import files
 from verify.records.part_store import PartStore, cache
@@ -39,8 +36,10 @@ from verify.report.present import present
 from verify.report.rows import Row, rows_of, worst_of
 from verify.report.terminal import gate_text, record_text
 from verify.report.terminal.text_page import Terminal
-from verify.sweep import drive
-from verify.sweep.space import Space
+from verify.search.hunt import schedule
+from verify.search.hunt.settings import Settings
+from verify.search.sweep import drive
+from verify.search.sweep.space import Space
 from verify.truth.figure import shown
 from verify.workers import process, process_tree
 from verify.workers.check_workers_identical import check_equal

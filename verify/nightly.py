@@ -33,7 +33,6 @@ from verify.declare import config
 from verify.declare.requests import Known, declared_by, sources_of
 from verify.declare.target import Declared, Target
 from verify.errors import IN_ERROR, InternalError, KernelError, TruthError, UsageError, WriteError
-from verify.hunt.requests import Hunt, Hunts, ListHunts
 from verify.measure.session import Session
 from verify.measure.session import run as run_kernels
 from verify.records.files import load, save
@@ -42,7 +41,8 @@ from verify.records.part_store import PartStore
 from verify.records.record import Gap, GapKind, KernelRun, Run, Stage, value_of
 from verify.records.source_digest import digest, own_digest
 from verify.records.stage_time import StageTime
-from verify.sweep.requests import ListSpaces
+from verify.search.hunt.requests import Hunt, Hunts, ListHunts
+from verify.search.sweep.requests import ListSpaces
 from verify.workers.pool import Pool, using
 from verify.workers.process import START_SECONDS
 from verify.workers.requests import About
@@ -247,7 +247,7 @@ def laws(night: Night, until: float | None) -> Run:
 
 def sweep(night: Night, until: float | None) -> Run:
     """Every input of every kernel whose inputs can be enumerated, pairs too where there is a GPU."""
-    from verify.sweep import drive
+    from verify.search.sweep import drive
 
     spaces = _spaces(night)
     if not spaces:
@@ -286,8 +286,8 @@ def sweep(night: Night, until: float | None) -> Run:
 
 def hunt(night: Night, until: float | None) -> Run:
     """A search for the worst input of every result that is not swept."""
-    from verify.hunt import schedule
-    from verify.hunt.settings import Settings
+    from verify.search.hunt import schedule
+    from verify.search.hunt.settings import Settings
 
     asked = _hunts(night)
     if not asked:

@@ -34,7 +34,6 @@ from verify.diagnose.requests import (
     ReplayLaw,
 )
 from verify.errors import InternalError, UsageError
-from verify.hunt.requests import DoHunt, HuntReply, Hunts, ListHunts, ListPinned, NowPinned, Pin, Unpin
 from verify.laws.requests import LawPlan, PlanLaws, Tried, TryLaw, TrySeeded
 from verify.measure.requests import (
     CallKernel,
@@ -48,7 +47,8 @@ from verify.measure.requests import (
 )
 from verify.records.pinned import PinnedCase
 from verify.records.record import KernelRun, LawRun, SideEffect
-from verify.sweep.requests import ListSpaces, RecordSweep, Spaces, SweepChunks
+from verify.search.hunt.requests import DoHunt, HuntReply, Hunts, ListHunts, ListPinned, NowPinned, Pin, Unpin
+from verify.search.sweep.requests import ListSpaces, RecordSweep, Spaces, SweepChunks
 from verify.truth.certificate import Entry
 from verify.workers import process_tree
 from verify.workers.phases import phase
@@ -391,7 +391,7 @@ def _explain(request: Explain, backend: Backend, progress: OnProgress) -> Explan
 
 def _certify(request: Certify, backend: Backend, progress: OnProgress) -> list[Entry]:
     from verify.measure.certify import certify
-    from verify.sweep.certify import certify_fused
+    from verify.search.sweep.certify import certify_fused
 
     entries = certify(request.ops, device=backend.device, seed=request.seed, progress=progress)
     return entries + certify_fused(request.ops, device=backend.device, seed=request.seed, progress=progress)
@@ -423,13 +423,13 @@ def _ops(request: ListOps, backend: Backend, progress: OnProgress) -> list[OpAbo
 
 
 def _hunts(request: ListHunts, backend: Backend, progress: OnProgress) -> Hunts:
-    from verify.hunt.serve import allowed
+    from verify.search.hunt.serve import allowed
 
     return allowed(_one(request.target), request.dtypes, request.results)
 
 
 def _hunt(request: DoHunt, backend: Backend, progress: OnProgress) -> HuntReply:
-    from verify.hunt.serve import serve
+    from verify.search.hunt.serve import serve
 
     return serve(_one(request.target), request, backend, progress)
 
@@ -441,31 +441,31 @@ def _list_pinned(request: ListPinned, backend: Backend, progress: OnProgress) ->
 
 
 def _unpin(request: Unpin, backend: Backend, progress: OnProgress) -> list[PinnedCase[Case]]:
-    from verify.hunt.pinning import unpin
+    from verify.search.hunt.pinning import unpin
 
     return unpin(request.ids)
 
 
 def _pin(request: Pin, backend: Backend, progress: OnProgress) -> NowPinned:
-    from verify.hunt.pinning import pin
+    from verify.search.hunt.pinning import pin
 
     return pin(_one(request.target), request, backend)
 
 
 def _list_spaces(request: ListSpaces, backend: Backend, progress: OnProgress) -> Spaces:
-    from verify.sweep import serve
+    from verify.search.sweep import serve
 
     return serve.spaces(request, backend)
 
 
 def _sweep_chunks(request: SweepChunks, backend: Backend, progress: OnProgress) -> str:
-    from verify.sweep import serve
+    from verify.search.sweep import serve
 
     return serve.chunks(request, backend, progress)
 
 
 def _record_sweep(request: RecordSweep, backend: Backend, progress: OnProgress) -> KernelRun:
-    from verify.sweep import serve
+    from verify.search.sweep import serve
 
     return serve.record(request)
 

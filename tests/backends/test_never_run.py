@@ -13,7 +13,7 @@ from verify import backends
 from verify.backends import probes
 from verify.errors import UsageError
 from verify.records.readings import arch_of
-from verify.sweep.checking import route_of
+from verify.search.sweep.checking import route_of
 from verify.truth import certificate
 
 

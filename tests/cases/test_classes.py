@@ -18,11 +18,11 @@ from verify.cases.strategies import Sizes, fixed_shapes
 from verify.cases.values import ROW_REGIMES, within
 from verify.declare.declaration import Kernel
 from verify.errors import UsageError
-from verify.hunt.space import space_of
 from verify.measure.kernel import measure_kernel
 from verify.ops import get
 from verify.records.contradictions import contradictions
 from verify.records.record import CLASSES
+from verify.search.hunt.space import space_of
 from verify.truth.formats import named
 
 CPU = Interpreter("cpu")

@@ -19,18 +19,18 @@ from verify.cases import Case, case_of, inputs_of
 from verify.cases.fingerprint import fingerprint
 from verify.cases.values import ELEMENT, ROW
 from verify.errors import UsageError
-from verify.hunt.draws import Draws
-from verify.hunt.seeds import fresh
-from verify.hunt.space import space_of
 from verify.laws.engine import Profile
 from verify.measure.kernel import measure_kernel
 from verify.measure.special import special_case
 from verify.ops.domain import Domain
 from verify.records.readings import BEYOND
 from verify.records.record import KernelRun
-from verify.sweep import check
-from verify.sweep import space_of as sweep_of
-from verify.sweep.finishing import finish
+from verify.search.hunt.draws import Draws
+from verify.search.hunt.seeds import fresh
+from verify.search.hunt.space import space_of
+from verify.search.sweep import check
+from verify.search.sweep import space_of as sweep_of
+from verify.search.sweep.finishing import finish
 from verify.truth.formats import Format, named, torch_dtype
 from verify.truth.ordinals import between, folded, moved_inside, of_tensor
 from verify.truth.ulp import bits_of, from_bits, widen

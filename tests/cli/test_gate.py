@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.bounds.gate_records import bound, kernel, result, run
 from tests.cli.here import Said, said
-from tests.gate.gate_records import bound, kernel, result, run
-from verify.gate import bounds
+from verify.bounds import committed
 from verify.records import files
 
 LIBRARY = """
@@ -99,7 +99,7 @@ def test_from_nothing_to_a_ratchet_and_the_change_it_catches(project: Path) -> N
     done = verify("bounds", "propose", "run.json", cwd=project, code=0)
     assert "8 bounds: 8 new; written to reports/bounds/interpreter/my_silu.toml" in done.stdout
     assert done.stdout.endswith("next: verify bounds review\n")
-    assert {item.value for item in bounds.load(project / "reports/bounds").bounds.values()} == {0.5, 0.5001}
+    assert {item.value for item in committed.load(project / "reports/bounds").bounds.values()} == {0.5, 0.5001}
     done = verify("gate", "run.json", cwd=project, code=0)
     assert done.stdout.startswith("✓ pass: all 8 bounds hold\n")
     done = verify("bounds", "review", cwd=project, code=0)
@@ -127,7 +127,7 @@ def test_from_nothing_to_a_ratchet_and_the_change_it_catches(project: Path) -> N
     key = "my_silu/y/float16/positive"
     done = verify("bounds", "accept", key, "both/head.json", "--reason", "a tenth of a percent", cwd=project, code=0)
     assert "accepted; written to reports/bounds/interpreter/my_silu.toml" in done.stdout
-    [accepted] = [item for item in bounds.load(project / "reports/bounds").bounds.values() if item.accepted]
+    [accepted] = [item for item in committed.load(project / "reports/bounds").bounds.values() if item.accepted]
     assert (str(accepted.key), accepted.accepted[0].reason) == (key, "a tenth of a percent")
     judged = json.loads(verify("gate", "both/head.json", "--json", "-", cwd=project, code=1).stdout)
     assert {row["key"]: row["status"] for row in judged["rows"]}[key] == "ok"
@@ -211,7 +211,7 @@ def test_a_damaged_bound_stops_the_gate(tmp_path: Path) -> None:
     files.save(run(kernel(result(0.9))), tmp_path / "run.json")
     path = tmp_path / "reports" / "bounds" / "sm_90" / "gelu.toml"
     path.parent.mkdir(parents=True)
-    path.write_text(bounds.render("sm_90", "gelu", [bound(1.0)]).replace("1.0", "nan", 1))
+    path.write_text(committed.render("sm_90", "gelu", [bound(1.0)]).replace("1.0", "nan", 1))
     done = verify("gate", "run.json", cwd=tmp_path, code=2)
     assert "bound y bfloat16 all: value is a finite number of at least 0.5; received nan" in done.stderr
 
@@ -219,7 +219,7 @@ def test_a_damaged_bound_stops_the_gate(tmp_path: Path) -> None:
 def test_a_review_shows_a_bound_that_was_removed(tmp_path: Path) -> None:
     git("init", "-q", cwd=tmp_path)
     folder = tmp_path / "reports" / "bounds"
-    bounds.save(bounds.Book(folder), [bound(1.0), bound(0.5, kernel="<script>", arch="interpreter")])
+    committed.save(committed.Book(folder), [bound(1.0), bound(0.5, kernel="<script>", arch="interpreter")])
     git("add", "-A", cwd=tmp_path)
     git("commit", "-q", "-m", "bounds", cwd=tmp_path)
     (folder / "sm_90" / "gelu.toml").unlink()

@@ -223,7 +223,7 @@ def test_what_a_target_of_many_kernels_leaves_out_is_listed(local: Any) -> None:
     code, out, _ = local("hunt", "k.py::right", "--evaluations", "100", "--json", "-")
     assert code == 0 and files.decode(out.encode()).kernels[0].status == "ok"
     (kernel,) = [k for k in _load("k.py") if k.name == "sixteen_bits"]
-    from verify.hunt.serve import allowed
+    from verify.search.hunt.serve import allowed
 
     with pytest.raises(Exception, match="nothing to hunt: every bfloat16 input"):
         allowed(kernel, [], [])

@@ -20,12 +20,12 @@ from verify.cli import main
 from verify.records.files import load
 from verify.records.part_store import checked
 from verify.records.record import Run, replay_command
-from verify.sweep.space import CHUNK, bits_of_key
+from verify.search.sweep.space import CHUNK, bits_of_key
 from verify.truth.formats import named
 from verify.workers import process as isolate
 
 ROOT = Path(__file__).resolve().parents[2]
-SUBJECTS = "tests/sweep/subjects.py"
+SUBJECTS = "tests/search/sweep/subjects.py"
 
 
 def command(*arguments: str) -> list[str]:

@@ -21,7 +21,7 @@ from verify.measure.requests import Measure
 from verify.measure.session import Session, run
 from verify.records.record import KernelRun, Printed, SideEffect
 from verify.report.present import KernelFacts
-from verify.sweep.requests import ListSpaces
+from verify.search.sweep.requests import ListSpaces
 from verify.workers import process_tree
 from verify.workers.pool import Pool
 from verify.workers.process import Worker

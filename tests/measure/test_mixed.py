@@ -16,13 +16,13 @@ from verify.cases import Case, case_of, inputs_of
 from verify.diagnose.replay import replay
 from verify.diagnose.snippet import snippet
 from verify.errors import UsageError
-from verify.hunt.space import space_of
 from verify.laws import engine, registry
 from verify.measure.kernel import measure_kernel
 from verify.records.record import KernelRun, Result, replay_command
 from verify.report import words
-from verify.sweep import scope, serve
-from verify.sweep.requests import ListSpaces
+from verify.search.hunt.space import space_of
+from verify.search.sweep import scope, serve
+from verify.search.sweep.requests import ListSpaces
 
 TARGET = "tests/measure/mixed_rms.py::norm"
 

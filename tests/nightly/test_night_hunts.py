@@ -17,12 +17,12 @@ from verify import backends
 from verify.declare.requests import Listed, ListKernels
 from verify.declare.target import Declared, Target
 from verify.errors import IN_ERROR, SPENT, InternalError, TruthError, UsageError
-from verify.hunt import outcome, schedule
-from verify.hunt.requests import DoHunt, Hunt, HuntReply, Hunts
-from verify.hunt.schedule import HuntSession
-from verify.hunt.settings import Settings
 from verify.records.part_store import PartStore
 from verify.records.record import Basis, Gap, KernelRun, Run
+from verify.search.hunt import outcome, schedule
+from verify.search.hunt.requests import DoHunt, Hunt, HuntReply, Hunts
+from verify.search.hunt.schedule import HuntSession
+from verify.search.hunt.settings import Settings
 from verify.workers.pool import Pool
 from verify.workers.requests import About, Environment, Late
 

@@ -20,7 +20,7 @@ from verify.measure.bench import Bench
 from verify.nightly import Night, PlannedStage
 from verify.records.part_store import PartStore
 from verify.records.record import Gap, Run
-from verify.sweep import drive
+from verify.search.sweep import drive
 from verify.workers import process
 from verify.workers.pool import Pool
 from verify.workers.requests import About

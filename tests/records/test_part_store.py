@@ -11,8 +11,8 @@ import pytest
 
 from verify.errors import UsageError
 from verify.records.part_store import PartStore, checked
-from verify.sweep.drive import keep, known_of
-from verify.sweep.partial import Part, Partial
+from verify.search.sweep.drive import keep, known_of
+from verify.search.sweep.partial import Part, Partial
 
 SETTINGS: dict[str, Any] = {"seed": 1, "device": {"gpu": "none"}}
 

@@ -13,8 +13,8 @@ import pytest
 
 from tests.report.browser import Browser, Page
 from tests.report.sample import HOSTILE_NAME, empty, incomplete, many, night, passing, rich, sample
-from verify.gate.bounds import load
-from verify.gate.verdict import judge
+from verify.bounds.committed import load
+from verify.bounds.verdict import judge
 from verify.records import files, record
 from verify.records.compare import compare
 from verify.report import words

@@ -20,8 +20,8 @@ from verify.measure.requests import Measure
 from verify.measure.session import Session, run
 from verify.records.record import KernelRun, Run
 from verify.records.source_digest import digest
-from verify.sweep.drive import SweepSettings, sweep
-from verify.sweep.space import CHUNK, bits_of_key
+from verify.search.sweep.drive import SweepSettings, sweep
+from verify.search.sweep.space import CHUNK, bits_of_key
 from verify.truth.formats import named
 from verify.workers import cluster as clusters
 from verify.workers.check_workers_identical import refuse_unlike

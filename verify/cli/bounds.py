@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from verify.cli import exits, given, options, screen, sinks
 
 if TYPE_CHECKING:
-    from verify.gate.bounds import Book
+    from verify.bounds.committed import Book
 
 
 def add(commands: Any) -> None:
@@ -95,7 +95,7 @@ def _accept(steps: Any) -> None:
 
 def propose(options: argparse.Namespace) -> int:
     """New and tighter bounds; exit 1 when a figure is beyond what is promised already."""
-    from verify.gate import bounds, changes
+    from verify.bounds import changes, committed
     from verify.records.files import load
     from verify.report import gate_data
     from verify.report.terminal import bounds_text
@@ -107,14 +107,14 @@ def propose(options: argparse.Namespace) -> int:
         [load(path) for path in options.records],
         book,
         kernels=options.kernel,
-        margin=bounds.MARGIN if options.margin is None else options.margin,
+        margin=committed.MARGIN if options.margin is None else options.margin,
         headroom=options.headroom,
         move=options.move,
         today=_today(),
     )
     written: list[str] = []
     if not options.dry_run:
-        written = [_shown(path) for path in bounds.save(book, [item.new for item in found.changes if item.new])]
+        written = [_shown(path) for path in committed.save(book, [item.new for item in found.changes if item.new])]
 
     def data() -> dict[str, Any]:
         return {
@@ -133,8 +133,8 @@ def propose(options: argparse.Namespace) -> int:
 
 def review(options: argparse.Namespace) -> int:
     """Old and new; exit 1 when a promise was taken back."""
-    from verify.gate import changes, waivers
-    from verify.gate.at_commit import book_at, waivers_at
+    from verify.bounds import changes, waivers
+    from verify.bounds.at_commit import book_at, waivers_at
     from verify.records.files import load
     from verify.report import gate_data
     from verify.report.terminal import bounds_text
@@ -160,7 +160,7 @@ def review(options: argparse.Namespace) -> int:
 
 def accept(options: argparse.Namespace) -> int:
     """Loosen one bound."""
-    from verify.gate import bounds, changes
+    from verify.bounds import changes, committed
     from verify.records.files import load
     from verify.report import gate_data
     from verify.report.terminal import bounds_text
@@ -179,7 +179,7 @@ def accept(options: argparse.Namespace) -> int:
     assert change.new is not None
     behind = changes.behind([change], runs)
     files = {run.id: path for run, path in zip(runs, options.records, strict=True)}
-    written = [_shown(path) for path in bounds.save(book, [change.new])]
+    written = [_shown(path) for path in committed.save(book, [change.new])]
     sinks.deliver_data(
         options,
         lambda: {"changes": gate_data.of_changes([change], behind), "written": written},
@@ -195,11 +195,11 @@ def _today() -> str:
 
 
 def _book(options: argparse.Namespace) -> Book:
+    from verify.bounds import committed
     from verify.declare import config
-    from verify.gate import bounds
 
     # the first proposal makes the folder
-    return bounds.load(given.bounds_folder(options, config.find(), created=True))
+    return committed.load(given.bounds_folder(options, config.find(), created=True))
 
 
 def _may_write(options: argparse.Namespace, step: str) -> None:

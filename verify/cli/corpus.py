@@ -89,7 +89,7 @@ def _listed(found: list[Entry]) -> list[str]:
 
 def add_entry(options: argparse.Namespace) -> int:
     """Try once, then pin with what it showed."""
-    from verify.hunt.requests import Pin
+    from verify.search.hunt.requests import Pin
     from verify.workers.process import Worker, ask_about
 
     request = Pin(options.target, options.case, options.reason, options.law or "", options.result, options.index)
@@ -109,7 +109,7 @@ def add_entry(options: argparse.Namespace) -> int:
 
 def remove_entries(options: argparse.Namespace) -> int:
     """Unpin."""
-    from verify.hunt.requests import Unpin
+    from verify.search.hunt.requests import Unpin
 
     removed = _corpus(Unpin(options.ids))
     lines = [f"removed {item.id}  {_about(item)}" for item in removed]
@@ -197,7 +197,7 @@ def _then(item: Entry) -> str:
 
 
 def _entries() -> list[Entry]:
-    from verify.hunt.requests import ListPinned
+    from verify.search.hunt.requests import ListPinned
 
     return _corpus(ListPinned())
 

@@ -13,8 +13,8 @@ from verify.truth.figure import UNIT, signed
 
 if TYPE_CHECKING:
     from verify.api import CompletedRun
-    from verify.hunt.schedule import HuntSummary
     from verify.records.record import KernelRun, Result
+    from verify.search.hunt.schedule import HuntSummary
 
 FAILED = {"error", "crashed", "timeout"}
 LONG = 600  # characters of a replay command that still goes on a screen

@@ -11,7 +11,7 @@ from verify.cli import exits, given, options, screen, sinks
 from verify.errors import UsageError
 
 if TYPE_CHECKING:
-    from verify.gate.verdict import Verdict
+    from verify.bounds.verdict import Verdict
     from verify.nightly import Night
     from verify.records.record import Run
 
@@ -122,9 +122,9 @@ def main(options: argparse.Namespace) -> int:
 
 def _judge(record: Run, folder: Path) -> Verdict | None:
     """The gate's verdict; None while the project has no bounds for this architecture."""
-    from verify.gate import bounds, waivers
+    from verify.bounds import committed, waivers
 
-    book = bounds.load(folder)
+    book = committed.load(folder)
     if not book.bounds:
         return None
     return waivers.judge([record], book)

@@ -49,7 +49,7 @@ def main(options: argparse.Namespace) -> int:
     """Sweep and report; the exit code is the verdict, 3 after Ctrl-C."""
     from verify import api
     from verify.declare import config
-    from verify.sweep.drive import InterruptedSweepError
+    from verify.search.sweep.drive import InterruptedSweepError
 
     targets = given.targets(options, config.find())
     progress = screen.Progress()

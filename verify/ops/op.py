@@ -192,7 +192,7 @@ class Op:
     an index makes what the points of a problem share. `meaning` is the PyTorch function that defines the op, if one
     does; `name` then has a digest of it for one set of sizes.
     `symmetry` names the exact identity of a shipped op (`verify.laws.identities`), `gate_curve` the op of one number
-    whose curve it is made of (`verify.sweep.table`).
+    whose curve it is made of (`table`).
     `special(x...)`-like limits are part of `fast` and `points`: both must give the mathematical limit at
     infinite inputs and NaN where there is none.
     """

@@ -6,8 +6,8 @@ import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 
-from verify.gate.bounds import Bound
-from verify.gate.verdict import SEVERITY, Row, Status, Verdict
+from verify.bounds.committed import Bound
+from verify.bounds.verdict import SEVERITY, Row, Status, Verdict
 from verify.records.readings import Reading, inputs
 from verify.records.record import UNPROVEN, Worst, number, replay_command, value_of
 from verify.report import result_words, words

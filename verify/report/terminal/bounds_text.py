@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from verify.gate.bounds import Bound
-from verify.gate.changes import Change, Proposal, dropped, explained, needs_approval
-from verify.gate.verdict import MEANING, Row, Status, Waiver
-from verify.gate.waivers import APPROVED, Kind
+from verify.bounds.changes import Change, Proposal, dropped, explained, needs_approval
+from verify.bounds.committed import Bound
+from verify.bounds.verdict import MEANING, Row, Status, Waiver
+from verify.bounds.waivers import APPROVED, Kind
 from verify.records.readings import Key, Reading
 from verify.report import words
 from verify.report.signs import Signs

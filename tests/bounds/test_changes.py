@@ -1,0 +1,348 @@
+"""How bounds change: tighter by themselves, looser only one by one with a reason that stays."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.bounds.gate_records import ALL, HASH, SEEN, book, bound, kernel, result, run
+from verify.bounds import changes as ratchet
+from verify.bounds.changes import accept, explained, needs_approval, propose, review
+from verify.bounds.committed import Acceptance, Book, Bound
+from verify.bounds.verdict import judge
+from verify.errors import UsageError
+from verify.records.record import Basis, Run
+
+OTHER = "bb11bb11bb11"
+TODAY = "2026-11-21"
+
+
+def only(found: ratchet.Proposal) -> ratchet.Change:
+    [change] = found.changes
+    return change
+
+
+def applied(held: Book, changes: tuple[ratchet.Change, ...]) -> Book:
+    return Book(held.folder, {**held.bounds, **{change.key: change.new for change in changes if change.new}})
+
+
+def test_the_first_proposal_bounds_everything_and_then_the_gate_passes() -> None:
+    records = [run(kernel(result(0.7, basis=SEEN), result(0.0, output="dx"), result(0.9, dtype="float16", low=0.6)))]
+    found = propose(records, book())
+    assert {str(change.key): change.new.value for change in found.changes if change.new} == {
+        "gelu/y/bfloat16/all": 1.0,  # 0.7, and one and a half of the 0.2 beyond the last rounding
+        "gelu/dx/bfloat16/all": 0.5,
+        "gelu/y/float16/low": 0.6,
+    }
+    assert {change.kind for change in found.changes} == {"new"}
+    held = applied(book(), found.changes)
+    verdict = judge(records, held)
+    assert (verdict.exit_code, {row.status for row in verdict.rows}) == (0, {"ok"})
+    assert propose(records, held).changes == ()  # what was proposed is stable
+
+
+def test_a_new_bound_carries_its_evidence() -> None:
+    new = only(propose([run(kernel(result(0.7)))], book())).new
+    assert new is not None
+    assert dataclasses.asdict(new.evidence) == {
+        "record": "0123456789ab",
+        "commit": "c" * 12,
+        "date": "2026-11-20",
+        "source": "run",
+        "measured": 0.7,
+        "worst": "x = -4.34 (0xc08b)",
+    }
+    assert (new.properties, new.reason, new.basis) == ({"run": HASH}, "first measured", ALL)
+
+
+@pytest.mark.parametrize("status", ["vacuous", "undecided"])
+def test_no_bound_rests_on_a_result_without_a_verdict(status: str) -> None:
+    records = [run(kernel(result(0.7, status=status)))]
+    found = propose(records, book())
+    assert found.changes == () and [(row.status, row.reason) for row in found.left] == [(status, "zeros would pass")]
+    with pytest.raises(UsageError, match=f"gelu/y/bfloat16/all is {status} and cannot be accepted: zeros would pass"):
+        accept("gelu/y/bfloat16/all", "why not", records, book(bound(2.0)), today=TODAY)
+
+
+@pytest.mark.parametrize(
+    ("value", "basis", "old", "expected"),
+    [
+        (0.6, ALL, bound(1.0), 0.6),
+        (0.96, ALL, bound(1.0), None),  # within the margin
+        (0.95, ALL, bound(1.0), 0.95),
+        (0.999, ALL, bound(1.0, basis=SEEN), 0.999),  # proven now: no margin
+        (0.6, SEEN, bound(1.0), None),  # weaker than the evidence
+        (0.6, SEEN, bound(1.0, basis=SEEN), 0.75),
+        (0.65, SEEN, bound(1.0, basis=SEEN), None),  # 0.875 with headroom, and that again is beyond 1,
+        (0.6, Basis("observed", 10, 0), bound(1.0, basis=SEEN), None),
+        (0.9, SEEN, bound(1.0, basis=SEEN), None),  # 1.5 with headroom
+        (0.1, ALL, bound(0.5), None),  # nothing is below correctly rounded
+        (1.0001, ALL, bound(1.0), None),
+        (math.nan, ALL, bound(1.0), None),
+        (math.inf, ALL, bound(1.0), None),
+    ],
+)
+def test_what_tightens(value: float, basis: Basis, old: Bound, expected: float | None) -> None:
+    found = propose([run(kernel(result(value, basis=basis)))], book(old))
+    if expected is None:
+        assert found.changes == ()
+        return
+    change = only(found)
+    assert change.new is not None
+    assert (change.kind, change.new.value, change.new.basis) == ("tighter", expected, basis)
+
+
+def test_margin_and_headroom_can_be_given() -> None:
+    records = [run(kernel(result(0.9)))]
+    assert propose(records, book(bound(1.0)), margin=0.2).changes == ()
+    assert only(propose(records, book(bound(1.0)), margin=0.0)).new.value == 0.9  # type: ignore[union-attr]
+    seen = [run(kernel(result(0.9, basis=SEEN)))]
+    assert only(propose(seen, book(), headroom=0.5)).new.value == 1.35  # type: ignore[union-attr]
+
+
+def test_gradients_of_a_sweep_get_headroom_for_the_upstream_that_it_did_not_try() -> None:
+    swept = {"basis": ALL, "source": "sweep"}
+    records = [run(kernel(result(0.6, output="dx", **swept), result(0.6, **swept)))]
+    found = propose(records, book())
+    assert {str(change.key): change.new.value for change in found.changes if change.new} == {
+        "gelu/dx/bfloat16/all": 0.75,
+        "gelu/y/bfloat16/all": 0.6,
+    }
+    held = applied(book(), found.changes)
+    assert propose(records, held).changes == ()
+    other = [run(kernel(result(0.63, output="dx", basis=SEEN), result(0.63, basis=SEEN)))]  # any dy
+    assert [row.key.output for row in judge(other, held).rows if row.status == "breached"] == ["y"]
+
+
+def test_the_worst_of_all_records_is_what_a_bound_has_to_hold() -> None:
+    records = [run(kernel(result(value, basis=SEEN))) for value in (0.6, 0.8, 0.7)]
+    assert only(propose(records, book())).new.value == 1.25  # type: ignore[union-attr]
+
+
+def test_what_cannot_be_mended_is_left_and_told() -> None:
+    held = book(bound(0.5), bound(1.0, dtype="float16"), bound(1.0, dtype="float32"))
+    records = [run(kernel(result(0.9), result(math.nan, dtype="float16")))]
+    found = propose(records, held)
+    assert found.changes == ()
+    assert {row.key.dtype: row.status for row in found.left} == {
+        "bfloat16": "breached",
+        "float16": "nonfinite",
+        "float32": "unused",
+    }
+
+
+def test_one_unfit_reading_keeps_a_key_from_being_written() -> None:
+    for bad in (result(math.nan), result(0.6, properties="")):
+        assert propose([run(kernel(result(0.6))), run(kernel(bad))], book(bound(1.0))).changes == ()
+
+
+def test_a_changed_question_is_restated_when_it_is_not_looser() -> None:
+    held = book(bound(1.0, properties={"run": HASH, "sweep": HASH}))
+    for value, basis, kind, expected in (
+        (1.0, ALL, "restated", 1.0),
+        (0.98, SEEN, "restated", 1.0),
+        (0.98, ALL, "tighter", 0.98),
+    ):
+        records = [run(kernel(result(value, basis=basis, properties=OTHER)))]
+        change = only(propose(records, held))
+        assert change.new is not None
+        assert (change.kind, change.new.value) == (kind, expected)
+        assert change.new.properties == {"run": OTHER, "sweep": HASH}
+        assert (change.new.evidence.measured, change.new.basis) == (value, basis)
+        assert judge(records, applied(held, (change,))).exit_code == 0
+    # and where it is looser it takes a person
+    assert propose([run(kernel(result(1.2, properties=OTHER)))], held).changes == ()
+
+
+def test_a_first_sweep_adds_its_question_and_keeps_the_evidence() -> None:
+    held = book(bound(1.0))
+    change = only(propose([run(kernel(result(0.98, source="sweep", properties=OTHER)))], held))
+    assert change.new is not None
+    assert change.new == dataclasses.replace(bound(1.0), properties={"run": HASH, "sweep": OTHER})
+
+
+def test_tightening_never_forgets_what_was_accepted() -> None:
+    entry = Acceptance("2026-01-01", 0.5, 1.0, "approximate exp2")
+    change = only(propose([run(kernel(result(0.6)))], book(bound(1.0, accepted=(entry,)))))
+    assert change.new is not None
+    assert change.new.accepted == (entry,)
+
+
+# -- accept -----------------------------------------------------------------------------------------------
+
+KEY = "gelu/y/bfloat16/all"
+
+
+def accepted(records: list[Run], held: Book, key: str = KEY, reason: str = "the device's exp2") -> ratchet.Change:
+    return accept(key, reason, records, held, today=TODAY)
+
+
+def test_a_loosening_keeps_its_reason_and_the_earlier_ones() -> None:
+    entry = Acceptance("2026-01-01", 0.5, 0.6, "earlier")
+    change = accepted([run(kernel(result(0.9)))], book(bound(0.6, accepted=(entry,))))
+    assert change.kind == "looser"
+    assert change.new is not None
+    assert (change.new.value, change.new.reason) == (0.9, "the device's exp2")
+    assert change.new.accepted == (entry, Acceptance(TODAY, 0.6, 0.9, "the device's exp2"))
+    assert explained(change)
+    assert judge([run(kernel(result(0.9)))], applied(book(), (change,))).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("records", "held", "key", "reason", "message"),
+    [
+        ([run(kernel(result(0.9)))], book(bound(0.5)), KEY, " ", "a loosening needs a reason"),
+        (
+            [run(kernel(result(0.9)))],
+            book(bound(0.5)),
+            "gelu/y/bfloat16",
+            "why",
+            "the records measured no key 'gelu/y/bfloat16'\n  next: verify bounds accept 'gelu/y/bfloat16/all'",
+        ),
+        ([run(kernel(result(0.9)))], book(), KEY, "why", "gelu/y/bfloat16/all has no bound to loosen"),
+        ([run(kernel(result(0.4)))], book(bound(0.5)), KEY, "why", "is within its bound: 0.4 ULP, the bound is 0.5"),
+        ([run(kernel(result(math.nan)))], book(bound(0.5)), KEY, "why", "is nonfinite and cannot be accepted"),
+        ([run(kernel(result(9.0, properties="")))], book(bound(0.5)), KEY, "why", "is incomparable and cannot be"),
+        (
+            [run(kernel(result(9.0))), run(kernel(result(9.0)), arch="sm_80")],
+            book(bound(0.5), bound(0.5, arch="sm_80")),
+            KEY,
+            "why",
+            "was measured on sm_80, sm_90; accept it from the record of one machine",
+        ),
+        ([run(kernel(status="crashed"))], book(bound(0.5)), KEY, "why", "the records measured no key"),
+    ],
+)
+def test_what_cannot_be_accepted(records: Any, held: Any, key: str, reason: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        accepted(records, held, key, reason)
+    assert message in str(caught.value)
+
+
+def test_another_question_and_another_error_can_be_accepted() -> None:
+    looser = accepted([run(kernel(result(1.2, properties=OTHER)))], book(bound(1.0)))
+    assert looser.new is not None
+    assert (looser.kind, looser.new.value, looser.new.properties) == ("looser", 1.2, {"run": OTHER})
+    scaled = accepted([run(kernel(result(0.6, gate="scaled", properties=OTHER)))], book(bound(1.0)))
+    assert scaled.new is not None
+    assert (scaled.kind, scaled.new.gate, scaled.new.value) == ("looser", "scaled", 0.6)
+
+
+def test_keys_with_separators_in_their_names_are_told_apart() -> None:
+    names = ({"output": "a/b", "dtype": "c"}, {"output": "a", "dtype": "b/c"})
+    records = [run(kernel(*(result(0.9, **item) for item in names)))]
+    held = book(*(bound(0.5, **item) for item in names))
+    texts = {str(row.key) for row in judge(records, held).rows}
+    assert texts == {"gelu/a%2Fb/c/all", "gelu/a/b%2Fc/all"}
+    for text in texts:
+        assert str(accepted(records, held, text).key) == text
+
+
+# -- review -----------------------------------------------------------------------------------------------
+
+
+def test_a_review_shows_promises_that_were_taken_back_first() -> None:
+    keep, gone = bound(1.0, dtype="float64"), bound(1.0, dtype="float16")
+    loosened = accepted([run(kernel(result(0.9)))], book(bound(0.5)))
+    assert loosened.new is not None
+    by_hand = bound(3.0, output="dx")
+    old = book(keep, gone, bound(0.5), bound(2.0, output="dx"), bound(2.0, output="dw"))
+    new = book(keep, loosened.new, by_hand, bound(0.5, dtype="float32"), bound(1.0, output="dw"))
+    found = review(old, new)
+    assert [(change.kind, change.key.output, change.key.dtype) for change in found] == [
+        ("removed", "y", "float16"),
+        ("looser", "dx", "bfloat16"),
+        ("looser", "y", "bfloat16"),
+        ("new", "y", "float32"),
+        ("tighter", "dw", "bfloat16"),
+    ]
+    assert [explained(change) for change in found] == [False, False, True, False, False]
+    assert len(needs_approval(found)) == 3
+    assert review(old, old) == []
+
+
+def test_an_old_reason_does_not_cover_a_new_loosening() -> None:
+    entry = Acceptance("2026-01-01", 0.5, 3.0, "earlier")
+    [change] = review(book(bound(1.0, accepted=(entry,))), book(bound(3.0, accepted=(entry,))))
+    assert not explained(change)
+    rewritten = Acceptance("2026-01-01", 0.5, 9.0, "forged")
+    [change] = review(book(bound(1.0, accepted=(entry,))), book(bound(9.0, accepted=(rewritten,))))
+    assert not explained(change)
+    # nor does a new reason that was written over the record of an old one
+    added = Acceptance(TODAY, 1.0, 9.0, "new")
+    [change] = review(book(bound(1.0, accepted=(entry,))), book(bound(9.0, accepted=(rewritten, added))))
+    assert not explained(change)
+    [change] = review(book(bound(1.0, accepted=(entry,))), book(bound(9.0, accepted=(entry, added))))
+    assert explained(change)
+
+
+def test_a_bound_that_drops_the_property_of_a_command_needs_approval() -> None:
+    both = bound(1.0, properties={"run": HASH, "sweep": OTHER})
+    for after in (bound(1.0), bound(0.9, properties={"sweep": OTHER}), bound(1.0, properties={"hunt": HASH})):
+        [change] = review(book(both), book(after))
+        assert (change.kind, explained(change), needs_approval([change])) == ("looser", False, [change])
+    [change] = review(book(bound(1.0)), book(both))
+    assert (change.kind, needs_approval([change])) == ("restated", [])
+
+
+def test_another_gate_is_another_promise() -> None:
+    [change] = review(book(bound(1.0)), book(bound(0.6, gate="scaled")))
+    assert change.kind == "looser"
+
+
+# -- bounds that move --------------------------------------------------------------------------------------
+
+
+def test_bounds_of_another_gate_or_other_cases_move_together_with_their_reason() -> None:
+    item = kernel(
+        result(0.9, output="y", gate="scaled"),
+        result(3.0, output="dx", properties=OTHER),
+        result(0.7, output="dw", basis=SEEN, gate="scaled"),
+        result(0.5, output="db"),
+    )
+    held = book(
+        bound(4.0, basis=SEEN),
+        bound(1.0, output="dx"),
+        bound(0.6, output="dw", accepted=(Acceptance("2026-01-01", 0.5, 0.6, "before"),)),
+        bound(0.5, output="db"),
+    )
+    assert propose([run(item)], held).changes == ()
+    found = propose([run(item)], held, move=" noise decides now ", today=TODAY)
+    after = applied(held, found.changes)
+    new = {key.output: each for key, each in after.bounds.items()}
+    assert {name: (each.value, each.gate, each.properties["run"]) for name, each in new.items()} == {
+        "y": (0.9, "scaled", HASH),
+        "dx": (3.0, "plain", OTHER),
+        "dw": (1.0, "scaled", HASH),
+        "db": (0.5, "plain", HASH),
+    }
+    assert new["y"].basis == ALL and new["y"].reason == "noise decides now"
+    assert new["dx"].accepted == (Acceptance(TODAY, 1.0, 3.0, "noise decides now"),)
+    assert [entry.reason for entry in new["dw"].accepted] == ["before", "noise decides now"]
+    assert new["db"] is held.bounds[new["db"].key]
+    assert found.left == () and judge([run(item)], after).exit_code == 0
+    assert {change.key.output for change in needs_approval(found.changes)} == {"y", "dx", "dw"}
+    assert all(explained(change) for change in found.changes)
+
+
+@pytest.mark.parametrize("status", ["wrong", "vacuous", "undecided"])
+def test_a_bound_does_not_move_to_a_result_that_is_not_ok(status: str) -> None:
+    measured = msgspec.structs.replace(result(0.5, gate="scaled", status=status), reason="because")
+    found = propose([run(kernel(measured))], book(bound(1.0)), move="noise", today=TODAY)
+    assert found.changes == () and [row.reason for row in found.left] == [f"the result is {status}: because"]
+    broken = msgspec.structs.replace(result(math.nan, gate="scaled"), status="ok")
+    found = propose([run(kernel(broken))], book(bound(1.0)), move="noise", today=TODAY)
+    assert found.changes == () and [row.status for row in found.left] == ["nonfinite"]
+
+
+def test_bounds_move_neither_without_a_reason_nor_to_two_gates_nor_to_a_first_sweep() -> None:
+    with pytest.raises(UsageError, match="moving bounds needs a reason"):
+        propose([run(kernel(result(0.5)))], book(bound(1.0)), move=" ", today=TODAY)
+    records = [run(kernel(result(0.5, gate="scaled"))), run(kernel(result(0.5)), id="ba9876543210")]
+    assert propose(records, book(bound(1.0)), move="noise", today=TODAY).changes == ()
+    swept = propose([run(kernel(result(0.98, source="sweep")))], book(bound(1.0)), move="noise", today=TODAY)
+    assert [(change.kind, change.new.value) for change in swept.changes if change.new] == [("restated", 1.0)]

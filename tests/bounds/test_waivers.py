@@ -1,0 +1,214 @@
+"""Waivers: none is used without being told, none outlives its day, and one that is not understood stops the gate."""
+
+from __future__ import annotations
+
+import datetime
+import html
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.bounds.gate_records import book, bound, kernel, result, run
+from tests.bounds.test_gate import statuses
+from tests.cli.here import Said, said
+from verify.bounds import committed, verdict, waivers
+from verify.bounds.verdict import Verdict
+from verify.errors import UsageError
+from verify.records import files
+from verify.report import gate_data, gate_words
+from verify.report.html import against
+from verify.report.markdown import gate_markdown
+from verify.report.terminal import gate_text
+from verify.report.terminal.text_page import Terminal
+
+TODAY = datetime.date(2026, 11, 23)
+BREACHED = "gelu/y/bfloat16/tail"
+RECORD = run(kernel(result(tail=3.0, positive=0.5)))
+BOUNDS = [bound(0.5, regime="tail"), bound(0.5, regime="positive")]
+
+
+def toml(key: str = BREACHED, expires: str = "2026-11-23", reason: str = "a faster erf is on its way") -> str:
+    return f'[[waiver]]\nkey = "{key}"\nreason = "{reason}"\nexpires = {expires}\n'
+
+
+def judged(tmp_path: Path, *texts: str, record: Any = RECORD, where: str = "waivers.toml", **more: Any) -> Verdict:
+    path = tmp_path / where
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(texts))
+    return waivers.judge([record], book(*BOUNDS, folder=tmp_path), **{"today": TODAY, **more})
+
+
+def sinks(found: Verdict) -> list[str]:
+    """What each sink says of a verdict, folded to one line."""
+    page = against.bounds(found)
+    shown = " ".join([page.sentence, *(line.text for line in page.lines), *(row.note for row in page.rows)])
+    texts = [gate_text.render(found, Terminal(80)), html.unescape(gate_markdown.render(found)), shown]
+    return [" ".join(text.replace("\\", "").split()) for text in [*texts, json.dumps(gate_data.of_verdict(found))]]
+
+
+def test_a_finding_passes_with_a_line_that_says_why_and_until_when(tmp_path: Path) -> None:
+    assert verdict.judge([RECORD], book(*BOUNDS)).exit_code == 1
+    found = judged(tmp_path, toml())
+    assert (found.word, statuses(found)[BREACHED]) == ("pass", "waived")
+    assert gate_words.sentence(found) == "pass: 1 of 2 bounds hold; 1 finding waived"
+    for text in sinks(found):
+        assert "a faster erf is on its way" in text and "2026-11-23" in text and "waived" in text
+    assert "3 ULP against a bound of 0.5; waived until 2026-11-23" in sinks(found)[1]
+    yellow = gate_text.render(found, Terminal(200, color=True))
+    assert "\x1b[33m y bfloat16 tail (sm_90): 3 ULP against a bound of 0.5; waived until 2026-11-23" in yellow
+
+
+def test_the_day_after_it_fails_and_says_that_the_waiver_ended(tmp_path: Path) -> None:
+    found = judged(tmp_path, toml(), today=TODAY + datetime.timedelta(1))
+    assert (found.word, statuses(found)[BREACHED]) == ("fail", "breached")
+    for text in sinks(found):
+        assert "a faster erf is on its way" in text and "2026-11-23" in text
+    assert "ended with 2026-11-23" in sinks(found)[0]
+    [block] = [part for part in gate_text.render(found, Terminal(80)).split("\n\n") if part.startswith("✗ breached")]
+    assert len(block.splitlines()) == 8
+
+
+@pytest.mark.parametrize("quoted", ["2026-11-22", '"2026-11-22"'])
+def test_the_day_of_the_gate_is_that_of_utc(tmp_path: Path, quoted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Clock(datetime.datetime):
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> datetime.datetime:  # type: ignore[override]
+            utc = datetime.datetime(2026, 11, 22, 23, 59, tzinfo=datetime.UTC)
+            return utc if tz is datetime.UTC else utc + datetime.timedelta(hours=9)
+
+    monkeypatch.setattr(waivers.datetime, "datetime", Clock)
+    assert judged(tmp_path, toml(expires=quoted), today=None).word == "pass"
+    assert judged(tmp_path, toml(expires='"2026-11-21"'), today=None).word == "fail"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (toml(key="gelu/y/bfloat16/tial"), "no key 'gelu/y/bfloat16/tial' (closest: gelu/y/bfloat16/tail)"),
+        (toml(key="gelu/y/bfloat16"), "waiver 1: the records and bounds have no key 'gelu/y/bfloat16'"),
+        (toml(key="*"), "no key '*'"),
+        (toml(reason="  "), "waiver 1: reason is a string that says why; received '  '"),
+        (f'[[waiver]]\nkey = "{BREACHED}"\nexpires = 2026-11-23\n', "reason is missing; it is a string that says why"),
+        (f'[[waiver]]\nkey = "{BREACHED}"\nreason = "x"\n', "expires is missing; it is a day such as 2027-01-31"),
+        (toml(expires='"soon"'), "expires is a day such as 2027-01-31; received 'soon'"),
+        (toml(expires='"2027-02-30"'), "expires is a day such as 2027-01-31; received '2027-02-30'"),
+        (toml(expires='"20270130"'), "expires is a day"),
+        (toml(expires="2027-01-31T10:00:00"), "expires is a day such as 2027-01-31; received datetime.datetime("),
+        (toml(expires="2027-02-30"), "is not TOML"),
+        (toml() + "max = 3.0\n", "waiver 1: unknown key 'max'"),
+        (toml() + toml(), "waiver 2 repeats 'gelu/y/bfloat16/tail'; a finding has one waiver"),
+        (toml().replace("[[waiver]]", "[[waivers]]"), "waiver is missing; it is a list of tables, [[waiver]]"),
+        ("", "waiver is missing"),
+    ],
+)
+def test_a_waiver_that_is_not_understood_is_bad_usage_with_its_place(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        judged(tmp_path, text)
+    assert message in str(caught.value) and str(tmp_path / "waivers.toml") in str(caught.value)
+
+
+def test_where_waivers_lie(tmp_path: Path) -> None:
+    assert judged(tmp_path, toml(), where="sm_90/waivers.toml").word == "pass"
+    with pytest.raises(UsageError, match="waiver 1 repeats"):
+        judged(tmp_path, toml())
+    (tmp_path / "sm_90" / "waivers.toml").unlink()
+    (tmp_path / "waivers.toml").unlink()
+    assert judged(tmp_path, toml(), where="interpreter/waivers.toml").word == "fail"
+    with pytest.raises(UsageError, match="waivers lie beside the bounds"):
+        judged(tmp_path, toml(), where="sm_90/old/waivers.toml")
+
+
+def test_one_that_excuses_nothing_is_said_and_does_not_fail(tmp_path: Path) -> None:
+    fixed = run(kernel(result(tail=0.5, positive=0.5)))
+    for today in (TODAY, TODAY + datetime.timedelta(1)):
+        found = judged(tmp_path, toml(), record=fixed, today=today)
+        assert found.word == "pass"
+        for text in sinks(found):
+            assert f"{BREACHED}: ok; the waiver can go" in text
+
+
+def test_nan_is_excused_by_its_key_and_what_cannot_be_judged_by_nothing(tmp_path: Path) -> None:
+    nan = run(kernel(result(tail=math.nan, positive=0.5)))
+    assert judged(tmp_path, toml(), record=nan).word == "pass"
+    new = run(kernel(result(tail=0.5, positive=0.5, root=0.5)))
+    found = judged(tmp_path, toml(key="gelu/y/bfloat16/root"), record=new)
+    assert (found.word, statuses(found)["gelu/y/bfloat16/root"]) == ("incomplete", "new")
+
+
+def test_a_kernel_that_does_not_run_has_a_waiver_of_its_own(tmp_path: Path) -> None:
+    """A waiver of a figure says nothing of a crash, and one of a crash nothing of a figure."""
+    crashed = run(kernel(status="crashed", message="SIGSEGV"))
+    assert judged(tmp_path, toml("gelu"), record=crashed).word == "pass"
+    assert judged(tmp_path, toml(), toml("gelu/y/bfloat16/positive"), record=crashed).word == "fail"
+    found = judged(tmp_path, toml("gelu"))
+    assert found.word == "fail" and found.idle
+    (tmp_path / "waivers.toml").write_text(toml("gelu"))
+    unbound = waivers.judge([crashed], book(folder=tmp_path), today=TODAY)
+    assert (unbound.word, [row.status for row in unbound.rows]) == ("pass", ["waived"])
+
+
+def test_a_selection_leaves_the_waivers_of_other_kernels_alone(tmp_path: Path) -> None:
+    two = run(kernel(result(tail=0.5, positive=0.5)), kernel(result(), name="silu"))
+    with pytest.raises(UsageError, match="no key 'tanh/y'"):
+        judged(tmp_path, toml("tanh/y"), record=two)
+    assert judged(tmp_path, toml("tanh/y"), record=two, kernels=["gelu"]).word == "pass"
+
+
+def test_a_kernel_named_waivers_keeps_its_bounds(tmp_path: Path) -> None:
+    assert committed.file_name("waivers") == "%77aivers.toml" and committed.file_name("Waivers") != "Waivers.toml"
+    (tmp_path / "sm_90").mkdir()
+    (tmp_path / "sm_90" / "waivers.toml").write_text(toml())
+    assert committed.load(tmp_path).bounds == {}
+
+
+# -- commands -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "reports" / "bounds"
+    committed.save(committed.Book(folder), BOUNDS)
+    (folder / "waivers.toml").write_text(toml(expires="2999-01-01"))
+    files.save(RECORD, tmp_path / "run.json")
+    return tmp_path
+
+
+def test_every_command_that_judges_takes_waivers(project: Path) -> None:
+    def verify(*arguments: str, code: int = 0) -> Said:
+        done = said(*arguments, cwd=project)
+        assert done.returncode == code, done.stderr
+        return done
+
+    assert "waived until 2999-01-01: a faster erf is on its way" in " ".join(verify("gate", "run.json").stdout.split())
+    row = json.loads(verify("gate", "run.json", "--json", "-").stdout)["rows"][0]
+    assert (row["status"], row["waiver"]["expires"]) == ("waived", "2999-01-01")
+    verify("report", "run.json", "--bounds", "reports/bounds", "--html", "page.html")
+    assert "waived until 2999-01-01: a faster erf is on its way" in (project / "page.html").read_text()
+    (project / "reports" / "bounds" / "waivers.toml").write_text(toml("gelu/z"))
+    assert "waivers.toml: waiver 1: the records and bounds have no key" in verify("gate", "run.json", code=2).stderr
+
+
+def test_a_review_shows_a_waiver_as_it_does_a_looser_bound(project: Path) -> None:
+    from tests.cli.test_gate import git
+
+    path = project / "reports" / "bounds" / "waivers.toml"
+    text = path.read_text()
+    path.unlink()
+    git("init", "-q", cwd=project)
+    git("add", "-A", cwd=project)
+    git("commit", "-q", "-m", "bounds", cwd=project)
+    assert said("bounds", "review", cwd=project).returncode == 0
+    path.write_text(text)
+    done = said("bounds", "review", cwd=project)
+    assert done.returncode == 1 and "waiver added  gelu/y/bfloat16/tail" in done.stdout
+    assert "no bound changed since HEAD; 1 waiver: 1 added" in done.stdout
+    git("add", "-A", cwd=project)
+    git("commit", "-q", "-m", "waiver", cwd=project)
+    path.write_text(toml(expires="2999-01-02"))
+    told = json.loads(said("bounds", "review", "--json", "-", cwd=project).stdout)
+    assert [item["change"] for item in told["waivers"]] == ["extended"]
+    path.write_text(toml())
+    assert said("bounds", "review", cwd=project).returncode == 0

@@ -1,0 +1,80 @@
+"""Hunts spread over a cluster give the record that one worker gives."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.workers.dask_cluster import connected
+from verify.declare.requests import Listed, ListKernels
+from verify.declare.target import Declared
+from verify.records.record import Run
+from verify.search.hunt import schedule
+from verify.search.hunt.requests import DoHunt, Hunt
+from verify.search.hunt.schedule import HuntSession, run
+from verify.search.hunt.settings import Settings
+from verify.workers.pool import Pool
+
+pytest.importorskip("distributed")
+
+
+class _Listed:
+    """A worker that knows one kernel."""
+
+    alive = True
+
+    def ask(self, request: Any, *, timeout: float, progress: Any = None) -> Any:
+        assert isinstance(request, ListKernels), "nothing else is asked of a kernel that cannot be imported"
+        return Listed("", [Declared("k.py::k", "k", "silu", "elementwise", {}, "", ("cuda",), (), lacking=("quack",))])
+
+    def stop(self) -> None: ...
+
+
+def test_a_kernel_whose_package_is_missing_is_skipped() -> None:
+    session = HuntSession(settings=Settings(evaluations=1))
+    (hunted,) = schedule._hunted_kernels(Pool.of([_Listed()]), "k.py", "cuda", session)
+    assert hunted.unfit == "needs quack, which is not installed"
+    assert schedule._kernel_run(hunted).status == "skipped"
+
+
+def test_hunts_on_two_workers_have_twice_the_share_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule.time, "monotonic", lambda: 0.0)
+    kernel = Declared("k.py::k", "k", "silu", "elementwise", {}, "", ("cuda",), ())
+    hunted = schedule._HuntedKernel(kernel, [Hunt("float32", name) for name in ("y", "dx", "dw", "db")])
+    session = HuntSession(settings=Settings(generations=4, seconds=20.0), until=16.0)
+    for workers, seconds in ((1, 4.0), (2, 8.0), (9, 20.0)):
+        job = schedule._Queue([hunted], session, tmp_path / "stop", workers).take(None)
+        assert job is not None and isinstance(job.request, DoHunt)
+        assert job.request.settings.seconds == seconds
+
+
+def test_ctrl_c_asks_wherever_a_hunt_runs(tmp_path: Path) -> None:
+    """The file that ends a hunt has to exist on the machine of its worker, not only here."""
+    session = HuntSession(settings=Settings(evaluations=1))
+    stop = tmp_path / "stop"
+    asked: list[bool] = []
+    schedule._interrupted(session, stop, lambda: asked.append(stop.exists()))
+    assert session.interrupted and asked == [True]
+
+
+@pytest.mark.slow
+def test_hunts_over_a_cluster_are_those_of_one_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copy(Path(__file__).parent / "quarry.py", tmp_path / "k.py")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    targets = ["k.py::right", "k.py::one_exponent", "k.py::compared"]
+
+    def hunted(pool: Pool | None) -> Run:
+        settings = Settings(evaluations=20_000)
+        return run(targets, HuntSession(settings=settings, backend="interpreter", pool=pool), "verify hunt")
+
+    alone = hunted(None)
+    with connected(2, ["k.py"]) as cluster:
+        spread = hunted(cluster.pool())
+    assert [kernel.status for kernel in alone.kernels] == ["ok", "wrong", "wrong"]
+    for one, other in zip(alone.kernels, spread.kernels, strict=True):
+        assert msgspec.structs.replace(one, seconds=0.0) == msgspec.structs.replace(other, seconds=0.0)

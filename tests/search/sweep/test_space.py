@@ -1,0 +1,98 @@
+"""Keys, ranges and chunks: every input exactly once, whatever the range."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from verify.errors import UsageError
+from verify.search.sweep.space import (
+    CHUNK,
+    Space,
+    bits_of_key,
+    finite_keys,
+    key_of_bits,
+    key_of_value,
+    left_over,
+    merged,
+)
+from verify.truth.formats import named
+
+HALF = named("float16")
+NUMBERS = [HALF.to_float(bits_of_key(HALF, key)) for key in range(1 << 16)]
+INSIDE = [key for key, number in enumerate(NUMBERS) if not math.isnan(number)]
+SORTED = [NUMBERS[key] for key in INSIDE]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float8_e4m3fn"])
+def test_keys_put_every_pattern_in_the_order_of_the_numbers(dtype: str) -> None:
+    fmt = named(dtype)
+    patterns = [bits_of_key(fmt, key) for key in range(1 << fmt.bits)]
+    assert sorted(patterns) == list(range(1 << fmt.bits))
+    assert [key_of_bits(fmt, bits) for bits in patterns] == list(range(1 << fmt.bits))
+    numbers = [fmt.to_float(bits) for bits in patterns if not fmt.is_nan(bits)]
+    assert numbers == sorted(numbers)
+    zeros = [key for key, bits in enumerate(patterns) if fmt.to_float(bits) == 0]
+    assert [patterns[key] for key in zeros] == [fmt.sign_bit, 0], "-0 comes before +0"
+
+
+@given(st.floats(allow_nan=False))
+def test_the_key_of_a_value_is_that_of_the_next_number(value: float) -> None:
+    assert key_of_value(HALF, value) == INSIDE[bisect.bisect_left(SORTED, value)]
+    if abs(value) <= HALF.max_finite:
+        assert key_of_value(HALF, value, above=True) == INSIDE[bisect.bisect_right(SORTED, value)]
+
+
+def test_a_regime_is_the_finite_numbers_in_it() -> None:
+    low, high = finite_keys(HALF, -math.inf, -1.0)
+    members = [Fraction(HALF.value(bits_of_key(HALF, key))) for key in range(low, high)]
+    assert members[0] == -HALF.max_finite and members[-1] < -1 and len(members) == key_of_bits(HALF, 0xBC00) - low
+
+
+def space(start: int, stop: int, shape: str = "unary", dtype: str = "float32") -> Space:
+    return Space("f.py::k", dtype, ("y",), shape, start, stop)  # type: ignore[arg-type]
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 5 * CHUNK))
+def test_chunks_tile_a_space(start: int, size: int) -> None:
+    here = space(start, min(start + size, 2**32))
+    spans = [here.chunk(number) for number in range(here.chunks)]
+    assert spans[0][0] == here.first and spans[-1][1] == here.last
+    assert all(a[1] == b[0] and b[0] % CHUNK == 0 for a, b in itertools.pairwise(spans))
+    assert sum(high - low for low, high in spans) == here.points
+    assert [here.chunk_of(low) for low, _ in spans] == list(range(here.chunks))
+    with pytest.raises(UsageError, match="chunks 0 to"):
+        here.chunk(here.chunks)
+
+
+def test_pairs_are_rows_of_all_other_operands() -> None:
+    here = space(3, 131, "pairs", "bfloat16")
+    assert here.points == 128 * 65536 and here.first == 3 * 65536
+    assert all(low % 65536 == 0 and high % 65536 == 0 for low, high in map(here.chunk, range(here.chunks)))
+
+
+@given(st.sets(st.integers(0, 40)), st.integers(41, 50))
+def test_what_is_left_is_what_is_not_done(done: set[int], chunks: int) -> None:
+    left = left_over(chunks, [(number, number + 1) for number in done])
+    assert {number for low, high in left for number in range(low, high)} == set(range(chunks)) - done
+
+
+def test_intervals_that_overlap_do_not_merge() -> None:
+    assert merged([(4, 6), (0, 2), (2, 4)]) == [(0, 6)]
+    with pytest.raises(UsageError, match="chunk 3 is counted twice"):
+        merged([(0, 4), (3, 5)])
+
+
+def test_the_identity_is_that_of_everything_asked() -> None:
+    assert space(0, 10).identity() != space(0, 11).identity()
+    assert space(0, 10).identity() == space(0, 10).identity()
+    assert space(0, 2**32).describe() == "all 2^32 inputs"
+    assert space(0, 2**16, "pairs", "float16").describe() == "all 2^32 pairs"
+    low, high = (key_of_value(named("float32"), value) for value in (-1.0, 1.0))
+    assert space(low, high + 1).describe() == f"{high + 1 - low:,} inputs of [-1, 1]"

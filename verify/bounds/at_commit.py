@@ -1,0 +1,47 @@
+"""Bounds as they were at a commit, read from git without touching a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePath, PurePosixPath
+
+from verify.bounds import waivers
+from verify.bounds.committed import WAIVERS, Book, holds_bounds, parse
+from verify.bounds.verdict import Waiver
+from verify.bounds.worktree import commit_named, git
+from verify.errors import UsageError
+
+
+def book_at(ref: str, folder: Path) -> Book:
+    """Every bound that the folder held at a commit; none if it was not there yet."""
+    book = Book(folder)
+    for source, path, data in _files_at(ref, folder, lambda path: holds_bounds(path) and len(path.parts) == 2):
+        book.bounds.update(parse(data, source=source, arch=path.parent.name, name=path.name))
+    return book
+
+
+def waivers_at(ref: str, folder: Path) -> tuple[Waiver, ...]:
+    """Every waiver that the folder held at a commit."""
+    return waivers.read(_files_at(ref, folder, lambda path: path.name == WAIVERS))
+
+
+def _files_at(ref: str, folder: Path, wanted: Callable[[PurePath], bool]) -> Iterator[tuple[str, PurePosixPath, bytes]]:
+    """What errors call a file, where it lay in the folder at a commit, and its bytes."""
+    where = _existing(folder)
+    top = Path(git(where, "rev-parse", "--show-toplevel")).resolve()
+    commit = commit_named(ref, where)
+    if not folder.resolve().is_relative_to(top):
+        raise UsageError(f"{folder} is not in the repository {top}")
+    inside = PurePosixPath(folder.resolve().relative_to(top))
+    for name in git(top, "ls-tree", "-r", "-z", "--name-only", "--full-tree", commit, f"{inside}/").split("\0"):
+        if name and wanted(path := PurePosixPath(name).relative_to(inside)):
+            text = git(top, "show", f"{commit}:{name}")
+            yield f"{ref}:{name}", path, text.encode(errors="surrogateescape")
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or the nearest one above it: git has to be started somewhere."""
+    path = folder.resolve()
+    while not path.is_dir():
+        path = path.parent
+    return path

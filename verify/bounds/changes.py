@@ -1,0 +1,233 @@
+"""How bounds change: proposed from records (new, tighter, never looser) and accepted one by one with a reason.
+
+Pure, as the gate is: records and bounds in, changed bounds out. `verify.bounds.committed.save` writes them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from verify.bounds import verdict as gate
+from verify.bounds.committed import MARGIN, Acceptance, Book, Bound, Evidence, proposal, tightens
+from verify.bounds.verdict import Row, Verdict
+from verify.errors import UsageError
+from verify.records.readings import Key, Reading, date_of, inputs, leading, readings
+from verify.records.record import Run
+
+Kind = Literal["new", "tighter", "restated", "looser", "removed"]
+
+
+@dataclass(frozen=True)
+class Change:
+    """One bound before and after. `restated`: the same value on newer evidence."""
+
+    kind: Kind
+    old: Bound | None
+    new: Bound | None
+
+    @property
+    def key(self) -> Key:
+        """What the bound is about."""
+        bound = self.new or self.old
+        assert bound is not None
+        return bound.key
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What may be written, and the verdict it comes from: what no proposal can mend is in there."""
+
+    changes: tuple[Change, ...]
+    verdict: Verdict
+    left: tuple[Row, ...]  # rows that stay as they are although they are not ok
+
+
+def propose(
+    runs: Sequence[Run],
+    book: Book,
+    *,
+    kernels: Sequence[str] = (),
+    margin: float = MARGIN,
+    headroom: float | None = None,
+    move: str | None = None,
+    today: str = "",
+) -> Proposal:
+    """New bounds for what has none, tighter ones where a measurement supports them. Nothing gets looser.
+
+    With a reason to `move`, bounds are replaced whose result is ok and has another gate or property hash now.
+    """
+    if move is not None and not move.strip():
+        raise UsageError("moving bounds needs a reason, which stays in the files; --move is empty")
+    verdict = gate.judge(runs, book, kernels=kernels, margin=margin, headroom=headroom)
+    changes, left = [], []
+    for row in verdict.rows:
+        moves = move is not None and any(_asks_otherwise(row, item) for item in row.readings)
+        failed = [item for item in row.readings if moves and item.status != "ok"]
+        change = None
+        if not failed:
+            change = _moved(row, move or "", today, headroom) if moves else _proposed(row, margin, headroom)
+        if change is not None:
+            changes.append(change)
+        elif failed:
+            left.append(dataclasses.replace(row, reason=f"the result is {failed[0].status}: {failed[0].why}"))
+        elif row.status not in ("ok", "improved"):
+            left.append(row)
+    return Proposal(tuple(changes), verdict, tuple(left))
+
+
+def _asks_otherwise(row: Row, reading: Reading) -> bool:
+    """True if a bound is about another error than a reading, or about other cases of the same command."""
+    bound, asked = row.bound, reading.properties
+    return bound is not None and (bound.gate != reading.gate or bound.properties.get(reading.source, asked) != asked)
+
+
+def _moved(row: Row, reason: str, today: str, headroom: float | None) -> Change | None:
+    """The bound that replaces one; None where no bound may rest on the readings, or these have two gates."""
+    if len(_usable(row.readings)) < len(row.readings) or len({item.gate for item in row.readings}) > 1:
+        return None
+    assert row.bound is not None
+    reading = leading(list(row.readings))
+    entry = Acceptance(today, row.bound.value, proposal(reading, headroom), reason.strip())
+    new = dataclasses.replace(_bound(row, reading, entry.new, entry.reason), accepted=(*row.bound.accepted, entry))
+    return Change(_kind(row.bound, new), row.bound, new)
+
+
+def _proposed(row: Row, margin: float, headroom: float | None) -> Change | None:
+    usable = _usable(row.readings)
+    if not usable or len(usable) < len(row.readings):
+        return None
+    reading = leading(usable)
+    if row.bound is None:
+        return Change("new", None, _bound(row, reading, proposal(reading, headroom), "first measured"))
+    old = row.bound
+    if not (reading.value <= old.value) or any(item.gate != old.gate for item in usable):
+        return None
+    asked: dict[str, str] = {**old.properties, **{str(item.source): item.properties for item in usable}}
+    stale = old.evidence.source in asked and asked[old.evidence.source] != old.properties.get(old.evidence.source)
+    value = proposal(reading, headroom)
+    if tightens(reading, old, margin=margin, headroom=headroom) or (stale and value < old.value):
+        return Change("tighter", old, _bound(row, reading, value, f"tightened from {old.value:g}"))
+    if stale:
+        return Change("restated", old, _bound(row, reading, old.value, "measured again: what is asked has changed"))
+    if asked != dict(old.properties):
+        return Change("restated", old, dataclasses.replace(old, properties=asked))
+    return None
+
+
+def accept(
+    text: str, reason: str, runs: Sequence[Run], book: Book, *, today: str, headroom: float | None = None
+) -> Change:
+    """The looser bound that a record asks for, for exactly one key, with the reason in the file."""
+    if not reason.strip():
+        raise UsageError("a loosening needs a reason, which stays in the file; --reason is empty")
+    rows = [row for row in gate.judge(runs, book).rows if row.readings and str(row.key) == text]
+    if not rows:
+        known = [str(row.key) for row in gate.judge(runs, book).rows if row.status == "breached"]
+        raise UsageError(
+            f"the records measured no key {text!r}",
+            hint=f"verify bounds accept {known[0]!r} --reason ..." if known else "verify gate RUN  (names the keys)",
+        )
+    if len(rows) > 1:
+        machines = ", ".join(row.key.arch for row in rows)
+        raise UsageError(f"{text} was measured on {machines}; accept it from the record of one machine")
+    [row] = rows
+    usable = _usable(row.readings)
+    if not usable or len(usable) < len(row.readings):
+        raise UsageError(f"{text} is {row.status} and cannot be accepted: {row.reason}")
+    reading = leading(usable)
+    old = row.bound
+    if old is None:
+        raise UsageError(f"{text} has no bound to loosen", hint="verify bounds propose RUN")
+    if reading.value <= old.value and reading.gate == old.gate:
+        raise UsageError(
+            f"{text} is within its bound: {reading.value:.6g} ULP, the bound is {old.value:g}",
+            hint="verify bounds propose RUN  (never loosens)",
+        )
+    value = proposal(reading, headroom)
+    entry = Acceptance(today, old.value, value, reason.strip())
+    new = dataclasses.replace(_bound(row, reading, value, reason.strip()), accepted=(*old.accepted, entry))
+    return Change(_kind(old, new), old, new)
+
+
+def review(old: Book, new: Book) -> list[Change]:
+    """What changed between two states of the bounds, loosened and removed ones first."""
+    order: tuple[Kind, ...] = ("removed", "looser", "new", "tighter", "restated")
+    changes = []
+    for key in old.bounds.keys() | new.bounds.keys():
+        before, after = old.bounds.get(key), new.bounds.get(key)
+        if before != after:
+            changes.append(Change(_kind(before, after), before, after))
+    return sorted(changes, key=lambda change: (order.index(change.kind), change.key))
+
+
+def behind(found: Iterable[Change], runs: Sequence[Run]) -> dict[Key, Reading]:
+    """The readings that new bounds rest on, as far as they are in these records."""
+    wanted = {change.key: change.new.evidence for change in found if change.new is not None}
+    known: dict[Key, Reading] = {}
+    for run in runs:
+        for reading in readings(run):
+            evidence = wanted.get(reading.key)
+            if evidence is not None and (evidence.record, evidence.source) == (reading.record, reading.source):
+                known[reading.key] = leading([reading, *filter(None, [known.get(reading.key)])])
+    return known
+
+
+def explained(change: Change) -> bool:
+    """Whether a loosening carries its reason: an acceptance to this very value that the old state did not have."""
+    if change.old is None or change.new is None:
+        return False
+    added = change.new.accepted[len(change.old.accepted) :]
+    kept = change.new.accepted[: len(change.old.accepted)] == change.old.accepted
+    return kept and any(entry.new == change.new.value for entry in added)
+
+
+def dropped(before: Bound, after: Bound) -> set[str]:
+    """Returns the commands whose measurements the bound no longer judges: their properties are gone."""
+    return before.properties.keys() - after.properties.keys()
+
+
+def needs_approval(changes: Iterable[Change]) -> list[Change]:
+    """Promises that were taken back."""
+    return [change for change in changes if change.kind in ("looser", "removed")]
+
+
+def _kind(before: Bound | None, after: Bound | None) -> Kind:
+    if before is None:
+        return "new"
+    if after is None:
+        return "removed"
+    # another gate measures in other units: a scaled ULP is larger, so the promise is another one
+    if after.value > before.value or after.gate != before.gate or dropped(before, after):
+        return "looser"
+    return "tighter" if after.value < before.value else "restated"
+
+
+def _usable(found: Iterable[Reading]) -> list[Reading]:
+    """Readings that a bound may rest on: proven, finite, without a flaw, of a known machine and a known question."""
+    return [reading for reading in found if gate.fitness(reading)[0] == "ok"]
+
+
+def _bound(row: Row, reading: Reading, value: float, reason: str) -> Bound:
+    old = row.bound
+    asked: dict[str, str] = {item.source: item.properties for item in _usable(row.readings)}
+    same_gate = old is not None and old.gate == reading.gate
+    return Bound(
+        key=row.key,
+        value=value,
+        gate=reading.gate,
+        basis=reading.basis,
+        reason=reason,
+        evidence=Evidence(
+            record=reading.record or "unknown",
+            commit=reading.commit,
+            date=date_of(reading),
+            source=reading.source,
+            measured=reading.value,
+            worst=inputs(reading.worst),
+        ),
+        properties={**(old.properties if old is not None and same_gate else {}), **asked},
+        accepted=old.accepted if old is not None else (),
+    )

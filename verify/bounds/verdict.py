@@ -1,0 +1,280 @@
+"""The verdict: figures of records against committed bounds. Pure: it reads nothing, writes nothing, measures nothing.
+
+Every key that a record measured or a bound names gets one of eleven statuses. Whatever cannot be judged is never
+passed over: it has a status of its own, and that status fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import date
+from typing import Literal, get_args
+
+from verify.bounds.committed import MARGIN, Book, Bound, tightens
+from verify.errors import INCOMPLETE as UNDECIDED
+from verify.errors import PASS, WRONG, UsageError
+from verify.records.readings import FAILED, UNKNOWN, Key, Reading, arch_of, leading, readings
+from verify.records.record import UNPROVEN, KernelRun, Run
+
+Status = Literal[  # the most serious first: of several readings of one key the worst decides
+    "crashed",
+    "nonfinite",
+    "breached",
+    "incomparable",
+    "unused",
+    "undecided",
+    "vacuous",
+    "new",
+    "waived",
+    "improved",
+    "ok",
+]
+SEVERITY: tuple[Status, ...] = get_args(Status)
+BREACH: frozenset[Status] = frozenset({"crashed", "nonfinite", "breached"})
+INCOMPLETE: frozenset[Status] = frozenset({"incomparable", "unused", "undecided", "vacuous", "new"})
+
+MEANING: dict[Status, str] = {
+    "ok": "within its bound",
+    "improved": "within its bound, which is looser than it has to be",
+    "waived": "wrong, and excused until a date",
+    "breached": "beyond its bound",
+    "new": "measured, and no bound says what to expect",
+    "vacuous": "measured, and trivial answers would keep the limit of the kernel",
+    "undecided": "measured, and not proven within the limit of the kernel",
+    "unused": "has a bound and was not measured",
+    "incomparable": "measured, but not what the bound is about",
+    "nonfinite": "NaN or infinity where the exact answer is a number, or the reverse",
+    "crashed": "the kernel raised, crashed or ran out of time",
+}
+
+
+@dataclass(frozen=True)
+class Waiver:
+    """An excuse for one finding: a key as the gate prints it, or the name of a kernel that does not run."""
+
+    key: str
+    reason: str
+    expires: date  # the last day (UTC) on which it holds
+    arch: str  # empty: of every machine
+    place: str  # the file, and which of its waivers
+
+
+@dataclass(frozen=True)
+class Row:
+    """The verdict on one key. Of a kernel that failed and has no bounds, output, dtype and regime are empty."""
+
+    key: Key
+    status: Status
+    reason: str
+    bound: Bound | None = None
+    readings: tuple[Reading, ...] = ()
+    waiver: Waiver | None = None  # of a row that is not "waived": one that ended
+
+    @property
+    def leading(self) -> Reading | None:
+        """The reading that decides: the largest error of all."""
+        return leading(list(self.readings)) if self.readings else None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Every row, and what else the records say that a reader has to know."""
+
+    rows: tuple[Row, ...]
+    missing: tuple[str, ...] = ()  # parts of the runs that did not happen
+    notes: tuple[str, ...] = ()
+    idle: tuple[str, ...] = ()  # waivers that excuse nothing
+    records: tuple[str, ...] = ()  # ids
+
+    def count(self, status: Status) -> int:
+        """How many keys have a status."""
+        return sum(row.status == status for row in self.rows)
+
+    @property
+    def exit_code(self) -> int:
+        """The verdict as a command ends with it."""
+        found = {row.status for row in self.rows}
+        if found & BREACH:
+            return WRONG
+        return UNDECIDED if found & INCOMPLETE or self.missing or not found else PASS
+
+    @property
+    def word(self) -> Literal["pass", "fail", "incomplete"]:
+        """The exit code as a word."""
+        return {PASS: "pass", WRONG: "fail", UNDECIDED: "incomplete"}[self.exit_code]  # type: ignore[return-value]
+
+
+def judge(
+    runs: Sequence[Run],
+    book: Book,
+    *,
+    kernels: Sequence[str] = (),
+    margin: float = MARGIN,
+    headroom: float | None = None,
+) -> Verdict:
+    """The verdict on records. `kernels` selects: bounds of others are neither judged nor missed."""
+    for run in runs:
+        _check_names(run)
+    chosen = _selection(runs, book, kernels)
+    found: dict[Key, list[Reading]] = {}
+    for run in runs:
+        for reading in readings(run):
+            if chosen(reading.key.kernel):
+                found.setdefault(reading.key, []).append(reading)
+    failures = _failures(runs, chosen)
+    rows = [_row(key, items, book, margin, headroom) for key, items in found.items()]
+    expected = {key for key in book.bounds if key.arch in {arch_of(run) for run in runs} and chosen(key.kernel)}
+    rows += [_absent(book.bounds[key], failures, runs) for key in expected - set(found)]
+    known = {(row.key.arch, row.key.kernel) for row in rows if row.status == "crashed"}
+    rows += [
+        Row(Key(arch, kernel.name, "", "", ""), "crashed", _why(kernel))
+        for (arch, _), kernel in failures.items()
+        if (arch, kernel.name) not in known
+    ]
+    rows.sort(key=lambda row: (SEVERITY.index(row.status), row.key))
+    missing, of_others = _missing(runs, set(kernels))
+    return Verdict(
+        tuple(rows),
+        missing=tuple(missing),
+        notes=(*_notes(runs, chosen), *of_others),
+        records=tuple(dict.fromkeys(run.id for run in runs)),
+    )
+
+
+def _selection(runs: Sequence[Run], book: Book, kernels: Sequence[str]) -> Callable[[str], bool]:
+    """Which kernels are asked for. A name that nothing has would select nothing, and that must not pass."""
+    known = {kernel.name for run in runs for kernel in run.kernels} | {key.kernel for key in book.bounds}
+    for name in kernels:
+        if name not in known:
+            raise UsageError(
+                f"no record and no bound has a kernel {name!r}; known: {', '.join(sorted(known)) or 'none'}",
+            )
+    wanted = set(kernels)
+    return lambda name: not wanted or name in wanted
+
+
+def _check_names(run: Run) -> None:
+    """Bounds go by the kernel's name, so two kernels of one run cannot share it."""
+    targets: dict[str, str] = {}
+    for kernel in run.kernels:
+        if not kernel.peer and targets.setdefault(kernel.name, kernel.target) != kernel.target:
+            raise UsageError(
+                f"record {run.id}: two kernels are named {kernel.name!r}: {targets[kernel.name]} and {kernel.target}; "
+                "bounds go by name",
+                hint="rename one: @verify.kernel(name=...)",
+            )
+
+
+def _failures(runs: Iterable[Run], chosen: Callable[[str], bool]) -> dict[tuple[str, str], KernelRun]:
+    found: dict[tuple[str, str], KernelRun] = {}
+    for run in runs:
+        for kernel in run.kernels:
+            if kernel.status in FAILED and not kernel.peer and chosen(kernel.name):
+                found.setdefault((arch_of(run), kernel.name), kernel)
+    return found
+
+
+def _row(key: Key, found: list[Reading], book: Book, margin: float, headroom: float | None) -> Row:
+    bound = book.bounds.get(key)
+    judged = [_judge(reading, bound, book) for reading in found]
+    status, reason = min(judged, key=lambda pair: SEVERITY.index(pair[0]))
+    if status == "ok" and bound is not None and tightens(leading(found), bound, margin=margin, headroom=headroom):
+        status, reason = "improved", "`verify bounds propose` tightens the bound"
+    return Row(key, status, reason, bound, tuple(found))
+
+
+def _judge(reading: Reading, bound: Bound | None, book: Book) -> tuple[Status, str]:
+    """One figure against its bound."""
+    unfit, why = fitness(reading)
+    if unfit not in ("ok", *UNPROVEN):
+        return unfit, why
+    status, reason = _against(reading, bound, book)
+    return (status, reason) if unfit == "ok" or status in ("breached", "incomparable") else (unfit, why)
+
+
+def _against(reading: Reading, bound: Bound | None, book: Book) -> tuple[Status, str]:
+    """A figure that can be judged against its bound, whatever the verdict on its result."""
+    if bound is None:
+        others = [arch for arch in book.arches(reading.key.kernel) if arch != reading.key.arch]
+        if others and reading.key.arch not in book.arches(reading.key.kernel):
+            return "incomparable", f"bounds exist for {', '.join(others)} only, and say nothing about other machines"
+        return "new", "no bound yet"
+    if reading.gate != bound.gate:
+        return "incomparable", f"the {reading.gate} error was judged, the bound is of the {bound.gate} one"
+    known = bound.properties.get(reading.source)
+    if known is None and (of := [source for source, hash_ in bound.properties.items() if hash_ == reading.properties]):
+        return "incomparable", f"property {reading.properties} is that of a {of[0]}; the record says {reading.source}"
+    if known is not None and known != reading.properties:
+        return "incomparable", f"something else was measured: property {reading.properties}, the bound's is {known}"
+    # not (x <= bound): a NaN must fail
+    if not (reading.value <= bound.value):
+        return "breached", "beyond its bound"
+    if known is None:  # the bound cannot show that its question is the same
+        named = " and a ".join(sorted(bound.properties))
+        return "incomparable", f"the bound has the property of a {named}, and none of a {reading.source}"
+    return "ok", ""
+
+
+def fitness(reading: Reading) -> tuple[Status, str]:
+    """Whether a figure can be judged at all. NaN is asked first: it is wrong whatever it is compared with."""
+    if not reading.finite:
+        count, n = reading.figures.nonfinite, reading.figures.n
+        return "nonfinite", f"NaN or infinity on one side only, at {count:,} of {n:,} elements"
+    if reading.flaw:
+        return "incomparable", reading.flaw
+    if reading.key.arch == UNKNOWN:
+        return "incomparable", "the record does not say on which architecture it was measured"
+    if not reading.properties:
+        return "incomparable", "the record has no property hash, so it is not known what was measured; measure again"
+    if reading.status == "vacuous" or reading.status == "undecided":
+        return reading.status, reading.why
+    return "ok", ""
+
+
+def _absent(bound: Bound, failures: dict[tuple[str, str], KernelRun], runs: Sequence[Run]) -> Row:
+    """A bound that nothing was measured against: because its kernel failed, or for another reason to be named."""
+    arch, name = bound.key.arch, bound.key.kernel
+    if failed := failures.get((arch, name)):
+        return Row(bound.key, "crashed", _why(failed), bound)
+    there = [kernel for run in runs if arch_of(run) == arch for kernel in run.kernels if kernel.name == name]
+    if not there:
+        reason = "the records do not have this kernel"
+    elif all(kernel.peer for kernel in there):
+        reason = "the kernel is declared a peer, and peers are not judged"
+    elif skipped := next((kernel for kernel in there if kernel.status in ("interrupted", "skipped")), None):
+        reason = f"the kernel was {skipped.status}: {skipped.message}"
+    else:
+        reason = "the kernel was measured without it"
+    return Row(bound.key, "unused", reason, bound)
+
+
+def _why(kernel: KernelRun) -> str:
+    word = {"error": "raised an error", "crashed": "crashed", "timeout": "timed out"}[kernel.status]
+    return f"{word}: {kernel.message}" if kernel.message else word
+
+
+def _missing(runs: Iterable[Run], wanted: set[str]) -> tuple[list[str], list[str]]:
+    """Returns what the runs did not do of the wanted kernels, all without any, and what they did not do of others.
+
+    A gap without a target counts for every kernel. A kernel that failed has rows in place of gaps.
+    """
+    found: tuple[list[str], list[str]] = ([], [])
+    for run in runs:
+        failed = {kernel.target for kernel in run.kernels if kernel.status in FAILED}
+        own = {"", *(kernel.target for kernel in run.kernels if kernel.name in wanted)}
+        for gap in run.incomplete:
+            if gap.target not in failed:
+                found[bool(wanted) and gap.target not in own].append(gap.text)
+    return found
+
+
+def _notes(runs: Iterable[Run], chosen: Callable[[str], bool]) -> Iterable[str]:
+    """What the gate does not judge and a reader would want to know."""
+    for run in runs:
+        for kernel in run.kernels:
+            if kernel.peer or not chosen(kernel.name):
+                continue
+            if broken := [law for law in kernel.laws if law.status == "broken"]:
+                names = ", ".join(dict.fromkeys(law.law for law in broken))
+                yield f"{kernel.name} breaks laws, which `verify run` judges and bounds do not: {names}"

@@ -1,0 +1,164 @@
+"""Waivers: committed excuses, each for one finding of the gate, with a reason and the last day on which it holds.
+
+`waivers.toml` beside the bounds holds for every machine, `<arch>/waivers.toml` for one. A waiver never hides what it
+excuses: the row stays in the verdict as "waived", and once its day (UTC) is past the finding fails again. What has no
+verdict ("new", "vacuous", "undecided", "unused", "incomparable") has no waiver, because it says nothing of the kernel.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import difflib
+from collections.abc import Iterable, Sequence
+from pathlib import Path, PurePath
+from typing import Any, Literal
+
+from verify.bounds import toml
+from verify.bounds import verdict as gate
+from verify.bounds.committed import WAIVERS, Book
+from verify.bounds.verdict import Row, Verdict, Waiver
+from verify.errors import UsageError
+from verify.records.readings import Key, arch_of
+from verify.records.record import Run
+
+EXCUSED = ("breached", "nonfinite", "crashed")
+
+
+def judge(
+    runs: Sequence[Run], book: Book, *, kernels: Sequence[str] = (), today: datetime.date | None = None
+) -> Verdict:
+    """The verdict of the gate with the waivers that lie in the folder of the bounds; `today` is a day in UTC."""
+    found, held = gate.judge(runs, book, kernels=kernels), load(book.folder)
+    return applied(found, held, runs, kernels, today or datetime.datetime.now(datetime.UTC).date())
+
+
+def applied(
+    found: Verdict, waivers: Iterable[Waiver], runs: Sequence[Run], kernels: Sequence[str], today: datetime.date
+) -> Verdict:
+    """A verdict in which what has a waiver is excused, or says that its waiver has ended."""
+    machines = {arch_of(run) for run in runs}
+    chosen = {_name(kernel) for kernel in kernels}
+    rows, idle = list(found.rows), []
+    for waiver in waivers:
+        if (waiver.arch and waiver.arch not in machines) or (chosen and waiver.key.split("/")[0] not in chosen):
+            continue
+        places = [place for place, row in enumerate(rows) if _is_about(waiver, row)]
+        if not places:
+            raise _unknown(waiver, rows)
+        excused = [place for place in places if rows[place].status in EXCUSED and _may_excuse(waiver, rows[place])]
+        for place in excused:
+            status = rows[place].status if today > waiver.expires else "waived"
+            rows[place] = dataclasses.replace(rows[place], status=status, waiver=waiver)
+        if not excused:
+            states = " and ".join(dict.fromkeys(rows[place].status for place in places))
+            idle.append(f"{waiver.key}: {states}; the waiver can go ({waiver.place})")
+    rows.sort(key=lambda row: (gate.SEVERITY.index(row.status), row.key))
+    return dataclasses.replace(found, rows=tuple(rows), idle=tuple(idle))
+
+
+def _name(kernel: str) -> str:
+    """The name of a kernel as keys spell it."""
+    return str(Key("", kernel, "", "", "")).split("/")[0]
+
+
+def _is_about(waiver: Waiver, row: Row) -> bool:
+    if waiver.arch not in ("", row.key.arch):
+        return False
+    return waiver.key in (str(row.key), _name(row.key.kernel))
+
+
+def _may_excuse(waiver: Waiver, row: Row) -> bool:
+    """A figure's waiver does not excuse a kernel that no longer runs, nor the other way round."""
+    return (waiver.key == _name(row.key.kernel)) == (row.status == "crashed")
+
+
+def _unknown(waiver: Waiver, rows: Sequence[Row]) -> UsageError:
+    known = sorted({str(row.key) for row in rows if row.key.output} | {_name(row.key.kernel) for row in rows})
+    near = difflib.get_close_matches(waiver.key, known, n=1, cutoff=0.6)
+    closest = f" (closest: {near[0]})" if near else ""
+    return UsageError(
+        f"{waiver.place}: the records and bounds have no key {waiver.key!r}{closest}; a waiver excuses one finding",
+        hint="verify gate RUN.json --all --json -  (names the keys); --kernel NAME leaves other kernels out",
+    )
+
+
+# -- reading --------------------------------------------------------------------------------------------
+
+
+def load(folder: Path) -> tuple[Waiver, ...]:
+    """Every waiver below the folder of the bounds."""
+    files = sorted(folder.rglob(WAIVERS))
+    try:
+        return read((_shown(path), path.relative_to(folder), path.read_bytes()) for path in files)
+    except OSError as error:
+        raise UsageError(f"cannot read {error.filename}: {error.strerror}") from error
+
+
+def _shown(path: Path) -> str:
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
+def read(files: Iterable[tuple[str, PurePath, bytes]]) -> tuple[Waiver, ...]:
+    """The waivers of files: what errors call each, where it lies in the folder of the bounds, and its bytes."""
+    found: dict[tuple[str, str], Waiver] = {}
+    for source, inside, data in files:
+        if len(inside.parts) > 2:
+            raise UsageError(f"{source}: waivers lie beside the bounds, in {WAIVERS} or <arch>/{WAIVERS}")
+        top = toml.document(data, source)
+        entries = top.take("waiver", "a list of tables, [[waiver]]", toml.is_tables)
+        top.done()
+        for number, entry in enumerate(entries, 1):
+            arch = inside.parts[0] if len(inside.parts) == 2 else ""
+            waiver = _waiver(toml.Table(source, f"waiver {number}", entry), arch)
+            for other in found.values():
+                if (other.key == waiver.key and "" in (arch, other.arch)) or (waiver.key, arch) in found:
+                    raise UsageError(f"{waiver.place} repeats {waiver.key!r}; a finding has one waiver")
+            found[waiver.key, arch] = waiver
+    return tuple(found.values())
+
+
+def _waiver(table: toml.Table, arch: str) -> Waiver:
+    key = table.text("key")
+    reason = table.take(
+        "reason", "a string that says why", lambda value: isinstance(value, str) and bool(value.strip())
+    )
+    expires = _day(table.take("expires", "a day such as 2027-01-31", lambda value: _day(value) is not None))
+    table.done()
+    assert expires is not None
+    return Waiver(key, reason.strip(), expires, arch, f"{table.source}: {table.where}")
+
+
+def _day(value: Any) -> datetime.date | None:
+    """A TOML date, or the same in quotes; a time of day is none."""
+    if isinstance(value, str):
+        try:
+            day = datetime.date.fromisoformat(value)
+        except ValueError:
+            return None
+        return day if day.isoformat() == value else None
+    return value if type(value) is datetime.date else None
+
+
+# -- review ---------------------------------------------------------------------------------------------
+
+Kind = Literal["added", "extended", "changed", "removed"]
+APPROVED: tuple[Kind, ...] = ("added", "extended")  # what a reviewer has to agree to, as to a looser bound
+
+
+def changed(old: Iterable[Waiver], new: Iterable[Waiver]) -> list[tuple[Kind, Waiver]]:
+    """What changed between two states of the waivers, those that excuse more first."""
+    before, after = ({(item.key, item.arch): item for item in side} for side in (old, new))
+    found: list[tuple[Kind, Waiver]] = []
+    for key in sorted(before.keys() | after.keys()):
+        was, now = before.get(key), after.get(key)
+        if now is None:
+            assert was is not None
+            found.append(("removed", was))
+        elif was is None:
+            found.append(("added", now))
+        elif now.expires > was.expires:
+            found.append(("extended", now))
+        elif (now.expires, now.reason) != (was.expires, was.reason):
+            found.append(("changed", now))
+    return sorted(found, key=lambda pair: pair[0] not in APPROVED)

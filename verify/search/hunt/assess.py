@@ -1,0 +1,99 @@
+"""Thousands of candidates judged by one call: run the kernel, evaluate the fast truth, take each one's error.
+
+The figure of a candidate is the largest error of its elements, by the figure that the op gates. A NaN or an
+infinity where the answer is a number is an infinite error: nothing is worse. What every call showed is counted
+on the device; nothing travels to the host until the end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from verify.errors import KernelError
+from verify.measure.call import run_tensors
+from verify.measure.counting import Counts, counts_of
+from verify.measure.tally import Tally
+from verify.ops.op import Problem
+from verify.search.hunt.space import Candidates, SearchSpace, one_of, size_of
+from verify.truth.fast import evaluate
+from verify.truth.ulp import bits_of, errors
+
+
+@dataclass(frozen=True)
+class Assessed:
+    """The figures of candidates, in their order."""
+
+    figure: Tensor
+    element: Tensor  # which element of the candidate had the error
+    got: Tensor  # its bits
+
+
+class Assessor:
+    """Judges populations of one space and counts what it saw.
+
+    Candidates lie on `device`, where they are judged too; the kernel runs on `kernel_device`.
+    """
+
+    def __init__(self, space: SearchSpace, device: str, kernel_device: str = "") -> None:
+        self.space = space
+        self.kernel_device = kernel_device or device
+        self.params = space.kernel.op.resolve(space.kernel.params)
+        self.device = device
+        self._counts: Counts | None = None
+
+    def assess(self, population: Candidates, shared: Candidates) -> Assessed:
+        """Judge every candidate: by one call, or where each has a call of its own by one for each."""
+        if not self.space.alone:
+            return self._call(population, shared)
+        each = [self._call(one_of(population, line), shared) for line in range(size_of(population))]
+        return Assessed(*(torch.cat([getattr(one, name) for one in each]) for name in ("figure", "element", "got")))
+
+    def _call(self, population: Candidates, shared: Candidates) -> Assessed:
+        space, candidates = self.space, size_of(population)
+        inputs, upstream = space.tensors(population, shared)
+        problem = Problem(inputs=inputs, params=self.params, upstream=upstream, results=(space.result,))
+        there = {name: None if value is None else value.to(self.kernel_device) for name, value in inputs.items()}
+        arriving = {name: value.to(self.kernel_device) for name, value in upstream.items()}
+        found = run_tensors(space.kernel, there, space.kernel.params, arriving)
+        if space.result not in found:
+            raise KernelError(f"{space.kernel.name} gave {space.result} once and not again: autograd has no path to it")
+        got = found[space.result].to(self.device)
+        truth = evaluate(space.kernel.op, problem, {space.result: space.fmt})[space.result]
+        if got.shape != truth.value.shape:
+            raise KernelError(
+                f"{space.kernel.name} must return {space.result} of shape {tuple(truth.value.shape)}; "
+                f"it returned {tuple(got.shape)}"
+            )
+        truth = truth.for_result(got)
+        judged = errors(
+            got,
+            truth.value,
+            space.fmt,
+            low=truth.low,
+            bound=truth.bound,
+            scale=truth.unit(space.kernel.op.gate_of(space.result), space.floor),
+            policy=space.kernel.policy,
+        )
+        counts = counts_of(judged)
+        self._counts = counts if self._counts is None else self._counts.plus(counts)
+        figure = (judged.ulp if judged.scaled is None else judged.scaled).abs()
+        figure = torch.where(torch.isnan(figure), torch.inf, figure)
+        each = space.per_candidate(figure, candidates)
+        worst, element = _first_max(each)
+        bits = space.per_candidate(bits_of(got.detach().reshape(-1)), candidates).gather(1, element[:, None])[:, 0]
+        return Assessed(worst, element, bits)
+
+    def tally(self) -> Tally:
+        """What was seen, without maxima: those are a matter of exact judgement."""
+        return Tally() if self._counts is None else self._counts.tallies()[0]
+
+
+def _first_max(table: Tensor) -> tuple[Tensor, Tensor]:
+    """The maximum of every line and its first place: the same on every device."""
+    best = table.amax(1)
+    width = table.shape[1]
+    place = torch.where(table == best[:, None], torch.arange(width, device=table.device)[None, :], width)
+    return best, place.amin(1)

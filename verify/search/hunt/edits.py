@@ -1,0 +1,177 @@
+"""How a candidate is edited: one operation on one number, on a stretch of numbers, or on all numbers of an operand.
+
+Candidates are ordinals, so every edit is integer arithmetic. Edits of one number climb: the error often changes little
+between neighbours. The same edits of a stretch or of all numbers reach what breaks rows: sums that cancel, terms that
+are absorbed, variances near zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from verify.search.hunt.draws import Draws
+from verify.search.hunt.space import Candidates, Variable, size_of
+
+
+@dataclass(frozen=True)
+class Lines:
+    """The numbers of one operand in some candidates, one candidate per line, and what an edit may take from."""
+
+    own: Tensor
+    mate: Tensor  # the same operand of other parents
+    partner: Tensor  # another operand of the same candidates; `mate` where none is like it
+    variable: Variable
+    landmarks: Tensor  # ordinals
+    draws: Draws
+
+    @property
+    def count(self) -> int:
+        return int(self.own.shape[0])
+
+    @property
+    def size(self) -> int:
+        return int(self.own.shape[1])
+
+    def sign(self) -> Tensor:
+        """+1 or -1 for each line."""
+        return self.draws.sign(self.count)[:, None]
+
+    def below(self, limit: int) -> Tensor:
+        """A whole number for each line."""
+        return self.draws.below(self.count, limit)[:, None]
+
+    def step(self, octaves: int) -> Tensor:
+        """A distance for each line, every octave as likely."""
+        return self.draws.step(self.count, octaves)[:, None]
+
+    def signed(self, magnitude: Tensor) -> Tensor:
+        """The magnitudes with the signs that the numbers have."""
+        return torch.where(self.own < 0, -magnitude, magnitude)
+
+
+Edit = Callable[[Lines], Tensor]
+
+
+def edit(
+    variables: tuple[Variable, ...], parents: Candidates, mates: Candidates, landmarks: Tensor, draws: Draws
+) -> None:
+    """Edits every candidate of `parents` in place, half of them twice, a quarter three times."""
+    count = size_of(parents)
+    for share in (1, 2, 4):
+        total = max(1, count // share)
+        # the first line and the first edit are drawn, so that a small population meets every edit in time
+        start, first = int(draws.below(1, count)[0]), int(draws.below(1, len(EDITS))[0])
+        for place in range(len(EDITS)):
+            low, high = (total * place) // len(EDITS), (total * (place + 1)) // len(EDITS)
+            if low == high:
+                continue
+            variable = variables[int(draws.below(1, len(variables))[0])]
+            at = (torch.arange(low, high, device=draws.device) + start) % count
+            partner = _partner(variable, variables, draws)
+            own, mate = parents[variable.name][at], mates[variable.name][at]
+            beside = mate if partner is None else parents[partner.name][at]
+            lines = Lines(own, mate, beside, variable, landmarks, draws)
+            changed = variable.within(EDITS[(place + first) % len(EDITS)](lines))
+            parents[variable.name][at] = torch.where(_places(lines), changed, own)
+
+
+def _partner(variable: Variable, variables: tuple[Variable, ...], draws: Draws) -> Variable | None:
+    alike = [
+        each for each in variables if each is not variable and (each.size, each.fmt) == (variable.size, variable.fmt)
+    ]
+    return alike[int(draws.below(1, len(alike))[0])] if alike else None
+
+
+def _places(lines: Lines) -> Tensor:
+    """Where an edit applies: to one number of a line, to a stretch, or to all, each as likely."""
+    start, kind = lines.below(lines.size), lines.below(3)
+    length = torch.where(kind == 0, 1, torch.where(kind == 1, 1 + lines.below(lines.size), lines.size))
+    return (_positions(lines) - start) % lines.size < length
+
+
+def _positions(lines: Lines) -> Tensor:
+    return torch.arange(lines.size, device=lines.own.device)[None, :]
+
+
+def _step(lines: Lines) -> Tensor:
+    """Moves by 1 to 2^mantissa ulps."""
+    return lines.own + lines.sign() * lines.step(lines.variable.fmt.mantissa_bits)
+
+
+def _low_bits(lines: Lines) -> Tensor:
+    """Draws the bits below a random place of the mantissa anew."""
+    mask = (lines.own.new_ones(()) << lines.below(lines.variable.fmt.mantissa_bits + 1)) - 1
+    words = lines.draws.words(lines.own.numel()).reshape(lines.own.shape)
+    return lines.signed((lines.own.abs() & ~mask) | (words & mask))
+
+
+def _flip(lines: Lines) -> Tensor:
+    """Flips one bit of the magnitude."""
+    return lines.signed(lines.own.abs() ^ (lines.own.new_ones(()) << lines.below(lines.variable.fmt.bits - 1)))
+
+
+def _exponent(lines: Lines) -> Tensor:
+    """Moves to another binade, near ones more often."""
+    fmt = lines.variable.fmt
+    octaves = max(1, fmt.bits - fmt.precision - 1)
+    moved = lines.own.abs() + lines.sign() * (lines.step(octaves).clamp(max=1 << octaves) << fmt.mantissa_bits)
+    return torch.where((moved < 0) | (moved > lines.variable.limit), lines.own, lines.signed(moved))
+
+
+def _sign(lines: Lines) -> Tensor:
+    """Negates all numbers or every second one."""
+    return torch.where(_positions(lines) % (1 + lines.below(2)) == 0, -lines.own, lines.own)
+
+
+def _short(lines: Lines) -> Tensor:
+    """Ends the mantissa in zeros or in ones: powers of two, ties, and the numbers just below."""
+    mask = (lines.own.new_ones(()) << lines.below(lines.variable.fmt.mantissa_bits + 1)) - 1
+    magnitude = lines.own.abs()
+    return lines.signed(torch.where(lines.below(2) == 1, magnitude | mask, magnitude & ~mask))
+
+
+def _near(lines: Lines) -> Tensor:
+    """Moves to a landmark of the op, or beside it."""
+    centre = lines.landmarks[lines.below(lines.landmarks.shape[0])]
+    return (centre + lines.sign() * (lines.step(lines.variable.fmt.mantissa_bits) - 1)).expand(lines.own.shape)
+
+
+def _mate(lines: Lines) -> Tensor:
+    """Takes the numbers of another parent."""
+    return lines.mate
+
+
+def _borrow(lines: Lines) -> Tensor:
+    """Takes the numbers of another operand, or their negatives: sums that cancel exactly."""
+    return lines.partner * lines.sign()
+
+
+def _elsewhere(lines: Lines) -> Tensor:
+    """Takes numbers from elsewhere in the line: another order, or the first few over and over."""
+    period = torch.where(lines.below(2) == 0, lines.size, lines.step(lines.size.bit_length() - 1).clamp(max=lines.size))
+    return lines.own.gather(1, (_positions(lines) + lines.below(lines.size)) % period) * lines.sign()
+
+
+def _squeeze(lines: Lines) -> Tensor:
+    """Shrinks the distances from the first number: towards a constant row."""
+    first = lines.own[:, :1]
+    return first + ((lines.own - first) >> (1 + lines.below(lines.variable.fmt.precision)))
+
+
+EDITS: tuple[Edit, ...] = (
+    _step,
+    _low_bits,
+    _flip,
+    _exponent,
+    _sign,
+    _short,
+    _near,
+    _mate,
+    _borrow,
+    _elsewhere,
+    _squeeze,
+)

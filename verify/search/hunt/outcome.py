@@ -1,0 +1,155 @@
+"""One hunt from start to record: search, confirm, and say it as a `Result` with source "hunt"."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from verify.backends import Backend, architecture
+from verify.cases.fingerprint import fingerprint
+from verify.declare.declaration import Kernel
+from verify.measure.tally import Maximum
+from verify.records.record import Basis, Result, ResultStatus, Worst, number, replay_command
+from verify.search.hunt.finds import Find, confirm
+from verify.search.hunt.search import INTERRUPTED, Search, Searched, State, population_of, search
+from verify.search.hunt.settings import Settings
+from verify.search.hunt.space import SearchSpace, space_of
+from verify.truth import certificate
+from verify.truth.figure import UNIT, shown
+
+KEEP, CHARACTERS = 5, 3_000  # the record keeps so many finds, and only as long as their replay commands stay shorter
+
+
+@dataclass(frozen=True)
+class Hunted:
+    """A result for the record, and what does not fit into it."""
+
+    result: Result
+    finds: list[Find]
+    state: State
+    sentence: str
+    notes: list[str]
+    interrupted: bool
+
+
+def hunt(
+    kernel: Kernel,
+    target: str,
+    backend: Backend,
+    dtype: str,
+    result: str,
+    settings: Settings,
+    *,
+    population: int = 0,
+    watch: Callable[[Search, State], None] = lambda search, state: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Hunted:
+    """Search for the worst input of one result, and judge what was found exactly.
+
+    `population` is the number of lines of one call (0: what suits the backend).
+    """
+    settings.check()
+    largest = kernel.largest.get(dtype) if settings.largest is None else settings.largest
+    space = space_of(kernel, dtype, result, backend.device, width=settings.width, largest=largest)
+    found = search(
+        space,
+        settings,
+        # exact arithmetic reads element by element: each would be waited for, and longer where processes share a GPU
+        device="cpu" if space.dtype == "float64" else backend.device,
+        kernel_device=backend.device,
+        population=population or population_of(space, backend.scale),
+        watch=watch,
+        stop=stop,
+    )
+    finds = confirm(space, target, backend.device, found.elite)
+    notes = _notes(space, found, finds)
+    made = _result(space, settings, found, finds, backend)
+    return Hunted(made, finds, found.state, space.sentence, notes, found.stopped == INTERRUPTED)
+
+
+def _result(space: SearchSpace, settings: Settings, found: Searched, finds: list[Find], backend: Backend) -> Result:
+    kernel = space.kernel
+    gate, limit = kernel.op.gate_of(space.result), kernel.limit(space.dtype, space.result)
+    proven = [find for find in finds if not find.open]
+    left = len(finds) - len(proven)
+    tally = msgspec.structs.replace(
+        found.tally,
+        undecided=max(found.tally.undecided, left),
+        open=left,
+        nan=sum(find.nan for find in proven),
+        plain=_largest(find.ulp for find in proven),
+        scaled=None if gate == "plain" else _largest(find.scaled or 0.0 for find in proven),
+    )
+    worst = proven[0].error if proven else 0.0
+    status: ResultStatus = "undecided" if left else "ok"
+    reason = f"exact arithmetic would have taken too long at {left:,} of {len(finds):,} finds" if left else ""
+    # not (x <= limit): a NaN must fail
+    if not worst <= limit:
+        status, reason = "wrong", _reason(proven[0], limit, gate)
+    units = (
+        "exact"
+        if space.fmt.name == "float64"
+        else certificate.units_for(
+            kernel.op.name, kernel.op.resolve(kernel.params), space.result, architecture(backend.device)
+        )[1]
+    )
+    meaning = f" {kernel.op.meaning.identity(space.unit.dims)}" if kernel.op.meaning else ""
+    return Result(
+        output=space.result,
+        dtype=space.dtype,
+        basis=Basis(kind="observed", n=found.state.evaluations, seed=settings.seed),
+        gate=gate,
+        limit=limit,
+        ulp_limit=kernel.ulp_limit(space.dtype, space.result) if gate == "noise" else None,
+        status=status,
+        reason=reason,
+        figures=tally.figures(),
+        regimes=[],
+        histogram=tally.histogram(),
+        worst=_kept(proven),
+        escalated=len(proven),
+        certificate=units,
+        source="hunt",
+        properties=fingerprint(kernel, space.result, space.dtype, space=space.sentence + meaning),
+    )
+
+
+def _largest(errors: Iterable[float]) -> Maximum:
+    """The maximum of errors that were judged exactly."""
+    size = number(max(map(abs, errors), default=0.0))
+    return Maximum(size, size)
+
+
+def _kept(finds: list[Find]) -> list[Worst]:
+    """The worst find, and the next ones: a find spells out whole rows, which nothing makes smaller."""
+    kept = [find.worst for find in finds[:KEEP]]
+    while len(kept) > 1 and sum(len(replay_command(worst.origin)) for worst in kept) > CHARACTERS:
+        kept.pop()
+    return kept
+
+
+def _reason(find: Find, limit: float, gate: str) -> str:
+    if find.nan:
+        return "NaN where the exact answer is a number"
+    if math.isinf(find.error):
+        return "an infinite or unbounded error"
+    return f"{shown(find.error)}{UNIT[gate]}, the limit is {limit:g}"
+
+
+def _notes(space: SearchSpace, found: Searched, finds: list[Find]) -> list[str]:
+    about = f"{space.result} {space.dtype}"
+    notes = [f"{about}: the shares and quantiles of a hunt describe what it tried, which is biased towards the worst"]
+    if found.stopped:
+        notes.append(f"{about}: stopped after {found.state.evaluations:,} evaluations: {found.stopped}")
+    if finds and finds[0].alone and (copies := space.copies(finds[0].case)) > 1:
+        notes.append(f"{about}: the worst find shows among {copies} copies of itself, not alone")
+    crowd = [find for find in finds if not find.alone]
+    if crowd:
+        notes.append(
+            f"{about}: {len(crowd)} of {len(finds)} finds (up to {shown(max(find.error for find in crowd))}) showed "
+            "only beside other inputs: results depend on their neighbours, or on the shape of the call"
+        )
+    return notes

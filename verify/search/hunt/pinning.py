@@ -1,0 +1,66 @@
+"""The worker's side of the corpus: entries removed, and a case tried once and pinned with what it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from verify.backends import Backend
+from verify.cases import Case, corpus
+from verify.declare import config
+from verify.declare.declaration import Kernel
+from verify.diagnose.replay import replay
+from verify.records import commit
+from verify.records.pinned import Entry
+from verify.records.record import Number, Worst
+from verify.search.hunt.requests import NowPinned, Pin
+
+
+def unpin(identities: Sequence[str]) -> list[corpus.PinnedCase]:
+    """Remove entries; none when one of them is not there."""
+    known = {item.id for item in corpus.load()}
+    for identity in identities:
+        if identity not in known:
+            corpus.remove(identity)  # raises with the rule
+    return [corpus.remove(identity) for identity in dict.fromkeys(identities)]
+
+
+def pin(kernel: Kernel, request: Pin, backend: Backend) -> NowPinned:
+    """Try a case and pin it: an element with its error, or a law with what it says."""
+    case = Case.from_json(request.case)
+    facts: dict[str, Any] = {"why": request.why, "backend": backend.name, "commit": current_commit()}
+    if request.law:
+        from verify.laws import engine, registry
+
+        law = registry.get(request.law)
+        found = engine.replay_law(law, kernel, case, backend, request.target)
+        facts |= {"law": law.name, "showed": found.message or found.status}
+    else:
+        seen = replay(kernel, request.target, backend, case, result=request.result, index=request.index)
+        facts |= {
+            "result": request.result,
+            "index": request.index,
+            "error": gated(seen.worst, seen.gate),
+            "gate": seen.gate,
+            "showed": shown(seen.worst),
+        }
+    item = corpus.entry(kernel.name, request.target, kernel.op.name, case, **facts)
+    path, new = corpus.add(item)
+    return NowPinned(msgspec.convert(msgspec.to_builtins(item), Entry), str(path), new)
+
+
+def gated(worst: Worst, gate: str) -> Number | None:
+    """The figure that is judged."""
+    return worst.ulp if gate == "plain" else worst.scaled_ulp
+
+
+def shown(worst: Worst) -> str:
+    """What came out, beside what is right."""
+    return f"got {worst.got} ({worst.got_hex}), truth {worst.truth}"
+
+
+def current_commit() -> str:
+    """The project's commit, where it has one."""
+    return str(commit.current(config.find().root).get("commit", ""))

@@ -1,0 +1,243 @@
+"""The search: edits of the worst inputs so far, and every few generations fresh ones beside them.
+
+Two runs with the same seed go through the same candidates. A time budget only stops earlier, between two generations.
+So `--evaluations N` repeats a timed hunt of N evaluations.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+from verify.errors import SPENT
+from verify.measure.tally import Tally
+from verify.search.hunt.assess import Assessed, Assessor
+from verify.search.hunt.draws import Draws
+from verify.search.hunt.edits import edit
+from verify.search.hunt.seeds import fresh, fresh_shared
+from verify.search.hunt.settings import Settings
+from verify.search.hunt.space import ROWS, Candidates, SearchSpace, joined, one_of, size_of
+
+NOTHING_WORSE = "a NaN or an infinity where the answer is a number, or the reverse: nothing is worse"
+INTERRUPTED = "interrupted"
+CLIMB, CLIMB_CHANGING = 4, 1  # generations until a climb begins: with fresh candidates, and another weight and bias
+POOL = 1 << 12  # candidates that are kept as parents
+ELITE = 16  # candidates that are judged exactly at the end
+
+# numbers of the largest operand in one call, by the scale of the backend
+_NUMBERS = {"large": 1 << 22, "small": 1 << 13}
+_NUMBERS_OF_FUNCTION = {"large": 1 << 18, "small": 1 << 12}  # its truth has many steps
+_EXACT = {"large": 1 << 11, "small": 1 << 9}  # of a float64 call: each is evaluated exactly
+_CALLS = 8  # of a generation, where each candidate has one
+
+
+@dataclass(frozen=True)
+class State:
+    """Where a search stands after a generation."""
+
+    evaluations: int
+    generations: int
+    best: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Elite:
+    """One of the worst candidates as the search saw it, by the fast truth and not yet by exact arithmetic."""
+
+    figure: float
+    candidate: Candidates
+    shared: Candidates
+    element: int
+    got: int
+
+
+@dataclass(frozen=True)
+class Searched:
+    """What a search came to."""
+
+    state: State
+    elite: list[Elite]
+    tally: Tally
+    stopped: str  # why it ended: "" when the budget was spent
+
+
+def population_of(space: SearchSpace, scale: str) -> int:
+    """How many candidates one call has."""
+    if space.alone:
+        return _CALLS
+    numbers = (
+        _EXACT if space.dtype == "float64" else _NUMBERS_OF_FUNCTION if space.kernel.op.geometry.named else _NUMBERS
+    )
+    return max(2, numbers[scale] // max(variable.size for variable in space.variables))
+
+
+class Pool:
+    """The worst candidates among those that share a weight and bias, the worst first.
+
+    Nothing depends on the order in which a device does its work.
+    """
+
+    def __init__(self, shared: Candidates) -> None:
+        self.shared = shared
+        self.population: Candidates = {}
+        self.seen: Assessed | None = None
+
+    def add(self, population: Candidates, seen: Assessed) -> None:
+        """Keep the worst; of candidates with the same figure the first one only, as most are the same candidate."""
+        facts = [seen.figure, seen.element, seen.got]
+        if self.seen is not None:
+            population = joined([self.population, population])
+            facts = [torch.cat(pair) for pair in zip(vars(self.seen).values(), facts, strict=True)]
+        order = torch.argsort(facts[0], descending=True, stable=True)
+        figure = facts[0][order]
+        known = torch.zeros_like(order, dtype=torch.bool)
+        known[1:] = figure[1:] == figure[:-1]
+        order = order[~known][:POOL]
+        self.population = {name: value[order] for name, value in population.items()}
+        self.seen = Assessed(*(fact[order] for fact in facts))
+
+    def parents(self, count: int, draws: Draws) -> Candidates:
+        """Candidates drawn by rank, every octave of rank as likely."""
+        size = size_of(self.population)
+        rank = torch.floor(float(size) ** draws.uniform(count)).to(torch.int64) - 1
+        return {name: value[rank.clamp(0, size - 1)] for name, value in self.population.items()}
+
+    def elite(self, count: int) -> list[Elite]:
+        """The worst candidates."""
+        if self.seen is None:
+            return []
+        facts = zip(*(fact[:count].tolist() for fact in vars(self.seen).values()), strict=True)
+        return [
+            Elite(figure, one_of(self.population, line), self.shared, element, got)
+            for line, (figure, element, got) in enumerate(facts)
+        ]
+
+
+class Search:
+    """One search, a generation at a time."""
+
+    def __init__(
+        self, space: SearchSpace, settings: Settings, *, device: str, population: int, kernel_device: str = ""
+    ) -> None:
+        self.space, self.settings, self.device = space, settings, device
+        self.population = population
+        self.assessor = Assessor(space, device, kernel_device)
+        self.evaluations = self.generations = 0
+        self.climb = CLIMB_CHANGING if space.changing else CLIMB
+        self.pool = Pool({})
+        self._earlier: list[Elite] = []  # of the pools before this one
+        self._landmarks = _landmarks(space, device)
+
+    def step(self) -> bool:
+        """One generation. False when the evaluations or the generations are spent."""
+        if self.settings.generations is not None and self.generations >= self.settings.generations:
+            return False
+        limit = self.settings.evaluations
+        if limit is not None and limit <= self.evaluations:
+            return False
+        count = self.population if limit is None else min(self.population, limit - self.evaluations)
+        count = self.space.fits(count)
+        draws = Draws(self.settings.seed, f"{self.generations}", self.device)
+        begins = self.generations % self.climb == 0
+        if begins and (self.space.shared or self.space.changing):
+            self._earlier = self.elite()
+            self.pool = Pool(self._shared(draws))
+        population = self._candidates(count, draws, begins)
+        self.pool.add(population, self.assessor.assess(population, self.pool.shared))
+        self.evaluations += count
+        self.generations += 1
+        return True
+
+    @property
+    def best(self) -> float:
+        """The largest figure so far."""
+        return max((member.figure for member in self.elite(1)), default=-1.0)
+
+    def elite(self, count: int = ELITE) -> list[Elite]:
+        """The worst candidates so far, the worst first."""
+        found = [*self._earlier, *self.pool.elite(count)]
+        return sorted(found, key=lambda member: -member.figure)[:count]
+
+    def _shared(self, draws: Draws) -> Candidates:
+        """What the candidates of the next climb share: every second time that of the worst so far, edited."""
+        climb = self.generations // self.climb
+        if climb % 2 == 1 and self.settings.strategy == "hunt":
+            shared = {name: value.clone() for name, value in self._earlier[0].shared.items()}
+            if self.space.shared:
+                edit(self.space.shared, shared, fresh_shared(self.space, climb, draws), self._landmarks, draws)
+            return shared
+        turn = climb - climb // 2
+        shared = fresh_shared(self.space, turn, draws)
+        if self.space.unit.most_rows:
+            shared[ROWS] = torch.tensor(self.space.rows(turn, draws))
+        return shared
+
+    def _candidates(self, count: int, draws: Draws, begins: bool) -> Candidates:
+        """Edits of the worst so far; half of them, or all where there are none yet, fresh where a climb begins."""
+        none = not self._earlier and self.pool.seen is None
+        if none or self.settings.strategy == "random":
+            return fresh(self.space, count, draws)
+        edited = (count + 1) // 2 if begins else count
+        parents, mates = self._parents(edited, draws), self._parents(edited, draws)
+        edit(self.space.variables, parents, mates, self._landmarks, draws)
+        return joined([parents, fresh(self.space, count - edited, draws)]) if begins else parents
+
+    def _parents(self, count: int, draws: Draws) -> Candidates:
+        if self.pool.seen is not None:
+            return self.pool.parents(count, draws)
+        chosen = draws.below(count, len(self._earlier))
+        return {name: value[chosen] for name, value in joined([each.candidate for each in self._earlier]).items()}
+
+
+def _landmarks(space: SearchSpace, device: str) -> Tensor:
+    """The op's landmarks and the plainest numbers, as ordinals."""
+    fmt = space.variables[0].fmt
+    numbers = [0.0, 1.0, -1.0, *space.landmarks]
+    patterns = [fmt.round(Fraction(x)) for x in numbers if math.isfinite(x) and abs(x) <= fmt.max_finite]
+    edges = [1, 1 << fmt.mantissa_bits, fmt.max_bits]
+    ordinals = [*(fmt.ordinal(bits) for bits in patterns), *edges]
+    return torch.tensor(ordinals, dtype=torch.int64, device=device)
+
+
+def search(
+    space: SearchSpace,
+    settings: Settings,
+    *,
+    device: str,
+    population: int,
+    kernel_device: str = "",
+    watch: Callable[[Search, State], None] = lambda search, state: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Searched:
+    """Search until the budget is spent, `stop` returns true, or nothing worse can exist.
+
+    `device` is where candidates are made and judged, `kernel_device` where the kernel runs, if that is another one.
+    """
+    settings.check()
+    found = Search(space, settings, device=device, population=population, kernel_device=kernel_device)
+    started = time.monotonic()
+    stopped = ""
+    while found.step():
+        spent = time.monotonic() - started
+        best = found.best
+        watch(found, State(found.evaluations, found.generations, best, spent))
+        if math.isinf(best):
+            stopped = NOTHING_WORSE
+            break
+        if stop():
+            stopped = INTERRUPTED
+            break
+        if settings.seconds is not None and spent >= settings.seconds:
+            # what a count of generations would have found, the clock has cut
+            cut = settings.generations is not None and found.generations < settings.generations
+            stopped = SPENT if cut else ""
+            break
+    state = State(found.evaluations, found.generations, found.best, time.monotonic() - started)
+    return Searched(state, found.elite(), found.assessor.tally(), stopped)

@@ -1,0 +1,367 @@
+"""The candidates of one result of one kernel, and how many of them make one call.
+
+A candidate is the smallest input that an output element depends on: one element of every operand, one row, one row of
+a dot product, or a small case of a PyTorch function (`units`). Each operand adds one variable to it: a line
+of numbers. Thousands of candidates fill the tensors of one call and share its other operands. One candidate alone, or
+a few copies of it, make a `Case` that anybody can replay.
+
+A gradient that sums over rows depends on all of them. There a candidate is a few rows of every operand and of every
+arriving gradient. The rows repeat to the number of the climb, and each candidate has a call of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+from verify.cases import Case, case_of
+from verify.cases.classes import DEMANDING_FROM, DEMANDING_TO, ORDINARY_FROM, ORDINARY_TO
+from verify.cases.explicit import LIMIT, repeated, spell
+from verify.cases.plan import summed_results
+from verify.declare.declaration import Kernel, shapes_of
+from verify.errors import UsageError
+from verify.measure.call import run_kernel
+from verify.ops.domain import Domain
+from verify.ops.op import Largest, largest_words, up_to
+from verify.records.record import DEMANDING, EXTREME
+from verify.search.hunt.draws import Draws
+from verify.search.hunt.units import Unit, allowed, copied, unit_of
+from verify.truth.formats import Format, named, of
+from verify.truth.ordinals import between, folded, to_tensor
+from verify.truth.ordinals import up_to as ordinal_up_to
+
+Candidates = dict[str, Tensor]  # variable -> ordinals, one candidate per line
+
+ROWS = "number of rows"  # of a sum over rows, beside the shared variables: no operand has such a name
+# Kernels split their rows by such numbers; one row more and one less are tried.
+_SPLITS = (256, 8, 64, 4_096, 16, 128, 1_024, 32, 132, 65_536, 264)
+_LINE = 256  # an elementwise call is a matrix of this width: kernels have a fast path for neither extreme
+
+
+@dataclass(frozen=True)
+class Variable:
+    """The numbers that one operand, or one arriving gradient ("d" + output), adds to a candidate."""
+
+    name: str
+    fmt: Format
+    shape: tuple[int, ...]  # in one candidate
+    role: str  # of the operand; "upstream" for an arriving gradient
+    limit: int  # the largest ordinal that is tried: the largest finite number, or what the user set
+    row: bool  # True if its numbers are summed over: a row, a column or a vector beside rows
+    columns_first: bool = False  # its columns are drawn and edited as rows are
+    least: int = 0  # the smallest ordinal beside 0 that is tried
+    domain: Domain | None = None  # of the operand
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def lines(self) -> int:
+        """How many rows it has, or columns where these come first."""
+        return math.prod(self.shape[1:] if self.columns_first else self.shape[:-1])
+
+    def within(self, ordinals: Tensor) -> Tensor:
+        """Moves ordinals that are too large to the limit, those that are too small to 0, and all into the domain."""
+        inside = ordinals.clamp(-self.limit, self.limit)
+        if self.domain is not None:
+            inside = folded(inside, *self._span(self.domain))
+        # where a domain does not hold 0 its numbers are not too small, see `_span`
+        return inside if self.least <= 1 else torch.where(inside.abs() < self.least, 0, inside)
+
+    def _span(self, domain: Domain) -> tuple[int, int]:
+        """Returns the least and the greatest ordinal to try. Raises UsageError if there is none."""
+        span = between(self.fmt, domain.low, domain.high)
+        if span is not None:
+            low, high = max(span[0], -self.limit), min(span[1], self.limit)
+            if low > 0:
+                low = max(low, self.least)
+            elif high < 0:
+                high = min(high, -self.least)
+            if low <= high:
+                return low, high
+        raise UsageError(
+            f"{self.name} has the domain {domain.text}, in which no {self.fmt.name} number has the magnitude of inputs "
+            "with the limit of ordinary ones",
+            hint="max_ulp= with one limit for all classes",
+        )
+
+
+@dataclass(frozen=True)
+class SearchSpace:
+    """All candidates of one result. In a climb the `shared` variables (weight, bias of a row-wise op) are the same."""
+
+    kernel: Kernel
+    dtype: str
+    result: str
+    fmt: Format  # of the result
+    unit: Unit
+    variables: tuple[Variable, ...]
+    shared: tuple[Variable, ...]
+    largest: Largest | None = None  # magnitude that no input exceeds
+    magnitudes: tuple[float, float] | None = None  # of all inputs but 0, where the limit is that of some classes alone
+
+    @property
+    def alone(self) -> bool:
+        """True if each candidate has a call of its own."""
+        return self.unit.axis is None
+
+    @property
+    def changing(self) -> bool:
+        """True if candidates share a number of rows or whole numbers, which no small steps lead through."""
+        return bool(self.unit.most_rows) or any(operand.range is not None for operand in self.kernel.op.operands)
+
+    @property
+    def side_by_side(self) -> bool:
+        """True if a candidate is one element, so that candidates stand side by side in a row."""
+        return self.kernel.op.geometry.by_element
+
+    @property
+    def floor(self) -> float:
+        """The least noise, in ULP: see `Kernel.noise_floor`."""
+        return self.kernel.noise_floor(self.dtype, self.result)
+
+    @property
+    def gradient(self) -> bool:
+        return self.result not in self.kernel.op.all_outputs
+
+    @property
+    def landmarks(self) -> tuple[float, ...]:
+        """Returns the op's boundaries and the ends of domains."""
+        op = self.kernel.op
+        ends = (end for domain in op.domains.values() for end in domain.ends)
+        return (*op.landmarks.boundaries(op.resolve(self.kernel.params)), *ends)
+
+    @property
+    def sentence(self) -> str:
+        """Says in one line what is searched; part of the property hash."""
+        sizes = map("{} = {}".format, self.kernel.op.geometry.dims, self.unit.dims)
+        what = self.unit.what or f"cases of {', '.join(sizes)}"
+        given = ", ".join(variable.name for variable in (*self.variables, *self.shared))
+        range_ = "finite"
+        if isinstance(self.largest, dict):
+            range_ = largest_words(self.largest)
+        elif self.largest is not None:
+            range_ = f"at most {self.largest:g} in magnitude"
+        if self.kernel.op.domains:
+            range_ += f" with {self.kernel.op.domain_words}"
+        if self.magnitudes is not None:
+            least, most = self.magnitudes
+            range_ += f", 0 or {least:g} to {most:g} in magnitude"
+        return f"hunt: {what}, {given} {range_}"
+
+    def fits(self, count: int) -> int:
+        """As many candidates for one call, or fewer, as the kernel takes."""
+        fewer = range(count, 0, -1) if self.kernel.op.geometry.named else ()
+        return next((size for size in fewer if self.kernel.allows(self.unit.times(size))), count)
+
+    def rows(self, turn: int, draws: Draws) -> int:
+        """How many rows the candidates of a climb have: beside a split in turn, or any number."""
+        most = self.unit.most_rows
+        splits = [split for split in _SPLITS if split < most]
+        if turn % 2 == 0:
+            rows = splits[turn // 2 % len(splits)] + (-1 if turn // 2 // len(splits) % 2 else 1)
+        else:
+            rows = min(1 + int(draws.step(1, most.bit_length() - 1)[0]), most)
+        return allowed(self.kernel, self.unit.of_rows(rows), 0)
+
+    def tensors(self, population: Candidates, shared: Candidates) -> tuple[dict[str, Tensor | None], dict[str, Tensor]]:
+        """Operands and arriving gradients of one call."""
+        inputs, upstream = self._tensors(population, shared)
+        if self.unit.most_rows:
+            rows = int(shared[ROWS])
+            data = {operand.name for operand in self.kernel.op.operands if operand.role == "data"}
+            upstream = {name: repeated(value, rows) for name, value in upstream.items()}
+            inputs |= {name: repeated(value, rows) for name in data if (value := inputs[name]) is not None}
+        return inputs, upstream
+
+    def _tensors(
+        self, population: Candidates, shared: Candidates
+    ) -> tuple[dict[str, Tensor | None], dict[str, Tensor]]:
+        """The same, with the rows of a sum once."""
+        inputs: dict[str, Tensor | None] = {operand.name: None for operand in self.kernel.op.operands}
+        upstream: dict[str, Tensor] = {}
+        for variable in (*self.variables, *self.shared):
+            tensor = self._laid(to_tensor((population | shared)[variable.name], variable.fmt), variable)
+            if self.unit.most_rows and variable.role in ("data", "upstream"):
+                tensor = tensor[: int(shared[ROWS])].contiguous()
+            if variable.role == "upstream":
+                upstream[variable.name[1:]] = tensor
+            else:
+                inputs[variable.name] = tensor
+        for operand in self.kernel.op.operands:
+            if operand.range is not None and operand.name not in self.kernel.absent:
+                inputs[operand.name] = self._whole_numbers(operand.name, shared[operand.name], size_of(population))
+        return inputs, upstream
+
+    def _whole_numbers(self, name: str, value: Tensor, count: int) -> Tensor:
+        """An integer operand of a call: every candidate has the same."""
+        if self.side_by_side:
+            line = math.gcd(count, _LINE)
+            return value.expand(count // line, line).contiguous()
+        return copied(value, count) if name in self.unit.laid else value
+
+    def _laid(self, tensor: Tensor, variable: Variable) -> Tensor:
+        """The numbers of all candidates as an operand: one behind the other, elements side by side."""
+        if self.side_by_side:
+            count, size = tensor.shape
+            line = math.gcd(count, _LINE)
+            return tensor.reshape(count // line, line, size).transpose(1, 2).reshape(count // line, size * line)
+        if variable.columns_first:
+            return tensor.reshape(variable.lines, -1).T
+        return tensor.reshape(-1, *variable.shape[1:]) if variable.shape else tensor.reshape(())
+
+    def per_candidate(self, flat: Tensor, count: int) -> Tensor:
+        """A flat tensor like the result as (candidates, elements of each)."""
+        if self.side_by_side:
+            line = math.gcd(count, _LINE)
+            size = flat.numel() // count
+            return flat.reshape(count // line, size, line).transpose(1, 2).reshape(count, size)
+        return flat.reshape(count, -1)
+
+    def case(self, candidate: Candidates, shared: Candidates, copies: int) -> Case:
+        """One candidate, `copies` times, as a case that spells out its bits."""
+        many = {name: value.expand(copies, -1) for name, value in candidate.items()}
+        inputs, upstream = self._tensors(many, shared)
+        values = {name: spell(tensor) for name, tensor in inputs.items() if tensor is not None}
+        values |= {"d" + name: spell(tensor) for name, tensor in upstream.items()}
+        dims = self.unit.of_rows(int(shared[ROWS])) if self.unit.most_rows else self.unit.times(copies)
+        return _case(self.kernel, self.dtype, dims, gradient=self.gradient, values=values)
+
+    def contexts(self) -> list[int]:
+        """Numbers of copies with which a candidate is tried again: alone, then filling a vector or a tile.
+
+        A library may take another path for one element than for many, so a find may need company to show.
+        """
+        copies = 32 if self.side_by_side else 8
+        largest = max(variable.size for variable in self.variables)
+        fits = not self.alone and copies * largest <= LIMIT and self.fits(copies) == copies
+        return [1, copies] if fits else [1]
+
+    def copies(self, case: Case) -> int:
+        """Returns the number of candidates in a case."""
+        axis = self.unit.axis
+        return 1 if axis is None else case.dims[axis] // self.unit.dims[axis]
+
+
+def _case(kernel: Kernel, dtype: str, dims: tuple[int, ...], *, gradient: bool, values: Mapping[str, str]) -> Case:
+    fill, upstream = "ones" if values else "normal", "ones" if gradient else ""
+    return case_of(kernel, dtype, dims=dims, fill=fill, upstream=upstream, values=dict(values))
+
+
+def results_with(result: str, kernel: Kernel, dtype: str, device: str, dims: tuple[int, ...]) -> dict[str, Format]:
+    """Returns the formats of the kernel's results in a dtype. Makes one plain call, which checks the contract."""
+    case = _case(kernel, dtype, dims, gradient=bool(kernel.differentiable), values={})
+    measured = run_kernel(kernel, case, device)
+    if result not in measured.results:
+        raise UsageError(f"kernel {kernel.name!r} provides no {result}: autograd has no path to it")
+    return {name: of(tensor.dtype) for name, tensor in measured.results.items()}
+
+
+def searchable(kernel: Kernel, dtype: str, result: str) -> str | None:
+    """None when the result can be hunted, else the rule that forbids it."""
+    op = kernel.op
+    if all(operand.range is not None for operand in op.operands):
+        return f"a hunt changes floating-point numbers; all operands of {op.name!r} are whole ones"
+    if result in op.integers:
+        return f"a hunt drives an error up; {result} of {op.name!r} holds whole numbers, which are right or wrong"
+    if named(dtype).bits <= 16 and op.is_unary:
+        return f"every {dtype} input of {op.name!r} can be tried: a hunt would prove less than `verify run` does"
+    known = [*kernel.outputs, *("d" + operand.name for operand in kernel.differentiable)]
+    if result not in known:
+        return f"kernel {kernel.name!r} has results {', '.join(known)}; received {result!r}"
+    if op.geometry.multiplies and result not in (*op.all_outputs, *summed_results(kernel)):
+        return f"a hunt searches sums over rows; {result} of {op.name!r} sums over columns"
+    return None
+
+
+def space_of(
+    kernel: Kernel, dtype: str, result: str, device: str, *, width: int = 0, largest: Largest | None = None
+) -> SearchSpace:
+    """The space of one result; raises UsageError with the rule where there is none.
+
+    Where demanding or extreme inputs have a limit of their own, or none, they are not searched: what is found is judged
+    by that of ordinary ones.
+    """
+    reason = searchable(kernel, dtype, result)
+    if reason is not None:
+        raise UsageError(reason)
+    whole = _space(kernel, dtype, result, device, width, largest)
+    magnitudes = of_one_limit(kernel, dtype, result)
+    if magnitudes is None:
+        return whole
+    variables, shared = (
+        tuple(_narrowed(variable, *magnitudes) for variable in some) for some in (whole.variables, whole.shared)
+    )
+    return replace(whole, variables=variables, shared=shared, magnitudes=magnitudes)
+
+
+def of_one_limit(kernel: Kernel, dtype: str, result: str) -> tuple[float, float] | None:
+    """The least and the largest magnitude, beside 0, whose classes have the limit of ordinary inputs; None for all."""
+    limit = kernel.limit(dtype, result)
+    if kernel.limit_of(dtype, DEMANDING, result) != limit:
+        return ORDINARY_FROM, ORDINARY_TO
+    if kernel.limit_of(dtype, EXTREME, result) != limit:
+        return DEMANDING_FROM, DEMANDING_TO
+    return None
+
+
+def _narrowed(variable: Variable, least: float, most: float) -> Variable:
+    bits = ordinal_up_to(variable.fmt, least)
+    at_least = bits + (variable.fmt.value(bits) < Fraction(least))
+    return replace(variable, least=at_least, limit=min(variable.limit, _limit(variable.fmt, most)))
+
+
+def _space(kernel: Kernel, dtype: str, result: str, device: str, width: int, largest: Largest | None) -> SearchSpace:
+    op = kernel.op
+    unit = unit_of(kernel, dtype, result, device, width)
+    space = SearchSpace(kernel, dtype, result, named(dtype), unit, (), (), largest)
+    call = (3, 16) if space.side_by_side else unit.times(space.fits(3))
+    found = results_with(result, kernel, dtype, device, call)
+    shapes = shapes_of(op, unit.dims, op.resolve(kernel.params), op.all_outputs)
+    operands = [each for each in op.operands if each.range is None and each.name not in kernel.absent]
+    given: list[tuple[str, str, Format]]
+    given = [(each.name, each.role, named(kernel.operand_dtype(dtype, each.name))) for each in operands]
+    if result not in op.all_outputs:
+        given += [("d" + name, "upstream", found[name]) for name in kernel.outputs if name not in op.integers]
+    variables = tuple(
+        Variable(
+            name,
+            fmt,
+            shapes[name],
+            role,
+            _limit(fmt, up_to(largest, "" if role == "upstream" else name)),
+            row=not space.side_by_side and math.prod(shapes[name]) > 1,
+            columns_first=bool(unit.most_rows) and role == "upstream",
+            domain=None if role == "upstream" else op.domains.get(name),
+        )
+        for name, role, fmt in given
+    )
+    own = tuple(variable for variable in variables if unit.axis is None or variable.name in unit.laid)
+    shared = tuple(variable for variable in variables if variable not in own)
+    return replace(space, fmt=found[result], variables=own, shared=shared)
+
+
+def _limit(fmt: Format, largest: float) -> int:
+    """The ordinal of the largest number to try: at most `largest`, at least the smallest positive."""
+    return max(1, ordinal_up_to(fmt, largest))
+
+
+def one_of(population: Candidates, index: int) -> Candidates:
+    """A single candidate of a population."""
+    return {name: value[index : index + 1] for name, value in population.items()}
+
+
+def size_of(population: Candidates) -> int:
+    """Returns the number of candidates."""
+    return int(next(iter(population.values())).shape[0])
+
+
+def joined(parts: list[Candidates]) -> Candidates:
+    """Several populations as one."""
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}

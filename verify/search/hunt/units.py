@@ -1,0 +1,202 @@
+"""The sizes of one candidate of a hunt, and the dimension in which many of them make one call.
+
+Where an op treats each position of a dimension alone, as a softmax its rows, many candidates make one call. The truth
+of a PyTorch function shows which dimension that is: other numbers at all other positions leave an element as it is. A
+dimension that is wrongly taken for one costs evaluations and nothing else: finds are judged as cases of their own.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from verify.cases import Case, inputs_of
+from verify.cases.explicit import LIMIT
+from verify.cases.plan import summed_results
+from verify.declare.declaration import Kernel, expected_shape, shapes_of
+from verify.errors import UsageError
+from verify.ops.graph.shapes import sizes_within
+from verify.ops.op import Op, Problem
+from verify.search.hunt.draws import Draws
+
+Dims = tuple[int, ...]
+
+WIDTH = 128  # of the rows and dot products that are searched
+WIDTH_FLOAT64 = 16  # judged element by element in exact arithmetic
+WIDTH_SUMS = PERIOD = 16  # columns of a sum over rows, and rows of it that differ
+_MOST_ROWS, _MOST_ROWS_CPU = 65_537, 257  # an interpreted kernel takes milliseconds for each row
+_TRIED = 2_000  # sizes among which one is chosen, the plainest first
+
+
+@dataclass(frozen=True)
+class Unit:
+    """The sizes of one candidate, the dimension in which candidates are laid, if any, and the tensors that have it.
+
+    `most_rows` is the largest number of rows of a sum over rows, to which those of a candidate are repeated. `what`
+    says what a candidate is, where that is more than its sizes.
+    """
+
+    dims: Dims
+    axis: int | None
+    laid: frozenset[str] = frozenset()
+    most_rows: int = 0
+    what: str = ""
+
+    def times(self, count: int) -> Dims:
+        """The sizes of a call of so many candidates."""
+        return self.dims if self.axis is None else self._with(self.axis, self.dims[self.axis] * count)
+
+    def of_rows(self, rows: int) -> Dims:
+        """The sizes of a sum over so many rows."""
+        return self._with(0, rows)
+
+    def _with(self, axis: int, size: int) -> Dims:
+        return (*self.dims[:axis], size, *self.dims[axis + 1 :])
+
+
+def unit_of(kernel: Kernel, dtype: str, result: str, device: str, width: int) -> Unit:
+    """The unit of one result; `width` 0 is the default length of rows and dot products."""
+    op = kernel.op
+    data = frozenset(operand.name for operand in op.operands if operand.role == "data")
+    data |= {"d" + name for name in op.all_outputs}
+    if op.geometry.by_element:
+        return Unit((1, 1), 1, data | {operand.name for operand in op.operands}, what="single elements")
+    if result in summed_results(kernel):
+        return _sum_of_rows(kernel, dtype, result, device, width or WIDTH_SUMS)
+    width = width or (WIDTH_FLOAT64 if dtype == "float64" else WIDTH)
+    if op.geometry.named:
+        return _of_function(kernel, result, width)
+    what = "rows" if op.geometry.by_row else "dot products"
+    return Unit(op.geometry.dims_of(1, width), 0, data, what=f"{what} of {width}")
+
+
+def _sum_of_rows(kernel: Kernel, dtype: str, result: str, device: str, width: int) -> Unit:
+    width = allowed(kernel, kernel.op.geometry.dims_of(PERIOD, width, WIDTH_SUMS), 1)
+    if width * PERIOD > LIMIT:
+        raise UsageError(
+            f"--width is at most {LIMIT // PERIOD:,} for {result}: a case spells out {PERIOD} rows; received {width:,}"
+        )
+    most = _MOST_ROWS_CPU if dtype == "float64" or device == "cpu" else _MOST_ROWS
+    dims = kernel.op.geometry.dims_of(PERIOD, width, WIDTH_SUMS)
+    return Unit(dims, None, most_rows=most, what=f"sums over rows of {width}")
+
+
+def allowed(kernel: Kernel, dims: Dims, axis: int) -> int:
+    """The size of one axis, or the nearest to it that the kernel's domain allows."""
+    for away in range(LIMIT if kernel.where else 1):
+        for size in (dims[axis] + away, dims[axis] - away):
+            if size > 0 and kernel.allows((*dims[:axis], size, *dims[axis + 1 :])):
+                return size
+    return dims[axis]
+
+
+def _of_function(kernel: Kernel, result: str, elements: int) -> Unit:
+    """Returns the unit of a PyTorch function. Its operands have at most `elements` numbers if the domain allows it."""
+    op = kernel.op
+    if op.geometry.examples:
+        found = Unit(min(op.geometry.examples, key=lambda dims: _numbers(op, dims)), None)
+    else:
+        found = _chosen(op, elements, None)
+        for axis in range(len(op.geometry.dims)):
+            dims = _chosen(op, elements, axis).dims
+            unit = Unit(dims, axis, _laid(kernel, dims, axis))
+            if unit.laid and _is_apart(kernel, result, unit):
+                found = unit
+                break
+    if (numbers := _numbers(op, found.dims)) > LIMIT:
+        raise UsageError(
+            f"a hunt spells out its finds, at most {LIMIT:,} numbers of an operand; the smallest sizes of "
+            f"{op.name!r} have {numbers:,}",
+            hint="shapes= with named dimensions, in the place of examples=, lets a hunt take smaller sizes",
+        )
+    return found
+
+
+def _numbers(op: Op, dims: Dims) -> int:
+    return max(math.prod(shape) for shape in op.shapes(dims, op.params).values())
+
+
+def _chosen(op: Op, elements: int, axis: int | None) -> Unit:
+    """The largest sizes within `elements`, rather square than long; along `axis` the smallest that there is."""
+    sizes = list(islice(sizes_within(op.geometry, LIMIT), _TRIED))
+    if axis is not None:
+        least = min(dims[axis] for dims in sizes)
+        sizes = [dims for dims in sizes if dims[axis] == least]
+
+    def order(dims: Dims) -> tuple[bool, int, int]:
+        rest = [size for place, size in enumerate(dims) if place != axis]
+        numbers = _numbers(op, dims)
+        return (True, min(rest, default=1), numbers) if numbers <= elements else (False, -numbers, 0)
+
+    return Unit(max(sizes, key=order), axis)
+
+
+def _laid(kernel: Kernel, dims: Dims, axis: int) -> frozenset[str]:
+    """The tensors that have one dimension in the first place, outputs as "d" + output; none where another one follows
+    it, or an output does not.
+
+    Three times the size tells a dimension from all that is made of others.
+    """
+    many = Unit(dims, axis).times(3)
+    if not kernel.allows(many):
+        return frozenset()
+    op = kernel.op
+    before, after = (shapes_of(op, sizes, op.params, op.all_outputs) for sizes in (dims, many))
+    found = {name for name, shape in before.items() if shape and after[name] == (3 * shape[0], *shape[1:])}
+    same = all(after[name] == shape for name, shape in before.items() if name not in found)
+    floats = [each.name for each in op.operands if each.range is None]
+    whole = same and found.issuperset("d" + name for name in op.all_outputs) and not found.isdisjoint(floats)
+    return frozenset(found) if whole else frozenset()
+
+
+def _is_apart(kernel: Kernel, result: str, unit: Unit) -> bool:
+    """True if a candidate's result has the same bits beside other candidates of a call."""
+    op, size = kernel.op, unit.dims[unit.axis or 0]
+    gradient = result not in op.all_outputs
+    if (result[1:] if gradient else "d" + result) not in unit.laid:
+        return False
+    inputs = inputs_of(op, Case("float32", unit.times(3), "normal", absent=kernel.absent), "cpu")
+    arriving: dict[str, Tensor] = {}
+    if gradient:
+        draws = Draws(0, "beside", "cpu")
+        for name in op.all_outputs:
+            if name not in op.integers:
+                shape = expected_shape(op, unit.times(3), op.params, name)
+                arriving[name] = (draws.uniform(math.prod(shape)) - 0.5).reshape(shape)
+    seen = []
+    for factor in (1.0, -3.0, 1000.0):
+        given = {name: _beside(value, size, factor, name in unit.laid) for name, value in inputs.items()}
+        upstream = {name: _beside(value, size, factor, True) for name, value in arriving.items()}
+        problem = Problem(inputs=given, params=op.resolve(kernel.params), upstream=upstream, results=(result,))  # type: ignore[arg-type]
+        seen.append(op.fast(problem)[result].value[:size])
+    return all(torch.equal(seen[0].nan_to_num(), other.nan_to_num()) for other in seen[1:])
+
+
+def _beside(value: Tensor | None, size: int, factor: float, laid: bool) -> Tensor | None:
+    """The tensor with other numbers from the second candidate on."""
+    if value is None or not laid:
+        return value
+    rest = value[size:]
+    rest = rest * factor if value.is_floating_point() else rest if factor == 1.0 else rest.flip(0)
+    return torch.cat([value[:size], rest])
+
+
+def whole_numbers(kernel: Kernel, dims: Dims, draws: Draws) -> dict[str, Tensor]:
+    """Draws the integer operands of one candidate within their ranges."""
+    found = {}
+    for operand in kernel.op.operands:
+        if operand.range is not None and operand.name not in kernel.absent:
+            shape = kernel.op.shapes(dims, kernel.op.params)[operand.name]
+            low, high = operand.range(dims)
+            values = (draws.below(math.prod(shape), max(high - low, 1)) + low).reshape(shape)
+            found[operand.name] = values.bool() if operand.boolean else values
+    return found
+
+
+def copied(value: Tensor, count: int) -> Tensor:
+    """So many candidates, one behind the other."""
+    return value.repeat(count, *[1] * (value.ndim - 1))

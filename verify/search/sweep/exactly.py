@@ -1,0 +1,50 @@
+"""Single elements of a sweep by the exact routes: by place, without the tensors that they came from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from verify.declare.declaration import Kernel
+from verify.ops.op import Point, Problem
+from verify.search.sweep.space import Space
+from verify.search.sweep.subject import at_points, points_of
+from verify.truth.exact import Judged, judge
+
+
+def halves(space: Space, result: str) -> int:
+    """Elements of a result for each point: a packed gradient has two."""
+    return 2 if space.shape == "packed pairs" and result.startswith("d") else 1
+
+
+def problem_at(kernel: Kernel, space: Space, result: str, places: Sequence[int]) -> tuple[Problem, list[int]]:
+    """A problem that holds the points of some places, one per row, and their flat indices in its result."""
+    found = points_of(space, result, list(places))
+    inputs = at_points(space, kernel.op, [point for point, _ in found])
+    shape = (len(places),) if space.shape == "unary" else (len(places), 1)
+    ones = torch.ones(shape, dtype=next(t.dtype for t in inputs.values() if t is not None))
+    upstream: dict[str, Tensor] = dict.fromkeys(kernel.outputs, ones) if result.startswith("d") else {}
+    problem = Problem(inputs=inputs, params=kernel.op.resolve(kernel.params), upstream=upstream, results=(result,))
+    width = halves(space, result)
+    return problem, [row * width + half for row, (_, half) in enumerate(found)]
+
+
+def points_at(kernel: Kernel, space: Space, result: str, places: Sequence[int]) -> list[Point]:
+    """The exact values of some places."""
+    problem, indices = problem_at(kernel, space, result, places)
+    return kernel.op.points(problem, result, indices)
+
+
+def judge_at(
+    kernel: Kernel, space: Space, result: str, places: Sequence[int], bits: Sequence[int], *, both: bool
+) -> list[Judged]:
+    """The exact verdict on what came out at some places."""
+    if not places:
+        return []
+    points = points_at(kernel, space, result, places)
+    return [
+        judge(point, space.format, pattern, both=both, policy=kernel.policy)
+        for point, pattern in zip(points, bits, strict=True)
+    ]

@@ -1,0 +1,181 @@
+"""From a kernel and what the user asked for to the space of a sweep, or a message that says why there is none."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Literal
+
+from verify.cases.classes import EDGES
+from verify.declare.declaration import Kernel
+from verify.errors import UsageError
+from verify.measure.curve import edges_for
+from verify.ops.geometry import Params
+from verify.ops.op import Op
+from verify.records.readings import APART, BEYOND, NONFINITE
+from verify.records.record import CLASSES, EXTREME
+from verify.search.sweep.space import PAIR_BITS, Space, finite_keys, key_of_bits, key_of_value
+from verify.truth.formats import Format, named
+
+
+def shape_of(op: Op) -> Literal["unary", "pairs", "packed pairs"] | None:
+    """How an op's inputs can be enumerated; None when they cannot."""
+    if not op.geometry.by_element or op.gate != "plain":
+        return None
+    if len(op.operands) == 1:
+        return "packed pairs" if op.geometry.packed else "unary"
+    return "pairs" if len(op.operands) == 2 else None
+
+
+def space_of(
+    kernel: Kernel,
+    target: str,
+    dtype: str,
+    *,
+    results: tuple[str, ...] = (),
+    bounds: tuple[float, float] | tuple[int, int] | None = None,
+    regime: str = "",
+    baseline: bool = False,
+    hardest: int = 0,
+) -> Space:
+    """The space of one kernel in one dtype. `bounds` are values, both included, or keys (as ints, half-open)."""
+    shape, fmt = shape_of(kernel.op), named(dtype)
+    who, again = f"kernel {kernel.name!r}", f"verify sweep {shlex.quote(target)}"
+    elsewhere = f"verify run {shlex.quote(target)}"
+    if shape is None:
+        raise UsageError(
+            f"a sweep enumerates the inputs of elementwise ops judged by the plain error; {who} computes "
+            f"{kernel.op.name}, which is not one",
+            hint=elsewhere,
+        )
+    if mixed := kernel.mixed(dtype):
+        said = ", ".join(f"{name} as {item}" for name, item in mixed.items())
+        raise UsageError(
+            f"a sweep enumerates kernels of one dtype; {who} has {said} beside {dtype}",
+            hint=f"{elsewhere} --dtype {dtype}",
+        )
+    if dtype not in kernel.dtypes:
+        raise undeclared(kernel, target, [dtype])
+    if fmt.bits > (32 if shape == "unary" else PAIR_BITS):
+        what = f"2^{fmt.bits}" if shape == "unary" else f"2^{2 * fmt.bits}"
+        raise UsageError(
+            f"{who} in {dtype} has {what} inputs, too many to enumerate", hint=f"{elsewhere} --dtype {dtype}"
+        )
+    known = tuple(name for name in kernel.outputs) + tuple("d" + operand.name for operand in kernel.differentiable)
+    for name in results:
+        if name not in known:
+            raise UsageError(
+                f"{who} has results {', '.join(known)}; received {name!r}", hint=f"{again} --result {known[0]}"
+            )
+    if shape != "unary" and fmt.bits != PAIR_BITS:
+        raise UsageError(
+            f"{who} has two operands, whose pairs are enumerated in 16-bit dtypes; received {dtype}",
+            hint=f"{elsewhere} --dtype {dtype}",
+        )
+    if hardest and shape != "unary":
+        raise UsageError(
+            f"the hardest inputs are listed for unary ops, as a pair's product ties trivially; {who} has two operands",
+            hint=f"{again} --pairs",
+        )
+    start, stop = 0, 1 << fmt.bits
+    if regime:
+        start, stop = _regime_keys(kernel, fmt, regime, again)
+    elif bounds is not None and all(isinstance(bound, int) for bound in bounds):
+        start, stop = int(bounds[0]), int(bounds[1])
+    elif bounds is not None:
+        start, stop = key_of_value(fmt, bounds[0]), key_of_value(fmt, bounds[1], above=True)
+    if not 0 <= start < stop <= 1 << fmt.bits:
+        asked = f"the regime {regime!r}" if regime else "the range asked for"
+        raise UsageError(f"{who}: {dtype} has no number in {asked}", hint=f"{again} --dtype {dtype} --range=-1:1")
+    return Space(
+        target=target,
+        dtype=fmt.name,
+        results=results or known,
+        shape=shape,
+        start=start,
+        stop=stop,
+        baseline=baseline and not kernel.peer,
+        hardest=hardest,
+        regime=regime,
+    )
+
+
+def undeclared(kernel: Kernel, target: str, received: Sequence[str]) -> UsageError:
+    """The error about dtypes that a kernel does not declare; next comes the first that it declares and can be swept."""
+    most = 32 if shape_of(kernel.op) == "unary" else PAIR_BITS
+    declared, where = ", ".join(kernel.dtypes), shlex.quote(target)
+    able = next((name for name in kernel.dtypes if named(name).bits <= most), None)
+    return UsageError(
+        f"kernel {kernel.name!r} declares {declared}; received {', '.join(received)}",
+        hint=f"verify run {where}" if able is None else f"verify sweep {where} --dtype {able}",
+    )
+
+
+def _regime_keys(kernel: Kernel, fmt: Format, name: str, again: str) -> tuple[int, int]:
+    regimes = kernel.op.landmarks.regimes(kernel.op.resolve(kernel.params))
+    for regime in regimes:
+        if regime.name == name:
+            return finite_keys(fmt, regime.low, regime.high)
+    known = ", ".join(repr(regime.name) for regime in regimes) or "none"
+    raise UsageError(
+        f"kernel {kernel.name!r}: op {kernel.op.name!r} has regimes {known}; received {name!r}",
+        hint=f"{again} --regime {shlex.quote(regimes[0].name)}" if regimes else again,
+    )
+
+
+SPECIAL, OUTSIDE = len(CLASSES), len(CLASSES) + 1  # levels of infinities and NaN, and of what is beyond `largest`
+
+
+def levels(fmt: Format, largest: float = math.inf) -> list[tuple[int, int]]:
+    """Where each level of inputs begins in the order of keys, from 0: the place of a class in CLASSES, or one of above.
+
+    An element has the highest level of all inputs that it depends on, see `verify.cases.classes`.
+    """
+    least, end = key_of_bits(fmt, fmt.max_bits | fmt.sign_bit), key_of_bits(fmt, fmt.max_bits) + 1
+
+    def at(value: float, above: bool) -> int:
+        return min(max(key_of_value(fmt, value, above=above), least), end)
+
+    starts = {0: SPECIAL, least: len(CLASSES) - 1}
+    starts |= {at(value, above): level for value, above, level in EDGES}
+    starts[end] = SPECIAL
+    if largest < math.inf:  # an infinity is beyond any magnitude, NaN is not
+        low, high = at(-largest, False), at(largest, True)
+        inside = {key: level for key, level in starts.items() if low < key < high}
+        infinities = (
+            (key_of_value(fmt, -math.inf), key_of_value(fmt, math.inf, above=True)) if fmt.has_inf else (least, end)
+        )
+        starts = {0: SPECIAL, infinities[0]: OUTSIDE, low: level_at(sorted(starts.items()), low)} | inside
+        starts |= {high: OUTSIDE, infinities[1]: SPECIAL}
+    return sorted(starts.items())
+
+
+def level_at(starts: Sequence[tuple[int, int]], key: int) -> int:
+    """The level of a key."""
+    return starts[bisect_right(starts, (key, math.inf)) - 1][1]
+
+
+def parts_of(regimes: Sequence[str]) -> list[str]:
+    """The parts of a result that are counted apart: a regime and a class each, then the special ones, see `levels`."""
+    return [*(part_named(regime, name) for regime in regimes for name in CLASSES), NONFINITE, BEYOND]
+
+
+def part_named(regime: str, of_class: str) -> str:
+    """What a part is called in a partial result."""
+    return regime if regime in APART else f"{regime}: {of_class}"
+
+
+def part_of(name: str) -> tuple[str, str]:
+    """Regime and class of a part."""
+    if name in APART:
+        return name, EXTREME if name == NONFINITE else ""
+    regime, _, of_class = name.rpartition(": ")
+    return regime, of_class
+
+
+def curve_keys(op: Op, params: Params, fmt: Format) -> list[int]:
+    """The keys at which the bins of the error curve begin, and the key that ends the last one."""
+    edges = edges_for(op, params, fmt)
+    return [key_of_value(fmt, edge) for edge in edges[:-1]] + [key_of_bits(fmt, fmt.max_bits) + 1]

@@ -1,0 +1,132 @@
+"""The worker's side of a sweep: spaces of a target, chunks of a space, and the record of what was found."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+
+import msgspec
+
+from verify.backends import Backend, runs_on
+from verify.declare.declaration import Kernel
+from verify.declare.discovery import load
+from verify.declare.sources import sources_of
+from verify.declare.target import Target
+from verify.errors import UsageError
+from verify.records.record import KernelRun, value_of
+from verify.records.source_digest import own_digest
+from verify.search.sweep.checking import check, route_of
+from verify.search.sweep.finishing import finish
+from verify.search.sweep.partial import Partial
+from verify.search.sweep.requests import ListSpaces, RecordSweep, Spaces, SweepChunks
+from verify.search.sweep.scope import shape_of, space_of, undeclared
+from verify.search.sweep.space import Space
+from verify.search.sweep.torch_route import BASELINE
+from verify.truth.formats import named
+from verify.workers.requests import OnProgress
+
+REPORT_SECONDS = 0.1  # between two reports of progress: each is an event of the cluster
+SLOW_BITS = 16  # without a GPU float32 is swept where it is asked for by name
+
+
+def spaces(request: ListSpaces, backend: Backend) -> Spaces:
+    """Every space of the kernels of some targets; `skipped` and `hints` say why other kernels have none.
+
+    `place` holds what decides a figure: what other code began is not continued.
+    """
+    found = Spaces([], [], [], [], {})
+    own = own_digest()
+    for text in request.targets:
+        target = Target.parse(text)
+        loaded = load(target)
+        for kernel in loaded:
+            try:
+                for space in _spaces_of(kernel, str(target.of(kernel.name)), request, backend):
+                    found.spaces.append(space)
+                    found.references.append(route_of(kernel, space, backend))
+            except UsageError as error:
+                if len(loaded) == 1:
+                    raise
+                found.skipped.append(error.message)
+                found.hints.append(error.hint or "")
+        found.place[f"sources of {target.source}"] = sources_of(loaded[0])
+        found.place[f"verify of {target.source}"] = own
+    return found
+
+
+def _spaces_of(kernel: Kernel, target: str, request: ListSpaces, backend: Backend) -> list[Space]:
+    who = f"kernel {kernel.name!r}"
+    if not runs_on(kernel.backends, backend.name):
+        raise UsageError(
+            f"{who} is declared for {', '.join(kernel.backends)}; this sweep is on {backend.name}",
+            hint="verify doctor",
+        )
+    if kernel.lacking:
+        lacking = ", ".join(kernel.lacking)
+        raise UsageError(
+            f"{who} needs {lacking}, which is not installed", hint=f"install {lacking} for {sys.executable}"
+        )
+    shape, wanted = shape_of(kernel.op), [named(name).name for name in request.dtypes]
+    dtypes = [name for name in kernel.dtypes if not wanted or name in wanted]
+    if wanted and not dtypes:
+        raise undeclared(kernel, target, wanted)
+    if shape is None:
+        space_of(kernel, target, kernel.dtypes[0])  # says why
+    if shape not in (None, "unary") and not request.pairs:
+        raise UsageError(
+            f"{who} has two operands: --pairs sweeps all 2^32 pairs of a 16-bit dtype",
+            hint=f"verify sweep {shlex.quote(target)} --pairs",
+        )
+    narrow = request.bounds or request.regime
+    limit = 32 if shape == "unary" and (backend.scale == "large" or wanted or narrow) else SLOW_BITS
+    if not wanted:
+        dtypes = [name for name in dtypes if named(name).bits <= limit]
+        dtypes = [name for name in dtypes if not kernel.mixed(name)] or dtypes  # `space_of` says why
+    bounds = request.bounds
+    return [
+        space_of(
+            kernel,
+            target,
+            name,
+            results=request.results,
+            bounds=None if bounds is None else (value_of(bounds[0]), value_of(bounds[1])),
+            regime=request.regime,
+            baseline=request.baseline,
+            hardest=request.hardest,
+        )
+        for name in dtypes
+    ]
+
+
+def chunks(request: SweepChunks, backend: Backend, progress: OnProgress) -> str:
+    """The partial result of some chunks of a space: of the first ones, where all take longer than `seconds`."""
+    kernel = load(Target.parse(request.space.target))[0]
+    last = time.monotonic()
+
+    def report(done: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= REPORT_SECONDS:
+            last = now
+            progress(str(done))
+
+    partial = check(kernel, request.space, request.chunks, backend, progress=report, seconds=request.seconds)
+    return partial.encode().decode()
+
+
+def record(request: RecordSweep) -> KernelRun:
+    """The record of one result of a kernel over a space, from everything that was found."""
+    kernel = load(Target.parse(request.space.target))[0]
+    first, *others = (_only(Partial.decode(item.encode()), request.result) for item in request.partials)
+    for other in others:
+        first = first.merge(other)
+    return finish(kernel, request.space, first, seconds=request.seconds, curve=request.curve, only=(request.result,))
+
+
+def _only(partial: Partial, result: str) -> Partial:
+    """What a partial result holds of one result."""
+    wanted = (result, BASELINE + result)
+    return msgspec.structs.replace(
+        partial, parts={name: part for name, part in partial.parts.items() if name in wanted}
+    )

@@ -1,0 +1,95 @@
+"""Inputs of a slab of points, and the kernel run on them: the subject of a sweep stays tensors in, tensors out."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from verify.declare.declaration import Kernel
+from verify.measure.call import Unchanged, call_tensors, check_output, gradients_of
+from verify.ops.op import Op
+from verify.search.sweep.space import PAIR_BITS, Space
+from verify.truth.formats import Format, torch_dtype
+from verify.truth.ulp import from_bits
+
+_SIDE = 1 << PAIR_BITS
+
+
+def gate_of(op: Op) -> str:
+    """The operand whose keys number the rows of a pair space; of a packed op, its only one."""
+    return op.operands[0].name if len(op.operands) == 1 else op.landmarks.of
+
+
+def values_at(keys: Tensor, fmt: Format) -> Tensor:
+    """The numbers at some keys, as `space.bits_of_key` has it."""
+    return from_bits(patterns_at(keys, fmt), fmt)
+
+
+def patterns_at(keys: Tensor, fmt: Format) -> Tensor:
+    """`space.bits_of_key` of many keys."""
+    return torch.where(keys >= fmt.sign_bit, keys - fmt.sign_bit, (fmt.sign_bit - 1 - keys) | fmt.sign_bit)
+
+
+def inputs_of_keys(space: Space, op: Op, gates: Tensor, others: Tensor | None) -> dict[str, Tensor | None]:
+    """Operands from keys: of one shape (rows, columns) for pairs, flat for a unary op."""
+    fmt = space.format
+    deciding = values_at(gates, fmt)
+    if others is None:
+        return {op.operands[0].name: deciding}
+    other = values_at(others, fmt)
+    if space.shape == "packed pairs":
+        return {op.operands[0].name: torch.cat([other, deciding], -1)}
+    return {operand.name: deciding if operand.name == gate_of(op) else other for operand in op.operands}
+
+
+def make(space: Space, op: Op, first: int, last: int, device: torch.device | str) -> dict[str, Tensor | None]:
+    """The operands of the points first..last; of pairs whole rows, one for each key of the gate."""
+    if space.shape == "unary":
+        return inputs_of_keys(space, op, torch.arange(first, last, dtype=torch.int64, device=device), None)
+    rows = torch.arange(first // _SIDE, last // _SIDE, dtype=torch.int64, device=device)
+    columns = torch.arange(_SIDE, dtype=torch.int64, device=device)
+    shape = (rows.numel(), _SIDE)
+    return inputs_of_keys(space, op, rows[:, None].expand(shape), columns[None, :].expand(shape))
+
+
+def points_of(space: Space, result: str, places: list[int]) -> list[tuple[int, int]]:
+    """The point behind each place of a result, and which half of a packed gradient it is."""
+    if not (space.shape == "packed pairs" and result.startswith("d")):
+        return [(place, 0) for place in places]
+    return [(place // (2 * _SIDE) * _SIDE + place % _SIDE, place // _SIDE % 2) for place in places]
+
+
+def at_points(space: Space, op: Op, points: list[int]) -> dict[str, Tensor | None]:
+    """The operands of single points on the CPU, one per row."""
+    keys = torch.tensor(points, dtype=torch.int64)
+    if space.shape == "unary":
+        return inputs_of_keys(space, op, keys, None)
+    return inputs_of_keys(space, op, (keys // _SIDE)[:, None], (keys % _SIDE)[:, None])
+
+
+def run(kernel: Kernel, space: Space, inputs: dict[str, Tensor | None]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """The wanted results for some inputs, gradients for dy = 1; and the gradients that the kernel does not have."""
+    wanted = [name for name in space.results if name.startswith("d")]
+    graph = call_tensors(kernel, inputs, kernel.params, differentiate=bool(wanted))
+    deciding = inputs[gate_of(kernel.op)]
+    assert deciding is not None
+    shape = tuple(deciding.shape)
+    if space.shape == "packed pairs":
+        shape = (*shape[:-1], shape[-1] // 2)
+    for name, tensor in graph.values.items():
+        check_output(kernel.name, name, tensor, shape, torch_dtype(space.format), deciding.device, "here")
+    results = {name: tensor for name, tensor in graph.values.items() if name in space.results}
+    missing: tuple[str, ...] = ()
+    if wanted:
+        upstream = {name: torch.ones_like(tensor) for name, tensor in graph.values.items()}
+        found = gradients_of(kernel, graph, upstream)
+        results |= {name: tensor for name, tensor in found.items() if name in wanted}
+        missing = tuple(name for name in wanted if name not in found)
+    return results, missing
+
+
+def check_untouched(kernel: Kernel, before: dict[str, Tensor | None], after: dict[str, Tensor | None]) -> None:
+    """A kernel that changes its inputs has broken its contract."""
+    unchanged = Unchanged()
+    unchanged.watch_inputs(kernel.name, before, after)
+    unchanged.demand()

@@ -1,0 +1,157 @@
+"""The torch route of a sweep: `verify.truth.fast` for whole tensors, `verify.truth.ulp` for the errors,
+`verify.measure.tally` for the counts, on the CPU or the GPU, for every op.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from verify.backends import Backend
+from verify.cases import Case, counter
+from verify.cases.classes import class_of, classed
+from verify.declare.declaration import Kernel
+from verify.declare.standin import baseline_of
+from verify.measure.call import no_gradient
+from verify.measure.counting import tally, top
+from verify.measure.curve import peaks
+from verify.measure.judge import settled
+from verify.measure.tally import Peak, Tally
+from verify.ops.op import Problem
+from verify.records.readings import APART
+from verify.search.sweep.exactly import halves, judge_at
+from verify.search.sweep.partial import HARD_KEEP, Part
+from verify.search.sweep.scope import curve_keys, part_named
+from verify.search.sweep.space import CHUNK, Space
+from verify.search.sweep.subject import check_untouched, make, patterns_at, run
+from verify.truth.fast import Truth, check_bound, evaluate
+from verify.truth.ulp import Errors, bits_of, errors, ldexp, ulp_exponent
+
+SLAB, SLAB_CPU = 1 << 22, 1 << 18  # points judged at a time: their tensors fit a core's cache
+OPEN_LIMIT = 4096  # elements of one result of one chunk that are judged exactly; the rest counts as undecided
+SAMPLE = 6  # elements per chunk and result whose certificate is checked
+BASELINE = "baseline "
+
+
+def check_chunk(kernel: Kernel, space: Space, chunk: int, backend: Backend) -> tuple[dict[str, Part], set[str]]:
+    """One chunk: parts by result, and notes."""
+    first, last = space.chunk(chunk)
+    subjects = {"": kernel} | ({BASELINE: baseline_of(kernel)} if space.baseline else {})
+    slab = SLAB_CPU if backend.device == "cpu" else SLAB
+    collectors: dict[str, _Collector] = {}
+    notes: set[str] = set()
+    while first < last:
+        end = min((first // slab + 1) * slab, last)
+        for prefix, subject in subjects.items():
+            inputs = make(space, kernel.op, first, end, backend.device)
+            results, missing = run(subject, space, inputs)
+            check_untouched(subject, make(space, kernel.op, first, end, backend.device), inputs)
+            if not prefix:
+                notes |= set(map(no_gradient, missing))
+            for name, got in results.items():
+                label = prefix + name
+                if label not in collectors:
+                    collectors[label] = _Collector(kernel, space, name, hardest=bool(space.hardest and not prefix))
+                collectors[label].add(inputs, got, first)
+        first = end
+    return {label: item.part for label, item in collectors.items()}, notes
+
+
+class _Collector:
+    """Judges slab after slab of one result of one chunk."""
+
+    def __init__(self, kernel: Kernel, space: Space, result: str, *, hardest: bool) -> None:
+        self.kernel, self.space, self.result = kernel, space, result
+        self.width = halves(space, result)
+        self.fmt = space.format
+        self.hardest = hardest
+        self.edges = curve_keys(kernel.op, kernel.op.resolve(kernel.params), self.fmt)
+        self.judgements_left = OPEN_LIMIT
+        self.sampled = False
+        self.part = Part()
+        self.case = Case(dtype=space.dtype, dims=(1,), fill="ones")  # elementwise regimes need none
+
+    def add(self, inputs: dict[str, Tensor | None], got: Tensor, first: int) -> None:
+        """Count one slab in. Point `first` is its first."""
+        kernel, result = self.kernel, self.result
+        upstream = {}
+        if result.startswith("d"):
+            rows = got if self.width == 1 else got.chunk(2, -1)[0]
+            upstream = {name: torch.ones_like(rows) for name in kernel.outputs}
+        problem = Problem(inputs, kernel.op.resolve(kernel.params), upstream, (result,))
+        truth = evaluate(kernel.op, problem, {result: self.fmt})[result]
+        self._sample(problem, truth, first)
+        near = truth.for_result(got)
+        found = errors(got, near.value, self.fmt, low=near.low, bound=near.bound, policy=kernel.policy)
+        places = self._places(got, first)
+        patterns = bits_of(got.reshape(-1))
+        found, escalated = self._settled(found, places, patterns)
+        largest = kernel.largest.get(self.space.dtype)
+        segments, parts = classed(kernel.op, self.case, problem, result, tuple(got.shape), largest)
+        assert segments is not None
+        names = [part_named(regime.name, class_of(regime, name)) for regime, name in parts]
+        plain = ~torch.tensor([name in APART for name in names], device=segments.device)[segments]
+        part = Part(
+            regimes=self._tallies(found, segments, names, places, patterns),
+            curve=self._curve(found, plain, places, first),
+            hardest=self._hardest(truth, plain, places) if self.hardest else [],
+            escalated=escalated,
+            certificates=[truth.certificate],
+        )
+        self.part = self.part.merge(part)
+
+    def _sample(self, problem: Problem, truth: Truth, first: int) -> None:
+        """Check the certificate on a few random elements of the chunk's first slab."""
+        if self.sampled or truth.certificate == "exact":
+            return
+        self.sampled = True
+        stream = f"sweep/{self.result}/{first // CHUNK}"
+        chosen = sorted(set(counter.below(0, stream, SAMPLE, truth.value.numel()).tolist()))
+        check_bound(self.kernel.op.points(problem, self.result, chosen), truth, chosen)
+
+    def _places(self, got: Tensor, first: int) -> Tensor:
+        """The place of every element: its index in the result of the whole space, were it one tensor."""
+        return torch.arange(got.numel(), dtype=torch.int64, device=got.device) + first * self.width
+
+    def _settled(self, found: Errors, places: Tensor, patterns: Tensor) -> tuple[Errors, int]:
+        """Open elements judged exactly, lowest place first, as many as are left of the chunk's limit; and how many."""
+        where = torch.nonzero(found.undecided).reshape(-1)[: self.judgements_left]
+        indices = where.tolist()
+        self.judgements_left -= len(indices)
+        bits = patterns[where].tolist()
+        judged = judge_at(self.kernel, self.space, self.result, places[where].tolist(), bits, both=False)
+        return settled(found, dict(zip(indices, judged, strict=True))), len(indices)
+
+    def _tallies(
+        self, found: Errors, segments: Tensor, names: list[str], places: Tensor, patterns: Tensor
+    ) -> dict[str, Tally]:
+        """The tallies of the parts; those that stand apart have no class, and are one."""
+        distinct = list(dict.fromkeys(names))
+        numbers = torch.tensor([distinct.index(name) for name in names], device=segments.device)
+        tallies = tally(found, segments=numbers[segments], n_segments=len(distinct), places=places, patterns=patterns)
+        return dict(zip(distinct, tallies, strict=True))
+
+    def _curve(self, found: Errors, ordinary: Tensor, places: Tensor, first: int) -> list[Peak]:
+        """The curve of a slab of which point `first` is the first."""
+        keys = places // (self.space.per_key * self.width)
+        edges = torch.tensor(self.edges, dtype=torch.int64, device=keys.device)
+        bins = torch.where(ordinary, torch.bucketize(keys, edges, right=True) - 1, -1)
+        return peaks(
+            bins,
+            found.ulp,
+            size=len(self.edges) - 1,
+            base=first * self.width,
+            fmt=self.fmt,
+            bits=lambda at: patterns_at(keys[at], self.fmt),
+        )
+
+    def _hardest(self, truth: Truth, ordinary: Tensor, places: Tensor) -> list[tuple[float, int]]:
+        """Candidates for the inputs whose truth lies nearest to a midpoint; subnormal results tie trivially."""
+        value = truth.value.reshape(-1)
+        inside = (value.abs() >= float(self.fmt.min_normal)) & (value.abs() <= float(self.fmt.max_finite)) & ordinary
+        steps = ldexp(value, -ulp_exponent(value, self.fmt))
+        distance = (steps - torch.floor(steps) - 0.5).abs()
+        nearness = torch.where(inside, 0.5 - distance, -1.0)
+        found = top(nearness, HARD_KEEP)
+        rows = zip(nearness[found].tolist(), places[found].tolist(), strict=True)
+        return sorted((0.5 - near, place) for near, place in rows)
