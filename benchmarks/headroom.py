@@ -16,10 +16,10 @@ from pathlib import Path
 
 import msgspec
 
-from verify.bounds.committed import headroom_of
+from verify.records.bounds.committed import headroom_of
+from verify.records.figure import LEAST
 from verify.records.files import load, write_atomically
 from verify.records.readings import Key, Reading, readings
-from verify.truth.figure import LEAST
 
 SHARES = (0.25, 0.5, 1.0, 2.0)
 EXCESSES = (0.5, 1.0, 1.5, 2.0)

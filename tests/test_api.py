@@ -15,12 +15,12 @@ import msgspec
 import pytest
 
 import verify
-from tests.bounds.gate_records import book, bound, kernel, result, run
 from tests.cli.here import Here, said
-from verify.bounds import committed
+from tests.records.bounds.gate_records import book, bound, kernel, result, run
 from verify.cli import exits, parser
 from verify.errors import UsageError
 from verify.records import files
+from verify.records.bounds import committed
 from verify.records.record import Gap, Run
 from verify.report.present import present
 from verify.report.rows import COLUMNS
@@ -104,7 +104,7 @@ def test_importing_the_functions_loads_no_torch(tmp_path: Path) -> None:
         "import sys, verify; bare = set(sys.modules); verify.run, verify.sweep, verify.hunt, verify.gate, verify.load\n"
     )
     text += "print({'msgspec', 'torch'} & bare, {'torch', 'triton', 'numpy', 'rich', 'jinja2'} & set(sys.modules))\n"
-    text += "import verify.search.sweep.drive, verify.search.hunt.schedule, verify.bounds.verdict\n"
+    text += "import verify.search.sweep.drive, verify.search.hunt.schedule, verify.records.bounds.verdict\n"
     text += "print(*(each.__module__ for each in (verify.sweep, verify.hunt, verify.gate)))"
     assert script(text, tmp_path).stdout == "set() set()\nverify.api verify.api verify.api\n"
 

@@ -30,7 +30,6 @@ LAYERS = (
     "laws",
     "diagnose",
     "search",
-    "bounds",
     "report",
     "plugin",
     "nightly",

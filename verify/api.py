@@ -20,13 +20,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from verify.backends import named
-from verify.bounds import committed, waivers
-from verify.bounds.verdict import Verdict
 from verify.declare import config
 from verify.declare.target import Target
 from verify.errors import INCOMPLETE, OF_VERDICT, PASS, USAGE, WRONG, UsageError
 from verify.measure import session
 from verify.records import files
+from verify.records.bounds import committed, waivers
+from verify.records.bounds.verdict import Verdict
+from verify.records.figure import shown
 from verify.records.part_store import PartStore, cache
 from verify.records.record import Run
 from verify.report import gate_data
@@ -40,7 +41,6 @@ from verify.search.hunt import schedule
 from verify.search.hunt.settings import Settings
 from verify.search.sweep import drive
 from verify.search.sweep.space import Space
-from verify.truth.figure import shown
 from verify.workers import process, process_tree
 from verify.workers.check_workers_identical import check_equal
 from verify.workers.gpus import gpus as devices

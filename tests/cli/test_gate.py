@@ -11,10 +11,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.bounds.gate_records import bound, kernel, result, run
 from tests.cli.here import Said, said
-from verify.bounds import committed
+from tests.records.bounds.gate_records import bound, kernel, result, run
 from verify.records import files
+from verify.records.bounds import committed
 
 LIBRARY = """
 import torch

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import verify
-from tests.bounds.gate_records import kernel, result, run
+from tests.records.bounds.gate_records import kernel, result, run
 from verify.backends import Interpreter
 from verify.cases.fingerprint import fingerprint
 from verify.cases.plan import EFFORTS, plan

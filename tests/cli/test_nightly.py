@@ -13,10 +13,10 @@ import pytest
 
 from tests.cli.here import Said, said
 from tests.report.sample import passing
-from verify.bounds.verdict import Row, Verdict
 from verify.cli import exits, main
 from verify.cli.nightly import _exit
 from verify.cli.options import seconds as duration
+from verify.records.bounds.verdict import Row, Verdict
 from verify.records.files import load
 from verify.records.readings import Key
 from verify.records.record import Gap

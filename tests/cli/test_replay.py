@@ -172,7 +172,7 @@ def test_a_process_of_its_own_gives_the_same_answer(verify: Callable[..., Said],
 
 
 def test_a_case_that_could_not_be_made_smaller_says_so() -> None:
-    from tests.bounds.gate_records import worst
+    from tests.records.bounds.gate_records import worst
     from verify.cli.replay import element_lines
     from verify.diagnose.requests import Replay, Smaller
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.bounds.gate_records import result
+from tests.records.bounds.gate_records import result
 from verify.cli import exits, main
 from verify.declare.requests import Listed, ListKernels
 from verify.declare.target import Declared

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.bounds.gate_records import kernel, result, run
+from tests.records.bounds.gate_records import kernel, result, run
 from verify import errors
 from verify.cli import exits, main, sinks
 from verify.records.files import save

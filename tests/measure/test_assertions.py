@@ -15,8 +15,8 @@ from verify.cases import Case
 from verify.cli import parser
 from verify.declare.declaration import Kernel
 from verify.measure.call import run_kernel
+from verify.records.figure import shown
 from verify.truth import formats
-from verify.truth.figure import shown
 from verify.truth.ulp import pattern_at
 
 X = torch.tensor([-30.0, -3.0, 0.5, 2.0])

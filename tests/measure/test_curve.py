@@ -15,9 +15,9 @@ from verify import ops
 from verify.backends import Interpreter
 from verify.measure.curve import DIGITS, bins_of, edges_for, peaks, recorded
 from verify.measure.tally import Peak, merged_peaks, worse
+from verify.records.figure import rounded_up
 from verify.records.record import number, value_of
 from verify.truth import formats
-from verify.truth.figure import rounded_up
 from verify.truth.formats import Format
 from verify.truth.ulp import bits_of, from_bits
 

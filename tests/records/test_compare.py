@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.bounds.gate_records import SEEN, kernel, result, run
+from tests.records.bounds.gate_records import SEEN, kernel, result, run
 from verify.cli import compare as command
 from verify.cli import main
 from verify.records.compare import Comparison, compare

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.bounds.gate_records import figures, kernel, result, run, worst
+from tests.records.bounds.gate_records import figures, kernel, result, run, worst
 from verify.measure import result as judging
 from verify.records.contradictions import FEWEST, RMS_LIMIT, contradictions, contradictions_of
 from verify.records.readings import NONFINITE

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.bounds.gate_records import SEEN, kernel, result, run
+from tests.records.bounds.gate_records import SEEN, kernel, result, run
 from verify.errors import UsageError
 from verify.records import files, history
 from verify.records.history import History
@@ -280,7 +280,7 @@ def test_folders_do_not_share_what_is_kept(tmp_path: Path) -> None:
 
 WORKER = """
 import sys, pathlib
-from tests.bounds.gate_records import *
+from tests.records.bounds.gate_records import *
 from tests.records.test_history import dated
 from verify.records import files
 from verify.records.history import History

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tests.bounds.gate_records import kernel, result
-from tests.bounds.gate_records import run as of
+from tests.records.bounds.gate_records import kernel, result
+from tests.records.bounds.gate_records import run as of
 from tests.report.sample import sample
 from verify.errors import UsageError
 from verify.records.files import decode, encode

@@ -29,7 +29,7 @@ def sloppy(x):
 
 @pytest.fixture(scope="module")
 def run() -> Run:
-    from tests.bounds.gate_records import run as of
+    from tests.records.bounds.gate_records import run as of
 
     return of(measure_kernel(sloppy, "accuracy.py::sloppy", CPU), arch="interpreter")
 

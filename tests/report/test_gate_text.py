@@ -10,10 +10,10 @@ import msgspec
 import pytest
 from rich.cells import cell_len
 
-from tests.bounds.gate_records import HASH, SEEN, book, bound, kernel, result, run
+from tests.records.bounds.gate_records import HASH, SEEN, book, bound, kernel, result, run
 from tests.report.sample import HOSTILE_MESSAGE, HOSTILE_NAME
-from verify.bounds import changes
-from verify.bounds.verdict import Verdict, judge
+from verify.records.bounds import changes
+from verify.records.bounds.verdict import Verdict, judge
 from verify.records.compare import compare
 from verify.records.record import Gap, Run
 from verify.report.html import against

@@ -13,9 +13,9 @@ import pytest
 
 from tests.report.browser import Browser, Page
 from tests.report.sample import HOSTILE_NAME, empty, incomplete, many, night, passing, rich, sample
-from verify.bounds.committed import load
-from verify.bounds.verdict import judge
 from verify.records import files, record
+from verify.records.bounds.committed import load
+from verify.records.bounds.verdict import judge
 from verify.records.compare import compare
 from verify.report import words
 from verify.report.html import against, record_html

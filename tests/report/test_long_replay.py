@@ -10,11 +10,11 @@ import shlex
 import msgspec
 import pytest
 
-from tests.bounds.gate_records import HASH, book, bound, figures, kernel, run
-from tests.bounds.gate_records import result as plain
-from tests.bounds.gate_records import worst as element
-from verify.bounds.verdict import Verdict, judge
+from tests.records.bounds.gate_records import HASH, book, bound, figures, kernel, run
+from tests.records.bounds.gate_records import result as plain
+from tests.records.bounds.gate_records import worst as element
 from verify.cli.replay import add_place
+from verify.records.bounds.verdict import Verdict, judge
 from verify.records.record import LawRun, Origin, RegimeFigures, Result, Run, replay_command
 from verify.records.recorded import worst_of_run
 from verify.report import gate_data, gate_words, words
@@ -119,7 +119,7 @@ def test_the_report_of_a_run_prints_one_long_command(width: int) -> None:
 
 def test_a_review_with_the_record_shows_the_element_of_each_regime() -> None:
     """The bounds were made from the record, one of them is looser than before."""
-    from verify.bounds import changes
+    from verify.records.bounds import changes
     from verify.report.terminal import bounds_text
 
     made = changes.propose([record()], book()).changes

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from verify.cli import exits, given, options, screen, sinks
 
 if TYPE_CHECKING:
-    from verify.bounds.committed import Book
+    from verify.records.bounds.committed import Book
 
 
 def add(commands: Any) -> None:
@@ -95,7 +95,7 @@ def _accept(steps: Any) -> None:
 
 def propose(options: argparse.Namespace) -> int:
     """New and tighter bounds; exit 1 when a figure is beyond what is promised already."""
-    from verify.bounds import changes, committed
+    from verify.records.bounds import changes, committed
     from verify.records.files import load
     from verify.report import gate_data
     from verify.report.terminal import bounds_text
@@ -133,8 +133,8 @@ def propose(options: argparse.Namespace) -> int:
 
 def review(options: argparse.Namespace) -> int:
     """Old and new; exit 1 when a promise was taken back."""
-    from verify.bounds import changes, waivers
-    from verify.bounds.at_commit import book_at, waivers_at
+    from verify.records.bounds import changes, waivers
+    from verify.records.bounds.at_commit import book_at, waivers_at
     from verify.records.files import load
     from verify.report import gate_data
     from verify.report.terminal import bounds_text
@@ -160,7 +160,7 @@ def review(options: argparse.Namespace) -> int:
 
 def accept(options: argparse.Namespace) -> int:
     """Loosen one bound."""
-    from verify.bounds import changes, committed
+    from verify.records.bounds import changes, committed
     from verify.records.files import load
     from verify.report import gate_data
     from verify.report.terminal import bounds_text
@@ -195,8 +195,8 @@ def _today() -> str:
 
 
 def _book(options: argparse.Namespace) -> Book:
-    from verify.bounds import committed
     from verify.declare import config
+    from verify.records.bounds import committed
 
     # the first proposal makes the folder
     return committed.load(given.bounds_folder(options, config.find(), created=True))

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from verify.cli import exits, replay, sinks
-from verify.truth.figure import UNIT, shown, signed
+from verify.records.figure import UNIT, shown, signed
 
 if TYPE_CHECKING:
     from verify.diagnose.requests import Explanation

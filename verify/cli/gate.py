@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from verify.cli import given, options, screen, sinks
 
 if TYPE_CHECKING:
-    from verify.bounds.verdict import Verdict
+    from verify.records.bounds.verdict import Verdict
     from verify.records.compare import Comparison
     from verify.records.record import Run
 
@@ -97,7 +97,7 @@ def _both(options: argparse.Namespace) -> tuple[Run, Run, list[str]]:
     """The records of the base and of the head, measured one after the other."""
     import tempfile
 
-    from verify.bounds import worktree
+    from verify.records.bounds import worktree
 
     targets = _targets(options)
     arguments = [*targets, "--seed", str(options.seed), "--timeout", f"{options.timeout:g}"]

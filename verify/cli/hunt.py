@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from verify.cli import given, options, screen, sinks
-from verify.truth.figure import UNIT, signed
+from verify.records.figure import UNIT, signed
 
 if TYPE_CHECKING:
     from verify.api import CompletedRun

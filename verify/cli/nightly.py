@@ -11,8 +11,8 @@ from verify.cli import exits, given, options, screen, sinks
 from verify.errors import UsageError
 
 if TYPE_CHECKING:
-    from verify.bounds.verdict import Verdict
     from verify.nightly import Night
+    from verify.records.bounds.verdict import Verdict
     from verify.records.record import Run
 
 TIMEOUT = 1800.0
@@ -122,7 +122,7 @@ def main(options: argparse.Namespace) -> int:
 
 def _judge(record: Run, folder: Path) -> Verdict | None:
     """The gate's verdict; None while the project has no bounds for this architecture."""
-    from verify.bounds import committed, waivers
+    from verify.records.bounds import committed, waivers
 
     book = committed.load(folder)
     if not book.bounds:

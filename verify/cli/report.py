@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from verify.cli import exits, given, options, screen, sinks
 
 if TYPE_CHECKING:
-    from verify.bounds.verdict import Verdict
+    from verify.records.bounds.verdict import Verdict
     from verify.records.compare import Comparison
     from verify.records.record import Result, Run
     from verify.report.html.against import Earlier
@@ -105,9 +105,9 @@ def _base(path: str | None, run: Run) -> Comparison | None:
 def _gate(options: argparse.Namespace, run: Run) -> Verdict | None:
     if options.bounds is None:
         return None
-    from verify.bounds.committed import load
-    from verify.bounds.waivers import judge
     from verify.declare import config
+    from verify.records.bounds.committed import load
+    from verify.records.bounds.waivers import judge
 
     return judge([run], load(given.bounds_folder(options, config.find())))
 

@@ -37,12 +37,12 @@ from verify.ops.graph.program import Program, trace
 from verify.ops.graph.second import asked_of, program_of, run_of
 from verify.ops.graph.steps import Run
 from verify.ops.op import Op, Problem
+from verify.records.figure import signed
 from verify.records.readings import NONFINITE
 from verify.records.record import Number, number, value_of
 from verify.truth import formats
 from verify.truth.enclosure import dyadic
 from verify.truth.fast import evaluate
-from verify.truth.figure import signed
 from verify.truth.formats import Format, power_of_two
 from verify.truth.ulp import bits_of, errors, pattern_at
 

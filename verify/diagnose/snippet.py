@@ -27,9 +27,9 @@ from verify.declare.declaration import Kernel
 from verify.diagnose.requests import Replay
 from verify.errors import UsageError
 from verify.measure.call import Measured, run_kernel
+from verify.records.figure import UNIT
 from verify.records.record import Number, replay_command, value_of
 from verify.truth import formats
-from verify.truth.figure import UNIT
 from verify.truth.formats import Format
 from verify.truth.ulp import Policy
 

@@ -43,12 +43,12 @@ from verify.measure.call import Measured, alone, inferred, run_kernel
 from verify.measure.element import worst_element
 from verify.measure.judge import Effort, JudgedBy, judge_by, with_noise_again
 from verify.ops.op import Problem
+from verify.records.figure import UNIT
 from verify.records.readings import NONFINITE
 from verify.records.record import CLASSES, Origin, value_of
 from verify.truth import formats
 from verify.truth.exact import judge
 from verify.truth.fast import Truth, evaluate
-from verify.truth.figure import UNIT
 from verify.truth.formats import Format
 from verify.truth.ulp import Policy, bits_of, errors, fetched, widen
 

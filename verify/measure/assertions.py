@@ -25,10 +25,10 @@ from verify.measure.kernel import SMALL
 from verify.measure.result import check_limit
 from verify.ops.graph.like import like_op
 from verify.ops.op import Op, Problem
+from verify.records.figure import UNIT, shown
 from verify.records.record import Origin, value_of
 from verify.truth import formats
 from verify.truth.fast import evaluate
-from verify.truth.figure import UNIT, shown
 from verify.truth.ulp import Policy
 
 SPELLED = 32  # elements that a command in a message spells out

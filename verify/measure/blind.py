@@ -17,9 +17,9 @@ from verify.measure.counting import tally
 from verify.measure.result import rms_limit
 from verify.ops.graph.blind import mutated
 from verify.ops.op import Op, Problem
+from verify.records.figure import UNIT, shown
 from verify.records.record import Figures, value_of
 from verify.truth.fast import Truth
-from verify.truth.figure import UNIT, shown
 from verify.truth.formats import Format, torch_dtype
 from verify.truth.ulp import errors
 

@@ -37,11 +37,11 @@ from verify.measure.result import KEEP_SPECIAL, Findings
 from verify.measure.tally import KEEP, Peak, Tally, merged_peaks, worst
 from verify.measure.trivial import trivial_answers
 from verify.ops.op import Fast, Largest, Op, Point, Problem, Regime
+from verify.records.figure import LEAST
 from verify.records.readings import APART, BEYOND, NONFINITE
 from verify.records.record import ORDINARY, Origin, Worst, value_of
 from verify.truth import formats
 from verify.truth.fast import Truth, device_kind, truth_of
-from verify.truth.figure import LEAST
 from verify.truth.formats import Format
 from verify.truth.ulp import Policy, bits_of
 

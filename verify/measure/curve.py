@@ -19,8 +19,8 @@ from verify.measure.counting import counted, reduced
 from verify.measure.tally import Peak, worse
 from verify.ops.geometry import Params
 from verify.ops.op import Op
+from verify.records.figure import rounded_up
 from verify.records.record import Curve, number, value_of
-from verify.truth.figure import rounded_up
 from verify.truth.formats import Format
 from verify.truth.ulp import widen
 

@@ -11,6 +11,7 @@ from verify.cases.regimes import deciding_operand
 from verify.declare.declaration import Kernel
 from verify.measure.tally import Tally
 from verify.ops.op import Regime
+from verify.records.figure import UNIT, shown, signed
 from verify.records.readings import APART, NONFINITE
 from verify.records.record import (
     CLASSES,
@@ -25,7 +26,6 @@ from verify.records.record import (
     Worst,
     value_of,
 )
-from verify.truth.figure import UNIT, shown, signed
 from verify.truth.formats import named
 
 KEEP_RIGHT = 3  # worst elements that the record keeps of a result within its limit, and of a peer's

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verify.bounds.changes import Change, explained
-from verify.bounds.committed import Bound
-from verify.bounds.verdict import SEVERITY, Row, Verdict, Waiver
+from verify.records.bounds.changes import Change, explained
+from verify.records.bounds.committed import Bound
+from verify.records.bounds.verdict import SEVERITY, Row, Verdict, Waiver
 from verify.records.compare import Comparison, Pair
 from verify.records.readings import Key, Reading, inputs
 from verify.records.record import number, replay_command

@@ -6,12 +6,12 @@ import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 
-from verify.bounds.committed import Bound
-from verify.bounds.verdict import SEVERITY, Row, Status, Verdict
+from verify.records.bounds.committed import Bound
+from verify.records.bounds.verdict import SEVERITY, Row, Status, Verdict
+from verify.records.figure import shown
 from verify.records.readings import Reading, inputs
 from verify.records.record import UNPROVEN, Worst, number, replay_command, value_of
 from verify.report import result_words, words
-from verify.truth.figure import shown
 
 WITH_FIGURES: tuple[Status, ...] = ("nonfinite", "breached", "improved")
 MOST_BREACHES = 12  # that are written out

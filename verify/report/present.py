@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
+from verify.records.figure import UNIT
 from verify.records.record import (
     CLASSES,
     RESULT_STATUSES,
@@ -29,7 +30,6 @@ from verify.report import result_words, words
 from verify.report.gaps import FEW, GapLine, gathered
 from verify.report.signs import LOOKS, WORDS
 from verify.report.words import clean, listed, plural
-from verify.truth.figure import UNIT
 
 FIRST = 100  # characters of the first line of what was printed
 MOST_ALSO = 8  # results of one cause that are named beside the first

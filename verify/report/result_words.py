@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from verify.records.figure import COUNTABLE, UNIT, shown, signed
 from verify.records.readings import decimal as number_of
 from verify.records.record import CLASSES, ORDINARY, Figures, Gate, Number, Result, Worst, value_of
 from verify.report.words import at_least, clean, decimal, interval, share, signed_ulp, truth, ulp
-from verify.truth.figure import COUNTABLE, UNIT, shown, signed
 
 HUGE = 65_504.0  # a magnitude beyond which squares and sums are what overflows
 # by gate, an error that is none beside another; by how much one is worse that is worth a word

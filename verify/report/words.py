@@ -17,9 +17,9 @@ import unicodedata
 from decimal import ROUND_CEILING, Decimal
 from typing import Any
 
+from verify.records.figure import BEYOND, COUNTABLE
+from verify.records.figure import UNIT as UNIT
 from verify.records.record import Basis, Figures, Number, RegimeFigures, Result, value_of
-from verify.truth.figure import BEYOND, COUNTABLE
-from verify.truth.figure import UNIT as UNIT
 
 # Cc: control characters and ANSI escapes. Cf: bidirectional overrides and zero-width characters,
 # which make names look alike. Cs, Zl, Zp: lone surrogates (not encodable) and line separators.

@@ -24,7 +24,7 @@ from verify.report.signs import STANDING
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-    from verify.bounds.verdict import Row, Verdict
+    from verify.records.bounds.verdict import Row, Verdict
     from verify.records.compare import Comparison, Pair
 
 MOST = 200  # rows of one table: a page is read, the commands list everything

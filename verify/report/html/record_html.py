@@ -34,7 +34,7 @@ from verify.report.signs import GLYPHS, LOOKS, STANDING, WORDS
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-    from verify.bounds.verdict import Verdict
+    from verify.records.bounds.verdict import Verdict
     from verify.records.compare import Comparison
 
 WEIGHT = 1_650_000  # characters of a page; what is judged is shown in full even if it does not fit

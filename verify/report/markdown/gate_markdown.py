@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from verify.bounds.committed import Bound
-from verify.bounds.verdict import Row, Verdict
 from verify.errors import PASS, WRONG
+from verify.records.bounds.committed import Bound
+from verify.records.bounds.verdict import Row, Verdict
 from verify.records.compare import Comparison, Pair
 from verify.records.readings import Reading
 from verify.records.record import UNPROVEN, replay_command

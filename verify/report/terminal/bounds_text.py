@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from verify.bounds.changes import Change, Proposal, dropped, explained, needs_approval
-from verify.bounds.committed import Bound
-from verify.bounds.verdict import MEANING, Row, Status, Waiver
-from verify.bounds.waivers import APPROVED, Kind
+from verify.records.bounds.changes import Change, Proposal, dropped, explained, needs_approval
+from verify.records.bounds.committed import Bound
+from verify.records.bounds.verdict import MEANING, Row, Status, Waiver
+from verify.records.bounds.waivers import APPROVED, Kind
+from verify.records.figure import LEAST, shown
 from verify.records.readings import Key, Reading
 from verify.report import words
 from verify.report.signs import Signs
 from verify.report.terminal import gate_text
 from verify.report.terminal.text_page import Cell, Page, Terminal
-from verify.truth.figure import LEAST, shown
 
 MOST_ROWS = 60
 MOST_KEYS = 60  # of one kernel, named in one paragraph

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 
-from verify.bounds.verdict import MEANING, SEVERITY, Row, Status, Verdict
+from verify.records.bounds.verdict import MEANING, SEVERITY, Row, Status, Verdict
 from verify.records.readings import Reading
 from verify.records.record import UNPROVEN, replay_command
 from verify.report import gate_words, words

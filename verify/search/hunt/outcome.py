@@ -12,13 +12,13 @@ from verify.backends import Backend, architecture
 from verify.cases.fingerprint import fingerprint
 from verify.declare.declaration import Kernel
 from verify.measure.tally import Maximum
+from verify.records.figure import UNIT, shown
 from verify.records.record import Basis, Result, ResultStatus, Worst, number, replay_command
 from verify.search.hunt.finds import Find, confirm
 from verify.search.hunt.search import INTERRUPTED, Search, Searched, State, population_of, search
 from verify.search.hunt.settings import Settings
 from verify.search.hunt.space import SearchSpace, space_of
 from verify.truth import certificate
-from verify.truth.figure import UNIT, shown
 
 KEEP, CHARACTERS = 5, 3_000  # the record keeps so many finds, and only as long as their replay commands stay shorter
 

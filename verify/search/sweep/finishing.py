@@ -25,6 +25,7 @@ from verify.measure.result import (
 )
 from verify.measure.tally import KEEP, Leader, Maximum, Tally, worst
 from verify.ops.op import Point
+from verify.records.figure import LEAST
 from verify.records.readings import APART, NONFINITE
 from verify.records.record import (
     RESULT_STATUSES,
@@ -46,7 +47,6 @@ from verify.search.sweep.subject import gate_of
 from verify.search.sweep.torch_route import BASELINE
 from verify.truth.enclosure import Enclosure
 from verify.truth.exact import Judged, digits, settle
-from verify.truth.figure import LEAST
 from verify.truth.formats import Format, power_of_two
 from verify.truth.ulp import from_bits
 

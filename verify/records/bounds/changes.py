@@ -1,6 +1,6 @@
 """How bounds change: proposed from records (new, tighter, never looser) and accepted one by one with a reason.
 
-Pure, as the gate is: records and bounds in, changed bounds out. `verify.bounds.committed.save` writes them.
+Pure, as the gate is: records and bounds in, changed bounds out. `verify.records.bounds.committed.save` writes them.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from verify.bounds import verdict as gate
-from verify.bounds.committed import MARGIN, Acceptance, Book, Bound, Evidence, proposal, tightens
-from verify.bounds.verdict import Row, Verdict
 from verify.errors import UsageError
+from verify.records.bounds import verdict as gate
+from verify.records.bounds.committed import MARGIN, Acceptance, Book, Bound, Evidence, proposal, tightens
+from verify.records.bounds.verdict import Row, Verdict
 from verify.records.readings import Key, Reading, date_of, inputs, leading, readings
 from verify.records.record import Run
 

@@ -14,11 +14,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePath
 from typing import Any, Literal
 
-from verify.bounds import toml
-from verify.bounds import verdict as gate
-from verify.bounds.committed import WAIVERS, Book
-from verify.bounds.verdict import Row, Verdict, Waiver
 from verify.errors import UsageError
+from verify.records.bounds import toml
+from verify.records.bounds import verdict as gate
+from verify.records.bounds.committed import WAIVERS, Book
+from verify.records.bounds.verdict import Row, Verdict, Waiver
 from verify.records.readings import Key, arch_of
 from verify.records.record import Run
 

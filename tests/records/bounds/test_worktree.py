@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import verify
-from verify.bounds import worktree
 from verify.errors import UsageError
+from verify.records.bounds import worktree
 
 
 @pytest.fixture

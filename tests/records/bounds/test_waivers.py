@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from tests.bounds.gate_records import book, bound, kernel, result, run
-from tests.bounds.test_gate import statuses
 from tests.cli.here import Said, said
-from verify.bounds import committed, verdict, waivers
-from verify.bounds.verdict import Verdict
+from tests.records.bounds.gate_records import book, bound, kernel, result, run
+from tests.records.bounds.test_gate import statuses
 from verify.errors import UsageError
 from verify.records import files
+from verify.records.bounds import committed, verdict, waivers
+from verify.records.bounds.verdict import Verdict
 from verify.report import gate_data, gate_words
 from verify.report.html import against
 from verify.report.markdown import gate_markdown

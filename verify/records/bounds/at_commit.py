@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePath, PurePosixPath
 
-from verify.bounds import waivers
-from verify.bounds.committed import WAIVERS, Book, holds_bounds, parse
-from verify.bounds.verdict import Waiver
-from verify.bounds.worktree import commit_named, git
 from verify.errors import UsageError
+from verify.records.bounds import waivers
+from verify.records.bounds.committed import WAIVERS, Book, holds_bounds, parse
+from verify.records.bounds.verdict import Waiver
+from verify.records.bounds.worktree import commit_named, git
 
 
 def book_at(ref: str, folder: Path) -> Book:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.bounds.gate_records import book
+from tests.records.bounds.gate_records import book
 from tests.report.test_long_replay import ROW, record
 from verify import cli
-from verify.bounds import at_commit
+from verify.records.bounds import at_commit
 from verify.records.files import save
 
 

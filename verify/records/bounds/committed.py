@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
 
-from verify.bounds import toml
 from verify.errors import UsageError
+from verify.records.bounds import toml
+from verify.records.figure import LEAST, rounded_up
 from verify.records.files import write_atomically
 from verify.records.readings import STRENGTH, Key, Reading, as_strong
 from verify.records.record import Basis
-from verify.truth.figure import LEAST, rounded_up
 
 FORMAT = 1
 
@@ -127,7 +127,7 @@ def tightens(reading: Reading, bound: Bound, *, margin: float = MARGIN, headroom
 # -- names ----------------------------------------------------------------------------------------------
 
 _KEPT = re.compile(r"[A-Za-z0-9_.-]")
-WAIVERS = "waivers.toml"  # verify.bounds.waivers reads it
+WAIVERS = "waivers.toml"  # verify.records.bounds.waivers reads it
 _RESERVED = re.compile(r"waivers|(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
 _LONGEST = 180
 

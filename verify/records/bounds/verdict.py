@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Literal, get_args
 
-from verify.bounds.committed import MARGIN, Book, Bound, tightens
 from verify.errors import INCOMPLETE as UNDECIDED
 from verify.errors import PASS, WRONG, UsageError
+from verify.records.bounds.committed import MARGIN, Book, Bound, tightens
 from verify.records.readings import FAILED, UNKNOWN, Key, Reading, arch_of, leading, readings
 from verify.records.record import UNPROVEN, KernelRun, Run
 

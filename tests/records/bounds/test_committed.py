@@ -10,13 +10,13 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tests.bounds.gate_records import ALL, PROVEN, SEEN, book, bound, kernel, result, run
-from verify.bounds import committed
-from verify.bounds.committed import Acceptance, Bound, file_name
+from tests.records.bounds.gate_records import ALL, PROVEN, SEEN, book, bound, kernel, result, run
 from verify.errors import UsageError
+from verify.records.bounds import committed
+from verify.records.bounds.committed import Acceptance, Bound, file_name
+from verify.records.figure import rounded_up
 from verify.records.readings import Key, readings
 from verify.records.record import Basis
-from verify.truth.figure import rounded_up
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.sampled_from(
     ["gelu", "../x", "CON", "a/b", ".hidden", "-rf", "%2E", "", "α", "a" * 300, "\0", "gelu.toml", "Gelu"]

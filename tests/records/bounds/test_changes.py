@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.bounds.gate_records import ALL, HASH, SEEN, book, bound, kernel, result, run
-from verify.bounds import changes as ratchet
-from verify.bounds.changes import accept, explained, needs_approval, propose, review
-from verify.bounds.committed import Acceptance, Book, Bound
-from verify.bounds.verdict import judge
+from tests.records.bounds.gate_records import ALL, HASH, SEEN, book, bound, kernel, result, run
 from verify.errors import UsageError
+from verify.records.bounds import changes as ratchet
+from verify.records.bounds.changes import accept, explained, needs_approval, propose, review
+from verify.records.bounds.committed import Acceptance, Book, Bound
+from verify.records.bounds.verdict import judge
 from verify.records.record import Basis, Run
 
 OTHER = "bb11bb11bb11"

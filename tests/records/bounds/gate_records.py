@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from verify.bounds.committed import Acceptance, Book, Bound, Evidence
+from verify.records.bounds.committed import Acceptance, Book, Bound, Evidence
 from verify.records.readings import Key
 from verify.records.record import (
     RESULT_STATUSES,

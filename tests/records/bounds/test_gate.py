@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.bounds.gate_records import ALL, HASH, PROVEN, SEEN, book, bound, figures, kernel, result, run, worst
-from verify.bounds import changes as ratchet
-from verify.bounds import verdict as gate
-from verify.bounds.committed import Book
-from verify.bounds.verdict import Verdict, judge
+from tests.records.bounds.gate_records import ALL, HASH, PROVEN, SEEN, book, bound, figures, kernel, result, run, worst
 from verify.cases import regimes
 from verify.errors import UsageError
 from verify.records import files, readings, record
+from verify.records.bounds import changes as ratchet
+from verify.records.bounds import verdict as gate
+from verify.records.bounds.committed import Book
+from verify.records.bounds.verdict import Verdict, judge
 from verify.records.record import Basis, Gap, KernelRun, RegimeFigures, Result, Run
 
 nan, inf = math.nan, math.inf
