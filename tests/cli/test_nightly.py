@@ -60,7 +60,7 @@ def test_a_night_leaves_one_folder_and_its_bounds_are_judged(project: Path) -> N
     again = nightly(project, *stages)
     assert again.returncode == 0, again.stdout + again.stderr
     bounds = project / "reports" / "bounds" / "interpreter" / "right.toml"
-    bounds.write_text(bounds.read_text() + '\n[[bound]]\noutput = "y"\n')
+    bounds.write_text(bounds.read_text() + '\n[[result]]\noutput = "y"\n')
     broken = nightly(project, *stages)
     assert broken.returncode == 2
     assert "bound" in broken.stderr

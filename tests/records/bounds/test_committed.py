@@ -82,20 +82,45 @@ def test_the_file_is_pinned() -> None:
     text = committed.render("sm_90", "gelu", [bound(0.75, accepted=(entry,)), bound(1.5, dtype="float16", basis=SEEN)])
     assert text == (
         "# Errors in ULP that no result may exceed. Written by `verify bounds`, judged by `verify gate`.\n"
-        'format = 1\narch = "sm_90"\nkernel = "gelu"\n'
-        '\n[[bound]]\noutput = "y"\ndtype = "bfloat16"\nregime = "all"\nvalue = 0.75\ngate = "plain"\n'
-        'basis = "exhaustive"\nn = 65536\nreason = "first measured"\n'
-        'evidence = { record = "fedcba987654", commit = "bbbbbbbbbbbb", date = "2026-10-01", source = "run", '
-        'measured = 0.75, worst = "x = 1 (0x3f80)" }\nproperties = { run = "aa00aa00aa00" }\n'
-        'accepted = [{ date = "2026-11-21", old = 0.5, new = 0.75, reason = "exp2 is approximate on this device" }]\n'
-        '\n[[bound]]\noutput = "y"\ndtype = "float16"\nregime = "all"\nvalue = 1.5\ngate = "plain"\n'
-        'basis = "observed"\nn = 40960\nseed = 0\nreason = "first measured"\n'
-        'evidence = { record = "fedcba987654", commit = "bbbbbbbbbbbb", date = "2026-10-01", source = "run", '
-        'measured = 1.5, worst = "x = 1 (0x3f80)" }\nproperties = { run = "aa00aa00aa00" }\n'
+        'format = 2\narch = "sm_90"\nkernel = "gelu"\n'
+        '\n[[result]]\noutput = "y"\ndtype = "bfloat16"\ngate = "plain"\nproperties = { run = "aa00aa00aa00" }\n'
+        'evidence = { record = "fedcba987654", commit = "bbbbbbbbbbbb", date = "2026-10-01", source = "run" }\n'
+        'bounds = [\n  { regimes = ["all"], value = 0.75, basis = "exhaustive", n = 65536, reason = "first measured", '
+        'measured = 0.75, worst = "x = 1 (0x3f80)", '
+        'accepted = [{ date = "2026-11-21", old = 0.5, new = 0.75, reason = "exp2 is approximate on this device" }] },'
+        "\n]\n"
+        '\n[[result]]\noutput = "y"\ndtype = "float16"\ngate = "plain"\nproperties = { run = "aa00aa00aa00" }\n'
+        'evidence = { record = "fedcba987654", commit = "bbbbbbbbbbbb", date = "2026-10-01", source = "run" }\n'
+        'bounds = [\n  { regimes = ["all"], value = 1.5, basis = "observed", n = 40960, seed = 0, '
+        'reason = "first measured", measured = 1.5, worst = "x = 1 (0x3f80)" },\n]\n'
     )
 
 
+def test_regimes_with_equal_bounds_share_a_row_and_the_worst_of_their_inputs(tmp_path: Path) -> None:
+    def of(regime: str, value: float, measured: float) -> Bound:
+        found = bound(value, regime=regime)
+        return dataclasses.replace(found, evidence=dataclasses.replace(found.evidence, measured=measured, worst=regime))
+
+    held = book(folder=tmp_path)
+    [path] = committed.save(held, [of("low", 0.5, 0.25), of("high", 0.5, 0.375), of("mid", 0.75, 0.6)])
+    rows = [line for line in path.read_text().splitlines() if "regimes" in line]
+    assert len(rows) == 2 and 'regimes = ["high", "low"], value = 0.5' in rows[0] and 'regimes = ["mid"]' in rows[1]
+    loaded = {key.regime: item for key, item in committed.load(tmp_path).bounds.items()}
+    assert {regime: item.value for regime, item in loaded.items()} == {"high": 0.5, "low": 0.5, "mid": 0.75}
+    assert {item.evidence.measured for item in loaded.values() if item.value == 0.5} == {0.375}
+    assert loaded["low"].evidence.worst == "high" and loaded["mid"].evidence.worst == "mid"
+    assert held.bounds == committed.load(tmp_path).bounds  # in memory as in the file
+    # a regime that gets a bound of its own leaves its row, and the others stay
+    committed.save(held, [of("low", 0.625, 0.6)])
+    assert {key.regime: item.value for key, item in committed.load(tmp_path).bounds.items()} == {
+        "high": 0.5,
+        "low": 0.625,
+        "mid": 0.75,
+    }
+
+
 WHERE = "reports/bounds/sm_90/gelu.toml: bound y bfloat16 all: "
+TABLE = "reports/bounds/sm_90/gelu.toml: result y bfloat16: "
 LEAST = "value is a finite number of at least 0.5; received "
 
 
@@ -110,25 +135,28 @@ LEAST = "value is a finite number of at least 0.5; received "
         ("value = 0.75", 'value = "0.75"', WHERE + LEAST + "'0.75'"),
         ("value = 0.75", "value = true", WHERE + LEAST + "True"),
         ("value = 0.75", "valeu = 0.75", WHERE + "value is missing; it is a finite number of at least 0.5"),
-        ("value = 0.75", "value = 0.75\nslack = 2", WHERE + "unknown key 'slack'"),
-        ("measured = 0.75", "measured = nan", WHERE + "evidence: measured is a finite number of at least 0"),
-        ("measured = 0.75", "measured = 0.75, more = 1", WHERE + "evidence: unknown key 'more'"),
-        ('record = "fedcba987654"', "record = 3", WHERE + "evidence: record is a string; received 3"),
-        ('date = "2026-10-01"', 'date = "yesterday"', WHERE + "evidence: date is YYYY-MM-DD or unknown; received"),
+        ("value = 0.75", "value = 0.75, slack = 2", WHERE + "unknown key 'slack'"),
+        ("measured = 0.75", "measured = nan", WHERE + "measured is a finite number of at least 0"),
+        ('source = "run"', 'source = "run", more = 1', TABLE + "evidence: unknown key 'more'"),
+        ('record = "fedcba987654"', "record = 3", TABLE + "evidence: record is a string; received 3"),
+        ('date = "2026-10-01"', 'date = "yesterday"', TABLE + "evidence: date is YYYY-MM-DD or unknown; received"),
         ('basis = "exhaustive"', 'basis = "guessed"', WHERE + "basis is one of observed, certified, exhaustive"),
-        ('gate = "plain"', 'gate = "both"', WHERE + "gate is one of plain, scaled, noise; received 'both'"),
+        ('gate = "plain"', 'gate = "both"', TABLE + "gate is one of plain, scaled, noise; received 'both'"),
         ("n = 65536", "n = 0", WHERE + "n is a positive integer; received 0"),
-        ("n = 65536", "n = 65536\nseed = 1.5", WHERE + "seed is an integer; received 1.5"),
-        ('run = "aa00aa00aa00"', "", WHERE + "properties: it names the hash of what was measured"),
-        ('run = "aa00aa00aa00"', 'run = "?"', WHERE + "properties: run is hexadecimal digits; received '?'"),
-        ('run = "aa00aa00aa00"', 'walk = "aa00aa00aa00"', WHERE + "properties: unknown key 'walk'"),
+        ("n = 65536", "n = 65536, seed = 1.5", WHERE + "seed is an integer; received 1.5"),
+        ('run = "aa00aa00aa00"', "", TABLE + "properties: it names the hash of what was measured"),
+        ('run = "aa00aa00aa00"', 'run = "?"', TABLE + "properties: run is hexadecimal digits; received '?'"),
+        ('run = "aa00aa00aa00"', 'walk = "aa00aa00aa00"', TABLE + "properties: unknown key 'walk'"),
         ('reason = "first measured"', 'reason = ""', WHERE + "reason is a string; received ''"),
-        ("format = 1", "format = 2", "reports/bounds/sm_90/gelu.toml: format is 2; this verify reads format 1"),
-        ("format = 1", "", "reports/bounds/sm_90/gelu.toml: format is missing"),
+        ("format = 2", "format = 1", "reports/bounds/sm_90/gelu.toml: format is 1; this verify reads format 2"),
+        ("format = 2", "", "reports/bounds/sm_90/gelu.toml: format is missing"),
         ('arch = "sm_90"', 'arch = "sm_80"', "arch is 'sm_80', its folder says 'sm_90'; bounds of machines never mix"),
         ('kernel = "gelu"', 'kernel = "silu"', "bounds of the kernel 'silu' belong in silu.toml"),
-        ("[[bound]]", "[[bounds]]", "reports/bounds/sm_90/gelu.toml: unknown key 'bounds'"),
-        ("[[bound]]", "[[bound", "reports/bounds/sm_90/gelu.toml is not TOML: "),
+        ('regimes = ["all"]', "regimes = []", "result y bfloat16: bound 1: regimes is a list of strings, not empty"),
+        ('regimes = ["all"]', 'regimes = "all"', "bound 1: regimes is a list of strings, not empty; received 'all'"),
+        ("bounds = [", "rows = [", TABLE + "bounds is missing; it is a list of tables, not empty"),
+        ("[[result]]", "[[results]]", "reports/bounds/sm_90/gelu.toml: unknown key 'results'"),
+        ("[[result]]", "[[result", "reports/bounds/sm_90/gelu.toml is not TOML: "),
     ],
 )
 def test_what_is_not_understood_is_refused_with_its_place(old: str, new: str, message: str) -> None:
@@ -140,8 +168,8 @@ def test_what_is_not_understood_is_refused_with_its_place(old: str, new: str, me
 
 def test_a_key_has_one_bound() -> None:
     text = written(bound(0.75)).decode()
-    entry = text[text.index("[[bound]]") :]
-    with pytest.raises(UsageError, match="bound 2 repeats 'gelu/y/bfloat16/all'; a key has one bound"):
+    entry = text[text.index("[[result]]") :]
+    with pytest.raises(UsageError, match="result 2 repeats 'gelu/y/bfloat16/all'; a key has one bound"):
         read((text + entry.replace("0.75", "900.0")).encode())
 
 

@@ -47,9 +47,8 @@ def test_review_names_the_worst_input_of_every_regime(project: Path, capsys: pyt
 def test_a_breach_of_a_regime_is_told_with_its_own_element(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [path] = project.rglob("three.toml")
     text = path.read_text()
-    low = next(line for line in text.split("[[bound]]")[2].splitlines() if line.startswith("value"))
-    assert 'regime = "low"' in text.split("[[bound]]")[2]
-    path.write_text(text.replace(low, "value = 0.75"))
+    [low] = [line for line in text.splitlines() if 'regimes = ["low"], value = 2.0,' in line]
+    path.write_text(text.replace(low, low.replace("value = 2.0", "value = 0.75")))
     capsys.readouterr()
     assert cli.main(["gate", "run.json", "--bounds", "bounds", "--markdown", "gate.md"]) == 1
     shown = capsys.readouterr().out

@@ -1,5 +1,8 @@
 """Committed bounds: reports/bounds/<arch>/<kernel>.toml, one value per output x dtype x regime, with its evidence.
 
+A file has a table for each output and dtype. A row of it is a bound of all regimes that have the same value on the
+same basis. Its `measured` and `worst` are those of the regime with the largest error.
+
 A file that is not exactly understood is refused with the file, the key and the rule, because a bound that is read
 wrongly or skipped is a bound that is lost. What is written is canonical: sorted, the same bytes for the same bounds.
 """
@@ -10,7 +13,7 @@ import dataclasses
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
@@ -22,7 +25,7 @@ from verify.records.files import write_atomically
 from verify.records.readings import STRENGTH, Key, Reading, as_strong
 from verify.records.record import Basis
 
-FORMAT = 1
+FORMAT = 2
 
 # Observed maxima differ from seed to seed, those of few cases far more; docs/gate.md has the measurements behind these.
 HEADROOM = 0.25
@@ -187,47 +190,75 @@ def parse(data: bytes, *, source: str, arch: str, name: str) -> dict[Key, Bound]
     """The same from the bytes of a file, wherever they come from."""
     top = toml.document(data, source)
     if (format_ := top.take("format", "the number of the format", lambda v: type(v) is int)) != FORMAT:
-        raise UsageError(f"{source}: format is {format_!r}; this verify reads format {FORMAT}")
+        raise UsageError(
+            f"{source}: format is {format_!r}; this verify reads format {FORMAT}",
+            hint="delete the file and write it again: verify bounds propose RUN",
+        )
     own_arch = top.text("arch", _ARCH, "lower-case letters, digits and _")
     kernel = top.text("kernel", empty=True)
     if own_arch != arch:
         raise UsageError(f"{source}: arch is {own_arch!r}, its folder says {arch!r}; bounds of machines never mix")
     if file_name(kernel) != name:
         raise UsageError(f"{source}: bounds of the kernel {kernel!r} belong in {file_name(kernel)}")
-    entries = top.take("bound", "a list of tables", toml.is_tables, default=[])
+    entries = top.take("result", "a list of tables", toml.is_tables, default=[])
     top.done()
     found: dict[Key, Bound] = {}
     for number, entry in enumerate(entries, 1):
-        bound = _bound(toml.Table(source, f"bound {number}", entry), own_arch, kernel)
-        if bound.key in found:
-            raise UsageError(f"{source}: bound {number} repeats {str(bound.key)!r}; a key has one bound")
-        found[bound.key] = bound
+        for bound in _bounds(toml.Table(source, f"result {number}", entry), own_arch, kernel):
+            if bound.key in found:
+                raise UsageError(f"{source}: result {number} repeats {str(bound.key)!r}; a key has one bound")
+            found[bound.key] = bound
     return found
 
 
-def _bound(table: toml.Table, arch: str, kernel: str) -> Bound:
-    output, dtype, regime = (table.text(name, empty=True) for name in ("output", "dtype", "regime"))
-    table.where = f"bound {output} {dtype} {regime}"
-    kind = table.choice("basis", tuple(STRENGTH))
-    bound = Bound(
-        key=Key(arch, kernel, output, dtype, regime),
-        value=table.figure("value", least=LEAST),
-        gate=table.choice("gate", ("plain", "scaled", "noise")),
-        basis=Basis(
-            kind=kind,  # type: ignore[arg-type]
-            n=table.take("n", "a positive integer", lambda v: type(v) is int and v > 0),
-            seed=table.take("seed", "an integer", lambda v: type(v) is int, default=None),
-        ),
-        reason=table.text("reason"),
-        evidence=_evidence(table.table("evidence")),
-        properties=_properties(table.table("properties")),
-        accepted=tuple(
-            _acceptance(toml.Table(table.source, f"{table.where}: accepted {number}", item))
-            for number, item in enumerate(table.take("accepted", "a list of tables", toml.is_tables, default=[]), 1)
-        ),
-    )
+def _bounds(table: toml.Table, arch: str, kernel: str) -> Iterator[Bound]:
+    """Reads the bounds of one output and dtype, one for each regime that a row names."""
+    output, dtype = table.text("output", empty=True), table.text("dtype", empty=True)
+    table.where = f"result {output} {dtype}"
+    gate = table.choice("gate", ("plain", "scaled", "noise"))
+    evidence = _evidence(table.table("evidence"))
+    properties = _properties(table.table("properties"))
+    rows = table.take("bounds", "a list of tables, not empty", lambda v: toml.is_tables(v) and bool(v))
     table.done()
-    return bound
+    for number, entry in enumerate(rows, 1):
+        row = toml.Table(table.source, f"{table.where}: bound {number}", entry)
+        regimes = row.take("regimes", "a list of strings, not empty", _is_names)
+        row.where = f"bound {output} {dtype} {', '.join(regimes)}"
+        bound = Bound(
+            key=Key(arch, kernel, output, dtype, ""),
+            value=row.figure("value", least=LEAST),
+            gate=gate,
+            basis=_basis(row),
+            reason=row.text("reason"),
+            evidence=dataclasses.replace(
+                evidence,
+                measured=row.figure("measured", least=0.0),
+                worst=row.text("worst", empty=True, default=""),
+            ),
+            properties=properties,
+            accepted=tuple(
+                _acceptance(toml.Table(row.source, f"{row.where}: accepted {number}", item))
+                for number, item in enumerate(row.take("accepted", "a list of tables", toml.is_tables, default=[]), 1)
+            ),
+        )
+        row.done()
+        yield from (_of_regime(bound, regime) for regime in regimes)
+
+
+def _of_regime(bound: Bound, regime: str) -> Bound:
+    return dataclasses.replace(bound, key=dataclasses.replace(bound.key, regime=regime))
+
+
+def _is_names(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(item, str) for item in value)
+
+
+def _basis(row: toml.Table) -> Basis:
+    return Basis(
+        kind=row.choice("basis", tuple(STRENGTH)),  # type: ignore[arg-type]
+        n=row.take("n", "a positive integer", lambda v: type(v) is int and v > 0),
+        seed=row.take("seed", "an integer", lambda v: type(v) is int, default=None),
+    )
 
 
 def _evidence(table: toml.Table) -> Evidence:
@@ -236,8 +267,7 @@ def _evidence(table: toml.Table) -> Evidence:
         commit=table.text("commit"),
         date=table.text("date", _DATE, "YYYY-MM-DD or unknown"),
         source=table.choice("source", ("run", "sweep", "hunt")),
-        measured=table.figure("measured", least=0.0),
-        worst=table.text("worst", empty=True, default=""),
+        measured=0.0,  # that of each row is in the row
     )
     table.done()
     return found
@@ -274,32 +304,44 @@ def render(arch: str, kernel: str, bounds: Iterable[Bound]) -> str:
         toml.line("arch", arch),
         toml.line("kernel", kernel),
     ]
-    for bound in sorted(bounds, key=lambda item: item.key):
-        assert (bound.key.arch, bound.key.kernel) == (arch, kernel)
-        lines += ["", "[[bound]]", *(toml.line(name, value) for name, value in _fields(bound))]
+    for (output, dtype, gate, properties, evidence), rows in _tables(bounds).items():
+        lines += ["", "[[result]]", toml.line("output", output), toml.line("dtype", dtype), toml.line("gate", gate)]
+        lines += [toml.line("properties", dict(properties)), toml.line("evidence", dict(evidence)), "bounds = ["]
+        lines += [f"  {toml.inline(row)}," for row in rows]
+        lines.append("]")
     return "\n".join(lines) + "\n"
 
 
-def _fields(bound: Bound) -> list[tuple[str, Any]]:
-    fields: list[tuple[str, Any]] = [
-        ("output", bound.key.output),
-        ("dtype", bound.key.dtype),
-        ("regime", bound.key.regime),
-        ("value", bound.value),
-        ("gate", bound.gate),
-        ("basis", bound.basis.kind),
-        ("n", bound.basis.n),
+def _tables(bounds: Iterable[Bound]) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
+    """Groups the bounds of a kernel: by what a table says of all its rows, its rows as they are written."""
+    tables: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for regimes, bound in agreeing(bounds):
+        evidence = dataclasses.asdict(bound.evidence)
+        measured, worst = evidence.pop("measured"), evidence.pop("worst")
+        row = {"regimes": regimes, "value": bound.value, "basis": bound.basis.kind, "n": bound.basis.n}
+        if bound.basis.seed is not None:
+            row["seed"] = bound.basis.seed
+        row |= {"reason": bound.reason, "measured": measured, "worst": worst}
+        if bound.accepted:
+            row["accepted"] = [dataclasses.asdict(item) for item in bound.accepted]
+        shared = tuple(sorted(bound.properties.items())), tuple(evidence.items())
+        tables.setdefault((bound.key.output, bound.key.dtype, bound.gate, *shared), []).append(row)
+    return tables
+
+
+def agreeing(bounds: Iterable[Bound]) -> list[tuple[list[str], Bound]]:
+    """Puts regimes of a result with equal bounds together: their names, and the bound with the largest error."""
+    groups: dict[tuple[Any, ...], list[Bound]] = {}
+    for bound in sorted(bounds, key=lambda item: item.key):
+        said = dataclasses.replace(bound.evidence, measured=0.0, worst="")
+        key = dataclasses.replace(bound.key, regime="")
+        properties = tuple(sorted(bound.properties.items()))
+        same = (key, bound.value, bound.gate, bound.basis, bound.reason, said, properties, bound.accepted)
+        groups.setdefault(same, []).append(bound)
+    return [
+        ([item.key.regime for item in group], max(group, key=lambda item: item.evidence.measured))
+        for group in groups.values()
     ]
-    if bound.basis.seed is not None:
-        fields.append(("seed", bound.basis.seed))
-    fields += [
-        ("reason", bound.reason),
-        ("evidence", dataclasses.asdict(bound.evidence)),
-        ("properties", dict(sorted(bound.properties.items()))),
-    ]
-    if bound.accepted:
-        fields.append(("accepted", [dataclasses.asdict(item) for item in bound.accepted]))
-    return fields
 
 
 def save(book: Book, changed: Iterable[Bound]) -> list[Path]:
@@ -314,11 +356,13 @@ def save(book: Book, changed: Iterable[Bound]) -> list[Path]:
         held = load_file(path) if path.exists() else {}
         held.update({bound.key: bound for bound in bounds})
         text = render(arch, kernel, held.values())
-        if parse(text.encode(), source=str(path), arch=arch, name=path.name) != held:
+        read_back = parse(text.encode(), source=str(path), arch=arch, name=path.name)
+        expected = [_of_regime(bound, regime) for regimes, bound in agreeing(held.values()) for regime in regimes]
+        if read_back != {bound.key: bound for bound in expected}:
             raise UsageError(
                 f"{path}: what would be written does not read back as the same bounds; nothing was written"
             )
         write_atomically(path, text.encode())
-        book.bounds.update(held)
+        book.bounds.update(read_back)
         written.append(path)
     return written
