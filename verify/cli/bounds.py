@@ -1,4 +1,4 @@
-"""`verify bounds`: propose bounds from records, review what changed, accept a loosening with its reason."""
+"""`verify bounds`: propose bounds from records, review what changed, accept a loosening, waive findings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def add(commands: Any) -> None:
     """Add the command and its three steps to the parser."""
     parser = commands.add_parser(
         "bounds",
-        help="propose, review and accept bounds",
+        help="propose, review and accept bounds; waive findings",
         description="Bounds are the largest errors that a project allows itself, one per output, dtype and regime. "
         "They get tighter from records, and looser only one by one, with a reason.",
         examples=("verify bounds propose run.json", "verify bounds review --base origin/main"),
@@ -26,6 +26,7 @@ def add(commands: Any) -> None:
     _propose(steps)
     _review(steps)
     _accept(steps)
+    _waive(steps)
 
 
 def _propose(steps: Any) -> None:
@@ -91,6 +92,23 @@ def _accept(steps: Any) -> None:
     options.add(parser, "--bounds", "--headroom", "--on-ci")
     options.sinks(parser, "the changes", "--json")
     parser.set_defaults(handler=accept)
+
+
+def _waive(steps: Any) -> None:
+    parser = steps.add_parser(
+        "waive",
+        help="excuse findings until a day, with the reason in the file",
+        description="Write a waiver for each finding that `verify gate` has for these records: a breach, NaN, a kernel "
+        "that does not run. If all regimes of a result have a finding, one waiver excuses the result.",
+        examples=("verify bounds waive run.json --reason 'mended by issue 12' --until 2027-01-31",),
+    )
+    parser.add_argument("records", nargs="+", metavar="RUN.json", help="records of runs")
+    options.some(parser, "--kernel")
+    options.add(parser, "--reason", required=True)
+    parser.add_argument("--until", required=True, metavar="DATE", help="the last day on which they hold, in UTC")
+    options.add(parser, "--bounds", "--on-ci")
+    options.sinks(parser, "the waivers", "--json")
+    parser.set_defaults(handler=waive)
 
 
 def propose(options: argparse.Namespace) -> int:
@@ -184,6 +202,39 @@ def accept(options: argparse.Namespace) -> int:
         options,
         lambda: {"changes": gate_data.of_changes([change], behind), "written": written},
         lambda: bounds_text.accepted(change, screen.terminal(), written=written, behind=behind, files=files),
+    )
+    return exits.PASS
+
+
+def waive(options: argparse.Namespace) -> int:
+    """Writes waivers for the findings of records."""
+    import datetime
+
+    from verify.errors import UsageError
+    from verify.records.bounds import waivers
+    from verify.records.files import load
+    from verify.report import gate_data
+    from verify.report.terminal import bounds_text
+
+    _may_write(options, "waive")
+    if not options.reason.strip():
+        raise UsageError("a waiver needs a reason, which stays in the file; --reason is empty")
+    try:
+        until = datetime.date.fromisoformat(options.until)
+    except ValueError:
+        raise UsageError(f"--until is a day such as 2027-01-31; received {options.until!r}") from None
+    if until < datetime.date.fromisoformat(_today()):
+        raise UsageError(f"--until is the last day on which a waiver holds; {until} is past")
+    book = _book(options)
+    found = waivers.judge([load(path) for path in options.records], book, kernels=options.kernel)
+    added = waivers.of_findings(found, options.reason, until)
+    if not added:
+        raise UsageError(f"nothing to waive: {found.word}", hint="verify gate RUN.json  (shows what it found)")
+    written = [_shown(path) for path in waivers.append(book.folder, added)]
+    sinks.deliver_data(
+        options,
+        lambda: {"waivers": [gate_data.of_waiver(waiver) for waiver in added], "written": written},
+        lambda: bounds_text.waived(added, screen.terminal(), written=written),
     )
     return exits.PASS
 

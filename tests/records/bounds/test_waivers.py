@@ -6,6 +6,7 @@ import datetime
 import html
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,72 @@ def test_a_waiver_that_is_not_understood_is_bad_usage_with_its_place(tmp_path: P
     with pytest.raises(UsageError) as caught:
         judged(tmp_path, text)
     assert message in str(caught.value) and str(tmp_path / "waivers.toml") in str(caught.value)
+
+
+def test_a_star_stands_for_any_regime_of_one_result(tmp_path: Path) -> None:
+    both = run(kernel(result(tail=3.0, positive=2.0), result(dtype="float16", tail=3.0)))
+    bounds = book(*BOUNDS, bound(0.5, regime="tail", dtype="float16"), folder=tmp_path)
+    (tmp_path / "waivers.toml").write_text(toml("gelu/y/bfloat16/*"))
+    found = waivers.judge([both], bounds, today=TODAY)
+    assert statuses(found) == {
+        BREACHED: "waived",
+        "gelu/y/bfloat16/positive": "waived",
+        "gelu/y/float16/tail": "breached",
+    }
+    (tmp_path / "waivers.toml").write_text(toml("gelu/*/*/tail"))
+    found = waivers.judge([both], bounds, today=TODAY)
+    assert [key for key, status in statuses(found).items() if status == "breached"] == ["gelu/y/bfloat16/positive"]
+    for key in ("*/y/bfloat16/tail", "gelu/*", "gelu/y/*", "gelu/dx/bfloat16/*"):  # the kernel is named
+        (tmp_path / "waivers.toml").write_text(toml(key))
+        with pytest.raises(UsageError, match=re.escape(f"no key {key!r}")):
+            waivers.judge([both], bounds, today=TODAY)
+
+
+def test_findings_of_a_record_become_waivers_that_make_the_gate_pass(tmp_path: Path) -> None:
+    both = run(kernel(result(tail=3.0, positive=2.0), result(dtype="float16", tail=3.0, positive=0.5)))
+    committed.save(
+        committed.Book(tmp_path / "b"),
+        [
+            bound(0.5, regime=regime, dtype=dtype)
+            for regime in ("tail", "positive")
+            for dtype in ("bfloat16", "float16")
+        ],
+    )
+    files.save(both, tmp_path / "run.json")
+    (tmp_path / "b" / "sm_90" / "waivers.toml").write_text("# mine\n")
+    command = ("bounds", "waive", "run.json", "--bounds", "b", "--reason", "issue 12", "--on-ci")
+    refused = said(*command, "--until", "2090-01-31", cwd=tmp_path)
+    assert refused.returncode == 2 and "waiver is missing" in refused.stderr  # a file that says nothing is an error
+    (tmp_path / "b" / "sm_90" / "waivers.toml").unlink()
+    done = said(*command, "--until", "2090-01-31", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "2 waivers until 2090-01-31" in done.stdout
+    held = waivers.load(tmp_path / "b")
+    assert [(item.key, item.arch, item.reason) for item in held] == [
+        ("gelu/y/bfloat16/*", "sm_90", "issue 12"),  # each of its regimes has a finding
+        ("gelu/y/float16/tail", "sm_90", "issue 12"),
+    ]
+    assert said("gate", "run.json", "--bounds", "b", cwd=tmp_path).returncode == 0
+    again = said(*command, "--until", "2090-01-31", cwd=tmp_path)
+    assert again.returncode == 2 and "nothing to waive: pass" in again.stderr
+    for until, message in (("soon", "--until is a day such as"), ("2020-01-31", "2020-01-31 is past")):
+        wrong = said(*command, "--until", until, cwd=tmp_path)
+        assert wrong.returncode == 2 and message in wrong.stderr
+
+
+def test_new_waivers_are_written_behind_those_that_a_file_has(tmp_path: Path) -> None:
+    path = tmp_path / "sm_90" / "waivers.toml"
+    path.parent.mkdir()
+    path.write_text("# by hand\n" + toml())
+    found = verdict.judge([run(kernel(result(positive=2.0)))], book(*BOUNDS))
+    added = waivers.of_findings(found, "a reason", TODAY)
+    assert waivers.append(tmp_path, added) == [path]
+    assert path.read_text().startswith("# by hand\n" + toml())
+    assert [item.key for item in waivers.load(tmp_path)] == [BREACHED, "gelu/y/bfloat16/positive"]
+    before = path.read_text()
+    with pytest.raises(UsageError, match="repeats"):
+        waivers.append(tmp_path, added)
+    assert path.read_text() == before
 
 
 def test_where_waivers_lie(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ MEANING: dict[Status, str] = {
 
 @dataclass(frozen=True)
 class Waiver:
-    """An excuse for one finding: a key as the gate prints it, or the name of a kernel that does not run."""
+    """An excuse for findings: a key as the gate prints it, `*` in it, or the name of a kernel that does not run."""
 
     key: str
     reason: str

@@ -1,7 +1,8 @@
 """Waivers: committed excuses, each for one finding of the gate, with a reason and the last day on which it holds.
 
 `waivers.toml` beside the bounds holds for every machine, `<arch>/waivers.toml` for one. A waiver never hides what it
-excuses: the row stays in the verdict as "waived", and once its day (UTC) is past the finding fails again. What has no
+excuses: the row stays in the verdict as "waived", and once its day (UTC) is past the finding fails again. In its key
+`*` stands for any output, dtype or regime: `my_norm/dx/float16/*` excuses each finding of that result. What has no
 verdict ("new", "vacuous", "undecided", "unused", "incomparable") has no waiver, because it says nothing of the kernel.
 """
 
@@ -19,10 +20,12 @@ from verify.records.bounds import toml
 from verify.records.bounds import verdict as gate
 from verify.records.bounds.committed import WAIVERS, Book
 from verify.records.bounds.verdict import Row, Verdict, Waiver
+from verify.records.files import write_atomically
 from verify.records.readings import Key, arch_of
 from verify.records.record import Run
 
 EXCUSED = ("breached", "nonfinite", "crashed")
+ANY = "*"
 
 
 def judge(
@@ -65,7 +68,14 @@ def _name(kernel: str) -> str:
 def _is_about(waiver: Waiver, row: Row) -> bool:
     if waiver.arch not in ("", row.key.arch):
         return False
-    return waiver.key in (str(row.key), _name(row.key.kernel))
+    wanted, parts = waiver.key.split("/"), str(row.key).split("/")
+    if len(wanted) == 1:
+        return wanted[0] == parts[0]
+    return len(wanted) == len(parts) and wanted[0] == parts[0] and _matches(wanted[1:], parts[1:])
+
+
+def _matches(wanted: Sequence[str], parts: Sequence[str]) -> bool:
+    return all(one in (ANY, part) for one, part in zip(wanted, parts, strict=True))
 
 
 def _may_excuse(waiver: Waiver, row: Row) -> bool:
@@ -138,6 +148,50 @@ def _day(value: Any) -> datetime.date | None:
             return None
         return day if day.isoformat() == value else None
     return value if type(value) is datetime.date else None
+
+
+# -- writing --------------------------------------------------------------------------------------------
+
+
+def of_findings(found: Verdict, reason: str, expires: datetime.date) -> list[Waiver]:
+    """Makes a waiver for each finding of a verdict, and one with `*` where all regimes of a result have one."""
+    wanted: dict[tuple[str, str], None] = {}
+    for row in found.rows:
+        if row.status not in EXCUSED:
+            continue
+        if row.status == "crashed":
+            key = _name(row.key.kernel)
+        else:
+            rows = [item for item in found.rows if _result_of(item.key) == _result_of(row.key)]
+            key = str(row.key)
+            if len(rows) > 1 and all(item.status in EXCUSED for item in rows):
+                key = f"{key.rpartition('/')[0]}/{ANY}"
+        wanted[row.key.arch, key] = None
+    return [Waiver(key, reason.strip(), expires, arch, "") for arch, key in wanted]
+
+
+def _result_of(key: Key) -> Key:
+    return dataclasses.replace(key, regime="")
+
+
+def append(folder: Path, added: Sequence[Waiver]) -> list[Path]:
+    """Writes waivers at the end of `<arch>/waivers.toml`. What was in the files stays as it was written."""
+    texts: dict[Path, str] = {}
+    for waiver in added:
+        path = folder / waiver.arch / WAIVERS
+        if path not in texts:
+            texts[path] = path.read_text() if path.exists() else _HEAD
+        entry = [toml.line("key", waiver.key), toml.line("reason", waiver.reason), f"expires = {waiver.expires}"]
+        texts[path] = "\n".join([texts[path].rstrip("\n"), "", "[[waiver]]", *entry, ""])
+    others = [path for path in sorted(folder.rglob(WAIVERS)) if path not in texts]
+    contents = {**{path: path.read_bytes() for path in others}, **{path: text.encode() for path, text in texts.items()}}
+    read((_shown(path), path.relative_to(folder), data) for path, data in contents.items())
+    for path in texts:
+        write_atomically(path, contents[path])
+    return list(texts)
+
+
+_HEAD = "# Findings that the gate excuses until a day. Written by `verify bounds waive` and by hand."
 
 
 # -- review ---------------------------------------------------------------------------------------------

@@ -134,6 +134,21 @@ def accepted(
     return page.text()
 
 
+def waived(added: Sequence[Waiver], terminal: Terminal, *, written: Sequence[str]) -> str:
+    """Shows the waivers that were written."""
+    page = Page(terminal)
+    for waiver in added:
+        page.line(Cell(f"{page.signs.status['skipped']} ", "yellow"), Cell(waiver.key, "bold"), f"  {waiver.arch}")
+    page.blank()
+    count = words.plural(len(added), "waiver")
+    page.line(
+        Cell(f"{page.signs.status['ok']} ", "green"),
+        f"{count} until {added[0].expires}; written to {', '.join(written)}",
+    )
+    page.command("next: verify bounds review")
+    return page.text()
+
+
 def review(
     found: Sequence[Change],
     base: str,
