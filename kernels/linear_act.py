@@ -33,9 +33,9 @@ group lag one or two steps behind the other changed nothing: a chip at its power
 power was not read.
 
 Backward: g = dy * act'(pre) and db in one pass, then dx = g @ W with the same kernels, and dW = g^T @ x, a sum over the
-rows, in two or three levels (linear_weight.py). `pre` is the rounded pre-activation, saved (save_pre=True) or
-recomputed. Every sum has a fixed order; a dy that is not contiguous, or starts off a multiple of 16 bytes, is copied
-first for it.
+rows, in two or three levels (linear_weight.py). `pre` is the rounded pre-activation. The forward pass stores it if a
+gradient is wanted; recompute=True stores nothing, and the backward pass computes it again: a fourth product. Every sum
+has a fixed order; a dy that is not contiguous, or starts off a multiple of 16 bytes, is copied first for it.
 """
 
 from __future__ import annotations
@@ -74,6 +74,7 @@ from kernels.linear_layers import (
     matrix,
     shaped,
     tile_of,
+    wants_gradient,
 )
 from kernels.linear_weight import weight_gradient
 from kernels.operators import launcher_of, operator
@@ -580,17 +581,19 @@ def linear_act(
     bias: Tensor | None = None,
     *,
     activation: str = "id",
-    save_pre: bool = False,
+    return_pre: bool = False,
+    recompute: bool = False,
     allow_tf32: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """act(x @ weight.T + bias), rounded once; with save_pre also the rounded pre-activation.
+    """act(x @ weight.T + bias), rounded once; with return_pre also the rounded pre-activation.
 
-    x: [..., K] and weight: [N, K], of any strides (weight.t() of a [K, N] matrix is read as it is).
-    save_pre=True returns (y, pre) and the backward pass reads pre; otherwise it computes pre again.
+    x: [..., K] and weight: [N, K], of any strides (weight.t() of a [K, N] matrix is read as it is). For a backward
+    pass the pre-activation is stored, rounded to x's dtype; recompute=True stores nothing and computes it again.
     """
     x, weight, bias = autocast(x, weight, bias)
-    y, pre = _linear.checked(_check_linear, x, weight, bias, activation, save_pre, allow_tf32)
-    return (y, pre) if save_pre else y
+    wanted = not recompute and activation != "id" and wants_gradient(x, weight, bias)
+    y, pre = _linear.checked(_check_linear, x, weight, bias, activation, return_pre or wanted, allow_tf32)
+    return (y, pre) if return_pre else y
 
 
 def linear_data_grad(dy: Tensor, weight: Tensor, pre: Tensor, activation: str, *, allow_tf32: bool = False) -> Tensor:

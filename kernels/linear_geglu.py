@@ -21,7 +21,7 @@ and 0.992 with 8 rows). With 8 rows forward took 0.89 of torch.compile, backward
 
 Backward: one kernel writes dp1 and dp2 into one packed [M, 2d] tensor and sums its columns (db); then dx = dp @ W is a
 product of its own, and so is dW = dp^T @ x, a sum over the rows in two or three levels (linear_weight.py). p is
-saved, or computed again (save_pre=False). Every sum has a fixed order; a dy that is not contiguous, or starts off a
+saved, or computed again (recompute=True). Every sum has a fixed order; a dy that is not contiguous, or starts off a
 multiple of 16 bytes, is copied first for it.
 """
 
@@ -60,6 +60,7 @@ from kernels.linear_layers import (
     matrix,
     shaped,
     tile_of,
+    wants_gradient,
 )
 from kernels.linear_weight import weight_gradient
 from kernels.operators import launcher_of, operator
@@ -459,15 +460,14 @@ def linear_geglu(
     bias: Tensor | None = None,
     *,
     approximate: str = "none",
-    save_pre: bool = True,
+    recompute: bool = False,
     allow_tf32: bool = False,
 ) -> Tensor:
     """p1 * gelu(p2) with p = x @ weight.T + bias and its halves p1, p2; rounded once.
 
     x: [..., K], weight: [2d, K], of any strides; the result is [..., d]. For a backward pass, p is stored
-    (rounded to x's dtype); save_pre=False stores nothing and computes p again.
+    (rounded to x's dtype); recompute=True stores nothing and computes p again.
     """
     x, weight, bias = autocast(x, weight, bias)
-    save = save_pre and torch.is_grad_enabled()
-    save = save and any(t is not None and t.requires_grad for t in (x, weight, bias))
+    save = not recompute and wants_gradient(x, weight, bias)
     return _linear_geglu.checked(_check, x, weight, bias, approximate, save, allow_tf32)[0]

@@ -188,6 +188,11 @@ def autocast(*tensors: Any) -> tuple[Any, ...]:
     return tuple(t if getattr(t, "dtype", None) in keep else t.to(dtype) for t in tensors)
 
 
+def wants_gradient(*tensors: Any) -> bool:
+    """Whether a backward pass may follow."""
+    return torch.is_grad_enabled() and any(getattr(t, "requires_grad", False) for t in tensors)
+
+
 def check_operands(op: str, name: str, x: Tensor, others: tuple[Any, ...]) -> None:
     """One dtype and one device for x, called `name`, and all of `others`: (name, tensor or None)."""
     check_dtype(op, name, x)

@@ -54,7 +54,7 @@ FUNCTIONS = {
     "layer_norm_residual": (layer_norm_residual, [ROW, ROW, VECTOR, VECTOR]),
     "layer_norm_residual_bias": (layer_norm_residual_bias, [ROW, ROW, VECTOR, VECTOR, VECTOR]),
     "linear_act": (partial(linear_act, activation="gelu"), [ROW, (16, 32), (16,)]),
-    "linear_act saved": (partial(linear_act, activation="gelu_tanh", save_pre=True), [(2, 3, 32), (16, 32), (16,)]),
+    "linear_act saved": (partial(linear_act, activation="gelu_tanh", return_pre=True), [(2, 3, 32), (16, 32), (16,)]),
     "linear_act id": (linear_act, [ROW, (16, 32), (16,)]),
     "linear_data_grad": (lambda dy, w, pre: linear_data_grad(dy, w, pre, "gelu"), [(6, 16), (16, 32), ROW]),
     "linear_geglu": (linear_geglu, [ROW, (16, 32), (16,)]),

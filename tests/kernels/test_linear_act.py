@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import verify
-from kernels import gelu_of_sums
+from kernels import gelu_of_sums, operators
 from kernels import linear_act as module
 from kernels.linear_act import linear_act, linear_data_grad
 
@@ -281,9 +281,9 @@ def test_every_kernel_and_configuration_gives_the_same_bits(dtype, monkeypatch):
 def test_saved_pre_activation(backend, activation):
     x, weight, bias = tensors(torch.bfloat16, grad=True)
     x, weight, bias = (t.detach().to(backend.device).requires_grad_() for t in (x, weight, bias))
-    y, pre = linear_act(x, weight, bias, activation=activation, save_pre=True)
+    y, pre = linear_act(x, weight, bias, activation=activation, return_pre=True)
     assert torch.equal(pre, linear_act(x, weight, bias))
-    other = linear_act(x, weight, bias, activation=activation)
+    other = linear_act(x, weight, bias, activation=activation, recompute=True)
     assert torch.equal(y, other)
     dy = torch.linspace(-1, 1, y.numel(), device=y.device).view(y.shape).to(y.dtype)
     saved = torch.autograd.grad(y, (x, weight, bias), dy)
@@ -291,9 +291,24 @@ def test_saved_pre_activation(backend, activation):
     assert all(torch.equal(p, q) for p, q in zip(saved, again, strict=True))
 
 
+def test_the_pre_activation_is_saved_only_where_the_backward_pass_needs_it(backend, monkeypatch):
+    saved = []
+    checked = operators.Operator.checked
+    watched = lambda self, check, *a: saved.append(a[4]) or checked(self, check, *a)  # noqa: E731
+    monkeypatch.setattr(operators.Operator, "checked", watched)
+    leaves = [t.to(backend.device).requires_grad_() for t in tensors(torch.float32)]
+    linear_act(*leaves, activation="gelu")
+    linear_act(*leaves)  # the slope of the identity needs none
+    linear_act(*leaves, activation="gelu", recompute=True)
+    linear_act(*(t.detach() for t in leaves), activation="gelu")
+    with torch.no_grad():
+        linear_act(*leaves, activation="gelu")
+    assert saved == [True, False, False, False, False]
+
+
 def test_gradient_through_the_saved_pre_activation(backend):
     arguments = [t.detach().to(backend.device).requires_grad_() for t in tensors(torch.float64)]
-    y, pre = linear_act(*arguments, activation="gelu", save_pre=True)
+    y, pre = linear_act(*arguments, activation="gelu", return_pre=True)
     both = torch.autograd.grad((y * 2).sum() + (pre * 3).sum(), arguments, retain_graph=True)
     one = torch.autograd.grad((y * 2).sum(), arguments, retain_graph=True)
     two = torch.autograd.grad((pre * 3).sum(), arguments)
@@ -383,13 +398,13 @@ def test_an_infinite_gradient_at_an_infinite_pre_activation(backend, dtype, acti
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_gradcheck_and_gradgradcheck(backend, activation):
     leaves = [t.detach().to(backend.device).requires_grad_() for t in tensors(torch.float64, 3, 4, 5, seed=2)]
-    for save_pre in (False, True):
+    for recompute, return_pre in ((True, False), (False, False), (False, True)):
 
-        def run(x, weight, bias, save_pre=save_pre):
-            return linear_act(x, weight, bias, activation=activation, save_pre=save_pre)
+        def run(x, weight, bias, recompute=recompute, return_pre=return_pre):
+            return linear_act(x, weight, bias, activation=activation, recompute=recompute, return_pre=return_pre)
 
         assert torch.autograd.gradcheck(run, leaves, fast_mode=True)
-        if save_pre or activation == "gelu":
+        if not recompute or activation == "gelu":
             assert torch.autograd.gradgradcheck(run, leaves, fast_mode=True)
 
 
@@ -446,7 +461,7 @@ def test_autocasts(backend):
 def test_inputs_are_not_changed(backend):
     leaves = [t.to(backend.device).requires_grad_() for t in tensors(torch.float32)]
     before = [t.detach().clone() for t in leaves]
-    y = linear_act(*leaves, activation="gelu", save_pre=True)[0]
+    y = linear_act(*leaves, activation="gelu", return_pre=True)[0]
     dy = torch.ones(1, 1, device=y.device).expand(y.shape)
     first = torch.autograd.grad(y, leaves, dy, retain_graph=True)
     second = torch.autograd.grad(y, leaves, dy)

@@ -265,8 +265,8 @@ def test_gradients_against_the_formula(backend, dtype, approximate):
 def test_saved_and_recomputed_pre_activation_give_the_same_gradients(backend, approximate):
     leaves = leaves_of(torch.bfloat16, device=backend.device)
     results = []
-    for save_pre in (True, False):
-        y = linear_geglu(*leaves, approximate=approximate, save_pre=save_pre)
+    for recompute in (True, False):
+        y = linear_geglu(*leaves, approximate=approximate, recompute=recompute)
         results.append((y, *torch.autograd.grad(y, leaves, torch.ones_like(y))))
     assert all(torch.equal(p, q) for p, q in zip(*results, strict=True))
 
@@ -281,20 +281,20 @@ def test_nothing_is_saved_where_no_gradient_is_wanted(backend, monkeypatch):
     with torch.no_grad():
         linear_geglu(*leaves)
     linear_geglu(*(t.detach() for t in leaves))
-    linear_geglu(*leaves, save_pre=False)
+    linear_geglu(*leaves, recompute=True)
     assert saved == [True, False, False, False]
 
 
 @pytest.mark.parametrize("approximate", FORMS)
 def test_gradcheck_and_gradgradcheck(backend, approximate):
     leaves = leaves_of(torch.float64, 2, 3, 2, seed=2, device=backend.device)
-    for save_pre in (False, True):
+    for recompute in (True, False):
 
-        def run(x, weight, bias, save_pre=save_pre):
-            return linear_geglu(x, weight, bias, approximate=approximate, save_pre=save_pre)
+        def run(x, weight, bias, recompute=recompute):
+            return linear_geglu(x, weight, bias, approximate=approximate, recompute=recompute)
 
         assert torch.autograd.gradcheck(run, leaves, fast_mode=True)
-        if save_pre or approximate == "none":
+        if not recompute or approximate == "none":
             assert torch.autograd.gradgradcheck(run, leaves, fast_mode=True)
 
 

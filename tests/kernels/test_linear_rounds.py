@@ -327,7 +327,7 @@ def test_a_cut_last_round_changes_no_bit(monkeypatch, dtype, ragged, with_bias):
         made = {}
         for activation in ACTIVATIONS:
             made[activation, 0] = (linear_act(x, w, bias, activation=activation),)
-            made[activation, "save"] = linear_act(x, w, bias, activation=activation, save_pre=True)
+            made[activation, "save"] = linear_act(x, w, bias, activation=activation, return_pre=True)
             if not with_bias:  # a product of its own, which has none
                 made[activation, "grad"] = (linear_data_grad(x, w.t(), pre, activation),)
         return made
