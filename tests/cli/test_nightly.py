@@ -60,6 +60,12 @@ def test_a_night_leaves_one_folder_and_its_bounds_are_judged(project: Path) -> N
     again = nightly(project, *stages)
     assert again.returncode == 0, again.stdout + again.stderr
     bounds = project / "reports" / "bounds" / "interpreter" / "right.toml"
+    # the bounds of a kernel that was not measured count, unless the night was asked for chosen targets
+    other = bounds.with_name("other.toml")
+    other.write_text(bounds.read_text().replace('kernel = "right"', 'kernel = "other"'))
+    assert nightly(project, *stages).returncode == 3
+    assert nightly(project, "accuracy.py", *stages).returncode == 0
+    other.unlink()
     bounds.write_text(bounds.read_text() + '\n[[result]]\noutput = "y"\n')
     broken = nightly(project, *stages)
     assert broken.returncode == 2

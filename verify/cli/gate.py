@@ -49,6 +49,7 @@ def main(options: argparse.Namespace) -> int:
     from verify import api
     from verify.declare import config
     from verify.errors import UsageError
+    from verify.records.bounds.verdict import judged_kernels
     from verify.records.compare import compare
     from verify.report import gate_data
     from verify.report.markdown import gate_markdown
@@ -56,9 +57,12 @@ def main(options: argparse.Namespace) -> int:
     measuring = ("dtype", "seed", "backend", "timeout", "output")
     unused = [f"--{name}" for name in measuring if getattr(options, name) != options.command.get_default(name)]
     comparison: Comparison | None = None
+    kernels = options.kernel
     if options.base is not None:
         base, judged, paths = _both(options)
         comparison = compare(base, judged)
+        if options.targets:  # nothing else was asked for; a kernel that only the base has is missed
+            kernels = kernels or judged_kernels([base, judged])
     elif unused:
         raise UsageError(
             f"only --base measures; received {', '.join(unused)} without it", hint="verify gate --base REF"
@@ -68,7 +72,7 @@ def main(options: argparse.Namespace) -> int:
     else:
         judged = paths = options.targets
     folder = None if options.bounds is None else given.bounds_folder(options, config.find())
-    done = api.gate(judged, folder, kernels=options.kernel)
+    done = api.gate(judged, folder, kernels=kernels)
 
     def data() -> dict[str, Any]:
         against = {} if comparison is None else {"comparison": gate_data.of_comparison(comparison)}

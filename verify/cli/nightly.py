@@ -96,7 +96,8 @@ def main(options: argparse.Namespace) -> int:
             return exits.INCOMPLETE
     progress.clear()
     try:
-        verdict = _judge(record, given.bounds_folder(options, settings, created=True))
+        asked = [record] if options.targets else []  # without targets, each bound of this machine is asked for
+        verdict = _judge(record, given.bounds_folder(options, settings, created=True), asked)
     except UsageError:  # bounds that cannot be read
         sinks.write({folder / "run.json": lambda: encode(record)})
         raise
@@ -120,14 +121,15 @@ def main(options: argparse.Namespace) -> int:
     return code
 
 
-def _judge(record: Run, folder: Path) -> Verdict | None:
-    """The gate's verdict; None while the project has no bounds for this architecture."""
+def _judge(record: Run, folder: Path, asked: list[Run]) -> Verdict | None:
+    """The gate's verdict; None while the project has no bounds. Bounds of kernels that `asked` lacks are left out."""
     from verify.records.bounds import committed, waivers
+    from verify.records.bounds.verdict import judged_kernels
 
     book = committed.load(folder)
     if not book.bounds:
         return None
-    return waivers.judge([record], book)
+    return waivers.judge([record], book, kernels=judged_kernels(asked))
 
 
 def _exit(record: Run, verdict: Verdict | None) -> int:

@@ -142,6 +142,11 @@ def judge(
     )
 
 
+def judged_kernels(runs: Iterable[Run]) -> list[str]:
+    """The names of the kernels in records, without peers, which are not judged."""
+    return sorted({kernel.name for run in runs for kernel in run.kernels if not kernel.peer})
+
+
 def _selection(runs: Sequence[Run], book: Book, kernels: Sequence[str]) -> Callable[[str], bool]:
     """Which kernels are asked for. A name that nothing has would select nothing, and that must not pass."""
     known = {kernel.name for run in runs for kernel in run.kernels} | {key.kernel for key in book.bounds}
