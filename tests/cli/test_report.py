@@ -14,7 +14,7 @@ import pytest
 
 from tests.report.sample import HOSTILE_NAME, passing, sample
 from verify.cli import main
-from verify.records.files import save
+from verify.records.files import load, save
 from verify.records.record import KernelRun, Result, Run
 
 
@@ -220,3 +220,22 @@ def test_the_schema_of_a_record_needs_none(saved: Path, capsys: pytest.CaptureFi
     assert verify(capsys, "--csv", "-")[2] == (
         "verify: a report shows a record; received none\n  next: verify report RUN.json\n"
     )
+
+
+def test_records_of_shards_are_shown_and_saved_as_one(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = passing()
+    parts = [msgspec.structs.replace(whole, kernels=whole.kernels[place::2]) for place in (0, 1)]
+    for name, part in zip("ab", parts, strict=True):
+        save(part, saved.parent / f"{name}.json")
+    both = [str(saved.parent / name) for name in ("a.json", "b.json")]
+    assert main(["report", *both]) == 2
+    assert (
+        "a report shows one record; received 2\n  next: verify report A.json B.json --merge" in capsys.readouterr().err
+    )
+    joined = saved.parent / "joined.json"
+    assert main(["report", *both, "--merge", "--json", str(joined)]) == 0
+    found = load(joined)
+    assert sorted(item.target for item in found.kernels) == sorted(item.target for item in whole.kernels)
+    assert found.verdict == whole.verdict
+    assert main(["report", both[0], both[0], "--merge"]) == 2
+    assert "is in two" in capsys.readouterr().err

@@ -11,7 +11,7 @@ from tests.report.sample import sample
 from verify.errors import UsageError
 from verify.records.files import decode, encode
 from verify.records.identity import identity, sealed
-from verify.records.merge import merge, together
+from verify.records.merge import merge, shards, together
 from verify.records.record import Basis, Gap, KernelRun, LawRun, Origin, Printed, SideEffect, Speed, Stage, Unmeasured
 
 
@@ -100,3 +100,24 @@ def test_a_kernel_whose_figures_contradict_each_other_has_no_verdict() -> None:
     assert (gap.kind, gap.target, made.verdict) == ("harness error", "accuracy.py::doubtful", "incomplete")
     assert gap.text.endswith("bfloat16 has 65,536 numbers - at `.results[0].basis.n`")
     assert decode(encode(made)) == made
+
+
+def test_shards_of_one_command_become_one_record_and_a_result_measured_twice_is_refused() -> None:
+    first, second = (
+        of(kernel(result(0.5, dtype=dtype)), kernel(result(0.5), name=dtype)) for dtype in ("float16", "bfloat16")
+    )
+    found = shards([first, second], "verify report a.json b.json --merge")
+    assert decode(encode(found)) == found and found.verdict == "pass"
+    assert {item.name: [one.dtype for one in item.results] for item in found.kernels} == {
+        "gelu": ["float16", "bfloat16"],
+        "float16": ["bfloat16"],
+        "bfloat16": ["bfloat16"],
+    }
+    with pytest.raises(
+        UsageError, match="each result is in one of the records that merge; accuracy.py::gelu y float16 is in two"
+    ):
+        shards([first, first], "")
+    for field, values in (("seed", "0, 9"), ("profile", "default, nightly")):
+        other = msgspec.structs.replace(second, **{field: 9 if field == "seed" else "nightly"})
+        with pytest.raises(UsageError, match=f"records of one {field} merge; received {values}"):
+            shards([first, other], "")

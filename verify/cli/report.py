@@ -32,11 +32,13 @@ def add(commands: Any) -> None:
             "verify report run.json --html report.html --open",
             "verify report run.json --compare old.json --bounds reports/bounds",
             "verify report run.json --csv rows.csv",
+            "verify report a.json b.json --merge --json run.json",
             "verify report --schema schema.json             # needs no record",
         ),
     )
-    parser.add_argument("record", metavar="RUN.json", nargs="?", help="the record to show")
-    options.sinks(parser, "the report", "--html", "--markdown", "--csv", "--schema")
+    parser.add_argument("records", metavar="RUN.json", nargs="*", help="the record to show; with --merge several")
+    parser.add_argument("--merge", action="store_true", help="show several records of one command's parts as one")
+    options.sinks(parser, "the record", "--html", "--markdown", "--csv", "--schema", "--json")
     parser.add_argument("--open", action="store_true", help="open the HTML page in the browser")
     parser.add_argument("--compare", metavar="RUN.json", help="show what changed since this earlier run")
     options.add(parser, "--bounds", "--runs")
@@ -59,7 +61,7 @@ def main(options: argparse.Namespace) -> int:
     from verify.report import rows
     from verify.report.html import record_html
 
-    if options.record is None:
+    if not options.records:
         if not options.schema:
             raise UsageError("a report shows a record; received none", hint="verify report RUN.json")
         sinks.deliver(options, lambda: "", schema=files.schema)
@@ -69,18 +71,19 @@ def main(options: argparse.Namespace) -> int:
         raise UsageError("--runs draws into the HTML page; it received no --html and no --open")
     if options.open and options.html == "-":
         raise UsageError("--open shows a file; received --html -", hint="verify report RUN.json --open")
-    run = files.load(options.record)
+    run, path = _record(options)
     if unknown := set(options.whole) - {kernel.name for kernel in run.kernels}:
         raise UsageError(f"--whole names a kernel of the record; it has no {', '.join(sorted(unknown))}")
     base, verdict = _base(options.compare, run), _gate(options, run)
-    asked = page or options.markdown or options.csv or options.schema
+    asked = page or options.markdown or options.csv or options.schema or options.json
     history = earlier(options.runs, run)
     if options.open and not options.html:
         options.html = os.path.join(tempfile.mkdtemp(prefix="verify-"), "report.html")
     sinks.deliver(
         options,
-        lambda: "" if asked else _terminal(options, run, base, verdict),
-        markdown=lambda: comment(run, options.record, base, verdict).encode(),
+        lambda: "" if asked else _terminal(run, path, base, verdict),
+        json=lambda: files.encode(run),
+        markdown=lambda: comment(run, path, base, verdict).encode(),
         html=lambda: record_html.render(run, base=base, gate=verdict, history=history, whole=options.whole).encode(),
         csv=lambda: rows.as_csv(rows.rows_of(run)),
         schema=files.schema,
@@ -91,6 +94,23 @@ def main(options: argparse.Namespace) -> int:
         if not webbrowser.open(Path(options.html).resolve().as_uri()):
             print("verify: no browser could be started; open the file above", file=sys.stderr)
     return exits.PASS
+
+
+def _record(options: argparse.Namespace) -> tuple[Run, str]:
+    """The record that is shown, and the file that commands may name."""
+    import shlex
+
+    from verify.errors import UsageError
+    from verify.records import files
+    from verify.records.merge import shards
+
+    runs = [files.load(path) for path in options.records]
+    if options.merge:
+        command = shlex.join(["verify", "report", *options.records, "--merge"])
+        return shards(runs, command), options.json if options.json and options.json != "-" else "RUN.json"
+    if len(runs) > 1:
+        raise UsageError(f"a report shows one record; received {len(runs)}", hint="verify report A.json B.json --merge")
+    return runs[0], options.records[0]
 
 
 def _base(path: str | None, run: Run) -> Comparison | None:
@@ -166,13 +186,13 @@ def comment(run: Run, record: str, base: Comparison | None, verdict: Verdict | N
     return f"{above}\n{record_markdown.render(run, record=record, limit=60_000 - len(above) - 1)}"
 
 
-def _terminal(options: argparse.Namespace, run: Run, base: Comparison | None, verdict: Verdict | None) -> str:
+def _terminal(run: Run, path: str, base: Comparison | None, verdict: Verdict | None) -> str:
     from verify.report.terminal import compare_text, gate_text, record_text
 
     terminal = screen.terminal()
-    parts = [record_text.render(run, terminal, record=options.record)]
+    parts = [record_text.render(run, terminal, record=path)]
     if base is not None:
         parts.append(compare_text.render(base, terminal))
     if verdict is not None:
-        parts.append(gate_text.render(verdict, terminal, records=[options.record]))
+        parts.append(gate_text.render(verdict, terminal, records=[path]))
     return "\n".join(parts)

@@ -56,6 +56,25 @@ def merge(runs: Sequence[Run], *, command: str, profile: str, stages: Sequence[S
     return sealed(bare, sum(run.seconds for run in runs))
 
 
+def shards(runs: Sequence[Run], command: str) -> Run:
+    """One record of runs that shared the work: other kernels or dtypes of one command, each measured once."""
+    for name in ("profile", "seed"):
+        if len(found := {getattr(run, name) for run in runs}) > 1:
+            raise UsageError(f"records of one {name} merge; received {', '.join(map(str, sorted(found)))}")
+    seen: set[tuple[str, str, str, str]] = set()
+    for run in runs:
+        for kernel in run.kernels:
+            for result in kernel.results:
+                key = (kernel.target, result.output, result.dtype, result.source)
+                if key in seen:
+                    raise UsageError(
+                        f"each result is in one of the records that merge; {' '.join(key[:3])} is in two",
+                        hint="verify compare BASE.json HEAD.json  (two measurements of the same kernels)",
+                    )
+                seen.add(key)
+    return merge(runs, command=command, profile=runs[0].profile)
+
+
 def _same_place(first: Run, other: Run) -> None:
     if first.backend != other.backend:
         raise UsageError(f"records of one backend merge; received {first.backend} and {other.backend}")
