@@ -101,3 +101,18 @@ def test_the_wheel_works_without_the_repository_and_without_triton_up_to_a_kerne
     ending += f"\n{tmp_path}/site/verify/__init__.py\n"
     assert said.endswith(ending)
     assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
+
+
+def test_another_distribution_of_the_import_name_is_named(wheel: Path, tmp_path: Path) -> None:
+    """The assertion library `verify` has an `__init__.py` and a `base.py`, and whichever is installed last stays."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    (tmp_path / "verify" / "base.py").write_text("")
+    command = [sys.executable, "-c", "import sys; from verify.cli import main; sys.exit(main(sys.argv[1:]))"]
+    ours = subprocess.run([*command, "doctor"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert "another distribution, verify, is installed in the same folder" in ours.stdout
+    (tmp_path / "verify" / "__init__.py").write_text("from .base import *\n__version__ = '1.1.1'\n")
+    theirs = subprocess.run([*command, "list"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert theirs.returncode == 2
+    assert "the distribution 'verify' replaced files of 'verify-kernels'" in theirs.stderr
+    assert "pip install --force-reinstall verify-kernels" in theirs.stderr

@@ -84,6 +84,9 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; errors that a user can mend are one block on stderr."""
     _open_streams()
+    if foreign := _other_verify():
+        _say(f"verify: {foreign}\n  next: pip uninstall verify, then pip install --force-reinstall verify-kernels")
+        return exits.USAGE
     top = parser()
     given = sys.argv[1:] if arguments is None else arguments
     if any(text.encode(errors="ignore").decode() != text for text in given):
@@ -96,6 +99,15 @@ def main(arguments: list[str] | None = None) -> int:
     code = _run(options)
     _flush(sys.stderr)
     return code
+
+
+def _other_verify() -> str:
+    """Says that the package `verify` of another distribution replaced files of this one; empty if it did not."""
+    import verify
+
+    if "kernel" in getattr(verify, "__all__", ()):
+        return ""
+    return f"the distribution 'verify' replaced files of 'verify-kernels' in {os.path.dirname(str(verify.__file__))}"
 
 
 def _run(options: argparse.Namespace) -> int:

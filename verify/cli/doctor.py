@@ -66,6 +66,7 @@ def main(options: argparse.Namespace) -> int:
     if not broken:
         with Worker(options.backend) as worker:
             about = msgspec.to_builtins(worker.ask(Environment(), timeout=START_SECONDS))
+    about["other_verify"] = importlib.util.find_spec("verify.base") is not None  # the assertion library's files
     about["never_run"] = [name for name, each in backends.BACKENDS.items() if not each.tested]
     sinks.deliver_data(options, lambda: {**about, "missing": missing}, lambda: sinks.lines(*_lines(about, missing)))
     return exits.INCOMPLETE if broken else exits.PASS
@@ -81,6 +82,8 @@ def _lines(about: dict[str, Any], missing: list[dict[str, Any]]) -> list[str]:
         else:
             lines.append(f"{name:<9} {value}")
     lines.append(f"never run  {', '.join(about['never_run'])}: {backends.NEVER_RUN}")
+    if about["other_verify"]:
+        lines.append("another distribution, verify, is installed in the same folder: each replaces files of the other")
     for item in missing:
         mark = "MISSING " if item["needed"] else "optional"
         lines.append(f"{mark}  {item['name']}: {item['why']}. Get it: {item['how']}")
