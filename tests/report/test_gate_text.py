@@ -167,6 +167,17 @@ def test_a_comment_begins_with_what_changed_and_has_only_changed_rows() -> None:
     assert "<code>low</code>" not in text
 
 
+def visible(text: str) -> list[str]:
+    """The lines of a comment that a reader sees before unfolding anything."""
+    lines, depth = [], 0
+    for line in text.splitlines():
+        if depth == 0 and line.strip():
+            lines.append(line)
+        depth += line.count("<details>") - line.count("</details>")
+    assert depth == 0
+    return lines
+
+
 def test_a_comment_stays_below_its_limit_and_counts_what_it_leaves_out() -> None:
     def measured(size: float) -> Run:
         many = [result(size, output=f"y{number}", **{f"r{part}": size for part in range(8)}) for number in range(120)]
@@ -187,7 +198,9 @@ def test_a_comment_stays_below_its_limit_and_counts_what_it_leaves_out() -> None
     assert text.startswith("### ✗ verify gate: **fail:** ") and "\nBounds: 2,880 bounds breached; " in text
     assert re.search(r"[\d,]+ more rows left out for length", text)
     assert re.search(r"[\d,]+ more breaches left out for length", text)
-    assert re.search(r"[\d,]+ more changed figures left out for length", text)
+    assert re.search(r"[\d,]+ more changed results left out for length", text)
+    assert "<code>r0</code> and 7 more |" in text and text.count("<code>y0</code>") <= 6  # regimes share a row
+    assert len(visible(text)) <= 25
     for limit in (0, 10, 100, 1000, 5000):
         for other in (None, compared):
             assert len(gate_markdown.render(judged, other, limit=limit).encode()) <= limit

@@ -97,10 +97,10 @@ def test_the_short_command_finds_the_element() -> None:
         assert found.origin.index == (9 if row.key.regime == "low" else 7)
 
 
-def test_comment_and_json_have_everything_of_each_element() -> None:
+def test_a_comment_has_the_worst_regime_of_each_result_and_json_has_all() -> None:
     comment = gate_markdown.render(verdict())
-    assert comment.count(ROW) == 5
-    assert comment.count("at &#91;0, 9&#93;") == 2  # of `one` the error in `low` is within its bound
+    assert comment.count(ROW) == comment.count("at &#91;0, 7&#93;") == 3
+    assert comment.count("and 1 other regime of it") == 2  # of `one` the error in `low` is within its bound
     rows = gate_data.of_verdict(verdict())["rows"]
     told = [row["readings"][0] for row in rows if row["status"] == "breached"]
     assert {(tuple(item["index"]), item["got_hex"]) for item in told} == {((0, 7), "0x0007"), ((0, 9), "0x0009")}

@@ -1,9 +1,14 @@
-"""The verdict of the gate as a comment on a pull request: what changed first, changed rows only, one line if none."""
+"""The verdict of the gate as a comment on a pull request: what changed first, changed rows only, one line if none.
+
+A row is about one result, and names the regime with the largest error. The worst rows are visible, the others are
+folded away: a reader meets 25 lines at most, however much changed.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from verify.errors import PASS, WRONG
 from verify.records.bounds.committed import Bound
@@ -26,6 +31,7 @@ CHANGED = (
 )
 LIMIT = 60_000
 MANY = 8  # figures of one reason beyond which it has one line
+OPEN = 4  # rows of each part that are not folded away
 
 
 def render(verdict: Verdict, comparison: Comparison | None = None, *, limit: int = LIMIT) -> str:
@@ -52,16 +58,19 @@ def render(verdict: Verdict, comparison: Comparison | None = None, *, limit: int
     few = {id(row) for *_, members in grouped if len(members) <= FEW for row in members if row.readings}
     with_figures = [row for row in notable if row.status in gate_words.WITH_FIGURES or id(row) in few]
     shown = {id(row) for row in with_figures if row.status not in UNPROVEN}  # whose reason a row does not say
-    details = [_detail(row) for row in notable if row.status in ("breached", "nonfinite")]
+    details = [
+        _detail(*group) for group in _by_result(row for row in notable if row.status in ("breached", "nonfinite"))
+    ]
     if comparison is not None:
         _fill_changes(budget, comparison, share=0.4)
     share = 0.5 if details else 1.0
-    budget.fill([_row(row) for row in with_figures], "rows", head=HEADER, share=share)
-    budget.fill(_waived(waived), "lines", head="**Waived**\n")
-    budget.fill(_unjudged([row for row in rest if id(row) not in shown]), "lines", head="**Not judged**\n")
-    budget.fill(details, "breaches")
+    _fill(budget, [_row(*group) for group in _by_result(with_figures)], "rows", head=HEADER, share=share)
+    _fill(budget, _waived(waived), "lines", head="**Waived**\n")
+    _fill(budget, _unjudged([row for row in rest if id(row) not in shown]), "lines", head="**Not judged**\n")
+    _fill(budget, details, "breaches")
     for title, lines in gate_words.besides(verdict):
-        budget.fill([f"- {inert(gap.text)}" for gap in gathered(lines)], "lines", head=f"**{title.capitalize()}**\n")
+        told = [f"- {inert(gap.text)}" for gap in gathered(lines)]
+        _fill(budget, told, "lines", head=f"**{title.capitalize()}**\n")
     return budget.text()
 
 
@@ -74,8 +83,42 @@ def compared(found: Comparison, *, limit: int = LIMIT) -> str:
     return budget.text()
 
 
+def _fill(budget: Budget, pieces: list[str], what: str, *, head: str = "", share: float = 1.0) -> None:
+    """The first pieces open, the others folded below them."""
+    shown, folded = (pieces, []) if len(pieces) <= OPEN + 1 else (pieces[:OPEN], pieces[OPEN:])
+    budget.fill(shown, what, head=head, share=share)
+    fold = f"<details><summary>{len(folded):,} more {what}</summary>\n\n{head}"
+    budget.fill(folded, what, head=fold, foot="\n</details>\n", share=share)
+
+
+def _by_result(rows: Iterable[Row]) -> list[tuple[Row, int]]:
+    """One row of each result and status, that of its largest error, and how many regimes it stands for."""
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        key = row.key
+        groups.setdefault((key.arch, key.kernel, key.output, key.dtype, row.status), []).append(row)
+    return [(max(group, key=_size), len(group)) for group in groups.values()]
+
+
+def _size(row: Row) -> float:
+    return 0.0 if row.leading is None else _order(row.leading)
+
+
+def _larger(pair: Pair) -> float:
+    """The larger figure of two records."""
+    return max(_order(reading) for reading in (pair.base, pair.head) if reading is not None)
+
+
+def _order(reading: Reading) -> float:
+    return math.inf if math.isnan(reading.value) else reading.value
+
+
+def _regime(name: str, count: int) -> str:
+    return code(name) + (f" and {count - 1} more" if count > 1 else "")
+
+
 def _fill_changes(budget: Budget, found: Comparison, *, share: float = 1.0) -> None:
-    """A row for each figure; many that cannot be compared for one reason, or have no counterpart, are a line."""
+    """A row for each result and kind of change; many that have no counterpart for one reason are a line."""
     count = Counter((pair.change, compare_words.why(pair)) for pair in found.listed)
     apart = [
         pair
@@ -83,20 +126,26 @@ def _fill_changes(budget: Budget, found: Comparison, *, share: float = 1.0) -> N
         if pair.change in compare_words.ALONE and count[pair.change, compare_words.why(pair)] > MANY
     ]
     known = set(map(id, apart))  # by identity: comparing thousands with each other takes a minute
-    rows = [_changed(pair) for pair in found.listed if id(pair) not in known]
-    budget.fill(rows, "changed figures", head=CHANGED, share=share)
+    groups: dict[tuple[str, ...], list[Pair]] = {}
+    for pair in found.listed:
+        if id(pair) not in known:
+            key = pair.key
+            groups.setdefault((key.kernel, key.output, key.dtype, pair.change, pair.reason), []).append(pair)
+    rows = [_changed(max(group, key=_larger), len(group)) for group in groups.values()]
+    _fill(budget, rows, "changed results", head=CHANGED, share=share)
     lines = [f"- {inert(gap.text)}" for gap in compare_words.alone(apart)]
-    budget.fill(lines, "lines", head="**Not compared**\n")
+    _fill(budget, lines, "lines", head="**Not compared**\n")
 
 
-def _row(row: Row) -> str:
+def _row(row: Row, count: int) -> str:
     reading = row.leading
     assert reading is not None
     sign = {"breached": "✗", "nonfinite": "✗", "crashed": "✗", "improved": "✓"}.get(row.status, "○")
     word = f"**{row.status}**" if sign == "✗" else row.status
     return table_row(
         [
-            *map(code, (row.key.kernel, row.key.output, row.key.dtype, row.key.regime)),
+            *map(code, (row.key.kernel, row.key.output, row.key.dtype)),
+            _regime(row.key.regime, count),
             _bound(row.bound),
             _figure(reading),
             inert(words.basis(reading.basis)),
@@ -105,13 +154,14 @@ def _row(row: Row) -> str:
     )
 
 
-def _changed(pair: Pair) -> str:
+def _changed(pair: Pair, count: int) -> str:
     paired = pair.base is not None and pair.head is not None
     change = compare_words.change_text(pair)
     reason = f": {inert(pair.reason)}" if pair.reason else ""
     return table_row(
         [
-            *map(code, (pair.key.kernel, pair.key.output, pair.key.dtype, pair.key.regime)),
+            *map(code, (pair.key.kernel, pair.key.output, pair.key.dtype)),
+            _regime(pair.key.regime, count),
             "" if pair.base is None else _figure(pair.base),
             "" if pair.head is None else _figure(pair.head),
             inert(compare_words.misrounded_text(pair)) if paired else "",
@@ -140,7 +190,7 @@ def _waived(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def _detail(row: Row) -> str:
+def _detail(row: Row, count: int) -> str:
     reading = row.leading
     assert reading is not None
     facts = [("measured", f"{gate_words.figure(reading)}, {inert(words.basis(reading.basis))}")]
@@ -162,7 +212,8 @@ def _detail(row: Row) -> str:
             facts.append(("there", inert(text)))
     table = "\n".join(f"| {name} | {value} |" for name, value in facts)
     replay = f"\n{fenced(replay_command(reading.worst.origin))}" if reading.worst is not None else ""
-    heading = f"<summary>✗ {code(gate_words.title(row))}: {row.status}</summary>"
+    others = f", and {words.plural(count - 1, 'other regime')} of it" if count > 1 else ""
+    heading = f"<summary>✗ {code(gate_words.title(row))}: {row.status}{others}</summary>"
     return f"<details>{heading}\n\n| | |\n| --- | --- |\n{table}\n{replay}\n</details>\n"
 
 
