@@ -95,16 +95,15 @@ def _later() -> list[Run]:
 _load = functools.cache(files.load)  # several sections are about the same record
 
 
-def of_run(render: Callable[[Run], str]) -> Callable[[], str]:
-    """A section about the published run, which says so when there is none."""
+def of_run(render: Callable[[Run], str], *, nights: bool = False) -> Callable[[], str]:
+    """A section about the published run, which says so when there is none; with `nights` it names the later ones."""
 
     def section() -> str:
         run = _published()
         if run is None:
             return f"*No run is published yet: `{RUN.relative_to(ROOT)}` does not exist.*\n"
-        return render(run) + "".join(
-            f"\nLater: {_setting(later, beside=run)} {_verdict(later)}\n" for later in _later()
-        )
+        later = [f"\nLater: {_setting(night, beside=run)} {_verdict(night)}\n" for night in _later()] if nights else []
+        return render(run) + "".join(later)
 
     return section
 
@@ -671,7 +670,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "findings": findings,
     "accuracy": of_run(accuracy),
     "sweeps": of_run(sweeps),
-    "stages": of_run(stages),
+    "stages": of_run(stages, nights=True),
     "toolchains": of_both(toolchains),
     "baselines": of_both(baselines),
     "gelu speed": of_benchmark("gelu", gelu_speed),
