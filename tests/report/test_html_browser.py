@@ -161,6 +161,32 @@ def test_filtering_by_text_and_by_attention(page: Page) -> None:
     assert len(column(page, "kernel")) == total
 
 
+def test_an_address_names_a_row_or_a_filter(browser: Browser, file: Path) -> None:
+    tab = browser.page()
+    tab.resize(1280)
+    tab.open(file)
+    assert tab.evaluate(READY) == "yes"
+    query(tab, "bfloat16 dx")
+    address = tab.evaluate("location.href")
+    assert address.endswith("#filter=bfloat16%20dx")
+    kept = column(tab, "dtype")
+    links = tab.evaluate("[...document.querySelectorAll('#table .here')].map((link) => link.getAttribute('href'))")
+    ids = tab.evaluate("[...document.querySelectorAll('#table tbody tr')].map((row) => '#' + row.id)")
+    assert links == ids and len(set(ids)) == len(ids)
+    tab.evaluate("location.href = '#results'")
+    query(tab, "")
+    everything = len(column(tab, "dtype"))
+    tab.evaluate(f"location.href = {json.dumps(address)}")
+    tab.evaluate("new Promise((done) => setTimeout(done, 50))")
+    assert column(tab, "dtype") == kept and 0 < len(kept) < everything
+    hidden = tab.evaluate("document.querySelector('#table tbody tr[hidden]').id")
+    tab.evaluate(f"location.hash = {json.dumps(hidden)}")
+    tab.evaluate("new Promise((done) => setTimeout(done, 50))")
+    assert tab.evaluate("document.querySelector('#table tr:target').hidden") is False
+    assert tab.evaluate("document.querySelector('#table tr:target').id") == hidden
+    tab.close()
+
+
 def test_keyboard_alone_reaches_and_works_the_table(page: Page) -> None:
     page.evaluate("document.querySelector('#query').focus()")
     order = []

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from verify.records.files import encode
 from verify.records.record import CLASSES, ORDINARY, Number, Result, Run, replay_command, value_of
@@ -80,6 +81,7 @@ class Group:
 class Row:
     """One line of the table: a result, or a kernel that has none."""
 
+    id: str
     anchor: str
     standing: str
     cells: dict[str, Cell]
@@ -354,14 +356,15 @@ def _row(line: Line, each: ResultFacts, history: History | None) -> Row:
     trend = against.trend(history, each)
     spark = curve_plot.spark(*_by_input(result), label=f"Largest error of {each.title} by input")
     trend_line = curve_plot.spark(trend, result.limit, label=f"Maximum of {each.title} over {len(trend)} runs")
-    return Row(_anchor(line.kernel), line.standing, cells, strip, spark, trend_line, line.kernel.call)
+    name = f"row-{line.kernel.index}/{quote(result.output, safe='')}/{result.dtype}"
+    return Row(name, _anchor(line.kernel), line.standing, cells, strip, spark, trend_line, line.kernel.call)
 
 
 def _bare_row(line: Line) -> Row:
     cells = {key: Cell("", "") for key, _, _ in COLUMNS}
     cells["kernel"] = Cell(line.kernel.name)
     cells["verdict"] = Cell(line.kernel.word, str(LOOKS[line.standing].rank))
-    return Row(_anchor(line.kernel), line.standing, cells, None, "", "", line.kernel.call)
+    return Row(f"row-{line.kernel.index}", _anchor(line.kernel), line.standing, cells, None, "", "", line.kernel.call)
 
 
 def _anchor(kernel: KernelFacts) -> str:

@@ -154,14 +154,38 @@
       }
       shown.textContent = count === rows.length ? `${count} rows` : `${count} of ${rows.length} rows`;
     };
-    query.addEventListener("input", filter);
+    // The address has the filter, so that a copied address shows the same rows.
+    const search = () => {
+      filter();
+      history.replaceState(null, "", query.value ? `#filter=${encodeURIComponent(query.value)}` : "#results");
+    };
+    query.addEventListener("input", search);
     query.addEventListener("keydown", (event) => {
-      if (event.key === "Escape") { query.value = ""; filter(); }
+      if (event.key === "Escape") { query.value = ""; search(); }
     });
+    const follow = () => {
+      const name = location.hash.slice(1);
+      if (name.startsWith("filter=")) {
+        try { query.value = decodeURIComponent(name.slice("filter=".length)); } catch { return; }
+        filter();
+        find("#results").scrollIntoView();
+      } else if (name.startsWith("row-")) {
+        const row = document.getElementById(name);
+        if (row?.hidden) {
+          query.value = "";
+          attention.checked = false;
+          if (peers) peers.checked = true;
+          filter();
+        }
+        row?.scrollIntoView({ block: "center" });
+      }
+    };
+    addEventListener("hashchange", follow);
     attention.addEventListener("change", filter);
     peers?.addEventListener("change", filter);
     find("#filter").hidden = false;
     filter(); // browsers restore form fields when a page is reloaded
+    follow();
     addRows = (markup) => {
       const holder = document.createElement("tbody");
       holder.innerHTML = markup; // our own, as in fill
@@ -172,6 +196,7 @@
       const sorted = heads.find((head) => !["none", null].includes(head.getAttribute("aria-sort")));
       if (sorted && sorted.dataset.key !== "verdict") sortBy(sorted, sorted.getAttribute("aria-sort"));
       filter();
+      follow();
     };
   }
 
