@@ -39,6 +39,14 @@ def test_eager_is_the_ops_baseline_with_the_kernels_signature(op: str, operands:
     assert eager.peer and eager.name.endswith("@eager")
 
 
+def test_what_pytorch_has_no_function_for_is_computed_in_float32_and_rounded_once() -> None:
+    narrow = kernel("silu", F.silu, dtypes=["float8_e5m2"])
+    found = run_baseline(narrow, plan(narrow, "float8_e5m2", "interpreter", 0)[0].cases[0], "cpu")
+    x, y = found.inputs["x"], found.results["y"]
+    assert x is not None and x.dtype == y.dtype == torch.float8_e5m2 and x.numel() == 256
+    assert torch.equal(y.view(torch.uint8), F.silu(x.float()).to(x.dtype).view(torch.uint8))
+
+
 def test_a_stand_in_is_a_target(tmp_path: Path) -> None:
     path = tmp_path / "accuracy.py"
     path.write_text("import verify, torch\n\n@verify.kernel(op='gelu')\ndef mine(x):\n    return x\n")

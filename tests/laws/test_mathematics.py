@@ -198,6 +198,25 @@ def test_kernels_that_scale_and_negate_keep_the_identities(dtype: str) -> None:
     holds("exact identities", soft, dtype)
 
 
+def test_identities_are_tried_in_formats_that_pytorch_does_not_multiply() -> None:
+    for dtype in ("float8_e4m3fn", "float8_e5m2"):
+
+        def wide(name: str, function: Callable[..., Any], dtype: str = dtype) -> Kernel:
+            def call(*operands, **options):
+                return function(*(each.double() for each in operands), **options).to(operands[0].dtype)
+
+            return verify.kernel(op=name, dtypes=[dtype])(call)
+
+        softmax = wide("softmax", lambda x: torch.softmax(x, -1))
+        for kernel in (wide("silu", silu), wide("swiglu_split", lambda x1, x2: x1 * silu(x2)), softmax):
+            holds("exact identities", kernel, dtype)
+            holds("linear backward", kernel, dtype)
+        lopsided = wide("silu", lambda x: torch.where(x < 0, silu(x) * 4, silu(x)))
+        breaks("exact identities", lopsided, "y(x) - y(-x) is not x", dtype)
+        shifted = wide("swiglu_split", lambda x1, x2: (x1 + 0.5) * silu(x2))
+        breaks("exact identities", shifted, "y(-1 x1, x2) is not -1 y", dtype)
+
+
 def test_a_lopsided_curve_is_found() -> None:
     lopsided = silu_kernel(lambda x: torch.where(x < 0, silu(x) * 1.0001, silu(x)))
     breaks("exact identities", lopsided, "y(x) - y(-x) is not x")

@@ -96,6 +96,11 @@ def test_wrong_at_infinities_is_not_ok() -> None:
     broken = with_regimes(*parts, figures=figures(3.0, n=65_280), histogram=Histogram([0.0, 1.0], [65_280]))
     assert [place for place, _ in contradictions(kernel(broken))] == [".results[0].regimes[2].figures"]
     assert list(contradictions(kernel(changed(broken, status="wrong")))) == []
+    # formats of 8 bits have no extreme numbers: whether infinity is promised is not in the record
+    unknown = changed(broken, classes=[ClassFigures("ordinary", broken.figures, 4.0)])
+    assert list(contradictions(kernel(unknown))) == []
+    known = changed(broken, classes=[*unknown.classes, ClassFigures("extreme", figures(0.0, n=0, misrounded=0), 4.0)])
+    assert [place for place, _ in contradictions(kernel(known))] == [".results[0].regimes[2].figures"]
 
 
 def test_a_kernel_that_cannot_be() -> None:

@@ -85,18 +85,20 @@ def _baseline(kernel: Kernel) -> Callable[..., Any]:
 
 
 def _in_one_dtype(kernel: Kernel, arguments: Sequence[Tensor | None]) -> tuple[Sequence[Tensor | None], list[Any]]:
-    """The arguments in the widest dtype of a declaration that names several, and what the outputs are rounded to.
+    """Returns the arguments in one dtype, and the dtypes that the outputs are rounded to.
 
-    PyTorch's own operations take one dtype; what comes back is then rounded once, which is the best that it can do.
+    PyTorch's own operations take one dtype. A declaration with several gets the widest of them. PyTorch has no
+    arithmetic in 8 bits: float8 becomes float32. What comes back is rounded once: PyTorch can do no better.
     """
     present = {name: value for name, value in zip(kernel.operands, arguments, strict=True) if value is not None}
     floating = {name: value.dtype for name, value in present.items() if value.is_floating_point()}
     for dtype in kernel.dtypes:
-        if kernel.mixed(dtype) and all(
+        if (kernel.mixed(dtype) or named(dtype).bits == 8) and all(
             kind == torch_dtype(named(kernel.operand_dtype(dtype, name))) for name, kind in floating.items()
         ):
             kinds = [None if name in kernel.op.integers else kernel.torch_dtype(dtype, name) for name in kernel.outputs]
-            widest = functools.reduce(torch.promote_types, [*floating.values(), *filter(None, kinds)])
+            computed = [kind for kind in (*floating.values(), *filter(None, kinds)) if kind.itemsize > 1]
+            widest = functools.reduce(torch.promote_types, computed, computed[0] if computed else torch.float32)
             named_arguments = zip(kernel.operands, arguments, strict=True)
             return [present[name].to(widest) if name in floating else value for name, value in named_arguments], kinds
     return arguments, [None] * len(kernel.outputs)

@@ -55,14 +55,23 @@ def _run(subject: Subject, case: Case, inputs: Inputs, **changed: Any) -> Result
 
 
 def _scaled(inputs: Inputs, factor: float, names: Sequence[str]) -> Inputs:
-    return {name: value * factor if value is not None and name in names else value for name, value in inputs.items()}
+    return {
+        name: _times(value, factor) if value is not None and name in names else value for name, value in inputs.items()
+    }
+
+
+def _times(value: Tensor, factor: float) -> Tensor:
+    """Returns a product by a power of two, rounded once; PyTorch multiplies no formats of 8 bits."""
+    return value * factor if value.element_size() > 1 else (widen(value) * factor).to(value.dtype)
 
 
 def _exact(before: Inputs, after: Inputs) -> bool:
     """Whether scaling overflowed nothing (scaling up is exact otherwise)."""
     pairs = [(before[name], value) for name, value in after.items() if value is not None and value is not before[name]]
     return all(
-        bool(torch.isfinite(value).all()) for old, value in pairs if old is not None and bool(torch.isfinite(old).all())
+        bool(torch.isfinite(widen(value)).all())
+        for old, value in pairs
+        if old is not None and bool(torch.isfinite(widen(old)).all())
     )
 
 
@@ -70,7 +79,7 @@ def _demand(case: Case, got: Results, base: Results, factor: float, rule: str) -
     """Every result is `factor` times the other one, to the bit, where both are far from the ends of the range."""
     for name, value in base.items():
         fmt = formats.of(value.dtype)
-        wanted = value * factor
+        wanted = _times(value, factor)
         if torch.equal(got[name], wanted):
             continue
         sizes = torch.minimum(widen(value).abs(), widen(wanted).abs())
@@ -80,7 +89,7 @@ def _demand(case: Case, got: Results, base: Results, factor: float, rule: str) -
             # a zero may be what underflowed, or a factor of it did: its multiple need not
             compared = torch.where(largest == 0, widen(got[name]).abs(), sizes)
             usual &= ~(compared < float(fmt.min_normal) * 2.0**_MARGIN)
-        differs = (got[name] != wanted) & usual
+        differs = (widen(got[name]) != widen(wanted)) & usual
         wrong = torch.nonzero(differs.reshape(-1))
         if wrong.numel():
             index = int(wrong[0])
@@ -105,10 +114,10 @@ def _gate(subject: Subject, case: Case, inputs: Inputs) -> None:
         changed = dict(inputs)
         x, x1 = inputs.get("x"), inputs.get("x1")
         if x1 is not None:
-            changed["x1"] = x1 * factor
+            changed["x1"] = _times(x1, factor)
         elif x is not None:
             first, second = x.chunk(2, -1)
-            changed["x"] = torch.cat([first * factor, second], -1)
+            changed["x"] = torch.cat([_times(first, factor), second], -1)
         if _exact(inputs, changed):
             _demand(case, _run(subject, case, changed), base, factor, f"y({factor:g} x1, x2) is not {factor:g} y")
 
@@ -141,7 +150,7 @@ def _linear(subject: Subject, case: Case, inputs: Inputs) -> None:
 def _odd_part(subject: Subject, case: Case, inputs: Inputs) -> None:
     x = inputs["x"]
     assert x is not None
-    there, back = _run(subject, case, inputs)["y"], _run(subject, case, {"x": -x})["y"]
+    there, back = _run(subject, case, inputs)["y"], _run(subject, case, {"x": _times(x, -1.0)})["y"]
     high, low = two_sum(widen(there), -widen(back))
     rest, more = two_sum(high, -widen(x.to(there.device)))
     missed = (rest + (low + more)).abs()
@@ -152,12 +161,13 @@ def _odd_part(subject: Subject, case: Case, inputs: Inputs) -> None:
 def _shift(subject: Subject, case: Case, inputs: Inputs) -> None:
     x = inputs["x"]
     assert x is not None
-    moved = x + 2.0 ** _power(case)
-    if not torch.equal(widen(moved) - 2.0 ** _power(case), widen(x)):
+    step, kind = 2.0 ** _power(case), x.dtype
+    moved = (widen(x) + step).to(kind)
+    if not torch.equal(widen(moved) - step, widen(x)):
         # a part of x with few bits can be shifted exactly
-        x = (x * 16).round() / 16
-        moved = x + 2.0 ** _power(case)
-        if not torch.equal(widen(moved) - 2.0 ** _power(case), widen(x)):
+        x = ((widen(x) * 16).round() / 16).to(kind)
+        moved = (widen(x) + step).to(kind)
+        if not torch.equal(widen(moved) - step, widen(x)):
             return
     here, there = _run(subject, case, {"x": x})["y"], _run(subject, case, {"x": moved})["y"]
     missed = (widen(here) - widen(there)).abs()
@@ -172,7 +182,7 @@ def _ulp(value: Tensor) -> Tensor:
 def _bounded(subject: Subject, case: Case, missed: Tensor, spacing: Tensor, shown: Tensor, rule: str) -> None:
     # the truth may lie in the next binade, where an ulp is twice as long
     allowed = 2.0 * subject.kernel.limit(subject.dtype, "y") * spacing
-    wrong = torch.nonzero((~(missed <= allowed) & torch.isfinite(shown)).reshape(-1))
+    wrong = torch.nonzero((~(missed <= allowed) & torch.isfinite(widen(shown))).reshape(-1))
     if wrong.numel():
         index = int(wrong[0])
         facts = {
@@ -226,7 +236,7 @@ def _check_backward(subject: Subject, case: Case) -> None:
     upstream = upstream_of(kernel.op, case, graph.values, shared=True)
     runs = []
     for factor in (1.0, -1.0, 2.0):
-        originals = {name: value if factor == 1.0 else value * factor for name, value in upstream.items()}
+        originals = {name: value if factor == 1.0 else _times(value, factor) for name, value in upstream.items()}
         arriving = sent_all(originals, device)
         runs.append(gradients_of(kernel, graph, arriving, retain=True, unchanged=unchanged, originals=originals))
     base, negated, doubled = unchanged.demand(*runs)

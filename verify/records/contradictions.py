@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 
 from verify.records.readings import APART, BEYOND, NONFINITE, judged
-from verify.records.record import RESULT_STATUSES, UNPROVEN, Figures, KernelRun, Number, Result, Run, value_of
+from verify.records.record import EXTREME, RESULT_STATUSES, UNPROVEN, Figures, KernelRun, Number, Result, Run, value_of
 
 FEWEST, RMS_LIMIT = 16, 3.0  # as `verify.measure.result` judges a root mean square
 ROUNDED_UP = 1.01  # at most so much larger is a number that was rounded up to three digits
@@ -72,7 +72,12 @@ def _of_result(result: Result) -> Found:
                 yield f".classes[{at}].figures.rms", f'{rms:g} beside the status "ok" with the limit {RMS_LIMIT:g}'
         alike = all(each.limit == result.limit for each in result.classes)
         limits: list[tuple[str, str, Figures, float | None]]
-        limits = [(place, name, figures, result.limit) for name, place, figures in parts if alike and name != BEYOND]
+        # where no number is extreme, the record does not say what is promised of infinity
+        silent = result.classes and all(each.name != EXTREME for each in result.classes)
+        unknown = (BEYOND, NONFINITE) if silent else (BEYOND,)
+        limits = [
+            (place, name, figures, result.limit) for name, place, figures in parts if alike and name not in unknown
+        ]
         limits += [(f".classes[{at}]", "", each.figures, each.limit) for at, each in enumerate(result.classes)]
         for place, name, figures, limit in limits:
             error = math.inf if name == NONFINITE and figures.nonfinite else judged(figures, result.gate)
