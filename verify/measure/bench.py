@@ -29,7 +29,6 @@ from verify.workers.pool import Job, Pool, using
 from verify.workers.process import START_SECONDS, Answers, AnyWorker
 from verify.workers.requests import Died, Environment, Late, OnProgress, R, Request
 
-DTYPES = ("bfloat16", "float16", "float32")
 STAND_INS = ("eager", "compile")
 AHEAD_SHARE = 0.6  # of the time that is left: what is timed without having been compiled takes longer, and is timed
 AHEAD_SECONDS = 120.0  # for what is compiled ahead of one request at most: a kernel that hangs will be timed too
@@ -71,7 +70,9 @@ def bench(settings: Bench, session: Session, command: str) -> Run:
         session.progress("looking for implementations")
         backend = worker.ask(Environment(), timeout=START_SECONDS).backend
         found = contenders(worker, settings, session)
-    session.dtypes, on_gpu = session.dtypes or DTYPES, named(backend).clock
+    declared = {dtype for item in found for dtype in item.kernel.dtypes}
+    session.dtypes = session.dtypes or tuple(sorted(declared - {"float64"}))
+    on_gpu = named(backend).clock
     # first, because it may refuse a shape
     timings = time_all(found, settings, session, backend) if on_gpu else _Timings()
     result = run([item.kernel.target for item in found] if settings.accuracy else [], session, command)

@@ -7,18 +7,19 @@ the slope is zero, where y rounds to x. The numbers are solved for here, not wri
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
+import torch
 from mpmath import mp
 
 from verify.ops.formula import Curve
 from verify.ops.geometry import Params
 from verify.ops.op import Landmarks, Regime
 
-# (bits of precision, exponent of the smallest subnormal, exponent of the smallest normal number)
-_FORMATS = {"float32": (24, -149, -126), "bfloat16": (8, -133, -126), "float16": (11, -24, -14)}
+_FORMATS = (torch.float32, torch.bfloat16, torch.float16)  # their thresholds bound the bins of every error curve
 _PREC = 80
 _CLOSER = 16  # bits by which an interval shrinks where one of its ends is next to the crossing
 
@@ -77,12 +78,19 @@ def slope_extreme(curve: Curve, low: float, high: float) -> float:
     return crossing(falling, 0, low, high)
 
 
+def _ends(kind: torch.dtype) -> tuple[int, int, int]:
+    """Returns the bits of precision, and the exponents of the smallest subnormal and the smallest normal number."""
+    found = torch.finfo(kind)
+    precision, normal = 1 - int(math.log2(found.eps)), int(math.log2(found.smallest_normal))
+    return precision, normal - precision + 1, normal
+
+
 def gate_boundaries(curve: Curve, far: float) -> tuple[float, ...]:
     """All numbers at which the curve or its slope starts to round differently in some format."""
     found = [slope_root(curve), -slope_root(curve)]
     peak = slope_extreme(curve, 0.5, 4.0)
     found += [peak, -peak]
-    for precision, subnormal, normal in _FORMATS.values():
+    for precision, subnormal, normal in map(_ends, _FORMATS):
         found += [underflow(curve, subnormal - 1, far), underflow(curve, normal, far)]
         saturated = saturation(curve, precision, far)
         found += [saturated, -saturated]
@@ -94,7 +102,7 @@ def gate_boundaries(curve: Curve, far: float) -> tuple[float, ...]:
 
 def gate_regimes(curve: Curve, far: float, tail: float) -> tuple[Regime, ...]:
     """Named regions: the numbers are those of float32; `tail` is where the left tail begins."""
-    precision, subnormal, _ = _FORMATS["float32"]
+    precision, subnormal, _ = _ends(torch.float32)
     vanished = underflow(curve, subnormal - 1, far)
     saturated = saturation(curve, precision, far)
     root = slope_root(curve)

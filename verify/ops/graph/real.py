@@ -110,7 +110,6 @@ _CASTS = {
     Tensor.bfloat16: torch.bfloat16,
     Tensor.double: torch.float64,
 }
-_NARROW = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def _wider(a: torch.dtype, b: torch.dtype) -> torch.dtype:
@@ -157,13 +156,17 @@ def _writes(name: str) -> bool:
     return name == "__setitem__" or name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
 
 
+def _narrow(kind: torch.dtype) -> bool:
+    return kind.is_floating_point and kind != torch.float64
+
+
 def _as_real(value: Any) -> Any:
     """An argument with float64 in the place of narrower formats: a constant of float32 is the number that it holds."""
     if isinstance(value, Tensor):
-        return value.double() if value.dtype in _NARROW else value
+        return value.double() if _narrow(value.dtype) else value
     if isinstance(value, list | tuple) and type(value) in (list, tuple):
         return type(value)(map(_as_real, value))
-    return torch.float64 if isinstance(value, torch.dtype) and value in _NARROW else value
+    return torch.float64 if isinstance(value, torch.dtype) and _narrow(value) else value
 
 
 def cumprod(x: Tensor, dim: int, *, dtype: Any = None) -> Tensor:

@@ -143,7 +143,7 @@ class Rewriter:
             options = {key: filled(value) for key, value in kwargs.items()}
             if given and "device" in options:
                 options["device"] = given[0].device
-            if options.get("dtype") in (torch.float32, torch.float16, torch.bfloat16):
+            if (kind := options.get("dtype")) is not None and kind.is_floating_point:
                 options["dtype"] = torch.float64
             result: Tensor = target(*used, **options)
             return result

@@ -18,8 +18,6 @@ from verify.ops.graph.elementwise import Map
 from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
 from verify.ops.graph.steps import Plain, Run, Step
 
-_BITS = {torch.float64: 53, torch.float32: 24, torch.bfloat16: 8, torch.float16: 11}
-_LOWEST = {torch.float64: 2.0**-1022, torch.float16: 2.0**-14}  # the smallest normal numbers; 2^-126 of the others
 _TF32 = 2.0**-11  # the rounding of an operand of a product
 _CONSTANT, _MOSTLY = 2.0**-20, 0.25  # of a sum's largest term: neighbours that differ by less; how many of them
 _ROOT3 = math.sqrt(3.0)
@@ -43,15 +41,17 @@ class Rounding:
         """Returns float64 for operands of float64, else float32."""
         wide = any(leaf.dtype == torch.float64 for leaf in run.leaves.values())
         kind = torch.float64 if wide else torch.float32
-        return cls(unit_of(kind), _lowest(kind), math.inf if wide else 2.0**128, tf32 and not wide, stored or {})
+        return cls(
+            unit_of(kind),
+            torch.finfo(kind).smallest_normal,
+            math.inf if wide else 2.0**128,
+            tf32 and not wide,
+            stored or {},
+        )
 
 
 def unit_of(kind: torch.dtype) -> float:
-    return 2.0 ** -_BITS[kind]
-
-
-def _lowest(kind: torch.dtype) -> float:
-    return _LOWEST.get(kind, 2.0**-126)
+    return torch.finfo(kind).eps / 2
 
 
 @dataclass(frozen=True)

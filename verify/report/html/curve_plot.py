@@ -56,7 +56,7 @@ def reading(curve: Curve, place: int, dtype: str) -> str:
     """What one bin says, in words."""
     operand, bits = words.clean(curve.operand), words.clean(curve.worst[place])
     low, high = words.decimal(curve.edges[place]), words.decimal(curve.edges[place + 1])
-    fmt = formats.named(dtype) if dtype in ("float64", "float32", "float16", "bfloat16") else None
+    fmt = formats.FORMATS.get(dtype)
     decimal = ""
     if fmt is not None and len(bits) == 2 + fmt.bits // 4:
         decimal = f"{fmt.to_float(int(bits, 16)):.{17 if fmt.bits == 64 else 9}g} "

@@ -48,12 +48,10 @@ def _pattern(key, SIGN: tl.constexpr):
 
 
 @triton.jit
-def _number(bits, FORMAT: tl.constexpr):
+def _number(bits, MANTISSA: tl.constexpr, EMIN: tl.constexpr):
     """The float64 behind int64 patterns of a format."""
-    if FORMAT == 0:  # float32
-        value = bits.to(tl.uint32).to(tl.float32, bitcast=True)
-    elif FORMAT == 1:  # bfloat16: the upper half of a float32
-        value = (bits.to(tl.uint32) << 16).to(tl.float32, bitcast=True)
+    if EMIN == -126:  # float32, or its upper half, bfloat16
+        value = (bits.to(tl.uint32) << (23 - MANTISSA)).to(tl.float32, bitcast=True)
     else:
         value = bits.to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
     return value.to(tl.float64)
@@ -135,14 +133,15 @@ def reference_kernel(
     last,
     slope,  # whether the result is the slope of the curve, else the curve
     SIGN: tl.constexpr,
-    FORMAT: tl.constexpr,
+    MANTISSA: tl.constexpr,
+    EMIN: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """The reference at any keys: for the table of a 16-bit gate, for samples and for the certificate."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = at < count
     key = tl.load(keys + at, mask=mask, other=SIGN)
-    x = _number(_pattern(key, SIGN), FORMAT)
+    x = _number(_pattern(key, SIGN), MANTISSA, EMIN)
     high, low, scale = _reference(x, _row_of(x, first, last), table, slope)
     tl.store(high_out + at, high, mask=mask)
     tl.store(low_out + at, low, mask=mask)
@@ -280,7 +279,6 @@ def _tile(
     open_place,
     open_bits,
     SIGN: tl.constexpr,
-    FORMAT: tl.constexpr,
     MANTISSA: tl.constexpr,
     EMIN: tl.constexpr,
     EMAX: tl.constexpr,
@@ -288,7 +286,7 @@ def _tile(
 ):
     """Judge a tile, count it into the histogram and into the sums of its unit, hand over what is undecided."""
     best, where, highest, nearest, counts, nonfinites, opened, total = state
-    got = _number(pattern, FORMAT)
+    got = _number(pattern, MANTISSA, EMIN)
     clear, error, upper, misrounded, simple, rest = _swift(got, high, low, bound, MANTISSA, EMIN, EMAX)
     keep = clear
     magnitude = tl.abs(error)
@@ -385,7 +383,6 @@ def unary_kernel(
     open_bits,
     chunk_base,
     SIGN: tl.constexpr,
-    FORMAT: tl.constexpr,
     MANTISSA: tl.constexpr,
     EMIN: tl.constexpr,
     EMAX: tl.constexpr,
@@ -403,7 +400,7 @@ def unary_kernel(
     regime = tl.load(piece + 4)
     got += unit - tl.load(piece + 5)
     # a unit lies within one cell of the table, and on one side of zero
-    row = _row_of(_number(_pattern(unit, SIGN), FORMAT), first, last)
+    row = _row_of(_number(_pattern(unit, SIGN), MANTISSA, EMIN), first, last)
     negative = unit < SIGN
     copy = regime * SPREAD + slot % SPREAD
     histogram += copy * (2 * N_BINS)
@@ -443,12 +440,12 @@ def unary_kernel(
         mask = (within >= low_end) & (within < high_end)
         whole = (tile * BLOCK >= low_end) & (tile * BLOCK + BLOCK <= high_end)
         pattern = tl.load(got + within, mask=mask, other=0)
-        x = _number(bits + step * within, FORMAT)
+        x = _number(bits + step * within, MANTISSA, EMIN)
         high, low, scale = _reference(x, row, table, slope)
         key = unit + within
         state = _tile(
             state, pattern, high, low, scale * scale_of_units, mask, whole, within, key, key, chunk_base,
-            histogram, open_count, open_place, open_bits, SIGN, FORMAT, MANTISSA, EMIN, EMAX, HARD,
+            histogram, open_count, open_place, open_bits, SIGN, MANTISSA, EMIN, EMAX, HARD,
         )  # fmt: skip
     _close(
         state, slot, high_end - low_end - passed, passed, passed_below, counters,
@@ -478,7 +475,6 @@ def pairs_kernel(
     open_bits,
     chunk_base,
     SIGN: tl.constexpr,
-    FORMAT: tl.constexpr,
     TIMES: tl.constexpr,  # the curve is multiplied by the other operand
     MANTISSA: tl.constexpr,
     EMIN: tl.constexpr,
@@ -510,7 +506,7 @@ def pairs_kernel(
         other = column + within
         pattern = tl.load(got + within, mask=mask, other=0)
         if TIMES:
-            factor = _number(_pattern(other.to(tl.int32), SIGN), FORMAT)
+            factor = _number(_pattern(other.to(tl.int32), SIGN), MANTISSA, EMIN)
             endless = tl.abs(factor) == float("inf")
             high = factor * tl.where(endless, curve_high + curve_low, curve_high)
             low = tl.where(endless, 0.0, factor * curve_low)
@@ -521,7 +517,7 @@ def pairs_kernel(
         state = _tile(
             state, pattern, high, low, bound, mask, whole, within, gate * 65536 + other,
             place_base + gate * place_stride + other, chunk_base,
-            histogram, open_count, open_place, open_bits, SIGN, FORMAT, MANTISSA, EMIN, EMAX, False,
+            histogram, open_count, open_place, open_bits, SIGN, MANTISSA, EMIN, EMAX, False,
         )  # fmt: skip
     _close(state, slot, size, 0, 0, counters, unit_error, unit_upper, unit_place, unit_error, SIZE, False)
 
@@ -541,7 +537,6 @@ def elements_kernel(
     slope,  # whether the result is the slope of the curve, else the curve
     units,
     SIGN: tl.constexpr,
-    FORMAT: tl.constexpr,
     TIMES: tl.constexpr,
     MANTISSA: tl.constexpr,
     EMIN: tl.constexpr,
@@ -551,18 +546,18 @@ def elements_kernel(
     """The same judgement element by element, for the elements of the worst units."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = at < count
-    x = _number(_pattern(tl.load(gates + at, mask=mask, other=SIGN), SIGN), FORMAT)
+    x = _number(_pattern(tl.load(gates + at, mask=mask, other=SIGN), SIGN), MANTISSA, EMIN)
     high, low, scale = _reference(x, _row_of(x, first, last), table, slope)
     bound = scale * tl.load(units)
     if TIMES:
-        factor = _number(_pattern(tl.load(others + at, mask=mask, other=SIGN), SIGN), FORMAT)
+        factor = _number(_pattern(tl.load(others + at, mask=mask, other=SIGN), SIGN), MANTISSA, EMIN)
         endless = tl.abs(factor) == float("inf")
         high = factor * tl.where(endless, high + low, high)
         low = tl.where(endless, 0.0, factor * low)
         bound = tl.where(endless, 0.0, tl.abs(factor) * bound)
     pattern = tl.load(got + at, mask=mask, other=0)
     error, upper, _, undecided, _, _, simple, rest = _judge(
-        _number(pattern, FORMAT), high, low, bound, MANTISSA, EMIN, EMAX
+        _number(pattern, MANTISSA, EMIN), high, low, bound, MANTISSA, EMIN, EMAX
     )
     tl.store(error_out + at, error, mask=mask)
     tl.store(upper_out + at, tl.where(undecided, -1.0, upper), mask=mask)

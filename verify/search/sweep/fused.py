@@ -37,7 +37,7 @@ from verify.search.sweep.device import OPEN_SLOTS, elements_kernel, inputs_kerne
 from verify.search.sweep.exactly import halves, judge_at
 from verify.search.sweep.layout import SIDE, UNIT, Plan
 from verify.search.sweep.partial import HARD_KEEP, Part
-from verify.search.sweep.reference import FORMATS, Reference, check_reference, reference_for
+from verify.search.sweep.reference import Reference, check_reference, reference_for
 from verify.search.sweep.scope import SPECIAL
 from verify.search.sweep.space import CHUNK, PAIR_BITS, Space, bits_of_key
 from verify.search.sweep.subject import inputs_of_keys, run
@@ -61,7 +61,7 @@ def supports(kernel: Kernel, space: Space) -> bool:
     """Whether this route can judge a kernel: a gate curve under the default policy, float32 or pairs of 16 bits."""
     known = bool(kernel.op.gate_curve) and ops.get(kernel.op.name) is kernel.op
     wanted = {"unary": 32}.get(space.shape, PAIR_BITS)
-    return known and kernel.policy == Policy() and space.format.bits == wanted and space.dtype in FORMATS
+    return known and kernel.policy == Policy() and space.format.bits == wanted
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,6 @@ class Sweep:
         self.notes: set[str] = set()
         self.format_args = {
             "SIGN": self.fmt.sign_bit,
-            "FORMAT": FORMATS[self.fmt.name],
             "MANTISSA": self.fmt.mantissa_bits,
             "EMIN": self.fmt.emin,
             "EMAX": self.fmt.emax,

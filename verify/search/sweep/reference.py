@@ -26,7 +26,6 @@ from verify.truth.formats import named
 
 KIND = "fused"  # of the certificate, before the kind of the device
 _VANISHED = Fraction(1, 1 << 340)  # what lies beyond the table
-FORMATS = {"float32": 0, "bfloat16": 1, "float16": 2}  # as the kernels number them
 
 
 @dataclass(frozen=True)
@@ -44,11 +43,11 @@ class Reference:
 
     def at(self, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Simple part, remainder and scale of its error at some keys."""
-        sign = named(self.dtype).sign_bit
+        fmt = named(self.dtype)
         high, low, scale = (torch.empty(keys.shape, dtype=torch.float64, device=keys.device) for _ in range(3))
         reference_kernel[(-(-keys.numel() // 1024),)](
             keys, high, low, scale, keys.numel(), self.rows, self.table.first, self.table.last_row,
-            int(self.slope), SIGN=sign, FORMAT=FORMATS[self.dtype], BLOCK=1024, num_warps=8,
+            int(self.slope), SIGN=fmt.sign_bit, MANTISSA=fmt.mantissa_bits, EMIN=fmt.emin, BLOCK=1024, num_warps=8,
         )  # fmt: skip
         return high, low, scale
 
