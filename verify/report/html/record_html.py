@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from verify.records.files import encode
-from verify.records.record import CLASSES, ORDINARY, Number, Result, Run, replay_command, value_of
+from verify.records.record import CLASSES, ORDINARY, UNPROVEN, Number, Result, Run, replay_command, value_of
 from verify.report import result_words, words
 from verify.report.html import against, curve_plot, plot, speed_plot, views
 from verify.report.html.against import Against, History
-from verify.report.present import Facts, KernelFacts, ResultFacts, present, skipped_laws
+from verify.report.present import LAW_WORD, Facts, KernelFacts, ResultFacts, present, skipped_laws
 from verify.report.present import Row as Line
 from verify.report.result_words import judged
 from verify.report.signs import GLYPHS, LOOKS, STANDING, WORDS
@@ -109,10 +109,17 @@ def render(
     style, script = asset("report.css"), asset("report.js")
     pages = {f"{name}.html.j2": asset(f"{name}.html.j2") for name in TEMPLATES}
     environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, loader=DictLoader(pages)
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        loader=DictLoader(pages),
+        finalize=lambda value: value if isinstance(value, Markup) or not isinstance(value, str) else words.clean(value),
     )
-    environment.globals.update(sign=GLYPHS, word=WORDS, foldable=_foldable)
     facts = present(run)
+    environment.globals.update(facts=facts, run=run, words=words, of=result_words, replay=replay_command)
+    environment.globals.update(sign=GLYPHS, law_word=LAW_WORD, foldable=_foldable, newline=Markup("\n"))
+    environment.globals.update(unproven_statuses=UNPROVEN)
     kernels = [views.kernel_view(kernel, history) for kernel in facts.kernels]
     section, brief = environment.get_template("kernel.html.j2"), environment.get_template("brief.html.j2")
     headline = _headline(facts)
@@ -133,23 +140,14 @@ def render(
         script=Markup(script),
         record=compressed(encode(run)),
         written={anchor: Markup(text) for anchor, text in written.items()},
-        run=run,
         state=STANDING[run.verdict],
-        clauses=facts.clauses,
-        sentence=facts.sentence,
-        setting=facts.setting,
         machine=_machine(run),
-        command_line=words.clean(run.command),
         created=words.clean(run.created).replace("T", " ").replace("Z", " UTC").replace("+00:00", " UTC"),
-        identity=words.clean(run.id),
         counts=_counts(facts),
         of_classes=_of_classes(facts),
         worst=headline,
         failures=_failures(facts.failures),
-        missing=facts.missing,
-        limits=[(kernel.name, text) for kernel, text in facts.limits],
         skipped_laws=skipped_laws([law for kernel in run.kernels for law in kernel.laws]),
-        laws_line=facts.laws_line,
         broken=_broken(facts),
         beside=_beside(facts, base, gate, history),
         more_findings=[_finding(found) for found in facts.findings[1 : 1 + MOST_FINDINGS]],
@@ -158,8 +156,6 @@ def render(
         speeds=Markup(speeds),
         speeds_packed="speeds" in packed,
         selftest=_selftest(run),
-        stages=run.stages,
-        next_command=facts.next_command(),
         rows=[Markup(text) for text in table],
         late_rows=words.plural(len(late), "row") if late else "",
         peers=words.plural(peers, "row") + " of peers" if 0 < peers < len(lines) else "",
@@ -167,15 +163,13 @@ def render(
         groups=_groups(kernels),
         opened=first,
         environment=words.flat(run.environment),
-        seconds=words.seconds,
-        clean=words.clean,
         **look,
     )
     room = WEIGHT - len(page(packed=""))
     shortened = {
         view.anchor: brief.render(kernel=view)
-        for place, view in sorted(enumerate(kernels), key=lambda pair: not pair[1].stands_in)
-        if view.peer and run.kernels[place].name not in whole and view.results and view.anchor in packed
+        for view in sorted(kernels, key=lambda each: not each.stands_in)
+        if view.record.peer and view.record.name not in whole and view.results and view.anchor in packed
     }
     return page(packed=_packed(packed, shortened, room))
 
@@ -215,13 +209,13 @@ def _table(rows: list[Row], texts: list[str]) -> tuple[list[str], list[str]]:
 
 def _groups(kernels: list[SimpleNamespace]) -> list[Group]:
     """Kernels in the order of the record; many peers by operation, below what is judged."""
-    peers = [kernel for kernel in kernels if kernel.peer]
+    peers = [kernel for kernel in kernels if kernel.record.peer]
     if len(peers) <= CROWD or len(peers) == len(kernels):
         return [Group("", kernels)] if kernels else []
     calls: dict[str, list[SimpleNamespace]] = {}
     for kernel in peers:
-        calls.setdefault(kernel.call, []).append(kernel)
-    found = [Group("", [kernel for kernel in kernels if not kernel.peer])]
+        calls.setdefault(kernel.facts.call, []).append(kernel)
+    found = [Group("", [kernel for kernel in kernels if not kernel.record.peer])]
     return found + [Group(f"{words.plural(len(some), 'peer')} of {call}", some) for call, some in calls.items()]
 
 
@@ -243,7 +237,7 @@ def _machine(run: Run) -> str:
     known = {name: value for name, value in run.environment.items() if isinstance(value, str) and value != "absent"}
     device = "gpu" if "gpu" in known else "cpu"
     names = (("", device), ("driver ", "driver"), ("torch ", "torch"), ("Triton ", "triton"))
-    return ", ".join(words.clean(f"{label}{known[name]}") for label, name in names if name in known)
+    return ", ".join(f"{label}{known[name]}" for label, name in names if name in known)
 
 
 def _beside(facts: Facts, base: Comparison | None, gate: Verdict | None, history: History | None) -> list[Against]:
@@ -259,15 +253,15 @@ def _broken(facts: Facts) -> list[dict[str, Any]]:
         for law in kernel.run.laws:
             if law.status != "broken":
                 continue
-            name = f"{words.clean(law.law)} {words.clean(law.dtype)}"
+            name = f"{law.law} {law.dtype}"
             first = found.setdefault(
                 (kernel.index, law.message),
                 {
                     "anchor": f"kernel-{kernel.index}",
                     "kernel": kernel.name,
                     "law": name,
-                    "message": words.clean(law.message),
-                    "replay": words.clean(replay_command(law.origin)),
+                    "message": law.message,
+                    "replay": replay_command(law.origin),
                     "others": [],
                 },
             )
@@ -280,31 +274,17 @@ def _selftest(run: Run) -> dict[str, Any] | None:
     """The kill matrix: a row per mutant, a column per law that killed any."""
     if run.selftest is None:
         return None
-    kills = run.selftest.kills
+    kills, laws = run.selftest.kills, run.selftest.laws
     visible = [kill for kill in kills if kill.visible]
     killed = sum(bool(kill.killed_by) for kill in visible)
-    seen = [law for law in run.selftest.laws if any(law in kill.killed_by for kill in kills)]
+    seen = [law for law in laws if any(law in kill.killed_by for kill in kills)]
     return {
         "sentence": f"{killed:,} of {words.plural(len(visible), 'mutant')} killed; comparing randn outputs with "
         f"assert_close would have seen {sum(kill.assert_close for kill in visible):,}, with the tolerances of the "
         f"project that had the bug {sum(kill.loose for kill in visible):,}",
-        "alarms": [words.clean(line) for line in run.selftest.alarms],
         "twins": words.plural(run.selftest.twins, "correct twin"),
-        "profile": words.clean(run.selftest.profile),
-        "laws": [words.clean(law) for law in seen],
-        "idle": [words.clean(law) for law in run.selftest.laws if law not in seen],
-        "rows": [
-            {
-                "mutant": words.clean(kill.mutant),
-                "family": words.clean(kill.family),
-                "cells": [law in kill.killed_by for law in seen],
-                "standing": "skipped" if not kill.visible else "ok" if kill.killed_by else "wrong",
-                "word": "not visible here" if not kill.visible else "killed" if kill.killed_by else "alive",
-                "assert_close": kill.assert_close,
-                "loose": kill.loose,
-            }
-            for kill in kills
-        ],
+        "laws": seen,
+        "idle": [law for law in laws if law not in seen],
     }
 
 
