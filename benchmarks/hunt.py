@@ -40,6 +40,7 @@ from verify.measure.call import run_tensors  # noqa: E402
 from verify.ops.op import Problem  # noqa: E402
 from verify.records.record import number, value_of  # noqa: E402
 from verify.search.hunt.outcome import hunt  # noqa: E402
+from verify.search.hunt.requests import Hunt  # noqa: E402
 from verify.search.hunt.search import Search, State  # noqa: E402
 from verify.search.hunt.settings import Settings  # noqa: E402
 from verify.truth.exact import judge  # noqa: E402
@@ -97,7 +98,7 @@ def searched(subject: Subject, settings: Settings) -> tuple[dict[str, Any], Trac
     trace = Trace()
     started = time.perf_counter()
     target = f"{subject.kernel.module}::{subject.kernel.name}"
-    done = hunt(subject.kernel, target, BACKEND, "float32", subject.result, settings, watch=trace)
+    done = hunt(subject.kernel, target, BACKEND, Hunt("float32", subject.result), settings, watch=trace)
     figures = done.result.figures
     figure = figures.max_ulp if figures.scaled_max is None else figures.scaled_max
     return {

@@ -19,7 +19,6 @@ from verify.ops.op import Problem
 from verify.records.record import ORDINARY, value_of
 from verify.truth.fast import evaluate
 from verify.truth.formats import named
-from verify.truth.ulp import Policy
 
 Results = Mapping[str, Tensor]
 
@@ -57,9 +56,9 @@ def judge(
 
     trivial = {}
     for name, truth in truths.items():
-        unit = truth.unit(kernel.op.gate_of(name), kernel.noise_floor(dtype, name))
         everywhere = torch.ones(truth.value.numel(), dtype=torch.bool, device=truth.value.device)
-        trivial[name] = trivial_answers(problem, name, truth, fmt, unit, Policy(), everywhere, 0)
+        by = JudgedBy(kernel.op, problem, name, truth, fmt, floor=kernel.noise_floor(dtype, name))
+        trivial[name] = trivial_answers(by, everywhere)
 
     def one(result: str, got: Tensor) -> Judgement:
         floor = kernel.noise_floor(dtype, result)
@@ -88,11 +87,13 @@ def blind_spots(kernel: Kernel, inputs: Results, upstream: Results, dtype: str) 
     """Returns the constants of the definition that could be 1% off within the limit, as verify names them."""
     results = tuple(kernel.outputs) + tuple(f"d{name}" for name in inputs if inputs[name].is_floating_point())
     problem = Problem(inputs=inputs, upstream=upstream, results=results)
-    formats = dict.fromkeys(results, named(dtype))
-    floors = {name: kernel.noise_floor(dtype, name) for name in results}
+    fmt = named(dtype)
     limits = {name: kernel.limit(dtype, name) for name in results}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        truths = evaluate(kernel.op, problem, formats)
-        found = named_errors(kernel.op, problem, truths, formats, floors, limits, 1 << 16, least=0.0, constants=True)
+        judged = [
+            JudgedBy(kernel.op, problem, name, truth, fmt, floor=kernel.noise_floor(dtype, name))
+            for name, truth in evaluate(kernel.op, problem, dict.fromkeys(results, fmt)).items()
+        ]
+        found = named_errors(judged, limits, 1 << 16, least=0.0, constants=True)
     return frozenset(each.words.partition(" 1% off")[0] for each in found)

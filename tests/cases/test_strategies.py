@@ -17,6 +17,7 @@ from verify.cases.strategies import (
     ELEMENT_RECIPES,
     EPSILONS,
     ROW_RECIPES,
+    Layouts,
     Sizes,
     cases,
     fixed_shapes,
@@ -24,7 +25,7 @@ from verify.cases.strategies import (
     row_counts,
     space,
 )
-from verify.cases.values import SMALL, fill
+from verify.cases.values import SMALL, Stream, fill
 from verify.errors import UsageError
 from verify.truth.formats import named
 
@@ -47,7 +48,7 @@ def silu(x):
 
 def test_each_choice_is_taken_once() -> None:
     layouts = tuple(LAYOUTS)
-    found = space(norm, "float32", layouts=layouts, upstream_layouts=layouts, upstream=("normal", "ones")).each_choice()
+    found = space(norm, "float32", layouts=Layouts(layouts, layouts), upstream=("normal", "ones")).each_choice()
     assert {case.fill for case in found} == set(ROW_RECIPES)
     assert {case.params["eps"] for case in found if "eps" in case.params} == set(EPSILONS)
     assert {case.upstream for case in found} == {"normal", "ones"}
@@ -62,7 +63,7 @@ def test_each_choice_is_taken_once() -> None:
 
 
 def test_all_but_one_choice_stay_plain() -> None:
-    plain, *others = space(norm, "float32", layouts=("contiguous", "stepped")).each_choice()
+    plain, *others = space(norm, "float32", layouts=Layouts(("contiguous", "stepped"))).each_choice()
     assert (plain.seed, plain.layouts, plain.params) == (0, {}, {})
     for case in others:
         changed = [case.fill != plain.fill, case.dims != plain.dims, case.params != {}, case.layouts != {}]
@@ -94,7 +95,7 @@ def test_numbers_of_rows_lie_beyond_65_and_are_seldom_round() -> None:
 
 def test_a_rolled_case_is_one_of_the_space_and_every_choice_comes_up() -> None:
     layouts = tuple(LAYOUTS)
-    chosen = space(norm, "float32", layouts=layouts, upstream_layouts=layouts, upstream=("normal", "ones"))
+    chosen = space(norm, "float32", layouts=Layouts(layouts, layouts), upstream=("normal", "ones"))
     generator = random.Random(1)
     rolled = [chosen.roll(generator) for _ in range(2_000)]
     assert {case.fill for case in rolled} == set(ROW_RECIPES)
@@ -126,10 +127,10 @@ def test_shapes_that_are_asked_for_are_the_only_ones() -> None:
 @pytest.mark.parametrize(
     ("options", "rule"),
     [
-        ({"layouts": ["diagonal"]}, "unknown layout 'diagonal'; the layouts are: contiguous, "),
-        ({"layouts": []}, "layouts: there must be at least one to draw from; received none"),
-        ({"layouts": "stepped"}, "layouts are a list of names; received 'stepped'"),
-        ({"upstream_layouts": ["x"]}, "unknown upstream layout 'x'; the upstream layouts are: contiguous, "),
+        ({"layouts": Layouts(["diagonal"])}, "unknown layout 'diagonal'; the layouts are: contiguous, "),
+        ({"layouts": Layouts([])}, "layouts: there must be at least one to draw from; received none"),
+        ({"layouts": Layouts("stepped")}, "layouts are a list of names; received 'stepped'"),
+        ({"layouts": Layouts(upstream=["x"])}, "unknown upstream layout 'x'; the upstream layouts are: contiguous, "),
         ({"upstream": ["loud"]}, "unknown upstream recipe 'loud'; the upstream recipes are: patterns, "),
         ({"fill": ["loud"]}, "unknown recipe 'loud'; the recipes are: patterns, "),
         ({"fill": ["outlier"]}, "op 'silu' is elementwise; 'outlier' is a recipe for rows"),
@@ -159,7 +160,8 @@ def test_interesting_sizes_surround_the_powers_of_two() -> None:
 @pytest.mark.parametrize("recipe", [*ELEMENT_RECIPES, *ROW_RECIPES])
 def test_small_and_large_tensors_have_the_same_bits_on_every_device(recipe: str) -> None:
     for rows in (3, SMALL):
-        options = {"seed": 7, "stream": "x", "landmarks": (0.5,)}
-        here = fill(recipe, named("float32"), (rows, 5), **options)
-        there = fill(recipe, named("float32"), (rows, 5), device="cuda", **options)
+        here, there = (
+            fill(recipe, named("float32"), (rows, 5), Stream(7, "x", torch.device(device)), landmarks=(0.5,))
+            for device in ("cpu", "cuda")
+        )
         assert torch.equal(here.view(torch.int32), there.cpu().view(torch.int32))

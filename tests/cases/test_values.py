@@ -7,7 +7,7 @@ import hashlib
 import pytest
 import torch
 
-from verify.cases.values import ELEMENT, ROW, fill, landmark_patterns, special_patterns
+from verify.cases.values import ELEMENT, ROW, Stream, fill, landmark_patterns, special_patterns
 from verify.errors import UsageError
 from verify.truth.formats import FORMATS, Format, named, torch_dtype
 from verify.truth.ulp import bits_of, widen
@@ -17,9 +17,17 @@ RECIPES = [*ELEMENT, *ROW]
 LANDMARKS = (-0.75, 3.0, 1e-300, 1e30, float("inf"))
 
 
-def make(recipe: str, fmt: Format, shape: tuple[int, ...] = (6, 50), **changes) -> torch.Tensor:  # type: ignore[no-untyped-def]
-    settings = {"seed": 3, "stream": "x", "landmarks": LANDMARKS, **changes}
-    return fill(recipe, fmt, shape, **settings)
+def make(
+    recipe: str,
+    fmt: Format,
+    shape: tuple[int, ...] = (6, 50),
+    *,
+    seed: int = 3,
+    stream: str = "x",
+    landmarks: tuple[float, ...] = LANDMARKS,
+    device: str = "cpu",
+) -> torch.Tensor:
+    return fill(recipe, fmt, shape, Stream(seed, stream, torch.device(device)), landmarks=landmarks)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -58,7 +66,7 @@ DIGEST = "b5420b448e7577e0"
 
 @pytest.mark.parametrize("fmt", [f for f in ALL if f.bits <= 16], ids=lambda fmt: fmt.name)
 def test_patterns_are_all_patterns(fmt: Format) -> None:
-    found = fill("patterns", fmt, (1 << fmt.bits,), seed=0, stream="x")
+    found = make("patterns", fmt, (1 << fmt.bits,), seed=0)
     assert torch.equal(bits_of(found), torch.arange(1 << fmt.bits))
 
 
@@ -96,7 +104,7 @@ def test_landmark_patterns_are_the_neighbours(fmt: Format) -> None:
 
 @pytest.mark.parametrize("fmt", ALL, ids=lambda fmt: fmt.name)
 def test_near_stays_near_and_active_stays_active(fmt: Format) -> None:
-    near = widen(fill("near", fmt, (3000,), seed=1, stream="x", landmarks=(2.0,)))
+    near = widen(make("near", fmt, (3000,), seed=1, landmarks=(2.0,)))
     assert bool((near > 0.9).all())
     assert bool((near < 4.1).all())
     assert bool((near < 2).any())

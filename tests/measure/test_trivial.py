@@ -15,6 +15,7 @@ import verify
 from tests.measure.test_kernel import only
 from verify.backends import Interpreter
 from verify.measure.counting import tally
+from verify.measure.judge import JudgedBy
 from verify.measure.kernel import measure_kernel
 from verify.measure.result import LimitCheck, check_limit
 from verify.measure.tally import Tally
@@ -23,9 +24,10 @@ from verify.ops.op import Problem
 from verify.records.record import ORDINARY, value_of
 from verify.truth.fast import Truth
 from verify.truth.formats import Format, named, torch_dtype
-from verify.truth.ulp import Policy, errors
+from verify.truth.ulp import errors
 
 CPU = Interpreter("cpu")
+SUM = verify.kernel(like=lambda x: x.cumsum(-1), shapes={"x": "n d"})(lambda x: x.cumsum(-1))  # judged by its noise
 COUNT = 64
 SIGNS = torch.tensor([1.0, -1.0]).double().repeat(COUNT // 2)
 DRAWN = torch.rand(COUNT, generator=torch.Generator().manual_seed(0)).double()
@@ -43,8 +45,7 @@ def tried(
     shape = truth.value.shape
     problem = Problem(inputs={} if x is None else {"x": x}, params={}, results=("y",))
     mask = torch.ones(shape.numel(), dtype=torch.bool) if ordinary is None else ordinary
-    unit = truth.unit("noise", 0.0)
-    return trivial_answers(problem, "y", truth, fmt or named("float32"), unit, Policy(), mask, seed)
+    return trivial_answers(JudgedBy(SUM.op, problem, "y", truth, fmt or named("float32"), seed=seed), mask)
 
 
 def verdict(truth: Truth, trivial: Mapping[str, Tally], **said: Any) -> LimitCheck:

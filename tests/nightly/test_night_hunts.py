@@ -212,7 +212,7 @@ def night_silu(x):
 
 def hunt(dtype: str, **settings: Any) -> outcome.Hunted:
     backend = backends.select()
-    return outcome.hunt(night_silu, "k.py::k", backend, dtype, "y", Settings(**settings), population=64)
+    return outcome.hunt(night_silu, "k.py::k", backend, Hunt(dtype, "y"), Settings(**settings, population=64))
 
 
 def test_a_count_of_generations_decides_what_is_found_and_a_clock_that_cuts_it_is_named() -> None:
@@ -244,7 +244,7 @@ def test_exact_arithmetic_reads_from_the_host(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(outcome, "space_of", lambda kernel, dtype, *_, **__: type("S", (), {"dtype": dtype}))
     for dtype in ("float32", "float64"):
         with pytest.raises(KeyboardInterrupt):
-            outcome.hunt(night_silu, "k.py::k", elsewhere, dtype, "y", Settings(generations=1), population=2)
+            outcome.hunt(night_silu, "k.py::k", elsewhere, Hunt(dtype, "y"), Settings(generations=1, population=2))
     assert seen == [("meta", "meta"), ("cpu", "meta")]
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from verify.cases import counter
 from verify.cases.explicit import override
 from verify.cases.layouts import lay_out
-from verify.cases.values import SMALL, WITH_ENDS, fill, inside, within
+from verify.cases.values import SMALL, WITH_ENDS, Stream, fill, inside, within
 from verify.declare.declaration import Kernel
 from verify.declare.promises import differing
 from verify.errors import UsageError
@@ -119,10 +119,8 @@ def inputs_of(op: Op, case: Case, device: torch.device | str, *, shared: bool = 
             recipe,
             fmt,
             shapes[operand.name],
-            seed=case.seed,
-            stream=operand.name,
+            Stream(case.seed, operand.name, torch.device(device)),
             landmarks=landmarks if operand.domain is None else (*landmarks, *operand.domain.ends),
-            device=device,
             shared=shared,
         )
         largest = up_to(case.largest, operand.name)
@@ -196,9 +194,7 @@ def upstream_of(op: Op, case: Case, outputs: dict[str, Tensor], *, shared: bool 
             case.upstream,
             fmt,
             tuple(output.shape),
-            seed=case.seed,
-            stream=f"upstream/{name}",
-            device=output.device,
+            Stream(case.seed, f"upstream/{name}", output.device),
             shared=shared,
         )
         filled = override(filled, fmt, label, case.values.get(label), case.edits.get(label))

@@ -16,6 +16,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import re
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import msgspec
@@ -34,41 +35,25 @@ SCHEMA = 1
 PinnedCase = pinned.PinnedCase[Case]
 
 
-def entry(
-    kernel: str,
-    target: str,
-    op: str,
-    case: Case,
-    *,
-    law: str = "",
-    result: str = "",
-    index: int | None = None,
-    error: Number | None = None,
-    gate: str = "",
-    showed: str = "",
-    backend: str = "",
-    commit: str = "",
-    why: str = "",
-) -> PinnedCase:
-    """A new entry, dated now."""
-    made = PinnedCase(
-        schema=SCHEMA,
-        kernel=kernel,
-        target=target,
-        op=op,
-        dtype=case.dtype,
-        case=case,
-        law=law,
-        result=result,
-        index=index,
-        error=error,
-        gate=gate,
-        showed=showed,
-        backend=backend,
-        commit=commit,
-        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        why=why,
-    )
+@dataclass(frozen=True)
+class Evidence:
+    """What a case showed of a law or of one element, where, and why it is pinned: see `pinned.PinnedCase`."""
+
+    law: str = ""
+    result: str = ""
+    index: int | None = None
+    error: Number | None = None
+    gate: str = ""
+    showed: str = ""
+    backend: str = ""
+    commit: str = ""
+    why: str = ""
+
+
+def entry(kernel: str, target: str, op: str, case: Case, evidence: Evidence) -> PinnedCase:
+    """Returns a new entry, dated now."""
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    made = PinnedCase(SCHEMA, kernel, target, op, case.dtype, case, date=now, **asdict(evidence))
     _check(made, "the new entry")
     return made
 

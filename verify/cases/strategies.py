@@ -200,6 +200,14 @@ def fixed_shapes(kernel: Kernel, sizes: Sizes) -> tuple[Dims, ...]:
 
 
 @dataclass(frozen=True)
+class Layouts:
+    """The layouts that operands may have, and those of the upstream gradients."""
+
+    operands: Sequence[str] = ("contiguous",)
+    upstream: Sequence[str] = ("contiguous",)
+
+
+@dataclass(frozen=True)
 class CaseSpace:
     """The choices that cases are made of. `cases()` draws from them; `each_choice()` takes every one of them once.
 
@@ -210,8 +218,7 @@ class CaseSpace:
     dtype: str
     sizes: Sizes
     fill: tuple[str, ...]
-    layouts: tuple[str, ...]
-    upstream_layouts: tuple[str, ...]
+    layouts: Layouts
     upstream: tuple[str, ...]
     shapes: tuple[Dims, ...]  # empty: any shape within `sizes`
 
@@ -228,11 +235,11 @@ class CaseSpace:
         dims = chance.pick(self.shapes) if self.shapes else kernel.op.geometry.of(_DRAWN)(chance, kernel, self.sizes)
         recipe = chance.pick(self.fill)
         params = dict(kernel.params) | {name: chance.pick(some) for name, some in free_choices(kernel).items()}
-        placed = {operand: chance.pick(self.layouts) for operand in kernel.operands}
+        placed = {operand: chance.pick(self.layouts.operands) for operand in kernel.operands}
         arriving = chance.pick(self.upstream) if kernel.differentiable else ""
         if arriving:
             for output in kernel.outputs:
-                placed["d" + output] = chance.pick(self.upstream_layouts)
+                placed["d" + output] = chance.pick(self.layouts.upstream)
         return self._case(dims, recipe, params, arriving, placed, seed=chance.number(0, 2**16))
 
     def each_choice(self, shapes: Sequence[Dims] | None = None) -> tuple[Case, ...]:
@@ -256,7 +263,7 @@ class CaseSpace:
             for choice in choices:
                 vary(params=plain.params | {name: choice})
         for operand in kernel.operands:
-            for layout in _displaced(self.layouts):
+            for layout in _displaced(self.layouts.operands):
                 vary(layouts={operand: layout})
         for dims in forms[1:]:
             vary(dims=dims)
@@ -265,13 +272,13 @@ class CaseSpace:
                 if arriving != plain.upstream:
                     vary(upstream=arriving)
             for output in kernel.outputs:
-                for layout in _displaced(self.upstream_layouts):
+                for layout in _displaced(self.layouts.upstream):
                     vary(layouts={"d" + output: layout})
         geometry = kernel.op.geometry
         for tile in () if shapes or self.shapes or geometry.named else _TILES:
-            turned = [operand for operand in kernel.operands if "transposed" in self.layouts]
-            turned += ["d" + output for output in kernel.outputs if "transposed" in self.upstream_layouts]
-            if turned and (plain.upstream or "transposed" in self.layouts):
+            turned = [operand for operand in kernel.operands if "transposed" in self.layouts.operands]
+            turned += ["d" + output for output in kernel.outputs if "transposed" in self.layouts.upstream]
+            if turned and (plain.upstream or "transposed" in self.layouts.operands):
                 vary(dims=fitted(kernel, geometry.dims_of(*tile)), layouts=dict.fromkeys(turned, "transposed"))
         return tuple(found)
 
@@ -320,8 +327,7 @@ def space(
     *,
     sizes: Sizes | None = None,
     fill: Sequence[str] | None = None,
-    layouts: Sequence[str] = ("contiguous",),
-    upstream_layouts: Sequence[str] = ("contiguous",),
+    layouts: Layouts = Layouts(),
     upstream: Sequence[str] = ("normal",),
     shapes: Sequence[Dims] = (),
 ) -> CaseSpace:
@@ -333,8 +339,9 @@ def space(
         dtype=dtype,
         sizes=sizes or Sizes(),
         fill=tuple(fill) if fill is not None else recipes(kernel),
-        layouts=_some("layouts", layouts, LAYOUTS),
-        upstream_layouts=_some("upstream layouts", upstream_layouts, LAYOUTS),
+        layouts=Layouts(
+            _some("layouts", layouts.operands, LAYOUTS), _some("upstream layouts", layouts.upstream, LAYOUTS)
+        ),
         upstream=_some("upstream recipes", upstream, (*ELEMENT, *ROW, "")),
         shapes=fitted_all(kernel, shapes),
     )

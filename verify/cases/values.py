@@ -106,11 +106,9 @@ def fill(
     recipe: str,
     fmt: Format,
     shape: Shape,
+    stream: Stream,
     *,
-    seed: int,
-    stream: str,
     landmarks: Sequence[float] = (),
-    device: torch.device | str = "cpu",
     shared: bool = False,
 ) -> Tensor:
     """A tensor of a format filled by a recipe. `landmarks` are the op's boundaries, for "near" and "mixed".
@@ -120,12 +118,12 @@ def fill(
     returned, and the caller must not write to it.
     """
     if math.prod(shape) > SMALL:
-        return _filled(recipe, fmt, shape, Stream(seed, stream, torch.device(device)), tuple(landmarks))
-    kept = _small(recipe, fmt, shape, Stream(seed, stream, torch.device("cpu")), tuple(landmarks))
+        return _filled(recipe, fmt, shape, stream, tuple(landmarks))
+    kept = _small(recipe, fmt, shape, replace(stream, device=torch.device("cpu")), tuple(landmarks))
     if shared:
         return kept
     # nothing waits for the copy: ordinary memory is read before the call returns, and no caller writes to what is kept
-    return kept.to(device, copy=True, non_blocking=True)
+    return kept.to(stream.device, copy=True, non_blocking=True)
 
 
 def within(values: Tensor, fmt: Format, largest: float) -> Tensor:

@@ -8,6 +8,7 @@ from verify.declare.declaration import Kernel
 from verify.diagnose.requests import BlindSpots
 from verify.errors import UsageError
 from verify.measure.blind import blind_spots, case_of
+from verify.measure.judge import JudgedBy
 from verify.ops.graph.blind import mutations
 from verify.ops.op import Problem
 from verify.truth.fast import evaluate
@@ -39,10 +40,11 @@ def _of_case(kernel: Kernel, dtype: str, case: Case) -> BlindSpots:
     formats: dict[str, Format] = {}
     for name in problem.results:
         formats[name] = named(kernel.result_dtype(dtype, name) or dtype)
-    floors = {name: kernel.noise_floor(dtype, name) for name in formats}
-    limits = {name: kernel.limit(dtype, name) for name in formats}
-    truths = evaluate(op, problem, formats)
-    spots = blind_spots(op, problem, truths, formats, floors, limits, EVERY)
+    judged = [
+        JudgedBy(op, problem, name, truth, formats[name], floor=kernel.noise_floor(dtype, name))
+        for name, truth in evaluate(op, problem, formats).items()
+    ]
+    spots = blind_spots(judged, {name: kernel.limit(dtype, name) for name in formats}, EVERY)
     assert op.meaning is not None
     tried = len(mutations(op.meaning.program(problem)[0], list(formats)))
     return BlindSpots(dtype, case.to_json(), tried, [each.words for each in spots])

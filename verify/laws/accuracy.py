@@ -34,7 +34,7 @@ from verify.cases import Case, problem_of
 from verify.cases.case import operand_dtype
 from verify.cases.classes import class_of, classed
 from verify.cases.sizes import REACHES_OF_LAWS, long_sizes
-from verify.cases.strategies import CaseSpace, Sizes, fixed_shapes, space
+from verify.cases.strategies import CaseSpace, Layouts, Sizes, fixed_shapes, space
 from verify.cases.values import CONFIDENT, SMALL
 from verify.declare.declaration import Kernel
 from verify.errors import BeyondEffort, KernelError
@@ -69,7 +69,7 @@ def _space(subject: Subject) -> CaseSpace:
 
 def _examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
     layouts = ("contiguous", "stepped") if subject.kernel.layouts == "any" else ("contiguous",)
-    chosen = dataclasses.replace(chosen, layouts=layouts)
+    chosen = dataclasses.replace(chosen, layouts=Layouts(layouts))
     return (
         *chosen.each_choice(),
         *chosen.each_pair(),

@@ -20,7 +20,7 @@ import msgspec
 
 from verify.cases import Case, inputs_of
 from verify.cases.layouts import LAYOUTS
-from verify.cases.strategies import EITHER_PATH, CaseSpace, space
+from verify.cases.strategies import EITHER_PATH, CaseSpace, Layouts, space
 from verify.errors import KernelError
 from verify.laws.accuracy import keeps
 from verify.laws.compare import demand_same, laid
@@ -50,8 +50,8 @@ def _examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
     Of contiguous tensors, in which the other choices come, a call would be held against its own repetition.
     """
     kernel, plain = subject.kernel, chosen.each_choice()[0]
-    operands = kernel.operands if len(chosen.layouts) > 1 else ()
-    placed = [*operands, *("d" + output for output in kernel.outputs if len(chosen.upstream_layouts) > 1)]
+    operands = kernel.operands if len(chosen.layouts.operands) > 1 else ()
+    placed = [*operands, *("d" + output for output in kernel.outputs if len(chosen.layouts.upstream) > 1)]
     others = [name for name in LAYOUTS if name != "contiguous"]
     found: list[Case] = []
     for case in chosen.each_choice():
@@ -85,7 +85,9 @@ def _with_plain(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
 
 
 def _operands(subject: Subject) -> CaseSpace:
-    return space(subject.kernel, subject.dtype, sizes=subject.sizes, layouts=tuple(LAYOUTS), upstream=EITHER_PATH)
+    return space(
+        subject.kernel, subject.dtype, sizes=subject.sizes, layouts=Layouts(tuple(LAYOUTS)), upstream=EITHER_PATH
+    )
 
 
 def _check_operands(subject: Subject, case: Case) -> None:
@@ -106,7 +108,7 @@ def _check_refusal(subject: Subject, case: Case) -> None:
 
 
 def _upstream(subject: Subject) -> CaseSpace:
-    return space(subject.kernel, subject.dtype, sizes=subject.sizes, upstream_layouts=tuple(LAYOUTS))
+    return space(subject.kernel, subject.dtype, sizes=subject.sizes, layouts=Layouts(upstream=tuple(LAYOUTS)))
 
 
 def _check_upstream(subject: Subject, case: Case) -> None:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from verify.cases import Case, inputs_of, upstream_of
-from verify.cases.strategies import EITHER_PATH, CaseSpace, space
+from verify.cases.strategies import EITHER_PATH, CaseSpace, Layouts, space
 from verify.declare.declaration import Kernel
 from verify.laws.accuracy import judge_results
 from verify.laws.compare import Comparison, demand_each_same, demand_same, laid
@@ -40,9 +40,8 @@ def _space(subject: Subject) -> CaseSpace:
         subject.kernel,
         subject.dtype,
         sizes=subject.sizes,
-        layouts=layouts,
+        layouts=Layouts(layouts, ("contiguous", *_LAYOUTS)),
         upstream=EITHER_PATH,
-        upstream_layouts=("contiguous", *_LAYOUTS),
     )
 
 

@@ -31,7 +31,7 @@ from verify.declare.target import Declared
 from verify.errors import SPENT, InternalError, TruthError, UsageError, VerifyError, no_verdict
 from verify.laws.requests import LawPlan, PlanLaws, TryLaw
 from verify.measure.session import LONGEST
-from verify.records.identity import assembled
+from verify.records.identity import Invocation, assembled
 from verify.records.part_store import PartStore
 from verify.records.record import Gap, GapKind, KernelRun, LawRun, Run, Status, unrepeatable
 from verify.workers.pool import Job, Pool
@@ -100,9 +100,7 @@ def run(kernels: Sequence[Declared], pool: Pool, settings: LawSettings, command:
     return assembled(
         about.backend,
         about.environment,
-        command=command,
-        seed=settings.seed,
-        profile=settings.profile,
+        Invocation(command, settings.profile, settings.seed),
         kernels=done,
         incomplete=[gap for subject, each in zip(subjects, done, strict=True) for gap in _gaps(subject, each)],
         seconds=time.monotonic() - started,

@@ -14,13 +14,12 @@ from torch import Tensor
 
 from verify.cases import Case
 from verify.measure.counting import tally
+from verify.measure.judge import JudgedBy
 from verify.measure.result import rms_limit
 from verify.ops.graph.blind import mutated
-from verify.ops.op import Op, Problem
 from verify.records.figure import UNIT, shown
 from verify.records.record import Figures, value_of
-from verify.truth.fast import Truth
-from verify.truth.formats import Format, torch_dtype
+from verify.truth.formats import torch_dtype
 from verify.truth.ulp import errors
 
 BUDGET = 24  # errors of a definition that are tried in one case
@@ -37,46 +36,42 @@ class Blind(msgspec.Struct, frozen=True, order=True):
 
 
 def blind_spots(
-    op: Op,
-    problem: Problem,
-    truths: Mapping[str, Truth],
-    formats: Mapping[str, Format],
-    floors: Mapping[str, float],
+    judged: Sequence[JudgedBy],
     limits: Mapping[str, float],
     budget: int = BUDGET,
     *,
     least: float = SEEN,
     constants: bool = False,
 ) -> list[Blind]:
-    """Returns the errors that pass in all results, those first that come closest to the limit.
+    """Returns the errors that pass in all results of a case, those first that come closest to the limit.
 
     Those that move no result by `least` of what noise and rounding explain are left out; with `constants` all but
     errors of constants.
     """
-    if op.meaning is None or op.gate != "noise":
+    if not judged or (op := judged[0].op).meaning is None or op.gate != "noise":
         return []
-    program, run = op.meaning.program(problem)
-    wanted = [name for name in truths if name not in op.integers]
+    program, run = op.meaning.program(judged[0].problem)
+    wanted = {by.result: by for by in judged if by.result not in op.integers}
     found = []
-    for mutation, results in mutated(program, run, wanted, budget, constants=constants):
+    for mutation, results in mutated(program, run, list(wanted), budget, constants=constants):
         seen = []
-        for name in wanted:
-            figures = _judged(op, truths[name], results[name], formats[name], floors[name], name)
+        for name, by in wanted.items():
+            figures = _judged(by, results[name])
             figure = value_of(figures.scaled_max or 0.0)
             seen.append((figure / limits[name], figures.rms or 0.0, figure, limits[name]))
         share, _, figure, limit = max(seen)
         rms = max(each[1] for each in seen)
-        if share <= 1.0 and least <= rms <= min(rms_limit(formats[name].name) for name in wanted):
+        if share <= 1.0 and least <= rms <= min(rms_limit(by.fmt.name) for by in wanted.values()):
             words = f"{mutation.words} would pass: at most {shown(figure)}{UNIT['noise']}, the limit is {limit:g}"
             found.append(Blind(share, words))
     return sorted(found, reverse=True)
 
 
-def _judged(op: Op, truth: Truth, value: Tensor, fmt: Format, floor: float, result: str) -> Figures:
-    answer = value.to(torch_dtype(fmt))
-    near = truth.for_result(answer)
-    unit = truth.unit(op.gate_of(result), floor)
-    return tally(errors(answer, near.value, fmt, low=near.low, bound=near.bound, scale=unit))[0].figures()
+def _judged(by: JudgedBy, value: Tensor) -> Figures:
+    answer = value.to(torch_dtype(by.fmt))
+    near = by.truth.for_result(answer)
+    unit = by.truth.unit(by.op.gate_of(by.result), by.floor)
+    return tally(errors(answer, near.value, by.fmt, low=near.low, bound=near.bound, scale=unit))[0].figures()
 
 
 def case_of(cases: Sequence[Case]) -> Case | None:

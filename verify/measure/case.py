@@ -154,6 +154,11 @@ class Question:
     floors: dict[str, float]  # the least noise of each result, in ULP
     limits: dict[str, float]  # of each result on ordinary inputs
 
+    def judged_by(self, result: str, truth: Truth) -> JudgedBy:
+        """Returns one result with its truth and its rules."""
+        fmt, floor = self.formats[result], self.floors[result]
+        return JudgedBy(self.op, self.host, result, truth, fmt, self.policy, self.seed, floor)
+
     @property
     def on_host(self) -> bool:
         """Whether judging asks nothing of a GPU."""
@@ -275,9 +280,8 @@ def judge_case(
         )
         pieces[by] = judging.pieces(results, known.get(by, {}))
     if pieces.get(KERNEL) and not kernel.peer and not group.pinned and question.case == blind_case(group.cases):
-        rest = question.formats, question.floors, question.limits
         first = next(iter(pieces[KERNEL]))
-        found = blind_spots(question.op, question.host, {name: truths[name] for name in pieces[KERNEL]}, *rest)
+        found = blind_spots([question.judged_by(name, truths[name]) for name in pieces[KERNEL]], question.limits)
         pieces[KERNEL][first] = msgspec.structs.replace(pieces[KERNEL][first], blind=found)
     return {by: pieces[by] for by in given}
 
@@ -310,10 +314,9 @@ class _Judging:
 
     def _piece(self, name: str, truth: Truth, got: Tensor, before: Collected) -> Piece:
         question = self.question
-        op, fmt = question.op, question.formats[name]
+        op = question.op
         segments, parts = self.parts_of(name, tuple(got.shape))
-        rules = question.policy, question.seed, question.floors[name]
-        by = JudgedBy(op, question.host, name, truth, fmt, *rules)
+        by = question.judged_by(name, truth)
         outcome = judge_by(by, got, segments=segments, n_segments=len(parts), effort=self.effort)
         outcome = self._compared(name, outcome, segments, len(parts))
         tallies: dict[tuple[str, str], Tally] = {}
@@ -339,7 +342,7 @@ class _Judging:
             curve=curve,
             operand=operand,
             edges=edges,
-            trivial=self._trivial(name, truth, fmt, segments, parts) if self.trivial else {},
+            trivial=self._trivial(by, segments, parts) if self.trivial else {},
         )
 
     def _compared(self, name: str, outcome: JudgedResult, segments: Tensor | None, count: int) -> JudgedResult:
@@ -363,16 +366,15 @@ class _Judging:
         ]
         return replace(outcome, tallies=tallies)
 
-    def _trivial(self, name: str, truth: Truth, fmt: Format, segments: Tensor | None, parts: Parts) -> dict[str, Tally]:
-        question = self.question
+    def _trivial(self, by: JudgedBy, segments: Tensor | None, parts: Parts) -> dict[str, Tally]:
+        value = by.truth.value
         ordinary = torch.tensor([class_of(*part) == ORDINARY and part[0].name not in APART for part in parts])
         if segments is None:
-            mine = torch.full((truth.value.numel(),), bool(ordinary[0]), device=truth.value.device)
+            mine = torch.full((value.numel(),), bool(ordinary[0]), device=value.device)
         else:
             member = segments.reshape(-1)
             mine = ordinary.to(member.device)[member.clamp(min=0)] & (member >= 0)
-        unit = truth.unit(question.op.gate_of(name), question.floors[name])
-        return trivial_answers(question.problem, name, truth, fmt, unit, question.policy, mine, question.seed)
+        return trivial_answers(by, mine)
 
 
 def _curve(

@@ -20,7 +20,7 @@ from verify import ops
 from verify.backends import architecture
 from verify.cases import Case, counter, inputs_of, problem_of
 from verify.cases.explicit import spell
-from verify.cases.values import MATRIX_REGIMES, ROW_REGIMES, fill
+from verify.cases.values import MATRIX_REGIMES, ROW_REGIMES, Stream, fill
 from verify.declare.declaration import expected_shape
 from verify.errors import TruthError
 from verify.ops.op import Op, Point, Problem
@@ -152,9 +152,7 @@ def build(op: Op, case: Case, device: str) -> Problem:
             case.upstream,
             named(case.dtype),
             expected_shape(op, case.dims, params, name),
-            seed=case.seed,
-            stream=f"upstream/{name}",
-            device=device,
+            Stream(case.seed, f"upstream/{name}", torch.device(device)),
         )
         for name in outputs
     }

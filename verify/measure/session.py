@@ -26,7 +26,7 @@ from verify.declare.target import Declared, Target
 from verify.errors import InternalError, JudgeFailed, TruthError, UsageError, VerifyError, no_verdict
 from verify.measure.progress import Progress
 from verify.measure.requests import Measure
-from verify.records.identity import assembled
+from verify.records.identity import Invocation, assembled
 from verify.records.merge import together
 from verify.records.part_store import PartStore
 from verify.records.record import Gap, GapKind, KernelRun, Run, Status
@@ -108,9 +108,7 @@ def run(targets: Sequence[str], session: Session, command: str) -> Run:
     return assembled(
         about.backend,
         about.environment,
-        command=command,
-        seed=session.seed,
-        profile=session.profile,
+        Invocation(command, session.profile, session.seed),
         kernels=list(kernels.values()),
         incomplete=incomplete,
         seconds=time.monotonic() - started,

@@ -12,49 +12,42 @@ from torch import Tensor
 
 from verify.cases import counter
 from verify.measure.counting import tally
+from verify.measure.judge import JudgedBy
 from verify.measure.tally import Tally
-from verify.ops.op import Problem
-from verify.truth.fast import Truth
-from verify.truth.formats import Format, torch_dtype
-from verify.truth.ulp import Policy, Yardstick, errors, ulp_exponent
+from verify.truth.formats import torch_dtype
+from verify.truth.ulp import Yardstick, errors, ulp_exponent
 
 SEEN = 4096  # elements of each case
 OFF = 0.01  # of the truth, or two spacings of the format where those are more
 _SPACINGS = 2
 
 
-def trivial_answers(
-    problem: Problem,
-    result: str,
-    truth: Truth,
-    fmt: Format,
-    unit: Tensor | Yardstick | None,
-    policy: Policy,
-    ordinary: Tensor,
-    seed: int,
-) -> dict[str, Tally]:
+def trivial_answers(by: JudgedBy, ordinary: Tensor) -> dict[str, Tally]:
     """Judges trivial answers at some of the ordinary elements (a flat mask) of one case."""
+    truth, fmt = by.truth, by.fmt
+    unit = truth.unit(by.op.gate_of(by.result), by.floor)
     places = torch.nonzero(ordinary & torch.isfinite(truth.value.reshape(-1))).reshape(-1)
     if not places.numel():
         return {}
     if places.numel() > SEEN:
-        chosen = counter.below(seed, f"trivial/{result}", SEEN, places.numel())
+        chosen = counter.below(by.seed, f"trivial/{by.result}", SEEN, places.numel())
         places = places[chosen.to(places.device)]
     value = truth.value.reshape(-1)[places]
     found: dict[str, Tally] = {}
-    for name, exact in _answers(problem, result, truth, fmt, places).items():
+    for name, exact in _answers(by, places).items():
         answer = exact.to(torch_dtype(fmt))
         near = truth.at(places).for_result(answer)
         mine = unit.at(places) if isinstance(unit, Yardstick) else None if unit is None else unit.reshape(-1)[places]
-        judged = errors(answer, near.value, fmt, low=near.low, bound=near.bound, scale=mine, policy=policy)
+        judged = errors(answer, near.value, fmt, low=near.low, bound=near.bound, scale=mine, policy=by.policy)
         found[name] = tally(judged)[0]
     return found if bool((value != 0).any()) else {"zeros": found["zeros"]}
 
 
-def _answers(problem: Problem, result: str, truth: Truth, fmt: Format, places: Tensor) -> dict[str, Tensor]:
+def _answers(by: JudgedBy, places: Tensor) -> dict[str, Tensor]:
     """The answers in float64, by what the verdict calls them."""
-    value = truth.value.reshape(-1)[places]
-    spacing = torch.ldexp(torch.full_like(value, _SPACINGS), ulp_exponent(value, fmt))
+    problem, values = by.problem, by.truth.value
+    value = values.reshape(-1)[places]
+    spacing = torch.ldexp(torch.full_like(value, _SPACINGS), ulp_exponent(value, by.fmt))
     off = torch.maximum(value.abs() * OFF, spacing)
     found = {
         "zeros": torch.zeros_like(value),
@@ -62,9 +55,9 @@ def _answers(problem: Problem, result: str, truth: Truth, fmt: Format, places: T
         "half of them": value * 0.5,
         "values 1% off": value + torch.copysign(off, value),
     }
-    shape = tuple(truth.value.shape)
+    shape = tuple(values.shape)
     given = {**problem.inputs, **{f"d{name}": tensor for name, tensor in problem.upstream.items()}}
     for name, tensor in given.items():
-        if tensor is not None and tuple(tensor.shape) == shape and name != result:
+        if tensor is not None and tuple(tensor.shape) == shape and name != by.result:
             found[f"a copy of {name}"] = tensor.detach().reshape(-1).to(value.device)[places].to(torch.float64)
     return found

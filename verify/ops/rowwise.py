@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from verify.ops.elements import pick, whole
-from verify.ops.geometry import Params, Rowwise
+from verify.ops.geometry import Rowwise
 from verify.ops.op import Fast, Landmarks, Op, Operand, Point, Problem
 
 _MANY_ROWS = 512  # from which it pays to look for equal ones
@@ -163,7 +163,6 @@ def rowwise(
     element: Element,
     column: Column | None = None,
     baseline: Callable[..., Any],
-    params: Params | None = None,
     **options: Any,
 ) -> Op:
     """An op on rows.
@@ -192,7 +191,6 @@ def rowwise(
         fast=fast,
         points=points,
         baseline=baseline,
-        params=dict(params or {}),
         landmarks=Landmarks(of=first),
         **settings,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -26,13 +27,20 @@ def identity(run: Run) -> str:
     return hashlib.sha256(msgspec.json.encode(timeless, order="deterministic")).hexdigest()[:12]
 
 
+@dataclass(frozen=True)
+class Invocation:
+    """How a run was started: the command with its options, the profile and the seed."""
+
+    command: str
+    profile: str
+    seed: int = 0
+
+
 def assembled(
     backend: str,
     environment: dict[str, Any],
+    invocation: Invocation,
     *,
-    command: str,
-    seed: int,
-    profile: str,
     kernels: list[KernelRun],
     incomplete: list[Gap],
     seconds: float,
@@ -42,10 +50,10 @@ def assembled(
         schema=SCHEMA,
         id="",
         created="",
-        command=command,
+        command=invocation.command,
         backend=backend,
-        seed=seed,
-        profile=profile,
+        seed=invocation.seed,
+        profile=invocation.profile,
         environment=environment,
         kernels=kernels,
         incomplete=incomplete,

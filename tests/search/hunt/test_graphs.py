@@ -29,6 +29,7 @@ from verify.ops.graph import single
 from verify.records.record import replay_command, value_of
 from verify.search.hunt.draws import Draws
 from verify.search.hunt.outcome import Hunted, hunt
+from verify.search.hunt.requests import Hunt
 from verify.search.hunt.seeds import fresh, fresh_shared
 from verify.search.hunt.settings import Settings
 from verify.search.hunt.space import one_of, searchable, space_of
@@ -43,9 +44,8 @@ def kernels() -> dict[str, Kernel]:
 
 
 def hunted(backend: Backend, name: str, evaluations: int, result: str = "y", **rest: object) -> Hunted:
-    population = rest.pop("population", 0)
-    settings = Settings(evaluations=evaluations, **rest)  # type: ignore[arg-type]
-    return hunt(kernels()[name], f"k.py::{name}", backend, "float32", result, settings, population=population)  # type: ignore[arg-type]
+    settings = Settings(evaluations=evaluations, **({"population": 0} | rest))  # type: ignore[arg-type]
+    return hunt(kernels()[name], f"k.py::{name}", backend, Hunt("float32", result), settings)
 
 
 def test_a_wrong_element_is_found_and_replayed_by_its_interval(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,8 +153,8 @@ def test_where_results_depend_on_each_other_each_candidate_has_a_call(backend: B
 
 
 def test_float64_is_judged_in_balls(backend: Backend) -> None:
-    settings = Settings(evaluations=24, largest=1e9)
-    found = hunt(kernels()["right"], "k.py::right", backend, "float64", "y", settings, population=12)
+    settings = Settings(evaluations=24, largest=1e9, population=12)
+    found = hunt(kernels()["right"], "k.py::right", backend, Hunt("float64", "y"), settings)
     assert found.result.certificate == "exact" and found.result.status == "ok"
     assert 0.5 < float(found.result.figures.max_ulp) < 1 and found.result.figures.scaled_max not in (None, 0.0)
 

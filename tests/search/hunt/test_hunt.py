@@ -27,6 +27,7 @@ from verify.records.record import Origin, Worst, replay_command, value_of
 from verify.search.hunt import outcome
 from verify.search.hunt.draws import Draws
 from verify.search.hunt.outcome import Hunted, hunt
+from verify.search.hunt.requests import Hunt
 from verify.search.hunt.settings import Settings
 from verify.search.hunt.space import searchable, space_of
 from verify.truth import exact
@@ -40,9 +41,8 @@ KERNELS = {kernel.name: kernel for kernel in load(Target(str(FILE)))}
 def hunted(
     backend: Backend, name: str, evaluations: int, *, dtype: str = "float32", result: str = "y", **rest: object
 ) -> Hunted:
-    population = rest.pop("population", 1 << 12)
-    settings = Settings(evaluations=evaluations, **rest)  # type: ignore[arg-type]
-    return hunt(KERNELS[name], f"k.py::{name}", backend, dtype, result, settings, population=population)  # type: ignore[arg-type]
+    settings = Settings(evaluations=evaluations, **({"population": 1 << 12} | rest))  # type: ignore[arg-type]
+    return hunt(KERNELS[name], f"k.py::{name}", backend, Hunt(dtype, result), settings)
 
 
 def largest(found: Hunted) -> float:
@@ -111,8 +111,8 @@ def test_the_reference_is_right_on_rows_that_a_search_makes_cancel(backend: Back
     def in_float64(x: torch.Tensor, *, eps: float) -> torch.Tensor:
         return torch.nn.functional.layer_norm(x.double(), x.shape[-1:], eps=eps).to(x.dtype)
 
-    settings = Settings(evaluations=1 << 11, width=8)
-    found = hunt(in_float64, "k.py::in_float64", backend, "float32", "y", settings, population=128)
+    settings = Settings(evaluations=1 << 11, width=8, population=128)
+    found = hunt(in_float64, "k.py::in_float64", backend, Hunt("float32", "y"), settings)
     assert largest(found) <= 0.5001
 
 
@@ -132,13 +132,13 @@ def test_a_declared_magnitude_bounds_the_search(backend: Backend) -> None:
     everywhere = verify_kernel("naive", op="linear")(naive)
     bounded = verify_kernel("naive", op="linear", largest={"float32": 1e4})(naive)
     assert "inputs up to 10000 in float32" in bounded.promise and "inputs up to" not in everywhere.promise
-    settings = Settings(evaluations=1 << 8, width=16)
-    within = hunt(bounded, "k.py::naive", backend, "float32", "y", settings, population=16)
+    settings = Settings(evaluations=1 << 8, width=16, population=16)
+    within = hunt(bounded, "k.py::naive", backend, Hunt("float32", "y"), settings)
     assert within.sentence.endswith("x, weight, bias at most 10000 in magnitude")
     values = inputs_of(bounded.op, within.finds[0].case, backend.device)
     assert all(float(value.abs().max()) <= 1e4 for value in values.values() if value is not None)
-    wider = Settings(evaluations=1 << 8, width=16, largest=1e6)
-    assert "at most 1e+06" in hunt(bounded, "k.py::naive", backend, "float32", "y", wider, population=16).sentence
+    wider = Settings(evaluations=1 << 8, width=16, largest=1e6, population=16)
+    assert "at most 1e+06" in hunt(bounded, "k.py::naive", backend, Hunt("float32", "y"), wider).sentence
 
 
 def test_classes_with_a_limit_of_their_own_are_not_searched(backend: Backend) -> None:
@@ -149,7 +149,7 @@ def test_classes_with_a_limit_of_their_own_are_not_searched(backend: Backend) ->
 
     def found(**limits: float | None) -> Hunted:
         made.append(verify_kernel("loud", max_ulp={"float32": limits})(loud))
-        return hunt(made[-1], "k.py::loud", backend, "float32", "y", Settings(evaluations=1 << 11), population=64)
+        return hunt(made[-1], "k.py::loud", backend, Hunt("float32", "y"), Settings(evaluations=1 << 11, population=64))
 
     made: list[Kernel] = []
     everywhere = found(ordinary=8.0)
@@ -320,7 +320,7 @@ def test_a_time_budget_only_stops_earlier(backend: Backend, monkeypatch: pytest.
     ticks = iter(range(1_000))
     monkeypatch.setattr(search.time, "monotonic", lambda: float(next(ticks)))
     kernel = KERNELS["one_exponent"]
-    timed = hunt(kernel, "k.py::one_exponent", backend, "float32", "y", Settings(seconds=4.5), population=1 << 10)
+    timed = hunt(kernel, "k.py::one_exponent", backend, Hunt("float32", "y"), Settings(seconds=4.5, population=1 << 10))
     monkeypatch.undo()
     assert timed.state.generations == 5
     counted = hunted(backend, "one_exponent", timed.state.evaluations, population=1 << 10)
@@ -341,8 +341,8 @@ def test_an_interrupted_hunt_keeps_its_best(backend: Backend) -> None:
         return len(calls) == 3
 
     kernel = KERNELS["one_exponent"]
-    settings = Settings(evaluations=1 << 30)
-    found = hunt(kernel, "k.py::k", backend, "float32", "y", settings, population=1 << 12, stop=stop)
+    settings = Settings(evaluations=1 << 30, population=1 << 12)
+    found = hunt(kernel, "k.py::k", backend, Hunt("float32", "y"), settings, stop=stop)
     assert found.interrupted and found.state.generations == 3
     assert found.result.basis.n == found.state.evaluations == 3 << 12
     assert found.finds and any("interrupted" in note for note in found.notes)
@@ -398,7 +398,13 @@ def test_no_candidate_leaves_the_range_that_was_asked_for(backend: Backend) -> N
         seen.append(float(x.abs().max()))
         return KERNELS["right"](x)
 
-    hunt(watching, "k.py::w", backend, "float32", "y", Settings(evaluations=1 << 14, largest=3.4), population=1 << 11)
+    hunt(
+        watching,
+        "k.py::w",
+        backend,
+        Hunt("float32", "y"),
+        Settings(evaluations=1 << 14, largest=3.4, population=1 << 11),
+    )
     within = named("float32").to_float(named("float32").from_float(3.4) - 1)  # 3.4 itself rounds up
     assert max(seen[2:]) == within
 
@@ -431,12 +437,10 @@ def test_a_hunt_finds_at_least_what_it_found_before(
 ) -> None:
     path = FILE.parent / file
     kernel = next(kernel for kernel in load(Target(str(path))) if kernel.name.partition("@")[0] == name)
-    rest = dict(rest)
-    population = rest.pop("population", 0)
     found = []
     for seed in range(9):
         settings = Settings(seed=seed, evaluations=evaluations, **rest)
-        done = hunt(kernel, f"k.py::{name}", backend, "float32", result, settings, population=population)
+        done = hunt(kernel, f"k.py::{name}", backend, Hunt("float32", result), settings)
         found.append(largest(done))
     finite = sorted(math.inf if math.isnan(value) else value for value in found)
     assert finite[4] >= before, finite

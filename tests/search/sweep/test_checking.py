@@ -184,7 +184,7 @@ def test_what_can_be_enumerated() -> None:
     with pytest.raises(UsageError, match="has results y, dx; received 'dz'"):
         space_of(subjects.good, "k", "float32", results=("dz",))
     with pytest.raises(UsageError, match="has regimes 'vanishing', .*; received 'nowhere'"):
-        space_of(subjects.good, "k", "float32", regime="nowhere")
+        space_of(subjects.good, "k", "float32", bounds="nowhere")
     with pytest.raises(UsageError, match="bfloat16 has no number in the range asked for"):
         space_of(subjects.good, "k", "bfloat16", bounds=(1.001, 1.002))
 
@@ -220,7 +220,7 @@ def test_a_missing_gradient_is_said() -> None:
 
 @pytest.mark.parametrize("result", ["y", "dx"])
 def test_the_worst_input_replays(result: str) -> None:
-    space, partial = swept(subjects.naive, "bfloat16", regime="slope root", baseline=True)
+    space, partial = swept(subjects.naive, "bfloat16", bounds="slope root", baseline=True)
     found = next(item for item in finish(subjects.naive, space, partial).results if item.output.startswith(result))
     assert found.output == f"{result} (slope root)" and found.source == "sweep" and found.certificate
     worst = found.worst[0]
@@ -255,7 +255,7 @@ def test_the_curve_has_the_maxima_of_the_result() -> None:
 
 
 def test_the_hardest_inputs_are_those_nearest_to_a_midpoint(backend: Backend) -> None:
-    space, partial = swept(subjects.good, "bfloat16", backend, results=("y",), regime="negative", hardest=5)
+    space, partial = swept(subjects.good, "bfloat16", backend, results=("y",), bounds="negative", hardest=5)
     hard = finish(subjects.good, space, partial).results[0].hardest
     expected = []
     with mpmath.workdps(60):

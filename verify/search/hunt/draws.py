@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from verify.cases import counter
+from verify.cases.values import Stream
 
 _BULK = 1 << 16
 
@@ -18,19 +18,19 @@ class Draws:
     """The draws of one generation."""
 
     def __init__(self, seed: int, label: str, device: str) -> None:
-        self.seed, self.label, self.device = seed, label, device
+        self.seed, self.label, self.device = seed, label, torch.device(device)
         self._streams = 0
         self._stock = torch.empty(0, dtype=torch.int64, device=device)
 
-    def stream(self) -> str:
-        """The name of the next stream."""
+    def stream(self) -> Stream:
+        """Returns the next stream."""
         self._streams += 1
-        return f"hunt/{self.label}/{self._streams}"
+        return Stream(self.seed, f"hunt/{self.label}/{self._streams}", self.device)
 
     def words(self, count: int) -> Tensor:
         """Uniform int64."""
         if count > self._stock.shape[0]:
-            self._stock = counter.words(self.seed, self.stream(), max(count, _BULK), device=self.device)
+            self._stock = self.stream().words(max(count, _BULK))
         taken, self._stock = self._stock[:count], self._stock[count:]
         return taken
 

@@ -19,13 +19,11 @@ from verify.cases import Case, problem_of
 from verify.measure.call import run_kernel
 from verify.measure.element import worst_element
 from verify.measure.judge import Effort, JudgedBy, judge_by, with_noise_again
-from verify.ops.op import Problem
 from verify.records.record import Origin, Worst
 from verify.search.hunt.search import Elite
 from verify.search.hunt.space import SearchSpace
 from verify.truth.exact import Judged, judge_known
-from verify.truth.fast import Truth, decided, evaluate
-from verify.truth.formats import torch_dtype
+from verify.truth.fast import decided, evaluate
 from verify.truth.ulp import from_bits
 
 _SAME = 1.0 - 1e-6  # a repeated error may differ from the searched one by the width of the fast truth
@@ -58,88 +56,87 @@ class Find:
 def confirm(space: SearchSpace, target: str, device: str, elite: list[Elite]) -> list[Find]:
     """Returns the elite, judged exactly, each case once: the worst first, those that stay open last."""
     found: dict[str, Find] = {}
+    rerun = _Rerun(space, target, device)
     for member in elite:
-        find = _confirm(space, target, device, member)
+        find = rerun.confirmed(member)
         found.setdefault(find.case.to_json(), find)
     return sorted(found.values(), key=lambda find: (find.open, -find.error, find.case.to_json()))
 
 
-def _confirm(space: SearchSpace, target: str, device: str, member: Elite) -> Find:
-    best: Find | None = None
-    for copies in space.contexts():
-        case = space.case(member.candidate, member.shared, copies)
-        find = _alone(space, target, device, case)
-        if best is None or find.error > best.error:
-            best = find
-        if best.error >= member.figure * _SAME:
-            return best
-    assert best is not None
-    case = space.case(member.candidate, member.shared, 1)
-    seen = _as_seen(space, target, device, case, member)
-    return seen if seen.error > best.error else best
-
-
-def _measured(space: SearchSpace, device: str, case: Case) -> tuple[Tensor, Problem, Truth]:
-    """What the kernel gave for a case, the problem and its truth, in the memory of the host.
+@dataclass(frozen=True)
+class _Measured:
+    """A case and what the kernel gave for it, with its truth and rules, in the memory of the host.
 
     Exact arithmetic asks for elements one at a time: from a GPU each would be waited for.
     """
-    measured = run_kernel(space.kernel, case, device)
-    problem = problem_of(space.kernel.op, case, measured.inputs, measured.upstream, (space.result,))
-    host = replace(
-        problem,
-        inputs={name: None if value is None else value.cpu() for name, value in problem.inputs.items()},
-        upstream={name: value.cpu() for name, value in problem.upstream.items()},
-    )
-    exact = space.dtype == "float64"
-    # else the certificate of the reference on the device, which the search relied on, is checked with it
-    truth = evaluate(space.kernel.op, host if exact else problem, {space.result: space.fmt})[space.result]
-    got, truth = measured.results[space.result].cpu(), truth.cpu()
-    return got, host, with_noise_again(space.kernel.op, host, space.result, got, truth, space.fmt)
+
+    case: Case
+    got: Tensor
+    by: JudgedBy
 
 
-def _alone(space: SearchSpace, target: str, device: str, case: Case) -> Find:
-    """The worst element of a case of copies."""
-    got, problem, truth = _measured(space, device, case)
-    kernel = space.kernel
-    by = JudgedBy(kernel.op, problem, space.result, truth, space.fmt, kernel.policy, floor=space.floor)
-    outcome = judge_by(by, got, effort=Effort(keep=1))
-    index = outcome.tallies[0].leaders[0].place
-    return _find(space, target, case, problem, got, truth, index, outcome.exact[index], alone=True)
+@dataclass(frozen=True)
+class _Rerun:
+    """Runs candidates again, as cases of their own."""
 
+    space: SearchSpace
+    target: str
+    device: str
 
-def _as_seen(space: SearchSpace, target: str, device: str, case: Case, member: Elite) -> Find:
-    """The element with the bits that it had among other candidates."""
-    measured, problem, truth = _measured(space, device, case)
-    got = measured.clone().reshape(-1)
-    bits = torch.tensor([_signed(member.got, space.fmt.bits)], dtype=torch.int64)
-    got[member.element] = from_bits(bits, space.fmt).to(torch_dtype(space.fmt))[0]
-    got = got.reshape(measured.shape)
-    point = space.kernel.op.points(problem, space.result, [member.element])[0]
-    near = truth.for_result(got)
-    known, point = partial(near.interval, member.element), decided(point, truth, near, member.element)
-    judged = judge_known(point, known, space.fmt, member.got, both=True, policy=space.kernel.policy)
-    return _find(space, target, case, problem, got, truth, member.element, judged, alone=False)
+    def confirmed(self, member: Elite) -> Find:
+        best: Find | None = None
+        for copies in self.space.contexts():
+            find = self.alone(self.space.case(member.candidate, member.shared, copies))
+            if best is None or find.error > best.error:
+                best = find
+            if best.error >= member.figure * _SAME:
+                return best
+        assert best is not None
+        seen = self.as_seen(self.space.case(member.candidate, member.shared, 1), member)
+        return seen if seen.error > best.error else best
 
+    def measured(self, case: Case) -> _Measured:
+        space, op = self.space, self.space.kernel.op
+        measured = run_kernel(space.kernel, case, self.device)
+        problem = problem_of(op, case, measured.inputs, measured.upstream, (space.result,))
+        host = replace(
+            problem,
+            inputs={name: None if value is None else value.cpu() for name, value in problem.inputs.items()},
+            upstream={name: value.cpu() for name, value in problem.upstream.items()},
+        )
+        exact = space.dtype == "float64"
+        # else the certificate of the reference on the device, which the search relied on, is checked with it
+        truth = evaluate(op, host if exact else problem, {space.result: space.fmt})[space.result]
+        got, truth = measured.results[space.result].cpu(), truth.cpu()
+        truth = with_noise_again(op, host, space.result, got, truth, space.fmt)
+        by = JudgedBy(op, host, space.result, truth, space.fmt, space.kernel.policy, floor=space.floor)
+        return _Measured(case, got, by)
 
-def _signed(bits: int, width: int) -> int:
-    return bits - (1 << 64) if width == 64 and bits >> 63 else bits
+    def alone(self, case: Case) -> Find:
+        """The worst element of a case of copies."""
+        seen = self.measured(case)
+        outcome = judge_by(seen.by, seen.got, effort=Effort(keep=1))
+        index = outcome.tallies[0].leaders[0].place
+        return self.find(seen, index, outcome.exact[index], alone=True)
 
+    def as_seen(self, case: Case, member: Elite) -> Find:
+        """The element with the bits that it had among other candidates."""
+        seen, index = self.measured(case), member.element
+        by, fmt = seen.by, seen.by.fmt
+        got = seen.got.clone().reshape(-1)
+        bits = torch.tensor([fmt.signed(member.got)], dtype=torch.int64)
+        got[index] = from_bits(bits, fmt)[0]
+        got = got.reshape(seen.got.shape)
+        point = by.op.points(by.problem, by.result, [index])[0]
+        near = by.truth.for_result(got)
+        known, point = partial(near.interval, index), decided(point, by.truth, near, index)
+        judged = judge_known(point, known, fmt, member.got, both=True, policy=by.policy)
+        return self.find(replace(seen, got=got), index, judged, alone=False)
 
-def _find(
-    space: SearchSpace,
-    target: str,
-    case: Case,
-    problem: Problem,
-    got: torch.Tensor,
-    truth: Truth,
-    index: int,
-    judged: Judged,
-    *,
-    alone: bool,
-) -> Find:
-    scaled = truth.figure(judged, index, space.fmt, space.kernel.op.gate_of(space.result), space.floor)
-    origin = Origin(target, case.to_json(), space.result, index)
-    worst = worst_element(space.kernel.op, problem, got, judged, origin, scaled)
-    error = abs(judged.ulp if scaled is None else scaled)
-    return Find(error, judged.ulp, scaled, judged, case, index, worst, alone)
+    def find(self, seen: _Measured, index: int, judged: Judged, *, alone: bool) -> Find:
+        by, case = seen.by, seen.case
+        scaled = by.truth.figure(judged, index, by.fmt, by.op.gate_of(by.result), by.floor)
+        origin = Origin(self.target, case.to_json(), by.result, index)
+        worst = worst_element(by.op, by.problem, seen.got, judged, origin, scaled)
+        error = abs(judged.ulp if scaled is None else scaled)
+        return Find(error, judged.ulp, scaled, judged, case, index, worst, alone)

@@ -15,6 +15,7 @@ from verify.measure.tally import Maximum
 from verify.records.figure import UNIT, shown
 from verify.records.record import Basis, Result, ResultStatus, Worst, number, replay_command
 from verify.search.hunt.finds import Find, confirm
+from verify.search.hunt.requests import Hunt
 from verify.search.hunt.search import INTERRUPTED, Search, Searched, State, population_of, search
 from verify.search.hunt.settings import Settings
 from verify.search.hunt.space import SearchSpace, space_of
@@ -39,28 +40,23 @@ def hunt(
     kernel: Kernel,
     target: str,
     backend: Backend,
-    dtype: str,
-    result: str,
+    what: Hunt,
     settings: Settings,
     *,
-    population: int = 0,
     watch: Callable[[Search, State], None] = lambda search, state: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Hunted:
-    """Search for the worst input of one result, and judge what was found exactly.
-
-    `population` is the number of lines of one call (0: what suits the backend).
-    """
+    """Searches for the worst input of one result, and judges what was found exactly."""
     settings.check()
-    largest = kernel.largest.get(dtype) if settings.largest is None else settings.largest
-    space = space_of(kernel, dtype, result, backend.device, width=settings.width, largest=largest)
+    largest = kernel.largest.get(what.dtype) if settings.largest is None else settings.largest
+    space = space_of(kernel, what.dtype, what.result, backend.device, width=settings.width, largest=largest)
     found = search(
         space,
         settings,
         # exact arithmetic reads element by element: each would be waited for, and longer where processes share a GPU
         device="cpu" if space.dtype == "float64" else backend.device,
         kernel_device=backend.device,
-        population=population or population_of(space, backend.scale),
+        population=settings.population or population_of(space, backend.scale),
         watch=watch,
         stop=stop,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
 
 import msgspec
 
@@ -30,23 +30,24 @@ def unpin(identities: Sequence[str]) -> list[corpus.PinnedCase]:
 def pin(kernel: Kernel, request: Pin, backend: Backend) -> NowPinned:
     """Try a case and pin it: an element with its error, or a law with what it says."""
     case = Case.from_json(request.case)
-    facts: dict[str, Any] = {"why": request.why, "backend": backend.name, "commit": current_commit()}
+    evidence = corpus.Evidence(why=request.why, backend=backend.name, commit=current_commit())
     if request.law:
         from verify.laws import engine, registry
 
         law = registry.get(request.law)
         found = engine.replay_law(law, kernel, case, backend, request.target)
-        facts |= {"law": law.name, "showed": found.message or found.status}
+        evidence = replace(evidence, law=law.name, showed=found.message or found.status)
     else:
         seen = replay(kernel, request.target, backend, case, result=request.result, index=request.index)
-        facts |= {
-            "result": request.result,
-            "index": request.index,
-            "error": gated(seen.worst, seen.gate),
-            "gate": seen.gate,
-            "showed": shown(seen.worst),
-        }
-    item = corpus.entry(kernel.name, request.target, kernel.op.name, case, **facts)
+        evidence = replace(
+            evidence,
+            result=request.result,
+            index=request.index,
+            error=gated(seen.worst, seen.gate),
+            gate=seen.gate,
+            showed=shown(seen.worst),
+        )
+    item = corpus.entry(kernel.name, request.target, kernel.op.name, case, evidence)
     path, new = corpus.add(item)
     return NowPinned(msgspec.convert(msgspec.to_builtins(item), Entry), str(path), new)
 

@@ -27,7 +27,7 @@ import msgspec
 from verify.declare.requests import declared_by
 from verify.declare.target import Declared
 from verify.errors import SPENT, InternalError, TruthError, UsageError, VerifyError, no_verdict
-from verify.records.identity import assembled
+from verify.records.identity import Invocation, assembled
 from verify.records.record import RESULT_STATUSES, Gap, GapKind, KernelRun, Result, Run, Status, value_of
 from verify.search.hunt.requests import DoHunt, Hunt, HuntProgress, HuntReply, Hunts, ListHunts, Pinned
 from verify.search.hunt.settings import Settings
@@ -108,9 +108,7 @@ def run(targets: Sequence[str], session: HuntSession, command: str) -> Run:
     return assembled(
         about.backend,
         about.environment,
-        command=command,
-        seed=session.settings.seed,
-        profile="hunt",
+        Invocation(command, "hunt", session.settings.seed),
         kernels=kernels,
         incomplete=incomplete,
         seconds=time.monotonic() - started,

@@ -58,8 +58,6 @@ def _filled(space: SearchSpace, variable: Variable, chosen: Tensor, draws: Draws
     for number, name in enumerate(recipes(variable)):
         lines = torch.nonzero(chosen == number).reshape(-1)
         shape = (int(lines.numel()) * variable.lines, variable.size // variable.lines)
-        made = fill(
-            name, variable.fmt, shape, seed=draws.seed, stream=draws.stream(), landmarks=landmarks, device=draws.device
-        )
+        made = fill(name, variable.fmt, shape, draws.stream(), landmarks=landmarks)
         ordinals[lines] = of_tensor(made, variable.fmt).reshape(-1, variable.size)
     return variable.within(ordinals)

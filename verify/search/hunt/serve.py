@@ -58,8 +58,7 @@ def serve(kernel: Kernel, request: DoHunt, backend: Backend, progress: OnProgres
         kernel,
         request.target,
         backend,
-        request.hunt.dtype,
-        request.hunt.result,
+        request.hunt,
         request.settings,
         watch=_Reporter(progress),
         stop=lambda: os.path.exists(request.stop),
@@ -73,11 +72,7 @@ def _pin(kernel: Kernel, request: DoHunt, backend: Backend, done: Hunted) -> Pin
     find = next((find for find in done.finds if find.alone), None)
     if find is None:
         return None
-    item = corpus.entry(
-        kernel.name,
-        request.target,
-        kernel.op.name,
-        find.case,
+    evidence = corpus.Evidence(
         result=request.hunt.result,
         index=find.index,
         error=gated(find.worst, kernel.op.gate_of(request.hunt.result)),
@@ -87,6 +82,7 @@ def _pin(kernel: Kernel, request: DoHunt, backend: Backend, done: Hunted) -> Pin
         commit=current_commit(),
         why=f"worst found by {done.sentence} in {done.state.evaluations:,} evaluations, seed {done.result.basis.seed}",
     )
+    item = corpus.entry(kernel.name, request.target, kernel.op.name, find.case, evidence)
     path, new = corpus.add(item)
     return Pinned(item.id, str(path), new)
 

@@ -20,7 +20,7 @@ class Settings:
     a matter of the count, as long as the machine is fast enough.
 
     `width` is the length of searched rows and dot products (0: 128, 16 in float64), `largest` a magnitude that no
-    input exceeds.
+    input exceeds, `population` the number of lines of one call (0: what suits the backend).
     """
 
     seed: int = 0
@@ -30,6 +30,7 @@ class Settings:
     strategy: Literal["hunt", "random"] = "hunt"
     width: int = 0
     largest: float | None = None
+    population: int = 0
 
     def check(self) -> None:
         """An impossible budget is an error with the rule."""

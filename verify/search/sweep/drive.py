@@ -26,7 +26,7 @@ from verify.backends import named
 from verify.declare.requests import declared_by
 from verify.declare.target import Declared, Target
 from verify.errors import SPENT, InternalError, KernelError, TruthError, UsageError, VerifyError, no_verdict
-from verify.records.identity import assembled
+from verify.records.identity import Invocation, assembled
 from verify.records.merge import ORDER
 from verify.records.part_store import SETTINGS, PartStore
 from verify.records.record import Gap, KernelRun, Run, Status, number
@@ -188,9 +188,7 @@ def sweep(targets: Sequence[str], settings: SweepSettings, command: str) -> Run:
     return assembled(
         about.backend,
         about.environment,
-        command=command,
-        seed=0,
-        profile="sweep",
+        Invocation(command, "sweep"),
         kernels=kernels,
         incomplete=incomplete,
         seconds=time.monotonic() - started,

@@ -35,12 +35,14 @@ def space_of(
     dtype: str,
     *,
     results: tuple[str, ...] = (),
-    bounds: tuple[float, float] | tuple[int, int] | None = None,
-    regime: str = "",
+    bounds: tuple[float, float] | tuple[int, int] | str | None = None,
     baseline: bool = False,
     hardest: int = 0,
 ) -> Space:
-    """The space of one kernel in one dtype. `bounds` are values, both included, or keys (as ints, half-open)."""
+    """Returns the space of one kernel in one dtype.
+
+    `bounds` are values, both included, or keys (as ints, half-open), or the name of a regime.
+    """
     shape, fmt = shape_of(kernel.op), named(dtype)
     who, again = f"kernel {kernel.name!r}", f"verify sweep {shlex.quote(target)}"
     elsewhere = f"verify run {shlex.quote(target)}"
@@ -80,14 +82,14 @@ def space_of(
             hint=f"{again} --pairs",
         )
     start, stop = 0, 1 << fmt.bits
-    if regime:
-        start, stop = _regime_keys(kernel, fmt, regime, again)
+    if isinstance(bounds, str):
+        start, stop = _regime_keys(kernel, fmt, bounds, again)
     elif bounds is not None and all(isinstance(bound, int) for bound in bounds):
         start, stop = int(bounds[0]), int(bounds[1])
     elif bounds is not None:
         start, stop = key_of_value(fmt, bounds[0]), key_of_value(fmt, bounds[1], above=True)
     if not 0 <= start < stop <= 1 << fmt.bits:
-        asked = f"the regime {regime!r}" if regime else "the range asked for"
+        asked = f"the regime {bounds!r}" if isinstance(bounds, str) else "the range asked for"
         raise UsageError(f"{who}: {dtype} has no number in {asked}", hint=f"{again} --dtype {dtype} --range=-1:1")
     return Space(
         target=target,
@@ -98,7 +100,7 @@ def space_of(
         stop=stop,
         baseline=baseline and not kernel.peer,
         hardest=hardest,
-        regime=regime,
+        regime=bounds if isinstance(bounds, str) else "",
     )
 
 

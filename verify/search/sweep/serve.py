@@ -83,15 +83,15 @@ def _spaces_of(kernel: Kernel, target: str, request: ListSpaces, backend: Backen
     if not wanted:
         dtypes = [name for name in dtypes if named(name).bits <= limit]
         dtypes = [name for name in dtypes if not kernel.mixed(name)] or dtypes  # `space_of` says why
-    bounds = request.bounds
+    given = request.bounds
+    bounds = request.regime or (None if given is None else (value_of(given[0]), value_of(given[1])))
     return [
         space_of(
             kernel,
             target,
             name,
             results=request.results,
-            bounds=None if bounds is None else (value_of(bounds[0]), value_of(bounds[1])),
-            regime=request.regime,
+            bounds=bounds,
             baseline=request.baseline,
             hardest=request.hardest,
         )
