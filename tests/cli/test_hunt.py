@@ -17,7 +17,7 @@ import pytest
 from tests.cli.here import Here, hears_ctrl_c, said
 from verify.records import files, record
 
-KERNELS = (Path(__file__).parent.parent / "hunt" / "quarry.py").read_text()
+KERNELS = (Path(__file__).parent.parent / "search" / "hunt" / "quarry.py").read_text()
 
 
 @pytest.fixture(scope="module")
