@@ -302,27 +302,6 @@ def test_one_kernel_is_listed_as_one(here) -> None:
     assert done.stdout.endswith("\n1 kernel declared\nnext: verify run accuracy.py::good\n")
 
 
-def test_a_hanging_kernel_is_stopped_and_the_next_one_runs(ran) -> None:
-    folder = ran[2]
-    (folder / "hang.py").write_text(
-        "import time, verify\n"
-        "@verify.kernel(op='gelu', dtypes=['float16'])\n"
-        "def hangs(x):\n    time.sleep(3600)\n"
-        "@verify.kernel(op='gelu', dtypes=['float16'])\n"
-        "def raises(x):\n    raise RuntimeError('reached')\n"
-    )
-    options = ("--timeout", "5", "--json", "hang.json", "--backend", "interpreter", "--jobs", "1")
-    done = verify("run", "hang.py", *options, cwd=folder)
-    hanging, raising = files.load(folder / "hang.json").kernels
-    assert (hanging.status, hanging.message) == ("timeout", "float16: no answer within 1.25 s; stopped")
-    assert hanging.hint == "verify run hang.py::hangs --timeout 10"
-    assert done.stdout.count(hanging.hint) == 1 and "run hang.py::hangs\n" not in done.stdout
-    assert done.stdout.count("verify run hang.py::raises") == 1
-    assert raising.status == "error"
-    assert "reached" in raising.message
-    assert done.returncode == 1
-
-
 def test_a_broken_target_does_not_stop_the_others(ran) -> None:
     folder = ran[2]
     (folder / "broken.py").write_text("1 / 0\n")

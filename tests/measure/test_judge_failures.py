@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -86,45 +87,50 @@ def good(x):
 JUDGES, KERNELS = ("judge_dies", "judge_hangs"), ("dies", "hangs", "no_memory")
 
 
-def _ran(folder: Path, names: tuple[str, ...]) -> tuple[subprocess.CompletedProcess[str], Run]:
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Run, Path]:
+    """What the command prints, its record and its folder: all of these kernels, and a good one after them."""
+    folder = tmp_path_factory.mktemp("faults")
     (folder / "faults.py").write_text(TARGETS)
-    targets = [f"faults.py::{name}" for name in (*names, "good")]
+    targets = [f"faults.py::{name}" for name in (*JUDGES, *KERNELS, "good")]
     command = (sys.executable, "-m", "verify", "run", *targets, "--backend", "interpreter", "--json", "r.json")
     options = ("--timeout", "8", "--jobs", "1", "--markdown", "r.md", "--html", "r.html")
     done = subprocess.run([*command, *options], cwd=folder, capture_output=True, text=True)
-    return done, files.load(folder / "r.json")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    return done.stdout, files.load(folder / "r.json"), folder
 
 
-def test_a_judge_that_dies_or_hangs_is_no_fault_of_its_kernel(tmp_path: Path) -> None:
-    done, run = _ran(tmp_path, JUDGES)
+def test_a_judge_that_dies_or_hangs_is_no_fault_of_its_kernel(ran: tuple[str, Run, Path]) -> None:
+    printed, run, folder = ran
     kernels = {kernel.name: kernel for kernel in run.kernels}
-    assert {name: kernel.status for name, kernel in kernels.items()} == {
+    assert {name: kernels[name].status for name in (*JUDGES, "good")} == {
         "judge_dies": "skipped",
         "judge_hangs": "skipped",
         "good": "ok",
     }
     assert kernels["judge_dies"].message == "the judge died: the process died of SIGKILL (out of memory?)"
     assert kernels["judge_hangs"].message == "the judge ran out of time: no result within 8 s; stopped"
-    assert [(gap.kind, gap.target) for gap in run.incomplete] == [
-        ("judge failed", f"faults.py::{name}") for name in JUDGES
-    ]
-    assert done.returncode == 3 and "Traceback" not in done.stderr
-    assert "timed out" not in done.stdout and "crashed" not in done.stdout
+    gaps = [gap for gap in run.incomplete if gap.kind == "judge failed"]
+    assert [gap.target for gap in gaps] == [f"faults.py::{name}" for name in JUDGES]
     sentence = "the judge failed at 2 parts of the run"
-    for shown in (" ".join(done.stdout.split()), (tmp_path / "r.md").read_text(), (tmp_path / "r.html").read_text()):
+    for shown in (" ".join(printed.split()), (folder / "r.md").read_text(), (folder / "r.html").read_text()):
         assert sentence in shown
+    alone = [kernel for kernel in run.kernels if kernel.name in (*JUDGES, "good")]
+    assert msgspec.structs.replace(run, kernels=alone, incomplete=gaps).verdict == "incomplete"
 
 
-def test_a_kernel_that_dies_hangs_or_has_no_memory_is_at_fault(tmp_path: Path) -> None:
-    done, run = _ran(tmp_path, KERNELS)
-    assert {kernel.name: (kernel.status, kernel.message) for kernel in run.kernels} == {
+def test_a_kernel_that_dies_hangs_or_has_no_memory_is_at_fault(ran: tuple[str, Run, Path]) -> None:
+    printed, run, folder = ran
+    assert {kernel.name: (kernel.status, kernel.message) for kernel in run.kernels if kernel.name in KERNELS} == {
         "dies": ("crashed", "float16: the process died of SIGABRT"),
         "hangs": ("timeout", "float16: no answer within 2 s; stopped"),
-        "no_memory": ("error", f"float16: no_memory raised MemoryError: no message ({tmp_path}/faults.py:39)"),
-        "good": ("ok", ""),
+        "no_memory": ("error", f"float16: no_memory raised MemoryError: no message ({folder}/faults.py:39)"),
     }
-    assert {gap.kind for gap in run.incomplete} == {"crashed", "timeout"}
-    assert done.returncode == 1 and "the judge" not in done.stdout
+    assert {gap.kind for gap in run.incomplete} == {"crashed", "timeout", "judge failed"}
+    [hanging] = [kernel for kernel in run.kernels if kernel.name == "hangs"]
+    assert hanging.hint == "verify run faults.py::hangs --timeout 16"
+    assert printed.count(hanging.hint) == 1 and "run faults.py::hangs\n" not in printed
+    assert printed.count("verify run faults.py::no_memory") == 1
 
 
 def test_laws_that_do_not_end_are_a_gap_beside_the_figures(tmp_path: Path) -> None:

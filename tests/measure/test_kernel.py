@@ -16,8 +16,9 @@ import torch
 import verify
 from verify.backends import Interpreter, named
 from verify.cases import Case
-from verify.cases.plan import EFFORTS, plan
+from verify.cases.plan import EFFORTS, Group, plan
 from verify.cases.regimes import NONFINITE
+from verify.cases.sizes import REACHES
 from verify.measure import case as judging
 from verify.measure import kernel as running
 from verify.measure.call import Measured
@@ -36,6 +37,18 @@ CPU = Interpreter("cpu")
 
 def measured(kernel: verify.Kernel, judges: int = 1) -> KernelRun:
     return measure_kernel(kernel, f"accuracy.py::{kernel.name}", CPU, judges=judges)
+
+
+def few_cases(monkeypatch: pytest.MonkeyPatch, *regimes: str) -> None:
+    """Leaves of each group of a plan the cases of these regimes; without regimes its first four cases."""
+
+    def few(*given: Any, **options: Any) -> list[Group]:
+        return [
+            replace(group, cases=tuple(case for case in group.cases if case.regime in regimes) or group.cases[:4])
+            for group in plan(*given, **options)
+        ]
+
+    monkeypatch.setattr(running, "plan", few)
 
 
 def silu(x: torch.Tensor) -> torch.Tensor:
@@ -159,7 +172,9 @@ def test_a_promised_gradient_that_is_missing_is_an_error() -> None:
     assert run.message == "float16: detached promises gradients for x, but its output is not attached to autograd"
 
 
-def test_layer_norm_is_judged_by_the_scaled_error_in_every_regime() -> None:
+def test_layer_norm_is_judged_by_the_scaled_error_in_every_regime(monkeypatch: pytest.MonkeyPatch) -> None:
+    few_cases(monkeypatch, "randn", "mean 1e3")
+
     @verify.kernel(op="layer_norm", dtypes=["float32"], gradients=False)
     def one_pass(x, weight, bias, *, eps):
         mean = x.mean(-1, keepdim=True)
@@ -208,7 +223,7 @@ def on_gpu(run: Callable[..., Measured]) -> Callable[..., Measured]:
 @pytest.mark.parametrize("declared", ["linear", "like"])
 def test_forks_that_judge_use_no_gpu_and_no_autograd(declared: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fork of a process that has used a GPU has neither: each would raise there, and be asked again here."""
-    monkeypatch.setitem(EFFORTS, "small", replace(EFFORTS["small"], middle=33, wide=(65,)))
+    few_cases(monkeypatch)
     options: dict[str, Any] = {"dtypes": ["bfloat16"]}
     if declared == "like":
         kernel = verify.kernel(like=clipped, shapes={"x": "n k", "y": "k m"}, **options)(clipped)
@@ -245,7 +260,9 @@ def test_a_peer_has_no_baseline_of_its_own() -> None:
     assert only(run).baseline is None
 
 
-def test_a_case_that_is_refused_is_a_limit_and_the_others_are_measured() -> None:
+def test_a_case_that_is_refused_is_a_limit_and_the_others_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    few_cases(monkeypatch, "randn", "mean 1e3")
+
     def narrow(x, weight, bias, *, eps):
         if x.shape[-1] > 1000:
             raise ValueError("rows of at most 1,000")
@@ -261,7 +278,7 @@ def test_a_case_that_is_refused_is_a_limit_and_the_others_are_measured() -> None
         assert (refusal.kind, refusal.dims, refusal.dtype) == ("refused", [(3, 2048)], "bfloat16")
         assert refusal.text.startswith("narrow raised ValueError: rows of at most 1,000")
         assert 0 < refusal.cases < refusal.of and Case.from_json(refusal.origin.case).dims == (3, 2048)
-        assert shown.status in ("ok", "wrong") and only(shown).figures.n > 0
+        assert only(shown).figures.n > 0
 
     def wide(x, weight, bias, *, eps):
         return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
@@ -290,6 +307,7 @@ def test_open_roundings_of_a_peer_are_counted_not_judged(monkeypatch: pytest.Mon
 
 def test_an_exact_value_is_worked_out_once_for_the_kernel_and_its_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(EFFORTS, "small", replace(EFFORTS["small"], middle=33, wide=(65,)))
+    few_cases(monkeypatch, "randn", "mean 1e3")
     asked: Counter[tuple[int, str, int, str, int]] = Counter()
     problems: list[Problem] = []  # kept, so that no two have the same id
 
@@ -316,7 +334,7 @@ def test_an_exact_value_is_worked_out_once_for_the_kernel_and_its_baseline(monke
     kernel = replace(kernel, op=counted(kernel.op))
     run = measured(kernel)
     assert only(run, "dx").baseline == only(run, "dx").figures, "they have the same bits"
-    assert len(asked) > 1000 and set(asked.values()) == {1}
+    assert len(asked) > 50 and set(asked.values()) == {1}
     monkeypatch.setattr(judging, "_remembering", lambda op, problem: op)
     again = measured(kernel)
     assert max(asked.values()) > 2
@@ -464,10 +482,12 @@ def running_sums(x: torch.Tensor) -> torch.Tensor:
     return x.double().cumsum(-1).to(x.dtype)
 
 
-def test_the_record_says_the_largest_size_of_each_dimension() -> None:
+def test_the_record_says_the_largest_size_of_each_dimension(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(REACHES, "small", replace(REACHES["small"], columns=129))
+    few_cases(monkeypatch, "randn")
     declared = verify.kernel(like=running_sums, shapes={"x": "n d"}, where="n <= 100", dtypes=["float32"])
     run = measured(declared(running_sums))
-    assert run.sizes == {"n": 100, "d": 4097}
-    assert "sizes up to n 100, d 4,097" in KernelFacts(run).notes
+    assert run.sizes == {"n": 100, "d": 129}
+    assert "sizes up to n 100, d 129" in KernelFacts(run).notes
     assert together(run, msgspec.structs.replace(run, sizes={"n": 7, "d": 5000})).sizes == {"n": 100, "d": 5000}
     assert measured(verify.kernel(op="silu", dtypes=["bfloat16"])(silu)).sizes == {}
