@@ -58,7 +58,8 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 circle = {"cos": "-1 <= cos <= 1", "sin": "-1 <= sin <= 1"}
-rotary = declared("rope", rope, circle, shapes={"x": "s d", "cos": "s h", "sin": "s h"}, where="d == 2 * h")
+halves = {"shapes": {"x": "s d", "cos": "s h", "sin": "s h"}, "where": "d == 2 * h"}
+rotary = declared("rope", rope, circle, gradients=False, **halves)
 
 
 @rotary

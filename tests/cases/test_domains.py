@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -12,7 +13,6 @@ import torch
 from torch import Tensor
 
 import verify
-from tests.cases import domain_kernels
 from tests.laws import trial
 from verify.backends import Backend
 from verify.cases import Case, case_of, inputs_of
@@ -45,6 +45,14 @@ DOMAINS = [
     "x < -2",
     "2 <= x <= 2",
 ]
+
+
+@functools.cache
+def kernels() -> Any:
+    """Declares them where they are used: tracing them takes as long as ten tests, and every process collects this."""
+    from tests.cases import domain_kernels
+
+    return domain_kernels
 
 
 def open_again(kernel: verify.Kernel) -> verify.Kernel:
@@ -155,7 +163,7 @@ KINDS = ["adamw", "rope", "decay", "kl", "bce", "norm", "atanh"]
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_recipe_stays_inside(kind: str) -> None:
-    kernel = domain_kernels.ALL[f"{kind}_right"]
+    kernel = kernels().ALL[f"{kind}_right"]
     dims = {"rope": (5, 8, 4)}.get(kind, (7,) * max(len(kernel.op.geometry.dims), 1))
     for recipe in [name for name in (*ELEMENT, *ROW) if name != "patterns"]:
         for largest in (None, 0.25):
@@ -173,17 +181,17 @@ def test_every_recipe_stays_inside(kind: str) -> None:
 
 
 def test_the_ends_of_a_domain_are_tried() -> None:
-    kernel = domain_kernels.ALL["rope_right"]
+    kernel = kernels().ALL["rope_right"]
     for recipe in ("outlier", "spread"):
         cos = inputs_of(kernel.op, case_of(kernel, "float32", dims=(5, 8, 4), fill=recipe), "cpu")["cos"]
         assert cos is not None and (float(cos[0, 0]), float(cos[-1, -1])) == (-1.0, 1.0)
-    kernel = domain_kernels.log_inside
+    kernel = kernels().log_inside
     x = inputs_of(kernel.op, case_of(kernel, "bfloat16", dims=(4096,), fill="near"), "cpu")["x"]
     assert x is not None and float(x.max()) == 4.0 and 0 < float(x.min()) < 1e-38
 
 
 def test_a_case_that_spells_out_a_number_outside_is_an_error() -> None:
-    kernel = domain_kernels.root
+    kernel = kernels().root
     case = case_of(kernel, "float32", dims=(2,), values={"x": "3f800000" + "bf800000"})
     rule = "operand 'x' is declared with the domain 0.01 <= x; the case spells out -1 at 1"
     with pytest.raises(UsageError, match=rule):
@@ -194,7 +202,7 @@ def test_a_case_that_spells_out_a_number_outside_is_an_error() -> None:
 
 
 def test_a_domain_is_part_of_the_property_and_of_the_promise() -> None:
-    kernel = domain_kernels.root
+    kernel = kernels().root
     other = verify.kernel(like=torch.sqrt, dtypes=["float32", "float64"], domain={"x": "0.02 <= x"})(kernel.function)
     case = case_of(kernel, "float32", dims=(2,))
     hashes = {fingerprint(each, "y", "float32", [case]) for each in (kernel, other, open_again(kernel))}
@@ -206,7 +214,7 @@ def test_a_domain_is_part_of_the_property_and_of_the_promise() -> None:
 
 
 def measured(name: str, backend: Backend) -> KernelRun:
-    return measure_kernel(domain_kernels.ALL[name], f"tests/cases/domain_kernels.py::{name}", backend)
+    return measure_kernel(kernels().ALL[name], f"tests/cases/domain_kernels.py::{name}", backend)
 
 
 BROKEN = {
@@ -234,12 +242,12 @@ def test_without_its_domain_the_right_kernel_fails(kind: str, backend: Backend) 
 
 
 def test_a_bug_at_an_end_of_the_domain_is_found(backend: Backend) -> None:
-    run = measure_kernel(domain_kernels.wrong_at_the_end, "tests/cases/domain_kernels.py::wrong_at_the_end", backend)
+    run = measure_kernel(kernels().wrong_at_the_end, "tests/cases/domain_kernels.py::wrong_at_the_end", backend)
     assert run.status == "wrong" and run.results[0].worst[0].inputs["w"] == "2 (0x40000000)", run.results[0].worst[0]
 
 
 def test_where_all_inputs_are_tried_those_outside_are_not_judged(backend: Backend) -> None:
-    kernel, target = domain_kernels.log_inside, "tests/cases/domain_kernels.py::log_inside"
+    kernel, target = kernels().log_inside, "tests/cases/domain_kernels.py::log_inside"
     space = sweep_of(kernel, target, "bfloat16", results=("y",))
     for run in (measure_kernel(kernel, target, backend), finish(kernel, space, check(kernel, space, 0, backend))):
         assert run.status == "ok", run
@@ -254,8 +262,8 @@ def test_where_all_inputs_are_tried_those_outside_are_not_judged(backend: Backen
 
 
 def test_the_kernel_that_refuses_numbers_outside_sees_one_without_its_domain(backend: Backend) -> None:
-    assert measure_kernel(domain_kernels.root, "here.py::root", backend).status == "ok"
-    assert measure_kernel(open_again(domain_kernels.root), "here.py::root", backend).status == "error"
+    assert measure_kernel(kernels().root, "here.py::root", backend).status == "ok"
+    assert measure_kernel(open_again(kernels().root), "here.py::root", backend).status == "error"
 
 
 @pytest.mark.parametrize(
@@ -271,7 +279,7 @@ def test_the_kernel_that_refuses_numbers_outside_sees_one_without_its_domain(bac
 )
 def test_laws_stay_inside(law: str, dtype: str) -> None:
     profile = Profile("test", 30, trial.PROFILE.sizes)
-    found = trial.attempt(law, domain_kernels.root, dtype, profile)
+    found = trial.attempt(law, kernels().root, dtype, profile)
     assert (found.status, found.cases > 0) == ("ok", True), (found.message, found.facts)
     assert "refuse" not in found.message
 
@@ -286,14 +294,14 @@ def test_laws_that_must_leave_a_domain_do_not_apply() -> None:
 
 
 def test_special_values_are_those_inside() -> None:
-    made = special_case(domain_kernels.root, "float32")
+    made = special_case(kernels().root, "float32")
     assert made is not None and made[1] == 1, "the largest number alone is at least 0.01"
     assert made[0].edits == {"x": {"0": "7f7fffff"}}
 
 
 @pytest.mark.parametrize("kind", ["adamw", "rope", "kl", "norm"])
 def test_hunts_stay_inside(kind: str, backend: Backend) -> None:
-    kernel = domain_kernels.ALL[f"{kind}_right"]
+    kernel = kernels().ALL[f"{kind}_right"]
     space = space_of(kernel, "float32", "y", backend.device)
     domains = {each.name: each.domain for each in kernel.op.operands if each.domain is not None}
     assert all(domain.text in space.sentence for domain in domains.values())
@@ -319,7 +327,7 @@ def test_a_hunt_says_where_no_number_is_left() -> None:
 
 
 def test_a_smaller_case_stays_inside() -> None:
-    found = trial.breaks("accuracy", domain_kernels.wrong_at_the_end, "beyond the kernel's own limit")
+    found = trial.breaks("accuracy", kernels().wrong_at_the_end, "beyond the kernel's own limit")
     case = Case.from_json(found.case)
-    w = inputs_of(domain_kernels.wrong_at_the_end.op, case, "cpu")["w"]
+    w = inputs_of(kernels().wrong_at_the_end.op, case, "cpu")["w"]
     assert w is not None and bool(((w >= 1) & (w <= 2)).all())
