@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
@@ -28,6 +27,8 @@ def longer(shapes, rows):
 
 @pytest.mark.parametrize("name", COMPILED)
 def test_one_compiled_program_takes_any_number_of_rows(name):
+    from torch._dynamo.testing import CompileCounterWithBackend  # a second, in each process that collects this
+
     function, shapes = FUNCTIONS[name]
     counter = CompileCounterWithBackend("aot_eager")
     torch._dynamo.reset()
