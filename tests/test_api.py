@@ -313,25 +313,22 @@ def mine(x):
     return Wide.apply(x)
 
 def plain(x):
-    return F.silu(x.double().clamp(min=-1000)).half()
+    return x.clamp(min=0)
 """,
     """
 SCALE = 0.5  # after the kernel was made: what it computes with now
 async def cell():
-    run = verify.run("accuracy.py", kernels=["right"], dtypes=["float16"], backend="interpreter")
-    print(run.verdict, run.rows()[0]["verdict"])
     run = verify.run(mine, backend="interpreter")
     print(run.verdict, run.worst["kernel"], run.worst["target"].endswith(".py::mine"))
-    run = verify.run(plain, like=F.silu, dtypes=["float16"], gradients=False, backend="interpreter")
+    run = verify.run(plain, like=F.relu, dtypes=["float16"], gradients=False, backend="interpreter")
     print(run.verdict, run.rows()[0]["kernel"], run._repr_html_().count("<tr>"))
 """,
 ]
 
 
-def test_a_notebook_measures_files_kernels_of_cells_and_functions(tmp_path: Path) -> None:
-    (tmp_path / "accuracy.py").write_text(SOURCE)
+def test_a_notebook_measures_kernels_of_cells_and_functions(tmp_path: Path) -> None:
     done = script(f"CELLS = {CELLS!r}\n{NOTEBOOK}", tmp_path, stdin=True)
-    assert done.stdout.splitlines() == ["pass faithful", "fail mine True", "pass plain 2"], done.stderr
+    assert done.stdout.splitlines() == ["fail mine True", "pass plain 2"], done.stderr
     assert done.stderr == ""
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
 import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -278,38 +277,23 @@ def test_folders_do_not_share_what_is_kept(tmp_path: Path) -> None:
     assert [values(tmp_path / name) for name in ("a", "b", "a")] == [[0.5], [0.6], [0.5]]
 
 
-WORKER = """
-import sys, pathlib
-from tests.records.bounds.gate_records import *
-from tests.records.test_history import dated
-from verify.records import files
-from verify.records.history import History
-folder, first = pathlib.Path(sys.argv[1]), int(sys.argv[2])
-for number in range(first, first + 12):
-    files.save(dated(number, 0.5 + number / 100), folder / f"{number}.json")
-    found = History(folder, cache=folder.parent / "cache")
-    found.refresh()
-    [line] = found.series("gelu")
-    assert number in [int(point.record, 16) for point in found.points(line)]
-print("done")
-"""
+def write_and_ask(folder: Path, first: int) -> None:
+    for number in range(first, first + 12):
+        files.save(dated(number, 0.5 + number / 100), folder / f"{number}.json")
+        found = History(folder, cache=folder.parent / "cache")
+        found.refresh()
+        [line] = found.series("gelu")
+        assert number in [int(point.record, 16) for point in found.points(line)]
 
 
 def test_processes_that_write_and_ask_at_the_same_time_lose_nothing(place: Path) -> None:
-    root = str(Path(__file__).parents[2])
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", WORKER, str(place), str(first)],
-            env={**os.environ, "PYTHONPATH": root},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for first in (0, 100, 200, 300)
-    ]
+    forks = multiprocessing.get_context("fork")
+    started = [forks.Process(target=write_and_ask, args=(place, first)) for first in (0, 100, 200, 300)]
     for process in started:
-        out, err = process.communicate(timeout=120)
-        assert (out, process.returncode) == ("done\n", 0), err
+        process.start()
+    for process in started:
+        process.join(120)
+        assert process.exitcode == 0
     expected = sorted(0.5 + number / 100 for first in (0, 100, 200, 300) for number in range(first, first + 12))
     assert values(place) == expected
 

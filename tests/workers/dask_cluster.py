@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-import distributed
-
 from verify.workers.cluster import Cluster
 
 ATTEMPTS = 10  # Dask workers that may be lost under one request before it is given up
@@ -15,6 +13,8 @@ ATTEMPTS = 10  # Dask workers that may be lost under one request before it is gi
 @contextmanager
 def connected(workers: int, sources: Sequence[str]) -> Iterator[Cluster]:
     """A scheduler and so many workers, each of one thread and replaced when it is lost."""
+    import distributed
+
     spec = {
         number: {"cls": distributed.Nanny, "options": {"nthreads": 1, "memory_limit": 0}} for number in range(workers)
     }

@@ -6,6 +6,7 @@ import bisect
 import itertools
 import math
 from fractions import Fraction
+from functools import cache
 
 import pytest
 from hypothesis import given
@@ -25,9 +26,14 @@ from verify.search.sweep.space import (
 from verify.truth.formats import named
 
 HALF = named("float16")
-NUMBERS = [HALF.to_float(bits_of_key(HALF, key)) for key in range(1 << 16)]
-INSIDE = [key for key, number in enumerate(NUMBERS) if not math.isnan(number)]
-SORTED = [NUMBERS[key] for key in INSIDE]
+
+
+@cache
+def numbers() -> tuple[list[int], list[float]]:
+    """The keys of all numbers of float16, and the numbers."""
+    found = [HALF.to_float(bits_of_key(HALF, key)) for key in range(1 << 16)]
+    inside = [key for key, number in enumerate(found) if not math.isnan(number)]
+    return inside, [found[key] for key in inside]
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float8_e4m3fn"])
@@ -44,9 +50,10 @@ def test_keys_put_every_pattern_in_the_order_of_the_numbers(dtype: str) -> None:
 
 @given(st.floats(allow_nan=False))
 def test_the_key_of_a_value_is_that_of_the_next_number(value: float) -> None:
-    assert key_of_value(HALF, value) == INSIDE[bisect.bisect_left(SORTED, value)]
+    inside, ordered = numbers()
+    assert key_of_value(HALF, value) == inside[bisect.bisect_left(ordered, value)]
     if abs(value) <= HALF.max_finite:
-        assert key_of_value(HALF, value, above=True) == INSIDE[bisect.bisect_right(SORTED, value)]
+        assert key_of_value(HALF, value, above=True) == inside[bisect.bisect_right(ordered, value)]
 
 
 def test_a_regime_is_the_finite_numbers_in_it() -> None:
