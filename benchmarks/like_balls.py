@@ -24,6 +24,7 @@ from benchmarks.like_suite import adamw
 from verify.backends import Interpreter
 from verify.measure import judge as judging
 from verify.measure.kernel import measure_kernel
+from verify.measure.requests import Measure
 from verify.ops.graph import single
 from verify.truth.enclosure import from_arb
 
@@ -111,7 +112,7 @@ def measured(function: Callable[..., Any], shapes: Sequence[Any], limit: float) 
         mock.patch.object(single.Asked, "_element", element),
     ):
         started = time.monotonic()
-        measure_kernel(kernel, "like.py::kernel", CPU, seconds=limit)
+        measure_kernel(kernel, Measure("like.py::kernel", seconds=limit), CPU)
         return watched, time.monotonic() - started, spent[0]
 
 

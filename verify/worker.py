@@ -279,14 +279,13 @@ def _time(request: Time, backend: Backend, progress: OnProgress) -> list[Timed]:
     if not backend.clock:
         raise UsageError(f"speed is measured on a GPU; this is the {backend.name}")
     contenders = {target: _one(target) for target in request.targets}
-    what = (contenders, request.dtype, request.shape, request.directions, backend.device)
-    how: Any = {"seed": request.seed, "progress": progress}
     try:
         if not request.rounds:
-            timing.compile_together(*what, **how)
+            timing.compile_together(contenders, request, backend.device, progress)
             return []
         with launched(timed=True):
-            return timing.time_together(*what, timing.CudaClock(backend.device), rounds=request.rounds, **how)
+            clock = timing.CudaClock(backend.device)
+            return timing.time_together(contenders, request, backend.device, clock, progress)
     finally:
         timing.free_memory(backend.device)
 
@@ -352,8 +351,7 @@ def _try_law(request: TryLaw, backend: Backend, progress: OnProgress) -> LawRun:
         backend,
         rounds[request.round],
         request.target,
-        pinned=None if request.round == 0 else (),
-        shrink=shrink_law,
+        engine.Options(pinned=None if request.round == 0 else (), shrink=shrink_law),
     )
 
 

@@ -19,6 +19,7 @@ from verify.cases.values import ROW_REGIMES, within
 from verify.declare.declaration import Kernel
 from verify.errors import UsageError
 from verify.measure.kernel import measure_kernel
+from verify.measure.requests import Measure
 from verify.ops import get
 from verify.records.contradictions import contradictions
 from verify.records.record import CLASSES
@@ -128,7 +129,7 @@ def test_limits_of_classes_and_the_domain_decide_the_verdict() -> None:
 
     def status(**options: object) -> tuple[str, dict[str, str]]:
         declared = verify.kernel(op="silu", dtypes=["float16"], gradients=False, name="k", **options)(off_where_large)
-        run = measure_kernel(declared, "k.py::k", CPU)
+        run = measure_kernel(declared, Measure("k.py::k"), CPU)
         [result] = run.results
         assert not list(contradictions(run))
         return run.status, {each.name: each.reason for each in result.classes}

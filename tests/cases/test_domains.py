@@ -21,6 +21,7 @@ from verify.cases.values import ELEMENT, ROW
 from verify.errors import UsageError
 from verify.laws.engine import Profile
 from verify.measure.kernel import measure_kernel
+from verify.measure.requests import Measure
 from verify.measure.special import special_case
 from verify.ops.domain import Domain
 from verify.records.readings import BEYOND
@@ -214,7 +215,7 @@ def test_a_domain_is_part_of_the_property_and_of_the_promise() -> None:
 
 
 def measured(name: str, backend: Backend) -> KernelRun:
-    return measure_kernel(kernels().ALL[name], f"tests/cases/domain_kernels.py::{name}", backend)
+    return measure_kernel(kernels().ALL[name], Measure(f"tests/cases/domain_kernels.py::{name}"), backend)
 
 
 BROKEN = {
@@ -242,28 +243,33 @@ def test_without_its_domain_the_right_kernel_fails(kind: str, backend: Backend) 
 
 
 def test_a_bug_at_an_end_of_the_domain_is_found(backend: Backend) -> None:
-    run = measure_kernel(kernels().wrong_at_the_end, "tests/cases/domain_kernels.py::wrong_at_the_end", backend)
+    run = measure_kernel(
+        kernels().wrong_at_the_end, Measure("tests/cases/domain_kernels.py::wrong_at_the_end"), backend
+    )
     assert run.status == "wrong" and run.results[0].worst[0].inputs["w"] == "2 (0x40000000)", run.results[0].worst[0]
 
 
 def test_where_all_inputs_are_tried_those_outside_are_not_judged(backend: Backend) -> None:
     kernel, target = kernels().log_inside, "tests/cases/domain_kernels.py::log_inside"
     space = sweep_of(kernel, target, "bfloat16", results=("y",))
-    for run in (measure_kernel(kernel, target, backend), finish(kernel, space, check(kernel, space, 0, backend))):
+    for run in (
+        measure_kernel(kernel, Measure(target), backend),
+        finish(kernel, space, check(kernel, space, 0, backend)),
+    ):
         assert run.status == "ok", run
         (outside,) = (part for part in run.results[0].regimes if part.name == BEYOND)
         x = widen(from_bits(torch.arange(1 << 16), named("bfloat16")))
         assert outside.figures.n == int((~((x > 0) & (x <= 4))).sum())
     unbound = open_again(kernel)
-    assert measure_kernel(unbound, target, backend).status == "wrong", "the test would see a number outside"
+    assert measure_kernel(unbound, Measure(target), backend).status == "wrong", "the test would see a number outside"
 
 
 # -- laws, special values, hunts: the kernel `root` raises an error on any number outside -----------------
 
 
 def test_the_kernel_that_refuses_numbers_outside_sees_one_without_its_domain(backend: Backend) -> None:
-    assert measure_kernel(kernels().root, "here.py::root", backend).status == "ok"
-    assert measure_kernel(open_again(kernels().root), "here.py::root", backend).status == "error"
+    assert measure_kernel(kernels().root, Measure("here.py::root"), backend).status == "ok"
+    assert measure_kernel(open_again(kernels().root), Measure("here.py::root"), backend).status == "error"
 
 
 @pytest.mark.parametrize(

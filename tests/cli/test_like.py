@@ -17,6 +17,7 @@ from verify.cases.fingerprint import fingerprint
 from verify.cases.plan import EFFORTS, plan
 from verify.cli import main
 from verify.measure.kernel import measure_kernel
+from verify.measure.requests import Measure
 from verify.measure.session import Session
 from verify.records import files
 
@@ -86,7 +87,7 @@ def test_the_cases_are_those_of_the_other_backend() -> None:
     declared = verify.kernel(op="silu", dtypes=["float64"], gradients=False)(torch.nn.functional.silu)
     here = Interpreter("cpu")
     for cases_of, plan_of in (("cuda", "cuda"), ("", "interpreter")):
-        [measured] = measure_kernel(declared, "mine.py::silu", here, seed=3, cases_of=cases_of).results
+        [measured] = measure_kernel(declared, Measure("mine.py::silu", seed=3, plan=cases_of), here).results
         [group] = plan(declared, "float64", plan_of, 3)
         assert measured.properties == fingerprint(declared, "y", "float64", group.cases)
         assert measured.basis.n == sum(math.prod(case.dims) for case in group.cases)

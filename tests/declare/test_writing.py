@@ -16,11 +16,12 @@ from verify.cases import case_of
 from verify.errors import KernelError, UsageError
 from verify.measure.call import run_kernel
 from verify.measure.kernel import measure_kernel
+from verify.measure.requests import Measure
 from verify.records.record import KernelRun
 
 
 def measured(kernel: verify.Kernel, backend: Backend) -> KernelRun:
-    return measure_kernel(kernel, f"tests/declare/writing_kernels.py::{kernel.name}", backend)
+    return measure_kernel(kernel, Measure(f"tests/declare/writing_kernels.py::{kernel.name}"), backend)
 
 
 def test_what_is_written_is_judged(backend: Backend) -> None:

@@ -13,6 +13,7 @@ from verify import backends
 from verify.cases import Case, corpus
 from verify.cases.plan import EFFORTS
 from verify.measure.kernel import measure_kernel
+from verify.measure.requests import Measure
 from verify.records.record import Result, value_of
 
 
@@ -34,7 +35,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def measure() -> dict[str, Result]:
     backend = backends.select()
     backends.activate(backend)
-    return {result.output: result for result in measure_kernel(needle, "t.py::needle", backend).results}
+    return {result.output: result for result in measure_kernel(needle, Measure("t.py::needle"), backend).results}
 
 
 def test_a_pinned_case_is_measured_by_every_later_run(project: Path) -> None:

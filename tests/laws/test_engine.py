@@ -45,7 +45,14 @@ def law_of(check: Any, **options: Any) -> Law:
 
 def tried(profile: Profile, kernel: Kernel = silu, **options: Any) -> list[str]:
     seen: list[str] = []
-    run_law(law_of(lambda subject, case: seen.append(case.to_json())), kernel, "float32", here(), profile, **options)
+    run_law(
+        law_of(lambda subject, case: seen.append(case.to_json())),
+        kernel,
+        "float32",
+        here(),
+        profile,
+        options=engine.Options(**options),
+    )
     return seen
 
 
@@ -127,7 +134,7 @@ def test_a_hook_can_make_a_broken_case_smaller() -> None:
 
     smaller = Case(dtype="float32", dims=(1,), fill="ones")
     options = {"shrink": lambda law, subject, broken: Broken(broken.rule, smaller, {"from": "hook"})}
-    found = run_law(law_of(check), silu, "float32", here(), PROFILE, **options)
+    found = run_law(law_of(check), silu, "float32", here(), PROFILE, options=engine.Options(**options))
     assert (found.case, found.facts) == (smaller.to_json(), {"from": "hook"})
 
 
@@ -145,12 +152,12 @@ def breaking_at(dims: tuple[int, ...]) -> Law:
 def test_a_broken_case_is_remembered_tried_first_and_forgotten_when_it_is_mended() -> None:
     memory = Remembered(InMemoryExampleDatabase(), b"key")
     law = breaking_at((0,))
-    first = run_law(law, silu, "float32", here(), replace(PROFILE, examples=200), memory=memory)
+    first = run_law(law, silu, "float32", here(), replace(PROFILE, examples=200), options=engine.Options(memory=memory))
     assert first.status == "broken" and first.cases > 1
     assert [case.to_json() for case in memory.cases()] == [first.case]
-    again = run_law(law, silu, "float32", here(), PROFILE, memory=memory)
+    again = run_law(law, silu, "float32", here(), PROFILE, options=engine.Options(memory=memory))
     assert (again.status, again.cases, again.case) == ("broken", 1, first.case)
-    mended = run_law(breaking_at((99, 99)), silu, "float32", here(), PROFILE, memory=memory)
+    mended = run_law(breaking_at((99, 99)), silu, "float32", here(), PROFILE, options=engine.Options(memory=memory))
     assert mended.status == "ok" and memory.cases() == ()
 
 
@@ -258,7 +265,7 @@ def test_a_broken_law_says_whose_fault_it_is(function: Any, law: str, cause: str
     kernel = verify.kernel(op="silu", dtypes=["float32"], gradients=False, name="k", refuses=False)(
         lambda x: function(x)
     )
-    found = run_law(registry.get(law), kernel, "float32", here(), PROFILE, "a.py::k", shrink=shrink_law)
+    found = run_law(registry.get(law), kernel, "float32", here(), PROFILE, "a.py::k", engine.Options(shrink=shrink_law))
     assert (found.status, found.cause) == ("broken", cause) and found.message.startswith(message)
     said = engine.message("k", found)
     if cause:

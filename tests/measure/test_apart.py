@@ -228,7 +228,7 @@ def test_a_definition_of_the_target_is_judged_beside_its_kernel(found: dict[str,
 def test_the_same_figures_come_from_one_process(found: dict[str, KernelRun], target: Path) -> None:
     """On the backend of the worker, whatever that of these tests is."""
     (kernel,) = load(Target.parse(f"{target}::wrong"))
-    here = measure_kernel(kernel, f"{target}::wrong", Interpreter("cpu"))
+    here = measure_kernel(kernel, Measure(f"{target}::wrong"), Interpreter("cpu"))
     assert here.results == found["wrong"].results
 
 

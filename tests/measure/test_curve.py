@@ -181,12 +181,13 @@ def test_maxima_are_rounded_up_to_three_digits(value: float, shown: float) -> No
 def test_the_curve_of_a_run_has_the_maximum_of_the_run() -> None:
     import verify
     from verify.measure.kernel import measure_kernel
+    from verify.measure.requests import Measure
 
     @verify.kernel(op="gelu", dtypes=["bfloat16"], gradients=False)
     def textbook(x):
         return x * 0.5 * (1.0 + torch.erf(x / 2**0.5))
 
-    run = measure_kernel(textbook, "a.py::textbook", Interpreter("cpu"))
+    run = measure_kernel(textbook, Measure("a.py::textbook"), Interpreter("cpu"))
     [result] = run.results
     assert result.curve is not None
     assert result.curve.operand == "x"

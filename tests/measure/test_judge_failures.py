@@ -163,8 +163,8 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> verify.Kernel:
     return rows
 
 
-def _measured(kernel: verify.Kernel, judges: int, **options: Any) -> KernelRun:
-    return measure_kernel(kernel, "accuracy.py::rows", CPU, judges=judges, **options)
+def _measured(kernel: verify.Kernel, judges: int, run: Any = None, seconds: float = 600.0) -> KernelRun:
+    return measure_kernel(kernel, Measure("accuracy.py::rows", judges=judges, seconds=seconds), CPU, run=run)
 
 
 def _hang() -> None:

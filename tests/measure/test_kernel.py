@@ -23,6 +23,7 @@ from verify.measure import case as judging
 from verify.measure import kernel as running
 from verify.measure.call import Measured
 from verify.measure.kernel import measure_kernel
+from verify.measure.requests import Measure
 from verify.measure.result import _over_the_limit, only_at_special
 from verify.ops.graph.second import by_program
 from verify.ops.linear import LINEAR
@@ -36,7 +37,7 @@ CPU = Interpreter("cpu")
 
 
 def measured(kernel: verify.Kernel, judges: int = 1) -> KernelRun:
-    return measure_kernel(kernel, f"accuracy.py::{kernel.name}", CPU, judges=judges)
+    return measure_kernel(kernel, Measure(f"accuracy.py::{kernel.name}", judges=judges), CPU)
 
 
 def few_cases(monkeypatch: pytest.MonkeyPatch, *regimes: str) -> None:

@@ -18,6 +18,7 @@ from verify.diagnose.snippet import snippet
 from verify.errors import UsageError
 from verify.laws import engine, registry
 from verify.measure.kernel import measure_kernel
+from verify.measure.requests import Measure
 from verify.records.record import KernelRun, Result, replay_command
 from verify.report import words
 from verify.search.hunt.space import space_of
@@ -28,7 +29,7 @@ TARGET = "tests/measure/mixed_rms.py::norm"
 
 
 def measured(kernel: verify.Kernel, backend: Backend) -> tuple[KernelRun, dict[str, Result]]:
-    run = measure_kernel(kernel, TARGET, backend)
+    run = measure_kernel(kernel, Measure(TARGET), backend)
     return run, {result.output: result for result in run.results}
 
 

@@ -15,6 +15,7 @@ import verify
 from tests.measure.test_kernel import CPU, only
 from verify.measure.counting import tally
 from verify.measure.kernel import measure_kernel
+from verify.measure.requests import Measure
 from verify.measure.result import FEWEST, LimitCheck, check_limit
 from verify.measure.tally import Tally
 from verify.records.readings import NONFINITE
@@ -238,7 +239,7 @@ def test_an_error_within_the_limit_in_ulp_is_right_whatever_the_noise_is() -> No
 
 def _measured(like: Callable[..., Any], function: Callable[..., Any], **said: Any) -> Result:
     options = {"shapes": {"x": "3 8"}, "dtypes": ["float32"], "gradients": False, **said}
-    return only(measure_kernel(verify.kernel(like=like, **options)(function), "a.py::kernel", CPU))
+    return only(measure_kernel(verify.kernel(like=like, **options)(function), Measure("a.py::kernel"), CPU))
 
 
 def _extreme(result: Result) -> ClassFigures:

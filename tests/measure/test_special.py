@@ -10,6 +10,7 @@ from verify.backends import Interpreter
 from verify.cases import Case
 from verify.measure.call import run_kernel
 from verify.measure.kernel import measure_kernel
+from verify.measure.requests import Measure
 from verify.measure.special import patterns, special_case, special_values
 from verify.records.record import SpecialValue
 from verify.truth import formats
@@ -100,7 +101,7 @@ def test_a_kernel_that_refuses_the_small_case_keeps_its_figures_and_says_so() ->
             raise ValueError("too small for me")
         return (x.double().clamp(min=-1e4) * torch.sigmoid(x.double())).half()
 
-    run = measure_kernel(picky, "a.py::picky", CPU)
+    run = measure_kernel(picky, Measure("a.py::picky"), CPU)
     assert run.status == "ok"
     assert run.results[0].special == []
     [note] = run.notes

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 import torch
 
 import verify
+from verify.cases import case_of
 from verify.declare import declaration
 from verify.declare.declaration import Kernel
 from verify.errors import UsageError
 from verify.measure import timing
+from verify.measure.requests import Time
 from verify.records.record import Speed
 
 F = torch.nn.functional
@@ -38,8 +41,12 @@ class FakeClock:
 
 
 def timed(contenders: Mapping[str, Kernel], clock: FakeClock, **options):  # type: ignore[no-untyped-def]
-    options = {"dtype": "float32", "shape": (4, 8), "directions": ("forward",), "rounds": 4} | options
-    return timing.time_together(contenders, device="cpu", clock=clock, **options)
+    return timing.time_together(contenders, asked(**options), "cpu", clock)
+
+
+def asked(**options: Any) -> Time:
+    given: dict[str, Any] = {"dtype": "float32", "shape": (4, 8), "directions": ("forward",), "rounds": 4, "seed": 0}
+    return Time(targets=[], **given | options)
 
 
 def test_ratio_spread_and_median_are_those_of_the_rounds() -> None:
@@ -70,7 +77,8 @@ def test_bytes_are_those_of_one_read_and_one_write(
 ) -> None:
     subject = kernel(op, operands=operands, dtypes=["bfloat16"])
     for direction, elements in (("forward", forward), ("backward", backward)):
-        problem = timing._problem(subject, "bfloat16", shape, direction, "cpu", 0)  # type: ignore[arg-type]
+        case = case_of(subject, "bfloat16", dims=shape, upstream="normal" if direction == "backward" else "")
+        problem = timing._problem(subject, case, "cpu")
         assert timing.bytes_moved(problem, direction) == 2 * elements  # type: ignore[arg-type]
 
 
@@ -134,7 +142,7 @@ def test_what_one_contender_changed_is_put_right_for_the_next() -> None:
 
     clock = FakeClock(dict.fromkeys(("b", timing.COPY), 1.0))
     timed({"a": kernel(function=overwrites), "b": kernel(function=watches)}, clock)
-    fresh = timing._problem(kernel(), "float32", (4, 8), "forward", "cpu", 0)["x"]
+    fresh = timing._problem(kernel(), case_of(kernel(), "float32", dims=(4, 8)), "cpu")["x"]
     assert all(torch.equal(x, fresh) for x in seen)
 
 
@@ -160,9 +168,9 @@ def test_what_is_compiled_ahead_is_called_as_it_will_be_timed(monkeypatch: pytes
     import torch._dynamo.config as dynamo
 
     with dynamo.patch(recompile_limit=8, accumulated_recompile_limit=256, automatic_dynamic_shapes=True):
-        timing.compile_together(contenders, "float32", (4, 8), ("forward", "backward"), "cpu")
+        timing.compile_together(contenders, asked(directions=("forward", "backward")), "cpu")
         assert seen == calls
-        given = (contenders, "float32", (4, 8), ("backward",), "cpu", 0, lambda text: None)
+        given = (contenders, asked(directions=("backward",)), "cpu", lambda text: None)
         assert [list(ready.calls) for _, ready in timing._directions(*given, held=False)] == [[]]
         assert [list(ready.calls) for _, ready in timing._directions(*given)] == [["a"]]
         timed(contenders, clock, directions=("forward",), rounds=1)
@@ -234,8 +242,7 @@ def test_functions_are_timed_at_the_largest_even_sizes_that_they_allow() -> None
 def test_a_copy_takes_about_as_long_as_a_copy() -> None:
     device = f"cuda:{torch.cuda.current_device()}"
     subject = kernel(function=lambda x: x.clone())
-    found = timing.time_together(
-        {"a": subject}, "float32", (4096, 8192), ("forward",), device, timing.CudaClock(device), rounds=9
-    )
+    large = asked(shape=(4096, 8192), rounds=9)
+    found = timing.time_together({"a": subject}, large, device, timing.CudaClock(device))
     assert found[0].speed is not None and found[0].speed.of_copy is not None
     assert 0.7 < found[0].speed.of_copy < 1.4

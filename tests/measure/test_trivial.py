@@ -17,6 +17,7 @@ from verify.backends import Interpreter
 from verify.measure.counting import tally
 from verify.measure.judge import JudgedBy
 from verify.measure.kernel import measure_kernel
+from verify.measure.requests import Measure
 from verify.measure.result import LimitCheck, check_limit
 from verify.measure.tally import Tally
 from verify.measure.trivial import SEEN, trivial_answers
@@ -182,7 +183,7 @@ def normalised(x: Tensor) -> Tensor:
 def test_zeros_would_pass_a_layer_norm_whose_limit_was_loosened_without_end() -> None:
     def measured(**said: Any) -> Any:
         declare = verify.kernel(like=normalised, shapes={"x": "4 16"}, dtypes=["float32"], gradients=False, **said)
-        return only(measure_kernel(declare(normalised), "a.py::norm", CPU))
+        return only(measure_kernel(declare(normalised), Measure("a.py::norm"), CPU))
 
     default = measured()
     assert (default.status, default.reason, default.trivial) == ("ok", "", "")

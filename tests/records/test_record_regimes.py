@@ -13,6 +13,7 @@ from tests.measure.test_kernel import CPU, only, silu
 from verify.cases.regimes import NONFINITE
 from verify.errors import UsageError
 from verify.measure.kernel import measure_kernel
+from verify.measure.requests import Measure
 from verify.records.files import decode, encode
 from verify.records.readings import judged, readings
 from verify.records.record import Result, Run, value_of
@@ -31,7 +32,7 @@ def sloppy(x):
 def run() -> Run:
     from tests.records.bounds.gate_records import run as of
 
-    return of(measure_kernel(sloppy, "accuracy.py::sloppy", CPU), arch="interpreter")
+    return of(measure_kernel(sloppy, Measure("accuracy.py::sloppy"), CPU), arch="interpreter")
 
 
 def beyond(result: Result) -> dict[str, Any]:
@@ -56,9 +57,9 @@ def test_every_regime_that_a_bound_could_be_about_names_its_own_worst(run: Run) 
 
 def test_a_correctly_rounded_result_and_a_peer_keep_none() -> None:
     right = verify.kernel(op="silu", dtypes=["float16"], gradients=False)(silu)
-    assert beyond(only(measure_kernel(right, "a.py::silu", CPU))) == {}
+    assert beyond(only(measure_kernel(right, Measure("a.py::silu"), CPU))) == {}
     other = verify.kernel(op="silu", dtypes=["float16"], gradients=False, peer=True)(sloppy.function)
-    assert beyond(only(measure_kernel(other, "a.py::sloppy", CPU))) == {}
+    assert beyond(only(measure_kernel(other, Measure("a.py::sloppy"), CPU))) == {}
 
 
 def test_a_record_keeps_them_and_every_reading_has_its_own(run: Run) -> None:
@@ -71,7 +72,7 @@ def test_a_record_keeps_them_and_every_reading_has_its_own(run: Run) -> None:
 
 
 def measured_again(run: Run) -> Run:
-    kernel = measure_kernel(sloppy, "accuracy.py::sloppy", CPU)
+    kernel = measure_kernel(sloppy, Measure("accuracy.py::sloppy"), CPU)
     return msgspec.structs.replace(run, kernels=[msgspec.structs.replace(kernel, seconds=run.kernels[0].seconds)])
 
 
@@ -82,7 +83,7 @@ def test_of_many_cases_the_worst_counts() -> None:
     def norm(x, weight, bias, eps=1e-5):
         return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps) * 1.01
 
-    result = only(measure_kernel(norm, "accuracy.py::norm", CPU))
+    result = only(measure_kernel(norm, Measure("accuracy.py::norm"), CPU))
     named = beyond(result)
     assert len(named) > 3
     for part in named.values():

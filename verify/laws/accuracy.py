@@ -38,7 +38,7 @@ from verify.cases.strategies import CaseSpace, Layouts, Sizes, fixed_shapes, spa
 from verify.cases.values import CONFIDENT, SMALL
 from verify.declare.declaration import Kernel
 from verify.errors import BeyondEffort, KernelError
-from verify.laws.law import Broken, Law, Subject, plain_case, said_of
+from verify.laws.law import Broken, Excess, Law, Subject, plain_case, said_of
 from verify.measure.call import Measured, alone, inferred, run_kernel
 from verify.measure.element import worst_element
 from verify.measure.judge import Effort, JudgedBy, judge_by, with_noise_again
@@ -256,7 +256,7 @@ def judge_known(subject: Subject, case: Case, facts: Known) -> float:
                 "limit": f"{limit:g}{UNIT[gate]}",
             }
             rule = "wrong at an infinite or NaN input" if special else "beyond the kernel's own limit"
-            raise Broken(rule, case, lines, result=name, index=index, error=error, limit=limit)
+            raise Broken(rule, case, lines, result=name, index=index, excess=Excess(error, limit))
     return largest
 
 

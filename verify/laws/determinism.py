@@ -108,7 +108,7 @@ def _check_dtypes(subject: Subject, case: Case) -> None:
         try:
             judge_measured(now, same, run_kernel(kernel, same, device))
         except Broken as broken:
-            if (broken.error or 0.0) <= 2 * (broken.limit or 0.0):
+            if broken.excess is None or broken.excess.at_most(2):
                 continue  # a little beyond the limit, or beyond it in a new shape, is the law of accuracy's
             near = run_kernel(kernel, new, device).to_read
             if keeps(now, new, near.inputs, near.upstream, near.results):

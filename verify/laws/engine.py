@@ -133,7 +133,21 @@ def message(kernel: str, found: LawRun) -> str:
     return "\n".join(lines)
 
 
-Shrink = Callable[[Law, Subject, Broken], Broken]
+@dataclass(frozen=True)
+class Options:
+    """Which cases are tried before all others, and what becomes of one that breaks a law.
+
+    pinned: by default those that the project's corpus has for the law.
+    memory: cases of an earlier run. Without it nothing is read or kept: the same call gives the same answer.
+    shrink: makes a broken case smaller than Hypothesis can, which sees no elements.
+    """
+
+    pinned: Sequence[Case] | None = None
+    memory: Remembered | None = None
+    shrink: Callable[[Law, Subject, Broken], Broken] | None = None
+
+
+DEFAULT = Options()
 
 
 def run_law(
@@ -143,17 +157,10 @@ def run_law(
     backend: Backend,
     profile: Profile,
     target_name: str = "",
-    *,
-    pinned: Sequence[Case] | None = None,
-    memory: Remembered | None = None,
-    shrink: Shrink | None = None,
+    options: Options = DEFAULT,
 ) -> LawRun:
-    """Try one law on one kernel in one dtype.
-
-    `pinned` cases are tried before all others; by default those that the project's corpus has for this law. Without a
-    `memory` nothing is read from or left for another run: the same call gives the same answer. `shrink` makes a broken
-    case smaller than Hypothesis can, which sees no elements.
-    """
+    """Try one law on one kernel in one dtype."""
+    pinned, memory = options.pinned, options.memory
     subject = Subject(kernel, dtype, backend, profile.sizes[backend.scale], target_name)
     reason = law.reason(subject)
     if reason is not None:
@@ -178,8 +185,8 @@ def run_law(
         cause = UNREPEATABLE
         if law.name != UNREPEATABLE_LAW:
             return _broken(law, dtype, trial.cases, differs, target_name, cause=cause)
-    if shrink is not None:
-        broken = shrink(law, subject, broken)
+    if options.shrink is not None:
+        broken = options.shrink(law, subject, broken)
     if memory is not None:
         memory.keep(broken.case)
     return _broken(law, dtype, trial.cases, broken, target_name, cause=cause)
@@ -192,14 +199,14 @@ def try_law(
     backend: Backend,
     profile: Profile,
     target_name: str = "",
-    **options: Any,
+    options: Options = DEFAULT,
 ) -> LawRun:
     """`run_law`, where an error of the harness costs the verdict of this law in this dtype, and of nothing else.
 
     The result is "skipped" and `in_error` then, which makes the run incomplete.
     """
     try:
-        return run_law(law, kernel, dtype, backend, profile, target_name, **options)
+        return run_law(law, kernel, dtype, backend, profile, target_name, options)
     except (UsageError, MemoryError):
         raise
     except Exception as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
@@ -48,10 +48,21 @@ def plain_cases(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
     return tuple(plain_case(subject, dims) for dims in chosen.shapes)
 
 
+class Excess(NamedTuple):
+    """The error of an element and its limit, in ULP, of scale where the op is judged so."""
+
+    error: float
+    limit: float
+
+    def at_most(self, factor: float) -> bool:
+        """True if the error is at most so many times the limit."""
+        return self.error <= factor * self.limit
+
+
 class Broken(AssertionError):
     """A law does not hold for a case. `facts` are the lines of the message, in order.
 
-    `error` and `limit` are in ULP, of scale where the op is judged so; None where the law is not about accuracy.
+    `excess` is None where the law is not about accuracy.
     `failed`: the kernel raised or returned something else than results, so that the law was not decided.
     """
 
@@ -63,8 +74,7 @@ class Broken(AssertionError):
         *,
         result: str = "",
         index: int | None = None,
-        error: float | None = None,
-        limit: float | None = None,
+        excess: Excess | None = None,
         failed: bool = False,
     ):
         super().__init__(rule)
@@ -73,14 +83,12 @@ class Broken(AssertionError):
         self.facts = facts
         self.result = result
         self.index = index
-        self.error = error
-        self.limit = limit
+        self.excess = excess
         self.failed = failed
 
     def restated(self, rule: str, case: Case, facts: dict[str, str]) -> Broken:
         """The same failure as another law words it."""
-        kept = {"result": self.result, "index": self.index, "error": self.error, "limit": self.limit}
-        return Broken(rule, case, facts, failed=self.failed, **kept)  # type: ignore[arg-type]
+        return Broken(rule, case, facts, result=self.result, index=self.index, excess=self.excess, failed=self.failed)
 
 
 def said_of(subject: Subject) -> str:

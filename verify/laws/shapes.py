@@ -188,7 +188,7 @@ def _check_many_rows(subject: Subject, case: Case) -> None:
         try:
             judge_measured(subject, case, whole)
         except Broken as broken:
-            little = (broken.error or 0.0) <= _LOST * (broken.limit or 0.0)
+            little = broken.excess is None or broken.excess.at_most(_LOST)
             if not little and not _same_alone(subject, case, whole, broken):
                 raise
         return

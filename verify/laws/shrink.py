@@ -29,7 +29,7 @@ from verify.cases.explicit import LIMIT, spell
 from verify.declare.declaration import Kernel, shapes_of
 from verify.errors import KernelError, TruthError, UsageError
 from verify.laws.accuracy import judge_results
-from verify.laws.law import Broken, Law, Subject
+from verify.laws.law import Broken, Excess, Law, Subject
 from verify.measure.call import run_kernel
 from verify.ops.op import Op
 from verify.truth import formats
@@ -85,11 +85,11 @@ def shrink_element(
 
     `error` is the judged error of that element in ULP (of scale, where the op is judged so).
     """
-    kernel = subject.kernel
-    if abs(error) <= kernel.limit(subject.dtype, result):
+    kernel, limit = subject.kernel, subject.kernel.limit(subject.dtype, result)
+    if abs(error) <= limit:
         raise UsageError(
             f"only a result beyond its limit can be made smaller; {result} at index {index} is {abs(error):.6g} ULP "
-            f"off, the limit of {kernel.name} is {kernel.limit(subject.dtype, result):g}"
+            f"off, the limit of {kernel.name} is {limit:g}"
         )
 
     def breaks(candidate: Case) -> Broken | None:
@@ -102,7 +102,7 @@ def shrink_element(
             return found
         return None
 
-    given = Broken("", case, {}, result=result, index=index, error=error, limit=kernel.limit(subject.dtype, result))
+    given = Broken("", case, {}, result=result, index=index, excess=Excess(error, limit))
     return _Shrinker(kernel, subject.backend, given, breaks, evaluations, trusted=True).shrink()
 
 
@@ -120,7 +120,7 @@ class _Way:
 
     @staticmethod
     def of(broken: Broken) -> _Way:
-        error = None if broken.error is None else abs(broken.error)
+        error = None if broken.excess is None else abs(broken.excess.error)
         return _Way(
             rule=re.sub(r"[-+(\[]*\d[\d.,+\-e()\[\] ]*", "#", broken.rule),
             result=broken.result,
@@ -136,9 +136,9 @@ class _Way:
 
 def _least(broken: Broken) -> float:
     """Half the way, in digits, from the limit to the error: a smaller failure than that is another one."""
-    if broken.error is None or broken.limit is None or not math.isfinite(broken.error):
+    if broken.excess is None or not math.isfinite(broken.excess.error):
         return 0.0
-    return math.sqrt(abs(broken.error)) * math.sqrt(broken.limit)
+    return math.sqrt(abs(broken.excess.error)) * math.sqrt(broken.excess.limit)
 
 
 # -- a case with its elements at hand ------------------------------------------------------------------

@@ -55,9 +55,8 @@ def laws_for(
         backends.activate(backend)
         profile = engine.current_profile()
         memory = engine.remembered(law, kernel, dtype, backend, profile)
-        found = engine.run_law(
-            law, kernel, dtype, backend, profile, target_of(kernel), memory=memory, shrink=shrink_law
-        )
+        options = engine.Options(memory=memory, shrink=shrink_law)
+        found = engine.run_law(law, kernel, dtype, backend, profile, target_of(kernel), options)
         if found.status == "skipped":
             pytest.skip(found.message)
         if found.status == "broken":
@@ -92,7 +91,9 @@ def with_laws(
     for number, (name, dtype) in enumerate(wanted, 1):
         progress(Step(f"{kernel.name} {dtype}, law {number} of {len(wanted)}: {name}", "law", number, len(wanted)))
         law = registry.get(name)
-        tried.append(engine.try_law(law, kernel, dtype, backend, chosen, done.target, shrink=shrink_law))
+        tried.append(
+            engine.try_law(law, kernel, dtype, backend, chosen, done.target, engine.Options(shrink=shrink_law))
+        )
     tried += left_out(without, dtypes or kernel.dtypes)
     return msgspec.structs.replace(
         done,

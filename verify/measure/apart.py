@@ -332,19 +332,8 @@ def measured(
     kernel: Kernel, request: Measure, backend: Backend, progress: OnProgress, call: AskKernel | None = None
 ) -> KernelRun:
     """Returns the judged kernel, called here or in its own process."""
-    return measure_kernel(
-        kernel,
-        request.target,
-        backend,
-        seed=request.seed,
-        dtypes=request.dtypes,
-        accuracy=request.accuracy,
-        cases_of=request.plan,
-        progress=progress,
-        seconds=request.seconds,
-        run=None if call is None else runner(kernel, request.target, backend.device, call),
-        judges=request.judges,
-    )
+    run = None if call is None else runner(kernel, request.target, backend.device, call)
+    return measure_kernel(kernel, request, backend, progress=progress, run=run)
 
 
 def _import_triton(requested: str | None) -> bool:

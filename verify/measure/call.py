@@ -167,11 +167,9 @@ def run_kernel(
     given = {name: None if value is None else sent(prepare(value), device) for name, value in originals.items()}
     graph = call_tensors(kernel, given, case.params, differentiate=bool(case.upstream))
     for name, tensor in graph.outputs.items():
-        shape, dtype = (
-            expected_shape(op, case.dims, op.resolve(case.params), name),
-            kernel.torch_dtype(case.dtype, name),
-        )
-        check_output(label, name, tensor, shape, dtype, torch.device(device), about, hint=True)
+        shape = expected_shape(op, case.dims, op.resolve(case.params), name)
+        form = Form(shape, kernel.torch_dtype(case.dtype, name), torch.device(device), about)
+        check_output(label, name, tensor, form, hint=True)
 
     results = graph.values
     small = all(_is_small_on_host(value) for value in originals.values() if value is not None)
@@ -278,8 +276,7 @@ def inferred(kernel: Kernel, case: Case, measured: Measured) -> dict[str, dict[s
             outputs = call_tensors(called, given, case.params, differentiate=entered is torch.no_grad).values
         for name, tensor in outputs.items():
             wanted = measured.results[name]
-            about, (dtype, device) = f"for dims {case.dims}", (wanted.dtype, wanted.device)
-            check_output(called.name, name, tensor, tuple(wanted.shape), dtype, device, about)
+            check_output(called.name, name, tensor, Form.like(wanted, case))
         runs.append(outputs)
     unchanged.watch_inputs(f"{kernel.name} for inference", near.inputs, given)
     runs = unchanged.demand(*runs)
@@ -382,23 +379,27 @@ def _reach(tensor: Tensor) -> int:
     return int(tensor.storage_offset() + sum((size - 1) * step for size, step in steps) + 1) * tensor.element_size()
 
 
-def check_output(
-    label: str,
-    name: str,
-    tensor: Tensor,
-    shape: tuple[int, ...],
-    dtype: torch.dtype | None,
-    device: torch.device,
-    about: str,
-    *,
-    hint: bool = False,
-) -> None:
-    """KernelError unless an output has the shape, the dtype (None: any floating-point one) and the kind of device.
+@dataclass(frozen=True)
+class Form:
+    """The form that an output must have; `about` says in the message what the shape follows from."""
 
-    `about` says in the message what the shape follows from; with `hint` it says how another dtype is declared.
-    """
+    shape: tuple[int, ...]
+    dtype: torch.dtype | None  # None: any floating-point one
+    device: torch.device
+    about: str
+
+    @staticmethod
+    def like(tensor: Tensor, case: Case) -> Form:
+        """Returns the form of a tensor that a call on this case gave."""
+        return Form(tuple(tensor.shape), tensor.dtype, tensor.device, f"for dims {case.dims}")
+
+
+def check_output(label: str, name: str, tensor: Tensor, form: Form, *, hint: bool = False) -> None:
+    """Raises KernelError unless an output has this form. With `hint` the message says how another dtype is declared."""
+    shape, dtype, device = form.shape, form.dtype, form.device
     if tuple(tensor.shape) != shape:
-        raise KernelError(f"{label} must return {name} of shape {shape} {about}; it returned {tuple(tensor.shape)}")
+        text = f"of shape {shape} {form.about}; it returned {tuple(tensor.shape)}"
+        raise KernelError(f"{label} must return {name} {text}")
     if not tensor.is_floating_point():
         raise KernelError(f"{label} must return a floating-point {name}; it returned {tensor.dtype}")
     if dtype is not None and tensor.dtype != dtype:

@@ -28,6 +28,7 @@ from verify.measure.case_runner import CaseRunner
 from verify.measure.curve import recorded
 from verify.measure.digest import Digest
 from verify.measure.remote_call import Run
+from verify.measure.requests import Measure
 from verify.measure.result import KEEP_RIGHT, check_limit, result_of
 from verify.measure.special import special_values
 from verify.records.record import RESULT_STATUSES, Basis, Gap, KernelRun, Origin, Result, SpecialValue
@@ -47,33 +48,29 @@ PARALLEL = 1 << 21  # the same where others go on meanwhile
 
 def measure_kernel(
     kernel: Kernel,
-    target: str,
+    asked: Measure,
     backend: Backend,
     *,
-    seed: int = 0,
-    dtypes: tuple[str, ...] = (),
-    accuracy: bool = True,
-    cases_of: str = "",
     progress: OnProgress = lambda text: None,
-    seconds: float = math.inf,
     run: Run | None = None,
-    judges: int = 1,
 ) -> KernelRun:
     """Everything about one kernel. A broken contract is a result too: status "error" with its message.
 
-    Without `accuracy` the record has what the kernel declares and no result. `cases_of` names a backend whose cases
-    are measured on this one, so that both answer the same questions, but for sums over many rows. Cases that the
+    Without `asked.accuracy` the record has what the kernel declares and no result. `asked.plan` names a backend whose
+    cases are measured on this one, so that both answer the same questions, but for sums over many rows. Cases that the
     project's corpus has for this kernel are measured after the others, as results of their own. `run` calls the kernel,
-    here without one; once it has ended MOST_ENDED processes, no further case is tried. After so many seconds none is
-    either, and what has been measured stays. With several `judges` that many cases are judged at a time, in forks of
-    this process.
+    here without one; once it has ended MOST_ENDED processes, no further case is tried. After `asked.seconds` none is
+    either, and what has been measured stays. With several `asked.judges` that many cases are judged at a time, in forks
+    of this process.
     """
-    started = time.monotonic()
+    started, seconds = time.monotonic(), asked.seconds
     calls = _Calls(run or (lambda case: run_judged(kernel, case, backend.device)))
-    runner = CaseRunner(kernel, target, started + seconds * SHARE, seconds, lambda: calls.ended >= MOST_ENDED)
-    judging = Judging(kernel, target, backend, seed, judges, started + seconds * JUDGED, calls, runner)
-    for dtype in (dtypes or kernel.dtypes) if accuracy else ():
-        judging.measure(dtype, cases_of or backend.name, progress)
+    runner = CaseRunner(kernel, asked.target, started + seconds * SHARE, seconds, lambda: calls.ended >= MOST_ENDED)
+    judging = Judging(
+        kernel, asked.target, backend, asked.seed, asked.judges, started + seconds * JUDGED, calls, runner
+    )
+    for dtype in (asked.dtypes or kernel.dtypes) if asked.accuracy else ():
+        judging.measure(dtype, asked.plan or backend.name, progress)
     return msgspec.structs.replace(judging.record(), seconds=round(time.monotonic() - started, 3))
 
 

@@ -17,7 +17,7 @@ from verify.cases import Case, inputs_of, upstream_of
 from verify.cases.case import operand_dtype
 from verify.declare.declaration import Kernel, expected_shape
 from verify.errors import InternalError, KernelError
-from verify.measure.call import INFERENCE, Measured, check_output, sent_all
+from verify.measure.call import INFERENCE, Form, Measured, check_output, sent_all
 from verify.measure.requests import Bits, CallKernel, Stored
 from verify.truth import formats
 from verify.truth.formats import torch_dtype
@@ -63,9 +63,8 @@ def runner(kernel: Kernel, target: str, device: str, call: AskKernel) -> Run:
         inference: dict[str, dict[str, Tensor]] = {}
         for mode, name in found:
             if mode in INFERENCE and name in outputs:
-                like, told = outputs[name], found[mode, name].to(device)
-                shape, label = tuple(like.shape), f"{kernel.name} {mode}"
-                check_output(label, name, told, shape, like.dtype, like.device, f"for dims {case.dims}")
+                told = found[mode, name].to(device)
+                check_output(f"{kernel.name} {mode}", name, told, Form.like(outputs[name], case))
                 inference.setdefault(mode, {})[name] = told
         return Measured(inputs, upstream, results, bits.missing, inference)
 
@@ -101,7 +100,7 @@ def _checked(
             if operand is None or value is None:
                 raise KernelError(f"{kernel.name} gave a result that nobody asked for: {name}")
             shape, kind = tuple(value.shape), torch_dtype(formats.named(operand_dtype(case, operand)))
-        check_output(kernel.name, name, tensor, shape, kind, where, f"for dims {case.dims}")
+        check_output(kernel.name, name, tensor, Form(shape, kind, where, f"for dims {case.dims}"))
     if absent := [name for name in kernel.outputs if name not in results]:
         raise KernelError(f"{kernel.name} must return {', '.join(kernel.outputs)}; there was no {absent[0]}")
     return {name: results[name] for name in kernel.outputs}

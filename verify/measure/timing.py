@@ -13,7 +13,7 @@ beside it instead.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -28,16 +28,16 @@ from verify.declare.declaration import Kernel, expected_shape
 from verify.errors import KernelError, UsageError
 from verify.measure.autotuners import launched
 from verify.measure.call import Graph, call_tensors, describe
-from verify.measure.requests import Timed
+from verify.measure.requests import Time, Timed
 from verify.ops.geometry import ByGeometry, Shape
 from verify.records.record import Speed
 from verify.truth.ulp import bits_of
+from verify.workers.requests import OnProgress
 
 Direction = Literal["forward", "backward"]
 Call = Callable[[], object]
 
 WARM_UP = 3  # calls before the first timed one: compilation, autotuning, the allocator
-ROUNDS = 15
 FLUSH_BYTES = 1 << 30  # many times any L2; 0.3 ms of writing on the fastest memory of today
 COPY, PRODUCT = "a copy", "the products"  # no kernel has such a name: it would not be a Python identifier
 
@@ -101,42 +101,26 @@ def default_shape(kernel: Kernel) -> tuple[int, ...]:
 
 
 def time_together(
-    contenders: Mapping[str, Kernel],
-    dtype: str,
-    shape: Sequence[int],
-    directions: Iterable[Direction],
-    device: str,
-    clock: Clock,
-    *,
-    rounds: int = ROUNDS,
-    seed: int = 0,
-    progress: Callable[[str], None] = lambda text: None,
+    contenders: Mapping[str, Kernel], asked: Time, device: str, clock: Clock, progress: OnProgress = lambda text: None
 ) -> list[Timed]:
-    """Time every contender in every direction. All take the same op, parameters and operands.
+    """Time every contender in every direction, with `asked.rounds`. All take the same op, parameters and operands.
 
     A contender that raises, or has no gradient, gets a reason instead of a time; the others go on. One that leaves
     the GPU unusable raises KernelError that names it.
     """
     found: list[Timed] = []
-    for direction, ready in _directions(contenders, dtype, shape, directions, device, seed, progress):
+    for direction, ready in _directions(contenders, asked, device, progress):
         found += [Timed(name, direction, None, reason) for name, reason in ready.reasons.items()]
         if ready.calls:
             reference, call = _reference(ready.problem, direction, device)
-            times = _take_turns({**ready.calls, reference: call}, clock, rounds)
+            times = _take_turns({**ready.calls, reference: call}, clock, asked.rounds)
             speeds = {name: _speed(times, name, reference, ready.problem, direction) for name in ready.calls}
             found += [Timed(name, direction, speed) for name, speed in speeds.items()]
     return found
 
 
 def compile_together(
-    contenders: Mapping[str, Kernel],
-    dtype: str,
-    shape: Sequence[int],
-    directions: Iterable[Direction],
-    device: str,
-    *,
-    seed: int = 0,
-    progress: Callable[[str], None] = lambda text: None,
+    contenders: Mapping[str, Kernel], asked: Time, device: str, progress: OnProgress = lambda text: None
 ) -> None:
     """Call every contender as `time_together` will in this process, and time nothing: what is compiled stays.
 
@@ -145,7 +129,7 @@ def compile_together(
     """
     _keep()
     with launched(), _undecided():
-        for _ in _directions(contenders, dtype, shape, directions, device, seed, progress, held=False):
+        for _ in _directions(contenders, asked, device, progress, held=False):
             pass
 
 
@@ -199,15 +183,7 @@ class _Ready:
 
 
 def _directions(
-    contenders: Mapping[str, Kernel],
-    dtype: str,
-    shape: Sequence[int],
-    directions: Iterable[Direction],
-    device: str,
-    seed: int,
-    progress: Callable[[str], None],
-    *,
-    held: bool = True,
+    contenders: Mapping[str, Kernel], asked: Time, device: str, progress: OnProgress, *, held: bool = True
 ) -> Iterator[tuple[Direction, _Ready]]:
     """Every contender called until it is warm, direction after direction.
 
@@ -215,13 +191,15 @@ def _directions(
     GPU's memory.
     """
     first = next(iter(contenders.values()))
-    shape = tuple(shape) or default_shape(first)
+    shape = tuple(asked.shape) or default_shape(first)
     _check_shape(first, shape)
     if not _keeping:
         torch.compiler.reset()  # code for this shape, not one of many guarded variants
-    for direction in directions:
+    for direction in asked.directions:
+        upstream = "normal" if direction == "backward" else ""
+        case = case_of(first, asked.dtype, dims=shape, seed=asked.seed, upstream=upstream)
         try:
-            problem = _problem(first, dtype, shape, direction, device, seed)
+            problem = _problem(first, case, device)
         except torch.OutOfMemoryError as error:
             raise KernelError(f"the inputs of shape {shape} do not fit in the GPU's memory") from error
         ready = _Ready(problem, {}, {})
@@ -248,10 +226,7 @@ def _check_shape(kernel: Kernel, shape: tuple[int, ...]) -> None:
     kernel.op.shapes(shape, kernel.op.resolve(kernel.params))
 
 
-def _problem(
-    kernel: Kernel, dtype: str, shape: tuple[int, ...], direction: Direction, device: str, seed: int
-) -> Problem:
-    case = case_of(kernel, dtype, dims=shape, seed=seed, upstream="normal" if direction == "backward" else "")
+def _problem(kernel: Kernel, case: Case, device: str) -> Problem:
     inputs = inputs_of(kernel.op, case, device)
     pristine = {name: value.clone() for name, value in inputs.items() if value is not None}
     return Problem(kernel, case, inputs, pristine)

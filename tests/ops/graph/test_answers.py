@@ -13,6 +13,7 @@ import verify
 from tests.measure.test_kernel import CPU
 from verify.errors import UsageError
 from verify.measure.kernel import measure_kernel
+from verify.measure.requests import Measure
 from verify.ops.graph.like import like_op
 from verify.ops.op import Problem
 
@@ -74,11 +75,11 @@ def test_a_kernel_for_argmax_is_verified(bug: bool) -> None:
     def kernel(x: Tensor, w: Tensor) -> Tensor:
         return (x @ w).flip(-1).argmax(-1).mul(-1).add(2 if bug else 3)  # the last of those that are equal
 
-    run = measure_kernel(kernel, "answers.py::kernel", CPU)
+    run = measure_kernel(kernel, Measure("answers.py::kernel"), CPU)
     assert (run.status, [result.output for result in run.results]) == ("wrong" if bug else "ok", ["y"]), run.message
     floating = verify.kernel(like=torch.argmax, examples=[(torch.ones(3),)], dtypes=["float32"], name="floating")
     made = floating(lambda x: x.argmax().float())
-    run = measure_kernel(made, "answers.py::floating", CPU)
+    run = measure_kernel(made, Measure("answers.py::floating"), CPU)
     assert "must return integers or conditions as y" in run.message
 
 

@@ -13,6 +13,7 @@ from torch.nn import functional
 import verify
 from tests.measure.test_kernel import CPU
 from verify.measure.kernel import measure_kernel
+from verify.measure.requests import Measure
 
 
 def _norm(x: Tensor) -> Tensor:
@@ -86,15 +87,15 @@ def test_a_derived_scale_excuses_no_wrong_kernel(
     wrong: Callable[..., Any], like: Callable[..., Any], shapes: dict[str, str], dtype: str
 ) -> None:
     declare = verify.kernel(like=like, shapes=shapes, dtypes=[dtype], gradients=False)
-    assert measure_kernel(declare(wrong), "a.py::wrong", CPU).status == "wrong"
+    assert measure_kernel(declare(wrong), Measure("a.py::wrong"), CPU).status == "wrong"
     if wrong is not lost_mean:
-        assert measure_kernel(declare(_rightly(like, tuple(shapes))), "a.py::right", CPU).status == "ok"
+        assert measure_kernel(declare(_rightly(like, tuple(shapes))), Measure("a.py::right"), CPU).status == "ok"
 
 
 def test_products_that_are_rounded_before_they_are_subtracted_are_no_error() -> None:
     """As every kernel in float32 has them: where x cos and y sin nearly cancel, few digits are left."""
     declare = verify.kernel(like=_turned, shapes={"x": "64 64", "w": "64 32"}, dtypes=["float32"], gradients=False)
-    measured = measure_kernel(declare(lambda x, w: _turned(x, w)), "a.py::right", CPU)
+    measured = measure_kernel(declare(lambda x, w: _turned(x, w)), Measure("a.py::right"), CPU)
     assert measured.status == "ok" and measured.results[0].gate == "noise"
 
 

@@ -15,6 +15,7 @@ import verify
 from tests.measure.test_kernel import CPU
 from verify.errors import UsageError
 from verify.measure.kernel import measure_kernel
+from verify.measure.requests import Measure
 from verify.ops.graph.like import like_op
 from verify.ops.op import Op, Problem
 from verify.truth.enclosure import from_arb
@@ -60,7 +61,7 @@ def test_a_problem_file_is_verified_as_docs_like_says(tmp_path: Path, factor: fl
         return (torch.relu(normal) * model.scale**power * factor).float()
 
     assert kernel.operands == ("x",)
-    run = measure_kernel(kernel, "problem.py::kernel", CPU)
+    run = measure_kernel(kernel, Measure("problem.py::kernel"), CPU)
     assert (run.status, [result.output for result in run.results]) == ("ok" if factor == 1.0 else "wrong", ["y"])
 
 

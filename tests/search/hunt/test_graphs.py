@@ -25,6 +25,7 @@ from verify.errors import UsageError
 from verify.laws.law import Subject
 from verify.laws.shrink import shrink_element
 from verify.measure.kernel import measure_kernel
+from verify.measure.requests import Measure
 from verify.ops.graph import single
 from verify.records.record import replay_command, value_of
 from verify.search.hunt.draws import Draws
@@ -53,9 +54,9 @@ def test_a_wrong_element_is_found_and_replayed_by_its_interval(monkeypatch: pyte
     kernel = kernels()["one_pair"]
     monkeypatch.setattr(single, "_EFFORT", 0)
     monkeypatch.setattr(single, "_CHEAP", 0)
-    [result] = measure_kernel(kernel, "k.py::one_pair", CPU).results
+    [result] = measure_kernel(kernel, Measure("k.py::one_pair"), CPU).results
     monkeypatch.undo()
-    [known] = measure_kernel(kernel, "k.py::one_pair", CPU).results
+    [known] = measure_kernel(kernel, Measure("k.py::one_pair"), CPU).results
     assert result.escalated == 0 < known.escalated
     assert value_of(result.figures.max_upper) == pytest.approx(value_of(known.figures.max_upper), rel=1e-6)
     worst = known.worst[0].origin
@@ -70,7 +71,7 @@ def test_a_wrong_element_is_found_and_replayed_by_its_interval(monkeypatch: pyte
 
 def test_what_cases_do_not_meet_a_hunt_climbs_to_replays_and_makes_smaller(backend: Backend) -> None:
     kernel = kernels()["one_pair"]
-    run = measure_kernel(kernel, "k.py::one_pair", CPU)
+    run = measure_kernel(kernel, Measure("k.py::one_pair"), CPU)
     assert run.status == "ok"
     found = hunted(backend, "one_pair", 1 << 15, width=6, population=1 << 11)
     assert found.sentence == "hunt: cases of n = 3, x finite" and found.state.evaluations == 1 << 15

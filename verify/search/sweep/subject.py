@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from verify.declare.declaration import Kernel
-from verify.measure.call import Unchanged, call_tensors, check_output, gradients_of
+from verify.measure.call import Form, Unchanged, call_tensors, check_output, gradients_of
 from verify.ops.op import Op
 from verify.search.sweep.space import PAIR_BITS, Space
 from verify.truth.formats import Format, torch_dtype
@@ -77,7 +77,7 @@ def run(kernel: Kernel, space: Space, inputs: dict[str, Tensor | None]) -> tuple
     if space.shape == "packed pairs":
         shape = (*shape[:-1], shape[-1] // 2)
     for name, tensor in graph.values.items():
-        check_output(kernel.name, name, tensor, shape, torch_dtype(space.format), deciding.device, "here")
+        check_output(kernel.name, name, tensor, Form(shape, torch_dtype(space.format), deciding.device, "here"))
     results = {name: tensor for name, tensor in graph.values.items() if name in space.results}
     missing: tuple[str, ...] = ()
     if wanted:
