@@ -41,7 +41,7 @@ from verify.records.part_store import PartStore
 from verify.records.record import Gap, GapKind, KernelRun, Run, Stage, value_of
 from verify.records.source_digest import digest, own_digest
 from verify.records.stage_time import StageTime
-from verify.search.hunt.requests import Hunt, Hunts, ListHunts
+from verify.search.hunt.requests import Hunts, ListHunts
 from verify.search.sweep.requests import ListSpaces
 from verify.workers.pool import Pool, using
 from verify.workers.process import START_SECONDS
@@ -238,11 +238,12 @@ def laws(night: Night, until: float | None) -> Run:
         without=night.without,
         seed=night.seed,
         timeout=night.timeout,
+        pool=_grown(night),
         until=until,
         kept=PartStore(night.folder / "laws.parts"),
         progress=partial(_said, night, "laws"),
     )
-    return schedule.run(judged, _grown(night), settings, "verify nightly: laws")
+    return schedule.run(judged, settings, "verify nightly: laws")
 
 
 def sweep(night: Night, until: float | None) -> Run:
@@ -294,18 +295,13 @@ def hunt(night: Night, until: float | None) -> Run:
         raise NothingToDoError("every input of every kernel is swept")
 
     kept = PartStore(night.folder / "hunt.parts")
-
-    def name(target: str, hunt: Hunt) -> str:
-        return f"{target} {hunt.result} {hunt.dtype}"
-
     session = schedule.HuntSession(
         settings=Settings(seed=night.seed, generations=HUNT_GENERATIONS, seconds=HUNT_SECONDS),
         timeout=night.timeout,
         pool=_grown(night),
         until=until,
         asked=asked,
-        known=lambda target, hunt: kept.known(name(target, hunt), KernelRun),
-        finished=lambda target, hunt, done: kept.keep(name(target, hunt), done),
+        kept=kept,
         contain=True,
         progress=lambda name, progress: night.progress(f"hunt {name} {value_of(progress.best):.3g}"),
     )
@@ -329,7 +325,7 @@ def bench(night: Night, until: float | None) -> Run:
             seed=night.seed,
             timeout=night.timeout,
             pool=_pool(night) if own else None,  # says what the environment is
-            deadline=_share(until, TIMING),
+            until=_share(until, TIMING),
             progress=partial(_said, night, "bench"),
         )
         ahead = (night.jobs or _about(night).workers) if own else 0
@@ -392,7 +388,7 @@ def _kernels(night: Night, until: float | None, stage: str, targets: Sequence[st
         profile=night.profile,
         jobs=night.jobs,
         pool=pool,
-        deadline=until,
+        until=until,
         by_dtype=True,
         kept=kept,
         progress=partial(_said, night, stage),

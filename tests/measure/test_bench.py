@@ -215,7 +215,7 @@ def test_compiling_ahead_leaves_time_for_timing(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(bench, "_Worker", lambda worker: slow)
     slow.compiled = []  # type: ignore[attr-defined]
     entries = [entry(name, name) for name in "abcdef"]
-    session = Session(dtypes=("float32",), deadline=200.0)
+    session = Session(dtypes=("float32",), until=200.0)
     found = bench.time_all(entries, bench.Bench(wanted=(), ahead=2), session, "cuda")
     timed = [each for each in asked if each[1]]
     assert timed == [(name, 15) for name in "abcdef"] and not found.late

@@ -3,7 +3,9 @@ time or an error of the harness left out."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from verify.declare.requests import Listed, ListKernels
 from verify.declare.target import Declared, Target
 from verify.errors import IN_ERROR, SPENT, InternalError, TruthError, UsageError
 from verify.records.part_store import PartStore
-from verify.records.record import Basis, Gap, KernelRun, Run
+from verify.records.record import Basis, Gap, Run
 from verify.search.hunt import outcome, schedule
 from verify.search.hunt.requests import DoHunt, Hunt, HuntReply, Hunts
 from verify.search.hunt.schedule import HuntSession
@@ -112,7 +114,9 @@ def test_a_worker_stays_with_its_kernel_among_hunts_that_take_as_long(tmp_path: 
         schedule._HuntedKernel(Declared(f"k.py::{name}", name, "silu", "rowwise", {}, "", (), ()), hunts=hunts)
         for name in ("first", "second")
     ]
-    queue = schedule._Queue(rows, HuntSession(settings=Settings(generations=4, seconds=20.0)), tmp_path / "stop", 2)
+    settings = Settings(generations=4, seconds=20.0)
+    queue = schedule._Hunts([], HuntSession(settings=settings), tmp_path / "stop", ExitStack())
+    queue.enqueue(rows, 2)
     workers: list[Any] = [None, None]
     taken = []
     for turn in range(8):
@@ -138,7 +142,7 @@ def test_a_worker_stays_with_its_kernel_among_hunts_that_take_as_long(tmp_path: 
 
 def test_each_hunt_has_its_share_of_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr(schedule.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
 
     def reply(request: DoHunt) -> HuntReply:
         clock[0] += 6.0
@@ -180,24 +184,21 @@ def test_a_hunt_that_the_end_of_the_budget_stops_is_late() -> None:
     def reply(request: DoHunt) -> HuntReply:
         raise Late("late")
 
-    run, _ = hunted(Fake(only("float64", reply)), until=schedule.time.monotonic() + 9.0)
+    run, _ = hunted(Fake(only("float64", reply)), until=time.monotonic() + 9.0)
     assert run.incomplete == [Gap("out of time", f"hunt of k.py::rows y float64: not finished: {SPENT}", "k.py::rows")]
     hung, _ = hunted(Fake(only("float64", reply)))
     assert hung.kernels[1].status == "timeout"
     assert len(hung.kernels[1].results) == 1, "its other hunt is kept"
 
 
-def test_finished_hunts_are_known_and_no_others() -> None:
-    kept: dict[str, KernelRun] = {}
-    settings: dict[str, Any] = {
-        "contain": True,
-        "known": lambda target, hunt: kept.get(f"{target} {hunt.dtype}"),
-        "finished": lambda target, hunt, done: kept.update({f"{target} {hunt.dtype}": done}),
-    }
-    hunted(Fake(only("float64", raising(TruthError("routes")))), **settings)
-    assert "k.py::rows float64" not in kept and len(kept) == 3
+def test_finished_hunts_are_known_and_no_others(tmp_path: Path) -> None:
+    def kept() -> PartStore:
+        return PartStore(tmp_path / "hunt.parts")
+
+    hunted(Fake(only("float64", raising(TruthError("routes")))), contain=True, kept=kept())
+    assert "k.py::rows y float64" not in kept().parts and len(kept().parts) == 3
     worker = Fake()
-    again, _ = hunted(worker, **settings)
+    again, _ = hunted(worker, contain=True, kept=kept())
     assert worker.asked == [("k.py::rows", "float64")]
     assert again.id == hunted(Fake())[0].id, "as if it had been done in one go"
 

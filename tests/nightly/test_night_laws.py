@@ -77,8 +77,8 @@ def declared(name: str) -> Declared:
 
 def tried(worker: Fake, workers: int = 1, **settings: Any) -> Any:
     judged = [declared(name) for name in ("small", "large")]
-    pool, laws = Pool.of([worker] * workers), schedule.LawSettings("nightly", **settings)
-    return schedule.run(judged, pool, laws, "verify nightly: laws")
+    laws = schedule.LawSettings("nightly", pool=Pool.of([worker] * workers), **settings)
+    return schedule.run(judged, laws, "verify nightly: laws")
 
 
 def texts(done: Run) -> list[str]:
@@ -273,7 +273,7 @@ def test_what_a_kernel_says_of_itself_is_its_error() -> None:
 
 def test_what_the_time_does_not_reach_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr(schedule.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
 
     def reply(request: TryLaw) -> LawRun:
         clock[0] += 1.0
@@ -297,9 +297,9 @@ def test_what_the_time_does_not_reach_is_named(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_law_that_the_end_of_the_budget_stops_is_late_and_one_that_hangs_is_a_timeout() -> None:
     slow = only("small", "first", raising(Late("late")))
-    cut = tried(Fake(slow), until=schedule.time.monotonic() + 30.0, timeout=60.0)
+    cut = tried(Fake(slow), until=time.monotonic() + 30.0, timeout=60.0)
     assert f"small: the law of bfloat16 first: not finished: {SPENT}" in texts(cut)
-    hung = tried(Fake(slow), until=schedule.time.monotonic() + 60.0, timeout=30.0)
+    hung = tried(Fake(slow), until=time.monotonic() + 60.0, timeout=30.0)
     assert (hung.kernels[0].status, hung.kernels[0].message) == (
         "timeout",
         "bfloat16 first: no result within 30 s; stopped",

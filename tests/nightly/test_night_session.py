@@ -148,8 +148,9 @@ def test_a_worker_stays_with_its_kernel_and_begins_where_the_fewest_are(monkeypa
     """A process has then imported what the kernel needs, which takes longer than many a measurement."""
     kernels = [declared(name, ("float16", "float32", "float64")) for name in "ab"]
     kernels.append(msgspec.structs.replace(declared("theirs", ("float32", "float64")), peer=True))
-    parts = session._parts(kernels, "interpreter", Session(by_dtype=True))
-    queue = session._Queue(parts, "interpreter", Session(by_dtype=True), SourceWatch({}, local=True))
+    queue = session.Measuring([], Session(by_dtype=True))
+    queue.sources = SourceWatch({}, local=True)
+    queue.enqueue(session._parts(kernels, "interpreter", queue.session), "interpreter")
 
     def taken(last: Job[Any] | None) -> Job[Any]:
         job = queue.take(last)
@@ -161,7 +162,7 @@ def test_a_worker_stays_with_its_kernel_and_begins_where_the_fewest_are(monkeypa
         return job
 
     def said(*jobs: Job[Any]) -> list[str]:
-        return [f"{job.about.rpartition('::')[2]} {job.request.dtypes[0]}" for job in jobs]
+        return [f"{job.about.target.rpartition('::')[2]} {job.request.dtypes[0]}" for job in jobs]
 
     first, second = taken(None), taken(None)
     assert said(first, second) == ["a float64", "b float64"]
@@ -192,7 +193,7 @@ def test_what_torch_compile_made_for_another_dtype_is_dropped(monkeypatch: pytes
 
 def test_time_that_runs_out_names_the_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr(session.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
     asked = []
 
     class Slow(Fake):
@@ -205,7 +206,7 @@ def test_time_that_runs_out_names_the_dtype(monkeypatch: pytest.MonkeyPatch) -> 
             return super().ask(request, timeout=timeout)
 
     worker = Slow({"good": measured("good")})
-    done = session.run(["k.py"], Session(pool=Pool.of([worker]), by_dtype=True, deadline=1.0), "verify nightly")
+    done = session.run(["k.py"], Session(pool=Pool.of([worker]), by_dtype=True, until=1.0), "verify nightly")
     assert asked == [("float64",)], "what takes longest comes first"
     assert done.incomplete == [Gap("out of time", f"good: float16: not begun: {SPENT}", "k.py::good")]
     assert done.verdict == "incomplete"

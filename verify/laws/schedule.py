@@ -17,41 +17,37 @@ Finished units are kept, and are not done again.
 from __future__ import annotations
 
 import shlex
-import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
 
-from verify.declare.requests import declared_by
 from verify.declare.target import Declared
-from verify.errors import SPENT, InternalError, TruthError, UsageError, VerifyError, no_verdict
+from verify.errors import SPENT
 from verify.laws.requests import LawPlan, PlanLaws, TryLaw
 from verify.measure.session import LONGEST
-from verify.records.identity import Invocation, assembled
-from verify.records.part_store import PartStore
-from verify.records.record import Gap, GapKind, KernelRun, LawRun, Run, Status, unrepeatable
-from verify.workers.pool import Job, Pool
-from verify.workers.process import START_SECONDS, OutOfTime
-from verify.workers.requests import Died, Late
+from verify.measure.source import NoResult, Source, Work, collect, crashes
+from verify.records.record import Gap, GapKind, KernelRun, LawRun, Run, unrepeatable
+from verify.workers.pool import Pool
+from verify.workers.process import START_SECONDS
+from verify.workers.requests import About
 
 GIVEN_UP = 3  # times that a kernel may crash or hang: each costs a fresh process, or the whole time limit
 
 
 @dataclass
-class LawSettings:
-    """What to try, how hard, for how long, and where finished units are kept."""
+class LawSettings(Work):
+    """What to try."""
 
     profile: str
     without: tuple[str, ...] = ()  # laws that are left out
-    seed: int = 0
-    timeout: float = 600.0  # for one law
-    until: float | None = None  # of time.monotonic(): nothing begins later
-    kept: PartStore | None = None
-    progress: Callable[[str], None] = lambda text: None
+
+
+def run(kernels: Sequence[Declared], settings: LawSettings, command: str) -> Run:
+    """Try every law of every kernel."""
+    return collect(_Trying(kernels, settings), command)
 
 
 class Unit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -88,33 +84,20 @@ class _Subject:
         self.gaps.append(Gap(kind, text, self.kernel.target))
 
 
-def run(kernels: Sequence[Declared], pool: Pool, settings: LawSettings, command: str) -> Run:
-    """Every law of every kernel, on a pool that the caller stops."""
-    started = time.monotonic()
-    about = pool.about()
-    plan = pool.ask(PlanLaws(settings.profile, settings.without), timeout=START_SECONDS)
-    subjects = [_Subject(kernel) for kernel in kernels]
-    queue = _Queue(subjects, plan, settings)
-    pool.run(queue.take)
-    done = [_kernel_run(subject, plan) for subject in subjects]
-    return assembled(
-        about.backend,
-        about.environment,
-        Invocation(command, settings.profile, settings.seed),
-        kernels=done,
-        incomplete=[gap for subject, each in zip(subjects, done, strict=True) for gap in _gaps(subject, each)],
-        seconds=time.monotonic() - started,
-    )
-
-
 class _Place(NamedTuple):
-    """A unit in the queue, by numbers; the smallest is done first where nothing else decides."""
+    """A unit in the queue. The numbers before it order the queue: the smallest is done first, where nothing else
+    decides."""
 
     round: int
     turn: int  # of the kind of op
     subject: int
     dtype: int
     law: int
+    unit: Unit
+
+    @property
+    def target(self) -> str:
+        return self.unit.target
 
     @property
     def forms(self) -> tuple[int, int]:
@@ -122,116 +105,102 @@ class _Place(NamedTuple):
         return self.subject, self.dtype
 
 
-class _Queue:
-    """The policy of laws: a queue of units, into which each unit that is done puts the next round of its law."""
+class _Trying(Source[_Place, LawRun]):
+    """The units of all kernels; each that is done puts the next round of its law into the queue."""
 
-    def __init__(self, subjects: Sequence[_Subject], plan: LawPlan, settings: LawSettings) -> None:
-        self.subjects, self.plan, self.settings = subjects, plan, settings
-        self.waiting: list[_Place] = []
-        self.busy: Counter[tuple[int, int]] = Counter()  # workers at each subject in each dtype
-        self.at: Counter[int] = Counter()  # workers at each subject
+    plan: LawPlan
+
+    def __init__(self, kernels: Sequence[Declared], settings: LawSettings) -> None:
+        super().__init__(settings)
+        self.settings, self.profile = settings, settings.profile
+        self.subjects = [_Subject(kernel) for kernel in kernels]
         self.finished = 0  # units, of all rounds
-        for place, subject in enumerate(subjects):
-            for law in range(len(plan.laws)):
+
+    def open(self, pool: Pool) -> About:
+        """Asks which laws there are, and puts the first round of each into the queue."""
+        about = pool.about()
+        self.plan = pool.ask(PlanLaws(self.profile, self.settings.without), timeout=START_SECONDS)
+        for place, subject in enumerate(self.subjects):
+            for law in range(len(self.plan.laws)):
                 for dtype in range(len(subject.kernel.dtypes)):
                     self._put(0, law, place, dtype)
-        self.total = len(self.waiting) * plan.rounds  # less the further rounds of laws that have none
+        self.total = len(self.waiting) * self.plan.rounds  # less the further rounds of laws that have none
+        return about
 
     def _put(self, number: int, law: int, place: int, dtype: int) -> None:
-        turn = LONGEST.index(self.subjects[place].kernel.kind)
-        self.waiting.append(_Place(number, turn, place, dtype, law))
+        kernel = self.subjects[place].kernel
+        unit = Unit(kernel.target, kernel.dtypes[dtype], self.plan.laws[law], number)
+        self.waiting.append(_Place(number, LONGEST.index(kernel.kind), place, dtype, law, unit))
 
-    def take(self, last: Job[Any] | None) -> Job[LawRun] | None:
-        """The next unit that is not known, of the kernel and dtype that the worker is at where there is one."""
-        forms = None if last is None else last.about
-        while self.waiting:
-            place = min(self.waiting, key=partial(self._turn, forms))
-            self.waiting.remove(place)
-            forms = place.forms
-            subject = self.subjects[place.subject]
-            unit = Unit(
-                subject.kernel.target, subject.kernel.dtypes[place.dtype], self.plan.laws[place.law], place.round
+    def next(self, last: _Place | None) -> _Place | None:
+        """A unit of the kernel and dtype that the worker is at where there is one."""
+        if not self.waiting:
+            return None
+        forms = None if last is None else last.forms
+        busy, at = Counter(each.forms for each in self.running), Counter(each.subject for each in self.running)
+
+        def turn(place: _Place) -> tuple[Any, ...]:
+            rounds_first = place.round if self.until is not None else 0
+            elsewhere = last is None or place.subject != last.subject
+            return rounds_first, place.forms != forms, busy[place.forms], elsewhere, at[place.subject], place
+
+        place = min(self.waiting, key=turn)
+        self.waiting.remove(place)
+        return place
+
+    def settle(self, place: _Place) -> bool:
+        """A unit that is known, or of a kernel that failed too often."""
+        kept, subject = self.settings.kept, self.subjects[place.subject]
+        known = None if kept is None else kept.known(place.unit.key, Unit)
+        if known is not None:
+            self._end(place, known)
+        elif subject.failures >= GIVEN_UP:
+            self._last_round(place)
+            if place.round == 0:
+                subject.left_out("given up", place.unit, f"not begun: it failed {GIVEN_UP} times")
+        return known is not None or subject.failures >= GIVEN_UP
+
+    def begin(self, place: _Place) -> TryLaw:
+        """Returns the request of a unit."""
+        unit, rounds = place.unit, self.plan.rounds
+        name = f"{self.subjects[place.subject].kernel.name} {unit.dtype} {unit.law}"
+        round_ = f", round {place.round + 1} of {rounds}" if rounds > 1 else ""
+        self.settings.progress(f"{self.finished:,}/{self.total:,} {name}{round_}")
+        return TryLaw(unit.target, unit.dtype, unit.law, unit.round, self.profile, self.settings.seed)
+
+    def done(self, place: _Place, reply: LawRun, seconds: float) -> None:
+        """Keeps the unit, unless the harness was in error: then it has no verdict."""
+        if reply.in_error:
+            self._leave_out(place, "harness error", reply.message, seconds)
+        else:
+            self._keep(place, seconds, run=reply)
+
+    def failed(self, place: _Place, why: NoResult, seconds: float) -> None:
+        """Keeps how the kernel failed; where it is not to blame, the law has no verdict."""
+        if why.kind is None:
+            message = f"{place.unit.dtype} {place.unit.law}: {why.message}"
+            self._keep(place, seconds, status=why.status, message=message)
+        else:  # a further round that the time does not reach leaves the verdict of the earlier ones
+            self._leave_out(
+                place, None if why.kind == "out of time" and place.round else why.kind, why.message, seconds
             )
-            known = None if self.settings.kept is None else self.settings.kept.known(unit.key, Unit)
-            if known is not None:
-                self._end(place, known)
-            elif subject.failures < GIVEN_UP:
-                return self._job(place, unit)
-            else:
-                self._last_round(place)
-                if place.round == 0:
-                    subject.left_out("given up", unit, f"not begun: it failed {GIVEN_UP} times")
-        return None
 
-    def _turn(self, forms: tuple[int, int] | None, place: _Place) -> tuple[Any, ...]:
-        """What a worker that was at `forms` does first: the smallest."""
-        rounds_first = place.round if self.settings.until is not None else 0
-        elsewhere = forms is None or place.subject != forms[0]
-        return rounds_first, place.forms != forms, self.busy[place.forms], elsewhere, self.at[place.subject], place
+    def _leave_out(self, place: _Place, kind: GapKind | None, reason: str, seconds: float) -> None:
+        subject = self.subjects[place.subject]
+        subject.seconds += seconds
+        if kind is not None:
+            subject.left_out(kind, place.unit, reason)
+        self._last_round(place)
 
-    def _last_round(self, place: _Place) -> None:
-        """A unit came to an end, and its law to no further round."""
-        self.finished += 1
-        self.total -= self.plan.rounds - 1 - place.round
-
-    def _job(self, place: _Place, unit: Unit) -> Job[LawRun]:
-        subject, settings, started = self.subjects[place.subject], self.settings, time.monotonic()
-        round_ = f", round {place.round + 1} of {self.plan.rounds}" if self.plan.rounds > 1 else ""
-        settings.progress(f"{self.finished:,}/{self.total:,} {subject.kernel.name} {unit.dtype} {unit.law}{round_}")
-        self.busy[place.forms] += 1
-        self.at[place.subject] += 1
-
-        def ended(unit: Unit | None) -> None:
-            self.busy[place.forms] -= 1
-            self.at[place.subject] -= 1
-            seconds = time.monotonic() - started
-            subject.seconds += seconds
-            if unit is None:
-                self._last_round(place)
-                return
-            unit = msgspec.structs.replace(unit, seconds=round(seconds, 3))
-            if settings.kept is not None:
-                settings.kept.keep(unit.key, unit)
-            self._end(place, unit)
-
-        def done(found: LawRun) -> None:
-            if found.in_error:
-                subject.left_out("harness error", unit, found.message)
-            ended(None if found.in_error else msgspec.structs.replace(unit, run=found))
-
-        def failed(error: VerifyError) -> None:
-            ended(self._failed(subject, unit, error))
-
-        return Job(
-            TryLaw(unit.target, unit.dtype, unit.law, unit.round, settings.profile, settings.seed),
-            done=done,
-            failed=failed,
-            timeout=settings.timeout,
-            until=settings.until,
-            prepare=lambda worker: declared_by(worker, unit.target),
-            about=place.forms,
-        )
-
-    def _failed(self, subject: _Subject, unit: Unit, error: VerifyError) -> Unit | None:
-        """The unit with how it failed; None where nothing is known of the kernel, which is a gap then."""
-        status: Status = "error"
-        message = error.message if isinstance(error, UsageError) else str(error)
-        match error:
-            case OutOfTime():
-                if unit.round == 0:
-                    subject.left_out("out of time", unit, message)
-                return None
-            case TruthError() | InternalError():
-                subject.left_out("harness error", unit, no_verdict(error))
-                return None
-            case Late():
-                status, message = "timeout", f"no result within {self.settings.timeout:g} s; stopped"
-            case Died():
-                status = "crashed"
-        return msgspec.structs.replace(unit, status=status, message=f"{unit.dtype} {unit.law}: {message}")
+    def _keep(self, place: _Place, seconds: float, **found: Any) -> None:
+        self.subjects[place.subject].seconds += seconds
+        unit = msgspec.structs.replace(place.unit, **found, seconds=round(seconds, 3))
+        if self.settings.kept is not None:
+            self.settings.kept.keep(unit.key, unit)
+        self._end(place, unit)
 
     def _end(self, place: _Place, unit: Unit) -> None:
-        """Keep a finished unit; its law has another round where it holds so far."""
+        """Counts a finished unit; its law has another round where it holds so far."""
         subject = self.subjects[place.subject]
         subject.done.setdefault((unit.dtype, unit.law), []).append(unit)
         subject.failures += unit.run is None
@@ -240,6 +209,20 @@ class _Queue:
             self._put(place.round + 1, place.law, place.subject, place.dtype)
         else:
             self._last_round(place)
+
+    def _last_round(self, place: _Place) -> None:
+        """A unit came to an end, and its law to no further round."""
+        self.finished += 1
+        self.total -= self.plan.rounds - 1 - place.round
+
+    def record(self) -> tuple[list[KernelRun], list[Gap]]:
+        """The laws of each kernel, and what of it has no verdict: errors of the harness first."""
+        kernels = [_kernel_run(subject, self.plan) for subject in self.subjects]
+        gaps = []
+        for subject, kernel in zip(self.subjects, kernels, strict=True):
+            of_harness_first = sorted(subject.gaps, key=lambda gap: (gap.kind != "harness error", gap.text))
+            gaps += [*crashes([kernel]), *of_harness_first]
+        return kernels, gaps
 
 
 def _kernel_run(subject: _Subject, plan: LawPlan) -> KernelRun:
@@ -272,11 +255,3 @@ def _kernel_run(subject: _Subject, plan: LawPlan) -> KernelRun:
 def left_out(laws: Sequence[str], dtypes: Sequence[str]) -> list[LawRun]:
     """Laws that nobody asked for stand in the record too: what is not tried is said."""
     return [LawRun(law, dtype, "skipped", 0, "left out by --without") for law in laws for dtype in dtypes]
-
-
-def _gaps(subject: _Subject, done: KernelRun) -> list[Gap]:
-    """What of a kernel has no verdict: errors of the harness first."""
-    found = sorted(subject.gaps, key=lambda gap: (gap.kind != "harness error", gap.text))
-    if done.status == "crashed" or done.status == "timeout":
-        found.insert(0, Gap(done.status, f"{done.name}: {done.message}", done.target))
-    return found

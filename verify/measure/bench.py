@@ -180,7 +180,7 @@ def time_all(found: list[Contender], settings: Bench, session: Session, backend:
         if len(workers) > 1:
             _compile_ahead(requests, beside, workers, session)
         for request in requests:
-            if session.deadline is not None and time.monotonic() >= session.deadline:
+            if session.until is not None and time.monotonic() >= session.until:
                 timings.late += [
                     Gap("out of time", f"{target} {request.dtype}: not timed: {SPENT}", target)
                     for target in request.targets
@@ -233,7 +233,7 @@ def _compile_ahead(requests: Sequence[Time], beside: list[str], workers: Sequenc
     """
     waiting = deque((request, True) for request in requests)
     now = time.monotonic()
-    until = None if session.deadline is None else now + AHEAD_SHARE * (session.deadline - now)
+    until = None if session.until is None else now + AHEAD_SHARE * (session.until - now)
 
     def take(last: Job[Any] | None) -> Job[list[Timed]] | None:
         if not waiting:

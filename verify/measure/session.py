@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import os
 import shlex
-import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -23,96 +20,40 @@ from verify.declare import config
 from verify.declare.requests import Known, ListKernels, declared_by, sources_of
 from verify.declare.sources import SourceWatch
 from verify.declare.target import Declared, Target
-from verify.errors import InternalError, JudgeFailed, TruthError, UsageError, VerifyError, no_verdict
+from verify.errors import UsageError
 from verify.measure.progress import Progress
 from verify.measure.requests import Measure
-from verify.records.identity import Invocation, assembled
+from verify.measure.source import NoResult, Source, Work, collect, crashes
 from verify.records.merge import together
 from verify.records.part_store import PartStore
-from verify.records.record import Gap, GapKind, KernelRun, Run, Status
+from verify.records.record import Gap, GapKind, KernelRun, Run
 from verify.records.source_digest import digest, own_digest
-from verify.workers.pool import Job, Pool, nearest, using
+from verify.workers.pool import Pool
 from verify.workers.process import OutOfTime, Worker
-from verify.workers.requests import About, Died, Late
+from verify.workers.requests import About, Late
 
 EXPECTED_DTYPES = 3  # of a kernel, before anybody has read its declaration
 OUT_OF_TIME = "the same `verify nightly` command again goes on where this one stopped; a larger --budget reaches more"
 
 
-@dataclass
-class Session:
-    """Settings of a run, and the lines about what could not be asked for."""
+@dataclass(kw_only=True)
+class Session(Work):
+    """Settings of a run."""
 
-    backend: str | None = None
-    seed: int = 0
-    timeout: float = 600.0
     dtypes: tuple[str, ...] = ()
     profile: str = "default"
     laws: str = ""  # profile of the laws; none are tried without one
     without: tuple[str, ...] = ()  # laws that are left out
     accuracy: bool = True  # whether to measure; without it only the laws are tried
     plan: str = ""  # the backend whose cases are measured, wherever they run; the own one without it
-    jobs: int = 0  # 0: one per core, or as many as fit the GPU
     by_dtype: bool = False  # each dtype of a kernel is measured on its own, so that many workers are busy to the end
-    pool: Pool | None = None  # of the caller, who stops it; else processes are started
-    deadline: float | None = None  # of time.monotonic(): kernels not done by then are reported as such
-    kept: PartStore | None = None  # where finished parts are written at once, beside those of earlier starts
     whole: bool = False  # this run is all that the store is for: it claims it, and Ctrl-C ends in what was measured
-    progress: Callable[[str], None] = lambda text: None
-    usage: list[str] = field(default_factory=list)
     known: Known = field(default_factory=dict)  # what the caller has asked of the targets
 
 
 def run(targets: Sequence[str], session: Session, command: str) -> Run:
     """Measure every kernel of every target."""
-    started = time.monotonic()
-    incomplete: list[Gap] = []
-    with using(session.pool, session.backend) as pool:
-        session.progress("starting")
-        if session.by_dtype and gpu_expected():  # each takes seconds to begin there, and cores are plenty
-            parts_expected = (len(session.dtypes) or EXPECTED_DTYPES) * (len(targets) if session.jobs else 1)
-            ahead = ListKernels(targets[0]) if len(targets) == 1 else None  # they import its module at the same time
-            pool.begin(min(session.jobs or os.cpu_count() or 1, parts_expected), ahead)
-        pool.probe()
-        declared: list[Declared] = []
-        for target in targets:
-            try:
-                declared += declared_by(pool, target, known=session.known)
-            except UsageError as error:
-                session.usage.append(str(error))
-                incomplete.append(Gap("not importable", error.message, target))
-        about = pool.about()
-        if session.whole and session.kept is not None:
-            claim(session.kept, session, about, sources_of(pool, targets, session.known))
-        parts = _parts(declared, about.backend, session)
-        pool.grow(min(session.jobs or about.workers, len(parts)))
-        local = all(isinstance(worker, Worker) for worker in pool.workers)
-        files = {file: known for listed in session.known.values() for file, known in listed.files.items()}
-        queue = _Queue(parts, about.backend, session, SourceWatch(files, local=local))
-        try:
-            pool.run(queue.take)
-        except KeyboardInterrupt:
-            if not session.whole:
-                raise
-            queue.interrupt()
-    kernels: dict[str, KernelRun] = {}
-    for part in parts:
-        done = queue.ended[part.key]
-        incomplete += gaps_of(done)
-        done = msgspec.structs.replace(done, gaps=[])
-        known = kernels.get(part.kernel.target)
-        try:
-            kernels[part.kernel.target] = done if known is None else together(known, done)
-        except UsageError as error:  # nothing that was measured of others may be lost to it
-            incomplete.append(Gap("harness error", f"{part.kernel.name}: {error.message}", part.kernel.target))
-    return assembled(
-        about.backend,
-        about.environment,
-        Invocation(command, session.profile, session.seed),
-        kernels=list(kernels.values()),
-        incomplete=incomplete,
-        seconds=time.monotonic() - started,
-    )
+    return collect(Measuring(targets, session), command)
 
 
 def claim(kept: PartStore, session: Session, about: About, sources: dict[str, str]) -> None:
@@ -139,14 +80,15 @@ def claim(kept: PartStore, session: Session, about: About, sources: dict[str, st
 
 def gaps_of(kernel: KernelRun) -> list[Gap]:
     """What of a kernel did not happen or has no verdict: all of it, a dtype, or a law."""
-    found = list(kernel.gaps)
-    if kernel.status in ("crashed", "timeout"):
-        found.insert(0, Gap(kernel.status, f"{kernel.name}: {kernel.message}", kernel.target))
-    return found + [
-        Gap("harness error", f"{kernel.name}: the law of {law.law} in {law.dtype}: {law.message}", kernel.target)
-        for law in kernel.laws
-        if law.in_error
-    ]
+    return (
+        crashes([kernel])
+        + kernel.gaps
+        + [
+            Gap("harness error", f"{kernel.name}: the law of {law.law} in {law.dtype}: {law.message}", kernel.target)
+            for law in kernel.laws
+            if law.in_error
+        ]
+    )
 
 
 class _Part(NamedTuple):
@@ -157,9 +99,22 @@ class _Part(NamedTuple):
     dtype: str = ""  # where it is one of several
 
     @property
+    def target(self) -> str:
+        return self.kernel.target
+
+    @property
     def key(self) -> str:
-        """What an interrupted run knows it by."""
-        return f"{self.kernel.target} {self.dtype}".rstrip()
+        """The name of this part in the store."""
+        return f"{self.target} {self.dtype}".rstrip()
+
+    @property
+    def again(self) -> str:
+        """The command that measures it again."""
+        return f"verify run {shlex.quote(self.target)}"
+
+    def gap(self, kind: GapKind, message: str) -> Gap:
+        """What of it did not happen."""
+        return Gap(kind, f"{self.kernel.name}: {message}", self.target)
 
 
 def _parts(kernels: Sequence[Declared], backend: str, session: Session) -> list[_Part]:
@@ -185,39 +140,71 @@ def _turn(part: _Part) -> tuple[bool, int, int]:
     return part.kernel.peer, LONGEST.index(part.kernel.kind), slow
 
 
-class _Queue:
-    """The policy of a run: each part once, the judged and the longest first, and a worker stays with its kernel.
+class Measuring(Source[_Part, KernelRun]):
+    """The parts of a run: each once, the judged and the longest first, and a worker stays with its kernel.
 
     The process of a kernel has imported its module, and whatever that imports, met the GPU and compiled what does not
     hang on the dtype.
     """
 
-    def __init__(self, parts: Sequence[_Part], backend: str, session: Session, sources: SourceWatch) -> None:
-        self.backend, self.session, self.parts, self.sources = backend, session, parts, sources
-        self.waiting = sorted(parts, key=_turn)
-        self.busy: Counter[str] = Counter()  # workers at each target
+    backend: str
+    parts: list[_Part]
+    sources: SourceWatch
+
+    def __init__(self, targets: Sequence[str], session: Session) -> None:
+        super().__init__(session)
+        self.targets, self.session, self.profile = targets, session, session.profile
         self.ended: dict[str, KernelRun] = {}
-        self.progress = Progress(len(parts), bool(session.laws))
+        self.not_imported: list[Gap] = []
 
-    def take(self, last: Job[Any] | None) -> Job[KernelRun] | None:
-        """The next part that neither an earlier run has done nor the declaration rules out."""
-        self.sources.demand_unchanged()
-        while self.waiting:
-            part = self._next(None if last is None else last.about)
-            known = None if self.session.kept is None else self.session.kept.known(part.key, KernelRun)
-            if known is not None:
-                self.ended[part.key] = known
-            elif (unfit := self._unfit(part)) is not None:
-                self._end(part, unfit)
-            else:
-                return self._job(part)
-        return None
+    def open(self, pool: Pool) -> About:
+        """Lists the kernels, divides them into parts, and starts as many workers as these are worth."""
+        session, targets = self.session, self.targets
+        session.progress("starting")
+        if session.by_dtype and gpu_expected():  # each takes seconds to begin there, and cores are plenty
+            parts_expected = (len(session.dtypes) or EXPECTED_DTYPES) * (len(targets) if session.jobs else 1)
+            ahead = ListKernels(targets[0]) if len(targets) == 1 else None  # they import its module at the same time
+            pool.begin(min(session.jobs or os.cpu_count() or 1, parts_expected), ahead)
+        pool.probe()
+        declared: list[Declared] = []
+        for target in targets:
+            try:
+                declared += declared_by(pool, target, known=session.known)
+            except UsageError as error:
+                session.usage.append(str(error))
+                self.not_imported.append(Gap("not importable", error.message, target))
+        about = pool.about()
+        if session.whole and session.kept is not None:
+            claim(session.kept, session, about, sources_of(pool, targets, session.known))
+        self.enqueue(_parts(declared, about.backend, session), about.backend)
+        pool.grow(min(session.jobs or about.workers, len(self.parts)))
+        local = all(isinstance(worker, Worker) for worker in pool.workers)
+        files = {file: known for listed in session.known.values() for file, known in listed.files.items()}
+        self.sources = SourceWatch(files, local=local)
+        return about
 
-    def _next(self, last: str | None) -> _Part:
+    def enqueue(self, parts: list[_Part], backend: str) -> None:
+        """Has these parts measured."""
+        self.parts, self.backend, self.waiting = parts, backend, sorted(parts, key=_turn)
+        self.progress = Progress(len(parts), bool(self.session.laws))
+
+    def next(self, last: _Part | None) -> _Part | None:
         """Of those that are judged, and of peers when no other is left."""
+        self.sources.demand_unchanged()
+        if not self.waiting:
+            return None
         peers = self.waiting[0].kernel.peer
-        kernels = [part.kernel for part in self.waiting if part.kernel.peer == peers]
-        return self.waiting.pop(nearest(enumerate(each.target for each in kernels), last, self.busy))
+        return self.take_nearest(last, lambda part: part.kernel.peer == peers)
+
+    def settle(self, part: _Part) -> bool:
+        """A part that an earlier run has done, or that the declaration rules out."""
+        kept = self.session.kept
+        done = None if kept is None else kept.known(part.key, KernelRun)
+        if done is not None:
+            self.ended[part.key] = done
+        elif (unfit := self._unfit(part)) is not None:
+            self._end(part, unfit)
+        return part.key in self.ended
 
     def _unfit(self, part: _Part) -> KernelRun | None:
         """A kernel that cannot run here, or in none of the dtypes asked for."""
@@ -228,79 +215,60 @@ class _Queue:
             return part.kernel.run(
                 "skipped",
                 f"declares {', '.join(part.kernel.dtypes)}; --dtype asks for {received}",
-                hint=f"verify list {shlex.quote(Target.parse(part.kernel.target).source)}",
+                hint=f"verify list {shlex.quote(Target.parse(part.target).source)}",
             )
         return None
 
-    def _job(self, part: _Part) -> Job[KernelRun]:
-        session, target = self.session, part.kernel.target
-        self.busy[target] += 1
+    def begin(self, part: _Part) -> Measure:
+        """Returns the request, with the forks to judge with.
+
+        Where fewer parts are left than cores, a part has twice its share of them, as others end before it.
+        """
+        session = self.session
         session.progress(self.progress.begin(part.key, f"{part.kernel.name} {part.dtype}".rstrip()))
-        return Job(
-            Measure(
-                target,
-                session.seed,
-                part.dtypes,
-                session.laws,
-                session.accuracy,
-                session.plan,
-                session.timeout,
-                session.without,
-                self._judges(),
-            ),
-            done=partial(self._done, part),
-            failed=partial(self._failed, part),
-            timeout=session.timeout,
-            until=session.deadline,
-            prepare=lambda worker: declared_by(worker, target),
-            progress=lambda step: session.progress(self.progress.at(part.key, step)),
-            about=target,
+        cores, left = session.jobs or os.cpu_count() or 1, len(self.parts) - len(self.ended)
+        return Measure(
+            part.target,
+            session.seed,
+            part.dtypes,
+            session.laws,
+            session.accuracy,
+            session.plan,
+            session.timeout,
+            session.without,
+            judges=min(cores, 2 * cores // left) if left < cores else 1,
         )
 
-    def _judges(self) -> int:
-        """How many forks a part that begins now judges with: where fewer parts are left than cores, twice its share,
-        as others end before it."""
-        cores, left = self.session.jobs or os.cpu_count() or 1, len(self.parts) - len(self.ended)
-        return min(cores, 2 * cores // left) if left < cores else 1
+    def heard(self, part: _Part, text: str) -> None:
+        """Shows how far the part is."""
+        self.session.progress(self.progress.at(part.key, text))
 
-    def _done(self, part: _Part, done: KernelRun) -> None:
+    def done(self, part: _Part, reply: KernelRun, seconds: float) -> None:
+        """Adds the next command to the record of a kernel that failed."""
         self.sources.demand_unchanged()
-        self.busy[part.kernel.target] -= 1
-        if done.status in ("error", "crashed", "timeout") and not done.hint:
-            done = msgspec.structs.replace(done, hint=self._hint(part, done))
-        self._end(part, done)
-
-    def _hint(self, part: _Part, done: KernelRun) -> str:
-        if done.status == "timeout":
-            return f"{_again(part)} --timeout {2 * self.session.timeout:g}"
-        sanitize = done.status == "crashed" and named(self.backend).sanitizer
-        return _again(part).replace("run", "sanitize", 1) if sanitize else _again(part)
-
-    def _failed(self, part: _Part, error: VerifyError) -> None:
-        """What the record says of a kernel that gave no result."""
-        self.sources.demand_unchanged()
-        self.busy[part.kernel.target] -= 1
-        status: Status = "error"
-        message, hint, kind = str(error), _again(part), ""
-        match error:
-            case OutOfTime():
-                status, hint, kind = "skipped", OUT_OF_TIME, "out of time"
-            case JudgeFailed():
-                status, message, kind = "skipped", str(error), "judge failed"
-            case Late():
-                status, message = "timeout", f"no result within {self.session.timeout:g} s; stopped"
+        if reply.status in ("error", "crashed", "timeout") and not reply.hint:
+            hint = part.again
+            if reply.status == "timeout":
                 hint = f"{hint} --timeout {2 * self.session.timeout:g}"
-                if error.who == "judge":  # the kernel's own process has less time
-                    status, message, kind = "skipped", f"the judge ran out of time: {message}", "judge failed"
-            case Died():
-                status = "crashed"
-            case UsageError():
-                message, hint = error.message, error.hint or ""
-            case TruthError() | InternalError():
-                status, message, kind = "skipped", no_verdict(error), "harness error"
-        message = f"{part.dtype}: {message}" if part.dtype else message
-        gaps = [Gap(kind, f"{part.kernel.name}: {message}", part.kernel.target)] if kind else []  # type: ignore[arg-type]
-        self._end(part, part.kernel.run(status, message, hint=hint, gaps=gaps))
+            elif reply.status == "crashed" and named(self.backend).sanitizer:
+                hint = hint.replace("run", "sanitize", 1)
+            reply = msgspec.structs.replace(reply, hint=hint)
+        self._end(part, reply)
+
+    def failed(self, part: _Part, why: NoResult, seconds: float) -> None:
+        """Makes the record of a kernel that gave no result."""
+        self.sources.demand_unchanged()
+        hint = part.again
+        match why.error:
+            case OutOfTime():
+                hint = OUT_OF_TIME
+            case Late():
+                hint = f"{hint} --timeout {2 * self.session.timeout:g}"
+            case UsageError(hint=given):
+                hint = given or ""
+        message = f"{part.dtype}: {why.message}" if part.dtype else why.message
+        gaps = [part.gap(why.kind, message)] if why.kind else []
+        self._end(part, part.kernel.run(why.status, message, hint=hint, gaps=gaps))
 
     def _end(self, part: _Part, done: KernelRun) -> None:
         self.ended[part.key] = done
@@ -312,17 +280,29 @@ class _Queue:
         if self.session.kept is not None and not kinds & again:
             self.session.kept.keep(part.key, done)
 
-    def interrupt(self) -> None:
-        """What Ctrl-C left is a gap of the record."""
-        for part in self.parts:
+    def interrupted(self) -> bool:
+        """What Ctrl-C left is a gap of the record, where the run is one of its own."""
+        for part in self.parts if self.session.whole else ():
             if part.key not in self.ended:
                 message = f"{part.dtype and part.dtype + ': '}not finished: interrupted"
-                gap = Gap("interrupted", f"{part.kernel.name}: {message}", part.kernel.target)
-                self._end(part, part.kernel.run("interrupted", message, hint=_again(part), gaps=[gap]))
+                gap = part.gap("interrupted", message)
+                self._end(part, part.kernel.run("interrupted", message, hint=part.again, gaps=[gap]))
+        return self.session.whole
 
-
-def _again(part: _Part) -> str:
-    return f"verify run {shlex.quote(part.kernel.target)}"
+    def record(self) -> tuple[list[KernelRun], list[Gap]]:
+        """One entry for each kernel, of all its dtypes."""
+        kernels: dict[str, KernelRun] = {}
+        incomplete = self.not_imported
+        for part in self.parts:
+            done = self.ended[part.key]
+            incomplete += gaps_of(done)
+            done = msgspec.structs.replace(done, gaps=[])
+            known = kernels.get(part.target)
+            try:
+                kernels[part.target] = done if known is None else together(known, done)
+            except UsageError as error:  # nothing that was measured of others may be lost to it
+                incomplete.append(part.gap("harness error", error.message))
+        return list(kernels.values()), incomplete
 
 
 def command_line(arguments: Sequence[str]) -> str:

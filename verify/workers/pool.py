@@ -18,7 +18,7 @@ import math
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -173,14 +173,6 @@ class Pool:
         with self._counting:
             self.spent[place, kind_of(request)] += seconds
             self.requests[kind_of(request)] += 1
-
-
-def nearest(waiting: Iterable[tuple[int, str]], own: str | None, busy: Mapping[str, int]) -> int:
-    """The number of the one that a worker does next, of those waiting, each with its number and its target.
-
-    Of the worker's own target, whose process is ready for it, else of one at which the fewest are, else the first.
-    """
-    return min(waiting, key=lambda each: (each[1] != own, busy[each[1]], each[0]))[0]
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +43,14 @@ def test_a_kernel_whose_package_is_missing_is_skipped() -> None:
 
 
 def test_hunts_on_two_workers_have_twice_the_share_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedule.time, "monotonic", lambda: 0.0)
+    monkeypatch.setattr("time.monotonic", lambda: 0.0)
     kernel = Declared("k.py::k", "k", "silu", "elementwise", {}, "", ("cuda",), ())
     hunted = schedule._HuntedKernel(kernel, [Hunt("float32", name) for name in ("y", "dx", "dw", "db")])
     session = HuntSession(settings=Settings(generations=4, seconds=20.0), until=16.0)
     for workers, seconds in ((1, 4.0), (2, 8.0), (9, 20.0)):
-        job = schedule._Queue([hunted], session, tmp_path / "stop", workers).take(None)
+        queue = schedule._Hunts([], session, tmp_path / "stop", ExitStack())
+        queue.enqueue([hunted], workers)
+        job = queue.take(None)
         assert job is not None and isinstance(job.request, DoHunt)
         assert job.request.settings.seconds == seconds
 
@@ -57,8 +60,10 @@ def test_ctrl_c_asks_wherever_a_hunt_runs(tmp_path: Path) -> None:
     session = HuntSession(settings=Settings(evaluations=1))
     stop = tmp_path / "stop"
     asked: list[bool] = []
-    schedule._interrupted(session, stop, lambda: asked.append(stop.exists()))
-    assert session.interrupted and asked == [True]
+    queue = schedule._Hunts([], session, stop, ExitStack())
+    queue.raise_flag = lambda: asked.append(stop.exists())
+    queue.on_interrupt()
+    assert queue.was_interrupted and asked == [True]
 
 
 @pytest.mark.slow

@@ -21,8 +21,6 @@ from verify.search.sweep.space import CHUNK, Space, merged
 from verify.workers.pool import Pool
 from verify.workers.requests import Died
 
-HEADER: dict[str, Any] = {}
-
 
 def driver(workers: int, *chunks: int) -> _Sharing:
     """The policy of a sweep of several spaces, of which nothing is done."""
@@ -30,7 +28,9 @@ def driver(workers: int, *chunks: int) -> _Sharing:
         _SweptSpace(Space(f"f.py::k{number}", "float32", ("y",), "unary", 0, count * CHUNK), "fused sm_90")
         for number, count in enumerate(chunks)
     ]
-    return _Sharing(spaces, SweepSettings(), HEADER, workers)
+    shared = _Sharing([], SweepSettings())
+    shared.enqueue(spaces, workers)
+    return shared
 
 
 def swept(shared: _Sharing, workers: list[Any]) -> list[KernelRun]:
@@ -227,8 +227,7 @@ def test_a_space_about_which_the_harness_fails_is_left_where_the_caller_goes_on(
     ]
     assert list(shared.spaces[2].recorded) == ["y"]
     shared.settings.contain = False
-    with pytest.raises(TruthError):
-        shared._in_error(shared.spaces[2], TruthError("two routes disagree"))
+    assert shared.raises(TruthError("two routes disagree"))
 
 
 def test_when_the_time_is_spent_what_is_whole_is_recorded_and_the_rest_is_named(

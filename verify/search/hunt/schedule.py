@@ -14,26 +14,25 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from verify.declare.requests import declared_by
 from verify.declare.target import Declared
-from verify.errors import SPENT, InternalError, TruthError, UsageError, VerifyError, no_verdict
-from verify.records.identity import Invocation, assembled
-from verify.records.record import RESULT_STATUSES, Gap, GapKind, KernelRun, Result, Run, Status, value_of
+from verify.errors import SPENT, TruthError, UsageError, VerifyError
+from verify.measure.source import NoResult, Source, Work, collect, crashes
+from verify.records.record import RESULT_STATUSES, Gap, GapKind, KernelRun, Run, Status, value_of
 from verify.search.hunt.requests import DoHunt, Hunt, HuntProgress, HuntReply, Hunts, ListHunts, Pinned
 from verify.search.hunt.settings import Settings
-from verify.workers.pool import Job, Pool, nearest, using
-from verify.workers.process import START_SECONDS, OutOfTime
-from verify.workers.requests import Died, Late
+from verify.workers.pool import Pool
+from verify.workers.process import START_SECONDS
+from verify.workers.requests import About
 
 CLOSING_SECONDS = 120.0  # to judge the finds exactly, after the budget is spent
 
@@ -50,27 +49,22 @@ class HuntSummary:
     pinned: Pinned | None
 
 
-@dataclass
-class HuntSession:
-    """Settings of many hunts, and what they came to beside the record."""
+@dataclass(kw_only=True)
+class HuntSession(Work):
+    """Settings of many hunts, and what they came to beside the record. With `until` they share the time left."""
 
     settings: Settings
-    backend: str | None = None
     dtypes: list[str] = field(default_factory=list)
     results: list[str] = field(default_factory=list)
     pin: bool = False
-    timeout: float = 600.0  # beyond the time budget of one hunt
-    pool: Pool | None = None  # of the caller, who stops it; else one process is started
-    progress: Callable[[str, HuntProgress], None] = lambda name, progress: None
+    contain: bool = False
     stopping: Callable[[], None] = lambda: None  # called once, when the first Ctrl-C arrives
-    until: float | None = None  # of time.monotonic(): no hunt begins later, and earlier ones share the time left
     asked: Mapping[str, Hunts] | None = None  # the hunts by target, where the caller has asked already
-    known: Callable[[str, Hunt], KernelRun | None] = lambda target, hunt: None  # one that was done before
-    finished: Callable[[str, Hunt, KernelRun], None] = lambda target, hunt, done: None
-    contain: bool = False  # an error of the harness is a line of the record, else it ends all hunts
-    gaps: list[Gap] = field(default_factory=list)  # hunts without a verdict, and those that the time did not reach
     summaries: list[HuntSummary] = field(default_factory=list)
-    interrupted: bool = False
+
+    def __post_init__(self) -> None:
+        self.settings.check()
+        self.seed = self.settings.seed
 
 
 @dataclass
@@ -85,42 +79,46 @@ class _HuntedKernel:
     not_done: str = "not begun: interrupted"  # why the last hunt that was not done was not
 
 
+@dataclass(eq=False)
+class _Hunting:
+    """One hunt of a kernel, waiting or at a worker."""
+
+    hunted: _HuntedKernel
+    hunt: Hunt
+    share: float | None = None  # its part of the time that is left, in seconds
+    best: HuntProgress | None = None  # the last report that named a case
+
+    @property
+    def target(self) -> str:
+        return self.hunted.kernel.target
+
+    @property
+    def name(self) -> str:
+        return f"{self.hunted.kernel.name} {self.hunt.result} {self.hunt.dtype}"
+
+    @property
+    def key(self) -> str:
+        """The name of this hunt in the store."""
+        return f"{self.target} {self.hunt.result} {self.hunt.dtype}"
+
+    @property
+    def sort(self) -> tuple[int, bool]:
+        """Hunts of one sort take about as long, on the same hardware."""
+        return _SLOWEST.index(self.hunted.kernel.kind), self.hunt.dtype == "float64"
+
+    def best_so_far(self, message: str) -> list[str]:
+        """What a hunt that failed had found."""
+        if self.best is None:
+            return []
+        best = f"{self.best.evaluations:,} evaluations had given {value_of(self.best.best):.6g} (not judged exactly)"
+        return [f"{message}; before that {best} at [{self.best.index}] of the case {self.best.case}"]
+
+
 def run(targets: Sequence[str], session: HuntSession, command: str) -> Run:
     """Hunt in every kernel of every target."""
-    session.settings.check()
-    started = time.monotonic()
-    with using(session.pool, session.backend) as pool, tempfile.TemporaryDirectory(prefix="verify-hunt-") as folder:
-        about = pool.about()
-        hunted = [each for target in targets for each in _hunted_kernels(pool, target, about.backend, session)]
-        stop = Path(folder) / "stop"
-        with pool.flag(stop) as raise_flag:
-            queue = _Queue(hunted, session, stop, len(pool.workers))
-            pool.run(queue.take, on_interrupt=partial(_interrupted, session, stop, raise_flag))
-    kernels = [_kernel_run(each) for each in hunted]
-    incomplete = [
-        Gap(kernel.status, f"{kernel.name}: {kernel.message}", kernel.target)
-        for kernel in kernels
-        if kernel.status == "crashed" or kernel.status == "timeout"
-    ]
-    incomplete += sorted(session.gaps, key=lambda gap: gap.kind != "harness error")
-    if session.interrupted:
-        incomplete.append(Gap("interrupted", "interrupted: the hunts say how many evaluations they had made"))
-    return assembled(
-        about.backend,
-        about.environment,
-        Invocation(command, "hunt", session.settings.seed),
-        kernels=kernels,
-        incomplete=incomplete,
-        seconds=time.monotonic() - started,
-    )
-
-
-def _interrupted(session: HuntSession, stop: Path, raise_flag: Callable[[], None]) -> None:
-    """At Ctrl-C: `stop` exists, here and wherever a hunt runs, which ends it early."""
-    session.interrupted = True
-    stop.touch()
-    session.stopping()
-    raise_flag()
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="verify-hunt-"))
+        return collect(_Hunts(targets, session, Path(folder) / "stop", stack), command)
 
 
 def _hunted_kernels(pool: Pool, target: str, backend: str, session: HuntSession) -> list[_HuntedKernel]:
@@ -146,149 +144,134 @@ def _hunted_kernels(pool: Pool, target: str, backend: str, session: HuntSession)
 
 _SLOWEST = ("graph", "rowwise", "contraction", "elementwise")  # a call of rows is the largest, and has the most steps
 
-_Place = tuple[_HuntedKernel, Hunt]
 
-
-def _sort(place: _Place) -> tuple[int, bool]:
-    """Hunts of one sort take about as long, on the same hardware."""
-    hunted, hunt = place
-    return _SLOWEST.index(hunted.kernel.kind), hunt.dtype == "float64"
-
-
-def _in_turn(hunts: list[_Place]) -> list[_Place]:
+def _in_turn(hunts: list[_Hunting]) -> list[_Hunting]:
     """The longest first, those in float64 and the others by turns: the former keep a core busy, the latter the GPU.
 
     Sorting is stable: among hunts that take as long, the kernels keep their order.
     """
-    hunts = sorted(hunts, key=lambda place: _SLOWEST.index(place[0].kernel.kind))
-    exact = [place for place in hunts if place[1].dtype == "float64"]
-    others = [place for place in hunts if place[1].dtype != "float64"]
-    return [place for pair in zip_longest(exact, others) for place in pair if place is not None]
+    hunts = sorted(hunts, key=lambda each: each.sort[0])
+    exact = [each for each in hunts if each.hunt.dtype == "float64"]
+    others = [each for each in hunts if each.hunt.dtype != "float64"]
+    return [each for pair in zip_longest(exact, others) for each in pair if each is not None]
 
 
-class _Queue:
-    """The policy of many hunts: each once, in turn, with its share of the time that is left."""
+class _Hunts(Source[_Hunting, HuntReply]):
+    """Many hunts: each once, in turn, with its share of the time that is left."""
 
-    def __init__(self, hunted: Sequence[_HuntedKernel], session: HuntSession, stop: Path, workers: int) -> None:
-        self.session, self.stop, self.workers = session, stop, workers
-        self.waiting = _in_turn([(each, hunt) for each in hunted for hunt in each.hunts])
-        self.sorts = deque(map(_sort, self.waiting))  # in turn
-        self.busy: Counter[str] = Counter()  # workers at each target
+    profile = "hunt"
 
-    def take(self, last: Job[Any] | None) -> Job[HuntReply] | None:
-        """The next hunt that no earlier run has done and the time reaches."""
-        until = self.session.until
-        while self.waiting:
-            left = len(self.waiting)
-            hunted, hunt = self._next(None if last is None else last.about)
-            share = None if until is None else (until - time.monotonic()) * self.workers / left
-            known = self.session.known(hunted.kernel.target, hunt)
-            if known is not None:
-                hunted.done[hunt] = known
-            elif share is not None and share <= 0:
-                self._leave_out(hunted, hunt, "out of time", f"not begun: {SPENT}")
-            else:
-                return self._job(hunted, hunt, share)
-        return None
+    def __init__(self, targets: Sequence[str], session: HuntSession, stop: Path, stack: ExitStack) -> None:
+        super().__init__(session)
+        self.targets, self.session, self.stop, self.stack = targets, session, stop, stack
+        self.until = None if session.until is None else session.until + CLOSING_SECONDS
+        self.was_interrupted = False
+        self.gaps: list[Gap] = []  # hunts without a verdict, and those that the time did not reach
+        self.raise_flag: Callable[[], None] = stop.touch
 
-    def _next(self, target: str | None) -> _Place:
+    def open(self, pool: Pool) -> About:
+        """Asks for the hunts of every kernel."""
+        about = pool.about()
+        self.raise_flag = self.stack.enter_context(pool.flag(self.stop))
+        kernels = (_hunted_kernels(pool, target, about.backend, self.session) for target in self.targets)
+        self.enqueue([each for found in kernels for each in found], len(pool.workers))
+        return about
+
+    def enqueue(self, hunted: list[_HuntedKernel], workers: int) -> None:
+        """Has these kernels hunted by so many workers."""
+        self.hunted, self.workers = hunted, workers
+        self.waiting = _in_turn([_Hunting(each, hunt) for each in hunted for hunt in each.hunts])
+        self.sorts = deque(each.sort for each in self.waiting)  # in turn
+
+    def on_interrupt(self) -> None:
+        """At the first Ctrl-C: `stop` exists, here and wherever a hunt runs, which ends it early."""
+        self.was_interrupted = True
+        self.stop.touch()
+        self.session.stopping()
+        self.raise_flag()
+
+    def next(self, last: _Hunting | None) -> _Hunting | None:
         """The next hunt of the sort whose turn it is."""
-        sort = self.sorts.popleft()
-        of_sort = ((n, place[0].kernel.target) for n, place in enumerate(self.waiting) if _sort(place) == sort)
-        return self.waiting.pop(nearest(of_sort, target, self.busy))
+        if not self.waiting:
+            return None
+        left, sort = len(self.waiting), self.sorts.popleft()
+        part = self.take_nearest(last, lambda each: each.sort == sort)
+        if self.session.until is not None:
+            part.share = (self.session.until - time.monotonic()) * self.workers / left
+        return part
 
-    def _leave_out(self, hunted: _HuntedKernel, hunt: Hunt, kind: GapKind, reason: str) -> None:
-        hunted.not_done = reason
-        target = hunted.kernel.target
-        self.session.gaps.append(Gap(kind, f"hunt of {target} {hunt.result} {hunt.dtype}: {reason}", target))
+    def settle(self, part: _Hunting) -> bool:
+        """A hunt that an earlier start finished, or that the time does not reach."""
+        kept = self.session.kept
+        known = None if kept is None else kept.known(part.key, KernelRun)
+        late = part.share is not None and part.share <= 0
+        if known is not None:
+            part.hunted.done[part.hunt] = known
+        elif late:
+            self._leave_out(part, "out of time", f"not begun: {SPENT}")
+        return late or known is not None
 
-    def _job(self, hunted: _HuntedKernel, hunt: Hunt, share: float | None) -> Job[HuntReply]:
-        """One hunt; `share` is its part of the time that is left."""
-        session, settings, target = self.session, self.session.settings, hunted.kernel.target
-        timeout = (settings.seconds or 0.0) + session.timeout + CLOSING_SECONDS
-        if share is not None:
-            settings = replace(settings, seconds=round(max(1.0, min(share, settings.seconds or share)), 1))
-        running = _Running(self, hunted, hunt, f"{hunted.kernel.name} {hunt.result} {hunt.dtype}", timeout)
-        self.busy[target] += 1
-        return Job(
-            DoHunt(target, hunt, settings, os.fspath(self.stop), session.pin),
-            done=running.done,
-            failed=running.failed,
-            about=target,
-            timeout=timeout,
-            until=None if session.until is None else session.until + CLOSING_SECONDS,
-            prepare=lambda worker: declared_by(worker, target),
-            progress=running.heard,
-        )
+    def begin(self, part: _Hunting) -> DoHunt:
+        """Returns the request of one hunt."""
+        settings = self.session.settings
+        if part.share is not None:
+            seconds = max(1.0, min(part.share, settings.seconds or part.share))
+            settings = replace(settings, seconds=round(seconds, 1))
+        return DoHunt(part.target, part.hunt, settings, os.fspath(self.stop), self.session.pin)
 
+    def timeout(self, part: _Hunting) -> float:
+        """Its own time, and what comes after it."""
+        return (self.session.settings.seconds or 0.0) + self.session.timeout + CLOSING_SECONDS
 
-@dataclass
-class _Running:
-    """One hunt at a worker; whatever happens to it is written into its kernel."""
-
-    queue: _Queue
-    hunted: _HuntedKernel
-    hunt: Hunt
-    name: str
-    timeout: float
-    best: HuntProgress | None = None  # the last report that named a case
-    started: float = field(default_factory=time.monotonic)
-
-    def heard(self, text: str) -> None:
+    def heard(self, part: _Hunting, text: str) -> None:
         """A report of progress."""
         said = msgspec.json.decode(text, type=HuntProgress)
         if said.case:
-            self.best = said
-        elif self.best is not None:
-            self.best = msgspec.structs.replace(said, case=self.best.case, index=self.best.index)
-        self.queue.session.progress(self.name, said)
+            part.best = said
+        elif part.best is not None:
+            part.best = msgspec.structs.replace(said, case=part.best.case, index=part.best.index)
+        self.session.progress(part.name, said)
 
-    def done(self, reply: HuntReply) -> None:
+    def done(self, part: _Hunting, reply: HuntReply, seconds: float) -> None:
         """It ended with a result."""
-        self.queue.busy[self.hunted.kernel.target] -= 1
-        session, kernel = self.queue.session, self.hunted.kernel
-        self._keep(reply.result.status, result=reply.result, notes=reply.notes)
-        session.summaries.append(
-            HuntSummary(kernel.name, kernel.target, self.hunt, reply.sentence, reply.seconds, reply.pinned)
+        self._keep(
+            part, part.hunted.kernel.run(reply.result.status, results=[reply.result], notes=reply.notes), seconds
+        )
+        self.session.summaries.append(
+            HuntSummary(part.hunted.kernel.name, part.target, part.hunt, reply.sentence, reply.seconds, reply.pinned)
         )
 
-    def failed(self, error: VerifyError) -> None:
+    def raises(self, error: VerifyError) -> bool:
+        """Bad usage, and where the caller does not go on, two routes that disagree."""
+        return isinstance(error, UsageError) or (isinstance(error, TruthError) and not self.session.contain)
+
+    def failed(self, part: _Hunting, why: NoResult, seconds: float) -> None:
         """It ended without one."""
-        self.queue.busy[self.hunted.kernel.target] -= 1
-        match error:
-            case OutOfTime():
-                self.queue._leave_out(self.hunted, self.hunt, "out of time", str(error))
-                self.hunted.notes += self._best_so_far(f"{self.name}: {error}")
-            case Late():
-                self._keep("timeout", f"no result within {self.timeout:g} s; stopped")
-            case Died():
-                self._keep("crashed", str(error))
-            case TruthError() | InternalError() if self.queue.session.contain:
-                self.queue._leave_out(self.hunted, self.hunt, "harness error", no_verdict(error))
-            case TruthError() | UsageError():
-                raise error
-            case _:
-                self._keep("error", str(error))
+        message = f"{part.name}: {why.message}"
+        if why.kind is None:
+            self._keep(part, part.hunted.kernel.run(why.status, message, notes=part.best_so_far(message)), seconds)
+            return
+        self._leave_out(part, why.kind, why.message)
+        if why.kind == "out of time":
+            part.hunted.notes += part.best_so_far(message)
 
-    def _keep(self, status: Status, message: str = "", result: Result | None = None, notes: Sequence[str] = ()) -> None:
-        message = message and f"{self.name}: {message}"
-        done = self.hunted.kernel.run(
-            status,
-            message,
-            results=[] if result is None else [result],
-            notes=[*notes, *(self._best_so_far(message) if message else ())],
-            seconds=round(time.monotonic() - self.started, 3),
-        )
-        self.hunted.done[self.hunt] = done
-        if not self.queue.session.interrupted:  # one that was cut short is done again by the next start
-            self.queue.session.finished(self.hunted.kernel.target, self.hunt, done)
+    def _leave_out(self, part: _Hunting, kind: GapKind, reason: str) -> None:
+        part.hunted.not_done = reason
+        text = f"hunt of {part.target} {part.hunt.result} {part.hunt.dtype}: {reason}"
+        self.gaps.append(Gap(kind, text, part.target))
 
-    def _best_so_far(self, message: str) -> list[str]:
-        """What a hunt that failed had found."""
-        if self.best is None:
-            return []
-        best = f"{self.best.evaluations:,} evaluations had given {value_of(self.best.best):.6g} (not judged exactly)"
-        return [f"{message}; before that {best} at [{self.best.index}] of the case {self.best.case}"]
+    def _keep(self, part: _Hunting, done: KernelRun, seconds: float) -> None:
+        done = part.hunted.done[part.hunt] = msgspec.structs.replace(done, seconds=round(seconds, 3))
+        if self.session.kept is not None and not self.was_interrupted:  # one cut short is done again by the next start
+            self.session.kept.keep(part.key, done)
+
+    def record(self) -> tuple[list[KernelRun], list[Gap]]:
+        """All hunts of a kernel as one entry."""
+        kernels = [_kernel_run(each) for each in self.hunted]
+        gaps = crashes(kernels) + sorted(self.gaps, key=lambda gap: gap.kind != "harness error")
+        if self.was_interrupted:
+            gaps.append(Gap("interrupted", "interrupted: the hunts say how many evaluations they had made"))
+        return kernels, gaps
 
 
 def _kernel_run(hunted: _HuntedKernel) -> KernelRun:

@@ -16,26 +16,25 @@ import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from verify.backends import named
 from verify.declare.requests import declared_by
 from verify.declare.target import Declared, Target
-from verify.errors import SPENT, InternalError, KernelError, TruthError, UsageError, VerifyError, no_verdict
-from verify.records.identity import Invocation, assembled
+from verify.errors import SPENT, InternalError, TruthError, UsageError, VerifyError
+from verify.measure.source import NoResult, Source, Work, collect, crashes
 from verify.records.merge import ORDER
 from verify.records.part_store import SETTINGS, PartStore
-from verify.records.record import Gap, KernelRun, Run, Status, number
+from verify.records.record import Gap, KernelRun, Run, number
 from verify.search.sweep.partial import Outline, Partial
 from verify.search.sweep.requests import ListSpaces, RecordSweep, Spaces, SweepChunks
 from verify.search.sweep.space import Space, left_over, merged
-from verify.workers.pool import Job, Pool, using
+from verify.workers.pool import Pool
 from verify.workers.process import START_SECONDS
-from verify.workers.requests import Died, Late
+from verify.workers.requests import About
 
 SPAN_SECONDS = 2.0  # after which a worker hands over what it has done
 MOST = 1024  # chunks in a span
@@ -47,11 +46,10 @@ KEPT = 16  # partial results of a space that are kept apart
 _VOLATILE = ("platform", "cpu", "python", "numpy", "probes", "commit", "dirty")
 
 
-@dataclass
-class SweepSettings:
-    """What to sweep, and how."""
+@dataclass(kw_only=True)
+class SweepSettings(Work):
+    """What to sweep, and how. `jobs` 0: one on a GPU, one per core on the interpreter."""
 
-    backend: str | None = None
     dtypes: tuple[str, ...] = ()
     results: tuple[str, ...] = ()
     pairs: bool = False
@@ -60,14 +58,8 @@ class SweepSettings:
     baseline: bool = False
     curve: bool = True
     hardest: int = 0
-    jobs: int = 0  # 0: one on a GPU, one per core on the interpreter
-    timeout: float = 600.0  # of one span
-    pool: Pool | None = None  # of the caller, who stops it; else processes are started
-    until: float | None = None  # of time.monotonic(): no span begins later
-    contain: bool = False  # an error of the harness is a line of the record, else it ends the sweep
-    kept: PartStore | None = None  # from the beginning; without one only Ctrl-C leaves a file behind
+    contain: bool = False
     progress: Callable[[Space, int, int], None] = lambda space, done, total: None  # points of this space
-    usage: list[str] = field(default_factory=list)
 
 
 class InterruptedSweepError(Exception):
@@ -92,8 +84,7 @@ class _SweptSpace:
     found: list[bytes] = field(default_factory=list)  # partial results, encoded
     chunks: list[Span] = field(default_factory=list)  # that they cover
     recorded: dict[str, KernelRun | None] = field(default_factory=dict)  # by result; None while it is made
-    failed: tuple[Status, str] | None = None  # and why
-    in_error: str = ""  # why there is no verdict: the harness failed
+    failed: NoResult | None = None  # why it is given up
     seconds: float = 0.0
     most: int = 0  # chunks taken at a time, by any worker
 
@@ -106,18 +97,13 @@ class _SweptSpace:
         return sum(self.space.chunk(high - 1)[1] - self.space.chunk(low)[0] for low, high in self.chunks)
 
     @property
-    def over(self) -> bool:
-        """Whether it is given up."""
-        return bool(self.failed or self.in_error)
-
-    @property
     def unfinished(self) -> int:
         """Chunks that are not done yet."""
-        return 0 if self.over else sum(high - low for low, high in self.pending) + sum(self.flying.values())
+        return 0 if self.failed else sum(high - low for low, high in self.pending) + sum(self.flying.values())
 
     def take(self, share: int) -> Span | None:
         """The next span, if any is left. What would be left of it is taken too, where that is little."""
-        if self.over or not self.pending:
+        if self.failed or not self.pending:
             return None
         low, high = self.pending.pop(0)
         share = min(share, self.most)
@@ -152,47 +138,14 @@ class _SweptSpace:
 
     def next_result(self) -> str | None:
         """A result whose record can be made and is not yet."""
-        if self.over or self.pending or self.flying:
+        if self.failed or self.pending or self.flying:
             return None
         return next((name for name in self.space.results if name not in self.recorded), None)
 
 
 def sweep(targets: Sequence[str], settings: SweepSettings, command: str) -> Run:
     """Sweep every kernel of every target; InterruptedSweepError on Ctrl-C."""
-    started = time.monotonic()
-    with using(settings.pool, settings.backend) as pool:
-        pool.probe()
-        declared = _declared(pool, targets)
-        found = _spaces(pool, targets, settings)
-        about = pool.about()
-        spaces = [_SweptSpace(*each) for each in zip(found.spaces, found.references, strict=True)]
-        place = {name: str(value) for name, value in about.environment.items() if name not in _VOLATILE}
-        begun = {space.identity(): space.describe() for space in found.spaces}
-        place = {**found.place, **place, "backend": about.backend}
-        depends_on = {"inputs": begun, "version": VERSION, "references": found.references, **place}
-        jobs = settings.jobs or (1 if named(about.backend).gpu else os.cpu_count() or 1)
-        pool.grow(min(jobs, sum(item.space.chunks for item in spaces)))
-        sharing = _Sharing(spaces, settings, depends_on, len(pool.workers))
-        try:
-            pool.run(sharing.take)
-        except KeyboardInterrupt:
-            raise InterruptedSweepError(sharing.keep()) from None
-    kernels = _together([record for item in spaces if _gap(item) is None for record in _records(item, declared)])
-    incomplete = [Gap("other", line) for line in settings.usage]
-    incomplete += filter(None, map(_gap, spaces))
-    incomplete += [
-        Gap(item.status, f"{item.name}: {item.message}", item.target)
-        for item in kernels
-        if item.status == "crashed" or item.status == "timeout"
-    ]
-    return assembled(
-        about.backend,
-        about.environment,
-        Invocation(command, "sweep"),
-        kernels=kernels,
-        incomplete=incomplete,
-        seconds=time.monotonic() - started,
-    )
+    return collect(_Sharing(targets, settings), command)
 
 
 def _declared(pool: Pool, targets: Sequence[str]) -> dict[str, Declared]:
@@ -249,24 +202,58 @@ def known_of(kept: PartStore) -> dict[str, Partial]:
     return known
 
 
-class _Sharing:
-    """The policy of a sweep: the spans of all spaces shared out among workers, then the records."""
+class _Task(NamedTuple):
+    """What one worker does at a time: a span of chunks of a space, or the record of one result of it."""
 
-    def __init__(
-        self, spaces: list[_SweptSpace], settings: SweepSettings, depends_on: dict[str, Any], workers: int
-    ) -> None:
-        self.spaces, self.settings, self.depends_on, self.workers = spaces, settings, depends_on, workers
-        self.kept = settings.kept
+    item: _SweptSpace
+    span: Span | None = None
+    result: str = ""
+
+    @property
+    def target(self) -> str:
+        return self.item.space.target
+
+
+class _Sharing(Source[_Task, Any]):
+    """The spans of all spaces shared out among workers, then the records."""
+
+    profile = "sweep"
+    depends_on: dict[str, Any]
+
+    def __init__(self, targets: Sequence[str], settings: SweepSettings) -> None:
+        super().__init__(settings)
+        self.targets, self.settings, self.kept = targets, settings, settings.kept
+        self.until = None  # a span that has begun ends by itself
+
+    def open(self, pool: Pool) -> About:
+        """Asks for all spaces, and what of them an earlier start has done."""
+        pool.probe()
+        self.declared = _declared(pool, self.targets)
+        found = _spaces(pool, self.targets, self.settings)
+        about = pool.about()
+        place = {name: str(value) for name, value in about.environment.items() if name not in _VOLATILE}
+        begun = {space.identity(): space.describe() for space in found.spaces}
+        place = {**found.place, **place, "backend": about.backend}
+        self.depends_on = {"inputs": begun, "version": VERSION, "references": found.references, **place}
+        jobs = self.settings.jobs or (1 if named(about.backend).gpu else os.cpu_count() or 1)
+        pool.grow(min(jobs, sum(space.chunks for space in found.spaces)))
+        spaces = [_SweptSpace(*each) for each in zip(found.spaces, found.references, strict=True)]
+        self.enqueue(spaces, len(pool.workers))
+        return about
+
+    def enqueue(self, spaces: list[_SweptSpace], workers: int) -> None:
+        """Has what is not done of these spaces swept by so many workers."""
+        self.spaces, self.workers = spaces, workers
         if self.kept is not None:
-            self.kept.claim(depends_on, "sweep", ANOTHER)
+            self.kept.claim(self.depends_on, "sweep", ANOTHER)
         known = {} if self.kept is None else known_of(self.kept)
         for item in spaces:
             if (found := known.get(item.space.identity())) is not None:
                 item.found, item.chunks = [found.encode()], found.chunks
             item.pending = left_over(item.space.chunks, item.chunks)
 
-    def keep(self) -> Path:
-        """Returns the file with the partial results, a new one unless the caller named one."""
+    def interrupted(self) -> bool:
+        """Keeps the partial results, in a new file unless the caller named one."""
         if self.kept is None:
             name = "-".join(sorted({item.space.identity()[:6] for item in self.spaces})[:2])
             self.kept = PartStore(Path(f"verify-sweep-{name}.parts"))
@@ -275,19 +262,18 @@ class _Sharing:
             for item in self.spaces:
                 for found in [] if item.space.identity() in known else item.found:
                     keep(self.kept, found)
-        return self.kept.path
+        raise InterruptedSweepError(self.kept.path) from None
 
-    def take(self, last: Job[Any] | None) -> Job[Any] | None:
+    def next(self, last: _Task | None) -> _Task | None:
         """A span, or the result to record; None while what others do may leave something: they hold less than all."""
         if self.settings.until is None or time.monotonic() < self.settings.until:
-            item, span = self.next_span(None if last is None else last.about)
+            item, span = self.next_span(None if last is None else last.item)
             if item is not None and span is not None:
-                return self._span(item, span)
+                return _Task(item, span)
         for item in self.spaces:
-            name = item.next_result()
-            if name is not None:
+            if (name := item.next_result()) is not None:
                 item.recorded[name] = None
-                return self._record(item, name)
+                return _Task(item, result=name)
         return None
 
     def next_span(self, last: _SweptSpace | None) -> tuple[_SweptSpace | None, Span | None]:
@@ -310,79 +296,74 @@ class _Sharing:
         unfinished = sum(item.unfinished for item in self.spaces)
         return max(1, min(MOST, -(-unfinished // self.workers)))
 
-    def _span(self, item: _SweptSpace, span: Span) -> Job[str]:
-        (low, high), begun = span, time.monotonic()
+    def begin(self, task: _Task) -> SweepChunks | RecordSweep:
+        """Returns the request for a span or for a record. Judging the worst exactly takes time: all workers do it."""
+        item = task.item
+        if task.span is not None:
+            return SweepChunks(item.space, task.span, SPAN_SECONDS)
+        seconds = item.seconds if task.result == item.space.results[0] else 0.0
+        partials = [found.decode() for found in item.found]
+        return RecordSweep(item.space, partials, task.result, seconds, self.settings.curve)
 
-        def advanced(text: str) -> None:
-            count = int(text) if text.isdigit() else 0
-            part = item.space.chunk(low + count - 1)[1] - item.space.chunk(low)[0] if count else 0
-            if span in item.flying:
-                item.flying[span] = high - low - count
-            self.settings.progress(item.space, item.done + part, item.space.points)
+    def timeout(self, task: _Task) -> float:
+        """A record is made of everything, however short a span is."""
+        return self.settings.timeout if task.span else max(self.settings.timeout, START_SECONDS)
 
-        def done(found: str) -> None:
-            spent = time.monotonic() - begun
-            del item.flying[span]
-            item.land(span, found.encode(), spent)
-            item.seconds += spent
-            if self.kept is not None:
-                keep(self.kept, found.encode())
-            self.settings.progress(item.space, item.done, item.space.points)
+    def heard(self, task: _Task, text: str) -> None:
+        """Counts the chunks of a span that are done."""
+        item, count = task.item, int(text) if text.isdigit() else 0
+        if task.span is None:
+            return
+        low, high = task.span
+        part = item.space.chunk(low + count - 1)[1] - item.space.chunk(low)[0] if count else 0
+        if task.span in item.flying:
+            item.flying[task.span] = high - low - count
+        self.settings.progress(item.space, item.done + part, item.space.points)
 
-        def failed(error: VerifyError) -> None:
-            del item.flying[span]
-            if isinstance(error, Died | Late | KernelError):
-                item.failed = item.failed or (_status_of(error), str(error))
-            else:
-                self._in_error(item, error)
+    def done(self, task: _Task, reply: Any, seconds: float) -> None:
+        """Keeps what was found in a span, or the record."""
+        item = task.item
+        if task.span is None:
+            item.recorded[task.result] = reply
+            return
+        del item.flying[task.span]
+        item.land(task.span, reply.encode(), seconds)
+        item.seconds += seconds
+        if self.kept is not None:
+            keep(self.kept, reply.encode())
+        self.settings.progress(item.space, item.done, item.space.points)
 
-        return Job(
-            SweepChunks(item.space, span, SPAN_SECONDS),
-            done=done,
-            failed=failed,
-            timeout=self.settings.timeout,
-            prepare=lambda worker: declared_by(worker, item.space.target),
-            progress=advanced,
-            about=item,
-        )
+    def raises(self, error: VerifyError) -> bool:
+        """Bad usage, and where the caller does not go on, an error of the harness."""
+        of_harness = isinstance(error, TruthError | InternalError)
+        return isinstance(error, UsageError) or (of_harness and not self.settings.contain)
 
-    def _record(self, item: _SweptSpace, result: str) -> Job[KernelRun]:
-        """The record of one result: judging the worst exactly takes time, so all workers do it."""
-        request = RecordSweep(
-            space=item.space,
-            partials=[found.decode() for found in item.found],
-            result=result,
-            seconds=item.seconds if result == item.space.results[0] else 0.0,
-            curve=self.settings.curve,
-        )
-        return Job(
-            request,
-            done=partial(item.recorded.__setitem__, result),
-            failed=partial(self._in_error, item),
-            timeout=max(self.settings.timeout, START_SECONDS),
-            about=item,
-        )
+    def failed(self, task: _Task, why: NoResult, seconds: float) -> None:
+        """Gives up the space of the task: the others go on."""
+        if task.span is None and why.kind is None:  # no kernel is called to make a record
+            raise why.error
+        if task.span is not None:
+            del task.item.flying[task.span]
+        task.item.failed = task.item.failed or why
 
-    def _in_error(self, item: _SweptSpace, error: VerifyError) -> None:
-        """The harness failed at a space: the others go on where the caller wants that."""
-        if not self.settings.contain or not isinstance(error, TruthError | InternalError):
-            raise error
-        item.in_error = item.in_error or no_verdict(error)
+    def record(self) -> tuple[list[KernelRun], list[Gap]]:
+        """One entry for each kernel, of all its dtypes."""
+        gaps = list(map(_gap, self.spaces))
+        found = zip(self.spaces, gaps, strict=True)
+        kernels = _together([each for item, gap in found if gap is None for each in _records(item, self.declared)])
+        unasked = [Gap("other", line) for line in self.settings.usage]
+        return kernels, [*unasked, *filter(None, gaps), *crashes(kernels)]
 
 
 def _gap(item: _SweptSpace) -> Gap | None:
     """Why a space has no record, where no kernel is to blame."""
     name = f"sweep of {item.space.target} {item.space.dtype}"
-    if item.in_error:
-        return Gap("harness error", f"{name}: {item.in_error}", item.space.target)
-    if not item.over and item.unfinished:
+    if item.failed and item.failed.kind:
+        return Gap(item.failed.kind, f"{name}: {item.failed.message}", item.space.target)
+    if not item.failed and item.unfinished:
         begun = "not finished" if item.chunks else "not begun"
         return Gap("out of time", f"{name}: {begun}: {SPENT}", item.space.target)
     return None
-
-
-def _status_of(error: VerifyError) -> Status:
-    return "timeout" if isinstance(error, Late) else "crashed" if isinstance(error, Died) else "error"
 
 
 def _records(item: _SweptSpace, declared: Mapping[str, Declared]) -> list[KernelRun]:
@@ -391,10 +372,10 @@ def _records(item: _SweptSpace, declared: Mapping[str, Declared]) -> list[Kernel
     records = [record for record in made if record is not None]
     if not item.failed and records:
         return records
-    status, message = item.failed or ("error", "nothing was swept")
-    target, dtype = item.space.target, item.space.dtype
+    target, dtype, why = item.space.target, item.space.dtype, item.failed
     again = f"verify sweep {shlex.quote(target)} --dtype {dtype}"
-    return [declared[target].run(status, f"{dtype}: {message}", hint=again)]
+    message = f"{dtype}: {why.message if why else 'nothing was swept'}"
+    return [declared[target].run(why.status if why else "error", message, hint=again)]
 
 
 def _together(runs: list[KernelRun]) -> list[KernelRun]:

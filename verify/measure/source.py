@@ -1,0 +1,210 @@
+"""The one way to a record: source, call, part store, record. `verify run`, sweeps, hunts and laws go it.
+
+A source lists the parts of its command, chooses the part that a free worker does next, and says what a reply or a
+failure means for the record. `collect` does the rest: it starts workers, sends requests through the pool
+(`verify.workers.pool`), limits their time and assembles the record.
+
+    record = collect(Measuring(targets, session), "verify run accuracy.py")
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
+
+from verify.declare.requests import declared_by
+from verify.errors import InternalError, JudgeFailed, TruthError, UsageError, VerifyError, no_verdict
+from verify.records.identity import Invocation, assembled
+from verify.records.part_store import PartStore
+from verify.records.record import Gap, GapKind, KernelRun, Run, Status
+from verify.workers.pool import Job, Pool, using
+from verify.workers.process import OutOfTime
+from verify.workers.requests import About, Died, Late, Request
+
+
+@dataclass(kw_only=True)
+class Work:
+    """The settings that every source has."""
+
+    backend: str | None = None
+    seed: int = 0
+    timeout: float = 600.0  # of one part
+    jobs: int = 0  # workers; 0: as many as are of use
+    pool: Pool | None = None  # of the caller, who stops it; else processes are started
+    until: float | None = None  # of time.monotonic(): no part begins later
+    kept: PartStore | None = None  # where finished parts are written at once, beside those of earlier starts
+    contain: bool = True  # an error of verify costs one part its verdict; else it ends the command
+    progress: Callable[..., None] = lambda *_: None
+    usage: list[str] = field(default_factory=list)  # what could not be asked for
+
+
+@dataclass(frozen=True)
+class NoResult:
+    """Why a part has no result. With a `kind` it is a gap of the record, and the kernel is not to blame."""
+
+    error: VerifyError
+    status: Status
+    message: str
+    kind: GapKind | None = None
+
+    @staticmethod
+    def of(error: VerifyError, timeout: float) -> NoResult:
+        """Returns what the record says of an error; `timeout` is the time that the part had."""
+        late = f"no result within {timeout:g} s; stopped"
+        match error:
+            case OutOfTime():
+                return NoResult(error, "skipped", str(error), "out of time")
+            case JudgeFailed():
+                return NoResult(error, "skipped", str(error), "judge failed")
+            case Late(who="judge"):  # the kernel's own process has less time
+                return NoResult(error, "skipped", f"the judge ran out of time: {late}", "judge failed")
+            case Late():
+                return NoResult(error, "timeout", late)
+            case Died():
+                return NoResult(error, "crashed", str(error))
+            case TruthError() | InternalError():
+                return NoResult(error, "skipped", no_verdict(error), "harness error")
+        return NoResult(error, "error", error.message if isinstance(error, UsageError) else str(error))
+
+
+class Part(Protocol):
+    """What one worker does at a time."""
+
+    @property
+    def target(self) -> str: ...
+
+
+P = TypeVar("P", bound=Part)
+R = TypeVar("R")
+
+
+class Source(ABC, Generic[P, R]):
+    """What one command measures, in parts. The pool calls it under one lock."""
+
+    profile: str  # of the record
+    on_interrupt: Callable[[], None] | None = None  # at the first Ctrl-C; without it everything stops at once
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self.until = work.until
+        self.waiting: list[P] = []
+        self.running: list[P] = []
+
+    @abstractmethod
+    def open(self, pool: Pool) -> About:
+        """Asks what there is to do; returns where the workers run."""
+
+    @abstractmethod
+    def next(self, last: P | None) -> P | None:
+        """Takes the part that a worker does after `last`; None where there is none now."""
+
+    def settle(self, part: P) -> bool:
+        """True if a worker has nothing to do for a part: an earlier start finished it, or it cannot be done."""
+        return False
+
+    @abstractmethod
+    def begin(self, part: P) -> Request[R]:
+        """Returns the request of a part that a worker begins now."""
+
+    def timeout(self, part: P) -> float:
+        """Returns the seconds that a part may take."""
+        return self.work.timeout
+
+    def heard(self, part: P, text: str) -> None:
+        """Takes a report of progress."""
+
+    @abstractmethod
+    def done(self, part: P, reply: R, seconds: float) -> None:
+        """Takes what a part came to after some seconds."""
+
+    @abstractmethod
+    def failed(self, part: P, why: NoResult, seconds: float) -> None:
+        """Takes why a part has no result."""
+
+    def raises(self, error: VerifyError) -> bool:
+        """True if an error ends the command."""
+        return False
+
+    def interrupted(self) -> bool:
+        """True if Ctrl-C ends in a record of what is done, instead of KeyboardInterrupt."""
+        return False
+
+    @abstractmethod
+    def record(self) -> tuple[list[KernelRun], list[Gap]]:
+        """Returns the kernels of the record, and what did not happen."""
+
+    def take(self, last: Job[Any] | None) -> Job[R] | None:
+        """Returns the next job of a worker: the policy of the pool."""
+        while (part := self.next(None if last is None else last.about)) is not None:
+            if not self.settle(part):
+                return self._job(part)
+        return None
+
+    def _job(self, part: P) -> Job[R]:
+        request, timeout, started = self.begin(part), self.timeout(part), time.monotonic()
+        self.running.append(part)
+
+        def done(reply: R) -> None:
+            self.running.remove(part)
+            self.done(part, reply, time.monotonic() - started)
+
+        def failed(error: VerifyError) -> None:
+            self.running.remove(part)
+            if self.raises(error):
+                raise error
+            self.failed(part, NoResult.of(error, timeout), time.monotonic() - started)
+
+        return Job(
+            request,
+            done=done,
+            failed=failed,
+            timeout=timeout,
+            until=self.until,
+            prepare=lambda worker: declared_by(worker, part.target),
+            progress=partial(self.heard, part),
+            about=part,
+        )
+
+    def take_nearest(self, last: P | None, fits: Callable[[P], bool]) -> P:
+        """Takes one of the waiting parts that fit: of the worker's own target, whose process is ready for it, else of
+        one at which the fewest workers are, else the first."""
+        own, busy = None if last is None else last.target, Counter(part.target for part in self.running)
+        found = (
+            (part.target != own, busy[part.target], place) for place, part in enumerate(self.waiting) if fits(part)
+        )
+        return self.waiting.pop(min(found)[2])
+
+
+def collect(source: Source[Any, Any], command: str) -> Run:
+    """Does every part of a source on the pool of its settings, and returns the record."""
+    started, work = time.monotonic(), source.work
+    with using(work.pool, work.backend) as pool:
+        about = source.open(pool)
+        try:
+            pool.run(source.take, on_interrupt=source.on_interrupt)
+        except KeyboardInterrupt:
+            if not source.interrupted():
+                raise
+    kernels, incomplete = source.record()
+    return assembled(
+        about.backend,
+        about.environment,
+        Invocation(command, source.profile, work.seed),
+        kernels=kernels,
+        incomplete=incomplete,
+        seconds=time.monotonic() - started,
+    )
+
+
+def crashes(kernels: Iterable[KernelRun]) -> list[Gap]:
+    """Returns a gap for each kernel that ended its process or did not end."""
+    return [
+        Gap(kernel.status, f"{kernel.name}: {kernel.message}", kernel.target)
+        for kernel in kernels
+        if kernel.status == "crashed" or kernel.status == "timeout"
+    ]
