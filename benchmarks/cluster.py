@@ -21,6 +21,7 @@ from typing import Any
 
 from verify.records.files import write_atomically
 from verify.search.sweep.drive import SweepSettings, sweep
+from verify.search.sweep.requests import ListSpaces
 from verify.workers.check_workers_identical import check_equal
 from verify.workers.gpus import gpus
 from verify.workers.pool import Pool
@@ -32,11 +33,11 @@ DTYPES = ("bfloat16", "float16")
 REPEATS = 3
 
 
-def timed(pool: Pool, settings: SweepSettings, targets: list[str]) -> dict[str, Any]:
+def timed(pool: Pool, spaces: ListSpaces) -> dict[str, Any]:
     """One sweep: its seconds, the identity of its record, and what they were spent on."""
     before, requests = dict(pool.spent), Counter(pool.requests)
     begun, own = time.perf_counter(), time.process_time()
-    run = sweep(targets, settings, "verify sweep")
+    run = sweep(SweepSettings(spaces=spaces, pool=pool), "verify sweep")
     seconds, own = time.perf_counter() - begun, time.process_time() - own
     spent = {key: total - before.get(key, 0.0) for key, total in pool.spent.items()}
     by_worker: Counter[int] = Counter()
@@ -54,10 +55,10 @@ def timed(pool: Pool, settings: SweepSettings, targets: list[str]) -> dict[str, 
     }
 
 
-def row_of(pool: Pool, settings: SweepSettings, targets: list[str], repeats: int) -> dict[str, Any]:
+def row_of(pool: Pool, spaces: ListSpaces, repeats: int) -> dict[str, Any]:
     """The first sweep and the repeats of one pool."""
-    first = timed(pool, settings, targets)
-    again = [timed(pool, settings, targets) for _ in range(repeats)]
+    first = timed(pool, spaces)
+    again = [timed(pool, spaces) for _ in range(repeats)]
     assert {item["id"] for item in again} == {first["id"]}, "two sweeps of the same space differ"
     seconds = [round(item["seconds"], 3) for item in again]
     median = statistics.median_low(seconds)
@@ -93,8 +94,8 @@ def main() -> None:
         with Pool.on_gpus(devices[:count], "cuda") as pool:
             check_equal(pool)
             start = time.perf_counter() - begun
-            settings = SweepSettings(dtypes=DTYPES, pairs=True, baseline=True, pool=pool)
-            row = {"gpus": count, "start_s": round(start, 2), **row_of(pool, settings, TARGETS, given.repeats)}
+            spaces = ListSpaces(TARGETS, dtypes=DTYPES, pairs=True, baseline=True)
+            row = {"gpus": count, "start_s": round(start, 2), **row_of(pool, spaces, given.repeats)}
         rows.append(row)
         row["speedup"] = round(rows[0]["median_s"] / row["median_s"] * rows[0]["gpus"], 2)
         print(json.dumps(row), flush=True)

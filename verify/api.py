@@ -29,7 +29,7 @@ from verify.records.bounds import committed, waivers
 from verify.records.bounds.verdict import Verdict
 from verify.records.figure import shown
 from verify.records.part_store import PartStore, cache
-from verify.records.record import Run
+from verify.records.record import Run, number
 from verify.report import gate_data
 from verify.report.html import record_html, table
 from verify.report.markdown import gate_markdown, record_markdown
@@ -40,6 +40,7 @@ from verify.report.terminal.text_page import Terminal
 from verify.search.hunt import schedule
 from verify.search.hunt.settings import Settings
 from verify.search.sweep import drive
+from verify.search.sweep.requests import ListSpaces
 from verify.search.sweep.space import Space
 from verify.workers import process, process_tree
 from verify.workers.check_workers_identical import check_equal
@@ -248,24 +249,19 @@ def sweep(
         left = f", {spent * (total - done) / done:,.0f} s left" if done and spent > 1 else ""
         progress(f"{Target.parse(space.target).kernel} {space.dtype}: {done / total:.1%} of {total:,} inputs{left}")
 
+    bounds = range and (number(range[0]), number(range[1]))
     with workers(gpus, scheduler, named, backend) as pool:
         settings = drive.SweepSettings(
+            spaces=ListSpaces(named, dtypes, results, pairs, bounds, regime, baseline, hardest),
             backend=backend,
-            dtypes=dtypes,
-            results=results,
-            pairs=pairs,
-            bounds=range,
-            regime=regime,
-            baseline=baseline,
             curve=curve,
-            hardest=hardest,
             jobs=jobs,
             timeout=timeout,
             pool=pool,
             kept=None if resume is None else PartStore(Path(resume)),
             progress=advanced,
         )
-        record = drive.sweep(named, settings, command or _command("sweep", named, said))
+        record = drive.sweep(settings, command or _command("sweep", named, said))
     return CompletedRun(record, tuple(settings.usage))
 
 

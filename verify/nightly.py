@@ -257,10 +257,9 @@ def sweep(night: Night, until: float | None) -> Run:
     jobs = min(SWEPT_AT_ONCE, night.jobs or about.workers) if backends.named(about.backend).gpu else night.jobs
 
     def those(shape: str, targets: list[str], pool: Pool) -> Run:
+        hardest = 10 if shape == "unary" else 0  # a product ties trivially
         settings = drive.SweepSettings(
-            pairs=True,
-            baseline=True,
-            hardest=10 if shape == "unary" else 0,  # a product ties trivially
+            spaces=ListSpaces(targets, pairs=True, baseline=True, hardest=hardest),
             jobs=jobs,
             timeout=night.timeout,
             pool=pool,
@@ -272,7 +271,7 @@ def sweep(night: Night, until: float | None) -> Run:
             ),
         )
         try:
-            return drive.sweep(targets, settings, "verify nightly: sweep")
+            return drive.sweep(settings, "verify nightly: sweep")
         except drive.InterruptedSweepError:
             raise KeyboardInterrupt from None  # what is finished lies where the next start looks for it
 

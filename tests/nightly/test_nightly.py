@@ -313,9 +313,9 @@ def test_all_kernels_are_swept_together_those_of_a_shape_at_a_time(
     """Each wave of a sweep would wait for its last kernel, and each process import the compiler."""
     swept: list[tuple[list[str], int, int, Path | None]] = []
 
-    def sweep(targets: list[str], settings: drive.SweepSettings, command: str) -> Run:
-        swept.append((targets, settings.hardest, settings.jobs, settings.kept.path))
-        assert settings.pairs and settings.contain and settings.until == 5.0
+    def sweep(settings: drive.SweepSettings, command: str) -> Run:
+        swept.append((settings.spaces.targets, settings.spaces.hardest, settings.jobs, settings.kept.path))
+        assert settings.spaces.pairs and settings.contain and settings.until == 5.0
         return passing()
 
     spaces: dict[str, tuple[tuple[str, ...], str]] = {

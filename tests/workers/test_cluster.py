@@ -21,6 +21,7 @@ from verify.measure.session import Session, run
 from verify.records.record import KernelRun, Run
 from verify.records.source_digest import digest
 from verify.search.sweep.drive import SweepSettings, sweep
+from verify.search.sweep.requests import ListSpaces
 from verify.search.sweep.space import CHUNK, bits_of_key
 from verify.truth.formats import named
 from verify.workers import cluster as clusters
@@ -158,8 +159,8 @@ def test_a_sweep_that_loses_its_workers_is_the_sweep_of_one(
     runs: dict[str, Run] = {}
 
     def swept(name: str, pool: Pool) -> None:
-        settings = SweepSettings(dtypes=("float32",), bounds=(low, high), pool=pool)
-        runs[name] = sweep([f"{target}::swept"], settings, "verify sweep")
+        spaces = ListSpaces([f"{target}::swept"], dtypes=("float32",), bounds=(low, high))
+        runs[name] = sweep(SweepSettings(spaces=spaces, pool=pool), "verify sweep")
 
     cluster._client.wait_for_workers(2, timeout=60)
     there = threading.Thread(target=swept, args=("there", cluster.pool()))
@@ -182,8 +183,7 @@ def test_each_place_asks_a_worker_of_its_own(cluster: Cluster, target: Path) -> 
 
 def test_the_benchmark_says_where_the_time_went(cluster: Cluster, target: Path) -> None:
     pool = cluster.pool()
-    settings = SweepSettings(baseline=True, pool=pool)
-    row = row_of(pool, settings, [f"{target}::right"], 1)
+    row = row_of(pool, ListSpaces([f"{target}::right"], baseline=True), 1)
     assert row["workers"] == 2 and row["seconds"] == [row["median_s"]]
     assert row["requests"] == {"environment": 1, "list": 1, "sweep chunks": 1, "sweep record": 1, "sweep spaces": 1}
     assert 0 < sum(row["busy"]) <= len(row["busy"]) and row["own_s"] > 0

@@ -150,9 +150,8 @@ class _Trying(Source[_Place, LawRun]):
 
     def settle(self, place: _Place) -> bool:
         """A unit that is known, or of a kernel that failed too often."""
-        kept, subject = self.settings.kept, self.subjects[place.subject]
-        known = None if kept is None else kept.known(place.unit.key, Unit)
-        if known is not None:
+        subject = self.subjects[place.subject]
+        if (known := self.known(place.unit.key, Unit)) is not None:
             self._end(place, known)
         elif subject.failures >= GIVEN_UP:
             self._last_round(place)
@@ -195,8 +194,7 @@ class _Trying(Source[_Place, LawRun]):
     def _keep(self, place: _Place, seconds: float, **found: Any) -> None:
         self.subjects[place.subject].seconds += seconds
         unit = msgspec.structs.replace(place.unit, **found, seconds=round(seconds, 3))
-        if self.settings.kept is not None:
-            self.settings.kept.keep(unit.key, unit)
+        self.keep(unit.key, unit)
         self._end(place, unit)
 
     def _end(self, place: _Place, unit: Unit) -> None:

@@ -198,9 +198,7 @@ class Measuring(Source[_Part, KernelRun]):
 
     def settle(self, part: _Part) -> bool:
         """A part that an earlier run has done, or that the declaration rules out."""
-        kept = self.session.kept
-        done = None if kept is None else kept.known(part.key, KernelRun)
-        if done is not None:
+        if (done := self.known(part.key, KernelRun)) is not None:
             self.ended[part.key] = done
         elif (unfit := self._unfit(part)) is not None:
             self._end(part, unfit)
@@ -277,8 +275,8 @@ class Measuring(Source[_Part, KernelRun]):
         # those are tried again by the next start; a night does not spend its time again on a kernel that hangs
         again = {"out of time", "harness error", "judge failed", "interrupted"}
         again |= {"timeout", "crashed"} if self.session.whole else set()
-        if self.session.kept is not None and not kinds & again:
-            self.session.kept.keep(part.key, done)
+        if not kinds & again:
+            self.keep(part.key, done)
 
     def interrupted(self) -> bool:
         """What Ctrl-C left is a gap of the record, where the run is one of its own."""

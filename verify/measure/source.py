@@ -81,6 +81,7 @@ class Part(Protocol):
 
 P = TypeVar("P", bound=Part)
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 class Source(ABC, Generic[P, R]):
@@ -102,6 +103,15 @@ class Source(ABC, Generic[P, R]):
     @abstractmethod
     def next(self, last: P | None) -> P | None:
         """Takes the part that a worker does after `last`; None where there is none now."""
+
+    def known(self, name: str, kind: type[T]) -> T | None:
+        """Returns a part that an earlier start finished."""
+        return None if self.work.kept is None else self.work.kept.known(name, kind)
+
+    def keep(self, name: str, value: Any) -> None:
+        """Keeps a finished part for later starts."""
+        if self.work.kept is not None:
+            self.work.kept.keep(name, value)
 
     def settle(self, part: P) -> bool:
         """True if a worker has nothing to do for a part: an earlier start finished it, or it cannot be done."""

@@ -16,7 +16,7 @@ from verify.records.merge import ORDER
 from verify.records.record import Gap, KernelRun
 from verify.search.sweep.drive import KEPT, MOST, SweepSettings, _gap, _records, _Sharing, _SweptSpace, _together
 from verify.search.sweep.partial import Partial
-from verify.search.sweep.requests import SweepChunks
+from verify.search.sweep.requests import ListSpaces, SweepChunks
 from verify.search.sweep.space import CHUNK, Space, merged
 from verify.workers.pool import Pool
 from verify.workers.requests import Died
@@ -28,7 +28,7 @@ def driver(workers: int, *chunks: int) -> _Sharing:
         _SweptSpace(Space(f"f.py::k{number}", "float32", ("y",), "unary", 0, count * CHUNK), "fused sm_90")
         for number, count in enumerate(chunks)
     ]
-    shared = _Sharing([], SweepSettings())
+    shared = _Sharing(SweepSettings(spaces=ListSpaces([])))
     shared.enqueue(spaces, workers)
     return shared
 

@@ -202,8 +202,7 @@ class _Hunts(Source[_Hunting, HuntReply]):
 
     def settle(self, part: _Hunting) -> bool:
         """A hunt that an earlier start finished, or that the time does not reach."""
-        kept = self.session.kept
-        known = None if kept is None else kept.known(part.key, KernelRun)
+        known = self.known(part.key, KernelRun)
         late = part.share is not None and part.share <= 0
         if known is not None:
             part.hunted.done[part.hunt] = known
@@ -262,8 +261,8 @@ class _Hunts(Source[_Hunting, HuntReply]):
 
     def _keep(self, part: _Hunting, done: KernelRun, seconds: float) -> None:
         done = part.hunted.done[part.hunt] = msgspec.structs.replace(done, seconds=round(seconds, 3))
-        if self.session.kept is not None and not self.was_interrupted:  # one cut short is done again by the next start
-            self.session.kept.keep(part.key, done)
+        if not self.was_interrupted:  # one cut short is done again by the next start
+            self.keep(part.key, done)
 
     def record(self) -> tuple[list[KernelRun], list[Gap]]:
         """All hunts of a kernel as one entry."""

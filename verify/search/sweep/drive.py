@@ -26,9 +26,9 @@ from verify.declare.requests import declared_by
 from verify.declare.target import Declared, Target
 from verify.errors import SPENT, InternalError, TruthError, UsageError, VerifyError
 from verify.measure.source import NoResult, Source, Work, collect, crashes
-from verify.records.merge import ORDER
+from verify.records.merge import together
 from verify.records.part_store import SETTINGS, PartStore
-from verify.records.record import Gap, KernelRun, Run, number
+from verify.records.record import Gap, KernelRun, Run
 from verify.search.sweep.partial import Outline, Partial
 from verify.search.sweep.requests import ListSpaces, RecordSweep, Spaces, SweepChunks
 from verify.search.sweep.space import Space, left_over, merged
@@ -50,14 +50,8 @@ _VOLATILE = ("platform", "cpu", "python", "numpy", "probes", "commit", "dirty")
 class SweepSettings(Work):
     """What to sweep, and how. `jobs` 0: one on a GPU, one per core on the interpreter."""
 
-    dtypes: tuple[str, ...] = ()
-    results: tuple[str, ...] = ()
-    pairs: bool = False
-    bounds: tuple[float, float] | None = None
-    regime: str = ""
-    baseline: bool = False
+    spaces: ListSpaces  # which there are to be
     curve: bool = True
-    hardest: int = 0
     contain: bool = False
     progress: Callable[[Space, int, int], None] = lambda space, done, total: None  # points of this space
 
@@ -73,7 +67,7 @@ class InterruptedSweepError(Exception):
 Span = tuple[int, int]  # chunks of a space: the first, and the first that is not taken
 
 
-@dataclass
+@dataclass(eq=False)
 class _SweptSpace:
     """One space: what of it is done, what is at workers and what is left."""
 
@@ -143,9 +137,9 @@ class _SweptSpace:
         return next((name for name in self.space.results if name not in self.recorded), None)
 
 
-def sweep(targets: Sequence[str], settings: SweepSettings, command: str) -> Run:
+def sweep(settings: SweepSettings, command: str) -> Run:
     """Sweep every kernel of every target; InterruptedSweepError on Ctrl-C."""
-    return collect(_Sharing(targets, settings), command)
+    return collect(_Sharing(settings), command)
 
 
 def _declared(pool: Pool, targets: Sequence[str]) -> dict[str, Declared]:
@@ -155,20 +149,9 @@ def _declared(pool: Pool, targets: Sequence[str]) -> dict[str, Declared]:
     return {kernel.target: kernel for target in asked for kernel in declared_by(pool, target)}
 
 
-def _spaces(pool: Pool, targets: Sequence[str], settings: SweepSettings) -> Spaces:
+def _spaces(pool: Pool, settings: SweepSettings) -> Spaces:
     """All spaces in order, and the digests of their sources."""
-    bounds = settings.bounds
-    request = ListSpaces(
-        list(targets),
-        dtypes=settings.dtypes,
-        results=settings.results,
-        pairs=settings.pairs,
-        bounds=None if bounds is None else (number(bounds[0]), number(bounds[1])),
-        regime=settings.regime,
-        baseline=settings.baseline,
-        hardest=settings.hardest,
-    )
-    found = pool.ask(request, timeout=START_SECONDS)
+    found = pool.ask(settings.spaces, timeout=START_SECONDS)
     settings.usage += [f"not swept: {reason}" for reason in found.skipped]
     if not found.spaces:
         raise UsageError(
@@ -220,16 +203,16 @@ class _Sharing(Source[_Task, Any]):
     profile = "sweep"
     depends_on: dict[str, Any]
 
-    def __init__(self, targets: Sequence[str], settings: SweepSettings) -> None:
+    def __init__(self, settings: SweepSettings) -> None:
         super().__init__(settings)
-        self.targets, self.settings, self.kept = targets, settings, settings.kept
+        self.settings, self.kept = settings, settings.kept
         self.until = None  # a span that has begun ends by itself
 
     def open(self, pool: Pool) -> About:
         """Asks for all spaces, and what of them an earlier start has done."""
         pool.probe()
-        self.declared = _declared(pool, self.targets)
-        found = _spaces(pool, self.targets, self.settings)
+        self.declared = _declared(pool, self.settings.spaces.targets)
+        found = _spaces(pool, self.settings)
         about = pool.about()
         place = {name: str(value) for name, value in about.environment.items() if name not in _VOLATILE}
         begun = {space.identity(): space.describe() for space in found.spaces}
@@ -281,20 +264,15 @@ class _Sharing(Source[_Task, Any]):
 
         What a worker compiles and tabulates for a space is not made again by every other.
         """
-        share = self._share()
+        unfinished = sum(item.unfinished for item in self.spaces)
+        # As much as each of the others has, so that all end together. Every span gathers its worst elements, however
+        # short it is: few long ones are quicker than many short ones.
+        share = max(1, min(MOST, -(-unfinished // self.workers)))
         for item in sorted(self.spaces, key=lambda item: (item is not last, len(item.flying))):
             span = item.take(share)
             if span is not None:
                 return item, span
         return None, None
-
-    def _share(self) -> int:
-        """Chunks for one worker: as much of all that is unfinished as each of the others has, so that all end together.
-
-        Every span gathers its worst elements, however short it is: few long ones are quicker than many short ones.
-        """
-        unfinished = sum(item.unfinished for item in self.spaces)
-        return max(1, min(MOST, -(-unfinished // self.workers)))
 
     def begin(self, task: _Task) -> SweepChunks | RecordSweep:
         """Returns the request for a span or for a record. Judging the worst exactly takes time: all workers do it."""
@@ -382,18 +360,7 @@ def _together(runs: list[KernelRun]) -> list[KernelRun]:
     """One record per kernel, of all its dtypes."""
     merged: dict[str, KernelRun] = {}
     for item in runs:
-        known = merged.get(item.target)
-        if known is None:
-            merged[item.target] = item
-            continue
-        worse = max(known, item, key=lambda each: ORDER.index(each.status))
-        merged[item.target] = msgspec.structs.replace(
-            known,
-            status=worse.status,
-            message=worse.message,
-            hint=worse.hint,
-            results=[*known.results, *item.results],
-            notes=sorted({*known.notes, *item.notes}),
-            seconds=round(known.seconds + item.seconds, 3),
-        )
+        if (known := merged.get(item.target)) is not None:
+            item = msgspec.structs.replace(together(known, item), notes=sorted({*known.notes, *item.notes}))
+        merged[item.target] = item
     return list(merged.values())
