@@ -208,10 +208,10 @@ def _one(named: str) -> Kernel:
 
 
 def _measure(request: Measure, backend: Backend, progress: OnProgress) -> KernelRun:
-    from verify.measure.apart import measured
+    from verify.measure.kernel import measure_kernel
 
     kernel, dtypes = _one(request.target), request.dtypes
-    done = measured(kernel, request, backend, progress)
+    done = measure_kernel(kernel, request, backend, progress=progress)
     if request.laws:
         from verify.laws.suite import with_laws  # Hypothesis loads with it
 

@@ -22,6 +22,7 @@ from verify.cases.sizes import REACHES
 from verify.measure import case as judging
 from verify.measure import kernel as running
 from verify.measure.call import Measured
+from verify.measure.case_runner import DIFFER
 from verify.measure.kernel import measure_kernel
 from verify.measure.requests import Measure
 from verify.measure.result import _over_the_limit, only_at_special
@@ -336,7 +337,7 @@ def test_an_exact_value_is_worked_out_once_for_the_kernel_and_its_baseline(monke
     run = measured(kernel)
     assert only(run, "dx").baseline == only(run, "dx").figures, "they have the same bits"
     assert len(asked) > 50 and set(asked.values()) == {1}
-    monkeypatch.setattr(judging, "_remembering", lambda op, problem: op)
+    monkeypatch.setattr(judging, "remembering", lambda op, problem: op)
     again = measured(kernel)
     assert max(asked.values()) > 2
     assert msgspec.structs.replace(again, seconds=run.seconds) == run, "to the last digit"
@@ -469,9 +470,7 @@ def test_a_kernel_may_return_any_slope_at_a_kink() -> None:
             assert slopes[0].worst[0].truth == "0.0 to 1.0"
 
 
-@pytest.mark.parametrize(
-    ("later", "said"), [(2.0, ""), (3.0, f"{running.DIFFER}: y of the first call, and after 2 calls")]
-)
+@pytest.mark.parametrize(("later", "said"), [(2.0, ""), (3.0, f"{DIFFER}: y of the first call, and after 2 calls")])
 def test_a_wrong_kernel_whose_calls_differ_says_that(later: float, said: str) -> None:
     factors = iter([2.0, *[later] * 9])
     kernel = verify.kernel(op="silu", dtypes=["bfloat16"], gradients=False, name="k")(lambda x: silu(x) * next(factors))

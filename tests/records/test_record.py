@@ -15,6 +15,7 @@ import pytest
 
 from verify.cli import sinks
 from verify.errors import UsageError, WriteError
+from verify.measure.tally import octave_edges
 from verify.records import files, record
 from verify.records.files import decode, encode, load, save, write_atomically
 from verify.records.readings import NONFINITE
@@ -30,7 +31,6 @@ from verify.records.record import (
     Run,
     Worst,
     number,
-    octave_edges,
     replay_command,
     value_of,
 )

@@ -171,8 +171,7 @@ class Kernel:
 
     def allows(self, dims: Sequence[int]) -> bool:
         """Whether sizes belong to the kernel's domain."""
-        geometry, sizes = self.op.geometry, tuple(dims)
-        return geometry.allows(sizes) and holds(self.where, geometry.sizes_by_name(sizes))
+        return self.op.geometry.allows(tuple(dims)) and holds(self.where, self.op.geometry.sizes_by_name(tuple(dims)))
 
     def promised_to(self, dtype: str, operand: str) -> float:
         """The magnitude of an operand up to which anything is promised."""

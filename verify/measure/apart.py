@@ -191,7 +191,9 @@ class KernelProcesses:
             return kernel.call(asked, most=most, deadline=min(time.monotonic() + request.seconds / CALLS, until))
 
         if description.own_op:
-            done = measured(Kernel.of_description(description.kernel), alone, self.backend, progress, call_kernel)
+            declared = Kernel.of_description(description.kernel)
+            run = runner(declared, request.target, self.backend.device, call_kernel)
+            done = measure_kernel(declared, alone, self.backend, progress=progress, run=run)
         else:
             judge = self._fork(who="judge")
             try:
@@ -282,7 +284,8 @@ class _Subject:
         with phase(f"kernel: {kind_of(asked)} of {', '.join(targets_of(asked)[:1])}"):
             if self._kernel is not None and isinstance(asked, Measure):
                 (kernel,) = load(Target.parse(asked.target))
-                reply: Any = measured(kernel, asked, self._backend, progress, self._kernel)
+                run = runner(kernel, asked.target, self._backend.device, self._kernel)
+                reply: Any = measure_kernel(kernel, asked, self._backend, progress=progress, run=run)
             else:
                 reply = self._handler.answer(asked, self._backend, progress)
         if judges:
@@ -326,14 +329,6 @@ def targets_of(asked: Any) -> list[str]:
     """The targets whose modules a request needs."""
     target = getattr(getattr(asked, "space", asked), "target", "")
     return list(getattr(asked, "targets", [target] if target else []))
-
-
-def measured(
-    kernel: Kernel, request: Measure, backend: Backend, progress: OnProgress, call: AskKernel | None = None
-) -> KernelRun:
-    """Returns the judged kernel, called here or in its own process."""
-    run = None if call is None else runner(kernel, request.target, backend.device, call)
-    return measure_kernel(kernel, request, backend, progress=progress, run=run)
 
 
 def _import_triton(requested: str | None) -> bool:

@@ -48,6 +48,13 @@ class Measured:
         """The same values where reading them costs least."""
         return self.on_host or self
 
+    @property
+    def without_figures(self) -> list[str]:
+        """Says which gradients have no figures: a forgotten backward pass must not look like a deliberate omission."""
+        if self.missing and not any(name.startswith("d") for name in self.results):
+            return ["no gradients measured: the output does not require grad; gradients=False says so on purpose"]
+        return [no_gradient(name) for name in self.missing]
+
     def snapshot(self) -> dict[str, Tensor]:
         """The results as they are now, whatever a later call does to them."""
         held = self.to_read.results

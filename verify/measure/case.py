@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import msgspec
 import torch
@@ -36,7 +35,7 @@ from verify.measure.judge import (
 from verify.measure.result import KEEP_SPECIAL, Findings
 from verify.measure.tally import KEEP, Peak, Tally, merged_peaks, worst
 from verify.measure.trivial import trivial_answers
-from verify.ops.op import Fast, Largest, Op, Point, Problem, Regime
+from verify.ops.op import Fast, Largest, Op, Problem, Regime, remembering
 from verify.records.figure import LEAST
 from verify.records.readings import APART, BEYOND, NONFINITE
 from verify.records.record import ORDINARY, Origin, Worst, value_of
@@ -140,7 +139,7 @@ class Question:
     for. Where results are small, problem and references are there too. Whoever judges makes truths of these.
     """
 
-    op: Op  # of which both ask for exact values: see `_remembering`
+    op: Op  # of which both ask for exact values: see `remembering`
     case: Case
     problem: Problem
     host: Problem
@@ -183,7 +182,7 @@ def question_of(
         for name in wanted:  # for forks: beside a GPU they have no autograd, which follows PyTorch's functions
             kernel.op.points(host, name, ())
     return Question(
-        op=_remembering(kernel.op, host),
+        op=remembering(kernel.op, host),
         case=case,
         problem=problem,
         host=host,
@@ -197,37 +196,6 @@ def question_of(
         floors={name: kernel.noise_floor(case.dtype, name) for name in wanted},
         limits={name: kernel.limit(case.dtype, name) for name in wanted},
     )
-
-
-def _remembering(op: Op, problem: Problem) -> Op:
-    """The op with the exact values of one problem kept.
-
-    A kernel and its baseline are often off by the most at the same elements, and an element that Arb has judged may be
-    asked for again with mpmath beside it. One element of a row of 2,048 takes milliseconds by each route.
-    """
-    known: dict[tuple[str, int, str, int], Any] = {}
-
-    def kept(result: str, index: int, route: str, make: Callable[[int], Any]) -> Callable[[int], Any]:
-        def value(precision: int) -> Any:
-            key = (result, index, route, precision)
-            if key not in known:
-                known[key] = make(precision)
-            return known[key]
-
-        return value
-
-    def points(asked: Problem, result: str, indices: Sequence[int]) -> list[Point]:
-        assert asked is problem, "the values of one problem are no other's"
-        return [
-            Point(
-                mp=kept(result, index, "mpmath", point.mp),
-                arb=None if point.arb is None else kept(result, index, "Arb", point.arb),
-                ends=point.ends,
-            )
-            for index, point in zip(indices, op.points(problem, result, indices), strict=True)
-        ]
-
-    return replace(op, points=points)
 
 
 def _on_host(problem: Problem) -> Problem:

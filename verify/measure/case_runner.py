@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -17,15 +17,19 @@ import msgspec
 
 from verify.cases import Case
 from verify.declare.declaration import Kernel
-from verify.errors import KernelError, Refused, RefusedBackward, UsageError
+from verify.errors import JudgeFailed, KernelError, Refused, RefusedBackward, UsageError
 from verify.measure.call import Measured
+from verify.measure.digest import digests_of
 from verify.measure.remote_call import Run
-from verify.records.record import Origin, Status, Unmeasured
+from verify.records.record import Origin, Result, Status, Unmeasured
+from verify.truth import formats
+from verify.truth.ulp import pattern_at
 from verify.workers.requests import Died, Late
 
 Kind = Literal["refused", "contract", "crashed", "hung"]
 _STATUS: dict[Kind, Status] = {"contract": "error", "crashed": "crashed", "hung": "timeout"}
 _FATAL: tuple[Kind, ...] = ("crashed", "hung")
+DIFFER = "two calls with the same input differ"
 DEATHS = 6  # processes that the search for a smaller case may cost
 
 
@@ -166,3 +170,45 @@ def _reason(text: str) -> str:
     """The text without its numbers: the same refusal of two sizes is one, but for the place in the code."""
     head, _, place = text.rpartition(" (")
     return "".join(" " if each.isdigit() else each for each in head or text) + place
+
+
+class Calls:
+    """The calls of one kernel, of which the first is kept: where something is wrong, calls are asked for again."""
+
+    def __init__(self, run: Run) -> None:
+        self._run, self._count = run, 0
+        self.ended = 0  # calls that ended the kernel's process
+        self._first: tuple[Case, dict[str, str]] | None = None
+
+    def __call__(self, case: Case) -> Measured:
+        try:
+            measured = self._run(case)
+        except (Died, Late):
+            self.ended += 1
+            raise
+        self._count += 1
+        if self._first is None:
+            self._first = case, digests_of(measured.results)
+        return measured
+
+    def difference(self, wrong: Sequence[Result]) -> str:
+        """How two calls of a wrong kernel with the same input differ: on its worst inputs, or those of its first."""
+        try:
+            for result in wrong:
+                # a result of a mode of inference is found again by its law, which asks for it so
+                for worst in [each for each in result.worst[:1] if each.origin.result]:
+                    found = self._run(Case.from_json(worst.origin.case)).results[worst.origin.result]
+                    fmt = formats.of(found.dtype)
+                    pattern = pattern_at(found, worst.origin.index)
+                    both_nan = math.isnan(fmt.to_float(pattern)) and worst.got == "nan"
+                    if fmt.hex(pattern) != worst.got_hex and not both_nan:
+                        at = f"{worst.origin.result} {result.dtype} at {list(worst.index)}"
+                        return f"{DIFFER}: {at} was {worst.got_hex}, then {fmt.hex(pattern)}"
+            if wrong and self._first is not None:
+                case, first = self._first
+                later = digests_of(self._run(case).results)
+                if other := [name for name in first if later.get(name) != first[name]]:
+                    return f"{DIFFER}: {', '.join(other)} of the first call, and after {self._count:,} calls"
+        except (KernelError, Died, Late, JudgeFailed):
+            pass
+        return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -221,3 +222,36 @@ def top(ranked: Tensor, keep: int, order: Tensor | None = None) -> Tensor:
         equal = equal[torch.argsort(order[equal])]
     picked = torch.cat([above, equal[: keep - above.numel()]])
     return picked[torch.argsort(picked if order is None else order[picked])]
+
+
+def of_judged(tallies: list[Tally], found: Errors, segments: Tensor, judged: Mapping[int, int]) -> list[Tally]:
+    """The tallies with the maxima and the leaders of those elements that were judged exactly (flat index -> bits).
+
+    Thousands of elements may share one error to within the certificate (a tail that is 100% wrong): which
+    of them is largest is known only among those judged; `upper` covers the rest.
+    """
+    where = torch.tensor(list(judged), dtype=torch.int64, device=found.ulp.device)
+    figures = [error[where].tolist() for error, _ in metrics(found)]
+    rows = list(zip(segments[where].tolist(), judged.items(), *figures, strict=True))
+    parts = []
+    for segment, part in enumerate(tallies):
+        mine = [row for row in rows if row[0] == segment]
+        if mine:
+            scaled = part.scaled
+            part = msgspec.structs.replace(
+                part,
+                plain=Maximum(number(max(row[2] for row in mine)), part.plain.upper),
+                scaled=None if scaled is None else Maximum(number(max(row[3] for row in mine)), scaled.upper),
+                leaders=worst(Leader(number(row[-1]), *row[1]) for row in mine),
+                rest=(scaled or part.plain).upper,
+            )
+        parts.append(part)
+    return parts
+
+
+def metrics(found: Errors) -> list[tuple[Tensor, Tensor]]:
+    """(error, half width) of every figure that has a maximum; the judged one last."""
+    metrics = [(found.ulp.abs(), found.width)]
+    if found.scaled is not None and found.scaled_width is not None:
+        metrics.append((found.scaled.abs(), found.scaled_width))
+    return metrics

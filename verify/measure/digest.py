@@ -7,11 +7,13 @@ are ignored here as they are everywhere else. The sign of a zero counts.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from verify.truth import formats
 from verify.truth.formats import Format
 from verify.truth.ulp import bits_of, widen
 
@@ -37,3 +39,11 @@ class Digest:
         """The digest so far."""
         digest: str = self._hash.hexdigest()
         return digest[:16]
+
+
+def digests_of(results: Mapping[str, Tensor]) -> dict[str, str]:
+    """Returns the digest of each result of one call."""
+    found = {name: Digest(formats.of(value.dtype)) for name, value in results.items()}
+    for name, digest in found.items():
+        digest.add(results[name])
+    return {name: digest.text for name, digest in found.items()}

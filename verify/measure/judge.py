@@ -21,10 +21,9 @@ from torch import Tensor
 from verify.cases import counter
 from verify.declare.promises import default_noise
 from verify.errors import KernelError
-from verify.measure.counting import tally, top
-from verify.measure.tally import KEEP, Leader, Maximum, Tally, worst
+from verify.measure.counting import metrics, of_judged, tally, top
+from verify.measure.tally import KEEP, Tally
 from verify.ops.op import Op, Problem
-from verify.records.record import number
 from verify.truth.exact import Judged, judge_known
 from verify.truth.fast import Truth, check_bound, decided
 from verify.truth.formats import Format, named
@@ -161,7 +160,7 @@ def judge_by(
         if exact[index].routes == 1:
             del exact[index]
     found = settled(found, escalate(sorted(leaders), both=True))
-    lost = torch.isinf(_metrics(found)[-1][1])
+    lost = torch.isinf(metrics(found)[-1][1])
     if truth.unknown is not None:
         lost |= unknown
     found = _left_open(found, lost)
@@ -170,7 +169,7 @@ def judge_by(
         left = torch.bincount(segments[lost & (segments >= 0)], minlength=n_segments).tolist()
         tallies = [msgspec.structs.replace(part, open=count) for part, count in zip(tallies, left, strict=True)]
     if exact:
-        tallies = _of_judged(tallies, found, segments, {index: given[index] for index in exact})
+        tallies = of_judged(tallies, found, segments, {index: given[index] for index in exact})
     escalated = sum(1 for each in exact.values() if each.routes)
     return JudgedResult(tallies=tallies, exact=exact, escalated=escalated, certificate=truth.certificate, errors=found)
 
@@ -252,43 +251,10 @@ def _replaced(values: Tensor, where: Tensor, new: list[float]) -> Tensor:
     return values
 
 
-def _of_judged(tallies: list[Tally], found: Errors, segments: Tensor, judged: Mapping[int, int]) -> list[Tally]:
-    """The tallies with the maxima and the leaders of those elements that were judged exactly (flat index -> bits).
-
-    Thousands of elements may share one error to within the certificate (a tail that is 100% wrong): which
-    of them is largest is known only among those judged; `upper` covers the rest.
-    """
-    where = torch.tensor(list(judged), dtype=torch.int64, device=found.ulp.device)
-    figures = [error[where].tolist() for error, _ in _metrics(found)]
-    rows = list(zip(segments[where].tolist(), judged.items(), *figures, strict=True))
-    parts = []
-    for segment, part in enumerate(tallies):
-        mine = [row for row in rows if row[0] == segment]
-        if mine:
-            scaled = part.scaled
-            part = msgspec.structs.replace(
-                part,
-                plain=Maximum(number(max(row[2] for row in mine)), part.plain.upper),
-                scaled=None if scaled is None else Maximum(number(max(row[3] for row in mine)), scaled.upper),
-                leaders=worst(Leader(number(row[-1]), *row[1]) for row in mine),
-                rest=(scaled or part.plain).upper,
-            )
-        parts.append(part)
-    return parts
-
-
-def _metrics(found: Errors) -> list[tuple[Tensor, Tensor]]:
-    """(error, half width) of every figure that has a maximum; the judged one last."""
-    metrics = [(found.ulp.abs(), found.width)]
-    if found.scaled is not None and found.scaled_width is not None:
-        metrics.append((found.scaled.abs(), found.scaled_width))
-    return metrics
-
-
 def _contenders(found: Errors, members: Sequence[Tensor], exact: dict[int, Judged], keep: int) -> list[int]:
     """Elements not yet judged exactly whose interval reaches the maximum of their segment."""
     wanted = _worst_indices(found, members, keep)
-    for error, width in _metrics(found):
+    for error, width in metrics(found):
         for mine in members:
             if not mine.numel():
                 continue
@@ -300,5 +266,5 @@ def _contenders(found: Errors, members: Sequence[Tensor], exact: dict[int, Judge
 
 def _worst_indices(found: Errors, members: Sequence[Tensor], keep: int) -> set[int]:
     """The worst elements of each segment, by the judged figure."""
-    ranked, _ = _metrics(found)[-1]
+    ranked, _ = metrics(found)[-1]
     return {index for mine in members for index in mine[top(ranked[mine], keep)].tolist()}

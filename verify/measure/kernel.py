@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -22,25 +21,22 @@ from verify.declare.declaration import Kernel
 from verify.declare.standin import label
 from verify.errors import JudgeFailed, KernelError, TruthError, no_verdict
 from verify.measure.blind import KEPT
-from verify.measure.call import Measured, no_gradient, run_baseline, run_judged
+from verify.measure.call import run_baseline, run_judged
 from verify.measure.case import BASELINE, KERNEL, Collected, Pieces, Question, judge_case, question_of
-from verify.measure.case_runner import CaseRunner
+from verify.measure.case_runner import Calls, CaseRunner
 from verify.measure.curve import recorded
-from verify.measure.digest import Digest
 from verify.measure.remote_call import Run
 from verify.measure.requests import Measure
 from verify.measure.result import KEEP_RIGHT, check_limit, result_of
 from verify.measure.special import special_values
 from verify.records.record import RESULT_STATUSES, Basis, Gap, KernelRun, Origin, Result, SpecialValue
 from verify.truth import formats
-from verify.truth.ulp import pattern_at
 from verify.workers.fork_map import LATE, NO_MEMORY, ForkMap
 from verify.workers.requests import Died, Late, OnProgress, Step
 
 SHARE = 0.85  # of a kernel's time, after which no further case is tried
 JUDGED = 0.95  # of it, after which forks that judge are ended
 
-DIFFER = "two calls with the same input differ"
 MOST_ENDED = 13  # processes that a kernel may end
 SMALL = 1 << 17  # elements up to which judging on a CPU is faster than launching its many steps on a GPU
 PARALLEL = 1 << 21  # the same where others go on meanwhile
@@ -64,7 +60,7 @@ def measure_kernel(
     of this process.
     """
     started, seconds = time.monotonic(), asked.seconds
-    calls = _Calls(run or (lambda case: run_judged(kernel, case, backend.device)))
+    calls = Calls(run or (lambda case: run_judged(kernel, case, backend.device)))
     runner = CaseRunner(kernel, asked.target, started + seconds * SHARE, seconds, lambda: calls.ended >= MOST_ENDED)
     judging = Judging(
         kernel, asked.target, backend, asked.seed, asked.judges, started + seconds * JUDGED, calls, runner
@@ -84,7 +80,7 @@ class Judging:
     seed: int
     judges: int  # cases that are judged at a time
     until: float  # when forks that judge are ended
-    calls: _Calls
+    calls: Calls
     runner: CaseRunner
     notes: list[str] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
@@ -178,7 +174,7 @@ class Judging:
         if made is None:
             return None
         case, measured = made
-        self.notes.extend(note for note in _missing(measured) if note not in self.notes)
+        self.notes.extend(note for note in measured.without_figures if note not in self.notes)
         small = PARALLEL if self.judges > 1 else SMALL
         question = question_of(kernel, case, measured, group, self.target, self.seed, small)
         given = {KERNEL: measured.results}
@@ -220,15 +216,15 @@ class Judging:
 
     def _result(self, name: str, dtype: str, item: Collected, peer: Collected | None, group: Group) -> Result:
         kernel = self.kernel
+        curve = None
+        if item.operand is not None:
+            beside = None if peer is None else peer.curve
+            curve = recorded(deciding_operand(kernel.op), item.operand, item.edges, item.curve, beside)
         judged = check_limit(kernel, dtype, name, item.parts, item.trivial)
         lists = [item.worst, item.special]
         if judged.only_special:  # first the inputs that the reason names
             lists.reverse()
         described = [entry for entries in lists for _, entry in entries]
-        curve = None
-        if item.operand is not None:
-            beside = None if peer is None else peer.curve
-            curve = recorded(deciding_operand(kernel.op), item.operand, item.edges, item.curve, beside)
         basis = Basis("exhaustive", item.n) if group.exhaustive else Basis("observed", item.n, self.seed)
         findings = replace(
             item.findings, shown=described if judged.reason and not kernel.peer else described[:KEEP_RIGHT]
@@ -244,55 +240,6 @@ class Judging:
             bits=item.digest.text,
             format="" if item.fmt.name == dtype or name in kernel.op.integers else item.fmt.name,
         )
-
-
-class _Calls:
-    """The calls of one kernel, of which the first is kept: where something is wrong, calls are asked for again."""
-
-    def __init__(self, run: Run) -> None:
-        self._run, self._count = run, 0
-        self.ended = 0  # calls that ended the kernel's process
-        self._first: tuple[Case, dict[str, str]] | None = None
-
-    def __call__(self, case: Case) -> Measured:
-        try:
-            measured = self._run(case)
-        except (Died, Late):
-            self.ended += 1
-            raise
-        self._count += 1
-        if self._first is None:
-            self._first = case, _digests(measured)
-        return measured
-
-    def difference(self, wrong: Sequence[Result]) -> str:
-        """How two calls of a wrong kernel with the same input differ: on its worst inputs, or those of its first."""
-        try:
-            for result in wrong:
-                # a result of a mode of inference is found again by its law, which asks for it so
-                for worst in [each for each in result.worst[:1] if each.origin.result]:
-                    found = self._run(Case.from_json(worst.origin.case)).results[worst.origin.result]
-                    fmt = formats.of(found.dtype)
-                    pattern = pattern_at(found, worst.origin.index)
-                    both_nan = math.isnan(fmt.to_float(pattern)) and worst.got == "nan"
-                    if fmt.hex(pattern) != worst.got_hex and not both_nan:
-                        at = f"{worst.origin.result} {result.dtype} at {list(worst.index)}"
-                        return f"{DIFFER}: {at} was {worst.got_hex}, then {fmt.hex(pattern)}"
-            if wrong and self._first is not None:
-                case, first = self._first
-                later = _digests(self._run(case))
-                if other := [name for name in first if later.get(name) != first[name]]:
-                    return f"{DIFFER}: {', '.join(other)} of the first call, and after {self._count:,} calls"
-        except (KernelError, Died, Late, JudgeFailed):
-            pass
-        return ""
-
-
-def _digests(measured: Measured) -> dict[str, str]:
-    found = {name: Digest(formats.of(value.dtype)) for name, value in measured.results.items()}
-    for name, digest in found.items():
-        digest.add(measured.results[name])
-    return {name: digest.text for name, digest in found.items()}
 
 
 @dataclass
@@ -333,13 +280,6 @@ def _of_inference(result: Result, mode: str, properties: str) -> Result:
         for worst in result.worst
     ]
     return msgspec.structs.replace(result, output=f"{result.output} {mode}", properties=properties, worst=shown)
-
-
-def _missing(measured: Measured) -> list[str]:
-    """Why gradients have no figures: a forgotten backward pass must not look like one that was left out on purpose."""
-    if measured.missing and not any(name.startswith("d") for name in measured.results):
-        return ["no gradients measured: the output does not require grad; gradients=False says so on purpose"]
-    return [no_gradient(name) for name in measured.missing]
 
 
 def _properties(kernel: Kernel, name: str, dtype: str, group: Group, cases: Sequence[Case]) -> str:

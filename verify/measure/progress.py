@@ -21,19 +21,19 @@ class Progress:
         self.ended = 0
         self._measured = 0  # of those that ended, the ones that took their time here
         self._since: float | None = None
-        self._running: dict[str, tuple[float, Step]] = {}  # by part: since when, and its last report
+        self._running: dict[str, tuple[float, str]] = {}  # by part: since when, and its last report
 
     def begin(self, part: str, text: str) -> str:
         """Notes that a part begins; returns the line."""
         with self._lock:
             self._since = self._since or self._clock()
-            self._running[part] = self._clock(), Step(text)
+            self._running[part] = self._clock(), text
             return self.line()
 
     def at(self, part: str, step: str) -> str:
         """Notes how far a part is; returns the line."""
         with self._lock:
-            self._running[part] = self._running[part][0], step if isinstance(step, Step) else Step(step)
+            self._running[part] = self._running[part][0], step
             return self.line()
 
     def end(self, part: str) -> str:
@@ -66,9 +66,9 @@ class Progress:
         ]
         return max([all_of_it, *alone])
 
-    def _share(self, step: Step) -> float:
+    def _share(self, step: str) -> float:
         """The share of a part that is done."""
-        if not step.total:
+        if not isinstance(step, Step) or not step.total:
             return 0.0
         share = (step.number - 1) / step.total
         before_laws = 1 - LAWS_SHARE if self._laws else 1.0

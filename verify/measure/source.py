@@ -150,12 +150,10 @@ class Source(ABC, Generic[P, R]):
 
     def take(self, last: Job[Any] | None) -> Job[R] | None:
         """Returns the next job of a worker: the policy of the pool."""
-        while (part := self.next(None if last is None else last.about)) is not None:
-            if not self.settle(part):
-                return self._job(part)
-        return None
-
-    def _job(self, part: P) -> Job[R]:
+        while (part := self.next(None if last is None else last.about)) is not None and self.settle(part):
+            pass
+        if part is None:
+            return None
         request, timeout, started = self.begin(part), self.timeout(part), time.monotonic()
         self.running.append(part)
 

@@ -13,10 +13,11 @@ from collections.abc import Iterable
 
 import msgspec
 
-from verify.records.record import FIRST_OCTAVE, Figures, Histogram, Number, number, octave_edges, value_of
+from verify.records.record import Figures, Histogram, Number, number, value_of
 
 SUB_BITS = 5  # 32 bins per octave: a quantile is read off to within 3%
 LOWEST, HIGHEST = -24, 64  # errors below 2^-24 ULP share the first bin, above 2^64 the last
+FIRST_OCTAVE, LAST_OCTAVE = -4, 64  # of a histogram: 2^-4 is its smallest edge but 0, infinity follows 2^64
 BINS = (HIGHEST - LOWEST) * (1 << SUB_BITS) + 2
 CAP = 65_536.0  # the mean is of errors capped here: one infinity must not erase it
 UNIT = 65_536.0  # fixed point of the mean: 2^-16 ULP
@@ -227,6 +228,17 @@ def bin_edge(index: int) -> float:
         return math.inf
     octave, step = divmod(index - 1, 1 << SUB_BITS)
     return math.ldexp(1.0 + step / (1 << SUB_BITS), LOWEST + octave)
+
+
+def octave_edges(bins: int) -> list[Number]:
+    """The edges of a histogram of so many bins, half of them on each side of 0: 0, 2^-4, 2^-3, ..., at most inf.
+
+    >>> octave_edges(4)
+    [-0.125, -0.0625, 0.0, 0.0625, 0.125]
+    """
+    outer = [FIRST_OCTAVE + place for place in range(bins // 2)]
+    positive = [math.ldexp(1.0, octave) if octave <= LAST_OCTAVE else math.inf for octave in outer]
+    return [number(edge) for edge in (*(-edge for edge in reversed(positive)), 0.0, *positive)]
 
 
 def _octave(index: int) -> int:

@@ -278,3 +278,34 @@ class Op:
                     hint=f"verify list --op {self.name}",
                 )
         return merged
+
+
+def remembering(op: Op, problem: Problem) -> Op:
+    """Returns the op with the exact values of one problem kept.
+
+    A kernel and its baseline are often off by the most at the same elements, and an element that Arb has judged may be
+    asked for again with mpmath beside it. One element of a row of 2,048 takes milliseconds by each route.
+    """
+    known: dict[tuple[str, int, str, int], Any] = {}
+
+    def kept(result: str, index: int, route: str, make: Callable[[int], Any]) -> Callable[[int], Any]:
+        def value(precision: int) -> Any:
+            key = (result, index, route, precision)
+            if key not in known:
+                known[key] = make(precision)
+            return known[key]
+
+        return value
+
+    def points(asked: Problem, result: str, indices: Sequence[int]) -> list[Point]:
+        assert asked is problem, "the values of one problem are no other's"
+        return [
+            Point(
+                mp=kept(result, index, "mpmath", point.mp),
+                arb=None if point.arb is None else kept(result, index, "Arb", point.arb),
+                ends=point.ends,
+            )
+            for index, point in zip(indices, op.points(problem, result, indices), strict=True)
+        ]
+
+    return replace(op, points=points)

@@ -117,20 +117,6 @@ class Histogram(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     counts: list[int]
 
 
-FIRST_OCTAVE, LAST_OCTAVE = -4, 64  # of a histogram: 2^-4 is its smallest edge but 0, infinity follows 2^64
-
-
-def octave_edges(bins: int) -> list[Number]:
-    """The edges of a histogram of so many bins, half of them on each side of 0: 0, 2^-4, 2^-3, ..., at most inf.
-
-    >>> octave_edges(4)
-    [-0.125, -0.0625, 0.0, 0.0625, 0.125]
-    """
-    outer = [FIRST_OCTAVE + place for place in range(bins // 2)]
-    positive = [math.ldexp(1.0, octave) if octave <= LAST_OCTAVE else math.inf for octave in outer]
-    return [number(edge) for edge in (*(-edge for edge in reversed(positive)), 0.0, *positive)]
-
-
 class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The error of one implementation over one set of elements.
 

@@ -79,9 +79,9 @@ class ForkMap(Generic[Key, Answer]):
     def ask(self, key: Key, think: Callable[[], Answer], *, here: bool = False) -> None:
         """Has a question answered, by a fork unless it must be `here`: then, or where this process is all there is."""
         question = _Question(key, think)
-        if self._most <= 1 or here:
+        if self._most > 1 and here:
             self._answer(question)
-        else:
+        elif self._most > 1:
             self._settle(self._most - 1)
             _start_fork(question)
         self._questions.append(question)
@@ -92,8 +92,8 @@ class ForkMap(Generic[Key, Answer]):
         while True:
             while self._questions and self._questions[0].fork is None:
                 question = self._questions.popleft()
-                if question.answer is None and not question.lost:  # it raised, and raises here too
-                    with phase("answer what a fork did not"):
+                if question.answer is None and not question.lost:  # no fork was asked, or it raised, and it raises here
+                    with phase("judge in this process"):
                         self._answer(question)
                 if question.lost:
                     self._lost(question.key, question.lost)

@@ -123,11 +123,8 @@ class Pool:
 
     def ask(self, request: Request[R], *, timeout: float, progress: OnProgress = lambda text: None) -> R:
         """One request to the first worker: what there is to do, for example."""
-        begun = time.monotonic()
-        try:
+        with self.counted(0, request):
             return self.workers[0].ask(request, timeout=timeout, progress=progress)
-        finally:
-            self.count(0, request, time.monotonic() - begun)
 
     def probe(self) -> None:
         """Let a process that is started here look for versions and probes, for which `about` then waits no longer."""
@@ -168,11 +165,16 @@ class Pool:
                         break
                 raise
 
-    def count(self, place: int, request: Request[Any], seconds: float) -> None:
-        """Add one request to the counts."""
-        with self._counting:
-            self.spent[place, kind_of(request)] += seconds
-            self.requests[kind_of(request)] += 1
+    @contextmanager
+    def counted(self, place: int, request: Request[Any]) -> Iterator[None]:
+        """Adds a request that is asked inside to the counts."""
+        begun, kind = time.monotonic(), kind_of(request)
+        try:
+            yield
+        finally:
+            with self._counting:
+                self.spent[place, kind] += time.monotonic() - begun
+                self.requests[kind] += 1
 
 
 @contextmanager
@@ -225,15 +227,14 @@ class _Round:
 
     def _do(self, place: int, worker: AnyWorker, job: Job[Any]) -> None:
         reply, error = None, None
-        begun = time.monotonic()
         try:
-            reply = _ask(worker, job)
+            with self.pool.counted(place, job.request):
+                reply = _ask(worker, job)
         except VerifyError as raised:
             error = raised
         except Exception:
             if not self.ended:  # a worker that is stopped while it is asked has a closed pipe
                 raise
-        self.pool.count(place, job.request, time.monotonic() - begun)
         with self.changed:
             self.running -= 1
             if not self.ended:
