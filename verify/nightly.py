@@ -270,10 +270,7 @@ def sweep(night: Night, until: float | None) -> Run:
                 f"sweep {space.target} {space.dtype} {done / total:.0%}"
             ),
         )
-        try:
-            return drive.sweep(settings, "verify nightly: sweep")
-        except drive.InterruptedSweepError:
-            raise KeyboardInterrupt from None  # what is finished lies where the next start looks for it
+        return drive.sweep(settings, "verify nightly: sweep")
 
     by_shape: dict[str, list[str]] = {}
     for target, (_, shape) in spaces.items():

@@ -210,21 +210,12 @@ def _one(named: str) -> Kernel:
 def _measure(request: Measure, backend: Backend, progress: OnProgress) -> KernelRun:
     from verify.measure.kernel import measure_kernel
 
-    kernel, dtypes = _one(request.target), request.dtypes
+    kernel = _one(request.target)
     done = measure_kernel(kernel, request, backend, progress=progress)
     if request.laws:
         from verify.laws.suite import with_laws  # Hypothesis loads with it
 
-        done = with_laws(
-            done,
-            kernel,
-            backend,
-            request.laws,
-            seed=request.seed,
-            dtypes=dtypes,
-            without=request.without,
-            progress=progress,
-        )
+        done = with_laws(done, kernel, backend, request, progress)
     return done
 
 

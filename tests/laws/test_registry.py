@@ -13,6 +13,7 @@ from verify.declare.declaration import Kernel, kernel
 from verify.errors import UsageError
 from verify.laws import profiles, registry, suite
 from verify.laws.law import Law
+from verify.measure.requests import Measure
 from verify.records.record import KernelRun, LawRun
 
 
@@ -56,7 +57,7 @@ def test_a_run_says_which_laws_it_left_out(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(suite.engine, "try_law", kept)
     silu = kernel(op="silu", dtypes=["float32"])(lambda x: x)
     done = KernelRun("silu", "here.py::silu", "silu", {}, "", "ok", [])
-    found = suite.with_laws(done, silu, backends.select(), "ci", without=("compiled",)).laws
+    found = suite.with_laws(done, silu, backends.select(), Measure("", laws="ci", without=("compiled",))).laws
     assert sorted(law.law for law in found) == sorted(profiles.NAMES)
     assert [(law.law, law.message) for law in found if law.status == "skipped"] == [
         ("compiled", "left out by --without")

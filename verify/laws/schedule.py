@@ -1,17 +1,12 @@
 """The laws of many kernels over many workers: what the nightly run does.
 
-One law of one kernel in one dtype is a unit of its own, so that all workers are busy to the end, and so that whatever
-happens to it (the kernel takes the process down, the harness is in error, time runs out) happens to it alone. Where
-time may run out, units of the first round of all kernels come before those of the second
-(`verify.laws.engine.rounds`): a budget that ends early leaves every law tried on every kernel with fewer cases, not
-some kernels untried. Else a worker does all rounds of one kernel in one dtype before it begins another.
+A unit is one round (`verify.laws.engine.rounds`) of one law of one kernel in one dtype. Whatever happens to a unit
+happens to it alone. Where time may run out, the first rounds of all kernels come before the second ones: a budget that
+ends early leaves every law tried on every kernel with fewer cases.
 
-A worker stays with one kernel in one dtype, law after law, because a Triton kernel takes longer to compile for a shape
-than a law to check it, and what was compiled for one law serves the next. From there it goes to a dtype of the same
-kernel at which nobody is: for another kernel it needs a fresh process, which imports what laws need and meets the GPU
-anew. Kernels that take longest come first.
-
-Finished units are kept, and are not done again.
+A worker stays with one kernel in one dtype: a Triton kernel takes longer to compile for a shape than a law to check it,
+and one law's compiled shapes serve the next. From there it goes to a dtype of the same kernel at which no worker is.
+Another kernel needs a new process. Kernels that take longest come first.
 """
 
 from __future__ import annotations

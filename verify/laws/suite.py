@@ -14,8 +14,9 @@ from verify.laws import engine, registry
 from verify.laws.profiles import NAMES, remaining
 from verify.laws.schedule import left_out
 from verify.laws.shrink import shrink_law
+from verify.measure.requests import Measure
 from verify.records.record import RESULT_STATUSES, KernelRun, unrepeatable
-from verify.workers.requests import Step
+from verify.workers.requests import OnProgress, Step
 
 
 def laws_for(
@@ -68,33 +69,25 @@ def laws_for(
 
 
 def with_laws(
-    done: KernelRun,
-    kernel: Kernel,
-    backend: Backend,
-    profile: str,
-    *,
-    seed: int = 0,
-    dtypes: tuple[str, ...] = (),
-    without: tuple[str, ...] = (),
-    progress: Callable[[str], None] = lambda text: None,
+    done: KernelRun, kernel: Kernel, backend: Backend, asked: Measure, progress: OnProgress = lambda text: None
 ) -> KernelRun:
     """The record of a kernel with the laws tried, unless the kernel could not be measured at all.
 
-    `profile` is the name of a profile of the laws; a seed other than 0 is theirs, else each profile has its own.
+    `asked.laws` names their profile. A seed other than 0 is theirs, else each profile has its own.
     """
     if done.status not in RESULT_STATUSES:
         return done
     started = time.monotonic()
-    chosen = engine.profile_named(profile, seed or None)
+    chosen, dtypes = engine.profile_named(asked.laws, asked.seed or None), asked.dtypes or kernel.dtypes
     tried = []
-    wanted = [(name, dtype) for name in remaining(without) for dtype in dtypes or kernel.dtypes]
+    wanted = [(name, dtype) for name in remaining(asked.without) for dtype in dtypes]
     for number, (name, dtype) in enumerate(wanted, 1):
         progress(Step(f"{kernel.name} {dtype}, law {number} of {len(wanted)}: {name}", "law", number, len(wanted)))
         law = registry.get(name)
         tried.append(
             engine.try_law(law, kernel, dtype, backend, chosen, done.target, engine.Options(shrink=shrink_law))
         )
-    tried += left_out(without, dtypes or kernel.dtypes)
+    tried += left_out(asked.without, dtypes)
     return msgspec.structs.replace(
         done,
         status="wrong" if any(law.status == "broken" for law in tried) else done.status,

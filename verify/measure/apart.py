@@ -207,15 +207,12 @@ class KernelProcesses:
             try:
                 of_laws = msgspec.structs.replace(request, accuracy=False)
                 tried = kernel.ask(of_laws, progress=progress, deadline=until)
-                status = tried.status if tried.status == "wrong" else done.status
-                seconds = round(done.seconds + tried.seconds, 3)
-                differs = done.unrepeatable or tried.unrepeatable
-                done = msgspec.structs.replace(
+                done = msgspec.structs.replace(  # a kernel's own process adds nothing else to its record
                     done,
                     laws=tried.laws,
-                    status=status,
-                    seconds=seconds,
-                    unrepeatable=differs,
+                    status=tried.status if tried.status == "wrong" else done.status,
+                    seconds=round(done.seconds + tried.seconds, 3),
+                    unrepeatable=done.unrepeatable or tried.unrepeatable,
                     gaps=[*done.gaps, *tried.gaps],
                 )
             except (Died, KernelError) as error:

@@ -38,7 +38,7 @@ class Work:
     pool: Pool | None = None  # of the caller, who stops it; else processes are started
     until: float | None = None  # of time.monotonic(): no part begins later
     kept: PartStore | None = None  # where finished parts are written at once, beside those of earlier starts
-    contain: bool = True  # an error of verify costs one part its verdict; else it ends the command
+    contain: bool = True  # an error of usage or of verify is that of one part; else it ends the command
     progress: Callable[..., None] = lambda *_: None
     usage: list[str] = field(default_factory=list)  # what could not be asked for
 
@@ -136,10 +136,6 @@ class Source(ABC, Generic[P, R]):
     def failed(self, part: P, why: NoResult, seconds: float) -> None:
         """Takes why a part has no result."""
 
-    def raises(self, error: VerifyError) -> bool:
-        """True if an error ends the command."""
-        return False
-
     def interrupted(self) -> bool:
         """True if Ctrl-C ends in a record of what is done, instead of KeyboardInterrupt."""
         return False
@@ -163,7 +159,8 @@ class Source(ABC, Generic[P, R]):
 
         def failed(error: VerifyError) -> None:
             self.running.remove(part)
-            if self.raises(error):
+            of_verify = isinstance(error, UsageError | TruthError | InternalError)
+            if of_verify and not self.work.contain and not isinstance(error, JudgeFailed):
                 raise error
             self.failed(part, NoResult.of(error, timeout), time.monotonic() - started)
 

@@ -1,12 +1,11 @@
 """Many hunts, each in a worker process, into one record: what `verify hunt` and the nightly run do.
 
-A kernel that raises, hangs or takes its process down ends one hunt; its best find so far is kept as a note, and the
-others go on. Ctrl-C asks the running hunts to stop and to hand over what they have; a second one abandons them.
+A kernel that raises, hangs or ends its process ends one hunt; its best find so far becomes a note. Ctrl-C asks the
+running hunts to stop and to hand over what they have; a second one abandons them.
 
-All hunts of all kernels wait in one queue, the longest first, so that no worker idles while another is at the last
-results of a kernel. Among hunts that take as long a worker stays with its kernel, whose process it has: another one
-meets the GPU anew. With a moment `until` the hunts that have not begun share what is left of the time; those that
-the time did not reach are named in the record.
+All hunts wait in one queue, the longest first, so that no worker idles at the end. Among hunts that take as long a
+worker stays with its kernel, whose process it has. With a moment `until` the hunts that have not begun share the time
+left; the record names those that it did not reach.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ import msgspec
 
 from verify.declare.requests import declared_by
 from verify.declare.target import Declared
-from verify.errors import SPENT, TruthError, UsageError, VerifyError
+from verify.errors import SPENT, UsageError
 from verify.measure.source import NoResult, Source, Work, collect, crashes
 from verify.records.record import RESULT_STATUSES, Gap, GapKind, KernelRun, Run, Status, value_of
 from verify.search.hunt.requests import DoHunt, Hunt, HuntProgress, HuntReply, Hunts, ListHunts, Pinned
@@ -239,10 +238,6 @@ class _Hunts(Source[_Hunting, HuntReply]):
         self.session.summaries.append(
             HuntSummary(part.hunted.kernel.name, part.target, part.hunt, reply.sentence, reply.seconds, reply.pinned)
         )
-
-    def raises(self, error: VerifyError) -> bool:
-        """Bad usage, and where the caller does not go on, two routes that disagree."""
-        return isinstance(error, UsageError) or (isinstance(error, TruthError) and not self.session.contain)
 
     def failed(self, part: _Hunting, why: NoResult, seconds: float) -> None:
         """It ended without one."""

@@ -1,12 +1,9 @@
 """A whole sweep from the parent's side: spaces shared out in spans of chunks, merged, kept, recorded.
 
-The parent imports no torch. A span is complete in itself, so it does not matter which worker takes it. A worker is
-given its share of all that is unfinished and ends after a while with what it has done: a GPU does a space at a time, an
-interpreted kernel a chunk. Off the fused route the time of a chunk is not known before: the first span of a space is
-one chunk, the next ones grow while quick.
-
-What a worker found stays as it came, and is merged where the record is made: the parent only counts chunks. A worker
-that finds no chunk left makes the records, result by result, so that all workers end together.
+The parent imports no torch. A worker gets its share of all that is unfinished, and hands over what it has done after a
+while. Off the fused route the time of a chunk is not known before: the first span of a space is one chunk, the next
+ones grow while quick. The parent only counts chunks; partial results are merged where the record is made. A worker that
+finds no chunk left makes the records, result by result, so that all workers end together.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ import msgspec
 from verify.backends import named
 from verify.declare.requests import declared_by
 from verify.declare.target import Declared, Target
-from verify.errors import SPENT, InternalError, TruthError, UsageError, VerifyError
+from verify.errors import SPENT, UsageError
 from verify.measure.source import NoResult, Source, Work, collect, crashes
 from verify.records.merge import together
 from verify.records.part_store import SETTINGS, PartStore
@@ -56,7 +53,7 @@ class SweepSettings(Work):
     progress: Callable[[Space, int, int], None] = lambda space, done, total: None  # points of this space
 
 
-class InterruptedSweepError(Exception):
+class InterruptedSweepError(KeyboardInterrupt):
     """Ctrl-C. `path` is the file that holds what was done."""
 
     def __init__(self, path: Path) -> None:
@@ -310,11 +307,6 @@ class _Sharing(Source[_Task, Any]):
         if self.kept is not None:
             keep(self.kept, reply.encode())
         self.settings.progress(item.space, item.done, item.space.points)
-
-    def raises(self, error: VerifyError) -> bool:
-        """Bad usage, and where the caller does not go on, an error of the harness."""
-        of_harness = isinstance(error, TruthError | InternalError)
-        return isinstance(error, UsageError) or (of_harness and not self.settings.contain)
 
     def failed(self, task: _Task, why: NoResult, seconds: float) -> None:
         """Gives up the space of the task: the others go on."""
