@@ -1,7 +1,7 @@
 """The way of one case through verify, as a reader follows it: `python -m benchmarks.walk`.
 
 Runs `verify run` of one kernel with one case in this process and notes which functions of verify call which. A reader
-reads a function once, at its first call. Two kinds of calls are looked up, as a call of torch is, and do not count:
+reads a function once, at its first call. Some calls are only looked up, like a call of torch, and do not count:
 
 - a function of one statement, such as an accessor;
 - a call that comes back after it went through one other module, or through one other room.
@@ -82,7 +82,7 @@ class Read:
 
 
 class Walk:
-    """The functions of verify in the order in which they are first entered."""
+    """Notes the functions of verify in the order of their first calls."""
 
     def __init__(self) -> None:
         self.read: list[Read] = []
@@ -122,14 +122,14 @@ class Walk:
 
     @property
     def climbs(self) -> int:
-        """How often the walk goes to a room above."""
+        """Counts the moves to a room above."""
         rooms = [LAYERS.index(module.partition("/")[0]) for module, _ in self.stays]
         return sum(later > before for before, later in itertools.pairwise(rooms))
 
 
 @contextmanager
 def traced(walk: Walk) -> Iterator[None]:
-    """Notes what is entered in this thread and in those that begin meanwhile."""
+    """Notes the calls of this thread and of threads that it starts."""
     threading.setprofile(walk.note)
     sys.setprofile(walk.note)
     try:
@@ -140,7 +140,7 @@ def traced(walk: Walk) -> Iterator[None]:
 
 
 def walk_of_one_case() -> Walk:
-    """Runs one case twice: first what is loaded and cached, then what is counted."""
+    """Runs one case twice: the first time loads modules and fills caches, the second is noted."""
     import verify
     from verify.cases import plan as plans
     from verify.measure import kernel as measuring

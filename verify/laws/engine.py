@@ -135,9 +135,9 @@ def message(kernel: str, found: LawRun) -> str:
 
 @dataclass(frozen=True)
 class Options:
-    """Which cases are tried before all others, and what becomes of one that breaks a law.
+    """Options of one search for a case that breaks a law.
 
-    pinned: by default those that the project's corpus has for the law.
+    pinned: cases that are tried first; by default those of the project's corpus for the law.
     memory: cases of an earlier run. Without it nothing is read or kept: the same call gives the same answer.
     shrink: makes a broken case smaller than Hypothesis can, which sees no elements.
     """

@@ -1,8 +1,8 @@
 """The laws of many kernels over many workers: what the nightly run does.
 
-A unit is one round (`verify.laws.engine.rounds`) of one law of one kernel in one dtype. Whatever happens to a unit
-happens to it alone. Where time may run out, the first rounds of all kernels come before the second ones: a budget that
-ends early leaves every law tried on every kernel with fewer cases.
+A unit is one round (`verify.laws.engine.rounds`) of one law of one kernel in one dtype. A unit that crashes or has no
+verdict affects no other. Where time may run out, the first rounds of all kernels come before the second ones: a budget
+that ends early leaves every law tried on every kernel with fewer cases.
 
 A worker stays with one kernel in one dtype: a Triton kernel takes longer to compile for a shape than a law to check it,
 and one law's compiled shapes serve the next. From there it goes to a dtype of the same kernel at which no worker is.

@@ -113,7 +113,7 @@ class _Part(NamedTuple):
         return f"verify run {shlex.quote(self.target)}"
 
     def gap(self, kind: GapKind, message: str) -> Gap:
-        """What of it did not happen."""
+        """Returns a gap of this part."""
         return Gap(kind, f"{self.kernel.name}: {message}", self.target)
 
 
@@ -220,7 +220,7 @@ class Measuring(Source[_Part, KernelRun]):
     def begin(self, part: _Part) -> Measure:
         """Returns the request, with the forks to judge with.
 
-        Where fewer parts are left than cores, a part has twice its share of them, as others end before it.
+        If fewer parts than cores remain, a part gets twice its share of the cores: other parts end before it.
         """
         session = self.session
         session.progress(self.progress.begin(part.key, f"{part.kernel.name} {part.dtype}".rstrip()))
@@ -279,7 +279,7 @@ class Measuring(Source[_Part, KernelRun]):
             self.keep(part.key, done)
 
     def interrupted(self) -> bool:
-        """What Ctrl-C left is a gap of the record, where the run is one of its own."""
+        """Records a gap for each part that Ctrl-C left, unless a night calls."""
         for part in self.parts if self.session.whole else ():
             if part.key not in self.ended:
                 message = f"{part.dtype and part.dtype + ': '}not finished: interrupted"

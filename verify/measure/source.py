@@ -1,7 +1,7 @@
 """The one way to a record: source, call, part store, record. `verify run`, sweeps, hunts and laws go it.
 
-A source lists the parts of its command, chooses the part that a free worker does next, and says what a reply or a
-failure means for the record. `collect` does the rest: it starts workers, sends requests through the pool
+A source lists the parts of its command and chooses the next part of a free worker. It turns each reply or failure into
+an entry of the record. `collect` does the rest: it starts workers, sends requests through the pool
 (`verify.workers.pool`), limits their time and assembles the record.
 
     record = collect(Measuring(targets, session), "verify run accuracy.py")
@@ -34,13 +34,13 @@ class Work:
     backend: str | None = None
     seed: int = 0
     timeout: float = 600.0  # of one part
-    jobs: int = 0  # workers; 0: as many as are of use
+    jobs: int = 0  # workers; 0: the source decides
     pool: Pool | None = None  # of the caller, who stops it; else processes are started
     until: float | None = None  # of time.monotonic(): no part begins later
     kept: PartStore | None = None  # where finished parts are written at once, beside those of earlier starts
-    contain: bool = True  # an error of usage or of verify is that of one part; else it ends the command
+    contain: bool = True  # an error of usage or of verify ends its part; else it ends the command
     progress: Callable[..., None] = lambda *_: None
-    usage: list[str] = field(default_factory=list)  # what could not be asked for
+    usage: list[str] = field(default_factory=list)  # problems with the arguments
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class NoResult:
 
 
 class Part(Protocol):
-    """What one worker does at a time."""
+    """The work of one worker at a time."""
 
     @property
     def target(self) -> str: ...
@@ -85,7 +85,7 @@ T = TypeVar("T")
 
 
 class Source(ABC, Generic[P, R]):
-    """What one command measures, in parts. The pool calls it under one lock."""
+    """Holds the parts of one command. The pool calls it under one lock."""
 
     profile: str  # of the record
     on_interrupt: Callable[[], None] | None = None  # at the first Ctrl-C; without it everything stops at once
@@ -130,14 +130,14 @@ class Source(ABC, Generic[P, R]):
 
     @abstractmethod
     def done(self, part: P, reply: R, seconds: float) -> None:
-        """Takes what a part came to after some seconds."""
+        """Takes the reply to a part, and the seconds that it took."""
 
     @abstractmethod
     def failed(self, part: P, why: NoResult, seconds: float) -> None:
         """Takes why a part has no result."""
 
     def interrupted(self) -> bool:
-        """True if Ctrl-C ends in a record of what is done, instead of KeyboardInterrupt."""
+        """Returns True to make a record of the finished parts after Ctrl-C; else KeyboardInterrupt is raised."""
         return False
 
     @abstractmethod

@@ -92,7 +92,7 @@ class ForkMap(Generic[Key, Answer]):
         while True:
             while self._questions and self._questions[0].fork is None:
                 question = self._questions.popleft()
-                if question.answer is None and not question.lost:  # no fork was asked, or it raised, and it raises here
+                if question.answer is None and not question.lost:  # its fork raised, or there is none
                     with phase("judge in this process"):
                         self._answer(question)
                 if question.lost:

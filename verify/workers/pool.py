@@ -167,7 +167,7 @@ class Pool:
 
     @contextmanager
     def counted(self, place: int, request: Request[Any]) -> Iterator[None]:
-        """Adds a request that is asked inside to the counts."""
+        """Counts a request, and the seconds of the block inside."""
         begun, kind = time.monotonic(), kind_of(request)
         try:
             yield

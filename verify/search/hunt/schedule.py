@@ -1,11 +1,11 @@
 """Many hunts, each in a worker process, into one record: what `verify hunt` and the nightly run do.
 
 A kernel that raises, hangs or ends its process ends one hunt; its best find so far becomes a note. Ctrl-C asks the
-running hunts to stop and to hand over what they have; a second one abandons them.
+running hunts to stop and to report their finds; a second Ctrl-C abandons them.
 
 All hunts wait in one queue, the longest first, so that no worker idles at the end. Among hunts that take as long a
-worker stays with its kernel, whose process it has. With a moment `until` the hunts that have not begun share the time
-left; the record names those that it did not reach.
+worker stays with its kernel, whose process it has. With `until` the hunts that have not begun share the time left.
+The record names the hunts that had no time.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class HuntSummary:
 
 @dataclass(kw_only=True)
 class HuntSession(Work):
-    """Settings of many hunts, and what they came to beside the record. With `until` they share the time left."""
+    """Settings of many hunts, and their summaries."""
 
     settings: Settings
     dtypes: list[str] = field(default_factory=list)
@@ -84,7 +84,7 @@ class _Hunting:
 
     hunted: _HuntedKernel
     hunt: Hunt
-    share: float | None = None  # its part of the time that is left, in seconds
+    share: float | None = None  # of the remaining time, in seconds
     best: HuntProgress | None = None  # the last report that named a case
 
     @property
@@ -106,7 +106,7 @@ class _Hunting:
         return _SLOWEST.index(self.hunted.kernel.kind), self.hunt.dtype == "float64"
 
     def best_so_far(self, message: str) -> list[str]:
-        """What a hunt that failed had found."""
+        """Returns a note with the best find of a hunt that failed."""
         if self.best is None:
             return []
         best = f"{self.best.evaluations:,} evaluations had given {value_of(self.best.best):.6g} (not judged exactly)"
@@ -156,7 +156,7 @@ def _in_turn(hunts: list[_Hunting]) -> list[_Hunting]:
 
 
 class _Hunts(Source[_Hunting, HuntReply]):
-    """Many hunts: each once, in turn, with its share of the time that is left."""
+    """Gives each hunt once, in turn, with its share of the remaining time."""
 
     profile = "hunt"
 
@@ -165,7 +165,7 @@ class _Hunts(Source[_Hunting, HuntReply]):
         self.targets, self.session, self.stop, self.stack = targets, session, stop, stack
         self.until = None if session.until is None else session.until + CLOSING_SECONDS
         self.was_interrupted = False
-        self.gaps: list[Gap] = []  # hunts without a verdict, and those that the time did not reach
+        self.gaps: list[Gap] = []  # hunts without a verdict
         self.raise_flag: Callable[[], None] = stop.touch
 
     def open(self, pool: Pool) -> About:

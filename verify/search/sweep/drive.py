@@ -1,7 +1,7 @@
 """A whole sweep from the parent's side: spaces shared out in spans of chunks, merged, kept, recorded.
 
-The parent imports no torch. A worker gets its share of all that is unfinished, and hands over what it has done after a
-while. Off the fused route the time of a chunk is not known before: the first span of a space is one chunk, the next
+The parent imports no torch. A worker gets its share of the unfinished chunks and returns its findings after two
+seconds. Off the fused route the time of a chunk is not known before: the first span of a space is one chunk, the next
 ones grow while quick. The parent only counts chunks; partial results are merged where the record is made. A worker that
 finds no chunk left makes the records, result by result, so that all workers end together.
 """
@@ -45,7 +45,7 @@ _VOLATILE = ("platform", "cpu", "python", "numpy", "probes", "commit", "dirty")
 
 @dataclass(kw_only=True)
 class SweepSettings(Work):
-    """What to sweep, and how. `jobs` 0: one on a GPU, one per core on the interpreter."""
+    """Settings of a sweep. `jobs` 0: one on a GPU, one per core on the interpreter."""
 
     spaces: ListSpaces  # which there are to be
     curve: bool = True
@@ -183,7 +183,7 @@ def known_of(kept: PartStore) -> dict[str, Partial]:
 
 
 class _Task(NamedTuple):
-    """What one worker does at a time: a span of chunks of a space, or the record of one result of it."""
+    """The work of one worker at a time: a span of chunks of a space, or the record of one of its results."""
 
     item: _SweptSpace
     span: Span | None = None
@@ -222,7 +222,7 @@ class _Sharing(Source[_Task, Any]):
         return about
 
     def enqueue(self, spaces: list[_SweptSpace], workers: int) -> None:
-        """Has what is not done of these spaces swept by so many workers."""
+        """Has the unfinished chunks of these spaces swept by so many workers."""
         self.spaces, self.workers = spaces, workers
         if self.kept is not None:
             self.kept.claim(self.depends_on, "sweep", ANOTHER)
@@ -296,7 +296,7 @@ class _Sharing(Source[_Task, Any]):
         self.settings.progress(item.space, item.done + part, item.space.points)
 
     def done(self, task: _Task, reply: Any, seconds: float) -> None:
-        """Keeps what was found in a span, or the record."""
+        """Keeps the findings of a span, or the record."""
         item = task.item
         if task.span is None:
             item.recorded[task.result] = reply
