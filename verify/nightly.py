@@ -15,7 +15,6 @@ did not reach is listed in the record and makes the run incomplete: less measure
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 import traceback
@@ -32,7 +31,7 @@ from verify import backends
 from verify.declare import config
 from verify.declare.requests import Known, declared_by, sources_of
 from verify.declare.target import Declared, Target
-from verify.errors import IN_ERROR, InternalError, KernelError, TruthError, UsageError, WriteError
+from verify.errors import IN_ERROR, InternalError, KernelError, TruthError, UsageError, WriteError, no_verdict
 from verify.measure.session import Session
 from verify.measure.session import run as run_kernels
 from verify.records.files import load, save
@@ -131,7 +130,7 @@ def _run(night: Night, planned: Sequence[PlannedStage], command: str, started: f
             # whatever a stage runs into, the others go on and the report is written
             in_error = in_error or not isinstance(error, UsageError)
             kind: GapKind = "other" if isinstance(error, UsageError) else "harness error"
-            message = error.message if isinstance(error, UsageError) else f"{IN_ERROR}: {_said_by(error)}"
+            message = error.message if isinstance(error, UsageError) else _no_verdict(error)
             stages.append(Stage(name=stage.name, status="incomplete", message=message, seconds=clock.end(stage.name)))
             lost.append(Gap(kind, f"{stage.name}: {message}"))
             continue
@@ -164,14 +163,12 @@ def _stage(name: str, record: Run, seconds: float) -> Stage:
     return Stage(name=name, status=status, message=", ".join(said), seconds=seconds)
 
 
-def _said_by(error: Exception) -> str:
+def _no_verdict(error: Exception) -> str:
     """What an error of the harness says; one that no code expects names its type, and its place on stderr."""
-    if isinstance(error, TruthError):
-        return str(error)
-    if isinstance(error, InternalError):  # its traceback is that of the worker, which printed it
-        return f"verify itself failed: {error}"
+    if isinstance(error, TruthError | InternalError):  # a worker has printed the traceback of the latter
+        return no_verdict(error)
     traceback.print_exception(error)
-    return f"{type(error).__name__}: {error}"
+    return f"{IN_ERROR}: {type(error).__name__}: {error}"
 
 
 # -- the folder of a night ------------------------------------------------------------------------------
@@ -195,9 +192,8 @@ def _claim(night: Night) -> None:
 
 
 def unit_path(night: Night, stage: str, name: str) -> Path:
-    """Returns where the record of one unit lies; any name gives a file name of its own."""
-    safe = "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in name)[:80]
-    return night.folder / stage / f"{safe}.{hashlib.sha256(name.encode()).hexdigest()[:8]}.json"
+    """Returns where the record of one unit lies."""
+    return night.folder / stage / f"{name.replace(' ', '-')}.json"
 
 
 def unit(night: Night, stage: str, name: str, make: Callable[[], Run]) -> Run:

@@ -362,11 +362,3 @@ def test_ctrl_c_in_a_sweep_ends_the_night(tmp_path: Path, monkeypatch: pytest.Mo
     mine = night(tmp_path, spaces={"a": (("float32",), "unary")})
     with pytest.raises(KeyboardInterrupt):
         nightly.run(mine, (PlannedStage("sweep", 1.0, nightly.sweep), *STAGES), "verify nightly")
-
-
-def test_units_have_file_names_of_their_own(tmp_path: Path) -> None:
-    mine = night(tmp_path)
-    names = ["a/b.py::k", "a_b.py::k", "a/b.py::K", "ä" * 200, "../../etc", ""]
-    paths = [nightly.unit_path(mine, "sweep", name) for name in names]
-    assert len(set(paths)) == len(names)
-    assert all(path.parent == mine.folder / "sweep" and len(path.name) < 120 for path in paths)

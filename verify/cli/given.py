@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,9 +90,7 @@ _APART = {
 
 def again(options: argparse.Namespace, *, everything: bool = False) -> str:
     """Returns the command as it was typed: what determines its figures, or `everything` that was given."""
-    from verify.measure.session import command_line
-
-    return command_line(words(options, everything=everything))
+    return f"verify {shlex.join(words(options, everything=everything))}"
 
 
 def words(options: argparse.Namespace, *, everything: bool = False) -> list[str]:

@@ -44,7 +44,6 @@ class Session(Work):
     profile: str = "default"
     laws: str = ""  # profile of the laws; none are tried without one
     without: tuple[str, ...] = ()  # laws that are left out
-    accuracy: bool = True  # whether to measure; without it only the laws are tried
     plan: str = ""  # the backend whose cases are measured, wherever they run; the own one without it
     by_dtype: bool = False  # each dtype of a kernel is measured on its own, so that many workers are busy to the end
     whole: bool = False  # this run is all that the store is for: it claims it, and Ctrl-C ends in what was measured
@@ -59,14 +58,7 @@ def run(targets: Sequence[str], session: Session, command: str) -> Run:
 def claim(kept: PartStore, session: Session, about: About, sources: dict[str, str]) -> None:
     """Begins the store of a run, or goes on there where everything is equal that a figure depends on."""
     settings = {
-        "options": {
-            "seed": session.seed,
-            "dtypes": list(session.dtypes),
-            "laws": session.laws,
-            "without": list(session.without),
-            "accuracy": session.accuracy,
-            "plan": session.plan,
-        },
+        "options": {name: getattr(session, name) for name in ("seed", "dtypes", "laws", "without", "plan")},
         "backend": about.backend,
         "device or versions": {
             name: value for name, value in about.environment.items() if name not in ("commit", "dirty")
@@ -80,15 +72,12 @@ def claim(kept: PartStore, session: Session, about: About, sources: dict[str, st
 
 def gaps_of(kernel: KernelRun) -> list[Gap]:
     """What of a kernel did not happen or has no verdict: all of it, a dtype, or a law."""
-    return (
-        crashes([kernel])
-        + kernel.gaps
-        + [
-            Gap("harness error", f"{kernel.name}: the law of {law.law} in {law.dtype}: {law.message}", kernel.target)
-            for law in kernel.laws
-            if law.in_error
-        ]
-    )
+    laws = [
+        Gap("harness error", f"{kernel.name}: the law of {law.law} in {law.dtype}: {law.message}", kernel.target)
+        for law in kernel.laws
+        if law.in_error
+    ]
+    return [*crashes([kernel]), *kernel.gaps, *laws]
 
 
 class _Part(NamedTuple):
@@ -230,10 +219,9 @@ class Measuring(Source[_Part, KernelRun]):
             session.seed,
             part.dtypes,
             session.laws,
-            session.accuracy,
-            session.plan,
-            session.timeout,
-            session.without,
+            plan=session.plan,
+            seconds=session.timeout,
+            without=session.without,
             judges=min(cores, 2 * cores // left) if left < cores else 1,
         )
 
@@ -301,8 +289,3 @@ class Measuring(Source[_Part, KernelRun]):
             except UsageError as error:  # nothing that was measured of others may be lost to it
                 incomplete.append(part.gap("harness error", error.message))
         return list(kernels.values()), incomplete
-
-
-def command_line(arguments: Sequence[str]) -> str:
-    """The command as the user would type it again."""
-    return "verify " + " ".join(shlex.quote(item) for item in arguments)

@@ -251,8 +251,7 @@ class _Hunts(Source[_Hunting, HuntReply]):
 
     def _leave_out(self, part: _Hunting, kind: GapKind, reason: str) -> None:
         part.hunted.not_done = reason
-        text = f"hunt of {part.target} {part.hunt.result} {part.hunt.dtype}: {reason}"
-        self.gaps.append(Gap(kind, text, part.target))
+        self.gaps.append(Gap(kind, f"hunt of {part.key}: {reason}", part.target))
 
     def _keep(self, part: _Hunting, done: KernelRun, seconds: float) -> None:
         done = part.hunted.done[part.hunt] = msgspec.structs.replace(done, seconds=round(seconds, 3))
