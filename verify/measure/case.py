@@ -34,11 +34,11 @@ from verify.measure.judge import (
 )
 from verify.measure.result import KEEP_SPECIAL, Findings
 from verify.measure.tally import KEEP, Peak, Tally, merged_peaks, worst
-from verify.measure.trivial import trivial_answers
+from verify.measure.trivial import trivial_at_ordinary
 from verify.ops.op import Fast, Largest, Op, Problem, Regime, remembering
 from verify.records.figure import LEAST
 from verify.records.readings import APART, BEYOND, NONFINITE
-from verify.records.record import ORDINARY, Origin, Worst, value_of
+from verify.records.record import Origin, Worst, value_of
 from verify.truth import formats
 from verify.truth.fast import Truth, device_kind, truth_of
 from verify.truth.formats import Format
@@ -310,7 +310,7 @@ class _Judging:
             curve=curve,
             operand=operand,
             edges=edges,
-            trivial=self._trivial(by, segments, parts) if self.trivial else {},
+            trivial=trivial_at_ordinary(by, segments, parts) if self.trivial else {},
         )
 
     def _compared(self, name: str, outcome: JudgedResult, segments: Tensor | None, count: int) -> JudgedResult:
@@ -333,16 +333,6 @@ class _Judging:
             msgspec.structs.replace(part, worse=many) for part, many in zip(outcome.tallies, counts, strict=True)
         ]
         return replace(outcome, tallies=tallies)
-
-    def _trivial(self, by: JudgedBy, segments: Tensor | None, parts: Parts) -> dict[str, Tally]:
-        value = by.truth.value
-        ordinary = torch.tensor([class_of(*part) == ORDINARY and part[0].name not in APART for part in parts])
-        if segments is None:
-            mine = torch.full((value.numel(),), bool(ordinary[0]), device=value.device)
-        else:
-            member = segments.reshape(-1)
-            mine = ordinary.to(member.device)[member.clamp(min=0)] & (member >= 0)
-        return trivial_answers(by, mine)
 
 
 def _curve(

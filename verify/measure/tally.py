@@ -187,9 +187,7 @@ def merged_peaks(a: Iterable[Peak], b: Iterable[Peak]) -> list[Peak]:
 
 def worse(first: float, second: float) -> bool:
     """Whether one error is worse than another: NaN above infinity above every number."""
-    if math.isnan(first) or math.isnan(second):
-        return math.isnan(first) and not math.isnan(second)
-    return first > second
+    return not math.isnan(second) and (math.isnan(first) or first > second)
 
 
 def worst(leaders: Iterable[Leader], keep: int = KEEP) -> list[Leader]:

@@ -7,19 +7,37 @@ where one of them would pass, unless it is itself right, as zeros are for the gr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from verify.cases import counter
+from verify.cases.classes import class_of
 from verify.measure.counting import tally
 from verify.measure.judge import JudgedBy
 from verify.measure.tally import Tally
+from verify.ops.op import Regime
+from verify.records.readings import APART
+from verify.records.record import ORDINARY
 from verify.truth.formats import torch_dtype
 from verify.truth.ulp import Yardstick, errors, ulp_exponent
 
 SEEN = 4096  # elements of each case
 OFF = 0.01  # of the truth, or two spacings of the format where those are more
 _SPACINGS = 2
+
+
+def trivial_at_ordinary(by: JudgedBy, segments: Tensor | None, parts: Sequence[tuple[Regime, str]]) -> dict[str, Tally]:
+    """Judges trivial answers at ordinary elements. `segments` numbers the regime and class of each element."""
+    value = by.truth.value
+    ordinary = torch.tensor([class_of(*part) == ORDINARY and part[0].name not in APART for part in parts])
+    if segments is None:
+        mine = torch.full((value.numel(),), bool(ordinary[0]), device=value.device)
+    else:
+        member = segments.reshape(-1)
+        mine = ordinary.to(member.device)[member.clamp(min=0)] & (member >= 0)
+    return trivial_answers(by, mine)
 
 
 def trivial_answers(by: JudgedBy, ordinary: Tensor) -> dict[str, Tally]:
