@@ -136,7 +136,7 @@ def traced(walk: Walk) -> Iterator[None]:
         yield
     finally:
         sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]
+        threading.setprofile(None)
 
 
 def walk_of_one_case() -> Walk:

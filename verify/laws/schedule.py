@@ -165,7 +165,7 @@ class _Trying(Source[_Place, LawRun]):
     def done(self, place: _Place, reply: LawRun, seconds: float) -> None:
         """Keeps the unit, unless the harness was in error: then it has no verdict."""
         if reply.in_error:
-            self._leave_out(place, "harness error", reply.message, seconds)
+            self._no_verdict(place, "harness error", reply.message, seconds)
         else:
             self._keep(place, seconds, run=reply)
 
@@ -174,15 +174,13 @@ class _Trying(Source[_Place, LawRun]):
         if why.kind is None:
             message = f"{place.unit.dtype} {place.unit.law}: {why.message}"
             self._keep(place, seconds, status=why.status, message=message)
-        else:  # a further round that the time does not reach leaves the verdict of the earlier ones
-            self._leave_out(
-                place, None if why.kind == "out of time" and place.round else why.kind, why.message, seconds
-            )
+        else:
+            self._no_verdict(place, why.kind, why.message, seconds)
 
-    def _leave_out(self, place: _Place, kind: GapKind | None, reason: str, seconds: float) -> None:
+    def _no_verdict(self, place: _Place, kind: GapKind, reason: str, seconds: float) -> None:
         subject = self.subjects[place.subject]
         subject.seconds += seconds
-        if kind is not None:
+        if kind != "out of time" or place.round == 0:  # else the verdict of the earlier rounds stays
             subject.left_out(kind, place.unit, reason)
         self._last_round(place)
 

@@ -19,6 +19,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -232,9 +233,7 @@ class _Hunts(Source[_Hunting, HuntReply]):
 
     def done(self, part: _Hunting, reply: HuntReply, seconds: float) -> None:
         """It ended with a result."""
-        self._keep(
-            part, part.hunted.kernel.run(reply.result.status, results=[reply.result], notes=reply.notes), seconds
-        )
+        self._keep(part, seconds, reply.result.status, results=[reply.result], notes=reply.notes)
         self.session.summaries.append(
             HuntSummary(part.hunted.kernel.name, part.target, part.hunt, reply.sentence, reply.seconds, reply.pinned)
         )
@@ -243,7 +242,7 @@ class _Hunts(Source[_Hunting, HuntReply]):
         """It ended without one."""
         message = f"{part.name}: {why.message}"
         if why.kind is None:
-            self._keep(part, part.hunted.kernel.run(why.status, message, notes=part.best_so_far(message)), seconds)
+            self._keep(part, seconds, why.status, message=message, notes=part.best_so_far(message))
             return
         self._leave_out(part, why.kind, why.message)
         if why.kind == "out of time":
@@ -253,8 +252,9 @@ class _Hunts(Source[_Hunting, HuntReply]):
         part.hunted.not_done = reason
         self.gaps.append(Gap(kind, f"hunt of {part.key}: {reason}", part.target))
 
-    def _keep(self, part: _Hunting, done: KernelRun, seconds: float) -> None:
-        done = part.hunted.done[part.hunt] = msgspec.structs.replace(done, seconds=round(seconds, 3))
+    def _keep(self, part: _Hunting, seconds: float, status: Status, **found: Any) -> None:
+        done = part.hunted.kernel.run(status, seconds=round(seconds, 3), **found)
+        part.hunted.done[part.hunt] = done
         if not self.was_interrupted:  # one cut short is done again by the next start
             self.keep(part.key, done)
 
