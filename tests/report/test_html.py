@@ -9,7 +9,9 @@ import itertools
 import json
 import re
 from html.parser import HTMLParser
+from typing import Any
 
+import msgspec
 import pytest
 from markupsafe import escape
 
@@ -160,6 +162,24 @@ def test_hostile_text_makes_no_element(page: str, reader: Reader) -> None:
     assert "<script>alert" not in page
     assert "\x1b" not in page
     assert "\u202e" not in page
+
+
+def test_every_text_of_a_record_is_cleaned_by_the_page_itself() -> None:
+    hidden = "\u202e"
+    free = {"got", "got_hex", "truth", "certificate", "bits", "baseline_name", "mutant", "family", "message", "reason"}
+
+    def hostile(value: Any, key: str = "") -> Any:
+        if isinstance(value, dict):
+            return {
+                name: hostile(each, "message" if key in ("facts", "inputs") else name) for name, each in value.items()
+            }
+        if isinstance(value, list):
+            return [hostile(each, key) for each in value]
+        return value + hidden if isinstance(value, str) and key in free else value
+
+    run = msgspec.convert(hostile(msgspec.to_builtins(rich())), record.Run)
+    page = record_html.render(run)
+    assert hidden not in page and page.count("\\u202e") > 100
 
 
 def test_a_first_reader_finds_worst_kernel_input_and_command(reader: Reader) -> None:
