@@ -146,6 +146,13 @@ class Format:
             raise ValueError(f"{self.name} has no number at ordinal {ordinal}")
         return bits | self.sign_bit if ordinal < 0 else bits
 
+    def up_to(self, magnitude: float) -> int:
+        """Returns the pattern of the largest finite number that is at most a magnitude."""
+        if magnitude >= self.max_finite:
+            return self.max_bits
+        bits = self.round(Fraction(magnitude))
+        return bits - (self.value(bits) > Fraction(magnitude))
+
     # -- real numbers -----------------------------------------------------------------------------
 
     def ulp_exponent(self, real: Fraction) -> int:

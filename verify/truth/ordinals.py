@@ -30,21 +30,13 @@ def of_tensor(tensor: Tensor, fmt: Format) -> Tensor:
     return torch.where(negative, -magnitude, magnitude).clamp(-fmt.max_bits, fmt.max_bits)
 
 
-def up_to(fmt: Format, magnitude: float) -> int:
-    """Returns the ordinal of the largest number of a format that is at most a magnitude."""
-    if magnitude >= fmt.max_finite:
-        return fmt.max_bits
-    bits = fmt.round(Fraction(magnitude))
-    return bits - (fmt.value(bits) > Fraction(magnitude))
-
-
 def between(fmt: Format, low: float, high: float) -> tuple[int, int] | None:
     """Returns the ordinals of the least and the greatest number from `low` to `high`; None if there is none."""
 
     def at_most(value: float) -> int:
         if value >= 0:
-            return up_to(fmt, value)
-        under = up_to(fmt, -value)
+            return fmt.up_to(value)
+        under = fmt.up_to(-value)
         return -under if fmt.value(under) == Fraction(-value) else -under - 1
 
     least, greatest = -at_most(-low), at_most(high)

@@ -33,7 +33,6 @@ from verify.search.hunt.draws import Draws
 from verify.search.hunt.units import Unit, allowed, copied, unit_of
 from verify.truth.formats import Format, named, of
 from verify.truth.ordinals import between, folded, to_tensor
-from verify.truth.ordinals import up_to as ordinal_up_to
 
 Candidates = dict[str, Tensor]  # variable -> ordinals, one candidate per line
 
@@ -312,7 +311,7 @@ def of_one_limit(kernel: Kernel, dtype: str, result: str) -> tuple[float, float]
 
 
 def _narrowed(variable: Variable, least: float, most: float) -> Variable:
-    bits = ordinal_up_to(variable.fmt, least)
+    bits = variable.fmt.up_to(least)
     at_least = bits + (variable.fmt.value(bits) < Fraction(least))
     return replace(variable, least=at_least, limit=min(variable.limit, _limit(variable.fmt, most)))
 
@@ -349,7 +348,7 @@ def _space(kernel: Kernel, dtype: str, result: str, device: str, width: int, lar
 
 def _limit(fmt: Format, largest: float) -> int:
     """The ordinal of the largest number to try: at most `largest`, at least the smallest positive."""
-    return max(1, ordinal_up_to(fmt, largest))
+    return max(1, fmt.up_to(largest))
 
 
 def one_of(population: Candidates, index: int) -> Candidates:

@@ -13,7 +13,8 @@ import triton.language as tl
 
 from verify.measure.tally import BINS, CAP, LOWEST, SUB_BITS
 from verify.search.sweep.space import CHUNK
-from verify.search.sweep.table import CELL_BITS, DEGREE, NEAR, WIDTH, float32_bits
+from verify.search.sweep.table import CELL_BITS, DEGREE, WIDTH
+from verify.search.sweep.table import NEAR_BITS as TABLE_BITS
 
 OPEN_SLOTS = 4096  # undecided elements of a chunk that the buffer holds
 BIN_SHIFT: tl.constexpr = tl.constexpr(20 - SUB_BITS)  # of the upper half of a float64
@@ -26,7 +27,7 @@ MAGIC_BITS: tl.constexpr = tl.constexpr(0x4338000000000000)
 ROW: tl.constexpr = tl.constexpr(WIDTH)
 LAST: tl.constexpr = tl.constexpr(DEGREE)
 CELL: tl.constexpr = tl.constexpr(CELL_BITS)
-NEAR_BITS: tl.constexpr = tl.constexpr(float32_bits(NEAR))
+NEAR_BITS: tl.constexpr = tl.constexpr(TABLE_BITS)
 BUFFER: tl.constexpr = tl.constexpr(OPEN_SLOTS)
 # float32 patterns: infinity, 2^-125, 2^-50, a half, one, and the step from a number to its half
 INFINITY: tl.constexpr = tl.constexpr(0x7F800000)

@@ -9,16 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verify import ops
 from verify.backends import architecture
 from verify.cases import counter
 from verify.declare.declaration import Kernel
 from verify.errors import TruthError
-from verify.ops.op import Problem
 from verify.search.sweep.device import reference_kernel
 from verify.search.sweep.space import Space
 from verify.search.sweep.subject import values_at
-from verify.search.sweep.table import Table, table_for
+from verify.search.sweep.table import Table, points_of, table_for
 from verify.truth import certificate
 from verify.truth.enclosure import Enclosure
 from verify.truth.exact import settle
@@ -84,11 +82,7 @@ def distances(reference: Reference, keys: Tensor) -> list[float]:
     """How far the reference is from the exact value at some keys of finite numbers, in units of 2^-53 of its scale."""
     parts = [part.cpu().tolist() for part in reference.at(keys.to(reference.rows.device))]
     x = values_at(keys, named(reference.dtype))
-    result = "dx" if reference.slope else "y"
-    op = ops.get(reference.curve)
-    params = op.resolve({name: value for name, value in reference.params.items() if name in op.params})
-    upstream = {"y": torch.ones_like(x)} if reference.slope else {}
-    points = op.points(Problem({"x": x}, params, upstream, (result,)), result, range(x.numel()))
+    points = points_of(reference.curve, reference.params, reference.slope, x)
     found = []
     for point, simple, rest, scale in zip(points, *parts, strict=True):
         unit = Fraction(scale) / (1 << 53)

@@ -122,21 +122,13 @@ def bits_of_key(fmt: Format, key: int) -> int:
 @lru_cache(maxsize=4096)
 def key_of_value(fmt: Format, value: float, *, above: bool = False) -> int:
     """The key of the smallest number of a format that is >= value (> value if `above`), -0 counting as 0."""
-    if math.isinf(value):
-        at = key_of_bits(fmt, fmt.inf_bits | (fmt.sign_bit if value < 0 else 0))
-        return at + 1 if above else at
-    if abs(value) > fmt.max_finite:
-        return key_of_value(fmt, math.copysign(math.inf, value), above=value < 0)
-    bits = fmt.round(Fraction(value))
-    got = fmt.value(bits) if fmt.is_finite(bits) else None
-    if got == 0 and value == 0:
-        return key_of_bits(fmt, 0) + 1 if above else key_of_bits(fmt, fmt.sign_bit)
-    if bits == fmt.sign_bit or bits == 0:  # a nonzero value that rounds to zero
-        return key_of_bits(fmt, 1) if value > 0 else key_of_bits(fmt, fmt.sign_bit)
-    key = key_of_bits(fmt, bits)
-    if got is None or got > value:  # the infinity of a value just below it, or rounded up
-        return key
-    return key + 1 if got < value or above else key
+    magnitude = fmt.inf_bits if math.isinf(value) else fmt.up_to(abs(value))
+    exact = math.isinf(value) or fmt.value(magnitude) == Fraction(abs(value))
+    if value > 0:
+        return fmt.sign_bit + magnitude + (above or not exact)
+    if value == 0:
+        return fmt.sign_bit + 1 if above else fmt.sign_bit - 1
+    return fmt.sign_bit - 1 - magnitude + (above and exact)
 
 
 def finite_keys(fmt: Format, low: float, high: float) -> tuple[int, int]:

@@ -20,22 +20,26 @@ from __future__ import annotations
 
 import hashlib
 import math
-import struct
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import flint
 import numpy as np
 import torch
+from torch import Tensor
 
 from verify import ops
 from verify.errors import WriteError
+from verify.ops.geometry import Params
 from verify.ops.op import Point, Problem
+from verify.ops.precision import arb_bits
 from verify.records.files import write_atomically
 from verify.records.part_store import cache
 from verify.records.source_digest import own_digest
+from verify.truth.formats import named
 
 CELL_BITS = 16  # float32 numbers per cell
 DEGREE = 12
@@ -63,17 +67,8 @@ class Table:
         return int(self.rows.shape[0]) - 1
 
 
-def float32_bits(value: float) -> int:
-    """The pattern of a float32."""
-    return int(struct.unpack("<I", struct.pack("<f", value))[0])
-
-
-def float32_at(bits: int) -> float:
-    """The float32 with a pattern."""
-    return float(struct.unpack("<f", struct.pack("<I", bits))[0])
-
-
-_FIRST = float32_bits(NEAR) >> CELL_BITS
+NEAR_BITS = named("float32").from_float(NEAR)
+_FIRST = NEAR_BITS >> CELL_BITS
 _DIGEST = hashlib.sha256().digest_size
 
 
@@ -103,7 +98,7 @@ def table_for(curve: str, approximate: str, slope: bool) -> Table:
 def _made(curve: str, approximate: str, slope: bool) -> Table:
     nodes = _nodes()
     solver = _solver(nodes)
-    rows = [_near_row(curve, approximate, slope, nodes, solver)]
+    rows = [_near_row(curve, approximate, slope, nodes)]
     cell, batch = _FIRST, 128
     while True:
         cells = range(cell, cell + batch)
@@ -125,23 +120,26 @@ def _nodes() -> list[float]:
 
 def _solver(nodes: list[float]) -> Any:
     """The inverse of the Vandermonde matrix of the nodes, exact."""
-    exact = [flint.fmpq(int(node * 4096), 4096) for node in nodes]
-    matrix = flint.fmpq_mat(len(nodes), len(nodes), [node**power for node in exact for power in range(len(nodes))])
-    return matrix.inv()
+    return _inverse([flint.fmpq(int(node * 4096), 4096) for node in nodes])
+
+
+def _inverse(nodes: list[Any]) -> Any:
+    return flint.fmpq_mat(len(nodes), len(nodes), [x**power for x in nodes for power in range(len(nodes))]).inv()
+
+
+def points_of(curve: str, params: Params, slope: bool, x: Tensor) -> list[Point]:
+    """Returns the exact values of a curve or its slope; params that the curve's op does not have are left out."""
+    op = ops.get(curve)
+    result, upstream = ("dx", {"y": torch.ones_like(x)}) if slope else ("y", {})
+    own = op.resolve({name: value for name, value in params.items() if name in op.params})
+    return op.points(Problem({"x": x}, own, upstream, (result,)), result, range(x.numel()))
 
 
 def _exact(curve: str, approximate: str, slope: bool, places: list[float]) -> list[Any]:
     """Balls of the curve or its slope."""
-    op = ops.get(curve)
     x = torch.tensor(places, dtype=torch.float64)
-    params = {"approximate": approximate} if approximate else {}
-    result = "dx" if slope else "y"
-    upstream = {"y": torch.ones_like(x)} if slope else {}
-    found: list[Point] = op.points(
-        Problem({"x": x}, op.resolve(params), upstream, (result,)), result, range(len(places))
-    )
     balls = []
-    for point in found:
+    for point in points_of(curve, {"approximate": approximate}, slope, x):
         assert point.arb is not None
         balls.append(point.arb(_PRECISION))
     return balls
@@ -149,47 +147,36 @@ def _exact(curve: str, approximate: str, slope: bool, places: list[float]) -> li
 
 def _solve(solver: Any, columns: list[list[Any]]) -> list[list[float]]:
     """Coefficients in powers of the node for each column of values."""
-    before = flint.ctx.prec
-    flint.ctx.prec = _SOLVING
-    try:
+    with arb_bits(_SOLVING):
         size = len(columns[0])
         values = flint.arb_mat(size, len(columns), [column[row] for row in range(size) for column in columns])
         solved = flint.arb_mat(solver) * values
         return [[float(solved[row, place].mid()) for row in range(size)] for place in range(len(columns))]
-    finally:
-        flint.ctx.prec = before
 
 
-def _near_row(curve: str, approximate: str, slope: bool, nodes: list[float], solver: Any) -> np.ndarray:
+def _near_row(curve: str, approximate: str, slope: bool, nodes: list[float]) -> np.ndarray:
     """P(t) on 0 <= t <= 1/64, t = x^2: the nodes are the squares of float64 numbers, taken as they are."""
     half = NEAR * NEAR / 2
     places = [math.sqrt(half + half * node) for node in nodes]
     squares = [flint.fmpq(*place.as_integer_ratio()) ** 2 for place in places]
-    before = flint.ctx.prec
-    flint.ctx.prec = _SOLVING
-    try:
+    exact = _exact(curve, approximate, slope, places)
+    with arb_bits(_SOLVING):
         balls = []
-        for ball, place, square in zip(_exact(curve, approximate, slope, places), places, squares, strict=True):
+        for ball, place, square in zip(exact, places, squares, strict=True):
             x = flint.arb(place)
             balls.append((ball - flint.arb(1) / 2) / x if slope else (ball - x / 2) / flint.arb(square))
-        matrix = flint.fmpq_mat(len(nodes), len(nodes), [t**power for t in squares for power in range(len(nodes))])
-        solved = flint.arb_mat(matrix.inv()) * flint.arb_mat(len(balls), 1, balls)
-        row = np.zeros(WIDTH)
-        row[2] = 1.0
-        row[3 : 4 + DEGREE] = [float(solved[place, 0].mid()) for place in range(len(balls))]
-        return row
-    finally:
-        flint.ctx.prec = before
+    row = np.zeros(WIDTH)
+    row[2] = 1.0
+    row[3 : 4 + DEGREE] = _solve(_inverse(squares), [balls])[0]
+    return row
 
 
 def _rows(
     curve: str, approximate: str, slope: bool, cells: range, nodes: list[float], solver: Any
 ) -> tuple[list[np.ndarray], bool]:
     """The rows of some cells, up to the first whose remainder has vanished, and whether one has."""
-    spans = []
-    for cell in cells:
-        low, high = float32_at(cell << CELL_BITS), float32_at((cell + 1) << CELL_BITS)
-        spans.append(((low + high) / 2, (high - low) / 2))
+    ends = [named("float32").to_float(cell << CELL_BITS) for cell in (*cells, cells.stop)]
+    spans = [((low + high) / 2, (high - low) / 2) for low, high in pairwise(ends)]
     places = [-(centre + half * node) for centre, half in spans for node in nodes]
     balls = _exact(curve, approximate, slope, places)
     size = len(nodes)
