@@ -37,8 +37,7 @@ def changes(page: Page, found: Sequence[Change], behind: Behind | None = None, f
             [_cells(change, page.signs) for change in tabled if (change.key.arch, change.key.kernel) == (arch, kernel)],
             right=("old", "new", "measured"),
         )
-    if len(found) > len(tabled):
-        page.line(f"{page.signs.ellipsis} {len(found) - len(tabled):,} more changes; --json has them all", indent=2)
+    page.more(len(found) - len(tabled), "more changes; --json has them all", indent=2)
     for change in found:
         if change.kind == "looser":
             _loosened(page, change, behind, files)
@@ -49,7 +48,7 @@ def changes(page: Page, found: Sequence[Change], behind: Behind | None = None, f
         _calm(page, change, behind, files)
     if len(calm) > MOST_BLOCKS:
         page.blank()
-        page.line(f"{page.signs.ellipsis} {len(calm) - MOST_BLOCKS:,} more worst inputs; --json has them all", indent=2)
+        page.more(len(calm) - MOST_BLOCKS, "more worst inputs; --json has them all", indent=2)
 
 
 def _element(change: Change, behind: Behind) -> Reading | None:
@@ -60,13 +59,15 @@ def _element(change: Change, behind: Behind) -> Reading | None:
 def _calm(page: Page, change: Change, behind: Behind, files: Files) -> None:
     """A bound that did not get looser, with the worst input behind it."""
     assert change.new is not None
-    page.blank()
-    page.line(
-        Cell(f"{page.signs.status[SIGN[change.kind]]} {change.kind}  ", STYLE[change.kind]),
-        Cell(" ".join((change.key.kernel, change.key.output, change.key.dtype, change.key.regime)), "bold"),
-    )
+    _heading(page, change)
     page.field("bound", f"{value(change.old)} to {value(change.new)} ULP" if change.old else f"{value(change.new)} ULP")
     gate_text.element(page, behind[change.key], files)
+
+
+def _heading(page: Page, change: Change) -> None:
+    page.blank()
+    name = " ".join((change.key.kernel, change.key.output, change.key.dtype, change.key.regime))
+    page.line(page.sign(SIGN[change.kind], change.kind, STYLE[change.kind]), Cell(name, "bold"))
 
 
 def proposal(found: Proposal, terminal: Terminal, *, written: Sequence[str], dry: bool = False) -> str:
@@ -76,12 +77,11 @@ def proposal(found: Proposal, terminal: Terminal, *, written: Sequence[str], dry
     for (arch, kernel, status), rows in _left(found).items():
         page.blank()
         wrong = status in ("breached", "nonfinite", "crashed")
-        sign = page.signs.status["wrong" if wrong else "skipped"]
         what = words.plural(len(rows), "bound") if rows[0].bound is not None else words.plural(len(rows), "result")
         reasons = {row.reason for row in rows}
         reason = rows[0].reason if len(reasons) == 1 else MEANING[status]
         page.line(
-            Cell(f"{sign} left as it is  ", "bold red" if wrong else "yellow"),
+            page.sign("wrong" if wrong else "skipped", "left as it is"),
             Cell(kernel, "bold"),
             f" {what} ({arch}): {reason if status == 'crashed' else f'{status}, {reason}'}",
         )
@@ -90,7 +90,7 @@ def proposal(found: Proposal, terminal: Terminal, *, written: Sequence[str], dry
         if keys:
             page.line(", ".join([*keys[:MOST_KEYS], *more]), indent=4)
     page.blank()
-    page.line(Cell(f"{page.signs.status['ok']} ", "green"), summary(found.changes, written, dry))
+    page.line(page.sign("ok"), summary(found.changes, written, dry))
     breached = any(row.status in ("breached", "nonfinite", "crashed") for row in found.left)
     page.command("next: verify gate RUN.json" if breached or not written else "next: verify bounds review")
     return page.text()
@@ -129,7 +129,7 @@ def accepted(
     page = Page(terminal)
     _loosened(page, change, behind or {}, files or {})
     page.blank()
-    page.line(Cell(f"{page.signs.status['ok']} ", "green"), f"accepted; written to {', '.join(written)}")
+    page.line(page.sign("ok"), f"accepted; written to {', '.join(written)}")
     page.command("next: verify bounds review")
     return page.text()
 
@@ -138,13 +138,10 @@ def waived(added: Sequence[Waiver], terminal: Terminal, *, written: Sequence[str
     """Shows the waivers that were written."""
     page = Page(terminal)
     for waiver in added:
-        page.line(Cell(f"{page.signs.status['skipped']} ", "yellow"), Cell(waiver.key, "bold"), f"  {waiver.arch}")
+        page.line(page.sign("skipped"), Cell(waiver.key, "bold"), f"  {waiver.arch}")
     page.blank()
     count = words.plural(len(added), "waiver")
-    page.line(
-        Cell(f"{page.signs.status['ok']} ", "green"),
-        f"{count} until {added[0].expires}; written to {', '.join(written)}",
-    )
+    page.line(page.sign("ok"), f"{count} until {added[0].expires}; written to {', '.join(written)}")
     page.command("next: verify bounds review")
     return page.text()
 
@@ -163,14 +160,13 @@ def review(
     changes(page, found, behind, files)
     page.blank()
     for kind, waiver in waivers:
-        style = "yellow" if kind in APPROVED else ""
-        page.line(Cell(f"{page.signs.status['skipped']} waiver {kind}  ", style), Cell(waiver.key, "bold"))
+        sign = page.sign("skipped", f"waiver {kind}", "yellow" if kind in APPROVED else "")
+        page.line(sign, Cell(waiver.key, "bold"))
         page.field("until", f"{waiver.expires} on {waiver.arch or 'every machine'}")
         page.field("reason", waiver.reason)
     page.blank()
     open_ = needs_approval(found) or any(kind in APPROVED for kind, _ in waivers)
-    sign, style = ("wrong", "bold red") if open_ else ("ok", "green")
-    page.line(Cell(f"{page.signs.status[sign]} ", style), review_sentence(found, base), _waived(waivers))
+    page.line(page.sign("wrong" if open_ else "ok"), review_sentence(found, base), _waived(waivers))
     if any(change.new is not None and change.new.value > LEAST for change in found) and not files:
         page.command("next: verify bounds review --run RUN.json  (what came out at the worst inputs)")
     return page.text()
@@ -217,12 +213,8 @@ def value(bound: Bound | None) -> str:
 
 def _loosened(page: Page, change: Change, behind: Behind, files: Files) -> None:
     assert change.new is not None
-    key, bound = change.key, change.new
-    page.blank()
-    page.line(
-        Cell(f"{page.signs.status['wrong']} looser  ", STYLE["looser"]),
-        Cell(" ".join((key.kernel, key.output, key.dtype, key.regime)), "bold"),
-    )
+    bound = change.new
+    _heading(page, change)
     page.field("bound", f"{value(change.old)} to {value(change.new)} ULP")
     page.field("reason", bound.reason if explained(change) else "none: it was changed by hand")
     if change.old is not None and (gone := dropped(change.old, bound)):

@@ -9,7 +9,7 @@ from verify.records.compare import Comparison, Pair
 from verify.records.readings import arch_of, commit_of, inputs
 from verify.records.record import Run, replay_command
 from verify.report import compare_words, words
-from verify.report.signs import Signs
+from verify.report.signs import STYLES, Signs
 from verify.report.terminal.text_page import Cell, Page, Terminal
 
 MOST_BLOCKS = 6
@@ -45,13 +45,12 @@ def render(found: Comparison, terminal: Terminal, *, everything: bool = False, e
     _apart(page, shown)
     for name, message in found.broke:
         page.blank()
-        page.line(Cell(f"{page.signs.status['wrong']} fails now  ", STYLE["worse"]), Cell(name, "bold"))
+        page.line(page.sign("wrong", "fails now"), Cell(name, "bold"))
         page.line(message, indent=4)
     page.blank()
     word = {PASS: "ok", WRONG: "wrong", INCOMPLETE: "skipped"}[found.exit_code]
-    style = {"wrong": "bold red", "skipped": "yellow", "ok": "green"}[word]
     first, _, rest = compare_words.sentence(found).partition(":")
-    page.line(Cell(f"{page.signs.status[word]} {first}:", style), rest)
+    page.line(Cell(f"{page.signs.status[word]} {first}:", STYLES[word]), rest)
     return page.text()
 
 
@@ -78,7 +77,7 @@ def _cells(pair: Pair, signs: Signs) -> list[Cell]:
 def _block(page: Page, pair: Pair) -> None:
     assert pair.head is not None and pair.base is not None
     page.blank()
-    page.line(Cell(f"{page.signs.status['wrong']} worse  ", STYLE["worse"]), Cell(compare_words.title(pair), "bold"))
+    page.line(page.sign("wrong", "worse"), Cell(compare_words.title(pair), "bold"))
     page.field(
         "error",
         f"{compare_words.figure(pair.base)} to {compare_words.figure(pair.head)} ULP, {words.basis(pair.head.basis)}",
@@ -100,9 +99,5 @@ def _apart(page: Page, pairs: Sequence[Pair]) -> None:
         page.blank()
     for (change, kernel, reason), count in found.items():
         said = {"incomparable": reason, "removed": "only in base", "added": "only in head"}[change]
-        sign = page.signs.status[STATUS[change]]
-        page.line(
-            Cell(f"{sign} {change}  ", STYLE.get(change, "")),
-            Cell(kernel, "bold"),
-            f" {words.plural(count, 'figure')}: {said}",
-        )
+        sign = page.sign(STATUS[change], change, STYLE.get(change, ""))
+        page.line(sign, Cell(kernel, "bold"), f" {words.plural(count, 'figure')}: {said}")

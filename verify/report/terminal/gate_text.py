@@ -17,8 +17,6 @@ MOST_LINES = 12  # lines of one status without figures
 
 SIGN = {"ok": "ok", "improved": "ok", **dict.fromkeys(("breached", "nonfinite", "crashed"), "wrong")}
 SIGN |= {name: name for name in UNPROVEN}
-STYLE = {"ok": "green", "improved": "green", "breached": "bold red", "nonfinite": "bold red", "crashed": "bold red"}
-PENDING = "yellow"
 
 
 def render(
@@ -37,16 +35,14 @@ def render(
         _block(page, row, verdict, records, whole=not place)
     if len(broken) > gate_words.MOST_BREACHES:
         page.blank()
-        page.line(
-            f"{page.signs.ellipsis} {len(broken) - gate_words.MOST_BREACHES:,} more; --json has them all", indent=4
-        )
+        page.more(len(broken) - gate_words.MOST_BREACHES)
     for status in SEVERITY:
         if status not in (*gate_words.WITH_FIGURES, "ok"):
             _lines(page, status, [row for row in verdict.rows if row.status == status])
     for title, lines in gate_words.besides(verdict):
         if lines:
             page.blank()
-            page.line(Cell(f"{page.signs.status['skipped']} {title}", PENDING))
+            page.line(Cell(f"{page.signs.status['skipped']} {title}", STYLES["skipped"]))
             for gap in gathered(lines):
                 page.line(gap.text, indent=4)
     page.blank()
@@ -79,16 +75,15 @@ def _table(page: Page, rows: Sequence[Row]) -> None:
 def _cells(row: Row, signs: Signs) -> list[Cell]:
     reading = row.leading
     assert reading is not None
-    style = STYLE.get(row.status, PENDING)
-    scaled = words.MARK[reading.gate]
+    status, scaled = SIGN.get(row.status, "skipped"), words.MARK[reading.gate]
     return [
         Cell(row.key.output),
         Cell(row.key.dtype),
         Cell(row.key.regime),
         Cell("-" if row.bound is None else words.decimal(row.bound.value)),
-        Cell(gate_words.error(reading) + scaled, "red" if SIGN.get(row.status) == "wrong" else ""),
+        Cell(gate_words.error(reading) + scaled, "red" if status == "wrong" else ""),
         Cell(words.basis_short(reading.basis)),
-        Cell(f"{signs.status[SIGN.get(row.status, 'skipped')]} {row.status}", style),
+        Cell(f"{signs.status[status]} {row.status}", STYLES[status]),
     ]
 
 
@@ -108,9 +103,7 @@ def _block(page: Page, row: Row, verdict: Verdict, records: Sequence[str], *, wh
     reading = row.leading
     assert reading is not None
     page.blank()
-    page.line(
-        Cell(f"{page.signs.status['wrong']} {row.status}  ", STYLE[row.status]), Cell(gate_words.title(row), "bold")
-    )
+    page.line(page.sign("wrong", row.status), Cell(gate_words.title(row), "bold"))
     page.field("error", f"{gate_words.figure(reading)}, {words.basis(reading.basis)}")
     if row.status == "nonfinite":
         page.field("why", row.reason)
@@ -136,11 +129,9 @@ def _lines(page: Page, status: Status, rows: Sequence[Row]) -> None:
         return
     found = gate_words.groups(rows)
     page.blank()
-    sign = page.signs.status[SIGN.get(status, "skipped")]
-    page.line(Cell(f"{sign} {status}  ", STYLE.get(status, PENDING)), Cell(MEANING[status], "dim"))
+    page.line(page.sign(SIGN.get(status, "skipped"), status), Cell(MEANING[status], "dim"))
     most = len(found) if status == "waived" else MOST_LINES  # no waiver is used without being told
     for arch, kernel, reason, members in found[:most]:
-        said = Cell(f"{gate_words.keys(kernel, members)} ({arch}): {reason}", PENDING if status == "waived" else "")
+        said = Cell(f"{gate_words.keys(kernel, members)} ({arch}): {reason}", "yellow" if status == "waived" else "")
         page.line(Cell(kernel, "bold"), said, indent=4)
-    if len(found) > most:
-        page.line(f"{page.signs.ellipsis} {len(found) - most:,} more; --json has them all", indent=4)
+    page.more(len(found) - most)

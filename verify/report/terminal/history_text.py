@@ -57,10 +57,7 @@ def events(
         page.line(Cell(kernel, "bold"), f" {name_of(line)}", Cell(f"  {line.arch}", "dim"))
         begun = f"{ulp(first.value)} ULP from {_day(first)} on, record {words.clean(first.record)}"
         page.line(begun, indent=2)
-        if len(changes) > MOST_EVENTS:
-            page.line(
-                f"{page.signs.ellipsis} {len(changes) - MOST_EVENTS:,} earlier changes; --json has them", indent=2
-            )
+        page.more(len(changes) - MOST_EVENTS, "earlier changes; --json has them", indent=2)
         page.table(
             ("date", "before", "after", "record", "commit", "bits", "what changed"),
             [_event(event, page.signs) for event in changes[-MOST_EVENTS:]],
@@ -196,6 +193,4 @@ def _skipped(page: Page, refresh: Refresh) -> None:
     page.line(Cell(f"{page.signs.status['skipped']} {words.plural(len(refresh.skipped), 'file')} skipped", "yellow"))
     for _, problem in refresh.skipped[:MOST_SKIPPED]:
         page.line(problem, indent=4)
-    if len(refresh.skipped) > MOST_SKIPPED:
-        rest = len(refresh.skipped) - MOST_SKIPPED
-        page.line(f"{page.signs.ellipsis} {rest:,} more; --json names them all", indent=4)
+    page.more(len(refresh.skipped) - MOST_SKIPPED, "more; --json names them all")

@@ -194,5 +194,4 @@ def _closing(page: Page, facts: Facts, command: str) -> None:
 
 def _heading(page: Page, status: str, text: str, word: str = "") -> None:
     page.blank(top=True)
-    sign = f"{page.signs.status[status]} " + (f"{word}  " if word else "")
-    page.line(Cell(sign, STYLES[status]), Cell(text, "dim bold default" if status == "peer" else "bold default"))
+    page.line(page.sign(status, word), Cell(text, "dim bold default" if status == "peer" else "bold default"))

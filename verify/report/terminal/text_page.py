@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from verify.report import words
-from verify.report.signs import Signs
+from verify.report.signs import STYLES, Signs
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -80,6 +80,17 @@ class Page:
         from rich.padding import Padding
 
         self._console.print(Padding(_joined(cells), (0, 0, 0, indent)))
+
+    def sign(self, status: str, word: str = "", style: str | None = None) -> Cell:
+        """The beginning of a line, `✗ wrong  `, in the colour of the status unless a `style` is given."""
+        return Cell(
+            f"{self.signs.status[status]} " + f"{word}  " * bool(word), STYLES[status] if style is None else style
+        )
+
+    def more(self, rest: int, what: str = "more; --json has them all", *, indent: int = 4) -> None:
+        """How many were left out; nothing if none."""
+        if rest > 0:
+            self.line(f"{self.signs.ellipsis} {rest:,} {what}", indent=indent)
 
     def field(self, name: str, value: str, *, width: int = 8) -> None:
         """`    name    value`, the value folded beside its name."""
