@@ -119,11 +119,12 @@ def render(
     facts = present(run)
     environment.globals.update(facts=facts, run=run, words=words, of=result_words, replay=replay_command)
     environment.globals.update(sign=GLYPHS, law_word=LAW_WORD, foldable=_foldable, newline=Markup("\n"))
-    environment.globals.update(unproven_statuses=UNPROVEN)
+    environment.globals.update(unproven_statuses=UNPROVEN, region=views.region)
     kernels = [views.kernel_view(kernel, history) for kernel in facts.kernels]
     section, brief = environment.get_template("kernel.html.j2"), environment.get_template("brief.html.j2")
-    headline = _headline(facts)
-    first = "" if headline is None else headline["anchor"]
+    # the worst wrong result, or of a run without one the result that comes closest to its limit
+    headline = next(iter(facts.findings), None) or facts.closest
+    first = "" if headline is None else f"kernel-{headline.owner.index}"
     written, packed = _sections({view.anchor: section.render(kernel=view) for view in kernels}, first)
     lines = rows(facts, history)
     look = {"columns": COLUMNS, "trends": any(row.trend for row in lines)}
@@ -145,13 +146,13 @@ def render(
         created=words.clean(run.created).replace("T", " ").replace("Z", " UTC").replace("+00:00", " UTC"),
         counts=_counts(facts),
         of_classes=_of_classes(facts),
-        worst=headline,
+        worst=None if headline is None else views.finding_view(headline),
         failures=_failures(facts.failures),
         skipped_laws=skipped_laws([law for kernel in run.kernels for law in kernel.laws]),
         broken=_broken(facts),
         beside=_beside(facts, base, gate, history),
-        more_findings=[_finding(found) for found in facts.findings[1 : 1 + MOST_FINDINGS]],
-        unproven=[_finding(found) for found in facts.unproven],
+        more_findings=[views.finding_view(found) for found in facts.findings[1 : 1 + MOST_FINDINGS]],
+        unproven=[views.finding_view(found) for found in facts.unproven],
         lead=against.LEAD,
         speeds=Markup(speeds),
         speeds_packed="speeds" in packed,
@@ -407,23 +408,6 @@ def _of_classes(facts: Facts) -> list[tuple[str, str, str]]:
             allowed = "ULP" if each.limit is None else f"of {words.decimal(each.limit)} ULP"
             line.append(("wrong" if each.reason else "", figure, f"{'' if figure == 'NaN' else f'{allowed}, '}{name}"))
     return line
-
-
-def _headline(facts: Facts) -> dict[str, Any] | None:
-    """The worst wrong result, or of a run without one the result that comes closest to its limit."""
-    found = next(iter(facts.findings), None) or facts.closest
-    return None if found is None else _finding(found)
-
-
-def _finding(found: ResultFacts) -> dict[str, Any]:
-    return {
-        "kernel": found.owner.name,
-        "anchor": _anchor(found.owner),
-        "result": views.result_view(found),
-        "element": None if found.worst is None else views.worst_view(found.worst, found.result),
-        "wrong": found.result.status == "wrong",
-        "also": found.also_words,
-    }
 
 
 def _failures(kernels: Sequence[KernelFacts]) -> list[dict[str, Any]]:

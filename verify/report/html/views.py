@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-from verify.records.record import Figures, LawRun, Number, Result, Worst, replay_command, value_of
+from verify.records.record import LawRun, Number, RegimeFigures, Result, Worst, replay_command, value_of
 from verify.report import result_words, words
 from verify.report.html import against, curve_plot, plot
 from verify.report.present import KernelFacts, ResultFacts, law_counts, skipped_laws
@@ -63,7 +63,6 @@ def _laws(laws: Sequence[LawRun]) -> SimpleNamespace:
 def result_view(each: ResultFacts, at: str = "", history: against.History | None = None) -> SimpleNamespace:
     """One result of a kernel; `at` is its place in the embedded record."""
     result, unit = each.result, words.UNIT[each.result.gate]
-    trouble = result_words.trouble(result)
     title = f"{words.clean(result.output)} {words.clean(result.dtype)}"
     named = f"{words.clean(each.owner.run.name)} {title}"
     baseline = "" if result.baseline is None else result_words.maximum(result.baseline, result.gate)
@@ -72,16 +71,26 @@ def result_view(each: ResultFacts, at: str = "", history: against.History | None
         record=result,
         title=title,
         unit=unit,
-        trouble=trouble if trouble == result.reason else trouble.replace(" ULP", unit, 1),
         truth=_truth(result),
         baseline=baseline if baseline in ("", "NaN") else baseline + unit,
         baseline_worst=worst_view(result.baseline_worst[0], result) if result.baseline_worst else None,
-        regimes=[_regime(result, index) for index in range(len(result.regimes))],
         histogram=plot.histogram_svg(result.histogram, name=named, at=at),
         worst=_elements(result),
         curve=_curve(result, named, at),
         special_wrong=sum(item.status == "wrong" for item in result.special),
         trend=_trend(against.trend(history, each), result, title),
+    )
+
+
+def finding_view(each: ResultFacts) -> SimpleNamespace:
+    """One result with the element that shows its error."""
+    result, trouble = each.result, result_words.trouble(each.result)
+    return SimpleNamespace(
+        facts=each,
+        record=result,
+        title=f"{result.output} {result.dtype}",
+        trouble=trouble if trouble == result.reason else trouble.replace(" ULP", words.UNIT[result.gate], 1),
+        element=None if each.worst is None else worst_view(each.worst, result),
     )
 
 
@@ -105,25 +114,12 @@ def _truth(result: Result) -> str:
     return f"Truth: float64, certificate: {result.certificate}{settled}."
 
 
-def _regime(result: Result, index: int) -> SimpleNamespace:
-    regime = result.regimes[index]
-    measured = judged(regime.figures, result.gate)
-    baseline = None if regime.baseline is None else judged(regime.baseline, result.gate)
+def region(part: RegimeFigures, result: Result) -> SimpleNamespace:
+    """The errors of one region on a scale, and whether they are beyond the limit."""
+    measured = judged(part.figures, result.gate)
+    theirs = None if part.baseline is None else judged(part.baseline, result.gate).upper
     bad = not (value_of(measured.upper) <= result.limit)
-    return SimpleNamespace(
-        record=regime,
-        measured=_figures(regime.figures, result),
-        baseline=None if regime.baseline is None else _figures(regime.baseline, result),
-        strip=plot.strip(measured.upper, None if baseline is None else baseline.upper, result.limit, bad=bad),
-        bad=bad,
-    )
-
-
-def _figures(figures: Figures, result: Result) -> SimpleNamespace:
-    return SimpleNamespace(
-        maximum=result_words.maximum(figures, result.gate),
-        misrounded=words.share(figures.misrounded, figures.n),
-    )
+    return SimpleNamespace(strip=plot.strip(measured.upper, theirs, result.limit, bad=bad), bad=bad)
 
 
 def _elements(result: Result) -> list[SimpleNamespace]:
