@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from verify.errors import INCOMPLETE, PASS, WRONG
-from verify.records.record import Number, Worst, value_of
+from verify.records.record import Number, Worst, number, value_of
 from verify.report import compare_words, gate_words, words
 from verify.report.gaps import GapLine, gathered
 from verify.report.html.curve_plot import spark
@@ -125,7 +125,7 @@ def _bound(row: Row) -> AgainstRow:
         what=" ".join(words.clean(part) for part in (key.kernel, key.output, key.dtype) if part),
         regime=words.clean(key.regime),
         before="" if row.bound is None else words.ulp(row.bound.value),
-        after="" if leading is None else words.ulp(_number(leading.value)),
+        after="" if leading is None else words.ulp(number(leading.value)),
         note=words.clean(gate_words.why(row) if row.waiver else row.reason),
         worst=None if leading is None else leading.worst,
     )
@@ -213,12 +213,6 @@ def _moved(each: ResultFacts, found: Earlier, now: Number, grew: bool) -> Agains
 def size(value: float) -> float:
     """An error as it is compared: NaN above infinity, and both finite, so that the ratio of two of them is one."""
     return 1e300 if math.isnan(value) else min(max(value, 1e-3), 1e299)
-
-
-def _number(value: float) -> Number:
-    from verify.records.record import number
-
-    return number(value)
 
 
 def trend(history: History | None, each: ResultFacts) -> Sequence[Number]:

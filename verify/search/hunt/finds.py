@@ -1,9 +1,9 @@
-"""What a hunt may say: its worst candidates run again as cases of their own, and judged in exact arithmetic.
+"""Runs the worst candidates of a hunt again, each as a case of its own, and judges them in exact arithmetic.
 
-The search trusts the float64 reference; nothing that it found is reported for that alone. Every member of the
-elite becomes a case that spells out its bits, runs alone (and, if the error does not show, in the company of
-copies of itself), and is judged by both exact routes. An error that shows only beside other candidates is
-judged from the bits that the call returned, and said to be so: results then depend on their neighbours.
+The search trusts the float64 reference, so its figures are not reported. Each member of the elite becomes a case that
+spells out its bits. The case runs alone; if the error does not show, it runs among copies of itself. Both exact routes
+judge it. If an error shows only beside other candidates, the bits of that call are judged, and a note says that results
+depend on their neighbours.
 """
 
 from __future__ import annotations
@@ -84,6 +84,7 @@ class _Rerun:
     device: str
 
     def confirmed(self, member: Elite) -> Find:
+        """Returns the worst find of a candidate, by the first number of copies that shows its error."""
         best: Find | None = None
         for copies in self.space.contexts():
             find = self.alone(self.space.case(member.candidate, member.shared, copies))
@@ -113,14 +114,14 @@ class _Rerun:
         return _Measured(case, got, by)
 
     def alone(self, case: Case) -> Find:
-        """The worst element of a case of copies."""
+        """Returns the worst element of a case of copies."""
         seen = self.measured(case)
         outcome = judge_by(seen.by, seen.got, effort=Effort(keep=1))
         index = outcome.tallies[0].leaders[0].place
         return self.find(seen, index, outcome.exact[index], alone=True)
 
     def as_seen(self, case: Case, member: Elite) -> Find:
-        """The element with the bits that it had among other candidates."""
+        """Returns the element with the bits that it had among other candidates."""
         seen, index = self.measured(case), member.element
         by, fmt = seen.by, seen.by.fmt
         got = seen.got.clone().reshape(-1)
