@@ -7,7 +7,7 @@ is pointed at or reached by keyboard, the page reads from the embedded record.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from verify.records.record import Curve, Number, value_of
@@ -80,14 +80,18 @@ class _Scale:
 
     def grid(self) -> list[str]:
         stride = 1 if self.top <= 2 else 2 if self.top <= 6 else 3
-        lines = []
-        for decade in range(int(FLOOR), int(self.top) + 1, stride):
-            y = self.y(10.0**decade)
-            text = f"{10.0**decade:g}" if decade < 5 else f"1e{decade}"
-            lines.append(f'<path class="grid" d="M{LEFT:g} {y:.1f}H{WIDTH:g}"/>')
-            lines.append(f'<text class="end" x="{LEFT - 5:g}" y="{y + 3.5:.1f}">{text}</text>')
-        half = self.y(0.5)
-        return [f'<path class="half" d="M{LEFT:g} {half:.1f}H{WIDTH:g}"/>', *lines]
+        half = f'<path class="half" d="M{LEFT:g} {self.y(0.5):.1f}H{WIDTH:g}"/>'
+        return [half, *decades(range(int(FLOOR), int(self.top) + 1, stride), self.y, LEFT, WIDTH)]
+
+
+def decades(exponents: range, y: Callable[[float], float], left: float, width: float) -> list[str]:
+    """Lines at powers of ten, each with its label at the left."""
+    lines = []
+    for decade in exponents:
+        at, text = y(10.0**decade), f"{10.0**decade:g}" if decade < 5 else f"1e{decade}"
+        lines.append(f'<path class="grid" d="M{left:g} {at:.1f}H{width:g}"/>')
+        lines.append(f'<text class="end" x="{left - 5:g}" y="{at + 3.5:.1f}">{text}</text>')
+    return lines
 
 
 def _steps(values: Sequence[float], counts: Sequence[int], scale: _Scale, step: float) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from verify.records.record import Number, value_of
 from verify.report import words
+from verify.report.html.curve_plot import decades
 from verify.report.present import Facts
 from verify.report.result_words import judged
 
@@ -91,13 +92,7 @@ def scatter(points: list[Point], title: str) -> Markup:
         decade = min(max(math.log10(error) if error > 0 else low, low), high)
         return BOTTOM - (decade - low) / (high - low) * (BOTTOM - TOP - 14)
 
-    parts = []
-    stride = 1 if high <= 3 else 2 if high <= 6 else 3
-    for decade in range(int(low), int(high) + 1, stride):
-        at = y(10.0**decade)
-        text = f"{10.0**decade:g}" if decade < 5 else f"1e{decade}"
-        parts.append(f'<path class="grid" d="M{LEFT:g} {at:.1f}H{WIDTH:g}"/>')
-        parts.append(f'<text class="end" x="{LEFT - 5:g}" y="{at + 3.5:.1f}">{text}</text>')
+    parts = decades(range(int(low), int(high) + 1, 1 if high <= 3 else 2 if high <= 6 else 3), y, LEFT, WIDTH)
     ticks = [f"M{LEFT:g} {BOTTOM:g}H{WIDTH:g}"]
     for share in (0.0, 0.5, 1.0):
         at = slowest / 1.08 * share
