@@ -44,6 +44,17 @@ def test_a_kernel_for_everything_needs_no_more_words() -> None:
     assert lines["ranks"] == ["1, 2, 3, 4"] and "refuses" not in lines
 
 
+def test_a_declared_format_of_8_bits_is_tried_too() -> None:
+    def narrow(x: torch.Tensor) -> torch.Tensor:
+        if x.dtype != torch.float8_e5m2:
+            raise TypeError(f"not {x.dtype}")
+        return torch.nn.functional.silu(x.float()).to(x.dtype)
+
+    lines, arguments = probed(narrow, op="silu", dtypes=["float8_e5m2", "float32"], max_ulp=0.51, gradients=False)
+    assert lines["dtypes"] == ["float8_e5m2"] and arguments["dtypes"] == "['float8_e5m2']"
+    assert lines["ranks"] == ["1, 2, 3, 4"] and any(line.startswith("float32: TypeError") for line in lines["refuses"])
+
+
 def test_multiples_and_the_widest_row_are_found_to_the_number() -> None:
     def picky(x: torch.Tensor, *, eps: float) -> torch.Tensor:
         if x.shape[-1] % 8 or x.shape[-1] > 200 or x.dtype == torch.float64 or not x.is_contiguous() or x.ndim > 2:

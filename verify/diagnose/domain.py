@@ -56,10 +56,15 @@ def _powers(taken: Collection[int], refused: Collection[int]) -> bool:
     return len(taken) > 2 and len(powers[0]) == len(taken) and bool(refused) and not powers[1]
 
 
+def _tried(kernel: Kernel) -> tuple[str, ...]:
+    """Returns the dtypes to try: those that PyTorch computes in, and narrower ones that are declared."""
+    return (*DTYPES, *(each for each in kernel.dtypes if formats.named(each).bits < 16))
+
+
 def _for_all(kernel: Kernel, said: Mapping[str, Mapping[str, str]]) -> dict[str, Mapping[str, str]]:
     """What a declaration says of some dtypes, for all that are tried: what it names for several, for the rest too."""
     every = {name: item for some in said.values() for name, item in some.items()}
-    return {dtype: said.get(dtype, {} if dtype in kernel.dtypes else every) for dtype in DTYPES}
+    return {dtype: said.get(dtype, {} if dtype in kernel.dtypes else every) for dtype in _tried(kernel)}
 
 
 def probe(kernel: Kernel, target: str, backend: Backend, progress: Progress, avoid: Sequence[str]) -> Probed:
@@ -72,10 +77,15 @@ class _Probe:
         self, kernel: Kernel, target: str, backend: Backend, progress: Progress, avoid: tuple[str, ...]
     ) -> None:
         # whatever it promises: that is what is asked
-        self.kernel = dataclasses.replace(kernel, dtypes=DTYPES, where="", largest={}, class_limits={}, layouts="any")
+        dtypes = _tried(kernel)
         self.kernel = dataclasses.replace(
-            self.kernel,
-            max_ulp=dict.fromkeys(DTYPES, max(kernel.max_ulp.values())),
+            kernel,
+            dtypes=dtypes,
+            where="",
+            largest={},
+            class_limits={},
+            layouts="any",
+            max_ulp=dict.fromkeys(dtypes, max(kernel.max_ulp.values())),
             operand_dtypes=_for_all(kernel, kernel.operand_dtypes),
             output_dtypes=_for_all(kernel, kernel.output_dtypes),
         )
@@ -127,7 +137,7 @@ class _Probe:
     def _dtypes(self) -> list[str]:
         taken, gradients = [], []
         beside: dict[str, list[str]] = {}  # what operands of several dtypes give, and beside which
-        for dtype in DTYPES:
+        for dtype in self.kernel.dtypes:
             measured, reason = self._in_own_dtypes(f"dtype {dtype}", dtype)
             others = self._others(dtype, wanted=measured is None)
             if others:
@@ -151,7 +161,7 @@ class _Probe:
                 continue
             taken.append(dtype)
             gradients = [name for name in measured.results if name not in self.kernel.outputs]
-        self._say("dtypes", ", ".join(taken) or "none of " + ", ".join(DTYPES))
+        self._say("dtypes", ", ".join(taken) or "none of " + ", ".join(self.kernel.dtypes))
         for said, dtypes in beside.items():
             self._say("mixed", f"beside {', '.join(dtypes)} {said}")
         if taken:
