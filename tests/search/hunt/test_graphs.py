@@ -130,7 +130,7 @@ def test_a_candidate_alone_has_the_result_that_it_has_in_the_call(
 
 def test_whole_numbers_are_spelled_out_and_stay_in_their_range(backend: Backend) -> None:
     kernel = kernels()["wrong_beside_label"]
-    found = hunted(backend, "wrong_beside_label", 600)
+    found = hunted(backend, "wrong_beside_label", 200)
     assert found.result.status == "wrong"
     find = next(find for find in found.finds if find.case.dims[0] == 1 and find.error > 4)
     case = find.case
@@ -143,7 +143,7 @@ def test_whole_numbers_are_spelled_out_and_stay_in_their_range(backend: Backend)
     beyond = Case(**{**{f: getattr(smaller, f) for f in ("dtype", "dims", "fill")}, "values": {"label": f"{9:016x}"}})
     with pytest.raises(UsageError, match="'label' holds whole numbers from 0 to below"):
         inputs_of(kernel.op, beyond, "cpu")
-    found = hunted(backend, "masked", 1 << 13, population=1 << 10)
+    found = hunted(backend, "masked", 1 << 12, population=1 << 9)
     assert found.result.status == "wrong" and found.finds[0].case.values["mask"] in ("01", "01" * 32)
 
 
