@@ -59,28 +59,19 @@ def test_a_suite_without_hypothesis_does_not_import_it(tmp_path: Path) -> None:
 # -- a project that uses verify -------------------------------------------------------------------------
 
 
-def test_an_option_that_names_a_profile_registers_them_all(tmp_path: Path) -> None:
+def test_an_option_that_names_a_profile_registers_those_that_the_project_has_not(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(
+        "from hypothesis import settings\n"
+        "from hypothesis.database import InMemoryExampleDatabase\n"
+        "settings.register_profile('verify-exhaustive', database=InMemoryExampleDatabase())\n"
+    )
     (tmp_path / "test_it.py").write_text(
         "from hypothesis import settings\n"
         "def test_it():\n"
         "    assert settings.get_current_profile_name() == 'verify-nightly' and settings().max_examples == 400\n"
         "    assert settings.get_profile('verify-ci').derandomize\n"
-    )
-    done = run_pytest(tmp_path, "--hypothesis-profile=verify-nightly")
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_a_profile_of_the_project_stays_as_it_is(tmp_path: Path) -> None:
-    (tmp_path / "conftest.py").write_text(
-        "from hypothesis import settings\n"
-        "from hypothesis.database import InMemoryExampleDatabase\n"
-        "settings.register_profile('verify-nightly', database=InMemoryExampleDatabase())\n"
-    )
-    (tmp_path / "test_it.py").write_text(
-        "from verify.laws.remembered import database_of\n"
-        "def test_it():\n"
-        "    assert type(database_of('nightly')).__name__ == 'InMemoryExampleDatabase'\n"
-        "    assert type(database_of('quick')).__name__ == 'DirectoryBasedExampleDatabase'\n"
+        "    assert type(settings.get_profile('verify-exhaustive').database).__name__ == 'InMemoryExampleDatabase'\n"
+        "    assert type(settings.get_profile('verify-quick').database).__name__ == 'DirectoryBasedExampleDatabase'\n"
     )
     done = run_pytest(tmp_path, "--hypothesis-profile=verify-nightly")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -122,28 +113,30 @@ def test_each_worker_sees_its_own_gpu_first(worker: str, given: Any, installed: 
 @pytest.mark.parametrize(
     ("table", "options", "seen"),
     [
-        ("[tool.verify]", (), ("5,7", "7,5")),
-        ("[tool.other]", ("--hypothesis-profile=verify-quick",), ("5,7", "7,5")),
-        ("[tool.other]", ("--hypothesis-profile=default",), ("5,7", "5,7")),  # a project that does not use verify
+        ("[tool.verify]", ("-n", "2", "--dist", "each"), ("5,7", "7,5")),
+        ("[tool.other]", ("--hypothesis-profile=verify-quick",), ("7,5",)),
+        ("[tool.other]", ("--hypothesis-profile=default",), ("5,7",)),  # a project that does not use verify
     ],
 )
 def test_workers_get_their_gpu_before_a_conftest_is_loaded(
-    tmp_path: Path, table: str, options: tuple[str, ...], seen: tuple[str, str]
+    tmp_path: Path, table: str, options: tuple[str, ...], seen: tuple[str, ...]
 ) -> None:
+    """By two workers, and without them by the variable that pytest-xdist sets for the second."""
     (tmp_path / "pyproject.toml").write_text(table)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     (tmp_path / "conftest.py").write_text("import os\nSEEN = os.environ['CUDA_VISIBLE_DEVICES']\n")
     (tmp_path / "test_it.py").write_text(
-        "import os, pathlib, time, pytest\n"
+        "import os, pathlib\n"
         "from conftest import SEEN\n"
-        "@pytest.mark.parametrize('n', range(2))\n"
-        "def test_it(n):\n"
+        "def test_it():\n"
         "    worker = os.environ['PYTEST_XDIST_WORKER']\n"
         "    pathlib.Path(worker).write_text(SEEN + ' ' + os.environ['CUDA_VISIBLE_DEVICES'])\n"
     )
-    done = run_pytest(tmp_path, "-n", "2", "--dist", "each", *options, CUDA_VISIBLE_DEVICES="5,7")
+    second = {} if "-n" in options else {"PYTEST_XDIST_WORKER": "gw1"}
+    done = run_pytest(tmp_path, *options, CUDA_VISIBLE_DEVICES="5,7", **second)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert [(tmp_path / name).read_text() for name in ("gw0", "gw1")] == [f"{devices} {devices}" for devices in seen]
+    found = [path.read_text() for path in sorted(tmp_path.glob("gw?"))]
+    assert found == [f"{devices} {devices}" for devices in seen]
 
 
 def run_pytest(folder: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
