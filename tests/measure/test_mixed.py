@@ -11,6 +11,7 @@ import torch
 
 import verify
 from tests.measure import mixed_rms
+from tests.measure.test_kernel import few_cases
 from verify.backends import Backend
 from verify.cases import Case, case_of, inputs_of
 from verify.diagnose.replay import replay
@@ -69,9 +70,10 @@ def test_each_result_is_judged_in_its_own_format_and_by_its_limit(mixed: tuple[K
     ],
 )
 def test_what_is_shown_of_operands_that_have_no_element_at_a_results_place(
-    backend: Backend, like: Any, shapes: dict[str, str], shown: dict[str, int]
+    backend: Backend, like: Any, shapes: dict[str, str], shown: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first few that can matter: of all, where a single number comes back, or of the same row."""
+    few_cases(monkeypatch)
     held = {"integers": {"label": "0 <= label < n"}} if "label" in shapes else {}
     where = "n % 2 == 0 and n >= 4 and m >= 2"
     declared = verify.kernel(like=like, shapes=shapes, where=where, dtypes=["float32"], gradients=False, **held)

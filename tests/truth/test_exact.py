@@ -96,21 +96,27 @@ def same(fmt: Format, a: int, b: int) -> bool:
     return a == b or (a | b) & ~fmt.sign_bit == 0 or (fmt.is_nan(a) and fmt.is_nan(b))
 
 
+@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("dtype", "form", "result"), PAIRED)
-def test_every_input_by_arb_against_the_certified_fast_reference(dtype: str, form: str, result: str) -> None:
-    """All 65,536; where the bound of `fast` leaves the rounding open, mpmath decides."""
+def test_inputs_by_arb_against_the_certified_fast_reference(dtype: str, form: str, result: str, step: int) -> None:
+    """Every fourth input, others for each function; all 65,536 in slow runs.
+
+    Where the bound of `fast` leaves the rounding open, mpmath decides.
+    """
     fmt, whole = named(dtype), problem(dtype, form)
+    tried = range(FUNCTIONS.index((dtype, form, result)) % step, INPUTS, step)
     points = GELU.points(whole, result, range(INPUTS))
     nan = torch.isnan(whole.inputs["x"].float()).tolist()  # type: ignore[union-attr]
-    kept = [index for index in range(INPUTS) if not nan[index]]
+    kept = [index for index in tried if not nan[index]]
     right = [fmt.nan_bits] * INPUTS
     for index, point in zip(kept, arb_only([points[i] for i in kept]), strict=True):
         right[index] = nearest(point, fmt, both=False)
     truth = evaluate(GELU, whole, dict.fromkeys(RESULTS, fmt))[result]
     found = errors(from_bits(torch.tensor(right), fmt), truth.value, fmt, bound=truth.bound)
-    assert not found.misrounded.any()
-    assert not found.nonfinite.any()
-    open_ones = torch.nonzero(found.undecided).reshape(-1).tolist()
+    assert len(kept) >= INPUTS // step * 0.96
+    assert not found.misrounded[kept].any()
+    assert not found.nonfinite[kept].any()
+    open_ones = [index for index in kept if found.undecided[index]]
     assert len(open_ones) <= 300  # halves of odd subnormals are all but ties
     x = whole.inputs["x"].double().tolist()  # type: ignore[union-attr]
     for index in open_ones:

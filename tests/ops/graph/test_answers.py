@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import verify
-from tests.measure.test_kernel import CPU
+from tests.measure.test_kernel import CPU, few_cases
 from verify.errors import UsageError
 from verify.measure.kernel import measure_kernel
 from verify.measure.requests import Measure
@@ -68,7 +68,9 @@ def test_integers_that_a_number_was_rounded_to_are_those_beside_it() -> None:
 
 
 @pytest.mark.parametrize("bug", [False, True])
-def test_a_kernel_for_argmax_is_verified(bug: bool) -> None:
+def test_a_kernel_for_argmax_is_verified(bug: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    few_cases(monkeypatch, "randn", "constant", "mean 1e3")
+
     @verify.kernel(
         like=lambda x, w: (x @ w).argmax(-1), shapes={"x": "n k", "w": "k 4"}, dtypes=["float32"], max_ulp=ORDINARY
     )

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import verify
-from tests.measure.test_kernel import CPU
+from tests.measure.test_kernel import CPU, few_cases
 from verify.measure.kernel import measure_kernel
 from verify.measure.requests import Measure
 
@@ -84,8 +84,13 @@ WRONG: list[tuple[Callable[..., Any], Callable[..., Any], dict[str, str], str]] 
 
 @pytest.mark.parametrize(("wrong", "like", "shapes", "dtype"), WRONG, ids=[each[0].__name__ for each in WRONG])
 def test_a_derived_scale_excuses_no_wrong_kernel(
-    wrong: Callable[..., Any], like: Callable[..., Any], shapes: dict[str, str], dtype: str
+    wrong: Callable[..., Any],
+    like: Callable[..., Any],
+    shapes: dict[str, str],
+    dtype: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    few_cases(monkeypatch, "randn", "mean 1e3", "outlier", "spread")
     declare = verify.kernel(like=like, shapes=shapes, dtypes=[dtype], gradients=False)
     assert measure_kernel(declare(wrong), Measure("a.py::wrong"), CPU).status == "wrong"
     if wrong is not lost_mean:
