@@ -11,6 +11,7 @@ from torch import Tensor
 import verify
 from tests.declare import writing_kernels
 from tests.laws import trial
+from tests.measure.test_kernel import few_cases
 from verify.backends import Backend
 from verify.cases import case_of
 from verify.errors import KernelError, UsageError
@@ -18,6 +19,11 @@ from verify.measure.call import run_kernel
 from verify.measure.kernel import measure_kernel
 from verify.measure.requests import Measure
 from verify.records.record import KernelRun
+
+
+@pytest.fixture(autouse=True)
+def _two_regimes(monkeypatch: pytest.MonkeyPatch) -> None:
+    few_cases(monkeypatch, "randn", "mean 1e3")
 
 
 def measured(kernel: verify.Kernel, backend: Backend) -> KernelRun:

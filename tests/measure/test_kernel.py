@@ -42,7 +42,10 @@ def measured(kernel: verify.Kernel, judges: int = 1) -> KernelRun:
 
 
 def few_cases(monkeypatch: pytest.MonkeyPatch, *regimes: str) -> None:
-    """Leaves of each group of a plan the cases of these regimes; without regimes its first four cases."""
+    """Leaves of each group of a plan the cases of these regimes, without regimes its first four cases.
+
+    A case of an elementwise kernel, which has all regimes in one, gets 16,384 elements.
+    """
 
     def few(*given: Any, **options: Any) -> list[Group]:
         return [
@@ -51,6 +54,8 @@ def few_cases(monkeypatch: pytest.MonkeyPatch, *regimes: str) -> None:
         ]
 
     monkeypatch.setattr(running, "plan", few)
+    for scale, effort in EFFORTS.items():
+        monkeypatch.setitem(EFFORTS, scale, replace(effort, elements=1 << 14))
 
 
 def silu(x: torch.Tensor) -> torch.Tensor:
