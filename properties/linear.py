@@ -129,17 +129,15 @@ def torch_linear_gelu(x, weight, bias):
     return torch.nn.functional.gelu(torch.nn.functional.linear(x, weight, bias))
 
 
-# Three hundred calls in a row differ from one where programs run at the same time, as on a GPU.
-test_linear = verify.laws_for(linear, dtypes=["bfloat16"], without=["determinism"])
-test_linear_in_a_row = pytest.mark.slow(verify.laws_for(linear, dtypes=["bfloat16"], laws=["determinism"]))
+# Every law but accuracy compares bits of several calls. These have a test of their own subject: rows alone and among
+# others, saved tensors and a second backward pass, autocast and operators in tests/kernels/test_linear_act.py and
+# test_linear_geglu.py, layouts of operands and of upstream gradients in test_linear_layouts.py, compiled calls in
+# test_composition.py, new values in launches that are repeated in test_plans.py. Slow runs try them too.
+TESTED = ["determinism", "batch invariance", "many rows", "nothing overwritten", "no stale results"]
+TESTED += ["layout independence", "upstream layout independence", "compiled", "custom operators", "autocast"]
+test_linear = verify.laws_for(linear, dtypes=["bfloat16"], without=TESTED)
+test_linear_tested = pytest.mark.slow(verify.laws_for(linear, dtypes=["bfloat16"], laws=TESTED))
+test_linear_geglu_float32 = verify.laws_for(linear_geglu_float32, without=TESTED)
 # Of the same kernel with an activation, which is applied to each sum, what an activation can change.
 FORWARD = ["accuracy", "special values", "memory bounds", "initialised memory", "mixed dtypes"]
 test_linear_gelu = verify.laws_for(linear_gelu, dtypes=["float16"], laws=FORWARD)
-# Every law but accuracy compares bits of several calls; three hundred in a row are a second of each other kernel. The
-# others that are left out have a test of their own subject: rows alone and among others, saved tensors and a second
-# backward pass, autocast and operators in tests/kernels/test_linear_geglu.py, layouts of operands and of upstream
-# gradients in test_linear_layouts.py, compiled calls in test_composition.py, new values in launches that are repeated
-# in test_plans.py.
-TESTED = ["determinism", "batch invariance", "many rows", "nothing overwritten", "no stale results"]
-TESTED += ["layout independence", "upstream layout independence", "compiled", "custom operators", "autocast"]
-test_linear_geglu_float32 = verify.laws_for(linear_geglu_float32, without=TESTED)

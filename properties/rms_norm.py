@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 import verify
@@ -42,13 +43,13 @@ def torch_rms_norm(x, weight, *, eps):
 
 
 # The kernels, their launcher, memory and layouts are layer norm's, and have its laws: here it is what has other
-# formulas. Sums and gradients are those of the residual kernel, which have every term of the plain one's, whose sums
-# are in tests/kernels/test_rms_norm.py (test_every_regime_is_within_its_bound). `verify run --profile ci` takes every
-# law to every dtype.
+# formulas. Gradients are those of the residual kernel, which have every term of the plain one's. Sums, and that nothing
+# given is written to, are in tests/kernels/test_rms_norm.py, and in slow runs here. `verify run --profile ci` takes
+# every law to every dtype.
 LAWS = ["special values", "shapes"]
 OF_SUMS = ["accuracy", "nothing overwritten"]
 GRADIENTS = ["gradcheck", "gradgradcheck"]
 
 test_rms_norm = verify.laws_for(rms_norm, dtypes=["bfloat16"], laws=LAWS)
-test_rms_norm_residual = verify.laws_for(rms_norm_residual, dtypes=["bfloat16"], laws=OF_SUMS)
+test_rms_norm_residual = pytest.mark.slow(verify.laws_for(rms_norm_residual, dtypes=["bfloat16"], laws=OF_SUMS))
 test_rms_norm_residual_float64 = verify.laws_for(rms_norm_residual, dtypes=["float64"], laws=GRADIENTS)
