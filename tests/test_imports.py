@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -41,13 +42,20 @@ LAYERS = (
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in PACKAGE}
 
 
+@functools.cache
+def imports_of(path: Path) -> tuple[ast.Import | ast.ImportFrom, ...]:
+    """Every import statement of a file, anywhere in it."""
+    nodes = ast.walk(ast.parse(path.read_text()))
+    return tuple(node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom))
+
+
 def imported(path: Path) -> set[str]:
-    """Every module that a file imports, anywhere in it."""
+    """Every module that a file imports."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in imports_of(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
+        else:
             assert node.level == 0, f"{path}: imports are absolute"
             found |= {f"{node.module}.{alias.name}" for alias in node.names} | {str(node.module)}
     return found
@@ -56,10 +64,10 @@ def imported(path: Path) -> set[str]:
 def needed(name: str) -> set[str]:
     """The modules of verify that a module of verify imports; a package where the name taken is none of its modules."""
     found = set()
-    for node in ast.walk(ast.parse(MODULES[name].read_text())):
+    for node in imports_of(MODULES[name]):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
+        else:
             inner = {alias.name: f"{node.module}.{alias.name}" for alias in node.names}
             found |= {module if module in MODULES else str(node.module) for module in inner.values()}
     return found & set(MODULES) - {name, "verify"}
@@ -70,25 +78,27 @@ def layer_of(module: str) -> int:
     return LAYERS.index(module.split(".")[1])
 
 
-@pytest.mark.parametrize("path", PACKAGE, ids=lambda path: str(path.relative_to(ROOT)))
-def test_verify_never_imports_kernels_or_properties(path: Path) -> None:
-    tops = {name.split(".")[0] for name in imported(path)}
-    assert not tops & {"kernels", "properties", "tests", "mutants", "benchmarks"}
+def test_verify_never_imports_kernels_or_properties() -> None:
+    outside = {"kernels", "properties", "tests", "mutants", "benchmarks"}
+    tops = {str(path): {name.split(".")[0] for name in imported(path)} & outside for path in PACKAGE}
+    assert {path: names for path, names in tops.items() if names} == {}
 
 
-@pytest.mark.parametrize("path", KERNELS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_kernels_need_torch_and_triton_only(path: Path) -> None:
-    names = imported(path)
-    tops = {name.split(".")[0] for name in names}
-    assert tops <= sys.stdlib_module_names | {"torch", "triton", "kernels"}, "kernels need torch and triton only"
-    assert not {f"kernels.{folder}" for folder in SCRIPTS} & {".".join(name.split(".")[:2]) for name in names}
+def test_kernels_need_torch_and_triton_only() -> None:
+    known = sys.stdlib_module_names | {"torch", "triton", "kernels"}
+    for path in KERNELS:
+        names = imported(path)
+        assert {name.split(".")[0] for name in names} <= known, f"{path}: kernels need torch and triton only"
+        scripts = {f"kernels.{folder}" for folder in SCRIPTS} & {".".join(name.split(".")[:2]) for name in names}
+        assert not scripts, f"{path} imports {scripts}"
 
 
-@pytest.mark.parametrize("name", sorted(set(MODULES) - {"verify"}))
-def test_a_lower_layer_never_imports_a_higher_one(name: str) -> None:
-    assert name.split(".")[1] in LAYERS, f"{name} is in no layer: it needs one of the rooms of LAYERS"
-    for other in sorted(needed(name)):
-        assert layer_of(other) <= layer_of(name), f"{name} imports {other}, which stands above it"
+def test_a_lower_layer_never_imports_a_higher_one() -> None:
+    names = sorted(set(MODULES) - {"verify"})
+    homeless = [name for name in names if name.split(".")[1] not in LAYERS]
+    assert homeless == [], "each module needs one of the rooms of LAYERS"
+    upwards = [(name, other) for name in names for other in sorted(needed(name)) if layer_of(other) > layer_of(name)]
+    assert upwards == [], "the first module of each pair imports the second, which stands above it"
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
