@@ -34,6 +34,7 @@ def my_silu(x):
     return fast_silu(x)
 """
 BACKEND = ("--backend", "interpreter")
+ROOT = Path(__file__).parents[2]
 
 
 def command(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -44,15 +45,15 @@ def command(*arguments: str, cwd: Path, **environment: str) -> subprocess.Comple
         text=True,
         cwd=cwd,
         timeout=300,
-        # an editable install of the user's package puts its src folder on the path, as this does
-        env={**clean, "PYTHONPATH": str(cwd / "src"), **environment},
+        # editable installs of the user's package and of verify put these folders on the path
+        env={**clean, "PYTHONPATH": os.pathsep.join((str(cwd / "src"), str(ROOT))), **environment},
     )
 
 
 def verify(*arguments: str, cwd: Path, code: int, **environment: str) -> Said | subprocess.CompletedProcess[str]:
     """What imports the project's code runs in a process of its own."""
     done: Said | subprocess.CompletedProcess[str]
-    if arguments[0] == "run" or "--base" in arguments:
+    if "--base" in arguments:
         done = command(sys.executable, "-m", "verify", *arguments, cwd=cwd, **environment)
     else:
         with pytest.MonkeyPatch.context() as patch:
@@ -81,7 +82,11 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     git("init", "-q", cwd=folder)
     git("add", "-A", cwd=folder)
     git("commit", "-q", "-m", "start", cwd=folder)
-    verify("run", "--json", "run.json", *BACKEND, cwd=folder, code=0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder / "src")
+        done = said("run", "--json", "run.json", *BACKEND, cwd=folder)
+        sys.modules.pop("mylib")
+    assert done.returncode == 0, done.stderr
     return folder
 
 
@@ -170,7 +175,7 @@ def test_a_base_that_imports_the_heads_code_is_refused(project: Path) -> None:
     git("add", "leaky.py", cwd=project)
     git("commit", "-q", "-m", "leaky", cwd=project)
     # without the path from outside, so that the file's own line decides
-    done = verify("gate", "--base", "HEAD", "leaky.py", *BACKEND, cwd=project, code=2, PYTHONPATH="")
+    done = verify("gate", "--base", "HEAD", "leaky.py", *BACKEND, cwd=project, code=2, PYTHONPATH=str(ROOT))
     assert "the base imports mylib from the working tree" in done.stderr
     assert "so it would be compared with itself" in done.stderr
     assert git("worktree", "list", cwd=project).count("\n") == 1
