@@ -6,15 +6,14 @@ there. Counts and the figures of regimes are made up, in the proportions measure
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import math
 import random
 import struct
-from collections.abc import Iterator
 
 import mpmath
+import msgspec
 
 from verify.records.record import (
     SCHEMA,
@@ -76,56 +75,49 @@ def worst(
     inputs: dict[str, str],
     got: tuple[str, str],
     truth: mpmath.mpf | str,
-    ulp: Number,
-    scaled: Number | None = None,
+    *error: Number,
 ) -> Worst:
+    """A worst input with its error in ULP and, where there is one, its scaled error."""
     case = json.dumps({"dims": [65536], "dtype": dtype, "layout": "contiguous", "seed": 0, "values": "all"})
     text = truth if isinstance(truth, str) else mpmath.nstr(truth, 30)
-    flat = index[-1] if index else 0
-    return Worst(index, inputs, got[0], got[1], text, ulp, scaled, Origin(target, case, "y", flat))
+    ulp, scaled = (*error, None)[:2]
+    return Worst(index, inputs, *got, text, ulp, scaled, Origin(target, case, "y", index[-1] if index else 0))  # type: ignore[arg-type]
+
+
+def worst_bf16(target: str, bits: int, got: tuple[str, str], error: Number) -> Worst:
+    """An input of GELU in bfloat16, by its pattern."""
+    return worst(target, "bfloat16", (bits,), {"x": f"{bf16(bits)!r} (0x{bits:04x})"}, got, gelu(bf16(bits)), error)
 
 
 @functools.cache
-def _tail() -> list[tuple[float, int, mpmath.mpf]]:
-    """The ten largest errors of the tail, each with its input's bits and the truth."""
+def _tail() -> list[tuple[float, int]]:
+    """The ten largest errors of the tail, each with its input's bits."""
     truths = [(bits, gelu(bf16(bits))) for bits in range(0xC0C0, 0xC156)]
-    found = [(in_ulps(-truth, truth), bits, truth) for bits, truth in truths]
+    found = [(in_ulps(-truth, truth), bits) for bits, truth in truths]
     return sorted(found, key=lambda item: (-abs(item[0]), item[1]))[:10]
 
 
 def tail_of_eager(target: str) -> list[Worst]:
     """x * 0.5 * (1 + erf) returns -0 where 1 + erf has cancelled: every leading digit is lost."""
-    return [
-        worst(
-            target,
-            "bfloat16",
-            (bits,),
-            {"x": f"{bf16(bits)!r} (0x{bits:04x})"},
-            ("-0.0", "0x8000"),
-            truth,
-            error,
-        )
-        for error, bits, truth in _tail()
-    ]
+    return [worst_bf16(target, bits, ("-0.0", "0x8000"), error) for error, bits in _tail()]
 
 
-def figures(n: int, maximum: Number, p999: Number, mean: float, misrounded: int, **more: object) -> Figures:
-    base = Figures(
-        n=n,
-        max_ulp=maximum,
-        max_upper=maximum,
-        p999=p999,
-        mean=mean,
-        misrounded=misrounded,
-        undecided=0,
-        nonfinite=0,
-    )
-    return _replace(base, **more)
+def figures(
+    n: int,
+    maximum: Number,
+    p999: Number,
+    mean: float,
+    misrounded: int,
+    scaled: tuple[Number, Number, Number] | None = None,
+    **more: object,
+) -> Figures:
+    """Figures with nothing open; `scaled` are the maximum, its upper end and the 99.9th percentile."""
+    of_scale = dict(zip(("scaled_max", "scaled_upper", "scaled_p999"), scaled or (), strict=False))
+    base = Figures(n, maximum, maximum, p999, mean, misrounded, undecided=0, nonfinite=0)
+    return _replace(base, **of_scale, **more)
 
 
 def _replace(struct_: object, **changes: object):  # type: ignore[no-untyped-def]
-    import msgspec
-
     return msgspec.structs.replace(struct_, **changes)
 
 
@@ -144,195 +136,117 @@ def histogram(n: int, octaves: int, *, lean: float = 1.0, decay: float = 0.25) -
     return Histogram(edges, counts)
 
 
-def gelu_regimes(n: int, ours: list[Figures], eager: list[Figures]) -> list[RegimeFigures]:
-    names: list[tuple[str, Number, Number]] = [
-        ("deep tail", "-inf", -13.0),
-        ("negative tail", -13.0, -5.25),
-        ("slope zero", -5.25, -0.5),
-        ("around zero", -0.5, 0.5),
-        ("positive", 0.5, "inf"),
-    ]
-    return [
-        RegimeFigures(name, low, high, mine, theirs)
-        for (name, low, high), mine, theirs in zip(names, ours, eager, strict=True)
-    ]
+ENDS: tuple[Number, ...] = ("-inf", -13.0, -5.25, -0.5, 0.5, "inf")
+REGIMES = ("deep tail", "negative tail", "slope zero", "around zero", "positive")
 
 
-def _parts(n: int, maxima: list[Number], misrounded: list[int]) -> list[Figures]:
+def gelu_regimes(ours: list[Figures], eager: list[Figures]) -> list[RegimeFigures]:
+    rows = zip(REGIMES, ENDS[:-1], ENDS[1:], ours, eager, strict=True)
+    return [RegimeFigures(*row) for row in rows]
+
+
+def _parts(maxima: list[Number], misrounded: list[int], n: int = 65_536) -> list[Figures]:
     return [
         figures(n // 5 + (0 if at else n % 5), top, top if isinstance(top, str) else top * 0.8, 0.25, bad)
         for at, (top, bad) in enumerate(zip(maxima, misrounded, strict=True))
     ]
 
 
+def result(dtype: str, status: str, of: Figures, **more: object) -> Result:
+    """A result of GELU on all inputs of 16 bits, unless `more` says otherwise."""
+    said: dict[str, object] = {
+        "output": "y", "basis": EVERY_BF16, "gate": "plain", "limit": 4.0, "certificate": "gelu-erf-1",
+        "regimes": [], "baseline_name": "torch.nn.functional.gelu",
+    }  # fmt: skip
+    return Result(dtype=dtype, status=status, figures=of, **said | more)  # type: ignore[arg-type]
+
+
+def kernel(name: str, status: str, promise: str, results: list[Result], seconds: float, **more: object) -> KernelRun:
+    said: dict[str, object] = {"target": f"accuracy.py::{name}", "op": "gelu", "params": {"approximate": "none"}}
+    given = said | more
+    return KernelRun(name=name, status=status, promise=promise, results=results, seconds=seconds, **given)  # type: ignore[arg-type]
+
+
 def good_kernel() -> KernelRun:
-    target = "accuracy.py::gelu_erf"
-    eager = figures(65_536, 254.871, 121.5, 0.61, 9_120)
-    rounded = figures(65_536, 0.49987, 0.4991, 0.2498, 0)
-    table = gelu_regimes(
-        65_536,
-        _parts(65_536, [0.4998, 0.49987, 0.49975, 0.4999, 0.4996], [0] * 5),
-        _parts(65_536, [0.5, 254.871, 12.4, 0.51, 0.501], [0, 6800, 2100, 120, 100]),
-    )
-    near = worst(
-        target,
+    y = result(
         "bfloat16",
-        (0xBF2B,),
-        {"x": f"{bf16(0xBF2B)!r} (0xbf2b)"},
-        ("-0.1689453125", "0xbe2d"),
-        gelu(bf16(0xBF2B)),
-        0.49987,
-    )
-    y = Result(
-        output="y",
-        dtype="bfloat16",
-        basis=EVERY_BF16,
-        gate="plain",
-        limit=4.0,
-        status="ok",
-        figures=rounded,
-        regimes=table,
+        "ok",
+        figures(65_536, 0.49987, 0.4991, 0.2498, 0),
+        regimes=gelu_regimes(
+            _parts([0.4998, 0.49987, 0.49975, 0.4999, 0.4996], [0] * 5),
+            _parts([0.5, 254.871, 12.4, 0.51, 0.501], [0, 6800, 2100, 120, 100]),
+        ),
         histogram=histogram(65_536, -1),
-        worst=[near],
+        worst=[worst_bf16("accuracy.py::gelu_erf", 0xBF2B, ("-0.1689453125", "0xbe2d"), 0.49987)],
         escalated=212,
-        certificate="gelu-erf-1",
-        baseline=eager,
-        baseline_name="torch.nn.functional.gelu",
+        baseline=figures(65_536, 254.871, 121.5, 0.61, 9_120),
         baseline_worst=[item for item in tail_of_eager("torch::gelu") if abs(float(item.ulp)) < 254.871][:3],
     )
-    wide = figures(1 << 32, 0.8123, 0.6, 0.27, 73_014_444_032 // 100, max_upper=0.8131)
     f32 = _replace(
         y,
         dtype="float32",
         basis=EVERY_F32,
-        figures=wide,
+        figures=figures(1 << 32, 0.8123, 0.6, 0.27, 73_014_444_032 // 100, max_upper=0.8131),
         regimes=[],
         histogram=histogram(1 << 32, 0),
         baseline=figures(1 << 32, 1.6777e7, 3.1e5, 1_711.0, 1_900_000_000),
         escalated=1_841,
     )
     dx = _replace(y, output="dx", figures=figures(65_536, 0.5, 0.4995, 0.251, 0), regimes=[])
-    return KernelRun(
-        name="gelu_erf",
-        target=target,
-        op="gelu",
-        params={"approximate": "none"},
-        promise="float32, float16, bfloat16; any layout; gradient of x",
-        status="ok",
-        results=[y, dx, f32],
-        notes=["subnormal outputs are kept: no flush to zero was seen"],
-        seconds=3.412,
-    )
+    promise = "float32, float16, bfloat16; any layout; gradient of x"
+    notes = ["subnormal outputs are kept: no flush to zero was seen"]
+    return kernel("gelu_erf", "ok", promise, [y, dx, f32], 3.412, notes=notes)
 
 
 def eager_kernel() -> KernelRun:
-    target = "accuracy.py::eager_gelu"
-    rows = tail_of_eager(target)
-    top = abs(rows[0].ulp) if not isinstance(rows[0].ulp, str) else rows[0].ulp
-    y = Result(
-        output="y",
-        dtype="bfloat16",
-        basis=EVERY_BF16,
-        gate="plain",
-        limit=4.0,
-        status="wrong",
-        figures=figures(65_536, top, 121.5, 0.61, 9_120),
-        regimes=gelu_regimes(
-            65_536,
-            _parts(65_536, [0.5, top, 12.4, 0.51, 0.501], [0, 6800, 2100, 120, 100]),
-            _parts(65_536, [0.5, top, 12.4, 0.51, 0.501], [0, 6800, 2100, 120, 100]),
-        ),
+    rows = tail_of_eager("accuracy.py::eager_gelu")
+    top = abs(float(rows[0].ulp))
+    table = _parts([0.5, top, 12.4, 0.51, 0.501], [0, 6800, 2100, 120, 100])
+    y = result(
+        "bfloat16",
+        "wrong",
+        figures(65_536, top, 121.5, 0.61, 9_120),
+        regimes=gelu_regimes(table, table),
         histogram=histogram(65_536, 8, lean=0.4, decay=0.55),
         worst=rows,
         escalated=3,
-        certificate="gelu-erf-1",
         baseline=figures(65_536, top, 121.5, 0.61, 9_120),
-        baseline_name="torch.nn.functional.gelu",
     )
-    half = _replace(
-        y,
-        dtype="float16",
-        status="ok",
-        figures=figures(65_536, 2.2479, 1.02, 0.262, 1_420),
-        regimes=[],
-        histogram=histogram(65_536, 2, lean=0.8),
-        worst=[],
-        baseline=figures(65_536, 2.2479, 1.02, 0.262, 1_420),
-    )
-    return KernelRun(
-        name="eager_gelu",
-        target=target,
-        op="gelu",
-        params={"approximate": "none"},
-        promise="float16, bfloat16; any layout",
-        status="wrong",
-        results=[y, half],
-        seconds=1.08,
-    )
+    half = figures(65_536, 2.2479, 1.02, 0.262, 1_420)
+    changes = {"regimes": [], "worst": [], "histogram": histogram(65_536, 2, lean=0.8), "baseline": half}
+    results = [y, _replace(y, dtype="float16", status="ok", figures=half, **changes)]
+    return kernel("eager_gelu", "wrong", "float16, bfloat16; any layout", results, 1.08)
 
 
 def peer_kernel() -> KernelRun:
     """PyTorch's own kernel beside ours: shown, never judged."""
-    kernel: KernelRun = _replace(
-        eager_kernel(),
-        name="torch_compiled",
-        target="accuracy.py::torch_compiled",
-        peer=True,
-        results=[
-            _replace(result, baseline=None, baseline_name="", worst=result.worst[:2])
-            for result in eager_kernel().results
-        ],
-    )
-    return kernel
+    eager = eager_kernel()
+    results = [_replace(each, baseline=None, baseline_name="", worst=each.worst[:2]) for each in eager.results]
+    name = "torch_compiled"
+    changed: KernelRun = _replace(eager, name=name, target=f"accuracy.py::{name}", peer=True, results=results)
+    return changed
 
 
 def nan_kernel() -> KernelRun:
-    target = "accuracy.py::exp_tanh_gelu"
-    rows = [
-        worst(
-            target,
-            "bfloat16",
-            (bits,),
-            {"x": f"{bf16(bits)!r} (0x{bits:04x})"},
-            ("nan", "0x7fc0"),
-            gelu(bf16(bits)),
-            "inf",
-        )
-        for bits in range(0x4131, 0x413B)
-    ]
-    y = Result(
-        output="y",
-        dtype="bfloat16",
-        basis=EVERY_BF16,
-        gate="plain",
-        limit=4.0,
-        status="wrong",
-        figures=figures(65_536, "nan", "inf", 15_967.3, 24_115, nonfinite=15_967),
+    name = "exp_tanh_gelu"
+    y = result(
+        "bfloat16",
+        "wrong",
+        figures(65_536, "nan", "inf", 15_967.3, 24_115, nonfinite=15_967),
         regimes=gelu_regimes(
-            65_536,
             [
-                *_parts(65_536, [0.5, 201.3, 12.4, 0.51], [0, 4100, 2100, 120]),
+                *_parts([0.5, 201.3, 12.4, 0.51], [0, 4100, 2100, 120]),
                 figures(13_107, "nan", "inf", 9_000.0, 13_000, nonfinite=13_000),
             ],
-            _parts(65_536, [0.5, 255.7, 9.0, 0.51, 0.501], [0, 6800, 2100, 120, 100]),
+            _parts([0.5, 255.7, 9.0, 0.51, 0.501], [0, 6800, 2100, 120, 100]),
         ),
         histogram=histogram(65_536, 8, lean=0.4, decay=0.5),
-        worst=rows,
+        worst=[worst_bf16(f"accuracy.py::{name}", bits, ("nan", "0x7fc0"), "inf") for bits in range(0x4131, 0x413B)],
         escalated=0,
         certificate="exact",
         baseline=figures(65_536, 255.7, 130.0, 0.7, 9_300),
-        baseline_name="torch.nn.functional.gelu",
     )
-    return KernelRun(
-        name="exp_tanh_gelu",
-        target=target,
-        op="gelu",
-        params={"approximate": "tanh"},
-        promise="bfloat16; contiguous",
-        status="wrong",
-        results=[y],
-        seconds=0.81,
-    )
+    return kernel(name, "wrong", "bfloat16; contiguous", [y], 0.81, params={"approximate": "tanh"})
 
 
 def layer_norm_kernel() -> KernelRun:
@@ -343,26 +257,8 @@ def layer_norm_kernel() -> KernelRun:
             name,
             None,
             None,
-            figures(
-                524_288 if name == "randn" else 131_072,
-                plain,
-                plain / 3,
-                0.4,
-                900,
-                scaled_max=top,
-                scaled_upper=top,
-                scaled_p999=0.5,
-            ),
-            figures(
-                131_072,
-                plain * 9,
-                plain,
-                3.0,
-                9_000,
-                scaled_max=bad,
-                scaled_upper=bad,
-                scaled_p999=1.0,
-            ),
+            figures(524_288 if name == "randn" else 131_072, plain, plain / 3, 0.4, 900, (top, top, 0.5)),
+            figures(131_072, plain * 9, plain, 3.0, 9_000, (bad, bad, 1.0)),
         )
         for name, plain, top, bad in (
             ("randn", 311.0, 0.74, 1.31),
@@ -372,109 +268,48 @@ def layer_norm_kernel() -> KernelRun:
             ("huge 1e30", 77.0, 0.95, 1.7e7),
         )
     ]
-    y = Result(
-        output="y",
-        dtype="float32",
+    inputs = {"x": "10000.0009765625 (0x461c4001)", "weight": "0.98 (0x3f7ae148)", "row mean": "10000.0000128"}
+    got, truth = ("-1.3709e-05", "0xb7660000"), "-1.37091839275810297144871937451e-05"
+    y = result(
+        "float32",
+        "ok",
+        figures(1_048_576, 2_048.0, 96.0, 0.61, 181_440, (0.949, 0.952, 0.71)),
         basis=SEEN,
         gate="scaled",
         limit=2.0,
-        status="ok",
-        figures=figures(
-            1_048_576,
-            2_048.0,
-            96.0,
-            0.61,
-            181_440,
-            scaled_max=0.949,
-            scaled_upper=0.952,
-            scaled_p999=0.71,
-        ),
         regimes=regimes,
         histogram=histogram(1_048_576, 11, decay=0.45),
-        worst=[
-            worst(
-                target,
-                "float32",
-                (17, 3051),
-                {
-                    "x": "10000.0009765625 (0x461c4001)",
-                    "weight": "0.98 (0x3f7ae148)",
-                    "row mean": "10000.0000128",
-                },
-                ("-1.3709e-05", "0xb7660000"),
-                "-1.37091839275810297144871937451e-05",
-                2_048.0,
-                0.949,
-            )
-        ],
+        worst=[worst(target, "float32", (17, 3051), inputs, got, truth, 2_048.0, 0.949)],
         escalated=40,
         certificate="layer_norm-1",
-        baseline=figures(
-            1_048_576,
-            9.9e8,
-            3e7,
-            60_000.0,
-            1_000_000,
-            scaled_max=2.1e8,
-            scaled_upper=2.1e8,
-            scaled_p999=1e7,
-        ),
+        baseline=figures(1_048_576, 9.9e8, 3e7, 60_000.0, 1_000_000, (2.1e8, 2.1e8, 1e7)),
         baseline_name="torch.nn.functional.layer_norm",
     )
-    rows = [
-        worst(
-            target,
-            "float32",
-            (row,),
-            {
-                "weight": "1.0 (0x3f800000)",
-                "rows": "1,024 elements of dy and x",
-                "x": "1000.25 (0x447a1000)",
-            },
-            ("12.25", "0x41440000"),
-            "12.2497940063476562500000000001",
-            216.0,
-            5.5 - row / 8,
-        )
-        for row in range(4)
-    ]
+    inputs = {
+        "weight": "1.0 (0x3f800000)",
+        "rows": "1,024 elements of dy and x",
+        "x": "1000.25 (0x447a1000)",
+    }
+    got, truth = ("12.25", "0x41440000"), "12.2497940063476562500000000001"
     dw = _replace(
         y,
         output="dweight",
         status="wrong",
-        figures=figures(4_096, 216.0, 71.0, 2.2, 3_004, scaled_max=5.5, scaled_upper=5.5, scaled_p999=3.1),
+        figures=figures(4_096, 216.0, 71.0, 2.2, 3_004, (5.5, 5.5, 3.1)),
         basis=Basis("observed", 4_096, 0),
         regimes=[],
         histogram=histogram(4_096, 8, decay=0.6, lean=0.9),
-        worst=rows,
-        baseline=figures(
-            4_096,
-            9_000.0,
-            812.0,
-            30.0,
-            4_000,
-            scaled_max=1021.5,
-            scaled_upper=1021.5,
-            scaled_p999=99.0,
-        ),
+        worst=[worst(target, "float32", (row,), inputs, got, truth, 216.0, 5.5 - row / 8) for row in range(4)],
+        baseline=figures(4_096, 9_000.0, 812.0, 30.0, 4_000, (1021.5, 1021.5, 99.0)),
     )
-    return KernelRun(
-        name="layer_norm",
-        target=target,
-        op="layer_norm",
-        params={"eps": 1e-05},
-        promise="float32; rows contiguous; gradients of x, weight and bias",
-        status="wrong",
-        results=[y, dw],
-        notes=["row moments are judged in double-double"],
-        seconds=12.9,
-    )
+    more = {"op": "layer_norm", "params": {"eps": 1e-05}, "notes": ["row moments are judged in double-double"]}
+    promise = "float32; rows contiguous; gradients of x, weight and bias"
+    return kernel("layer_norm", "wrong", promise, [y, dw], 12.9, **more)
 
 
 def long_kernel() -> KernelRun:
-    base = good_kernel().results[0]
-    result = _replace(
-        base,
+    only = _replace(
+        good_kernel().results[0],
         output="grad_of_input_bias",
         figures=figures(65_536, 3.0625, 1.5, 0.31, 5_400),
         histogram=histogram(65_536, 2),
@@ -485,94 +320,52 @@ def long_kernel() -> KernelRun:
         baseline_worst=[],
         basis=Basis("certified", 65_536),
     )
-    return KernelRun(
-        name=LONG_NAME,
-        target=f"acme.accuracy::{LONG_NAME}",
-        op="gelu_with_a_long_op_name",
-        params={"approximate": "tanh", "dropout": 0.0, "bias": True},
-        promise="bfloat16; contiguous",
-        status="ok",
-        results=[result],
-        seconds=72.4,
-    )
+    params = {"approximate": "tanh", "dropout": 0.0, "bias": True}
+    more = {"target": f"acme.accuracy::{LONG_NAME}", "op": "gelu_with_a_long_op_name", "params": params}
+    return kernel(LONG_NAME, "ok", "bfloat16; contiguous", [only], 72.4, **more)
 
 
 def hostile_kernel() -> KernelRun:
     target = f"evil.py::{HOSTILE_NAME}"
-    base = nan_kernel().results[0]
-    row = worst(
-        target,
-        "bfloat16",
-        (0,),
-        {"x<b>": "1.0 (0x3f80) | <i>\n"},
-        ("</td><script>", "`0x0`"),
-        "[red]1[/red]",
-        3e5,
-    )
-    result = _replace(
-        base,
+    inputs, got = {"x<b>": "1.0 (0x3f80) | <i>\n"}, ("</td><script>", "`0x0`")
+    only = _replace(
+        nan_kernel().results[0],
         figures=figures(65_536, 3e5, 20.0, 2.0, 800),
         regimes=[RegimeFigures("<b>|regime`", None, None, figures(65_536, 3e5, 1.0, 1.0, 1), None)],
         histogram=histogram(65_536, 19, decay=0.5),
-        worst=[row],
+        worst=[worst(target, "bfloat16", (0,), inputs, got, "[red]1[/red]", 3e5)],
         baseline=None,
         baseline_name="",
     )
-    return KernelRun(
-        name=HOSTILE_NAME,
-        target=target,
-        op="<op>",
-        params={"<p>": "</script>"},
-        promise="<u>everything</u>",
-        status="wrong",
-        results=[result],
-        notes=["<b>note</b> @octocat"],
-        seconds=0.5,
-    )
+    more = {"target": target, "op": "<op>", "params": {"<p>": "</script>"}, "notes": ["<b>note</b> @octocat"]}
+    return kernel(HOSTILE_NAME, "wrong", "<u>everything</u>", [only], 0.5, **more)
 
 
-def failures() -> Iterator[KernelRun]:
-    """One kernel of each status that has no figures."""
-
-    def kernel(name: str, status: str, message: str, hint: str) -> KernelRun:
-        return KernelRun(
-            name=name,
-            target=f"accuracy.py::{name}",
-            op="geglu",
-            params={},
-            promise="bfloat16",
-            status=status,  # type: ignore[arg-type]
-            results=[],
-            message=message,
-            hint=hint,
-            seconds=0.2,
-        )
-
-    yield kernel(
+FAILURES = (
+    (
         "geglu_packed",
         "error",
         "geglu_packed returned shape (128, 64); geglu wants (128, 128) for x of shape (128, 256)",
         "return x1 * gelu(x2) without slicing it again",
-    )
-    yield kernel("geglu_raises", "error", HOSTILE_MESSAGE, "")
-    yield kernel(
+    ),
+    ("geglu_raises", "error", HOSTILE_MESSAGE, ""),
+    (
         "geglu_unsafe",
         "crashed",
         "the worker died with SIGSEGV while running dims [65537], dtype bfloat16",
         "verify run accuracy.py::geglu_unsafe --dims 65537",
-    )
-    yield kernel(
-        "geglu_slow",
-        "timeout",
-        "no result after 120 s; the worker was stopped",
-        "verify run --timeout 600",
-    )
-    yield kernel(
-        "geglu_cuda",
-        "skipped",
-        "needs a CUDA device; this run used the interpreter",
-        "verify doctor",
-    )
+    ),
+    ("geglu_slow", "timeout", "no result after 120 s; the worker was stopped", "verify run --timeout 600"),
+    ("geglu_cuda", "skipped", "needs a CUDA device; this run used the interpreter", "verify doctor"),
+)
+
+
+def failures() -> list[KernelRun]:
+    """One kernel of each status that has no figures."""
+    return [
+        kernel(name, status, "bfloat16", [], 0.2, op="geglu", params={}, message=message, hint=hint)
+        for name, status, message, hint in FAILURES
+    ]
 
 
 ENVIRONMENT = {
@@ -853,12 +646,3 @@ def many(count: int = 20) -> Run:
         for k in range(count)
     ]
     return make(kernels)
-
-
-if __name__ == "__main__":
-    from pathlib import Path
-
-    from verify.records.files import save
-
-    save(sample(), Path("sample.json"))
-    print(dataclasses.is_dataclass(sample()), len(sample().kernels))
