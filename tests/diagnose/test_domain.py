@@ -96,10 +96,10 @@ def test_every_trial_is_told_before_it_is_made() -> None:
 def test_a_magnitude_is_that_of_the_operands_that_need_it() -> None:
     def halved(x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
         """Right but for the other operand beyond 5000."""
-        y = x1.double() * x2.double() / 2 * torch.special.erfc(-x2.double() / 2**0.5)
+        y = x1.double() * x2.double() * torch.sigmoid(x2.double())
         return torch.where(x1.abs() > 5000, 0, y).to(x1.dtype).masked_fill(x2 == -torch.inf, 0)
 
-    options = {"op": "geglu_split", "operands": None, "gradients": False, "dtypes": ["float32"]}
+    options = {"op": "swiglu_split", "operands": None, "gradients": False, "dtypes": ["float32"]}
     lines, arguments = probed(halved, **options)
     assert arguments["largest"].startswith("{'float32': {'x1': 1000}, 'bfloat16': {'x1': 1000}, "), lines["magnitudes"]
     assert any(line.startswith("float32: x1 up to 1000; at 10000 ") for line in lines["magnitudes"])

@@ -1,7 +1,7 @@
 """The PTX of single operations for sm_90 under the installed Triton: what one version computes and another does not.
 
-    python tests/backends/interpreter/compare_ptx.py write ptx-3.6.json       # with one Triton; no GPU is needed
-    python tests/backends/interpreter/compare_ptx.py diff ptx-3.6.json ptx-3.9.json
+    python benchmarks/compare_ptx.py write ptx-3.6.json       # with one Triton; no GPU is needed
+    python benchmarks/compare_ptx.py diff ptx-3.6.json ptx-3.9.json
 
 An operation that does not compile stands there with its error. The order of instructions and the ones that move data
 between threads are left out; the constants are kept.
