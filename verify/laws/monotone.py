@@ -52,7 +52,7 @@ def _runs(x: Tensor, domain: Domain | None = None) -> Tensor:
     fmt = formats.of(x.dtype)
     span = None if domain is None else between(fmt, domain.low, domain.high)
     most = fmt.max_bits if span is None else span[1]
-    steps = of_tensor(x[torch.isfinite(x)], fmt)[:, None] + torch.arange(_RUN, device=x.device)
+    steps = of_tensor(x[torch.isfinite(widen(x))], fmt)[:, None] + torch.arange(_RUN, device=x.device)
     steps = steps.clamp(max=most)
     return to_tensor(steps, fmt)
 

@@ -95,7 +95,7 @@ def _asked(programs: Programs, problem: Problem, result: str, indices: Sequence[
         shapes = tuple((name, tuple(value.shape)) for name, value in present.items())
         program = programs(tuple(sorted(problem.params.items())), shapes, gradients)
         run = run_of(program, problem)
-        limits = not all(bool(torch.isfinite(value).all()) for value in run.leaves.values())
+        limits = not all(bool(torch.isfinite(value.double()).all()) for value in run.leaves.values())
         # a row of any length is worth its time: the op's own formulas have no limit either
         problem.cache["program", device] = program, run, Shared(effort=math.inf), limits
     program, run, shared, limits = problem.cache["program", device]
