@@ -1,0 +1,138 @@
+"""Formats of at most 8 bits against two independent routes: gfloat, where it is installed, and PyTorch's own casts."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+from verify.errors import UsageError
+from verify.truth import formats
+from verify.truth.codes import CODE_FORMATS, TIES, CodeFormat, Ties, code_format
+
+ALL = list(CODE_FORMATS.values())
+TORCH = {
+    "e4m3fn": torch.float8_e4m3fn,
+    "e5m2": torch.float8_e5m2,
+    "e4m3fnuz": torch.float8_e4m3fnuz,
+    "e5m2fnuz": torch.float8_e5m2fnuz,
+    "e8m0": torch.float8_e8m0fnu,
+}
+GFLOAT = {
+    "e4m3fn": "ocp_e4m3",
+    "e5m2": "ocp_e5m2",
+    "e8m0": "ocp_e8m0",
+    "e2m1": "ocp_e2m1",
+    "e2m3": "ocp_e2m3",
+    "e3m2": "ocp_e3m2",
+}
+
+
+def same(a: float, b: float) -> bool:
+    return (math.isnan(a) and math.isnan(b)) or (a == b and math.copysign(1, a) == math.copysign(1, b))
+
+
+@pytest.mark.parametrize(
+    ("name", "bits", "largest", "nan", "inf", "negative_zero", "numbers"),
+    [
+        ("e4m3fn", 8, 448, (0x7F, 0xFF), (), 0x80, 253),
+        ("e5m2", 8, 57344, (0x7D, 0x7E, 0x7F, 0xFD, 0xFE, 0xFF), (0x7C, 0xFC), 0x80, 247),
+        ("e4m3fnuz", 8, 240, (0x80,), (), None, 255),
+        ("e5m2fnuz", 8, 57344, (0x80,), (), None, 255),
+        ("e8m0", 8, 2.0**127, (0xFF,), (), None, 255),
+        ("e2m3", 6, 7.5, (), (), 0x20, 63),
+        ("e3m2", 6, 28, (), (), 0x20, 63),
+        ("e2m1", 4, 6, (), (), 8, 15),
+        ("int8", 8, 127, (), (), None, 256),
+        ("int4", 4, 7, (), (), None, 16),
+        ("uint4", 4, 15, (), (), None, 16),
+    ],
+)
+def test_specials_and_ends(
+    name: str, bits: int, largest: float, nan: tuple[int, ...], inf: tuple[int, ...], negative_zero: int, numbers: int
+) -> None:
+    fmt = code_format(name)
+    assert (fmt.bits, fmt.largest, fmt.nan_codes, fmt.inf_codes) == (bits, largest, nan, inf)
+    assert (fmt.negative_zero, len(fmt.numbers), len(fmt.table)) == (negative_zero, numbers, 1 << bits)
+
+
+@pytest.mark.parametrize("name", TORCH)
+def test_every_code_is_what_pytorch_reads(name: str) -> None:
+    read = torch.arange(256, dtype=torch.int32).to(torch.uint8).view(TORCH[name]).double().tolist()
+    assert all(same(*pair) for pair in zip(read, code_format(name).table, strict=True))
+
+
+@pytest.mark.parametrize("name", ["e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz"])
+def test_all_bfloat16_numbers_are_rounded_as_pytorch_casts(name: str) -> None:
+    fmt = code_format(name)
+    x = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    x = x[x.abs() <= fmt.largest]
+    codes = x.to(TORCH[name]).view(torch.uint8).long()
+    assert torch.equal(fmt.tensor("places")[codes], fmt.nearest(x.double()))
+
+
+@pytest.mark.parametrize("name", GFLOAT)
+def test_every_code_and_tie_is_what_gfloat_says(name: str) -> None:
+    gfloat: Any = pytest.importorskip("gfloat")
+    known: Any = pytest.importorskip("gfloat.formats")
+    fmt, other = code_format(name), getattr(known, f"format_info_{GFLOAT[name]}")
+    decoded = [gfloat.decode_float(other, code).fval for code in range(len(fmt.table))]
+    assert all(same(*pair) for pair in zip(decoded, fmt.table, strict=True))
+    modes: dict[Ties, Any] = {
+        "even": gfloat.RoundMode.TiesToEven,
+        "away": gfloat.RoundMode.TiesToAway,
+        "truncate": gfloat.RoundMode.TowardZero,
+    }
+    numbers = [*fmt.midpoints, *fmt.numbers, *(low + (high - low) * 0.4 for low, high in pairwise(fmt.numbers))]
+    for ties, mode in modes.items():
+        rounded = [fmt.value(fmt.round(Fraction(number), ties)) for number in numbers]
+        assert rounded == [gfloat.round_float(other, number, mode, sat=True) + 0.0 for number in numbers]
+
+
+def test_integers_are_two_s_complement() -> None:
+    assert [code_format("int4").value(code) for code in range(16)] == [*range(8), *range(-8, 0)]
+    assert code_format("int8").table == tuple(torch.arange(256, dtype=torch.uint8).view(torch.int8).double().tolist())
+    assert code_format("uint4").table == tuple(map(float, range(16)))
+
+
+@pytest.mark.parametrize("fmt", ALL, ids=lambda fmt: fmt.name)
+@pytest.mark.parametrize("ties", TIES)
+def test_tensors_are_rounded_as_rationals_are(fmt: CodeFormat, ties: Ties) -> None:
+    inside = [value * factor for value in fmt.midpoints for factor in (1, 1 + 2.0**-20, 1 - 2.0**-20)]
+    reals = torch.tensor([*inside, *fmt.numbers, -2 * fmt.largest, 2 * fmt.largest], dtype=torch.float64)
+    places = fmt.nearest(reals, ties)
+    wanted = [fmt.code_of[fmt.numbers[place]] for place in places.tolist()]
+    assert [fmt.round(Fraction(real), ties) for real in reals.tolist()] == wanted
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("e4m3fn", "float8_e4m3fn"), ("e5m2", "float8_e5m2")])
+def test_a_tensor_format_has_the_same_ulp_and_rounding(name: str, dtype: str) -> None:
+    fmt, other = code_format(name), formats.named(dtype)
+    for place in range(-60, 60):
+        for real in (Fraction(3 ** abs(place), 2 ** abs(place)) / 7, Fraction(2) ** (place // 4), Fraction(place)):
+            if abs(real) <= fmt.largest:
+                assert fmt.ulp(real) == other.ulp(real), real
+                assert fmt.round(real) == other.round(real) or real == 0 or fmt.value(fmt.round(real)) == 0
+
+
+def test_a_tie_goes_where_its_rule_says() -> None:
+    e2m1 = code_format("e2m1")
+    given = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
+    rounded = {ties: [e2m1.value(e2m1.round(Fraction(x), ties)) for x in given] for ties in TIES}
+    assert rounded["even"] == [0, 1, 1, 2, 2, 4, 4]
+    assert rounded["up"] == rounded["away"] == [0.5, 1, 1.5, 2, 3, 4, 6]
+    assert rounded["to zero"] == rounded["truncate"] == [0, 0.5, 1, 1.5, 2, 3, 4]
+    assert e2m1.value(e2m1.round(Fraction(-5, 4), "up")) == -1.0
+    assert e2m1.value(e2m1.round(Fraction(-5, 4), "away")) == -1.5
+
+
+def test_a_name_that_is_none() -> None:
+    assert code_format("e4m3") is code_format("float8_e4m3fn") is CODE_FORMATS["e4m3fn"]
+    with pytest.raises(UsageError, match="unknown format of codes 'e3m4'; verify knows: e4m3fn, "):
+        code_format("e3m4")
+    with pytest.raises(ValueError, match="e2m1 has the codes 0 to 15; received 16"):
+        code_format("e2m1").value(16)
