@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from verify.measure.assertions import assert_ulp as assert_ulp
     from verify.measure.assertions import close_to as close_to
     from verify.records.record import Run as Run
+    from verify.truth.quantised.encoding import quantised as quantised
     from verify.truth.ulp import Policy as Policy
 
 __version__ = "0.1.0"
@@ -58,6 +59,7 @@ _HOME = {
     "kernel": "verify.declare.declaration",
     "laws_for": "verify.laws.suite",
     "load": "verify.api",
+    "quantised": "verify.truth.quantised.encoding",
     "run": "verify.api",
     "sweep": "verify.api",
 }

@@ -16,7 +16,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from verify.cases import counter
+from verify.cases import blocks, counter
 from verify.errors import UsageError
 from verify.ops.domain import Domain
 from verify.truth.formats import Format, of, torch_dtype
@@ -167,6 +167,8 @@ def forget() -> None:
 
 def _filled(recipe: str, fmt: Format, shape: Shape, stream: Stream, landmarks: tuple[float, ...]) -> Tensor:
     count = math.prod(shape)
+    if blocks.is_block_recipe(recipe):
+        return blocks.filled(recipe, fmt, shape).to(stream.device)
     if recipe in ELEMENT:
         return ELEMENT[recipe](WantedElements(fmt, count, stream, landmarks)).reshape(shape)
     if recipe in ROW:

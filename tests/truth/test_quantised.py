@@ -1,0 +1,236 @@
+"""The judge of blocks against an independent route: one block at a time, in rationals, by the rules as written."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from fractions import Fraction
+from itertools import product
+
+import pytest
+import torch
+
+from verify.cases.blocks import block_cases, dims_of, filled
+from verify.truth.codes import code_format
+from verify.truth.formats import floor_log2, named
+from verify.truth.quantised import Encoding, Parts, Value, WrongForm, causes, followed, judge, quantised
+from verify.truth.ulp import bits_of
+
+TWO = Fraction(2)
+
+
+def scale_of(amax: Fraction, encoding: Encoding) -> Fraction:
+    """The scale that a rule gives, in rationals."""
+    data = encoding.data
+    largest, exponent = Fraction(data.largest), floor_log2(amax)
+    match encoding.rule:
+        case "floor":
+            power = TWO ** (exponent - data.emax)
+        case "ceil":
+            power = TWO ** (exponent + (amax != TWO**exponent) - data.emax)
+        case "even":
+            mantissa = {"e4m3fn": 3, "e5m2": 2, "e2m1": 1, "e2m3": 3}[data.name]
+            steps = amax / TWO**exponent * 2**mantissa
+            up = math.floor(steps + Fraction(1, 2)) >= 2 ** (mantissa + 1)
+            power = TWO ** (exponent + up - data.emax)
+        case "rceil":
+            quotient = amax / largest
+            power = TWO ** (floor_log2(quotient) + (quotient != TWO ** floor_log2(quotient)))
+        case _:
+            table = code_format(encoding.scale)
+            return Fraction(table.value(table.round(amax / largest)))
+    return max(min(power, TWO**127), TWO**-127)
+
+
+def quantise(x: torch.Tensor, encoding: Encoding) -> Parts:
+    """Quantises rows of blocks of one row, in rationals."""
+    columns, scales, codes = encoding.block[1], [], []
+    table = code_format(encoding.scale)
+    for row in x.double().tolist():
+        for at in range(0, len(row), columns):
+            block = [Fraction(each) for each in row[at : at + columns]]
+            amax = max(map(abs, block))
+            scale = scale_of(amax, encoding) if amax else Fraction(1)
+            scales.append(table.code_of[float(scale)])
+            divided = scale or Fraction(1, 10**9)
+            ties = "even" if encoding.ties == "any" else encoding.ties
+            codes += [encoding.data.round(each / divided, ties) for each in block]
+    grid = (x.shape[0], x.shape[1] // columns)
+    return Parts(
+        torch.tensor(codes, dtype=torch.uint8).reshape(x.shape), torch.tensor(scales, dtype=torch.uint8).reshape(grid)
+    )
+
+
+def draw(seed: int, *, columns: int = 16) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    exponents = torch.randint(-30, 30, (24, 1), generator=generator).double()
+    x = torch.randn(24, 2 * columns, generator=generator) * torch.exp2(exponents).float()
+    x[3], x[5, :columns] = 0.0, -0.0
+    x[7] = x[7].sign() * 1.75  # a border of the rule "even", and ties
+    return x.bfloat16()
+
+
+MX = [
+    quantised(data, block=(1, 16), scale="e8m0", rule=rule, ties=ties)  # type: ignore[arg-type]
+    for data, rule, ties in product(("e4m3", "e5m2", "e2m1", "e2m3"), ("floor", "ceil", "rceil", "even"), ("even",))
+] + [quantised("e2m1", block=(1, 16), scale="e8m0", ties=ties) for ties in ("up", "away", "to zero", "truncate")]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("encoding", MX, ids=lambda each: f"{each.data.name} {each.rule} {each.ties}")
+def test_rationals_are_right_and_any_other_bits_are_wrong(encoding: Encoding) -> None:
+    x = draw(1)
+    parts = quantise(x, encoding)
+    found = judge(encoding, Value.of(x), parts)
+    assert found.counts == {name: (48 if name == "right" else 0) for name in found.counts}, causes(
+        encoding, found.value, parts
+    )
+    assert causes(encoding, found.value, parts, found) == []
+    off = replace(parts, scales=parts.scales + 1)
+    assert judge(encoding, Value.of(x), off).wrong == int((x.reshape(48, 16) != 0).any(1).sum())
+    changed = parts.codes.clone()
+    changed[0, 5] ^= 1
+    wrong = judge(encoding, Value.of(x), replace(parts, codes=changed))
+    assert wrong.wrong == 1 and wrong.first_wrong() == (0, 0)
+    assert wrong.away.sum() == 1, "one code off"
+
+
+def test_every_bfloat16_amax_has_the_scale_of_rationals() -> None:
+    fmt = named("bfloat16")
+    bits = [*range(1, 300), *range(0x3F00, 0x4300, 7), *range(0x7E00, 0x7F80, 5)]
+    for rule in ("floor", "ceil", "rceil", "even"):
+        encoding = quantised("e2m1", block=(1, 16), scale="e8m0", rule=rule)  # type: ignore[arg-type]
+        amax = torch.tensor([float(fmt.value(each)) for each in bits], dtype=torch.float64)
+        x = torch.zeros(len(bits), 16, dtype=torch.float64)
+        x[:, 3] = -amax
+        found = judge(encoding, Value.of(x), quantise(x, encoding))
+        assert found.wanted.nominal.reshape(-1).tolist() == [
+            float(scale_of(fmt.value(each), encoding)) for each in bits
+        ]
+
+
+def test_a_scale_that_is_no_power_of_two_has_ties_and_neighbours() -> None:
+    """float32 arithmetic may move a quotient over a midpoint: of an element it is a tie, of a scale another scale."""
+    encoding = quantised("e2m1", block=(1, 16), scale="e4m3")
+    x = draw(2).double()
+    x[0, 0], x[0, 1:16] = 10.5, 0.0
+    x[0, 1] = 1.75 * 0.75  # with the scale 1.75 a midpoint
+    parts = quantise(x, encoding)
+    found = judge(encoding, Value.of(x), parts)
+    assert found.wrong == 0 and found.counts["right"] == 48
+    changed = parts.codes.clone()
+    assert changed[0, 1] == 2, "0.75 rounds to even, which is 1"
+    changed[0, 1] = 1
+    assert judge(encoding, Value.of(x), replace(parts, codes=changed)).counts["right at a tie"] == 1
+    # the midpoint of the scales 1.75 and 1.875 times 6
+    x[0, 0], x[0, 1] = 6 * 1.8125, 0.0
+    parts = quantise(x, encoding)
+    scales = parts.scales.clone()
+    scales[0, 0] += 1 if scales[0, 0] % 2 == 0 else -1
+    other = judge(encoding, Value.of(x), replace(parts, scales=scales))
+    assert (other.wrong, other.counts["right under another scale"]) == (0, 1)
+    strict = replace(encoding, by="division")
+    assert judge(strict, Value.of(x), replace(parts, scales=scales)).wrong == 1, "a division is exact there"
+
+
+def test_nan_zeros_and_infinities() -> None:
+    encoding = quantised("e4m3", block=(1, 16), scale="e8m0")
+    x = draw(3)
+    parts = quantise(x, encoding)
+    x[1, 2], x[2, 20] = math.nan, math.inf
+    found = judge(encoding, Value.of(x), parts)
+    assert (found.wrong, found.counts["not promised"]) == (1, 1)
+    assert causes(encoding, Value.of(x), parts, found) == ["NaN is lost: 1 blocks with NaN decode to numbers"]
+    scales = parts.scales.clone()
+    scales[1, 0] = 255
+    whole = replace(parts, scales=scales)
+    assert judge(encoding, Value.of(x), whole).wrong == 0
+    codes = parts.codes.clone()
+    codes[1, 2] = 0x7F
+    one = replace(parts, codes=codes)
+    assert judge(encoding, Value.of(x), one).wrong == 0, "NaN is kept where x has it"
+    assert judge(replace(encoding, nan="block"), Value.of(x), one).wrong == 1
+    assert judge(replace(encoding, nan="element"), Value.of(x), whole).wrong == 1
+    assert judge(replace(encoding, nan="any"), Value.of(x), parts).wrong == 0
+    scales[0, 0] = 255
+    made = judge(encoding, Value.of(x), whole)
+    assert made.wrong == 1 and causes(encoding, Value.of(x), whole)[0].startswith("NaN is made: 1 blocks")
+    assert (
+        judge(encoding, Value.of(torch.zeros(1, 16)), Parts(torch.full((1, 16), 1).byte(), scales[:1, :1])).wrong == 1
+    )
+
+
+def test_signed_zeros_count_where_they_are_declared() -> None:
+    encoding = quantised("e2m1", block=(1, 16), scale="e8m0", zero="signed")
+    x = draw(4)
+    parts = quantise(x, encoding)  # rationals have no -0
+    found = judge(encoding, Value.of(x), parts)
+    assert found.wrong > 0
+    assert causes(encoding, Value.of(x), parts)[0] == "zeros are positive, the declaration says signed"
+    signed = torch.where((parts.codes == 0) & torch.signbit(x), 8, parts.codes).to(torch.uint8)
+    assert judge(encoding, Value.of(x), replace(parts, codes=signed)).wrong == 0
+
+
+def test_layouts_decode_to_the_same_numbers() -> None:
+    plain = quantised("e2m1", block=(1, 16), scale="e8m0")
+    x = torch.cat([draw(5)] * 6)  # 144 rows: two tiles of scales, the second filled up
+    parts = quantise(x, plain)
+    low = parts.codes[:, ::2] | parts.codes[:, 1::2] << 4
+    rows, columns = parts.scales.shape
+    tiled = torch.full((2 * 512,), 77, dtype=torch.uint8)
+    for row, column in product(range(rows), range(columns)):
+        tiled[row // 128 * 512 + row % 32 * 16 + row % 128 // 32 * 4 + column] = parts.scales[row, column]
+    packed = replace(plain, packed="low first", swizzle="128x4")
+    wanted = plain.decode(parts, (144, 32))
+    assert torch.equal(packed.decode(Parts(low, tiled), (144, 32)), wanted)
+    assert torch.equal(wanted, torch.tensor(plain.data.table)[parts.codes.long()].double() * torch.exp2(
+        parts.scales.double() - 127).repeat_interleave(16, 1))  # fmt: skip
+    assert causes(packed, Value.of(x), Parts(low >> 4 | low << 4, tiled))[0].startswith(
+        "the codes of a byte are swapped"
+    )
+    in_rows = torch.zeros(1024, dtype=torch.uint8)
+    in_rows[: parts.scales.numel()] = parts.scales.reshape(-1)
+    assert causes(packed, Value.of(x), Parts(low, in_rows)) == [
+        "the scales are in the order of the blocks, the declaration says in 128x4 tiles"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("codes", "scales", "words"),
+    [
+        (torch.zeros(4, 16).byte(), torch.zeros(4, 2).byte(), r"codes has the shape \(4, 32\) .*; received \(4, 16\)"),
+        (torch.zeros(4, 32).byte(), torch.zeros(2, 4).byte(), r"scales has the shape \(4, 2\) .*; received \(2, 4\)"),
+        (torch.zeros(4, 32), torch.zeros(4, 2).byte(), r"codes is one byte each \(e2m1\); received torch.float32"),
+    ],
+)
+def test_another_form_is_refused_with_what_is_wanted(codes: torch.Tensor, scales: torch.Tensor, words: str) -> None:
+    with pytest.raises(WrongForm, match=words):
+        judge(quantised("e2m1", block=(1, 16), scale="e8m0"), Value.of(torch.zeros(4, 32)), Parts(codes, scales))
+
+
+def test_the_rule_that_a_quantiser_follows_is_found_by_trying() -> None:
+    declared = quantised("e2m1", block=(1, 16), scale="e8m0")
+    fmt = named("bfloat16")
+    (rounding,) = (case for case in block_cases(declared, fmt, lambda dims: True) if case.kind == "rounding")
+    given = [filled(rounding.fill, fmt, rounding.dims), filled("block amax 1x16 from 15901 by 5", fmt, (64, 64))]
+    for rule, ties in (("floor", "even"), ("rceil", "away"), ("even", "to zero")):
+        other = replace(declared, rule=rule, ties=ties)  # type: ignore[arg-type]
+        found = followed(declared, [(Value.of(x), quantise(x, other)) for x in given])
+        assert found and all((each.rule, each.ties) == (rule, ties) for each in found), (rule, ties, found)
+
+
+def test_dims_are_those_that_a_quantiser_takes() -> None:
+    encoding = quantised("e4m3", block=(1, 32), scale="e8m0")
+    assert dims_of(encoding, 24, lambda dims: True) == (6, 128)
+    assert dims_of(encoding, 24, lambda dims: dims[0] % 128 == 0 and dims[1] % 256 == 0) == (128, 256)
+    assert dims_of(quantised("e4m3", block=(0, 0), scale="float32"), 24, lambda dims: True) == (64, 64)
+
+
+def test_recipes_hold_every_maximum_and_every_number() -> None:
+    encoding, fmt = quantised("e4m3", block=(1, 32), scale="e8m0"), named("bfloat16")
+    cases = {case.kind: case for case in block_cases(encoding, fmt, lambda dims: True) if case.everything}
+    x = filled(cases["scales"].fill, fmt, cases["scales"].dims).double().abs()
+    maxima = set(x.reshape(-1, 32).amax(1).tolist())
+    assert maxima == {float(fmt.value(bits)) for bits in range(1, fmt.max_bits + 1)}
+    numbers = set(bits_of(filled(cases["rounding"].fill, fmt, cases["rounding"].dims)).reshape(-1).tolist())
+    most = fmt.from_float(511.0)
+    assert numbers == {bits | sign for bits in range(most) for sign in (0, fmt.sign_bit)} | {most - 1}

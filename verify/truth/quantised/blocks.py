@@ -1,0 +1,228 @@
+"""Judges a quantised tensor block by block, without a tolerance: is each scale reachable, and each code from it?
+
+A block is *right* if its scale and its codes are those of the exact quotients. It is right *at a tie* if some element
+lies so near a midpoint that float32 arithmetic may round it either way, and under *another scale* if float32 arithmetic
+may reach that scale. Everything else is *wrong*. With scales that are powers of two arithmetic is exact, and there is
+one right answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from verify.truth.quantised.encoding import Encoding, Parts
+from verify.truth.quantised.rules import FLOAT32, LEAST_OF_ALL, Reach, places, reach, reach_of_second
+
+RIGHT, TIE, OTHER, WRONG, FREE = range(5)
+KINDS = ("right", "right at a tie", "right under another scale", "wrong", "not promised")
+
+
+@dataclass(frozen=True)
+class Value:
+    """Holds the numbers before they are quantised. Each lies from `low` to `high`: float64, rows and columns.
+
+    `negative` says which of them have a minus sign, zeros included.
+    """
+
+    low: Tensor
+    high: Tensor
+    negative: Tensor
+
+    @staticmethod
+    def of(x: Tensor) -> Value:
+        """Takes numbers that are known exactly."""
+        wide = x.double()
+        return Value(wide, wide, torch.signbit(wide))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Returns rows and columns."""
+        return (self.low.shape[0], self.low.shape[1])
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Holds the verdict on each block, in rows of blocks. Elements are in blocks too.
+
+    `away` is how many codes an element is from the nearest right one, infinite for a NaN that is lost or made.
+    """
+
+    encoding: Encoding
+    value: Value
+    kinds: Tensor
+    away: Tensor
+    scale: Tensor
+    wanted: Reach
+    codes: Tensor
+    second: str = ""  # why the second scale is wrong
+
+    @cached_property
+    def counts(self) -> dict[str, int]:
+        """Counts the blocks of each verdict."""
+        found = torch.bincount(self.kinds.reshape(-1), minlength=len(KINDS)).tolist()
+        return dict(zip(KINDS, found, strict=True))
+
+    @property
+    def wrong(self) -> int:
+        """Counts the wrong blocks."""
+        return self.counts["wrong"]
+
+    @property
+    def words(self) -> str:
+        """Says `4,096 blocks: 4,010 right, 86 right at a tie, 0 wrong`."""
+        shown = {name: count for name, count in self.counts.items() if count or name in ("right", "wrong")}
+        return f"{self.kinds.numel():,} blocks: " + ", ".join(f"{count:,} {name}" for name, count in shown.items())
+
+    @cached_property
+    def scale_off(self) -> Tensor:
+        """Marks blocks with a scale that the rule cannot reach."""
+        return ~((self.scale >= self.wanted.low) & (self.scale <= self.wanted.high))
+
+    def first_wrong(self) -> tuple[int, int] | None:
+        """Returns the row and the column of the first wrong block."""
+        found = torch.nonzero(self.kinds == WRONG)
+        return (int(found[0, 0]), int(found[0, 1])) if len(found) else None
+
+    def facts(self) -> dict[str, str]:
+        """Describes the first wrong block, to the bit."""
+        place = self.first_wrong()
+        if place is None:
+            return {}
+        at = place[0] * self.kinds.shape[1] + place[1]
+        x = in_blocks(self.value.low, self.encoding, 0.0)[at]
+        element = int(self.away[at].argmax())
+        scale, low, high = (float(each[place]) for each in (self.scale, self.wanted.low, self.wanted.high))
+        nominal, width = float(self.wanted.nominal[place]), -(-self.encoding.data.bits // 4)
+        also = "" if low == high else f" ({low:.9g} to {high:.9g} can be reached)"
+        amax = float(x.abs().nan_to_num(nan=0.0).max())
+        return {
+            "block": f"[{place[0]}, {place[1]}], amax {amax:.9g} ({amax.hex()})",
+            "scale": f"{scale:.9g}; the rule gives {nominal:.9g}{also}",
+            "codes": " ".join(f"{code:0{width}x}" for code in self.codes[at][:16].tolist()),
+            "element": f"{element}: x = {float(x[element]):.9g} ({float(x[element]).hex()}), "
+            f"x / scale = {float(x[element]) / scale if scale else float('nan'):.9g}, "
+            f"got {self.encoding.data.value(int(self.codes[at][element])):g}",
+        }
+
+
+def in_blocks(values: Tensor, encoding: Encoding, padding: float | int | bool) -> Tensor:
+    """Puts the elements of each block into a row. A block at an edge is filled up."""
+    shape = (values.shape[0], values.shape[1])
+    (rows, columns), (high, wide) = encoding.block_in(shape), encoding.grid(shape)
+    missing = (0, wide * columns - shape[1], 0, high * rows - shape[0])
+    full = torch.nn.functional.pad(values, missing, value=padding) if any(missing) else values
+    return full.reshape(high, rows, wide, columns).transpose(1, 2).reshape(high * wide, rows * columns)
+
+
+def judge(encoding: Encoding, value: Value, parts: Parts) -> Judged:
+    """Judges what a quantiser returned for a value. Raises WrongForm if the parts have another shape or dtype."""
+    shape = value.shape
+    encoding.demand_form(parts, shape)
+    grid = encoding.grid(shape)
+    low, high = (in_blocks(each, encoding, 0.0) for each in (value.low, value.high))
+    codes = in_blocks(encoding.codes_of(parts), encoding, encoding.data.code_of.get(0.0, 0))
+    scale, second = encoding.scales_of(parts, shape).reshape(-1), encoding.second_of(parts)
+    nan, infinite = torch.isnan(low), torch.isinf(low) | torch.isinf(high)
+    least, most = _amax(low, high, nan)
+    wanted = reach(encoding, least, most, second)
+    reachable = (scale >= wanted.low) & (scale <= wanted.high)
+    numbers = encoding.data.tensor("table")[codes]
+    empty = (most == 0) & ~nan.any(1)
+    away = _away(encoding, low, high, (scale * second)[:, None], codes)
+    away = torch.where(empty[:, None], torch.where(numbers == 0, 0.0, numbers.abs()), away)
+    if encoding.zero != "any" and encoding.data.negative_zero is not None:
+        minus = in_blocks(value.negative, encoding, False) & (encoding.zero == "signed")
+        away = torch.where((numbers == 0) & (torch.signbit(numbers) != minus) & ~nan, 1.0, away)
+    away = away.nan_to_num(nan=float("inf"))
+    exact = _exact(encoding, low, high, (scale * second)[:, None], codes)
+    kinds = torch.full_like(codes[:, 0], RIGHT)
+    kinds[~exact.all(1)] = TIE
+    kinds[scale != wanted.nominal] = OTHER
+    kinds[empty] = RIGHT
+    kinds[~(away == 0).all(1) | ~(reachable | empty) | ~torch.isfinite(scale)] = WRONG
+    away, kinds = _of_nan(encoding, nan, away, kinds, (numbers * scale[:, None]).isnan(), reachable)
+    kinds[infinite.any(1)] = FREE
+    beyond = encoding.second and len(most) > 0 and float(most.max()) < LEAST_OF_ALL
+    no_second = bool(infinite.any()) or (bool(nan.any()) and not bool(torch.isfinite(second)))
+    if beyond or (encoding.second and no_second):
+        kinds[~nan.any(1) | infinite.any(1)] = FREE  # one scale of all numbers, which is none
+    wrong_second = "" if beyond or bool(nan.any()) or not len(most) else _second(encoding, least, most, second)
+    if wrong_second:
+        kinds[(kinds != FREE) & ~empty] = WRONG
+    form = Reach(*(each.reshape(grid) for each in (wanted.nominal, wanted.low, wanted.high)))
+    return Judged(encoding, value, kinds.reshape(grid), away, scale.reshape(grid), form, codes, wrong_second)
+
+
+def _amax(low: Tensor, high: Tensor, nan: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the least and the greatest amax of each block. NaN does not count."""
+    straddles = (low < 0) & (high > 0)
+    near = torch.where(straddles, 0.0, torch.minimum(low.abs(), high.abs())).masked_fill(nan, 0.0)
+    far = torch.maximum(low.abs(), high.abs()).masked_fill(nan, 0.0)
+    return near.amax(1), far.amax(1)
+
+
+def _width(scale: Tensor) -> Tensor:
+    """Returns how far float32 arithmetic may move x / scale, relatively. A power of two moves nothing."""
+    return torch.where(torch.frexp(scale)[0] == 0.5, 0.0, FLOAT32)
+
+
+def _away(encoding: Encoding, low: Tensor, high: Tensor, scale: Tensor, codes: Tensor) -> Tensor:
+    """Counts the codes from each element to the nearest right one."""
+    width = _width(scale)
+    none = scale == 0  # then every code decodes to 0
+    low, high = (torch.where(none, 0.0, each / scale) for each in (low, high))
+    low, high = low - low.abs() * width, high + high.abs() * width
+    right = places(encoding, low, high)
+    got = encoding.data.tensor("places")[codes]
+    off = (torch.maximum(right.low - got, got - right.high)).clamp(min=0).double().masked_fill(none, 0.0)
+    special = torch.full_like(off, float("inf"))
+    if encoding.overflow == "saturate":
+        return torch.where(got < 0, special, off)
+    end = encoding.data.largest + (encoding.data.largest - encoding.data.numbers[-2]) / 2
+    kinds = encoding.data.nan_codes if encoding.overflow == "nan" else encoding.data.inf_codes
+    is_special = torch.isin(codes, torch.tensor(kinds, dtype=codes.dtype))
+    beyond, may = torch.minimum(low.abs(), high.abs()) > end, torch.maximum(low.abs(), high.abs()) > end
+    return torch.where(got < 0, torch.where(is_special & may, 0.0, special), torch.where(beyond, special, off))
+
+
+def _exact(encoding: Encoding, low: Tensor, high: Tensor, scale: Tensor, codes: Tensor) -> Tensor:
+    """Marks elements with the code of the exact quotient."""
+    ties = "even" if encoding.ties == "any" else encoding.ties
+    middle = torch.where(low == high, low, (low + high) / 2) / scale
+    return (encoding.data.nearest(middle, ties) == encoding.data.tensor("places")[codes]) | (scale == 0)
+
+
+def _of_nan(
+    encoding: Encoding, nan: Tensor, away: Tensor, kinds: Tensor, decoded: Tensor, reachable: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Decides on blocks with NaN. `decoded` marks elements that decode to NaN."""
+    has = nan.any(1)
+    if not bool(has.any()):
+        return away, kinds
+    lost = nan & ~decoded
+    if encoding.nan == "block":
+        lost = has[:, None] & ~decoded
+    elif encoding.nan == "any":
+        lost = torch.zeros_like(nan)
+    judged = torch.zeros_like(away)
+    if encoding.nan == "element":
+        judged = torch.where(nan, 0.0, away)
+    of_nan = torch.where(lost, float("inf"), judged)
+    wrong = (of_nan != 0).any(1) | ((encoding.nan == "element") & ~reachable)
+    kinds = torch.where(has, torch.where(wrong, WRONG, FREE if encoding.nan == "any" else RIGHT), kinds)
+    return torch.where(has[:, None], of_nan, away), kinds
+
+
+def _second(encoding: Encoding, least: Tensor, most: Tensor, second: Tensor) -> str:
+    """Says why the scale of the whole tensor is wrong; empty if it is right."""
+    amax = least.max()
+    if not encoding.second or not float(amax) or not torch.isfinite(amax):
+        return ""
+    wanted = reach_of_second(encoding, amax, most.max())
+    if wanted.low <= second <= wanted.high:
+        return ""
+    return f"the second scale is {float(second):.9g}; amax {float(amax):.9g} gives {float(wanted.nominal):.9g}"

@@ -1,0 +1,183 @@
+"""Names why a quantised tensor is wrong: which other rule or layout explains the bits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from typing import Any, get_args
+
+import torch
+
+from verify.truth.codes import TIES, code_format
+from verify.truth.quantised.blocks import WRONG, Judged, Value, in_blocks, judge
+from verify.truth.quantised.encoding import FLOATS, POWERS, By, Encoding, Overflow, Parts, ScaleRule
+
+ZEROS = "every code of the wrong blocks is 0"
+UNKNOWN = "no other rule or layout that verify knows explains it"
+_MOST = 0.5  # of the wrong blocks that one change of the declaration leaves, beyond which it explains nothing
+_NEARLY = 0.99  # of elements whose code one explanation gives
+_WORDS = {
+    "packed": "the codes of a byte are swapped: they lie {0}, the declaration says {1}",
+    "swizzle": "the scales are {0}, the declaration says {1}",
+    "rule": "scales follow the rule {0}, the declaration says {1}",
+    "by": "amax / largest is computed by {0}, the declaration says by {1}",
+    "ties": "ties go {0}, the declaration says {1}",
+    "overflow": "elements beyond the largest number become {0}, the declaration says {1}",
+    "zero": "zeros are {0}, the declaration says {1}",
+}
+_LAYOUT = {"": "in the order of the blocks", "128x4": "in 128x4 tiles"}
+_TIE = {"even": "to even", "to zero": "toward zero", "away": "away from zero", "truncate": "toward zero, all elements"}
+
+
+def causes(encoding: Encoding, value: Value, parts: Parts, found: Judged | None = None) -> list[str]:
+    """Lists reasons for wrong blocks. The first explains most. Empty if no block is wrong."""
+    found = judge(encoding, value, parts) if found is None else found
+    if not found.wrong:
+        return []
+    if found.second:
+        return [found.second]
+    seen = _at_once(found)
+    if seen and (seen[0] == ZEROS or seen[0].startswith("only")):
+        return seen
+    explained = sorted(_explained(encoding, value, parts, found.wrong), key=lambda each: each[0])
+    whole = [words for left, words in explained if not left]
+    if whole:  # what explains everything comes first, and beside a layout the scales say nothing of their own
+        return whole[:2] + ([] if any(name in whole[0] for name in ("byte", "order of the blocks")) else seen)
+    return seen + [f"{words} (explains all but {left:,} blocks)" for left, words in explained[:2]] or [UNKNOWN]
+
+
+def _explained(encoding: Encoding, value: Value, parts: Parts, wrong: int) -> Iterator[tuple[int, str]]:
+    """Yields changes of one field of the declaration that explain most wrong blocks: how many stay wrong, and words."""
+    for name, other in _others(encoding):
+        changed = replace(encoding, **{name: other})
+        left = judge(changed, value, _relaid(changed, value, parts)).wrong
+        if left <= _MOST * wrong and left < wrong:
+            said = (getattr(changed, name), getattr(encoding, name))
+            if name == "swizzle":
+                said = (_LAYOUT[said[0]], _LAYOUT[said[1]])
+            if name == "ties":
+                said = (_TIE.get(said[0], said[0]), _TIE.get(said[1], said[1]))
+            yield left, _WORDS[name].format(*said)
+
+
+def _others(encoding: Encoding) -> Iterator[tuple[str, Any]]:
+    """Yields the fields of a declaration to try, with another value."""
+    if encoding.packed:
+        yield "packed", "high first" if encoding.packed == "low first" else "low first"
+    yield "swizzle", "" if encoding.swizzle else "128x4"
+    for rule in _rules(encoding):
+        if rule != encoding.rule:
+            yield "rule", rule
+    if encoding.by:
+        yield "by", "reciprocal" if encoding.by == "division" else "division"
+    yield from (("ties", ties) for ties in TIES if encoding.ties not in (ties, "any"))
+    yield from (("overflow", each) for each in get_args(Overflow) if each != encoding.overflow)
+    yield from (("zero", each) for each in ("signed", "positive") if encoding.zero not in (each, "any"))
+
+
+def _relaid(encoding: Encoding, value: Value, parts: Parts) -> Parts:
+    """Returns the parts with the scales in the shape of another layout: cut, or filled up with zeros."""
+    wanted = encoding.shapes(value.shape)["scales"]
+    flat, count = parts.scales.reshape(-1), math.prod(wanted)
+    if len(flat) < count:
+        filled = torch.zeros(count, dtype=flat.dtype)
+        filled[: len(flat)] = flat
+        flat = filled
+    return replace(parts, scales=flat[:count].reshape(wanted))
+
+
+def _rules(encoding: Encoding) -> tuple[ScaleRule, ...]:
+    return (
+        POWERS if encoding.scale == "e8m0" else get_args(ScaleRule) if encoding.scale in FLOATS else ("nearest", "up")
+    )
+
+
+def _at_once(found: Judged) -> list[str]:
+    """Reads causes off the bits: zeros, lost NaN, scales that are one code off."""
+    encoding, wrong = found.encoding, (found.kinds == WRONG).reshape(-1)
+    x = in_blocks(found.value.low, encoding, 0.0)
+    numbers, scale = encoding.data.tensor("table")[found.codes], found.scale.reshape(-1)
+    named = []
+    if bool((found.codes[wrong] == 0).all()) and bool((x[wrong] != 0).any()):
+        return [ZEROS]
+    numbered = wrong & ~x.isnan().any(1)
+    if encoding.scale not in FLOATS and not encoding.second:
+        least = code_format(encoding.scale).numbers[0]
+        reached = not bool((found.scale_off.reshape(-1) & numbered).any())
+        if bool(numbered.any()) and bool((scale[numbered] == least).all()) and reached:
+            return [f"only blocks with the smallest scale, {least:g}, are wrong: it is read as another number"]
+    lost = wrong & (x.isnan() & ~(numbers * scale[:, None]).isnan()).any(1)
+    if bool(lost.any()):
+        named.append(f"NaN is lost: {int(lost.sum()):,} blocks with NaN decode to numbers")
+    made = numbered & (numbers * scale[:, None]).isnan().any(1)
+    if bool(made.any()):
+        named.append(f"NaN is made: {int(made.sum()):,} blocks without NaN decode to NaN")
+    if _unrounded(found, x, numbered):
+        named.append("elements are divided by the scale before it is rounded to its format")
+    off = wrong & found.scale_off.reshape(-1) & ~lost & ~made & (x != 0).any(1)
+    if bool(off.any()):
+        steps = _steps(encoding, scale[off], found.wanted.nominal.reshape(-1)[off])
+        few = sorted(set(steps.tolist()))
+        if few and all(abs(step) <= 2 for step in few):
+            shown = ", ".join(f"{step:+d}" for step in few)
+            code = "one code" if set(few) <= {-1, 1} else "some codes"
+            named.append(f"the scale is off by {code} ({shown}) in {len(steps):,} blocks")
+        elif few:
+            named.append(f"the scale is off in {len(steps):,} blocks, by {few[0]:+,} to {few[-1]:+,} codes")
+    return named
+
+
+def _unrounded(found: Judged, x: torch.Tensor, blocks: torch.Tensor) -> bool:
+    """True if nearly all elements of some blocks have the code of x over the unrounded scale."""
+    table, values = found.encoding.data, x[blocks]
+    if found.encoding.rule not in ("nearest", "rceil", "up") or not len(values):
+        return False
+    exact = values.abs().amax(1, keepdim=True) / table.largest
+    got = table.tensor("places")[found.codes[blocks]]
+    return float((table.nearest(values / exact) == got).double().mean()) > _NEARLY
+
+
+def _steps(encoding: Encoding, got: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """Counts the numbers of the scale format between two scales; for float32 scales the powers of two."""
+    if encoding.scale in FLOATS:
+        return torch.round(torch.log2(got.abs().clamp(min=1e-300)) - torch.log2(wanted)).long()
+    numbers = code_format(encoding.scale).tensor("numbers")
+    return torch.searchsorted(numbers, got.nan_to_num(nan=float("inf"))) - torch.searchsorted(numbers, wanted)
+
+
+def followed(encoding: Encoding, tried: list[tuple[Value, Parts]]) -> list[Encoding]:
+    """Lists declarations like this one, with other layouts and rules, under which no block is wrong.
+
+    The layout and the scale come first, judged by scales alone; ties, overflow and zeros then, given these. Small
+    tensors are best given first.
+    """
+    swizzles = ("", "128x4") if encoding.swizzle else ("",)
+    packings = ("low first", "high first") if encoding.packed else ("",)
+    inner = list(product(packings, TIES, get_args(Overflow), ("signed", "positive", "any")))
+    found = []
+    for swizzle, rule in product(swizzles, _rules(encoding)):
+        way = replace(encoding, swizzle=swizzle, rule=rule, by="")  # type: ignore[arg-type]
+        if any(_scales_off(way, *each) for each in tried):
+            continue
+        exact = [replace(way, by=by) for by in get_args(By)[1:]] if _divides(way) else []
+        kept = [each for each in exact if not any(_scales_off(each, *one) for one in tried)]
+        way = kept[0] if len(kept) == 1 else way
+        for packed, ties, overflow, zero in inner:
+            one = replace(way, packed=packed, ties=ties, overflow=overflow, zero=zero)  # type: ignore[arg-type]
+            if all(judge(one, value, _relaid(one, value, parts)).wrong == 0 for value, parts in tried):
+                found.append(one)
+                break
+    return found
+
+
+def _divides(encoding: Encoding) -> bool:
+    """True if the way to compute amax / largest can change a scale."""
+    return encoding.rule in ("rceil", "nearest", "up") and not encoding.second
+
+
+def _scales_off(encoding: Encoding, value: Value, parts: Parts) -> bool:
+    found, x = judge(encoding, value, _relaid(encoding, value, parts)), in_blocks(value.low, encoding, 0.0)
+    counts = torch.isfinite(x).all(1) & (x != 0).any(1)
+    return bool((found.scale_off.reshape(-1) & counts).any())

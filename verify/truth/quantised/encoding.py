@@ -1,0 +1,243 @@
+"""The declaration of a quantised tensor: codes, scales, their layout in memory, and the rule that chooses them.
+
+x[i, j] = table[code[i, j]] * scale[block of i, j] * second
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from verify.errors import UsageError
+from verify.truth.codes import TIES, CodeFormat, Ties, code_format
+
+ScaleRule = Literal["floor", "ceil", "rceil", "even", "nearest", "up"]
+By = Literal["", "division", "reciprocal"]
+Overflow = Literal["saturate", "nan", "inf"]
+Nan = Literal["kept", "block", "element", "any"]
+Zero = Literal["any", "signed", "positive"]
+Packed = Literal["", "low first", "high first"]
+Swizzle = Literal["", "128x4"]
+
+POWERS: tuple[ScaleRule, ...] = ("floor", "ceil", "rceil", "even")  # rules whose scales are powers of two
+FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16}  # scales that are no codes
+_TILE = (128, 4)  # rows and columns of scales that lie together, in 512 bytes
+
+
+class WrongForm(ValueError):
+    """Codes or scales that do not have the shape or dtype of the declaration."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Holds the tensors that a quantiser returns."""
+
+    codes: Tensor
+    scales: Tensor
+    second: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """Holds a declaration. The docstring of `quantised` explains each field."""
+
+    data: CodeFormat
+    block: tuple[int, int]
+    scale: str
+    second: str = ""
+    packed: Packed = ""
+    swizzle: Swizzle = ""
+    rule: ScaleRule = "floor"
+    by: By = ""
+    least: float = 0.0
+    least_scale: float = 0.0
+    ties: Ties | Literal["any"] = "even"
+    overflow: Overflow = "saturate"
+    nan: Nan = "kept"
+    zero: Zero = "any"
+    before: str = ""
+    fused: bool = False  # whether a kernel computes what it quantises, by like=
+
+    # -- shapes -----------------------------------------------------------------------------------
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names the tensors that a quantiser returns, in order."""
+        return ("codes", "scales", "second") if self.second else ("codes", "scales")
+
+    @property
+    def words(self) -> str:
+        """Says `e2m1 in blocks of 1 x 16, scales e4m3fn (nearest), one more in float32; codes packed low first`."""
+        sizes = " x ".join(str(size) if size else "all" for size in self.block)
+        parts = [f"{self.data.name} in blocks of {sizes}, scales {self.scale} ({self.rule})"]
+        parts[0] += f", one more in {self.second}" if self.second else ""
+        parts += [f"codes packed {self.packed}"] if self.packed else []
+        parts += [f"scales in {self.swizzle} tiles"] if self.swizzle else []
+        return "; ".join(parts)
+
+    @property
+    def declaration(self) -> str:
+        """Returns the call of `verify.quantised` that declares this."""
+        named = {each.name: (getattr(self, each.name), each.default) for each in fields(self)}
+        rest = [
+            f"{name}={value!r}"
+            for name, (value, default) in named.items()
+            if name in ("block", "scale", "rule") or (value != default and name not in ("data", "fused"))
+        ]
+        return f"verify.quantised({', '.join([repr(self.data.name), *rest])})"
+
+    def block_in(self, shape: tuple[int, int]) -> tuple[int, int]:
+        """Returns the rows and columns of a block of a tensor with this shape."""
+        return self.block[0] or shape[0], self.block[1] or shape[1]
+
+    def grid(self, shape: tuple[int, int]) -> tuple[int, int]:
+        """Counts the blocks of a tensor along rows and along columns."""
+        rows, columns = self.block_in(shape)
+        return -(-shape[0] // rows), -(-shape[1] // columns)
+
+    def shapes(self, shape: tuple[int, int]) -> dict[str, tuple[int, ...]]:
+        """Maps each part to its shape, for data of this shape."""
+        grid = self.grid(shape)
+        tiles = tuple(-(-size // tile) for size, tile in zip(grid, _TILE, strict=True))
+        scales = (math.prod(tiles) * math.prod(_TILE),) if self.swizzle else grid
+        codes = (shape[0], shape[1] // 2) if self.packed else shape
+        return {"codes": codes, "scales": scales, "second": (1,)}
+
+    # -- reading ----------------------------------------------------------------------------------
+
+    def demand_form(self, parts: Parts, shape: tuple[int, int]) -> None:
+        """Raises WrongForm unless each part has its shape and a dtype that can hold it."""
+        for name, wanted in self.shapes(shape).items():
+            part = getattr(parts, name)
+            if name not in self.names:
+                continue
+            kind = {"codes": "", "scales": self.scale, "second": self.second}[name]
+            is_flat = name == "second" or (name == "scales" and self.swizzle)
+            if part is None or (math.prod(part.shape) != math.prod(wanted) if is_flat else tuple(part.shape) != wanted):
+                given = "nothing" if part is None else str(tuple(part.shape))
+                raise WrongForm(f"{name} has the shape {wanted} for data of {shape} ({self.words}); received {given}")
+            if FLOATS.get(kind, part.dtype) != part.dtype or (kind not in FLOATS and part.element_size() != 1):
+                wanted_dtype = kind if kind in FLOATS else f"one byte each ({kind or self.data.name})"
+                raise WrongForm(f"{name} is {wanted_dtype}; received {part.dtype}")
+
+    def codes_of(self, parts: Parts) -> Tensor:
+        """Returns the codes as int64, one in each element."""
+        held = _bytes(parts.codes)
+        if self.packed:
+            low, high = held & 15, held >> 4
+            held = torch.stack([low, high] if self.packed == "low first" else [high, low], dim=-1).flatten(-2)
+        return held & ((1 << self.data.bits) - 1)
+
+    def scales_of(self, parts: Parts, shape: tuple[int, int]) -> Tensor:
+        """Returns the scales as float64, in the order of the blocks."""
+        held, (rows, columns) = parts.scales, self.grid(shape)
+        values = held.double() if self.scale in FLOATS else code_format(self.scale).decode(_bytes(held))
+        if self.swizzle:
+            high, wide = -(-rows // _TILE[0]), -(-columns // _TILE[1])
+            tiles = values.reshape(high, wide, 32, 4, 4).transpose(2, 3).reshape(high, wide, *_TILE)
+            values = tiles.transpose(1, 2).reshape(high * _TILE[0], wide * _TILE[1])[:rows, :columns]
+        return values.reshape(rows, columns)
+
+    def second_of(self, parts: Parts) -> Tensor:
+        """Returns the scale of the whole tensor as float64; 1 if there is none."""
+        held = parts.second if self.second else None
+        return torch.ones((), dtype=torch.float64) if held is None else held.double().reshape(())
+
+    def decode(self, parts: Parts, shape: tuple[int, int]) -> Tensor:
+        """Returns the numbers behind the parts as float64."""
+        self.demand_form(parts, shape)
+        (rows, columns), scales = self.block_in(shape), self.scales_of(parts, shape) * self.second_of(parts)
+        whole = scales.repeat_interleave(rows, 0).repeat_interleave(columns, 1)[: shape[0], : shape[1]]
+        return self.data.decode(self.codes_of(parts)) * whole
+
+
+def _bytes(part: Tensor) -> Tensor:
+    return part.contiguous().view(torch.uint8).long()
+
+
+def quantised(
+    data: str,
+    *,
+    block: tuple[int, int],
+    scale: str,
+    second: str = "",
+    packed: Packed = "",
+    swizzle: Swizzle = "",
+    rule: ScaleRule | None = None,
+    by: By = "",
+    least: float = 0.0,
+    least_scale: float = 0.0,
+    ties: Ties | Literal["any"] = "even",
+    overflow: Overflow = "saturate",
+    nan: Nan = "kept",
+    zero: Zero = "any",
+    before: str = "",
+) -> Encoding:
+    """Returns the declaration of a quantised tensor of rows and columns.
+
+    data: the format of the codes, such as "e4m3", "e2m1" or "int8".
+    block: how many rows and columns share a scale; 0 means all.
+    scale: the format of the scales, "e8m0", "e4m3", "float32" and others.
+    second: "float32" if one more scale multiplies the whole tensor. The quantiser then returns it as a third tensor.
+    packed: which of two 4-bit codes in a byte comes first: "low first" or "high first".
+    swizzle: "128x4" if the scales lie in tiles of 128 x 4, as tensor cores read them.
+    rule: how amax gives the scale. "floor", "ceil", "even" give 2^(exponent of amax - exponent of the largest number),
+        with amax rounded down or up to a power of two, or first to the data's mantissa. "rceil" is amax / largest
+        rounded up to a power of two. "nearest" and "up" round amax / largest to the scale format. Default: "floor" of
+        e8m0, else "nearest".
+    by: how amax / largest is computed: "division" or "reciprocal" (times a rounded 1 / largest), in float32. Without it
+        both are right, and what only one of them gives counts as right under another scale.
+    least, least_scale: amax and the scale are at least this.
+    ties: where elements halfway between two codes go: "even", "up", "away", "to zero", or "any"; "truncate" rounds
+        every element toward zero.
+    overflow: what elements beyond the largest number become: "saturate", "nan" or "inf".
+    nan: "kept" wants NaN wherever x has NaN, "block" makes its whole block NaN, "element" nothing else; "any" promises
+        nothing.
+    zero: which zero is right: "any", "signed" (that of x's sign) or "positive".
+    before: the format in which a fused kernel holds the numbers that it quantises: "float32" or "bfloat16". Without it
+        both are right.
+    """
+    table = code_format(data)
+    if scale not in FLOATS:
+        code_format(scale)
+        scale = code_format(scale).name
+    rule = rule or ("floor" if scale == "e8m0" else "nearest")
+    for name, value, allowed in (
+        ("rule", rule, get_args(ScaleRule)),
+        ("by", by, get_args(By)),
+        ("ties", ties, (*TIES, "any")),
+        ("overflow", overflow, get_args(Overflow)),
+        ("nan", nan, get_args(Nan)),
+        ("zero", zero, get_args(Zero)),
+        ("packed", packed, get_args(Packed)),
+        ("swizzle", swizzle, get_args(Swizzle)),
+        ("second", second, ("", "float32")),
+        ("before", before, ("", "float32", "bfloat16")),
+    ):
+        if value not in allowed:
+            shown = ", ".join(repr(each) for each in allowed)
+            raise UsageError(f"quantised: {name} is one of {shown}; received {value!r}", hint=f"{name}={allowed[-1]!r}")
+    if not _is_block(block):
+        raise UsageError(f"quantised: block is (rows, columns); received {block!r}", hint="block=(1, 32); 0 means all")
+    if rule not in POWERS and scale == "e8m0":
+        raise UsageError(
+            f"quantised: e8m0 holds powers of two, by the rules {', '.join(POWERS)}; received {rule!r}",
+            hint='rule="rceil" rounds amax / largest up to a power of two',
+        )
+    if packed and table.bits != 4:
+        raise UsageError(f"quantised: packed is about codes of 4 bits; {table.name} has {table.bits}", hint='packed=""')
+    return Encoding(
+        table, block, scale, second, packed, swizzle, rule, by, least, least_scale, ties, overflow, nan, zero, before
+    )
+
+
+def _is_block(block: Any) -> bool:
+    return (
+        isinstance(block, tuple)
+        and len(block) == 2
+        and all(isinstance(size, int) and not isinstance(size, bool) and size >= 0 for size in block)
+    )

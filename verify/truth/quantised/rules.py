@@ -1,0 +1,113 @@
+"""Finds the scales that a rule can reach from the largest magnitude of a block, and the codes of its elements.
+
+Everything is float64. It is exact where it decides: a float32 amax over a largest number of 3 bits is a power of two
+exactly or not within 2^-27 of one, and a float32 element over a scale of 28 bits is a midpoint exactly or not within
+2^-33 of one. A quotient of float64 tells these apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from verify.truth.codes import CodeFormat, code_format
+from verify.truth.quantised.encoding import FLOATS, POWERS, Encoding
+
+# What up to four roundings to float32 move a quotient by: amax / largest / second in any order, x / (scale * second).
+FLOAT32 = 2.0**-22
+# The least maximum of a tensor with a second scale of which anything is promised: below, its inverse overflows float32.
+LEAST_OF_ALL = 2.0**-100
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Holds the scale of the exact quotient, and the least and the greatest that float32 arithmetic can reach."""
+
+    nominal: Tensor
+    low: Tensor
+    high: Tensor
+
+
+def reach(encoding: Encoding, low: Tensor, high: Tensor, second: Tensor) -> Reach:
+    """Returns the scales of blocks whose largest magnitude lies from `low` to `high`."""
+    low, high = low.clamp(min=encoding.least), high.clamp(min=encoding.least)
+    middle = torch.where(low == high, low, (low + high) / 2)
+    largest = encoding.data.largest
+    if encoding.rule in ("floor", "ceil", "even"):  # exponents alone: no arithmetic rounds
+        found = [_by_exponent(encoding, each) for each in (middle, low, high)]
+    elif encoding.by and not encoding.second:
+        inverse = torch.tensor(1.0 / largest, dtype=torch.float32)
+        narrow = [each.float() for each in (middle, low, high)]
+        quotients = (each / largest if encoding.by == "division" else each * inverse for each in narrow)
+        found = [_rounded(encoding, each.double()) for each in quotients]
+    else:
+        unit = largest * second
+        exact = (middle / unit, low / unit * (1 - FLOAT32), high / unit * (1 + FLOAT32))
+        found = [_rounded(encoding, each) for each in exact]
+    return Reach(*(_held(encoding, each) for each in found))
+
+
+def reach_of_second(encoding: Encoding, low: Tensor, high: Tensor) -> Reach:
+    """Returns the scales that a whole tensor can have: amax / (largest code * largest scale)."""
+    scales = 1.0 if encoding.scale in FLOATS else code_format(encoding.scale).largest
+    unit = encoding.data.largest * scales
+    near = (low + high) / 2 / unit
+    return Reach(near.float().double(), low / unit * (1 - FLOAT32), high / unit * (1 + FLOAT32))
+
+
+def power_at_most(values: Tensor) -> Tensor:
+    """Returns the exponent of the largest power of two up to each positive number."""
+    return torch.frexp(values)[1].to(torch.int64) - 1
+
+
+def _by_exponent(encoding: Encoding, amax: Tensor) -> Tensor:
+    exponent = power_at_most(amax)
+    if encoding.rule == "even":  # the mantissa rounded to that of the data, half up: 1.75 becomes 2 in e2m1
+        exponent = power_at_most(amax + _half_ulp(encoding.data) * torch.ldexp(torch.ones_like(amax), exponent))
+    power = torch.ldexp(torch.ones_like(amax), exponent)
+    if encoding.rule == "ceil":
+        power = torch.where(power < amax, power * 2, power)
+    return torch.where(amax == 0, 0.0, power * 2.0**-encoding.data.emax)
+
+
+def _half_ulp(data: CodeFormat) -> float:
+    """Returns half of the spacing of the numbers from 1 to 2."""
+    return 0.5 / sum(1 for value in data.numbers if 1 <= value < 2)
+
+
+def _rounded(encoding: Encoding, quotient: Tensor) -> Tensor:
+    if encoding.rule == "rceil":
+        power = torch.ldexp(torch.ones_like(quotient), power_at_most(quotient))
+        power = torch.where(power < quotient, power * 2, power)
+        return torch.where(quotient == 0, 0.0, power)
+    up = encoding.rule == "up"
+    if encoding.scale in FLOATS:
+        bits = 24 if encoding.scale == "float32" else 8
+        unit = torch.ldexp(torch.ones_like(quotient), power_at_most(quotient).clamp(min=-126) - bits + 1)
+        return (quotient / unit).ceil() * unit if up else (quotient / unit).round() * unit
+    table = code_format(encoding.scale)
+    numbers = table.tensor("numbers", quotient.device)
+    places = torch.searchsorted(numbers, quotient) if up else table.nearest(quotient)
+    return numbers[places.clamp(max=len(numbers) - 1)]
+
+
+def _held(encoding: Encoding, scale: Tensor) -> Tensor:
+    """Clamps scales to the range of their format and to the least one declared."""
+    low, high = encoding.least_scale, float("inf")
+    if encoding.scale not in FLOATS:
+        numbers = code_format(encoding.scale).numbers
+        low, high = max(low, numbers[0]), numbers[-1]
+    elif encoding.rule in POWERS:
+        low = max(low, 2.0**-149)
+    return scale.clamp(low, high)
+
+
+def places(encoding: Encoding, low: Tensor, high: Tensor) -> Reach:
+    """Returns the places, among `data.numbers`, that quotients from `low` to `high` may round to."""
+    table, middle = encoding.data, torch.where(low == high, low, (low + high) / 2)
+    if encoding.ties == "any":
+        return Reach(table.nearest(middle), torch.minimum(table.nearest(low, "to zero"), table.nearest(low, "away")),
+                     torch.maximum(table.nearest(high, "to zero"), table.nearest(high, "away")))  # fmt: skip
+    return Reach(*(table.nearest(each, encoding.ties) for each in (middle, low, high)))
