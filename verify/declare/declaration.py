@@ -25,6 +25,7 @@ import msgspec
 from verify import ops
 from verify.backends import known
 from verify.declare import promises
+from verify.declare.quantiser import quantiser
 from verify.declare.writing import functional
 from verify.errors import UsageError
 from verify.ops.geometry import Params, Shape
@@ -32,6 +33,7 @@ from verify.ops.graph.shapes import check, holds
 from verify.ops.op import Largest, Op, Operand, largest_words, up_to
 from verify.records.record import ORDINARY
 from verify.truth.formats import FORMATS, named, torch_dtype
+from verify.truth.quantised.encoding import Encoding
 from verify.truth.ulp import Policy
 
 LAYOUTS = ("any", "contiguous")
@@ -77,13 +79,15 @@ class Kernel:
     max_noise: Mapping[str, float] = field(default_factory=dict)  # by result
     max_bias: Mapping[str, float] = field(default_factory=dict)  # by result
     vacuous: Mapping[str, str] = field(default_factory=dict)  # by result, why a vacuous verdict on it is accepted
+    encoding: Encoding | None = None  # of what a quantiser returns
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
 
     def described(self) -> dict[str, Any]:
         """The declaration without the function, as JSON: for a process that does not import the kernel's module."""
-        fields = {item.name: getattr(self, item.name) for item in dataclasses.fields(self) if item.name != "function"}
+        names = [item.name for item in dataclasses.fields(self) if item.name not in ("function", "encoding")]
+        fields = {name: getattr(self, name) for name in names}
         return dict(msgspec.to_builtins({**fields, "op": self.op.name}))
 
     @staticmethod
@@ -190,7 +194,8 @@ class Kernel:
             parts.append("gradients: where autograd gives one")
         else:
             parts.append("gradients: " + (" ".join("d" + name for name in self.gradients) or "none"))
-        parts.append(promises.of_limits(self.max_ulp, self.max_noise, self.op.gate))
+        limits = promises.of_limits(self.max_ulp, self.max_noise, self.op.gate)
+        parts.append(limits if self.encoding is None else f"quantises to {self.encoding.words}")
         for each in dict.fromkeys(map(promises.of_classes, self.class_limits.values())):
             where = [dtype for dtype, limits in self.class_limits.items() if promises.of_classes(limits) == each]
             everywhere = set(where) >= set(self.dtypes)
@@ -242,6 +247,7 @@ def kernel(
     refuses: bool = True,
     operand_dtypes: Mapping[str, Any] | None = None,
     output_dtypes: Mapping[str, Any] | None = None,
+    quantise: Encoding | None = None,
 ) -> Callable[[Callable[..., Any]], Kernel]:
     """Declare the function below as a kernel.
 
@@ -289,7 +295,12 @@ def kernel(
     output_dtypes: the same of outputs, `{"rstd": "float32"}`: each is judged in ULP of its own dtype, and by the limit
         that max_ulp names for it. Without it y has the dtype of the case, and a statistic any.
     refuses: whether it may raise an error on a case, which is reported as a limit of it; False promises to take all.
+    quantise: `verify.quantised(...)` says what codes and scales the kernel returns, of x or, with like=, of its result
+        (docs/low-precision.md).
     """
+    if quantise is not None:
+        quantise, like, shapes, where, operands = quantiser(quantise, like, shapes, where, operands, op)
+        gradients = False
     # the declaring module, not the function's: a library function may be declared as it is
     caller = sys._getframe(1).f_globals
     module, file = caller.get("__name__", ""), caller.get("__file__", "")
@@ -353,7 +364,8 @@ def kernel(
         others = [item for each in (*of_operands.values(), *of_outputs.values()) for item in each.values()]
         results = [*returned, *(f"d{name}" for name in taken)]
         beyond = promises.WIDE if like is not None and definition.gate == "plain" else promises.DEFAULT_LIMIT
-        limits = promises.limits(about, max_ulp, promised, others, results, wide=beyond, relative=like is not None)
+        relative = like is not None and quantise is None
+        limits = promises.limits(about, max_ulp, promised, others, results, wide=beyond, relative=relative)
         declared = Kernel(
             name=label,
             function=called,
@@ -382,6 +394,7 @@ def kernel(
             max_noise=promises.noise(about, max_noise, definition.gate, results),
             max_bias=promises.by_result(about, "max_bias", max_bias, results),
             vacuous=promises.reasons(about, vacuous, results),
+            encoding=quantise,
         )
         _takes(about, declared)
         code = getattr(function, "__code__", None)

@@ -21,6 +21,7 @@ from verify.cases.strategies import Sizes
 from verify.declare import promises
 from verify.declare.declaration import DEFAULT_DTYPES, Kernel
 from verify.diagnose.requests import Probed
+from verify.diagnose.rules import rules
 from verify.errors import KernelError, OtherDtype
 from verify.laws.accuracy import judge_measured
 from verify.laws.law import Broken, Subject, plain_case
@@ -68,7 +69,9 @@ def _for_all(kernel: Kernel, said: Mapping[str, Mapping[str, str]]) -> dict[str,
 
 
 def probe(kernel: Kernel, target: str, backend: Backend, progress: Progress, avoid: Sequence[str]) -> Probed:
-    """What the kernel takes, and the arguments of a declaration that says so."""
+    """What the kernel takes, and the arguments of a declaration that says so; of a quantiser the rules it follows."""
+    if kernel.encoding is not None and not kernel.encoding.fused:
+        return rules(kernel, kernel.encoding, target, backend, progress)
     return _Probe(kernel, target, backend, progress, tuple(avoid)).found()
 
 

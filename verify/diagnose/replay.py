@@ -15,6 +15,7 @@ from verify.backends import Backend
 from verify.cases import Case, problem_of
 from verify.declare.declaration import Kernel
 from verify.diagnose.requests import Replay, Smaller
+from verify.diagnose.rules import on_case
 from verify.errors import UsageError
 from verify.measure.call import Measured, run_baseline, run_kernel
 from verify.measure.element import worst_element
@@ -31,6 +32,12 @@ if TYPE_CHECKING:
 def replay(kernel: Kernel, target: str, backend: Backend, case: Case, *, result: str, index: int) -> Replay:
     """Run the case and judge element `index` (flat) of `result`."""
     measured = run_kernel(kernel, case, backend.device)
+    if kernel.encoding is not None:
+        raise UsageError(
+            f"a replay judges one number, and {kernel.name!r} returns codes; on this case "
+            + on_case(kernel, kernel.encoding, target, backend, case, measured),
+            hint=f"verify run {target}",
+        )
     again = run_kernel(kernel, case, backend.device)
     if result not in measured.results:
         raise UsageError(f"kernel {kernel.name!r} has no result {result!r} here; it has: {', '.join(measured.results)}")

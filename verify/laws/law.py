@@ -122,6 +122,8 @@ class Law:
 
     def reason(self, subject: Subject) -> str | None:
         """Why the law does not apply to a subject; None where it does."""
+        if subject.kernel.encoding is not None:
+            return "it is about numbers; a quantiser has laws of its own, which every run tries"
         if self.rows and subject.kernel.op.geometry.named:
             return "it is about rows of data, which a PyTorch function need not have; its sizes are tried by accuracy"
         return self.applies(subject)

@@ -209,7 +209,7 @@ class KernelProcesses:
                 tried = kernel.ask(of_laws, progress=progress, deadline=until)
                 done = msgspec.structs.replace(  # a kernel's own process adds nothing else to its record
                     done,
-                    laws=tried.laws,
+                    laws=[*done.laws, *tried.laws],
                     status=tried.status if tried.status == "wrong" else done.status,
                     seconds=round(done.seconds + tried.seconds, 3),
                     unrepeatable=done.unrepeatable or tried.unrepeatable,

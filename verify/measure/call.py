@@ -23,9 +23,10 @@ from verify.cases import Case, inputs_of, upstream_of
 from verify.cases.values import SMALL
 from verify.declare.declaration import Kernel, expected_shape
 from verify.declare.standin import baseline_of
-from verify.errors import KernelError, OtherDtype, Refused, RefusedBackward, said_by
+from verify.errors import KernelError, OtherDtype, Refused, RefusedBackward, UsageError, said_by
 from verify.ops import autograd
 from verify.truth import formats
+from verify.truth.quantised.encoding import Encoding, Parts, WrongForm
 from verify.truth.ulp import fetched, same_bits
 
 device_of_module: AbstractContextManager[Any] = nullcontext()  # the default device while a kernel is called
@@ -169,6 +170,8 @@ def run_kernel(
     prepare: Callable[[Tensor], Tensor] = lambda tensor: tensor,
 ) -> Measured:
     """Run a declared kernel on a case. `prepare` may change how each tensor lies in memory, not its values."""
+    if kernel.encoding is not None:
+        return _run_quantiser(kernel, kernel.encoding, case, device, prepare)
     op, label, about = kernel.op, kernel.name, f"for dims {case.dims}"
     originals = inputs_of(op, case, device, shared=True)
     given = {name: None if value is None else sent(prepare(value), device) for name, value in originals.items()}
@@ -192,6 +195,44 @@ def run_kernel(
     small = small and all(map(_is_small_on_host, (*arriving.values(), *found.values())))
     on_host = Measured(originals, arriving, found, missing) if small else None
     return Measured(given, upstream, results, missing, on_host=on_host)
+
+
+def _run_quantiser(
+    kernel: Kernel, encoding: Encoding, case: Case, device: str, prepare: Callable[[Tensor], Tensor]
+) -> Measured:
+    """Run a quantiser on a case. It returns codes and scales in bytes of any dtype.
+
+    Each byte travels as float8_e5m2, the format of one byte that a record knows; only its bits are read.
+    """
+    originals = inputs_of(kernel.op, case, device, shared=True)
+    given = {name: None if value is None else sent(prepare(value), device) for name, value in originals.items()}
+    returned = _call(kernel.function, [given[name] for name in kernel.operands], {}, kernel.name)
+    parts = outputs_of(returned, encoding.names, kernel.name, ())
+    demand_parts(kernel, encoding, case, parts)
+    results = {
+        name: (each.view(torch.float8_e5m2) if each.element_size() == 1 else each).detach()
+        for name, each in parts.items()
+    }
+    unchanged = Unchanged()
+    unchanged.watch_inputs(kernel.name, originals, given)
+    unchanged.demand()
+    return Measured(given, {}, results, ())
+
+
+def demand_parts(kernel: Kernel, encoding: Encoding, case: Case, parts: Mapping[str, Tensor]) -> None:
+    """KernelError unless a quantiser returned each part in the form that a case asks for."""
+    try:
+        encoding.demand_form(Parts(*(parts[name] for name in encoding.names)), rows_and_columns(kernel, case))
+    except (KeyError, WrongForm) as error:
+        raise KernelError(f"{kernel.name}: {error}") from None
+
+
+def rows_and_columns(kernel: Kernel, case: Case) -> tuple[int, int]:
+    """Returns the rows and columns of the numbers that a quantiser is given in a case."""
+    shape = expected_shape(kernel.op, case.dims, kernel.op.resolve(case.params), kernel.outputs[0])
+    if len(shape) != 2:
+        raise UsageError(f"{kernel.name}: a quantiser's data has rows and columns; received the shape {shape}")
+    return shape[0], shape[1]
 
 
 @dataclass(frozen=True)

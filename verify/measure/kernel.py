@@ -21,16 +21,18 @@ from verify.declare.declaration import Kernel
 from verify.declare.standin import label
 from verify.errors import JudgeFailed, KernelError, TruthError, no_verdict
 from verify.measure.blind import KEPT
-from verify.measure.call import run_baseline, run_judged
+from verify.measure.call import Measured, run_baseline, run_judged
 from verify.measure.case import BASELINE, KERNEL, Collected, Pieces, Question, judge_case, question_of
 from verify.measure.case_runner import Calls, CaseRunner
 from verify.measure.curve import recorded
+from verify.measure.quantiser import QuantiserJudging
 from verify.measure.remote_call import Run
 from verify.measure.requests import Measure
 from verify.measure.result import KEEP_RIGHT, check_limit, result_of
 from verify.measure.special import special_values
-from verify.records.record import RESULT_STATUSES, Basis, Gap, KernelRun, Origin, Result, SpecialValue
+from verify.records.record import RESULT_STATUSES, Basis, Gap, KernelRun, LawRun, Origin, Result, SpecialValue
 from verify.truth import formats
+from verify.truth.quantised import Encoding
 from verify.workers.fork_map import LATE, NO_MEMORY, ForkMap
 from verify.workers.requests import Died, Late, OnProgress, Step
 
@@ -66,6 +68,9 @@ def measure_kernel(
         kernel, asked.target, backend, asked.seed, asked.judges, started + seconds * JUDGED, calls, runner
     )
     for dtype in (asked.dtypes or kernel.dtypes) if asked.accuracy else ():
+        if kernel.encoding is not None:
+            judging.measure_quantiser(kernel.encoding, dtype, asked.plan or backend.name, progress)
+            continue
         judging.measure(dtype, asked.plan or backend.name, progress)
     return msgspec.structs.replace(judging.record(), seconds=round(time.monotonic() - started, 3))
 
@@ -86,6 +91,22 @@ class Judging:
     gaps: list[Gap] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
     sizes: dict[str, int] = field(default_factory=dict)
+    laws: list[LawRun] = field(default_factory=list)  # of a quantiser, which no profile names
+
+    def measure_quantiser(self, encoding: Encoding, dtype: str, cases_of: str, progress: OnProgress) -> None:
+        """Calls a quantiser on the cases of one dtype and judges its blocks."""
+        numbers = itertools.count(1)
+
+        def call(case: Case) -> Measured | None:
+            progress(Step(f"{self.kernel.name} {dtype}, case {next(numbers)}", "case"))
+            made = self.runner.measured(self.calls, case)
+            return None if made is None else made[1]
+
+        judging = QuantiserJudging(self.kernel, encoding, dtype, self.target, self.seed, cases_of, call)
+        for result, note in judging.results():
+            self.results.append(result)
+            self.notes.append(note)
+        self.laws.extend(judging.laws())
 
     def measure(self, dtype: str, cases_of: str, progress: OnProgress) -> None:
         """Calls the kernel on every case of one dtype, judges what it returned and makes the results."""
@@ -137,6 +158,8 @@ class Judging:
             self._judge_failed(f"the judge {LATE}: {runner.too_late}")
         wrong = [result for result in results if result.status == "wrong"]
         differs = "" if kernel.peer else self.calls.difference(wrong)
+        if status == "ok" and any(law.status == "broken" for law in self.laws):
+            status = "wrong"
         if self.gaps and not results and status == "ok":
             status, message = "skipped", self.gaps[0].text.removeprefix(f"{kernel.name}: ")
         if status == "ok":
@@ -149,6 +172,7 @@ class Judging:
             promise=kernel.promise,
             status=status,
             results=results,
+            laws=self.laws,
             message=message,
             peer=kernel.peer,
             notes=self.notes,

@@ -17,7 +17,7 @@ from verify.cases import Case, inputs_of, upstream_of
 from verify.cases.case import operand_dtype
 from verify.declare.declaration import Kernel, expected_shape
 from verify.errors import InternalError, KernelError
-from verify.measure.call import INFERENCE, Form, Measured, check_output, sent_all
+from verify.measure.call import INFERENCE, Form, Measured, check_output, demand_parts, rows_and_columns, sent_all
 from verify.measure.requests import Bits, CallKernel, Stored
 from verify.truth import formats
 from verify.truth.formats import torch_dtype
@@ -47,7 +47,10 @@ def runner(kernel: Kernel, target: str, device: str, call: AskKernel) -> Run:
     def run(case: Case) -> Measured:
         op, params = kernel.op, kernel.op.resolve(case.params)
         shapes = op.shapes(case.dims, params)
-        shapes |= {name: expected_shape(op, case.dims, params, name) for name in kernel.outputs}
+        if kernel.encoding is not None:
+            shapes |= kernel.encoding.shapes(rows_and_columns(kernel, case))
+        else:
+            shapes |= {name: expected_shape(op, case.dims, params, name) for name in kernel.outputs}
         most = WIDEST * (1 + len(INFERENCE)) * sum(map(math.prod, shapes.values()))
         request = CallKernel(target, case.to_json())
         reply = demand_reply(call(msgspec.json.encode(request), most))
@@ -58,6 +61,9 @@ def runner(kernel: Kernel, target: str, device: str, call: AskKernel) -> Run:
         found = _tensors(bits.stored, reply.parts)
         results = {name: found["", name].to(device) for name in bits.order if ("", name) in found}
         inputs = sent_all(inputs_of(op, case, device, shared=True), device)
+        if kernel.encoding is not None:
+            demand_parts(kernel, kernel.encoding, case, results)
+            return Measured(inputs, {}, results, ())
         outputs = _checked(kernel, case, device, results, inputs)
         upstream = sent_all(upstream_of(op, case, outputs, shared=True), device)
         inference: dict[str, dict[str, Tensor]] = {}

@@ -104,12 +104,14 @@ def _of_sums(result: Result) -> Found:
 def _of_basis(result: Result) -> Found:
     """All inputs are all numbers of a format or all pairs of them; a packed result has two elements for each.
 
-    A sweep of a range, which stands behind the name of the output, is of fewer, and of more than one.
+    A sweep of a range, which stands behind the name of the output, is of fewer, and of more than one. So is a
+    quantiser, whose limit is 0: it is tried with all magnitudes of a block or an element.
     """
     basis, dtype = result.basis, result.dtype
     if basis.kind == "exhaustive" and (bits := re.search(r"float(\d+)", dtype)):
         numbers = 1 << int(bits[1])
         part = result.source == "sweep" and " (" in result.output and 1 < basis.n < 2 * numbers**2
+        part = part or (result.limit == 0 and 1 < basis.n < numbers**2)
         if basis.n not in (numbers, 2 * numbers, numbers**2, 2 * numbers**2) and not part:
             yield ".n", f"exhaustive over {basis.n:,} inputs, and {dtype} has {numbers:,} numbers"
 

@@ -297,10 +297,10 @@ class _Like:
         if self.shapes.numbered:
             return (0,)
         count = len(self.shapes.dims)
-        for dims in sizes_within(self.shapes, 64):
+        for dims in sizes_within(self.shapes, 256):
             return dims
         raise UsageError(
-            f"where={self.shapes.where!r} allows none of the sizes up to 4,096 that verify tries",
+            f"where={self.shapes.where!r} allows none of the sizes up to 65,536 that verify tries",
             hint=f"test the expression with your own {count} sizes",
         )
 

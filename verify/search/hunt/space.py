@@ -265,6 +265,8 @@ def results_with(result: str, kernel: Kernel, dtype: str, device: str, dims: tup
 def searchable(kernel: Kernel, dtype: str, result: str) -> str | None:
     """None when the result can be hunted, else the rule that forbids it."""
     op = kernel.op
+    if kernel.encoding is not None:
+        return f"a hunt drives the error of a number up; {kernel.name!r} is a quantiser: `verify run` tries every scale"
     if all(operand.range is not None for operand in op.operands):
         return f"a hunt changes floating-point numbers; all operands of {op.name!r} are whole ones"
     if result in op.integers:

@@ -1,0 +1,285 @@
+"""Measures a quantiser: judges the blocks of each case, and tries what holds for every quantiser.
+
+A result is about codes or about scales. Its error is how many codes an element is from the nearest right one, and its
+limit is 0: there is no tolerance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import msgspec
+import torch
+from torch import Tensor
+
+from verify.cases import Case, case_of, problem_of
+from verify.cases.blocks import BlockCase, Kind, block_cases, dims_of
+from verify.cases.explicit import LIMIT, spell
+from verify.cases.plan import plan
+from verify.cases.values import ROW_REGIMES
+from verify.declare.declaration import Kernel
+from verify.declare.promises import DEFAULT_LIMIT, DEFAULT_NOISE
+from verify.measure.call import Measured, rows_and_columns
+from verify.measure.tally import octave_edges
+from verify.ops.op import Fast
+from verify.records.record import Basis, Figures, Histogram, LawRun, Origin, Result, number
+from verify.truth import formats
+from verify.truth.quantised import Encoding, Judged, Parts, Value, causes, judge
+from verify.truth.quantised.blocks import WRONG
+from verify.truth.ulp import widen
+
+Call = Callable[[Case], Measured | None]
+_OUTPUTS: dict[Kind, str] = {"scales": "scales", "rounding": "codes", "special": "special blocks", "blocks": "blocks"}
+_BLOCKS = 24  # in the tensors that laws are about
+_NAMED = 3  # wrong cases of an output whose causes are looked for
+_FLOAT32, _SMALLEST = 24, -149  # bits of a float32, and the exponent of its smallest number
+_EXTREME = ("tiny 1e-38", "huge 1e30")  # recipes of inputs of which a fused kernel promises nothing
+
+
+@dataclass
+class _Found:
+    """Collects the verdicts on the cases of one output."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    elements: int = 0
+    wrong: int = 0
+    worst: float = 0.0
+    causes: list[str] = field(default_factory=list)
+    facts: str = ""  # of the first wrong block
+    asked: int = 0  # wrong cases
+    tried: int = 0
+    everything: bool = True
+    empty: bool = True  # whether zeros in place of all codes would be right too
+
+    def add(self, judged: Judged, why: list[str], planned: BlockCase | None) -> None:
+        """Counts one case in."""
+        for name, count in judged.counts.items():
+            self.counts[name] = self.counts.get(name, 0) + count
+        self.elements += judged.away.numel()
+        self.tried += judged.kinds.numel() if planned is None else planned.tried
+        self.everything = self.everything and planned is not None and planned.everything
+        if judged.wrong:
+            away = judged.away[(judged.kinds == WRONG).reshape(-1)]
+            self.wrong += int((away > 0).sum()) or judged.wrong
+            self.worst = max(self.worst, float(away.max()), 1.0)
+            self.causes += [cause for cause in why if cause.partition(" in ")[0] not in " ".join(self.causes)]
+            self.facts = self.facts or ", ".join(f"{name} {text}" for name, text in judged.facts().items())
+            self.asked += 1
+
+
+@dataclass(frozen=True)
+class QuantiserJudging:
+    """Judges one quantiser in one dtype. `call` runs it on a case and returns None where it gave no result."""
+
+    kernel: Kernel
+    encoding: Encoding
+    dtype: str
+    target: str
+    seed: int
+    backend: str
+    call: Call
+
+    def results(self) -> Iterator[tuple[Result, str]]:
+        """Yields each result with a note on its blocks. A fused quantiser has the cases of its function."""
+        found, fmt = dict[str, _Found](), formats.named(self.dtype)
+        if not self.encoding.fused:
+            for planned in block_cases(self.encoding, fmt, self.kernel.allows, ROW_REGIMES):
+                self._judge(found.setdefault(_OUTPUTS[planned.kind], _Found()), self.case(planned), planned)
+        for group in plan(self.kernel, self.dtype, self.backend, self.seed) if self.encoding.fused else ():
+            for case in group.cases:
+                if case.fill not in _EXTREME:
+                    self._judge(found.setdefault("blocks", _Found()), case, None)
+        for output, each in found.items():
+            if each.counts:
+                yield self._result(output, each), f"{self.dtype} {output}: {_counted(each)}"
+
+    def case(self, planned: BlockCase) -> Case:
+        """Returns the case of a plan."""
+        return case_of(self.kernel, self.dtype, seed=self.seed, dims=planned.dims, fill=planned.fill, upstream="")
+
+    def _judge(self, into: _Found, case: Case, planned: BlockCase | None) -> None:
+        case = msgspec.structs.replace(case, upstream="")
+        measured = self.call(case)
+        if measured is None:
+            return
+        value, parts = self.value(case, measured), parts_of(measured)
+        judged = judge(self.encoding, value, parts)
+        named = [] if into.asked >= _NAMED else causes(self.encoding, value, parts, judged)
+        into.add(judged, named, planned)
+        if into.empty:
+            zeros = replace(parts, codes=torch.zeros_like(parts.codes.view(torch.uint8)))
+            into.empty = not judge(self.encoding, value, zeros).wrong
+
+    def value(self, case: Case, measured: Measured) -> Value:
+        """Returns the numbers before they are quantised: the operand, or an enclosure of the fused function."""
+        if not self.encoding.fused:
+            (x,) = (value for value in measured.inputs.values() if value is not None)
+            return Value.of(widen(x.cpu()).reshape(rows_and_columns(self.kernel, case)))
+        name = self.kernel.outputs[0]
+        problem = problem_of(self.kernel.op, case, measured.inputs, {}, (name,))
+        return _enclosed(self.kernel, self.encoding, self.kernel.op.fast(problem)[name].cpu())
+
+    def _result(self, output: str, found: _Found) -> Result:
+        right = not found.counts["wrong"]
+        worst = number(found.worst if math.isfinite(found.worst) else math.nan)
+        figures = Figures(
+            n=found.elements,
+            max_ulp=worst,
+            max_upper=worst,
+            p999=0.0 if right else worst,
+            mean=0.0,
+            misrounded=found.wrong,
+            nonfinite=found.wrong if math.isinf(found.worst) else 0,
+        )
+        edges = octave_edges(4)
+        counts = [0, 0, found.elements - found.wrong, found.wrong]  # 0 lies in the first bin above it
+        wrong = f"{found.counts['wrong']:,} of {sum(found.counts.values()):,} blocks"
+        reason = "" if right else f"{wrong}: {'; '.join(found.causes)}. First wrong block: {found.facts}"
+        if right and found.empty:
+            reason = "zeros in place of all codes would be right too: these cases say nothing"
+        return Result(
+            output=output,
+            dtype=self.dtype,
+            basis=Basis("exhaustive", found.tried) if found.everything else Basis("observed", found.tried, self.seed),
+            gate="plain",
+            limit=0.0,
+            status="wrong" if not right else "vacuous" if reason else "ok",
+            figures=figures,
+            regimes=[],
+            histogram=Histogram(edges, counts),
+            worst=[],
+            escalated=0,
+            certificate="exact",
+            reason=reason,
+        )
+
+    # -- laws -------------------------------------------------------------------------------------
+
+    def laws(self) -> list[LawRun]:
+        """Tries on one tensor the laws that hold for every quantiser."""
+        if self.encoding.fused or not all(self.encoding.block):
+            return []
+        dims = dims_of(self.encoding, _BLOCKS, self.kernel.allows)
+        if math.prod(dims) > LIMIT:
+            return []
+        base = case_of(self.kernel, self.dtype, seed=self.seed, dims=dims, fill="randn", upstream="")
+        before = self.call(base)
+        if before is None:
+            return []
+        (x,) = (value for value in before.inputs.values() if value is not None)
+        laws = _Laws(self, base, widen(x.cpu()), parts_of(before), x.dtype)
+        return [law for law in laws.all() if law is not None]
+
+
+@dataclass(frozen=True)
+class _Laws:
+    """Tries the laws of one quantiser on the numbers `x`, for which it returned `parts`."""
+
+    judging: QuantiserJudging
+    base: Case
+    x: Tensor
+    parts: Parts
+    kind: torch.dtype
+
+    def all(self) -> Iterator[LawRun | None]:
+        """Yields each law that applies."""
+        encoding, shape = self.judging.encoding, (self.x.shape[0], self.x.shape[1])
+        rows, columns = encoding.block_in(shape)
+        numbers = encoding.decode(self.parts, shape)
+        if bool((numbers.to(self.kind).double() == numbers).all()):
+            yield self._kept(
+                "requantising", "requantised numbers are other numbers", numbers, lambda after: (after, numbers)
+            )
+        yield self._kept(
+            "power of two",
+            "x times 4 has other codes or not 4 times the scales",
+            self.x * 4,
+            lambda after: (after, numbers * 4),
+        )
+        moved = self._turned(numbers, rows)
+        yield self._kept(
+            "permuted blocks",
+            "blocks in another order have other codes",
+            self._turned(self.x, rows),
+            lambda after: (after, moved),
+        )
+        yield from self._of_one_block(numbers, rows, columns)
+
+    def _of_one_block(self, numbers: Tensor, rows: int, columns: int) -> Iterator[LawRun | None]:
+        """Changes one block, beside a scale of the tensor not the one with the largest number: the others stay."""
+        at = int(self.x.abs().argmax()) if self.judging.encoding.second else -1
+        left = columns if 0 <= at % self.x.shape[1] < columns and at >= 0 else 0
+        block = (slice(0, rows), slice(left, left + columns))
+        for name, rule, change in (
+            ("neighbours", "a block has other codes beside other blocks", lambda x: x * 0.5),
+            ("zero block", "a block of zeros does not decode to zeros, or changes others", torch.zeros_like),
+            ("NaN in its block", "NaN in a block changes another block", lambda x: torch.full_like(x, math.nan)),
+        ):
+            if self.judging.encoding.second and name == "NaN in its block":
+                continue  # the scale of the tensor is NaN then
+            changed, wanted, keep = self.x.clone(), numbers.clone(), torch.ones_like(numbers)
+            changed[block], wanted[block] = change(changed[block]), 0.0
+            keep[block] = float(name == "zero block")
+            yield self._kept(name, rule, changed, partial(_masked, keep=keep, wanted=wanted))
+
+    def _turned(self, values: Tensor, rows: int) -> Tensor:
+        """Returns the rows of blocks from the last to the first."""
+        return values.reshape(-1, rows, values.shape[1]).flip(0).reshape(values.shape)
+
+    def _kept(
+        self, name: str, rule: str, x: Tensor, compared: Callable[[Tensor], tuple[Tensor, Tensor]]
+    ) -> LawRun | None:
+        """Quantises `x` and compares the decoded numbers with those that the law wants."""
+        case = msgspec.structs.replace(self.base, fill="ones", values={"x": spell(x.to(self.kind))})
+        measured = self.judging.call(case)
+        if measured is None:
+            return None
+        shape = (x.shape[0], x.shape[1])
+        got, wanted = compared(self.judging.encoding.decode(parts_of(measured), shape))
+        wrong = torch.nonzero((got != wanted).reshape(-1))
+        label, dtype = f"quantiser: {name}", self.judging.dtype
+        if not len(wrong):
+            return LawRun(law=label, dtype=dtype, status="ok", cases=1)
+        at = int(wrong[0])
+        facts = {
+            "at": f"[{at // shape[1]}, {at % shape[1]}], {len(wrong):,} elements in all",
+            "got": f"{float(got.reshape(-1)[at]):.9g}",
+            "truth": f"{float(wanted.reshape(-1)[at]):.9g}",
+        }
+        origin = Origin(self.judging.target, case.to_json(), result="codes", index=0)
+        return LawRun(law=label, dtype=dtype, status="broken", cases=1, message=rule, facts=facts, origin=origin)
+
+
+def _masked(after: Tensor, keep: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.where(keep > 0, after, 0.0), wanted
+
+
+def parts_of(measured: Measured) -> Parts:
+    """Returns the parts of a call in the memory of the host."""
+    held = {name: value.detach().cpu() for name, value in measured.results.items()}
+    return Parts(held["codes"], held["scales"], held.get("second"))
+
+
+def _counted(found: _Found) -> str:
+    shown = {name: count for name, count in found.counts.items() if count or name in ("right", "wrong")}
+    return f"{sum(found.counts.values()):,} blocks, " + ", ".join(f"{count:,} {name}" for name, count in shown.items())
+
+
+def _enclosed(kernel: Kernel, encoding: Encoding, fast: Fast) -> Value:
+    """Encloses the float32 numbers of a kernel before it quantises them: the exact value, its bound, its noise."""
+    value = fast.value.double()
+    exponent = torch.where(value == 0, _SMALLEST, torch.frexp(value)[1] - _FLOAT32).clamp(min=_SMALLEST)
+    ulp = torch.ldexp(torch.ones_like(value), exponent)
+    room = ulp * DEFAULT_LIMIT
+    if fast.noise is not None:
+        room = torch.maximum(ulp, fast.noise * kernel.max_noise.get("", DEFAULT_NOISE))
+    bound = torch.zeros_like(value) if fast.bound is None else fast.bound
+    low, high = value - room - bound, value + room + bound
+    if encoding.before != "float32":
+        narrow = (low.bfloat16().double(), high.bfloat16().double())
+        low = narrow[0] if encoding.before else torch.minimum(low, narrow[0])
+        high = narrow[1] if encoding.before else torch.maximum(high, narrow[1])
+    return Value(low, high, torch.signbit(value))
