@@ -405,6 +405,7 @@ def test_the_blocks_are_found() -> None:
         "how-a-verdict-is-made.md",
         "laws.md",
         "like.md",
+        "low-precision.md",
         "hunt.md",
         "sweep.md",
         "ops.md",

@@ -1,0 +1,127 @@
+"""Proves the quantisers of examples/quantisers.py: every decoding, every scale that amax gives, every rounding.
+
+    python -m benchmarks.quantisers                     all of them, in a minute on a CPU
+    python -m benchmarks.quantisers mxfp8 nvfp4 --device cuda
+    python -m benchmarks.quantisers --json PATH         figures to a file
+
+*decode* is what the dequantiser makes of each code with each scale, to the bit of float32. *scales* and *codes* are the
+block maxima and the elements of bfloat16 that were tried, all of them where the table says so. With a second scale
+that is every amax from 2^-100 up, beside maxima of the tensor that are up to 2^16 times larger. The exit code is 0 if
+nothing is wrong and at least 12 quantisers were tried with every scale, else 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from examples import quantisers
+from verify.cases.blocks import block_cases, filled
+from verify.declare.declaration import Kernel
+from verify.truth.codes import code_format
+from verify.truth.formats import named
+from verify.truth.quantised import Encoding, Parts, Value, causes, judge
+from verify.truth.quantised.encoding import FLOATS
+
+LEAST = 12
+_SCALES = 1 << 12  # float32 scales that each code is decoded with
+
+
+def decoded(encoding: Encoding, device: str) -> tuple[int, int, bool]:
+    """How many pairs of code and scale were decoded, how many of them wrong, and whether these are all."""
+    if encoding.scale in FLOATS:
+        bits = torch.arange(_SCALES) * (0x7F80_0000 // _SCALES)
+        scales = bits.to(torch.int32).view(torch.float32)
+    else:
+        scales = quantisers.scale_of(torch.arange(256).to(torch.uint8), code_format(encoding.scale).name[:4])
+    codes = torch.arange(1 << encoding.data.bits).to(torch.uint8)
+    name = {"e4m3fn": "e4m3"}.get(encoding.data.name, encoding.data.name)
+    got = (quantisers.float_of(codes.to(device), name)[:, None] * scales.to(device)).cpu()
+    held = scales.double() if encoding.scale in FLOATS else code_format(encoding.scale).tensor("table")
+    wanted = (encoding.data.tensor("table")[:, None] * held).float()
+    wrong = (
+        ~((got == wanted) | (got.isnan() & wanted.isnan()))
+        | (torch.signbit(got) != torch.signbit(wanted)) & ~got.isnan()
+    )
+    return got.numel(), int(wrong.sum()), encoding.scale not in FLOATS
+
+
+def proved(kernel: Kernel, encoding: Encoding, device: str) -> dict[str, Any]:
+    """The figures of one quantiser."""
+    started = time.perf_counter()
+    pairs, wrong, every = decoded(encoding, device)
+    found: dict[str, Any] = {"quantiser": kernel.name, "decode": pairs, "decode all": every, "decode wrong": wrong}
+    fmt = named("bfloat16")
+    for kind, name in (("scales", "scales"), ("rounding", "codes")):
+        tried, blocks, bad, all_of_them, why = 0, 0, 0, True, ""
+        for case in block_cases(encoding, fmt, kernel.allows):
+            if case.kind == kind:
+                x = filled(case.fill, fmt, case.dims)
+                returned = kernel(x.to(device))
+                parts = Parts(*(each.cpu() for each in returned))
+                judged = judge(encoding, Value.of(x), parts)
+                tried, blocks, bad = tried + case.tried, blocks + judged.kinds.numel(), bad + judged.wrong
+                all_of_them = all_of_them and case.everything
+                if judged.wrong and not why:
+                    why = "; ".join(causes(encoding, Value.of(x), parts, judged))
+        found |= {
+            name: tried,
+            f"{name} all": all_of_them,
+            f"{name} blocks": blocks,
+            f"{name} wrong": bad,
+            f"{name} why": why,
+        }
+    return found | {"seconds": round(time.perf_counter() - started, 2)}
+
+
+def of_table(row: dict[str, Any]) -> str:
+    """One line: `mxfp8  all 65,536 decoded  all 32,639 scales  all 34,816 codes  0 wrong  1.2 s`."""
+    shown = [
+        f"{'all' if row[f'{name} all'] else 'seen'} {row[name]:,} {name}" for name in ("decode", "scales", "codes")
+    ]
+    wrong = row["decode wrong"] + row["scales wrong"] + row["codes wrong"]
+    why = row["scales why"] or row["codes why"]
+    return "  ".join(
+        [f"{row['quantiser']:12}", *(f"{each:20}" for each in shown), f"{wrong:,} wrong", f"{row['seconds']:g} s", why]
+    )
+
+
+def main(arguments: list[str]) -> int:
+    """Prints a line for each quantiser and the verdict; returns the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("names", nargs="*", help="quantisers of examples/quantisers.py; all without any")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--json", metavar="PATH")
+    options = parser.parse_args(arguments)
+    known = {each.name: each for each in vars(quantisers).values() if isinstance(each, Kernel) and each.encoding}
+    if unknown := set(options.names) - set(known):
+        parser.error(f"unknown {', '.join(sorted(unknown))}; the quantisers are {', '.join(known)}")
+    rows = []
+    for name in options.names or known:
+        kernel = known[name]
+        assert kernel.encoding is not None
+        rows.append(proved(kernel, kernel.encoding, options.device))
+        print(of_table(rows[-1]), flush=True)
+    wrong = [row["quantiser"] for row in rows if any(row[f"{name} wrong"] for name in ("decode", "scales", "codes"))]
+    whole = sum(1 for row in rows if row["decode all"] and row["scales all"])
+    tried = sum(1 for row in rows if row["scales all"])
+    seconds = sum(row["seconds"] for row in rows)
+    if options.json:
+        Path(options.json).write_bytes(msgspec.json.format(msgspec.json.encode(rows), indent=1))
+    enough = tried >= LEAST or bool(options.names)
+    verdict = "nothing is wrong" if not wrong else f"wrong: {', '.join(wrong)}"
+    counted = f"{tried} with every scale, {whole} of them with every decoding"
+    print(f"{len(rows)} quantisers in {seconds:.0f} s; {counted}; {verdict}")
+    if not enough:
+        print(f"at least {LEAST} quantisers have to be tried with every scale")
+    return 0 if enough and not wrong else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
