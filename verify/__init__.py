@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from verify.measure.assertions import assert_close as assert_close
     from verify.measure.assertions import assert_ulp as assert_ulp
     from verify.measure.assertions import close_to as close_to
+    from verify.ops.graph.rounded import rounds as rounds
     from verify.records.record import Run as Run
     from verify.truth.quantised.encoding import quantised as quantised
     from verify.truth.ulp import Policy as Policy
@@ -60,6 +61,7 @@ _HOME = {
     "laws_for": "verify.laws.suite",
     "load": "verify.api",
     "quantised": "verify.truth.quantised.encoding",
+    "rounds": "verify.ops.graph.rounded",
     "run": "verify.api",
     "sweep": "verify.api",
 }

@@ -29,6 +29,7 @@ from verify.ops.graph.real import Real, with_kind
 from verify.ops.graph.recorder import Node, Recorder, Traced, digest_of
 from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
 from verify.ops.graph.rewrite import Rewriter
+from verify.ops.graph.rounded import StraightThrough
 from verify.ops.graph.selecting import AtRank, IsExtreme, RankIndex, WhereExtreme
 from verify.ops.graph.steps import ABSENT, Leaf, Move, Places, Plain, Run, Step, moved_from
 
@@ -90,6 +91,11 @@ class Program:
             isinstance(step, IsExtreme | WhereExtreme | RankIndex | AtRank) or (isinstance(step, Map) and step.decides)
             for step in self.steps
         )
+
+    @property
+    def rounds(self) -> bool:
+        """True if the program rounds to a format on purpose (`verify.rounds`)."""
+        return any(isinstance(step, Map) and step.function.startswith("to ") for step in self.steps)
 
     @property
     def elementwise(self) -> bool:
@@ -396,8 +402,7 @@ def names_of(count: int) -> list[str]:
 
 
 def _example(value: Tensor) -> Tensor:
-    dtype = torch.float64 if value.is_floating_point() else value.dtype
-    return torch.zeros(value.shape, dtype=dtype)
+    return torch.zeros(value.shape, dtype=torch.float64) if value.is_floating_point() else value.detach().clone()
 
 
 def _called(function: Callable[..., Any], values: Sequence[Tensor]) -> list[Tensor]:
@@ -430,6 +435,8 @@ class _no_functions:  # noqa: N801
         self.before = torch.autograd.Function.__dict__["apply"]
 
         def refused(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            if cls is StraightThrough:
+                return self.before.__get__(None, cls)(*args, **kwargs)
             raise UsageError(
                 f"like= calls the torch.autograd.Function {cls.__name__}, whose gradient is written by hand",
                 hint="the truth is made of PyTorch's own operators; write what the function computes",

@@ -23,6 +23,7 @@ from verify.ops.graph.rewrite import (
     through_moves,
     viewed,
 )
+from verify.ops.graph.rounded import GRIDS
 from verify.ops.graph.selecting import IsExtreme
 from verify.ops.graph.special import FUNCTIONS, polygamma
 from verify.ops.graph.steps import Leaf, Plain, Step
@@ -67,6 +68,12 @@ def _hypot(r: Rewriter, a: Step, b: Step) -> Step:
     root = r.map("sqrt", r.map("add", r.map("multiply", a, a), r.map("multiply", b, b)))
     beyond = r.map("or", *(r.map("isinf", each, real=False) for each in (a, b)), real=False)
     return r.map("where", beyond, math.inf, root)
+
+
+@rule("rounds")
+def _rounds(r: Rewriter, a: Step, format: str) -> Step:
+    assert format in GRIDS
+    return r.map(f"to {format}", a)
 
 
 @rule("acos")

@@ -1,0 +1,87 @@
+"""Rounding to a format on purpose, by float64, Arb and mpmath, against rational numbers."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import flint
+import pytest
+import torch
+from mpmath import mp
+
+import verify
+from verify.errors import UsageError
+from verify.ops.graph.like import like_op
+from verify.ops.graph.rounded import GRIDS, rounded
+from verify.ops.graph.special import FUNCTIONS
+from verify.ops.op import Problem
+from verify.ops.precision import arb_bits, mp_bits
+from verify.truth.formats import named
+from verify.truth.ulp import from_bits, widen
+
+
+def numbers(name: str) -> torch.Tensor:
+    """Numbers of a format, midpoints between neighbours, and what lies just beside these."""
+    fmt = named(name)
+    generator = torch.Generator().manual_seed(0)
+    patterns = torch.randint(0, fmt.max_bits, (400,), generator=generator)
+    patterns = torch.cat([patterns, torch.arange(8), torch.arange(fmt.max_bits - 4, fmt.max_bits)])
+    low, high = (widen(from_bits(each, fmt)) for each in (patterns, patterns + 1))
+    middle = low + (high - low) / 2
+    beside = [torch.nextafter(middle, torch.tensor(end, dtype=torch.float64)) for end in (-math.inf, math.inf)]
+    some = torch.cat(
+        [low, middle, *beside, torch.tensor([float(fmt.max_finite) * 1.02, 1e300, 5e-324], dtype=torch.float64)]
+    )
+    return torch.cat([some, -some])
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_three_routes_round_as_rational_numbers_do(name: str) -> None:
+    fmt, grid, function = named(name), GRIDS[name], FUNCTIONS[f"to {name}"]
+    assert float(fmt.max_finite) == grid.largest and fmt.precision == grid.precision
+    x = numbers(name)
+    found = rounded(x, name)
+    with arb_bits(160), mp_bits(160):
+        for value, got in zip(x.tolist(), found.tolist(), strict=True):
+            pattern = fmt.round(Fraction(value))
+            beyond = math.copysign(grid.largest if grid.saturates else math.inf, value)
+            right = fmt.to_float(pattern) if fmt.is_finite(pattern) else beyond
+            assert got == right, (value, got, right)
+            ball = function.arb(flint.arb(value))
+            assert (ball if isinstance(ball, float) else float(ball)) == right
+            assert float(function.mp(mp.mpf(value))) == right
+    assert torch.isnan(rounded(torch.tensor([math.nan], dtype=torch.float64), name)).all()
+
+
+def test_a_ball_on_a_midpoint_holds_both_neighbours() -> None:
+    with arb_bits(160):
+        ball = FUNCTIONS["to bfloat16"].arb(flint.arb(1 + 2.0**-8, 2.0**-80))
+    assert ball.contains(flint.arb(1)) and ball.contains(flint.arb(1 + 2.0**-7))
+
+
+def test_a_program_rounds_and_its_gradient_is_that_of_a_cast() -> None:
+    op = like_op(lambda x: verify.rounds(x * 1.5, torch.bfloat16), ["x"])
+    x = torch.randn(64, generator=torch.Generator().manual_seed(1))
+    problem = Problem(inputs={"x": x}, upstream={"y": torch.ones(64)}, results=("y", "dx"))
+    found = op.fast(problem)
+    assert torch.equal(found["y"].value, (x.double() * 1.5).float().bfloat16().double())
+    assert torch.equal(found["dx"].value, torch.full((64,), 1.5, dtype=torch.float64))
+    assert float(op.points(problem, "y", [3])[0].mp(160)) == float(found["y"].value[3])
+
+
+def test_a_number_that_roundings_may_put_on_either_side_has_two_right_answers() -> None:
+    op = like_op(lambda x: verify.rounds(x.exp(), "bfloat16"), ["x"])
+    edge = torch.tensor([math.log(1 + 2.0**-8), math.log(1 + 2.0**-8 + 2.0**-12)], dtype=torch.float64).float()
+    found = op.fast(Problem(inputs={"x": edge}, results=("y",)))["y"]
+    assert found.ends is not None
+    assert [end.tolist() for end in found.ends] == [[1.0, 1 + 2.0**-7], [1 + 2.0**-7, 1 + 2.0**-7]]
+
+
+def test_outside_of_a_program_it_rounds_a_tensor() -> None:
+    x = torch.tensor([1.01, 500.0, -0.2], requires_grad=True)
+    y = verify.rounds(x, "float8_e4m3fn")
+    y.sum().backward()
+    assert y.tolist() == [1.0, 448.0, -0.203125] and x.grad is not None and x.grad.tolist() == [1.0] * 3
+    with pytest.raises(UsageError, match="rounds to float32, bfloat16, float16"):
+        verify.rounds(x, "int8")

@@ -1,0 +1,159 @@
+"""Numbers rounded to a format on purpose, in the middle of a program.
+
+    like=lambda s, v: verify.rounds(s.softmax(-1), "bfloat16") @ v
+
+The result is the number of the format that is nearest to the exact one. Where a kernel's own roundings may put its
+number on the other side of a midpoint, both neighbours are right, as with `round`. The gradient is that of a cast, the
+identity.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import flint
+import torch
+from mpmath import mp
+from torch import Tensor
+
+from verify.errors import UsageError
+from verify.ops.graph.functions import add
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The numbers of a format: `precision` bits with the hidden one, exponents from `least`, up to `largest`."""
+
+    precision: int
+    least: int
+    largest: float
+    saturates: bool = False  # it has no infinity: what is beyond becomes the largest number
+
+    def beyond(self, sign: float) -> float:
+        """Returns what a number beyond the largest becomes."""
+        return math.copysign(self.largest if self.saturates else math.inf, sign)
+
+
+GRIDS = {
+    "float32": Grid(24, -126, float(torch.finfo(torch.float32).max)),
+    "bfloat16": Grid(8, -126, float(torch.finfo(torch.bfloat16).max)),
+    "float16": Grid(11, -14, 65504.0),
+    "float8_e4m3fn": Grid(4, -6, 448.0, saturates=True),
+    "float8_e5m2": Grid(3, -14, 57344.0),
+}
+
+
+def rounded(x: Tensor, format: str) -> Tensor:
+    """Returns the nearest numbers of a format to float64 numbers, ties to even, as float64. float64 itself has all."""
+    if format == "float64":
+        return x
+    grid = GRIDS[format]
+    unit = (torch.frexp(x)[1].long() - grid.precision).clamp(min=grid.least - grid.precision + 1)
+    found = (x * _power(-unit)).round() * _power(unit)
+    found = torch.where(found.abs() > grid.largest, torch.copysign(torch.full_like(x, grid.beyond(1.0)), x), found)
+    held = torch.isnan(x) | (torch.isinf(x) & (not grid.saturates))
+    return torch.where(held, x, found)
+
+
+def _power(exponent: Tensor) -> Tensor:
+    """Returns 2^exponent for the exponents of normal float64 numbers."""
+    return ((exponent.clamp(-1022, 1023) + 1023) << 52).view(torch.float64)
+
+
+def nearest(mantissa: int, exponent: int, grid: Grid) -> tuple[int, int]:
+    """Returns the number of a grid, unbounded above, that is nearest to mantissa 2^exponent, in the same form."""
+    unit = max(exponent + abs(mantissa).bit_length() - grid.precision, grid.least - grid.precision + 1)
+    if unit <= exponent:
+        return mantissa, exponent
+    shift = unit - exponent
+    if shift > abs(mantissa).bit_length() + 1:
+        return 0, 0
+    down, rest = divmod(abs(mantissa), 1 << shift)
+    up = 2 * rest > 1 << shift or (2 * rest == 1 << shift and down % 2 == 1)
+    return (down + up) * (-1 if mantissa < 0 else 1), unit
+
+
+def nearest_ball(x: Any, grid: Grid) -> Any:
+    """Returns an exact ball as the nearest number of a grid, a float where that is infinite."""
+    digits, exponent = x.man_exp()
+    mantissa, unit = nearest(int(digits), int(exponent), grid)
+    found = flint.arb((mantissa, unit))
+    if abs(found) <= flint.arb(grid.largest):
+        return found
+    beyond = grid.beyond(1.0 if mantissa > 0 else -1.0)
+    return beyond if math.isinf(beyond) else flint.arb(beyond)
+
+
+def _arb(grid: Grid, x: Any) -> Any:
+    """Encloses the roundings of a ball: one number where both ends have the same."""
+    if not x.is_finite():
+        return flint.arb.nan()
+    low, high = (nearest_ball(end, grid) for end in (x.lower(), x.upper()))
+    if isinstance(low, float) or isinstance(high, float):
+        return low if isinstance(low, float) and low == high else flint.arb.nan()
+    return low if low == high else low.union(high)
+
+
+def _mp(grid: Grid, x: Any) -> Any:
+    sign, mantissa, exponent, _ = mp.mpf(x)._mpf_
+    found = mp.ldexp(*nearest(-int(mantissa) if sign else int(mantissa), int(exponent), grid))
+    return found if abs(found) <= grid.largest else mp.mpf(grid.beyond(-1.0 if sign else 1.0))
+
+
+for _name, _grid in GRIDS.items():
+    _ends = (_grid.beyond(-1.0), _grid.beyond(1.0))
+    add(
+        f"to {_name}", partial(rounded, format=_name), partial(_arb, _grid), partial(_mp, _grid), _ends, ulps=0.0,
+        steps=True,
+    )  # fmt: skip
+
+
+# -- in a program -----------------------------------------------------------------------------------------
+
+_LIBRARY: Any = torch.library.Library("verify", "DEF")  # type: ignore[no-untyped-call]
+_LIBRARY.define("rounds(Tensor x, str format) -> Tensor")
+
+
+def _eager(x: Tensor, format: str) -> Tensor:
+    return torch.empty_like(x) if x.is_meta else rounded(x.double(), format).to(x.dtype)
+
+
+_LIBRARY.impl("rounds", _eager, "CompositeExplicitAutograd")
+
+
+class StraightThrough(torch.autograd.Function):
+    """The rounding with the gradient of a cast."""
+
+    @staticmethod
+    def forward(x: Tensor, format: str) -> Tensor:
+        """Rounds."""
+        return torch.ops.verify.rounds(x, format)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Keeps nothing."""
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        """Returns the gradient as it is."""
+        return gradient, None
+
+
+def rounds(x: Tensor, format: str | torch.dtype) -> Tensor:
+    """Rounds numbers to a format, to nearest and ties to even, and returns them in the dtype that they had.
+
+    In a function for `like=` this declares that a kernel rounds here. A number beyond the largest of float8_e4m3fn,
+    which has no infinity, becomes the largest.
+    """
+    name = str(format).removeprefix("torch.")
+    if name not in GRIDS:
+        raise UsageError(
+            f"verify.rounds rounds to {', '.join(GRIDS)}; received {format!r}", hint='verify.rounds(x, "bfloat16")'
+        )
+    made: Tensor = StraightThrough.apply(x, name)  # type: ignore[no-untyped-call]
+    if (kind := getattr(x, "kind", None)) is not None:
+        made.kind = kind  # type: ignore[attr-defined]
+    return made
