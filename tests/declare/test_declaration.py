@@ -523,7 +523,7 @@ def test_the_range_of_an_integer_operand_is_a_condition_and_its_magnitude_no_pro
     about = {"like": take, "shapes": {"weight": "v n", "at": "m"}, "dtypes": ["float32"], "gradients": False}
     with pytest.raises(UsageError, match=r"says low <= at < high; received \(0, 'v'\)") as found:
         kernel(**about, integers={"at": (0, "v")})(take)
-    assert found.value.hint == "integers={'at': '0 <= at < v'}, or 'bool'"
+    assert found.value.hint == "integers={'at': '0 <= at < v'}, '0 <= at <= t, sum t', 'permutation n' or 'bool'"
     whole = {**about, "integers": {"at": "0 <= at < v"}}
     assert kernel(**whole, largest={"weight": 10.0})(take).largest == {"float32": {"weight": 10.0}}
     with pytest.raises(UsageError, match="or its operands, weight; received 'at'"):

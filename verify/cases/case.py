@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -19,6 +20,8 @@ from verify.errors import UsageError
 from verify.ops.op import Op, Operand, Problem, up_to
 from verify.truth import formats
 from verify.truth.ulp import widen
+
+_MANY = 1 << 40
 
 
 class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -100,6 +103,9 @@ def inputs_of(op: Op, case: Case, device: torch.device | str, *, shared: bool = 
                 raise UsageError(f"op {op.name!r}: operand {operand.name!r} is required; the case omits it")
             result[operand.name] = None
             continue
+        if operand.derive is not None:
+            result[operand.name] = None  # until all others are there
+            continue
         if operand.range is not None:
             result[operand.name] = _whole_numbers(operand, case, shapes[operand.name], device)
             continue
@@ -132,7 +138,20 @@ def inputs_of(op: Op, case: Case, device: torch.device | str, *, shared: bool = 
         if operand.name in case.values or operand.name in case.edits:
             _demand_inside(operand, filled)
         result[operand.name] = lay_out(filled, case.layouts.get(operand.name, "contiguous"))
-    return result
+    return derive_all(op, case, result, device) if op.derived else result
+
+
+def derive_all(
+    op: Op, case: Case, inputs: Mapping[str, Tensor | None], device: torch.device | str
+) -> dict[str, Tensor | None]:
+    """Returns the operands with the derived ones computed from the others."""
+    found, shapes = dict(inputs), op.shapes(case.dims, op.resolve(case.params))
+    for operand in op.derived:
+        assert operand.derive is not None
+        dtype = None if operand.range is not None else formats.torch_dtype(formats.named(operand_dtype(case, operand)))
+        made = operand.derive.of(found, dtype, shapes[operand.name])
+        found[operand.name] = lay_out(made.to(device), case.layouts.get(operand.name, "contiguous"))
+    return found
 
 
 def _whole_numbers(operand: Operand, case: Case, shape: tuple[int, ...], device: torch.device | str) -> Tensor:
@@ -145,15 +164,19 @@ def _whole_numbers(operand: Operand, case: Case, shape: tuple[int, ...], device:
             f"operand {operand.name!r} holds whole numbers from {low} to below {high}, of which there is none",
             hint="integers= and where= together leave none for these sizes",
         )
-    drawn = counter.below(case.seed, f"whole/{operand.name}", count, max(high - low, 1), device=torch.device(device))
-    if count > 1:
+    structure = operand.range.structure
+    most = _MANY if structure == "permutation" else max(high - low, 1)  # a permutation is the order of random numbers
+    drawn = counter.below(case.seed, f"whole/{operand.name}", count, most, device=torch.device(device))
+    if count > 1 and not structure:
         drawn[0], drawn[-1] = 0, high - low - 1
-    values = (drawn + low).reshape(shape)
+    values = operand.range.arranged((drawn + low).reshape(shape), case.dims)
     values = values.bool() if (low, high) == (0, 2) and operand.boolean else values
     if operand.name in case.values or operand.name in case.edits:
         values = override(values, None, operand.name, case.values.get(operand.name), case.edits.get(operand.name))
         if count and not (low <= int(values.min()) and int(values.max()) < high):
             raise UsageError(f"operand {operand.name!r} holds whole numbers from {low} to below {high}")
+        if structure and not torch.equal(values, operand.range.arranged(values, case.dims)):
+            raise UsageError(f"operand {operand.name!r} is declared as a {structure}, which the case's numbers are not")
     return lay_out(values, "contiguous")
 
 
@@ -176,6 +199,8 @@ def _known(op: Op, case: Case) -> None:
     """An explicit value for something that the op does not have must not be dropped silently."""
     names = [operand.name for operand in op.operands] + ["d" + name for name in op.all_outputs]
     for name in [*case.values, *case.edits]:
+        if any(name == each.name for each in op.derived):
+            raise UsageError(f"a case does not spell out {name!r}, which is derived from other operands")
         if name not in names:
             raise UsageError(f"op {op.name!r} has {', '.join(names)}; the case spells out {name!r}")
         if name not in names[: len(op.operands)] and not case.upstream:

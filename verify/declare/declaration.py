@@ -25,6 +25,7 @@ import msgspec
 from verify import ops
 from verify.backends import known
 from verify.declare import promises
+from verify.declare.calling import by_operand, op_of
 from verify.declare.quantiser import quantiser
 from verify.declare.writing import functional
 from verify.errors import UsageError
@@ -82,7 +83,8 @@ class Kernel:
     encoding: Encoding | None = None  # of what a quantiser returns
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(*args, **kwargs)
+        calling = getattr(self.function, "calling", None)
+        return (calling.function if calling else self.function)(*args, **kwargs)
 
     def described(self) -> dict[str, Any]:
         """The declaration without the function, as JSON: for a process that does not import the kernel's module."""
@@ -244,6 +246,7 @@ def kernel(
     domain: Mapping[str, str] | None = None,
     writes: Mapping[str, str] | None = None,
     into: Iterable[str] | None = None,
+    derive: Mapping[str, Callable[..., Any]] | None = None,
     refuses: bool = True,
     operand_dtypes: Mapping[str, Any] | None = None,
     output_dtypes: Mapping[str, Any] | None = None,
@@ -289,6 +292,7 @@ def kernel(
     domain: the numbers that operands hold, `{"v": "0 <= v", "g": "-8 <= g < 0"}`, by one bound or two. Cases and hunts
         stay inside; where all inputs are tried those outside are not judged. NaN and infinities are in no domain.
     writes: with like=, operands that the kernel writes into and the results that it leaves there, `{"p": "p_"}`.
+    derive: with like=, operands that are computed from others, `{"offsets": lambda lengths: ...}`.
     into: with like=, arguments that are buffers for the results of these names, `["y"]`.
     operand_dtypes: operands that have another dtype than the case, `{"weight": "float32"}`, and so their gradients; by
         the dtype of the case where it matters, `{"bfloat16": {"weight": "float32"}}`.
@@ -305,10 +309,10 @@ def kernel(
     caller = sys._getframe(1).f_globals
     module, file = caller.get("__name__", ""), caller.get("__file__", "")
     named_op = _op(received, op) if like is None else ""
-    alone = (shapes, integers, examples is not None, accumulate != "float32", intermediate, writes, into)
+    alone = (shapes, integers, examples is not None, accumulate != "float32", intermediate, writes, into, derive)
     if like is None and any(alone):
         raise UsageError(
-            "shapes, integers, examples, accumulate, intermediate, writes and into belong to like=",
+            "shapes, integers, examples, accumulate, intermediate, writes, into and derive belong to like=",
             hint="@verify.kernel(like=function, ...)",
         )
     if like is not None and (received or op is not None or params):
@@ -338,16 +342,18 @@ def kernel(
         if like is not None and (writes or into):
             called, returns, grads = *functional(about, function, like, writes, into, outputs, gradients), False
         if like is not None:
+            written = by_operand(about, called, like, shapes, derive)
+            called = written.function
             said = {
-                "shapes": shapes,
+                "derive": derive,
                 "where": where,
                 "integers": integers,
                 "examples": examples,
                 "accumulate": promises.choice(about, "accumulate", accumulate, ("float32", "tf32")),
                 "intermediate": promises.choice(about, "intermediate", intermediate, ("", "eager", "float32"))
-                or ("eager" if max_ulp is None else "float32"),
+                or ("" if max_ulp is None else "float32"),
             }
-            definition = _like(label, called, like, operands, returns, said)
+            definition = op_of(label, written, operands, returns, said)
             taken = None
         else:
             definition = named_op if isinstance(named_op, Op) else ops.get(named_op)
@@ -462,36 +468,6 @@ def _takes(where: str, declared: Kernel) -> None:
             + f"; received a function that takes {signature}: {error}",
             hint=hint,
         ) from None
-
-
-def _like(
-    label: str,
-    function: Callable[..., Any],
-    like: Callable[..., Any],
-    operands: Iterable[str] | None,
-    outputs: Iterable[str] | None,
-    said: Mapping[str, Any],
-) -> Op:
-    """The op of a PyTorch function, whose operands have the names of the kernel's arguments."""
-    from verify.ops.graph.like import like_op
-
-    about = f"kernel {label!r}"
-    names = tuple(operands or ())
-    if not names:
-        try:
-            given = inspect.signature(function).parameters.values()
-        except (TypeError, ValueError):
-            given = ()  # type: ignore[assignment]
-        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        names = tuple(each.name for each in given if each.kind in kinds and each.default is inspect.Parameter.empty)
-        names = names or tuple(said["shapes"] or ())
-        if not names:
-            raise UsageError(
-                f"{about}: its operands are the arguments of the function, which has none with a name",
-                hint='operands=["x"] names them in their order',
-            )
-    labels = None if outputs is None else promises.strings(about, "outputs", outputs)
-    return like_op(like, names, outputs=labels, name=label, **said)
 
 
 def _dtypes(where: str, dtypes: Iterable[str] | None) -> tuple[str, ...]:

@@ -328,7 +328,9 @@ def _operands(kernel: Kernel, case: Case, measured: Measured) -> str:
 
 def _call(kernel: Kernel, case: Case, name: str, found: Replay) -> str:
     params = kernel.op.resolve(case.params)
-    arguments = ["None" if item in case.absent else item for item in kernel.operands]
+    given = {item: "None" if item in case.absent else item for item in kernel.operands}
+    calling = getattr(kernel.function, "calling", None)
+    arguments = calling.words(given) if calling else list(given.values())
     arguments += [f"{item}={value!r}" for item, value in params.items() if item in kernel.accepted]
     lines = [
         f"outputs = {name}({', '.join(arguments)})",

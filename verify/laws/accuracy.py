@@ -110,7 +110,8 @@ def _subnormal_weights(subject: Subject) -> tuple[Case, ...]:
     shapes = kernel.op.shapes(plain.dims, kernel.op.resolve(plain.params))
     values: dict[str, str] = {}
     for operand in kernel.op.operands:
-        if operand.domain is None and operand.role in ("scale", "shift", "matrix") and operand.name in kernel.operands:
+        weight = operand.role in ("scale", "shift", "matrix") and operand.derive is None
+        if operand.domain is None and weight and operand.name in kernel.operands:
             fmt, count = formats.named(operand_dtype(plain, operand)), math.prod(shapes[operand.name])
             least = 0 if operand.role == "shift" and values else (1 << fmt.mantissa_bits) - 1
             bits = [least - place if place % 16 == 0 else 0 for place in range(count)]

@@ -62,7 +62,9 @@ def _elsewhere(tensor: Tensor) -> Tensor:
 def _mistakes(subject: Subject) -> list[Mistake]:
     """Each gives operands that no kernel of this op can take."""
     kernel = subject.kernel
-    first, *others = kernel.operands
+    # a derived operand is never another, and kernels do not see what is hidden
+    unseen = [operand.name for operand in kernel.op.operands if operand.derive is not None or operand.hidden]
+    first, *others = (name for name in kernel.operands if name not in unseen)
     found: list[Mistake] = []
     if not any(operand.name == first and operand.range for operand in kernel.op.operands):
         found.append((OF_INT64, first, _integers))

@@ -91,7 +91,10 @@ def independent_rows(kernel: Kernel, case: Case) -> list[Rows]:
     # ordinary values: beside numbers of 1e-20 nothing would differ
     inputs = inputs_of(op, case_of(kernel, case.dtype, dims=case.dims), "cpu", shared=True)
     found = []
+    fixed = {name for each in op.operands if each.range is not None for name in each.range.fixed_by}
     for place, (dimension, size) in enumerate(zip(op.geometry.dims, case.dims, strict=True)):
+        if dimension in fixed:  # rows of a permutation are none
+            continue
         larger = (*case.dims[:place], size + 1, *case.dims[place + 1 :])
         try:
             before, after = (

@@ -298,7 +298,8 @@ class _Shrinker:
     def _frozen(self, case: Case) -> _Draft:
         """The case with its elements taken out of the tensors that it makes."""
         inputs = inputs_of(self.op, case, "cpu")
-        tensors = {name: value.contiguous() for name, value in inputs.items() if value is not None}
+        derived = [operand.name for operand in self.op.derived]  # which each case computes again
+        tensors = {n: value.contiguous() for n, value in inputs.items() if value is not None and n not in derived}
         upstream = upstream_of(self.op, case, self._outputs(case)) if case.upstream else {}
         tensors |= {"d" + name: value.contiguous() for name, value in upstream.items()}
         roles = {operand.name: operand.role for operand in self.op.operands}
@@ -374,7 +375,11 @@ class _Shrinker:
                 chosen = [part * size + place for part in range(factor) for place in keep[dim]]
                 tensors[name] = _select(tensors[name], axis, chosen)
         for operand in self.op.operands:  # whole numbers that are places in a dimension follow it
-            if operand.range is not None and operand.name in tensors and not operand.boolean:
+            if operand.range is None or operand.name not in tensors or operand.boolean:
+                continue
+            if operand.range.structure:
+                tensors[operand.name] = operand.range.arranged(tensors[operand.name], dims)
+            else:
                 for dim, places in keep.items():
                     if operand.range(draft.base.dims) == (0, size := draft.base.dims[dim]):
                         after = torch.zeros(size, dtype=torch.int64)

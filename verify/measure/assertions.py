@@ -297,6 +297,7 @@ def _case(op: Op, problem: Problem, result: str, actual: Tensor, index: int) -> 
     dtype = next(iter(kinds.values()), formats.of(actual.dtype).name)
     params = {name: value for name, value in problem.params.items() if op.resolve({}).get(name) != value}
     known = dims is not None and len(kinds) == len(tensors)  # a case has no place for given integers
+    derived = [operand.name for operand in op.derived]
     short = known and sum(value.numel() for value in given.values()) <= SPELLED
     return Case(
         dtype=dtype,
@@ -306,7 +307,7 @@ def _case(op: Op, problem: Problem, result: str, actual: Tensor, index: int) -> 
         upstream="normal" if upstream else "",
         absent=tuple(name for name, value in problem.inputs.items() if value is None),
         dtypes={name: kind for name, kind in kinds.items() if kind != dtype},
-        values={name: spell(value) for name, value in given.items()} if short else {},
+        values={name: spell(value) for name, value in given.items() if name not in derived} if short else {},
     )
 
 

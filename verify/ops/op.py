@@ -25,6 +25,7 @@ from verify.ops.geometry import Geometry, Params, Shape
 from verify.records.record import Gate
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 Symmetry = Literal["odd part", "gate", "norm", "shift", "linear"]
@@ -49,22 +50,52 @@ def largest_words(size: Largest) -> str:
     return ", ".join(f"{name} up to {one:g}" for name, one in size.items())
 
 
+class WholeNumbers(Protocol):
+    """The whole numbers that an integer operand holds, for the dims of a case."""
+
+    @property
+    def structure(self) -> str:
+        """Returns what its elements fulfil together; empty if nothing."""
+
+    def __call__(self, dims: Shape) -> tuple[int, int]:
+        """Returns the least number, and one above the largest."""
+
+    def arranged(self, values: Tensor, dims: Shape) -> Tensor:
+        """Gives numbers the structure that the operand has, as a permutation has one."""
+
+    @property
+    def fixed_by(self) -> set[str]:
+        """Returns the dimensions of which the structure needs all indices."""
+
+
+class Derived(Protocol):
+    """How an operand is computed from others (`verify.ops.graph.derived`)."""
+
+    depth: int
+
+    def of(self, given: Mapping[str, Tensor | None], dtype: torch.dtype | None, shape: Shape) -> Tensor:
+        """Computes the operand; `dtype` is None for integers."""
+
+
 @dataclass(frozen=True)
 class Operand:
     """One tensor argument, in the order in which a kernel receives it.
 
     `role` says how cases make its values: "data" follows the value recipe of the case, "scale" is a weight
     around 1, "shift" a bias around 0, "matrix" a weight matrix, "integer" whole numbers of a
-    range, or truth values where `boolean`.
+    range, or truth values where `boolean`. A case computes an operand with `derive` from the others. Kernels do not
+    receive a `hidden` one, from which others are derived.
     """
 
     name: str
     role: Literal["data", "scale", "shift", "matrix", "integer"] = "data"
     optional: bool = False
     differentiable: bool = True
-    range: Callable[[Shape], tuple[int, int]] | None = None  # of dims: the least value of an "integer", and one above
+    range: WholeNumbers | None = None  # of an "integer"
     boolean: bool = False
     domain: Domain | None = None  # the numbers that it holds; None: all
+    derive: Derived | None = None
+    hidden: bool = False
 
 
 @dataclass(frozen=True)
@@ -252,6 +283,12 @@ class Op:
     def domain_words(self) -> str:
         """Returns the domains as they are declared, such as `0 <= v, -1 <= cos <= 1`."""
         return ", ".join(domain.text for domain in self.domains.values())
+
+    @property
+    def derived(self) -> tuple[Operand, ...]:
+        """Returns the operands that are computed from others, each after those that it is computed from."""
+        found = [(each.derive.depth, each.name, each) for each in self.operands if each.derive is not None]
+        return tuple(each for _, _, each in sorted(found, key=lambda item: item[:2]))
 
     @property
     def gradients(self) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from torch import Tensor
 from verify.errors import UsageError
 from verify.ops.geometry import Elementwise, Shape
 from verify.ops.graph.answers import demand_answers, settled
+from verify.ops.graph.derived import Derivation, derivations
 from verify.ops.graph.float64 import in_float64, narrowed
 from verify.ops.graph.noise import Noise, noise_of, sampled_again
 from verify.ops.graph.program import Program, trace
@@ -49,16 +50,25 @@ def like_op(
     name: str = "",
     accumulate: str = "float32",
     intermediate: str = "",
+    derive: Mapping[str, Any] | None = None,
+    hidden: Sequence[str] = (),
 ) -> Op:
-    """The op of a function or module, for a kernel that takes operands of these `names` in this order."""
-    meaning = _Meaning(function, tuple(names), name or _name_of(function))
+    """The op of a function or module, for a kernel that takes operands of these `names` in this order.
+
+    The kernel does not receive the `hidden` ones, from which others are derived.
+    """
+    derived = derivations(derive, names)
+    loose = {*hidden, *derived, *(each for one in derived.values() for each in one.takes)}
+    meaning = _Meaning(function, tuple(names), name or _name_of(function), frozenset(loose))
     given, meaning.fixed = _examples(meaning, examples)
     parameters = {name: tuple(meaning.held(name).shape) for name in meaning.parameters}
     table = NamedDims.made(meaning.names, parameters, shapes, given, where)
-    ranges = ranges_of(meaning.names, integers or {}, table, given)
+    ranges = ranges_of([each for each in meaning.names if each not in derived], integers or {}, table, given)
+    table = table and table.with_ranges(ranges)
     labels = tuple(outputs) if outputs else None
     made = _Like(meaning, table, ranges, labels, tf32=accumulate == "tf32", fused=intermediate == "float32")
-    return made.op()
+    made.derived, made.hidden = derived, tuple(hidden)
+    return made.op(fuses=not intermediate)
 
 
 def _name_of(function: Any) -> str:
@@ -75,6 +85,7 @@ class _Meaning:
     function: Any
     names: tuple[str, ...]
     name: str
+    loose: frozenset[str] = frozenset()  # operands that the function may leave out: derived ones, and their sources
     fixed: Mapping[int, Any] = field(default_factory=dict)  # arguments that are no tensors, by position
 
     @cached_property
@@ -95,14 +106,23 @@ class _Meaning:
     @cached_property
     def by_name(self) -> tuple[str, ...]:
         """Operands that the function takes under their own names; the others come by position."""
-        target = self.module.forward if self.module is not None else self.function
-        try:
-            known = inspect.signature(target).parameters
-        except (TypeError, ValueError):
-            return ()
-        own = [name for name in self.names if name not in self.parameters]
+        known = self._signature
+        own = [name for name in self.names if name not in self.parameters and name not in self.unused]
         taken = [name for name in own if name in known and known[name].kind is not inspect.Parameter.POSITIONAL_ONLY]
         return tuple(taken) if len(taken) == len(own) else ()
+
+    @cached_property
+    def _signature(self) -> Mapping[str, inspect.Parameter]:
+        target = self.module.forward if self.module is not None else self.function
+        try:
+            return inspect.signature(target).parameters
+        except (TypeError, ValueError):
+            return {}
+
+    @cached_property
+    def unused(self) -> frozenset[str]:
+        """The operands that the function does not take: the loose ones that it does not name."""
+        return self.loose - self._signature.keys() - self.parameters.keys()
 
     def held(self, operand: str) -> Tensor:
         """What the module holds for an operand."""
@@ -111,7 +131,7 @@ class _Meaning:
         return held[self.parameters[operand]].detach()
 
     def __call__(self, present: Sequence[str], values: Sequence[Tensor]) -> Any:
-        given = dict(zip(present, values, strict=True))
+        given = {n: value for n, value in zip(present, values, strict=True) if n not in self.unused}
         inner = {self.parameters[name]: given.pop(name) for name in list(given) if name in self.parameters}
         args: list[Any] = []
         if self.fixed or not self.by_name:
@@ -206,12 +226,15 @@ class _Like:
     fused: bool = False  # whether nothing between the operators is rounded to 16 bits
     kind: torch.dtype = torch.float32  # of operands where there is no case yet
     smooth: tuple[str, ...] = ()  # the operands that the function has a gradient for
+    derived: Mapping[str, Derivation] = field(default_factory=dict)
+    hidden: tuple[str, ...] = ()
 
-    def op(self) -> Op:
-        """The op, after the function was followed once."""
+    def op(self, *, fuses: bool = False) -> Op:
+        """The op, after the function was followed once. `fuses`: nothing but `verify.rounds` rounds on the way."""
         names = self.meaning.names
         dims = self._plain_dims()
         shapes = self._shapes(dims)
+        self.ranges |= self._derived_ranges(shapes)
         program = self._followed_first({name: shapes[name] for name in names})
         outputs = self.outputs or tuple(program.results)
         elementwise = self.shapes is None
@@ -226,6 +249,7 @@ class _Like:
         known = self.smooth = self._differentiable(shapes) if smooth else ()
         sums = program.sums or (bool(known) and self._program({name: shapes[name] for name in names}, known).sums)
         self.by_noise = sums
+        self.fused = self.fused or (fuses and program.rounds)
         asked = f"{self.shapes!r} {sorted(self.ranges.items())} {outputs} {self.identity(dims)}"
         return Op(
             name=f"like {self.meaning.name} {hashlib.sha256(asked.encode()).hexdigest()[:8]}",
@@ -262,7 +286,8 @@ class _Like:
             except UsageError:
                 return False
 
-        wanted = tuple(name for name in self.meaning.names if name not in self.ranges)
+        left_out = {*self.ranges, *self.derived, *self.hidden}
+        wanted = tuple(name for name in self.meaning.names if name not in left_out)
         return wanted if followed(wanted) else tuple(name for name in wanted if followed((name,)))
 
     def identity(self, dims: Shape) -> str:
@@ -280,16 +305,29 @@ class _Like:
                 with suppress(UsageError):  # the function takes no operands of this type
                     kinds = {name: self._dtype(name, kind) for name in ordered}
                     found.append(self._program(ordered, wanted, kinds).digest)
-        return "".join(found)
+        sources = {name: (shape, self._dtype(name)) for name, shape in shapes.items()}
+        return "".join([*found, *(each.identity(sources) for each in self.derived.values())])
+
+    def _derived_ranges(self, shapes: Mapping[str, Shape]) -> dict[str, Range]:
+        """The ranges of derived operands of integers: all integers. Each function is called once to know its kind."""
+        given = {name: self._sample(name, shapes, self._dtype(name, torch.float64)) for name in shapes}
+        found: dict[str, Range] = {}
+        for name, each in self.derived.items():
+            made = each.kind(given)
+            given[name] = made
+            if not made.is_floating_point():
+                found[name] = Range.of_all(made.dtype == torch.bool)
+        return found
 
     def _operand(self, name: str, shape: Shape, smooth: bool) -> Operand:
+        kept: dict[str, Any] = {"derive": self.derived.get(name), "hidden": name in self.hidden}
         if name in self.ranges:
             given = self.ranges[name]
-            return Operand(name, "integer", differentiable=False, range=given, boolean=given.boolean)
+            return Operand(name, "integer", differentiable=False, range=given, boolean=given.boolean, **kept)
         role = "data"
         if name in self.meaning.parameters or any(word in name for word in ("weight", "bias", "gamma", "beta")):
             role = "matrix" if len(shape) > 1 else "shift" if "bias" in name or "beta" in name else "scale"
-        return Operand(name, role, differentiable=smooth)  # type: ignore[arg-type]
+        return Operand(name, role, differentiable=smooth, **kept)  # type: ignore[arg-type]
 
     def _plain_dims(self) -> Shape:
         if self.shapes is None:
@@ -325,7 +363,7 @@ class _Like:
             return meaning
         kind = next((value.dtype for value in values if value.is_floating_point()), torch.float32)
         module = _moved(meaning.module, kind, values[0].device)
-        moved = _Meaning(module, meaning.names, meaning.name, meaning.fixed)
+        moved = _Meaning(module, meaning.names, meaning.name, meaning.loose, meaning.fixed)
         moved.__dict__["module"] = module
         return moved
 
@@ -342,12 +380,19 @@ class _Like:
             self.programs.pop(next(iter(self.programs)))
         program = trace(
             lambda *values: self.meaning(tuple(shapes), values),
-            {name: torch.zeros(shape, dtype=kinds[name]) for name, shape in shapes.items()},
+            {name: self._sample(name, shapes, kinds[name]) for name in shapes},
             outputs=self.outputs,
             differentiable=gradients,
         )
         self.programs[(*key, tuple(kinds.items())) if program.typed else key] = program
         return program
+
+    def _sample(self, operand: str, shapes: Mapping[str, Shape], dtype: torch.dtype) -> Tensor:
+        """Zeros; those of a structured operand as far as its structure allows them."""
+        zeros, known = torch.zeros(shapes[operand], dtype=dtype), self.ranges.get(operand)
+        if known is None or not known.structure or self.shapes is None:
+            return zeros
+        return known.arranged(zeros, self.shapes.dims_of_shapes(shapes))
 
     def _dtype(self, operand: str, kind: torch.dtype | None = None) -> torch.dtype:
         if operand not in self.ranges:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -68,7 +69,8 @@ class NamedDims(Geometry):
                 f"shapes= says nothing about {', '.join(missing)}",
                 hint="one entry for each operand, such as shapes={'x': 'n d', 'weight': 'd'}; '' for a scalar",
             )
-        dims = tuple(dict.fromkeys(token for shape in table.values() for token in shape if isinstance(token, str)))
+        tokens = [token for shape in table.values() for token in shape if isinstance(token, str)]
+        dims = tuple(dict.fromkeys(name for token in tokens for name in _named_in(token)))
         if where:
             check(where, dims)
         return NamedDims(table, dims=dims, where=where)
@@ -84,7 +86,19 @@ class NamedDims(Geometry):
                 hint="in the order in which shapes= names them",
             )
         sizes = dict(zip(self.dims, dims, strict=True))
-        return {name: tuple(sizes[t] if isinstance(t, str) else t for t in shape) for name, shape in self.table.items()}
+        return {
+            name: tuple(_size(t, sizes) if isinstance(t, str) else t for t in shape)
+            for name, shape in self.table.items()
+        }
+
+    def dims_of_shapes(self, shapes: Mapping[str, Shape]) -> Shape:
+        """Returns the sizes of the dimensions from the shapes of operands; 1 for one that is only in expressions."""
+        found = {
+            token: size
+            for name, tokens in self.table.items()
+            for token, size in zip(tokens, shapes.get(name, ()), strict=False)
+        }
+        return tuple(found.get(name, 1) for name in self.dims)
 
     def shapes(self, op: str, roles: Roles, dims: Shape, params: Params) -> dict[str, Shape]:
         return self(dims)
@@ -93,18 +107,51 @@ class NamedDims(Geometry):
         assert self.of_results is not None
         return self.of_results(dims)
 
+    def with_ranges(self, ranges: Mapping[str, Range]) -> NamedDims:
+        """Returns the same with the conditions on sizes that the structures of integer operands need."""
+        parts = [f"({self.where})"] if self.where else []
+        for name, each in ranges.items():
+            tokens = [f"({token})" for token in self.table.get(name, ())]
+            parts += [part for part in [each.implied(" * ".join(tokens) or "1")] if part]
+        return replace(self, where=" and ".join(parts) if len(parts) > bool(self.where) else self.where)
+
     def allows(self, dims: Shape) -> bool:
         """Whether the declaration promises these sizes."""
         return bool(self.numbered) or holds(self.where, dict(zip(self.dims, dims, strict=True)))
 
 
 def _word(operand: str, token: str) -> str:
-    if not token.isidentifier():
+    """Returns the name of a dimension, or an expression of such names without spaces, as it is."""
+    try:
+        names = _named_in(token)
+        _size(token, dict.fromkeys(names, 1))
+    except (SyntaxError, UsageError):
+        names = []
+    if not names:
         raise UsageError(
-            f"shapes={{{operand!r}: ...}} is made of names of dimensions and numbers; received {token!r}",
-            hint="shapes={'query': 'b h s d', 'weight': '3 d'}",
+            f"shapes={{{operand!r}: ...}} is made of names of dimensions, of numbers, and of expressions of both "
+            f"without spaces; received {token!r}",
+            hint="shapes={'query': 'b h s d', 'weight': '3 d', 'offsets': 'b+1'}",
         )
     return token
+
+
+def _named_in(token: str) -> list[str]:
+    """Lists the names of dimensions in an expression, in their order."""
+    if token.isidentifier():
+        return [token]
+    nodes = [node for node in ast.walk(_parsed(token)) if isinstance(node, ast.Name)]
+    return [node.id for node in sorted(nodes, key=lambda node: node.col_offset)]
+
+
+@lru_cache
+def _parsed(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body
+
+
+def _size(token: str, sizes: Mapping[str, int]) -> int:
+    """Evaluates the name of a dimension, or an expression of such names."""
+    return sizes[token] if token in sizes else int(_value(_parsed(token), sizes))
 
 
 _OPERATIONS: dict[type, Callable[[Any, Any], Any]] = {
@@ -174,27 +221,100 @@ def check(text: str, dims: Sequence[str]) -> ast.expr:
     return body
 
 
+Structure = Literal["", "permutation", "distinct", "sum"]
+
+
 @dataclass(frozen=True, repr=False)
 class Range:
-    """The whole numbers that an integer operand holds: low <= value < high, both expressions of sizes."""
+    """The whole numbers that an integer operand holds: low <= value < high, both expressions of sizes.
+
+    `structure` says what more its elements fulfil together. The numbers of each row of a "permutation" are those from 0
+    in another order. No two elements of a "distinct" operand are equal. The elements of a "sum" add up to `total`.
+    """
 
     low: ast.expr
     high: ast.expr
     dims: tuple[str, ...]
     boolean: bool = False
+    structure: Structure = ""
+    total: ast.expr | None = None
+
+    @staticmethod
+    def of_all(boolean: bool = False) -> Range:
+        """Returns the range of all integers, or of both conditions."""
+        ends = (0, 2) if boolean else (-(2**62), 2**62)
+        return Range(ast.Constant(ends[0]), ast.Constant(ends[1]), (), boolean)
 
     def __repr__(self) -> str:
         """Returns the same text in every process: the digest in an op's name is made of it."""
-        return f"Range({ast.unparse(self.low)}, {ast.unparse(self.high)}, {self.dims}, {self.boolean})"
+        text = f"Range({ast.unparse(self.low)}, {ast.unparse(self.high)}, {self.dims}, {self.boolean}"
+        if self.structure:
+            text += f", {self.structure}" + (f" {ast.unparse(self.total)}" if self.total else "")
+        return text + ")"
 
     def __call__(self, dims: Shape) -> tuple[int, int]:
-        sizes = dict(zip(self.dims, dims, strict=True)) if len(dims) == len(self.dims) else {}
+        sizes = self._sizes(dims)
         return int(_value(self.low, sizes)), int(_value(self.high, sizes))
+
+    def _sizes(self, dims: Shape) -> dict[str, int]:
+        return dict(zip(self.dims, dims, strict=True)) if len(dims) == len(self.dims) else {}
+
+    @property
+    def fixed_by(self) -> set[str]:
+        """Returns the dimensions of which the structure needs all indices: no part of them can be taken alone."""
+        return (_names(self.total) if self.total else _names(self.high)) if self.structure else set()
+
+    def arranged(self, values: Tensor, dims: Shape) -> Tensor:
+        """Returns numbers with the structure. Those that have it stay as they are, others become the next that do.
+
+        A drawn operand, and one of which a part was removed, gets its structure back in this way.
+        """
+        if not self.structure or not values.numel():
+            return values
+        low, high = self(dims)
+        if self.structure == "sum":
+            assert self.total is not None
+            total = int(_value(self.total, self._sizes(dims)))
+            return _summing(values.reshape(-1).clamp(low, high - 1), low, high - 1, total).reshape(values.shape)
+        rows = values.reshape(-1, values.shape[-1]) if self.structure == "permutation" else values.reshape(1, -1)
+        return _distinct(rows, low, high).reshape(values.shape)
+
+    def implied(self, count: str) -> str:
+        """Returns the condition on sizes without which `count` elements cannot have the structure."""
+        low, high = ast.unparse(self.low), ast.unparse(self.high)
+        if self.total is not None:
+            total = ast.unparse(self.total)
+            return f"({low}) * {count} <= {total} and {total} <= ({high} - 1) * {count}"
+        return f"{count} <= {high}" if self.structure == "distinct" else ""
+
+
+def _distinct(rows: Tensor, low: int, high: int) -> Tensor:
+    """Returns rows of distinct numbers in a range, in the order in which the given numbers are."""
+    order = rows.argsort(dim=-1, stable=True)
+    steps = torch.arange(rows.shape[-1], device=rows.device)
+    rising = (rows.gather(-1, order) - steps).cummax(-1).values + steps
+    rising = torch.minimum(rising.clamp(min=low), high - rows.shape[-1] + steps)
+    return torch.empty_like(rows).scatter_(-1, order, (rising - steps).cummax(-1).values + steps)
+
+
+def _summing(values: Tensor, low: int, most: int, total: int) -> Tensor:
+    """Returns numbers from `low` to `most` with a sum: all in proportion, then the first ones by what is left."""
+    free, wanted = values - low, total - low * values.numel()
+    given = int(free.sum())
+    if given == wanted:
+        return values
+    if given:
+        free = (free * wanted // given).clamp(0, most - low)
+    missing = wanted - int(free.sum())  # flooring and clamping leave some
+    room = most - low - free
+    before = room.cumsum(0) - room
+    return low + free + torch.minimum(room, (missing - before).clamp(min=0))
 
 
 def ranges_of(
     names: Sequence[str], integers: Mapping[str, str], shapes: NamedDims | None, examples: Sequence[Mapping[str, Any]]
 ) -> dict[str, Range]:
+    """Reads integers=, and the ranges of integers in examples."""
     dims = shapes.dims if shapes is not None else ()
     found: dict[str, Range] = {}
     for name, text in integers.items():
@@ -206,19 +326,18 @@ def ranges_of(
         if text == "bool":
             found[name] = Range(ast.Constant(0), ast.Constant(2), dims, True)
             continue
-        body = check(text, (*dims, name)) if isinstance(text, str) else None
-        form = isinstance(body, ast.Compare) and len(body.ops) == 2 and ast.unparse(body.comparators[0]) == name
-        if not form or not all(isinstance(each, ast.Lt | ast.LtE) for each in body.ops):  # type: ignore[attr-defined]
-            raise UsageError(
-                f"integers={{{name!r}: ...}} says low <= {name} < high; received {text!r}",
-                hint=f"integers={{{name!r}: '0 <= {name} < v'}}, or 'bool'",
-            )
-        assert isinstance(body, ast.Compare)
-        one: ast.expr = ast.Constant(1)
-        low = body.left if isinstance(body.ops[0], ast.LtE) else ast.BinOp(body.left, ast.Add(), one)
-        high = body.comparators[1]
-        high = high if isinstance(body.ops[1], ast.Lt) else ast.BinOp(high, ast.Add(), one)
-        found[name] = Range(low, high, dims)
+        kind, _, rest = text.partition(" ") if isinstance(text, str) else ("", "", "")
+        if kind in ("permutation", "distinct"):
+            high = check(rest, dims)
+            if kind == "permutation" and shapes is not None and rest.strip() != str((*shapes.table[name], "")[-2]):
+                raise UsageError(
+                    f"integers={{{name!r}: {text!r}}}: the last dimension of a permutation has its size; it has the "
+                    f"shape {' '.join(map(str, shapes.table[name])) or 'of a scalar'!r}",
+                    hint="shapes={'p': 'n'}, integers={'p': 'permutation n'}",
+                )
+            found[name] = Range(ast.Constant(0), high, dims, structure=kind)  # type: ignore[arg-type]
+            continue
+        found[name] = _bounded(name, text, dims)
     for each in examples:
         for name, value in each.items():
             if isinstance(value, Tensor) and not value.is_floating_point() and name not in found:
@@ -226,6 +345,25 @@ def ranges_of(
                 ends = (0, 2) if boolean else (int(value.min()), int(value.max()) + 1)
                 found[name] = Range(ast.Constant(ends[0]), ast.Constant(ends[1]), dims, boolean)
     return found
+
+
+def _bounded(name: str, text: Any, dims: tuple[str, ...]) -> Range:
+    """Reads `low <= name < high`, after it `, sum t` where the elements add up to a size."""
+    bounds, comma, rest = text.partition(",") if isinstance(text, str) else ("", "", "")
+    body = check(bounds, (*dims, name)) if bounds else None
+    total = check(rest.strip().removeprefix("sum "), dims) if rest.strip().startswith("sum ") else None
+    form = isinstance(body, ast.Compare) and len(body.ops) == 2 and ast.unparse(body.comparators[0]) == name
+    if not form or (comma and total is None) or not all(isinstance(each, ast.Lt | ast.LtE) for each in body.ops):  # type: ignore[union-attr]
+        raise UsageError(
+            f"integers={{{name!r}: ...}} says low <= {name} < high; received {text!r}",
+            hint=f"integers={{{name!r}: '0 <= {name} < v'}}, '0 <= {name} <= t, sum t', 'permutation n' or 'bool'",
+        )
+    assert isinstance(body, ast.Compare)
+    one: ast.expr = ast.Constant(1)
+    low = body.left if isinstance(body.ops[0], ast.LtE) else ast.BinOp(body.left, ast.Add(), one)
+    high = body.comparators[1]
+    high = high if isinstance(body.ops[1], ast.Lt) else ast.BinOp(high, ast.Add(), one)
+    return Range(low, high, dims, structure="sum" if total is not None else "", total=total)
 
 
 _STARTS = (3, 5, 2, 4, 7, 8, 16, 32, 64, 128, 1, 256, 512, 1024, 2048, 4096)
@@ -370,10 +508,14 @@ def _orders(widths: Sequence[int]) -> Iterable[tuple[int, ...] | None]:
 
 
 def _conjuncts(text: str) -> list[ast.expr]:
-    body = ast.parse(text, mode="eval").body if text else None
-    if isinstance(body, ast.BoolOp) and isinstance(body.op, ast.And):
-        return body.values
-    return [] if body is None else [body]
+    pending, found = [ast.parse(text, mode="eval").body] if text else [], []
+    while pending:
+        part = pending.pop(0)
+        if isinstance(part, ast.BoolOp) and isinstance(part.op, ast.And):
+            pending = [*part.values, *pending]
+        else:
+            found.append(part)
+    return found
 
 
 def _few(widths: Sequence[int]) -> Iterable[tuple[int, ...]]:

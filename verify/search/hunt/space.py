@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from verify.cases import Case, case_of
+from verify.cases.case import derive_all
 from verify.cases.classes import DEMANDING_FROM, DEMANDING_TO, ORDINARY_FROM, ORDINARY_TO
 from verify.cases.explicit import LIMIT, repeated, spell
 from verify.cases.plan import summed_results
@@ -177,6 +178,9 @@ class SearchSpace:
             data = {operand.name for operand in self.kernel.op.operands if operand.role == "data"}
             upstream = {name: repeated(value, rows) for name, value in upstream.items()}
             inputs |= {name: repeated(value, rows) for name in data if (value := inputs[name]) is not None}
+        if self.kernel.op.derived:
+            case = case_of(self.kernel, self.dtype, dims=self.unit.times(size_of(population)))
+            inputs = derive_all(self.kernel.op, case, inputs, next(iter(population.values())).device)
         return inputs, upstream
 
     def _tensors(
@@ -194,7 +198,7 @@ class SearchSpace:
             else:
                 inputs[variable.name] = tensor
         for operand in self.kernel.op.operands:
-            if operand.range is not None and operand.name not in self.kernel.absent:
+            if operand.range is not None and operand.derive is None and operand.name not in self.kernel.absent:
                 inputs[operand.name] = self._whole_numbers(operand.name, shared[operand.name], size_of(population))
         return inputs, upstream
 
@@ -325,7 +329,8 @@ def _space(kernel: Kernel, dtype: str, result: str, device: str, width: int, lar
     call = (3, 16) if space.side_by_side else unit.times(space.fits(3))
     found = results_with(result, kernel, dtype, device, call)
     shapes = shapes_of(op, unit.dims, op.resolve(kernel.params), op.all_outputs)
-    operands = [each for each in op.operands if each.range is None and each.name not in kernel.absent]
+    drawn = [each for each in op.operands if each.range is None and each.derive is None]
+    operands = [each for each in drawn if each.name not in kernel.absent]
     given: list[tuple[str, str, Format]]
     given = [(each.name, each.role, named(kernel.operand_dtype(dtype, each.name))) for each in operands]
     if result not in op.all_outputs:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from verify.cases import Case, inputs_of
+from verify.cases.case import derive_all
 from verify.cases.explicit import LIMIT
 from verify.cases.plan import summed_results
 from verify.declare.declaration import Kernel, expected_shape, shapes_of
@@ -145,6 +146,9 @@ def _laid(kernel: Kernel, dims: Dims, axis: int) -> frozenset[str]:
     if not kernel.allows(many):
         return frozenset()
     op = kernel.op
+    fixed = {name for each in op.operands if each.range is not None for name in each.range.fixed_by}
+    if op.geometry.dims[axis : axis + 1] and op.geometry.dims[axis] in fixed:
+        return frozenset()
     before, after = (shapes_of(op, sizes, op.params, op.all_outputs) for sizes in (dims, many))
     found = {name for name, shape in before.items() if shape and after[name] == (3 * shape[0], *shape[1:])}
     same = all(after[name] == shape for name, shape in before.items() if name not in found)
@@ -159,7 +163,8 @@ def _is_apart(kernel: Kernel, result: str, unit: Unit) -> bool:
     gradient = result not in op.all_outputs
     if (result[1:] if gradient else "d" + result) not in unit.laid:
         return False
-    inputs = inputs_of(op, Case("float32", unit.times(3), "normal", absent=kernel.absent), "cpu")
+    case = Case("float32", unit.times(3), "normal", absent=kernel.absent)
+    inputs = inputs_of(op, case, "cpu")
     arriving: dict[str, Tensor] = {}
     if gradient:
         draws = Draws(0, "beside", "cpu")
@@ -170,6 +175,7 @@ def _is_apart(kernel: Kernel, result: str, unit: Unit) -> bool:
     seen = []
     for factor in (1.0, -3.0, 1000.0):
         given = {name: _beside(value, size, factor, name in unit.laid) for name, value in inputs.items()}
+        given = derive_all(op, case, given, "cpu")
         upstream = {name: _beside(value, size, factor, True) for name, value in arriving.items()}
         problem = Problem(inputs=given, params=op.resolve(kernel.params), upstream=upstream, results=(result,))  # type: ignore[arg-type]
         seen.append(op.fast(problem)[result].value[:size])
@@ -189,10 +195,11 @@ def whole_numbers(kernel: Kernel, dims: Dims, draws: Draws) -> dict[str, Tensor]
     """Draws the integer operands of one candidate within their ranges."""
     found = {}
     for operand in kernel.op.operands:
-        if operand.range is not None and operand.name not in kernel.absent:
+        if operand.range is not None and operand.derive is None and operand.name not in kernel.absent:
             shape = kernel.op.shapes(dims, kernel.op.params)[operand.name]
             low, high = operand.range(dims)
             values = (draws.below(math.prod(shape), max(high - low, 1)) + low).reshape(shape)
+            values = operand.range.arranged(values, dims)
             found[operand.name] = values.bool() if operand.boolean else values
     return found
 

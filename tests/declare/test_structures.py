@@ -1,0 +1,184 @@
+"""Kernels whose operands have structure: what they are called with, and what the harness keeps of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch import Tensor
+
+import verify
+from examples import structured
+from tests.declare import structured_kernels
+from tests.laws import trial
+from verify.backends import Backend
+from verify.cases import Case, case_of, inputs_of
+from verify.errors import UsageError
+from verify.laws.law import Subject
+from verify.laws.shrink import shrink_element
+from verify.measure.call import run_kernel
+from verify.measure.kernel import measure_kernel
+from verify.measure.requests import Measure
+from verify.records.record import KernelRun
+from verify.search.hunt.draws import Draws
+from verify.search.hunt.seeds import fresh, fresh_shared
+from verify.search.hunt.space import space_of
+
+
+def measured(kernel: verify.Kernel, backend: Backend) -> KernelRun:
+    return measure_kernel(kernel, Measure(f"tests/declare/structured_kernels.py::{kernel.name}"), backend)
+
+
+def operands(kernel: verify.Kernel, **fields: Any) -> dict[str, Tensor]:
+    found = inputs_of(kernel.op, case_of(kernel, kernel.dtypes[0], **fields), "cpu")
+    return {name: value for name, value in found.items() if value is not None}
+
+
+# -- right and broken twins --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [structured.varlen_attention, structured.attention_backward, structured_kernels.norm_backward],
+    ids=lambda kernel: kernel.name,
+)
+def test_a_right_kernel_passes(kernel: verify.Kernel, backend: Backend) -> None:
+    run = measured(kernel, backend)
+    assert run.status == "ok", [(each.output, each.status, each.reason) for each in run.results]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "wrong"),
+    [
+        (structured_kernels.leaks_into_the_next, {"y"}),
+        (structured_kernels.without_delta, {"dq", "dk"}),
+        (structured_kernels.keeps_the_first_row, {"y"}),
+    ],
+    ids=lambda each: getattr(each, "name", ""),
+)
+def test_its_broken_twin_is_caught(kernel: verify.Kernel, wrong: set[str], backend: Backend) -> None:
+    found = {result.output: result.status for result in measured(kernel, backend).results}
+    assert {name for name, status in found.items() if status == "wrong"} == wrong, found
+
+
+def test_a_format_inside_is_neither_excused_everywhere_nor_wrong(backend: Backend) -> None:
+    assert measured(structured.attention_in_two_formats, backend).status == "ok"
+    for kernel in (
+        structured_kernels.truncates,
+        structured_kernels.rounds_nothing,
+        structured_kernels.rounds_undeclared,
+    ):
+        assert measured(kernel, backend).status == "wrong", kernel.name
+
+
+# -- what operands hold ------------------------------------------------------------------------------------
+
+
+def test_lengths_add_up_and_offsets_follow() -> None:
+    for seed, dims in enumerate([(3, 5, 2), (128, 4, 2), (5, 2, 4), (64, 2, 16)]):
+        given = operands(structured.varlen_attention, dims=dims, seed=seed)
+        lengths, offsets = given["lengths"], given["offsets"]
+        assert int(lengths.sum()) == dims[0] and int(lengths.min()) >= 1
+        assert offsets.tolist() == [0, *lengths.cumsum(0).tolist()]
+
+
+def test_a_permutation_is_one_and_differs_by_seed() -> None:
+    seen = [operands(structured_kernels.permuted, dims=(9, 2), seed=seed)["p"] for seed in range(4)]
+    assert all(p.sort().values.tolist() == list(range(9)) for p in seen)
+    assert len({tuple(p.tolist()) for p in seen}) == 4
+
+
+def test_what_a_forward_pass_saves_is_rounded_once_to_its_format() -> None:
+    given = operands(structured.attention_backward, dims=(5, 8, 9))
+    s = given["q"].double() @ given["k"].double().mT / 8**0.5
+    assert given["lse"].dtype == torch.float32 and torch.equal(given["lse"], s.logsumexp(-1).float())
+    assert given["o"].dtype == torch.bfloat16
+    assert torch.equal(given["o"].double(), (s.softmax(-1) @ given["v"].double()).float().bfloat16().double())
+
+
+def test_a_case_names_no_derived_operand_and_says_the_same_bits() -> None:
+    kernel = structured.varlen_attention
+    case = Case.from_json(case_of(kernel, "float32", dims=(7, 2, 3), seed=5).to_json())
+    first, second = (inputs_of(kernel.op, case, "cpu")["offsets"] for _ in range(2))
+    assert first is not None and second is not None and torch.equal(first, second)
+    spelled = msgspec.structs.replace(case, values={"offsets": "00" * 32})
+    with pytest.raises(UsageError, match="does not spell out 'offsets', which is derived"):
+        inputs_of(kernel.op, spelled, "cpu")
+    with pytest.raises(UsageError, match="declared as a sum"):
+        inputs_of(kernel.op, msgspec.structs.replace(case, edits={"lengths": {"0": f"{6:016x}"}}), "cpu")
+
+
+def test_lists_and_operands_by_keyword_reach_the_kernel() -> None:
+    kernel = structured_kernels.listed
+    assert kernel.operands == ("x", "weights_0", "weights_1", "table")
+    assert kernel.op.gradients == ("dx", "dweights_0", "dweights_1")
+    found = run_kernel(kernel, case_of(kernel, "float32", dims=(6, 3, 4, 5)), "cpu")
+    x, first, second, table = (found.inputs[name] for name in kernel.operands)
+    assert x is not None and first is not None and second is not None and table is not None
+    assert len(set(table.tolist())) == 5
+    torch.testing.assert_close(found.results["y"], (x @ first + x @ second)[table])
+    direct = kernel(x, [first, second], table=table)
+    assert torch.equal(direct.detach(), found.results["y"])
+
+
+# -- the rest of the harness keeps the structure ------------------------------------------------------------
+
+
+def test_laws_hold_of_right_kernels_or_say_why_not() -> None:
+    trial.holds("batch invariance", structured_kernels.norm_backward)
+    trial.skips("special values", structured_kernels.norm_backward, "mean, rstd would have to be derived from NaN")
+    trial.skips("batch invariance", structured.varlen_attention, "no dimension")
+    for law in ("determinism", "error contract", "memory bounds"):
+        trial.holds(law, structured.varlen_attention)
+
+
+def test_a_smaller_case_keeps_the_structure(backend: Backend) -> None:
+    kernel = structured_kernels.keeps_the_first_row
+    case = case_of(kernel, "float32", dims=(16, 3))
+    found = shrink_element(Subject(kernel, "float32", backend, None), case, "y", 12, 1e9)
+    given = inputs_of(kernel.op, found.case, "cpu")["p"]
+    assert given is not None and found.case.dims[0] == 5, found.case
+    assert given.sort().values.tolist() == list(range(5))
+
+
+def test_hunts_draw_the_structure_and_derive_again() -> None:
+    for kernel, result in ((structured.varlen_attention, "y"), (structured_kernels.norm_backward, "dx")):
+        space = space_of(kernel, "float32", result, "cpu")
+        draws = Draws(0, "here", "cpu")
+        population, shared = fresh(space, 3, draws), fresh_shared(space, 0, draws)
+        inputs, upstream = space.tensors(population, shared)
+        assert not upstream
+        if result == "dx":
+            assert space.unit.axis == 0
+            x, mean = inputs["x"], inputs["mean"]
+            assert x is not None and mean is not None and torch.equal(mean, x.double().mean(-1).float())
+        else:
+            lengths, offsets = inputs["lengths"], inputs["offsets"]
+            assert lengths is not None and offsets is not None
+            assert int(lengths.sum()) == space.unit.dims[0] == int(offsets[-1])
+        case = space.case({name: value[:1] for name, value in population.items()}, shared, 1)
+        assert not case.values.keys() & {"mean", "rstd", "offsets"}
+        inputs_of(kernel.op, case, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("said", "rule"),
+    [
+        ({"integers": {"p": "permutation d"}}, "the last dimension of a permutation has its size"),
+        ({"integers": {"p": "1 <= p <= 4, total n"}}, "says low <= p < high"),
+        ({"derive": {"z": lambda x: x}}, "derive= has a function for an operand"),
+        ({"derive": {"p": lambda nothing: nothing}}, "shapes= says nothing about nothing"),
+        ({"derive": {"p": lambda x: x.sum()}}, "returns numbers of the shape"),
+        ({"shapes": {"x": "n d", "p": "n/2"}}, "expressions of both without spaces; received 'n/2'"),
+        ({"shapes": {"x": "n d", "q": ["n"]}}, "a list of shapes for an argument that is a list"),
+    ],
+)
+def test_a_declaration_that_cannot_be_is_refused(said: dict[str, Any], rule: str) -> None:
+    def kernel(x: Tensor, p: Tensor) -> Tensor:
+        return x[p.long()]
+
+    given = {"shapes": {"x": "n d", "p": "n"}, "dtypes": ["float32"], **said}
+    with pytest.raises(UsageError, match=rule):
+        operands(verify.kernel(like=lambda x, p: x * p[:, None], **given)(kernel), dims=(3, 2))

@@ -1,0 +1,166 @@
+"""How a kernel by `like=` takes its operands, and the op of its definition.
+
+Operands arrive one by one, in one order. A kernel may take some of them by keyword alone, several as one list, and not
+take those from which others are derived: `Calling` puts them in their places.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from verify.declare import promises
+from verify.errors import UsageError
+from verify.ops.op import Op
+
+_PLAIN = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+@dataclass(frozen=True)
+class Calling:
+    """The places of operands among the arguments of a function. `lists` has the operands of each list."""
+
+    function: Callable[..., Any]
+    operands: tuple[str, ...]  # in the order in which they arrive
+    taken: tuple[str, ...]  # the arguments that hold operands
+    by_keyword: tuple[str, ...]
+    lists: Mapping[str, tuple[str, ...]]
+
+    def placed(self, given: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Returns the arguments by position and by keyword, from what stands for each operand."""
+        values = {
+            name: [given[each] for each in self.lists[name]] if name in self.lists else given[name]
+            for name in self.taken
+        }
+        return [v for n, v in values.items() if n not in self.by_keyword], {n: values[n] for n in self.by_keyword}
+
+    def words(self, given: Mapping[str, str]) -> list[str]:
+        """Returns the arguments as Python source."""
+        arguments, keywords = self.placed(given)
+        text = [f"[{', '.join(each)}]" if isinstance(each, list) else each for each in (*arguments, *keywords.values())]
+        names = ["" for _ in arguments] + [f"{name}=" for name in keywords]
+        return [name + each for name, each in zip(names, text, strict=True)]
+
+    def adapted(self) -> Callable[..., Any]:
+        """Returns the function of all operands by position."""
+
+        @functools.wraps(self.function)
+        def call(*operands: Any, **keywords: Any) -> Any:
+            arguments, others = self.placed(dict(zip(self.operands, operands, strict=True)))
+            return self.function(*arguments, **others, **keywords)
+
+        kept = [each for each in _parameters(self.function) if each.name not in self.taken]
+        first = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY) for name in self.operands]
+        call.__signature__ = inspect.Signature([*first, *kept])  # type: ignore[attr-defined]
+        call.calling = self  # type: ignore[attr-defined]
+        return call
+
+
+def _parameters(function: Any) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return []
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A kernel by `like=` as functions of operands, with their shapes and those operands that it does not take."""
+
+    function: Callable[..., Any]
+    like: Callable[..., Any]
+    shapes: Mapping[str, str] | None
+    hidden: tuple[str, ...] = ()
+
+
+def by_operand(
+    about: str,
+    function: Callable[..., Any],
+    like: Callable[..., Any],
+    shapes: Mapping[str, Any] | None,
+    derive: Mapping[str, Any] | None,
+) -> Declared:
+    """Returns a kernel and its definition as functions of operands by position.
+
+    They stay as they are where there is no list, no operand by keyword alone, and none that the kernel does not take.
+    """
+    lists = {name: each for name, each in (shapes or {}).items() if not isinstance(each, str)}
+    own = [each for each in _parameters(function) if each.default is each.empty]
+    taken = [each.name for each in own if each.kind in (*_PLAIN, inspect.Parameter.KEYWORD_ONLY)]
+    taken = taken or list(shapes or ())  # of a function that takes any number of them
+    by_keyword = tuple(each.name for each in own if each.kind is inspect.Parameter.KEYWORD_ONLY)
+    members: dict[str, tuple[str, ...]] = {}
+    for name, each in lists.items():
+        if name not in taken or not isinstance(each, list | tuple) or not all(isinstance(one, str) for one in each):
+            raise UsageError(
+                f"{about}: shapes= has the shape of an operand, or a list of shapes for an argument that is a list of "
+                f"tensors; received {name}={each!r}",
+                hint="shapes={'x': 'n d', 'weights': ['d e', 'e f']}",
+            )
+        members[name] = tuple(f"{name}_{place}" for place in range(len(each)))
+    operands = [one for name in taken for one in members.get(name, (name,))]
+    sources = [each.name for one in (derive or {}).values() if callable(one) for each in _parameters(one)]
+    hidden = tuple(dict.fromkeys(name for name in sources if name not in (*operands, *lists)))
+    if not (members or by_keyword or hidden):
+        return Declared(function, like, shapes)
+    if getattr(function, "writing", None) is not None:
+        raise UsageError(
+            f"{about}: a kernel that writes takes each operand by its place, and all of them",
+            hint="a function that calls the kernel, with the operands as its arguments",
+        )
+    calling = Calling(function, (*operands, *hidden), tuple(taken), by_keyword, members)
+    flat = {
+        one: text
+        for name, each in (shapes or {}).items()
+        for one, text in ([(name, each)] if isinstance(each, str) else zip(members[name], each, strict=True))
+    }
+    return Declared(calling.adapted(), _of_flat(like, members), flat if shapes is not None else None, hidden)
+
+
+def _of_flat(like: Callable[..., Any], members: Mapping[str, tuple[str, ...]]) -> Callable[..., Any]:
+    """Returns a definition that takes the tensors of each list as operands of their own, by name."""
+    names = [each.name for each in _parameters(like) if each.default is each.empty]
+    inside = {name: members[name] for name in names if name in members}
+    if not inside:
+        return like
+    operands = tuple(one for name in names for one in inside.get(name, (name,)))
+    calling = Calling(like, operands, tuple(names), tuple(names), inside)
+
+    @functools.wraps(like)
+    def call(**given: Any) -> Any:
+        arguments, keywords = calling.placed(given)
+        return like(*arguments, **keywords)
+
+    kind = inspect.Parameter.KEYWORD_ONLY
+    call.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in operands])  # type: ignore[attr-defined]
+    return call
+
+
+def op_of(
+    label: str,
+    declared: Declared,
+    operands: Iterable[str] | None,
+    outputs: Iterable[str] | None,
+    said: Mapping[str, Any],
+) -> Op:
+    """The op of a PyTorch function, whose operands have the names of the kernel's arguments."""
+    from verify.ops.graph.like import like_op
+
+    about = f"kernel {label!r}"
+    names = tuple(operands or ())
+    if not names:
+        own = _parameters(declared.function)
+        names = tuple(each.name for each in own if each.kind in _PLAIN and each.default is each.empty)
+        names = names or tuple(declared.shapes or ())
+        if not names:
+            raise UsageError(
+                f"{about}: its operands are the arguments of the function, which has none with a name",
+                hint='operands=["x"] names them in their order',
+            )
+    labels = None if outputs is None else promises.strings(about, "outputs", outputs)
+    return like_op(
+        declared.like, names, outputs=labels, name=label, shapes=declared.shapes, hidden=declared.hidden, **said
+    )

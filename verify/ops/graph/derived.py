@@ -1,0 +1,170 @@
+"""Operands that are computed from other operands: offsets from lengths, what the forward pass of a kernel saves.
+
+    derive={"offsets": lambda lengths: F.pad(lengths.cumsum(0), (1, 0)), "lse": lambda q, k: (q @ k.T).logsumexp(-1)}
+
+A case does not hold such an operand. It is computed again from the others wherever the case is, and has the same bits
+everywhere. Integers of integers are PyTorch's. A number is that of the function over the real numbers, rounded once to
+the format of the operand: an interval of float64 decides nearly all, Arb the others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from verify.errors import UsageError
+from verify.ops.geometry import Shape
+from verify.ops.graph.program import Program, trace
+from verify.ops.graph.rounded import GRIDS, nearest_ball, rounded
+from verify.ops.graph.single import Asked, Shared
+from verify.ops.graph.spans import Span
+from verify.ops.graph.steps import Run
+
+_HOLDS = 16  # programs kept
+_BITS = (160, 640, 2_560)
+
+
+@dataclass(frozen=True)
+class Derivation:
+    """One derived operand: the `function` and the operands that it `takes`, by the names of its parameters."""
+
+    name: str
+    function: Callable[..., Any]
+    takes: tuple[str, ...]
+    depth: int = 0  # greater than that of each derived operand that it takes
+    programs: dict[Any, Program] = field(default_factory=dict, compare=False)
+
+    def of(self, given: Mapping[str, Tensor | None], dtype: torch.dtype | None, shape: Shape) -> Tensor:
+        """Computes the operand from tensors on any device. `dtype` is its floating-point format, if it has one.
+
+        Raises UsageError if the function returns another shape or other kinds of numbers.
+        """
+        values = {name: value.detach().cpu() for name in self.takes if (value := given[name]) is not None}
+        made = self._exactly(values) if dtype is None else self._rounded(values, dtype)
+        if tuple(made.shape) != shape or made.is_floating_point() != (dtype is not None):
+            kind = "integers" if dtype is None else "numbers"
+            raise UsageError(
+                f"derive={{{self.name!r}: ...}} returns {kind} of the shape {shape}; received {made.dtype} of the "
+                f"shape {tuple(made.shape)}",
+                hint="shapes= says the shape",
+            )
+        return made
+
+    def kind(self, given: Mapping[str, Tensor]) -> Tensor:
+        """Calls the function on sample operands, from whose result its kind is known.
+
+        Raises UsageError with what the function raised.
+        """
+        try:
+            return self._exactly({name: given[name] for name in self.takes})
+        except Exception as error:
+            raise UsageError(
+                f"derive={{{self.name!r}: ...}} fails for zeros: {type(error).__name__}: {str(error)[:300]}",
+                hint="a function of operands, as tensors, that returns a tensor",
+            ) from error
+
+    def _exactly(self, values: Mapping[str, Tensor]) -> Tensor:
+        """Computes integers; from numbers in float64, which has all of them."""
+        made = self.function(*(v.double() if v.is_floating_point() else v for v in values.values()))
+        return made if made.dtype == torch.bool or made.is_floating_point() else made.long()  # type: ignore[no-any-return]
+
+    def _rounded(self, values: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+        program = self._program({name: (tuple(value.shape), value.dtype) for name, value in values.items()})
+        run = Run(dict(values), torch.device("cpu"), "face")
+        with torch.no_grad():
+            span = program.spans(run, ["y"])["y"]
+        if not isinstance(span, Span):
+            return span.value  # type: ignore[no-any-return]
+        format = str(dtype).removeprefix("torch.")
+        low, high = rounded(span.lo, format), rounded(span.hi, format)
+        found = torch.where(torch.isnan(span.lo), torch.nan, low)
+        open_ = torch.nonzero(((low != high) & ~torch.isnan(span.lo)).reshape(-1)).reshape(-1).tolist()
+        if open_:
+            run = Run(dict(values), run.device)
+            found.view(-1)[open_] = torch.tensor(_by_balls(program, run, open_, format), dtype=torch.float64)
+        return found.to(dtype)
+
+    def _program(self, kinds: Mapping[str, tuple[Shape, torch.dtype]]) -> Program:
+        key = tuple(kinds.items())
+        if key not in self.programs:
+            if len(self.programs) >= _HOLDS:
+                self.programs.pop(next(iter(self.programs)))
+            zeros = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in kinds.items()}
+            self.programs[key] = trace(self.function, zeros, outputs=("y",))
+        return self.programs[key]
+
+    def identity(self, kinds: Mapping[str, tuple[Shape, torch.dtype]]) -> str:
+        """Digests what the function computes: its program, or its source where PyTorch cannot follow it."""
+        try:
+            return self._program({name: kinds[name] for name in self.takes}).digest
+        except UsageError:
+            code = self.function.__code__
+            return hashlib.sha256(_source(self.function, code).encode()).hexdigest()[:12]
+
+
+def _by_balls(program: Program, run: Run, places: list[int], format: str) -> list[float]:
+    """Rounds single elements by Arb. What 2,560 bits do not decide is a tie."""
+    asked = Asked(program, run, "y", places, None, False, Shared(effort=math.inf))
+    return [_by_ball(asked, place, format) for place in range(len(places))]
+
+
+def _by_ball(asked: Asked, place: int, format: str) -> float:
+    found = math.nan
+    for bits in _BITS:
+        ball = asked.ball(place, bits)
+        if isinstance(ball, float):
+            return ball
+        if not ball.is_finite():
+            continue
+        ends = [_nearest(end, format) for end in (ball.lower(), ball.mid(), ball.upper())]
+        found = ends[1]
+        if ends[0] == ends[2]:
+            break
+    return found
+
+
+def _nearest(x: Any, format: str) -> float:
+    return float(x) if format == "float64" else float(nearest_ball(x, GRIDS[format]))
+
+
+@lru_cache
+def _source(function: Any, code: Any) -> str:
+    try:
+        return inspect.getsource(function)
+    except (OSError, TypeError):
+        return f"{code.co_code.hex()} {code.co_names}"
+
+
+def derivations(derive: Mapping[str, Any] | None, names: Sequence[str]) -> dict[str, Derivation]:
+    """Reads derive=, in an order in which each operand comes after those that it is computed from.
+
+    Raises UsageError if a function takes something that is no operand, or if operands are computed from each other.
+    """
+    found: dict[str, Derivation] = {}
+    for name, function in (derive or {}).items():
+        hint = 'derive={"offsets": lambda lengths: ...}: the parameters have the names of operands'
+        if name not in names or not callable(function):
+            raise UsageError(f"derive= has a function for an operand of the kernel; received {name!r}", hint=hint)
+        takes = tuple(inspect.signature(function).parameters)
+        if unknown := [each for each in takes if each not in names or each == name]:
+            raise UsageError(
+                f"derive={{{name!r}: ...}} takes operands, {', '.join(names)}; received {', '.join(unknown)}", hint=hint
+            )
+        found[name] = Derivation(name, function, takes)
+    ordered: dict[str, Derivation] = {}
+    while len(ordered) < len(found):
+        missing = found.keys() - ordered.keys()
+        ready = [name for name in missing if missing.isdisjoint(found[name].takes)]
+        if not ready:
+            rest = ", ".join(name for name in found if name not in ordered)
+            raise UsageError(f"derive= computes operands from each other: {rest}", hint="each from others alone")
+        ordered |= {name: replace(found[name], depth=len(ordered)) for name in sorted(ready)}
+    return ordered
