@@ -1,4 +1,4 @@
-"""Operands with structure: sequences of several lengths in one batch, and a backward pass alone.
+"""Operands with structure: sequences of several lengths, a backward pass alone, tokens that go to experts.
 
     verify run examples/structured.py
 
@@ -97,3 +97,64 @@ ROUNDED = {
 def attention_in_two_formats(q, k, v):
     """float32 with one product in bfloat16."""
     return scores(q, k).softmax(-1).bfloat16().float() @ v
+
+
+# -- tokens that go to experts -----------------------------------------------------------------------------
+
+
+def gated(s, b):
+    """The weights of the two experts with the best biased scores, which themselves have no bias."""
+    p = torch.sigmoid(s)
+    chosen = p.gather(-1, (p + b).topk(2, -1).indices)
+    return chosen / chosen.sum(-1, keepdim=True)
+
+
+GATED = {
+    "like": gated,
+    "shapes": {"s": "n e", "b": "e"},
+    "where": "e >= 2",
+    "domain": {"s": "-16 <= s <= 16", "b": "-1 <= b <= 1"},
+    "dtypes": ["float32"],
+}
+
+
+@verify.kernel(**GATED)
+def gating(s, b):
+    """The same by a sort: experts with equal scores may come in any order."""
+    p = torch.sigmoid(s)
+    chosen = torch.take_along_dim(p, (p + b).sort(-1, descending=True).indices[:, :2], -1)
+    return chosen / chosen.sum(-1, keepdim=True)
+
+
+def permuted(x, expert):
+    """The tokens of expert 0, then those of expert 1, and so on, in their order."""
+    return x[expert.argsort(stable=True)]
+
+
+PERMUTED = {
+    "like": permuted,
+    "shapes": {"x": "n d", "expert": "n"},
+    "integers": {"expert": "0 <= expert < 4"},
+    "dtypes": ["bfloat16"],
+}
+
+
+@verify.kernel(**PERMUTED)
+def permute_tokens(x, expert):
+    """One selection for each expert."""
+    return torch.cat([x[expert == each] for each in range(4)])
+
+
+BACK = {
+    "like": lambda x, p: x.clone(),
+    "shapes": {"x": "n d", "p": "n", "back": "n"},
+    "integers": {"p": "permutation n"},
+    "derive": {"back": lambda p: p.argsort()},
+    "dtypes": ["bfloat16"],
+}
+
+
+@verify.kernel(**BACK)
+def there_and_back(x, p, back):
+    """A permutation and its inverse give every token its place."""
+    return x[p][back]

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import verify
-from examples.structured import BACKWARD, ROUNDED, VARLEN, gradients, scores
+from examples.structured import BACK, BACKWARD, GATED, PERMUTED, ROUNDED, VARLEN, gradients, scores
 
 
 @verify.kernel(**{**VARLEN, "gradients": False})
@@ -96,3 +96,22 @@ def keeps_the_first_row(x: Tensor, p: Tensor) -> Tensor:
     y = x[p]
     y[4:5] = x[4:5]
     return y
+
+
+@verify.kernel(**{**GATED, "gradients": False})
+def biased_weights(s: Tensor, b: Tensor) -> Tensor:
+    """The weights are the biased scores."""
+    chosen = (torch.sigmoid(s) + b).topk(2, -1).values
+    return chosen / chosen.sum(-1, keepdim=True)
+
+
+@verify.kernel(**{**PERMUTED, "gradients": False})
+def backwards_within_experts(x: Tensor, expert: Tensor) -> Tensor:
+    """The tokens of an expert come in the wrong order."""
+    return torch.cat([x[expert == each].flip(0) for each in range(4)])
+
+
+@verify.kernel(**{**BACK, "gradients": False})
+def there_and_there(x: Tensor, p: Tensor, back: Tensor) -> Tensor:
+    """The permutation is applied twice."""
+    return x[p][p]

@@ -41,7 +41,14 @@ def operands(kernel: verify.Kernel, **fields: Any) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize(
     "kernel",
-    [structured.varlen_attention, structured.attention_backward, structured_kernels.norm_backward],
+    [
+        structured.varlen_attention,
+        structured.attention_backward,
+        structured.gating,
+        structured.permute_tokens,
+        structured.there_and_back,
+        structured_kernels.norm_backward,
+    ],
     ids=lambda kernel: kernel.name,
 )
 def test_a_right_kernel_passes(kernel: verify.Kernel, backend: Backend) -> None:
@@ -55,6 +62,9 @@ def test_a_right_kernel_passes(kernel: verify.Kernel, backend: Backend) -> None:
         (structured_kernels.leaks_into_the_next, {"y"}),
         (structured_kernels.without_delta, {"dq", "dk"}),
         (structured_kernels.keeps_the_first_row, {"y"}),
+        (structured_kernels.biased_weights, {"y"}),
+        (structured_kernels.backwards_within_experts, {"y"}),
+        (structured_kernels.there_and_there, {"y"}),
     ],
     ids=lambda each: getattr(each, "name", ""),
 )

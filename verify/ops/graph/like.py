@@ -30,7 +30,7 @@ from verify.ops.graph.rounding import Rounding
 from verify.ops.graph.shapes import NamedDims, Range, ranges_of, sizes_within
 from verify.ops.graph.single import Asked, Shared
 from verify.ops.graph.spans import Span
-from verify.ops.graph.steps import Leaf, Run, Truths
+from verify.ops.graph.steps import Leaf, Run, Truths, moved_from
 from verify.ops.op import Fast, Landmarks, Op, Operand, Point, Problem
 
 _OPEN = (256, 32)  # elements of a result without any bound that Arb is asked for: of an elementwise program, of others
@@ -518,8 +518,13 @@ class _Like:
                         assert seen.value is not None
                         if seen.spread is not None and seen.other is not None:
                             room = torch.maximum(seen.spread, 2 * (seen.other - seen.value).abs().nan_to_num(0.0))
-                        least = torch.maximum(least, seen.value - room)
-                        most = torch.minimum(most, seen.value + room)
+                        # the runs have seen a few of the elements that a tie leaves open
+                        free = torch.isinf(least) & torch.isinf(most)
+                        if bool(free.any()):
+                            room = torch.where(free, room[free].max(), room)
+                        if not getattr(moved_from(program.results[name])[-1], "at", None):  # all that may be picked
+                            least = torch.maximum(least, seen.value - room)
+                            most = torch.minimum(most, seen.value + room)
                         face = Span(seen.value - seen.deviation, seen.value + seen.deviation)
                     wide = (most - least) > 4 * (face.hi - face.lo) + 2.0**-40 * face.mid().abs()
                     found[name] = wide, least, most

@@ -400,11 +400,12 @@ class _Samples:
             mask = mask | ((x == 0) & (ties and step.function == "sign"))
         else:
             near_x = Span(x - reach, x + reach)
-            mask = (
-                candidates(near_x, step.largest) if isinstance(step, IsExtreme | WhereExtreme) else rivals(near_x) > 1
-            )
+            if isinstance(step, IsExtreme | WhereExtreme):
+                mask = candidates(near_x, step.largest)
+            else:
+                mask = rivals(near_x, exact=not getattr(step, "stable", False)) > 1
             mask = mask & torch.isfinite(x)
-            if near is None and not ties:
+            if near is None and not ties and not isinstance(step, RankIndex | WhereExtreme):
                 return None
         if not bool(mask.any()):
             return None

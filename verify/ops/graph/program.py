@@ -65,7 +65,8 @@ class Program:
         format that either is rounded to keeps their difference. What a function of one number cancels is the formula's
         fault.
         """
-        if any(isinstance(step, Contract | Reduce | Running | Spread) and step.real for step in self.steps):
+        adds = (Contract, Reduce, Running, Spread)
+        if any(isinstance(getattr(step, "inner", step), adds) and step.real for step in self.steps):
             return True
         follows: dict[int, frozenset[int]] = {}
         for step in self.steps:
@@ -172,9 +173,12 @@ class Program:
         for step in self.needed_for([result]):
             if id(step) not in places_of:
                 continue
-            given = []
+            given: list[Any] = []
             wanted_of_step, sources = places_of[id(step)]
             for each, places in zip(step.reads, sources, strict=True):
+                if each is None:
+                    given.append([])
+                    continue
                 held = known.get(id(each), {})
                 given.append([held[place] if place >= 0 else ABSENT for place in places.reshape(-1).tolist()])
             made = step.elements(run, arithmetic, wanted_of_step, given)
@@ -212,7 +216,8 @@ class Program:
                 raise BeyondEffort(f"the elements that {result} needs are more than may be evaluated")
             found[id(step)] = places, step.sources(run, places)
             for each, needed in zip(step.inputs if every else step.reads, found[id(step)][1], strict=True):
-                demands.setdefault(id(each), []).append(needed)
+                if each is not None:
+                    demands.setdefault(id(each), []).append(needed)
         return found
 
     def needed_for(self, wanted: Sequence[str]) -> list[Step]:

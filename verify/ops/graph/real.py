@@ -380,12 +380,24 @@ def _reduced(loss: Tensor, reduction: str) -> Tensor:
     return loss.mean() if reduction == "mean" else loss.sum() if reduction == "sum" else loss
 
 
+def _bincount(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
+    """So many counts as `minlength` says: their number must not depend on the values."""
+    if not minlength:
+        raise UsageError(
+            f"like= cannot be followed: the length of a bincount depends on values{at_line()}",
+            hint="torch.bincount(x, minlength=n), of numbers below n",
+        )
+    member = x.reshape(-1, 1) == torch.arange(minlength, device=x.device)
+    return member.sum(0) if weights is None else (member * weights.reshape(-1, 1)).sum(0)
+
+
 _BEFORE_AUTOGRAD: dict[str, Callable[..., Any]] = {
     "cumprod": lambda x, dim, dtype=None: cumprod(x, dim),
     "logcumsumexp": logcumsumexp,
     "cummax": _running("cummax"),
     "cummin": _running("cummin"),
     **{name: _no_indices(name) for name in dir(functional) if name.endswith("_with_indices")},
+    "bincount": _bincount,
     "bucketize": _bucketize,
     "searchsorted": _searchsorted,
     "grid_sample": _grid_sample,

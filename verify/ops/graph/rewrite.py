@@ -93,6 +93,10 @@ class Rewriter:
             )
         if isinstance(found, Tensor) and self._is_plain(args, kwargs, found):
             return self._plain(target, args, kwargs, found)
+        if name == "sort" and self._is_plain(args, kwargs, found[1]) and not found[0].is_floating_point():
+            target, kwargs = _aten.sort.stable, {**kwargs, "stable": True}  # which every device does alike
+            args, kwargs = args[:1], {**dict(zip(("dim", "descending"), args[1:], strict=False)), **kwargs}
+            return [self._plain(lambda *a, n=n, **k: target(*a, **k)[n], args, kwargs, found[n]) for n in (0, 1)]
         name = name if name in RULES else name.removesuffix("_copy")
         if name not in RULES:
             raise UsageError(

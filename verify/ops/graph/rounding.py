@@ -16,6 +16,7 @@ from torch import Tensor
 
 from verify.ops.graph.elementwise import Map
 from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
+from verify.ops.graph.selecting import Positioned
 from verify.ops.graph.steps import Plain, Run, Step
 
 _TF32 = 2.0**-11  # the rounding of an operand of a product
@@ -81,6 +82,8 @@ def deviation_of(
     step: Step, run: Run, value: Tensor, given: Sequence[Tensor], format: Rounding
 ) -> Tensor | float | None:
     """Returns the deviation of a step's rounding: of each element, or as a part of its size; None if it is exact."""
+    if isinstance(step, Positioned):
+        return deviation_of(step.inner, step.positioned(run, given[0]), value, given[1:], format)
     if isinstance(step, Map):
         if not step.rounds or _is_exact(step, run):
             return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from verify.errors import UsageError
 from verify.ops.graph.elementwise import Map
-from verify.ops.graph.inference import picked_shape
+from verify.ops.graph.inference import broadcast_shape, picked_shape
 from verify.ops.graph.reducing import Spread
 from verify.ops.graph.rewrite import (
     RULES,
@@ -29,7 +29,7 @@ from verify.ops.graph.rewrite import (
     through_moves,
     viewed,
 )
-from verify.ops.graph.selecting import AtRank, IsExtreme, RankIndex, WhereExtreme
+from verify.ops.graph.selecting import AtRank, IsExtreme, Positioned, RankIndex, WhereExtreme
 from verify.ops.graph.steps import Move, Plain, Step
 
 _aten = torch.ops.aten
@@ -123,7 +123,6 @@ def _pad(r: Rewriter, a: Step, pads: list[int], value: float = 0.0) -> Step:
 def _gather(r: Rewriter, a: Step, *args: Any, **kwargs: Any) -> Step:
     call: Any = r.node.target
     fixed = steps_in(list(args))
-    _need_plain(r, fixed)
     name = call._schema.name.split("::")[1]
 
     def move(parts: list[Tensor], by: list[Tensor], fill: float) -> Tensor:
@@ -138,7 +137,48 @@ def _gather(r: Rewriter, a: Step, *args: Any, **kwargs: Any) -> Step:
         result: Tensor = parts[0][used[0]] if name == "embedding" else call(parts[0], *used)
         return result
 
-    return Move(r.shape, (a,), a.real, move=move, by=tuple(fixed))
+    made = Move(r.shape, (a,), a.real, move=move, by=tuple(fixed))
+    if name == "gather" or not fixed:
+        return _by_positions(r, made, args[0] if fixed else 0, lambda: torch.arange(math.prod(made.shape)))
+    listed = args[0] if name == "index" else [*([None] * (args[0] if name == "index_select" else 0)), fixed[0]]
+    dims = [dim for dim, each in enumerate(listed) if each is not None]
+    picked = broadcast_shape([each.shape for each in fixed])
+    lead = dims[0] if dims[-1] - dims[0] == len(dims) - 1 else 0
+    computed = [not is_integer(each) for each in fixed]
+    axis = dims[computed.index(True)] if any(computed) else 0
+
+    def at() -> Tensor:
+        index = fixed[computed.index(True)].shape
+        places = torch.arange(math.prod(index)).reshape(index).expand(picked)
+        return places.reshape(*picked, *[1] * (len(made.shape) - lead - len(picked))).expand(made.shape)
+
+    return _by_positions(r, made, axis, at)
+
+
+def _by_positions(
+    r: Rewriter, made: Move | Spread, axis: int, at: Callable[[], Tensor] | None = None, *, lines: bool = False
+) -> Step:
+    """The step itself, or one by positions that are computed from values. `axis` is the dimension that these are in."""
+    computed = [each for each in made.by if not is_integer(each)]
+    if not computed:
+        return made
+    if len(computed) > 1:
+        _need_plain(r, computed)
+    stand = Plain(computed[0].shape, (), False)
+    made.by = tuple(stand if each is computed[0] else each for each in made.by)
+    shape = made.inputs[-1].shape
+    axis %= max(len(shape), 1)
+    return Positioned(
+        made.shape,
+        (computed[0], *made.inputs),
+        made.real,
+        inner=made,
+        stand=stand,
+        size=shape[axis] if shape else 1,
+        axis=axis,
+        at=at,
+        lines=lines and computed[0].shape[:axis] == shape[:axis] and computed[0].shape[axis + 1 :] == shape[axis + 1 :],
+    )
 
 
 def _need_plain(r: Rewriter, steps: Sequence[Step]) -> None:
@@ -194,7 +234,7 @@ def _is_whole(a: Step) -> bool:
 @rule("index_put")
 def _index_put(r: Rewriter, a: Step, indices: list[Step | None], values: Step, accumulate: bool = False) -> Step:
     chosen = [each for each in indices if each is not None]
-    _need_plain(r, chosen)
+    axis = next((dim for dim, each in enumerate(indices) if each is not None and not is_integer(each)), 0)
     shape = a.shape
 
     def expanded(by: list[Tensor]) -> list[Tensor | None]:
@@ -208,18 +248,18 @@ def _index_put(r: Rewriter, a: Step, indices: list[Step | None], values: Step, a
     if accumulate:
         target = picked_shape(shape, indices)
         wide = moved(r.real(values), lambda tensor: tensor.expand(target))
-        return Spread(shape, (wide, r.real(a)), places=places, by=tuple(chosen))
+        return _by_positions(r, Spread(shape, (wide, r.real(a)), places=places, by=tuple(chosen)), axis)
 
     def move(parts: list[Tensor], by: list[Tensor], fill: float) -> Tensor:
         return parts[0].index_put(expanded(by), parts[1])
 
+    _need_plain(r, chosen)
     both = r.alike(a, values)
     return Move(shape, both, both[0].real, move=move, by=tuple(chosen))
 
 
 @rule("index_add")
 def _index_add(r: Rewriter, a: Step, dim: int, index: Step, source: Step, alpha: float = 1) -> Step:
-    _need_plain(r, [index])
     added = r.real(source) if alpha == 1 else r.map("multiply", source, alpha)
     shape, size = a.shape, source.shape
 
@@ -227,15 +267,15 @@ def _index_add(r: Rewriter, a: Step, dim: int, index: Step, source: Step, alpha:
         numbers = torch.arange(math.prod(shape), device=by[0].device).reshape(shape)
         return numbers.index_select(dim, by[0]).expand(size)
 
-    return Spread(shape, (added, r.real(a)), places=places, by=(index,))
+    return _by_positions(r, Spread(shape, (added, r.real(a)), places=places, by=(index,)), dim)
 
 
 @rule("scatter_add")
 def _scatter_add(r: Rewriter, a: Step, dim: int, index: Step, source: Step) -> Step:
-    _need_plain(r, [index])
     shape, size = a.shape, index.shape
     part = moved(r.real(source), lambda tensor: tensor[tuple(slice(0, n) for n in size)])
-    return Spread(shape, (part, r.real(a)), places=lambda by: _along(shape, dim, by[0]), by=(index,))
+    made = Spread(shape, (part, r.real(a)), places=lambda by: _along(shape, dim, by[0]), by=(index,))
+    return _by_positions(r, made, dim, lines=True)
 
 
 def _along(shape: tuple[int, ...], dim: int, index: Tensor) -> Tensor:

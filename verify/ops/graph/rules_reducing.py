@@ -83,14 +83,16 @@ def _topk(r: Rewriter, a: Step, k: int, dim: int = -1, largest: bool = True, sor
 
 
 @rule("sort")
-def _sort(r: Rewriter, a: Step, dim: int = -1, descending: bool = False, **kwargs: Any) -> list[Any]:
-    return _ordered(r, a, a.shape[dim], dim, descending)
+def _sort(
+    r: Rewriter, a: Step, dim: int = -1, descending: bool = False, *, stable: bool = False, **kwargs: Any
+) -> list[Any]:
+    return _ordered(r, a, a.shape[dim] if a.shape else 1, dim, descending, stable=bool(stable))
 
 
-def _ordered(r: Rewriter, a: Step, count: int, dim: int, largest: bool) -> list[Any]:
+def _ordered(r: Rewriter, a: Step, count: int, dim: int, largest: bool, *, stable: bool = False) -> list[Any]:
     last = moved(r.real(a), lambda tensor: tensor.movedim(dim, -1))
     ranked = Ranked((*last.shape[:-1], count), (last,), largest=largest)
-    index = RankIndex(ranked.shape, (last,), False, largest=largest)
+    index = RankIndex(ranked.shape, (last,), False, largest=largest, stable=stable)
     return [moved(each, lambda tensor: tensor.movedim(-1, dim)) for each in (ranked, index)]
 
 

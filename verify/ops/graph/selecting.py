@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cmp_to_key
 from typing import Any
 
@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from verify.ops.graph.arithmetic import Arithmetic, Number
+from verify.ops.graph.reducing import Spread
 from verify.ops.graph.spans import Span
-from verify.ops.graph.steps import Places, Run, Step, Truths, rows_of
+from verify.ops.graph.steps import Move, Places, Plain, Run, Step, Truths, rows_of
 
 
 def _rows_of(step: Step, rows: Places) -> Places:
@@ -207,18 +208,24 @@ class _Undecided(Exception):
 
 @dataclass(eq=False)
 class RankIndex(Step):
-    """The places in the last dimension of its largest (smallest) elements, in order."""
+    """The places in the last dimension of its largest (smallest) elements, in order.
+
+    Equal elements have any order, unless the order is `stable`.
+    """
 
     largest: bool = True
+    stable: bool = False
 
     def span(self, run: Run, given: Sequence[Any]) -> Truths:
         [a] = given
         value = self.value(run, [a.mid()])
         low, high = a.lo.gather(-1, value), a.hi.gather(-1, value)
-        doubt = ((rivals(run.blurred(self.inputs[0], a)).gather(-1, value)) > 1) & ~torch.isnan(low + high)
-        return _seen(run, value, doubt)
+        near = rivals(run.blurred(self.inputs[0], a), exact=not self.stable)
+        return _seen(run, value, (near.gather(-1, value) > 1) & ~torch.isnan(low + high))
 
     def value(self, run: Run, given: Sequence[Tensor]) -> Tensor:
+        if self.stable:
+            return given[0].sort(dim=-1, descending=self.largest, stable=True).indices
         return given[0].topk(self.shape[-1], -1, self.largest).indices
 
     def sources(self, run: Run, wanted: Places) -> list[Places]:
@@ -236,14 +243,21 @@ class RankIndex(Step):
 
 
 def rivals(a: Span, *, exact: bool = True) -> Tensor:
-    """How many elements of its row, itself included, each cannot be told apart from; equal ones only where `exact`."""
-    overlap = (a.lo.unsqueeze(-1) <= a.hi.unsqueeze(-2)) & (a.lo.unsqueeze(-2) <= a.hi.unsqueeze(-1))
-    if not exact:
-        wide = a.lo != a.hi
-        overlap = (overlap & (wide.unsqueeze(-1) | wide.unsqueeze(-2))) | torch.eye(
-            wide.shape[-1], dtype=torch.bool, device=wide.device
-        )
-    return overlap.sum(-1)
+    """How many elements of its row, itself included, each cannot be told apart from; equal ones only where `exact`.
+
+    Those are the elements that do not begin above the end of one, less those that end below its beginning.
+    """
+    nan, wide = torch.isnan(a.lo), a.lo != a.hi
+    lo, hi = (end.masked_fill(nan, math.inf).contiguous() for end in (a.lo, a.hi))
+    begin, end = lo.sort(-1).values, hi.sort(-1).values
+    found = torch.searchsorted(begin, hi, right=True) - torch.searchsorted(end, lo)
+    found = torch.where(hi == math.inf, found - nan.sum(-1, True), found)
+    if not exact:  # two points that are equal are told apart
+        equal = lo.masked_fill(wide, math.inf).sort(-1).values
+        alike = torch.searchsorted(equal, lo, right=True) - torch.searchsorted(equal, lo)
+        alike = torch.where(lo == math.inf, ((lo == math.inf) & ~wide).sum(-1, True), alike)
+        found = torch.where(wide, found, found - alike + 1)
+    return found.masked_fill(nan, 0 if exact else 1)
 
 
 def _rank(arithmetic: Arithmetic, row: Sequence[Number], place: int, largest: bool) -> int | None:
@@ -303,3 +317,83 @@ class AtRank(Step):
                 either = arithmetic.union(either, value)
             found.append(either)
         return found
+
+
+@dataclass(eq=False)
+class Positioned(Step):
+    """A step that moves or adds elements by positions which are computed from values: the first input.
+
+    The `inner` step finds them in the place of its constant `stand`. They are positions in the dimension `axis`, which
+    has a `size`. If a position is not decided, an element that is picked may be any along that dimension, and one that
+    others are added to any number. Single elements go by the positions of float64.
+    """
+
+    inner: Move | Spread = field(default_factory=lambda: Move(()))
+    stand: Plain = field(default_factory=lambda: Plain(()))
+    size: int = 0
+    axis: int = 0
+    at: Callable[[], Tensor] | None = None  # of a pick, the flat place of the position that each element goes by
+    lines: bool = False  # of an addition, whether a position is about elements of its own line along `axis` alone
+
+    def span(self, run: Run, given: Sequence[Any]) -> Any:
+        index, *rest = given
+        positions, doubt = _positions(index)
+        sub = self.positioned(run, positions)
+        found: Any = self.inner.span(sub, rest)
+        if doubt is None or run.opens in ("", "face"):
+            return found
+        if not self.real:
+            return Truths(found.value, self._touched(doubt))
+        touched = self._touched(doubt)
+        if self.at is None:
+            return Span(found.lo.masked_fill(touched, -math.inf), found.hi.masked_fill(touched, math.inf))
+        [a] = rest
+        least = a.lo.amin(self.axis, True).nan_to_num(-math.inf, math.inf, -math.inf).expand_as(a.lo)
+        most = a.hi.amax(self.axis, True).nan_to_num(math.inf, math.inf, -math.inf).expand_as(a.hi)
+        either = self.inner.span(sub, [Span(least, most)])
+        return Span(torch.where(touched, either.lo, found.lo), torch.where(touched, either.hi, found.hi))
+
+    def _touched(self, doubt: Tensor) -> Tensor:
+        """The elements that go by positions which are not decided."""
+        if self.at is not None:
+            return doubt.reshape(-1)[self.at().to(doubt.device)].reshape(self.shape)
+        return (doubt.any(self.axis, True) if self.lines else doubt.any()).expand(self.shape)
+
+    def positioned(self, run: Run, positions: Tensor) -> Run:
+        """The run in which the inner step finds these positions."""
+        positions = positions.long()
+        positions = torch.where(positions < 0, positions + self.size, positions).clamp(0, max(self.size - 1, 0))
+        return replace(run, plain={**run.plain, id(self.stand): positions}, maps={})
+
+    def value(self, run: Run, given: Sequence[Tensor]) -> Tensor:
+        return self.inner.value(self.positioned(run, given[0]), given[1:])
+
+    def known(self, run: Run) -> tuple[Run, Places]:
+        """The run with float64's positions, and for each element the place of the position that it goes by."""
+        if id(self) not in run.maps:
+            face = replace(run, opens="face", maps={})
+            places = np.zeros((math.prod(self.shape), 0), dtype=np.int64)
+            if self.at is not None:
+                places = self.at().reshape(-1, 1).numpy()
+            run.maps[id(self)] = self.positioned(run, _positions(face.span_of(self.inputs[0]))[0]), places
+        return run.maps[id(self)]  # type: ignore[no-any-return]
+
+    @property
+    def reads(self) -> tuple[Step | None, ...]:
+        """The positions are not evaluated as single elements."""
+        return (None, *self.inner.reads)
+
+    def sources(self, run: Run, wanted: Places) -> list[Places]:
+        sub, places = self.known(run)
+        return [places[wanted], *self.inner.sources(sub, wanted)]
+
+    def elements(self, run: Run, arithmetic: Arithmetic, wanted: Places, given: Sequence[Any]) -> list[Any]:
+        return self.inner.elements(self.known(run)[0], arithmetic, wanted, given[1:])
+
+
+def _positions(index: Any) -> tuple[Tensor, Tensor | None]:
+    """Positions as integers, and where they may be others: of `Truths`, or of a `Span` of whole numbers."""
+    if isinstance(index, Truths):
+        return index.value, index.open
+    doubt = index.lo != index.hi
+    return index.mid().nan_to_num(0.0, 0.0, 0.0), doubt if bool(doubt.any()) else None

@@ -47,8 +47,11 @@ class Step:
     origin: str = ""  # the operator of PyTorch, and the line that called it
 
     @property
-    def reads(self) -> tuple[Step, ...]:
-        """The steps whose elements single elements are made of: the inputs, or as many steps before them."""
+    def reads(self) -> tuple[Step | None, ...]:
+        """The steps whose elements single elements are made of: the inputs, or as many steps before them.
+
+        None stands for an input of which no element is evaluated.
+        """
         return self.inputs
 
     def span(self, run: Run, given: Sequence[Any]) -> Any:
@@ -110,10 +113,11 @@ class Run:
     def is_minus(self, step: Step, place: int) -> bool:
         """Whether IEEE arithmetic puts a minus before a number, which is 0: real numbers have one zero."""
         if id(step) not in self.signs:
-            self.signs[id(step)] = torch.signbit(self._span(step).mid()).cpu().reshape(-1).numpy()
+            self.signs[id(step)] = torch.signbit(self.span_of(step).mid()).cpu().reshape(-1).numpy()
         return bool(self.signs[id(step)][place])
 
-    def _span(self, step: Step) -> Any:
+    def span_of(self, step: Step) -> Any:
+        """Evaluates a step, with all that it follows from."""
         known: dict[int, Any] = {}
         pending = [step]
         while pending:
@@ -126,7 +130,7 @@ class Run:
 
     def _computed(self, step: Step) -> Tensor:
         """Integers that numbers on the way to them decide, none of which depends on an operand: scaled positions."""
-        found = self._span(step)
+        found = self.span_of(step)
         if found.open is not None and bool(found.open.any()):
             raise UsageError(f"like= picks elements by positions that rounding decides: {step.origin}")
         value: Tensor = found.value
