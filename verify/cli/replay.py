@@ -165,22 +165,29 @@ def ask(options: argparse.Namespace, request: Request[R]) -> R:
 
 def element_lines(found: Replay, recorded: Recorded | None) -> list[str]:
     """One element as a person reads it: where, from what, what came out, what it should be, how to see it again."""
-    from verify.records.record import replay_command
+    from verify.records.record import INTEGERS, replay_command
 
     worst, smaller, baseline = found.worst, found.smaller, found.baseline
-    lines = [f"{found.kernel} ({found.op}) {found.result} {found.dtype} on {found.backend}"]
+    kind = INTEGERS if found.counts else found.dtype
+    lines = [f"{found.kernel} ({found.op}) {found.result} {kind} on {found.backend}"]
     if smaller:
         lines.append(f"  smaller   {_effort(smaller, worst.origin)}")
     lines += [
         f"  at        {_place(worst.index)}",
         *(f"  {name:<9} {text}" for name, text in worst.inputs.items()),
-        f"  got       {worst.got} ({worst.got_hex})",
+        f"  got       {worst.got}" + ("" if found.counts else f" ({worst.got_hex})"),
         f"  truth     {worst.truth}",
-        f"  rounded   {found.right} ({found.right_hex})",
-        f"  error     {_ulp(worst.ulp)}" + ("" if worst.scaled_ulp is None else f", {_ulp(worst.scaled_ulp)} of scale"),
-        f"  limit     {found.limit:g} ULP ({found.gate})",
     ]
-    if baseline is not None:
+    if not found.counts:
+        scaled = "" if worst.scaled_ulp is None else f", {_ulp(worst.scaled_ulp)} of scale"
+        lines += [
+            f"  rounded   {found.right} ({found.right_hex})",
+            f"  error     {_ulp(worst.ulp)}{scaled}",
+            f"  limit     {found.limit:g} ULP ({found.gate})",
+        ]
+    if baseline is not None and found.counts:
+        lines.append(f"  PyTorch   {baseline.got}")
+    elif baseline is not None:
         lines.append(f"  PyTorch   {baseline.got} ({baseline.got_hex}), {_ulp(baseline.ulp)}")
     lines.append(f"  repeat    {'same bits' if found.repeatable else 'DIFFERENT bits on a second call'}")
     if recorded is not None:

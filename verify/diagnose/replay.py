@@ -70,6 +70,7 @@ def replay(kernel: Kernel, target: str, backend: Backend, case: Case, *, result:
         baseline=baseline,
         limit=kernel.limit(case.dtype, result),
         gate=kernel.op.gate_of(result),
+        counts=result in kernel.op.integers,
     )
 
 

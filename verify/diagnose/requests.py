@@ -39,6 +39,7 @@ class Replay(msgspec.Struct, frozen=True):
     limit: float
     gate: str
     smaller: Smaller | None = None
+    counts: bool = False  # True for integers and conditions, which have no ULP
 
     @property
     def judged(self) -> float:

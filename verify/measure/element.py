@@ -24,12 +24,15 @@ def worst_element(
     pattern = pattern_at(got, index)
     point = op.points(problem, result, [index])[0]
     position = _unravel(index, tuple(got.shape))
+    shown, truth = decimal(fmt, pattern), digits(point, known=judged.enclosure)
+    if result in op.integers:
+        shown, truth = shown.removesuffix(".0"), truth.removesuffix(".0")
     return Worst(
         index=position,
         inputs=_neighbours(op, problem, result, position, tuple(got.shape)),
-        got=decimal(fmt, pattern),
+        got=shown,
         got_hex=fmt.hex(pattern),
-        truth=digits(point, known=judged.enclosure),
+        truth=truth,
         ulp=number(judged.ulp),
         scaled_ulp=None if scaled is None else number(scaled),
         origin=origin,

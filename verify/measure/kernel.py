@@ -30,7 +30,17 @@ from verify.measure.remote_call import Run
 from verify.measure.requests import Measure
 from verify.measure.result import KEEP_RIGHT, check_limit, result_of
 from verify.measure.special import special_values
-from verify.records.record import RESULT_STATUSES, Basis, Gap, KernelRun, LawRun, Origin, Result, SpecialValue
+from verify.records.record import (
+    INTEGERS,
+    RESULT_STATUSES,
+    Basis,
+    Gap,
+    KernelRun,
+    LawRun,
+    Origin,
+    Result,
+    SpecialValue,
+)
 from verify.truth import formats
 from verify.truth.quantised import Encoding
 from verify.workers.fork_map import LATE, NO_MEMORY, ForkMap
@@ -262,7 +272,7 @@ class Judging:
             properties=_properties(kernel, name, dtype, group, item.cases),
             curve=curve,
             bits=item.digest.text,
-            format="" if item.fmt.name == dtype or name in kernel.op.integers else item.fmt.name,
+            format=INTEGERS if name in kernel.op.integers else "" if item.fmt.name == dtype else item.fmt.name,
         )
 
 

@@ -118,6 +118,8 @@ def check_limit(
             status, reason = _on_average(figures, gate, name, bias, rms)
         if limit is None and name == EXTREME and counted.worse:
             status, reason = "wrong", _worse(counted.worse, figures.n, name)
+        if reason and status == "wrong" and result in kernel.op.integers:
+            reason = f"{figures.misrounded:,} of {figures.n:,} integers are wrong on {name} inputs"
         classes[name] = ClassCheck(figures, limit, reason)
         if reason:
             found.append((status, reason, False))

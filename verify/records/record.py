@@ -217,6 +217,9 @@ class Speed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     rounds: int = 0
 
 
+INTEGERS = "integers"  # the format of a result of integers or conditions, of which wrong ones are counted
+
+
 class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One output or gradient of one kernel in one dtype.
 
@@ -254,6 +257,11 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     format: str = (
         ""  # of the result, in whose ULP it is judged, where that is not `dtype`, which says what cases it has
     )
+
+    @property
+    def counts(self) -> bool:
+        """True if the result has integers or conditions: each is right or wrong, by no ULP."""
+        return self.format == INTEGERS
 
 
 class Gap(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -80,7 +80,8 @@ class ResultFacts:
         if self.kind == "wrong":
             return "wrong, as PyTorch" if beside.endswith("as PyTorch") else result_words.wrong_words(result)
         if self.kind != "within":
-            return {"rounded": "correctly rounded"}.get(self.kind, self.kind) + beside
+            right = "exact" if result.counts else "correctly rounded"
+            return {"rounded": right}.get(self.kind, self.kind) + beside
         found = [result_words.judged(each, result.gate) for each in result_words.promised(result)]
         most = max(found, key=lambda each: result_words.rank(each.upper))
         figure = words.ulp(most.upper)
@@ -92,12 +93,13 @@ class ResultFacts:
     @cached_property
     def maximum(self) -> str:
         """The judged maximum; an interval where the reference left it open."""
-        return result_words.maximum(self.result.figures, self.result.gate, dash=self.dash)
+        return result_words.most(self.result, self.result.figures, dash=self.dash)
 
     @cached_property
     def figure(self) -> str:
         """The maximum with its unit; NaN has none."""
-        return self.maximum if self.maximum == "NaN" else self.maximum + UNIT[self.result.gate]
+        unit = "" if self.result.counts else UNIT[self.result.gate]
+        return self.maximum if self.maximum == "NaN" else self.maximum + unit
 
     @cached_property
     def mark(self) -> str:

@@ -64,7 +64,9 @@ def beside_pytorch(result: Result) -> str:
 
 
 def limit_of(result: Result) -> str:
-    """`8× noise or 4 ULP`, `4 ULP`."""
+    """`8× noise or 4 ULP`, `4 ULP`, `no wrong integer`."""
+    if result.counts:
+        return "no wrong integer"
     also = "" if result.ulp_limit is None else f" or {decimal(result.ulp_limit)} ULP"
     return f"{decimal(result.limit)}{UNIT[result.gate]}{also}"
 
@@ -73,6 +75,9 @@ def on_average(result: Result) -> str:
     """`rms 1.3, bias +0.02 +- 0.01; misrounded 12%, PyTorch 10%; as PyTorch`: ordinary inputs, if there are any."""
     part = next((each for each in result.classes if each.name == ORDINARY), result)
     own, theirs, parts = part.figures, part.baseline, []
+    if result.counts:
+        beside = "" if theirs is None else f", PyTorch {share(theirs.misrounded, theirs.n)}"
+        return f"wrong {share(own.misrounded, own.n)}{beside}"
     if own.weighed and own.rms is not None:
         of = {"noise": ""}.get(result.gate, " ULP")
         parts.append(f"rms {shown(own.rms)}{of}, bias {signed(own.bias or 0.0)} +- {shown(own.bias_error or 0.0)}{of}")
@@ -103,6 +108,13 @@ def remedy(result: Result) -> str:
     return f"a stricter {limit}, {declared}" if known else declared
 
 
+def most(result: Result, figures: Figures, *, dash: str = "\N{EN DASH}") -> str:
+    """The judged maximum of a result, or how many of its integers are wrong: `54 wrong`."""
+    if result.counts:
+        return f"{figures.misrounded:,} wrong" if figures.misrounded else "0"
+    return maximum(figures, result.gate, dash=dash)
+
+
 def maximum(figures: Figures, gate: Gate, *, dash: str = "\N{EN DASH}") -> str:
     """The judged maximum as text; an interval where the reference left it open."""
     chosen = judged(figures, gate)
@@ -114,9 +126,11 @@ def of_class(result: Result, name: str, *, dash: str = "\N{EN DASH}") -> str:
     """Returns the maximum on one class of inputs. Without classes it is an upper bound; "-" if the class is empty."""
     found = next((each for each in result.classes if each.name == name), None)
     if found is not None:
-        return maximum(found.figures, result.gate, dash=dash)
+        return most(result, found.figures, dash=dash)
     if result.classes:
         return "-"
+    if result.counts:
+        return most(result, result.figures)
     whole = maximum(result.figures, result.gate, dash=dash)
     return whole if whole == "NaN" or whole[:1] in "≤≥<>" else ("≤" if dash == "–" else "<=") + whole
 
@@ -124,7 +138,7 @@ def of_class(result: Result, name: str, *, dash: str = "\N{EN DASH}") -> str:
 def baseline_of(result: Result, *, dash: str = "\N{EN DASH}") -> str:
     """PyTorch's maximum on ordinary inputs, on all where inputs are not divided; empty without one."""
     theirs = [each.baseline for each in result.classes if each.name == ORDINARY] or [result.baseline]
-    return maximum(theirs[0], result.gate, dash=dash) if theirs[0] is not None else ""
+    return most(result, theirs[0], dash=dash) if theirs[0] is not None else ""
 
 
 def worst_class(result: Result) -> str:
@@ -163,7 +177,7 @@ def wrong_words(result: Result) -> str:
         at = [text.partition(" ")[0] for text in worst.inputs.values() if not _is_finite(text)]
         shown = "NaN" if worst.got == "nan" else clean(worst.got)
         return f"{shown} at {at[0]}" if len(at) == 1 else "wrong at infinity or NaN"
-    if worst is None or of == ORDINARY:
+    if worst is None or of == ORDINARY or result.counts:
         return f"wrong on {of} inputs"
     got = number_of(worst.got)
     largest = max((abs(number_of(text)) for text in worst.inputs.values()), default=0.0)
@@ -183,13 +197,15 @@ def trouble(result: Result, *, dash: str = "\N{EN DASH}") -> str:
     of = worst_class(result)
     if result.reason and not of and value_of(judged(result.figures, result.gate).upper) <= result.limit:
         return clean(result.reason)
-    figure = of_class(result, of, dash=dash) if of else maximum(result.figures, result.gate, dash=dash)
+    figure = of_class(result, of, dash=dash) if of else most(result, result.figures, dash=dash)
     on = f" on {of} inputs" if of and len(result.classes) > 1 else ""
-    return (figure if figure == "NaN" else f"{figure} ULP") + on
+    return (figure if figure == "NaN" or result.counts else f"{figure} ULP") + on
 
 
-def error_text(worst: Worst, gate: Gate) -> str:
-    """The error of one element: `+254.9 ULP`, `+1.2 ULP scaled, +3,000 ULP plain`."""
+def error_text(worst: Worst, gate: Gate, *, counts: bool = False) -> str:
+    """The error of one element: `+254.9 ULP`, `+1.2 ULP scaled, +3,000 ULP plain`; `another integer`."""
+    if counts:
+        return "another integer"
     if not math.isfinite(value_of(worst.ulp)):
         return f"unbounded: got is {clean(worst.got)}"
     plain = f"{signed_ulp(worst.ulp)} ULP"

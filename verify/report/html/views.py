@@ -143,7 +143,7 @@ def worst_view(item: Worst, result: Result, regions: str = "") -> SimpleNamespac
         index=result_words.index_text(item),
         inputs=result_words.inputs_text(item),
         truth=words.truth(item.truth),
-        error=result_words.error_text(item, result.gate),
+        error=result_words.error_text(item, result.gate, counts=result.counts),
         replay=replay_command(item.origin),
         regions=regions,
     )

@@ -150,9 +150,9 @@ def _worst(found: ResultFacts) -> str:
         where = result_words.index_text(worst)
         facts += [
             ("input", code(result_words.inputs_text(worst)) + (f" at {code(where)}" if where else "")),
-            ("got", f"{code(worst.got)} ({code(worst.got_hex)})"),
+            ("got", code(worst.got) + ("" if result.counts else f" ({code(worst.got_hex)})")),
             ("truth", code(words.truth(worst.truth))),
-            ("error", inert(result_words.error_text(worst, result.gate))),
+            ("error", inert(result_words.error_text(worst, result.gate, counts=result.counts))),
         ]
     facts += [
         ("limit", limit_of(result)),

@@ -81,10 +81,10 @@ def _wrong(page: Page, found: ResultFacts, short: str) -> None:
         where = result_words.index_text(worst)
         if told := result_words.inputs_text(worst) + (f" at {where}" if where else ""):
             page.field("input", told, width=NAME)
-        page.field("got", f"{worst.got} ({worst.got_hex})", width=NAME)
+        page.field("got", worst.got if result.counts else f"{worst.got} ({worst.got_hex})", width=NAME)
         page.field("truth", words.truth(worst.truth), width=NAME)
         if result.gate != "plain" and worst.scaled_ulp not in (None, worst.ulp) and math.isfinite(value_of(worst.ulp)):
-            page.field("error", result_words.error_text(worst, result.gate), width=NAME)
+            page.field("error", result_words.error_text(worst, result.gate, counts=result.counts), width=NAME)
     if found.also:
         page.field("also", found.also_words, width=NAME)
     else:
