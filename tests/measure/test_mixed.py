@@ -140,8 +140,12 @@ def test_a_hunt_searches_each_operand_in_its_own_dtype_and_a_sweep_refuses(backe
     mixed = {"bfloat16": {"y": "float32"}}
     wide = verify.kernel(op="silu", dtypes=["bfloat16", "float16"], output_dtypes=mixed)(lambda x: torch.sigmoid(x) * x)
     spaces = serve._spaces_of(wide, TARGET, ListSpaces([TARGET]), backend)
-    assert [space.dtype for space in spaces] == ["float16"], "the dtype of which nothing is mixed"
+    assert [space.dtype for space in spaces] == ["bfloat16", "float16"], "a result may have another dtype"
+    apart = {"bfloat16": {"x2": "float32"}}
+    gated = verify.kernel(op="swiglu_split", dtypes=["bfloat16", "float16"], operand_dtypes=apart)(lambda x1, x2: x1)
+    spaces = serve._spaces_of(gated, TARGET, ListSpaces([TARGET], pairs=True), backend)
+    assert [space.dtype for space in spaces] == ["float16"], "the dtype of which no operand has another"
     with pytest.raises(
-        UsageError, match="a sweep enumerates kernels of one dtype; .* has y as float32 beside bfloat16"
+        UsageError, match="a sweep enumerates kernels of one dtype; .* has x2 as float32 beside bfloat16"
     ):
-        scope.space_of(wide, TARGET, "bfloat16")
+        scope.space_of(gated, TARGET, "bfloat16")

@@ -10,8 +10,9 @@ from torch import Tensor
 from verify.declare.declaration import Kernel
 from verify.ops.op import Point, Problem
 from verify.search.sweep.space import Space
-from verify.search.sweep.subject import at_points, points_of
+from verify.search.sweep.subject import at_points, format_of, points_of
 from verify.truth.exact import Judged, judge
+from verify.truth.formats import torch_dtype
 
 
 def halves(space: Space, result: str) -> int:
@@ -24,8 +25,9 @@ def problem_at(kernel: Kernel, space: Space, result: str, places: Sequence[int])
     found = points_of(space, result, list(places))
     inputs = at_points(space, kernel.op, [point for point, _ in found])
     shape = (len(places),) if space.shape == "unary" else (len(places), 1)
-    ones = torch.ones(shape, dtype=next(t.dtype for t in inputs.values() if t is not None))
-    upstream: dict[str, Tensor] = dict.fromkeys(kernel.outputs, ones) if result.startswith("d") else {}
+    smooth = [name for name in kernel.outputs if result.startswith("d") and name not in kernel.op.integers]
+    dtypes = {name: torch_dtype(format_of(kernel, space, name)) for name in smooth}
+    upstream: dict[str, Tensor] = {name: torch.ones(shape, dtype=dtypes[name]) for name in smooth}
     problem = Problem(inputs=inputs, params=kernel.op.resolve(kernel.params), upstream=upstream, results=(result,))
     width = halves(space, result)
     return problem, [row * width + half for row, (_, half) in enumerate(found)]
@@ -43,8 +45,8 @@ def judge_at(
     """The exact verdict on what came out at some places."""
     if not places:
         return []
-    points = points_at(kernel, space, result, places)
+    points, fmt = points_at(kernel, space, result, places), format_of(kernel, space, result)
     return [
-        judge(point, space.format, pattern, both=both, policy=kernel.policy)
+        judge(point, fmt, pattern & ((1 << fmt.bits) - 1), both=both, policy=kernel.policy)
         for point, pattern in zip(points, bits, strict=True)
     ]

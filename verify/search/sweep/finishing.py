@@ -28,6 +28,7 @@ from verify.ops.op import Point
 from verify.records.figure import LEAST
 from verify.records.readings import APART, NONFINITE
 from verify.records.record import (
+    INTEGERS,
     RESULT_STATUSES,
     Basis,
     Curve,
@@ -43,7 +44,7 @@ from verify.search.sweep.exactly import halves, judge_at, points_at, problem_at
 from verify.search.sweep.partial import Part, Partial
 from verify.search.sweep.scope import part_of, parts_of
 from verify.search.sweep.space import Space, bits_of_key
-from verify.search.sweep.subject import gate_of
+from verify.search.sweep.subject import format_of, gate_of
 from verify.search.sweep.torch_route import BASELINE
 from verify.truth.enclosure import Enclosure
 from verify.truth.exact import Judged, digits, settle
@@ -96,7 +97,7 @@ class _Finished:
         self.part = partial.parts[name]
         self.baseline = partial.parts.get(BASELINE + name)
         self.with_curve = curve
-        self.fmt = space.format
+        self.fmt, self.of_result = space.format, format_of(kernel, space, name)
         self.bounds = {item.name: item for item in kernel.op.landmarks.regimes(kernel.op.resolve(kernel.params))}
 
     def result(self) -> Result:
@@ -128,6 +129,11 @@ class _Finished:
             properties=fingerprint(kernel, self.name, space.dtype, (), space=space.question()),
             curve=self._curve() if self.with_curve else None,
             source="sweep",
+            format=INTEGERS
+            if self.name in kernel.op.integers
+            else ""
+            if self.of_result is self.fmt
+            else self.of_result.name,
             hardest=self._hardest(),
         )
 
@@ -143,7 +149,7 @@ class _Finished:
     def _describe(self, leader: Leader, judged: Judged) -> Worst:
         """The element with the command that runs the kernel on it alone."""
         problem, (index,) = problem_at(self.kernel, self.space, self.name, [leader.place])
-        got = from_bits(torch.tensor([leader.bits], dtype=torch.int64), self.fmt)
+        got = from_bits(torch.tensor([leader.bits], dtype=torch.int64), self.of_result)
         width = halves(self.space, self.name)
         if width == 2:
             got = got.expand(2)
@@ -172,7 +178,9 @@ class _Finished:
         if not places or not self.space.hardest:
             return []
         points = points_at(self.kernel, self.space, self.name, places)
-        found = sorted((from_midpoint(point, self.fmt), place) for point, place in zip(points, places, strict=True))
+        found = sorted(
+            (from_midpoint(point, self.of_result), place) for point, place in zip(points, places, strict=True)
+        )
         hard = []
         for distance, place in found[: self.space.hardest]:
             bits = bits_of_key(self.fmt, place)

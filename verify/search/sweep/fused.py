@@ -61,7 +61,8 @@ def supports(kernel: Kernel, space: Space) -> bool:
     """Whether this route can judge a kernel: a gate curve under the default policy, float32 or pairs of 16 bits."""
     known = bool(kernel.op.gate_curve) and ops.get(kernel.op.name) is kernel.op
     wanted = {"unary": 32}.get(space.shape, PAIR_BITS)
-    return known and kernel.policy == Policy() and space.format.bits == wanted
+    plain = kernel.policy == Policy() and not kernel.mixed(space.dtype)
+    return known and plain and space.format.bits == wanted
 
 
 @dataclass(frozen=True)

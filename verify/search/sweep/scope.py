@@ -10,6 +10,7 @@ from typing import Literal
 
 from verify.cases.classes import EDGES
 from verify.declare.declaration import Kernel
+from verify.declare.promises import differing
 from verify.errors import UsageError
 from verify.measure.curve import edges_for
 from verify.ops.geometry import Params
@@ -27,6 +28,11 @@ def shape_of(op: Op) -> Literal["unary", "pairs", "packed pairs"] | None:
     if len(op.operands) == 1:
         return "packed pairs" if op.geometry.packed else "unary"
     return "pairs" if len(op.operands) == 2 else None
+
+
+def apart(kernel: Kernel, dtype: str) -> dict[str, str]:
+    """Maps the operands that have another dtype than the case to it: their inputs have no common order."""
+    return differing(dtype, kernel.operand_dtypes.get(dtype, {}))
 
 
 def space_of(
@@ -52,7 +58,7 @@ def space_of(
             f"{kernel.op.name}, which is not one",
             hint=elsewhere,
         )
-    if mixed := kernel.mixed(dtype):
+    if mixed := apart(kernel, dtype):
         said = ", ".join(f"{name} as {item}" for name, item in mixed.items())
         raise UsageError(
             f"a sweep enumerates kernels of one dtype; {who} has {said} beside {dtype}",

@@ -20,7 +20,7 @@ from verify.search.sweep.checking import check, route_of
 from verify.search.sweep.finishing import finish
 from verify.search.sweep.partial import Partial
 from verify.search.sweep.requests import ListSpaces, RecordSweep, Spaces, SweepChunks
-from verify.search.sweep.scope import shape_of, space_of, undeclared
+from verify.search.sweep.scope import apart, shape_of, space_of, undeclared
 from verify.search.sweep.space import Space
 from verify.search.sweep.torch_route import BASELINE
 from verify.truth.formats import named
@@ -82,7 +82,7 @@ def _spaces_of(kernel: Kernel, target: str, request: ListSpaces, backend: Backen
     limit = 32 if shape == "unary" and (backend.scale == "large" or wanted or narrow) else SLOW_BITS
     if not wanted:
         dtypes = [name for name in dtypes if named(name).bits <= limit]
-        dtypes = [name for name in dtypes if not kernel.mixed(name)] or dtypes  # `space_of` says why
+        dtypes = [name for name in dtypes if not apart(kernel, name)] or dtypes  # `space_of` says why
     given = request.bounds
     bounds = request.regime or (None if given is None else (value_of(given[0]), value_of(given[1])))
     return [

@@ -9,7 +9,7 @@ from verify.declare.declaration import Kernel
 from verify.measure.call import Form, Unchanged, call_tensors, check_output, gradients_of
 from verify.ops.op import Op
 from verify.search.sweep.space import PAIR_BITS, Space
-from verify.truth.formats import Format, torch_dtype
+from verify.truth.formats import Format, named, torch_dtype
 from verify.truth.ulp import from_bits
 
 _SIDE = 1 << PAIR_BITS
@@ -18,6 +18,11 @@ _SIDE = 1 << PAIR_BITS
 def gate_of(op: Op) -> str:
     """The operand whose keys number the rows of a pair space; of a packed op, its only one."""
     return op.operands[0].name if len(op.operands) == 1 else op.landmarks.of
+
+
+def format_of(kernel: Kernel, space: Space, result: str) -> Format:
+    """Returns the format that a result is judged in: that of the inputs unless the declaration names another one."""
+    return named(kernel.result_dtype(space.dtype, result) or space.dtype)
 
 
 def values_at(keys: Tensor, fmt: Format) -> Tensor:
@@ -77,11 +82,13 @@ def run(kernel: Kernel, space: Space, inputs: dict[str, Tensor | None]) -> tuple
     if space.shape == "packed pairs":
         shape = (*shape[:-1], shape[-1] // 2)
     for name, tensor in graph.values.items():
-        check_output(kernel.name, name, tensor, Form(shape, torch_dtype(space.format), deciding.device, "here"))
+        dtype = torch_dtype(format_of(kernel, space, name))
+        check_output(kernel.name, name, tensor, Form(shape, dtype, deciding.device, "here"))
     results = {name: tensor for name, tensor in graph.values.items() if name in space.results}
     missing: tuple[str, ...] = ()
     if wanted:
-        upstream = {name: torch.ones_like(tensor) for name, tensor in graph.values.items()}
+        smooth = {name: tensor for name, tensor in graph.values.items() if name not in kernel.op.integers}
+        upstream = {name: torch.ones_like(tensor) for name, tensor in smooth.items()}
         found = gradients_of(kernel, graph, upstream)
         results |= {name: tensor for name, tensor in found.items() if name in wanted}
         missing = tuple(name for name in wanted if name not in found)

@@ -23,8 +23,9 @@ from verify.search.sweep.exactly import halves, judge_at
 from verify.search.sweep.partial import HARD_KEEP, Part
 from verify.search.sweep.scope import curve_keys, part_named
 from verify.search.sweep.space import CHUNK, Space
-from verify.search.sweep.subject import check_untouched, make, patterns_at, run
+from verify.search.sweep.subject import check_untouched, format_of, make, patterns_at, run
 from verify.truth.fast import Truth, check_bound, evaluate
+from verify.truth.formats import torch_dtype
 from verify.truth.ulp import Errors, bits_of, errors, ldexp, ulp_exponent
 
 SLAB, SLAB_CPU = 1 << 22, 1 << 18  # points judged at a time: their tensors fit a core's cache
@@ -63,7 +64,7 @@ class _Collector:
     def __init__(self, kernel: Kernel, space: Space, result: str, *, hardest: bool) -> None:
         self.kernel, self.space, self.result = kernel, space, result
         self.width = halves(space, result)
-        self.fmt = space.format
+        self.fmt, self.of_result = space.format, format_of(kernel, space, result)
         self.hardest = hardest
         self.edges = curve_keys(kernel.op, kernel.op.resolve(kernel.params), self.fmt)
         self.judgements_left = OPEN_LIMIT
@@ -77,12 +78,16 @@ class _Collector:
         upstream = {}
         if result.startswith("d"):
             rows = got if self.width == 1 else got.chunk(2, -1)[0]
-            upstream = {name: torch.ones_like(rows) for name in kernel.outputs}
+            smooth = [name for name in kernel.outputs if name not in kernel.op.integers]
+            dtypes = {name: torch_dtype(format_of(kernel, self.space, name)) for name in smooth}
+            upstream = {name: torch.ones_like(rows, dtype=dtypes[name]) for name in smooth}
         problem = Problem(inputs, kernel.op.resolve(kernel.params), upstream, (result,))
-        truth = evaluate(kernel.op, problem, {result: self.fmt})[result]
+        truth = evaluate(kernel.op, problem, {result: self.of_result})[result]
         self._sample(problem, truth, first)
+        if result in kernel.op.integers and kernel.op.meaning is not None:
+            got = kernel.op.meaning.settled(problem, result, got)
         near = truth.for_result(got)
-        found = errors(got, near.value, self.fmt, low=near.low, bound=near.bound, policy=kernel.policy)
+        found = errors(got, near.value, self.of_result, low=near.low, bound=near.bound, policy=kernel.policy)
         places = self._places(got, first)
         patterns = bits_of(got.reshape(-1))
         found, escalated = self._settled(found, places, patterns)
@@ -148,8 +153,9 @@ class _Collector:
     def _hardest(self, truth: Truth, ordinary: Tensor, places: Tensor) -> list[tuple[float, int]]:
         """Candidates for the inputs whose truth lies nearest to a midpoint; subnormal results tie trivially."""
         value = truth.value.reshape(-1)
-        inside = (value.abs() >= float(self.fmt.min_normal)) & (value.abs() <= float(self.fmt.max_finite)) & ordinary
-        steps = ldexp(value, -ulp_exponent(value, self.fmt))
+        fmt = self.of_result
+        inside = (value.abs() >= float(fmt.min_normal)) & (value.abs() <= float(fmt.max_finite)) & ordinary
+        steps = ldexp(value, -ulp_exponent(value, fmt))
         distance = (steps - torch.floor(steps) - 0.5).abs()
         nearness = torch.where(inside, 0.5 - distance, -1.0)
         found = top(nearness, HARD_KEEP)
