@@ -129,22 +129,27 @@ def _found(kernel: KernelRun, found: Result, summary: HuntSummary) -> list[str]:
 
     figure = found.figures.max_ulp if found.gate == "plain" else found.figures.scaled_max
     unit = UNIT[found.gate]
-    status = "measured, not judged" if kernel.peer else f"limit {found.limit:g}: {found.status}"
+    limit = "" if found.counts else f"limit {found.limit:g}: "
+    status = "measured, not judged" if kernel.peer else limit + found.status
     tries = f"{found.basis.n:,} evaluations, seed {found.basis.seed}"
     rate = found.basis.n / summary.seconds if summary.seconds else 0.0
+    worst_words = f"{words.ulp(figure or 0.0)}{unit} found"
+    if found.counts:
+        worst_words = "a wrong integer found" if found.reason else "no wrong integer"
     lines = [
-        f"{kernel.name} {found.output} {found.dtype}",
-        f"    worst     {words.ulp(figure or 0.0)}{unit} found in {tries} ({status})",
+        f"{kernel.name} {found.output} {words.dtype_of(found)}",
+        f"    worst     {worst_words} in {tries} ({status})",
         f"    searched  {summary.sentence.removeprefix('hunt: ')}; {rate:,.0f} evaluations a second",
     ]
     if found.reason:
         lines.append(f"    why       {found.reason}")
-    if found.worst:
+    if found.worst and (found.reason or not found.counts):
         worst = found.worst[0]
         inputs = [f"{name} = {value}" for name, value in worst.inputs.items()]
         if inputs:
             lines.append(f"    input     {', '.join(inputs)} at {list(worst.index)}")
-        lines += [f"    got       {worst.got} ({worst.got_hex})", f"    truth     {worst.truth}"]
+        bits = "" if found.counts else f" ({worst.got_hex})"
+        lines += [f"    got       {worst.got}{bits}", f"    truth     {worst.truth}"]
         if worst.scaled_ulp is not None and math.isfinite(value_of(worst.ulp)):
             plain, of_scale = signed(value_of(worst.ulp)), signed(value_of(worst.scaled_ulp))
             lines.append(f"    error     {plain} ULP, {of_scale}{unit}")

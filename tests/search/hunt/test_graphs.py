@@ -164,7 +164,7 @@ def test_what_cannot_be_hunted_says_the_rule(backend: Backend) -> None:
     def rule(name: str, result: str) -> str:
         return searchable(kernels()[name], "float32", result) or ""
 
-    assert "index of 'like " in rule("picks", "index") and "which are right or wrong" in rule("picks", "index")
+    assert rule("picks", "index") == "", "a wrong integer can be looked for"
     assert rule("counts", "y").startswith("a hunt changes floating-point numbers; all operands of 'like")
     with pytest.raises(UsageError, match="at most 65,536 numbers of an operand; the smallest sizes .* have 90,000"):
         space_of(kernels()["large"], "float32", "y", backend.device)

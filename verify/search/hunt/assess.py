@@ -67,6 +67,8 @@ class Assessor:
                 f"{space.kernel.name} must return {space.result} of shape {tuple(truth.value.shape)}; "
                 f"it returned {tuple(got.shape)}"
             )
+        if space.result in space.kernel.op.integers and space.kernel.op.meaning is not None:
+            got = space.kernel.op.meaning.settled(problem, space.result, got)
         truth = truth.for_result(got)
         judged = errors(
             got,

@@ -13,7 +13,7 @@ from verify.cases.fingerprint import fingerprint
 from verify.declare.declaration import Kernel
 from verify.measure.tally import Maximum
 from verify.records.figure import UNIT, shown
-from verify.records.record import Basis, Result, ResultStatus, Worst, number, replay_command
+from verify.records.record import INTEGERS, Basis, Result, ResultStatus, Worst, number, replay_command
 from verify.search.hunt.finds import Find, confirm
 from verify.search.hunt.requests import Hunt
 from verify.search.hunt.search import INTERRUPTED, Search, Searched, State, population_of, search
@@ -84,7 +84,9 @@ def _result(space: SearchSpace, settings: Settings, found: Searched, finds: list
     reason = f"exact arithmetic would have taken too long at {left:,} of {len(finds):,} finds" if left else ""
     # not (x <= limit): a NaN must fail
     if not worst <= limit:
-        status, reason = "wrong", _reason(proven[0], limit, gate)
+        wrong = f"{proven[0].worst.got} in the place of {proven[0].worst.truth}"
+        counts = space.result in kernel.op.integers
+        status, reason = "wrong", wrong if counts else _reason(proven[0], limit, gate)
     units = (
         "exact"
         if space.fmt.name == "float64"
@@ -109,6 +111,7 @@ def _result(space: SearchSpace, settings: Settings, found: Searched, finds: list
         escalated=len(proven),
         certificate=units,
         source="hunt",
+        format=INTEGERS if space.result in kernel.op.integers else "",
         properties=fingerprint(kernel, space.result, space.dtype, space=space.sentence + meaning),
     )
 

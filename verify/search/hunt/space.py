@@ -273,8 +273,6 @@ def searchable(kernel: Kernel, dtype: str, result: str) -> str | None:
         return f"a hunt drives the error of a number up; {kernel.name!r} is a quantiser: `verify run` tries every scale"
     if all(operand.range is not None for operand in op.operands):
         return f"a hunt changes floating-point numbers; all operands of {op.name!r} are whole ones"
-    if result in op.integers:
-        return f"a hunt drives an error up; {result} of {op.name!r} holds whole numbers, which are right or wrong"
     if named(dtype).bits <= 16 and op.is_unary:
         return f"every {dtype} input of {op.name!r} can be tried: a hunt would prove less than `verify run` does"
     known = [*kernel.outputs, *("d" + operand.name for operand in kernel.differentiable)]
