@@ -24,13 +24,13 @@ class Calling:
     """The places of operands among the arguments of a function. `lists` has the operands of each list."""
 
     function: Callable[..., Any]
-    operands: tuple[str, ...]  # in the order in which they arrive
-    taken: tuple[str, ...]  # the arguments that hold operands
+    operands: tuple[str, ...]  # in their order
+    taken: tuple[str, ...]  # its arguments with operands
     by_keyword: tuple[str, ...]
     lists: Mapping[str, tuple[str, ...]]
 
     def placed(self, given: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Returns the arguments by position and by keyword, from what stands for each operand."""
+        """Returns the arguments by position and by keyword; `given` has the value of each operand."""
         values = {
             name: [given[each] for each in self.lists[name]] if name in self.lists else given[name]
             for name in self.taken

@@ -62,7 +62,7 @@ def _elsewhere(tensor: Tensor) -> Tensor:
 def _mistakes(subject: Subject) -> list[Mistake]:
     """Each gives operands that no kernel of this op can take."""
     kernel = subject.kernel
-    # a derived operand is never another, and kernels do not see what is hidden
+    # no call has another value of a derived operand, and kernels do not receive hidden ones
     unseen = [operand.name for operand in kernel.op.operands if operand.derive is not None or operand.hidden]
     first, *others = (name for name in kernel.operands if name not in unseen)
     found: list[Mistake] = []

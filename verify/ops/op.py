@@ -65,11 +65,11 @@ class WholeNumbers(Protocol):
 
     @property
     def fixed_by(self) -> set[str]:
-        """Returns the dimensions of which the structure needs all indices."""
+        """Returns the dimensions whose indices the structure needs together."""
 
 
 class Derived(Protocol):
-    """How an operand is computed from others (`verify.ops.graph.derived`)."""
+    """The function that computes an operand from others (`verify.ops.graph.derived`)."""
 
     depth: int
 
@@ -286,7 +286,7 @@ class Op:
 
     @property
     def derived(self) -> tuple[Operand, ...]:
-        """Returns the operands that are computed from others, each after those that it is computed from."""
+        """Returns the operands that are computed from others, each after the operands that it takes."""
         found = [(each.derive.depth, each.name, each) for each in self.operands if each.derive is not None]
         return tuple(each for _, _, each in sorted(found, key=lambda item: item[:2]))
 

@@ -217,7 +217,7 @@ class Speed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     rounds: int = 0
 
 
-INTEGERS = "integers"  # the format of a result of integers or conditions, of which wrong ones are counted
+INTEGERS = "integers"  # the format of a result of integers or conditions: the wrong ones are counted
 
 
 class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

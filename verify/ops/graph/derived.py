@@ -111,7 +111,7 @@ class Derivation:
 
 
 def _by_balls(program: Program, run: Run, places: list[int], format: str) -> list[float]:
-    """Rounds single elements by Arb. What 2,560 bits do not decide is a tie."""
+    """Rounds single elements by Arb. An element that 2,560 bits do not decide is a tie."""
     asked = Asked(program, run, "y", places, None, False, Shared(effort=math.inf))
     return [_by_ball(asked, place, format) for place in range(len(places))]
 
@@ -144,7 +144,7 @@ def _source(function: Any, code: Any) -> str:
 
 
 def derivations(derive: Mapping[str, Any] | None, names: Sequence[str]) -> dict[str, Derivation]:
-    """Reads derive=, in an order in which each operand comes after those that it is computed from.
+    """Reads derive=. Each operand comes after all operands that its function takes.
 
     Raises UsageError if a function takes something that is no operand, or if operands are computed from each other.
     """

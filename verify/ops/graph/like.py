@@ -388,7 +388,7 @@ class _Like:
         return program
 
     def _sample(self, operand: str, shapes: Mapping[str, Shape], dtype: torch.dtype) -> Tensor:
-        """Zeros; those of a structured operand as far as its structure allows them."""
+        """Returns zeros, or the numbers next to zeros with the structure of the operand."""
         zeros, known = torch.zeros(shapes[operand], dtype=dtype), self.ranges.get(operand)
         if known is None or not known.structure or self.shapes is None:
             return zeros

@@ -30,10 +30,10 @@ class Grid:
     precision: int
     least: int
     largest: float
-    saturates: bool = False  # it has no infinity: what is beyond becomes the largest number
+    saturates: bool = False  # it has no infinity: larger numbers become the largest
 
     def beyond(self, sign: float) -> float:
-        """Returns what a number beyond the largest becomes."""
+        """Returns the infinity, or the largest number, that stands for larger ones."""
         return math.copysign(self.largest if self.saturates else math.inf, sign)
 
 
@@ -145,7 +145,7 @@ class StraightThrough(torch.autograd.Function):
 def rounds(x: Tensor, format: str | torch.dtype) -> Tensor:
     """Rounds numbers to a format, to nearest and ties to even, and returns them in the dtype that they had.
 
-    In a function for `like=` this declares that a kernel rounds here. A number beyond the largest of float8_e4m3fn,
+    A function for `like=` declares by it that a kernel rounds here. A number beyond the largest of float8_e4m3fn,
     which has no infinity, becomes the largest.
     """
     name = str(format).removeprefix("torch.")

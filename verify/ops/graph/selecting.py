@@ -243,16 +243,16 @@ class RankIndex(Step):
 
 
 def rivals(a: Span, *, exact: bool = True) -> Tensor:
-    """How many elements of its row, itself included, each cannot be told apart from; equal ones only where `exact`.
+    """Counts the elements of its row, itself included, whose interval overlaps that of each; equal ones if `exact`.
 
-    Those are the elements that do not begin above the end of one, less those that end below its beginning.
+    An interval overlaps all that do not begin above its end, less those that end below its beginning.
     """
     nan, wide = torch.isnan(a.lo), a.lo != a.hi
     lo, hi = (end.masked_fill(nan, math.inf).contiguous() for end in (a.lo, a.hi))
     begin, end = lo.sort(-1).values, hi.sort(-1).values
     found = torch.searchsorted(begin, hi, right=True) - torch.searchsorted(end, lo)
     found = torch.where(hi == math.inf, found - nan.sum(-1, True), found)
-    if not exact:  # two points that are equal are told apart
+    if not exact:  # equal points do not count
         equal = lo.masked_fill(wide, math.inf).sort(-1).values
         alike = torch.searchsorted(equal, lo, right=True) - torch.searchsorted(equal, lo)
         alike = torch.where(lo == math.inf, ((lo == math.inf) & ~wide).sum(-1, True), alike)
@@ -354,13 +354,13 @@ class Positioned(Step):
         return Span(torch.where(touched, either.lo, found.lo), torch.where(touched, either.hi, found.hi))
 
     def _touched(self, doubt: Tensor) -> Tensor:
-        """The elements that go by positions which are not decided."""
+        """Returns a mask of the elements that go by undecided positions."""
         if self.at is not None:
             return doubt.reshape(-1)[self.at().to(doubt.device)].reshape(self.shape)
         return (doubt.any(self.axis, True) if self.lines else doubt.any()).expand(self.shape)
 
     def positioned(self, run: Run, positions: Tensor) -> Run:
-        """The run in which the inner step finds these positions."""
+        """Returns a run that gives these positions to the inner step."""
         positions = positions.long()
         positions = torch.where(positions < 0, positions + self.size, positions).clamp(0, max(self.size - 1, 0))
         return replace(run, plain={**run.plain, id(self.stand): positions}, maps={})
@@ -369,7 +369,7 @@ class Positioned(Step):
         return self.inner.value(self.positioned(run, given[0]), given[1:])
 
     def known(self, run: Run) -> tuple[Run, Places]:
-        """The run with float64's positions, and for each element the place of the position that it goes by."""
+        """Returns a run with float64's positions, and the place of the position that each element goes by."""
         if id(self) not in run.maps:
             face = replace(run, opens="face", maps={})
             places = np.zeros((math.prod(self.shape), 0), dtype=np.int64)
@@ -380,7 +380,7 @@ class Positioned(Step):
 
     @property
     def reads(self) -> tuple[Step | None, ...]:
-        """The positions are not evaluated as single elements."""
+        """Returns None for the positions, which are not evaluated as single elements."""
         return (None, *self.inner.reads)
 
     def sources(self, run: Run, wanted: Places) -> list[Places]:

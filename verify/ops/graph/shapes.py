@@ -261,13 +261,13 @@ class Range:
 
     @property
     def fixed_by(self) -> set[str]:
-        """Returns the dimensions of which the structure needs all indices: no part of them can be taken alone."""
+        """Returns the dimensions whose indices the structure needs together: no part of them can be taken alone."""
         return (_names(self.total) if self.total else _names(self.high)) if self.structure else set()
 
     def arranged(self, values: Tensor, dims: Shape) -> Tensor:
-        """Returns numbers with the structure. Those that have it stay as they are, others become the next that do.
+        """Returns numbers with the structure. Numbers with it stay as they are, others move to the next that have it.
 
-        A drawn operand, and one of which a part was removed, gets its structure back in this way.
+        A drawn operand gets its structure in this way, and a part of an operand gets it back.
         """
         if not self.structure or not values.numel():
             return values
@@ -289,7 +289,7 @@ class Range:
 
 
 def _distinct(rows: Tensor, low: int, high: int) -> Tensor:
-    """Returns rows of distinct numbers in a range, in the order in which the given numbers are."""
+    """Returns rows of distinct numbers in a range, in the order of the given numbers."""
     order = rows.argsort(dim=-1, stable=True)
     steps = torch.arange(rows.shape[-1], device=rows.device)
     rising = (rows.gather(-1, order) - steps).cummax(-1).values + steps
@@ -298,7 +298,7 @@ def _distinct(rows: Tensor, low: int, high: int) -> Tensor:
 
 
 def _summing(values: Tensor, low: int, most: int, total: int) -> Tensor:
-    """Returns numbers from `low` to `most` with a sum: all in proportion, then the first ones by what is left."""
+    """Returns numbers from `low` to `most` with a sum: all in proportion, then the rest is added to the first ones."""
     free, wanted = values - low, total - low * values.numel()
     given = int(free.sum())
     if given == wanted:

@@ -50,7 +50,7 @@ class Step:
     def reads(self) -> tuple[Step | None, ...]:
         """The steps whose elements single elements are made of: the inputs, or as many steps before them.
 
-        None stands for an input of which no element is evaluated.
+        None replaces an input without evaluated elements.
         """
         return self.inputs
 
