@@ -13,6 +13,8 @@ from torch import Tensor
 from verify.cases import counter
 from verify.cases.explicit import override
 from verify.cases.layouts import lay_out
+from verify.cases.scores import RECIPES as SCORE_RECIPES
+from verify.cases.scores import fill_scores
 from verify.cases.values import SMALL, WITH_ENDS, Stream, fill, inside, within
 from verify.declare.declaration import Kernel
 from verify.declare.promises import differing
@@ -93,7 +95,6 @@ def inputs_of(op: Op, case: Case, device: torch.device | str, *, shared: bool = 
     params = op.resolve(case.params)
     shapes = op.shapes(case.dims, params)
     shared = shared and all(math.prod(shape) <= SMALL for shape in shapes.values())
-    landmarks = op.landmarks.boundaries(params)
     result: dict[str, Tensor | None] = {}
     data = 0
     _known(op, case)
@@ -121,14 +122,8 @@ def inputs_of(op: Op, case: Case, device: torch.device | str, *, shared: bool = 
         elif operand.role == "matrix":
             recipe = "around zero" if case.fill != "spread" else "spread"
         fmt = formats.named(operand_dtype(case, operand))
-        filled = fill(
-            recipe,
-            fmt,
-            shapes[operand.name],
-            Stream(case.seed, operand.name, torch.device(device)),
-            landmarks=landmarks if operand.domain is None else (*landmarks, *operand.domain.ends),
-            shared=shared,
-        )
+        stream = Stream(case.seed, operand.name, torch.device(device))
+        filled = _filled(op, case, operand, recipe, shapes[operand.name], stream, shared=shared)
         largest = up_to(case.largest, operand.name)
         if operand.domain is not None and case.fill != "patterns":
             filled = inside(filled, operand.domain, largest, ends=recipe in WITH_ENDS)
@@ -152,6 +147,25 @@ def derive_all(
         made = operand.derive.of(found, dtype, shapes[operand.name])
         found[operand.name] = lay_out(made.to(device), case.layouts.get(operand.name, "contiguous"))
     return found
+
+
+def _filled(
+    op: Op, case: Case, operand: Operand, recipe: str, shape: tuple[int, ...], stream: Stream, *, shared: bool
+) -> Tensor:
+    """The numbers of an operand before its domain and the case's magnitude limit them."""
+    fmt = formats.named(operand_dtype(case, operand))
+    if case.fill in SCORE_RECIPES:
+        part = (op.scores or {}).get(operand.name)
+        if op.scores is None:
+            raise UsageError(
+                f"{case.fill!r} is a recipe for a softmax over products of two operands; {op.name!r} has none"
+            )
+        if part is not None:
+            return fill_scores(case.fill, part, fmt, shape, stream, "scores")
+        recipe = "randn" if recipe == case.fill else recipe
+    landmarks = op.landmarks.boundaries(op.resolve(case.params))
+    landmarks = landmarks if operand.domain is None else (*landmarks, *operand.domain.ends)
+    return fill(recipe, fmt, shape, stream, landmarks=landmarks, shared=shared)
 
 
 def _whole_numbers(operand: Operand, case: Case, shape: tuple[int, ...], device: torch.device | str) -> Tensor:

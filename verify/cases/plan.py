@@ -15,7 +15,8 @@ import msgspec
 
 from verify import backends
 from verify.cases import Case, case_of, counter
-from verify.cases.sizes import REACHES, Reach, fitted, long_sizes, sizes_of
+from verify.cases.scores import RECIPES as SCORE_RECIPES
+from verify.cases.sizes import REACHES, Reach, fitted, long_sizes, sizes_of, with_keys
 from verify.cases.values import MATRIX_REGIMES, ROW_REGIMES
 from verify.declare.declaration import Kernel
 from verify.ops.geometry import ByGeometry
@@ -25,6 +26,9 @@ from verify.truth.formats import named
 SUMMED_ROWS = (9, 66, 257, 4097, 65_537, 1 << 20)
 _SUMMED_COLUMNS, _SUMMED_INNER = 3, 2
 _DISTINCT = 1000  # rows up to which all are different: exact arithmetic takes a row at a time
+# Numbers of keys for each recipe of scores; the law of accuracy tries all pairs. Exact values in float64 are dear.
+_KEYS = {"scores below -87": (1, 33, 192), "rising maxima": (128, 257), "falling maxima": (129,)}
+_KEYS_ELSE, _KEYS_FLOAT64 = (65,), (5,)
 FEW = 4  # sizes of a PyTorch function that are small, and that are larger
 
 
@@ -201,6 +205,9 @@ def _graph(kernel: Kernel, dtype: str, scale: str, seed: int) -> list[Group]:
             some = list(sizes)
         chosen += [(dims, recipe) for dims in some]
     chosen += [(dims, ROW_REGIMES[0]) for dims in long_dims(kernel, dtype, REACHES[scale])]
+    for recipe in SCORE_RECIPES if kernel.op.scores else ():
+        lengths = _KEYS_FLOAT64 if dtype == "float64" else _KEYS.get(recipe, _KEYS_ELSE)
+        chosen += [(dims, recipe) for dims in with_keys(kernel.op, lengths) or small[:1]]
     cases = (
         _case(kernel, dtype, seed, dims=dims, fill=recipe, upstream=upstream, regime=recipe)
         for dims, recipe in dict.fromkeys(chosen)

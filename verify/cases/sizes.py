@@ -14,7 +14,7 @@ from verify.declare.declaration import Kernel
 from verify.errors import UsageError
 from verify.ops.geometry import ByGeometry, Shapes
 from verify.ops.graph.reducing import Contract
-from verify.ops.graph.shapes import numbers_in, sizes_alone, sizes_within
+from verify.ops.graph.shapes import NamedDims, Related, numbers_in, sizes_alone, sizes_within
 from verify.ops.op import Op, Problem
 
 Dims = tuple[int, ...]
@@ -76,6 +76,28 @@ def long_sizes(op: Op, reach: Reach) -> dict[str, tuple[Dims, ...]]:
             found[name] = tuple(taken)
         _long[key] = found
     return _long[key]
+
+
+def with_keys(op: Op, lengths: Sequence[int], *, others: int = 2, features: int = 0) -> tuple[Dims, ...]:
+    """Returns sizes with such numbers of keys, or the next that the declaration allows.
+
+    Other dimensions are `others` where they can be, and not larger than in plain sizes if that is 2. The number of
+    features is `features`, by default that of plain sizes. There are none where the program has no scores, or where the
+    number of keys is fixed.
+    """
+    geometry, parts = op.geometry, {part.role: (name, part) for name, part in (op.scores or {}).items()}
+    if not parts or not isinstance(geometry, NamedDims) or geometry.examples:
+        return ()
+    named, part = parts["key"]
+    keys, feature = (geometry.table[named][axis] for axis in (part.tokens, part.features))
+    base = sizes_of(op, 1 << 12)[0]
+    for place, name in enumerate(geometry.dims):
+        size = (features or base[place]) if name == feature else others if others > 2 else min(2, base[place])
+        changed = (*base[:place], size, *base[place + 1 :])
+        base = changed if geometry.allows(changed) else base
+    root = Related.by(geometry.dims, geometry.where).group.get(str(keys))
+    found = (some for length in lengths for each, some in sizes_alone(geometry, base, (length,)) if each == root)
+    return tuple(dict.fromkeys(some[0] for some in found if some))
 
 
 def _smallest(op: Op) -> Dims:

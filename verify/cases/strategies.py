@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from verify.cases.case import Case, case_of
 from verify.cases.layouts import LAYOUTS
+from verify.cases.scores import RECIPES as SCORE_RECIPES
 from verify.cases.sizes import fitted, fitted_all, sizes_of
 from verify.cases.values import CONFIDENT, ELEMENT, MATRIX_REGIMES, ROW, ROW_REGIMES
 from verify.declare.declaration import Kernel
@@ -345,7 +346,7 @@ def space(
         upstream=_some("upstream recipes", upstream, (*ELEMENT, *ROW, "")),
         shapes=fitted_all(kernel, shapes),
     )
-    _some("recipes", chosen.fill, (*ELEMENT, *ROW))
+    _some("recipes", chosen.fill, (*ELEMENT, *ROW, *SCORE_RECIPES))
     for recipe in chosen.fill:
         if kernel.op.geometry.by_element and recipe in ROW and recipe not in ELEMENT:
             raise UsageError(f"op {kernel.op.name!r} is elementwise; {recipe!r} is a recipe for rows")

@@ -23,6 +23,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import msgspec
 import numpy as np
@@ -33,8 +34,10 @@ from torch import Tensor
 from verify.cases import Case, problem_of
 from verify.cases.case import operand_dtype
 from verify.cases.classes import class_of, classed
-from verify.cases.sizes import REACHES_OF_LAWS, long_sizes
-from verify.cases.strategies import CaseSpace, Layouts, Sizes, fixed_shapes, space
+from verify.cases.scores import LENGTHS
+from verify.cases.scores import RECIPES as SCORE_RECIPES
+from verify.cases.sizes import REACHES_OF_LAWS, long_sizes, with_keys
+from verify.cases.strategies import CaseSpace, Layouts, Sizes, fixed_shapes, recipes, space
 from verify.cases.values import CONFIDENT, SMALL
 from verify.declare.declaration import Kernel
 from verify.errors import BeyondEffort, KernelError
@@ -64,7 +67,8 @@ _BLURRED = 2.0**-6  # ULP by which the score of a case that passes may be off
 def _space(subject: Subject) -> CaseSpace:
     # float64 has no wider reference: every element is judged exactly, which takes up to a millisecond each
     sizes = _EXACT if subject.dtype == "float64" else subject.sizes
-    return space(subject.kernel, subject.dtype, sizes=sizes)
+    fill = (*recipes(subject.kernel), *(SCORE_RECIPES if subject.kernel.op.scores else ()))
+    return space(subject.kernel, subject.dtype, sizes=sizes, fill=fill)
 
 
 def _examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
@@ -75,6 +79,7 @@ def _examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
         *chosen.each_pair(),
         *chosen.each_alone(),
         *_every_pattern(subject),
+        *_scored(subject),
         *_long(subject),
         *_subnormal_weights(subject),
     )
@@ -89,6 +94,17 @@ def _long(subject: Subject) -> tuple[Case, ...]:
     long += tuple(dims for some in long_sizes(kernel.op, reach).values() for dims in some)
     cases = [plain_case(subject, dims) for dims in dict.fromkeys(long)]
     return tuple(msgspec.structs.replace(case, seed=seed) for seed, case in enumerate(cases, 1))
+
+
+def _scored(subject: Subject) -> tuple[Case, ...]:
+    """Every recipe of a softmax over products, at every number of keys where kernels go wrong."""
+    lengths = LENGTHS[:1] if subject.dtype == "float64" else LENGTHS
+    chosen = enumerate(product(SCORE_RECIPES, with_keys(subject.kernel.op, lengths)), 1)
+    largest = subject.kernel.largest.get(subject.dtype)
+    return tuple(
+        msgspec.structs.replace(plain_case(subject, dims), fill=recipe, regime=recipe, seed=seed, largest=largest)
+        for seed, (recipe, dims) in chosen
+    )
 
 
 def _every_pattern(subject: Subject) -> tuple[Case, ...]:

@@ -99,6 +99,22 @@ class Operand:
 
 
 @dataclass(frozen=True)
+class ScorePart:
+    """What one operand is to the scores of an attention: see `verify.ops.graph.scores`.
+
+    `tokens` is the axis whose index selects a query, a key or a value. `features` is the axis that the products of
+    queries and keys sum over; -1 for a value, which has none.
+    """
+
+    role: Literal["query", "key", "value"]
+    tokens: int
+    features: int = -1
+
+
+Scores = Mapping[str, ScorePart]  # by operand: one query, one key, and the value if there is one
+
+
+@dataclass(frozen=True)
 class Regime:
     """A named half-open region `low <= value < high` of the operand that decides how an element behaves."""
 
@@ -223,7 +239,7 @@ class Op:
     an index makes what the points of a problem share. `meaning` is the PyTorch function that defines the op, if one
     does; `name` then has a digest of it for one set of sizes.
     `symmetry` names the exact identity of a shipped op (`verify.laws.identities`), `gate_curve` the op of one number
-    whose curve it is made of (`table`).
+    whose curve it is made of (`table`). `scores` says which operands a softmax over products is made of.
     `special(x...)`-like limits are part of `fast` and `points`: both must give the mathematical limit at
     infinite inputs and NaN where there is none.
     """
@@ -245,6 +261,7 @@ class Op:
     meaning: Meaning | None = field(default=None, compare=False, repr=False)
     symmetry: Symmetry | None = None
     gate_curve: str = ""
+    scores: Scores | None = field(default=None, compare=False, repr=False)
 
     @property
     def is_unary(self) -> bool:

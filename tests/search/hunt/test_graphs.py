@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import verify
 from tests.cli.here import said
 from tests.measure.test_kernel import CPU
 from verify.backends import Backend
@@ -208,3 +209,21 @@ def test_a_kernel_of_a_function_keeps_its_shape_rules_when_made_smaller(backend:
     case = Case(dtype="float32", dims=(6, 16), fill="randn", seed=3)
     smaller = shrink_element(Subject(kernel, "float32", backend, Sizes()), case, "y", 40, 2.0**22)
     assert smaller.case.dims == (1, 4) and all(shape[1] % 4 == 0 for shape in seen)
+
+
+def test_fresh_candidates_of_attention_have_scores_that_operands_share() -> None:
+    """One in twenty begins with scores below -87, which operands that are drawn apart never have."""
+
+    def attention(q, k, v):
+        return torch.softmax(q @ k.transpose(-1, -2), -1) @ v
+
+    shapes = {"q": "b t d", "k": "b s d", "v": "b s d"}
+    kernel = verify.kernel(like=attention, shapes=shapes, dtypes=["bfloat16"])(attention)
+    space = space_of(kernel, "bfloat16", "y", "cpu")
+    assert space.unit.axis == 0 and not space.shared
+    population = fresh(space, 40, Draws(0, "0", "cpu"))
+    inputs, _ = space.tensors(population, {})
+    q, k = (inputs[name].double() for name in "qk")  # type: ignore[union-attr]
+    highest = (q @ k.transpose(-1, -2)).amax(-1).amin(-1)
+    assert highest[0] < -87 and highest[20] < -87
+    assert bool((fresh(space, 40, Draws(0, "0", "cpu"))["q"] == population["q"]).all())

@@ -27,6 +27,7 @@ from verify.ops.graph.float64 import in_float64, narrowed
 from verify.ops.graph.noise import Noise, noise_of, sampled_again
 from verify.ops.graph.program import Program, trace
 from verify.ops.graph.rounding import Rounding
+from verify.ops.graph.scores import scores_of
 from verify.ops.graph.shapes import NamedDims, Range, ranges_of, sizes_within
 from verify.ops.graph.single import Asked, Shared
 from verify.ops.graph.spans import Span
@@ -264,6 +265,7 @@ class _Like:
             summary=f"what PyTorch's {self.meaning.name} denotes",
             integers=program.integers,
             meaning=self,
+            scores=scores_of(program),
         )
 
     def _followed_first(self, shapes: Mapping[str, Shape]) -> Program:

@@ -5,9 +5,13 @@ They are also what the search is compared with: a hunt whose candidates are all 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
+from verify.cases.scores import RECIPES as SCORE_RECIPES
+from verify.cases.scores import fill_scores
 from verify.cases.values import ROW_REGIMES, fill
 from verify.search.hunt.draws import Draws
 from verify.search.hunt.space import Candidates, SearchSpace, Variable
@@ -20,6 +24,7 @@ _UPSTREAM = ("normal", "ones", "active", "bits")
 _ROWS = (*(name for name in ROW_REGIMES if not name.startswith("mean -")), "bits", "active")
 _UPSTREAM_ROWS = ("randn", "constant", "outlier", "alternating", "spread", "ones")
 _PLAIN = {"scale": ("around one", "ones", "spread"), "shift": ("around zero", "around one", "spread")}
+_SCORED = 4  # one candidate in so many is made by the recipes of scores
 _MATRIX = ("around zero", "spread", *_ROWS)
 
 
@@ -35,11 +40,31 @@ def recipes(variable: Variable) -> tuple[str, ...]:
 
 
 def fresh(space: SearchSpace, count: int, draws: Draws) -> Candidates:
-    """New candidates, each variable of each by a recipe that is drawn."""
-    return {
+    """New candidates, each variable of each by a recipe that is drawn.
+
+    Where a softmax is over products, a quarter of them are made by the recipes of scores, which operands share.
+    """
+    found = {
         variable.name: _filled(space, variable, draws.below(count, len(recipes(variable))), draws)
         for variable in space.variables
     }
+    for turn, recipe in enumerate(SCORE_RECIPES if space.kernel.op.scores else ()):
+        chosen = torch.arange(turn, count, _SCORED * len(SCORE_RECIPES), device=draws.device)
+        _score(space, recipe, found, chosen, draws)
+    return found
+
+
+def _score(space: SearchSpace, recipe: str, found: Candidates, chosen: Tensor, draws: Draws) -> None:
+    """Fills the queries, keys and values of some candidates by a recipe of scores."""
+    joint, parts = draws.stream().name, space.kernel.op.scores or {}
+    for variable in space.variables:
+        if variable.name in parts and chosen.numel():
+            part = parts[variable.name]
+            moved = replace(part, tokens=part.tokens + 1, features=part.features + 1 if part.features >= 0 else -1)
+            shape = (int(chosen.numel()), *variable.shape)
+            made = fill_scores(recipe, moved, variable.fmt, shape, draws.stream(), joint)
+            ordinals = of_tensor(made, variable.fmt).reshape(-1, variable.size)
+            found[variable.name][chosen] = variable.within(ordinals)
 
 
 def fresh_shared(space: SearchSpace, turn: int, draws: Draws) -> Candidates:

@@ -1,0 +1,131 @@
+"""Finds softmaxes over products of two operands in a program, as attention and a linear cross entropy have them.
+
+Such a program computes scores, one for each query and key, takes their exponentials and divides by the sums. Recipes of
+values (`verify.cases.scores`) and laws (`verify.laws.attention`) use what is found here. Nothing depends on names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from verify.ops.graph.elementwise import Map
+from verify.ops.graph.program import Program
+from verify.ops.graph.reducing import Contract, Reduce
+from verify.ops.graph.steps import Leaf, Places, Run, Step
+from verify.ops.op import ScorePart, Scores
+
+
+def scores_of(program: Program) -> Scores | None:
+    """Returns the parts of the first softmax over products. Returns None if there is none, or an axis is not whole.
+
+    The query and the key must be two operands: a projection in between, or one packed operand, gives None.
+    """
+    for total in program.steps:
+        if isinstance(total, Reduce) and total.function == "sum" and _is_exponential(total.inputs[0]):
+            exponentials = total.inputs[0]
+            product = next((step for step in _upstream(exponentials) if isinstance(step, Contract)), None)
+            found = None if product is None else _parts(program, total, product)
+            if found is not None:
+                value = _value(program, exponentials)
+                return {**found, **({} if value is None or value[0] in found else dict([value]))}
+    return None
+
+
+def _is_exponential(step: Step) -> bool:
+    return isinstance(step, Map) and step.function == "exp"
+
+
+def _upstream(step: Step) -> Iterator[Step]:
+    """Yields the steps that a step is made of, the nearest first, none beyond a product of matrices."""
+    ahead, seen = [step], {id(step)}
+    while ahead:
+        each = ahead.pop(0)
+        yield each
+        if not isinstance(each, Contract) or each is step:
+            ahead += [one for one in each.inputs if id(one) not in seen]
+            seen |= {id(one) for one in each.inputs}
+
+
+def _parts(program: Program, total: Reduce, product: Contract) -> dict[str, ScorePart] | None:
+    """Returns the query and the key of a product whose exponentials a sum adds up."""
+    _, rows, columns = product.shape
+    inner = product.inputs[0].shape[2]
+    # the last sum: under a causal mask the last query sees the most keys
+    summed = _places(program, total, np.array([int(np.prod(total.shape)) - 1]), product) % max(rows * columns, 1)
+    row, column = (len(np.unique(each)) > 1 for each in np.divmod(summed, columns))
+    if row == column:
+        return None
+    left = _part(program, product.inputs[0], np.arange(inner), np.arange(rows) * inner)
+    right = _part(program, product.inputs[1], np.arange(inner) * columns, np.arange(columns))
+    if left is None or right is None or left[0] == right[0]:
+        return None
+    query, key = (right, left) if row else (left, right)
+    return {query[0]: ScorePart("query", *query[1:]), key[0]: ScorePart("key", *key[1:])}
+
+
+def _part(program: Program, side: Step, features: Places, tokens: Places) -> tuple[str, int, int] | None:
+    """Returns the operand behind one side of a product, and its axes of tokens and of features."""
+    leaf = _operand(side)
+    if leaf is None:
+        return None
+    along = _axis(program, side, features, leaf)
+    if along is None or leaf.shape[along] != len(features):
+        return None
+    across = _axis(program, side, tokens, leaf, beside=along)
+    # one token has no axis that varies: the axis beside the features is taken
+    across = (along - 1 if along else 1) if across is None and len(tokens) == 1 and len(leaf.shape) > 1 else across
+    return None if across is None or across == along else (leaf.name, across, along)
+
+
+def _value(program: Program, exponentials: Step) -> tuple[str, ScorePart] | None:
+    """Returns the operand that the softmax averages."""
+    following = {id(exponentials)}
+    for step in program.steps:
+        if not any(id(each) in following for each in step.inputs):
+            continue
+        if not isinstance(step, Contract):
+            following.add(id(step))
+            continue
+        weights, averaged = step.inputs
+        first = id(weights) in following
+        side, columns, inner = (averaged if first else weights), step.shape[2], weights.shape[2]
+        leaf = _operand(side)
+        if leaf is None:
+            return None
+        axis = _axis(program, side, np.arange(inner) * (columns if first else 1), leaf)
+        return None if axis is None else (leaf.name, ScorePart("value", axis))
+    return None
+
+
+def _operand(side: Step) -> Leaf | None:
+    """Returns the largest operand that a side of a product is made of. Returns None behind another product."""
+    steps = list(_upstream(side))
+    leaves = [step for step in steps if isinstance(step, Leaf) and step.operand and step.real]
+    if not leaves or any(isinstance(step, Contract) for step in steps):
+        return None
+    return max(leaves, key=lambda leaf: int(np.prod(leaf.shape)))
+
+
+def _axis(program: Program, step: Step, wanted: Places, leaf: Leaf, beside: int = -1) -> int | None:
+    """Returns the one axis of an operand, other than `beside`, that varies among what some elements of a step need.
+
+    A rotation or a norm of each token needs several of its features.
+    """
+    coordinates = np.unravel_index(_places(program, step, wanted, leaf), leaf.shape)
+    varying = [axis for axis, each in enumerate(coordinates) if axis != beside and len(np.unique(each)) > 1]
+    return varying[0] if len(varying) == 1 else None
+
+
+def _places(program: Program, step: Step, wanted: Places, of: Step) -> Places:
+    """Returns the elements of the step `of` that some elements of another step need."""
+    leaves = {
+        each.name: torch.zeros(each.shape, dtype=torch.float64 if each.real else torch.int64)
+        for each in program.steps
+        if isinstance(each, Leaf)
+    }
+    part = Program(program.steps, {"part": step}, program.leaves)
+    found = part.places(Run(leaves, torch.device("cpu")), "part", wanted.tolist(), {}, every=True)
+    return found[id(of)][0] if id(of) in found else np.zeros(0, dtype=np.int64)
