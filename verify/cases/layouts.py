@@ -73,6 +73,13 @@ def _expanded(tensor: Tensor) -> Tensor:
     return tensor[:1].clone().expand(tensor.shape)
 
 
+def _expanded_matrices(tensor: Tensor) -> Tensor:
+    """The first matrix for every matrix, stride 0: heads that share keys and values."""
+    if tensor.ndim < 3 or tensor.numel() == 0:
+        return tensor.contiguous()
+    return tensor.flatten(0, -3)[:1].clone().reshape(tensor.shape[-2:]).expand(tensor.shape)
+
+
 def _expanded_last(tensor: Tensor) -> Tensor:
     """The first column for every column, stride 0: what `.sum().backward()` hands to a kernel."""
     if tensor.ndim == 0 or tensor.shape[-1] == 0:
@@ -113,5 +120,6 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "reversed": _reversed_dims,
     "expanded": _expanded,
     "expanded last": _expanded_last,
+    "expanded matrices": _expanded_matrices,
     "overlapping": _overlapping,
 }

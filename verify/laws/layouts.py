@@ -8,7 +8,8 @@ look. Transposed operands have whole tiles of 64 in one case, and more than one 
 A kernel for a PyTorch function that sums is often made of PyTorch's own operators, which choose by the strides in which
 order a product adds: where the bits of such a one differ, the results of strided tensors are held to its limit instead.
 
-Two operands that are one tensor give the outputs of two copies of it.
+Two operands that are one tensor give the outputs of two copies of it. Keys and values of an attention are expanded
+together, as heads that share them are, with one key more than blocks hold.
 """
 
 from __future__ import annotations
@@ -20,13 +21,17 @@ import msgspec
 
 from verify.cases import Case, inputs_of
 from verify.cases.layouts import LAYOUTS
+from verify.cases.sizes import with_keys
 from verify.cases.strategies import EITHER_PATH, CaseSpace, Layouts, space
 from verify.errors import KernelError
 from verify.laws.accuracy import keeps
 from verify.laws.compare import demand_same, laid
-from verify.laws.law import Law, Subject
+from verify.laws.law import Law, Subject, plain_case
 from verify.measure.call import run_contiguous, run_kernel, run_tensors
 from verify.truth.ulp import same_bits
+
+_ONE_OVER = (33, 129)
+_LAYOUTS = tuple(name for name in LAYOUTS if name != "expanded matrices")  # which matters to keys and values alone
 
 
 def _compare(subject: Subject, case: Case, rule: str) -> None:
@@ -52,7 +57,7 @@ def _examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
     kernel, plain = subject.kernel, chosen.each_choice()[0]
     operands = kernel.operands if len(chosen.layouts.operands) > 1 else ()
     placed = [*operands, *("d" + output for output in kernel.outputs if len(chosen.layouts.upstream) > 1)]
-    others = [name for name in LAYOUTS if name != "contiguous"]
+    others = [name for name in _LAYOUTS if name != "contiguous"]
     found: list[Case] = []
     for case in chosen.each_choice():
         if not case.layouts and (case.dims, case.upstream) != (plain.dims, plain.upstream):
@@ -81,13 +86,22 @@ def _compare_shared(subject: Subject, case: Case) -> None:
 def _with_plain(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
     """The cases of `_examples`, and a plain one where two operands may be one tensor."""
     plain = chosen.each_choice()[:1] if len(subject.kernel.operands) > 1 else ()
-    return (*plain, *_examples(subject, chosen))
+    return (*plain, *_examples(subject, chosen), *_shared_keys(subject))
+
+
+def _shared_keys(subject: Subject) -> tuple[Case, ...]:
+    """Keys and values that all heads share, as `expand` makes them, at numbers of keys with one over a block."""
+    op = subject.kernel.op
+    names = [name for name, part in (op.scores or {}).items() if part.role != "query"]
+    return tuple(
+        msgspec.structs.replace(plain_case(subject, dims), layouts=dict.fromkeys(names, layout))
+        for dims in with_keys(op, _ONE_OVER)
+        for layout in ("expanded", "expanded matrices")
+    )
 
 
 def _operands(subject: Subject) -> CaseSpace:
-    return space(
-        subject.kernel, subject.dtype, sizes=subject.sizes, layouts=Layouts(tuple(LAYOUTS)), upstream=EITHER_PATH
-    )
+    return space(subject.kernel, subject.dtype, sizes=subject.sizes, layouts=Layouts(_LAYOUTS), upstream=EITHER_PATH)
 
 
 def _check_operands(subject: Subject, case: Case) -> None:
@@ -108,7 +122,7 @@ def _check_refusal(subject: Subject, case: Case) -> None:
 
 
 def _upstream(subject: Subject) -> CaseSpace:
-    return space(subject.kernel, subject.dtype, sizes=subject.sizes, layouts=Layouts(upstream=tuple(LAYOUTS)))
+    return space(subject.kernel, subject.dtype, sizes=subject.sizes, layouts=Layouts(upstream=_LAYOUTS))
 
 
 def _check_upstream(subject: Subject, case: Case) -> None:
