@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from verify.laws import (
     accuracy,
+    attention,
     batch,
     composition,
     configuration,
@@ -29,6 +30,7 @@ ALL: tuple[Law, ...] = (
     *layouts.LAWS,
     *memory.LAWS,
     *batch.LAWS,
+    *attention.LAWS,
     *shapes.LAWS,
     *identities.LAWS,
     *monotone.LAWS,

@@ -15,8 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from verify.cases.sizes import sizes_of
 from verify.declare.declaration import Kernel, kernel
 from verify.measure.call import run_tensors
+from verify.ops.graph.like import like_op
+from verify.ops.op import Op
 
 
 @dataclass(frozen=True)
@@ -216,6 +219,38 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float, bug: str) -> Tensor:
     return (wide * rstd * scale.double()).to(x.dtype)
 
 
+# -- attention, for the laws about keys that heads share and that queries do not see ----------------------
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, bug: str = "") -> Tensor:
+    """Causal attention whose last query sees all keys; heads share keys and values."""
+    heads, queries, keys = q.shape[0], q.shape[1], k.shape[1]
+    if bug == "heads in another order where none are shared" and k.shape[0] == heads:
+        k, v = k.roll(1, 0), v.roll(1, 0)
+    k, v = (each.double().repeat_interleave(heads // each.shape[0], 0) for each in (k, v))
+    seen = torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(keys - queries)
+    if bug == "half of the keys for one query" and queries == 1:
+        seen[:, : keys // 2] = False
+    weights = torch.softmax((q.double() @ k.transpose(-1, -2)).masked_fill(~seen, -torch.inf), -1)
+    if bug == "a trace of masked keys":
+        weights = weights + torch.where(seen, 0.0, 1e-3)
+    return (weights @ v).to(q.dtype)
+
+
+@cache
+def _attention_op() -> Op:
+    shapes = {"q": "h t d", "k": "g s d", "v": "g s d"}
+    return like_op(_attention, tuple(shapes), shapes=shapes, where="h % g == 0 and s >= t")
+
+
+def _attending(law: str, bug: str, note: str) -> Seeded:
+    def declare(name: str, seed: str) -> Kernel:
+        options: dict[str, Any] = {"op": _attention_op(), "dtypes": ["float32"], "max_ulp": 4, "gradients": False}
+        return kernel(**options, name=name)(lambda q, k, v: _attention(q, k, v, seed))
+
+    return Seeded(law, bug, note, declare(_identifier(bug), bug), declare(f"{_identifier(bug)}_twin", ""))
+
+
 # -- the list -----------------------------------------------------------------------------------------------
 
 Function = Callable[..., Any]
@@ -255,6 +290,11 @@ def seeded() -> tuple[Seeded, ...]:
     """One seeded bug for every law, in the order of the registry as far as one kernel allows."""
     found = [_ordinary(*row) for row in _ORDINARY]
     found.insert(1, _mixed())
+    found += [
+        _attending("causality", "a trace of masked keys", "with a weight of 1e-3"),
+        _attending("decode equals prefill", "half of the keys for one query", "it sees the later half alone"),
+        _attending("grouped heads", "heads in another order where none are shared", "each has its neighbour's keys"),
+    ]
     return tuple(found)
 
 
@@ -291,7 +331,8 @@ def seen_by_assert_close(item: Seeded, device: str, **tolerance: float) -> bool:
     dtype = getattr(torch, declared.dtypes[0])
     generator = torch.Generator().manual_seed(0)
     params = declared.op.resolve(declared.params)
-    shapes = declared.op.shapes((32, 64), params)
+    dims = sizes_of(declared.op, 1 << 12)[0] if declared.op.geometry.named else (32, 64)
+    shapes = declared.op.shapes(dims, params)
 
     def randn(shape: tuple[int, ...]) -> Tensor:
         return torch.randn(shape, generator=generator).to(dtype).to(device)

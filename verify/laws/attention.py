@@ -1,0 +1,349 @@
+"""Attention: what every kernel owes whose program takes a softmax over products of queries and keys.
+
+The program shows whether these laws apply: it averages values by that softmax. Names play no part. The laws compare
+outputs of calls without a gradient.
+
+* causality: a key that a query does not see changes no bit of its result. The law draws the later half of the keys and
+  values anew, then the earlier half. Elements must keep their bits where the function in float64 does. Their gradient
+  with respect to the new numbers must be 0 there.
+* decode equals prefill: the last query alone has the bits that it has among others. PyTorch's own sums and products
+  choose their order by the sizes, so a kernel that calls them is held to its limit instead. Another path for one query
+  breaks the law: `--without "decode equals prefill"` leaves it out where that is intended.
+* grouped heads: the law repeats keys and values for every head. Their results are within the limit, or have the bits of
+  the results with shared heads.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from verify.cases import Case, counter, inputs_of
+from verify.cases.sizes import with_keys
+from verify.cases.strategies import CaseSpace
+from verify.declare.declaration import Kernel
+from verify.laws.accuracy import judge_results, keeps
+from verify.laws.compare import demand_same
+from verify.laws.law import Broken, Law, Subject, plain_cases, plain_space, said_of
+from verify.laws.locality import Rows, reference
+from verify.measure.call import Measured, run_kernel, run_tensors
+from verify.ops.graph.shapes import NamedDims
+from verify.ops.op import Op, ScorePart
+from verify.truth.ulp import same_bits
+
+Inputs = dict[str, Tensor | None]
+_LENGTHS = (5, 33, 129)
+_CLOSE = 1e-9  # of two results in float64
+
+
+def _space(subject: Subject) -> CaseSpace:
+    return plain_space(subject, with_keys(subject.kernel.op, _LENGTHS, others=4, features=64))
+
+
+def _plain(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
+    return plain_cases(subject, chosen)
+
+
+def _parts(op: Op) -> dict[str, tuple[str, ScorePart]]:
+    """Maps each role to the operand that has it."""
+    return {part.role: (name, part) for name, part in (op.scores or {}).items()}
+
+
+def _dimension(op: Op, role: str) -> str:
+    """Returns the name of the dimension that counts queries or keys; "" if a declaration gives a number."""
+    name, part = _parts(op)[role]
+    assert isinstance(op.geometry, NamedDims)
+    found = op.geometry.table[name][part.tokens]
+    return found if isinstance(found, str) else ""
+
+
+def _forward(subject: Subject, case: Case) -> Measured:
+    """The outputs of a case, where nothing requires a gradient."""
+    return run_kernel(subject.kernel, msgspec.structs.replace(case, upstream=""), subject.backend.device)
+
+
+def _reason(subject: Subject) -> str | None:
+    """Why no law of this module applies."""
+    if "value" not in _parts(subject.kernel.op):
+        return f"{said_of(subject)} averages no values by a softmax over products of two operands"
+    if not with_keys(subject.kernel.op, _LENGTHS[:1]):
+        return "the declaration names no dimension that counts keys"
+    return None
+
+
+def _first_case(subject: Subject) -> Case:
+    return plain_cases(subject, _space(subject))[0]
+
+
+# -- causality -----------------------------------------------------------------------------------------
+
+
+def _redrawn(op: Op, case: Case, half: slice, device: str) -> Inputs:
+    """The operands of a case with some keys and values drawn anew."""
+    given = inputs_of(op, case, device)
+    anew = inputs_of(op, msgspec.structs.replace(case, seed=case.seed + 1), device)
+    for name, part in (op.scores or {}).items():
+        held, other = given[name], anew[name]
+        if part.role != "query" and held is not None and other is not None:
+            place = (slice(None),) * part.tokens + (half,)
+            changed = held.clone()
+            changed[place] = other[place]
+            given[name] = changed
+    return given
+
+
+def _halves(op: Op, case: Case) -> dict[str, slice]:
+    count = case.dims[op.geometry.dims.index(_dimension(op, "key"))]
+    return {"later": slice((count + 1) // 2, count), "earlier": slice(0, count // 2)}
+
+
+def _kept(op: Op, case: Case, half: slice) -> dict[str, Tensor]:
+    """Maps outputs to which elements some keys do not reach: float64 has the same bits, and a gradient of 0.
+
+    A weight that float64 rounds away leaves the bits, but not the gradient. No element is kept then.
+    """
+    given = inputs_of(op, case, "cpu")
+    before, after = reference(op, given), reference(op, _redrawn(op, case, half, "cpu"))
+    kept = {name: (before[name] == after[name]) for name in op.outputs}
+    wide = {name: v.double() if v is not None and v.is_floating_point() else v for name, v in given.items()}
+    names = [name for name, part in (op.scores or {}).items() if part.role != "query"]
+    leaves = [wide[name].requires_grad_(True) for name in names]  # type: ignore[union-attr]
+    made = op.baseline(*wide.values(), **op.resolve({}))
+    outputs = dict(zip(op.outputs, made if isinstance(made, tuple | list) else (made,), strict=True))
+    total = sum(
+        (counter.uniform(1, f"kept/{name}", value.numel()).reshape(value.shape) * value.where(kept[name], 0.0)).sum()
+        for name, value in outputs.items()
+        if value.requires_grad
+    )
+    gradients = torch.autograd.grad(total, leaves, allow_unused=True) if isinstance(total, Tensor) else ()
+    for name, gradient in zip(names, gradients, strict=False):
+        place = (slice(None),) * (op.scores or {})[name].tokens + (half,)
+        if gradient is not None and bool((gradient[place] != 0).any()):
+            return {name: torch.zeros_like(value) for name, value in kept.items()}
+    return kept
+
+
+def _is_masked(subject: Subject) -> str | None:
+    reason = _reason(subject)
+    if reason is None:
+        op, case = subject.kernel.op, _first_case(subject)
+        if not any(bool(m.any()) for half in _halves(op, case).values() for m in _kept(op, case, half).values()):
+            reason = "every query sees every key"
+    return reason
+
+
+def _check_causality(subject: Subject, case: Case) -> None:
+    op, device = subject.kernel.op, subject.backend.device
+    whole = _forward(subject, case)
+    for label, half in _halves(op, case).items():
+        kept = {name: mask.to(device) for name, mask in _kept(op, case, half).items()}
+        if not any(bool(mask.any()) for mask in kept.values()):
+            continue
+        changed = run_tensors(subject.kernel, _redrawn(op, case, half, device), case.params, {})
+        expected = {name: whole.results[name] for name in kept}
+        got = {name: torch.where(kept[name], changed[name], value) for name, value in expected.items()}
+        rule = "a result depends on keys that its query does not see"
+        demand_same(case, got, expected, rule, labels=(f"{label} keys drawn anew", "as drawn"))
+
+
+# -- decode equals prefill -------------------------------------------------------------------------------
+
+
+def _queries(op: Op, case: Case) -> Rows | None:
+    """Where queries lie in operands and outputs. None if keys count with them or an output has no such axis."""
+    dimension, geometry = _dimension(op, "query"), op.geometry
+    if not dimension or dimension == _dimension(op, "key"):
+        return None
+    assert isinstance(geometry, NamedDims)
+    axes = {name: shape.index(dimension) for name, shape in geometry.table.items() if dimension in shape}
+    place = geometry.dims.index(dimension)
+    larger = (*case.dims[:place], case.dims[place] + 1, *case.dims[place + 1 :])
+    if not (geometry.allows(larger) and geometry.allows((*case.dims[:place], 1, *case.dims[place + 1 :]))):
+        return None
+    before, after = (op.result_shapes(dims, op.params) for dims in (case.dims, larger))
+    for name in op.outputs:
+        both = enumerate(zip(before[name], after[name], strict=True))
+        differing = [axis for axis, (one, other) in both if one != other]
+        if len(differing) != 1:
+            return None
+        axes[name] = differing[0]
+    return Rows(axes, case.dims[place], dimension)
+
+
+def _is_alone(subject: Subject) -> str | None:
+    reason = _reason(subject)
+    if reason is None:
+        op, case = subject.kernel.op, _first_case(subject)
+        rows = _queries(op, case)
+        if rows is None or rows.count < 2:
+            return "the declaration does not allow one query alone with as many keys"
+        given = inputs_of(op, case, "cpu")
+        whole, alone = reference(op, given), reference(op, rows.pick(given, {}, slice(-1, None))[0])
+        if not _agree(alone, {name: rows.of(name, value, slice(-1, None)) for name, value in whole.items()}):
+            reason = "the last query alone has another result than among others"
+    return reason
+
+
+def _agree(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    return all(
+        value.shape == other[name].shape and torch.allclose(value, other[name], _CLOSE, _CLOSE, True)
+        for name, value in one.items()
+    )
+
+
+_ADDING = re.compile(r"mm|mv$|dot|sum|mean|softmax|attention|conv|norm|var|index_add|scatter")
+
+
+class _Sums(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes whether PyTorch's own operators add numbers up during a call."""
+
+    found: bool = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "aten" and _ADDING.search(func._schema.name):
+            self.found = True
+        return func(*args, **(kwargs or {}))
+
+
+def _borrows_sums(kernel: Kernel, inputs: Inputs, params: Mapping[str, Any]) -> bool:
+    mode = _Sums()  # type: ignore[no-untyped-call]
+    with mode:
+        run_tensors(kernel, inputs, dict(params), {})
+    return bool(mode.found)
+
+
+def _check_decode(subject: Subject, case: Case) -> None:
+    kernel, op = subject.kernel, subject.kernel.op
+    rows = _queries(op, case)
+    if rows is None:
+        return
+    whole = _forward(subject, case)
+    last = slice(rows.count - 1, rows.count)
+    inputs, _ = rows.pick(whole.inputs, {}, last)
+    alone = run_tensors(kernel, inputs, case.params, {})
+    expected = {name: rows.of(name, whole.results[name], last).contiguous() for name in op.outputs}
+    if same_bits([alone[name] for name in expected], list(expected.values())):
+        return
+    if _borrows_sums(kernel, inputs, case.params) and keeps(subject, case, inputs, {}, alone):
+        return
+    rule = "the last query alone has other bits than among others"
+    demand_same(case, alone, expected, rule, labels=("alone", f"among {rows.count}"))
+
+
+# -- grouped heads ---------------------------------------------------------------------------------------
+
+
+def _groups(op: Op, case: Case) -> tuple[int, int] | None:
+    """Returns the places of the dimensions that count heads of queries and of keys, if these may be fewer."""
+    geometry, parts = op.geometry, _parts(op)
+    assert isinstance(geometry, NamedDims)
+    query, key = (set(geometry.table[parts[role][0]]) - {_dimension(op, role)} for role in ("query", "key"))
+    heads, groups = ([name for name in some if isinstance(name, str)] for some in (query - key, key - query))
+    if len(heads) != 1 or len(groups) != 1:
+        return None
+    return geometry.dims.index(heads[0]), geometry.dims.index(groups[0])
+
+
+def _grouped_space(subject: Subject) -> CaseSpace:
+    """Sizes with half as many heads of keys as of queries."""
+    op = subject.kernel.op
+    chosen = []
+    for dims in with_keys(op, _LENGTHS[:2]):
+        places = _groups(op, Case("float32", dims, "randn"))
+        if places is not None:
+            sizes = list(dims)
+            sizes[places[0]], sizes[places[1]] = 4, 2
+            chosen += [tuple(sizes)] if op.geometry.allows(tuple(sizes)) else []
+    return plain_space(subject, chosen)
+
+
+def _repeated(op: Op, case: Case, inputs: Inputs) -> tuple[Case, list[Inputs]] | None:
+    """Returns the case with a head of keys for each query head, and both orders in which heads are repeated."""
+    places = _groups(op, case)
+    if places is None:
+        return None
+    heads, groups = (case.dims[place] for place in places)
+    dims = (*case.dims[: places[1]], heads, *case.dims[places[1] + 1 :])
+    if heads == groups or heads % groups or not op.geometry.allows(dims):
+        return None
+    assert isinstance(op.geometry, NamedDims)
+    name = op.geometry.dims[places[1]]
+    orders: list[Inputs] = [dict(inputs), dict(inputs)]
+    for operand, shape in op.geometry.table.items():
+        value = inputs.get(operand)
+        if name in shape and value is not None:
+            axis = shape.index(name)
+            orders[0][operand] = value.repeat_interleave(heads // groups, axis)
+            orders[1][operand] = torch.cat([value] * (heads // groups), axis)
+    return msgspec.structs.replace(case, dims=dims), orders
+
+
+def _order(op: Op, case: Case) -> int | None:
+    """Returns the order of repeated heads that the function agrees with: neighbours, or all heads in turn."""
+    given = inputs_of(op, case, "cpu")
+    found = _repeated(op, case, given)
+    whole = reference(op, given)
+    return next((n for n, some in enumerate(found[1]) if _agree(whole, reference(op, some))), None) if found else None
+
+
+def _is_grouped(subject: Subject) -> str | None:
+    reason = _reason(subject)
+    if reason is None:
+        shapes = _grouped_space(subject).shapes
+        if not shapes or _order(subject.kernel.op, plain_cases(subject, _grouped_space(subject))[0]) is None:
+            reason = "the declaration does not allow both fewer heads of keys than of queries and as many"
+    return reason
+
+
+def _check_grouped(subject: Subject, case: Case) -> None:
+    op = subject.kernel.op
+    whole, order = _forward(subject, case), _order(op, case)
+    found = _repeated(op, case, dict(whole.inputs))
+    if found is None or order is None:
+        return
+    repeated, inputs = found[0], found[1][order]
+    results = run_tensors(subject.kernel, inputs, case.params, {})
+    expected = {name: whole.results[name] for name in op.outputs}
+    if same_bits([results[name] for name in expected], list(expected.values())):
+        return
+    try:
+        judge_results(subject, repeated, inputs, {}, results)
+    except Broken as broken:
+        raise broken.restated("beyond the limit with keys repeated for every head", case, broken.facts) from None
+
+
+LAWS: Sequence[Law] = (
+    Law(
+        name="causality",
+        summary="a key that a query does not see changes no bit of its result",
+        space=_space,
+        check=_check_causality,
+        applies=_is_masked,
+        examples=_plain,
+        share=0.5,
+    ),
+    Law(
+        name="decode equals prefill",
+        summary="the last query alone has the bits that it has among others",
+        space=_space,
+        check=_check_decode,
+        applies=_is_alone,
+        examples=_plain,
+        share=0.5,
+    ),
+    Law(
+        name="grouped heads",
+        summary="keys and values repeated for every head give the results of shared ones",
+        space=_grouped_space,
+        check=_check_grouped,
+        applies=_is_grouped,
+        examples=_plain,
+        share=0.5,
+    ),
+)
