@@ -22,6 +22,7 @@ FAMILIES = (
     "seldom",
     "launch",
     "shaped",
+    "attention",
 )
 
 
