@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from verify.measure.assertions import assert_ulp as assert_ulp
     from verify.measure.assertions import close_to as close_to
     from verify.ops.graph.rounded import rounds as rounds
+    from verify.ops.philox import philox as philox
+    from verify.ops.philox import philox_uniform as philox_uniform
     from verify.records.record import Run as Run
     from verify.truth.quantised.encoding import quantised as quantised
     from verify.truth.ulp import Policy as Policy
@@ -62,6 +64,8 @@ _HOME = {
     "load": "verify.api",
     "quantised": "verify.truth.quantised.encoding",
     "rounds": "verify.ops.graph.rounded",
+    "philox": "verify.ops.philox",
+    "philox_uniform": "verify.ops.philox",
     "run": "verify.api",
     "sweep": "verify.api",
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import verify
 from verify import ops
 from verify.cases import Case, inputs_of, problem_of, upstream_of
 from verify.errors import UsageError
@@ -121,3 +122,11 @@ def test_a_problem_carries_the_resolved_parameters() -> None:
     made = problem_of(op, case, inputs_of(op, case, "cpu"), {}, ("y",))
     assert made.params == {"approximate": "none"}
     assert made.results == ("y",)
+
+
+def test_whole_numbers_of_a_wide_range_have_random_high_bits() -> None:
+    """A kernel that drops half of a seed of 64 bits is found only by seeds beyond 32 bits."""
+    settings = {"shapes": {"x": "n", "seed": ""}, "integers": {"seed": "0 <= seed < 2**62"}, "dtypes": ["float32"]}
+    kernel = verify.kernel(like=lambda x, seed: x * seed, **settings)(lambda x, seed: x * seed)
+    seeds = [int(inputs_of(kernel.op, Case("float32", (3,), "randn", seed=n), "cpu")["seed"]) for n in range(20)]
+    assert len({seed >> 32 for seed in seeds}) == 20 and max(seeds) > 2**61 and all(0 <= seed < 2**62 for seed in seeds)

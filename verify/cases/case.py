@@ -10,7 +10,6 @@ import msgspec
 import torch
 from torch import Tensor
 
-from verify.cases import counter
 from verify.cases.explicit import override
 from verify.cases.layouts import lay_out
 from verify.cases.scores import RECIPES as SCORE_RECIPES
@@ -180,7 +179,9 @@ def _whole_numbers(operand: Operand, case: Case, shape: tuple[int, ...], device:
         )
     structure = operand.range.structure
     most = _MANY if structure == "permutation" else max(high - low, 1)  # a permutation is the order of random numbers
-    drawn = counter.below(case.seed, f"whole/{operand.name}", count, most, device=torch.device(device))
+    stream = Stream(case.seed, f"whole/{operand.name}", torch.device(device))
+    # `below` has 32 random bits, fewer than a seed of 64 bits
+    drawn = stream.below(count, most) if most <= 1 << 31 else (stream.words(count) & ((1 << 63) - 1)) % most
     if count > 1 and not structure:
         drawn[0], drawn[-1] = 0, high - low - 1
     values = operand.range.arranged((drawn + low).reshape(shape), case.dims)

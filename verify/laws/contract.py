@@ -55,6 +55,11 @@ def _shorter(tensor: Tensor) -> Tensor:
     return tensor[..., :-1].contiguous()
 
 
+def _changes(value: Tensor | None, change: Change) -> bool:
+    """False if an operand is a number, which has no length to change."""
+    return value is None or bool(value.ndim) or change not in (_longer, _shorter)
+
+
 def _elsewhere(tensor: Tensor) -> Tensor:
     return tensor.to("meta")
 
@@ -83,7 +88,7 @@ def _check(subject: Subject, case: Case) -> None:
     kernel, device = subject.kernel, subject.backend.device
     good = inputs_of(kernel.op, case, device, shared=True)
     before = _values(subject, case, good)
-    mistakes = _mistakes(subject)
+    mistakes = [(text, name, change) for text, name, change in _mistakes(subject) if _changes(good[name], change)]
 
     def refused(wrong: Sequence[Mistake]) -> Guard:
         guard = Guard(NUMBER_FILL)

@@ -221,7 +221,7 @@ class _Like:
     shapes: NamedDims | None
     ranges: dict[str, Range]
     outputs: tuple[str, ...] | None
-    programs: dict[Any, Program] = field(default_factory=dict)
+    programs: dict[Any, Program] = field(default_factory=dict, repr=False)
     by_noise: bool = False  # whether errors are told in units of the program's noise
     tf32: bool = False  # whether products may round their operands to TF32
     fused: bool = False  # whether nothing between the operators is rounded to 16 bits
