@@ -1,9 +1,8 @@
-"""Random numbers from a seed: dropout whose every element has one right answer, and stochastic rounding.
+"""Dropout with a seed: every element has one right answer.
 
     verify run examples/random_numbers.py
 
-Triton's generator is Philox4x32-10 with the offset as its counter, so that a definition has the same numbers:
-`verify.philox`. Stochastic rounding is held to its two neighbours and to its mean instead.
+Triton's generator is Philox4x32-10 with the offset as its counter. `verify.philox` gives a definition the same numbers.
 """
 
 from __future__ import annotations
@@ -27,16 +26,6 @@ def _dropout_kernel(x_ptr, seed_ptr, y_ptr, n, DROPPED: tl.constexpr, BLOCK: tl.
     tl.store(y_ptr + place, y.to(y_ptr.dtype.element_ty), mask=place < n)
 
 
-@triton.jit
-def _rounding_kernel(x_ptr, seed_ptr, y_ptr, n, BLOCK: tl.constexpr):
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    bits = tl.load(x_ptr + place, mask=place < n, other=0.0).to(tl.int32, bitcast=True)
-    finite = (bits & 0x7F800000) != 0x7F800000
-    drawn = tl.randint(tl.load(seed_ptr), place).to(tl.int32, bitcast=True) & 0xFFFF
-    rounded = tl.where(finite, (bits + drawn) & ~0xFFFF, bits)
-    tl.store(y_ptr + place, rounded.to(tl.float32, bitcast=True).to(tl.bfloat16), mask=place < n)
-
-
 def dropped(x, seed):
     """Dropout with the numbers that `tl.rand(seed, place)` gives."""
     u = verify.philox_uniform(verify.philox(seed, torch.arange(len(x), device=x.device))[0])
@@ -54,22 +43,4 @@ def dropout(x, seed):
     """Dropout, the same for the same seed."""
     x, y = x.contiguous(), torch.empty_like(x, memory_format=torch.contiguous_format)
     _dropout_kernel[(triton.cdiv(len(x), BLOCK),)](x, seed, y, len(x), DROPPED=DROPPED, BLOCK=BLOCK)
-    return y
-
-
-@verify.kernel(
-    like=lambda x, seed: x * 1.0,
-    shapes={"x": "n", "seed": ""},
-    integers={"seed": "0 <= seed < 2**62"},
-    dtypes=["float32"],
-    output_dtypes={"y": "bfloat16"},
-    max_ulp=1,  # either neighbour is right
-    max_bias=0.0,  # the mean may be off by three standard errors
-    gradients=False,
-)
-def rounded_stochastically(x, seed):
-    """float32 to bfloat16, up with the probability that the distance to the lower neighbour gives."""
-    x = x.contiguous()
-    y = torch.empty(x.shape, dtype=torch.bfloat16, device=x.device)
-    _rounding_kernel[(triton.cdiv(len(x), BLOCK),)](x, seed, y, len(x), BLOCK=BLOCK)
     return y
