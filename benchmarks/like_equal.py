@@ -24,7 +24,7 @@ from torch.nn import functional
 from benchmarks.like_rules import write
 from verify.ops import registry
 from verify.ops.elements import mpf_to_arb
-from verify.ops.graph.like import like_op
+from verify.ops.graph.like import Definition
 from verify.ops.op import Problem
 from verify.ops.precision import arb_bits
 from verify.truth import formats
@@ -115,7 +115,7 @@ def compare(pair: Pair, rows: int, columns: int, sample: int = 50) -> dict[str, 
 
 def _compared(pair: Pair, ours: Problem, theirs: Problem, sample: int) -> dict[str, Compared]:
     op = registry.get(pair.op)
-    like = like_op(pair.function, tuple(ours.inputs), shapes=pair.shapes)
+    like = Definition(pair.function, tuple(ours.inputs), shapes=pair.shapes).op()
     format_ = formats.of(next(value.dtype for value in ours.inputs.values() if value is not None))
     known = evaluate(op, ours, dict.fromkeys(ours.results, format_))
     traced = evaluate(like, theirs, dict.fromkeys(ours.results, format_))

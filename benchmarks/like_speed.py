@@ -21,7 +21,7 @@ import torch
 from torch.nn import functional as F  # noqa: N812
 
 from verify import backends
-from verify.ops.graph.like import like_op
+from verify.ops.graph.like import Definition
 from verify.ops.op import Problem
 from verify.records.files import write_atomically
 from verify.truth.fast import evaluate
@@ -42,7 +42,7 @@ def measured(shape: tuple[int, ...], device: str) -> dict[str, Any]:
     leaves = [each.clone().requires_grad_() for each in (q, k, v)]
     y = causal(*leaves)
     got = dict(zip(RESULTS, (y.detach(), *torch.autograd.grad(y, leaves, dy)), strict=True))
-    op = like_op(causal, ("q", "k", "v"), shapes=dict.fromkeys("qkv", "b h t c"))
+    op = Definition(causal, ("q", "k", "v"), shapes=dict.fromkeys("qkv", "b h t c")).op()
     problem = Problem({"q": q, "k": k, "v": v}, {}, {"y": dy}, RESULTS)
     bfloat16 = named("bfloat16")
 

@@ -22,7 +22,7 @@ from torch import Tensor
 import verify
 from mutants.mutant import Family, differentiable
 from verify.declare.declaration import Kernel
-from verify.ops.graph.like import like_op
+from verify.ops.graph.like import Definition
 from verify.ops.op import Op
 
 BLOCK = 32
@@ -295,7 +295,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 @cache
 def _op() -> Op:
     shapes = {"q": "h t d", "k": "h s d", "v": "h s d"}
-    return like_op(attention, ("q", "k", "v"), shapes=shapes, where="d <= 128")
+    return Definition(attention, ("q", "k", "v"), shapes=shapes, where="d <= 128").op()
 
 
 def make(*, bug: str | None, name: str, form: str) -> Kernel:

@@ -17,7 +17,7 @@ from torch.nn import functional
 import verify
 from mutants.mutant import ACCURACY, LAYOUT, Family
 from verify.declare.declaration import Kernel
-from verify.ops.graph.like import like_op
+from verify.ops.graph.like import Definition
 from verify.ops.op import Op
 
 SPECIAL = "special values"
@@ -160,7 +160,7 @@ _FUNCTIONS: _Table = {
 @cache
 def _op(form: str) -> Op:
     like, _, said, names = _FUNCTIONS[form]
-    return like_op(like, names, **said)
+    return Definition(like, names, **said).op()
 
 
 def make(*, bug: str | None, name: str, form: str, dtypes: tuple[str, ...] = ("float32",)) -> Kernel:

@@ -17,7 +17,7 @@ from verify.errors import KernelError, TruthError
 from verify.measure import judge as judging
 from verify.measure.judge import Effort, JudgedBy, JudgedResult, judge_by, judge_result, with_noise_again
 from verify.measure.tally import Tally
-from verify.ops.graph.like import like_op
+from verify.ops.graph.like import Definition
 from verify.ops.op import Op, Problem
 from verify.records.record import value_of
 from verify.truth.exact import nearest
@@ -357,7 +357,7 @@ def test_known_bits_show_a_judge_that_is_another_one(change: Any) -> None:
 
 
 def _normalized() -> tuple[Op, Problem, Truth]:
-    op = like_op(lambda x, w: (x @ w).softmax(-1), ("x", "w"), shapes={"x": "m k", "w": "k n"})
+    op = Definition(lambda x, w: (x @ w).softmax(-1), ("x", "w"), shapes={"x": "m k", "w": "k n"}).op()
     x, w = (torch.randn(shape, generator=torch.Generator().manual_seed(1)) for shape in ((16, 24), (24, 32)))
     problem = Problem(inputs={"x": x, "w": w}, results=("y",))
     return op, problem, evaluate(op, problem, {"y": named("float32")})["y"]

@@ -16,7 +16,7 @@ from mpmath import mp
 from tests.truth.every_value import all_values
 from verify import ops
 from verify.errors import TruthError
-from verify.ops.graph.like import like_op
+from verify.ops.graph.like import Definition
 from verify.ops.op import Point, Problem
 from verify.truth import exact
 from verify.truth.enclosure import Enclosure
@@ -256,7 +256,7 @@ def test_an_exact_tie_is_a_tie() -> None:
 def test_a_truth_at_a_power_of_two_that_no_precision_tells_from_it(name: str, steps: int, error: float) -> None:
     """silu(2^15) is below 2^15 by a part of 2^-47,000: an ulp there is that of the binade below, twice as fine."""
     fmt = named("float32")
-    op, x = (ops.get(name), 2.0**15) if name == "silu" else (like_op(lambda x: 2 * x, ["x"]), 2.0**14)
+    op, x = (ops.get(name), 2.0**15) if name == "silu" else (Definition(lambda x: 2 * x, ["x"]).op(), 2.0**14)
     points = op.points(Problem({"x": torch.tensor([x])}, {}), "y", [0])
     right = fmt.from_float(2.0**15)
     judged = judge(points[0], fmt, right + steps)
@@ -408,7 +408,7 @@ KINKED = {
 def test_at_a_kink_every_number_between_the_two_derivatives_is_right(name: str) -> None:
     """By both routes: single elements, and whole tensors in float64."""
     reference, kinks = KINKED[name]
-    defined = like_op(reference, ["x"])
+    defined = Definition(reference, ["x"]).op()
     x, fmt = torch.tensor([*kinks, 0.75]), named("float32")
     for upstream in (1.0, -2.0):
         problem = Problem({"x": x}, {}, {"y": torch.full_like(x, upstream)}, ("dx",))

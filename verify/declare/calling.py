@@ -147,7 +147,7 @@ def op_of(
     said: Mapping[str, Any],
 ) -> Op:
     """The op of a PyTorch function, whose operands have the names of the kernel's arguments."""
-    from verify.ops.graph.like import like_op
+    from verify.ops.graph.like import Definition
 
     about = f"kernel {label!r}"
     names = tuple(operands or ())
@@ -161,6 +161,6 @@ def op_of(
                 hint='operands=["x"] names them in their order',
             )
     labels = None if outputs is None else promises.strings(about, "outputs", outputs)
-    return like_op(
+    return Definition(
         declared.like, names, outputs=labels, name=label, shapes=declared.shapes, hidden=declared.hidden, **said
-    )
+    ).op()

@@ -23,7 +23,7 @@ from verify.measure.element import worst_element
 from verify.measure.judge import JudgedBy, judge_by, with_noise_again
 from verify.measure.kernel import SMALL
 from verify.measure.result import check_limit
-from verify.ops.graph.like import like_op
+from verify.ops.graph.like import Definition
 from verify.ops.op import Op, Problem
 from verify.records.figure import UNIT, shown
 from verify.records.record import Origin, value_of
@@ -187,7 +187,7 @@ class _Closeness:
                 hint="verify.assert_close(got, like=torch.nn.functional.gelu, inputs=(x,))",
             )
         self.inputs = dict(zip(names, (value for value in given if isinstance(value, Tensor)), strict=True))
-        self.op, self.vacuous = like_op(like, names, examples=[tuple(given)], **said), vacuous  # type: ignore[arg-type]
+        self.op, self.vacuous = Definition(like, names, examples=[tuple(given)], **said).op(), vacuous  # type: ignore[arg-type]
         self.label = self.op.name.split()[1]
         each = [] if upstream is None else [upstream] if isinstance(upstream, Tensor) else list(upstream)
         self.upstream = {name: value.detach().clone() for name, value in zip(self.op.outputs, each, strict=False)}

@@ -14,7 +14,7 @@ from tests.measure.test_kernel import CPU, few_cases
 from verify.errors import UsageError
 from verify.measure.kernel import measure_kernel
 from verify.measure.requests import Measure
-from verify.ops.graph.like import like_op
+from verify.ops.graph.like import Definition
 from verify.ops.op import Problem
 
 ORDINARY = {"ordinary": 4.0, "demanding": None, "extreme": None}
@@ -22,7 +22,7 @@ ORDINARY = {"ordinary": 4.0, "demanding": None, "extreme": None}
 
 def _wrong(function: Callable[..., Any], x: Tensor, got: list[Any], output: str = "y") -> list[bool]:
     """Which elements of an answer are none of the right ones."""
-    op = like_op(function, ["x"], examples=[(x,)])
+    op = Definition(function, ["x"], examples=[(x,)]).op()
     problem = Problem({"x": x}, {}, {}, op.outputs)
     assert op.meaning is not None and output in op.integers
     value = op.fast(problem)[output].value
@@ -87,8 +87,8 @@ def test_a_kernel_for_argmax_is_verified(bug: bool, monkeypatch: pytest.MonkeyPa
 
 def test_what_is_no_answer_of_these_kinds_is_refused() -> None:
     with pytest.raises(UsageError, match="computes from positions as y"):
-        like_op(lambda x: torch.stack([x.argmax(), x.argmin()]), ["x"], examples=[(torch.ones(3),)])
+        Definition(lambda x: torch.stack([x.argmax(), x.argmin()]), ["x"], examples=[(torch.ones(3),)]).op()
     with pytest.raises(UsageError, match="max_pool1d without its indices"):
-        like_op(
+        Definition(
             lambda x: torch.nn.functional.max_pool1d(x, 2, return_indices=True), ["x"], examples=[(torch.ones(1, 4),)]
-        )
+        ).op()

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from verify.errors import UsageError
 from verify.measure.judge import JudgedBy, judge_by
-from verify.ops.graph.like import like_op
+from verify.ops.graph.like import Definition
 from verify.ops.graph.program import trace
 from verify.ops.op import Problem
 from verify.truth.exact import judge
@@ -29,7 +29,7 @@ def _errors(
 ) -> list[float]:
     """The errors in float32 ULP that verify measures for an answer."""
     inputs = dict(given)
-    op = like_op(function, list(inputs), **shape)
+    op = Definition(function, list(inputs), **shape).op()
     fmt = named("float64" if result in op.integers else "float32")
     got = got.double() if result in op.integers else got
     problem = Problem(inputs, {}, {} if up is None else {"y": up}, (result,))
@@ -90,7 +90,7 @@ def test_what_moves_elements_is_not_elementwise(function: Callable[[Tensor], Ten
     assert trace(function, {"x": torch.zeros(2, 3)}).elementwise != moves
     if moves:
         with pytest.raises(UsageError, match="is not elementwise"):
-            like_op(function, ["x"])
+            Definition(function, ["x"]).op()
 
 
 # -- divisions to whole quotients ---------------------------------------------------------------------------
@@ -273,7 +273,7 @@ GRIDS: list[tuple[Callable[..., Tensor], list[Tensor]]] = [
 def test_both_routes_agree_where_a_tie_decides(function: Callable[..., Tensor], given: list[Tensor]) -> None:
     """At a tie that Arb cannot decide, mpmath's number was taken for 0."""
     inputs = dict(zip(("x", "s"), given, strict=False))
-    op = like_op(function, list(inputs))
+    op = Definition(function, list(inputs)).op()
     problem = Problem(inputs, {}, {}, ("y",))
     for point in op.points(problem, "y", range(given[0].numel())):
         judge(point, named("float32"), 0, both=True)  # raises where they do not
@@ -284,14 +284,14 @@ def test_ties_on_a_grid_of_powers_of_two_are_known() -> None:
     """exp2 of a whole number rounds nothing, and neither does a quotient by what came of it."""
     x = torch.arange(-512, 512, dtype=torch.float32) / 16
     problem = Problem({"x": x}, {}, {}, ("y",))
-    truth = evaluate(like_op(_e4m3, ["x"], shapes={"x": "n"}), problem, {"y": named("float32")})["y"].for_result(
-        _e4m3(x)
-    )
+    truth = evaluate(Definition(_e4m3, ["x"], shapes={"x": "n"}).op(), problem, {"y": named("float32")})[
+        "y"
+    ].for_result(_e4m3(x))
     assert (truth.value == _e4m3(x.double())).all() and float(truth.bound.max()) < 1e-9
 
 
 def test_a_ball_of_two_numbers_that_is_not_zero_has_no_zero_by_mpmath() -> None:
-    op = like_op(lambda x: torch.floor(torch.exp(torch.log(x)) * 3), ["x"])
+    op = Definition(lambda x: torch.floor(torch.exp(torch.log(x)) * 3), ["x"]).op()
     [point] = op.points(Problem({"x": T([3.0])}, {}, {}, ("y",)), "y", [0])
     assert float(point.mp(160)) in (8.0, 9.0)
 
@@ -338,7 +338,7 @@ def test_a_function_sees_the_types_of_the_case(function: Callable[..., Tensor], 
 
 
 def test_each_type_of_a_case_has_its_own_program_where_the_function_asks() -> None:
-    op = like_op(_half, ["x"], examples=[(torch.ones(2),)])
+    op = Definition(_half, ["x"], examples=[(torch.ones(2),)]).op()
     for kind, want in ((torch.float16, 2.0), (torch.bfloat16, 3.0), (torch.float16, 2.0)):
         x = torch.ones(2, dtype=kind)
         assert op.fast(Problem({"x": x}, {}, {}, ("y",)))["y"].value.tolist() == [want] * 2

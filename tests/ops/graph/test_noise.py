@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from verify.measure.judge import Effort, JudgedBy, judge_by
-from verify.ops.graph.like import like_op
+from verify.ops.graph.like import Definition
 from verify.ops.graph.noise import Noise, noise_of
 from verify.ops.graph.rounding import Rounding
 from verify.ops.op import Problem
@@ -37,7 +37,7 @@ def noise(function: Function, inputs: dict[str, Tensor], result: str = "y", runs
     """The noise of one result; gradients arrive from an upstream gradient of ones, or `upstream`."""
     upstream = said.pop("upstream", None)
     format, seed = said.pop("format", None), said.pop("seed", 0)
-    op = like_op(function, list(inputs), examples=[tuple(inputs.values())], **said)
+    op = Definition(function, list(inputs), examples=[tuple(inputs.values())], **said).op()
     if result.startswith("d") and upstream is None:
         upstream = torch.ones_like(function(*inputs.values()))
     program, run = op.meaning.program(problem_of(inputs, upstream, result))  # type: ignore[misc]
@@ -47,7 +47,7 @@ def noise(function: Function, inputs: dict[str, Tensor], result: str = "y", runs
 def at_hand(function: Function, inputs: dict[str, Tensor], result: str = "y", **said: Any) -> Any:
     """What a verdict is made by: the fast reference with its noise, as an op gives it."""
     upstream = said.pop("upstream", None)
-    op = like_op(function, list(inputs), examples=[tuple(inputs.values())], **said)
+    op = Definition(function, list(inputs), examples=[tuple(inputs.values())], **said).op()
     return op.fast(problem_of(inputs, upstream, result))[result]
 
 
@@ -487,8 +487,10 @@ def test_the_noise_of_float64_is_that_of_float32_in_its_own_roundings() -> None:
     narrow, wide = _of_layers(torch.float32), _of_layers(torch.float64)
     assert torch.allclose(wide * 2.0**29, narrow, rtol=1e-3)
     mixed = {"x": drawn(4, 32, dtype=torch.float64), "w": drawn(32, 32, seed=1) / 8, "v": drawn(32, 4, seed=2)}
-    _, run = like_op(layers, list(mixed), examples=[tuple(mixed.values())]).meaning.program(
-        problem_of(mixed, None, "y")
+    _, run = (
+        Definition(layers, list(mixed), examples=[tuple(mixed.values())])
+        .op()
+        .meaning.program(problem_of(mixed, None, "y"))
     )  # type: ignore[misc]
     assert Rounding.of(run).unit == 2.0**-53, "one operand of float64 makes a float64 kernel"
     assert Rounding.of(run, tf32=True).tf32 is False
@@ -499,7 +501,7 @@ def test_the_noise_of_float64_is_that_of_float32_in_its_own_roundings() -> None:
 
 def judged(function: Function, inputs: dict[str, Tensor], got: Tensor, format: str = "float32") -> float:
     """The largest error of y, in units of noise."""
-    op = like_op(function, list(inputs), examples=[tuple(inputs.values())])
+    op = Definition(function, list(inputs), examples=[tuple(inputs.values())]).op()
     problem, fmt = problem_of(inputs, None, "y"), named(format)
     truth = evaluate(op, problem, {"y": fmt})["y"]
     by = JudgedBy(op, problem, "y", truth, fmt, seed=1, floor=FLOOR)

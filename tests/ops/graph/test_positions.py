@@ -14,7 +14,7 @@ from torch.nn import functional
 from verify.cases import Case
 from verify.errors import UsageError
 from verify.laws.locality import independent_rows
-from verify.ops.graph.like import like_op
+from verify.ops.graph.like import Definition
 from verify.ops.graph.selecting import rivals
 from verify.ops.graph.spans import Span
 from verify.ops.op import Fast, Op, Problem
@@ -54,7 +54,7 @@ PICKS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 @pytest.mark.parametrize("name", PICKS)
 def test_what_is_picked_and_its_gradient_are_those_of_pytorch(name: str) -> None:
     function = PICKS[name]
-    op = like_op(function, ["x", "s"], shapes={"x": "n e", "s": "n e"}, where="e >= 5 and n >= 5")
+    op = Definition(function, ["x", "s"], shapes={"x": "n e", "s": "n e"}, where="e >= 5 and n >= 5").op()
     x, s = drawn(5, 6), drawn(5, 6, seed=1)
     wide = x.double().requires_grad_(True)
     y = function(wide, s.double())
@@ -67,7 +67,7 @@ def test_what_is_picked_and_its_gradient_are_those_of_pytorch(name: str) -> None
 
 
 def test_at_a_tie_each_of_the_equal_ones_may_be_picked() -> None:
-    op = like_op(lambda x, s: x[s.argsort()], ["x", "s"], shapes={"x": "n", "s": "n"})
+    op = Definition(lambda x, s: x[s.argsort()], ["x", "s"], shapes={"x": "n", "s": "n"}).op()
     found = asked(op, x=torch.tensor([1.0, 2.0, 3.0, 4.0]), s=torch.tensor([5.0, 0.0, 5.0, 9.0]))["y"]
     assert found.ends is not None
     least, most = (end.tolist() for end in found.ends)
@@ -77,7 +77,7 @@ def test_at_a_tie_each_of_the_equal_ones_may_be_picked() -> None:
 
 def test_at_a_tie_of_many_the_one_that_stands_out_may_be_picked_too() -> None:
     """A few runs that decide otherwise do not meet it."""
-    op = like_op(lambda x, s: x[s.argsort()], ["x", "s"], shapes={"x": "n d", "s": "n"})
+    op = Definition(lambda x, s: x[s.argsort()], ["x", "s"], shapes={"x": "n d", "s": "n"}).op()
     x = drawn(200, 1)
     x[77] = 1e6
     upstream = drawn(200, 1, seed=1)
@@ -88,7 +88,7 @@ def test_at_a_tie_of_many_the_one_that_stands_out_may_be_picked_too() -> None:
 
 
 def test_a_stable_order_has_no_ties() -> None:
-    op = like_op(lambda x, s: x[s.argsort(stable=True)], ["x", "s"], shapes={"x": "n", "s": "n"})
+    op = Definition(lambda x, s: x[s.argsort(stable=True)], ["x", "s"], shapes={"x": "n", "s": "n"}).op()
     found = asked(op, x=torch.tensor([1.0, 2.0, 3.0]), s=torch.tensor([5.0, 0.0, 5.0]))["y"]
     assert found.value.tolist() == [2.0, 1.0, 3.0] and (found.ends is None or torch.equal(*found.ends))
 
@@ -116,7 +116,7 @@ def test_integers_are_sorted_as_they_are() -> None:
         lambda x, ids: x[ids.sort().indices] * (1 + 0 * ids.sort().values[:, None]),
         lambda x, ids: x[torch.bincount(ids, minlength=4)[ids] % 2],
     ):
-        found = asked(like_op(function, ["x", "ids"], **said), x=x, ids=ids)["y"]
+        found = asked(Definition(function, ["x", "ids"], **said).op(), x=x, ids=ids)["y"]
         assert torch.equal(found.value, function(x, ids).double()) and found.ends is None
 
 
@@ -143,4 +143,4 @@ def test_a_dimension_by_whose_order_rows_move_is_not_independent() -> None:
 )
 def test_what_has_no_shape_is_refused(function: Callable[[Tensor], Tensor], rule: str) -> None:
     with pytest.raises(UsageError, match=rule):
-        like_op(function, ["x"], shapes={"x": "n n"})
+        Definition(function, ["x"], shapes={"x": "n n"}).op()

@@ -16,7 +16,7 @@ from tests.measure.test_kernel import CPU
 from verify.errors import UsageError
 from verify.measure.kernel import measure_kernel
 from verify.measure.requests import Measure
-from verify.ops.graph.like import like_op
+from verify.ops.graph.like import Definition
 from verify.ops.op import Op, Problem
 from verify.truth.enclosure import from_arb
 
@@ -74,24 +74,24 @@ def test_a_problem_file_is_verified_as_docs_like_says(tmp_path: Path, factor: fl
 )
 def test_what_is_no_tensor_is_fixed_by_a_default(examples: object, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        like_op(lambda x, s: x * s, ["x", "s"], examples=examples)
+        Definition(lambda x, s: x * s, ["x", "s"], examples=examples).op()
 
 
 def test_values_beside_tensors_keep_their_places() -> None:
     x = torch.tensor([1.0, 2.0, 3.0])
     for examples in ((0.5, x, True), {"s": 0.5, "x": x, "twice": True}):
-        op = like_op(lambda s, x, twice: (x - s) * (2 if twice else 1), ["x"], examples=examples)
+        op = Definition(lambda s, x, twice: (x - s) * (2 if twice else 1), ["x"], examples=examples).op()
         assert _fast(op, x).tolist() == [1.0, 3.0, 5.0]
     with pytest.raises(UsageError, match="they differ in it"):
-        like_op(lambda x, s: x * s, ["x"], examples=[(x, 1.0), (x, 2.0)])
+        Definition(lambda x, s: x * s, ["x"], examples=[(x, 1.0), (x, 2.0)]).op()
 
 
 def test_tensors_that_a_program_makes_or_casts_are_real_too() -> None:
     """In float32 they met operands in float64: 'expected scalar type Double but found Float'."""
     kept = torch.full((5, 2), 0.1)
-    op = like_op(
+    op = Definition(
         lambda x: x.float() @ kept + torch.eye(3, 2, dtype=torch.half) + torch.tensor(0.1), ["x"], shapes={"x": "3 5"}
-    )
+    ).op()
     x = torch.randn(3, 5)
     want = x.double() @ kept.double() + torch.eye(3, 2) + 0.1
     assert torch.get_default_dtype() == torch.float32 and torch.allclose(_fast(op, x), want, rtol=1e-14, atol=1e-14)
@@ -115,10 +115,10 @@ class Recurrent(nn.Module):
 def test_what_a_call_leaves_in_a_module_does_not_change_the_next() -> None:
     torch.manual_seed(0)
     module, x = Recurrent(), torch.randn(2, 2, 4)
-    op = like_op(module, ["x"], examples=[(x,)])
+    op = Definition(module, ["x"], examples=[(x,)]).op()
     found = _fast(op, x)
     op.fast(Problem({"x": x}, {}, {"y": torch.ones(2, 2, 3)}, ("y", "dx")))  # traced once more
-    again = like_op(module, ["x"], examples=[(x,)])
+    again = Definition(module, ["x"], examples=[(x,)]).op()
     assert torch.equal(_fast(op, x), found) and torch.equal(_fast(again, x), found)
     assert op.baseline(x).shape == found.shape and not module.seen.requires_grad
     assert module.norm.num_batches_tracked == 0 and float(module.state.max()) == 0.25
@@ -127,12 +127,12 @@ def test_what_a_call_leaves_in_a_module_does_not_change_the_next() -> None:
 
 def test_far_out_a_ball_is_an_enclosure_and_mpmath_has_digits() -> None:
     """x Phi(x) at -1e20 overflowed an int, and log(s / (1 - s)) was 0 for mpmath: 14,427 of 16,384 bits cancel."""
-    gelu, x = like_op(nn.functional.gelu, ["x"]), torch.tensor([-1e20])
+    gelu, x = Definition(nn.functional.gelu, ["x"]).op(), torch.tensor([-1e20])
     problem = Problem({"x": x}, {}, {"y": torch.ones(1)}, ("y", "dx"))
     for result in ("y", "dx"):
         arb = gelu.points(problem, result, [0])[0].arb
         assert arb is not None and from_arb(arb(128)) is not None
-    logit = like_op(lambda x: torch.log(torch.sigmoid(x) / (1 - 1 / (1 + torch.exp(-x)))), ["x"])
+    logit = Definition(lambda x: torch.log(torch.sigmoid(x) / (1 - 1 / (1 + torch.exp(-x)))), ["x"]).op()
     x = torch.tensor([9_999.9])
     [point] = logit.points(Problem({"x": x}, {}, {}, ("y",)), "y", [0])
     with mp.workprec(300):

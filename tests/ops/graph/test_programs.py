@@ -20,7 +20,7 @@ from verify.errors import BeyondEffort, UsageError
 from verify.measure.judge import JudgedBy, judge_by
 from verify.ops.graph import single
 from verify.ops.graph.arithmetic import Arithmetic, Balls, Decimals
-from verify.ops.graph.like import like_op
+from verify.ops.graph.like import Definition
 from verify.ops.graph.noise import noise_of
 from verify.ops.graph.program import trace
 from verify.ops.graph.rounding import Rounding
@@ -195,7 +195,7 @@ def test_intervals_hold_what_pytorch_and_both_arithmetics_compute(name: str) -> 
 
 
 def test_a_kink_has_both_slopes_and_an_exact_decision_in_the_forward_pass() -> None:
-    op = like_op(functional.relu, ["x"])
+    op = Definition(functional.relu, ["x"]).op()
     x = torch.tensor([0.0, -1.0, 2.0])
     found = op.fast(Problem({"x": x}, {}, {"y": torch.tensor([3.0, 3.0, 3.0])}, ("y", "dx")))
     ends = found["dx"].ends
@@ -204,7 +204,7 @@ def test_a_kink_has_both_slopes_and_an_exact_decision_in_the_forward_pass() -> N
 
 
 def test_a_decision_by_computed_numbers_may_go_both_ways_where_a_few_roundings_decide() -> None:
-    op = like_op(lambda x, s: torch.round(x * s), ["x", "s"], shapes={"x": "n", "s": ""})
+    op = Definition(lambda x, s: torch.round(x * s), ["x", "s"], shapes={"x": "n", "s": ""}).op()
     x, s = torch.tensor([2.5, 2.4, 7.0]), torch.tensor(1.0 + 2.0**-23)
     found = op.fast(Problem({"x": x, "s": s}, {}, {}, ("y",)))["y"]
     assert found.other is not None and found.spread is not None and not bool(found.spread.any())
@@ -226,7 +226,7 @@ def test_masks_overflow_and_what_is_not_defined_are_values() -> None:
 
 
 def test_an_interval_without_an_end_decides_nothing_and_arb_is_asked() -> None:
-    op = like_op(lambda x: torch.logsumexp(x, -1), ["x"], shapes={"x": "n d"})
+    op = Definition(lambda x: torch.logsumexp(x, -1), ["x"], shapes={"x": "n d"}).op()
     x, upstream = torch.tensor([[3e38, 1.0, 2.0]]), torch.tensor([0.9375])
     problem = Problem({"x": x}, {}, {"y": upstream}, ("y", "dx"))
     found = evaluate(op, problem, dict.fromkeys(("y", "dx"), named("float32")))["dx"]
@@ -270,27 +270,27 @@ class _Twice(torch.autograd.Function):
 
 
 def test_shapes_where_and_integers_say_what_is_promised() -> None:
-    op = like_op(
+    op = Definition(
         functional.cross_entropy,
         ["logits", "label"],
         shapes={"logits": "n v", "label": "n"},
         where="v % 4 == 0 and n in (3, 5)",
         integers={"label": "0 <= label < v"},
-    )
+    ).op()
     assert op.geometry.named and op.geometry.dims == ("n", "v")
     assert op.geometry.allows((3, 8)) and not op.geometry.allows((3, 7)) and not op.geometry.allows((4, 8))
     assert op.operands[1].range is not None and op.operands[1].range((3, 8)) == (0, 8)
     assert op.gradients == ("dlogits",)
     assert op.result_shapes((3, 8), {})["y"] == ()
     with pytest.raises(UsageError, match="names of dimensions"):
-        like_op(torch.exp, ["x"], shapes={"x": "n"}, where="__import__('os')")
+        Definition(torch.exp, ["x"], shapes={"x": "n"}, where="__import__('os')").op()
     with pytest.raises(UsageError, match="not elementwise"):
-        like_op(torch.cumsum, ["x", "dim"]) if False else like_op(lambda x: x.sum(-1), ["x"])
+        Definition(torch.cumsum, ["x", "dim"]).op() if False else Definition(lambda x: x.sum(-1), ["x"]).op()
 
 
 def test_parameters_of_a_module_are_operands_where_the_kernel_names_them() -> None:
     torch.manual_seed(0)
-    op = like_op(torch.nn.Linear(5, 3), ["x", "weight"], shapes={"x": "n 5"})
+    op = Definition(torch.nn.Linear(5, 3), ["x", "weight"], shapes={"x": "n 5"}).op()
     assert op.shapes((2,), {}) == {"weight": (3, 5), "x": (2, 5)}
     assert {operand.name: operand.role for operand in op.operands} == {"x": "data", "weight": "matrix"}
     x, weight = _random(2, 5), _random(3, 5, seed=3)
@@ -302,10 +302,10 @@ def test_parameters_of_a_module_are_operands_where_the_kernel_names_them() -> No
 def test_a_function_of_whole_numbers_has_the_same_name_whenever_it_is_declared() -> None:
     """Its name is part of the property hash: two declarations alive at once have their ranges at other addresses."""
     named = {"shapes": {"logits": "n v", "label": "n"}, "integers": {"label": "0 <= label < v"}}
-    first, again = (like_op(functional.cross_entropy, ["logits", "label"], **named) for _ in range(2))
+    first, again = (Definition(functional.cross_entropy, ["logits", "label"], **named).op() for _ in range(2))
     assert first.name == again.name
     named["integers"] = {"label": "0 <= label < v - 1"}
-    assert like_op(functional.cross_entropy, ["logits", "label"], **named).name != first.name
+    assert Definition(functional.cross_entropy, ["logits", "label"], **named).op().name != first.name
 
 
 def test_sizes_follow_from_the_condition_and_are_plain_first() -> None:
@@ -324,7 +324,7 @@ def test_sizes_follow_from_the_condition_and_are_plain_first() -> None:
 
 
 def test_both_routes_of_a_point_agree_where_the_value_is_exact_and_where_it_cancels() -> None:
-    op = like_op(lambda x: (x * 3 - x) - x.sum() * 2, ["x"], shapes={"x": "n"})
+    op = Definition(lambda x: (x * 3 - x) - x.sum() * 2, ["x"], shapes={"x": "n"}).op()
     problem = Problem({"x": torch.tensor([1.0, 2.0**-60, -1.0])}, {}, {}, ("y",))
     with mp.workprec(300):
         small = mp.mpf(2) ** -59
@@ -336,7 +336,7 @@ def test_both_routes_of_a_point_agree_where_the_value_is_exact_and_where_it_canc
 
 
 def test_any_answer_is_right_where_a_program_has_no_value() -> None:
-    silu, swish = like_op(functional.silu, ["x"]), like_op(functional.hardswish, ["x"])
+    silu, swish = Definition(functional.silu, ["x"]).op(), Definition(functional.hardswish, ["x"]).op()
     x = torch.tensor([-math.inf, math.nan, 1.0])
     y = silu.fast(Problem({"x": x}, {}, {}, ("y",)))["y"]
     assert y.ends is not None and (y.ends[0][0], y.ends[1][0]) == (-math.inf, math.inf)
@@ -361,19 +361,19 @@ def test_any_answer_is_right_where_a_program_has_no_value() -> None:
 )
 def test_what_is_added_up_is_judged_by_its_noise(function: Any, shapes: dict[str, str] | None, gate: str) -> None:
     names = list(inspect.signature(function).parameters)[: 1 if function is functional.silu else None]
-    assert like_op(function, names, shapes=shapes, where="d % 2 == 0" if shapes else "").gate == gate
+    assert Definition(function, names, shapes=shapes, where="d % 2 == 0" if shapes else "").op().gate == gate
 
 
 def test_functions_of_one_name_have_different_ops() -> None:
     functions = [partial(functional.gelu, approximate=form) for form in ("none", "tanh")]
     functions += [torch.erf, torch.tanh, partial(torch.clamp, min=0.0), partial(torch.clamp, min=1.0)]
-    made = [like_op(function, ["x"], name="same").name for function in functions]
-    assert len(set(made)) == len(made) and made[0] == like_op(functions[0], ["x"], name="same").name
+    made = [Definition(function, ["x"], name="same").op().name for function in functions]
+    assert len(set(made)) == len(made) and made[0] == Definition(functions[0], ["x"], name="same").op().name
 
 
 def test_the_scale_of_a_group_norms_gradient_does_not_grow_with_the_mean() -> None:
     """PyTorch's own formula of it does, and would excuse a gradient that is wrong in its first digits."""
-    op = like_op(lambda x: functional.group_norm(x, 2), ["x"], shapes={"x": "n 4 8"})
+    op = Definition(lambda x: functional.group_norm(x, 2), ["x"], shapes={"x": "n 4 8"}).op()
     x, dy = _random(2, 4, 8), _random(2, 4, 8, seed=1)
     plain, shifted = (op.fast(Problem({"x": x + mean}, {}, {"y": dy}, ("dx",)))["dx"].scale for mean in (0.0, 1000.0))
     assert torch.allclose(plain, shifted, rtol=1e-3)
@@ -456,7 +456,7 @@ def test_a_function_has_one_name_in_every_process() -> None:
     for _ in range(2):  # two code objects of one source, as two processes have them
         made: dict[str, Any] = {}
         exec(source, made)
-        names.add(like_op(made["f"], ("x",)).name)
+        names.add(Definition(made["f"], ("x",)).op().name)
     assert len(names) == 1
 
 
@@ -481,7 +481,7 @@ def test_an_edge_of_a_domain_has_its_value_and_a_bound(
     function: Callable[[Tensor], Tensor], at: float, want: float
 ) -> None:
     """These had no bound in float64, and an exact value that contradicted it: the run stopped."""
-    op = like_op(function, ["x"])
+    op = Definition(function, ["x"]).op()
     problem = Problem({"x": torch.tensor([at])}, {}, {"y": torch.ones(1)}, ("y", "dx"))
     truths = evaluate(op, problem, dict.fromkeys(("y", "dx"), named("float32")))
     for name, truth in truths.items():
@@ -506,7 +506,7 @@ def test_an_edge_of_a_domain_has_its_value_and_a_bound(
     ],
 )
 def test_special_functions_have_values_at_their_poles_and_ends(function: Any, gradients: bool) -> None:
-    op = like_op(function, ["x"])
+    op = Definition(function, ["x"]).op()
     assert op.gradients == (("dx",) if gradients else ()), "PyTorch's Bessel functions have none"
     x = torch.tensor([0.0, -0.0, 1.0, -1.0, -3.3, 0.25, 0.999, 2.5, 40.0, 1e-40, -1e10, math.inf, -math.inf, math.nan])
     results = ("y", *op.gradients)
@@ -524,7 +524,7 @@ def test_special_functions_have_values_at_their_poles_and_ends(function: Any, gr
 
 def test_an_element_without_a_bound_is_looked_up_in_a_gradient_that_lies_transposed() -> None:
     """The gradient of a transposed operand is a transposed tensor, which cannot be written to as one line."""
-    op = like_op(lambda a, b: (a @ b.mT).exp(), ["a", "b"], shapes={"a": "2 3 4", "b": "2 4 4"})
+    op = Definition(lambda a, b: (a @ b.mT).exp(), ["a", "b"], shapes={"a": "2 3 4", "b": "2 4 4"}).op()
     operands = {"a": torch.ones(2, 3, 4).double() * 1e200, "b": torch.ones(2, 4, 4).double() * -1e200}
     problem = Problem(operands, {}, {"y": torch.ones(2, 3, 4).double()}, ("db",))
     truth = evaluate(op, problem, {"db": named("float32")})["db"]
@@ -534,13 +534,13 @@ def test_an_element_without_a_bound_is_looked_up_in_a_gradient_that_lies_transpo
 def test_intervals_of_gelu_are_as_narrow_where_its_share_is_one() -> None:
     """Their width grew with the square of x on that side too: all elements around 10^4 were left to Arb."""
     x = torch.tensor([0.5, 3.0, 1e2, 1e4, 1e19])
-    found = like_op(functional.gelu, ["x"]).fast(Problem({"x": x}, {}, {"y": torch.ones(5)}, ("y", "dx")))
+    found = Definition(functional.gelu, ["x"]).op().fast(Problem({"x": x}, {}, {"y": torch.ones(5)}, ("y", "dx")))
     assert all(fast.bound is not None and bool((fast.bound <= 1e-14 * fast.value).all()) for fast in found.values())
 
 
 def test_what_depends_on_too_many_numbers_keeps_its_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     """One element of a gradient of attention over 1,024 positions would take minutes and gigabytes."""
-    op = like_op(lambda x: torch.softmax(x, -1).cumsum(-1), ["x"], shapes={"x": "n d"})
+    op = Definition(lambda x: torch.softmax(x, -1).cumsum(-1), ["x"], shapes={"x": "n d"}).op()
     problem = Problem({"x": _random(8, 24).float()}, {}, {}, ("y",))
     fmt = named("float32")
     truth = evaluate(op, problem, {"y": fmt})["y"]
@@ -576,7 +576,7 @@ def test_what_depends_on_too_many_numbers_keeps_its_interval(monkeypatch: pytest
 
 
 def test_what_no_route_finds_a_number_for_is_open() -> None:
-    op = like_op(lambda x: torch.exp(torch.exp(x)), ["x"])
+    op = Definition(lambda x: torch.exp(torch.exp(x)), ["x"]).op()
     problem = Problem({"x": torch.tensor([1e30, 1.0])}, {}, {}, ("y",))
     truth = evaluate(op, problem, {"y": named("float32")})["y"]
     assert truth.ends is not None and truth.ends[0].tolist()[0] == -math.inf and truth.bound.isfinite().all()
@@ -592,15 +592,15 @@ def test_what_no_route_finds_a_number_for_is_open() -> None:
 
 def test_operands_without_a_gradient_in_pytorch_have_none_here() -> None:
     """PyTorch's cross entropy has none for its weights, and raised an error in every case."""
-    op = like_op(
+    op = Definition(
         lambda x, w, label: functional.cross_entropy(x, label, weight=w),
         ["x", "w", "label"],
         shapes={"x": "n 4", "w": "4", "label": "n"},
         integers={"label": "0 <= label < 4"},
-    )
+    ).op()
     assert op.gradients == ("dx",)
 
 
 def test_outputs_by_name_are_those_of_a_mapping() -> None:
-    op = like_op(lambda x: {"a": x * 2, "b": x.sum(-1)}, ["x"], shapes={"x": "n d"})
+    op = Definition(lambda x: {"a": x * 2, "b": x.sum(-1)}, ["x"], shapes={"x": "n d"}).op()
     assert op.outputs == ("y1", "y2") and [made.ndim for made in op.baseline(torch.ones(2, 3))] == [2, 1]

@@ -12,7 +12,7 @@ from mpmath import mp
 
 import verify
 from verify.errors import UsageError
-from verify.ops.graph.like import like_op
+from verify.ops.graph.like import Definition
 from verify.ops.graph.rounded import GRIDS, rounded
 from verify.ops.graph.special import FUNCTIONS
 from verify.ops.op import Problem
@@ -61,7 +61,7 @@ def test_a_ball_on_a_midpoint_holds_both_neighbours() -> None:
 
 
 def test_a_program_rounds_and_its_gradient_is_that_of_a_cast() -> None:
-    op = like_op(lambda x: verify.rounds(x * 1.5, torch.bfloat16), ["x"])
+    op = Definition(lambda x: verify.rounds(x * 1.5, torch.bfloat16), ["x"]).op()
     x = torch.randn(64, generator=torch.Generator().manual_seed(1))
     problem = Problem(inputs={"x": x}, upstream={"y": torch.ones(64)}, results=("y", "dx"))
     found = op.fast(problem)
@@ -71,7 +71,7 @@ def test_a_program_rounds_and_its_gradient_is_that_of_a_cast() -> None:
 
 
 def test_a_number_that_roundings_may_put_on_either_side_has_two_right_answers() -> None:
-    op = like_op(lambda x: verify.rounds(x.exp(), "bfloat16"), ["x"])
+    op = Definition(lambda x: verify.rounds(x.exp(), "bfloat16"), ["x"]).op()
     edge = torch.tensor([math.log(1 + 2.0**-8), math.log(1 + 2.0**-8 + 2.0**-12)], dtype=torch.float64).float()
     found = op.fast(Problem(inputs={"x": edge}, results=("y",)))["y"]
     assert found.ends is not None

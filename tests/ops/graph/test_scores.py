@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from verify.ops.graph.like import like_op
+from verify.ops.graph.like import Definition
 
 HEADS = {"q": "h t d", "k": "h s d", "v": "h s d"}
 
@@ -96,7 +96,7 @@ CASES: dict[str, tuple[Callable[..., Any], dict[str, str], dict[str, Any], dict[
 @pytest.mark.parametrize("name", CASES)
 def test_operands_of_scores_are_found_with_their_axes(name: str) -> None:
     function, shapes, said, wanted = CASES[name]
-    found = like_op(function, tuple(shapes), shapes=shapes, **said).scores
+    found = Definition(function, tuple(shapes), shapes=shapes, **said).op().scores
     assert found is not None
     assert {operand: (part.role, part.tokens, part.features) for operand, part in found.items()} == wanted
 
@@ -113,4 +113,4 @@ def test_operands_of_scores_are_found_with_their_axes(name: str) -> None:
     ids=["softmax", "exponential", "linear attention", "one operand", "projection"],
 )
 def test_other_programs_have_no_scores(function: Callable[..., Any], shapes: dict[str, str]) -> None:
-    assert like_op(function, tuple(shapes), shapes=shapes).scores is None
+    assert Definition(function, tuple(shapes), shapes=shapes).op().scores is None

@@ -18,7 +18,7 @@ from torch import Tensor
 from verify.cases.sizes import sizes_of
 from verify.declare.declaration import Kernel, kernel
 from verify.measure.call import run_tensors
-from verify.ops.graph.like import like_op
+from verify.ops.graph.like import Definition
 from verify.ops.op import Op
 
 
@@ -240,7 +240,7 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, bug: str = "") -> Tensor:
 @cache
 def _attention_op() -> Op:
     shapes = {"q": "h t d", "k": "g s d", "v": "g s d"}
-    return like_op(_attention, tuple(shapes), shapes=shapes, where="h % g == 0 and s >= t")
+    return Definition(_attention, tuple(shapes), shapes=shapes, where="h % g == 0 and s >= t").op()
 
 
 def _attending(law: str, bug: str, note: str) -> Seeded:

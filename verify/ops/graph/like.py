@@ -12,7 +12,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -39,37 +39,44 @@ _KINDS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _HOLDS = 32  # programs kept: one for each set of shapes
 
 
-def like_op(
-    function: Callable[..., Any],
-    names: Sequence[str],
-    *,
-    shapes: Mapping[str, str] | None = None,
-    where: str = "",
-    integers: Mapping[str, str] | None = None,
-    examples: Any = None,
-    outputs: Sequence[str] | None = None,
-    name: str = "",
-    accumulate: str = "float32",
-    intermediate: str = "",
-    derive: Mapping[str, Any] | None = None,
-    hidden: Sequence[str] = (),
-) -> Op:
-    """The op of a function or module, for a kernel that takes operands of these `names` in this order.
+@dataclass(frozen=True)
+class Definition:
+    """A PyTorch function or module as the meaning of an op, with what a declaration says of it.
 
+    `names` are the operands that a kernel takes, in this order.
     The kernel does not receive the `hidden` ones, from which others are derived.
     """
-    derived = derivations(derive, names)
-    loose = {*hidden, *derived, *(each for one in derived.values() for each in one.takes)}
-    meaning = _Meaning(function, tuple(names), name or _name_of(function), frozenset(loose))
-    given, meaning.fixed = _examples(meaning, examples)
-    parameters = {name: tuple(meaning.held(name).shape) for name in meaning.parameters}
-    table = NamedDims.made(meaning.names, parameters, shapes, given, where)
-    ranges = ranges_of([each for each in meaning.names if each not in derived], integers or {}, table, given)
-    table = table and table.with_ranges(ranges)
-    labels = tuple(outputs) if outputs else None
-    made = _Like(meaning, table, ranges, labels, tf32=accumulate == "tf32", fused=intermediate == "float32")
-    made.derived, made.hidden = derived, tuple(hidden)
-    return made.op(fuses=not intermediate)
+
+    function: Callable[..., Any]
+    names: Sequence[str]
+    _: KW_ONLY
+    shapes: Mapping[str, str] | None = None
+    where: str = ""
+    integers: Mapping[str, str] | None = None
+    examples: Any = None
+    outputs: Sequence[str] | None = None
+    name: str = ""
+    accumulate: str = "float32"
+    intermediate: str = ""
+    derive: Mapping[str, Any] | None = None
+    hidden: Sequence[str] = ()
+
+    def op(self) -> Op:
+        """Returns the op, after the function was followed once."""
+        derived = derivations(self.derive, self.names)
+        loose = {*self.hidden, *derived, *(each for one in derived.values() for each in one.takes)}
+        meaning = _Meaning(self.function, tuple(self.names), self.name or _name_of(self.function), frozenset(loose))
+        given, meaning.fixed = _examples(meaning, self.examples)
+        parameters = {name: tuple(meaning.held(name).shape) for name in meaning.parameters}
+        table = NamedDims.made(meaning.names, parameters, self.shapes, given, self.where)
+        ranges = ranges_of([each for each in meaning.names if each not in derived], self.integers or {}, table, given)
+        table = table and table.with_ranges(ranges)
+        labels = tuple(self.outputs) if self.outputs else None
+        made = _Like(
+            meaning, table, ranges, labels, tf32=self.accumulate == "tf32", fused=self.intermediate == "float32"
+        )
+        made.derived, made.hidden = derived, tuple(self.hidden)
+        return made.op(fuses=not self.intermediate)
 
 
 def _name_of(function: Any) -> str:
