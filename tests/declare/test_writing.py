@@ -114,5 +114,5 @@ def test_a_declaration_that_cannot_be_is_refused(said: dict[str, Any], rule: str
         said = said | {"into": ["y"]}
     with pytest.raises(UsageError, match=rule):
         verify.kernel(like=torch.exp, dtypes=["float32"], **said)(kernel)
-    with pytest.raises(UsageError, match="writes and into belong to like="):
+    with pytest.raises(UsageError, match="an op by name has no use for into=, which belong to like="):
         verify.kernel(op="gelu", into=["y"])(kernel)

@@ -309,10 +309,19 @@ def kernel(
     caller = sys._getframe(1).f_globals
     module, file = caller.get("__name__", ""), caller.get("__file__", "")
     named_op = _op(received, op) if like is None else ""
-    alone = (shapes, integers, examples is not None, accumulate != "float32", intermediate, writes, into, derive)
-    if like is None and any(alone):
+    alone = {
+        "shapes": shapes,
+        "integers": integers,
+        "examples": examples is not None,
+        "accumulate": accumulate != "float32",
+        "intermediate": intermediate,
+        "writes": writes,
+        "into": into,
+        "derive": derive,
+    }
+    if like is None and (named_alone := [f"{name}=" for name, value in alone.items() if value]):
         raise UsageError(
-            "shapes, integers, examples, accumulate, intermediate, writes, into and derive belong to like=",
+            f"an op by name has no use for {', '.join(named_alone)}, which belong to like=",
             hint="@verify.kernel(like=function, ...)",
         )
     if like is not None and (received or op is not None or params):

@@ -119,12 +119,23 @@ def _axis(program: Program, step: Step, wanted: Places, leaf: Leaf, beside: int 
     return varying[0] if len(varying) == 1 else None
 
 
+def _leaves(program: Program) -> Iterator[Leaf]:
+    """Yields the operands, those from which only positions follow too."""
+    ahead, seen = list(program.steps), set[int]()
+    while ahead:
+        each = ahead.pop()
+        if id(each) not in seen:
+            seen.add(id(each))
+            if isinstance(each, Leaf):
+                yield each
+            ahead += [*each.inputs, *getattr(each, "by", ()), *getattr(each, "of", ())]
+
+
 def _places(program: Program, step: Step, wanted: Places, of: Step) -> Places:
     """Returns the elements of the step `of` that some elements of another step need."""
     leaves = {
         each.name: torch.zeros(each.shape, dtype=torch.float64 if each.real else torch.int64)
-        for each in program.steps
-        if isinstance(each, Leaf)
+        for each in _leaves(program)
     }
     part = Program(program.steps, {"part": step}, program.leaves)
     found = part.places(Run(leaves, torch.device("cpu")), "part", wanted.tolist(), {}, every=True)
