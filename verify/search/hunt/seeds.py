@@ -49,7 +49,7 @@ def fresh(space: SearchSpace, count: int, draws: Draws) -> Candidates:
         for variable in space.variables
     }
     for turn, recipe in enumerate(SCORE_RECIPES if space.kernel.op.scores else ()):
-        chosen = torch.arange(turn, count, _SCORED * len(SCORE_RECIPES), device=draws.device)
+        chosen = torch.arange(min(turn, count), count, _SCORED * len(SCORE_RECIPES), device=draws.device)
         _score(space, recipe, found, chosen, draws)
     return found
 
