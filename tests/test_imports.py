@@ -32,6 +32,7 @@ LAYERS = (
     "diagnose",
     "search",
     "report",
+    "referee",
     "plugin",
     "nightly",
     "worker",

@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from verify.api import CompletedGate as CompletedGate
+    from verify.api import CompletedJudgement as CompletedJudgement
     from verify.api import CompletedRun as CompletedRun
     from verify.api import gate as gate
     from verify.api import hunt as hunt
+    from verify.api import judge as judge
     from verify.api import load as load
     from verify.api import run as run
     from verify.api import sweep as sweep
@@ -46,6 +48,7 @@ __version__ = "0.1.0"
 _HOME = {
     "Case": "verify.cases",
     "CompletedGate": "verify.api",
+    "CompletedJudgement": "verify.api",
     "CompletedRun": "verify.api",
     "Kernel": "verify.declare.declaration",
     "KernelError": "verify.errors",
@@ -59,6 +62,7 @@ _HOME = {
     "close_to": "verify.measure.assertions",
     "gate": "verify.api",
     "hunt": "verify.api",
+    "judge": "verify.api",
     "kernel": "verify.declare.declaration",
     "laws_for": "verify.laws.suite",
     "load": "verify.api",

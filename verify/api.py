@@ -1,4 +1,4 @@
-"""The public functions run, sweep, hunt, gate and load, and the classes of their results (docs/api.md).
+"""The public functions run, sweep, hunt, judge, gate and load, and the classes of their results (docs/api.md).
 
     run = verify.run("accuracy.py", dtypes=["bfloat16"])
     run.verdict, run.worst, run.rows()
@@ -10,6 +10,7 @@ They print nothing and never end the process. `problems` holds the lines that a 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shlex
 import shutil
@@ -18,6 +19,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+import msgspec
 
 from verify.backends import named
 from verify.declare import config
@@ -30,6 +33,8 @@ from verify.records.bounds.verdict import Verdict
 from verify.records.figure import shown
 from verify.records.part_store import PartStore, cache
 from verify.records.record import Run, number
+from verify.referee import judging, words
+from verify.referee.plan import EXIT_CODES, Judgement, SolutionVerdict
 from verify.report import gate_data
 from verify.report.html import record_html, table
 from verify.report.markdown import gate_markdown, record_markdown
@@ -340,6 +345,70 @@ def gate(
             each = load(each)
         records.append(each.record if isinstance(each, CompletedRun) else each)
     return CompletedGate(waivers.judge(records, committed.load(folder), kernels=list(kernels)), tuple(paths))
+
+
+@dataclass(frozen=True, repr=False)
+class CompletedJudgement:
+    """The judgement of one solution."""
+
+    judgement: Judgement
+
+    @property
+    def verdict(self) -> SolutionVerdict:
+        """Returns accepted, wrong, cheats, fails or undecided."""
+        return self.judgement.verdict
+
+    @property
+    def exit_code(self) -> int:
+        """Returns the exit code of `verify judge`: 0 accepted, 1 wrong, cheats or fails, 3 undecided."""
+        return EXIT_CODES[self.verdict]
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """Returns a key that sorts judgements, the best first: by the verdict, then by the largest share of a limit."""
+        shares = [float(each.ordinary or 0) / each.limit for each in self.judgement.errors if each.limit]
+        return list(EXIT_CODES).index(self.verdict), max(shares, default=math.inf)
+
+    def data(self) -> dict[str, Any]:
+        """Returns what `verify judge --json` writes."""
+        return dict(msgspec.to_builtins(self.judgement))
+
+    def __str__(self) -> str:
+        return "\n".join(words.lines_of(self.judgement))
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.verdict}: {self.judgement.solution}>"
+
+
+def judge(
+    problem: AnyPath,
+    solution: AnyPath,
+    *,
+    profile: str = "quick",
+    backend: str | None = None,
+    seed: int | None = None,
+    timeout: float | None = None,
+    progress: Progress = _silent,
+) -> CompletedJudgement:
+    """Judges a solution that is not trusted, as `verify judge` does (docs/judge.md)."""
+    settings = judging.Settings(profile, backend, seed, timeout, progress=progress)
+    return CompletedJudgement(judging.judge(os.fspath(problem), os.fspath(solution), settings))
+
+
+def judge_many(
+    pairs: Sequence[tuple[AnyPath, AnyPath]],
+    *,
+    jobs: int = 1,
+    profile: str = "quick",
+    backend: str | None = None,
+    seed: int | None = None,
+    timeout: float | None = None,
+) -> Iterator[CompletedJudgement]:
+    """Yields the judgements of pairs of a problem and a solution as they are made, `jobs` at a time."""
+    settings = judging.Settings(profile, backend, seed, timeout)
+    given = [(os.fspath(problem), os.fspath(solution)) for problem, solution in pairs]
+    for found in judging.judge_many(given, settings, jobs):
+        yield CompletedJudgement(found)
 
 
 def load(path: AnyPath) -> CompletedRun:

@@ -197,7 +197,7 @@ def _graph(kernel: Kernel, dtype: str, scale: str, seed: int) -> list[Group]:
     small = _few(sizes[: max(1, len(sizes) // 2)])
     larger = _few(sizes[1:2] + sizes[len(sizes) // 2 :])
     chosen = []
-    for place, recipe in enumerate(ROW_REGIMES):
+    for place, recipe in enumerate(kernel.op.geometry.recipes or ROW_REGIMES):
         some = [small[place % len(small)], larger[place % len(larger)] if larger else small[0]]
         if place:  # what an exact verdict costs where inputs are badly conditioned: the sizes take turns
             some = some[place % 2 :][:1]

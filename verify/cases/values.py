@@ -353,6 +353,36 @@ def _confident(wanted: WantedRows) -> Tensor:
     return values
 
 
+def _uniform(wanted: WantedRows) -> Tensor:
+    return wanted.stream.uniform(wanted.count * wanted.width).reshape(wanted.count, wanted.width)
+
+
+def _rank_one(wanted: WantedRows) -> Tensor:
+    """Every row is a multiple of one row."""
+    row = replace(wanted, count=1, stream=wanted.stream.beside("row")).bell()
+    return row * replace(wanted, width=1).bell()
+
+
+def _sparse(wanted: WantedRows) -> Tensor:
+    """Nine of ten numbers are 0."""
+    kept = replace(wanted, stream=wanted.stream.beside("kept"))
+    return wanted.bell() * (_uniform(kept) < 0.1)
+
+
+def _one_hot(wanted: WantedRows) -> Tensor:
+    """One number of each row is 1, the others are 0."""
+    place = wanted.stream.below(wanted.count, max(wanted.width, 1), "place")
+    return (torch.arange(wanted.width, device=wanted.device)[None, :] == place[:, None]).double()
+
+
+def _powers(wanted: WantedRows) -> Tensor:
+    """Powers of two from 2^-8 to 2^8 of both signs: products of these are exact."""
+    count = wanted.count * wanted.width
+    exponent = wanted.stream.below(count, 17, "exponent") - 8
+    sign = 1 - 2 * wanted.stream.below(count, 2, "sign")
+    return torch.ldexp(sign.double(), exponent).reshape(wanted.count, wanted.width)
+
+
 CONFIDENT = "confident"
 WITH_ENDS = ("outlier", "spread")  # rows in which an operand with a domain holds its ends
 ROW: dict[str, RowRecipe] = {
@@ -373,7 +403,16 @@ ROW: dict[str, RowRecipe] = {
     "around zero": _bell(times=0.25),
     "repeated rows": _repeated,
     CONFIDENT: _confident,
+    "uniform": _uniform,
+    "rank one": _rank_one,
+    "sparse": _sparse,
+    "one-hot": _one_hot,
+    "powers of two": _powers,
 }
+SHIFTS = ("uniform", "rank one", "sparse", "one-hot", "powers of two")  # of `verify judge` alone
 # Those that are a regime of every op of rows: the others are for weights, for cases of very many rows, for logits.
-ROW_REGIMES = tuple(name for name in ROW if not name.startswith(("around", "repeated", CONFIDENT)))
+ROW_REGIMES = tuple(name for name in ROW if not name.startswith(("around", "repeated", CONFIDENT, *SHIFTS)))
 MATRIX_REGIMES = ("randn", "mean 1e3", "outlier", "spread")
+# What `verify judge` tries at each size, by profile.
+_QUICK = ("randn", "uniform", "mean 1e3", "outlier", "alternating", "spread", "rank one", "one-hot")
+RECIPES_OF_PROFILES = {"quick": _QUICK} | dict.fromkeys(("ci", "nightly", "exhaustive"), (*ROW_REGIMES, *SHIFTS))

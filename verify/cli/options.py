@@ -168,11 +168,12 @@ def seed(parser: Any, what: str, *, default: int | None = 0, named: str = "0") -
     parser.add_argument("--seed", type=whole_number, default=default, metavar="N", help=text)
 
 
-def profile(parser: Any, *, default: str, named: str) -> None:
-    """`--profile`: the laws, and how many cases each of them gets; `--without`: which of them are left out."""
-    text = f"try the laws, with the cases of this profile (default: {named})"
+def profile(parser: Any, *, default: str, named: str, laws: bool = True) -> None:
+    """`--profile`: how many cases there are, of laws where any are tried; `--without`: which are left out."""
+    text = f"try the cases of this profile; `run` and `nightly`: of the laws (default: {named})"
     parser.add_argument("--profile", choices=PROFILES, default=default, help=text)
-    some(parser, "--without")
+    if laws:
+        some(parser, "--without")
 
 
 def sinks(parser: Any, what: str, *flags: str) -> None:

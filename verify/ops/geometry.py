@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from verify.errors import UsageError
@@ -62,6 +62,7 @@ class Geometry:
     dims: tuple[str, ...] = ()  # the names of the dimensions, where their number is fixed
     where: str = ""  # the condition of that declaration
     examples: Shapes = ()  # the only sizes that there are, if a declaration lists them
+    recipes: tuple[str, ...] = field(default=(), repr=False)  # of values; empty: those of every run
 
     @property
     def packed(self) -> bool:

@@ -1,0 +1,224 @@
+"""Problems in the forms that other projects give them, and solutions of them; written for these tests."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+LINEAR = """
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self, inner, outer):
+        super().__init__()
+        self.linear = nn.Linear(inner, outer)
+
+    def forward(self, x):
+        return torch.relu(self.linear(x))
+
+
+def get_inputs():
+    return [torch.randn(6, 24)]
+
+
+def get_init_inputs():
+    return [24, 10]
+"""
+
+NEW = """
+import torch
+from torch import nn
+from torch.nn import functional
+
+
+class ModelNew(nn.Module):
+    def __init__(self, inner, outer):
+        super().__init__()
+        self.linear = nn.Linear(inner, outer)
+
+    def forward(self, x):
+        weight, bias = self.linear.weight, self.linear.bias
+"""
+
+
+def solution(body: str, before: str = "") -> str:
+    """Returns a solution of LINEAR with this body of `forward`, and statements before the class."""
+    return textwrap.dedent(before) + NEW + textwrap.indent(textwrap.dedent(body).strip("\n"), " " * 8) + "\n"
+
+
+def written(folder: Path, **texts: str) -> dict[str, Path]:
+    """Writes files NAME.py, and returns their paths by name."""
+    found = {}
+    for name, text in texts.items():
+        found[name] = folder / f"{name}.py"
+        found[name].write_text(text)
+    return found
+
+
+@dataclass(frozen=True)
+class Form:
+    """A problem in one format, with a right and a wrong solution. `problems` are as many as it has."""
+
+    name: str
+    files: dict[str, str]
+    problem: str  # the path in the folder that is judged; empty for the folder
+    right: str
+    wrong: str
+    problems: int
+    suffix: str = "py"
+
+    def write(self, folder: Path) -> Path:
+        """Writes the problem, and returns its path."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in self.files.items():
+            (folder / name).write_text(textwrap.dedent(text))
+        return folder / self.problem if self.problem else folder
+
+
+SOFTMAX = """
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self, batch, vocab):
+        super().__init__()
+        self.batch, self.vocab = batch, vocab
+
+    def forward(self, x):
+        wide = x.double()
+        e = torch.exp(wide - wide.amax(-1, keepdim=True))
+        return (e / e.sum(-1, keepdim=True)).float()
+
+
+BATCH, VOCAB = 8, 64
+
+
+def get_inputs():
+    return [torch.randn(BATCH, VOCAB) * 4]
+
+
+def get_init_inputs():
+    return [BATCH, VOCAB]
+"""
+_SOFTMAX_SOLUTION = """
+import torch
+
+
+class Model(torch.nn.Module):
+    def __init__(self, batch, vocab):
+        super().__init__()
+
+    def forward(self, x):
+        return {}
+"""
+SHAPES = Form(
+    name="shapes",
+    files={"reference.py": SOFTMAX, "shapes.py": 'SHAPES = [{"batch": 2, "vocab": 9}, {"batch": 1, "vocab": 17}]\n'},
+    problem="",
+    right=_SOFTMAX_SOLUTION.format("torch.softmax(x, -1)"),
+    wrong=_SOFTMAX_SOLUTION.format("x.exp() / x.exp().sum(-1, keepdim=True)"),  # without the maximum
+    problems=2,
+)
+TASK = Form(
+    name="task",
+    files={
+        "task.yml": """\
+            # name: matmul-py
+            files:
+              - {"name": "submission.py", "source": "@SUBMISSION@"}
+              - {"name": "task.py", "source": "task.py"}
+              - {"name": "reference.py", "source": "reference.py"}
+
+            lang: "py"
+
+            description: |
+              A product of two matrices.
+
+            tests:
+              - {"m": 4, "n": 5, "k": 6, "seed": 53124}
+              - {m: 3, n: 2, k: 8, seed: 3321}
+
+            benchmarks:
+              - {"m": 1024, "n": 1536, "k": 1024, "seed": 321}
+            """,
+        "task.py": "import torch\ninput_t = tuple\noutput_t = torch.Tensor\n",
+        "reference.py": """\
+            import torch
+            from task import input_t, output_t
+
+
+            def generate_input(m: int, n: int, k: int, seed: int) -> input_t:
+                made = torch.Generator().manual_seed(seed)
+                return torch.randn(m, k, generator=made), torch.randn(k, n, generator=made)
+
+
+            def ref_kernel(data: input_t) -> output_t:
+                a, b = data
+                return a @ b
+
+
+            def check_implementation(data, output):
+                return torch.allclose(output, ref_kernel(data), atol=1e-2)
+            """,
+    },
+    problem="",
+    right="from task import input_t\ndef custom_kernel(data: input_t):\n    return data[0] @ data[1]\n",
+    wrong="def custom_kernel(data):\n    return data[0][:, 1:] @ data[1][1:]\n",
+    problems=1,
+)
+
+
+def _packed(body: str) -> str:
+    content = f"import torch\n\n\ndef run(hidden, weight, eps, output):\n    {body}\n"
+    spec = {"language": "python", "target_hardware": ["LOCAL"], "entry_point": "kernel.py::run"}
+    sources = [{"path": "kernel.py", "content": content}]
+    return json.dumps({"name": "one", "definition": "rmsnorm_h12", "author": "test", "spec": spec, "sources": sources})
+
+
+_NORM = "hidden * torch.rsqrt((hidden * hidden).mean(-1, keepdim=True) + eps)"
+TRACE = Form(
+    name="trace",
+    files={
+        "rmsnorm.json": json.dumps(
+            {
+                "name": "rmsnorm_h12",
+                "op_type": "rmsnorm",
+                "axes": {"batch": {"type": "var"}, "width": {"type": "const", "value": 12}},
+                "inputs": {
+                    "hidden": {"shape": ["batch", "width"], "dtype": "float32"},
+                    "weight": {"shape": ["width"], "dtype": "float32"},
+                    "eps": {"shape": None, "dtype": "float32"},
+                },
+                "outputs": {"output": {"shape": ["batch", "width"], "dtype": "float32"}},
+                "reference": f"import torch\n\n\ndef run(hidden, weight, eps):\n    return {_NORM} * weight\n",
+            }
+        ),
+        "rmsnorm.jsonl": "".join(
+            json.dumps(
+                {
+                    "workload": {
+                        "uuid": str(batch),
+                        "axes": {"batch": batch},
+                        "inputs": {
+                            "hidden": {"type": "random"},
+                            "weight": {"type": "random"},
+                            "eps": {"type": "scalar", "value": 1e-6},
+                        },
+                    }
+                }
+            )
+            + "\n"
+            for batch in (1, 3)
+        ),
+    },
+    problem="rmsnorm.json",
+    right=_packed(f"output.copy_({_NORM} * weight)"),
+    wrong=_packed(f"output[:-1] = ({_NORM} * weight)[:-1]"),  # the last row is never written
+    problems=2,
+    suffix="json",
+)

@@ -1,0 +1,98 @@
+"""Solutions that attack the machine or the judge: each has its own verdict, and nothing of it is left."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.referee.samples import LINEAR, solution, written
+from verify.referee.judging import Settings, judge_many
+from verify.referee.plan import Judgement
+from verify.workers.process_tree import living
+
+RIGHT = "return torch.relu(functional.linear(x, weight, bias))"
+FILES = "for place in range(1000):\n    open(f'f{place}', 'wb').write(bytes(1 << 26))"
+SURVIVES = f"""
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        open("alive", "w").close()
+        time.sleep(600)
+    os._exit(0)
+{RIGHT}
+"""
+FORGES = f"""
+import os
+for number in range(3, 64):
+    try:
+        os.write(number, b'\\x00\\x00\\x00\\x16{{"number":1,"tensors":[]}}')
+    except OSError:
+        pass
+{RIGHT}
+"""
+FORKS = """
+import os, time
+while True:
+    try:
+        if os.fork() == 0:
+            time.sleep(600)
+    except OSError:
+        raise RuntimeError("no more processes") from None
+"""
+WRITES = f"open({{path!r}}, 'w').write('it was here')\n{RIGHT}"
+# the verdict, a part of the message, the body
+ATTACKS = {
+    "segfault": ("fails", "died of SIGSEGV", "import ctypes\nctypes.string_at(0)"),
+    "exit": ("fails", "ended with exit code 0", "import os\nos._exit(0)"),
+    "forges": ("cheats", "forges an answer", FORGES),
+    "writes": ("fails", "Permission denied", WRITES),
+    "survives": ("accepted", "", SURVIVES),
+}
+SLOW = {
+    "loop": ("fails", "gave no answer within", "while True:\n    pass"),
+    "forks": ("fails", "", FORKS),
+    "disk": ("fails", "", FILES),
+    "memory": ("fails", "", "kept = []\nwhile True:\n    kept.append(torch.ones(1 << 24))"),
+    "kills": ("fails", "", "import os, signal\nos.kill(os.getppid() or -1, signal.SIGKILL)\nos.kill(-1, 9)"),
+    "network": ("fails", "not permitted", "import socket\nsocket.create_connection(('127.0.0.1', 22), 1)"),
+    "looks": ("fails", "Permission denied", "import os\nos.listdir({folder!r})"),
+    "raises": ("fails", "ValueError: no thanks (solution.py:14)", "raise ValueError('no thanks')"),
+}
+
+
+def judged(folder: Path, attacks: dict[str, tuple[str, str, str]]) -> dict[str, Judgement]:
+    """Judges each attack with one worker, a right solution before and after it."""
+    problem = written(folder, problem=LINEAR)["problem"]
+    bodies = {name: body for name, (_, _, body) in attacks.items()} | {"after": RIGHT}
+    for name in bodies.keys() & {"writes", "looks"}:
+        bodies[name] = bodies[name].format(path=str(folder / "out"), folder=str(folder))
+    paths = written(folder, **{name: solution(body) for name, body in bodies.items()})
+    settings = Settings(backend="cpu", timeout=48, memory=1 << 30)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("TRITON_INTERPRET", raising=False)
+        found = list(judge_many([(str(problem), str(path)) for path in paths.values()], settings, 1))
+    return {Path(each.solution).stem: each for each in found}
+
+
+def demand_verdicts(folder: Path, attacks: dict[str, tuple[str, str, str]]) -> None:
+    if os.getuid() and not Path("/proc/self/ns/user").exists():
+        pytest.skip("this kernel has no namespaces")
+    before = living({os.getpid()}, "")
+    found = judged(folder, attacks)
+    for name, (verdict, text, _) in attacks.items():
+        assert (found[name].verdict, text in found[name].message) == (verdict, True), (name, found[name].message)
+    assert found["after"].verdict == "accepted"
+    assert living({os.getpid()}, "") <= before
+    assert not (folder / "out").exists()
+
+
+def test_an_attack_has_its_own_verdict_and_leaves_nothing(tmp_path: Path) -> None:
+    demand_verdicts(tmp_path, ATTACKS)
+
+
+@pytest.mark.slow
+def test_what_exhausts_the_machine_has_its_own_verdict_and_leaves_nothing(tmp_path: Path) -> None:
+    demand_verdicts(tmp_path, SLOW)

@@ -1,0 +1,197 @@
+"""Wrong solutions are wrong with an input, right ones are accepted, and each format is read."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.referee.samples import LINEAR, SHAPES, TASK, TRACE, Form, solution, written
+from verify.referee.judging import Settings, judge_many
+from verify.referee.plan import Judgement
+
+PLAIN = "return torch.relu(functional.linear(x, weight, bias))"
+RIGHT = {
+    "library": PLAIN,
+    "product": "return (x @ weight.T + bias).clamp(min=0)",
+    "by_columns": """
+        y = bias.expand(len(x), -1)
+        for k in range(x.shape[1]):
+            y = y + x[:, k : k + 1] * weight[:, k]
+        return torch.where(y > 0, y, torch.zeros_like(y))
+    """,
+    "by_blocks": """
+        y = torch.zeros(len(x), len(weight))
+        for k in range(0, x.shape[1], 8):
+            y += x[:, k : k + 8] @ weight[:, k : k + 8].T
+        return torch.relu(y + bias)
+    """,
+    "by_rows": "return torch.stack([torch.relu(weight @ row + bias) for row in x])",
+    "in_float64": "return torch.relu(functional.linear(x.double(), weight.double(), bias.double())).float()",
+}
+WRONG = {
+    "accumulates_in_bfloat16": """
+        y = torch.zeros(len(x), len(weight), dtype=torch.bfloat16)
+        for k in range(x.shape[1]):
+            y = (y + x[:, k : k + 1] * weight[:, k]).bfloat16()
+        return torch.relu(y.float() + bias)
+    """,
+    "drops_the_tail": "return torch.relu(functional.linear(x[:, :23], weight[:, :23], bias))",
+    "misses_a_bias": """
+        bias = torch.cat([bias[:-1], bias.new_zeros(1)])
+        return torch.relu(functional.linear(x, weight, bias))
+    """,
+    "wrong_group": "return torch.relu(functional.linear(x, weight.roll(5, 0), bias))",
+    "wrong_border": "y = functional.linear(x, weight, bias)\nreturn torch.where(y > 0.01, y, 0 * y)",
+}
+CACHED = solution(
+    """
+    key = tuple(x.shape)
+    if key not in kept:
+        kept[key] = torch.relu(functional.linear(x, weight, bias))
+    return kept[key]
+    """,
+    before="kept = {}",
+)
+OTHER_NAMES = """
+import torch
+from torch import nn
+
+
+class ModelNew(nn.Module):
+    def __init__(self, inner, outer):
+        super().__init__()
+        made = nn.Linear(inner, outer)
+        self.packed = nn.Parameter(torch.cat([made.weight, made.bias[:, None]], 1))
+
+    def forward(self, x):
+        return torch.relu(x @ self.packed[:, :-1].T + self.packed[:, -1])
+"""
+DROPPED = """
+import torch
+from torch import nn
+
+
+class ModelNew(nn.Module):
+    def __init__(self, *sizes):
+        super().__init__()
+
+    def forward(self, x):
+        return torch.zeros(6, 10)
+"""
+
+
+def judged(folder: Path, problem: Path, solutions: dict[str, str], suffix: str = "py") -> dict[str, Judgement]:
+    """Judges solutions of one problem with one warm worker."""
+    paths = {}
+    for name, text in solutions.items():
+        paths[str(folder / f"{name}.{suffix}")] = name
+        (folder / f"{name}.{suffix}").write_text(text)
+    pairs = [(str(problem), path) for path in paths]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("TRITON_INTERPRET", raising=False)  # the tests of kernels have it interpret
+        return {paths[each.solution]: each for each in judge_many(pairs, Settings(backend="cpu"), 1)}
+
+
+FEW = ("by_columns", "accumulates_in_bfloat16")  # of those above, in every run of the tests
+
+
+def _linear(folder: Path, solutions: dict[str, str]) -> dict[str, Judgement]:
+    return judged(folder, written(folder, problem=LINEAR)["problem"], solutions)
+
+
+@pytest.fixture(scope="module")
+def linear(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Judgement]:
+    bodies = {name: solution((RIGHT | WRONG)[name]) for name in FEW}
+    return _linear(tmp_path_factory.mktemp("linear"), bodies | {"cached": CACHED, "dropped": DROPPED})
+
+
+@pytest.fixture(scope="module")
+def all_linear(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Judgement]:
+    bodies = {name: solution(body) for name, body in (RIGHT | WRONG).items()}
+    return _linear(tmp_path_factory.mktemp("all"), bodies | {"other_names": OTHER_NAMES})
+
+
+def demand_accepted(found: Judgement) -> None:
+    assert (found.verdict, found.tricks, found.wrong) == ("accepted", [], None), found.message
+    assert found.errors[0].elements == 8 * 60 and found.calls >= 8
+
+
+def demand_wrong(found: Judgement) -> None:
+    assert found.verdict == "wrong", found.message
+    assert found.wrong is not None and "x = " in found.wrong.input and found.wrong.truth != found.wrong.got
+
+
+def test_a_right_solution_is_accepted_and_a_wrong_one_has_an_input(linear: dict[str, Judgement]) -> None:
+    demand_accepted(linear["by_columns"])
+    demand_wrong(linear["accumulates_in_bfloat16"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RIGHT)
+def test_every_right_solution_is_accepted(all_linear: dict[str, Judgement], name: str) -> None:
+    demand_accepted(all_linear[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WRONG)
+def test_every_wrong_solution_is_wrong_with_an_input(all_linear: dict[str, Judgement], name: str) -> None:
+    demand_wrong(all_linear[name])
+
+
+def test_an_answer_that_is_replayed_is_named_with_an_input(linear: dict[str, Judgement]) -> None:
+    found = linear["cached"]
+    assert (found.verdict, [each.name for each in found.tricks]) == ("cheats", ["replays an earlier answer"])
+    assert found.wrong is not None and "whose arguments differ" in found.tricks[0].evidence
+
+
+@pytest.mark.slow
+def test_a_module_with_other_names_is_judged_with_the_weights_of_a_seed(all_linear: dict[str, Judgement]) -> None:
+    found = all_linear["other_names"]
+    assert found.verdict == "accepted", found.message
+    assert {each.problem for each in found.errors} == {"seeded_1_0", "seeded_1_1"}
+
+
+def test_parameters_that_a_module_has_no_place_for_are_named(linear: dict[str, Judgement]) -> None:
+    found = linear["dropped"]
+    assert (found.verdict, found.message) == ("cheats", "drops parameters of the problem")
+    assert found.tricks[0].evidence == "no place for linear.weight, linear.bias: 0 of 250 numbers"
+
+
+def test_what_this_machine_enforces_is_in_the_answer(linear: dict[str, Judgement]) -> None:
+    found = linear["by_columns"]
+    assert found.isolation and not [line for line in found.not_isolated if line in found.isolation]
+    assert set(found.fixed) == {"problem", "solution", "plan"}
+
+
+@pytest.mark.parametrize(
+    "form", [TRACE, pytest.param(SHAPES, marks=pytest.mark.slow), pytest.param(TASK, marks=pytest.mark.slow)]
+)
+def test_the_other_formats_are_read(tmp_path: Path, form: Form) -> None:
+    """Each has a right solution, and one with a plausible mistake."""
+    problem = form.write(tmp_path / "problem")
+    found = judged(tmp_path, problem, {"right": form.right, "wrong": form.wrong}, form.suffix)
+    assert found["right"].verdict == "accepted", found["right"].message
+    assert found["wrong"].verdict == "wrong", found["wrong"].message
+    assert found["right"].format == form.name
+    assert len({each.problem for each in found["right"].errors}) == form.problems
+
+
+@pytest.mark.slow
+def test_a_declaration_is_a_problem(tmp_path: Path) -> None:
+    declared = """
+        import torch, verify
+
+        @verify.kernel(like=torch.nn.functional.softplus, dtypes=["bfloat16"])
+        def mine(x):
+            raise AssertionError("the declared function is not called")
+    """
+    (tmp_path / "declared.py").write_text(textwrap.dedent(declared))
+    right = "import torch\ndef mine(x):\n    return torch.nn.functional.softplus(x.float()).bfloat16()\n"
+    wrong = "import torch\ndef mine(x):\n    return (1 + x.exp()).log()\n"
+    found = judged(tmp_path, Path(f"{tmp_path / 'declared.py'}::mine"), {"right": right, "wrong": wrong})
+    assert (found["right"].verdict, found["wrong"].verdict) == ("accepted", "wrong"), found["right"].message
+    wrong_input = found["wrong"].wrong
+    assert wrong_input is not None and json.loads(wrong_input.case)["dtype"] == "bfloat16"

@@ -1,0 +1,105 @@
+"""`verify judge`: a referee for solutions that are not trusted."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from verify.cli import exits, options, screen, sinks
+
+if TYPE_CHECKING:
+    from verify.api import CompletedJudgement
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "judge",
+        help="judge solutions that are not trusted",
+        description="Judge a solution of a problem by the exact answer, in a process that sees nothing of the judge: "
+        "accepted, wrong, cheats, fails or undecided. A problem is a file with Model, get_inputs and get_init_inputs, "
+        "a folder with reference.py, a folder with task.yml, a Definition in JSON, or FILE.py::KERNEL (docs/judge.md). "
+        "Exit code 1: wrong, cheats or fails; 3: undecided.",
+        examples=(
+            "verify judge problem.py solution.py",
+            "verify judge problem.py solution.py --json judgement.json",
+            "verify judge layers.py::my_layer solution.py --profile ci",
+            "verify judge --many list.txt --jobs 4 --json ranked.json",
+            "verify judge --schema -",
+        ),
+    )
+    parser.add_argument(
+        "problem", nargs="?", metavar="PROBLEM", help="the file or folder of a problem, or FILE::KERNEL"
+    )
+    parser.add_argument("solution", nargs="?", metavar="SOLUTION", help="the file or folder of a solution")
+    parser.add_argument(
+        "--many",
+        metavar="LIST",
+        help="judge the pairs of this file, PROBLEM SOLUTION in each line; prints a line of JSON for each",
+    )
+    options.profile(parser, default="quick", named="quick", laws=False)
+    options.seed(parser, "weights and inputs", default=None, named="by chance, and in the answer")
+    options.add(parser, "--backend", "--jobs")
+    options.timeout(parser, "one problem of a file")
+    options.sinks(parser, "the judgement", "--json", "--schema")
+    parser.set_defaults(handler=main)
+
+
+def main(options: argparse.Namespace) -> int:
+    """Judge; the exit code is the verdict."""
+    from verify import api
+    from verify.errors import UsageError
+    from verify.referee.plan import schema
+
+    if options.schema and not options.problem and not options.many:
+        sinks.deliver(options, lambda: "", schema=lambda: sinks.as_json(schema()))
+        return exits.PASS
+    given = {
+        "profile": options.profile,
+        "backend": options.backend,
+        "seed": options.seed,
+        "timeout": options.timeout if options.timeout != options.command.get_default("timeout") else None,
+    }
+    if options.many:
+        return _many(options, given)
+    if not options.solution:
+        raise UsageError(
+            "a problem and a solution are judged; received " + (options.problem or "neither"),
+            hint="verify judge PROBLEM SOLUTION, or verify judge --many LIST",
+        )
+    progress = screen.Progress()
+    done = api.judge(options.problem, options.solution, progress=progress, **given)
+    progress.clear()
+    sinks.deliver(
+        options,
+        lambda: sinks.lines(*str(done).splitlines()),
+        json=lambda: sinks.as_json(done.data()),
+        schema=lambda: sinks.as_json(schema()),
+    )
+    return done.exit_code
+
+
+def _many(options: argparse.Namespace, given: dict[str, Any]) -> int:
+    """Prints each judgement as it is made; --json gets all of them, the best first."""
+    import json
+
+    from verify import api
+    from verify.errors import UsageError
+
+    pairs = [shlex.split(line, comments=True) for line in Path(options.many).read_text().splitlines()]
+    pairs = [pair for pair in pairs if pair]
+    if bad := next((pair for pair in pairs if len(pair) != 2), None):
+        raise UsageError(f"{options.many}: a line is PROBLEM SOLUTION; received {shlex.join(bad)}")
+    found: list[CompletedJudgement] = []
+    for done in api.judge_many([(pair[0], pair[1]) for pair in pairs], jobs=options.jobs or 1, **given):
+        found.append(done)
+        if options.json != "-":
+            print(json.dumps(done.data(), sort_keys=True), flush=True)
+    ranked = sorted(found, key=lambda each: each.rank)
+    if options.json:
+        sinks.deliver(options, lambda: "", json=lambda: sinks.as_json([each.data() for each in ranked]))
+    return max(
+        (each.exit_code for each in found), key=(exits.PASS, exits.INCOMPLETE, exits.WRONG).index, default=exits.PASS
+    )

@@ -1,0 +1,84 @@
+"""Formats of problems, one module each: `fits` recognises a problem, `problems` reads it (CONTRIBUTING.md)."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import shutil
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from verify.errors import UsageError
+from verify.referee.plan import Plan
+
+if TYPE_CHECKING:
+    from verify.declare.declaration import Kernel
+
+NAMES = ("declaration", "task", "shapes", "trace", "model")  # the first that fits a problem is taken
+
+
+def named(name: str) -> Any:
+    """Returns the module of a format."""
+    return importlib.import_module(f"{__name__}.{name}")
+
+
+def format_of(problem: str) -> str:
+    """Returns the name of the format of a problem. Raises UsageError if none fits."""
+    for name in NAMES:
+        if named(name).fits(problem):
+            return name
+    known = "; ".join(f"{name}: {named(name).FORM}" for name in NAMES)
+    raise UsageError(f"{problem} is no problem that verify knows. The formats are {known}", hint="docs/judge.md")
+
+
+def place(name: str, problem: str, solution: Path, scratch: Path) -> str:
+    """Copies a solution into its scratch folder under a name that says nothing, and returns that name."""
+    placed: Callable[[str, Path, Path], str] = getattr(named(name), "place", copied)
+    return placed(problem, solution, scratch)
+
+
+def copied(problem: str, solution: Path, scratch: Path) -> str:
+    """Copies a file, or a folder with a file solution.py."""
+    if solution.is_dir():
+        shutil.copytree(solution, scratch, dirs_exist_ok=True)
+        return "solution.py"
+    shutil.copyfile(solution, scratch / "solution.py")
+    return "solution.py"
+
+
+def kernels_of(path: str, module: str, file: str) -> list[Kernel]:
+    """Returns the kernels of a plan, for the file that `verify judge` wrote."""
+    from verify.referee.problem import declared
+
+    plan = msgspec.json.decode(Path(path).read_bytes(), type=Plan)
+    return declared(plan, partial(named(plan.format).problems, plan), module, file)
+
+
+def imported(path: Path) -> ModuleType:
+    """Returns the module of a file of a problem, which may import its neighbours."""
+    label = f"problem_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    spec = importlib.util.spec_from_file_location(label, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{path} cannot be imported as a Python file")
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[label] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def defines(path: Path, *texts: str) -> bool:
+    """True if a file has each of these texts."""
+    try:
+        source = path.read_text("utf-8", "replace")
+    except OSError:
+        return False
+    return all(text in source for text in texts)

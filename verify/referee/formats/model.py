@@ -1,0 +1,72 @@
+"""A file with `Model`, `get_inputs` and `get_init_inputs`; the solution defines `ModelNew`, as KernelBench has it.
+
+The parameters of the model are operands: each call has others, which the module of the solution gets under the same
+names. A module with other names is judged with the weights that both make after the same seed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from verify.referee.formats import defines, imported
+from verify.referee.plan import Plan
+
+FORM = "a file with Model, get_inputs and get_init_inputs"
+SEEDS = 2  # of weights, where they are no operands
+
+
+def fits(problem: str) -> bool:
+    """True if the file has what the format needs."""
+    return problem.endswith(".py") and defines(Path(problem), "class Model", "def get_inputs", "def get_init_inputs")
+
+
+def problems(plan: Plan) -> list[Any]:
+    """Returns the problem at the sizes of the file, at others, and with weights by seed."""
+    module = imported(Path(plan.problem))
+    return list(of_model(module, plan, ("ModelNew", "Model"), 1))
+
+
+def of_model(
+    module: ModuleType, plan: Plan, names: Sequence[str], number: int, *, seeded: bool = True
+) -> Iterator[Any]:
+    """Yields the problems of a module with a model, as its functions are now."""
+    import torch
+
+    from verify.referee.messages import Entry, template_of
+    from verify.referee.problem import Problem, resized
+
+    init, made = template_of(tuple(module.get_init_inputs()), (f"init{place}" for place in itertools.count(1)))
+
+    def at_seed(name: str, seed: int, *, weights: bool) -> Problem:
+        torch.manual_seed(seed)
+        model = module.Model(*module.get_init_inputs())
+        values = tuple(module.get_inputs())
+        state = {each.replace(".", "_"): each for each, _ in model.named_parameters()} if weights else {}
+        labels = iter(_labels(model, values, {each.replace(".", "_") for each, _ in model.named_parameters()}))
+        arguments, tensors = template_of(values, labels)
+        held = {flat: model.get_parameter(dotted).detach() for flat, dotted in state.items()}
+        entry = Entry(tuple(names), arguments, init=init, seed=seed)
+        return Problem(name, model, (*tensors, *state), entry, (values,), {**tensors, **held}, state, made)
+
+    own = at_seed(f"own_{number}", plan.seed, weights=True)
+    yield own
+    yield from resized(own)
+    if own.state and seeded:
+        for place in range(SEEDS):
+            yield replace(at_seed(f"seeded_{number}_{place}", plan.seed + place, weights=False))
+
+
+def _labels(model: Any, values: Sequence[Any], taken: set[str]) -> list[str]:
+    """Returns names for the tensors among the arguments: those of `forward`, unless parameters have them."""
+    import torch
+
+    known = list(inspect.signature(model.forward).parameters)[: len(values)]
+    own = [name for name, value in zip(known, values, strict=False) if isinstance(value, torch.Tensor)]
+    count = sum(isinstance(value, torch.Tensor) for value in values)
+    return own if len(own) == count and not set(own) & taken else [f"input{place}" for place in range(1, count + 1)]

@@ -1,0 +1,32 @@
+"""A folder with `reference.py` and `shapes.py`; the solution defines `Model` too.
+
+Each of `SHAPES` sets constants of the reference: `{"rows": 4}` sets `ROWS`. The solution has the same parameters.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from verify.referee.formats import defines, imported
+from verify.referee.formats.model import of_model
+from verify.referee.plan import Plan
+
+FORM = "a folder with reference.py, which has Model, get_inputs and get_init_inputs, and with or without shapes.py"
+
+
+def fits(problem: str) -> bool:
+    """True if the folder has a reference with a model."""
+    return Path(problem).is_dir() and defines(Path(problem, "reference.py"), "class Model", "def get_inputs")
+
+
+def problems(plan: Plan) -> list[Any]:
+    """Returns a problem for each shape."""
+    folder, found = Path(plan.problem), list[Any]()
+    module = imported(folder / "reference.py")
+    shapes = imported(folder / "shapes.py").SHAPES if (folder / "shapes.py").is_file() else [{}]
+    for number, shape in enumerate(shapes, 1):
+        for name, value in shape.items():
+            setattr(module, name.upper(), value)
+        found += of_model(module, plan, ("Model", "ModelNew"), number, seeded=False)
+    return found

@@ -1,0 +1,68 @@
+"""A folder with `task.yml` and `reference.py`: `generate_input`, `ref_kernel`; the solution is `custom_kernel(data)`.
+
+Of task.yml only the lists `files` and `tests` are read, one flow mapping in each line, as in
+`- {"m": 64, "seed": 1}`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+from verify.errors import UsageError
+from verify.referee.formats import copied, imported
+from verify.referee.plan import Plan
+
+FORM = "a folder with task.yml and reference.py, which has generate_input and ref_kernel"
+KEPT_BACK = ("reference.py", "eval.py")  # files of the task that a solution does not get
+
+
+def fits(problem: str) -> bool:
+    """True if the folder has a task."""
+    return Path(problem, "task.yml").is_file() and Path(problem, "reference.py").is_file()
+
+
+def problems(plan: Plan) -> list[Any]:
+    """Returns the problems of the tests of a task."""
+    from verify.referee.messages import Entry
+    from verify.referee.problem import problems_of
+
+    folder = Path(plan.problem)
+    module = imported(folder / "reference.py")
+    tests = listed(folder / "task.yml", "tests")
+    if not tests:
+        raise UsageError(f"{folder / 'task.yml'} lists no tests of the form - {{m: 64, seed: 1}}")
+    calls = [(module.generate_input(**arguments),) for arguments in tests]
+    return problems_of(module.ref_kernel, calls, Entry(("custom_kernel",), {}))
+
+
+def place(problem: str, solution: Path, scratch: Path) -> str:
+    """Copies the solution, and the files of the task that it may import."""
+    for file in listed(Path(problem, "task.yml"), "files"):
+        source = Path(problem, str(file.get("source")))
+        if source.is_file() and source.name not in KEPT_BACK:
+            shutil.copyfile(source, scratch / Path(str(file["name"])).name)
+    return copied(problem, solution, scratch)
+
+
+def listed(path: Path, key: str) -> list[dict[str, Any]]:
+    """Returns the flow mappings of a list."""
+    found, inside = [], False
+    for line in path.read_text().splitlines():
+        if line.strip() and not line.startswith((" ", "-", "#")):
+            inside = line.startswith(f"{key}:")
+        elif inside and (flow := re.fullmatch(r"\s*-\s*(\{.*\})\s*", line)):
+            found.append(_mapping(flow[1], path))
+    return found
+
+
+def _mapping(text: str, path: Path) -> dict[str, Any]:
+    quoted = re.sub(r"([{,]\s*)([A-Za-z_]\w*)\s*:", r'\1"\2":', text)
+    quoted = re.sub(r":\s*(?!true\b|false\b|null\b)([A-Za-z_@][\w./@]*)", r': "\1"', quoted)
+    try:
+        return dict(json.loads(quoted))
+    except ValueError:
+        raise UsageError(f"{path}: a flow mapping of names, numbers and texts was expected; received {text}") from None

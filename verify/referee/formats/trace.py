@@ -1,0 +1,90 @@
+"""A Definition in JSON, with workloads beside it; the solution is a Solution in JSON, as FlashInfer-Bench has them.
+
+`entry_point` names the file and the function. With `destination_passing_style` the outputs are passed in, after the
+inputs.
+"""
+
+from __future__ import annotations
+
+import json
+import types
+from pathlib import Path
+from typing import Any
+
+from verify.errors import UsageError
+from verify.referee.formats import defines
+from verify.referee.plan import Plan
+
+FORM = "a Definition in JSON, with axes, inputs, outputs and reference"
+SIZE = 5  # of a variable axis that no workload gives a size
+CONTENT = "solution.json"
+
+
+def fits(problem: str) -> bool:
+    """True if the file is a definition."""
+    return problem.endswith(".json") and defines(Path(problem), '"axes"', '"inputs"', '"outputs"', '"reference"')
+
+
+def place(problem: str, solution: Path, scratch: Path) -> str:
+    """Writes the sources of a solution, and returns the file of its entry point."""
+    given = json.loads(solution.read_text())
+    for source in given["sources"]:
+        path = (scratch / source["path"]).resolve()
+        if not path.is_relative_to(scratch.resolve()):
+            raise UsageError(f"{solution}: a source is below the folder of the solution; received {source['path']!r}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source["content"])
+    (scratch / CONTENT).write_text(json.dumps(given["spec"]))
+    return str(given["spec"]["entry_point"].partition("::")[0])
+
+
+def problems(plan: Plan) -> list[Any]:
+    """Returns a problem for each workload."""
+    from dataclasses import replace
+
+    import torch
+
+    from verify.referee.messages import KINDS, Entry, Form
+    from verify.referee.problem import problems_of
+
+    definition = json.loads(Path(plan.problem).read_text())
+    spec = json.loads(Path(plan.scratch, CONTENT).read_text())
+    module = types.ModuleType("definition")
+    exec(compile(definition["reference"], plan.problem, "exec"), vars(module))
+    found = list[Any]()
+    for number, workload in enumerate(_workloads(Path(plan.problem)), 1):
+        axes = {
+            name: workload.get("axes", {}).get(name, axis.get("value", SIZE))
+            for name, axis in definition["axes"].items()
+        }
+
+        def sized(about: dict[str, Any], axes: dict[str, int] = axes) -> tuple[int, ...]:
+            return tuple(size if isinstance(size, int) else axes[size] for size in about["shape"])
+
+        generator, call = torch.Generator().manual_seed(plan.seed), list[Any]()
+        for name, about in definition["inputs"].items():
+            kind = KINDS[f"torch.{about['dtype']}"]
+            if about["shape"] is None:
+                call.append(workload["inputs"][name]["value"])
+            elif kind.is_floating_point:
+                call.append(torch.randn(sized(about), generator=generator).to(kind))
+            else:
+                raise UsageError(
+                    f"{plan.problem}: {name} is {about['dtype']}; verify draws floating-point inputs alone"
+                )
+        outputs = definition["outputs"].items()
+        into = tuple(Form(name, f"torch.{about['dtype']}", sized(about)) for name, about in outputs)
+        passed = into if spec.get("destination_passing_style", True) else ()
+        entry = Entry((spec["entry_point"].partition("::")[2],), {}, into=passed)
+        for each in problems_of(module.run, [call], entry):
+            if each.name.startswith("own") or not passed:  # buffers have the sizes of the workload
+                found.append(replace(each, name=each.name.replace("_1", f"_{number}")))
+    return found
+
+
+def _workloads(problem: Path) -> list[dict[str, Any]]:
+    """Returns the workloads in NAME.jsonl beside NAME.json, alone or in traces; an empty one without such a file."""
+    path = problem.with_suffix(".jsonl")
+    lines = path.read_text().splitlines() if path.is_file() else ["{}"]
+    given = [json.loads(line) for line in lines if line.strip()]
+    return [each.get("workload", each) for each in given]

@@ -1,0 +1,301 @@
+"""Calls a solution in its own process, from a process that never imports it, and writes down what it did.
+
+The process of a solution begins as a copy of this one before the problem was imported. It gets the arguments of each
+call as bits, and answers with bits. Its answers are judged; nothing else that it says or does reaches the verdict.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing import Pipe
+from pathlib import Path
+
+import msgspec
+import torch
+from torch import Tensor
+
+from verify.errors import KernelError
+from verify.records.files import write_atomically
+from verify.referee.messages import (
+    MOST,
+    Answer,
+    Build,
+    Built,
+    Call,
+    Facts,
+    Form,
+    Seen,
+    bytes_of,
+    form_of,
+    send,
+    tensor_of,
+)
+from verify.referee.plan import Observed
+from verify.referee.sandbox import NEVER_WRITTEN, PROCESSES
+from verify.workers import process_tree
+
+EXTRA = 3  # calls beside each that is judged are fewer than this
+LOOK_SECONDS = 0.1
+SLOW = 2.4  # times as long may a solution take to be built, and to answer its first call, which compiles
+SCRATCH_BYTES = 1 << 30
+UNFORGEABLE = "it wrote into the connection of its own process: what arrived is no answer to the call"
+
+
+class SolutionProcess:
+    """The process of a solution, which does nothing until it is asked to build it."""
+
+    def __init__(self) -> None:
+        self._connection, theirs = Pipe()
+        with theirs:
+            if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # no fork could use the GPU
+                code = (
+                    "from verify.referee import runner; runner.main(runner.Connection(int(__import__('sys').argv[1])))"
+                )
+                paths = os.pathsep.join(path for path in sys.path if path)
+                self.pid = subprocess.Popen(
+                    [sys.executable, "-c", code, str(theirs.fileno())],
+                    pass_fds=(theirs.fileno(),),
+                    stdin=subprocess.DEVNULL,
+                    env={**os.environ, "PYTHONPATH": paths},
+                ).pid
+            else:
+                from verify.referee import runner  # so that its process has imported it
+
+                process_tree.adopt_orphans()
+                sys.stdout.flush()
+                sys.stderr.flush()
+                self.pid = os.fork()
+                if not self.pid:
+                    runner.main(theirs)
+        self._folder = ""
+
+    def ask(self, request: Build | Call | Facts, tensors: Sequence[Tensor], seconds: float) -> list[bytes]:
+        """Returns the messages of the answer. Raises KernelError with the reason if there is none."""
+        deadline = time.monotonic() + seconds
+        if isinstance(request, Build):
+            self._folder = request.folder
+        try:
+            sender = threading.Thread(target=self._send, args=(request, tensors), daemon=True)
+            sender.start()
+            self._wait(deadline, seconds)
+            found = [self._connection.recv_bytes(MOST)]
+            for _ in msgspec.json.decode(found[0], type=_Counted).tensors:
+                self._wait(deadline, seconds)
+                found.append(self._connection.recv_bytes(MOST))
+        except (EOFError, ConnectionError):
+            raise KernelError(f"its process {self._ended()}") from None
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+            self.stop()
+            raise KernelError(UNFORGEABLE) from None
+        return found
+
+    def _send(self, request: Build | Call | Facts, tensors: Sequence[Tensor]) -> None:
+        with suppress(OSError):  # whoever waits for the answer finds out
+            send(self._connection, request, tensors)
+
+    def _wait(self, deadline: float, seconds: float) -> None:
+        while not self._connection.poll(LOOK_SECONDS):
+            reason = f"gave no answer within {seconds:g} s" if time.monotonic() > deadline else self._exceeds()
+            if reason:
+                self.stop()
+                raise KernelError(f"its process {reason}; stopped")
+
+    def _exceeds(self) -> str:
+        """Returns which limit was exceeded that the kernel of the machine does not hold."""
+        if len(process_tree.living({self.pid}, "")) > PROCESSES:
+            return f"started more than {PROCESSES} processes"
+        used = 0
+        for path, _, names in os.walk(self._folder) if self._folder else ():
+            for name in names:
+                with suppress(OSError):
+                    used += os.lstat(os.path.join(path, name)).st_blocks * 512
+        return f"wrote more than {SCRATCH_BYTES >> 20} MiB of files" if used > SCRATCH_BYTES else ""
+
+    def _ended(self) -> str:
+        until = time.monotonic() + process_tree.END_SECONDS
+        while time.monotonic() < until:
+            with suppress(ChildProcessError):
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                if pid:
+                    self.pid = 0
+                    code = os.waitstatus_to_exitcode(status)
+                    self.stop()
+                    return f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            time.sleep(0.005)
+        self.stop()
+        return "closed its connection and went on"
+
+    def stop(self) -> None:
+        """Ends the process and everything that it started."""
+        if self.pid:
+            process_tree.kill(self.pid, "")
+            with suppress(ChildProcessError):
+                os.waitpid(self.pid, 0)
+        self.pid = 0
+        for orphan in process_tree.living({os.getpid()}, ""):
+            with suppress(OSError):
+                os.kill(orphan, signal.SIGKILL)
+        self._connection.close()
+
+
+class _Counted(msgspec.Struct):
+    """The part of an answer that says how many tensors follow."""
+
+    tensors: tuple[Form, ...] = ()
+
+
+class Host:
+    """A solution to be called: its process, what was observed, and the file that keeps this for the parent."""
+
+    def __init__(self, process: SolutionProcess, build: Build, notes: Path, seconds: float) -> None:
+        self._process, self._build, self._notes, self._seconds = process, build, notes, seconds
+        self.observed = Observed()
+        self.state: tuple[Form, ...] = ()
+        self._built = False
+        self._random = random.Random(secrets.randbits(64))
+        self._answers: dict[tuple[bytes, ...], tuple[int, tuple[bytes, ...]]] = {}
+
+    def build(self, tensors: Sequence[Tensor]) -> None:
+        """Has the solution imported. Raises KernelError if that fails."""
+        self._demand()
+        if self._built:
+            return
+        try:
+            (answer,) = self._process.ask(self._build, tensors, self._seconds * SLOW)
+            try:
+                built = msgspec.json.decode(answer, type=Built)
+            except msgspec.ValidationError:
+                raise KernelError(msgspec.json.decode(answer, type=Answer).raised or UNFORGEABLE) from None
+        except (KernelError, msgspec.DecodeError) as error:
+            self.observed.failed = f"it could not be built: {error}"
+            self._save()
+            raise KernelError(self.observed.failed) from None
+        self._built = True
+        self.state = built.state
+        self.observed.holds, self.observed.lacks = built.holds, built.lacks
+        self._save()
+
+    def _demand(self) -> None:
+        if self.observed.failed:
+            raise KernelError(self.observed.failed)
+
+    def call(self, state: dict[str, Tensor], arguments: dict[str, Tensor]) -> list[Tensor]:
+        """Returns what the solution answers. Calls that are not judged come before it now and then."""
+        for _ in range(self._random.randrange(EXTRA)):
+            turn = self._random.randrange(1, 1 << 10)
+            others = {name: value.reshape(-1).roll(turn).reshape(value.shape) for name, value in arguments.items()}
+            self._one(state, others)
+        return self._one(state, arguments)
+
+    def _one(self, state: dict[str, Tensor], arguments: dict[str, Tensor]) -> list[Tensor]:
+        self._demand()
+        seen = self.observed
+        seen.calls += 1
+        given = {**state, **arguments}
+        forms = tuple(form_of(name, value) for name, value in given.items())
+        again, watched = self._random.random() < 0.5, seen.calls == 2
+        request = Call(secrets.randbits(50), forms, tuple(state), again, watched)  # the number of no call is known
+        tensors = list(given.values())
+        try:
+            answer, results = self._answer(request, tensors)
+        except KernelError as error:
+            if str(error) == UNFORGEABLE:
+                seen.forged = UNFORGEABLE
+            seen.failed = str(error)
+            self._save()
+            raise
+        seen.late |= answer.late
+        seen.changed = tuple(dict.fromkeys((*seen.changed, *answer.changed)))
+        seen.lazy = seen.lazy or answer.lazy
+        if answer.raised or answer.lazy:
+            seen.raised = answer.raised
+            self._save()
+            raise KernelError(answer.raised or f"it returned {answer.lazy}")
+        self._compare(tensors, arguments, results)
+        if seen.calls % 8 == 1:
+            self.finish()
+        self._save()
+        return results
+
+    def _answer(self, request: Call, tensors: Sequence[Tensor]) -> tuple[Answer, list[Tensor]]:
+        seconds = self._seconds * (SLOW if self.observed.calls == 1 else 1)
+        head, *parts = self._process.ask(request, tensors, seconds)
+        try:
+            answer = msgspec.json.decode(head, type=Answer)
+            if answer.number != request.number:
+                raise ValueError("an answer to another call")
+            return answer, [tensor_of(form, part) for form, part in zip(answer.tensors, parts, strict=True)]
+        except (msgspec.DecodeError, ValueError, KeyError, RuntimeError):
+            self._process.stop()
+            raise KernelError(UNFORGEABLE) from None
+
+    def _compare(self, given: Sequence[Tensor], arguments: dict[str, Tensor], results: Sequence[Tensor]) -> None:
+        """Looks for what answers have in common with earlier ones and with the arguments."""
+        seen, number = self.observed, self.observed.calls
+        inputs, bits = tuple(map(bytes_of, given)), tuple(map(bytes_of, results))
+        first, known = self._answers.setdefault(bits, (number, inputs))
+        if known != inputs and any(map(_tells, results)):
+            seen.replayed = f"call {number} was answered with the bits of call {first}, whose arguments differ"
+        same = [name for name, value in arguments.items() if bytes_of(value) == bits[0]] if bits else []
+        alike = {
+            float(each.reshape(-1)[0]) if bool((each == each.reshape(-1)[0]).all()) else None
+            for each in results
+            if each.numel()
+        }
+        constant = repr(alike.pop()) if len(alike) == 1 and None not in alike else ""
+        narrow = next((kind for kind in ("bfloat16", "float16") if _fits(results, getattr(torch, kind))), "")
+        if number == 1:
+            seen.copies, seen.constant, seen.narrow = same[0] if same else "", constant, narrow
+        seen.copies = seen.copies if seen.copies in same else ""
+        seen.constant = seen.constant if seen.constant == constant else ""
+        seen.narrow = seen.narrow if seen.narrow == narrow else ""
+        unwritten = sum(map(_unwritten, results))
+        seen.unwritten += unwritten
+        seen.constant = "" if unwritten else seen.constant
+
+    def lack(self, names: Sequence[str], numbers: int) -> None:
+        """Writes down that the solution's module has no place for some parameters."""
+        self.observed.dropped = tuple(names)
+        self.observed.places = sum(math.prod(form.shape) for form in self.state), numbers
+        self._save()
+
+    def finish(self) -> None:
+        """Asks for what the process was seen to do."""
+        if self._built and not self.observed.failed:
+            with suppress(KernelError, msgspec.DecodeError):
+                found = msgspec.json.decode(self._process.ask(Facts(), (), self._seconds)[0], type=Seen)
+                self.observed.functions = found.functions
+                self.observed.replaced, self.observed.modes = found.replaced, found.modes
+                self._save()
+
+    def _save(self) -> None:
+        write_atomically(self._notes, msgspec.json.encode(self.observed))
+
+
+def _tells(result: Tensor) -> bool:
+    """True if equal bits of two answers are no chance: finite numbers, more than two of them different."""
+    return bool(torch.isfinite(result).all()) and torch.unique(result).numel() > 2
+
+
+def _fits(results: Sequence[Tensor], kind: torch.dtype) -> bool:
+    """True if a format of 16 bits holds all of the float32 numbers, which no function gives by chance."""
+    wide = [each for each in results if each.dtype == torch.float32 and each.numel() > 16]
+    return bool(wide) and all(bool(torch.equal(each.to(kind).to(each.dtype), each)) for each in wide)
+
+
+def _unwritten(result: Tensor) -> int:
+    raw = result.contiguous().reshape(-1)
+    if not result.is_floating_point() or not raw.numel():
+        return 0
+    rows = raw.view(torch.uint8).reshape(raw.numel(), result.element_size())
+    return int((rows == NEVER_WRITTEN).all(1).sum())

@@ -1,0 +1,389 @@
+"""Judges one solution: plans it, has the run's own engine measure it, and says what came of it."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import msgspec
+
+from verify.declare.requests import declared_by
+from verify.diagnose.requests import ReplayElement
+from verify.errors import UsageError, VerifyError
+from verify.measure import session
+from verify.records.record import Origin, Run
+from verify.referee import formats
+from verify.referee.plan import SCHEMA, ErrorsOf, Judgement, Observed, Plan, SolutionVerdict, Trick, WrongInput
+from verify.report.rows import Row, rows_of
+from verify.workers.pool import Pool, using
+from verify.workers.process import START_SECONDS
+from verify.workers.requests import Environment
+
+SECONDS = {"quick": 240.0, "ci": 600.0, "nightly": 3600.0, "exhaustive": 14400.0}  # of one problem of a file
+SMALLER_SECONDS = 20.0  # of the search for the smallest input
+MEMORY = 4 << 30
+FILE = "judged.py"
+DECLARATION = '''\
+"""Written by verify judge."""
+
+from verify.referee.formats import kernels_of
+
+globals().update({{each.name: each for each in kernels_of({plan!r}, __name__, __file__)}})
+'''
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How solutions are judged."""
+
+    profile: str = "quick"
+    backend: str | None = None
+    seed: int | None = None  # chosen by chance without one
+    timeout: float | None = None  # seconds of one problem of a file; that of the profile without one
+    memory: int = MEMORY
+    progress: Callable[[str], None] = lambda text: None
+
+    def __post_init__(self) -> None:
+        if self.profile not in SECONDS:
+            raise UsageError(f"a profile is {', '.join(SECONDS)}; received {self.profile!r}")
+
+    @property
+    def seconds(self) -> float:
+        """The time of one problem of a file."""
+        return self.timeout or SECONDS[self.profile]
+
+
+def judge(problem: str, solution: str, settings: Settings, pool: Pool | None = None) -> Judgement:
+    """Returns the judgement of one solution. Raises UsageError if there is no such problem or solution."""
+    began = time.monotonic()
+    source = Path(solution).resolve()
+    if not source.exists():
+        raise UsageError(f"no such solution: {solution}")
+    path, separator, kernel = problem.partition("::")
+    if not Path(path).exists():
+        raise UsageError(f"no such problem: {problem}")
+    problem = f"{Path(path).resolve()}{separator}{kernel}"
+    with _folder() as folder, using(pool, settings.backend) as workers:
+        about = workers.ask(Environment(probed=False), timeout=START_SECONDS)
+        name = formats.format_of(problem)
+        (folder / "notes").mkdir()
+        scratch = folder / secrets.token_hex(4)
+        scratch.mkdir()
+        plan = Plan(
+            format=name,
+            problem=problem,
+            scratch=str(scratch),
+            file=formats.place(name, problem, source, scratch),
+            notes=str(folder / "notes"),
+            seed=secrets.randbits(31) if settings.seed is None else settings.seed,
+            profile=settings.profile,
+            seconds=settings.seconds / 12,
+            memory=settings.memory,
+            device=about.device,
+        )
+        made = _Judging(plan, folder, settings, workers, about.backend)
+        found = made.judgement(solution, {"problem": digest(Path(path)), "solution": digest(source)})
+    return msgspec.structs.replace(found, seconds=round(time.monotonic() - began, 2))
+
+
+def judge_many(pairs: Sequence[tuple[str, str]], settings: Settings, jobs: int) -> Iterator[Judgement]:
+    """Yields judgements as they are made. Each of `jobs` threads has a worker that stays warm."""
+    pools: SimpleQueue[Pool] = SimpleQueue()
+    with ExitStack() as open_pools, ThreadPoolExecutor(jobs) as threads:
+        for _ in range(jobs):
+            pools.put(open_pools.enter_context(Pool.started(settings.backend)))
+
+        def one(pair: tuple[str, str]) -> Judgement:
+            pool = pools.get()
+            try:
+                return judge(*pair, settings, pool)
+            except UsageError as error:
+                return _unjudged(*pair, error.message)
+            finally:
+                pools.put(pool)
+
+        for done in as_completed([threads.submit(one, pair) for pair in pairs]):
+            yield done.result()
+
+
+def _unjudged(problem: str, solution: str, message: str) -> Judgement:
+    return Judgement(SCHEMA, "undecided", problem, solution, "", message, unchecked=["everything"])
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="tmp")).resolve()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def digest(path: Path) -> str:
+    """Returns the SHA-256 of a file, or of the names and contents of all files of a folder."""
+    found = hashlib.sha256()
+    for each in sorted(path.rglob("*.*")) if path.is_dir() else [path]:
+        if each.is_file() and "__pycache__" not in each.parts:
+            found.update(f"{each.relative_to(path)}\0".encode() + each.read_bytes() + b"\0")
+    return found.hexdigest()
+
+
+@dataclass(frozen=True)
+class _Judging:
+    """One solution on its way to a judgement."""
+
+    plan: Plan
+    folder: Path
+    settings: Settings
+    workers: Pool
+    backend: str
+
+    def judgement(self, solution: str, fixed: dict[str, str]) -> Judgement:
+        """Measures the solution and reads what came of it."""
+        plan, file = self.plan, self.folder / FILE
+        encoded = msgspec.json.encode(plan)
+        (self.folder / "plan.json").write_bytes(encoded)
+        file.write_text(DECLARATION.format(plan=str(self.folder / "plan.json")))
+        fixed = {**fixed, "plan": hashlib.sha256(encoded).hexdigest()}
+        problem = Path(plan.problem.partition("::")[0])
+        base: dict[str, Any] = {
+            "schema": SCHEMA,
+            "problem": plan.problem,
+            "solution": solution,
+            "format": plan.format,
+            "fixed": fixed,
+            "profile": plan.profile,
+            "backend": self.backend,
+            "seed": plan.seed,
+        }
+        try:
+            names = [each.name for each in declared_by(self.workers, str(file))]
+        except (UsageError, VerifyError) as error:
+            message = getattr(error, "message", str(error)).replace(str(file), "the problem")
+            return Judgement(verdict="undecided", message=message, unchecked=["everything"], **base)
+        own = [name for name in names if name.startswith("own")]
+        run, seen = self._measured(own), self._observed(own)
+        seeded = [name for name in names if name.startswith("seeded")]
+        if seeded and (lacking := [each for each in seen if each.dropped]) and _has_room(lacking[0]):
+            own = seeded
+            run, seen = self._measured(own), self._observed(own)
+        beyond = [name for name in names if name.startswith("beyond")] if plan.profile != "quick" else []
+        others = self._measured(beyond) if beyond and run.verdict == "pass" else None
+        found = _Found(run, seen, others)
+        verdict, message = found.verdict
+        if digest(problem) != fixed["problem"]:
+            edit = Trick("edits the problem", f"{problem} has other bytes than before the solution started")
+            found.tricks.append(edit)
+            verdict = "cheats"
+        last = seen[-1] if seen else Observed()
+        return Judgement(
+            verdict=verdict,
+            message=message,
+            wrong=self._wrong(run) if verdict in ("wrong", "cheats") else None,
+            tricks=found.tricks,
+            errors=found.errors,
+            facts=found.facts,
+            checked=found.checked,
+            unchecked=found.unchecked(plan),
+            isolation=list(last.holds),
+            not_isolated=list(last.lacks),
+            calls=sum(each.calls for each in seen),
+            **base,
+        )
+
+    def _measured(self, names: Sequence[str]) -> Run:
+        settings = session.Session(
+            backend=self.settings.backend,
+            seed=self.plan.seed,
+            timeout=self.settings.seconds,
+            jobs=1,
+            profile=self.plan.profile,
+            pool=self.workers,
+            progress=self.settings.progress,
+        )
+        return session.run([f"{self.folder / FILE}::{name}" for name in names], settings, "verify judge")
+
+    def _observed(self, names: Sequence[str]) -> list[Observed]:
+        found = []
+        for name in names:
+            with suppress(FileNotFoundError):
+                found.append(msgspec.json.decode((self.folder / "notes" / f"{name}.json").read_bytes(), type=Observed))
+        return found
+
+    def _wrong(self, run: Run) -> WrongInput | None:
+        """Returns the smallest input that is found from the worst one, at its worst element."""
+        results = ((kernel, result) for kernel in run.kernels for result in kernel.results if result.status == "wrong")
+        for kernel, result in results:
+            for worst in result.worst[:1]:
+                origin: Origin = worst.origin
+                with suppress(VerifyError):
+                    asked = ReplayElement(kernel.target, origin.case, origin.result, origin.index, shrink=True)
+                    small = self.workers.ask(asked, timeout=SMALLER_SECONDS).replay
+                    worst = small.worst if not small.judged <= small.limit else worst
+                return WrongInput(
+                    result=origin.result,
+                    input=", ".join(f"{name} = {text}" for name, text in worst.inputs.items()),
+                    index=", ".join(map(str, worst.index)),
+                    got=f"{worst.got} ({worst.got_hex})",
+                    truth=worst.truth,
+                    error=f"{worst.ulp if worst.scaled_ulp is None else worst.scaled_ulp}",
+                    reason=result.reason,
+                    case=worst.origin.case,
+                )
+        return None
+
+
+def _has_room(seen: Observed) -> bool:
+    """True if a module has at least as many numbers as the parameters of the problem."""
+    return seen.places[0] >= seen.places[1]
+
+
+@dataclass(frozen=True)
+class Sign:
+    """How a trick is recognised by what was observed: the evidence, empty where there is none.
+
+    `honest` is what an honest mistake looks like too: the verdict is then the one that the numbers give. `always` is
+    looked for where the numbers are right as well.
+    """
+
+    name: str
+    evidence: Callable[[Observed], str]
+    honest: bool = False
+    always: bool = False
+
+
+def _dropped(seen: Observed) -> str:
+    here, there = seen.places
+    return f"no place for {', '.join(seen.dropped)}: {here:,} of {there:,} numbers" if here < there else ""
+
+
+def _narrow(seen: Observed) -> str:
+    return f"every number of every float32 answer is one of {seen.narrow}" if seen.narrow else ""
+
+
+SIGNS = (
+    Sign("forges an answer", lambda seen: seen.forged, always=True),
+    Sign("returns a tensor that computes when it is read", lambda seen: seen.lazy, always=True),
+    Sign("replaces functions that judge", lambda seen: "; ".join(seen.replaced), always=True),
+    Sign("replays an earlier answer", lambda seen: seen.replayed),
+    Sign("returns a copy of its input", lambda seen: seen.copies and f"every answer has the bits of {seen.copies}"),
+    Sign("returns a constant", lambda seen: seen.constant and f"every element of every answer is {seen.constant}"),
+    Sign("drops parameters of the problem", _dropped),
+    Sign(
+        "returns memory that it never wrote",
+        lambda seen: f"{seen.unwritten:,} elements hold what lay in memory before" if seen.unwritten else "",
+        honest=True,
+    ),
+    Sign("overwrites its input", lambda seen: ", ".join(seen.changed), honest=True),
+    Sign("works after it has answered", lambda seen: "an answer changed later" if seen.late else "", honest=True),
+    Sign("computes in 16 bits", _narrow, honest=True),
+)
+
+
+class _Found:
+    """What a run and the notes of the host say together."""
+
+    def __init__(self, run: Run, seen: Sequence[Observed], others: Run | None) -> None:
+        self.run, self.seen, self.others = run, seen, others
+        wrong = run.verdict == "fail"
+        found = {
+            sign.name: Trick(sign.name, text)
+            for each in seen
+            for sign in SIGNS
+            if (wrong or sign.always) and (text := sign.evidence(each))
+        }
+        self.tricks = list(found.values())
+        honest = {sign.name for sign in SIGNS if sign.honest}
+        self.cheats = [trick.name for trick in self.tricks if trick.name not in honest]
+
+    @property
+    def verdict(self) -> tuple[SolutionVerdict, str]:
+        """The verdict and its reason."""
+        kernels = self.run.kernels
+        if self.cheats:
+            return "cheats", "; ".join(self.cheats)
+        if failed := next((each.failed for each in self.seen if each.failed), ""):
+            return "fails", failed
+        if raised := next((each for each in kernels if each.status in ("error", "crashed", "timeout")), None):
+            return "fails", raised.message
+        if wrong := next((each for each in kernels if each.status == "wrong"), None):
+            return "wrong", next((each.reason for each in wrong.results if each.status == "wrong"), wrong.message)
+        if self.run.verdict == "pass":
+            return "accepted", ""
+        open_ = next((each for each in kernels if each.status != "ok"), None)
+        reasons = [each.reason for each in open_.results if each.reason] if open_ else []
+        gaps = [gap.text for gap in self.run.incomplete]
+        return "undecided", "; ".join([*reasons, *gaps, *([open_.message] if open_ and open_.message else [])][:3])
+
+    @property
+    def errors(self) -> list[ErrorsOf]:
+        """The errors of each result."""
+        return [_errors(row) for row in rows_of(self.run) if row["result"]]
+
+    @property
+    def checked(self) -> list[str]:
+        """What was compared with the exact answer."""
+        found = [
+            f"{row['kernel']} {row['result']} {row['dtype']}: {row['elements']:,} elements" for row in self._rows()
+        ]
+        calls = sum(each.calls for each in self.seen)
+        return [*found, f"{calls:,} calls, none of which had the arguments of another"] if calls else found
+
+    def _rows(self) -> list[Row]:
+        return [row for each in (self.run, self.others) if each for row in rows_of(each) if row["result"]]
+
+    def unchecked(self, plan: Plan) -> list[str]:
+        """What was not compared."""
+        found = ["gradients", "other memory layouts than contiguous ones"]
+        if self.others is None:
+            found.append("other sizes than those of the problem")
+        gaps = [gap.text for gap in self.run.incomplete]
+        return found + gaps
+
+    @property
+    def facts(self) -> list[str]:
+        """What was seen and decides nothing."""
+        seen = self.seen[-1] if self.seen else Observed()
+        found = []
+        if seen.functions:
+            found.append(f"functions of PyTorch that one call calls: {', '.join(seen.functions)}")
+        found += [f"it {text}" for text in seen.modes]
+        if seen.changed and not self.tricks:
+            found.append(f"it writes into {', '.join(seen.changed)}")
+        if seen.late and not self.tricks:
+            found.append("it writes into an answer that it gave before")
+        for kernel in self.others.kernels if self.others else ():
+            if kernel.status != "ok":
+                about = kernel.message or next((each.reason for each in kernel.results if each.reason), "")
+                found.append(f"at other sizes than the problem's it is {kernel.status}: {about}")
+        return found
+
+
+def _errors(row: Row) -> ErrorsOf:
+    def figure(name: str) -> float | str | None:
+        value = row[name]
+        return value if value is None or value - value == 0 else str(value)
+
+    return ErrorsOf(
+        problem=row["kernel"],
+        result=row["result"],
+        dtype=row["dtype"],
+        unit=row["unit"],
+        limit=row["limit"],
+        status=row["status"],
+        ordinary=figure("ordinary"),
+        demanding=figure("demanding"),
+        extreme=figure("extreme"),
+        pytorch=figure("pytorch"),
+        elements=row["elements"],
+    )

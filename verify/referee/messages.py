@@ -1,0 +1,186 @@
+"""What the host of a solution and the process that runs it send to each other: JSON, and tensors as plain bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+MOST = 1 << 30  # bytes of one message
+Template = dict[str, Any]  # a value in JSON, with names in the places of its tensors
+
+
+class Form(msgspec.Struct, frozen=True):
+    """The name, dtype and shape of a tensor whose bytes follow."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Says how a solution is called.
+
+    `names` are the names to look for in its file, the first that exists is taken. With `init` that is a class, which is
+    made of these arguments after torch was seeded with `seed`. `arguments` are those of the call. `into` are buffers
+    that the call fills, which come last.
+    """
+
+    names: tuple[str, ...]
+    arguments: Template
+    init: Template | None = None
+    seed: int = 0
+    into: tuple[Form, ...] = ()
+
+
+class Build(msgspec.Struct, frozen=True, tag="build"):
+    """Import the solution in `file` of the scratch folder, within limits."""
+
+    folder: str
+    file: str
+    entry: Entry
+    device: str
+    memory: int  # bytes beyond those of the new process
+    readable: tuple[str, ...]  # folders that may be read
+    tensors: tuple[Form, ...] = ()  # of the arguments of `init`
+
+
+class Built(msgspec.Struct, frozen=True):
+    """The solution was imported: what limits hold, and the parameters and buffers of its module."""
+
+    holds: tuple[str, ...]
+    lacks: tuple[str, ...]
+    state: tuple[Form, ...] = ()
+
+
+class Call(msgspec.Struct, frozen=True, tag="call"):
+    """Call the solution. `state` are names in the module's state whose values come first, then the arguments.
+
+    With `again` the arguments lie where those of an earlier call of the same form lay. With `watched` the functions of
+    PyTorch that are called are written down.
+    """
+
+    number: int  # by chance, and repeated in the answer
+    tensors: tuple[Form, ...]
+    state: tuple[str, ...] = ()
+    again: bool = False
+    watched: bool = False
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What the solution returned, and what it did besides."""
+
+    number: int
+    tensors: tuple[Form, ...] = ()
+    raised: str = ""
+    changed: tuple[str, ...] = ()  # arguments that it wrote into
+    late: bool = False  # an earlier answer was written to after it was given
+    lazy: str = ""  # results that are no plain tensors
+
+
+class Facts(msgspec.Struct, frozen=True, tag="facts"):
+    """Ask what the process was seen to do."""
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """Functions of PyTorch that one call called, and functions and modes that were replaced or changed."""
+
+    functions: tuple[str, ...] = ()
+    replaced: tuple[str, ...] = ()
+    modes: tuple[str, ...] = ()
+
+
+Asked = Build | Call | Facts
+KINDS = {str(kind): kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)}
+
+
+def form_of(name: str, tensor: Tensor) -> Form:
+    """Returns how a tensor is announced."""
+    return Form(name, str(tensor.dtype), tuple(tensor.shape))
+
+
+def bytes_of(tensor: Tensor) -> bytes:
+    """Returns the elements of a tensor in their order, as the memory of the host has them."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+
+
+def tensor_of(form: Form, data: bytes) -> Tensor:
+    """Returns the tensor of a form. Raises ValueError unless the bytes have its size."""
+    kind = KINDS[form.dtype]
+    count = 1
+    for size in form.shape:
+        count *= size
+    if min(form.shape, default=0) < 0 or count * kind.itemsize != len(data):
+        raise ValueError(f"{form.name} has {len(data)} bytes")
+    flat = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+    return flat.view(kind).reshape(form.shape)
+
+
+def send(connection: Connection, message: msgspec.Struct, tensors: Sequence[Tensor] = ()) -> None:
+    """Sends a message and the bytes of tensors behind it."""
+    connection.send_bytes(msgspec.json.encode(message))
+    for tensor in tensors:
+        connection.send_bytes(bytes_of(tensor))
+
+
+def receive_tensors(connection: Connection, forms: Sequence[Form]) -> list[Tensor]:
+    """Returns the tensors that follow a message."""
+    return [tensor_of(form, connection.recv_bytes(MOST)) for form in forms]
+
+
+# -- values that hold tensors --------------------------------------------------------------------------------
+
+
+def template_of(value: Any, names: Iterator[str]) -> tuple[Template, dict[str, Tensor]]:
+    """Returns a value as JSON with the next name in the place of each tensor, and these tensors.
+
+    Raises TypeError for what is neither a tensor, a number, a text, None, a dtype, nor a list, tuple or dict of these.
+    """
+    found: dict[str, Tensor] = {}
+
+    def written(item: Any) -> Template:
+        if isinstance(item, Tensor):
+            name = next(names)
+            found[name] = item.detach()
+            return {"tensor": name}
+        if isinstance(item, torch.dtype):
+            return {"dtype": str(item)}
+        if item is None or isinstance(item, bool | int | float | str):
+            return {"value": item}
+        if isinstance(item, Mapping):
+            return {"keys": [str(key) for key in item], "items": [written(each) for each in item.values()]}
+        if isinstance(item, list | tuple):
+            return {"list" if isinstance(item, list) else "tuple": [written(each) for each in item]}
+        raise TypeError(f"{type(item).__name__} is no tensor, number or text")
+
+    return written(value), found
+
+
+def value_of(template: Template, tensors: Mapping[str, Any]) -> Any:
+    """Returns the value of a template with these tensors."""
+    if "tensor" in template:
+        return tensors[template["tensor"]]
+    if "dtype" in template:
+        return KINDS[template["dtype"]]
+    if "value" in template:
+        return template["value"]
+    if "keys" in template:
+        held = [value_of(each, tensors) for each in template["items"]]
+        return dict(zip(template["keys"], held, strict=True))
+    kind = "list" if "list" in template else "tuple"
+    values = [value_of(each, tensors) for each in template[kind]]
+    return values if kind == "list" else tuple(values)
+
+
+def results_in(value: Any) -> list[Any]:
+    """Returns the results that a call returned, nested ones in their order; what is no container counts as one."""
+    if isinstance(value, Mapping):
+        return [each for item in value.values() for each in results_in(item)]
+    if isinstance(value, list | tuple):
+        return [each for item in value for each in results_in(item)]
+    return [value]

@@ -1,0 +1,130 @@
+"""What is fixed about a judgement before its solution runs, and the answer. Importing this needs no torch."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from verify.errors import INCOMPLETE, PASS, WRONG
+
+SCHEMA = 1
+
+SolutionVerdict = Literal["accepted", "wrong", "cheats", "fails", "undecided"]
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """Everything that decides about a solution: it is hashed before the solution starts."""
+
+    format: str
+    problem: str  # absolute path of a file or folder, or FILE::KERNEL
+    scratch: str  # where the solution may write
+    file: str  # of the solution in there
+    notes: str  # the folder where the host keeps what it observes
+    seed: int
+    profile: str
+    seconds: float  # of one call
+    memory: int  # bytes beyond those of a new process
+    device: str = "cpu"
+
+
+class Observed(msgspec.Struct):
+    """What a solution did, beside what it returned."""
+
+    calls: int = 0
+    holds: tuple[str, ...] = ()
+    lacks: tuple[str, ...] = ()
+    failed: str = ""  # why it was not built, or its process ended
+    raised: str = ""  # the last error of a call
+    forged: str = ""
+    lazy: str = ""
+    replayed: str = ""  # an answer with the bits of an earlier one to other arguments
+    late: bool = False
+    changed: tuple[str, ...] = ()
+    copies: str = ""  # of which argument every answer was a copy
+    constant: str = ""  # the number that every answer held
+    narrow: str = ""  # a format of 16 bits that holds every answer
+    unwritten: int = 0  # elements of answers that were never written
+    dropped: tuple[str, ...] = ()  # parameters of the problem that the solution's module has no place for
+    places: tuple[int, int] = (0, 0)  # numbers in the module's state, and in the problem's
+    functions: tuple[str, ...] = ()
+    replaced: tuple[str, ...] = ()
+    modes: tuple[str, ...] = ()
+
+
+class Trick(msgspec.Struct, frozen=True):
+    """A trick that was recognised by its name in docs/judge.md, and what was seen of it."""
+
+    name: str
+    evidence: str
+
+
+class WrongInput(msgspec.Struct, frozen=True):
+    """The smallest input found on which a solution is wrong, at its worst element."""
+
+    result: str
+    input: str
+    index: str
+    got: str
+    truth: str
+    error: str
+    reason: str
+    case: str  # as JSON
+
+
+class ErrorsOf(msgspec.Struct, frozen=True):
+    """The largest errors of one result by class of inputs, beside those of PyTorch on ordinary ones."""
+
+    problem: str
+    result: str
+    dtype: str
+    unit: str
+    limit: float
+    status: str
+    ordinary: float | str | None
+    demanding: float | str | None
+    extreme: float | str | None
+    pytorch: float | str | None
+    elements: int
+
+
+class Judgement(msgspec.Struct, frozen=True):
+    """The answer about one solution."""
+
+    schema: int
+    verdict: SolutionVerdict
+    problem: str
+    solution: str
+    format: str
+    message: str = ""
+    wrong: WrongInput | None = None
+    tricks: list[Trick] = []
+    errors: list[ErrorsOf] = []
+    facts: list[str] = []  # what was seen and decides nothing
+    checked: list[str] = []
+    unchecked: list[str] = []
+    speed: str = "not timed"
+    isolation: list[str] = []
+    not_isolated: list[str] = []
+    fixed: dict[str, str] = {}  # digests that were taken before the solution started
+    profile: str = "quick"
+    backend: str = ""
+    seed: int = 0
+    calls: int = 0
+    seconds: float = 0.0
+
+
+EXIT_CODES: dict[SolutionVerdict, int] = {
+    "accepted": PASS,
+    "wrong": WRONG,
+    "cheats": WRONG,
+    "fails": WRONG,
+    "undecided": INCOMPLETE,
+}
+
+
+def schema() -> dict[str, Any]:
+    """Returns the JSON schema of a judgement."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "version": SCHEMA} | msgspec.json.schema(
+        Judgement
+    )

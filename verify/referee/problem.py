@@ -1,0 +1,227 @@
+"""A problem: what its reference computes, on which arguments, and how a solution is called. Formats make these.
+
+    problems_of(reference, calls, Entry(names=("solve",), arguments={}))
+
+`declared` makes the kernels that verify judges: `like=` is the reference, and the function is a solution in another
+process. It runs where the reference is imported: nothing here imports a solution.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from verify.cases.values import RECIPES_OF_PROFILES
+from verify.declare.declaration import Kernel, kernel
+from verify.errors import KernelError, UsageError
+from verify.referee.host import Host, SolutionProcess
+from verify.referee.messages import Build, Entry, Template, form_of, results_in, template_of, value_of
+from verify.referee.plan import Plan
+from verify.referee.sandbox import folders_to_read
+from verify.truth import formats
+
+Tensors = Mapping[str, Tensor]
+OTHER_SIZES = (1, 7)  # more rows than an example has
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A reference as a function or module `like`, and calls of it.
+
+    `operands` are the names of its tensors; those in `state` are tensors of a module's state, under these names there.
+    `examples` are arguments as `verify.kernel` takes them, `tensors` those of the first example by operand. Of a
+    declaration `like` is its kernel. `made` are tensors among the arguments of `entry.init`.
+    """
+
+    name: str
+    like: Any
+    operands: tuple[str, ...]
+    entry: Entry
+    examples: tuple[Any, ...] = ()
+    tensors: Tensors = field(default_factory=dict)
+    state: Mapping[str, str] = field(default_factory=dict)
+    made: Tensors = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A reference as a function of tensors alone, which returns its results in one tuple."""
+
+    function: Callable[..., Any]
+    template: Template
+    names: tuple[str, ...]
+
+    def __call__(self, *tensors: Tensor) -> Any:
+        # a reference that writes into its arguments must not write into those of the judge
+        given = dict(zip(self.names, (tensor.clone() for tensor in tensors), strict=True))
+        found = tuple(results_in(self.function(*value_of(self.template, given))))
+        return found[0] if len(found) == 1 else found
+
+
+def problems_of(reference: Callable[..., Any], calls: Sequence[Sequence[Any]], entry: Entry) -> list[Problem]:
+    """Returns the problems of a function: calls that differ in the sizes of tensors alone are one.
+
+    `calls` are the arguments of each call. The arguments of the entry are filled in here.
+    """
+    grouped: dict[bytes, tuple[Template, list[dict[str, Tensor]]]] = {}
+    for call in calls:
+        template, tensors = template_of(tuple(call), (f"x{number}" for number in itertools.count(1)))
+        forms = [(name, str(each.dtype), each.ndim) for name, each in tensors.items()]
+        grouped.setdefault(msgspec.json.encode([template, forms]), (template, []))[1].append(tensors)
+    found = []
+    for number, (template, examples) in enumerate(grouped.values(), 1):
+        names = tuple(examples[0])
+        like = Reference(reference, template, names)
+        own = msgspec.structs.replace(entry, arguments=template)
+        values = tuple(tuple(each.values()) for each in examples)
+        found.append(Problem(f"own_{number}", like, names, own, values, examples[0]))
+    return [*found, *(other for each in found for other in resized(each))]
+
+
+def resized(problem: Problem) -> list[Problem]:
+    """Returns a problem at other first sizes, where all arguments share theirs and the reference takes others."""
+    own = {name: tensor for name, tensor in problem.tensors.items() if name not in problem.state}
+    sizes = {tensor.shape[0] if tensor.ndim else 0 for tensor in own.values()}
+    size = sizes.pop() if len(sizes) == 1 and len(own) == len(problem.examples[0]) else 0
+    examples = []
+    for more in OTHER_SIZES if size else ():
+        values = tuple(tensor[torch.arange(size + more) % size] for tensor in own.values())
+        try:
+            with torch.no_grad():
+                problem.like(*values)
+        except Exception:  # its author says which sizes it takes
+            return []
+        examples.append(values)
+    if not examples:
+        return []
+    first = dict(zip(own, examples[0], strict=True))
+    name = problem.name.replace("own", "beyond")
+    return [dataclasses.replace(problem, name=name, examples=tuple(examples), tensors={**problem.tensors, **first})]
+
+
+# -- kernels -------------------------------------------------------------------------------------------------
+
+
+def declared(plan: Plan, problems: Callable[[], list[Problem]], module: str, file: str) -> list[Kernel]:
+    """Returns the kernels of a plan, for the module that declares them."""
+    process = SolutionProcess()  # before the problem is imported: nothing of it is in there
+    found = []
+    for problem in problems():
+        solution = Solution(plan, problem, process)
+        made = _of_declaration(problem, solution) if isinstance(problem.like, Kernel) else _kernel(problem, solution)
+        geometry = made.op.geometry
+        if geometry.named:
+            geometry = dataclasses.replace(geometry, recipes=RECIPES_OF_PROFILES[plan.profile])
+        op = dataclasses.replace(made.op, geometry=geometry)
+        found.append(dataclasses.replace(made, op=op, module=module, file=file))
+    return found
+
+
+class Solution:
+    """The function of a kernel: it has another process call the solution."""
+
+    def __init__(self, plan: Plan, problem: Problem, process: SolutionProcess) -> None:
+        forms = tuple(form_of(name, tensor) for name, tensor in problem.made.items())
+        build = Build(plan.scratch, plan.file, problem.entry, plan.device, plan.memory, folders_to_read(), forms)
+        notes = Path(plan.notes) / f"{problem.name}.json"
+        self._problem, self._host = problem, Host(process, build, notes, plan.seconds)
+
+    def __call__(self, *operands: Tensor) -> Any:
+        problem, host = self._problem, self._host
+        host.build(list(problem.made.values()))
+        given = dict(zip(problem.operands, operands, strict=True))
+        for name, value in given.items():  # verify draws whole numbers as int64
+            kind = problem.tensors[name].dtype if name in problem.tensors else value.dtype
+            given[name] = value.detach() if kind.is_floating_point else value.detach().to(kind)
+        state = {problem.state[name]: value for name, value in given.items() if name in problem.state}
+        self._demand_places_for(state)
+        found = host.call(state, {name: value for name, value in given.items() if name not in problem.state})
+        results = [each.to(operands[0].device) for each in found]
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def _demand_places_for(self, state: Tensors) -> None:
+        """Raises KernelError unless the module of the solution has a parameter or buffer of each name and shape."""
+        forms = {form.name: form.shape for form in self._host.state}
+        if lacking := [name for name, value in state.items() if forms.get(name) != tuple(value.shape)]:
+            self._host.lack(lacking, sum(value.numel() for value in state.values()))
+            raise KernelError(f"its module has no parameter {', '.join(lacking)} of the problem's shape")
+
+
+def _of_declaration(problem: Problem, solution: Solution) -> Kernel:
+    """A declaration with a solution in the place of its function; gradients are not asked for."""
+    given: Kernel = problem.like
+    return dataclasses.replace(
+        given,
+        name=problem.name,
+        function=solution,
+        gradients=(),
+        accepted=frozenset(),
+        requires=(),
+        refuses=False,
+    )
+
+
+def _kernel(problem: Problem, solution: Solution) -> Kernel:
+    """Declares a solution: it takes every input of these shapes, and returns what the reference returns."""
+    values = problem.examples[0]
+    floats = {name: each for name, each in problem.tensors.items() if each.is_floating_point()}
+    if not floats:
+        raise UsageError("the arguments of the reference hold no floating-point tensor: verify draws no inputs for it")
+    kinds = {name: formats.of(each.dtype).name for name, each in floats.items()}
+    dtype = next(iter(kinds.values()))
+    with torch.no_grad():
+        results = results_in(problem.like(*values))
+    labels = ["y"] if len(results) == 1 else [f"y{place}" for place in range(1, len(results) + 1)]
+    numbers = {name: each for name, each in zip(labels, results, strict=True) if each.is_floating_point()}
+    of_outputs = {name: formats.of(each.dtype).name for name, each in numbers.items()}
+    own = tuple(name for name in problem.operands if name not in problem.state)
+    return kernel(
+        like=problem.like,
+        operands=problem.operands,
+        examples=list(problem.examples),
+        outputs=labels,
+        dtypes=[dtype],
+        gradients=False,
+        layouts="contiguous",
+        operand_dtypes={name: kind for name, kind in kinds.items() if kind != dtype} or None,
+        output_dtypes=of_outputs or None,
+        domain=_domain(problem, {name: floats[name] for name in own if name in floats}) or None,
+        refuses=False,
+        name=problem.name,
+    )(solution)
+
+
+def _domain(problem: Problem, floats: Tensors) -> dict[str, str]:
+    """Returns bounds of operands that are positive in the examples, where the reference has no value without them."""
+    first, names = problem.examples[0], [name for name in problem.operands if name not in problem.state]
+    generator = torch.Generator().manual_seed(0)
+    drawn = (
+        [
+            torch.randn(each.shape, generator=generator).to(each.dtype) if name in floats else each
+            for name, each in zip(names, first, strict=True)
+        ]
+        if len(names) == len(first)
+        else []
+    )
+    with torch.no_grad():
+        if not drawn or all(_finite(each) for each in results_in(problem.like(*drawn))):
+            return {}
+        if not all(_finite(each) for each in results_in(problem.like(*first))):
+            return {}
+    found = {}
+    for name, each in floats.items():
+        if float(each.min()) >= 0:
+            found[name] = f"0 <= {name} <= 1" if float(each.max()) <= 1 else f"0 <= {name}"
+    return found
+
+
+def _finite(value: Any) -> bool:
+    return not isinstance(value, Tensor) or bool(torch.isfinite(value).all())

@@ -1,0 +1,257 @@
+"""Runs a solution in a process of its own: it has the arguments of one call and nothing else of the judge.
+
+Whatever the solution does to this process changes its own answers alone. What this module says about the solution, such
+as that it wrote into its arguments, is evidence for people: the judge decides by the numbers.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+from torch.nn import Module, Parameter
+from torch.overrides import TorchFunctionMode, resolve_name
+
+from verify.errors import said_by
+from verify.measure.state import State
+from verify.referee import sandbox
+from verify.referee.messages import (
+    KINDS,
+    Answer,
+    Asked,
+    Build,
+    Built,
+    Call,
+    Entry,
+    Facts,
+    Form,
+    Seen,
+    bytes_of,
+    form_of,
+    receive_tensors,
+    results_in,
+    send,
+    tensor_of,
+    value_of,
+)
+
+KEPT = {"PATH", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_VISIBLE_DEVICES", "TRITON_INTERPRET"}  # of the environment
+HELD = 32  # calls whose arguments stay in memory, so that no address comes again by chance
+
+
+def main(connection: Connection) -> None:
+    """Answers the host until it hangs up. Does not return."""
+    try:
+        holds, lacks = sandbox.isolate()
+        _close_all_but(connection.fileno())
+        runner = Runner(connection, holds, lacks)
+        while True:
+            runner.answer(msgspec.json.decode(connection.recv_bytes(), type=Asked))
+    except (EOFError, ConnectionError):
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def _close_all_but(kept: int) -> None:
+    """Closes every file of this process but its connection, its output and an empty input."""
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.closerange(3, kept)
+    os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX") if os.sysconf("SC_OPEN_MAX") < 1 << 20 else 1 << 16)
+
+
+class Runner:
+    """The solution, and what it was seen to do."""
+
+    def __init__(self, connection: Connection, holds: list[str], lacks: list[str]) -> None:
+        self._connection, self._holds, self._lacks = connection, holds, lacks
+        self._held: list[dict[str, Tensor]] = []  # arguments of the last calls
+        self._given: list[tuple[Tensor, bytes]] = []  # results of the last call, and their bytes when it returned
+        self._state: tuple[bytes, ...] = ()
+        self._module: Module | None = None
+        self._functions: tuple[str, ...] = ()
+
+    def answer(self, asked: Build | Call | Facts) -> None:
+        """Answers one request."""
+        if isinstance(asked, Build):
+            self._build(asked)
+        elif isinstance(asked, Call):
+            tensors = receive_tensors(self._connection, asked.tensors)
+            answer, results = self._call(asked, tensors)
+            send(self._connection, answer, results)
+        else:
+            left = self._began.left("call")
+            replaced = tuple(each.text for each in left if each.kind == "judge")
+            modes = tuple(each.text for each in left if each.kind == "mode")
+            send(self._connection, Seen(self._functions, replaced, modes))
+
+    def _build(self, asked: Build) -> None:
+        tensors = receive_tensors(self._connection, asked.tensors)
+        self._entry, self._device = asked.entry, asked.device
+        for name in set(os.environ) - KEPT:
+            del os.environ[name]
+        os.environ |= {"HOME": asked.folder, "TMPDIR": asked.folder, "USER": "user"}
+        os.chdir(asked.folder)
+        sys.path[:] = [asked.folder, *(path for path in sys.path if path.startswith(asked.readable))]
+        holds, lacks = sandbox.confine(
+            asked.folder, asked.readable, asked.memory, namespaces="its processes end with it" in self._holds
+        )
+        self._began = State.now()
+        held = {form.name: tensor for form, tensor in zip(asked.tensors, tensors, strict=True)}
+        try:
+            self._made = _taken(_imported(Path(asked.folder, asked.file)), asked.entry)
+            self._arguments_of_init = held
+            function = self._new()
+            self._module = function if isinstance(function, Module) else None
+            self._function = function
+            state = _state_of(self._module)
+            forms = tuple(form_of(name, value) for name, value in state.items())
+            built: Any = Built((*self._holds, *holds), (*self._lacks, *lacks), forms)
+        except Exception as error:
+            built = Answer(0, raised=_described(error))
+        send(self._connection, built)
+
+    def _new(self) -> Any:
+        """Returns the function, or a module that was made anew after the same seed."""
+        if self._entry.init is None:
+            return self._made
+        torch.manual_seed(self._entry.seed)
+        made = self._made(*value_of(self._entry.init, self._arguments_of_init))
+        return made.to(self._device) if isinstance(made, Module) else made
+
+    def _call(self, asked: Call, tensors: Sequence[Tensor]) -> tuple[Answer, list[Tensor]]:
+        late = any(bytes_of(result) != before for result, before in self._given)
+        count = len(asked.state)
+        try:
+            self._load(asked.state, tensors[:count])
+            arguments = self._placed(asked, tensors)
+            before = {name: bytes_of(value) for name, value in arguments.items()}
+            buffers = [self._unwritten(form) for form in self._entry.into]
+            given = value_of(self._entry.arguments, arguments)
+            with _recorded(asked.watched) as recorded:
+                returned = self._function(*given, *buffers)
+            if self._device != "cpu":
+                torch.cuda.synchronize()
+            self._functions = self._functions or tuple(sorted(recorded))
+            results = results_in(buffers if buffers else returned)
+            lazy = next((_lazy(each) for each in results if _lazy(each)), "")
+            kept = [] if lazy else [each.detach() for each in results]
+            data = [bytes_of(each) for each in kept]
+        except Exception as error:
+            return Answer(asked.number, raised=_described(error), late=late), []
+        changed = tuple(name for name, value in arguments.items() if bytes_of(value) != before[name])
+        self._given = list(zip(kept, data, strict=True))
+        forms = tuple(form_of(f"{place}", each) for place, each in enumerate(kept))
+        copies = [tensor_of(form, each) for form, each in zip(forms, data, strict=True)]
+        return Answer(asked.number, forms, changed=changed, late=late, lazy=lazy), copies
+
+    def _load(self, names: Sequence[str], values: Sequence[Tensor]) -> None:
+        """Makes the module anew where its state is another one than in the last call."""
+        data = tuple(map(bytes_of, values))
+        if self._module is None or not names or data == self._state:
+            return
+        self._state = data
+        self._function = self._module = self._new()
+        known = _state_of(self._module)
+        with torch.no_grad():
+            for name, value in zip(names, values, strict=True):
+                known[name].copy_(value)
+
+    def _placed(self, asked: Call, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Returns the arguments, at new addresses or at those of an earlier call; PyTorch counts no change of these."""
+        count = len(asked.state)
+        given = dict(zip((form.name for form in asked.tensors[count:]), tensors[count:], strict=True))
+        old = next((each for each in reversed(self._held) if asked.again and _alike(each, given)), None)
+        if old is not None:
+            for name, value in given.items():
+                old[name].data.copy_(value)
+            return old
+        placed = {name: value.to(self._device, copy=True) for name, value in given.items()}
+        self._held = [*self._held, placed][-HELD:]
+        return placed
+
+    def _unwritten(self, form: Form) -> Tensor:
+        size = math.prod(form.shape)
+        kind = KINDS[form.dtype]
+        raw = torch.full((size * kind.itemsize,), sandbox.NEVER_WRITTEN, dtype=torch.uint8, device=self._device)
+        return raw.view(kind).reshape(form.shape)
+
+
+def _alike(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
+    return [(name, value.shape, value.dtype) for name, value in first.items()] == [
+        (name, value.shape, value.dtype) for name, value in second.items()
+    ]
+
+
+def _imported(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path.name} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _taken(module: ModuleType, entry: Entry) -> Any:
+    for name in entry.names:
+        if callable(found := getattr(module, name, None)):
+            return found
+    raise AttributeError(f"a solution defines {' or '.join(entry.names)}; this one defines neither of them")
+
+
+def _state_of(module: Module | None) -> dict[str, Tensor]:
+    return {} if module is None else dict((*module.named_parameters(), *module.named_buffers()))
+
+
+def _lazy(item: Any) -> str:
+    """Returns what a result is that is no plain tensor with its values in memory; else nothing."""
+    if type(item) not in (Tensor, Parameter):
+        return f"a {type(item).__qualname__} in the place of a tensor"
+    if item.layout is not torch.strided or item.is_neg() or item.is_conj() or item._is_zerotensor():
+        return "a view whose values are computed when it is read"
+    if own := sorted(vars(item)):
+        return f"a tensor with {', '.join(own)} of its own"
+    return ""
+
+
+def _described(error: BaseException) -> str:
+    """Returns the type and the first line of an error, and the line of the solution that raised it."""
+    text = next((line.strip() for line in said_by(error).splitlines() if line.strip()), "no message")
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(os.getcwd())]
+    place = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
+    return f"{type(error).__name__}: {text}{place}"
+
+
+class _Recording(TorchFunctionMode):
+    """Writes down the functions of PyTorch that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(resolve_name(func) or getattr(func, "__name__", "unknown"))
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _recorded(watched: bool) -> Iterator[set[str]]:
+    """Yields the functions of PyTorch that are called. Few calls are watched: it changes how PyTorch compiles."""
+    recording = _Recording()
+    with recording if watched else nullcontext():
+        yield recording.names

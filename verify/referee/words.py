@@ -1,0 +1,53 @@
+"""A judgement as text: the answer first, then the errors, then what was checked and what not."""
+
+from __future__ import annotations
+
+from verify.referee.plan import ErrorsOf, Judgement
+
+SIGNS = {"accepted": "✓", "wrong": "✗", "cheats": "✗", "fails": "✗", "undecided": "?"}
+MOST = 160  # characters of a long text
+
+
+def lines_of(judgement: Judgement) -> list[str]:
+    """Returns the lines of a judgement."""
+    head = f"{SIGNS[judgement.verdict]} {judgement.verdict}  {judgement.solution}"
+    found = [f"{head}: {judgement.message}" if judgement.message else head]
+    found += [f"    trick    {trick.name}: {_short(trick.evidence)}" for trick in judgement.tricks]
+    if wrong := judgement.wrong:
+        found += [
+            f"    why      {wrong.reason}",
+            f"    input    {_short(wrong.input)} at {wrong.result} [{wrong.index}]",
+            f"    got      {wrong.got}",
+            f"    truth    {wrong.truth}",
+        ]
+    if judgement.errors:
+        found.append("    errors   problem  result  dtype     unit    ordinary  demanding  extreme   limit  PyTorch")
+        found += [f"             {_row(each)}" for each in judgement.errors]
+    found.append(f"    speed    {judgement.speed}")
+    for label, texts in (
+        ("fact", judgement.facts),
+        ("checked", judgement.checked),
+        ("not", judgement.unchecked),
+        ("holds", judgement.isolation),
+        ("lacks", judgement.not_isolated),
+    ):
+        found += [f"    {label:<8} {_short(text)}" for text in texts]
+    again = f"the same inputs again: --seed {judgement.seed}"
+    return [*found, f"    plan     {judgement.fixed.get('plan', '')[:12]}, {judgement.profile}; {again}"]
+
+
+def _row(each: ErrorsOf) -> str:
+    figures = (each.ordinary, each.demanding, each.extreme)
+    shown = "  ".join(f"{_figure(value):>9}" for value in figures)
+    return (
+        f"{each.problem:<7}  {each.result:<6}  {each.dtype:<8}  {each.unit:<5}  {shown}  {each.limit:>6g}  "
+        f"{_figure(each.pytorch):>7}"
+    )
+
+
+def _figure(value: float | str | None) -> str:
+    return "" if value is None else value if isinstance(value, str) else f"{value:.3g}"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MOST else f"{text[:MOST]}..."
