@@ -34,7 +34,7 @@ PAGES = [
     ROOT / "mutants" / "README.md",
     *DOCS,
 ]
-HAS_ITS_OWN_TEST = {"README.md", "explain.md", "failures.md", "foreign-kernels.md"}
+HAS_ITS_OWN_TEST = {"README.md", "explain.md", "failures.md", "foreign-kernels.md", "judge.md"}
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 

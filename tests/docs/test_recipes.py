@@ -1,4 +1,4 @@
-"""The recipes of CONTRIBUTING.md: what they name exists, and three of them are carried out in a copy of the package."""
+"""The recipes of CONTRIBUTING.md: what they name exists, and four of them are carried out in a copy of the package."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()
 RECIPES = dict(re.findall(r"^\*\*To (.*?)\*\*(.*?)(?=^\*\*To |\Z)", TEXT, re.MULTILINE | re.DOTALL))
-WRITTEN = ("verify/ops/NAME.py", "verify/cli/NAME.py", "kernels/NAME.py", "properties/NAME.py")  # by who follows one
+# by who follows one
+WRITTEN = (
+    *("verify/ops/NAME.py", "verify/cli/NAME.py", "verify/referee/formats/NAME.py"),
+    *("kernels/NAME.py", "properties/NAME.py"),
+)
 
 
 def names_in(path: Path) -> set[str]:
@@ -32,8 +36,8 @@ def names_in(path: Path) -> set[str]:
     return found
 
 
-def test_there_are_six_recipes() -> None:
-    assert len(RECIPES) == 6
+def test_there_are_seven_recipes() -> None:
+    assert len(RECIPES) == 7
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -54,7 +58,7 @@ def test_every_name_stands_in_the_file_that_a_recipe_says(recipe: str) -> None:
     assert missing == []
 
 
-# -- three recipes, step by step -----------------------------------------------------------------------
+# -- four recipes, step by step -----------------------------------------------------------------------
 
 OP = """
 import torch
@@ -132,11 +136,42 @@ import verify
 def squared(x):
     return x * x
 """
+FORMAT = """
+from pathlib import Path
+
+from verify.referee.formats import defines, imported
+
+FORM = "a file with reference and examples"
+
+
+def fits(problem):
+    return problem.endswith(".py") and defines(Path(problem), "def reference(", "def examples(")
+
+
+def problems(plan):
+    from verify.referee.messages import Entry
+    from verify.referee.problem import problems_of
+
+    module = imported(Path(plan.problem))
+    return problems_of(module.reference, module.examples(), Entry(("solve",), {}))
+"""
+PROBLEM = """
+import torch
+
+
+def reference(x, scale):
+    return torch.tanh(x) * scale
+
+
+def examples():
+    return [(torch.randn(3, 5), 2.0)]
+"""
+SOLUTION = "import torch\n\n\ndef solve(x, scale):\n    return scale * torch.tanh(x)\n"
 
 
 @pytest.fixture(scope="module")
 def followed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the package in which the recipes for an op, a law and a command were followed."""
+    """A copy of the package in which the recipes for an op, a law, a command and a format were followed."""
     copy = tmp_path_factory.mktemp("recipes")
     shutil.copytree(ROOT / "verify", copy / "verify")
     (copy / "pyproject.toml").write_text("[tool.verify]\n")
@@ -175,6 +210,10 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     edit("cli/__init__.py", "    gate,\n    history,\n", "    gate,\n    hello,\n    history,\n")
     edit("cli/__init__.py", "COMMANDS = (\n", "COMMANDS = (\n    hello,\n")
     (copy / "accuracy.py").write_text(KERNEL)
+    (copy / "verify/referee/formats/pairs.py").write_text(FORMAT)
+    edit("referee/formats/__init__.py", '"trace", "model")', '"trace", "model", "pairs")')
+    (copy / "problem.py").write_text(PROBLEM)
+    (copy / "solution.py").write_text(SOLUTION)
     return copy
 
 
@@ -201,3 +240,7 @@ def test_a_law_that_was_added_by_the_recipe_finds_its_bug(followed: Path) -> Non
 def test_a_command_that_was_added_by_the_recipe_runs(followed: Path) -> None:
     assert said(followed, "hello") == "hello from a recipe\n"
     assert "greet" in said(followed, "--help")
+
+
+def test_a_format_that_was_added_by_the_recipe_judges_a_solution(followed: Path) -> None:
+    assert said(followed, "judge", "problem.py", "solution.py").startswith("✓ accepted  solution.py\n")

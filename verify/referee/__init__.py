@@ -1,5 +1,6 @@
 """Judges solutions that are not trusted: `verify judge` (docs/judge.md).
 
-`judging.py` plans a judgement and reads the record of its run. `problem.py` and `formats/` say what a problem asks for.
-`host.py` calls a solution, which runs in a process of its own (`runner.py`) behind the limits of `sandbox.py`.
+`judging.py` plans a judgement and reads the record of its run. `formats/` reads problems, and `problem.py` declares
+them as kernels. `host.py` calls a solution, which runs in a process of its own (`runner.py`) behind the limits of
+`sandbox.py`.
 """

@@ -1,4 +1,4 @@
-"""Calls a solution in its own process, from a process that never imports it, and writes down what it did.
+"""Calls a solution in a process of its own, and records its behaviour. This process never imports the solution.
 
 The process of a solution begins as a copy of this one before the problem was imported. It gets the arguments of each
 call as bits, and answers with bits. Its answers are judged; nothing else that it says or does reaches the verdict.
@@ -48,11 +48,12 @@ EXTRA = 3  # calls beside each that is judged are fewer than this
 LOOK_SECONDS = 0.1
 SLOW = 2.4  # times as long may a solution take to be built, and to answer its first call, which compiles
 SCRATCH_BYTES = 1 << 30
+HEAD = 1 << 20  # bytes of an answer without its tensors
 UNFORGEABLE = "it wrote into the connection of its own process: what arrived is no answer to the call"
 
 
 class SolutionProcess:
-    """The process of a solution, which does nothing until it is asked to build it."""
+    """Starts the process of a solution. It is idle until the first request, which imports the solution."""
 
     def __init__(self) -> None:
         self._connection, theirs = Pipe()
@@ -88,10 +89,11 @@ class SolutionProcess:
             sender = threading.Thread(target=self._send, args=(request, tensors), daemon=True)
             sender.start()
             self._wait(deadline, seconds)
-            found = [self._connection.recv_bytes(MOST)]
+            found, most = [self._connection.recv_bytes(HEAD)], MOST
             for _ in msgspec.json.decode(found[0], type=_Counted).tensors:
                 self._wait(deadline, seconds)
-                found.append(self._connection.recv_bytes(MOST))
+                found.append(self._connection.recv_bytes(most))
+                most -= len(found[-1])
         except (EOFError, ConnectionError):
             raise KernelError(f"its process {self._ended()}") from None
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
@@ -100,7 +102,7 @@ class SolutionProcess:
         return found
 
     def _send(self, request: Build | Call | Facts, tensors: Sequence[Tensor]) -> None:
-        with suppress(OSError):  # whoever waits for the answer finds out
+        with suppress(OSError):  # the wait for the answer reports it
             send(self._connection, request, tensors)
 
     def _wait(self, deadline: float, seconds: float) -> None:
@@ -155,7 +157,7 @@ class _Counted(msgspec.Struct):
 
 
 class Host:
-    """A solution to be called: its process, what was observed, and the file that keeps this for the parent."""
+    """Holds a solution, the observations of its calls, and the file that passes these to the parent."""
 
     def __init__(self, process: SolutionProcess, build: Build, notes: Path, seconds: float) -> None:
         self._process, self._build, self._notes, self._seconds = process, build, notes, seconds

@@ -1,4 +1,4 @@
-"""Judges one solution: plans it, has the run's own engine measure it, and says what came of it."""
+"""Judges one solution: writes the plan, measures by the engine of `verify run`, and makes the judgement."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ globals().update({{each.name: each for each in kernels_of({plan!r}, __name__, __
 
 @dataclass(frozen=True)
 class Settings:
-    """How solutions are judged."""
+    """Holds the options of judgements."""
 
     profile: str = "quick"
     backend: str | None = None
@@ -250,10 +250,10 @@ def _has_room(seen: Observed) -> bool:
 
 @dataclass(frozen=True)
 class Sign:
-    """How a trick is recognised by what was observed: the evidence, empty where there is none.
+    """Recognises a trick: `evidence` returns text from the observations, empty if there is none.
 
-    `honest` is what an honest mistake looks like too: the verdict is then the one that the numbers give. `always` is
-    looked for where the numbers are right as well.
+    With `honest` an honest mistake looks the same: the numbers alone give the verdict. With `always` the trick is
+    looked for in right solutions too.
     """
 
     name: str
@@ -288,10 +288,11 @@ SIGNS = (
     Sign("works after it has answered", lambda seen: "an answer changed later" if seen.late else "", honest=True),
     Sign("computes in 16 bits", _narrow, honest=True),
 )
+CONSTANTS = ("zeros", "their mean")  # trivial answers: where one is right, the problem asks for nothing
 
 
 class _Found:
-    """What a run and the notes of the host say together."""
+    """Combines the record of a run with the notes of the host."""
 
     def __init__(self, run: Run, seen: Sequence[Observed], others: Run | None) -> None:
         self.run, self.seen, self.others = run, seen, others
@@ -318,6 +319,9 @@ class _Found:
             return "fails", raised.message
         if wrong := next((each for each in kernels if each.status == "wrong"), None):
             return "wrong", next((each.reason for each in wrong.results if each.status == "wrong"), wrong.message)
+        results = [result for each in kernels for result in each.results]
+        if vacuous := [result.trivial for result in results if any(each in result.trivial for each in CONSTANTS)]:
+            return "undecided", f"the problem is vacuous: {vacuous[0]}"
         if self.run.verdict == "pass":
             return "accepted", ""
         open_ = next((each for each in kernels if each.status != "ok"), None)
@@ -332,7 +336,7 @@ class _Found:
 
     @property
     def checked(self) -> list[str]:
-        """What was compared with the exact answer."""
+        """Lists the results that were compared with the exact answer."""
         found = [
             f"{row['kernel']} {row['result']} {row['dtype']}: {row['elements']:,} elements" for row in self._rows()
         ]
@@ -343,7 +347,7 @@ class _Found:
         return [row for each in (self.run, self.others) if each for row in rows_of(each) if row["result"]]
 
     def unchecked(self, plan: Plan) -> list[str]:
-        """What was not compared."""
+        """Lists the results that were not compared."""
         found = ["gradients", "other memory layouts than contiguous ones"]
         if self.others is None:
             found.append("other sizes than those of the problem")
@@ -352,7 +356,7 @@ class _Found:
 
     @property
     def facts(self) -> list[str]:
-        """What was seen and decides nothing."""
+        """Lists observations that decide nothing."""
         seen = self.seen[-1] if self.seen else Observed()
         found = []
         if seen.functions:

@@ -1,4 +1,4 @@
-"""What the host of a solution and the process that runs it send to each other: JSON, and tensors as plain bytes."""
+"""Messages between the host of a solution and its process: JSON, with tensors as plain bytes behind it."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Form(msgspec.Struct, frozen=True):
 class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     """Says how a solution is called.
 
-    `names` are the names to look for in its file, the first that exists is taken. With `init` that is a class, which is
-    made of these arguments after torch was seeded with `seed`. `arguments` are those of the call. `into` are buffers
-    that the call fills, which come last.
+    The solution is the first of `names` that its file defines. With `init` that is a class, and the solution is an
+    instance of it with these arguments, made after torch was seeded with `seed`. `arguments` is the template of the
+    call. `into` are buffers that the call fills: its last arguments.
     """
 
     names: tuple[str, ...]
@@ -50,7 +50,7 @@ class Build(msgspec.Struct, frozen=True, tag="build"):
 
 
 class Built(msgspec.Struct, frozen=True):
-    """The solution was imported: what limits hold, and the parameters and buffers of its module."""
+    """Reports the limits that hold, and the parameters and buffers of the solution's module."""
 
     holds: tuple[str, ...]
     lacks: tuple[str, ...]
@@ -60,8 +60,8 @@ class Built(msgspec.Struct, frozen=True):
 class Call(msgspec.Struct, frozen=True, tag="call"):
     """Call the solution. `state` are names in the module's state whose values come first, then the arguments.
 
-    With `again` the arguments lie where those of an earlier call of the same form lay. With `watched` the functions of
-    PyTorch that are called are written down.
+    `again` reuses the addresses of an earlier call of the same form. `watched` records the functions of PyTorch that
+    the call uses.
     """
 
     number: int  # by chance, and repeated in the answer
@@ -72,7 +72,7 @@ class Call(msgspec.Struct, frozen=True, tag="call"):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What the solution returned, and what it did besides."""
+    """Announces the results of a call, with observations of it."""
 
     number: int
     tensors: tuple[Form, ...] = ()
@@ -83,11 +83,11 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Facts(msgspec.Struct, frozen=True, tag="facts"):
-    """Ask what the process was seen to do."""
+    """Ask for observations of the process."""
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """Functions of PyTorch that one call called, and functions and modes that were replaced or changed."""
+    """Reports the functions of PyTorch in one call, replaced functions, and changed modes."""
 
     functions: tuple[str, ...] = ()
     replaced: tuple[str, ...] = ()
@@ -139,7 +139,7 @@ def receive_tensors(connection: Connection, forms: Sequence[Form]) -> list[Tenso
 def template_of(value: Any, names: Iterator[str]) -> tuple[Template, dict[str, Tensor]]:
     """Returns a value as JSON with the next name in the place of each tensor, and these tensors.
 
-    Raises TypeError for what is neither a tensor, a number, a text, None, a dtype, nor a list, tuple or dict of these.
+    Raises TypeError unless it is a tensor, number, text, None, dtype, or a list, tuple or dict of these.
     """
     found: dict[str, Tensor] = {}
 
@@ -178,7 +178,7 @@ def value_of(template: Template, tensors: Mapping[str, Any]) -> Any:
 
 
 def results_in(value: Any) -> list[Any]:
-    """Returns the results that a call returned, nested ones in their order; what is no container counts as one."""
+    """Returns the results in a returned value, nested ones in their order. Anything but a container is one result."""
     if isinstance(value, Mapping):
         return [each for item in value.values() for each in results_in(item)]
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""What is fixed about a judgement before its solution runs, and the answer. Importing this needs no torch."""
+"""The plan of a judgement, the observations of the host, and the answer. Importing this needs no torch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class Observed(msgspec.Struct):
-    """What a solution did, beside what it returned."""
+    """Observations of a solution, beside its results."""
 
     calls: int = 0
     holds: tuple[str, ...] = ()
@@ -53,7 +53,7 @@ class Observed(msgspec.Struct):
 
 
 class Trick(msgspec.Struct, frozen=True):
-    """A trick that was recognised by its name in docs/judge.md, and what was seen of it."""
+    """A recognised trick, by its name in docs/judge.md, with the evidence."""
 
     name: str
     evidence: str
@@ -73,7 +73,7 @@ class WrongInput(msgspec.Struct, frozen=True):
 
 
 class ErrorsOf(msgspec.Struct, frozen=True):
-    """The largest errors of one result by class of inputs, beside those of PyTorch on ordinary ones."""
+    """The largest errors of one result by class of inputs. `pytorch` is PyTorch's error on ordinary inputs."""
 
     problem: str
     result: str
@@ -100,7 +100,7 @@ class Judgement(msgspec.Struct, frozen=True):
     wrong: WrongInput | None = None
     tricks: list[Trick] = []
     errors: list[ErrorsOf] = []
-    facts: list[str] = []  # what was seen and decides nothing
+    facts: list[str] = []  # observations that decide nothing
     checked: list[str] = []
     unchecked: list[str] = []
     speed: str = "not timed"

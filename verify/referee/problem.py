@@ -1,4 +1,4 @@
-"""A problem: what its reference computes, on which arguments, and how a solution is called. Formats make these.
+"""Problems: a reference, the arguments of its calls, and the way to call a solution. Formats make these.
 
     problems_of(reference, calls, Entry(names=("solve",), arguments={}))
 

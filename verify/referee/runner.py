@@ -1,7 +1,7 @@
 """Runs a solution in a process of its own: it has the arguments of one call and nothing else of the judge.
 
-Whatever the solution does to this process changes its own answers alone. What this module says about the solution, such
-as that it wrote into its arguments, is evidence for people: the judge decides by the numbers.
+A solution that changes this process changes its own answers alone. This module also reports observations, such as a
+write into the arguments. They are evidence for people: the judge decides by the numbers.
 """
 
 from __future__ import annotations

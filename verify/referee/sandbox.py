@@ -1,12 +1,13 @@
-"""Limits of a process that runs code which nobody trusts: what the kernel of this machine enforces, and what not.
+"""Limits of a process that runs untrusted code, as far as the kernel of this machine enforces them.
 
 `isolate` gives the calling process namespaces of its own, and `confine` takes rights away from it for good. Both return
-what holds and what this machine lacks. Linux alone has these; elsewhere everything is lacking.
+the limits that hold, and those that this machine lacks. Linux alone has these; elsewhere everything is lacking.
 """
 
 from __future__ import annotations
 
 import ctypes
+import glob
 import os
 import platform
 import resource
@@ -33,6 +34,12 @@ _RULESET, _RULE, _RESTRICT = 444, 445, 446  # landlock's system calls, the same 
 # landlock's rights, in the order of their bits
 _EXECUTE, _WRITE, _READ, _LIST = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _IOCTL = 1 << 15
+# A process of root owns its disks too: it may write into these alone.
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/*random", "/dev/nvidia*", "/dev/kfd", "/dev/dri")
+_SYSTEM = (
+    *("/usr", "/lib", "/lib64", "/bin", "/sbin", "/opt", "/proc", "/sys", "/etc/alternatives", "/etc/ld.so.cache"),
+    *("/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/localtime", "/etc/ld.so.conf", "/etc/ld.so.conf.d"),
+)
 _RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}  # how many there are, by version; 16 later
 
 # system calls that reach other processes or the kernel itself, by architecture
@@ -136,12 +143,13 @@ def _landlock(folder: str, readable: Iterable[str]) -> bool:
     if rules < 0:
         return False
     reading = _EXECUTE | _READ | _LIST
-    allowed = dict.fromkeys(readable, reading) | {"/dev": reading | _WRITE | _IOCTL, folder: every}
+    devices = [path for pattern in _DEVICES for path in glob.glob(pattern)]
+    allowed = dict.fromkeys(readable, reading) | dict.fromkeys(devices, reading | _WRITE | _IOCTL) | {folder: every}
     for path, rights in allowed.items():
         with suppress(OSError):
             opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
             if not os.path.isdir(path):
-                rights &= _EXECUTE | _READ
+                rights &= ~_LIST
             below = _Below(rights & every, opened)
             _LIBC.syscall(_RULE, rules, 1, ctypes.byref(below), 0)
             os.close(opened)
@@ -182,9 +190,8 @@ def _filter(*, kills: bool) -> bool:
 
 def folders_to_read() -> tuple[str, ...]:
     """Returns the folders of the system, of Python and of its packages: those of problems are not among them."""
-    system = ("/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc", "/opt", "/proc", "/sys", "/run", "/var/lib")
     package = Path(__file__).parents[2]
     own = (sys.prefix, sys.base_prefix, *site.getsitepackages(), site.getusersitepackages(), package / "verify")
     added = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    found = dict.fromkeys((*system, *map(str, own), *(each for each in added if Path(each) != package)))
+    found = dict.fromkeys((*_SYSTEM, *map(str, own), *(each for each in added if Path(each) != package)))
     return tuple(each for each in found if os.path.exists(each))

@@ -1,0 +1,192 @@
+"""The zoo of tricks: solutions that fool a harness, each beside an honest twin that looks like it.
+
+    python -m mutants.zoo                  judge every specimen and every twin; exit code 1 if one has another verdict
+    python -m mutants.zoo --only 36 --only 41
+    python -m mutants.zoo --table          the table of docs/judge.md
+
+`zoo.toml` has the tricks, by their numbers in docs/judge.md. Nothing here needs a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import textwrap
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from verify.referee.judging import Settings, judge_many
+from verify.referee.plan import Judgement
+
+
+def model(forward: str, init: str = "pass", inputs: str = "torch.randn(6, 24)", arguments: str = "") -> str:
+    """Returns a problem file."""
+    return f"""
+import torch
+from torch import nn
+from torch.nn import functional
+
+
+class Model(nn.Module):
+    def __init__(self, {arguments}):
+        super().__init__()
+        {init}
+
+    def forward(self, x{", ids" if "randint" in inputs else ""}):
+        return {forward}
+
+
+def get_inputs():
+    return [{inputs}]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+PROBLEMS = {
+    "linear": model("torch.relu(self.linear(x))", "self.linear = nn.Linear(24, 10)"),
+    "small": model("1e-5 * torch.tanh(x)"),
+    "norm": model("self.norm(x)", "self.norm = nn.LayerNorm(24)"),
+    "softmax": model("torch.softmax(x, -1)"),
+    "mean": model("torch.softmax(x, -1).mean(-1)"),
+    "scan": model("torch.cumsum(x, -1)"),
+    "topk": model("torch.topk(x, 4, -1).values", inputs="torch.randn(6, 64)"),
+    "experts": model(
+        "x * self.scale[ids][:, None]",
+        "self.scale = nn.Parameter(torch.randn(4))",
+        "torch.randn(12, 8), torch.randint(0, 4, (12,))",
+    ),
+    "zero_bias": model(
+        "functional.linear(x, self.weight, self.bias)",
+        "self.weight, self.bias = nn.Parameter(torch.randn(10, 24)), nn.Parameter(torch.zeros(10))",
+    ),
+}
+STATE = {
+    "linear": "self.linear = nn.Linear(24, 10)",
+    "norm": "self.norm = nn.LayerNorm(24)",
+    "experts": "self.scale = nn.Parameter(torch.randn(4))",
+    "zero_bias": "self.weight, self.bias = nn.Parameter(torch.randn(10, 24)), nn.Parameter(torch.zeros(10))",
+}
+
+
+def solution(problem: str, body: str, before: str = "", state: str | None = None) -> str:
+    """Returns a solution with this body of `forward`, and statements before the class."""
+    arguments = "self, x, ids" if problem == "experts" else "self, x"
+    return f"""
+import torch
+from torch import nn
+from torch.nn import functional
+{textwrap.dedent(before)}
+
+class ModelNew(nn.Module):
+    def __init__(self):
+        super().__init__()
+        {STATE.get(problem, "pass") if state is None else state}
+
+    def forward({arguments}):
+{textwrap.indent(textwrap.dedent(body).strip(), " " * 8)}
+"""
+
+
+@dataclass(frozen=True)
+class Trick:
+    """One trick of the list: `caught` is the name of its sign, a verdict, or "harmless"; `law` says why."""
+
+    number: int
+    name: str
+    caught: str
+    law: str
+    problem: str = "linear"
+    body: str = ""
+    twin: str = "return torch.relu(self.linear(x))"
+    before: str = ""
+    before_twin: str = ""
+    state: str | None = None
+    state_twin: str | None = None
+
+    @property
+    def texts(self) -> Iterator[tuple[str, str]]:
+        """Yields the specimen and its twin, by a name."""
+        yield "specimen", solution(self.problem, self.body, self.before, self.state)
+        if self.twin:
+            yield "twin", solution(self.problem, self.twin, self.before_twin, self.state_twin)
+
+    def holds(self, found: Judgement) -> bool:
+        """True if the judgement of the specimen is the one that this zoo expects."""
+        if self.caught == "harmless":
+            return found.verdict == "accepted"
+        if self.caught in ("wrong", "fails", "undecided"):
+            return found.verdict in (self.caught, "cheats")
+        return self.caught in [trick.name for trick in found.tricks]
+
+
+RIGHT = "torch.relu(functional.linear(x, self.linear.weight, self.linear.bias))"
+COARSE = RIGHT.replace("(x,", "(x.bfloat16().float(),")
+_DATA = tomllib.loads(
+    (Path(__file__).parent / "zoo.toml").read_text().replace("$RIGHT", RIGHT).replace("$COARSE", COARSE)
+)
+TRICKS = tuple(Trick(**each) for each in _DATA["trick"])
+WITHOUT = {int(number): why for number, why in _DATA["without"].items()}  # no specimen, and why
+
+
+def table() -> str:
+    """Returns the table of docs/judge.md."""
+    rows = [f"| {each.number} | {each.name} | {each.caught} | {each.law} |" for each in TRICKS]
+    rows += [f"| {number} | | no specimen | {why} |" for number, why in WITHOUT.items()]
+    rows.sort(key=lambda row: int(row.split("|")[1]))
+    return "\n".join(["| | trick | caught as | why |", "|---|---|---|---|", *rows, ""])
+
+
+def judged(tricks: list[Trick], folder: Path, jobs: int) -> Iterator[tuple[Trick, str, Judgement]]:
+    """Yields each specimen and twin with its judgement. Equal texts are judged once."""
+    asked: dict[tuple[str, str], list[tuple[Trick, str]]] = {}
+    for trick in tricks:
+        for kind, text in trick.texts:
+            asked.setdefault((trick.problem, text), []).append((trick, kind))
+    pairs = {}
+    for place, ((problem, text), wanted) in enumerate(asked.items()):
+        for name, content in ((f"{problem}/problem.py", PROBLEMS[problem]), (f"{place}.py", text)):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(content)
+        pairs[str(folder / f"{place}.py")] = str(folder / problem / "problem.py"), wanted
+    given = [(problem, path) for path, (problem, _) in pairs.items()]
+    os.environ.pop("TRITON_INTERPRET", None)  # the tests of kernels have it interpret
+    for found in judge_many(given, Settings(backend="cpu"), jobs):
+        for trick, kind in pairs[found.solution][1]:
+            yield trick, kind, found
+
+
+def main(arguments: list[str]) -> int:
+    """Judges the zoo; 1 if a specimen or a twin has another verdict than it should."""
+    parser = argparse.ArgumentParser(prog="python -m mutants.zoo", description=__doc__.splitlines()[0])
+    parser.add_argument("--only", type=int, action="append", default=[], help="only the trick of this number")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--table", action="store_true")
+    options = parser.parse_args(arguments)
+    if options.table:
+        print(table(), end="")
+        return 0
+    chosen = [trick for trick in TRICKS if not options.only or trick.number in options.only]
+    bad = 0
+    with tempfile.TemporaryDirectory() as name:
+        for trick, kind, found in judged(chosen, Path(name), options.jobs):
+            right = trick.holds(found) if kind == "specimen" else found.verdict == "accepted"
+            bad += not right
+            seen = "; ".join([found.verdict, *(each.name for each in found.tricks)])
+            sign = " " if right else "✗"
+            print(
+                f"{sign} {trick.number:>3} {kind:<9} {trick.name:<48.48} {seen} {'' if right else found.message}",
+                flush=True,
+            )
+    print(f"{len(chosen)} tricks, {len(WITHOUT)} without a specimen, {bad} with another verdict than expected")
+    return int(bad > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

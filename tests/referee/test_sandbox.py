@@ -1,0 +1,83 @@
+"""The limits of a process, and the messages that it may send."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from verify.referee import sandbox
+from verify.referee.messages import Form, bytes_of, form_of, template_of, tensor_of, value_of
+
+MIB = 1 << 20
+
+
+def within(folder: Path, work: Callable[[], object] | None = None) -> str:
+    """Returns what `work` returns or raises in a process with all limits; without it the limits that hold."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            isolated, _ = sandbox.isolate()
+            ends = "its processes end with it" in isolated
+            held, _ = sandbox.confine(str(folder), sandbox.folders_to_read(), 256 * MIB, namespaces=ends)
+            text = "; ".join(held) if work is None else str(work())
+        except BaseException as error:
+            text = type(error).__name__
+        os.write(write, text.encode())
+        os._exit(0)
+    os.close(write)
+    os.waitpid(pid, 0)
+    with open(read, "rb") as pipe:
+        return pipe.read().decode()
+
+
+def test_a_process_writes_below_its_folder_alone(tmp_path: Path) -> None:
+    inside, outside = tmp_path / "scratch", tmp_path / "outside.txt"
+    inside.mkdir()
+    assert within(inside, lambda: (inside / "a.txt").write_text("ab")) == "2"
+    if "scratch folder alone" not in within(inside):
+        pytest.skip("this kernel has no landlock")
+    assert within(inside, lambda: outside.write_text("ab")) == "PermissionError"
+    assert within(inside, lambda: os.listdir(tmp_path)) == "PermissionError"
+    assert within(inside, lambda: open("/dev/null", "w").close()) == "None"
+
+
+def test_a_process_has_no_network_and_reaches_no_other(tmp_path: Path) -> None:
+    if "no sockets" not in within(tmp_path):
+        pytest.skip("this kernel has no seccomp")
+    assert within(tmp_path, lambda: socket.socket(socket.AF_INET)) == "PermissionError"
+    assert within(tmp_path, lambda: len(socket.socketpair())) == "2"
+
+
+def test_a_process_has_a_limit_of_memory(tmp_path: Path) -> None:
+    assert within(tmp_path, lambda: len(bytearray(8 * MIB))) == str(8 * MIB)
+    assert within(tmp_path, lambda: len(bytearray(1024 * MIB))) == "MemoryError"
+
+
+def test_new_memory_holds_a_pattern(tmp_path: Path) -> None:
+    values = within(tmp_path, lambda: set(torch.empty(1000, dtype=torch.uint8).tolist()))
+    assert values == str({sandbox.NEVER_WRITTEN}) or not sys.platform.startswith("linux")
+
+
+def test_a_value_with_tensors_goes_there_and_comes_back() -> None:
+    value = [torch.ones(2, 3), {"scale": 0.5, "at": (torch.tensor([1, 2]), None)}, torch.bfloat16]
+    template, tensors = template_of(value, (f"x{n}" for n in itertools.count()))
+    back = {name: tensor_of(form_of(name, tensor), bytes_of(tensor)) for name, tensor in tensors.items()}
+    found = value_of(template, back)
+    assert torch.equal(found[0], value[0]) and torch.equal(found[1]["at"][0], torch.tensor([1, 2]))  # type: ignore[call-overload,index,arg-type]
+    assert (found[1]["scale"], found[1]["at"][1], found[2]) == (0.5, None, torch.bfloat16)
+    with pytest.raises(TypeError, match="object is no tensor"):
+        template_of([object()], iter("a"))
+
+
+@pytest.mark.parametrize("shape", [(3,), (-1, -2)])
+def test_bytes_that_do_not_fit_their_form_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="y has 8 bytes"):
+        tensor_of(Form("y", "torch.float32", shape), bytes(8))
