@@ -141,6 +141,13 @@ def test_every_wrong_solution_is_wrong_with_an_input(all_linear: dict[str, Judge
     demand_wrong(all_linear[name])
 
 
+def test_the_tolerance_of_the_problem_stands_beside_the_verdict(linear: dict[str, Judgement]) -> None:
+    passes = "passes allclose(1e-4), in 16 bits 1e-2, on the problem's own inputs"
+    assert linear["by_columns"].own_check == passes
+    assert linear["cached"].own_check == passes, "it is asked first"
+    assert linear["accumulates_in_bfloat16"].own_check == passes.replace("passes", "fails")
+
+
 def test_an_answer_that_is_replayed_is_named_with_an_input(linear: dict[str, Judgement]) -> None:
     found = linear["cached"]
     assert (found.verdict, [each.name for each in found.tricks]) == ("cheats", ["replays an earlier answer"])
@@ -177,6 +184,17 @@ def test_the_other_formats_are_read(tmp_path: Path, form: Form) -> None:
     assert found["wrong"].verdict == "wrong", found["wrong"].message
     assert found["right"].format == form.name
     assert len({each.problem for each in found["right"].errors}) == form.problems
+
+
+@pytest.mark.slow
+def test_where_pytorch_is_wrong_the_reference_is_accepted_with_a_fact(tmp_path: Path) -> None:
+    """PyTorch's gelu loses its tail; a mean of probabilities says nothing about a solution."""
+    text = LINEAR.replace("torch.relu(self.linear(x))", "nn.functional.gelu(x)")
+    gelu = judged(tmp_path, written(tmp_path, gelu=text)["gelu"], {"same": text.replace("Model(", "ModelNew(")})["same"]
+    assert gelu.verdict == "accepted" and "as wrong as PyTorch: y float32" in gelu.facts[1]
+    text = LINEAR.replace("torch.relu(self.linear(x))", "torch.softmax(x, -1).mean(-1)")
+    mean = judged(tmp_path, written(tmp_path, mean=text)["mean"], {"of": text.replace("Model(", "ModelNew(")})["of"]
+    assert (mean.verdict, mean.message.partition(":")[0]) == ("undecided", "the problem is vacuous")
 
 
 @pytest.mark.slow

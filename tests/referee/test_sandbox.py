@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from verify.referee import sandbox
-from verify.referee.messages import Form, bytes_of, form_of, template_of, tensor_of, value_of
+from verify.referee.host import SolutionProcess
+from verify.referee.messages import Build, Call, Entry, Form, bytes_of, form_of, template_of, tensor_of, value_of
 
 MIB = 1 << 20
 
@@ -81,3 +82,21 @@ def test_a_value_with_tensors_goes_there_and_comes_back() -> None:
 def test_bytes_that_do_not_fit_their_form_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="y has 8 bytes"):
         tensor_of(Form("y", "torch.float32", shape), bytes(8))
+
+
+def test_beside_a_gpu_the_process_is_a_new_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No fork may use a GPU that its parent used."""
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    (tmp_path / "solution.py").write_text("import os\ndef solve(x):\n    return x + len(os.environ.get('HOME'))\n")
+    process = SolutionProcess()
+    entry = Entry(("solve",), {"tuple": [{"tensor": "x"}]})
+    build = Build(str(tmp_path), "solution.py", entry, "cpu", 256 * MIB, sandbox.folders_to_read())
+    try:
+        process.ask(build, (), 60.0)
+        x = torch.arange(3.0)
+        head, bits = process.ask(Call(7, (form_of("x", x),)), (x,), 60.0)
+        assert b'"number":7' in head
+        found = tensor_of(Form("y", "torch.float32", (3,)), bits)
+        assert torch.equal(found, x + len(str(tmp_path)))
+    finally:
+        process.stop()

@@ -35,7 +35,7 @@ class Observed(msgspec.Struct):
     holds: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()
     failed: str = ""  # why it was not built, or its process ended
-    raised: str = ""  # the last error of a call
+    own_check: str = ""  # the verdict of the problem's own tolerance on its own inputs
     forged: str = ""
     lazy: str = ""
     replayed: str = ""  # an answer with the bits of an earlier one to other arguments
@@ -101,6 +101,7 @@ class Judgement(msgspec.Struct, frozen=True):
     tricks: list[Trick] = []
     errors: list[ErrorsOf] = []
     facts: list[str] = []  # observations that decide nothing
+    own_check: str = ""  # the verdict of the problem's own tolerance on its own inputs; it decides nothing
     checked: list[str] = []
     unchecked: list[str] = []
     speed: str = "not timed"

@@ -38,7 +38,8 @@ class Problem:
 
     `operands` are the names of its tensors; those in `state` are tensors of a module's state, under these names there.
     `examples` are arguments as `verify.kernel` takes them, `tensors` those of the first example by operand. Of a
-    declaration `like` is its kernel. `made` are tensors among the arguments of `entry.init`.
+    declaration `like` is its kernel. `made` are tensors among the arguments of `entry.init`. `check` is the problem's
+    own check of the results for `tensors`, and `rule` its name.
     """
 
     name: str
@@ -49,6 +50,8 @@ class Problem:
     tensors: Tensors = field(default_factory=dict)
     state: Mapping[str, str] = field(default_factory=dict)
     made: Tensors = field(default_factory=dict)
+    check: Callable[[Problem, list[Tensor]], bool] | None = None
+    rule: str = ""
 
 
 @dataclass(frozen=True)
@@ -66,10 +69,16 @@ class Reference:
         return found[0] if len(found) == 1 else found
 
 
-def problems_of(reference: Callable[..., Any], calls: Sequence[Sequence[Any]], entry: Entry) -> list[Problem]:
+def problems_of(
+    reference: Callable[..., Any],
+    calls: Sequence[Sequence[Any]],
+    entry: Entry,
+    check: Callable[[Problem, list[Tensor]], bool] | None = None,
+) -> list[Problem]:
     """Returns the problems of a function: calls that differ in the sizes of tensors alone are one.
 
-    `calls` are the arguments of each call. The arguments of the entry are filled in here.
+    `calls` are the arguments of each call. The arguments of the entry are filled in here. `check` is the problem's own,
+    without it `is_close`.
     """
     grouped: dict[bytes, tuple[Template, list[dict[str, Tensor]]]] = {}
     for call in calls:
@@ -82,7 +91,9 @@ def problems_of(reference: Callable[..., Any], calls: Sequence[Sequence[Any]], e
         like = Reference(reference, template, names)
         own = msgspec.structs.replace(entry, arguments=template)
         values = tuple(tuple(each.values()) for each in examples)
-        found.append(Problem(f"own_{number}", like, names, own, values, examples[0]))
+        rule = "its own check" if check else CLOSE
+        name = f"own_{number}"
+        found.append(Problem(name, like, names, own, values, examples[0], check=check or is_close, rule=rule))
     return [*found, *(other for each in found for other in resized(each))]
 
 
@@ -105,6 +116,22 @@ def resized(problem: Problem) -> list[Problem]:
     first = dict(zip(own, examples[0], strict=True))
     name = problem.name.replace("own", "beyond")
     return [dataclasses.replace(problem, name=name, examples=tuple(examples), tensors={**problem.tensors, **first})]
+
+
+def is_close(problem: Problem, results: list[Tensor]) -> bool:
+    """True if results are close to PyTorch's by the usual tolerance of harnesses: 1e-4, in 16 bits 1e-2."""
+    with torch.no_grad():
+        wanted = results_in(problem.like(*problem.examples[0]))
+    if len(wanted) != len(results):
+        return False
+    for mine, theirs in zip(results, wanted, strict=True):
+        most = 1e-4 if theirs.element_size() > 2 else 1e-2
+        if mine.shape != theirs.shape or not torch.allclose(mine, theirs, rtol=most, atol=most):
+            return False
+    return True
+
+
+CLOSE = "allclose(1e-4), in 16 bits 1e-2,"
 
 
 # -- kernels -------------------------------------------------------------------------------------------------
@@ -137,15 +164,23 @@ class Solution:
     def __call__(self, *operands: Tensor) -> Any:
         problem, host = self._problem, self._host
         host.build(list(problem.made.values()))
+        if problem.check is not None and not host.observed.own_check:
+            found = self._results([problem.tensors[name] for name in problem.operands], alone=True)
+            passes = len(found) > 0 and problem.check(problem, found)
+            host.observed.own_check = f"{'passes' if passes else 'fails'} {problem.rule} on the problem's own inputs"
+        results = [each.to(operands[0].device) for each in self._results(operands)]
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def _results(self, operands: Sequence[Tensor], *, alone: bool = False) -> list[Tensor]:
+        problem = self._problem
         given = dict(zip(problem.operands, operands, strict=True))
         for name, value in given.items():  # verify draws whole numbers as int64
             kind = problem.tensors[name].dtype if name in problem.tensors else value.dtype
             given[name] = value.detach() if kind.is_floating_point else value.detach().to(kind)
         state = {problem.state[name]: value for name, value in given.items() if name in problem.state}
         self._demand_places_for(state)
-        found = host.call(state, {name: value for name, value in given.items() if name not in problem.state})
-        results = [each.to(operands[0].device) for each in found]
-        return results[0] if len(results) == 1 else tuple(results)
+        arguments = {name: value for name, value in given.items() if name not in problem.state}
+        return self._host.call(state, arguments, alone=alone)
 
     def _demand_places_for(self, state: Tensors) -> None:
         """Raises KernelError unless the module of the solution has a parameter or buffer of each name and shape."""
@@ -177,12 +212,16 @@ def _kernel(problem: Problem, solution: Solution) -> Kernel:
         raise UsageError("the arguments of the reference hold no floating-point tensor: verify draws no inputs for it")
     kinds = {name: formats.of(each.dtype).name for name, each in floats.items()}
     dtype = next(iter(kinds.values()))
+    own = {name: each for name, each in floats.items() if name not in problem.state}
     with torch.no_grad():
         results = results_in(problem.like(*values))
+        drawn = _drawn(problem, own)
+        others = results_in(problem.like(*drawn)) if drawn else []
+    if others and all(_alike(*pair) for pair in zip(results, others, strict=True)):
+        raise UsageError("the problem is vacuous: the reference returns the same for other inputs")
     labels = ["y"] if len(results) == 1 else [f"y{place}" for place in range(1, len(results) + 1)]
     numbers = {name: each for name, each in zip(labels, results, strict=True) if each.is_floating_point()}
     of_outputs = {name: formats.of(each.dtype).name for name, each in numbers.items()}
-    own = tuple(name for name in problem.operands if name not in problem.state)
     return kernel(
         like=problem.like,
         operands=problem.operands,
@@ -193,35 +232,39 @@ def _kernel(problem: Problem, solution: Solution) -> Kernel:
         layouts="contiguous",
         operand_dtypes={name: kind for name, kind in kinds.items() if kind != dtype} or None,
         output_dtypes=of_outputs or None,
-        domain=_domain(problem, {name: floats[name] for name in own if name in floats}) or None,
+        domain=_domain(own, results, others) or None,
         refuses=False,
         name=problem.name,
     )(solution)
 
 
-def _domain(problem: Problem, floats: Tensors) -> dict[str, str]:
-    """Returns bounds of operands that are positive in the examples, where the reference has no value without them."""
-    first, names = problem.examples[0], [name for name in problem.operands if name not in problem.state]
+def _drawn(problem: Problem, floats: Tensors) -> list[Any]:
+    """Returns other arguments than those of the first example: normal numbers."""
     generator = torch.Generator().manual_seed(0)
-    drawn = (
-        [
-            torch.randn(each.shape, generator=generator).to(each.dtype) if name in floats else each
-            for name, each in zip(names, first, strict=True)
-        ]
-        if len(names) == len(first)
-        else []
-    )
-    with torch.no_grad():
-        if not drawn or all(_finite(each) for each in results_in(problem.like(*drawn))):
-            return {}
-        if not all(_finite(each) for each in results_in(problem.like(*first))):
-            return {}
-    found = {}
-    for name, each in floats.items():
-        if float(each.min()) >= 0:
-            found[name] = f"0 <= {name} <= 1" if float(each.max()) <= 1 else f"0 <= {name}"
-    return found
+    names = [name for name in problem.operands if name not in problem.state]
+    first = problem.examples[0]
+    if len(names) != len(first):
+        return []
+    return [
+        torch.randn(each.shape, generator=generator).to(each.dtype) if name in floats else each
+        for name, each in zip(names, first, strict=True)
+    ]
+
+
+def _domain(floats: Tensors, own: Sequence[Any], others: Sequence[Any]) -> dict[str, str]:
+    """Returns bounds of operands that are positive in the examples, where the reference has no value without them.
+
+    `own` are the results of the first example, `others` those of normal numbers.
+    """
+    if all(map(_finite, others)) or not all(map(_finite, own)):
+        return {}
+    bounds = {name: float(each.max()) for name, each in floats.items() if float(each.min()) >= 0}
+    return {name: f"0 <= {name} <= 1" if most <= 1 else f"0 <= {name}" for name, most in bounds.items()}
 
 
 def _finite(value: Any) -> bool:
     return not isinstance(value, Tensor) or bool(torch.isfinite(value).all())
+
+
+def _alike(first: Any, second: Any) -> bool:
+    return isinstance(first, Tensor) and torch.allclose(first.double(), second.double(), rtol=1e-5, atol=1e-30)

@@ -23,6 +23,7 @@ def lines_of(judgement: Judgement) -> list[str]:
     if judgement.errors:
         found.append("    errors   problem  result  dtype     unit    ordinary  demanding  extreme   limit  PyTorch")
         found += [f"             {_row(each)}" for each in judgement.errors]
+    found += [f"    own      {judgement.own_check}"] if judgement.own_check else []
     found.append(f"    speed    {judgement.speed}")
     for label, texts in (
         ("fact", judgement.facts),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -39,7 +38,7 @@ def of_model(
     import torch
 
     from verify.referee.messages import Entry, template_of
-    from verify.referee.problem import Problem, resized
+    from verify.referee.problem import CLOSE, Problem, is_close, resized
 
     init, made = template_of(tuple(module.get_init_inputs()), (f"init{place}" for place in itertools.count(1)))
 
@@ -52,14 +51,15 @@ def of_model(
         arguments, tensors = template_of(values, labels)
         held = {flat: model.get_parameter(dotted).detach() for flat, dotted in state.items()}
         entry = Entry(tuple(names), arguments, init=init, seed=seed)
-        return Problem(name, model, (*tensors, *state), entry, (values,), {**tensors, **held}, state, made)
+        operands, every = (*tensors, *state), {**tensors, **held}
+        return Problem(name, model, operands, entry, (values,), every, state, made, is_close, CLOSE)
 
     own = at_seed(f"own_{number}", plan.seed, weights=True)
     yield own
     yield from resized(own)
     if own.state and seeded:
         for place in range(SEEDS):
-            yield replace(at_seed(f"seeded_{number}_{place}", plan.seed + place, weights=False))
+            yield at_seed(f"seeded_{number}_{place}", plan.seed + place, weights=False)
 
 
 def _labels(model: Any, values: Sequence[Any], taken: set[str]) -> list[str]:

@@ -27,7 +27,7 @@ def fits(problem: str) -> bool:
 
 def problems(plan: Plan) -> list[Any]:
     """Returns the problems of the tests of a task."""
-    from verify.referee.messages import Entry
+    from verify.referee.messages import Entry, value_of
     from verify.referee.problem import problems_of
 
     folder = Path(plan.problem)
@@ -36,7 +36,14 @@ def problems(plan: Plan) -> list[Any]:
     if not tests:
         raise UsageError(f"{folder / 'task.yml'} lists no tests of the form - {{m: 64, seed: 1}}")
     calls = [(module.generate_input(**arguments),) for arguments in tests]
-    return problems_of(module.ref_kernel, calls, Entry(("custom_kernel",), {}))
+
+    def check(problem: Any, results: list[Any]) -> bool:
+        (data,) = value_of(problem.entry.arguments, problem.tensors)
+        said = module.check_implementation(data, results[0] if len(results) == 1 else tuple(results))
+        return bool(said[0]) if isinstance(said, tuple) else said in ("", True, None)
+
+    own = check if hasattr(module, "check_implementation") else None
+    return problems_of(module.ref_kernel, calls, Entry(("custom_kernel",), {}), own)
 
 
 def place(problem: str, solution: Path, scratch: Path) -> str:
