@@ -396,18 +396,14 @@ def judge(
 
 
 def judge_many(
-    pairs: Sequence[tuple[AnyPath, AnyPath]],
-    *,
-    jobs: int = 1,
-    profile: str = "quick",
-    backend: str | None = None,
-    seed: int | None = None,
-    timeout: float | None = None,
+    pairs: Sequence[tuple[AnyPath, AnyPath]], *, jobs: int = 1, **options: Any
 ) -> Iterator[CompletedJudgement]:
-    """Yields the judgements of pairs of a problem and a solution as they are made, `jobs` at a time."""
-    settings = judging.Settings(profile, backend, seed, timeout)
+    """Yields the judgements of pairs of a problem and a solution as they are made, `jobs` at a time.
+
+    The options are those of `judge`.
+    """
     given = [(os.fspath(problem), os.fspath(solution)) for problem, solution in pairs]
-    for found in judging.judge_many(given, settings, jobs):
+    for found in judging.judge_many(given, judging.Settings(**options), jobs):
         yield CompletedJudgement(found)
 
 

@@ -20,6 +20,7 @@ from verify.referee.words import lines_of
         (["nowhere.py", "s.py"], "no such problem: nowhere.py"),
         (["s.py", "nowhere.py"], "no such solution: nowhere.py"),
         (["s.py", "s.py"], "s.py is no problem that verify knows. The formats are declaration: FILE.py::KERNEL"),
+        (["--many", "no.txt"], "--many names a file with PROBLEM SOLUTION in each line; there is none at no.txt"),
         (["--many", "list.txt"], "list.txt: a line is PROBLEM SOLUTION; received one"),
     ],
 )

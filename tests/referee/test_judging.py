@@ -167,6 +167,16 @@ def test_parameters_that_a_module_has_no_place_for_are_named(linear: dict[str, J
     assert found.tricks[0].evidence == "no place for linear.weight, linear.bias: 0 of 250 numbers"
 
 
+def test_what_is_not_there_is_undecided_and_the_next_pair_goes_on(tmp_path: Path) -> None:
+    pairs = [("nowhere.py", "s.py"), (str(tmp_path / "p.txt"), "s.py")]
+    (tmp_path / "p.txt").write_text("")
+    found = list(judge_many(pairs, Settings(backend="cpu"), 2))
+    assert {(each.verdict, each.message) for each in found} == {
+        ("undecided", "no such problem: nowhere.py"),
+        ("undecided", "no such solution: s.py"),
+    }
+
+
 def test_what_this_machine_enforces_is_in_the_answer(linear: dict[str, Judgement]) -> None:
     found = linear["by_columns"]
     assert found.isolation and not [line for line in found.not_isolated if line in found.isolation]

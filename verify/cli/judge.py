@@ -88,6 +88,8 @@ def _many(options: argparse.Namespace, given: dict[str, Any]) -> int:
     from verify import api
     from verify.errors import UsageError
 
+    if not Path(options.many).is_file():
+        raise UsageError(f"--many names a file with PROBLEM SOLUTION in each line; there is none at {options.many}")
     pairs = [shlex.split(line, comments=True) for line in Path(options.many).read_text().splitlines()]
     pairs = [pair for pair in pairs if pair]
     if bad := next((pair for pair in pairs if len(pair) != 2), None):

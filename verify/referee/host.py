@@ -32,9 +32,7 @@ from verify.referee.messages import (
     Build,
     Built,
     Call,
-    Facts,
     Form,
-    Seen,
     bytes_of,
     form_of,
     send,
@@ -67,7 +65,7 @@ class SolutionProcess:
                     [sys.executable, "-c", code, str(theirs.fileno())],
                     pass_fds=(theirs.fileno(),),
                     stdin=subprocess.DEVNULL,
-                    env={**os.environ, "PYTHONPATH": paths},
+                    env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
                 ).pid
             else:
                 from verify.referee import runner  # so that its process has imported it
@@ -80,7 +78,7 @@ class SolutionProcess:
                     runner.main(theirs)
         self._folder = ""
 
-    def ask(self, request: Build | Call | Facts, tensors: Sequence[Tensor], seconds: float) -> list[bytes]:
+    def ask(self, request: Build | Call, tensors: Sequence[Tensor], seconds: float) -> list[bytes]:
         """Returns the messages of the answer. Raises KernelError with the reason if there is none."""
         deadline = time.monotonic() + seconds
         if isinstance(request, Build):
@@ -101,7 +99,7 @@ class SolutionProcess:
             raise KernelError(UNFORGEABLE) from None
         return found
 
-    def _send(self, request: Build | Call | Facts, tensors: Sequence[Tensor]) -> None:
+    def _send(self, request: Build | Call, tensors: Sequence[Tensor]) -> None:
         with suppress(OSError):  # the wait for the answer reports it
             send(self._connection, request, tensors)
 
@@ -205,7 +203,7 @@ class Host:
         seen.calls += 1
         given = {**state, **arguments}
         forms = tuple(form_of(name, value) for name, value in given.items())
-        again, watched = self._random.random() < 0.5, seen.calls == 2
+        again, watched = self._random.random() < 0.5, seen.calls % 8 == 2
         request = Call(secrets.randbits(50), forms, tuple(state), again, watched)  # the number of no call is known
         tensors = list(given.values())
         try:
@@ -223,8 +221,8 @@ class Host:
             self._save()
             raise KernelError(answer.raised or f"it returned {answer.lazy}")
         self._compare(tensors, arguments, results)
-        if seen.calls % 8 == 1:
-            self.finish()
+        seen.functions, seen.modes = answer.functions or seen.functions, answer.modes or seen.modes
+        seen.replaced = answer.replaced or seen.replaced
         self._save()
         return results
 
@@ -269,15 +267,6 @@ class Host:
         self.observed.dropped = tuple(names)
         self.observed.places = sum(math.prod(form.shape) for form in self.state), numbers
         self._save()
-
-    def finish(self) -> None:
-        """Asks for what the process was seen to do."""
-        if self._built and not self.observed.failed:
-            with suppress(KernelError, msgspec.DecodeError):
-                found = msgspec.json.decode(self._process.ask(Facts(), (), self._seconds)[0], type=Seen)
-                self.observed.functions = found.functions
-                self.observed.replaced, self.observed.modes = found.replaced, found.modes
-                self._save()
 
     def _save(self) -> None:
         write_atomically(self._notes, msgspec.json.encode(self.observed))

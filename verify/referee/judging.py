@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -31,8 +31,8 @@ from verify.workers.process import START_SECONDS
 from verify.workers.requests import Environment
 
 SECONDS = {"quick": 240.0, "ci": 600.0, "nightly": 3600.0, "exhaustive": 14400.0}  # of one problem of a file
-SMALLER_SECONDS = 20.0  # of the search for the smallest input
-MEMORY = 4 << 30
+SMALLER_SECONDS = 10.0  # of the search for the smallest input
+MEMORY, MEMORY_BESIDE_GPU = 4 << 30, 32 << 30
 FILE = "judged.py"
 BROKEN = ("error", "crashed", "timeout")
 DECLARATION = '''\
@@ -52,7 +52,7 @@ class Settings:
     backend: str | None = None
     seed: int | None = None  # chosen by chance without one
     timeout: float | None = None  # seconds of one problem of a file; that of the profile without one
-    memory: int = MEMORY
+    memory: int | None = None  # bytes of a solution; MEMORY without it, more beside a GPU
     progress: Callable[[str], None] = lambda text: None
 
     def __post_init__(self) -> None:
@@ -69,11 +69,10 @@ def judge(problem: str, solution: str, settings: Settings, pool: Pool | None = N
     """Returns the judgement of one solution. Raises UsageError if there is no such problem or solution."""
     began = time.monotonic()
     source = Path(solution).resolve()
-    if not source.exists():
-        raise UsageError(f"no such solution: {solution}")
     path, separator, kernel = problem.partition("::")
-    if not Path(path).exists():
-        raise UsageError(f"no such problem: {problem}")
+    for what, given, place in (("problem", problem, Path(path)), ("solution", solution, source)):
+        if not place.exists():
+            raise UsageError(f"no such {what}: {given}", hint="verify judge PROBLEM SOLUTION")
     problem = f"{Path(path).resolve()}{separator}{kernel}"
     with _folder() as folder, using(pool, settings.backend) as workers:
         about = workers.ask(Environment(probed=False), timeout=START_SECONDS)
@@ -90,7 +89,7 @@ def judge(problem: str, solution: str, settings: Settings, pool: Pool | None = N
             seed=secrets.randbits(31) if settings.seed is None else settings.seed,
             profile=settings.profile,
             seconds=settings.seconds / 12,
-            memory=settings.memory,
+            memory=settings.memory or (MEMORY if about.device == "cpu" else MEMORY_BESIDE_GPU),
             device=about.device,
         )
         made = _Judging(plan, folder, settings, workers, about.backend)
@@ -100,22 +99,29 @@ def judge(problem: str, solution: str, settings: Settings, pool: Pool | None = N
 
 def judge_many(pairs: Sequence[tuple[str, str]], settings: Settings, jobs: int) -> Iterator[Judgement]:
     """Yields judgements as they are made. Each of `jobs` threads has a worker that stays warm."""
-    pools: SimpleQueue[Pool] = SimpleQueue()
-    with ExitStack() as open_pools, ThreadPoolExecutor(jobs) as threads:
-        for _ in range(jobs):
-            pools.put(open_pools.enter_context(Pool.started(settings.backend)))
+    free: SimpleQueue[Pool] = SimpleQueue()
+    pools = [Pool.started(settings.backend) for _ in range(jobs)]
+    for each in pools:
+        free.put(each)
 
-        def one(pair: tuple[str, str]) -> Judgement:
-            pool = pools.get()
-            try:
-                return judge(*pair, settings, pool)
-            except UsageError as error:
-                return _unjudged(*pair, error.message)
-            finally:
-                pools.put(pool)
+    def one(pair: tuple[str, str]) -> Judgement:
+        pool = free.get()
+        try:
+            return judge(*pair, settings, pool)
+        except VerifyError as error:
+            return _unjudged(*pair, getattr(error, "message", str(error)))
+        finally:
+            free.put(pool)
 
+    threads = ThreadPoolExecutor(jobs)
+    try:
         for done in as_completed([threads.submit(one, pair) for pair in pairs]):
             yield done.result()
+    finally:  # at Ctrl-C nothing more begins, and what goes on loses its worker
+        threads.shutdown(wait=False, cancel_futures=True)
+        for each in pools:
+            each.stop()
+        threads.shutdown()
 
 
 def _unjudged(problem: str, solution: str, message: str) -> Judgement:

@@ -60,8 +60,8 @@ class Built(msgspec.Struct, frozen=True):
 class Call(msgspec.Struct, frozen=True, tag="call"):
     """Call the solution. `state` are names in the module's state whose values come first, then the arguments.
 
-    `again` reuses the addresses of an earlier call of the same form. `watched` records the functions of PyTorch that
-    the call uses.
+    `again` reuses the addresses of an earlier call of the same form. `watched` asks for the functions of PyTorch in the
+    call, and for changes of the process.
     """
 
     number: int  # by chance, and repeated in the answer
@@ -80,21 +80,12 @@ class Answer(msgspec.Struct, frozen=True):
     changed: tuple[str, ...] = ()  # arguments that it wrote into
     late: bool = False  # an earlier answer was written to after it was given
     lazy: str = ""  # results that are no plain tensors
+    functions: tuple[str, ...] = ()  # of PyTorch, in a watched call
+    replaced: tuple[str, ...] = ()  # attributes of torch, verify and others
+    modes: tuple[str, ...] = ()  # that decide how PyTorch computes, and were changed
 
 
-class Facts(msgspec.Struct, frozen=True, tag="facts"):
-    """Ask for observations of the process."""
-
-
-class Seen(msgspec.Struct, frozen=True):
-    """Reports the functions of PyTorch in one call, replaced functions, and changed modes."""
-
-    functions: tuple[str, ...] = ()
-    replaced: tuple[str, ...] = ()
-    modes: tuple[str, ...] = ()
-
-
-Asked = Build | Call | Facts
+Asked = Build | Call
 KINDS = {str(kind): kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)}
 
 

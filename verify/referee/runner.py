@@ -35,9 +35,7 @@ from verify.referee.messages import (
     Built,
     Call,
     Entry,
-    Facts,
     Form,
-    Seen,
     bytes_of,
     form_of,
     receive_tensors,
@@ -83,21 +81,15 @@ class Runner:
         self._given: list[tuple[Tensor, bytes]] = []  # results of the last call, and their bytes when it returned
         self._state: tuple[bytes, ...] = ()
         self._module: Module | None = None
-        self._functions: tuple[str, ...] = ()
 
-    def answer(self, asked: Build | Call | Facts) -> None:
+    def answer(self, asked: Build | Call) -> None:
         """Answers one request."""
         if isinstance(asked, Build):
             self._build(asked)
-        elif isinstance(asked, Call):
+        else:
             tensors = receive_tensors(self._connection, asked.tensors)
             answer, results = self._call(asked, tensors)
             send(self._connection, answer, results)
-        else:
-            left = self._began.left("call")
-            replaced = tuple(each.text for each in left if each.kind == "judge")
-            modes = tuple(each.text for each in left if each.kind == "mode")
-            send(self._connection, Seen(self._functions, replaced, modes))
 
     def _build(self, asked: Build) -> None:
         tensors = receive_tensors(self._connection, asked.tensors)
@@ -141,12 +133,12 @@ class Runner:
             arguments = self._placed(asked, tensors)
             before = {name: bytes_of(value) for name, value in arguments.items()}
             buffers = [self._unwritten(form) for form in self._entry.into]
+            self._fill_freed(tensors)
             given = value_of(self._entry.arguments, arguments)
             with _recorded(asked.watched) as recorded:
                 returned = self._function(*given, *buffers)
             if self._device != "cpu":
                 torch.cuda.synchronize()
-            self._functions = self._functions or tuple(sorted(recorded))
             results = results_in(buffers if buffers else returned)
             lazy = next((_lazy(each) for each in results if _lazy(each)), "")
             kept = [] if lazy else [each.detach() for each in results]
@@ -157,7 +149,10 @@ class Runner:
         self._given = list(zip(kept, data, strict=True))
         forms = tuple(form_of(f"{place}", each) for place, each in enumerate(kept))
         copies = [tensor_of(form, each) for form, each in zip(forms, data, strict=True)]
-        return Answer(asked.number, forms, changed=changed, late=late, lazy=lazy), copies
+        left = self._began.left("call") if asked.watched else []
+        replaced, modes = (tuple(each.text for each in left if each.kind == kind) for kind in ("judge", "mode"))
+        functions = tuple(sorted(recorded))
+        return Answer(asked.number, forms, "", changed, late, lazy, functions, replaced, modes), copies
 
     def _load(self, names: Sequence[str], values: Sequence[Tensor]) -> None:
         """Makes the module anew where its state is another one than in the last call."""
@@ -183,6 +178,14 @@ class Runner:
         placed = {name: value.to(self._device, copy=True) for name, value in given.items()}
         self._held = [*self._held, placed][-HELD:]
         return placed
+
+    def _fill_freed(self, arguments: Sequence[Tensor]) -> None:
+        """Fills memory that the next tensors on a GPU get; that of the host is filled by the C library."""
+        if self._device != "cpu":
+            sizes = {len(bytes_of(each)) for each in (*arguments, *(result for result, _ in self._given))}
+            new = {"dtype": torch.uint8, "device": self._device}
+            held = [torch.full((size,), sandbox.NEVER_WRITTEN, **new) for size in sizes]  # type: ignore[call-overload]
+            del held
 
     def _unwritten(self, form: Form) -> Tensor:
         size = math.prod(form.shape)

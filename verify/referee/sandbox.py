@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 FILE_BYTES = 1 << 28  # of one file
-PROCESSES, FILES = 320, 1024  # the fewest that a namespace can be limited to are 301
+PROCESSES, FILES = 512, 1024  # threads count; a namespace cannot be limited to fewer than 301
 _PID_MAX_IS_LOCAL = (6, 14)  # the kernel since which each namespace has a limit of its own
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _POISON = 0x01  # glibc fills freed memory with this byte, and new memory with its complement
