@@ -366,7 +366,7 @@ class CompletedJudgement:
     @property
     def rank(self) -> tuple[int, float]:
         """Returns a key that sorts judgements, the best first: by the verdict, then by the largest share of a limit."""
-        shares = [float(each.ordinary or 0) / each.limit for each in self.judgement.errors if each.limit]
+        shares = [float(each["ordinary"] or 0) / each["limit"] for each in self.judgement.errors if each["limit"]]
         return list(EXIT_CODES).index(self.verdict), max(shares, default=math.inf)
 
     def data(self) -> dict[str, Any]:

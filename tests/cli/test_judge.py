@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from verify.cli import exits, main
-from verify.referee.plan import SCHEMA, ErrorsOf, Judgement, Trick, WrongInput
+from verify.referee.judging import COLUMNS
+from verify.referee.plan import SCHEMA, Judgement, Trick, WrongInput
 from verify.referee.words import lines_of
 
 
@@ -44,7 +45,9 @@ def test_the_schema_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_text_has_the_answer_first() -> None:
     wrong = WrongInput("y", "x = 1 (0x3f800000)", "0, 1", "2 (0x40000000)", "1.5", "3", "3x noise", "{}")
-    errors = ErrorsOf("own_1", "y", "float32", "noise", 8.0, "wrong", 12.0, None, "inf", 1.5, 480)
+    errors = dict(
+        zip(COLUMNS, ("own_1", "y", "float32", "noise", 8.0, "wrong", 12.0, None, "inf", 1.5, 480), strict=True)
+    )
     found = lines_of(
         Judgement(
             SCHEMA, "wrong", "p.py", "s.py", "model", "3x noise", wrong,
@@ -58,3 +61,4 @@ def test_the_text_has_the_answer_first() -> None:
     ]
     assert "    speed    not timed" in found and "    not      gradients" in found
     assert "own_1    y       float32   noise         12                   inf       8      1.5" in found[7]
+    assert found[-1] == "next: verify judge p.py s.py --profile quick --seed 0  # the same inputs"

@@ -116,7 +116,7 @@ def all_linear(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Judgement]
 
 def demand_accepted(found: Judgement) -> None:
     assert (found.verdict, found.tricks, found.wrong) == ("accepted", [], None), found.message
-    assert found.errors[0].elements == 8 * 60 and found.calls >= 8
+    assert found.errors[0]["elements"] == 8 * 60 and found.calls >= 8
 
 
 def demand_wrong(found: Judgement) -> None:
@@ -158,7 +158,7 @@ def test_an_answer_that_is_replayed_is_named_with_an_input(linear: dict[str, Jud
 def test_a_module_with_other_names_is_judged_with_the_weights_of_a_seed(all_linear: dict[str, Judgement]) -> None:
     found = all_linear["other_names"]
     assert found.verdict == "accepted", found.message
-    assert {each.problem for each in found.errors} == {"seeded_1_0", "seeded_1_1"}
+    assert {each["kernel"] for each in found.errors} == {"seeded_1_0", "seeded_1_1"}
 
 
 def test_parameters_that_a_module_has_no_place_for_are_named(linear: dict[str, Judgement]) -> None:
@@ -193,7 +193,7 @@ def test_the_other_formats_are_read(tmp_path: Path, form: Form) -> None:
     assert found["right"].verdict == "accepted", found["right"].message
     assert found["wrong"].verdict == "wrong", found["wrong"].message
     assert found["right"].format == form.name
-    assert len({each.problem for each in found["right"].errors}) == form.problems
+    assert len({each["kernel"] for each in found["right"].errors}) == form.problems
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import secrets
 import shutil
 import tempfile
@@ -21,9 +22,9 @@ from verify.declare.requests import declared_by
 from verify.diagnose.requests import ReplayElement
 from verify.errors import UsageError, VerifyError
 from verify.measure import session
-from verify.records.record import Figures, Origin, Result, Run
+from verify.records.record import CLASSES, Figures, Origin, Result, Run
 from verify.referee import formats
-from verify.referee.plan import SCHEMA, ErrorsOf, Judgement, Observed, Plan, SolutionVerdict, Trick, WrongInput
+from verify.referee.plan import SCHEMA, Judgement, Observed, Plan, SolutionVerdict, Trick, WrongInput
 from verify.report.result_words import judged, rank
 from verify.report.rows import Row, rows_of
 from verify.workers.pool import Pool, using
@@ -35,6 +36,7 @@ SMALLER_SECONDS = 10.0  # of the search for the smallest input
 MEMORY, MEMORY_BESIDE_GPU = 4 << 30, 32 << 30
 FILE = "judged.py"
 BROKEN = ("error", "crashed", "timeout")
+COLUMNS = ("kernel", "result", "dtype", "unit", "limit", "status", *CLASSES, "pytorch", "elements")
 DECLARATION = '''\
 """Written by verify judge."""
 
@@ -356,9 +358,10 @@ class _Found:
         return "undecided", "; ".join([*reasons, *gaps, *([open_.message] if open_ and open_.message else [])][:3])
 
     @property
-    def errors(self) -> list[ErrorsOf]:
-        """The errors of each result."""
-        return [_errors(row) for row in rows_of(self.run) if row["result"]]
+    def errors(self) -> list[dict[str, Any]]:
+        """The errors of each result. Infinite ones are texts, which JSON has."""
+        rows = ({name: row[name] for name in COLUMNS} for row in rows_of(self.run) if row["result"])
+        return [{name: "inf" if value == math.inf else value for name, value in row.items()} for row in rows]
 
     @property
     def checked(self) -> list[str]:
@@ -397,23 +400,3 @@ class _Found:
                 about = kernel.message or next((each.reason for each in kernel.results if each.reason), "")
                 found.append(f"at other sizes than the problem's it is {kernel.status}: {about}")
         return found
-
-
-def _errors(row: Row) -> ErrorsOf:
-    def figure(name: str) -> float | str | None:
-        value = row[name]
-        return value if value is None or value - value == 0 else str(value)
-
-    return ErrorsOf(
-        problem=row["kernel"],
-        result=row["result"],
-        dtype=row["dtype"],
-        unit=row["unit"],
-        limit=row["limit"],
-        status=row["status"],
-        ordinary=figure("ordinary"),
-        demanding=figure("demanding"),
-        extreme=figure("extreme"),
-        pytorch=figure("pytorch"),
-        elements=row["elements"],
-    )

@@ -72,22 +72,6 @@ class WrongInput(msgspec.Struct, frozen=True):
     case: str  # as JSON
 
 
-class ErrorsOf(msgspec.Struct, frozen=True):
-    """The largest errors of one result by class of inputs. `pytorch` is PyTorch's error on ordinary inputs."""
-
-    problem: str
-    result: str
-    dtype: str
-    unit: str
-    limit: float
-    status: str
-    ordinary: float | str | None
-    demanding: float | str | None
-    extreme: float | str | None
-    pytorch: float | str | None
-    elements: int
-
-
 class Judgement(msgspec.Struct, frozen=True):
     """The answer about one solution."""
 
@@ -99,7 +83,7 @@ class Judgement(msgspec.Struct, frozen=True):
     message: str = ""
     wrong: WrongInput | None = None
     tricks: list[Trick] = []
-    errors: list[ErrorsOf] = []
+    errors: list[dict[str, Any]] = []  # columns of rows of `verify.run` (docs/api.md)
     facts: list[str] = []  # observations that decide nothing
     own_check: str = ""  # the verdict of the problem's own tolerance on its own inputs; it decides nothing
     checked: list[str] = []

@@ -46,7 +46,7 @@ from verify.referee.messages import (
 )
 
 KEPT = {"PATH", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_VISIBLE_DEVICES", "TRITON_INTERPRET"}  # of the environment
-HELD = 32  # calls whose arguments stay in memory, so that no address comes again by chance
+HELD_BYTES = 1 << 26  # of arguments of earlier calls, which stay in memory: no address comes again by chance
 
 
 def main(connection: Connection) -> None:
@@ -135,11 +135,13 @@ class Runner:
             buffers = [self._unwritten(form) for form in self._entry.into]
             self._fill_freed(tensors)
             given = value_of(self._entry.arguments, arguments)
-            with _recorded(asked.watched) as recorded:
+            with torch.no_grad(), _recorded(asked.watched) as recorded:
                 returned = self._function(*given, *buffers)
             if self._device != "cpu":
                 torch.cuda.synchronize()
             results = results_in(buffers if buffers else returned)
+            if other := next((type(each).__name__ for each in results if not isinstance(each, Tensor)), ""):
+                raise TypeError(f"a solution returns tensors; it returned {other}")
             lazy = next((_lazy(each) for each in results if _lazy(each)), "")
             kept = [] if lazy else [each.detach() for each in results]
             data = [bytes_of(each) for each in kept]
@@ -176,7 +178,9 @@ class Runner:
                 old[name].data.copy_(value)
             return old
         placed = {name: value.to(self._device, copy=True) for name, value in given.items()}
-        self._held = [*self._held, placed][-HELD:]
+        self._held.append(placed)
+        while len(self._held) > 1 and sum(each.nbytes for held in self._held for each in held.values()) > HELD_BYTES:
+            del self._held[0]
         return placed
 
     def _fill_freed(self, arguments: Sequence[Tensor]) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from verify.referee.plan import ErrorsOf, Judgement
+import shlex
+from typing import Any
+
+from verify.records.record import CLASSES
+from verify.referee.plan import Judgement
 
 SIGNS = {"accepted": "✓", "wrong": "✗", "cheats": "✗", "fails": "✗", "undecided": "?"}
 MOST = 160  # characters of a long text
@@ -33,17 +37,15 @@ def lines_of(judgement: Judgement) -> list[str]:
         ("lacks", judgement.not_isolated),
     ):
         found += [f"    {label:<8} {_short(text)}" for text in texts]
-    again = f"the same inputs again: --seed {judgement.seed}"
-    return [*found, f"    plan     {judgement.fixed.get('plan', '')[:12]}, {judgement.profile}; {again}"]
+    again = shlex.join(["verify", "judge", judgement.problem, judgement.solution, "--profile", judgement.profile])
+    plan = f"    plan     {judgement.fixed.get('plan', '')[:12]}, fixed before the solution started"
+    return [*found, plan, f"next: {again} --seed {judgement.seed}  # the same inputs"]
 
 
-def _row(each: ErrorsOf) -> str:
-    figures = (each.ordinary, each.demanding, each.extreme)
-    shown = "  ".join(f"{_figure(value):>9}" for value in figures)
-    return (
-        f"{each.problem:<7}  {each.result:<6}  {each.dtype:<8}  {each.unit:<5}  {shown}  {each.limit:>6g}  "
-        f"{_figure(each.pytorch):>7}"
-    )
+def _row(row: dict[str, Any]) -> str:
+    figures = "  ".join(f"{_figure(row[name]):>9}" for name in CLASSES)
+    head = f"{row['kernel']:<7}  {row['result']:<6}  {row['dtype']:<8}  {row['unit']:<5}"
+    return f"{head}  {figures}  {row['limit']:>6g}  {_figure(row['pytorch']):>7}"
 
 
 def _figure(value: float | str | None) -> str:
