@@ -92,7 +92,7 @@ def judged(folder: Path, problem: Path, solutions: dict[str, str], suffix: str =
     pairs = [(str(problem), path) for path in paths]
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("TRITON_INTERPRET", raising=False)  # the tests of kernels have it interpret
-        return {paths[each.solution]: each for each in judge_many(pairs, Settings(backend="cpu"), 1)}
+        return {paths[each.solution]: each for each in judge_many(pairs, Settings(backend="cpu", seed=1), 1)}
 
 
 FEW = ("by_columns", "accumulates_in_bfloat16")  # of those above, in every run of the tests
@@ -105,18 +105,18 @@ def _linear(folder: Path, solutions: dict[str, str]) -> dict[str, Judgement]:
 @pytest.fixture(scope="module")
 def linear(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Judgement]:
     bodies = {name: solution((RIGHT | WRONG)[name]) for name in FEW}
-    return _linear(tmp_path_factory.mktemp("linear"), bodies | {"cached": CACHED, "dropped": DROPPED})
+    return _linear(tmp_path_factory.mktemp("linear"), bodies | {"cached": CACHED})
 
 
 @pytest.fixture(scope="module")
 def all_linear(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Judgement]:
     bodies = {name: solution(body) for name, body in (RIGHT | WRONG).items()}
-    return _linear(tmp_path_factory.mktemp("all"), bodies | {"other_names": OTHER_NAMES})
+    return _linear(tmp_path_factory.mktemp("all"), bodies | {"other_names": OTHER_NAMES, "dropped": DROPPED})
 
 
 def demand_accepted(found: Judgement) -> None:
     assert (found.verdict, found.tricks, found.wrong) == ("accepted", [], None), found.message
-    assert found.errors[0]["elements"] == 8 * 60 and found.calls >= 8
+    assert found.errors[0]["elements"] == 3 * 8 * 60 and found.calls >= 8
 
 
 def demand_wrong(found: Judgement) -> None:
@@ -161,8 +161,9 @@ def test_a_module_with_other_names_is_judged_with_the_weights_of_a_seed(all_line
     assert {each["kernel"] for each in found.errors} == {"seeded_1_0", "seeded_1_1"}
 
 
-def test_parameters_that_a_module_has_no_place_for_are_named(linear: dict[str, Judgement]) -> None:
-    found = linear["dropped"]
+@pytest.mark.slow
+def test_parameters_that_a_module_has_no_place_for_are_named(all_linear: dict[str, Judgement]) -> None:
+    found = all_linear["dropped"]
     assert (found.verdict, found.message) == ("cheats", "drops parameters of the problem")
     assert found.tricks[0].evidence == "no place for linear.weight, linear.bias: 0 of 250 numbers"
 

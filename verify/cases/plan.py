@@ -209,8 +209,9 @@ def _graph(kernel: Kernel, dtype: str, scale: str, seed: int) -> list[Group]:
         lengths = _KEYS_FLOAT64 if dtype == "float64" else _KEYS.get(recipe, _KEYS_ELSE)
         chosen += [(dims, recipe) for dims in with_keys(kernel.op, lengths) or small[:1]]
     cases = (
-        _case(kernel, dtype, seed, dims=dims, fill=recipe, upstream=upstream, regime=recipe)
+        _case(kernel, dtype, seed + more, dims=dims, fill=recipe, upstream=upstream, regime=recipe)
         for dims, recipe in dict.fromkeys(chosen)
+        for more in range(kernel.op.geometry.seeds)
     )
     return [Group(tuple(cases))]
 

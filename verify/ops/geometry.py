@@ -63,6 +63,7 @@ class Geometry:
     where: str = ""  # the condition of that declaration
     examples: Shapes = ()  # the only sizes that there are, if a declaration lists them
     recipes: tuple[str, ...] = field(default=(), repr=False)  # of values; empty: those of every run
+    seeds: int = field(default=1, repr=False)  # cases of each recipe
 
     @property
     def packed(self) -> bool:
