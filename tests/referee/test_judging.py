@@ -83,7 +83,9 @@ class ModelNew(nn.Module):
 """
 
 
-def judged(folder: Path, problem: Path, solutions: dict[str, str], suffix: str = "py") -> dict[str, Judgement]:
+def judged(
+    folder: Path, problem: Path, solutions: dict[str, str], suffix: str = "py", backend: str = "cpu"
+) -> dict[str, Judgement]:
     """Judges solutions of one problem with one warm worker."""
     paths = {}
     for name, text in solutions.items():
@@ -92,7 +94,7 @@ def judged(folder: Path, problem: Path, solutions: dict[str, str], suffix: str =
     pairs = [(str(problem), path) for path in paths]
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("TRITON_INTERPRET", raising=False)  # the tests of kernels have it interpret
-        return {paths[each.solution]: each for each in judge_many(pairs, Settings(backend="cpu", seed=1), 1)}
+        return {paths[each.solution]: each for each in judge_many(pairs, Settings(backend=backend, seed=1), 1)}
 
 
 FEW = ("by_columns", "accumulates_in_bfloat16")  # of those above, in every run of the tests
@@ -224,3 +226,24 @@ def test_a_declaration_is_a_problem(tmp_path: Path) -> None:
     assert (found["right"].verdict, found["wrong"].verdict) == ("accepted", "wrong"), found["right"].message
     wrong_input = found["wrong"].wrong
     assert wrong_input is not None and json.loads(wrong_input.case)["dtype"] == "bfloat16"
+
+
+@pytest.mark.gpu
+def test_solutions_on_a_gpu(tmp_path: Path) -> None:
+    """Their process is a new interpreter; memory that they never wrote holds the pattern there too."""
+    bodies = {
+        "right": RIGHT["product"],
+        "wrong": WRONG["drops_the_tail"],
+        "unwritten": "y = torch.empty(6, 10, device=x.device)\ny[:5] = torch.relu(x @ weight.T + bias)[:5]\nreturn y",
+        "died": "import ctypes\nctypes.string_at(0)",
+    }
+    problem = written(tmp_path, problem=LINEAR)["problem"]
+    texts = {name: solution(body) for name, body in bodies.items()}
+    found = judged(tmp_path, problem, texts, backend="cuda")
+    assert {name: each.verdict for name, each in found.items()} == {
+        "right": "accepted",
+        "wrong": "wrong",
+        "unwritten": "wrong",
+        "died": "fails",
+    }
+    assert "its processes end with it" in found["right"].isolation

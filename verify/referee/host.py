@@ -6,6 +6,7 @@ call as bits, and answers with bits. Its answers are judged; nothing else that i
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import random
@@ -163,7 +164,7 @@ class Host:
         self.state: tuple[Form, ...] = ()
         self._built = False
         self._random = random.Random(secrets.randbits(64))
-        self._answers: dict[tuple[bytes, ...], tuple[int, tuple[bytes, ...]]] = {}
+        self._answers: dict[bytes, tuple[int, bytes]] = {}  # digests of results: the call, and that of its arguments
 
     def build(self, tensors: Sequence[Tensor]) -> None:
         """Has the solution imported. Raises KernelError if that fails."""
@@ -192,10 +193,11 @@ class Host:
     def call(self, state: dict[str, Tensor], arguments: dict[str, Tensor], *, alone: bool = False) -> list[Tensor]:
         """Returns the results of a call. Unless it is alone, some calls that are not judged come before it."""
         for _ in range(0 if alone else self._random.randrange(EXTRA)):
-            turn = self._random.randrange(1, 1 << 10)
-            others = {name: value.reshape(-1).roll(turn).reshape(value.shape) for name, value in arguments.items()}
-            self._one(state, others)
+            self._one(state, {name: self._rolled(value) for name, value in arguments.items()})
         return self._one(state, arguments)
+
+    def _rolled(self, value: Tensor) -> Tensor:
+        return value.reshape(-1).roll(self._random.randrange(1, max(value.numel(), 2))).reshape(value.shape)
 
     def _one(self, state: dict[str, Tensor], arguments: dict[str, Tensor]) -> list[Tensor]:
         self._demand()
@@ -241,11 +243,11 @@ class Host:
     def _compare(self, given: Sequence[Tensor], arguments: dict[str, Tensor], results: Sequence[Tensor]) -> None:
         """Looks for what answers have in common with earlier ones and with the arguments."""
         seen, number = self.observed, self.observed.calls
-        inputs, bits = tuple(map(bytes_of, given)), tuple(map(bytes_of, results))
-        first, known = self._answers.setdefault(bits, (number, inputs))
+        inputs = _digest(given)
+        first, known = self._answers.setdefault(_digest(results), (number, inputs))
         if known != inputs and any(map(_tells, results)):
             seen.replayed = f"call {number} was answered with the bits of call {first}, whose arguments differ"
-        same = [name for name, value in arguments.items() if bytes_of(value) == bits[0]] if bits else []
+        same = [name for name, value in arguments.items() if results and bytes_of(value) == bytes_of(results[0])]
         alike = {
             float(each.reshape(-1)[0]) if bool((each == each.reshape(-1)[0]).all()) else None
             for each in results
@@ -270,6 +272,10 @@ class Host:
 
     def _save(self) -> None:
         write_atomically(self._notes, msgspec.json.encode(self.observed))
+
+
+def _digest(tensors: Sequence[Tensor]) -> bytes:
+    return hashlib.sha256(b"".join(hashlib.sha256(bytes_of(each)).digest() for each in tensors)).digest()
 
 
 def _tells(result: Tensor) -> bool:

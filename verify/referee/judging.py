@@ -370,7 +370,7 @@ class _Found:
             f"{row['kernel']} {row['result']} {row['dtype']}: {row['elements']:,} elements" for row in self._rows()
         ]
         calls = sum(each.calls for each in self.seen)
-        return [*found, f"{calls:,} calls, none of which had the arguments of another"] if calls else found
+        return [*found, f"{calls:,} calls"] if calls else found
 
     def _rows(self) -> list[Row]:
         return [row for each in (self.run, self.others) if each for row in rows_of(each) if row["result"]]
