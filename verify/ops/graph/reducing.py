@@ -131,14 +131,21 @@ class Contract(Step):
 class Spread(Step):
     """What a `Move` is the transpose of: each element is added to the place that `places` says (none below 0).
 
-    `places(fixed)` has the shape of the input. With a second input, it is added to that.
+    `places(fixed)` has the shape of the input without its first `kept` dimensions, at each index of which it does the
+    same. With a second input, it is added to that.
     """
 
     places: Callable[[list[Tensor]], Tensor] = lambda fixed: fixed[0]
     by: tuple[Step, ...] = ()
+    kept: int = 0
 
     def _destination(self, run: Run) -> Tensor:
-        return self.places([run.fixed(each) for each in self.by]).reshape(-1)
+        inner = self.places([run.fixed(each) for each in self.by]).reshape(-1)
+        outer, size = math.prod(self.shape[: self.kept]), math.prod(self.shape[self.kept :])
+        if outer == 1:
+            return inner
+        starts = torch.arange(outer, device=inner.device)[:, None] * size
+        return torch.where(inner < 0, inner, starts + inner).reshape(-1)
 
     def span(self, run: Run, given: Sequence[Any]) -> Span:
         a = given[0]

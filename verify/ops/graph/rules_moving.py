@@ -102,13 +102,25 @@ def _cat(r: Rewriter, tensors: list[Step], dim: int = 0) -> Step:
     kept = [each for each in tensors if each.shape != (0,)]
     joined = r.alike(*kept)
     real = joined[0].real if joined else r.node.value.is_floating_point()
-    return Move(r.shape, joined, real, move=lambda parts, fixed, fill: call(list(parts), dim))
+    before = dim % max(len(r.shape), 1) if name_of(r) == "cat" else 0
+    return Move(r.shape, joined, real, move=lambda parts, fixed, fill: call(list(parts), dim), kept=before)
 
 
 @rule("flip", "roll", "repeat", "pixel_shuffle", "pixel_unshuffle", "rot90")
 def _copied(r: Rewriter, a: Step, *args: Any, **kwargs: Any) -> Step:
     call: Any = r.node.target
-    return Move(r.shape, (a,), a.real, move=lambda parts, fixed, fill: call(parts[0], *args, **kwargs))
+    return Move(
+        r.shape, (a,), a.real, move=lambda parts, fixed, fill: call(parts[0], *args, **kwargs), kept=_kept(r, a, args)
+    )
+
+
+def _kept(r: Rewriter, a: Step, args: Sequence[Any]) -> int:
+    """How many dimensions come before those that are reversed, turned or taken apart."""
+    name, count = name_of(r), len(a.shape)
+    if name.startswith("pixel"):
+        return count - 3
+    dims = args[0] if name == "flip" else args[1] if name == "roll" and len(args) > 1 else ()
+    return min((dim % count for dim in dims), default=0)
 
 
 @rule("constant_pad_nd")
@@ -116,7 +128,7 @@ def _pad(r: Rewriter, a: Step, pads: list[int], value: float = 0.0) -> Step:
     def move(parts: list[Tensor], fixed: list[Tensor], fill: float) -> Tensor:
         return torch.nn.functional.pad(parts[0], pads, value=fill)
 
-    return Move(r.shape, (a,), a.real, move=move, fill=float(value))
+    return Move(r.shape, (a,), a.real, move=move, fill=float(value), kept=len(a.shape) - len(pads) // 2)
 
 
 @rule("gather", "index_select", "embedding", "index", "take_along_dim")
@@ -137,7 +149,11 @@ def _gather(r: Rewriter, a: Step, *args: Any, **kwargs: Any) -> Step:
         result: Tensor = parts[0][used[0]] if name == "embedding" else call(parts[0], *used)
         return result
 
-    made = Move(r.shape, (a,), a.real, move=move, by=tuple(fixed))
+    kept = int(args[0]) % max(len(a.shape), 1) if name == "index_select" else 0
+    if name == "index":  # positions in neighbouring dimensions stay where these were
+        held = [place for place, each in enumerate(args[0]) if each is not None]
+        kept = held[0] if held == list(range(held[0], held[-1] + 1)) else 0
+    made = Move(r.shape, (a,), a.real, move=move, by=tuple(fixed), kept=kept)
     if name == "gather" or not fixed:
         return _by_positions(r, made, args[0] if fixed else 0, lambda: torch.arange(math.prod(made.shape)))
     listed = args[0] if name == "index" else [*([None] * (args[0] if name == "index_select" else 0)), fixed[0]]
@@ -261,13 +277,15 @@ def _index_put(r: Rewriter, a: Step, indices: list[Step | None], values: Step, a
 @rule("index_add")
 def _index_add(r: Rewriter, a: Step, dim: int, index: Step, source: Step, alpha: float = 1) -> Step:
     added = r.real(source) if alpha == 1 else r.map("multiply", source, alpha)
-    shape, size = a.shape, source.shape
+    dim %= max(len(a.shape), 1)
+    shape, size = a.shape[dim:], source.shape[dim:]
 
     def places(by: list[Tensor]) -> Tensor:
         numbers = torch.arange(math.prod(shape), device=by[0].device).reshape(shape)
-        return numbers.index_select(dim, by[0]).expand(size)
+        return numbers.index_select(0, by[0]).expand(size) if shape else numbers.expand(size)
 
-    return _by_positions(r, Spread(shape, (added, r.real(a)), places=places, by=(index,)), dim)
+    spread = Spread(a.shape, (added, r.real(a)), places=places, by=(index,), kept=dim)
+    return _by_positions(r, spread, dim)
 
 
 @rule("scatter_add")

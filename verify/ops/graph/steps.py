@@ -89,6 +89,7 @@ class Run:
     met_tie: bool = False  # whether a decision could have been another
     plain: dict[int, Tensor] = field(default_factory=dict)
     maps: dict[int, Any] = field(default_factory=dict)
+    numbers: dict[int, Tensor] = field(default_factory=dict)  # by step, where elements that it moves come from
     signs: dict[int, NDArray[np.bool_]] = field(default_factory=dict)  # by step, where its float64 numbers have a minus
 
     def blurred(self, step: Step, a: Span) -> Span:
@@ -217,6 +218,7 @@ class Move(Step):
     fill: float = 0.0
     view: bool = False
     within: bool = False  # the first input, with elements of the second written to a part of it
+    kept: int = 0  # the first dimensions, at each index of which it does the same; never of a view
 
     def span(self, run: Run, given: Sequence[Any]) -> Any:
         fixed = [run.fixed(each) for each in self.by]

@@ -1,0 +1,94 @@
+"""A program cut down to a box of a result: what it evaluates are the elements of the whole program."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.like_suite import cases
+from verify.errors import BeyondEffort, UsageError
+from verify.ops.graph.program import Program, trace
+from verify.ops.graph.slices import Box, Cut, places_in, size_of, whole
+from verify.ops.graph.spans import Span
+from verify.ops.graph.steps import Run, Step
+
+SUITE = {f"{group}: {name}": case for group, some in cases().items() for name, case in some.items()}
+
+
+def _program(function: Any, shapes: Any) -> tuple[Program, Run]:
+    generator = torch.Generator().manual_seed(1)
+    given = [each(generator) if callable(each) else torch.randn(each, generator=generator) for each in shapes]
+    operands = {f"x{place}": v.double() if v.is_floating_point() else v for place, v in enumerate(given)}
+    try:
+        program = trace(function, operands, differentiable=[n for n, v in operands.items() if v.is_floating_point()])
+    except UsageError:
+        program = trace(function, operands)
+    leaves = dict(operands)
+    for name in program.leaves:
+        if name.startswith("grad "):
+            shape = program.results[name.removeprefix("grad ")].shape
+            leaves[name] = torch.randn(shape, generator=generator).double()
+    return program, Run(leaves, torch.device("cpu"))
+
+
+def _box(shape: tuple[int, ...], seed: int) -> Box:
+    random = np.random.default_rng(seed)
+    return tuple(np.sort(random.choice(size, random.integers(1, size + 1), replace=False)) for size in shape)
+
+
+def _values(program: Program, run: Run, name: str) -> Tensor:
+    def make(step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
+        value = step.value(run, given)
+        return value, value
+
+    return program.values(run, [name], make)[name]
+
+
+@pytest.mark.parametrize("name", SUITE)
+def test_a_cut_program_evaluates_the_elements_of_the_whole_one(name: str) -> None:
+    program, run = _program(*SUITE[name])
+    for result, step in program.results.items():
+        if not math.prod(step.shape):
+            continue
+        known, spans = _values(program, run, result), program.spans(run, [result])[result]
+        for seed in range(3):
+            box = _box(step.shape, seed)
+            cut, its = Cut(program, run, result, box).made()
+            places = torch.from_numpy(places_in(box, step.shape))
+            found = _values(cut, its, result)
+            assert tuple(found.shape) == tuple(map(len, box))
+            wanted = known.reshape(-1)[places]
+            assert torch.allclose(found.reshape(-1).double(), wanted.double(), rtol=1e-9, atol=1e-11, equal_nan=True), (
+                result
+            )
+            if isinstance(spans, Span):  # both enclose the number
+                span = cut.spans(its, [result])[result]
+                lo, hi = (end.expand(step.shape).reshape(-1)[places] for end in (spans.lo, spans.hi))
+                apart = (span.lo.reshape(-1) > hi) | (span.hi.reshape(-1) < lo)
+                assert not bool(apart.any()), result
+
+
+def test_a_cut_evaluates_less() -> None:
+    x = torch.zeros(64, 4096)
+    program = trace(lambda x: torch.softmax(x, -1), {"x": x})
+    run = Run({"x": x}, torch.device("cpu"))
+    row = (np.array([7]), np.arange(0, 4096, 64))
+    assert Cut(program, run, "y", row).work < Cut(program, run, "y", whole((64, 4096))).work / 60
+    with pytest.raises(BeyondEffort, match="64 elements of y need more than 4,096 numbers"):
+        Cut(program, run, "y", row, most=4096)
+    assert size_of(row) == 64
+
+
+def test_a_box_of_many_elements_is_followed_through_dimensions_of_size_one() -> None:
+    x = torch.arange(40 * 784, dtype=torch.float64).reshape(40, 784, 1)
+    function = lambda x: x.reshape(1, 40 * 784, 1).reshape(40, 1, 784, 1, 1).sum((3, 4)) + 0.0  # noqa: E731
+    program = trace(function, {"x": x})
+    run = Run({"x": x}, torch.device("cpu"))
+    rows = np.arange(0, 40, 2)
+    cut, its = Cut(program, run, "y", (rows, np.zeros(1, dtype=np.int64), np.arange(784))).made()
+    assert torch.equal(_values(cut, its, "y"), function(x)[::2])
