@@ -15,7 +15,7 @@ from mpmath import mp
 from torch import Tensor
 
 from verify.ops import Op, Problem, get
-from verify.ops.elements import mpf_to_arb
+from verify.ops.elements import mpf_to_arb, to_arb
 from verify.ops.op import Fast
 from verify.ops.precision import arb_bits
 from verify.ops.rowwise import merged
@@ -306,3 +306,19 @@ def test_fast_and_exact_agree_about_what_is_not_finite(name: str, value: float) 
                 assert mp.isfinite(exact) == bool(ball.is_finite()), (place, result)
                 spoiled += not mp.isfinite(exact)
         assert spoiled
+
+
+def test_a_row_of_huge_numbers_costs_no_exponential_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[float]()
+
+    def counted(value: float) -> Any:
+        asked.append(value)
+        return to_arb(value)
+
+    monkeypatch.setattr("verify.ops.softmax.to_arb", counted)
+    x = torch.linspace(-3e30, 3e30, 2048, dtype=torch.float32)[None]
+    problem = Problem(inputs={"x": x}, params=get("softmax").resolve({}))
+    ball = get("softmax").points(problem, "y", [2047])[0].arb(20_480)
+    with arb_bits(20_480):
+        assert abs(ball - 1) < flint.arb(2) ** -20_000
+    assert len(asked) < 8

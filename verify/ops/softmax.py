@@ -123,10 +123,18 @@ def _balls(rows: Rows, index: int, bits: int) -> tuple[list[Any], Any]:
 def _value_arb(rows: Rows, index: int, column: int, prec: int) -> Any:
     if not _defined(rows, index):
         return flint.arb.nan()
-    bits = prec + 2 * GUARD
+    bits, row = prec + 2 * GUARD, rows.data_row("x", index)
+
+    def total() -> Any:
+        """The sum of exp(x_j), where those too small to count are a ball around 0: most of a row of huge numbers."""
+        top = max(row)
+        tiny = flint.arb(0, (to_arb(top).exp() * flint.arb(2) ** -bits).upper())
+        known = {value: to_arb(value).exp() for value in set(row) if top - value <= bits}
+        return sum((known.get(value, tiny) for value in row), flint.arb(0))
+
     with arb_bits(bits):
-        balls, total = _balls(rows, index, bits)
-        return balls[column] / total
+        here = to_arb(row[column]).exp() if row[column] > -math.inf else flint.arb(0)
+        return here / rows.cached(("softmax total", index, bits), total)
 
 
 def _slope_arb(rows: Rows, index: int, column: int, prec: int) -> Any:
