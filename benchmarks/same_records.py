@@ -31,6 +31,7 @@ def comparable(run: Run) -> dict[str, Any]:
     plain["environment"] = {name: item for name, item in run.environment.items() if name not in OF_ENVIRONMENT}
     for part in (*plain["kernels"], *plain.get("stages", [])):
         part.pop("seconds", None)
+        part.pop("peak", None)
         part.pop("speed", None)
     return plain
 

@@ -174,6 +174,8 @@ def run(
     backend: str | None = None,
     jobs: int = 0,
     timeout: float = TIMEOUT,
+    memory: int = 0,
+    fail_fast: bool = False,
     resume: AnyPath | PartStore | None = None,
     gpus: str | None = None,
     scheduler: str | None = None,
@@ -199,6 +201,8 @@ def run(
         backend=backend,
         seed=seed,
         timeout=timeout,
+        memory=memory,
+        fail_fast=fail_fast,
         jobs=jobs,
         laws=profile,
         without=without,
@@ -211,6 +215,7 @@ def run(
         by_dtype=True,
     )
     said = {"dtype": dtypes, "profile": profile, "without": without, "seed": seed, "backend": backend}
+    said |= {"memory": memory, "fail-fast": fail_fast}
     with workers(gpus, scheduler, named, backend) as settings.pool:
         record = session.run(named, settings, command or _command("run", named, said))
     if not partial and any(gap.kind == "interrupted" for gap in record.incomplete):

@@ -149,7 +149,7 @@ def begun(arguments: list[str], journal: Path, lines: int, folder: Path, gate: P
 
 def stripped(run: Run) -> object:
     """A run without its times and its command."""
-    kernels = [msgspec.structs.replace(item, seconds=0.0) for item in run.kernels]
+    kernels = [msgspec.structs.replace(item, seconds=0.0, peak={}) for item in run.kernels]
     return msgspec.structs.replace(run, id="", created="", seconds=0.0, command="", kernels=kernels)
 
 

@@ -189,7 +189,7 @@ def test_layer_norm_is_judged_by_the_scaled_error_in_every_regime(monkeypatch: p
         return (x - mean) / torch.sqrt(var + eps) * weight + bias
 
     run, in_forks = measured(one_pass), measured(one_pass, judges=3)
-    assert msgspec.structs.replace(in_forks, seconds=run.seconds) == run
+    assert msgspec.structs.replace(in_forks, seconds=run.seconds, peak=run.peak) == run
     result = only(run)
     assert result.gate == "scaled"
     assert result.status == "wrong"
@@ -257,7 +257,7 @@ def test_forks_that_judge_use_no_gpu_and_no_autograd(declared: str, monkeypatch:
         in_forks = measured(kernel, judges=3)
     assert statuses and not any(statuses), in_forks.message
     run = measured(kernel)
-    assert run.results and msgspec.structs.replace(in_forks, seconds=run.seconds) == run
+    assert run.results and msgspec.structs.replace(in_forks, seconds=run.seconds, peak=run.peak) == run
 
 
 def test_a_peer_has_no_baseline_of_its_own() -> None:
@@ -345,7 +345,7 @@ def test_an_exact_value_is_worked_out_once_for_the_kernel_and_its_baseline(monke
     monkeypatch.setattr(judging, "remembering", lambda op, problem: op)
     again = measured(kernel)
     assert max(asked.values()) > 2
-    assert msgspec.structs.replace(again, seconds=run.seconds) == run, "to the last digit"
+    assert msgspec.structs.replace(again, seconds=run.seconds, peak=run.peak) == run, "to the last digit"
 
 
 @pytest.mark.parametrize("backend", ["cuda", "interpreter"])

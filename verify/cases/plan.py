@@ -29,6 +29,8 @@ _DISTINCT = 1000  # rows up to which all are different: exact arithmetic takes a
 # Numbers of keys for each recipe of scores; the law of accuracy tries all pairs. Exact values in float64 are dear.
 _KEYS = {"scores below -87": (1, 33, 192), "rising maxima": (128, 257), "falling maxima": (129,)}
 _KEYS_ELSE, _KEYS_FLOAT64 = (65,), (5,)
+# One recipe of ordinary values, two of demanding ones and one of extreme ones, for examples with more elements
+_AT_LARGE, _LARGE = ("randn", "mean 1e3", "outlier", "huge 1e30"), 1 << 24
 FEW = 4  # sizes of a PyTorch function that are small, and that are larger
 
 
@@ -202,7 +204,7 @@ def _graph(kernel: Kernel, dtype: str, scale: str, seed: int) -> list[Group]:
         if place:  # what an exact verdict costs where inputs are badly conditioned: the sizes take turns
             some = some[place % 2 :][:1]
         if kernel.op.geometry.examples:
-            some = list(sizes)
+            some = [dims for dims in sizes if recipe in _AT_LARGE or _elements(kernel, dims) <= _LARGE]
         chosen += [(dims, recipe) for dims in some]
     chosen += [(dims, ROW_REGIMES[0]) for dims in long_dims(kernel, dtype, REACHES[scale])]
     for recipe in SCORE_RECIPES if kernel.op.scores else ():
@@ -214,6 +216,10 @@ def _graph(kernel: Kernel, dtype: str, scale: str, seed: int) -> list[Group]:
         for more in range(kernel.op.geometry.seeds)
     )
     return [Group(tuple(cases))]
+
+
+def _elements(kernel: Kernel, dims: tuple[int, ...]) -> int:
+    return sum(map(math.prod, kernel.op.shapes(dims, kernel.op.params).values()))
 
 
 def long_dims(kernel: Kernel, dtype: str, reach: Reach) -> list[tuple[int, ...]]:

@@ -49,6 +49,15 @@ def whole_number(text: str) -> int:
     return value
 
 
+def size(text: str) -> int:
+    """An argument that is a size of memory: bytes, or 512M, 2G."""
+    number, unit = text[:-1], " KMG".find(text[-1:].upper())
+    digits, scale = (number, 1 << 10 * unit) if unit > 0 else (text, 1)
+    if not digits.isdecimal() or not 0 < int(digits) * scale < 1 << 50:
+        raise argparse.ArgumentTypeError(f"a size is bytes, or such as 512M or 2G; received {text!r}")
+    return int(digits) * scale
+
+
 def share(text: str) -> float:
     """An argument that is a share of something: 0.1 for a tenth."""
     try:
@@ -105,6 +114,17 @@ _SHARED: dict[str, dict[str, Any]] = {
         "default": 0,
         "metavar": "N",
         "help": "worker processes at a time (default: one per core, if their memory fits; a sweep on a GPU: one)",
+    },
+    "--memory": {
+        "type": size,
+        "default": 0,
+        "metavar": "SIZE",
+        "help": "what judging a case may take beside the kernel and its inputs, e.g. 512M or 8G; beyond it some "
+        "elements are judged (default: 2G, or a quarter of the device where that is less)",
+    },
+    "--fail-fast": {
+        "action": "store_true",
+        "help": "try no further case of a dtype once a result is wrong on ordinary inputs",
     },
     "--index": {"type": whole_number, "metavar": "N", "help": "flat index of the element in its result"},
     "--base": {"metavar": "REF", "help": "the commit to compare the working tree with"},

@@ -45,7 +45,7 @@ def add(commands: Any) -> None:
     )
     options.add(parser, "--backend", "--jobs")
     options.timeout(parser, "one dtype of a kernel")
-    options.add(parser, "--resume")
+    options.add(parser, "--memory", "--fail-fast", "--resume")
     options.spread(parser)
     options.sinks(parser, "the run record", "--json", "--html", "--markdown")
     parser.set_defaults(handler=main)

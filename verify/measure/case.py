@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import msgspec
 import torch
@@ -20,8 +21,8 @@ from verify.measure.blind import Blind, blind_spots
 from verify.measure.blind import case_of as blind_case
 from verify.measure.call import Measured
 from verify.measure.curve import bins_of, edges_for, peaks
-from verify.measure.digest import Digest
-from verify.measure.element import worst_element
+from verify.measure.digest import Digest, of_many
+from verify.measure.element import Whole, worst_element
 from verify.measure.judge import (
     CONTENDER_ROUNDS,
     OPEN_LIMIT,
@@ -35,6 +36,7 @@ from verify.measure.judge import (
 from verify.measure.result import KEEP_SPECIAL, Findings
 from verify.measure.tally import KEEP, Peak, Tally, merged_peaks, worst
 from verify.measure.trivial import trivial_at_ordinary
+from verify.ops.graph.sampled import Sample
 from verify.ops.op import Fast, Largest, Op, Problem, Regime, remembering
 from verify.records.figure import LEAST
 from verify.records.readings import APART, BEYOND, NONFINITE
@@ -71,6 +73,8 @@ class Piece(msgspec.Struct, frozen=True):
     edges: tuple[float, ...]
     trivial: dict[str, Tally] = {}
     blind: list[Blind] = []
+    whole: int = 0  # elements of the result, where only some of them were judged
+    digest: str = ""  # of all of them then
 
 
 Pieces = dict[str, dict[str, Piece]]  # of one case, by who gave the results (`KERNEL`, `BASELINE`, a mode) and result
@@ -89,6 +93,7 @@ class Collected:
     escalated: int = 0
     certificates: list[str] = field(default_factory=list)
     n: int = 0
+    whole: int = 0  # elements of the results, judged or not
     cases: list[Case] = field(default_factory=list)  # those that gave this result
     curve: list[Peak] = field(default_factory=list)  # places number the elements of all cases
     operand: Format | None = None  # of the operand that the curve is about
@@ -109,12 +114,16 @@ class Collected:
         self.bounds |= piece.bounds
         self.cases.append(case)
         self.escalated += piece.escalated
-        self.digest.add(got)
+        if piece.digest:
+            self.digest.add_digest(piece.digest)
+        else:
+            self.digest.add(got)
         if piece.operand:
             self.operand, self.edges = formats.named(piece.operand), piece.edges
             moved = [msgspec.structs.replace(peak, place=peak.place + self.n) for peak in piece.curve]
             self.curve = merged_peaks(self.curve, moved)
         self.n += got.numel()
+        self.whole += piece.whole or got.numel()
         if piece.certificate not in self.certificates:
             self.certificates.append(piece.certificate)
         for kept, found, most in ((self.worst, piece.worst, KEEP), (self.special, piece.special, KEEP_SPECIAL)):
@@ -140,6 +149,7 @@ class Question:
     """
 
     op: Op  # of which both ask for exact values: see `remembering`
+    definition: Op  # the same, which keeps no exact values: they may be those of all elements
     case: Case
     problem: Problem
     host: Problem
@@ -152,6 +162,7 @@ class Question:
     largest: Largest | None
     floors: dict[str, float]  # the least noise of each result, in ULP
     limits: dict[str, float]  # of each result on ordinary inputs
+    whole: Whole | None = None  # where only some elements of its one result are judged
 
     def judged_by(self, result: str, truth: Truth) -> JudgedBy:
         """Returns one result with its truth and its rules."""
@@ -161,11 +172,11 @@ class Question:
     @property
     def on_host(self) -> bool:
         """Whether judging asks nothing of a GPU."""
-        return self.problem is self.host
+        return self.problem is self.host and all(value is None or value.is_cpu for value in self.host.inputs.values())
 
-    def truth(self, op: Op, result: str) -> Truth:
-        """The truth of one result; `op` keeps no exact values, which may be those of all elements."""
-        return truth_of(op, self.host, result, self.fast[result], self.formats[result], self.kind)
+    def truth(self, result: str) -> Truth:
+        """The truth of one result."""
+        return truth_of(self.definition, self.host, result, self.fast[result], self.formats[result], self.kind)
 
 
 def question_of(
@@ -181,21 +192,59 @@ def question_of(
         problem, fast = host, {name: each.cpu() for name, each in fast.items()}
         for name in wanted:  # for forks: beside a GPU they have no autograd, which follows PyTorch's functions
             kernel.op.points(host, name, ())
+    rules = _rules_of(kernel, case, kinds)
     return Question(
         op=remembering(kernel.op, host),
+        definition=kernel.op,
         case=case,
         problem=problem,
         host=host,
         fast=fast,
         kind=kind,
-        formats=kinds,
         target=target,
-        policy=kernel.policy,
         seed=seed,
-        largest=kernel.largest.get(case.dtype),
-        floors={name: kernel.noise_floor(case.dtype, name) for name in wanted},
-        limits={name: kernel.limit(case.dtype, name) for name in wanted},
+        **rules,
     )
+
+
+def sampled_question(
+    kernel: Kernel, case: Case, measured: Measured, sample: Sample, target: str, seed: int
+) -> Question:
+    """The question about some elements of one result, numbered as they are in the sample."""
+    name, got = sample.result, measured.results[sample.result]
+    whole = problem_of(kernel.op, case, measured.inputs, measured.upstream, (name,))
+    fmt = formats.of(got.dtype)
+
+    def chosen(value: Tensor | None) -> Tensor | None:
+        return sample.of(value) if value is not None and value.shape == got.shape else value
+
+    upstream = {key: sample.of(value) if value.shape == got.shape else value for key, value in whole.upstream.items()}
+    problem = replace(whole, inputs={key: chosen(value) for key, value in whole.inputs.items()}, upstream=upstream)
+    definition = sample.op(kernel.op)
+    return Question(
+        op=remembering(definition, problem),
+        definition=definition,
+        case=case,
+        problem=problem,
+        host=problem,
+        fast={name: sample.fast},
+        kind=device_kind({name: sample.fast}),
+        target=target,
+        seed=seed,
+        whole=Whole(whole, tuple(got.shape), sample.places, of_many(got, fmt)),
+        **_rules_of(kernel, case, {name: fmt}),
+    )
+
+
+def _rules_of(kernel: Kernel, case: Case, kinds: dict[str, Format]) -> dict[str, Any]:
+    """What decides on the results of a case, by field of `Question`."""
+    return {
+        "formats": kinds,
+        "policy": kernel.policy,
+        "largest": kernel.largest.get(case.dtype),
+        "floors": {name: kernel.noise_floor(case.dtype, name) for name in kinds},
+        "limits": {name: kernel.limit(case.dtype, name) for name in kinds},
+    }
 
 
 def _on_host(problem: Problem) -> Problem:
@@ -227,7 +276,7 @@ def judge_case(
     def parts(name: str, shape: tuple[int, ...]) -> tuple[Tensor | None, Parts]:
         return classed(question.op, question.case, question.problem, name, shape, question.largest)
 
-    truths = {name: question.truth(kernel.op, name) for name in question.fast}
+    truths = {name: question.truth(name) for name in question.fast}
     for by in (BASELINE, KERNEL):  # before either is judged: both by the same noise
         for name in truths.keys() & given.get(by, {}).keys():
             got = given[by][name].to(truths[name].value.device)
@@ -247,11 +296,15 @@ def judge_case(
             theirs=theirs,
         )
         pieces[by] = judging.pieces(results, known.get(by, {}))
-    if pieces.get(KERNEL) and not kernel.peer and not group.pinned and question.case == blind_case(group.cases):
+    if pieces.get(KERNEL) and not kernel.peer and not group.pinned and _looks_for_blind_spots(question, group):
         first = next(iter(pieces[KERNEL]))
         found = blind_spots([question.judged_by(name, truths[name]) for name in pieces[KERNEL]], question.limits)
         pieces[KERNEL][first] = msgspec.structs.replace(pieces[KERNEL][first], blind=found)
     return {by: pieces[by] for by in given}
+
+
+def _looks_for_blind_spots(question: Question, group: Group) -> bool:
+    return question.whole is None and question.case == blind_case(group.cases)
 
 
 @dataclass(frozen=True)
@@ -311,6 +364,8 @@ class _Judging:
             operand=operand,
             edges=edges,
             trivial=trivial_at_ordinary(by, segments, parts) if self.trivial else {},
+            whole=0 if question.whole is None else math.prod(question.whole.shape),
+            digest="" if question.whole is None else question.whole.digest,
         )
 
     def _compared(self, name: str, outcome: JudgedResult, segments: Tensor | None, count: int) -> JudgedResult:
@@ -371,7 +426,7 @@ def _new_worst(
             shown = error if scaled else None
             judged = outcome.exact[index]
             origin = Origin(target, case.to_json(), result, index)
-            described[index] = worst_element(op, problem, got, judged, origin, shown)
+            described[index] = worst_element(op, problem, got, judged, origin, shown, question.whole)
         return described[index]
 
     lists = []

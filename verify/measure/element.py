@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Any
 
+import msgspec
 from torch import Tensor
 
 from verify.ops.op import Op, Problem
@@ -16,20 +19,40 @@ from verify.truth.ulp import pattern_at
 FEW = 3  # elements of a row that are shown
 
 
+@dataclass(frozen=True)
+class Whole:
+    """A result of which some elements are judged: their `places` in it, in the order in which they are numbered."""
+
+    problem: Problem
+    shape: tuple[int, ...]
+    places: Any
+    digest: str  # of all its elements
+
+
 def worst_element(
-    op: Op, problem: Problem, got: Tensor, judged: Judged, origin: Origin, scaled: float | None = None
+    op: Op,
+    problem: Problem,
+    got: Tensor,
+    judged: Judged,
+    origin: Origin,
+    scaled: float | None = None,
+    whole: Whole | None = None,
 ) -> Worst:
     """Returns the record of one element of a result, that of the origin."""
     result, index, fmt = origin.result, origin.index, formats.of(got.dtype)
     pattern = pattern_at(got, index)
     point = op.points(problem, result, [index])[0]
-    position = _unravel(index, tuple(got.shape))
+    shape = tuple(got.shape)
+    if whole is not None:
+        problem, shape = whole.problem, whole.shape
+        origin = msgspec.structs.replace(origin, index=int(whole.places[index]))
+    position = _unravel(origin.index, shape)
     shown, truth = decimal(fmt, pattern), digits(point, known=judged.enclosure)
     if result in op.integers:
         shown, truth = shown.removesuffix(".0"), truth.removesuffix(".0")
     return Worst(
         index=position,
-        inputs=_neighbours(op, problem, result, position, tuple(got.shape)),
+        inputs=_neighbours(op, problem, result, position, shape),
         got=shown,
         got_hex=fmt.hex(pattern),
         truth=truth,

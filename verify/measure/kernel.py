@@ -13,7 +13,7 @@ import msgspec
 from torch import Tensor
 
 from verify.backends import Backend
-from verify.cases import Case, corpus
+from verify.cases import Case, corpus, problem_of
 from verify.cases.fingerprint import fingerprint
 from verify.cases.plan import Group, pinned, plan
 from verify.cases.regimes import deciding_operand
@@ -21,8 +21,18 @@ from verify.declare.declaration import Kernel
 from verify.declare.standin import label
 from verify.errors import JudgeFailed, KernelError, TruthError, no_verdict
 from verify.measure.blind import KEPT
+from verify.measure.budget import Budget, beyond, differing, peak_memory, ran_out, sampled, turn
 from verify.measure.call import Measured, run_baseline, run_judged
-from verify.measure.case import BASELINE, KERNEL, Collected, Pieces, Question, judge_case, question_of
+from verify.measure.case import (
+    BASELINE,
+    KERNEL,
+    Collected,
+    Pieces,
+    Question,
+    judge_case,
+    question_of,
+    sampled_question,
+)
 from verify.measure.case_runner import Calls, CaseRunner
 from verify.measure.curve import recorded
 from verify.measure.quantiser import QuantiserJudging
@@ -32,6 +42,7 @@ from verify.measure.result import KEEP_RIGHT, check_limit, result_of
 from verify.measure.special import special_values
 from verify.records.record import (
     INTEGERS,
+    ORDINARY,
     RESULT_STATUSES,
     Basis,
     Gap,
@@ -49,6 +60,7 @@ from verify.workers.requests import Died, Late, OnProgress, Step
 SHARE = 0.85  # of a kernel's time, after which no further case is tried
 JUDGED = 0.95  # of it, after which forks that judge are ended
 
+HALVED = 5  # plans of a case that are tried, each with half the memory of the one before
 MOST_ENDED = 13  # processes that a kernel may end
 SMALL = 1 << 17  # elements up to which judging on a CPU is faster than launching its many steps on a GPU
 PARALLEL = 1 << 21  # the same where others go on meanwhile
@@ -61,6 +73,7 @@ def measure_kernel(
     *,
     progress: OnProgress = lambda text: None,
     run: Run | None = None,
+    budget: Budget | None = None,
 ) -> KernelRun:
     """Everything about one kernel. A broken contract is a result too: status "error" with its message.
 
@@ -74,8 +87,9 @@ def measure_kernel(
     started, seconds = time.monotonic(), asked.seconds
     calls = Calls(run or (lambda case: run_judged(kernel, case, backend.device)))
     runner = CaseRunner(kernel, asked.target, started + seconds * SHARE, seconds, lambda: calls.ended >= MOST_ENDED)
+    budget = budget or Budget.of(backend, asked.memory, fail_fast=asked.fail_fast)
     judging = Judging(
-        kernel, asked.target, backend, asked.seed, asked.judges, started + seconds * JUDGED, calls, runner
+        kernel, asked.target, backend, asked.seed, asked.judges, started + seconds * JUDGED, calls, runner, budget
     )
     for dtype in (asked.dtypes or kernel.dtypes) if asked.accuracy else ():
         if kernel.encoding is not None:
@@ -97,6 +111,7 @@ class Judging:
     until: float  # when forks that judge are ended
     calls: Calls
     runner: CaseRunner
+    budget: Budget
     notes: list[str] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
@@ -135,6 +150,8 @@ class Judging:
             with ForkMap(self.judges, Pieces, _collect, lost=lose, until=self.until) as forks:
                 for each in groups:
                     for case in each.group.cases:
+                        if self.budget.fail_fast and self._is_proven_wrong(dtype, each):
+                            break
                         number = next(numbers)
                         progress(Step(f"{kernel.name} {dtype}, case {number} of {total}", "case", number, total))
                         try:
@@ -142,8 +159,8 @@ class Judging:
                         except (MemoryError, JudgeFailed):
                             unjudged[NO_MEMORY] += 1
                             continue
-                        if made is not None:
-                            self._judge(each, *made, forks)
+                        for question, given in made or ():
+                            self._judge(each, question, given, forks)
                     each.asked = True
         except TruthError as error:
             self._no_verdict_on(dtype, error)
@@ -190,6 +207,7 @@ class Judging:
             unmeasured=runner.unmeasured,
             gaps=self.gaps,
             sizes={} if kernel.op.geometry.examples else self.sizes,
+            peak=peak_memory(self.backend),
         )
 
     def _no_verdict_on(self, dtype: str, error: TruthError) -> None:
@@ -202,28 +220,97 @@ class Judging:
         self.notes.append(text)
         self.gaps.append(Gap("judge failed", f"{self.kernel.name}: {text}", self.target))
 
-    def _called(self, group: Group, planned: Case) -> tuple[Question, Given] | None:
+    def _called(self, group: Group, planned: Case) -> list[tuple[Question, Given]] | None:
         """Calls the kernel and PyTorch on a case; None where the kernel gave no result."""
-        kernel, made = self.kernel, self.runner.measured(self.calls, planned)
+        made = self.runner.measured(self.calls, planned)
         if made is None:
             return None
         case, measured = made
         self.notes.extend(note for note in measured.without_figures if note not in self.notes)
-        small = PARALLEL if self.judges > 1 else SMALL
-        question = question_of(kernel, case, measured, group, self.target, self.seed, small)
+        given, budget = self._given(case, measured), self.budget
+        for _ in range(HALVED):
+            try:
+                with turn(self.backend):
+                    return self._questions(group, case, measured, given, budget)
+            except Exception as error:
+                if not ran_out(error):
+                    raise
+                budget = budget.halved()
+        raise MemoryError
+
+    def _given(self, case: Case, measured: Measured) -> Given:
+        """The results of a case by who gave them; without PyTorch's where memory does not hold these too."""
         given = {KERNEL: measured.results}
-        if not kernel.peer:
-            given |= {BASELINE: run_baseline(kernel, case, self.backend.device).results, **measured.inference}
+        if self.kernel.peer:
+            return given
+        try:
+            baseline = run_baseline(self.kernel, case, self.backend.device).results
+        except KernelError as error:
+            if error.__cause__ is None or not ran_out(error.__cause__):
+                raise
+            self.notes.append(f"{case.dtype}: PyTorch ran out of memory for dims {case.dims}")
+            return {**given, **measured.inference}
+        return {**given, BASELINE: baseline, **measured.inference}
+
+    def _questions(
+        self, group: Group, case: Case, measured: Measured, given: Given, budget: Budget
+    ) -> list[tuple[Question, Given]]:
+        """The questions about a case with the results that they are about: one about all results, if that fits."""
+        if not self._all_fit(group, case, measured, budget):
+            return self._sampled(group, case, measured, given, budget)
+        small = PARALLEL if self.judges > 1 else SMALL
+        question = question_of(self.kernel, case, measured, group, self.target, self.seed, small)
         if question.on_host:  # also what a fork shall judge, which cannot use the GPU
             given = {by: {name: value.cpu() for name, value in results.items()} for by, results in given.items()}
-        return question, given
+        return [(question, given)]
+
+    def _all_fit(self, group: Group, case: Case, measured: Measured, budget: Budget) -> bool:
+        """True if every element of the results may be judged."""
+        op, wanted = self.kernel.op, tuple(filter(group.judges, measured.results))
+        if op.meaning is None or not wanted:
+            return True
+        program, _ = op.meaning.program(problem_of(op, case, measured.inputs, measured.upstream, wanted))
+        return budget.holds(program, wanted)
+
+    def _sampled(
+        self, group: Group, case: Case, measured: Measured, given: Given, budget: Budget
+    ) -> list[tuple[Question, Given]]:
+        """Questions about some elements of each result. A result of which no element is affordable is a gap."""
+        op, found = self.kernel.op, []
+        problem = problem_of(
+            op, case, measured.inputs, measured.upstream, tuple(filter(group.judges, measured.results))
+        )
+        for name in problem.results:
+            beside = given.get(BASELINE, {}).get(name)
+            singled = differing(measured.results[name], beside)
+            sample = sampled(op, problem, name, singled, budget, self.seed)
+            if sample is None:
+                self._judge_failed(f"{case.dtype}: {beyond(name, case)}")
+                continue
+            question = sampled_question(self.kernel, case, measured, sample, self.target, self.seed)
+            of_sample = {by: {name: sample.of(results[name])} for by, results in given.items() if name in results}
+            found.append((question, of_sample))
+        return found
 
     def _judge(self, judging: _GroupJudging, question: Question, given: Given, forks: ForkMap[Asked, Pieces]) -> None:
         """Has the results of a case judged, in forks while the next cases are called."""
         for each in _apart(question) if self.judges > 1 and question.on_host else [question]:
             judging.open += 1
-            ask = functools.partial(judge_case, self.kernel, judging.group, each, given, judging.found)
+            ask = functools.partial(self._pieces, judging, each, given)
             forks.ask((judging, question.case, given), ask, here=not question.on_host)
+
+    def _pieces(self, judging: _GroupJudging, question: Question, given: Given) -> Pieces:
+        try:
+            return judge_case(self.kernel, judging.group, question, given, judging.found)
+        except RuntimeError as error:
+            if ran_out(error):
+                raise MemoryError from error
+            raise
+
+    def _is_proven_wrong(self, dtype: str, judging: _GroupJudging) -> bool:
+        """True if a result is wrong on ordinary inputs, by the cases that were judged so far."""
+        checks = [check_limit(self.kernel, dtype, name, each.parts) for name, each in judging.found[KERNEL].items()]
+        return any(ORDINARY in each.classes and each.classes[ORDINARY].reason for each in checks)
 
     def _results_of(self, dtype: str, judging: _GroupJudging) -> Iterator[Result]:
         kernel, group, found = self.kernel, judging.group, judging.found
@@ -260,6 +347,8 @@ class Judging:
             lists.reverse()
         described = [entry for entries in lists for _, entry in entries]
         basis = Basis("exhaustive", item.n) if group.exhaustive else Basis("observed", item.n, self.seed)
+        if item.whole > item.n:
+            basis = Basis("observed", item.n, self.seed, item.whole)
         findings = replace(
             item.findings, shown=described if judged.reason and not kernel.peer else described[:KEEP_RIGHT]
         )

@@ -24,6 +24,8 @@ class Measure(Request[KernelRun], frozen=True, tag="measure"):
     seconds: float = 600.0  # after which no further case and no further law is tried
     without: tuple[str, ...] = ()  # laws that are left out
     judges: int = 1  # cases that are judged at a time
+    memory: int = 0  # bytes that judging a case may take; 0: the default
+    fail_fast: bool = False  # no further case is tried once one has a finding on ordinary inputs
 
 
 class Stored(msgspec.Struct, frozen=True):

@@ -45,6 +45,8 @@ class Session(Work):
     laws: str = ""  # profile of the laws; none are tried without one
     without: tuple[str, ...] = ()  # laws that are left out
     plan: str = ""  # the backend whose cases are measured, wherever they run; the own one without it
+    memory: int = 0  # bytes that judging a case may take; 0: the default
+    fail_fast: bool = False  # of a kernel, no further case is tried once one has a finding on ordinary inputs
     by_dtype: bool = False  # each dtype of a kernel is measured on its own, so that many workers are busy to the end
     whole: bool = False  # this run is all that the store is for: it claims it, and Ctrl-C ends in what was measured
     known: Known = field(default_factory=dict)  # what the caller has asked of the targets
@@ -58,7 +60,10 @@ def run(targets: Sequence[str], session: Session, command: str) -> Run:
 def claim(kept: PartStore, session: Session, about: About, sources: dict[str, str]) -> None:
     """Begins the store of a run, or goes on there where everything is equal that a figure depends on."""
     settings = {
-        "options": {name: getattr(session, name) for name in ("seed", "dtypes", "laws", "without", "plan")},
+        "options": {
+            name: getattr(session, name)
+            for name in ("seed", "dtypes", "laws", "without", "plan", "memory", "fail_fast")
+        },
         "backend": about.backend,
         "device or versions": {
             name: value for name, value in about.environment.items() if name not in ("commit", "dirty")
@@ -223,6 +228,8 @@ class Measuring(Source[_Part, KernelRun]):
             seconds=session.timeout,
             without=session.without,
             judges=min(cores, 2 * cores // left) if left < cores else 1,
+            memory=session.memory,
+            fail_fast=session.fail_fast,
         )
 
     def heard(self, part: _Part, text: str) -> None:

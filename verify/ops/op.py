@@ -229,6 +229,9 @@ class Meaning(Protocol):
     def deviation(self, problem: Problem, result: str) -> Tensor:
         """Samples the noise of a result with more runs than the fast reference does."""
 
+    def in_float64(self, problem: Problem) -> dict[str, Tensor]:
+        """Returns PyTorch's own float64 results."""
+
 
 @dataclass(frozen=True)
 class Op:

@@ -1,4 +1,4 @@
-"""The identity of a record, a hash of everything in it but dates and timings, and the seal that puts it there."""
+"""The identity of a record, a hash of all but dates, timings and memory, and the seal that puts it there."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from verify.records.record import SCHEMA, Gap, KernelRun, Run
 
 
 def identity(run: Run) -> str:
-    """12 hex digits of everything in a run but dates and timings."""
+    """Returns 12 hex digits of everything in a run but dates, timings and memory."""
     timeless = msgspec.structs.replace(
         run,
         id="",
         created="",
         seconds=0.0,
-        kernels=[msgspec.structs.replace(item, seconds=0.0, speed=[]) for item in run.kernels],
+        kernels=[msgspec.structs.replace(item, seconds=0.0, speed=[], peak={}) for item in run.kernels],
         stages=[msgspec.structs.replace(item, seconds=0.0) for item in run.stages],
     )
     return hashlib.sha256(msgspec.json.encode(timeless, order="deterministic")).hexdigest()[:12]

@@ -102,7 +102,8 @@ def together(one: KernelRun, two: KernelRun) -> KernelRun:
         "notes": list(dict.fromkeys([*one.notes, *two.notes])),
         "unmeasured": [*one.unmeasured, *two.unmeasured],
         "gaps": [*one.gaps, *two.gaps],
-        "sizes": {**one.sizes, **{name: max(size, one.sizes.get(name, 0)) for name, size in two.sizes.items()}},
+        "sizes": _largest(one.sizes, two.sizes),
+        "peak": _largest(one.peak, two.peak),
         "unrepeatable": one.unrepeatable or two.unrepeatable,
         "left": list(dict.fromkeys([*one.left, *two.left])),
         "printed": one.printed.plus(two.printed) if one.printed else two.printed,
@@ -110,3 +111,7 @@ def together(one: KernelRun, two: KernelRun) -> KernelRun:
         "seconds": round(one.seconds + two.seconds, 3),
     }
     return msgspec.structs.replace(one, **merged)
+
+
+def _largest(one: dict[str, int], two: dict[str, int]) -> dict[str, int]:
+    return {**one, **{name: max(size, one.get(name, 0)) for name, size in two.items()}}

@@ -59,12 +59,14 @@ class Basis(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     kind: Literal["exhaustive", "certified", "observed"]
     n: int
     seed: int | None = None
+    of: int = 0  # elements that the results have, where not all were judged
 
     def __str__(self) -> str:
         if self.kind == "exhaustive":
             return f"exhaustive, {self.n:,} inputs"
         seed = "" if self.seed is None else f", seed {self.seed}"
-        return f"{self.kind} over {self.n:,} cases{seed}"
+        of = f" of {self.of:,}" if self.of else ""
+        return f"{self.kind} over {self.n:,}{of} cases{seed}"
 
 
 class Origin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -390,6 +392,7 @@ class KernelRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     unmeasured: list[Unmeasured] = []
     gaps: list[Gap] = []  # of a kernel on its way into a run, which gathers them in `incomplete`
     sizes: dict[str, int] = {}  # the largest size of each named dimension that a measured case has
+    peak: dict[str, int] = {}  # bytes that the process which judges has held at most: of the host, and of a device
 
 
 def unrepeatable(laws: Sequence[LawRun]) -> str:

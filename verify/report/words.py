@@ -163,10 +163,11 @@ def basis(value: Basis) -> str:
 
 
 def basis_short(value: Basis) -> str:
-    """The same for narrow tables: `all 2^16`, `seen 1,048,577`, `proven 4,096`."""
+    """The same for narrow tables: `all 2^16`, `seen 65,600 of 16,777,216`, `proven 4,096`."""
     word = {"exhaustive": "all", "observed": "seen", "certified": "proven"}[value.kind]
     exponent = value.n.bit_length() - 1
-    return f"{word} 2^{exponent}" if exponent >= 16 and value.n == 1 << exponent else f"{word} {value.n:,}"
+    of = f" of {value.of:,}" if value.of else ""
+    return f"{word} 2^{exponent}{of}" if exponent >= 16 and value.n == 1 << exponent else f"{word} {value.n:,}{of}"
 
 
 def basis_of(result: Result, *, short: bool = False) -> str:

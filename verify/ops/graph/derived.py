@@ -112,7 +112,7 @@ class Derivation:
 
 def _by_balls(program: Program, run: Run, places: list[int], format: str) -> list[float]:
     """Rounds single elements by Arb. An element that 2,560 bits do not decide is a tie."""
-    asked = Asked(program, run, "y", places, None, False, Shared(effort=math.inf))
+    asked = Asked(program, run, "y", places, None, False, Shared(share=math.inf))
     return [_by_ball(asked, place, format) for place in range(len(places))]
 
 

@@ -6,14 +6,12 @@ that autograd makes of it. Errors are told in units of its noise (`verify.ops.gr
 
 from __future__ import annotations
 
-import copy
 import hashlib
-import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +20,7 @@ from torch import Tensor
 from verify.errors import UsageError
 from verify.ops.geometry import Elementwise, Shape
 from verify.ops.graph.answers import demand_answers, settled
+from verify.ops.graph.called import Meaning, moved_module
 from verify.ops.graph.derived import Derivation, derivations
 from verify.ops.graph.float64 import in_float64, narrowed
 from verify.ops.graph.noise import Noise, noise_of, sampled_again
@@ -30,6 +29,7 @@ from verify.ops.graph.rounding import Rounding
 from verify.ops.graph.scores import scores_of
 from verify.ops.graph.shapes import NamedDims, Range, ranges_of, sizes_within
 from verify.ops.graph.single import Asked, Shared
+from verify.ops.graph.slices import Cut
 from verify.ops.graph.spans import Span
 from verify.ops.graph.steps import Leaf, Run, Truths, moved_from
 from verify.ops.op import Fast, Landmarks, Op, Operand, Point, Problem
@@ -65,7 +65,7 @@ class Definition:
         """Returns the op, after the function was followed once."""
         derived = derivations(self.derive, self.names)
         loose = {*self.hidden, *derived, *(each for one in derived.values() for each in one.takes)}
-        meaning = _Meaning(self.function, tuple(self.names), self.name or _name_of(self.function), frozenset(loose))
+        meaning = Meaning(self.function, tuple(self.names), self.name or _name_of(self.function), frozenset(loose))
         given, meaning.fixed = _examples(meaning, self.examples)
         parameters = {name: tuple(meaning.held(name).shape) for name in meaning.parameters}
         table = NamedDims.made(meaning.names, parameters, self.shapes, given, self.where)
@@ -86,101 +86,7 @@ def _name_of(function: Any) -> str:
     return "like" if name == "<lambda>" else str(name)
 
 
-@dataclass
-class _Meaning:
-    """The function, called with the operands of a kernel, some of which may be parameters of a module."""
-
-    function: Any
-    names: tuple[str, ...]
-    name: str
-    loose: frozenset[str] = frozenset()  # operands that the function may leave out: derived ones, and their sources
-    fixed: Mapping[int, Any] = field(default_factory=dict)  # arguments that are no tensors, by position
-
-    @cached_property
-    def module(self) -> torch.nn.Module | None:
-        if not isinstance(self.function, torch.nn.Module):
-            return None
-        return _moved(self.function, torch.float64, torch.device("cpu"))
-
-    @cached_property
-    def parameters(self) -> dict[str, str]:
-        """Operand to the dotted name of the module's parameter or buffer that it stands for."""
-        if self.module is None:
-            return {}
-        known = [name for name, _ in (*self.module.named_parameters(), *self.module.named_buffers())]
-        flat = {name.replace(".", "_"): name for name in known}
-        return {name: flat[name] for name in self.names if name in flat}
-
-    @cached_property
-    def by_name(self) -> tuple[str, ...]:
-        """Operands that the function takes under their own names; the others come by position."""
-        known = self._signature
-        own = [name for name in self.names if name not in self.parameters and name not in self.unused]
-        taken = [name for name in own if name in known and known[name].kind is not inspect.Parameter.POSITIONAL_ONLY]
-        return tuple(taken) if len(taken) == len(own) else ()
-
-    @cached_property
-    def _signature(self) -> Mapping[str, inspect.Parameter]:
-        target = self.module.forward if self.module is not None else self.function
-        try:
-            return inspect.signature(target).parameters
-        except (TypeError, ValueError):
-            return {}
-
-    @cached_property
-    def unused(self) -> frozenset[str]:
-        """The operands that the function does not take: the loose ones that it does not name."""
-        return self.loose - self._signature.keys() - self.parameters.keys()
-
-    def held(self, operand: str) -> Tensor:
-        """What the module holds for an operand."""
-        assert self.module is not None
-        held = dict((*self.module.named_parameters(), *self.module.named_buffers()))
-        return held[self.parameters[operand]].detach()
-
-    def __call__(self, present: Sequence[str], values: Sequence[Tensor]) -> Any:
-        given = {n: value for n, value in zip(present, values, strict=True) if n not in self.unused}
-        inner = {self.parameters[name]: given.pop(name) for name in list(given) if name in self.parameters}
-        args: list[Any] = []
-        if self.fixed or not self.by_name:
-            args, given = list(given.values()), {}
-            for place, value in sorted(self.fixed.items()):
-                args.insert(place, value)
-        if self.module is None:
-            return self.function(*args, **given)
-        with _unchanged(self.module) as buffers:
-            return torch.func.functional_call(self.module, {**buffers, **inner}, tuple(args), given)
-
-
-def _moved(module: torch.nn.Module, dtype: torch.dtype, device: torch.device) -> torch.nn.Module:
-    """A copy in another format, with the tensors that it holds as plain attributes too."""
-    made = copy.deepcopy(module).to(device=device, dtype=dtype).requires_grad_(False)
-    for part in made.modules():
-        for name, value in vars(part).items():
-            if isinstance(value, Tensor):
-                vars(part)[name] = value.to(device, dtype if value.is_floating_point() else None)
-    return made
-
-
-@contextmanager
-def _unchanged(module: torch.nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Copies of the buffers for a call to write to; what it leaves as attributes is forgotten.
-
-    A batch norm in training counts what it has seen, a network that keeps its hidden state would start elsewhere, and
-    one that writes to it would keep what autograd knows of the operand.
-    """
-    before = [(part, dict(vars(part))) for part in module.modules()]
-    for part, held in before:
-        vars(part).update({name: value.clone() for name, value in held.items() if isinstance(value, Tensor)})
-    try:
-        yield {name: buffer.clone() for name, buffer in module.named_buffers()}
-    finally:
-        for part, held in before:
-            vars(part).clear()
-            vars(part).update(held)
-
-
-def _examples(meaning: _Meaning, examples: Any) -> tuple[list[dict[str, Any]], dict[int, Any]]:
+def _examples(meaning: Meaning, examples: Any) -> tuple[list[dict[str, Any]], dict[int, Any]]:
     """Each example as a tensor for each operand that no parameter of a module serves; other values by position."""
     if examples is None:
         return [], {}
@@ -224,7 +130,7 @@ def _examples(meaning: _Meaning, examples: Any) -> tuple[list[dict[str, Any]], d
 
 @dataclass
 class _Like:
-    meaning: _Meaning
+    meaning: Meaning
     shapes: NamedDims | None
     ranges: dict[str, Range]
     outputs: tuple[str, ...] | None
@@ -236,6 +142,7 @@ class _Like:
     smooth: tuple[str, ...] = ()  # the operands that the function has a gradient for
     derived: Mapping[str, Derivation] = field(default_factory=dict)
     hidden: tuple[str, ...] = ()
+    part: tuple[Program, Run, Callable[[], dict[str, Tensor]]] | None = None  # where it is about a part of a program
 
     def op(self, *, fuses: bool = False) -> Op:
         """The op, after the function was followed once. `fuses`: nothing but `verify.rounds` rounds on the way."""
@@ -365,14 +272,14 @@ class _Like:
         made = meaning(meaning.names, values)
         return tuple(made.values()) if isinstance(made, Mapping) else made
 
-    def _placed(self, values: Sequence[Tensor]) -> _Meaning:
+    def _placed(self, values: Sequence[Tensor]) -> Meaning:
         """The function for operands on a device and of a type: a module is moved there."""
         meaning = self.meaning
         if meaning.module is None:
             return meaning
         kind = next((value.dtype for value in values if value.is_floating_point()), torch.float32)
-        module = _moved(meaning.module, kind, values[0].device)
-        moved = _Meaning(module, meaning.names, meaning.name, meaning.loose, meaning.fixed)
+        module = moved_module(meaning.module, kind, values[0].device)
+        moved = Meaning(module, meaning.names, meaning.name, meaning.loose, meaning.fixed)
         moved.__dict__["module"] = module
         return moved
 
@@ -389,12 +296,19 @@ class _Like:
             self.programs.pop(next(iter(self.programs)))
         program = trace(
             lambda *values: self.meaning(tuple(shapes), values),
-            {name: self._sample(name, shapes, kinds[name]) for name in shapes},
+            {name: self._followed(name, shapes, kinds[name]) for name in shapes},
             outputs=self.outputs,
             differentiable=gradients,
         )
         self.programs[(*key, tuple(kinds.items())) if program.typed else key] = program
         return program
+
+    def _followed(self, operand: str, shapes: Mapping[str, Shape], dtype: torch.dtype) -> Tensor:
+        """Returns what the function is followed with: no numbers, but of an operand with structure."""
+        known = self.ranges.get(operand)
+        if known is None or not known.structure:
+            return torch.empty(shapes[operand], dtype=dtype, device="meta")
+        return self._sample(operand, shapes, dtype)
 
     def _sample(self, operand: str, shapes: Mapping[str, Shape], dtype: torch.dtype) -> Tensor:
         """Returns zeros, or the numbers next to zeros with the structure of the operand."""
@@ -410,6 +324,8 @@ class _Like:
 
     def program(self, problem: Problem) -> tuple[Program, Run]:
         """The program of a problem, and its tensors."""
+        if self.part is not None:
+            return self.part[0], replace(self.part[1])
         present = {name: value for name, value in problem.inputs.items() if value is not None}
         wanted = self._gradients(problem) if problem.upstream else []
         gradients = tuple(name for name in present if "d" + name in wanted)
@@ -441,7 +357,7 @@ class _Like:
         if self.by_noise:
             for name, each in noise.items():
                 found[name] = _with_noise(found[name], each)
-            found = narrowed(found, noise, partial(self._in_float64, problem))
+            found = narrowed(found, noise, partial(self.in_float64, problem))
         if program.elementwise:
             used = [run.leaves[step.name] for step in program.steps if isinstance(step, Leaf)]
             values = [value for value in used if value.is_floating_point()]
@@ -459,7 +375,14 @@ class _Like:
         with torch.no_grad():
             return sampled_again(program, run, result, self._rounding(program, run))
 
-    def _in_float64(self, problem: Problem) -> dict[str, Tensor]:
+    def of_part(self, cut: Cut, theirs: Callable[[], dict[str, Tensor]]) -> _Like:
+        """Returns the same for a part of a program; `theirs` has PyTorch's float64 results there, where it is known."""
+        return replace(self, part=(*cut.made(), theirs))
+
+    def in_float64(self, problem: Problem) -> dict[str, Tensor]:
+        """Returns PyTorch's own float64 results."""
+        if self.part is not None:
+            return self.part[2]()
         values = [value for value in problem.inputs.values() if value is not None]
         return in_float64(self._placed(values), problem, self.outputs, self._gradients(problem))
 
@@ -545,7 +468,8 @@ class _Like:
         key = ("followed", problem.results, result if problem.is_long else "")
         held = problem.cache.get(key)
         if held is None or held[0] is not problem.inputs or held[1] is not problem.upstream:
-            held = problem.cache[key] = (problem.inputs, problem.upstream, *self.program(problem), Shared())
+            shared = Shared(problem.cache.get("effort", 1.0))
+            held = problem.cache[key] = (problem.inputs, problem.upstream, *self.program(problem), shared)
         program, run, shared = held[2:]
         if "opened" not in problem.cache:
             self.fast(problem)

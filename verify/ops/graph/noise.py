@@ -20,7 +20,7 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -86,6 +86,13 @@ def sampled_again(program: Program, run: Run, result: str, format: Rounding) -> 
     if sampled.is_chaotic():
         sampled.sample(_MORE_RUNS // 2, _OTHER_SEED + 1, 1.0)
     return sampled.deviation(result)
+
+
+@lru_cache(maxsize=8)
+def _coins(seed: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Returns the random numbers of a seed, and the state of the generator after them."""
+    generator = torch.Generator(device).manual_seed(seed)
+    return torch.rand(_COINS, dtype=torch.float64, device=device, generator=generator) * 2 - 1, generator.get_state()
 
 
 class _Samples:
@@ -206,9 +213,9 @@ class _Samples:
         first = self.runs == 0
         self.random, self.shrink = random.Random(seed), shrink
         device = next(iter(self.truth.values())).device if self.truth else self.run.device
-        generator = torch.Generator(device).manual_seed(seed)
-        self.generator = generator
-        self.coins = torch.rand(_COINS, dtype=torch.float64, device=device, generator=generator) * 2 - 1
+        self.coins, state = _coins(seed, device)
+        self.generator = torch.Generator(device)
+        self.generator.set_state(state)
         total = {name: torch.zeros_like(value) for name, value in self.truth.items()}
         few = {name: [] for name, value in self.truth.items() if value.numel() <= _FEW}  # type: dict[str, list[Tensor]]
         for _ in range(runs):
@@ -453,6 +460,15 @@ _QUOTIENTS, _REMAINS = ("floor quotient", "trunc quotient"), ("remainder", "fmod
 
 def _compares(step: Step) -> bool:
     return isinstance(step, Map) and step.function in _COMPARISONS and step.inputs[0].real
+
+
+def averaged_dims(program: Program, result: str) -> list[int]:
+    """Returns the dimensions of a gradient over which noise is averaged: an element then needs its whole row."""
+    if not result.startswith("d") or "grad " + result in program.leaves:
+        return []
+    shape = program.results[result].shape
+    steps = [step for step in program.needed_for([result]) if isinstance(step, Map) and step.centred]
+    return sorted({dim for step in steps if step.shape == shape for dim in _averaged(step)})
 
 
 def _averaged(step: Map) -> list[int]:

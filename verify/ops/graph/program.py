@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -35,6 +35,7 @@ from verify.ops.graph.steps import ABSENT, Leaf, Move, Places, Plain, Run, Step,
 
 RULE_MODULES = (rules_moving, rules_elementwise, rules_reducing)  # imported for the rules that they add
 _FEW = 16
+_ZEROS = 1 << 16  # elements of operands up to which a function is called on zeros before it is followed
 Make = Callable[[Step, list[Tensor]], tuple[Tensor, Tensor]]
 Needed = dict[int, tuple[Places, list[Places]]]  # by step: elements to evaluate, and what each needs of the inputs
 
@@ -259,10 +260,8 @@ def trace(
 
     The program's leaves are the operands and, for each output with a gradient, "grad " + its name.
     """
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
     names = list(operands)
-    examples = [_example(value) for value in operands.values()]
+    examples = [_example(value, small=_is_small(operands)) for value in operands.values()]
     kinds = [value.dtype for value in operands.values()]
     real = Real(next((kind for kind in kinds if kind.is_floating_point), torch.get_default_dtype()))
 
@@ -271,7 +270,7 @@ def trace(
             return _called(function, list(map(with_kind, values, kinds)))
 
     try:
-        plain = called(examples)
+        plain = called(examples) if _is_small(operands) else _shown(function, examples, kinds)
     except UsageError:
         raise
     except Exception as error:
@@ -305,11 +304,7 @@ def trace(
             found = torch.autograd.grad(sums, wanted, allow_unused=True)
         return [value.detach() for value in made], list(found)
 
-    with ExitStack() as around:
-        around.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")
-        around.enter_context(sdpa_kernel(SDPBackend.MATH))
-        around.enter_context(_no_functions())
+    with _following():
         try:
             recorder = Recorder(table())
             given = [recorder.operand(value.shape, value.dtype) for value in examples]
@@ -406,8 +401,34 @@ def names_of(count: int) -> list[str]:
     return ["y"] if count == 1 else [f"y{place + 1}" for place in range(count)]
 
 
-def _example(value: Tensor) -> Tensor:
-    return torch.zeros(value.shape, dtype=torch.float64) if value.is_floating_point() else value.detach().clone()
+def _is_small(operands: Mapping[str, Tensor]) -> bool:
+    """True if the function may be called on zeros to learn what it returns."""
+    return sum(value.numel() for value in operands.values()) <= _ZEROS
+
+
+def _example(value: Tensor, *, small: bool) -> Tensor:
+    if small and not (value.is_meta or value.is_floating_point()):
+        return value.detach().clone()  # whole numbers may have a structure that the function relies on
+    dtype = torch.float64 if value.is_floating_point() else value.dtype
+    return torch.zeros(value.shape, dtype=dtype, device="cpu" if small else "meta")
+
+
+@contextmanager
+def _following() -> Iterator[None]:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH), _no_functions():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _shown(function: Callable[..., Any], examples: Sequence[Tensor], kinds: Sequence[torch.dtype]) -> list[Tensor]:
+    """What the function returns, by shape and type: it is followed once, and computes nothing."""
+    recorder = Recorder(table())
+    real = Real(next((kind for kind in kinds if kind.is_floating_point), torch.get_default_dtype()))
+    given = [recorder.operand(value.shape, value.dtype) for value in examples]
+    with _following(), recorder, real:
+        return _called(function, list(map(with_kind, given, kinds)))
 
 
 def _called(function: Callable[..., Any], values: Sequence[Tensor]) -> list[Tensor]:

@@ -97,7 +97,7 @@ def _asked(programs: Programs, problem: Problem, result: str, indices: Sequence[
         run = run_of(program, problem)
         limits = not all(bool(torch.isfinite(value.double()).all()) for value in run.leaves.values())
         # a row of any length is worth its time: the op's own formulas have no limit either
-        problem.cache["program", device] = program, run, Shared(effort=math.inf), limits
+        problem.cache["program", device] = program, run, Shared(math.inf), limits
     program, run, shared, limits = problem.cache["program", device]
     gradient = result.startswith("d") and result[1:] in problem.inputs
     return Asked(program, run, result, list(indices), None, gradient, shared), limits

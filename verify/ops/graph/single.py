@@ -41,8 +41,8 @@ class Shared:
     The same questions in the same order cost the same everywhere, so what is `refused` does not depend on a clock.
     """
 
+    share: float = 1.0  # of the effort that a result may cost
     slices: dict[tuple[type[Arithmetic], int], Slices] = field(default_factory=dict)
-    effort: float = field(default_factory=lambda: _EFFORT)  # that each result may cost
     spent: dict[str, float] = field(default_factory=dict)
     refused: set[str] = field(default_factory=set)  # results of which one element was too much
 
@@ -103,7 +103,7 @@ class Asked:
         refused = self.result in shared.refused
         for some in [[place]] if refused else [places, [place]]:
             free = _CHEAP * len(some)
-            most = free + (0 if refused else shared.effort - spent)
+            most = free + (0 if refused else shared.share * _EFFORT - spent)
             try:
                 needed = self.program.places(self.run, self.result, [self.indices[n] for n in some], slices, most)
             except BeyondEffort:

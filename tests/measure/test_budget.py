@@ -1,0 +1,237 @@
+"""Cases beyond the budget: some elements are judged, as all would be."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from verify import backends
+from verify.backends import Backend
+from verify.cases.plan import Group
+from verify.declare.declaration import Kernel, kernel
+from verify.measure import kernel as measuring
+from verify.measure.budget import DIFFERING, Budget, _line, differing, sampled
+from verify.measure.digest import of_many
+from verify.measure.kernel import measure_kernel
+from verify.measure.requests import Measure
+from verify.records.record import KernelRun, value_of
+from verify.report.words import basis_short
+from verify.truth.formats import named
+
+TINY = Budget(work=2.0**18, whole=16, elements=64, drawn=2.0**18)
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def _loss(x: Tensor, label: Tensor) -> Tensor:
+    return functional.cross_entropy(x, label, reduction="none")
+
+
+FUNCTIONS: dict[str, tuple[Callable[..., Tensor], dict[str, str], tuple[Any, ...]]] = {
+    "gelu": (lambda x: functional.gelu(x), {}, ((24, 40),)),
+    "gated": (lambda x, w: functional.silu(x) * w, {}, ((24, 40), (24, 40))),
+    "softmax": (lambda x: functional.softmax(x, -1), {}, ((24, 40),)),
+    "layer norm": (lambda x, w: functional.layer_norm(x, (40,), w), {}, ((24, 40), (40,))),
+    "product": (lambda x, w: x @ w, {}, ((24, 32), (32, 20))),
+    "linear, gelu": (lambda x, w, b: functional.gelu(functional.linear(x, w, b)), {}, ((24, 32), (20, 32), (20,))),
+    "convolution": (lambda x, w: functional.conv2d(x, w, padding=1), {}, ((2, 3, 9, 9), (4, 3, 3, 3))),
+    "pooling": (lambda x: functional.max_pool2d(x, 2), {}, ((2, 3, 12, 12),)),
+    "running sum": (lambda x: x.cumsum(-1), {}, ((24, 40),)),
+    "attention": (_attention, {}, ((2, 2, 16, 8),) * 3),
+    "loss": (_loss, {"label": "0 <= label < 40"}, ((24, 40), (24,))),
+    "mean": (lambda x: x.square().mean(), {}, ((24, 40),)),
+    "argmax": (lambda x: x.argmax(-1), {}, ((24, 40),)),
+}
+
+
+@pytest.fixture(scope="module")
+def backend() -> Backend:
+    return backends.select()
+
+
+@pytest.fixture(autouse=True)
+def two_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    def some(*args: Any, **options: Any) -> list[Group]:
+        [group] = plan(*args, **options)
+        return [dataclasses.replace(group, cases=(group.cases[0], group.cases[5]))]
+
+    plan = measuring.plan
+    monkeypatch.setattr(measuring, "plan", some)
+
+
+def _declared(name: str, change: Callable[[Tensor], Tensor] = lambda y: y) -> Kernel:
+    function, integers, shapes = FUNCTIONS[name]
+    names = function.__code__.co_varnames[: function.__code__.co_argcount]
+    examples = tuple(
+        torch.zeros(shape, dtype=torch.int64 if label in integers else torch.float32)
+        for label, shape in zip(names, shapes, strict=True)
+    )
+
+    def called(*operands: Tensor) -> Tensor:
+        y = function(*(each.double() if each.is_floating_point() else each for each in operands))
+        return change(y.float() if y.is_floating_point() else y)
+
+    called.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+    return kernel(like=function, examples=[examples], integers=integers, dtypes=["float32"], name="called")(called)
+
+
+def _measured(called: Kernel, backend: Backend, budget: Budget | None) -> KernelRun:
+    return measure_kernel(called, Measure("a.py::called"), backend, budget=budget)
+
+
+def _off_at_one(y: Tensor) -> Tensor:
+    """One element in the midst of a result, 30% off."""
+    mask = torch.zeros_like(y)
+    mask.view(-1)[y.numel() // 2 + 1] = 0.3
+    return y + (y * mask + mask * 0.3)
+
+
+QUICK = ("gelu", "softmax", "convolution", "attention")
+
+
+@pytest.mark.parametrize("change", ["right", "one element off"])
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in FUNCTIONS]
+)
+def test_some_elements_have_the_verdict_of_all(name: str, change: str, backend: Backend) -> None:
+    if change != "right" and name in ("argmax", "mean"):
+        return
+    change_by = (lambda y: y) if change == "right" else _off_at_one
+    full, some = (_measured(_declared(name, change_by), backend, budget) for budget in (None, TINY))
+    assert [(each.output, each.status) for each in some.results] == [(r.output, r.status) for r in full.results]
+    assert not some.gaps
+    for mine, all_ in zip(some.results, full.results, strict=True):
+        assert not all_.basis.of
+        assert mine.basis.of == all_.basis.n or mine.basis.n == all_.basis.n
+        assert mine.basis.n < all_.basis.n or all_.basis.n <= 2 * TINY.elements
+        assert value_of(mine.figures.max_ulp) <= value_of(all_.figures.max_ulp)
+        if mine.figures.scaled_max is not None and all_.figures.scaled_max is not None:
+            # noise is sampled, by other numbers in a part of a program: an element's own is off by a fifth
+            assert value_of(mine.figures.scaled_max) <= 1.6 * value_of(all_.figures.scaled_max) + 0.1
+        for worst in mine.worst:
+            assert 0 <= worst.origin.index < all_.basis.n // 2
+
+
+def test_the_worst_element_is_where_it_is_in_the_whole_result(backend: Backend) -> None:
+    def changed(y: Tensor) -> Tensor:
+        made = y.clone()
+        made[17, 23] *= 1.5
+        return made
+
+    found = _measured(_declared("softmax", changed), backend, TINY)
+    assert found.results[0].worst[0].index == (17, 23)
+    assert found.results[0].worst[0].origin.index == 17 * 40 + 23
+    assert found.results[0].basis.of == 2 * 24 * 40
+    assert basis_short(found.results[0].basis).endswith(" of 1,920")
+
+
+def test_a_result_of_which_no_element_is_affordable_is_a_gap(backend: Backend) -> None:
+    found = measure_kernel(
+        _declared("mean"), Measure("a.py::called"), backend, budget=dataclasses.replace(TINY, work=64.0)
+    )
+    assert [gap.kind for gap in found.gaps] == ["judge failed"] * len(found.gaps)
+    assert "one element depends on more numbers than the judge may evaluate" in found.gaps[0].text
+
+
+def test_elements_that_differ_from_pytorch_are_singled_out() -> None:
+    theirs = torch.randn(1 << 19, generator=torch.Generator().manual_seed(0))
+    mine = theirs.clone()
+    mine[[5, 300_000]] = torch.tensor([torch.nan, torch.inf])
+    mine[77_777] *= 1.01
+    assert set(differing(mine, theirs)) == {5, 77_777, 300_000}
+    assert differing(theirs, theirs) == []
+    assert len(differing(theirs * 1.01, theirs)) <= DIFFERING
+    assert differing(mine, None) == []
+
+
+def test_indices_have_both_ends_edges_of_blocks_and_every_part() -> None:
+    line = _line(100_000, 64, 0, "y")
+    assert line[0] == 0 and line[-1] == 99_999 and len(line) > 56
+    assert np.diff(line).max() < 100_000 / 64 * 4
+    assert sum(at % 16 in (0, 15) for at in line.tolist()) >= 14
+    assert (_line(5, 8, 0, "y") == np.arange(5)).all()
+
+
+def test_a_digest_of_many_sees_one_bit() -> None:
+    x = torch.randn(300_001, generator=torch.Generator().manual_seed(0))
+    other = x.clone()
+    other.view(torch.int32)[299_999] ^= 1
+    fmt = named("float32")
+    assert of_many(x, fmt) == of_many(x.clone(), fmt) != of_many(other, fmt)
+    assert of_many(torch.tensor([-torch.nan]), fmt) == of_many(torch.tensor([torch.nan]), fmt)
+
+
+def test_a_plan_that_takes_too_much_memory_is_halved(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = list[Budget]()
+
+    def scarce(op: Any, problem: Any, name: str, singled: Any, budget: Budget, seed: int) -> Any:
+        tried.append(budget)
+        if len(tried) < 3:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+        return sampled(op, problem, name, singled, budget, seed)
+
+    monkeypatch.setattr(measuring, "sampled", scarce)
+    found = _measured(_declared("softmax"), backend, TINY)
+    assert found.status == "ok" and not found.gaps
+    assert [each.memory for each in tried[:3]] == [TINY.memory, TINY.memory / 2, TINY.memory / 4]
+    assert tried[3].elements == TINY.elements // 4
+
+
+def test_no_memory_for_any_plan_is_no_error_of_the_kernel(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    def scarce(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(measuring, "sampled", scarce)
+    found = _measured(_declared("softmax"), backend, TINY)
+    assert found.status == "skipped"
+    assert [gap.kind for gap in found.gaps] == ["judge failed"]
+    assert found.gaps[0].text.endswith("the judge ran out of memory: 2 of 2 cases have no verdict")
+
+
+def test_fail_fast_stops_after_a_finding_on_ordinary_inputs(backend: Backend) -> None:
+    for budget, count in ((TINY, 2), (dataclasses.replace(TINY, fail_fast=True), 1)):
+        found = _measured(_declared("softmax", _off_at_one), backend, budget)
+        assert found.status == "wrong"
+        assert found.results[0].basis.of == count * 24 * 40
+
+
+PEAK = """
+import torch, verify
+from verify import backends
+from verify.measure import kernel as measuring
+from verify.measure.budget import Budget, peak_memory
+from verify.measure.requests import Measure
+
+plan = measuring.plan
+measuring.plan = lambda *args, **options: [measuring.replace(g, cases=g.cases[:1]) for g in plan(*args, **options)]
+x = torch.zeros(1024, 4096)
+called = verify.kernel(like=lambda x: torch.softmax(x, -1), examples=[(x,)], dtypes=["float32"])(
+    lambda x: torch.softmax(x, -1)
+)
+backend = backends.select()
+before = peak_memory(backend)["host"]
+found = measuring.measure_kernel(
+    called, Measure("a.py::called"), backend, budget=Budget(2.0**26, memory=1 << 28, whole=1 << 20)
+)
+print(found.status, found.results[0].basis.of, before, found.peak["host"])
+"""
+
+
+def test_judging_stays_within_its_memory() -> None:
+    done = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, timeout=300, check=True)
+    status, of, before, peak = done.stdout.split()
+    held = 14 * (4 << 22)  # inputs, results, PyTorch's and copies of them, of 2^22 float32 numbers each
+    assert (status, of) == ("ok", str(1 << 22))
+    assert int(before) < int(peak) < int(before) + held + (1 << 28)

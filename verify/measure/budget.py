@@ -1,0 +1,229 @@
+"""What judging a case may take, and which elements are judged where all would take more.
+
+The plan is made before anything is allocated, from the shapes of the program that defines the op. Where a result is
+beyond the budget, some of its elements are judged: those where the kernel and PyTorch differ most, and elements of
+every part of every dimension, its ends and the edges of blocks among them, drawn from the seed of the run.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import math
+import os
+import resource
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from verify.backends import Backend
+from verify.cases import Case, counter
+from verify.errors import BeyondEffort
+from verify.ops.graph.noise import averaged_dims
+from verify.ops.graph.program import Program
+from verify.ops.graph.sampled import Sample, sample_of
+from verify.ops.graph.slices import Box, Cut, Line, cost_of, size_of
+from verify.ops.graph.steps import Run
+from verify.ops.op import Op, Problem
+
+DEFAULT_MEMORY = 2 << 30
+DIFFERING = 32  # elements that are judged because the kernel and PyTorch differ most there
+_BOXES = 4  # that are drawn
+_BLOCKS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)  # sizes of blocks whose edges are looked at
+_EDGES = 4  # one index of so many is at an edge
+_AT_ONCE = {True: 1 << 18, False: 1 << 24}  # elements that are compared at a time, on a CPU and on a GPU
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What judging one result of a case may take."""
+
+    work: float  # numbers that the steps of its program have
+    memory: float = DEFAULT_MEMORY  # bytes, beside what the kernel and its inputs need
+    whole: int = 1 << 22  # elements of a result up to which all are judged
+    elements: int = 1 << 16  # that are judged where not all are
+    drawn: float = 2.0**24  # numbers that the steps have where not all elements are judged
+    seconds: float = 20.0  # after which no further box is evaluated
+    fail_fast: bool = False  # no further case is tried once one has a finding on ordinary inputs
+
+    @classmethod
+    def of(cls, backend: Backend, memory: int = 0, *, fail_fast: bool = False) -> Budget:
+        """Returns the budget of a backend. `memory` replaces 2 GiB, or a quarter of the device where that is less."""
+        memory = memory or min(DEFAULT_MEMORY, total_memory(backend) // 4)
+        if backend.scale == "large":
+            return cls(2.0**31, memory, 1 << 26, 1 << 18, 2.0**26, fail_fast=fail_fast)
+        return cls(2.0**26, memory, fail_fast=fail_fast)
+
+    def halved(self) -> Budget:
+        """Returns the plan that is tried where memory ran out."""
+        whole, elements = self.whole // 2, max(self.elements // 2, 1)
+        made = replace(self, whole=whole, elements=elements)
+        return replace(made, work=self.work / 2, memory=self.memory / 2, drawn=self.drawn / 2)
+
+    def holds(self, program: Program, wanted: Sequence[str]) -> bool:
+        """True if all elements of some results may be judged."""
+        most = max((math.prod(program.results[name].shape) for name in wanted), default=0)
+        work, memory = cost_of(program.needed_for(wanted), lambda step: float(math.prod(step.shape)))
+        return most <= self.whole and work <= self.work * len(wanted) and memory <= self.memory
+
+
+def total_memory(backend: Backend) -> int:
+    """Returns the bytes of the device that a backend judges on."""
+    if backend.gpu and backend.streams:
+        return int(torch.cuda.get_device_properties(backend.device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def peak_memory(backend: Backend) -> dict[str, int]:
+    """Returns the most bytes that this process or one of its forks has held so far, of the host and of the device."""
+    own, forks = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    status = Path("/proc/self/status")
+    if status.exists():  # there Linux leaves out what the process was started from
+        own = next((int(line.split()[1]) for line in status.read_text().splitlines() if "VmHWM" in line), own)
+    found = {"host": max(own, forks) * 1024}
+    if backend.gpu and backend.streams:
+        found["device"] = int(torch.cuda.max_memory_allocated(backend.device))
+    return found
+
+
+def ran_out(error: BaseException) -> bool:
+    """True for an error that says that memory of the host or of a device is used up."""
+    words = str(error) if isinstance(error, RuntimeError) else ""
+    return isinstance(error, MemoryError) or "out of memory" in words or "not enough memory" in words
+
+
+@contextmanager
+def turn(backend: Backend) -> Iterator[None]:
+    """Waits until no other judge of this user evaluates on the same GPU: they use its memory one after the other."""
+    if not (backend.gpu and backend.streams):
+        yield
+        return
+    of = getattr(torch.cuda.get_device_properties(backend.device), "uuid", backend.device)
+    with open(Path(tempfile.gettempdir()) / f"verify-{os.getuid()}-{of}.lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            torch.cuda.empty_cache()
+
+
+def differing(got: Tensor, beside: Tensor | None) -> list[int]:
+    """Returns the flat places where two results differ most: absolutely, in relation, or in being finite."""
+    if beside is None:
+        return []
+    mine, theirs = got.detach().reshape(-1), beside.detach().reshape(-1).to(got.device)
+    wide = torch.float32 if got.dtype.itemsize < 4 or got.dtype == torch.float32 else torch.float64
+    least = torch.finfo(wide).tiny
+    found: tuple[list[tuple[Tensor, Tensor]], ...] = ([], [])  # scores and their places: by size, and in relation
+    for first in range(0, mine.numel(), step := _AT_ONCE[got.is_cpu]):
+        a, b = (each[first : first + step].to(wide) for each in (mine, theirs))
+        apart = (a - b).abs()
+        if not bool(torch.isfinite(apart).all()):
+            same = (a == b) | (torch.isnan(a) & torch.isnan(b))
+            apart = torch.where(same, 0.0, apart.nan_to_num(math.inf))
+        for kind, score in zip(found, (apart, apart / b.abs().nan_to_num(1.0).clamp_(min=least)), strict=True):
+            top = score.topk(min(DIFFERING // 2, score.numel()), sorted=False)
+            kind.append((top.values, top.indices + first))
+    chosen = set[int]()
+    for kind in found:
+        values, places = (torch.cat(each) for each in zip(*kind, strict=True))
+        top = values.topk(min(DIFFERING // 2, values.numel()))
+        chosen.update(places[top.indices[top.values > 0]].tolist())
+    return sorted(chosen)
+
+
+def sampled(op: Op, problem: Problem, result: str, singled: Sequence[int], budget: Budget, seed: int) -> Sample | None:
+    """Returns the elements of a result that are judged; None where one element is beyond the budget."""
+    assert op.meaning is not None
+    program, run = op.meaning.program(problem)
+    cuts = cuts_of(program, run, result, singled, budget, seed)
+    if not cuts:
+        return None
+    until = time.monotonic() + budget.seconds
+    fits = cost_of(program.steps, lambda step: float(math.prod(step.shape)))[1] <= budget.memory
+    theirs = functools.cache(lambda: op.meaning.in_float64(problem) if fits else {})  # type: ignore[union-attr]
+    return sample_of(op.meaning, problem, result, cuts, theirs, lambda: time.monotonic() < until)
+
+
+def beyond(result: str, case: Case) -> str:
+    """Says that a result could not be judged."""
+    return f"{result} of {list(case.dims)}: one element depends on more numbers than the judge may evaluate"
+
+
+def cuts_of(program: Program, run: Run, result: str, singled: Sequence[int], budget: Budget, seed: int) -> list[Cut]:
+    """Returns the parts of a program that are evaluated: first those of elements that are singled out.
+
+    Returns [] where one element is beyond the budget.
+    """
+    shape = program.results[result].shape
+    rows = averaged_dims(program, result)
+
+    def cut(box: Box, share: int) -> Cut | None:
+        box = tuple(np.arange(shape[dim]) if dim in rows else line for dim, line in enumerate(box))
+        try:
+            made = Cut(program, run, result, box, most / share)
+        except BeyondEffort:
+            return None
+        return made if made.bytes <= budget.memory else None
+
+    counts, most = [1] * len(shape), budget.work
+    if cut(_box(shape, counts, seed, result), 1) is None:
+        return []
+    most = budget.drawn
+    share = 1 if cut(_box(shape, counts, seed, result), _BOXES) is None else _BOXES
+    growing = list(reversed(range(len(shape))))
+    while growing:
+        for dim in list(growing):
+            more = [min(2 * count, shape[at]) if at == dim else count for at, count in enumerate(counts)]
+            box = _box(shape, more, seed, result)
+            if more == counts or size_of(box) > budget.elements / share or cut(box, share) is None:
+                growing.remove(dim)
+            else:
+                counts = more
+    boxes = [_box(shape, counts, seed, f"{result}/{number}") for number in range(1 if counts == [*shape] else share)]
+    drawn = [made for box in boxes if (made := cut(box, share)) is not None]
+    apart = list[Cut]()
+    waiting = [list(singled)] if singled else []
+    while waiting:
+        some = waiting.pop(0)
+        together = _around(some, shape)
+        if (made := cut(together, share)) is not None and size_of(together) <= budget.elements / share:
+            apart.append(made)
+        elif len(some) > 1:
+            waiting += [some[: len(some) // 2], some[len(some) // 2 :]]
+        elif (made := cut(together, 1)) is not None:
+            apart.append(made)
+    return [*apart, *drawn]
+
+
+def _around(places: Sequence[int], shape: tuple[int, ...]) -> Box:
+    """The smallest box with some places."""
+    return tuple(np.unique(each) for each in np.unravel_index(np.array(places), shape)) if shape else ()
+
+
+def _box(shape: tuple[int, ...], counts: Sequence[int], seed: int, label: str) -> Box:
+    pairs = enumerate(zip(shape, counts, strict=True))
+    return tuple(_line(size, count, seed, f"elements/{label}/{dim}") for dim, (size, count) in pairs)
+
+
+def _line(size: int, count: int, seed: int, label: str) -> Line:
+    """Indices of a dimension: both ends, some edges of blocks, and one of each of equal parts."""
+    if count >= size:
+        return np.arange(size)
+    drawn = counter.below(seed, label, count, 1 << 30).numpy() / float(1 << 30)
+    edges = max(count // _EDGES, 0) if count > 2 else 0
+    ends = [0, size - 1][: count - 1]
+    parts = count - edges - len(ends)
+    found = [*ends, *((np.arange(parts) + drawn[:parts]) * (size / parts)).astype(np.int64).tolist()]
+    for number in range(edges):
+        block = _BLOCKS[number % len(_BLOCKS)]
+        if block < size:
+            found.append((1 + int(drawn[parts + number] * ((size - 1) // block))) * block - number // len(_BLOCKS) % 2)
+    return np.unique(np.clip(np.array(found, dtype=np.int64), 0, size - 1))

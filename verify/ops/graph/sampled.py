@@ -1,0 +1,154 @@
+"""Some elements of a result of a PyTorch function, with all that judging asks of them.
+
+The elements are those of boxes, each evaluated by the part of the program that it needs (`verify.ops.graph.slices`).
+They are numbered one after the other, without regard to where they are in the result: `places` says that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from verify.ops.graph.slices import Box, Cut, Line, places_in
+from verify.ops.op import Fast, Op, Point, Problem
+
+Theirs = Callable[[], Mapping[str, Tensor]]  # PyTorch's float64 results; {} where they were not affordable
+
+
+@dataclass
+class Sample:
+    """Elements of one result. It stands for the meaning of an op whose results are these elements alone."""
+
+    result: str
+    places: Line  # flat, in the result
+    fast: Fast  # of these elements
+    total: int  # elements of the result
+    parts: list[tuple[Any, Problem]]  # of each box: its meaning and its problem
+    box: Line  # of each element, which box it is from
+    spot: Line  # of each element, its place in the box
+
+    def op(self, whole: Op) -> Op:
+        """Returns the op whose result has the elements of the sample."""
+        return replace(whole, points=self._points, fast=lambda problem: {self.result: self.fast}, meaning=self)
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """Returns the elements of the sample of a tensor that is shaped like the result."""
+        return tensor.detach().reshape(-1)[torch.from_numpy(self.places).to(tensor.device)]
+
+    def _points(self, problem: Problem, result: str, indices: Sequence[int]) -> list[Point]:
+        """Asks each box for its elements together: these share what they evaluate."""
+        found: dict[int, Point] = {}
+        for number, (meaning, own) in enumerate(self.parts):
+            mine = [index for index in indices if self.box[index] == number]
+            if mine:
+                points = meaning.points(own, result, self.spot[mine].tolist())
+                found |= dict(zip(mine, points, strict=True))
+        return [found[index] for index in indices]
+
+    def program(self, problem: Problem) -> tuple[Any, Any]:
+        """Returns the part of the program for the first box."""
+        meaning, own = self.parts[0]
+        return meaning.program(own)  # type: ignore[no-any-return]
+
+    def identity(self, dims: tuple[int, ...]) -> str:
+        """Returns what the whole function denotes for these sizes."""
+        return str(self.parts[0][0].identity(dims))
+
+    def looked_up(self, problem: Problem, result: str, fast: Fast) -> Fast:
+        """Returns the reference as it is: each box has looked up its own elements."""
+        return fast
+
+    def settled(self, problem: Problem, result: str, got: Tensor) -> Tensor:
+        """Puts the reference's answer in the place of others that are right too."""
+        line = got.detach().reshape(-1)
+
+        def made(number: int, meaning: Any, own: Problem) -> Tensor:
+            known = meaning.fast(own)[result].value
+            whole = known.to(line.device, line.dtype).clone(memory_format=torch.contiguous_format)
+            mine = self.box == number
+            whole.view(-1)[torch.from_numpy(self.spot[mine])] = line[torch.from_numpy(mine)]
+            return meaning.settled(own, result, whole)  # type: ignore[no-any-return]
+
+        return self._joined(made).reshape(got.shape)
+
+    def deviation(self, problem: Problem, result: str) -> Tensor:
+        """Samples the noise with more runs than the fast reference does."""
+        return self._joined(lambda number, meaning, own: meaning.deviation(own, result))
+
+    def in_float64(self, problem: Problem) -> dict[str, Tensor]:
+        """Returns nothing: each box has asked for its own elements."""
+        return {}
+
+    def _joined(self, make: Callable[[int, Any, Problem], Tensor]) -> Tensor:
+        """What is made for each box, at the elements of the sample."""
+        boxes = [make(number, *part).reshape(-1) for number, part in enumerate(self.parts)]
+        starts = np.cumsum([0, *(box.numel() for box in boxes)])[:-1]
+        return torch.cat(boxes)[torch.from_numpy(starts[self.box] + self.spot)]
+
+
+def sample_of(
+    meaning: Any, problem: Problem, result: str, cuts: Sequence[Cut], theirs: Theirs, more: Callable[[], bool]
+) -> Sample:
+    """Evaluates the elements of some boxes of a result; after the first no further ones once `more` is false."""
+    shape = cuts[0].program.results[result].shape
+    parts, boxes, found = list[tuple[Any, Problem]](), list[Box](), list[Fast]()
+    for cut in cuts:
+        if found and not more():
+            break
+        own = replace(problem, results=(result,), cache={"effort": 0.5 / len(cuts)})
+        part = meaning.of_part(cut, _at(theirs, result, cut.box, shape))
+        found.append(part.looked_up(own, result, part.fast(own)[result]))
+        parts.append((part, own))
+        boxes.append(cut.box)
+    each = [places_in(box, shape) for box in boxes]
+    kept = np.sort(np.unique(np.concatenate(each), return_index=True)[1])  # boxes may overlap
+    fast = _some(found, torch.from_numpy(kept).to(found[0].value.device))
+    number = np.repeat(np.arange(len(each)), [len(line) for line in each])[kept]
+    spot = np.concatenate([np.arange(len(line)) for line in each])[kept]
+    return Sample(result, np.concatenate(each)[kept], fast, math.prod(shape), parts, number, spot)
+
+
+def _at(theirs: Theirs, result: str, box: Box, shape: tuple[int, ...]) -> Callable[[], dict[str, Tensor]]:
+    def found() -> dict[str, Tensor]:
+        known = theirs()
+        if result not in known:
+            return {}
+        places = torch.from_numpy(places_in(box, shape)).to(known[result].device)
+        return {result: known[result].reshape(-1)[places].reshape(tuple(map(len, box)))}
+
+    return found
+
+
+def _some(found: Sequence[Fast], chosen: Tensor) -> Fast:
+    """Some elements of several references, one after the other."""
+
+    def joined(parts: Sequence[Tensor | None], missing: Callable[[Fast], Tensor]) -> Any:
+        if all(part is None for part in parts):
+            return None
+        line = [missing(fast) if part is None else part for fast, part in zip(found, parts, strict=True)]
+        return torch.cat([part.expand(fast.value.shape).reshape(-1) for part, fast in zip(line, found, strict=True)])[
+            chosen
+        ]
+
+    def zeros(fast: Fast) -> Tensor:
+        return torch.zeros_like(fast.value)
+
+    missing: dict[str, Callable[[Fast], Tensor]] = {
+        "unknown": lambda fast: torch.zeros_like(fast.value, dtype=torch.bool),
+        "other": lambda fast: torch.full_like(fast.value, torch.nan),
+    }
+    names = [each.name for each in fields(Fast) if each.name not in ("ends", "together", "remark")]
+    values = {name: joined([getattr(fast, name) for fast in found], missing.get(name, zeros)) for name in names}
+    ends = None
+    if any(fast.ends is not None for fast in found):
+        both = [fast.ends or (fast.value, fast.value) for fast in found]
+        ends = joined([pair[0] for pair in both], zeros), joined([pair[1] for pair in both], zeros)
+    together = max(fast.together for fast in found)
+    remark = next((fast.remark for fast in found if fast.remark), "")
+    return Fast(**values, ends=ends, together=together, remark=remark)
