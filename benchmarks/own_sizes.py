@@ -1,0 +1,175 @@
+"""Problem files at their own sizes, PyTorch as the kernel: python -m benchmarks.own_sizes FOLDER --record own.json
+
+FOLDER has files with a `Model`, `get_inputs()` and `get_init_inputs()`, such as a clone of a public benchmark. Nothing
+of it is committed. Each file is one `verify run`. A file is certified forward if every output has a verdict, and with
+gradients if the gradients of the inputs have one too. The record is written after each file, and a second start goes on
+there. `--sample 20` takes so many files by a seed. Exits 1 where the shares or the times are beyond their limits:
+
+    90% certified forward, 80% with gradients
+    one file at a time: median 20 s, 90% of the files within 45 s; with --jobs: 12 files a minute
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import json
+import math
+import os
+import random
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+FORWARD, WITH_GRADIENTS = 0.9, 0.8
+MEDIAN, NINTH, RATE = 20.0, 45.0, 12.0  # seconds, seconds, files a minute
+
+TARGET = '''
+import importlib.util, inspect
+import torch, verify
+
+spec = importlib.util.spec_from_file_location("problem", {path!r})
+problem = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(problem)
+torch.manual_seed(0)
+model = problem.Model(*problem.get_init_inputs()).float()
+on = {{}}
+
+
+def examples():
+    """The inputs by shape alone, as their values are not used; integers have to be made."""
+    with torch.device("meta"):
+        found = problem.get_inputs()
+    if all(not torch.is_tensor(each) or each.is_floating_point() for each in found):
+        return found
+    return problem.get_inputs()
+
+
+given = examples()
+names = [name for name in inspect.signature(model.forward).parameters][: len(given)]
+
+
+def kernel(*operands):
+    device = next(each.device for each in operands if torch.is_tensor(each))
+    if device not in on:
+        import copy
+        on[device] = copy.deepcopy(model).to(device)
+    left = iter(operands)
+    return on[device](*(next(left) if torch.is_tensor(each) else each for each in given))
+
+
+# a value that is no tensor is fixed by a default
+kernel.__signature__ = inspect.Signature([
+    inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD,
+                      default=inspect.Parameter.empty if torch.is_tensor(value) else value)
+    for name, value in zip(names, given)
+])
+kernel = verify.kernel(like=model, examples=lambda: given, dtypes=["float32"], name="kernel")(kernel)
+'''
+
+
+def measured(path: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Runs verify on one problem file, and returns what came of it."""
+    with tempfile.TemporaryDirectory() as folder:
+        target, record = Path(folder, "target.py"), Path(folder, "run.json")
+        target.write_text(TARGET.format(path=str(path.resolve())))
+        command = [sys.executable, "-m", "verify", "run", f"{target}::kernel", "--json", str(record)]
+        command += ["--timeout", f"{options.timeout:g}s", *(["--memory", options.memory] if options.memory else [])]
+        started = time.monotonic()
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=2 * options.timeout, cwd=folder)
+            said = (done.stderr or done.stdout).strip()
+        except subprocess.TimeoutExpired:
+            said = "no end"
+        row: dict[str, Any] = {"seconds": round(time.monotonic() - started, 1), "forward": False, "gradients": False}
+        if record.exists():
+            row |= judged(json.loads(record.read_text()))
+    why = row.pop("gaps", "") or said[-300:]
+    return row | ({} if row["forward"] and row["gradients"] else {"why": why})
+
+
+def judged(run: dict[str, Any]) -> dict[str, Any]:
+    """Which results of a record have a verdict."""
+    kernel = next(iter(run["kernels"]), {"results": []})
+    results = {each["output"]: each for each in kernel["results"]}
+    verdicts = {name: each.get("status", "ok") != "undecided" for name, each in results.items()}
+    forward = [known for name, known in verdicts.items() if not name.startswith("d") and " " not in name]
+    backward = [known for name, known in verdicts.items() if name.startswith("d") and " " not in name]
+    gaps = [gap["text"] for gap in run.get("incomplete", [])]
+    # where no input has a gradient there is none to certify; one that no plan affords is a gap
+    return {
+        "forward": bool(forward) and all(forward),
+        "gradients": bool(forward) and all(forward) and all(backward) and (bool(backward) or not gaps),
+        "status": kernel.get("status", ""),
+        "seen": {name: [each["basis"]["n"], each["basis"].get("of", 0)] for name, each in results.items()},
+        "peak": kernel.get("peak", {}),
+        "gaps": "; ".join(gaps)[:300],
+    }
+
+
+def summary(rows: dict[str, dict[str, Any]], minutes: float, jobs: int) -> tuple[str, bool]:
+    """The figures in words, and whether all are within their limits."""
+    times = sorted(row["seconds"] for row in rows.values())
+    forward, gradients = (sum(row[key] for row in rows.values()) / len(rows) for key in ("forward", "gradients"))
+    ninth = times[math.ceil(0.9 * len(times)) - 1]
+    rate = len(rows) / minutes if minutes else math.inf
+    killed = sum("out of memory" in row.get("why", "") or "SIGKILL" in row.get("why", "") for row in rows.values())
+    text = (
+        f"{len(rows)} files: {forward:.1%} certified forward, {gradients:.1%} with gradients; median "
+        f"{statistics.median(times):.1f} s, 90% within {ninth:.1f} s, {rate:.1f} files a minute; {killed} out of memory"
+    )
+    timely = rate >= RATE if jobs > 1 else statistics.median(times) <= MEDIAN and ninth <= NINTH
+    return text, forward >= FORWARD and gradients >= WITH_GRADIENTS and timely and not killed
+
+
+def main() -> int:
+    """The command of the docstring."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--record", type=Path, required=True)
+    parser.add_argument("--match", default=r"level[123]/", help="regular expression that the path of a file contains")
+    parser.add_argument("--sample", type=int, default=0, help="so many of the files, drawn by --seed")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1, help="files at a time")
+    parser.add_argument("--timeout", type=float, default=90.0, help="seconds of a file")
+    parser.add_argument("--memory", default="", help="as `verify run` takes it")
+    parser.add_argument("--budget", type=float, default=math.inf, help="seconds after which no further file is begun")
+    options = parser.parse_args()
+    paths = sorted(path for path in options.folder.rglob("*.py") if re.search(options.match, path.as_posix()))
+    paths = [path for path in paths if "def get_inputs" in path.read_text()]
+    if options.sample:
+        paths = sorted(random.Random(options.seed).sample(paths, min(options.sample, len(paths))))
+    known = json.loads(options.record.read_text()) if options.record.exists() else {"rows": {}, "minutes": 0.0}
+    rows, began = known["rows"], time.monotonic()
+    before = known["minutes"]
+    waiting = [path for path in paths if str(path.relative_to(options.folder)) not in rows]
+
+    def one(path: Path) -> tuple[Path, dict[str, Any] | None]:
+        late = time.monotonic() - began > options.budget
+        return path, None if late else measured(path, options)
+
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        for path, row in pool.map(one, waiting):
+            if row is None:
+                continue
+            rows[str(path.relative_to(options.folder))] = row
+            known["minutes"] = round(before + (time.monotonic() - began) / 60, 2)
+            print(f"{path.name}: {json.dumps(row)}", flush=True)
+            partial = options.record.with_suffix(".part")
+            partial.write_text(json.dumps(known, indent=1))
+            os.replace(partial, options.record)
+    if not rows:
+        print(f"no problem files in {options.folder} match {options.match}", file=sys.stderr)
+        return 2
+    text, kept = summary(rows, known["minutes"], options.jobs)
+    print(text)
+    return 0 if kept else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
