@@ -102,8 +102,13 @@ _RULES = {
     "floor": lambda amax, name: exponent_floor(amax) - _emax(name),
     "ceil": lambda amax, name: exponent_ceil(amax) - _emax(name),
     "even": lambda amax, name: exponent_even(amax, {"e4m3": 3, "e5m2": 2, "e2m1": 1}[name]) - _emax(name),
-    "rceil": lambda amax, name: exponent_ceil(amax / LARGEST[name]),
+    "rceil": lambda amax, name: exponent_ceil(divided(amax, LARGEST[name])),
 }
+
+
+def divided(x, number):
+    """x / number. By a tensor: on a GPU, PyTorch multiplies by the rounded reciprocal of a Python number."""
+    return x / x.new_tensor(number)
 
 
 def _emax(name):
@@ -126,8 +131,12 @@ def mx(x, name, rule, size=32):
 def declared_mx(name, rule, label):
     pack = "low first" if name == "e2m1" else ""
     encoding = verify.quantised(name, block=(1, 32), scale="e8m0", rule=rule, packed=pack, by="division")
-    quantiser = verify.kernel(quantise=encoding, dtypes=["bfloat16", "float32"], name=label)
-    return quantiser(lambda x: mx(x, name, rule))
+
+    def quantise(x):
+        """MX of the Open Compute Project in blocks of 32, by one of its rules for the scale."""
+        return mx(x, name, rule)
+
+    return verify.kernel(quantise=encoding, dtypes=["bfloat16", "float32"], name=label)(quantise)
 
 
 mxfp8 = declared_mx("e4m3", "floor", "mxfp8")  # OCP MX 1.0, torchao's default
@@ -171,7 +180,7 @@ def nvfp4(x):
 def scaled8(x, rows, columns, least=0.0, power=False):
     """FP8 with a float32 scale amax / 448 for each block, as DeepSeek and vLLM compute it."""
     b = blocks(x, rows or x.shape[0], columns or x.shape[1])
-    scales = amax_of(b).clamp(min=least) / LARGEST["e4m3"]
+    scales = divided(amax_of(b).clamp(min=least), LARGEST["e4m3"])
     if power:
         scales = torch.exp2(exponent_ceil(scales).float())
     inside = torch.where(scales == 0, 1.0, scales)
@@ -180,9 +189,12 @@ def scaled8(x, rows, columns, least=0.0, power=False):
 
 def declared_fp8(label, block, **rule):
     encoding = verify.quantised("e4m3", block=block, scale="float32", by="division", **rule)
-    quantiser = verify.kernel(quantise=encoding, dtypes=["bfloat16", "float32"], name=label)
-    power = rule.get("rule") == "rceil"
-    return quantiser(lambda x: scaled8(x, *block, rule.get("least", 0.0), power))
+
+    def quantise(x):
+        """FP8 with a float32 scale for each block."""
+        return scaled8(x, *block, rule.get("least", 0.0), rule.get("rule") == "rceil")
+
+    return verify.kernel(quantise=encoding, dtypes=["bfloat16", "float32"], name=label)(quantise)
 
 
 fp8_blocks = declared_fp8("fp8_blocks", (1, 128), least=1e-4)  # DeepGEMM's activations
@@ -195,24 +207,22 @@ fp8_tensor = declared_fp8("fp8_tensor", (0, 0), least=1e-10)  # vLLM, one scale 
 def integers(x, columns, largest, least):
     """Symmetric integers: amax / largest in float32, elements rounded half to even."""
     b = blocks(x, 1, columns or x.shape[1])
-    scales = amax_of(b).clamp(min=least) / largest
+    scales = divided(amax_of(b).clamp(min=least), largest)
     codes = torch.round(b / scales[..., None, None]).clamp(-largest - 1, largest)
     return unblocked(codes.nan_to_num(nan=0.0).to(torch.int8)), torch.where(torch.isnan(amax_of(b)), torch.nan, scales)
 
 
-@verify.kernel(
-    quantise=verify.quantised("int8", block=(1, 0), scale="float32", by="division", least=1e-10),
-    dtypes=["bfloat16", "float32"],
-)
+INT8 = verify.quantised("int8", block=(1, 0), scale="float32", by="division", least=1e-10)
+INT4 = verify.quantised("int4", block=(1, 128), scale="float32", by="division", least=1e-10, packed="low first")
+
+
+@verify.kernel(quantise=INT8, dtypes=["bfloat16", "float32"])
 def int8_rows(x):
     """INT8 activations, one scale for each token."""
     return integers(x, 0, 127, 1e-10)
 
 
-@verify.kernel(
-    quantise=verify.quantised("int4", block=(1, 128), scale="float32", by="division", least=1e-10, packed="low first"),
-    dtypes=["bfloat16", "float32"],
-)
+@verify.kernel(quantise=INT4, dtypes=["bfloat16", "float32"])
 def int4_groups(x):
     """INT4 weights in groups of 128, two in a byte (W4A16)."""
     codes, scales = integers(x, 128, 7, 1e-10)

@@ -29,7 +29,12 @@ def to_mx(x, kind, rule, swizzled=False):
 
 def declared(name, kind, data, rule, **layout):
     encoding = verify.quantised(data, block=(1, 32), scale="e8m0", rule=rule, **layout)
-    return torchao(quantise=encoding, name=name)(lambda x: to_mx(x, kind, rule, bool(layout.get("swizzle"))))
+
+    def quantise(x):
+        """`to_mx` with one of its rules for the scale."""
+        return to_mx(x, kind, rule, bool(layout.get("swizzle")))
+
+    return torchao(quantise=encoding, name=name)(quantise)
 
 
 PACKED = {"packed": "low first"}

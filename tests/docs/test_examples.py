@@ -37,11 +37,17 @@ def test_an_example_declares_kernels_without_their_packages(path: Path) -> None:
             assert not kernel.requires
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [path for path in EXAMPLES if path.stem != "random_numbers"],  # which launches its own kernel
+    ids=lambda path: path.stem,
+)
 def test_a_declaration_takes_at_most_five_lines(path: Path) -> None:
     """Decorator, signature, import, call: docstring and blank lines apart."""
     for node in ast.parse(path.read_text()).body:
-        if not (isinstance(node, ast.FunctionDef) and node.decorator_list):
+        if not (
+            isinstance(node, ast.FunctionDef) and any("kernel" in ast.unparse(each) for each in node.decorator_list)
+        ):
             continue
         body = node.body[1:] if ast.get_docstring(node) else node.body
         lines = {line for part in [*node.decorator_list, *body] for line in range(part.lineno, part.end_lineno + 1)}

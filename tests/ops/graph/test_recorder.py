@@ -35,14 +35,14 @@ import torch
 from torch.nn import functional
 from verify.ops.graph.like import Definition
 
-Definition(functional.mish, ["x"])
-Definition(lambda x: functional.softmax(x, -1), ["x"], shapes={"x": "n d"})
+Definition(functional.mish, ["x"]).op()
+Definition(lambda x: functional.softmax(x, -1), ["x"], shapes={"x": "n d"}).op()
 Definition(lambda x, w, b: functional.layer_norm(x, x.shape[-1:], w, b), ["x", "w", "b"],
-        shapes={"x": "n d", "w": "d", "b": "d"})
+        shapes={"x": "n d", "w": "d", "b": "d"}).op()
 Definition(lambda x, w, b: functional.gelu(functional.linear(x, w, b)), ["x", "w", "b"],
-        shapes={"x": "n d", "w": "k d", "b": "k"})
+        shapes={"x": "n d", "w": "k d", "b": "k"}).op()
 attention = lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-assert Definition(attention, ["q", "k", "v"], shapes=dict.fromkeys("qkv", "2 n d")).gradients == ("dq", "dk", "dv")
+assert Definition(attention, ["q", "k", "v"], shapes=dict.fromkeys("qkv", "2 n d")).op().gradients == ("dq", "dk", "dv")
 print([name for name in ("torch._dynamo", "torch._inductor", "sympy") if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -84,7 +84,7 @@ def test_what_cases_do_not_meet_a_hunt_climbs_to_replays_and_makes_smaller(backe
     assert seen.worst.got_hex == found.finds[0].worst.got_hex
     subject = Subject(kernel, "float32", backend, Sizes())
     smaller = shrink_element(subject, case, "y", found.finds[0].index, found.finds[0].error)
-    assert smaller.case.dims == (3,) and smaller.broken.error is not None and smaller.broken.error > 8
+    assert smaller.case.dims == (3,) and smaller.broken.excess is not None and smaller.broken.excess.error > 8
     x = inputs_of(kernel.op, smaller.case, "cpu")["x"]
     assert x is not None and int(((x == 0) | (x == 1)).sum()) == 4, "the two other pairs say nothing"
 
