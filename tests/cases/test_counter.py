@@ -50,6 +50,15 @@ def test_bell_is_the_exact_sum_of_twelve_uniforms() -> None:
         assert Fraction(value) == Fraction(total, 1 << 32) - 6
 
 
+def test_another_device_makes_the_same_numbers_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tensor of 2^31 elements would take 96 GiB of words at once."""
+    whole = counter.bell(3, "g", 100, start=50)
+    monkeypatch.setattr(counter, "_on_cpu", lambda device: False)
+    monkeypatch.setattr(counter, "_AT_ONCE", 7)
+    assert torch.equal(counter.bell(3, "g", 100, start=50), whole)
+    assert counter.bell(3, "g", 0).shape == (0,)
+
+
 def test_bell_has_mean_zero_and_variance_one() -> None:
     found = counter.bell(1, "g", 200_000)
     assert abs(float(found.mean())) < 0.01

@@ -42,8 +42,8 @@ def operands(kernel: verify.Kernel, **fields: Any) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     "kernel",
     [
-        structured.varlen_attention,
-        structured.attention_backward,
+        pytest.param(structured.varlen_attention, marks=pytest.mark.slow),
+        pytest.param(structured.attention_backward, marks=pytest.mark.slow),
         structured.gating,
         structured.permute_tokens,
         structured.there_and_back,
@@ -60,7 +60,7 @@ def test_a_right_kernel_passes(kernel: verify.Kernel, backend: Backend) -> None:
     ("kernel", "wrong"),
     [
         (structured_kernels.leaks_into_the_next, {"y"}),
-        (structured_kernels.without_delta, {"dq", "dk"}),
+        pytest.param(structured_kernels.without_delta, {"dq", "dk"}, marks=pytest.mark.slow),
         (structured_kernels.keeps_the_first_row, {"y"}),
         (structured_kernels.biased_weights, {"y"}),
         (structured_kernels.backwards_within_experts, {"y"}),
@@ -73,6 +73,7 @@ def test_its_broken_twin_is_caught(kernel: verify.Kernel, wrong: set[str], backe
     assert {name for name, status in found.items() if status == "wrong"} == wrong, found
 
 
+@pytest.mark.slow
 def test_a_format_inside_is_neither_excused_everywhere_nor_wrong(backend: Backend) -> None:
     assert measured(structured.attention_in_two_formats, backend).status == "ok"
     for kernel in (
@@ -136,6 +137,7 @@ def test_lists_and_operands_by_keyword_reach_the_kernel() -> None:
 # -- the rest of the harness keeps the structure ------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_laws_hold_of_right_kernels_or_say_why_not() -> None:
     trial.holds("batch invariance", structured_kernels.norm_backward)
     trial.skips("special values", structured_kernels.norm_backward, "mean, rstd would have to be derived from NaN")

@@ -32,7 +32,13 @@ def measured(kernel: verify.Kernel, backend: Backend, dtypes: tuple[str, ...] = 
     return run
 
 
-@pytest.mark.parametrize(("kernel", "cause"), [row[:2] for row in CAUSES], ids=[row[0].name for row in CAUSES])
+@pytest.mark.parametrize(
+    ("kernel", "cause"),
+    [
+        pytest.param(*row[:2], id=row[0].name, marks=() if place % 5 == 0 else pytest.mark.slow)  # seconds each
+        for place, row in enumerate(CAUSES)
+    ],
+)
 def test_a_bug_that_was_found_late_is_found_and_named(kernel: verify.Kernel, cause: str, backend: Backend) -> None:
     run = measured(kernel, backend)
     assert run.status == "wrong", run
