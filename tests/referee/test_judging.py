@@ -186,9 +186,7 @@ def test_what_this_machine_enforces_is_in_the_answer(linear: dict[str, Judgement
     assert set(found.fixed) == {"problem", "solution", "plan"}
 
 
-@pytest.mark.parametrize(
-    "form", [TRACE, pytest.param(SHAPES, marks=pytest.mark.slow), pytest.param(TASK, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("form", [pytest.param(form, marks=pytest.mark.slow) for form in (TRACE, SHAPES, TASK)])
 def test_the_other_formats_are_read(tmp_path: Path, form: Form) -> None:
     """Each has a right solution, and one with a plausible mistake."""
     problem = form.write(tmp_path / "problem")
