@@ -125,7 +125,7 @@ def test_exact_values_in_float64_are_asked_of_few_keys() -> None:
 
 
 def test_classes() -> None:
-    wanted = {name: DEMANDING if "maxima" in name or "below" in name else ORDINARY for name in RECIPES}
+    wanted = {name: ORDINARY if name == "sinks" else DEMANDING for name in RECIPES}
     assert {name: class_of_recipe(name) for name in RECIPES} == wanted
 
 
