@@ -73,7 +73,9 @@ def test_a_record_keeps_them_and_every_reading_has_its_own(run: Run) -> None:
 
 def measured_again(run: Run) -> Run:
     kernel = measure_kernel(sloppy, Measure("accuracy.py::sloppy"), CPU)
-    return msgspec.structs.replace(run, kernels=[msgspec.structs.replace(kernel, seconds=run.kernels[0].seconds)])
+    first = run.kernels[0]
+    kernel = msgspec.structs.replace(kernel, seconds=first.seconds, peak=first.peak)  # what this process takes
+    return msgspec.structs.replace(run, kernels=[kernel])
 
 
 def test_of_many_cases_the_worst_counts() -> None:
