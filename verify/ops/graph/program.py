@@ -261,7 +261,8 @@ def trace(
     The program's leaves are the operands and, for each output with a gradient, "grad " + its name.
     """
     names = list(operands)
-    examples = [_example(value, small=_is_small(operands)) for value in operands.values()]
+    small = _is_small(operands)
+    examples = [_example(value, small=small) for value in operands.values()]
     kinds = [value.dtype for value in operands.values()]
     real = Real(next((kind for kind in kinds if kind.is_floating_point), torch.get_default_dtype()))
 
@@ -270,7 +271,7 @@ def trace(
             return _called(function, list(map(with_kind, values, kinds)))
 
     try:
-        plain = called(examples) if _is_small(operands) else _shown(function, examples, kinds)
+        plain = called(examples) if small else _shown(function, examples, kinds)
     except UsageError:
         raise
     except Exception as error:

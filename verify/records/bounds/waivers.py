@@ -155,23 +155,17 @@ def _day(value: Any) -> datetime.date | None:
 
 def of_findings(found: Verdict, reason: str, expires: datetime.date) -> list[Waiver]:
     """Makes a waiver for each finding of a verdict, and one with `*` where all regimes of a result have one."""
-    wanted: dict[tuple[str, str], None] = {}
+    results: dict[Key, list[Row]] = {}
     for row in found.rows:
-        if row.status not in EXCUSED:
-            continue
-        if row.status == "crashed":
-            key = _name(row.key.kernel)
-        else:
-            rows = [item for item in found.rows if _result_of(item.key) == _result_of(row.key)]
-            key = str(row.key)
-            if len(rows) > 1 and all(item.status in EXCUSED for item in rows):
-                key = f"{key.rpartition('/')[0]}/{ANY}"
-        wanted[row.key.arch, key] = None
+        results.setdefault(dataclasses.replace(row.key, regime=""), []).append(row)
+    wanted: dict[tuple[str, str], None] = {}
+    for rows in results.values():
+        whole = len(rows) > 1 and all(row.status in EXCUSED for row in rows)
+        for row in rows:
+            if row.status in EXCUSED:
+                key = str(dataclasses.replace(row.key, regime=ANY) if whole else row.key)
+                wanted[row.key.arch, _name(row.key.kernel) if row.status == "crashed" else key] = None
     return [Waiver(key, reason.strip(), expires, arch, "") for arch, key in wanted]
-
-
-def _result_of(key: Key) -> Key:
-    return dataclasses.replace(key, regime="")
 
 
 def append(folder: Path, added: Sequence[Waiver]) -> list[Path]:
