@@ -27,6 +27,16 @@ class ListKernels(Request[Listed], frozen=True, tag="list"):
     lists: ClassVar[bool] = True
     target: str
 
+    def answer(self) -> Listed:
+        """Imports the target in this process."""
+        from verify.declare.discovery import load
+        from verify.declare.sources import digests_of, sources_of
+
+        target = Target.parse(self.target)
+        kernels = load(target)
+        declared = [Declared.of(item, target.source) for item in kernels]
+        return Listed(sources_of(kernels[0]), declared, digests_of(kernels[0]))
+
 
 class Description(msgspec.Struct, frozen=True):
     """A declaration as JSON, see `Kernel.described`; whether its op is one of verify's own."""

@@ -93,12 +93,6 @@ def peak_memory(backend: Backend) -> dict[str, int]:
     return found
 
 
-def ran_out(error: BaseException) -> bool:
-    """True for an error that says that memory of the host or of a device is used up."""
-    words = str(error) if isinstance(error, RuntimeError) else ""
-    return isinstance(error, MemoryError) or "out of memory" in words or "not enough memory" in words
-
-
 @contextmanager
 def turn(backend: Backend) -> Iterator[None]:
     """Waits until no other judge of this user evaluates on the same GPU: they use its memory one after the other."""

@@ -21,7 +21,7 @@ from verify.declare.declaration import Kernel
 from verify.declare.standin import label
 from verify.errors import JudgeFailed, KernelError, TruthError, no_verdict
 from verify.measure.blind import KEPT
-from verify.measure.budget import Budget, beyond, differing, peak_memory, ran_out, sampled, turn
+from verify.measure.budget import Budget, beyond, differing, peak_memory, sampled, turn
 from verify.measure.call import Measured, run_baseline, run_judged
 from verify.measure.case import (
     BASELINE,
@@ -54,7 +54,7 @@ from verify.records.record import (
 )
 from verify.truth import formats
 from verify.truth.quantised import Encoding
-from verify.workers.fork_map import LATE, NO_MEMORY, ForkMap
+from verify.workers.fork_map import LATE, NO_MEMORY, ForkMap, ran_out
 from verify.workers.requests import Died, Late, OnProgress, Step
 
 SHARE = 0.85  # of a kernel's time, after which no further case is tried
@@ -160,7 +160,9 @@ class Judging:
                             unjudged[NO_MEMORY] += 1
                             continue
                         for question, given in made or ():
-                            self._judge(each, question, given, forks)
+                            each.open += 1
+                            ask = functools.partial(judge_case, kernel, each.group, question, given, each.found)
+                            forks.ask((each, question.case, given), ask, here=not question.on_host)
                     each.asked = True
         except TruthError as error:
             self._no_verdict_on(dtype, error)
@@ -255,13 +257,17 @@ class Judging:
     def _questions(
         self, group: Group, case: Case, measured: Measured, given: Given, budget: Budget
     ) -> list[tuple[Question, Given]]:
-        """The questions about a case with the results that they are about: one about all results, if that fits."""
+        """Returns the questions about a case, each with the results that it is about.
+
+        One question is about all results if these fit. Forks of a long case get one for each result.
+        """
         if not self._all_fit(group, case, measured, budget):
             return self._sampled(group, case, measured, given, budget)
         small = PARALLEL if self.judges > 1 else SMALL
         question = question_of(self.kernel, case, measured, group, self.target, self.seed, small)
         if question.on_host:  # also what a fork shall judge, which cannot use the GPU
             given = {by: {name: value.cpu() for name, value in results.items()} for by, results in given.items()}
+            return [(each, given) for each in (_apart(question) if self.judges > 1 else [question])]
         return [(question, given)]
 
     def _all_fit(self, group: Group, case: Case, measured: Measured, budget: Budget) -> bool:
@@ -291,21 +297,6 @@ class Judging:
             of_sample = {by: {name: sample.of(results[name])} for by, results in given.items() if name in results}
             found.append((question, of_sample))
         return found
-
-    def _judge(self, judging: _GroupJudging, question: Question, given: Given, forks: ForkMap[Asked, Pieces]) -> None:
-        """Has the results of a case judged, in forks while the next cases are called."""
-        for each in _apart(question) if self.judges > 1 and question.on_host else [question]:
-            judging.open += 1
-            ask = functools.partial(self._pieces, judging, each, given)
-            forks.ask((judging, question.case, given), ask, here=not question.on_host)
-
-    def _pieces(self, judging: _GroupJudging, question: Question, given: Given) -> Pieces:
-        try:
-            return judge_case(self.kernel, judging.group, question, given, judging.found)
-        except RuntimeError as error:
-            if ran_out(error):
-                raise MemoryError from error
-            raise
 
     def _is_proven_wrong(self, dtype: str, judging: _GroupJudging) -> bool:
         """True if a result is wrong on ordinary inputs, by the cases that were judged so far."""

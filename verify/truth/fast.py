@@ -21,7 +21,6 @@ from torch import Tensor
 
 from verify.backends import architecture
 from verify.errors import BeyondEffort, TruthError
-from verify.ops.compensated import at_hand, library, tensor_of
 from verify.ops.elements import to_arb
 from verify.ops.op import Fast, Op, Point, Problem
 from verify.records.record import Gate
@@ -174,10 +173,8 @@ def truth_of(op: Op, problem: Problem, result: str, reference: Fast, fmt: Format
         # a float64 sum of k products is off by at most about k units (Higham, section 3.1); the
         # certificate was measured on short ones
         units += _terms(problem)
-    value, scale = at_hand(reference.value), at_hand(reference.scale)
-    lib = library(value)
-    bound = abs(scale) * (units * 2.0**-53) + certificate.SLACK
-    bound = tensor_of(lib.where(lib.isfinite(value), bound, 0.0))
+    bound = reference.scale.abs() * (units * 2.0**-53) + certificate.SLACK
+    bound = torch.where(reference.value.isfinite(), bound, 0.0)
     if reference.exact is not None:
         bound = torch.where(reference.exact, 0.0, bound)
     return Truth(reference.value, None, bound, reference.scale, sentence, reference.ends)

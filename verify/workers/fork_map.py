@@ -32,6 +32,12 @@ Answer = TypeVar("Answer")
 LATE, NO_MEMORY = "ran out of time", "ran out of memory"
 
 
+def ran_out(error: BaseException) -> bool:
+    """True for an error that says that memory of the host or of a device is used up."""
+    words = str(error) if isinstance(error, RuntimeError) else ""
+    return isinstance(error, MemoryError) or "out of memory" in words or "not enough memory" in words
+
+
 @dataclass
 class _Question(Generic[Key, Answer]):
     """A question with its answer, or with the fork that sends it."""
@@ -132,7 +138,9 @@ class ForkMap(Generic[Key, Answer]):
                 question.lost = LATE
             else:
                 question.answer = question.think()
-        except MemoryError:
+        except Exception as error:
+            if not ran_out(error):
+                raise
             question.lost = NO_MEMORY
 
 
