@@ -1,1 +1,2 @@
-"""One kernel measured completely: calls, judging, statistics, special values, timings, and a run over many kernels."""
+"""Measures kernels: calls, judging, statistics, special values and timings of one kernel, and runs over many kernels.
+"""

@@ -1,7 +1,7 @@
-"""Kernels in processes of their own, beside the worker that judges them.
+"""Runs kernels in processes of their own. The worker process judges their results.
 
-Where the op is one of verify's own, the worker judges and never imports the target. A definition by like= stands
-in the target's module: then a third process imports that and judges, and calls no kernel.
+If the op is one that `verify` ships, the worker judges and never imports the target. A definition by like= is part of
+the target's module. A third process then imports that module and judges. It does not call the kernel.
 """
 
 from __future__ import annotations
@@ -54,32 +54,35 @@ from verify.workers.requests import (
 )
 from verify.workers.serving import serve, watch
 
-SHARED_BY_LAWS = ("verify.laws.suite", "torch._dynamo", "torch.testing._internal.optests")  # a second of imports
-CALLS = 4  # a call that takes a quarter of the time for a kernel hangs
-LAST = 0.95  # of that time, after which its process is ended: what is late then is the judge
+# importing these takes about a second
+SHARED_BY_LAWS = ("verify.laws.suite", "torch._dynamo", "torch.testing._internal.optests")
+CALLS = 4  # a call hangs if it takes longer than the kernel's time divided by this
+# The share of the kernel's time after which its process is ended. Time that runs out later is the judge's.
+LAST = 0.95
 CHANGED = "it must leave the process as it was"
 
 
 @dataclass(frozen=True)
 class RequestHandler:
-    """Reads and answers requests, in whatever process."""
+    """Reads and answers requests. Every process of the worker uses the same one."""
 
     read: Callable[[bytes | msgspec.Raw], Any]
     answer: Callable[[Any, Backend, OnProgress], Any]
 
 
 class ForkSetup(msgspec.Struct):
-    """Tells a fork its backend and its role. Without a backend it selects one itself."""
+    """Holds the backend and the role of a new fork. Without a backend the fork selects one itself."""
 
     backend: dict[str, str] | None = None
     imports: tuple[str, ...] = ()
-    judges: bool = False  # it judges, and another process calls the kernel
+    judges: bool = False  # True: the fork judges, and another process calls the kernel
 
 
 class KernelProcesses:
-    """The targets of a worker, each in a fork of its own, which ends when another one is asked for.
+    """Holds a fork for the current target of a worker.
 
-    Forks do not get `connection`, that of the worker.
+    A request about another target ends that fork and starts a new one. Forks close their copy of `connection`, the
+    worker's own connection.
     """
 
     def __init__(
@@ -93,23 +96,26 @@ class KernelProcesses:
         torch.set_num_threads(1)
         compiles = _import_triton(requested)
         self._server = ForkServer(self._serve, _share, connection)
-        # its context on the GPU is made while this process makes its own
+        # the first fork creates its GPU context while this process creates its own
         self._begun = self._server.fork(msgspec.json.encode(ForkSetup())) if compiles else None
         try:
             self.backend = ready()
         except Exception:
             self._end_server()
             raise
-        if self.backend.forks:  # with all that the interpreter changes; nothing has initialised CUDA
+        if self.backend.forks:  # forks must inherit the interpreter's changes; CUDA is not initialised here
             self._end_server()
             self._server = ForkServer(self._serve, _share, connection)
         self._targets: list[str] = []
         self._kernel: Fork | None = None
-        self._listed = False  # the process has done no more than import the module of its targets
-        self._tests = False  # the targets' modules make tests of the laws
+        self._listed = False  # True: the process has only imported the module of its targets
+        self._tests = False  # True: the targets' modules define tests of the laws
 
     def answer(self, request: msgspec.Raw, progress: OnProgress) -> Any:
-        """The reply to a request: of its target's process, or of this one where it has no target."""
+        """Returns the reply to a request.
+
+        The target's process answers it, or this process if the request has no target.
+        """
         asked = self._handler.read(request)
         targets = targets_of(asked)
         if not targets:
@@ -117,31 +123,33 @@ class KernelProcesses:
         beside = list(asked.beside) if isinstance(asked, Time) else []
         kernel = self._process(beside or targets, laws=bool(getattr(asked, "law", "") or getattr(asked, "laws", "")))
         self._listed = self._listed and asked.lists
-        said = not isinstance(asked, ListKernels)  # what a module prints is said with each of its kernels
+        # the output of a module is printed with each of its kernels, not when they are listed
+        said = not isinstance(asked, ListKernels)
         try:
             if isinstance(asked, Measure):
                 return self._measure(asked, kernel, progress)
             reply = demand_reply(kernel.call(request, progress=progress)).value
             if beside and any(each.kind == "mode" for each in kernel.ask(ListSideEffects(targets[0]))):
-                kernel.stop()  # the next ones are timed in a process that computes as PyTorch does by default
+                kernel.stop()  # the next kernels are timed in a process with PyTorch's default settings
             return reply
         except Exception as error:
             said = not getattr(asked, "quiet", False)
-            self._listed = self._listed and isinstance(error, UsageError)  # an answer: that kernel has none of it
+            # a usage error is an answer: this kernel lacks what was requested
+            self._listed = self._listed and isinstance(error, UsageError)
             raise
         finally:
             if said and (printed := kernel.output.taken()):
-                with contextlib.suppress(OSError):  # of a pipe that nobody reads any more
+                with contextlib.suppress(OSError):  # the reader of the pipe has closed it
                     print(printed.text, end="", file=sys.stderr, flush=True)
 
     def _end_server(self) -> None:
-        if self._begun is not None:  # one that outlives its parent ends its whole session
+        if self._begun is not None:  # a fork that outlives its parent ends its whole session
             self._begun.stop(at_once=True)
             self._begun = None
         self._server.stop()
 
     def _process(self, targets: list[str], *, laws: bool) -> Fork:
-        shared = laws and self.backend.forks  # a new process has what laws import
+        shared = laws and self.backend.forks  # a new process has already imported the modules of the laws
         same = self._targets == targets or (self._listed and not shared and _files(self._targets) == _files(targets))
         if self._kernel is None or not self._kernel.alive or not same:
             if self._kernel is not None:
@@ -153,7 +161,7 @@ class KernelProcesses:
         return self._kernel
 
     def _fork(self, *, laws: bool = False, who: Who = "kernel") -> Fork:
-        # some of what laws import asks for a GPU, after which no fork could use one
+        # some modules of the laws initialise the GPU; no later fork could use it
         imports = SHARED_BY_LAWS if laws else SHARED_BY_LAWS[:1] if self._tests else ()
         imports = imports if self.backend.forks else ()
         backend = {"name": self.backend.name, **asdict(self.backend)}
@@ -167,17 +175,18 @@ class KernelProcesses:
         self._end_server()
 
     def _measure(self, request: Measure, kernel: Fork, progress: OnProgress) -> KernelRun:
-        """Has a process without the kernel judge it, tries laws in the kernel's own, and adds side effects and output.
+        """Measures a kernel: a process without the kernel judges, the kernel's own process tries the laws.
 
-        A kernel that ends its process gets another one, MOST_ENDED in all.
+        Adds the side effects and the output of the kernel's process to the record. If a kernel ends its process, a new
+        process replaces it, up to MOST_ENDED processes in all.
         """
         until = time.monotonic() + request.seconds * LAST
-        description = kernel.ask(Describe(request.target), deadline=until)  # imports the module
+        description = kernel.ask(Describe(request.target), deadline=until)  # this call imports the module
         alone = msgspec.structs.replace(request, laws="")
         said = list[Printed | None]()
 
         def replace_ended() -> bool:
-            """False where the kernel has ended as many processes as it may."""
+            """Starts a new process if the last one ended. False if the kernel has used up its processes."""
             nonlocal kernel
             if kernel.ended and len(said) < MOST_ENDED - 1:
                 kernel.stop()
@@ -207,7 +216,7 @@ class KernelProcesses:
             try:
                 of_laws = msgspec.structs.replace(request, accuracy=False)
                 tried = kernel.ask(of_laws, progress=progress, deadline=until)
-                done = msgspec.structs.replace(  # a kernel's own process adds nothing else to its record
+                done = msgspec.structs.replace(  # the kernel's own process adds only these fields
                     done,
                     laws=[*done.laws, *tried.laws],
                     status=tried.status if tried.status == "wrong" else done.status,
@@ -218,7 +227,7 @@ class KernelProcesses:
             except (Died, KernelError) as error:
                 failed = "crashed" if isinstance(error, Died) else "error"
                 done = msgspec.structs.replace(done, status=failed, message=f"while laws were tried: {error}")
-            except (Late, JudgeFailed) as error:  # kernel and judge share the process: either may be the cause
+            except (Late, JudgeFailed) as error:  # kernel and judge share this process: either may be the cause
                 gap = Gap("judge failed", f"{done.name}: the laws have no verdict: {error}", request.target)
                 done = msgspec.structs.replace(done, gaps=[*done.gaps, gap])
         left = [] if kernel.ended else kernel.ask(ListSideEffects(request.target))
@@ -232,7 +241,7 @@ class KernelProcesses:
         )
 
     def _serve(self, connection: Connection, given: bytes) -> None:
-        """Runs a fork, which calls the kernels of one target, or judges their results."""
+        """Runs a fork. It calls the kernels of one target, or judges their results."""
         faulthandler.enable(all_threads=False)
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
         threading.Thread(target=watch, args=(os.getppid(),), daemon=True).start()
@@ -260,7 +269,7 @@ def call_over(connection: Connection) -> AskKernel:
 
 
 class _Subject:
-    """The target of a fork, and what its module and its kernels left."""
+    """Answers requests about the target of a fork. Keeps the state before the import, to find side effects later."""
 
     def __init__(self, handler: RequestHandler, backend: Backend, kernel: AskKernel | None) -> None:
         self._handler, self._backend, self._kernel = handler, backend, kernel
@@ -268,14 +277,14 @@ class _Subject:
         self._imported: list[SideEffect] = []
 
     def answer(self, request: msgspec.Raw, progress: OnProgress) -> Any:
-        """The reply to a request about the target."""
+        """Returns the reply to a request about the target."""
         asked = self._handler.read(request)
         if self._began is None:
             with phase("kernel: import its module"):
                 self._began = self._load([Target.parse(each) for each in targets_of(asked)])
         if isinstance(asked, ListSideEffects):
             return self._left()
-        judges = not isinstance(asked, ListKernels | Describe | CallKernel)  # else nobody does, or another process
+        judges = not isinstance(asked, ListKernels | Describe | CallKernel)  # these three requests judge nothing
         if judges:
             self._demand_judges()
         with phase(f"kernel: {kind_of(asked)} of {', '.join(targets_of(asked)[:1])}"):
@@ -297,7 +306,8 @@ class _Subject:
             load(target)
         began = State.now()
         self._imported = before.left("import", began)
-        if (device := torch.get_default_device()) != torch.device("cpu"):  # of the kernel's calls, not of verify's
+        # this default device applies to the kernel's calls, not to verify's own
+        if (device := torch.get_default_device()) != torch.device("cpu"):
             torch.set_default_device(None)
             call.device_of_module, began = device, State.now()
         return began
@@ -306,7 +316,7 @@ class _Subject:
         return [*self._imported, *(self._began.left("call") if self._began else ())]
 
     def _demand_judges(self) -> None:
-        """A verdict of this process is worth nothing once something that decides it was replaced or left changed."""
+        """Raises KernelError if the kernel replaced or changed something that decides verdicts in this process."""
         left = self._left()
         if replaced := [each.text for each in left if each.kind == "judge"]:
             raise KernelError(f"{CHANGED}; it {'; '.join(replaced)}")
@@ -323,15 +333,18 @@ def _files(targets: Sequence[str]) -> set[str]:
 
 
 def targets_of(asked: Any) -> list[str]:
-    """The targets whose modules a request needs."""
+    """Returns the targets whose modules a request needs."""
     target = getattr(getattr(asked, "space", asked), "target", "")
     return list(getattr(asked, "targets", [target] if target else []))
 
 
 def _import_triton(requested: str | None) -> bool:
-    """Whether Triton compiles here: then it is imported once for all forks; to interpret it has to be told before."""
+    """Imports Triton once for all forks if it compiles here, and returns True.
+
+    The interpreter needs its environment variable before the import, so Triton is not imported here for it.
+    """
     with contextlib.suppress(Exception):
-        # asks the driver's library, not the driver: nothing of CUDA is initialised
+        # this asks the driver's library, not the driver: CUDA is not initialised
         if backends.may_compile(requested) and torch.cuda._device_count_nvml() > 0:
             with phase("worker: import triton"):
                 choose_by_key()
@@ -340,7 +353,7 @@ def _import_triton(requested: str | None) -> bool:
 
 
 def _tests_laws(target: Target) -> bool:
-    """Whether a file calls `verify.laws_for`, which imports Hypothesis and pytest: 0.3 s in each of its processes."""
+    """True if a file calls `verify.laws_for`. That imports Hypothesis and pytest, 0.3 s in each process."""
     with contextlib.suppress(OSError):
         return target.file is not None and b"laws_for" in target.file.read_bytes()
     return False

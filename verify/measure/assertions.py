@@ -1,4 +1,5 @@
-"""`verify.assert_ulp` and `verify.assert_close`: the exact-answer checks for tests that exist already."""
+"""Defines `verify.assert_ulp` and `verify.assert_close`, which compare results with the exact answer in a user's tests.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ from verify.truth import formats
 from verify.truth.fast import evaluate
 from verify.truth.ulp import Policy
 
-SPELLED = 32  # elements that a command in a message spells out
+SPELLED = 32  # a message's command spells out the inputs of at most this many elements
 
 
 def assert_ulp(
@@ -45,16 +46,18 @@ def assert_ulp(
     upstream: Sequence[Tensor] = (),
     policy: Policy | None = None,
 ) -> None:
-    """Raise AssertionError unless every element of `actual` is within `max_ulp` of the exact answer.
+    """Raises AssertionError unless every element of `actual` is within `max_ulp` of the exact answer.
 
         verify.assert_ulp(fast_gelu(x), op="gelu", inputs=(x,), max_ulp=1)
 
-    `inputs` are the tensors that the kernel received, in the op's order (None for an absent one). For a
-    gradient, `result` is its name, such as "dx", and `upstream` the gradients that arrived at the outputs.
-    Ops that cancel are judged by the scaled error, programs of `like=` also by their noise, as in `verify run`. The
-    message says how many elements fail, and has the worst input with its bits.
+    inputs: the tensors that the kernel received, in the op's order. None marks an absent operand.
+    result: the name of the compared result. For a gradient this is a name such as "dx".
+    upstream: the gradients that arrived at the outputs. Only a gradient needs them.
+
+    As in `verify run`, the scaled error judges ops whose terms cancel, and a program of `like=` is judged by its noise
+    too. The message gives the number of failing elements and the worst input with its bits.
     """
-    __tracebackhide__ = True  # of pytest: what failed is the line that calls this
+    __tracebackhide__ = True  # pytest then shows the line of the user's test
     definition = op if isinstance(op, Op) else ops.get(op)
     names = [operand.name for operand in definition.operands]
     if len(inputs) > len(names):
@@ -81,7 +84,7 @@ def assert_ulp(
         )
     truth = with_noise_again(definition, problem, result, actual, truth, fmt)
     floor, limit = 0.0, max_ulp
-    if definition.gate_of(result) == "noise":  # beside that a program's noise is right
+    if definition.gate_of(result) == "noise":  # the ULP limit also holds where a program's noise is smaller
         limit = default_noise(fmt.name)
         floor = (max_ulp - 0.5) / limit
     by = JudgedBy(definition, problem, result, truth, fmt, policy or Policy(), floor=floor)
@@ -122,23 +125,24 @@ def assert_close(
     intermediate: str = "eager",
     vacuous: Mapping[str, str] | None = None,
 ) -> None:
-    """Raise AssertionError unless `actual` is as close to the exact answer as the program `like` can be computed.
+    """Raises AssertionError unless `actual` is as close to the exact answer as `like` can be computed.
 
         verify.assert_close(my_layer(x, w), like=layer, inputs=(x, w))
 
-    There is no tolerance. `verify run` has the same limits for `like=`: they follow from the rounding noise of the
-    program and the format of each result (docs/how-a-verdict-is-made.md). All inputs count as ordinary.
+    The caller gives no tolerance. The limits are the same as in `verify run` with `like=`. They follow from the
+    rounding noise of the program and from the format of each result (docs/how-a-verdict-is-made.md). All inputs count
+    as ordinary.
 
-    actual: a tensor, or several as `like` returns them.
+    actual: a tensor, or several tensors as `like` returns them.
     inputs: the arguments of `like`, with the tensors that the kernel received.
-    grads: the gradients of the inputs, in their order (None leaves one out) or by name. `upstream` is the gradient that
-        arrived at the output. Of an output that is one number it is 1 by default.
+    grads: the gradients of the inputs, in their order (None omits one) or by name.
+    upstream: the gradient that arrived at the output. The default is 1 if the output is one number.
     accumulate, intermediate, vacuous: as in `verify.kernel`.
 
-    A NaN where the answer is a number never passes. A result that zeros or other trivial answers would pass too
-    (vacuous), one that is not decided and one without elements are no pass either.
+    A NaN never passes where the answer is a number. Three kinds of results do not pass either: a vacuous one, which
+    zeros or other trivial answers would pass too; an undecided one; and one without elements.
     """
-    __tracebackhide__ = True  # of pytest: what failed is the line that calls this
+    __tracebackhide__ = True  # pytest then shows the line of the user's test
     said = {"accumulate": accumulate, "intermediate": intermediate}
     _Closeness(like, inputs, upstream, said, vacuous).demand(actual, grads)
 
@@ -151,13 +155,14 @@ def close_to(
     intermediate: str = "eager",
     vacuous: Mapping[str, str] | None = None,
 ) -> Callable[..., None]:
-    """Returns a check of results for one set of inputs, with the exact answer worked out once.
+    """Returns a check of results for one set of inputs. The exact answer is computed once.
 
         check = verify.close_to(like=layer, inputs=(x, w))
         check(my_layer(x, w))
 
-    It raises AssertionError as `assert_close` does. An autotuner's hook calls it with a second result to compare with,
-    as Helion's autotune_baseline_accuracy_check_fn does: that one is ignored, because the exact answer is known.
+    The check raises AssertionError as `assert_close` does. The hook of an autotuner, such as Helion's
+    autotune_baseline_accuracy_check_fn, passes a second result to compare with. The check ignores it, because the exact
+    answer is known.
     """
     found = _Closeness(like, inputs, None, {"accumulate": accumulate, "intermediate": intermediate}, vacuous)
 
@@ -169,7 +174,7 @@ def close_to(
 
 
 class _Closeness:
-    """A program with its inputs. The exact answer is worked out once for each choice of formats of the results."""
+    """Holds a program and its inputs. The exact answer is computed once for each combination of result formats."""
 
     def __init__(
         self,
@@ -232,7 +237,7 @@ class _Closeness:
         return found
 
     def _question(self, results: Mapping[str, Tensor]) -> tuple[Kernel, Group, Question]:
-        """Returns the program declared for the formats of these results, and the question that they answer."""
+        """Returns the kernel declaration for the formats of these results, its group, and the question to judge."""
         kinds = {name: formats.of(each.dtype).name for name, each in self.inputs.items() if each.is_floating_point()}
         of_results = {name: formats.of(value.dtype).name for name, value in results.items()}
         dtype = next(iter(kinds.values()), of_results[next(iter(results))])
@@ -248,14 +253,14 @@ class _Closeness:
             output_dtypes={dtype: differing(dtype, numbers)} if differing(dtype, numbers) else None,
             vacuous=self.vacuous,
         )(lambda *tensors: None)
-        # the recipe says that the inputs are ordinary; nothing is made of it
+        # the recipe marks the inputs as ordinary; no values are drawn from it
         case = Case(dtype=dtype, dims=(0,), fill="normal", upstream="normal" if self.upstream else "")
         group = Group((case,))
         measured = Measured(dict(self.inputs), dict(self.upstream), dict(results), ())
         return declared, group, question_of(declared, case, measured, group, "", 0, SMALL)
 
     def _failure(self, declared: Kernel, question: Question, name: str, piece: Piece) -> str:
-        """Returns the message about a wrong result, with its worst element; empty where it keeps its limits."""
+        """Returns the message about a result that breaks its limits, with its worst element; empty if it keeps them."""
         found = check_limit(declared, question.case.dtype, name, piece.parts, piece.trivial)
         if found.status == "ok" and any(part.n > 0 for part in piece.parts.values()):
             return ""
@@ -275,7 +280,9 @@ class _Closeness:
 
 
 def _operands(like: Callable[..., Any], given: Sequence[Any]) -> list[str]:
-    """Returns the names of the tensors among the inputs, by the parameters of `like` where it has a signature."""
+    """Returns the names of the tensors among the inputs. They are the parameter names of `like` if its signature is
+    known.
+    """
     try:
         known = list(inspect.signature(like.forward if isinstance(like, torch.nn.Module) else like).parameters.values())
     except (TypeError, ValueError):
@@ -286,7 +293,10 @@ def _operands(like: Callable[..., Any], given: Sequence[Any]) -> list[str]:
 
 
 def _case(op: Op, problem: Problem, result: str, actual: Tensor, index: int) -> Case:
-    """The case of the worst element alone where the op is elementwise, else of the tensors whose dims are known."""
+    """Returns a case for the message's command.
+
+    For an elementwise op it has the worst element alone. Otherwise it has all tensors, if their dims are known.
+    """
     tensors = {name: value for name, value in problem.inputs.items() if value is not None}
     upstream = {"d" + name: value for name, value in problem.upstream.items()} if result in op.gradients else {}
     dims = _dims(op, problem, actual)
@@ -296,7 +306,7 @@ def _case(op: Op, problem: Problem, result: str, actual: Tensor, index: int) -> 
     kinds = {name: formats.of(value.dtype).name for name, value in tensors.items() if value.is_floating_point()}
     dtype = next(iter(kinds.values()), formats.of(actual.dtype).name)
     params = {name: value for name, value in problem.params.items() if op.resolve({}).get(name) != value}
-    known = dims is not None and len(kinds) == len(tensors)  # a case has no place for given integers
+    known = dims is not None and len(kinds) == len(tensors)  # a case cannot store integer inputs
     derived = [operand.name for operand in op.derived]
     short = known and sum(value.numel() for value in given.values()) <= SPELLED
     return Case(
@@ -312,7 +322,10 @@ def _case(op: Op, problem: Problem, result: str, actual: Tensor, index: int) -> 
 
 
 def _dims(op: Op, problem: Problem, actual: Tensor) -> tuple[int, ...] | None:
-    """The dims of a case with these shapes: those of an operand or the result, or of a product; None where none fit."""
+    """Returns the dims of a case whose operands have these shapes; None if no dims fit.
+
+    Tries the shape of the first operand, the shape of the result, and the dims of a matrix product.
+    """
     shapes = {name: tuple(value.shape) for name, value in problem.inputs.items() if value is not None}
     first, last = next(iter(shapes.values())), tuple(actual.shape)
     for dims in (first, last, (*first, *last[-1:])):
@@ -325,7 +338,8 @@ def _dims(op: Op, problem: Problem, actual: Tensor) -> tuple[int, ...] | None:
 
 
 def _explain(result: str, case: Case, index: int) -> str:
-    """The command that says which step makes the error; a kernel has to be declared for it."""
+    """Returns the command that finds the step of the kernel with the error. The user has to declare the kernel first.
+    """
     if not case.values:
         return "verify run FILE.py --json run.json, then verify explain --run run.json (FILE.py declares the kernel)"
     place = ["--result", result, "--index", "0" if case.dims == (1,) else str(index)]

@@ -1,9 +1,9 @@
-"""The Triton autotuners that a kernel launches: without a stopwatch, watched at work, held to one configuration.
+"""Controls the Triton autotuners that a kernel launches.
 
-A figure must not depend on which configuration was fastest that day, and to time thirty of them for every width of a
-row takes minutes: where errors are measured, `choose_by_key()` gives each key of an autotuner one configuration.
-Timings are taken inside `timed()`. The laws find tuners by what runs, not by searching modules: `launched()` records
-every one that starts a kernel while it is open, however deep it is hidden.
+A figure must not depend on which configuration was fastest that day, and timing thirty configurations for every row
+width takes minutes. So `choose_by_key()` gives each key of an autotuner one configuration where errors are measured.
+The laws find tuners by running the kernel, not by searching modules: `launched()` records every tuner that starts a
+kernel while it is open, however deep it is hidden. `forced()` makes a tuner use one configuration.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from typing import Any
 
 @dataclass
 class Launched:
-    """One autotuner that ran, and the configurations that its own pruning allowed each time."""
+    """Holds an autotuner that ran, and the configurations that its own pruning allowed in every launch."""
 
     tuner: Any
     configs: list[Any]
 
 
-_own: dict[str, Any] = {}  # what Triton's class had, while `choose_by_key` holds
+_own: dict[str, Any] = {}  # the original methods of Triton's class, while `choose_by_key` is in effect
 
 
 def choose_by_key() -> None:
-    """From now on a tuner gives each of its keys one configuration, the same in every process, and times none.
+    """Makes every tuner use one configuration for each of its keys, the same in every process. Nothing is timed.
 
-    Keys take them in turns, by a checksum, so that a plan of many sizes sees many of them; one that asks for more than
-    the device has is passed over, as a stopwatch would. A subclass that overrides both methods tunes as it likes.
+    A checksum of the key selects the configuration, so a plan with many sizes tries many configurations. A
+    configuration that needs more than the device has is skipped, as in ordinary tuning. This process keeps the change.
+    A subclass that overrides both methods still tunes on its own.
     """
     from triton.runtime.autotuner import Autotuner
 
@@ -41,7 +42,7 @@ def choose_by_key() -> None:
 
 
 def _prune(self: Any, kwargs: dict[str, Any]) -> list[Any]:
-    """In the place of Autotuner.prune_configs: one of those that it allows, which has run once."""
+    """Replaces Autotuner.prune_configs. Returns one allowed configuration, which has run once."""
     allowed = list(_own["prune_configs"](self, kwargs))
     given = {**self.nargs, **kwargs}
     dtypes = [str(value.dtype) for value in given.values() if hasattr(value, "dtype")]
@@ -56,20 +57,20 @@ def _prune(self: Any, kwargs: dict[str, Any]) -> list[Any]:
 
 
 def _bench(self: Any, *args: Any, config: Any, **kwargs: Any) -> list[float]:
-    """In the place of Autotuner._bench: what is left to be timed was chosen."""
+    """Replaces Autotuner._bench. Times nothing, because `_prune` has chosen."""
     return [0.0, 0.0, 0.0]
 
 
 @contextmanager
 def launched(timed: bool = False) -> Iterator[list[Launched]]:
-    """Autotuners that run while the context is open, in the order of their first launch, as Triton made them.
+    """Yields a list of the autotuners that run while the context is open, in the order of their first launch.
 
-    Each tunes anew at its first launch, as in a fresh process: nothing was pruned, else, that could be watched. Unless
-    they are `timed`, it runs its kernel twice with every configuration, and the first one that can run wins: timing
-    them would take a hundred times as long, and another one might win the next time. What was tuned before holds again
-    afterwards.
+    Each tuner tunes anew at its first launch, as in a fresh process, so that its pruning can be observed. With `timed`
+    it times its configurations. Otherwise it runs its kernel twice with every configuration, and the first one that can
+    run wins. Timing would take a hundred times as long, and a different configuration might win the next time. At the
+    end each tuner gets its earlier choices back.
     """
-    if "triton" not in sys.modules:  # then nothing launches one
+    if "triton" not in sys.modules:  # without triton no kernel launches a tuner
         yield []
         return
     from triton.runtime.autotuner import Autotuner
@@ -105,7 +106,7 @@ def launched(timed: bool = False) -> Iterator[list[Launched]]:
 
 @contextmanager
 def _empty_cache(tuner: Any) -> Iterator[None]:
-    """The tuner has tuned nothing; what it had tuned before holds again afterwards."""
+    """Clears the choices of a tuner inside the context and restores them afterwards."""
     cache = dict(tuner.cache)
     tuner.cache.clear()
     try:
@@ -117,8 +118,9 @@ def _empty_cache(tuner: Any) -> Iterator[None]:
 
 @contextmanager
 def _stopwatch(tuner: Any, instead: Callable[..., list[float]]) -> Iterator[None]:
-    """The tuner has something else in the place of its stopwatch."""
-    own = {name: value for name, value in vars(tuner).items() if name == "do_bench"}  # not every version has one
+    """Replaces the stopwatch of a tuner inside the context."""
+    # not every version of Triton has one
+    own = {name: value for name, value in vars(tuner).items() if name == "do_bench"}
     tuner.do_bench = instead
     try:
         yield
@@ -128,13 +130,13 @@ def _stopwatch(tuner: Any, instead: Callable[..., list[float]]) -> Iterator[None
 
 
 def _once(call: Callable[[], Any], quantiles: Sequence[float] = (), **options: Any) -> list[float]:
-    """In the place of a stopwatch: whether the configuration can run."""
+    """Replaces a stopwatch. Runs the configuration once, which raises if it cannot run."""
     call()
     return [0.0] * len(quantiles)
 
 
 def _twice(call: Callable[[], Any], quantiles: Sequence[float] = (), **options: Any) -> list[float]:
-    """In the place of the stopwatch of a tuner: every configuration takes as long as the others."""
+    """Replaces a stopwatch. Runs the configuration twice and reports 0 for each, so the first one wins."""
     call()
     call()
     return [0.0] * len(quantiles)
@@ -142,7 +144,7 @@ def _twice(call: Callable[[], Any], quantiles: Sequence[float] = (), **options: 
 
 @contextmanager
 def forced(tuner: Any, config: Any) -> Iterator[None]:
-    """One autotuner uses one configuration and nothing else."""
+    """Makes one autotuner use one configuration inside the context."""
     configs = tuner.configs
     tuner.configs = [config]
     try:
@@ -153,7 +155,7 @@ def forced(tuner: Any, config: Any) -> Iterator[None]:
 
 
 def with_warps(config: Any, warps: int) -> Any:
-    """The same configuration with another number of warps."""
+    """Returns the configuration with another number of warps."""
     import copy
 
     changed = copy.copy(config)
@@ -162,7 +164,7 @@ def with_warps(config: Any, warps: int) -> Any:
 
 
 def cannot_run(error: BaseException) -> bool:
-    """Whether a launch failed because the configuration asks for more than the device has: a tuner drops it too."""
+    """True if a launch failed because the configuration needs more than the device has. A tuner drops it too."""
     from triton.compiler.errors import CompileTimeAssertionFailure
     from triton.runtime.errors import OutOfResources, PTXASError
 
@@ -170,6 +172,6 @@ def cannot_run(error: BaseException) -> bool:
 
 
 def describe(tuner: Any, config: Any) -> str:
-    """The kernel's name and the configuration, as messages print it."""
+    """Returns the kernel's name and the configuration as text for messages."""
     options = ", ".join(f"{name}={value}" for name, value in config.all_kwargs().items())
     return f"{tuner.base_fn.__name__}: {options}"

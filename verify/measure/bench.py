@@ -1,9 +1,9 @@
-"""Accuracy and speed of every implementation of an op, in one record.
+"""Measures accuracy and speed of every implementation of an op, for one record.
 
-What is compared: the kernels of the named targets, or all declared ones of an op, each group of them beside PyTorch
-eager and torch.compile of the same problem (`verify.declare.standin`). Accuracy comes from an ordinary run of all of
-them; speed from timing those that compute the same thing side by side in one worker (`verify.measure.timing`). A
-contender that takes the worker down is named and left out, and the rest are timed again without it.
+The kernels of the named targets are compared, or all declared kernels of an op. PyTorch eager and torch.compile of the
+same problem are added to each group of kernels (`verify.declare.standin`). An ordinary run of all of them gives the
+accuracy. One worker times side by side the implementations that compute the same thing (`verify.measure.timing`). If an
+implementation ends the worker, the record names it, and the rest are timed again without it.
 """
 
 from __future__ import annotations
@@ -30,32 +30,34 @@ from verify.workers.process import START_SECONDS, Answers, AnyWorker
 from verify.workers.requests import Died, Environment, Late, OnProgress, R, Request
 
 STAND_INS = ("eager", "compile")
-AHEAD_SHARE = 0.6  # of the time that is left: what is timed without having been compiled takes longer, and is timed
-AHEAD_SECONDS = 120.0  # for what is compiled ahead of one request at most: a kernel that hangs will be timed too
+# The share of the remaining time for compiling ahead. Code that is not compiled by then is still timed, but takes
+# longer.
+AHEAD_SHARE = 0.6
+AHEAD_SECONDS = 120.0  # the longest time to compile for one request ahead; a kernel that hangs is timed later too
 NOT_TIMED = "speed: not timed, this is the interpreter; speed is measured on a GPU"
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What to compare. Empty `shapes`: one large default for each kind of op."""
+    """Holds the settings of a comparison. Empty `shapes` means one large default shape for each kind of op."""
 
     wanted: tuple[str, ...]
-    pool: tuple[str, ...] = ()  # targets among which an op's implementations are looked for
+    pool: tuple[str, ...] = ()  # an op's implementations are searched among these targets
     shapes: tuple[tuple[int, ...], ...] = ()
     directions: tuple[Literal["forward", "backward"], ...] = ("forward", "backward")
     rounds: int = 15
     accuracy: bool = True
-    beside_peers: bool = True  # PyTorch's own also where no kernel of a group is judged
-    ahead: int = 0  # processes that compile what they will time, all at once, before anything is timed
+    beside_peers: bool = True  # True: add PyTorch's implementations also to groups that contain only peers
+    ahead: int = 0  # processes that compile their code at the same time, before anything is timed; 0: none
 
 
 @dataclass
 class _Timings:
-    """What timing gave, by target."""
+    """Holds the speeds and the reasons for missing speeds, by target."""
 
     speeds: dict[str, list[Speed]] = field(default_factory=dict)
     reasons: dict[str, list[str]] = field(default_factory=dict)
-    late: list[Gap] = field(default_factory=list)  # what the deadline did not allow
+    late: list[Gap] = field(default_factory=list)  # contenders that the deadline left untimed
 
     def add(self, target: str, speed: Speed | None, reason: str) -> None:
         if speed is not None:
@@ -65,7 +67,9 @@ class _Timings:
 
 
 def bench(settings: Bench, session: Session, command: str) -> Run:
-    """Compare and return one record; its kernels carry `speed`, and a note for what could not be timed."""
+    """Compares the implementations and returns one record. Its kernels have `speed`, or a note if they could not be
+    timed.
+    """
     with using(session.pool, session.backend) as worker:
         session.progress("looking for implementations")
         backend = worker.ask(Environment(), timeout=START_SECONDS).backend
@@ -73,7 +77,7 @@ def bench(settings: Bench, session: Session, command: str) -> Run:
     declared = {dtype for item in found for dtype in item.kernel.dtypes}
     session.dtypes = session.dtypes or tuple(sorted(declared - {"float64"}))
     on_gpu = named(backend).clock
-    # first, because it may refuse a shape
+    # timing comes first, because it may refuse a shape
     timings = time_all(found, settings, session, backend) if on_gpu else _Timings()
     result = run([item.kernel.target for item in found] if settings.accuracy else [], session, command)
     if not settings.accuracy:
@@ -99,7 +103,7 @@ def _with_speed(kernel: KernelRun, timings: _Timings) -> KernelRun:
 
 
 def contenders(worker: Answers, settings: Bench, session: Session) -> list[Contender]:
-    """The implementations to compare, PyTorch's own at the end of each group of comparable ones."""
+    """Returns the implementations to compare. PyTorch's implementations come last."""
     known = {op.name for op in worker.ask(ListOps(), timeout=START_SECONDS)}
     ops = [item for item in settings.wanted if item in known]
     found: dict[str, Contender] = {}
@@ -142,7 +146,11 @@ def _declared(worker: Answers, target: str) -> list[Contender]:
 
 
 def _stand_ins(worker: Answers, found: list[Contender], *, beside_peers: bool = True) -> list[Contender]:
-    """PyTorch for every group, in the place of its first judged kernel: that one names the dtypes and the promise."""
+    """Returns PyTorch's implementations for every group.
+
+    The first kernel of a group that is no peer decides their dtypes and their promise. A group of peers alone uses its
+    first peer.
+    """
     chosen: dict[str, Contender] = {}
     for item in sorted(found, key=lambda item: item.kernel.peer):
         if not Target.parse(item.kernel.target).stands_in and (beside_peers or not item.kernel.peer):
@@ -161,7 +169,9 @@ def _stand_ins(worker: Answers, found: list[Contender], *, beside_peers: bool = 
 
 
 def time_all(found: list[Contender], settings: Bench, session: Session, backend: str) -> _Timings:
-    """Time every group of comparable implementations, in each dtype and shape; first those with a judged kernel."""
+    """Times every group of comparable implementations, in each dtype and shape. Groups with a kernel that is no peer
+    come first.
+    """
     timings = _Timings()
     groups: dict[str, list[Contender]] = {}
     for item in found:
@@ -174,7 +184,7 @@ def time_all(found: list[Contender], settings: Bench, session: Session, backend:
             for shape in (settings.shapes or ((),)) if able else ():
                 requests.append(Time(able, dtype, shape, settings.directions, settings.rounds, session.seed))
     beside = sorted({target for request in requests for target in request.targets})
-    # with one process alone every request after the first finds the compiler imported and the GPU met
+    # With one process, every request after the first finds the compiler imported and the GPU initialised.
     workers = [_Worker(process.Worker(session.backend)) for _ in range(max(1, min(settings.ahead, len(requests))))]
     with Pool.of(workers):
         if len(workers) > 1:
@@ -192,7 +202,7 @@ def time_all(found: list[Contender], settings: Bench, session: Session, backend:
 
 
 class _Worker:
-    """A worker that knows what its process has compiled ahead."""
+    """Holds a worker, and the requests that its current process has compiled for."""
 
     def __init__(self, worker: AnyWorker) -> None:
         self._worker = worker
@@ -200,7 +210,7 @@ class _Worker:
 
     @property
     def compiled(self) -> list[Request[Any]]:
-        """The requests without rounds that the process which is there now has answered."""
+        """Returns the requests without rounds that the current process has answered."""
         if not self.alive:
             self._compiled.clear()
         return self._compiled
@@ -210,8 +220,8 @@ class _Worker:
         return self._worker.alive
 
     def ask(self, request: Request[R], *, timeout: float, progress: OnProgress = lambda text: None) -> R:
-        """The worker's reply."""
-        compiled = self.compiled  # by a process that is there before this request begins one
+        """Returns the worker's reply."""
+        compiled = self.compiled  # read before the request, which may start a new process
         reply = self._worker.ask(request, timeout=timeout, progress=progress)
         if isinstance(request, Time) and not request.rounds:
             compiled.append(request)
@@ -222,14 +232,14 @@ class _Worker:
 
 
 def untimed(request: Time, beside: Sequence[str]) -> Time:
-    """The request that compiles what another one times, in the same process."""
+    """Returns the request that compiles the code of `request` and times nothing. The same process then times it."""
     return msgspec.structs.replace(request, rounds=0, beside=tuple(beside))
 
 
 def _compile_ahead(requests: Sequence[Time], beside: list[str], workers: Sequence[_Worker], session: Session) -> None:
-    """Have everything compiled that will be timed, on all workers; each times later, alone, what it has compiled.
+    """Compiles everything that will be timed, on all workers. Each worker later times the code it compiled, alone.
 
-    What fails twice is told when it is timed.
+    A request that fails twice is reported when it is timed.
     """
     waiting = deque((request, True) for request in requests)
     now = time.monotonic()
@@ -244,7 +254,7 @@ def _compile_ahead(requests: Sequence[Time], beside: list[str], workers: Sequenc
 
         def failed(error: VerifyError) -> None:
             session.progress(f"compiling what will be timed: {request.targets[0]} {request.dtype}: {error}")
-            if again:  # later, when fewer are at work: all of them share the GPU's memory
+            if again:  # tried again when fewer workers run: all of them share the GPU's memory
                 waiting.append((request, False))
 
         return Job(
@@ -259,9 +269,9 @@ def _compile_ahead(requests: Sequence[Time], beside: list[str], workers: Sequenc
 
 
 def _time(worker: AnyWorker, request: Time, beside: list[str], session: Session, timings: _Timings) -> None:
-    """Time some targets together. One that ends the worker or exhausts its time is left out of the next attempt.
+    """Times some targets together. A target that ends the worker or exceeds its time is left out of the next attempt.
 
-    `beside` is emptied where a failure may be another group's: from then on each has a process of its own.
+    If another group may have caused a failure, `beside` is emptied. Each group then gets a process of its own.
     """
     targets, dtype = list(request.targets), request.dtype
     while targets:
@@ -276,7 +286,7 @@ def _time(worker: AnyWorker, request: Time, beside: list[str], session: Session,
         try:
             found = worker.ask(asked, timeout=session.timeout, progress=say)
         except (KernelError, Died, Late) as error:
-            worker.stop()  # a clock of a process that failed is not to be trusted
+            worker.stop()  # times from a process after a failure cannot be trusted
             if current not in targets and beside:
                 beside.clear()
                 continue

@@ -1,7 +1,8 @@
-"""Blind spots of a limit: errors of a definition that it would not notice.
+"""Finds blind spots of a limit: errors in a definition that the limit would not catch.
 
-Each constant and each step of a `like=` program is put 1% off, or left out, and judged on the inputs of a case as if a
-kernel had returned what follows. An error that no accuracy can see is none: it moves results less than their noise.
+Each constant and each step of a `like=` program is changed by 1% or left out. The result is judged on the inputs of one
+case as if a kernel had returned it. Changes that move the results by less than their noise are ignored: no accuracy
+could show them.
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ from verify.records.record import Figures, value_of
 from verify.truth.formats import torch_dtype
 from verify.truth.ulp import errors
 
-BUDGET = 24  # errors of a definition that are tried in one case
+BUDGET = 24  # the number of changed definitions tried in one case
 KEPT = 5
-_MOST = 1 << 14  # elements, by the sizes of the case
-SEEN = 0.5  # of the rms that noise and rounding explain: an error that moves results less is seen by no accuracy
+_MOST = 1 << 14  # the largest product of a case's sizes
+# The least rms of a change that is reported, in units of the rms that noise and rounding explain. No accuracy could
+# show a smaller change.
+SEEN = 0.5
 
 
 class Blind(msgspec.Struct, frozen=True, order=True):
-    """One error that passes: how much of the limit it takes, and what it is."""
+    """Holds one error that passes: its share of the limit, and its description."""
 
     share: float
     words: str
@@ -43,10 +46,10 @@ def blind_spots(
     least: float = SEEN,
     constants: bool = False,
 ) -> list[Blind]:
-    """Returns the errors that pass in all results of a case, those first that come closest to the limit.
+    """Returns the errors that pass in all results of a case, starting with those closest to the limit.
 
-    Those that move no result by `least` of what noise and rounding explain are left out; with `constants` all but
-    errors of constants.
+    An error is omitted if it moves no result by `least` times the rms that noise and rounding explain. With
+    `constants=True` only changed constants are tried.
     """
     if not judged or (op := judged[0].op).meaning is None or op.gate != "noise":
         return []
@@ -75,6 +78,8 @@ def _judged(by: JudgedBy, value: Tensor) -> Figures:
 
 
 def case_of(cases: Sequence[Case]) -> Case | None:
-    """Returns the case of ordinary inputs on which blind spots are looked for: the largest that is not large."""
+    """Returns the case for this search: the largest one with ordinary inputs and at most `_MOST` elements; None if
+    there is none.
+    """
     fit = [case for case in cases if case.fill == "randn" and not case.values and 0 < math.prod(case.dims) <= _MOST]
     return max(fit, key=lambda case: (bool(case.upstream), math.prod(case.dims)), default=None)

@@ -1,8 +1,8 @@
-"""Run a kernel (or an op's baseline) on a case and collect outputs and gradients, checked for contract.
+"""Runs a kernel, or an op's baseline, on a case. Collects its outputs and gradients and checks its contract.
 
-A kernel that returns the wrong number of tensors, a wrong shape, dtype or device, something that is not a
-tensor, or that changes its inputs, has broken its contract: `KernelError` says the rule and what was
-received. Nothing here knows what is numerically right.
+A kernel breaks its contract if it returns the wrong number of tensors, a wrong shape, dtype or device, or something
+that is not a tensor, or if it changes its inputs. `KernelError` then gives the rule and what was received. This module
+does not decide what is numerically right.
 """
 
 from __future__ import annotations
@@ -29,62 +29,66 @@ from verify.truth import formats
 from verify.truth.quantised.encoding import Encoding, Parts, WrongForm
 from verify.truth.ulp import fetched, same_bits
 
-device_of_module: AbstractContextManager[Any] = nullcontext()  # the default device while a kernel is called
+device_of_module: AbstractContextManager[Any] = nullcontext()  # set as the default device while a kernel is called
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Inputs as given, upstream gradients as given, and every result: outputs, then gradients."""
+    """Holds the inputs and upstream gradients of one call, and its results: outputs, then gradients."""
 
     inputs: dict[str, Tensor | None]
     upstream: dict[str, Tensor]
     results: dict[str, Tensor]
-    missing: tuple[str, ...]  # gradients that the kernel does not provide
-    inference: Mapping[str, dict[str, Tensor]] = field(default_factory=dict)  # outputs by mode, where their bits differ
-    on_host: Measured | None = None  # of small tensors the same values in the memory of the host, to be read only
+    missing: tuple[str, ...]  # gradients that autograd has no path to
+    # outputs by mode of inference, if their bits differ
+    inference: Mapping[str, dict[str, Tensor]] = field(default_factory=dict)
+    on_host: Measured | None = None  # for small tensors: the same values in CPU memory, read-only
 
     @property
     def to_read(self) -> Measured:
-        """The same values where reading them costs least."""
+        """Returns the copy with the same values that is cheapest to read."""
         return self.on_host or self
 
     @property
     def without_figures(self) -> list[str]:
-        """Says which gradients have no figures: a forgotten backward pass must not look like a deliberate omission."""
+        """Returns notes on gradients that were not measured, so a forgotten backward pass does not look deliberate."""
         if self.missing and not any(name.startswith("d") for name in self.results):
             return ["no gradients measured: the output does not require grad; gradients=False says so on purpose"]
         return [no_gradient(name) for name in self.missing]
 
     def snapshot(self) -> dict[str, Tensor]:
-        """The results as they are now, whatever a later call does to them."""
+        """Returns the results as they are now, safe from changes by later calls."""
         held = self.to_read.results
         alone = {name for name, value in held.items() if value.data_ptr() != self.results[name].data_ptr()}
         return {name: value if name in alone else value.clone() for name, value in held.items()}
 
 
 class Unchanged:
-    """What a kernel must leave as it is. `demand` compares all of it at once: each comparison waits for the GPU."""
+    """Compares tensors that a kernel must not change. `demand` compares all of them at once, as each comparison waits
+    for the GPU.
+    """
 
     def __init__(self) -> None:
         self._pairs: list[tuple[Tensor, Tensor, str]] = []
 
     def watch(self, before: Mapping[str, Tensor], after: Mapping[str, Tensor], complaint: str) -> None:
-        """Tensors after a call, and copies that were made of them before it, on the device or on the host.
+        """Adds tensors after a call, and the copies made before it. Copies may be on the device or in CPU memory.
 
-        `complaint` is the message, with the name in place of {name}.
+        `complaint` is the message. The tensor's name replaces {name} in it.
         """
         self._pairs += [(before[name], after[name], complaint.replace("{name}", name)) for name in before]
 
     def watch_inputs(self, label: str, before: Mapping[str, Tensor | None], after: Mapping[str, Tensor | None]) -> None:
-        """The operands of a call of the kernel `label`; those that are absent are None in both."""
+        """Adds the operands of a call of the kernel `label`. Absent operands are None in both mappings."""
         old, new = ({name: value for name, value in some.items() if value is not None} for some in (before, after))
         self.watch(old, new, f"{label} must not change its inputs; {{name}} differs after the call")
 
     def demand(self, *results: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-        """Raise the complaint about the first tensor whose bits differ from those of its copy.
+        """Raises KernelError with the complaint about the first tensor whose bits differ from those of its copy.
 
-        Returns the results, in the memory of the host if all tensors are small: they are then copied with the others.
+        Returns the results. They are in CPU memory if all tensors are small, because they are then fetched together
+        with the others.
         """
         pairs, self._pairs = self._pairs, []
         before, after = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
@@ -102,13 +106,13 @@ class Unchanged:
 
 
 def run_contiguous(kernel: Kernel, case: Case, device: str) -> Measured:
-    """Run a declared kernel on contiguous copies of what the case's layouts hold."""
+    """Runs a declared kernel on contiguous copies of the case's inputs."""
     return run_kernel(kernel, case, device, prepare=_compact)
 
 
 def sent(tensor: Tensor, device: torch.device | str) -> Tensor:
-    """The same values on a device in memory of their own with the same layout, which `clone` would not always keep."""
-    # nothing waits: ordinary memory is read before the call returns
+    """Copies a tensor to a device, into memory of its own, and keeps its layout. `clone` does not always keep it."""
+    # non_blocking is safe: ordinary CPU memory is read before the call returns
     if _is_compact(tensor):
         if tensor.is_cpu and device == "cpu":
             return tensor.clone()
@@ -125,7 +129,7 @@ _Some = TypeVar("_Some", Tensor, Tensor | None)
 
 
 def sent_all(tensors: Mapping[str, _Some], device: torch.device | str) -> dict[str, _Some]:
-    """`sent` for each of several; those that are absent stay so."""
+    """Applies `sent` to several tensors. An absent tensor (None) remains None."""
     return {name: value if value is None else sent(value, device) for name, value in tensors.items()}
 
 
@@ -134,7 +138,7 @@ def _is_small_on_host(tensor: Tensor) -> bool:
 
 
 def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Contiguous copies, on a GPU by one operation for all tensors of one dtype: to be compared, not used."""
+    """Returns contiguous copies for comparison. On a GPU one operation copies all tensors of one dtype."""
     found = dict(tensors)
     if all(tensor.is_cpu for tensor in tensors.values()):
         return {name: _contiguous_copy(tensor.detach()) for name, tensor in tensors.items()}
@@ -150,7 +154,7 @@ def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _is_compact(tensor: Tensor) -> bool:
-    """Whether a tensor is contiguous and alone in its memory."""
+    """True if a tensor is contiguous and fills its storage."""
     return tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
 
 
@@ -169,7 +173,7 @@ def run_kernel(
     *,
     prepare: Callable[[Tensor], Tensor] = lambda tensor: tensor,
 ) -> Measured:
-    """Run a declared kernel on a case. `prepare` may change how each tensor lies in memory, not its values."""
+    """Runs a declared kernel on a case. `prepare` may change the memory layout of each tensor, not its values."""
     if kernel.encoding is not None:
         return _run_quantiser(kernel, kernel.encoding, case, device, prepare)
     op, label, about = kernel.op, kernel.name, f"for dims {case.dims}"
@@ -200,9 +204,9 @@ def run_kernel(
 def _run_quantiser(
     kernel: Kernel, encoding: Encoding, case: Case, device: str, prepare: Callable[[Tensor], Tensor]
 ) -> Measured:
-    """Run a quantiser on a case. It returns codes and scales in bytes of any dtype.
+    """Runs a quantiser on a case. It may return codes and scales in any dtype of one byte.
 
-    Each byte travels as float8_e5m2, the format of one byte that a record knows; only its bits are read.
+    Each byte is stored as float8_e5m2, a one-byte format that records know. Only its bits are used.
     """
     originals = inputs_of(kernel.op, case, device, shared=True)
     given = {name: None if value is None else sent(prepare(value), device) for name, value in originals.items()}
@@ -220,7 +224,7 @@ def _run_quantiser(
 
 
 def demand_parts(kernel: Kernel, encoding: Encoding, case: Case, parts: Mapping[str, Tensor]) -> None:
-    """KernelError unless a quantiser returned each part in the form that a case asks for."""
+    """Raises KernelError unless a quantiser returned each part in the form that a case requires."""
     try:
         encoding.demand_form(Parts(*(parts[name] for name in encoding.names)), rows_and_columns(kernel, case))
     except (KeyError, WrongForm) as error:
@@ -228,7 +232,7 @@ def demand_parts(kernel: Kernel, encoding: Encoding, case: Case, parts: Mapping[
 
 
 def rows_and_columns(kernel: Kernel, case: Case) -> tuple[int, int]:
-    """Returns the rows and columns of the numbers that a quantiser is given in a case."""
+    """Returns the numbers of rows and columns of a quantiser's input in a case."""
     shape = expected_shape(kernel.op, case.dims, kernel.op.resolve(case.params), kernel.outputs[0])
     if len(shape) != 2:
         raise UsageError(f"{kernel.name}: a quantiser's data has rows and columns; received the shape {shape}")
@@ -237,21 +241,21 @@ def rows_and_columns(kernel: Kernel, case: Case) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Graph:
-    """One call on given tensors: the outputs as autograd has them, and the leaves that they hang on."""
+    """Holds one call on given tensors: the outputs with their autograd graph, and the leaves of that graph."""
 
     outputs: dict[str, Tensor]
     leaves: dict[str, Tensor]
 
     @property
     def values(self) -> dict[str, Tensor]:
-        """The outputs without their history."""
+        """Returns the outputs without their autograd graph."""
         return {name: tensor.detach() for name, tensor in self.outputs.items()}
 
 
 def call_tensors(
     kernel: Kernel, inputs: Mapping[str, Tensor | None], params: Mapping[str, Any], *, differentiate: bool = True
 ) -> Graph:
-    """Call a declared kernel on given tensors, in whatever layout they are; no copies, no checks of its inputs."""
+    """Calls a declared kernel on given tensors in any layout. Does not copy or check the inputs."""
     resolved = kernel.op.resolve(params)
     wanted = {operand.name for operand in kernel.differentiable} if differentiate else set()
     leaves: dict[str, Tensor] = {}
@@ -275,10 +279,10 @@ def gradients_of(
     unchanged: Unchanged | None = None,
     originals: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
-    """The gradients that a call's backward pass gives for `upstream`, one tensor per output.
+    """Returns the gradients that a call's backward pass gives for `upstream`, one tensor per output.
 
-    Whether `upstream` is as it was is compared here, unless the caller passes `unchanged`, which it must then `demand`.
-    `originals` are what `upstream` was made from, where there is such a thing; else copies are made.
+    unchanged: None compares `upstream` with its copies here. Otherwise the caller must call `unchanged.demand`.
+    originals: the tensors that `upstream` was copied from. Without them, copies are made here.
     """
     if not graph.leaves or not upstream:
         return {}
@@ -298,12 +302,12 @@ def run_tensors(
     unchanged: Unchanged | None = None,
     originals: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
-    """Outputs and gradients of one call on given tensors; without `upstream`, outputs only."""
+    """Returns the outputs and gradients of one call on given tensors; without `upstream`, the outputs only."""
     graph = call_tensors(kernel, inputs, params, differentiate=bool(upstream))
     return graph.values | gradients_of(kernel, graph, upstream, unchanged=unchanged, originals=originals)
 
 
-# A kernel may take another path where nothing is kept for a backward pass: every judged call else asks for gradients.
+# A kernel may take another path if nothing is saved for a backward pass. All other judged calls ask for gradients.
 INFERENCE: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "where no operand requires a gradient": nullcontext,
     "under torch.no_grad()": torch.no_grad,
@@ -312,7 +316,7 @@ INFERENCE: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 
 
 def inferred(kernel: Kernel, case: Case, measured: Measured) -> dict[str, dict[str, Tensor]]:
-    """The outputs of a measured call made for inference, under each mode in which they have other bits."""
+    """Repeats a measured call in each mode of inference. Returns the outputs by mode, only where their bits differ."""
     if not case.upstream:
         return {}
     near, unchanged = measured.to_read, Unchanged()
@@ -337,7 +341,10 @@ def inferred(kernel: Kernel, case: Case, measured: Measured) -> dict[str, dict[s
 
 
 def alone(kernel: Kernel, case: Case, measured: Measured) -> dict[str, dict[str, Tensor]]:
-    """The gradient of each operand of a measured call where no other one requires any, if it has other bits then."""
+    """Repeats a measured call with a gradient for one operand alone, for each operand.
+
+    Returns the gradients whose bits differ from those of the measured call, by a text that names the operand.
+    """
     near, found = measured.to_read, {}
     names = [operand.name for operand in kernel.differentiable if "d" + operand.name in measured.results]
     for name in names if len(names) > 1 else ():
@@ -352,13 +359,13 @@ def alone(kernel: Kernel, case: Case, measured: Measured) -> dict[str, dict[str,
 
 
 def run_judged(kernel: Kernel, case: Case, device: str) -> Measured:
-    """Everything of a kernel that `verify run` judges on one case."""
+    """Returns all results of a kernel on one case that `verify run` judges."""
     measured = run_kernel(kernel, case, device)
     return measured if kernel.peer else replace(measured, inference=inferred(kernel, case, measured))
 
 
 def run_baseline(kernel: Kernel, case: Case, device: str) -> Measured:
-    """Run PyTorch's own implementation of the kernel's op on the same case."""
+    """Runs PyTorch's implementation of the kernel's op on the same case."""
     return run_kernel(baseline_of(kernel), case, device)
 
 
@@ -378,13 +385,16 @@ def _call(
 
 
 def _raised(text: str, error: Exception, refused: type[Refused]) -> KernelError:
-    """A refusal, unless the GPU reports a fault: that is no word of the kernel's."""
+    """Returns the error for a kernel that raised: a refusal, or a plain KernelError if the GPU reported a fault."""
     fault = type(error).__name__ == "AcceleratorError" or "CUDA error" in said_by(error)
     return KernelError(text) if fault else refused(text)
 
 
 def outputs_of(returned: Any, outputs: tuple[str, ...], label: str, integers: tuple[str, ...]) -> dict[str, Tensor]:
-    """What a call returned, by name; integers and conditions as float64 numbers, which hold all that index a tensor."""
+    """Returns the tensors that a call returned, by name.
+
+    Integers and conditions are converted to float64, which is exact for every valid index of a tensor.
+    """
     if isinstance(returned, Mapping):
         returned = tuple(returned.values())
     items = tuple(returned) if isinstance(returned, tuple | list) else (returned,)
@@ -401,10 +411,10 @@ def outputs_of(returned: Any, outputs: tuple[str, ...], label: str, integers: tu
 
 
 def _demand_values(label: str, name: str, item: Any) -> None:
-    """KernelError unless a result is a plain tensor whose values lie in its memory.
+    """Raises KernelError unless a result is a plain tensor whose values are in its memory.
 
-    A subclass, a sparse tensor or a lazy negation may compute when it is read: neither its time nor its bits are those
-    of the kernel.
+    A subclass, a sparse tensor or a lazy negation may compute when it is read. The time and the bits would not be the
+    kernel's own.
     """
     if not isinstance(item, Tensor):
         raise KernelError(f"{label} must return a torch.Tensor for {name}; it returned {type(item).__name__}")
@@ -422,28 +432,28 @@ def _demand_values(label: str, name: str, item: Any) -> None:
 
 
 def _reach(tensor: Tensor) -> int:
-    """Bytes of the storage up to the last element."""
+    """Returns the bytes of storage needed up to the last element."""
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     return int(tensor.storage_offset() + sum((size - 1) * step for size, step in steps) + 1) * tensor.element_size()
 
 
 @dataclass(frozen=True)
 class Form:
-    """The form that an output must have; `about` says in the message what the shape follows from."""
+    """Holds the form that an output must have. `about` is the part of the message that explains the shape."""
 
     shape: tuple[int, ...]
-    dtype: torch.dtype | None  # None: any floating-point one
+    dtype: torch.dtype | None  # None: any floating-point dtype
     device: torch.device
     about: str
 
     @staticmethod
     def like(tensor: Tensor, case: Case) -> Form:
-        """Returns the form of a tensor that a call on this case gave."""
+        """Returns the form of a tensor that a call on this case returned."""
         return Form(tuple(tensor.shape), tensor.dtype, tensor.device, f"for dims {case.dims}")
 
 
 def check_output(label: str, name: str, tensor: Tensor, form: Form, *, hint: bool = False) -> None:
-    """Raises KernelError unless an output has this form. With `hint` the message says how another dtype is declared."""
+    """Raises KernelError unless an output has this form. With `hint` the message shows how to declare another dtype."""
     shape, dtype, device = form.shape, form.dtype, form.device
     if tuple(tensor.shape) != shape:
         text = f"of shape {shape} {form.about}; it returned {tuple(tensor.shape)}"
@@ -460,7 +470,7 @@ def check_output(label: str, name: str, tensor: Tensor, form: Form, *, hint: boo
 
 
 def no_gradient(name: str) -> str:
-    """The note on a gradient that a kernel does not provide and did not promise."""
+    """Returns the note on a gradient that a kernel neither provides nor promises."""
     return f"no gradient {name}: autograd has no path to it"
 
 
@@ -481,7 +491,7 @@ def _gradients(
                 f"{label} promises gradients for {', '.join(leaves)}, but its output is not attached to autograd"
             )
         return {}, tuple("d" + name for name in leaves)
-    # kept apart: a backward pass that overwrites dy would overwrite what the truth is computed from
+    # copied: a backward pass that overwrites dy would otherwise change the input of the truth
     arrived = {name: _contiguous_copy(upstream[name]) if originals is None else originals[name] for name in attached}
     try:
         arriving = tuple(upstream[name] for name in attached)
@@ -516,7 +526,7 @@ def _is_ours(file: str) -> bool:
 
 
 def describe(error: BaseException) -> str:
-    """One line: type, first line of the message, and the place in the user's code."""
+    """Returns an error as one line: its type, the first line of its message, and the place in the user's code."""
     text = next((line.strip() for line in said_by(error).splitlines() if line.strip()), "no message")
     walked = reversed(list(traceback.walk_tb(error.__traceback__)))
     frames = ((frame.f_code.co_filename, line) for frame, line in walked)

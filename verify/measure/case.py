@@ -1,4 +1,10 @@
-"""One case, judged: what a kernel, PyTorch and modes of inference gave for it, against one truth."""
+"""Judges the results of one case against the truth.
+
+The results come from the kernel, from PyTorch (the baseline) and from modes of inference, such as the kernel under
+`torch.no_grad()`. `verify.measure.kernel` uses this module in three steps. `question_of` evaluates the float64
+references. `judge_case` compares all results with the same truth. It may run in a fork, so it returns pieces that can
+be sent. `Collected.add` merges the pieces of all cases of a group.
+"""
 
 from __future__ import annotations
 
@@ -46,22 +52,27 @@ from verify.truth.fast import Truth, device_kind, truth_of
 from verify.truth.formats import Format
 from verify.truth.ulp import Policy, bits_of
 
-SAMPLE_EACH = 4  # elements whose certificate is checked in each case of a group of many
-# Elements of one result of one case whose open rounding is judged exactly: where the group has one case, where it has
-# many, and of a peer or PyTorch. Beyond the limit they count as undecided; maxima are settled in any case.
+SAMPLE_EACH = 4  # elements of each case whose certificate is checked, if the group has several cases
+# The float64 truth leaves the rounding of some elements open. At most this many of them are judged exactly, for each
+# result of a case: in a group of one case, in a group of several, and for a peer or PyTorch. The others count as
+# undecided. Maxima are always settled.
 OPEN_ONE_CASE, OPEN_EACH_CASE, OPEN_PEER = 12_000, 2_000, 500
-ROUNDS_GRAPH = 1
-OPEN_GRAPH = 16  # the same of a PyTorch function, each element of which may depend on all inputs
+# One exact element of a PyTorch function may depend on all inputs, so fewer elements are judged exactly.
+ROUNDS_GRAPH = 1  # rounds of judging the candidates for the maximum
+OPEN_GRAPH = 16  # the limit in place of the three above
 
-Parts = tuple[tuple[Regime, str], ...]  # of a result: a regime and a class each
+Parts = tuple[tuple[Regime, str], ...]  # the parts of a result: a regime and a class each
 
-KERNEL, BASELINE = "kernel", "baseline"  # who gave results, besides modes of inference
+KERNEL, BASELINE = "kernel", "baseline"  # sources of results; a mode of inference is a source too
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """What judging one result of one case gave; `worst`, `special` and `each` beyond what was known by then."""
+    """Holds the outcome of judging one result of one case. `Collected` explains the fields.
 
-    parts: dict[tuple[str, str], Tally]  # by regime and class; a place is an index in one case
+    `worst`, `special` and `each` hold only elements that are worse than those kept from earlier cases.
+    """
+
+    parts: dict[tuple[str, str], Tally]  # by regime and class
     bounds: dict[str, Regime]
     worst: list[tuple[float, Worst]]
     special: list[tuple[float, Worst]]
@@ -73,39 +84,39 @@ class Piece(msgspec.Struct, frozen=True):
     edges: tuple[float, ...]
     trivial: dict[str, Tally] = {}
     blind: list[Blind] = []
-    whole: int = 0  # elements of the result, where only some of them were judged
-    digest: str = ""  # of all of them then
+    whole: int = 0  # number of elements of the result, if only some of them were judged
+    digest: str = ""  # digest of all elements, if only some of them were judged
 
 
-Pieces = dict[str, dict[str, Piece]]  # of one case, by who gave the results (`KERNEL`, `BASELINE`, a mode) and result
+Pieces = dict[str, dict[str, Piece]]  # of one case: by source (`KERNEL`, `BASELINE` or a mode), then by result
 
 
 @dataclass
 class Collected:
-    """What accumulates for one output over the cases of a group."""
+    """Accumulates the pieces of one result over the cases of a group."""
 
     fmt: Format
     parts: dict[tuple[str, str], Tally] = field(default_factory=dict)  # by regime and class
     bounds: dict[str, Regime] = field(default_factory=dict)
-    worst: list[tuple[float, Worst]] = field(default_factory=list)  # with their errors; of ordinary inputs
-    special: list[tuple[float, Worst]] = field(default_factory=list)  # of infinite or NaN inputs
-    each: dict[tuple[str, str], tuple[float, Worst]] = field(default_factory=dict)  # the worst of each part
+    worst: list[tuple[float, Worst]] = field(default_factory=list)  # (error, element) for ordinary inputs
+    special: list[tuple[float, Worst]] = field(default_factory=list)  # the same for infinite or NaN inputs
+    each: dict[tuple[str, str], tuple[float, Worst]] = field(default_factory=dict)  # the worst element of each part
     escalated: int = 0
     certificates: list[str] = field(default_factory=list)
     n: int = 0
-    whole: int = 0  # elements of the results, judged or not
-    cases: list[Case] = field(default_factory=list)  # those that gave this result
-    curve: list[Peak] = field(default_factory=list)  # places number the elements of all cases
-    operand: Format | None = None  # of the operand that the curve is about
-    edges: tuple[float, ...] = ()  # of the bins of the curve
-    trivial: dict[str, Tally] = field(default_factory=dict)  # trivial answers, judged on ordinary inputs
-    blind: list[Blind] = field(default_factory=list)  # errors of the definition that would pass
+    whole: int = 0  # number of elements, judged or not
+    cases: list[Case] = field(default_factory=list)  # the cases that gave this result
+    curve: list[Peak] = field(default_factory=list)  # places count the elements of all cases
+    operand: Format | None = None  # format of the operand of the curve
+    edges: tuple[float, ...] = ()  # edges of the bins of the curve
+    trivial: dict[str, Tally] = field(default_factory=dict)  # tallies of trivial answers on ordinary inputs
+    blind: list[Blind] = field(default_factory=list)  # errors in the definition that would pass
 
     def __post_init__(self) -> None:
         self.digest = Digest(self.fmt)
 
     def add(self, case: Case, got: Tensor, piece: Piece) -> None:
-        """Merge one case in: the results do not depend on where it was judged, nor when."""
+        """Merges the piece of one case. Cases are added in their order, even if a later one was judged first."""
         for key, part in piece.parts.items():
             self.parts[key] = self.parts.get(key, Tally()).merge(part)
         for name, part in piece.trivial.items():
@@ -128,7 +139,7 @@ class Collected:
             self.certificates.append(piece.certificate)
         for kept, found, most in ((self.worst, piece.worst, KEEP), (self.special, piece.special, KEEP_SPECIAL)):
             kept += found
-            kept.sort(key=lambda entry: -entry[0])  # stable: earlier cases first among equals
+            kept.sort(key=lambda entry: -entry[0])  # stable: among equal errors the earlier case comes first
             del kept[most:]
         for key, entry in piece.each.items():
             if entry[0] > self.each.get(key, (0.0,))[0]:
@@ -136,33 +147,33 @@ class Collected:
 
     @property
     def findings(self) -> Findings:
-        """What was found in all cases."""
+        """Returns the statistics of all cases."""
         return Findings(self.parts, self.escalated, self.certificates, self.each, self.bounds)
 
 
 @dataclass(frozen=True)
 class Question:
-    """One case with its float64 references, put to a kernel and to the baseline alike: both had the same inputs.
+    """Holds one measured case with its float64 references, and all that is needed to judge its results.
 
-    `host` is the problem for exact arithmetic, which asks for elements one at a time: from a GPU each would be waited
-    for. Where results are small, problem and references are there too. Whoever judges makes truths of these.
+    `host` is the problem in CPU memory, for exact arithmetic: that reads single elements, and each read from a GPU
+    would wait for the GPU. For small results `problem` is `host`, and the references are in CPU memory too.
     """
 
-    op: Op  # of which both ask for exact values: see `remembering`
-    definition: Op  # the same, which keeps no exact values: they may be those of all elements
+    op: Op  # caches exact values, see `remembering`
+    definition: Op  # the same op without the cache: a truth may evaluate all elements, too many to keep
     case: Case
     problem: Problem
     host: Problem
     fast: dict[str, Fast]
-    kind: str  # of the device that these were evaluated on
+    kind: str  # kind of device that evaluated the references
     formats: dict[str, Format]
     target: str
     policy: Policy
     seed: int
     largest: Largest | None
     floors: dict[str, float]  # the least noise of each result, in ULP
-    limits: dict[str, float]  # of each result on ordinary inputs
-    whole: Whole | None = None  # where only some elements of its one result are judged
+    limits: dict[str, float]  # the limit of each result on ordinary inputs
+    whole: Whole | None = None  # None: all elements are judged
 
     def judged_by(self, result: str, truth: Truth) -> JudgedBy:
         """Returns one result with its truth and its rules."""
@@ -171,17 +182,21 @@ class Question:
 
     @property
     def on_host(self) -> bool:
-        """Whether judging asks nothing of a GPU."""
+        """True if judging needs no GPU."""
         return self.problem is self.host and all(value is None or value.is_cpu for value in self.host.inputs.values())
 
     def truth(self, result: str) -> Truth:
-        """The truth of one result."""
+        """Returns the truth of one result."""
         return truth_of(self.definition, self.host, result, self.fast[result], self.formats[result], self.kind)
 
 
 def question_of(
     kernel: Kernel, case: Case, measured: Measured, group: Group, target: str, seed: int, small: int
 ) -> Question:
+    """Evaluates the references of a measured case and returns its question.
+
+    If no result has more than `small` elements, everything is moved to CPU memory: judging is faster there.
+    """
     wanted = tuple(filter(group.judges, measured.results))
     problem = problem_of(kernel.op, case, measured.inputs, measured.upstream, wanted)
     kinds = {name: formats.of(measured.results[name].dtype) for name in wanted}
@@ -190,7 +205,9 @@ def question_of(
     host = _on_host(problem)
     if max((each.value.numel() for each in fast.values()), default=0) <= small:
         problem, fast = host, {name: each.cpu() for name, each in fast.items()}
-        for name in wanted:  # for forks: beside a GPU they have no autograd, which follows PyTorch's functions
+        # A PyTorch function is traced with autograd, which does not work in a fork of a process that uses a GPU. Asking
+        # for no points traces it here.
+        for name in wanted:
             kernel.op.points(host, name, ())
     rules = _rules_of(kernel, case, kinds)
     return Question(
@@ -210,7 +227,7 @@ def question_of(
 def sampled_question(
     kernel: Kernel, case: Case, measured: Measured, sample: Sample, target: str, seed: int
 ) -> Question:
-    """The question about some elements of one result, numbered as they are in the sample."""
+    """Returns the question about some elements of one result. Its element numbers are those of the sample."""
     name, got = sample.result, measured.results[sample.result]
     whole = problem_of(kernel.op, case, measured.inputs, measured.upstream, (name,))
     fmt = formats.of(got.dtype)
@@ -237,7 +254,7 @@ def sampled_question(
 
 
 def _rules_of(kernel: Kernel, case: Case, kinds: dict[str, Format]) -> dict[str, Any]:
-    """What decides on the results of a case, by field of `Question`."""
+    """Returns the rules that decide on the results of a case, by field of `Question`."""
     return {
         "formats": kinds,
         "policy": kernel.policy,
@@ -259,8 +276,12 @@ def judge_case(
     given: dict[str, dict[str, Tensor]],
     known: dict[str, dict[str, Collected]],
 ) -> Pieces:
-    """Judge all results of one case: of the kernel and its modes of inference, and with less effort PyTorch's."""
-    # over many cases the worst ten come from different ones; a single case has to give them all
+    """Judges all results of one case and returns a piece for each.
+
+    given: the results by source. PyTorch's results (`BASELINE`) get less effort than the kernel's.
+    known: the pieces of earlier cases, by source and result. Only elements worse than those are described.
+    """
+    # with several cases the ten worst elements come from different cases; a single case must give all ten
     single = len(group.cases) == 1
     keep, sample = (KEEP, SAMPLE) if single else (2, SAMPLE_EACH)
     open_limit, open_limit_peer = (OPEN_ONE_CASE if single else OPEN_EACH_CASE), OPEN_PEER
@@ -272,18 +293,18 @@ def judge_case(
         open_limit = open_limit_peer = OPEN_GRAPH
     rounds = ROUNDS_GRAPH if kernel.op.geometry.named else CONTENDER_ROUNDS
 
-    @functools.cache  # of the case alone: the same for whoever gave the result
+    @functools.cache  # shared by all sources: the parts depend on the case alone
     def parts(name: str, shape: tuple[int, ...]) -> tuple[Tensor | None, Parts]:
         return classed(question.op, question.case, question.problem, name, shape, question.largest)
 
     truths = {name: question.truth(name) for name in question.fast}
-    for by in (BASELINE, KERNEL):  # before either is judged: both by the same noise
+    for by in (BASELINE, KERNEL):  # before either is judged, so that both get the same noise
         for name in truths.keys() & given.get(by, {}).keys():
             got = given[by][name].to(truths[name].value.device)
             fmt = question.formats[name]
             truths[name] = with_noise_again(question.op, question.host, name, got, truths[name], fmt)
     pieces: Pieces = {}
-    theirs: dict[str, Tensor] = {}  # where PyTorch's results are within the limit
+    theirs: dict[str, Tensor] = {}  # by result: True at elements where PyTorch is within the limit
     for by, results in sorted(given.items(), key=lambda item: item[0] != BASELINE):
         own = by != BASELINE
         judging = _Judging(
@@ -309,10 +330,10 @@ def _looks_for_blind_spots(question: Question, group: Group) -> bool:
 
 @dataclass(frozen=True)
 class _Judging:
-    """How the results of one case are judged, for a kernel, a mode of inference or PyTorch.
+    """Holds how the results of one case are judged, for one source: the kernel, a mode of inference or PyTorch.
 
-    `each` also keeps the worst element of every regime. `theirs` collects, by result, the elements at which PyTorch is
-    within the limit; other results are compared with it.
+    If `each` is true, the worst element of every part is described too. `theirs` has, by result, the elements at which
+    PyTorch is within the limit. Judging PyTorch fills it. Results of the other sources are compared with it.
     """
 
     question: Question
@@ -324,7 +345,7 @@ class _Judging:
     theirs: dict[str, Tensor]
 
     def pieces(self, results: dict[str, Tensor], known: dict[str, Collected]) -> dict[str, Piece]:
-        """Every result of one case judged."""
+        """Returns a piece for every result of one case."""
         question = self.question
         found = {}
         for name, truth in self.truths.items():
@@ -369,11 +390,13 @@ class _Judging:
         )
 
     def _compared(self, name: str, outcome: JudgedResult, segments: Tensor | None, count: int) -> JudgedResult:
-        """The outcome with the elements counted that are beyond the limit where PyTorch's are within it."""
+        """Counts the elements that are beyond the limit while PyTorch's are within it. Returns the outcome with these
+        counts.
+        """
         limit, found = self.question.limits[name], outcome.errors
         figure, width = (found.ulp, found.width) if found.scaled is None else (found.scaled, found.scaled_width)
         assert width is not None
-        if not self.each and name not in self.theirs:  # PyTorch's own, which is judged first
+        if not self.each and name not in self.theirs:  # PyTorch's own result, which is judged first
             self.theirs[name] = (figure.abs() + width <= limit) & ~found.nonfinite
             return outcome
         if name not in self.theirs:
@@ -397,7 +420,11 @@ def _curve(
     segments: Tensor | None,
     parts: Parts,
 ) -> list[Peak]:
-    """Error against the values that decide, of all elements that figures are about."""
+    """Returns the largest error in each bin of the operand that decides how an element behaves.
+
+    `values` has that operand for every element. Elements with infinite or NaN inputs, or with inputs beyond the
+    declared magnitude, are excluded, as in the figures of the result.
+    """
     assert segments is not None
     apart = torch.tensor([regime.name in APART for regime, _ in parts], device=segments.device)
     bins = torch.where(apart[segments.reshape(-1)], -1, bins_of(values, edges))
@@ -416,7 +443,11 @@ def _new_worst(
     *,
     each: bool,
 ) -> tuple[list[tuple[float, Worst]], list[tuple[float, Worst]], dict[tuple[str, str], tuple[float, Worst]]]:
-    """The worst elements of one case that are worse than those known; of infinite and NaN inputs; of each part."""
+    """Describes the elements of one case that are among the worst so far.
+
+    Returns three collections: elements with ordinary inputs, elements with infinite or NaN inputs, and with `each` the
+    worst element of each part. `known` has the worst elements of the earlier cases.
+    """
     op, case, problem, target = question.op, question.case, question.host, question.target
     scaled = op.gate_of(result) != "plain"
     described: dict[int, Worst] = {}
@@ -452,7 +483,7 @@ def _new_worst(
         if each and part.leaders:
             key = (regime.name, class_of(regime, of_class))
             error, index = value_of(part.leaders[0].upper), part.leaders[0].place
-            # an error of at most LEAST has no entry: correct rounding may have it, and no bound is below
+            # errors up to LEAST get no entry: a correctly rounded result may have them, and no bound is smaller
             if error > max(LEAST, known.each.get(key, (0.0,))[0], of_each.get(key, (0.0,))[0]):
                 of_each[key] = (error, element(error, index))
     return lists[0], lists[1], of_each

@@ -1,7 +1,8 @@
-"""The cases of one kernel, tried one after the other: what one of them does not give never costs the others.
+"""Runs the cases of one kernel one after the other. A case that fails does not stop the others.
 
-A kernel that raises refuses a case, which is a limit of it. A result in a wrong form, a process that dies and a call
-that hangs are errors; each is met once, for all cases of those dims. Where time ends, what was measured stays.
+A kernel that raises refuses the case; that is a limit of the kernel. A result in a wrong form, a process that dies and
+a call that hangs are errors. After a crash or a hang, further cases with the same dims are not run. If time runs out,
+the results so far remain.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ Kind = Literal["refused", "contract", "crashed", "hung"]
 _STATUS: dict[Kind, Status] = {"contract": "error", "crashed": "crashed", "hung": "timeout"}
 _FATAL: tuple[Kind, ...] = ("crashed", "hung")
 DIFFER = "two calls with the same input differ"
-DEATHS = 6  # processes that the search for a smaller case may cost
+DEATHS = 6  # the search for a smaller crashing case may cost this many processes
 
 
 @dataclass
 class _Found:
-    """Cases that gave no result for one reason."""
+    """Holds the cases that gave no result for one reason."""
 
     kind: Kind
     text: str
@@ -44,9 +45,9 @@ class _Found:
 
 @dataclass
 class CaseRunner:
-    """Runs the cases of one kernel, and keeps why those without a result gave none.
+    """Runs the cases of one kernel, and records why some gave no result.
 
-    Nothing is tried after `until`, a time of `time.monotonic`, nor once the kernel is `lost`.
+    No case is tried after `until`, a time of `time.monotonic`, nor after `lost` returns True.
     """
 
     kernel: Kernel
@@ -54,20 +55,24 @@ class CaseRunner:
     until: float = math.inf
     seconds: float = math.inf
     lost: Callable[[], bool] = lambda: False
-    _tried: dict[str, int] = field(default_factory=dict)  # cases by dtype
+    _tried: dict[str, int] = field(default_factory=dict)  # number of cases by dtype
     _found: dict[tuple[str, Kind, str], _Found] = field(default_factory=dict)
     _deadly: dict[tuple[str, tuple[int, ...]], tuple[str, Kind, str]] = field(default_factory=dict)
     _late: int = 0
-    _spent: float = 0.0  # seconds of the kernel's calls
+    _spent: float = 0.0  # seconds that the kernel's calls took
     _deaths: int = 0
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more is tried."""
+        """True if no further case is tried."""
         return self.lost() or time.monotonic() >= self.until
 
     def measured(self, run: Run, case: Case) -> tuple[Case, Measured] | None:
-        """A case with its results; None where it gave none. Where the backward pass alone is refused: the forward's."""
+        """Returns a case with its results; None if it gave none.
+
+        If only the backward pass is refused, the returned case has no upstream gradient, and the results are the
+        outputs.
+        """
         known = self._deadly.get((case.dtype, case.dims))
         if known is None and self.ended:
             self._late += not self.lost()
@@ -101,12 +106,12 @@ class CaseRunner:
 
     @property
     def judge_was_late(self) -> bool:
-        """True if cases were left out for want of time, and the kernel's calls took less than half of it."""
+        """True if time left out cases, although the kernel's calls took less than half of it."""
         return bool(self._late) and self._spent < self.seconds / 2
 
     @property
     def too_late(self) -> str:
-        """`no time for 3 more cases within 600 s`."""
+        """Returns a text such as `no time for 3 more cases within 600 s`."""
         return f"no time for {self._late:,} more cases within {self.seconds:g} s"
 
     def _note(self, case: Case, error: Exception) -> tuple[str, Kind, str]:
@@ -117,7 +122,7 @@ class CaseRunner:
         return key
 
     def _smaller(self, run: Run, case: Case, key: tuple[str, Kind, str]) -> None:
-        """Divide the sizes of a case that ends its process or hangs, as long as it does; a hang is tried once."""
+        """Searches for a smaller case that also crashes, by dividing the sizes. A hang is not repeated."""
         while self._deaths < DEATHS and key[1] == "crashed":
             divided = [
                 (*case.dims[:place], size // by, *case.dims[place + 1 :])
@@ -136,14 +141,14 @@ class CaseRunner:
                     self._found[key].cases.append(case)
                     self._tried[case.dtype] += 1
                     break
-                except (KernelError, UsageError):  # the latter where a PyTorch function does not take such sizes
+                except (KernelError, UsageError):  # UsageError: a PyTorch function does not accept such sizes
                     continue
             else:
                 return
 
     @property
     def unmeasured(self) -> list[Unmeasured]:
-        """What gave no results, as the record has it."""
+        """Returns the cases without results as entries of the record."""
         made = []
         for (dtype, kind, _), found in self._found.items():
             dims = sorted({case.dims for case in found.cases}, key=lambda each: (math.prod(each), each))
@@ -153,7 +158,10 @@ class CaseRunner:
         return made
 
     def verdict(self, measured: set[str]) -> tuple[Status, str]:
-        """The status of a kernel with results in some dtypes, as far as what was not measured decides it."""
+        """Returns a kernel's status and message, as far as cases without results decide them.
+
+        `measured` has the dtypes with results.
+        """
         for kind in ("contract", "crashed", "hung", "refused"):
             for (dtype, of, _), found in self._found.items():
                 everything = dtype not in measured
@@ -167,13 +175,15 @@ class CaseRunner:
 
 
 def _reason(text: str) -> str:
-    """The text without its numbers: the same refusal of two sizes is one, but for the place in the code."""
+    """Removes the digits from a message, so that the same refusal for two sizes counts as one. The place in the code
+    remains.
+    """
     head, _, place = text.rpartition(" (")
     return "".join(" " if each.isdigit() else each for each in head or text) + place
 
 
 class Calls:
-    """The calls of one kernel, of which the first is kept: where something is wrong, calls are asked for again."""
+    """Calls one kernel and keeps a digest of its first results. `difference` repeats calls after a wrong result."""
 
     def __init__(self, run: Run) -> None:
         self._run, self._count = run, 0
@@ -192,10 +202,13 @@ class Calls:
         return measured
 
     def difference(self, wrong: Sequence[Result]) -> str:
-        """How two calls of a wrong kernel with the same input differ: on its worst inputs, or those of its first."""
+        """Returns how two calls of a wrong kernel with the same input differ; empty if they agree.
+
+        Repeats the worst inputs, then the first call.
+        """
         try:
             for result in wrong:
-                # a result of a mode of inference is found again by its law, which asks for it so
+                # the law of accuracy, not this check, repeats results of a mode of inference
                 for worst in [each for each in result.worst[:1] if each.origin.result]:
                     found = self._run(Case.from_json(worst.origin.case)).results[worst.origin.result]
                     fmt = formats.of(found.dtype)

@@ -1,10 +1,10 @@
-"""Measure the fast reference against the exact value: over regimes, landmarks, special values and spreads.
+"""Measures the distance of the fast references from the exact value.
 
-For every op, every combination of its named parameters and every result, cases are built as for kernels,
-in float32 and bfloat16 (the inputs a kernel will see). Elementwise results are compared on thousands of
-points, row-wise and contraction results on random elements of every row regime and of widths on both sides
-of powers of two, and of rows whose large elements cancel, which no recipe makes. What comes out is the largest
-|fast - exact| / (2^-53 * scale).
+This is done for every op, every combination of its named parameters and every result. Cases are built as for kernels,
+in float32 and bfloat16, and cover regimes, landmarks, special values and spreads. Elementwise results are compared on
+thousands of points. Row-wise results and matrix products are compared on random elements of every row regime, at widths
+on both sides of powers of two. Rows whose large elements cancel are added, as no recipe makes them. The outcome is the
+largest |fast - exact| / (2^-53 * scale).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ WIDE = (5_000,)
 CANCELLING = (2, 31, 64, 257)
 MATRICES = ((5, 33, 7), (3, 300, 4))
 EPSILONS = (1e-5, 1e-12)
-BOTH_EVERY = 16  # one point in so many goes through both exact routes
+BOTH_EVERY = 16  # both exact routes evaluate one point in this many; one route evaluates the others
 
 
 def certify(
@@ -47,7 +47,7 @@ def certify(
     progress: Callable[[str], None] = lambda text: None,
     elements: int = ELEMENTS,
 ) -> list[Entry]:
-    """One entry per op, named parameters and result."""
+    """Returns one entry per op, combination of named parameters, and result."""
     entries = []
     for name in names or ops.names():
         op = ops.get(name)
@@ -58,7 +58,7 @@ def certify(
 
 
 def variants(op: Op) -> list[dict[str, Any]]:
-    """Every combination of the parameters that have a closed list of choices."""
+    """Returns every combination of the parameters that have a closed list of choices."""
     keys = list(op.choices)
     return [dict(zip(keys, values, strict=True)) for values in itertools.product(*op.choices.values())]
 
@@ -85,13 +85,16 @@ def _cases(op: Op, params: dict[str, Any], seed: int, elements: int) -> Iterator
     for place, width in enumerate(CANCELLING):
         extra = {**params, "eps": EPSILONS[place % 2]} if has_eps else params
         values = {each.name: _cancelling(each.name, 3, width, seed) for each in op.operands if each.role == "data"}
-        # a bias would hide them
+        # a bias would hide the small elements
         values |= {each.name: "0" * 8 * width for each in op.operands if each.role == "shift" and each.optional}
         yield case(dtype="float32", dims=(3, width), fill="randn", params=extra, values=values)
 
 
 def _cancelling(name: str, rows: int, width: int, seed: int) -> str:
-    """Rows of equal and opposite numbers of all magnitudes but for one: what is small is near the mean, and counts."""
+    """Returns rows of opposite numbers of all magnitudes, one of which is scaled down by 2^-60.
+
+    The large numbers cancel in the mean. So small numbers lie near the mean, and their errors count.
+    """
     stream, count, half = f"certify/{name}", rows * width, width // 2
     exponents = (counter.below(seed, f"{stream}/exponent", count, 121) - 60).double()
     numbers = (counter.bell(seed, stream, count) * torch.exp2(exponents)).reshape(rows, width)
@@ -143,7 +146,7 @@ def _certify_op(op: Op, params: dict[str, Any], device: str, seed: int, elements
 
 
 def build(op: Op, case: Case, device: str) -> Problem:
-    """The problem of a case without any kernel: upstream gradients shaped like the op's outputs."""
+    """Returns the problem of a case without a kernel. Upstream gradients have the shapes of the op's outputs."""
     inputs = inputs_of(op, case, device)
     params = op.resolve(case.params)
     outputs = op.all_outputs
@@ -160,7 +163,10 @@ def build(op: Op, case: Case, device: str) -> Problem:
 
 
 def distance(point: Point, value: float, scale: float, *, both: bool, what: str) -> float:
-    """|value - exact| in units of 2^-53 * scale, beyond an absolute slack. Infinite on a mismatch of kind."""
+    """Returns |value - exact| in units of 2^-53 * scale, beyond an absolute slack.
+
+    Returns infinity if only one of the two is NaN or infinite.
+    """
 
     def narrow(enclosure: Enclosure) -> bool:
         width = enclosure.high - enclosure.low

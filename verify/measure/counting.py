@@ -1,4 +1,4 @@
-"""From tensors of errors to tallies: what adds up is counted on the device, in integers, segment by segment."""
+"""Turns tensors of errors into tallies. Sums and counts are made on the device, in integers, by segment."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from verify.measure.tally import BINS, CAP, KEEP, LOWEST, SUB_BITS, UNIT, BinCou
 from verify.records.record import Number, number
 from verify.truth.ulp import Errors
 
-_FAR = math.sqrt(CAP)  # of an error whose square is added up
+_FAR = math.sqrt(CAP)  # errors are cut to this before they are squared and added up
 _FLAGS = ("misrounded", "undecided", "nonfinite", "nan")
 _COMBINATIONS = 1 << len(_FLAGS)
 
-ROW = 1024  # neighbours that are reduced together where they have one owner
-COPIES = 1024  # of every count on a GPU, at most
-_NUMBERS = 1 << 21  # in all copies together: 16 MiB
-_MANY = 1 << 16  # elements; fewer are counted without copies
+ROW = 1024  # this many neighbours are reduced together if they have one owner
+COPIES = 1024  # the most copies of the counts on a GPU
+_NUMBERS = 1 << 21  # counts in all copies together: 16 MiB
+_MANY = 1 << 16  # fewer elements than this are counted without copies
 
 
 @dataclass(frozen=True)
 class Counts:
-    """What adds up over elements, on their device: one row for each segment."""
+    """Holds sums and counts over elements, on their device. Each tensor has one row for each segment."""
 
-    flags: Tensor  # how many elements have each combination of `_FLAGS`
+    flags: Tensor  # number of elements with each combination of `_FLAGS`
     capped: Tensor  # the fixed-point sum of the mean
-    bins: Tensor  # of plain errors, as in `Tally.counts`
+    bins: Tensor  # counts of plain errors, as in `Tally.counts`
     scaled_bins: Tensor | None
-    sums: Tensor  # of the errors away from zero, of their squares, and how many they are: fixed-point, three in a row
+    sums: Tensor  # three fixed-point sums a row: errors away from zero, their squares, and the number of elements
 
     def plus(self, other: Counts) -> Counts:
-        """Of both sets of elements."""
+        """Returns the counts of both sets of elements together."""
         scaled = self.scaled_bins
         if scaled is not None and other.scaled_bins is not None:
             scaled = scaled + other.scaled_bins
@@ -44,7 +44,7 @@ class Counts:
         return Counts(flags, capped, bins, scaled, self.sums + other.sums)
 
     def tallies(self) -> list[Tally]:
-        """One tally per segment, its maxima and leaders still unknown."""
+        """Returns one tally per segment, without maxima and leaders."""
         flags, capped, bins = self.flags.tolist(), self.capped.tolist(), self.bins.cpu()
         sums = self.sums.tolist()
         scaled = None if self.scaled_bins is None else self.scaled_bins.cpu()
@@ -67,23 +67,23 @@ class Counts:
 
 
 def in_use(counts: Tensor) -> BinCounts:
-    """The bins of one row of counts that hold something."""
+    """Returns (bin, count) of the bins of one row that are not empty."""
     used = torch.nonzero(counts).reshape(-1)
     return list(zip(used.tolist(), counts[used].tolist(), strict=True))
 
 
 def bin_of(magnitude: Tensor) -> Tensor:
-    """Bin of each non-negative float64 error, from its bits: no logarithm, the same on every device."""
+    """Returns the bin of each non-negative float64 error, from its bits. Without a logarithm every device agrees."""
     raw = magnitude.view(torch.int64) >> (52 - SUB_BITS)
     shifted = raw - ((1023 + LOWEST) << SUB_BITS) + 1
     return shifted.clamp(0, BINS - 1)
 
 
 def counted(key: Tensor, size: int, copies: int | None = None) -> Tensor:
-    """How many elements have each key in 0 .. size - 1.
+    """Returns the number of elements with each key in 0 .. size - 1.
 
-    Atomics on one number wait for each other, and most elements may have the same key. So on a GPU neighbours count in
-    different copies of the counts, which are added in the end.
+    Atomic additions to one number wait for each other, and most elements may have the same key. So on a GPU neighbours
+    count in different copies of the counts. The copies are added at the end.
     """
     if copies is None:
         copies = min(COPIES, _NUMBERS // size) if key.is_cuda and key.numel() >= _MANY else 1
@@ -94,10 +94,11 @@ def counted(key: Tensor, size: int, copies: int | None = None) -> Tensor:
 
 
 def reduced(values: Tensor, owner: Tensor, size: int, how: Literal["amax", "amin", "sum"], start: int) -> Tensor:
-    """The largest, the least or the sum of `start` and the values (int64, flat) of each owner in 0 .. size - 1.
+    """Returns the largest, the least or the sum of `start` and the values (int64, flat) of each owner in 0 .. size - 1.
 
-    On a GPU atomics on one number wait for each other, and an owner may have millions of elements in a row. So rows
-    that have one owner are reduced first, and only their results scattered; integers make the order irrelevant.
+    On a GPU atomic operations on one number wait for each other, and an owner may have millions of elements in a row.
+    So rows with one owner are reduced first, and only their results are scattered. With integers the order does not
+    matter.
     """
     found = torch.full((size,), start, dtype=torch.int64, device=values.device)
     whole = values.numel() // ROW * ROW
@@ -114,7 +115,7 @@ def reduced(values: Tensor, owner: Tensor, size: int, how: Literal["amax", "amin
 
 
 def counts_of(found: Errors, *, segments: Tensor | None = None, n_segments: int = 1) -> Counts:
-    """The counts of each segment. `segments` (int64, flat) assigns each element; -1 leaves an element out."""
+    """Returns the counts of each segment. `segments` (int64, flat) assigns each element; -1 excludes it."""
     magnitude = found.ulp.abs()
     owner = None if segments is None else _owners(segments, n_segments)
 
@@ -134,7 +135,8 @@ def counts_of(found: Errors, *, segments: Tensor | None = None, n_segments: int 
             return fixed.sum().reshape(1)
         return reduced(fixed, owner, n_segments + 1, "sum", 0)[:n_segments]
 
-    # an infinite error is the largest; an element of which nothing is known, or whose value nothing rounds, has none
+    # An infinite error counts as the largest. An element has no error here if it is undecided or if its value is not
+    # rounded.
     outward = found.ulp if found.outward is None else found.outward
     weighed = ~torch.isnan(outward) & ~(found.undecided & (found.ulp == 0))
     outward = torch.where(weighed, outward.clamp(-_FAR, _FAR), 0.0)
@@ -148,7 +150,7 @@ def counts_of(found: Errors, *, segments: Tensor | None = None, n_segments: int 
 
 
 def _owners(segments: Tensor, n_segments: int) -> Tensor:
-    """The segment of every element; one more segment collects what is left out."""
+    """Returns the segment of every element. One more segment collects the excluded elements."""
     member = segments.reshape(-1)
     return torch.where(member < 0, n_segments, member)
 
@@ -161,9 +163,10 @@ def tally(
     places: Tensor | None = None,
     patterns: Tensor | None = None,
 ) -> list[Tally]:
-    """One tally per segment. `segments` (int64, flat) assigns each element; -1 leaves an element out.
+    """Returns one tally per segment.
 
-    It has leaders where `places` and `patterns` (int64, flat) say which element is which and what its bits are.
+    `segments` (int64, flat) assigns each element; -1 excludes it. With `places` and `patterns` (int64, flat), the
+    number and the bits of every element, the tallies have leaders.
     """
     parts = counts_of(found, segments=segments, n_segments=n_segments).tallies()
     if not found.ulp.numel():
@@ -190,12 +193,12 @@ def tally(
 
 
 def _among(values: Tensor, owner: Tensor | None, segment: int) -> Tensor:
-    """Non-negative figures of the elements of one segment; -1 for all others."""
+    """Returns the non-negative values of the elements of one segment, and -1 for all others."""
     return values if owner is None else torch.where(owner == segment, values, -1.0)
 
 
 def leaders_of(upper: Tensor, places: Tensor, patterns: Tensor) -> tuple[list[Leader], Number]:
-    """The worst elements by their upper bounds, and the bound of the next one. Entries of -1 are left out."""
+    """Returns the worst elements by their upper bounds, and the bound of the next one. Entries of -1 are excluded."""
     index = top(upper, KEEP + 1)
     rows = zip(upper[index].tolist(), places[index].tolist(), patterns[index].tolist(), strict=True)
     leaders = worst((Leader(number(bound), place, bits) for bound, place, bits in rows), KEEP + 1)
@@ -203,9 +206,9 @@ def leaders_of(upper: Tensor, places: Tensor, patterns: Tensor) -> tuple[list[Le
 
 
 def top(ranked: Tensor, keep: int, order: Tensor | None = None) -> Tensor:
-    """Where the `keep` largest non-negative entries are, sorted by `order`, which also decides among equal entries.
+    """Returns the positions of the `keep` largest non-negative entries, sorted by `order`.
 
-    `order` are distinct numbers; without it the order is that of the entries themselves.
+    `order` has distinct numbers. It also decides among equal entries. None means the order of the entries themselves.
     """
     keep = min(keep, ranked.numel())
     none = torch.empty(0, dtype=torch.int64, device=ranked.device)
@@ -215,7 +218,7 @@ def top(ranked: Tensor, keep: int, order: Tensor | None = None) -> Tensor:
     if not float(values[0]) >= 0:
         return none
     floor = values[-1].clamp_min(0)
-    # topk breaks ties as it likes; of those equal to the last, take the first
+    # topk returns any of the entries equal to the last; take the first of them
     above = torch.nonzero(ranked > floor).reshape(-1)
     equal = torch.nonzero(ranked == floor).reshape(-1)
     if order is not None:
@@ -225,10 +228,10 @@ def top(ranked: Tensor, keep: int, order: Tensor | None = None) -> Tensor:
 
 
 def of_judged(tallies: list[Tally], found: Errors, segments: Tensor, judged: Mapping[int, int]) -> list[Tally]:
-    """The tallies with the maxima and the leaders of those elements that were judged exactly (flat index -> bits).
+    """Returns the tallies with the maxima and leaders of the elements that were judged exactly (flat index -> bits).
 
-    Thousands of elements may share one error to within the certificate (a tail that is 100% wrong): which
-    of them is largest is known only among those judged; `upper` covers the rest.
+    Thousands of elements may share one error to within the certificate, as in a tail that is 100% wrong. The largest is
+    known only among the judged ones; `upper` covers the others.
     """
     where = torch.tensor(list(judged), dtype=torch.int64, device=found.ulp.device)
     figures = [error[where].tolist() for error, _ in metrics(found)]
@@ -250,7 +253,7 @@ def of_judged(tallies: list[Tally], found: Errors, segments: Tensor, judged: Map
 
 
 def metrics(found: Errors) -> list[tuple[Tensor, Tensor]]:
-    """(error, half width) of every figure that has a maximum; the judged one last."""
+    """Returns (error, half width) of every error that has a maximum. The error that decides the verdict comes last."""
     metrics = [(found.ulp.abs(), found.width)]
     if found.scaled is not None and found.scaled_width is not None:
         metrics.append((found.scaled.abs(), found.scaled_width))

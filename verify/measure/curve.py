@@ -1,9 +1,9 @@
-"""Error against input: the largest error in each bin of the operand that decides how an element behaves.
+"""Makes the error curve: the largest error in each bin of the operand that decides how an element behaves.
 
-A bin is a fixed share of an octave, so all bins of one octave hold equally many floating-point numbers: fine where
-the op's regimes lie, an octave each around them, sixteen octaves each far away. The bins depend on the op and the
-format alone, so curves of the same op merge and compare bin by bin. For the record neighbours that a plot shows
-alike are joined, and maxima are rounded up to three digits: a maximum that is read off is never too small.
+A bin is a fixed share of an octave, so all bins of one octave have equally many floating-point numbers. Bins are fine
+near the op's regimes, one octave wide further out, and sixteen octaves wide far away. They depend on the op and the
+format alone, so curves of one op merge and compare bin by bin. The record joins neighbouring bins that look alike in a
+plot, and rounds maxima up to three digits, so no maximum is too small.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ from verify.records.record import Curve, number, value_of
 from verify.truth.formats import Format
 from verify.truth.ulp import widen
 
-FINE = 8  # bins per octave where the regimes lie
-NEAR = 8  # 2^-8 to 2^8 is drawn octave by octave
-FAR = 16  # octaves per bin beyond
-_DEFAULT = (0.5, 8.0)  # where functions bend that name no regimes
-DIGITS = 3  # of a maximum
-ALIKE = 1.05  # errors of neighbours up to this ratio are joined: half a pixel of a plot over five decades
-ROUNDED, FAITHFUL = 0.5, 1.0  # ULP; neighbours on two sides of them are not joined
+FINE = 8  # bins per octave near the regimes
+NEAR = 8  # from 2^-8 to 2^8 there is at least one bin per octave
+FAR = 16  # octaves per bin beyond that range
+_DEFAULT = (0.5, 8.0)  # where functions without named regimes bend
+DIGITS = 3  # digits of a maximum
+# neighbours are joined if their errors differ by up to this ratio: half a pixel of a plot over five decades
+ALIKE = 1.05
+ROUNDED, FAITHFUL = 0.5, 1.0  # ULP; neighbours on two sides of one of these are not joined
 
 
 def edges_for(op: Op, params: Params, fmt: Format) -> tuple[float, ...]:
-    """Bin edges from -max to max of a format, ascending; the last bin holds its upper end too."""
+    """Returns the bin edges from -max to max of a format, ascending. The last bin includes its upper end."""
     named = [edge for regime in op.landmarks.regimes(params) for edge in (regime.low, regime.high)]
     sizes = [abs(edge) for edge in named if math.isfinite(edge) and 2.0**-NEAR <= abs(edge) < 2.0**NEAR] or _DEFAULT
     first, last = math.frexp(min(sizes))[1] - 1, math.frexp(max(sizes))[1] - 1
     largest = float(fmt.max_finite)
-    lowest = fmt.min_ulp_exponent  # of the smallest subnormal number
+    lowest = fmt.min_ulp_exponent  # exponent of the smallest subnormal number
     found = {2.0**k for k in range(max(-NEAR, lowest), NEAR + 1)}
     found |= {math.ldexp(1.0 + step / FINE, k) for k in range(first, last + 1) for step in range(FINE)}
     found |= {2.0**k for k in range(-NEAR, lowest, -FAR)} | {2.0**k for k in range(NEAR, fmt.emax + 1, FAR)}
@@ -48,7 +49,7 @@ def edges_for(op: Op, params: Params, fmt: Format) -> tuple[float, ...]:
 
 
 def bins_of(values: Tensor, edges: Sequence[float]) -> Tensor:
-    """The bin of every value, flat; those of infinite and NaN values mean nothing."""
+    """Returns the bin of every value, flat. The bins of infinite and NaN values have no meaning."""
     numbers = widen(values.detach()).reshape(-1)
     inner = torch.tensor(edges[1:-1], dtype=torch.float64, device=numbers.device)
     return torch.bucketize(numbers, inner, right=True)  # an edge belongs to the bin above it
@@ -57,14 +58,15 @@ def bins_of(values: Tensor, edges: Sequence[float]) -> Tensor:
 def peaks(
     bins: Tensor, error: Tensor, *, size: int, base: int, fmt: Format, bits: Callable[[Tensor], Tensor]
 ) -> list[Peak]:
-    """The peak of every bin that holds an element. A bin outside 0 .. size - 1 leaves an element out.
+    """Returns the peak of every bin that has an element. A bin outside 0 .. size - 1 excludes an element.
 
-    `error` (float64, flat) may be NaN; `base` is the place of the first element; `bits` gives the patterns, in a
-    format, of the inputs at some positions.
+    error: float64, flat; may be NaN.
+    base: the place of the first element.
+    fmt, bits: `bits` returns the patterns, in this format, of the inputs at some positions.
     """
-    owner = torch.where((bins < 0) | (bins >= size), size, bins)  # one bin more, for what is left out
+    owner = torch.where((bins < 0) | (bins >= size), size, bins)  # one more bin collects the excluded elements
     counts = counted(owner, size + 1)[:size]
-    # the bits of non-negative numbers are in the order of the numbers, those of NaN above infinity
+    # the bits of non-negative numbers have the order of the numbers, with NaN above infinity
     rank = error.abs().view(torch.int64)
     best = reduced(rank, owner, size + 1, "amax", -1)
     position = torch.arange(rank.numel(), device=rank.device)
@@ -82,7 +84,7 @@ def peaks(
 def recorded(
     operand: str, fmt: Format, edges: Sequence[float], found: Sequence[Peak], baseline: Sequence[Peak] | None
 ) -> Curve:
-    """The curve as the record keeps it, beside the baseline's maxima in the same bins."""
+    """Returns the curve for the record, beside the baseline's maxima in the same bins."""
     size = len(edges) - 1
     counts, inputs, maxima = [0] * size, [0] * size, [0.0] * size
     for peak in found:
@@ -100,7 +102,7 @@ def recorded(
                 continue
         groups.append([place])
     rank = functools.cmp_to_key(_order)
-    # of equal errors the first bin's input stays
+    # of equal errors the first bin's input remains
     worst = [max(group, key=lambda at: rank(maxima[at])) for group in groups]
     highest = [[max((line[at] for at in group), key=rank) for group in groups] for line in lines]
     return Curve(
@@ -118,7 +120,9 @@ def _order(one: float, two: float) -> int:
 
 
 def _alike(errors: Sequence[float]) -> bool:
-    """Whether a plot shows these errors as one: within 5% of each other, and on one side of what has a meaning."""
+    """True if a plot shows these errors as one: they differ by at most 5% and are on one side of `ROUNDED` and
+    `FAITHFUL`.
+    """
     if len({repr(error) for error in errors}) == 1:
         return True
     if not all(map(math.isfinite, errors)):

@@ -1,7 +1,7 @@
-"""A digest of result bits, so that two records can say whether any bit changed.
+"""Computes digests of result bits, which show whether any bit differs between two records.
 
-It runs over the results of all cases in order, element by element. Every NaN counts as one: its sign and payload
-are ignored here as they are everywhere else. The sign of a zero counts.
+A digest covers the results of all cases in order, element by element. All NaNs count as equal: their sign and payload
+are ignored, as everywhere in `verify`. The sign of a zero counts.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ _STORED = {8: torch.uint8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
 
 
 class Digest:
-    """Takes tensors of one format; `text` is 16 hex digits of the SHA-256 over their bits, little-endian."""
+    """Accumulates tensors of one format. `text` is 16 hex digits of the SHA-256 of their bits, little-endian."""
 
     def __init__(self, fmt: Format) -> None:
         self._fmt = fmt
         self._hash: Any = hashlib.sha256(fmt.name.encode())
 
     def add(self, tensor: Tensor) -> None:
-        """The next result; its shape counts too."""
+        """Adds the next result. Its shape counts too."""
         plain = tensor.detach()
         bits = torch.where(torch.isnan(widen(plain)), self._fmt.nan_bits, bits_of(plain))
         self._hash.update(repr(tuple(tensor.shape)).encode())
         self._hash.update(bits.to(_STORED[self._fmt.bits]).cpu().numpy().astype(f"<i{self._fmt.bits // 8}").tobytes())
 
     def add_digest(self, text: str) -> None:
-        """The next result by its own digest: see `of_many`."""
+        """Adds the next result by its own digest, see `of_many`."""
         self._hash.update(text.encode())
 
     @property
     def text(self) -> str:
-        """The digest so far."""
+        """Returns the digest so far."""
         digest: str = self._hash.hexdigest()
         return digest[:16]
 
@@ -53,8 +53,8 @@ def digests_of(results: Mapping[str, Tensor]) -> dict[str, str]:
     return {name: digest.text for name, digest in found.items()}
 
 
-_AT_ONCE = {True: 1 << 18, False: 1 << 24}  # elements, on a CPU and on a GPU
-_FACTOR = 0x9E3779B97F4A7C15  # odd, with bits everywhere
+_AT_ONCE = {True: 1 << 18, False: 1 << 24}  # elements per step, on a CPU (True) and on a GPU
+_FACTOR = 0x9E3779B97F4A7C15  # an odd number with ones and zeros at all positions
 
 
 def of_many(tensor: Tensor, fmt: Format) -> str:

@@ -1,4 +1,5 @@
-"""One judged element in words: where it is, from what, what came out, what it should be, how to see it again."""
+"""Describes one judged element in words: its position, its inputs, its value, the truth, and the case that repeats it.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +17,17 @@ from verify.truth.exact import Judged, digits
 from verify.truth.formats import Format
 from verify.truth.ulp import pattern_at
 
-FEW = 3  # elements of a row that are shown
+FEW = 3  # at most this many elements of a row are shown
 
 
 @dataclass(frozen=True)
 class Whole:
-    """A result of which some elements are judged: their `places` in it, in the order in which they are numbered."""
+    """Holds a result of which only some elements are judged. `places` are their flat indices in it, in their order."""
 
     problem: Problem
     shape: tuple[int, ...]
     places: Any
-    digest: str  # of all its elements
+    digest: str  # digest of all elements
 
 
 def worst_element(
@@ -38,7 +39,7 @@ def worst_element(
     scaled: float | None = None,
     whole: Whole | None = None,
 ) -> Worst:
-    """Returns the record of one element of a result, that of the origin."""
+    """Returns the record of the element of a result that `origin` names."""
     result, index, fmt = origin.result, origin.index, formats.of(got.dtype)
     pattern = pattern_at(got, index)
     point = op.points(problem, result, [index])[0]
@@ -63,11 +64,10 @@ def worst_element(
 
 
 def decimal(fmt: Format, pattern: int) -> str:
-    """The shortest decimal that reads back as the same number of its format."""
+    """Returns the shortest decimal that reads back as the same number of its format."""
     value = fmt.to_float(pattern)
     if fmt.name == "float64" or not math.isfinite(value):
         return repr(value)
-    # the shortest decimal that reads back as the same number of this format
     for digits_ in range(1, 18):
         text = f"{value:.{digits_}g}"
         if fmt.from_float(float(text)) == pattern:
@@ -78,8 +78,12 @@ def decimal(fmt: Format, pattern: int) -> str:
 def _neighbours(
     op: Op, problem: Problem, result: str, position: tuple[int, ...], shape: tuple[int, ...]
 ) -> dict[str, str]:
-    """The input elements at the place of a result: same position, the same column of a vector, both halves; the first
-    few of a row that gives one number or one of another length, and of whatever gives a single number."""
+    """Returns the input elements that belong to an element of a result, as text by operand.
+
+    Shows the element at the same position, of the same column of a vector, or of both halves of a packed operand. Of a
+    row that is reduced to one number or has another length, shows the first elements. If the result is a single number,
+    shows the first elements of every operand.
+    """
     found: dict[str, str] = {}
 
     def show(label: str, tensor: Tensor, where: tuple[int, ...]) -> None:
@@ -95,7 +99,7 @@ def _neighbours(
     tensors = {name: value for name, value in problem.inputs.items() if value is not None}
     if result.startswith("d"):
         tensors |= {"d" + name: value for name, value in problem.upstream.items()}
-    row = op.geometry.named and result not in op.gradients  # the sizes of a sum over rows may be those of a row
+    row = op.geometry.named and result not in op.gradients  # the shape of a sum over rows may equal the shape of a row
     for name, tensor in tensors.items():
         same_lead = tensor.ndim == len(shape) and tuple(tensor.shape[:-1]) == shape[:-1]
         if tuple(tensor.shape) == shape and not op.geometry.multiplies:

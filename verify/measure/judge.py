@@ -1,9 +1,9 @@
-"""From outputs to figures: errors on the device, doubtful and worst elements judged exactly, then tallied.
+"""Judges a result: errors on the device, then exact figures for doubtful and worst elements, then tallies.
 
-The order matters. First every element gets an error interval from the fast truth. Then these are judged by
-`verify.truth.exact`: elements whose rounding the interval leaves open, every element that could be the
-maximum (overall and per regime), and a random sample that checks the certificate itself. Their exact
-figures replace the fast ones before anything is counted, so that no maximum rests on float64 alone.
+The order matters. First the fast truth gives every element an error interval. Then `verify.truth.exact` judges three
+sets of elements: those whose rounding the interval leaves open, those that could be the maximum (overall and per
+regime), and a random sample that checks the certificate. Their exact figures replace the fast ones before anything is
+counted. So no maximum rests on float64 alone.
 """
 
 from __future__ import annotations
@@ -29,28 +29,31 @@ from verify.truth.fast import Truth, check_bound, decided
 from verify.truth.formats import Format, named
 from verify.truth.ulp import Errors, Policy, bits_of, errors, from_bits, same_bits
 
-OPEN_LIMIT = 50_000  # elements of one result with an open rounding that are judged exactly, unless a caller sets fewer
+# at most this many elements of a result with an open rounding are judged exactly, unless a caller sets fewer
+OPEN_LIMIT = 50_000
+# at most this many rounds of judging the elements that could be the maximum
 CONTENDER_ROUNDS = 6
-_JUST = 4.0  # times the default limit: a larger error is no accident of sampling
+_JUST = 4.0  # a largest error above this multiple of the default limit is no accident of sampling
 SAMPLE = 24  # elements per result whose certificate is checked
 
 
 @dataclass(frozen=True)
 class JudgedResult:
-    """The judged errors of one result of one case. Places of leaders are flat indices."""
+    """Holds the judged errors of one result of one case. Places of leaders are flat indices."""
 
-    tallies: list[Tally]  # one per regime segment, in the order of `segment` numbers
-    exact: dict[int, Judged]  # flat index -> exact verdict, for the worst elements and all escalated ones
+    tallies: list[Tally]  # one per segment, in the order of the segment numbers
+    exact: dict[int, Judged]  # flat index -> exact verdict, for the worst elements and all elements judged exactly
     escalated: int
     certificate: str
-    errors: Errors  # of every element, with the exact figures where there are any
+    errors: Errors  # of every element; exact where known
 
 
 def with_noise_again(op: Op, problem: Problem, result: str, got: Tensor, truth: Truth, fmt: Format) -> Truth:
     """Returns the truth with the noise of elements just beyond the default limit sampled again.
 
-    The noise of an element is the root mean square of a few runs. Of a million elements some have half of what more
-    runs would give them, and a right kernel is at twice its error there. Errors of broken kernels are far beyond.
+    The noise of an element is the root mean square of a few runs. Of a million elements, some get half the noise that
+    more runs would give. A correct kernel then has up to twice its error there. Errors of broken kernels are far beyond
+    that.
     """
     if op.meaning is None or truth.noise is None or op.gate_of(result) != "noise":
         return truth
@@ -68,7 +71,7 @@ def with_noise_again(op: Op, problem: Problem, result: str, got: Tensor, truth: 
 
 @dataclass(frozen=True)
 class JudgedBy:
-    """One result of one case with its truth and its rules. `floor` is the least noise, in ULP."""
+    """Holds one result of one case with its truth and its rules. `floor` is the least noise, in ULP."""
 
     op: Op
     problem: Problem
@@ -84,16 +87,16 @@ class JudgedBy:
 class Effort:
     """Limits how many elements of one result are judged exactly."""
 
-    sample: int = SAMPLE  # that check the certificate
-    keep: int = KEEP  # of the worst of each regime, besides the maximum itself
-    open_limit: int = OPEN_LIMIT  # of those whose rounding is open: the others are counted as undecided
-    rounds: int = CONTENDER_ROUNDS  # of judging those that reach the maximum: what is left then widens it
+    sample: int = SAMPLE  # elements that check the certificate
+    keep: int = KEEP  # worst elements of each regime, besides the maximum itself
+    open_limit: int = OPEN_LIMIT  # elements with an open rounding; the others count as undecided
+    rounds: int = CONTENDER_ROUNDS  # rounds of judging elements that reach the maximum; those that remain widen it
 
 
 def judge_result(
     op: Op, problem: Problem, result: str, got: Tensor, truth: Truth, fmt: Format, **rules: Any
 ) -> JudgedResult:
-    """Judges an output tensor that a script has at hand; `rules` are further fields of `JudgedBy`, such as `policy`."""
+    """Judges an output tensor in a script. `rules` are further fields of `JudgedBy`, such as `policy`."""
     return judge_by(JudgedBy(op, problem, result, truth, fmt, **rules), got)
 
 
@@ -118,9 +121,9 @@ def judge_by(
     size = found.ulp.numel()
     if segments is None:
         segments = torch.zeros(size, dtype=torch.int64, device=found.ulp.device)
-    # where the elements of each segment are: looked for once, so that a round reads every element once
+    # found once for each segment, so that a round reads every element once
     asked = segments
-    if truth.unknown is not None:  # no route has a value for these: nothing is asked about them
+    if truth.unknown is not None:  # no route has a value for these elements, so they are not judged
         unknown = truth.unknown.reshape(-1).to(segments.device)
         asked = torch.where(unknown, -1, segments)
     members = [torch.nonzero(asked == segment).reshape(-1) for segment in range(n_segments)]
@@ -140,7 +143,7 @@ def judge_by(
             exact[index] = judge_known(
                 point, partial(near.interval, index), fmt, given[index], both=both, policy=policy
             )
-        # where no route was affordable, the interval stays what is known
+        # without routes the element keeps its interval
         return {index: exact[index] for index in fresh if exact[index].routes}
 
     if size and effort.sample and truth.certificate != "exact":
@@ -154,7 +157,7 @@ def judge_by(
         if not contenders:
             break
         found = settled(found, escalate(contenders, both=True))
-    # the ones that will be printed go through both routes
+    # elements that are printed go through both routes
     leaders = _worst_indices(found, members, effort.keep)
     for index in leaders & exact.keys():
         if exact[index].routes == 1:
@@ -175,10 +178,10 @@ def judge_by(
 
 
 def demand_known_answers(device: torch.device | str) -> None:
-    """KernelError unless errors and comparisons of known bits come out as they must, on the device of a kernel.
+    """Raises KernelError unless errors and comparisons of known bits come out right, on the device of a kernel.
 
-    Where a kernel runs in the process that judges it, it may have left modes in which arithmetic is another one, or
-    have replaced something that nobody thought of.
+    A kernel that runs in the process that judges it may have changed how arithmetic works there. It may also have
+    replaced something that decides verdicts and that verify does not list.
     """
     fmt = named("float32")
     bits = torch.tensor([0x3F800000, 0x3F800001, 0x3F7FFFFF, 0, 1, fmt.inf_bits, fmt.nan_bits], device=device)
@@ -187,14 +190,15 @@ def demand_known_answers(device: torch.device | str) -> None:
     found = errors(got, truth, fmt)
     (counted,) = tally(found)
     right = [0.0, 1.0, -0.5, -1.0, 1.0, math.inf, math.inf]
-    pairs = [(line, torch.cat([line[:-1], line[:1]])) for line in (got, got.repeat(4096))]  # few are compared as bytes
+    # few elements are compared as bytes, many on the device
+    pairs = [(line, torch.cat([line[:-1], line[:1]])) for line in (got, got.repeat(4096))]
     same = all(same_bits([one], [one.clone()]) and not same_bits([one], [other]) for one, other in pairs)
     if found.ulp.tolist() != right or (counted.n, counted.misrounded, counted.nan) != (7, 6, 1) or not same:
         raise KernelError("errors and comparisons of known bits no longer come out as they must beside this kernel")
 
 
 def settled(found: Errors, exact: Mapping[int, Judged]) -> Errors:
-    """The errors with every element that was judged exactly (flat index -> verdict) at its exact figure."""
+    """Returns the errors with the exact figure of every element that was judged exactly (flat index -> verdict)."""
     if not exact:
         return found
     device = found.ulp.device
@@ -215,14 +219,15 @@ def settled(found: Errors, exact: Mapping[int, Judged]) -> Errors:
             units = found.scale_exponent[where].tolist()
             figures = [item.scaled(unit) for item, unit in zip(verdicts, units, strict=True)]
         scaled, scaled_width = _replaced(scaled, where, figures), _replaced(scaled_width, where, known)
-    # whether a zero has the right sign is the fast pass's word: an exact zero has none
+    # the fast pass decides whether a zero has the right sign: an exact zero has no sign
     wrong = torch.tensor([item.misrounded for item in verdicts], device=device)
     misrounded = found.misrounded.clone()
     misrounded[where] = wrong | (misrounded[where] & found.zero_sign[where])
     undecided = found.undecided.clone()
     undecided[where] = False
     nonfinite = found.nonfinite
-    if scaled is None:  # whether an infinity stands for the largest number or for what is beyond, the bound left open
+    # the interval left open whether an infinity stands for the largest number or for a value beyond it
+    if scaled is None:
         nonfinite = nonfinite.clone()
         nonfinite[where] |= torch.tensor([math.isinf(item.ulp) for item in verdicts], device=device)
     return replace(
@@ -238,7 +243,7 @@ def settled(found: Errors, exact: Mapping[int, Judged]) -> Errors:
 
 
 def _left_open(found: Errors, lost: Tensor) -> Errors:
-    """The errors without those of elements of which nothing is known: they are undecided, and nothing else."""
+    """Returns the errors with unknown elements marked as undecided. Their errors are set to 0."""
     zero = torch.zeros_like(found.ulp)
     known = {"ulp": found.ulp, "width": found.width, "scaled": found.scaled, "scaled_width": found.scaled_width}
     kept = {name: None if item is None else torch.where(lost, zero, item) for name, item in known.items()}
@@ -252,7 +257,7 @@ def _replaced(values: Tensor, where: Tensor, new: list[float]) -> Tensor:
 
 
 def _contenders(found: Errors, members: Sequence[Tensor], exact: dict[int, Judged], keep: int) -> list[int]:
-    """Elements not yet judged exactly whose interval reaches the maximum of their segment."""
+    """Returns elements not yet judged exactly whose interval reaches the maximum of their segment."""
     wanted = _worst_indices(found, members, keep)
     for error, width in metrics(found):
         for mine in members:
@@ -265,6 +270,6 @@ def _contenders(found: Errors, members: Sequence[Tensor], exact: dict[int, Judge
 
 
 def _worst_indices(found: Errors, members: Sequence[Tensor], keep: int) -> set[int]:
-    """The worst elements of each segment, by the judged figure."""
+    """Returns the worst elements of each segment by the error that decides the verdict."""
     ranked, _ = metrics(found)[-1]
     return {index for mine in members for index in mine[top(ranked[mine], keep)].tolist()}

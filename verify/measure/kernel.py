@@ -1,4 +1,4 @@
-"""One kernel, measured completely: every planned case, every output and gradient, beside PyTorch's own."""
+"""Measures one kernel completely: every planned case, every output and gradient, beside PyTorch's own results."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ from verify.truth.quantised import Encoding
 from verify.workers.fork_map import LATE, NO_MEMORY, ForkMap, ran_out
 from verify.workers.requests import Died, Late, OnProgress, Step
 
-SHARE = 0.85  # of a kernel's time, after which no further case is tried
-JUDGED = 0.95  # of it, after which forks that judge are ended
+SHARE = 0.85  # after this share of a kernel's time no further case is tried
+JUDGED = 0.95  # after this share of it, forks that judge are ended
 
-HALVED = 5  # plans of a case that are tried, each with half the memory of the one before
-MOST_ENDED = 13  # processes that a kernel may end
-SMALL = 1 << 17  # elements up to which judging on a CPU is faster than launching its many steps on a GPU
-PARALLEL = 1 << 21  # the same where others go on meanwhile
+HALVED = 5  # at most this many plans of a case are tried, each with half the memory of the one before
+MOST_ENDED = 13  # a kernel may end this many processes
+SMALL = 1 << 17  # up to this many elements, judging on a CPU is faster than launching its many steps on a GPU
+PARALLEL = 1 << 21  # the same limit if other cases run at the same time
 
 
 def measure_kernel(
@@ -75,14 +75,17 @@ def measure_kernel(
     run: Run | None = None,
     budget: Budget | None = None,
 ) -> KernelRun:
-    """Everything about one kernel. A broken contract is a result too: status "error" with its message.
+    """Measures one kernel. A broken contract gives a record too, with status "error" and a message.
 
-    Without `asked.accuracy` the record has what the kernel declares and no result. `asked.plan` names a backend whose
-    cases are measured on this one, so that both answer the same questions, but for sums over many rows. Cases that the
-    project's corpus has for this kernel are measured after the others, as results of their own. `run` calls the kernel,
-    here without one; once it has ended MOST_ENDED processes, no further case is tried. After `asked.seconds` none is
-    either, and what has been measured stays. With several `asked.judges` that many cases are judged at a time, in forks
-    of this process.
+    run: calls the kernel. None: the kernel is called in this process.
+    asked.accuracy: if false, the record has the declaration and no results.
+    asked.plan: a backend whose cases are measured on this one, so that both backends get the same cases. Cases with
+        sums over many rows may differ.
+    asked.seconds: after this time no further case is tried, and the results so far remain.
+    asked.judges: the number of cases judged at a time, in forks of this process.
+
+    Cases of the project's corpus are measured after the others, and have results of their own. No further case is tried
+    once the kernel has ended MOST_ENDED processes.
     """
     started, seconds = time.monotonic(), asked.seconds
     calls = Calls(run or (lambda case: run_judged(kernel, case, backend.device)))
@@ -107,8 +110,8 @@ class Judging:
     target: str
     backend: Backend
     seed: int
-    judges: int  # cases that are judged at a time
-    until: float  # when forks that judge are ended
+    judges: int  # number of cases judged at a time
+    until: float  # forks that judge are ended at this time
     calls: Calls
     runner: CaseRunner
     budget: Budget
@@ -116,7 +119,7 @@ class Judging:
     gaps: list[Gap] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
     sizes: dict[str, int] = field(default_factory=dict)
-    laws: list[LawRun] = field(default_factory=list)  # of a quantiser, which no profile names
+    laws: list[LawRun] = field(default_factory=list)  # the laws of a quantiser, which are in no profile
 
     def measure_quantiser(self, encoding: Encoding, dtype: str, cases_of: str, progress: OnProgress) -> None:
         """Calls a quantiser on the cases of one dtype and judges its blocks."""
@@ -134,9 +137,9 @@ class Judging:
         self.laws.extend(judging.laws())
 
     def measure(self, dtype: str, cases_of: str, progress: OnProgress) -> None:
-        """Calls the kernel on every case of one dtype, judges what it returned and makes the results."""
+        """Calls the kernel on every case of one dtype, judges the results and adds them to the findings."""
         kernel, groups = self.kernel, list[_GroupJudging]()
-        unjudged = Counter[str]()  # cases that the judge gave no verdict on, by the reason
+        unjudged = Counter[str]()  # number of cases without a verdict, by the reason
 
         def lose(asked: Asked, reason: str) -> None:
             asked[0].open -= 1
@@ -218,12 +221,12 @@ class Judging:
         self.gaps.append(Gap("harness error", f"{self.kernel.name}: {self.notes[-1]}", self.target))
 
     def _judge_failed(self, text: str) -> None:
-        """Records what the judge gave no verdict on; the run becomes incomplete."""
+        """Records that the judge gave no verdict on something; the run becomes incomplete."""
         self.notes.append(text)
         self.gaps.append(Gap("judge failed", f"{self.kernel.name}: {text}", self.target))
 
     def _called(self, group: Group, planned: Case) -> list[tuple[Question, Given]] | None:
-        """Calls the kernel and PyTorch on a case; None where the kernel gave no result."""
+        """Calls the kernel and PyTorch on a case. Returns None if the kernel gave no result."""
         made = self.runner.measured(self.calls, planned)
         if made is None:
             return None
@@ -241,7 +244,7 @@ class Judging:
         raise MemoryError
 
     def _given(self, case: Case, measured: Measured) -> Given:
-        """The results of a case by who gave them; without PyTorch's where memory does not hold these too."""
+        """Returns the results of a case by source. PyTorch's results are omitted if memory runs out."""
         given = {KERNEL: measured.results}
         if self.kernel.peer:
             return given
@@ -257,21 +260,21 @@ class Judging:
     def _questions(
         self, group: Group, case: Case, measured: Measured, given: Given, budget: Budget
     ) -> list[tuple[Question, Given]]:
-        """Returns the questions about a case, each with the results that it is about.
+        """Returns the questions about a case, each with the results to judge.
 
-        One question is about all results if these fit. Forks of a long case get one for each result.
+        One question covers all results, if that fits. Forks of a long case get one for each result.
         """
         if not self._all_fit(group, case, measured, budget):
             return self._sampled(group, case, measured, given, budget)
         small = PARALLEL if self.judges > 1 else SMALL
         question = question_of(self.kernel, case, measured, group, self.target, self.seed, small)
-        if question.on_host:  # also what a fork shall judge, which cannot use the GPU
+        if question.on_host:  # a fork cannot use the GPU
             given = {by: {name: value.cpu() for name, value in results.items()} for by, results in given.items()}
             return [(each, given) for each in (_apart(question) if self.judges > 1 else [question])]
         return [(question, given)]
 
     def _all_fit(self, group: Group, case: Case, measured: Measured, budget: Budget) -> bool:
-        """True if every element of the results may be judged."""
+        """True if the budget allows judging every element of the results."""
         op, wanted = self.kernel.op, tuple(filter(group.judges, measured.results))
         if op.meaning is None or not wanted:
             return True
@@ -281,7 +284,10 @@ class Judging:
     def _sampled(
         self, group: Group, case: Case, measured: Measured, given: Given, budget: Budget
     ) -> list[tuple[Question, Given]]:
-        """Questions about some elements of each result. A result of which no element is affordable is a gap."""
+        """Returns questions about some elements of each result.
+
+        If not even one element is affordable, the result is a gap.
+        """
         op, found = self.kernel.op, []
         problem = problem_of(
             op, case, measured.inputs, measured.upstream, tuple(filter(group.judges, measured.results))
@@ -299,7 +305,7 @@ class Judging:
         return found
 
     def _is_proven_wrong(self, dtype: str, judging: _GroupJudging) -> bool:
-        """True if a result is wrong on ordinary inputs, by the cases that were judged so far."""
+        """True if a result is wrong on ordinary inputs, by the cases judged so far."""
         checks = [check_limit(self.kernel, dtype, name, each.parts) for name, each in judging.found[KERNEL].items()]
         return any(ORDINARY in each.classes and each.classes[ORDINARY].reason for each in checks)
 
@@ -319,7 +325,7 @@ class Judging:
                 yield _of_inference(result, mode, fingerprint(kernel, f"{name} {mode}", dtype, item.cases))
 
     def _special(self, dtype: str) -> dict[str, list[SpecialValue]]:
-        """The special-value matrix. A kernel that refuses its small case keeps its figures, and the note says so."""
+        """Returns the special values of each result. If the kernel refuses their case, a note says so."""
         try:
             return special_values(self.kernel, self.target, dtype, self.calls)
         except (KernelError, Died, Late, JudgeFailed) as error:
@@ -334,7 +340,7 @@ class Judging:
             curve = recorded(deciding_operand(kernel.op), item.operand, item.edges, item.curve, beside)
         judged = check_limit(kernel, dtype, name, item.parts, item.trivial)
         lists = [item.worst, item.special]
-        if judged.only_special:  # first the inputs that the reason names
+        if judged.only_special:  # the reason names special inputs, so these come first
             lists.reverse()
         described = [entry for entries in lists for _, entry in entries]
         basis = Basis("exhaustive", item.n) if group.exhaustive else Basis("observed", item.n, self.seed)
@@ -358,19 +364,21 @@ class Judging:
 
 @dataclass
 class _GroupJudging:
-    """A group of cases on the way to its results."""
+    """Holds a group of cases while it is judged."""
 
     group: Group
-    found: dict[str, dict[str, Collected]] = field(default_factory=lambda: {KERNEL: {}, BASELINE: {}})  # and by modes
-    open: int = 0  # questions without an answer
-    asked: bool = False  # every case was asked about
+    # by source, then by result
+    found: dict[str, dict[str, Collected]] = field(default_factory=lambda: {KERNEL: {}, BASELINE: {}})
+    open: int = 0  # number of questions without an answer
+    asked: bool = False  # True: every case has been called
 
 
-Given = dict[str, dict[str, Tensor]]  # results of one case, by who gave them
-Asked = tuple[_GroupJudging, Case, Given]  # what a question was about
+Given = dict[str, dict[str, Tensor]]  # results of one case, by source
+Asked = tuple[_GroupJudging, Case, Given]  # a question's group, case and results
 
 
 def _collect(asked: Asked, pieces: Pieces) -> None:
+    """Adds the answer to a question to the findings of its group."""
     judging, case, given = asked
     judging.open -= 1
     for by, of_results in pieces.items():
@@ -381,14 +389,17 @@ def _collect(asked: Asked, pieces: Pieces) -> None:
 
 
 def _apart(question: Question) -> list[Question]:
-    """A question about each result of a long case: the longest decides when all are answered."""
+    """Divides a long question by result, so that several forks share it."""
     if not question.problem.is_long:
         return [question]
     return [replace(question, fast={name: fast}) for name, fast in question.fast.items()]
 
 
 def _of_inference(result: Result, mode: str, properties: str) -> Result:
-    """The result of a mode of inference; the law of accuracy calls the kernel so, and replays it."""
+    """Returns the result of a mode of inference.
+
+    Only the law of accuracy calls the kernel in that mode, so it replays it.
+    """
     shown = [
         msgspec.structs.replace(worst, origin=Origin(worst.origin.target, worst.origin.case, law="accuracy"))
         for worst in result.worst
@@ -397,8 +408,11 @@ def _of_inference(result: Result, mode: str, properties: str) -> Result:
 
 
 def _properties(kernel: Kernel, name: str, dtype: str, group: Group, cases: Sequence[Case]) -> str:
-    """The property hash, of the cases that gave a result: a kernel that begins to refuse some is not comparable.
-    The corpus is one property, so that pinning a case does not make its bound incomparable."""
+    """Returns the property hash of a result.
+
+    It covers only cases that gave a result, so a kernel that starts to refuse some becomes incomparable. All cases of
+    the corpus count as one property, so pinning a case keeps its bound comparable.
+    """
     if group.pinned:
         return fingerprint(kernel, group.named(name), dtype, space="pinned")
     return fingerprint(kernel, name, dtype, cases)

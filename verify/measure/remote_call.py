@@ -1,7 +1,7 @@
-"""A kernel that runs in another process: a case goes there as JSON, its results come back as bits.
+"""Calls a kernel in another process. A case goes there as JSON, and its results return as bits.
 
-Inputs do not travel. Both sides make them from the case, so that the kernel's process has nothing to say about what
-the truth is computed from.
+Inputs are not sent. Both processes make them from the case. So the kernel's process cannot influence the inputs of the
+truth.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from verify.workers.serving import WithBytes
 
 Run = Callable[[Case], Measured]
 
-WIDEST = 8  # bytes of an element
+WIDEST = 8  # the most bytes of an element
 
 
 def bits_of_results(measured: Measured) -> WithBytes:
-    """Returns what goes back: the names and forms of the results, and beside them the bits of each."""
+    """Returns the reply of the kernel's process: names and forms of the results, and the bits of each beside them."""
     held = {("", name): value for name, value in measured.to_read.results.items()}
     held |= {(mode, name): value for mode, outputs in measured.inference.items() for name, value in outputs.items()}
     stored = [Stored(name, formats.of(item.dtype).name, tuple(item.shape), mode) for (mode, name), item in held.items()]
@@ -42,7 +42,7 @@ def bits_of_results(measured: Measured) -> WithBytes:
 
 
 def runner(kernel: Kernel, target: str, device: str, call: AskKernel) -> Run:
-    """Returns `run_kernel` of a kernel that another process calls."""
+    """Returns a function that calls a kernel in another process, as `run_judged` does in this one."""
 
     def run(case: Case) -> Measured:
         op, params = kernel.op, kernel.op.resolve(case.params)
@@ -93,8 +93,10 @@ def _tensors(stored: Sequence[Stored], parts: Sequence[bytes]) -> dict[tuple[str
 def _checked(
     kernel: Kernel, case: Case, device: str, results: dict[str, Tensor], inputs: dict[str, Tensor | None]
 ) -> dict[str, Tensor]:
-    """The outputs among the results, all of which have the form that the case asks for: said here again, where the
-    kernel cannot reach what says it."""
+    """Returns the outputs. Raises KernelError unless all results have the form that the case requires.
+
+    The kernel's process has checked the form already. The kernel could change that check, but not this one.
+    """
     op = kernel.op
     params, where = op.resolve(case.params), torch.device(device)
     for name, tensor in results.items():

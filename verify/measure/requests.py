@@ -1,4 +1,4 @@
-"""What a worker is asked to measure."""
+"""Defines the requests to measure something in a worker."""
 
 from __future__ import annotations
 
@@ -13,67 +13,68 @@ from verify.workers.requests import Request
 
 
 class Measure(Request[KernelRun], frozen=True, tag="measure"):
-    """One kernel against the exact answer, with the laws of a profile where one is named."""
+    """Measures one kernel against the exact answer. With a profile it also tries the laws."""
 
     target: str
     seed: int = 0
-    dtypes: tuple[str, ...] = ()  # empty: all that it declares
+    dtypes: tuple[str, ...] = ()  # empty: all dtypes that the kernel declares
+    # the profile of laws; empty: none
     laws: str = ""
-    accuracy: bool = True  # without it only the laws are tried
-    plan: str = ""  # the backend whose cases are measured; the own one without it
-    seconds: float = 600.0  # after which no further case and no further law is tried
-    without: tuple[str, ...] = ()  # laws that are left out
-    judges: int = 1  # cases that are judged at a time
-    memory: int = 0  # bytes that judging a case may take; 0: the default
-    fail_fast: bool = False  # no further case is tried once one has a finding on ordinary inputs
+    accuracy: bool = True  # False: only the laws are tried
+    plan: str = ""  # the backend whose cases are measured; empty: the worker's own
+    seconds: float = 600.0  # after this time no further case and no further law is tried
+    without: tuple[str, ...] = ()  # laws that are not tried
+    judges: int = 1  # number of cases judged at a time
+    memory: int = 0  # bytes that judging a case may use; 0: the default
+    fail_fast: bool = False  # True: stop after the first finding on ordinary inputs
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """The form of one result."""
+    """Describes the form of one result."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
-    mode: str = ""  # of inference; of training without one
+    mode: str = ""  # the mode of inference; empty: training
 
 
 class Bits(msgspec.Struct, frozen=True):
-    """What a call gave: `stored` says in which order the bits of the results follow."""
+    """Describes the results of a call. The bits follow in the order of `stored`."""
 
-    order: list[str]  # of the results: outputs, then gradients
+    order: list[str]  # names of the results: outputs, then gradients
     stored: list[Stored]
-    missing: tuple[str, ...]  # gradients that the kernel does not provide
+    missing: tuple[str, ...]  # gradients that autograd has no path to
 
 
 class CallKernel(Request[Bits], frozen=True, tag="call"):
-    """A kernel called on a case, in a process that does nothing but call it; the results travel beside the reply."""
+    """Calls a kernel on a case, in a process that does nothing else. The results travel beside the reply."""
 
     target: str
     case: str
 
 
 class ListSideEffects(Request[list[SideEffect]], frozen=True, tag="side_effects"):
-    """What a kernel's process found changed since it began."""
+    """Asks a kernel's process for the side effects of its kernel so far."""
 
     target: str
 
 
 class Contender(msgspec.Struct, frozen=True):
-    """A kernel to be timed; those of one `group` compute the same thing."""
+    """Describes a kernel that can be timed. Kernels of one `group` compute the same thing."""
 
     kernel: Declared
     group: str
 
 
 class ListContenders(Request[list[Contender]], frozen=True, tag="contenders"):
-    """The kernels of a target with what `verify bench` has to know before it times them."""
+    """Lists the kernels of a target with their groups, for `verify bench`."""
 
     lists: ClassVar[bool] = True
     target: str
 
 
 class Timed(msgspec.Struct, frozen=True):
-    """The outcome of one contender in one direction: a time, or why there is none."""
+    """Holds the time of one contender in one direction, or the reason why there is none."""
 
     contender: str
     direction: Literal["forward", "backward"]
@@ -82,10 +83,10 @@ class Timed(msgspec.Struct, frozen=True):
 
 
 class Time(Request[list[Timed]], frozen=True, tag="time"):
-    """Kernels of one group side by side. An empty shape is a large default.
+    """Times kernels of one group side by side. An empty shape means a large default shape.
 
-    Requests that name the same targets in `beside` are answered by one process, as long as no kernel changes it.
-    Without rounds everything is called as if it were timed, so that the process has compiled it by then.
+    One process answers all requests with the same targets in `beside`, unless a kernel changes that process. With 0
+    rounds everything is called and nothing is timed, so that the process compiles the code.
     """
 
     targets: list[str]
@@ -98,7 +99,7 @@ class Time(Request[list[Timed]], frozen=True, tag="time"):
 
 
 class Certify(Request[list[Entry]], frozen=True, tag="certify"):
-    """How far the fast references of ops (all by default) are from the exact value."""
+    """Measures the distance of ops' fast references from the exact value. Empty `ops` means all."""
 
     ops: list[str]
     seed: int

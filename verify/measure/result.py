@@ -1,4 +1,4 @@
-"""From the tallies of one result to its entry in the record: figures, regimes, the verdict and its reason."""
+"""Turns the tallies of one result into its entry in the record: figures, regimes, the verdict and its reason."""
 
 from __future__ import annotations
 
@@ -28,44 +28,45 @@ from verify.records.record import (
 )
 from verify.truth.formats import named
 
-KEEP_RIGHT = 3  # worst elements that the record keeps of a result within its limit, and of a peer's
-KEEP_SPECIAL = 3  # of the worst elements of infinite and NaN inputs
-FEWEST = 16  # elements from which a root mean square is judged
-RMS_LIMIT, RMS_LIMIT_NARROW = 3.0, 1.4  # its limit, and that in 16 bits, where honest kernels reach 1.2
-SURE = 3.0  # standard errors by which a mean has to be beyond its limit
+KEEP_RIGHT = 3  # worst elements in the record of a result within its limit, and of a peer's result
+KEEP_SPECIAL = 3  # worst elements in the record for infinite and NaN inputs
+FEWEST = 16  # fewer elements than this have no verdict on their root mean square
+# limits of the root mean square: for wide formats, and for 16 bits, where correct kernels reach 1.2
+RMS_LIMIT, RMS_LIMIT_NARROW = 3.0, 1.4
+SURE = 3.0  # a mean must exceed its limit by this many standard errors
 _UNBOUNDED = Regime("", math.nan, math.nan)
 
 
-PartName = tuple[str, str]  # of a result: a regime and a class
+PartName = tuple[str, str]  # names of a regime and a class
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What was found about one result of one implementation. Infinite and NaN inputs are one regime."""
+    """Holds the findings about one result of one implementation. Infinite and NaN inputs are one regime."""
 
     parts: Mapping[PartName, Tally]  # in the order of the record
     escalated: int = 0
     certificates: Sequence[str] = ()
-    each: Mapping[PartName, tuple[float, Worst]] = field(default_factory=dict)  # the worst element of a part
-    bounds: Mapping[str, Regime] = field(default_factory=dict)  # the ends of its regimes
-    shown: Sequence[Worst] = ()  # the worst elements that the record keeps
+    each: Mapping[PartName, tuple[float, Worst]] = field(default_factory=dict)  # the worst element of each part
+    bounds: Mapping[str, Regime] = field(default_factory=dict)  # the regimes with their ends
+    shown: Sequence[Worst] = ()  # the worst elements for the record
 
     @property
     def regimes(self) -> dict[str, Tally]:
-        """The parts by regime."""
+        """Returns the tallies merged by regime."""
         found: dict[str, Tally] = {}
         for (regime, _), item in self.parts.items():
             found[regime] = found.get(regime, Tally()).merge(item.without_places())
         return found
 
     def worst(self, of: Callable[[PartName], bool]) -> Worst | None:
-        """The worst element of some parts."""
+        """Returns the worst element of the parts that `of` accepts; None if there is none."""
         return max((item for name, item in self.each.items() if of(name)), key=itemgetter(0), default=(0.0, None))[1]
 
 
 @dataclass(frozen=True)
 class ClassCheck:
-    """One class of inputs: its figures, its limit (None: nothing is promised) and why it is beyond it."""
+    """Holds one class of inputs: its figures, its limit (None: no promise) and why it breaks the limit."""
 
     figures: Figures
     limit: float | None
@@ -74,17 +75,20 @@ class ClassCheck:
 
 @dataclass(frozen=True)
 class LimitCheck:
-    """Whether a result keeps its limits. `reason` says why it does not; "" when it does."""
+    """Holds the verdict on a result by its limits. `reason` is "" if the result keeps them."""
 
     reason: str
-    only_special: bool  # wrong at infinite or NaN inputs alone
+    only_special: bool  # True: only wrong at infinite or NaN inputs
     classes: Mapping[str, ClassCheck]
     status: ResultStatus = "ok"
-    trivial: str = ""  # a trivial answer that is right, or why a vacuous result is accepted
+    trivial: str = ""  # a trivial answer that is right, or why the declaration accepts a vacuous result
 
 
 def finite(parts: Mapping[PartName, Tally], of_class: str | None = None) -> Tally:
-    """All of them, or of one class, but infinite and NaN inputs and those beyond the domain; without leaders."""
+    """Merges the tallies of all parts, or of one class, without leaders.
+
+    Infinite and NaN inputs and inputs beyond the domain are excluded.
+    """
     merged = Tally()
     for (regime, its_class), item in parts.items():
         if regime not in APART and of_class in (None, its_class):
@@ -99,9 +103,11 @@ def check_limit(
     parts: Mapping[PartName, Tally],
     trivial: Mapping[str, Tally] | None = None,
 ) -> LimitCheck:
-    """The verdict on the tallies of one result by the kernel's own limits, that of ordinary inputs first.
+    """Returns the verdict on the tallies of one result by the kernel's limits.
 
-    `trivial` are the tallies of trivial answers on ordinary inputs, by what they are called.
+    The limit of ordinary inputs comes first.
+
+    `trivial` has the tallies of trivial answers on ordinary inputs, by name.
     """
     classes: dict[str, ClassCheck] = {}
     found: list[tuple[ResultStatus, str, bool]] = []
@@ -135,15 +141,15 @@ def check_limit(
         told = f"{shown(judged)}{UNIT[gate]} at an infinite input, the limit is {limit:g}"
         found.append(("wrong", told, True))
     empty, accepted = _vacuous(kernel, dtype, result, finite(parts, ORDINARY), trivial or {})
-    if empty:  # of which more is said than that it is undecided
+    if empty:  # this reason says more than that the result is undecided
         found = [each for each in found if each[0] == "wrong"] + ([] if accepted else [("vacuous", empty, False)])
-    found.sort(key=lambda each: each[0] != "wrong")  # stable: the class that weighs most first
+    found.sort(key=lambda each: each[0] != "wrong")  # stable: within a status the classes keep their order
     status, reason, special_only = found[0] if found else ("ok", "", False)
     return LimitCheck(reason, special_only, classes, status, accepted or ("" if empty else _right(trivial or {})))
 
 
 def _judged(figures: Figures, gate: str, limit: float | None, of_class: str) -> tuple[ResultStatus, str]:
-    """The verdict on the maximum of one class, and why."""
+    """Returns the verdict on the maximum of one class, and the reason."""
     judged = _upper(figures, gate)
     # not (x <= limit): a NaN must fail
     if limit is None or judged <= limit:
@@ -156,12 +162,12 @@ def _judged(figures: Figures, gate: str, limit: float | None, of_class: str) -> 
 
 
 def rms_limit(dtype: str) -> float:
-    """Returns the limit of the root mean square of errors, in what noise and rounding explain."""
+    """Returns the limit of the root mean square of errors, in units of noise and rounding."""
     return RMS_LIMIT if named(dtype).bits > 16 else RMS_LIMIT_NARROW
 
 
 def _on_average(figures: Figures, gate: str, of_class: str, max_bias: float, rms: float) -> tuple[ResultStatus, str]:
-    """The verdict on the root mean square and on the mean of one class."""
+    """Returns the verdict on the root mean square and on the mean of one class, and the reason."""
     if gate == "noise" and figures.weighed >= FEWEST and figures.rms is not None and not figures.rms <= rms:
         told = f"{shown(figures.rms)} times what noise and rounding explain, root mean square on {of_class} inputs"
         return "wrong", f"{told}, the limit is {rms:g}"
@@ -177,7 +183,7 @@ def _worse(count: int, of: int, inputs: str) -> str:
 
 
 def _vacuous(kernel: Kernel, dtype: str, result: str, own: Tally, trivial: Mapping[str, Tally]) -> tuple[str, str]:
-    """Why the limit says nothing about a result, and why its declaration accepts that; empty where it does."""
+    """Returns why the limit says nothing about a result, and why its declaration accepts that. Both may be empty."""
     gate, limit = kernel.op.gate_of(result), kernel.limit(dtype, result)
     accepted = kernel.vacuous.get(result, "")
     if own.n and 2 * own.open > own.n:
@@ -194,7 +200,7 @@ def _vacuous(kernel: Kernel, dtype: str, result: str, own: Tally, trivial: Mappi
 
 
 def _is_right(answer: Tally) -> bool:
-    """True if a trivial answer is the correctly rounded truth throughout."""
+    """True if a trivial answer is the correctly rounded truth at every element."""
     return not answer.misrounded and not answer.nan and value_of(answer.plain.seen) <= 0.5
 
 
@@ -215,7 +221,7 @@ def result_of(
 ) -> Result:
     """Returns the entry of one result, beside that of PyTorch (`peer`, with its name).
 
-    Its properties, its curve and another name of its output are the caller's to add.
+    The caller adds the properties, the curve and another name of the output.
     """
     baseline_name, beside = peer or ("", None)
     counted, operand = finite(findings.parts), deciding_operand(kernel.op)
@@ -271,7 +277,7 @@ def result_of(
 
 
 def _upper(figures: Figures, gate: str) -> float:
-    """The upper end of the maximum that is judged."""
+    """Returns the upper end of the maximum that is judged."""
     upper = figures.max_upper if gate == "plain" else figures.scaled_upper
     return math.nan if upper is None else value_of(upper)
 

@@ -1,8 +1,8 @@
-"""A whole run: targets to kernels, every kernel in a worker, everything into one record.
+"""Makes a whole run: finds the kernels of the targets, measures each in a worker, and merges all into one record.
 
-A target that cannot be imported, a kernel that raises, hangs or takes the process down: each becomes its own
-line, and the rest goes on. So does an error of the harness itself (its two routes disagree, or it raises): the kernel,
-or that dtype or law of it, has no verdict then, and the run is incomplete.
+A target that cannot be imported, a kernel that raises, and one that hangs or ends its process each get their own entry,
+and the run continues. If `verify` itself fails, for instance because its two routes disagree, the kernel, dtype or law
+concerned has no verdict and the run is incomplete.
 """
 
 from __future__ import annotations
@@ -32,33 +32,37 @@ from verify.workers.pool import Pool
 from verify.workers.process import OutOfTime, Worker
 from verify.workers.requests import About, Late
 
-EXPECTED_DTYPES = 3  # of a kernel, before anybody has read its declaration
+EXPECTED_DTYPES = 3  # assumed number of dtypes of a kernel before its declaration is read
 OUT_OF_TIME = "the same `verify nightly` command again goes on where this one stopped; a larger --budget reaches more"
 
 
 @dataclass(kw_only=True)
 class Session(Work):
-    """Settings of a run."""
+    """Holds the settings of a run."""
 
     dtypes: tuple[str, ...] = ()
     profile: str = "default"
-    laws: str = ""  # profile of the laws; none are tried without one
-    without: tuple[str, ...] = ()  # laws that are left out
-    plan: str = ""  # the backend whose cases are measured, wherever they run; the own one without it
-    memory: int = 0  # bytes that judging a case may take; 0: the default
-    fail_fast: bool = False  # of a kernel, no further case is tried once one has a finding on ordinary inputs
-    by_dtype: bool = False  # each dtype of a kernel is measured on its own, so that many workers are busy to the end
-    whole: bool = False  # this run is all that the store is for: it claims it, and Ctrl-C ends in what was measured
-    known: Known = field(default_factory=dict)  # what the caller has asked of the targets
+    laws: str = ""  # profile of the laws; empty: none are tried
+    without: tuple[str, ...] = ()  # laws that are not tried
+    plan: str = ""  # the backend whose cases are measured; empty: the backend in use
+    memory: int = 0  # bytes that judging a case may use; 0: the default
+    fail_fast: bool = False  # True: stop measuring a kernel after its first finding on ordinary inputs
+    by_dtype: bool = False  # True: measure each dtype of a kernel on its own, so that many workers are busy to the end
+    # True: the store belongs to this run alone; the run claims it, and Ctrl-C makes a record of the finished parts
+    whole: bool = False
+    known: Known = field(default_factory=dict)  # listings of targets that the caller already has
 
 
 def run(targets: Sequence[str], session: Session, command: str) -> Run:
-    """Measure every kernel of every target."""
+    """Measures every kernel of every target."""
     return collect(Measuring(targets, session), command)
 
 
 def claim(kept: PartStore, session: Session, about: About, sources: dict[str, str]) -> None:
-    """Begins the store of a run, or goes on there where everything is equal that a figure depends on."""
+    """Claims the store of finished parts for this run.
+
+    A later run continues from it only if everything that figures depend on is equal.
+    """
     settings = {
         "options": {
             name: getattr(session, name)
@@ -76,7 +80,7 @@ def claim(kept: PartStore, session: Session, about: About, sources: dict[str, st
 
 
 def gaps_of(kernel: KernelRun) -> list[Gap]:
-    """What of a kernel did not happen or has no verdict: all of it, a dtype, or a law."""
+    """Returns a gap for each part of a kernel that was not measured or has no verdict: all of it, a dtype, or a law."""
     laws = [
         Gap("harness error", f"{kernel.name}: the law of {law.law} in {law.dtype}: {law.message}", kernel.target)
         for law in kernel.laws
@@ -86,11 +90,11 @@ def gaps_of(kernel: KernelRun) -> list[Gap]:
 
 
 class _Part(NamedTuple):
-    """What one worker measures at a time: a kernel, or one dtype of it."""
+    """Holds the work of one request: a kernel, or one dtype of it."""
 
     kernel: Declared
-    dtypes: tuple[str, ...]  # empty: all that it declares
-    dtype: str = ""  # where it is one of several
+    dtypes: tuple[str, ...]  # empty: all dtypes that the kernel declares
+    dtype: str = ""  # set if the kernel is divided by dtype
 
     @property
     def target(self) -> str:
@@ -98,12 +102,12 @@ class _Part(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The name of this part in the store."""
+        """Returns the name of this part in the store."""
         return f"{self.target} {self.dtype}".rstrip()
 
     @property
     def again(self) -> str:
-        """The command that measures it again."""
+        """Returns the command that measures the kernel again."""
         return f"verify run {shlex.quote(self.target)}"
 
     def gap(self, kind: GapKind, message: str) -> Gap:
@@ -112,7 +116,7 @@ class _Part(NamedTuple):
 
 
 def _parts(kernels: Sequence[Declared], backend: str, session: Session) -> list[_Part]:
-    """What is measured, in the order of the record."""
+    """Returns the parts to measure, in the order of the record."""
     found = []
     for kernel in kernels:
         wanted = tuple(name for name in session.dtypes if name in kernel.dtypes)
@@ -124,21 +128,26 @@ def _parts(kernels: Sequence[Declared], backend: str, session: Session) -> list[
     return list({part.key: part for part in found}.values())
 
 
-LONGEST = ("graph", "contraction", "rowwise", "elementwise")  # the kinds of ops, by how long their kernels take
-_SLOWEST = ("float64", "float32")  # dtypes, by how much of their judging is exact arithmetic
+LONGEST = ("graph", "contraction", "rowwise", "elementwise")  # kinds of ops, by the time of their kernels, descending
+_SLOWEST = ("float64", "float32")  # dtypes, by the amount of exact arithmetic, descending
 
 
 def _turn(part: _Part) -> tuple[bool, int, int]:
-    """What is judged first, should time run out; the longest first, so that no worker is left with it at the end."""
+    """Returns the sort key of a part. Kernels come before peers, in case time runs out.
+
+    Long parts come first, so that no worker has one left at the end.
+    """
     slow = _SLOWEST.index(part.dtype) if part.dtype in _SLOWEST else len(_SLOWEST)
     return part.kernel.peer, LONGEST.index(part.kernel.kind), slow
 
 
 class Measuring(Source[_Part, KernelRun]):
-    """The parts of a run: each once, the judged and the longest first, and a worker stays with its kernel.
+    """Holds the parts of a run.
 
-    The process of a kernel has imported its module, and whatever that imports, met the GPU and compiled what does not
-    hang on the dtype.
+    Kernels come before peers, long parts come first, and a worker prefers its last kernel.
+
+    The process of that kernel has already imported its module, initialised the GPU and compiled the code that does not
+    depend on the dtype.
     """
 
     backend: str
@@ -152,12 +161,13 @@ class Measuring(Source[_Part, KernelRun]):
         self.not_imported: list[Gap] = []
 
     def open(self, pool: Pool) -> About:
-        """Lists the kernels, divides them into parts, and starts as many workers as these are worth."""
+        """Lists the kernels, divides them into parts, and starts a suitable number of workers."""
         session, targets = self.session, self.targets
         session.progress("starting")
-        if session.by_dtype and gpu_expected():  # each takes seconds to begin there, and cores are plenty
+        if session.by_dtype and gpu_expected():  # workers take seconds to start on a GPU, and cores are plentiful
             parts_expected = (len(session.dtypes) or EXPECTED_DTYPES) * (len(targets) if session.jobs else 1)
-            ahead = ListKernels(targets[0]) if len(targets) == 1 else None  # they import its module at the same time
+            # the other workers import its module at the same time
+            ahead = ListKernels(targets[0]) if len(targets) == 1 else None
             pool.begin(min(session.jobs or os.cpu_count() or 1, parts_expected), ahead)
         pool.probe()
         declared: list[Declared] = []
@@ -178,12 +188,12 @@ class Measuring(Source[_Part, KernelRun]):
         return about
 
     def enqueue(self, parts: list[_Part], backend: str) -> None:
-        """Has these parts measured."""
+        """Sets the parts to measure."""
         self.parts, self.backend, self.waiting = parts, backend, sorted(parts, key=_turn)
         self.progress = Progress(len(parts), bool(self.session.laws))
 
     def next(self, last: _Part | None) -> _Part | None:
-        """Of those that are judged, and of peers when no other is left."""
+        """Takes the next part. Peers come when no other kernel waits."""
         self.sources.demand_unchanged()
         if not self.waiting:
             return None
@@ -191,7 +201,7 @@ class Measuring(Source[_Part, KernelRun]):
         return self.take_nearest(last, lambda part: part.kernel.peer == peers)
 
     def settle(self, part: _Part) -> bool:
-        """A part that an earlier run has done, or that the declaration rules out."""
+        """True if no worker is needed: an earlier run has done the part, or the declaration rules it out."""
         if (done := self.known(part.key, KernelRun)) is not None:
             self.ended[part.key] = done
         elif (unfit := self._unfit(part)) is not None:
@@ -199,7 +209,7 @@ class Measuring(Source[_Part, KernelRun]):
         return part.key in self.ended
 
     def _unfit(self, part: _Part) -> KernelRun | None:
-        """A kernel that cannot run here, or in none of the dtypes asked for."""
+        """Returns the record of a kernel that cannot run here or in none of the requested dtypes; None if it can."""
         if reason := part.kernel.unfit(self.backend, "run"):
             return part.kernel.run("skipped", reason)
         if self.session.dtypes and not part.dtypes:
@@ -212,9 +222,9 @@ class Measuring(Source[_Part, KernelRun]):
         return None
 
     def begin(self, part: _Part) -> Measure:
-        """Returns the request, with the forks to judge with.
+        """Returns the request, with the number of forks to judge with.
 
-        If fewer parts than cores remain, a part gets twice its share of the cores: other parts end before it.
+        If fewer parts than cores remain, a part gets twice its share of the cores, because other parts end before it.
         """
         session = self.session
         session.progress(self.progress.begin(part.key, f"{part.kernel.name} {part.dtype}".rstrip()))
@@ -267,14 +277,14 @@ class Measuring(Source[_Part, KernelRun]):
         self.ended[part.key] = done
         self.session.progress(self.progress.end(part.key))
         kinds: set[GapKind] = {gap.kind for gap in gaps_of(done)}
-        # those are tried again by the next start; a night does not spend its time again on a kernel that hangs
+        # The next start measures these parts again. A restarted night does not repeat kernels that hang or crash.
         again = {"out of time", "harness error", "judge failed", "interrupted"}
         again |= {"timeout", "crashed"} if self.session.whole else set()
         if not kinds & again:
             self.keep(part.key, done)
 
     def interrupted(self) -> bool:
-        """Records a gap for each part that Ctrl-C left, unless a night calls."""
+        """Records a gap for each part that Ctrl-C stopped, unless a night is the caller."""
         for part in self.parts if self.session.whole else ():
             if part.key not in self.ended:
                 message = f"{part.dtype and part.dtype + ': '}not finished: interrupted"
@@ -283,7 +293,7 @@ class Measuring(Source[_Part, KernelRun]):
         return self.session.whole
 
     def record(self) -> tuple[list[KernelRun], list[Gap]]:
-        """One entry for each kernel, of all its dtypes."""
+        """Returns one entry for each kernel, with all its dtypes, and the gaps."""
         kernels: dict[str, KernelRun] = {}
         incomplete = self.not_imported
         for part in self.parts:
@@ -293,6 +303,6 @@ class Measuring(Source[_Part, KernelRun]):
             known = kernels.get(part.target)
             try:
                 kernels[part.target] = done if known is None else together(known, done)
-            except UsageError as error:  # nothing that was measured of others may be lost to it
+            except UsageError as error:  # an error here must not lose the results of other kernels
                 incomplete.append(part.gap("harness error", error.message))
         return list(kernels.values()), incomplete

@@ -1,8 +1,8 @@
-"""The one way to a record: source, call, part store, record. `verify run`, sweeps, hunts and laws go it.
+"""Collects one record from many parts: source, call, part store, record.
 
-A source lists the parts of its command and chooses the next part of a free worker. It turns each reply or failure into
-an entry of the record. `collect` does the rest: it starts workers, sends requests through the pool
-(`verify.workers.pool`), limits their time and assembles the record.
+`verify run`, sweeps, hunts and laws all use it. A source lists the parts of its command and chooses the next part of a
+free worker. It turns each reply or failure into an entry of the record. `collect` does the rest: it starts workers,
+sends requests through the pool (`verify.workers.pool`), limits their time and assembles the record.
 
     record = collect(Measuring(targets, session), "verify run accuracy.py")
 """
@@ -29,23 +29,23 @@ from verify.workers.requests import About, Died, Late, Request
 
 @dataclass(kw_only=True)
 class Work:
-    """The settings that every source has."""
+    """Holds the settings that every source has."""
 
     backend: str | None = None
     seed: int = 0
-    timeout: float = 600.0  # of one part
-    jobs: int = 0  # workers; 0: the source decides
-    pool: Pool | None = None  # of the caller, who stops it; else processes are started
-    until: float | None = None  # of time.monotonic(): no part begins later
+    timeout: float = 600.0  # seconds of one part
+    jobs: int = 0  # number of workers; 0: the source decides
+    pool: Pool | None = None  # the caller's pool, which the caller stops; None: processes are started
+    until: float | None = None  # a time of time.monotonic(); no part begins later
     kept: PartStore | None = None  # where finished parts are written at once, beside those of earlier starts
-    contain: bool = True  # an error of usage or of verify ends its part; else it ends the command
+    contain: bool = True  # True: an error of usage or of verify ends its part; False: it ends the command
     progress: Callable[..., None] = lambda *_: None
     usage: list[str] = field(default_factory=list)  # problems with the arguments
 
 
 @dataclass(frozen=True)
 class NoResult:
-    """Why a part has no result. With a `kind` it is a gap of the record, and the kernel is not to blame."""
+    """Holds why a part has no result. With a `kind` it is a gap of the record, and the kernel is not to blame."""
 
     error: VerifyError
     status: Status
@@ -54,14 +54,14 @@ class NoResult:
 
     @staticmethod
     def of(error: VerifyError, timeout: float) -> NoResult:
-        """Returns what the record says of an error; `timeout` is the time that the part had."""
+        """Returns what the record says of an error. `timeout` is the time that the part had."""
         late = f"no result within {timeout:g} s; stopped"
         match error:
             case OutOfTime():
                 return NoResult(error, "skipped", str(error), "out of time")
             case JudgeFailed():
                 return NoResult(error, "skipped", str(error), "judge failed")
-            case Late(who="judge"):  # the kernel's own process has less time
+            case Late(who="judge"):  # the kernel's own process has less time, so it would have been late first
                 return NoResult(error, "skipped", f"the judge ran out of time: {late}", "judge failed")
             case Late():
                 return NoResult(error, "timeout", late)
@@ -73,7 +73,7 @@ class NoResult:
 
 
 class Part(Protocol):
-    """The work of one worker at a time."""
+    """Describes the work of one request."""
 
     @property
     def target(self) -> str: ...
@@ -87,8 +87,8 @@ T = TypeVar("T")
 class Source(ABC, Generic[P, R]):
     """Holds the parts of one command. The pool calls it under one lock."""
 
-    profile: str  # of the record
-    on_interrupt: Callable[[], None] | None = None  # at the first Ctrl-C; without it everything stops at once
+    profile: str  # profile of the record
+    on_interrupt: Callable[[], None] | None = None  # called at the first Ctrl-C; None: everything stops at once
 
     def __init__(self, work: Work) -> None:
         self.work = work
@@ -98,23 +98,23 @@ class Source(ABC, Generic[P, R]):
 
     @abstractmethod
     def open(self, pool: Pool) -> About:
-        """Asks what there is to do; returns where the workers run."""
+        """Finds the parts to do; returns where the workers run."""
 
     @abstractmethod
     def next(self, last: P | None) -> P | None:
-        """Takes the part that a worker does after `last`; None where there is none now."""
+        """Takes the part that a worker does after `last`; None if there is none now."""
 
     def known(self, name: str, kind: type[T]) -> T | None:
-        """Returns a part that an earlier start finished."""
+        """Returns a part that an earlier start finished; None if there is none."""
         return None if self.work.kept is None else self.work.kept.known(name, kind)
 
     def keep(self, name: str, value: Any) -> None:
-        """Keeps a finished part for later starts."""
+        """Stores a finished part for later starts."""
         if self.work.kept is not None:
             self.work.kept.keep(name, value)
 
     def settle(self, part: P) -> bool:
-        """True if a worker has nothing to do for a part: an earlier start finished it, or it cannot be done."""
+        """True if no worker is needed for a part: an earlier start finished it, or it cannot be done."""
         return False
 
     @abstractmethod
@@ -126,26 +126,26 @@ class Source(ABC, Generic[P, R]):
         return self.work.timeout
 
     def heard(self, part: P, text: str) -> None:
-        """Takes a report of progress."""
+        """Receives a report of progress."""
 
     @abstractmethod
     def done(self, part: P, reply: R, seconds: float) -> None:
-        """Takes the reply to a part, and the seconds that it took."""
+        """Receives the reply to a part, and the seconds that it took."""
 
     @abstractmethod
     def failed(self, part: P, why: NoResult, seconds: float) -> None:
-        """Takes why a part has no result."""
+        """Receives why a part has no result."""
 
     def interrupted(self) -> bool:
-        """Returns True to make a record of the finished parts after Ctrl-C; else KeyboardInterrupt is raised."""
+        """Returns True to make a record of the finished parts after Ctrl-C. Otherwise KeyboardInterrupt is raised."""
         return False
 
     @abstractmethod
     def record(self) -> tuple[list[KernelRun], list[Gap]]:
-        """Returns the kernels of the record, and what did not happen."""
+        """Returns the kernels of the record, and the gaps."""
 
     def take(self, last: Job[Any] | None) -> Job[R] | None:
-        """Returns the next job of a worker: the policy of the pool."""
+        """Returns the next job of a worker. This is the policy of the pool."""
         while (part := self.next(None if last is None else last.about)) is not None and self.settle(part):
             pass
         if part is None:
@@ -176,8 +176,11 @@ class Source(ABC, Generic[P, R]):
         )
 
     def take_nearest(self, last: P | None, fits: Callable[[P], bool]) -> P:
-        """Takes one of the waiting parts that fit: of the worker's own target, whose process is ready for it, else of
-        one at which the fewest workers are, else the first."""
+        """Takes one of the waiting parts that fit.
+
+        Prefers a part of the worker's own target, whose process is ready for it. Next comes a part of the target that
+        the fewest workers are busy with, then the first part.
+        """
         own, busy = None if last is None else last.target, Counter(part.target for part in self.running)
         found = (
             (part.target != own, busy[part.target], place) for place, part in enumerate(self.waiting) if fits(part)
@@ -207,7 +210,7 @@ def collect(source: Source[Any, Any], command: str) -> Run:
 
 
 def crashes(kernels: Iterable[KernelRun]) -> list[Gap]:
-    """Returns a gap for each kernel that ended its process or did not end."""
+    """Returns a gap for each kernel that ended its process or hung."""
     return [
         Gap(kernel.status, f"{kernel.name}: {kernel.message}", kernel.target)
         for kernel in kernels

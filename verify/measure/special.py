@@ -1,7 +1,7 @@
-"""The special-value matrix: what comes out for zeros, subnormal, greatest, infinite and NaN inputs, one at a time.
+"""Makes the table of special values: results for zeros, subnormal, greatest, infinite and NaN inputs, one at a time.
 
-One small case of ones in which every operand in turn holds each special value. It is measured apart from the
-cases that figures rest on, and each of its elements is judged in exact arithmetic.
+Its case has ones everywhere. Each operand in turn gets each special value. The case is measured apart from those of the
+figures, and each of its special elements is judged in exact arithmetic.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from verify.truth.exact import Judged, digits, judge
 from verify.truth.formats import Format
 from verify.truth.ulp import pattern_at
 
-SIZE = 256  # elements of the case: the rest of them are ones
-DIGITS = 17  # of an exact answer; those of the worst inputs have 30
+SIZE = 256  # elements of the case; those without a special value are ones
+DIGITS = 17  # digits of an exact answer; worst inputs have 30
 
 
 def patterns(fmt: Format) -> list[int]:
-    """Zero, the smallest and greatest subnormal, the greatest number and infinity of both signs, and NaN."""
+    """Returns zero, the smallest and greatest subnormal, the greatest number and infinity, of both signs, and NaN."""
     positive = [0, 1, (1 << fmt.mantissa_bits) - 1, fmt.max_bits] + ([fmt.inf_bits] if fmt.has_inf else [])
     return [bits | sign for bits in positive for sign in (0, fmt.sign_bit)] + [fmt.nan_bits]
 
 
 def special_case(kernel: Kernel, dtype: str) -> tuple[Case, int] | None:
-    """The case, and how many of its leading elements are special; None where a row decides, not an element."""
+    """Returns the case, and how many of its leading elements are special; None if a row decides, not an element."""
     op = kernel.op
     if not op.geometry.by_element or not kernel.allows((1, SIZE)):
         return None
@@ -52,7 +52,7 @@ def special_case(kernel: Kernel, dtype: str) -> tuple[Case, int] | None:
 
 
 def special_values(kernel: Kernel, target: str, dtype: str, run: Run) -> dict[str, list[SpecialValue]]:
-    """Result -> its matrix; empty where there is none. A kernel that cannot take the case raises KernelError."""
+    """Returns the table of each result; empty if there is none. Raises KernelError if the kernel refuses the case."""
     made = special_case(kernel, dtype)
     if made is None:
         return {}
@@ -62,7 +62,7 @@ def special_values(kernel: Kernel, target: str, dtype: str, run: Run) -> dict[st
     problem = problem_of(kernel.op, case, measured.inputs, measured.upstream, names)
     found: dict[str, list[SpecialValue]] = {}
     inputs: list[dict[str, str]] = []
-    for name, got in measured.results.items():  # an output comes first: every result has its inputs
+    for name, got in measured.results.items():  # an output comes first, so the inputs are known for every result
         where = [half + index for half in range(0, got.shape[-1], SIZE) for index in range(count)]
         fmt = formats.of(got.dtype)
         rows = []
@@ -73,7 +73,7 @@ def special_values(kernel: Kernel, target: str, dtype: str, run: Run) -> dict[st
             if name == kernel.outputs[0]:
                 inputs.append(element.inputs)
             given = dict(inputs[index % SIZE])
-            if got.shape[-1] > SIZE:  # both gradients of a packed operand
+            if got.shape[-1] > SIZE:  # the gradient of a packed operand has two halves
                 given["of"] = f"{name}{1 + index // SIZE}"
             element = msgspec.structs.replace(element, inputs=given, truth=digits(point, DIGITS))
             rows.append(_special_value(kernel, dtype, name, element, judged, zero=pattern & ~fmt.sign_bit == 0))

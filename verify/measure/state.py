@@ -1,7 +1,7 @@
-"""The state of a process that a kernel may change for whoever comes after it, and what a kernel left of it.
+"""Compares the state of a process before and after a kernel, to find the side effects of the kernel.
 
-A kernel runs in a process of its own, which ends with it, so that nothing has to be put back. What it leaves is told
-all the same: in a user's program nobody starts a process for it.
+A kernel runs in a process that ends with it, so nothing has to be restored. Side effects are reported nevertheless: a
+user's program starts no process for a kernel, so the rest of the program would meet them.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ import torch
 
 from verify.records.record import SideEffect
 
-SHOWN = 4  # names in one line
-_OWN_VARIABLES = "TORCHINDUCTOR"  # torch sets them when something is compiled
-_SUBNORMAL, _HALF_ULP = [5e-324], [2.0**-54]  # in lists: the compiler must not compute with them
+SHOWN = 4  # at most this many names in one line
+_OWN_VARIABLES = "TORCHINDUCTOR"  # torch sets these variables when it compiles something
+_SUBNORMAL, _HALF_ULP = [5e-324], [2.0**-54]  # in lists, so that the compiler cannot evaluate them in advance
 
-# Whoever replaces an attribute of these decides what is right; triton's is the kernel's own way of computing.
+# A kernel that replaces an attribute of these decides verdicts. Triton is not here: it is how the kernel computes.
 _JUDGES = (torch, torch.Tensor, torch.nn.functional, torch.autograd, math, operator, builtins, fractions.Fraction)
 _BY_NAME = ("numpy", "mpmath", "flint", "msgspec")
 _CODE = (
@@ -64,7 +64,7 @@ _MODES: dict[str, Callable[[], Any]] = {
 
 @dataclass(frozen=True)
 class State:
-    """The state of this process at one time, to be compared with a later one."""
+    """Holds the state of this process at one time, to compare with a later one."""
 
     modes: dict[str, str]
     variables: dict[str, str]
@@ -72,24 +72,26 @@ class State:
     handlers: dict[str, str]
     filters: list[Any]
     random: dict[str, Any]
-    code: dict[str, Any]  # by qualified name
+    code: dict[str, Any]  # functions and classes by qualified name
 
     @staticmethod
     def now() -> State:
-        """As it is."""
+        """Returns the current state."""
         return State(
             modes={name: str(read()) for name, read in _MODES.items()},
             variables={name: value for name, value in os.environ.items() if _OWN_VARIABLES not in name},
             path=list(sys.path),
             handlers={each.name: repr(signal.getsignal(each)) for each in signal.Signals},
-            # those about the categories of a package are its own, and come with its import
+            # filters for a package's own warning categories come with its import
             filters=[each for each in warnings.filters if each[2].__module__ == "builtins"],
             random=dict(_random()),
             code=dict(_code()),
         )
 
     def left(self, after: Literal["import", "call"], now: State | None = None) -> list[SideEffect]:
-        """What is another state now, after the import of a kernel's module or after its calls."""
+        """Returns the side effects: differences from this state, after the import of a kernel's module or after its
+        calls.
+        """
         now = now or State.now()
         replaced = [name for name, was in self.code.items() if not _same(name, was, now.code.get(name))]
         judges = [name for name in replaced if not name.startswith("triton")]
@@ -131,9 +133,12 @@ def _random() -> Iterator[tuple[str, Any]]:
 
 
 def _code() -> Iterator[tuple[str, Any]]:
-    """What is called by those who judge and by kernels, by name: functions and classes, and the methods of ours."""
+    """Yields the functions and classes, by name, that decide verdicts or that kernels call, and the methods of
+    verify's.
+    """
     roots = ["verify"]
-    if os.environ.get("TRITON_INTERPRET") != "1":  # then Triton itself replaces what its language is, at each launch
+    # in the interpreter Triton itself replaces parts of its language at each launch
+    if os.environ.get("TRITON_INTERPRET") != "1":
         roots.append("triton")
     for owner in _JUDGES:
         yield from _members(owner)
@@ -148,7 +153,10 @@ def _code() -> Iterator[tuple[str, Any]]:
 
 
 def _members(owner: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the attributes of a module or a class. Those that a class inherits count: an added one replaces them."""
+    """Yields the attributes of a module or a class.
+
+    Inherited attributes of a class count too: a kernel could hide one by adding another to the class.
+    """
     label = owner.__name__ if isinstance(owner, types.ModuleType) else f"{owner.__module__}.{owner.__qualname__}"
     bases = reversed(owner.__mro__) if owner in _JUDGES and isinstance(owner, type) else [owner]
     members = {name: item for base in bases for name, item in list(vars(base).items())}
@@ -158,7 +166,7 @@ def _members(owner: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _same(name: str, was: tuple[Any, Any], now: tuple[Any, Any] | None) -> bool:
-    """Whether an attribute is what it was, or what its own package put there: torch wraps some functions late."""
+    """True if an attribute is unchanged, or if its own package changed it. torch wraps some functions late."""
     if now is None or now[0] is was[0]:
         return now is not None and now[1] is was[1]
     if isinstance(now[0], type) and isinstance(was[0], type):

@@ -1,8 +1,8 @@
-"""Error statistics as a value that merges: the tally of two halves, merged, equals the tally of the whole, bit for bit.
+"""Defines error statistics that merge: the merged tallies of two halves equal the tally of the whole, bit for bit.
 
-Counts are integers, the mean is a fixed-point integer sum, maxima and leaders have a total order, so merging is
-associative and commutative and the result does not depend on how the work was split. A tally is JSON and needs no
-torch; `verify.measure.counting` makes one from tensors of errors. Runs, sweeps and hunts all count with it.
+Counts are integers, the mean is a fixed-point integer sum, and maxima and leaders have a total order. So merging is
+associative and commutative, and the result does not depend on how the work was split. A tally is JSON and needs no
+torch. `verify.measure.counting` makes one from tensors of errors. Runs, sweeps and hunts all use it.
 """
 
 from __future__ import annotations
@@ -15,55 +15,57 @@ import msgspec
 
 from verify.records.record import Figures, Histogram, Number, number, value_of
 
-SUB_BITS = 5  # 32 bins per octave: a quantile is read off to within 3%
+SUB_BITS = 5  # 32 bins per octave: a quantile is exact to within 3%
 LOWEST, HIGHEST = -24, 64  # errors below 2^-24 ULP share the first bin, above 2^64 the last
-FIRST_OCTAVE, LAST_OCTAVE = -4, 64  # of a histogram: 2^-4 is its smallest edge but 0, infinity follows 2^64
+FIRST_OCTAVE, LAST_OCTAVE = -4, 64  # octaves of a histogram: its smallest edge but 0 is 2^-4, and infinity follows 2^64
 BINS = (HIGHEST - LOWEST) * (1 << SUB_BITS) + 2
-CAP = 65_536.0  # the mean is of errors capped here: one infinity must not erase it
-UNIT = 65_536.0  # fixed point of the mean: 2^-16 ULP
+CAP = 65_536.0  # errors are capped here for the mean, so that one infinity does not dominate it
+UNIT = 65_536.0  # fixed-point scale of the sums: 2^-16 ULP
 KEEP = 10  # leaders of a tally
 
 BinCounts = list[tuple[int, int]]  # (bin, count) of the bins in use, ascending
 
 
 class Leader(msgspec.Struct, frozen=True, array_like=True):
-    """One of the worst elements: its error is not beyond `upper`."""
+    """Holds one of the worst elements. Its error does not exceed `upper`."""
 
     upper: Number
-    place: int  # its number among the elements that are counted; merged tallies share one numbering
-    bits: int  # what the kernel gave
+    place: int  # its number among the counted elements; merged tallies share one numbering
+    bits: int  # the kernel's result
 
     @property
     def order(self) -> tuple[float, int]:
-        """Worst first, lowest place first among equals."""
+        """Returns a sort key: largest error first, lowest place first among equals."""
         return (-value_of(self.upper), self.place)
 
 
 class Maximum(msgspec.Struct, frozen=True, array_like=True):
-    """The largest error that was seen, and what the error of no element exceeds."""
+    """Holds the largest error seen, and an upper bound on every error."""
 
     seen: Number = 0.0
     upper: Number = 0.0
 
     def merge(self, other: Maximum) -> Maximum:
-        """Of both sets together."""
+        """Returns the maximum of both sets together."""
         return Maximum(_larger(self.seen, other.seen), _larger(self.upper, other.upper))
 
 
 class Tally(msgspec.Struct, frozen=True):
-    """Statistics of one set of elements. Plain errors and errors relative to the scale are counted apart.
+    """Holds the statistics of one set of elements.
 
-    `worse` counts the elements beyond the limit at which PyTorch's result is within it.
-    `outward` adds up the errors away from zero of the `weighed` elements in units of `UNIT`, `squares` their squares.
+    Plain errors and errors relative to the scale are counted separately.
 
-    `leaders` are the worst elements by the error that the op is judged by, `rest` is what the error of no other
-    element exceeds; -1 where there is no other, or none with an error.
+    worse: number of elements beyond the limit where PyTorch's result is within it.
+    outward, squares: sums of the errors away from zero of the `weighed` elements, in units of 1 / `UNIT`, and of their
+        squares.
+    leaders: the worst elements by the error that decides the verdict.
+    rest: an upper bound on that error of every other element; -1 if there is no other, or none with an error.
     """
 
     n: int = 0
     misrounded: int = 0
     undecided: int = 0
-    open: int = 0  # of the undecided those of which nothing is known: no figure counts them
+    open: int = 0  # number of undecided elements without any figure; they are not in the maxima
     nonfinite: int = 0
     nan: int = 0
     capped_sum: int = 0
@@ -79,7 +81,7 @@ class Tally(msgspec.Struct, frozen=True):
     worse: int = 0
 
     def merge(self, other: Tally) -> Tally:
-        """The tally of both sets together. Places of leaders must come from one numbering."""
+        """Returns the tally of both sets together. Places of leaders must come from one numbering."""
         leaders = sorted([*self.leaders, *other.leaders], key=lambda item: item.order)
         rest = _larger(self.rest, other.rest)
         if len(leaders) > KEEP:
@@ -108,15 +110,18 @@ class Tally(msgspec.Struct, frozen=True):
         )
 
     def without_places(self) -> Tally:
-        """The same statistics without leaders, to be merged with elements of another numbering."""
+        """Returns the same statistics without leaders, to merge with elements of another numbering."""
         return msgspec.structs.replace(self, leaders=[], rest=-1.0)
 
     def maximum(self, gate: str) -> Maximum:
-        """The maximum of the figure that an op is judged by."""
+        """Returns the maximum of the error that decides the verdict of an op."""
         return self.plain if gate == "plain" else self.scaled or Maximum()
 
     def figures(self) -> Figures:
-        """The figures that the record keeps. NaN against a number makes the maximum NaN, and in number the quantile."""
+        """Returns the figures of the record.
+
+        A NaN where the truth is a number makes the maximum NaN. Enough of them make the quantile NaN.
+        """
         scaled = self.scaled
 
         weighed = UNIT * self.weighed
@@ -147,9 +152,9 @@ class Tally(msgspec.Struct, frozen=True):
         )
 
     def histogram(self) -> Histogram:
-        """Signed counts between powers of two: ..., (-2, -1], (-1, -0.5], ..., [0.5, 1), [1, 2), ...
+        """Returns signed counts between powers of two: ..., (-2, -1], (-1, -0.5], ..., [0.5, 1), [1, 2), ...
 
-        Errors of magnitude below 2^-4 share the two bins around zero; empty outer bins are left out.
+        Errors of magnitude below 2^-4 share the two bins around zero. Empty outer bins are omitted.
         """
         octaves: Counter[tuple[bool, int]] = Counter()
         for index, count in self.counts:
@@ -161,16 +166,16 @@ class Tally(msgspec.Struct, frozen=True):
 
 
 class Peak(msgspec.Struct, frozen=True, array_like=True):
-    """One bin of the error curve: how many elements, and of those with the largest error the first and its input."""
+    """Holds one bin of the error curve: its number of elements, and the first element with the largest error."""
 
     bin: int
     count: int
-    ulp: Number  # magnitude; NaN is worse than any number
+    ulp: Number  # a magnitude; NaN is worse than any number
     place: int
-    bits: int  # of the operand that the curve is about
+    bits: int  # bits of the operand of the curve
 
     def merge(self, other: Peak) -> Peak:
-        """Both together."""
+        """Returns the bin of both sets together."""
         mine, its = value_of(self.ulp), value_of(other.ulp)
         first = self.place <= other.place
         taken = self if worse(mine, its) or (first and not worse(its, mine)) else other
@@ -178,7 +183,7 @@ class Peak(msgspec.Struct, frozen=True, array_like=True):
 
 
 def merged_peaks(a: Iterable[Peak], b: Iterable[Peak]) -> list[Peak]:
-    """Two curves over the same bins together, sorted by bin."""
+    """Merges two curves over the same bins, sorted by bin."""
     found: dict[int, Peak] = {}
     for peak in (*a, *b):
         found[peak.bin] = found[peak.bin].merge(peak) if peak.bin in found else peak
@@ -186,17 +191,17 @@ def merged_peaks(a: Iterable[Peak], b: Iterable[Peak]) -> list[Peak]:
 
 
 def worse(first: float, second: float) -> bool:
-    """Whether one error is worse than another: NaN above infinity above every number."""
+    """True if the first error is worse: NaN above infinity above every number."""
     return not math.isnan(second) and (math.isnan(first) or first > second)
 
 
 def worst(leaders: Iterable[Leader], keep: int = KEEP) -> list[Leader]:
-    """The first few in the order of leaders: largest error first, ties by place."""
+    """Returns the first leaders in their order: largest error first, ties by place."""
     return sorted(leaders, key=lambda item: item.order)[:keep]
 
 
 def added(a: BinCounts, b: BinCounts) -> BinCounts:
-    """Two counts together."""
+    """Adds two sets of counts."""
     if not a or not b:
         return a or b
     summed = dict(a)
@@ -206,7 +211,7 @@ def added(a: BinCounts, b: BinCounts) -> BinCounts:
 
 
 def quantile(counts: BinCounts, share: float) -> float:
-    """Upper edge of the bin that holds the quantile of the magnitudes: never smaller than the quantile itself."""
+    """Returns the upper edge of the bin with the quantile of the magnitudes. It is never smaller than the quantile."""
     sizes: Counter[int] = Counter()
     for index, count in counts:
         sizes[index % BINS] += count
@@ -219,7 +224,7 @@ def quantile(counts: BinCounts, share: float) -> float:
 
 
 def bin_edge(index: int) -> float:
-    """Lower edge of a bin; the edge above the last is infinity."""
+    """Returns the lower edge of a bin. The edge above the last bin is infinity."""
     if index <= 0:
         return 0.0
     if index >= BINS:
@@ -229,7 +234,7 @@ def bin_edge(index: int) -> float:
 
 
 def octave_edges(bins: int) -> list[Number]:
-    """The edges of a histogram of so many bins, half of them on each side of 0: 0, 2^-4, 2^-3, ..., at most inf.
+    """Returns the edges of a histogram with this many bins, half on each side of 0: 0, 2^-4, 2^-3, ..., at most inf.
 
     >>> octave_edges(4)
     [-0.125, -0.0625, 0.0, 0.0625, 0.125]
@@ -240,7 +245,7 @@ def octave_edges(bins: int) -> list[Number]:
 
 
 def _octave(index: int) -> int:
-    """The bin of the record's histogram that holds a bin: 0 below 2^FIRST_OCTAVE, then one for each power of two."""
+    """Returns the histogram bin of a counting bin: 0 below 2^FIRST_OCTAVE, then one bin for each power of two."""
     if index == BINS - 1:
         return HIGHEST - FIRST_OCTAVE + 1
     return max(0, 1 + ((index - 1) >> SUB_BITS) + LOWEST - FIRST_OCTAVE)

@@ -1,13 +1,13 @@
-"""Time implementations of one op side by side on a GPU, beside a copy that moves the same bytes.
+"""Times implementations of one op side by side on a GPU, beside a copy that moves the same number of bytes.
 
-One round gives every contender one turn, in an order that rotates, so that a drifting clock or temperature favours
-nobody. A contender's time is the median over the rounds; the spread between the quartiles says how far to trust it.
-Before each turn a large buffer is overwritten: that empties the L2 cache, and the GPU is still busy with it while
-the CPU prepares the launch, so launch overhead is not in the figure.
+In each round every contender has one turn, in an order that rotates, so that a drifting clock or temperature favours
+none. A contender's time is the median over the rounds. The distance between the quartiles shows its uncertainty. A
+large buffer is overwritten before each turn. That empties the L2 cache and keeps the GPU busy while the CPU prepares
+the launch, so the time excludes launch overhead.
 
-Backward passes are timed alone, on a graph that the forward pass left. The copy moves as many bytes as the pass has
-to: every input read once, every output written once. An op of matrix products has the bare products of torch.mm
-beside it instead.
+Backward passes are timed alone, on the graph of one forward pass. The copy moves as many bytes as the pass must move:
+every input read once, every output written once. An op of matrix products is compared with the bare products of
+torch.mm instead.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ from verify.workers.requests import OnProgress
 Direction = Literal["forward", "backward"]
 Call = Callable[[], object]
 
-WARM_UP = 3  # calls before the first timed one: compilation, autotuning, the allocator
-FLUSH_BYTES = 1 << 30  # many times any L2; 0.3 ms of writing on the fastest memory of today
+WARM_UP = 3  # calls before the first timed one, for compilation, autotuning and the allocator
+FLUSH_BYTES = 1 << 30  # many times any L2 cache; writing it takes 0.3 ms on the fastest memory of today
 COPY, PRODUCT = "a copy", "the products"  # no kernel has such a name: it would not be a Python identifier
 
-#: Large enough that bandwidth decides and not the launch; (M, K, N) for matrix products.
+# Large enough that bandwidth decides and not the launch; (M, K, N) for matrix products.
 SHAPES: ByGeometry[Shape] = ByGeometry(elementwise=(8192, 8192), rowwise=(16384, 4096), contraction=(8192, 4096, 8192))
-MOST_COMPILED = 4096  # by torch.compile for one function; its own limit of 8 is about programs that run for long
+MOST_COMPILED = 4096  # programs that torch.compile may keep for one function; its default of 8 is too few here
 LARGE = 1 << 24  # numbers of the largest operand of a PyTorch function
 
 
 class Clock(Protocol):
-    """Times one round: every call once, in order, in milliseconds."""
+    """Times one round: calls everything once, in order. Returns milliseconds."""
 
     def __call__(self, calls: Mapping[str, Call]) -> dict[str, float]: ...
 
 
 class CudaClock:
-    """CUDA events around every call, an emptied L2 before it; one synchronisation per round."""
+    """Times calls with CUDA events. Empties the L2 cache before each call and synchronises once per round."""
 
     def __init__(self, device: str) -> None:
         free, _ = torch.cuda.mem_get_info(device)
@@ -75,7 +75,7 @@ class CudaClock:
 
 @dataclass(frozen=True)
 class Problem:
-    """What all contenders compute: the same tensors, shared by all. `pristine` is what they must still hold later."""
+    """Holds the tensors that all contenders share. `pristine` has copies of the inputs, to find changes."""
 
     kernel: Kernel
     case: Case
@@ -83,7 +83,7 @@ class Problem:
     pristine: dict[str, Tensor]
 
     def disturbed(self) -> list[str]:
-        """Inputs that a contender changed; they are put right, or the next one would compute something else."""
+        """Returns the inputs that a contender changed, and restores them for the next contender."""
         changed = [name for name, kept in self.pristine.items() if not torch.equal(bits_of(kept), bits_of(self[name]))]
         for name in changed:
             self[name].copy_(self.pristine[name])
@@ -96,17 +96,19 @@ class Problem:
 
 
 def default_shape(kernel: Kernel) -> tuple[int, ...]:
-    """The shape at which a kernel is timed unless another is asked for."""
+    """Returns the shape at which a kernel is timed by default."""
     return largest_of(kernel.op, LARGE) if kernel.op.geometry.named else kernel.op.geometry.of(SHAPES)
 
 
 def time_together(
     contenders: Mapping[str, Kernel], asked: Time, device: str, clock: Clock, progress: OnProgress = lambda text: None
 ) -> list[Timed]:
-    """Time every contender in every direction, with `asked.rounds`. All take the same op, parameters and operands.
+    """Times every contender in every direction, with `asked.rounds`.
 
-    A contender that raises, or has no gradient, gets a reason instead of a time; the others go on. One that leaves
-    the GPU unusable raises KernelError that names it.
+    All have the same op, parameters and operands.
+
+    A contender that raises or has no gradient gets a reason instead of a time, and the others continue. Raises
+    KernelError, with the contender's name, if one leaves the GPU unusable.
     """
     found: list[Timed] = []
     for direction, ready in _directions(contenders, asked, device, progress):
@@ -122,10 +124,10 @@ def time_together(
 def compile_together(
     contenders: Mapping[str, Kernel], asked: Time, device: str, progress: OnProgress = lambda text: None
 ) -> None:
-    """Call every contender as `time_together` will in this process, and time nothing: what is compiled stays.
+    """Calls every contender as `time_together` will in this process, to compile its code. Nothing is timed.
 
-    Others may be at work on the GPU meanwhile, where a stopwatch is worth nothing. So an autotuner of Triton tunes
-    again when it is timed, and torch.compile chooses among its variants only then.
+    Other processes may use the GPU meanwhile, so times would be useless. An autotuner of Triton tunes again when it is
+    timed, and torch.compile chooses among its variants only then.
     """
     _keep()
     with launched(), _undecided():
@@ -134,14 +136,14 @@ def compile_together(
 
 
 def free_memory(device: str) -> None:
-    """Give back what nothing holds any more: other processes will need it."""
+    """Releases unused GPU memory for other processes."""
     if torch.device(device).type == "cuda":
         torch.cuda.empty_cache()
 
 
 @contextmanager
 def _undecided() -> Iterator[None]:
-    """What torch.compile made in several variants runs its first one; outside it times them all and chooses."""
+    """Makes torch.compile use its first variant inside the context. Outside, it times all variants and chooses."""
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
     own = CachingAutotuner.run
@@ -160,11 +162,11 @@ def _undecided() -> Iterator[None]:
         CachingAutotuner.run = own
 
 
-_keeping = False  # this process times what it has compiled
+_keeping = False  # True: this process keeps everything it compiles
 
 
 def _keep() -> None:
-    """From now on nothing that torch.compile made makes way for another, or is made again for sizes of any kind."""
+    """Makes torch.compile keep all its programs in this process, and compile a program for each size."""
     import torch._dynamo.config as dynamo
 
     global _keeping
@@ -175,7 +177,7 @@ def _keep() -> None:
 
 @dataclass(frozen=True)
 class _Ready:
-    """What can be timed in one direction: calls that are warm, and why there is none for the others."""
+    """Holds the warm calls of one direction, and the reasons of contenders without a call."""
 
     problem: Problem
     calls: dict[str, Call]
@@ -185,16 +187,16 @@ class _Ready:
 def _directions(
     contenders: Mapping[str, Kernel], asked: Time, device: str, progress: OnProgress, *, held: bool = True
 ) -> Iterator[tuple[Direction, _Ready]]:
-    """Every contender called until it is warm, direction after direction.
+    """Calls every contender until it is warm, for each direction in turn.
 
-    A call holds what its gradient needs. Unless they are `held`, each is dropped before the next: others may need the
-    GPU's memory.
+    A call keeps tensors for its gradient. If `held` is false, each call is dropped before the next one: other processes
+    may need the GPU's memory.
     """
     first = next(iter(contenders.values()))
     shape = tuple(asked.shape) or default_shape(first)
     _check_shape(first, shape)
     if not _keeping:
-        torch.compiler.reset()  # code for this shape, not one of many guarded variants
+        torch.compiler.reset()  # forget earlier programs, so that this shape gets code of its own
     for direction in asked.directions:
         upstream = "normal" if direction == "backward" else ""
         case = case_of(first, asked.dtype, dims=shape, seed=asked.seed, upstream=upstream)
@@ -213,7 +215,7 @@ def _directions(
             else:
                 del prepared
                 free_memory(device)
-        progress("")  # whoever fails now is not known by name
+        progress("")  # a failure from here on cannot be attributed to a contender
         yield direction, ready
 
 
@@ -233,7 +235,7 @@ def _problem(kernel: Kernel, case: Case, device: str) -> Problem:
 
 
 def _prepared(kernel: Kernel, problem: Problem, direction: Direction, device: str) -> Call | str:
-    """A call that is warm, or the reason why there is none."""
+    """Returns a warm call, or the reason why there is none."""
     try:
         call = _forward(kernel, problem) if direction == "forward" else _backward(kernel, problem)
         if isinstance(call, str):
@@ -286,7 +288,7 @@ def _backward(kernel: Kernel, problem: Problem) -> Call | str:
 
 
 def _reference(problem: Problem, direction: Direction, device: str) -> tuple[str, Call]:
-    """What the contenders are measured against: a copy, or for a contraction the matrix products alone."""
+    """Returns the name and the call that contenders are compared with: a copy, or bare products for a contraction."""
     if problem.kernel.op.geometry.multiplies:
         name, call = PRODUCT, _products(problem, direction)
     else:
@@ -311,7 +313,9 @@ def _products(problem: Problem, direction: Direction) -> Call:
 
 
 def bytes_moved(problem: Problem, direction: Direction) -> int:
-    """Bytes that a pass has to move: inputs and arriving gradients read once, outputs or gradients written once."""
+    """Returns the bytes that a pass must move: inputs and arriving gradients read once, outputs or gradients written
+    once.
+    """
     inputs = {name: value for name, value in problem.inputs.items() if value is not None}
     read = sum(value.numel() * value.element_size() for value in inputs.values())
     size = next(iter(inputs.values())).element_size()
@@ -329,7 +333,7 @@ def bytes_moved(problem: Problem, direction: Direction) -> int:
 
 
 def _take_turns(calls: Mapping[str, Call], clock: Clock, rounds: int) -> dict[str, list[float]]:
-    """Milliseconds of every call in every round; in each round another one begins."""
+    """Returns the milliseconds of every call in every round. Each round starts with another call."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     names = list(calls)
     for turn in range(rounds):
@@ -364,6 +368,6 @@ def _between_quartiles(values: Sequence[float]) -> float:
 
 
 def comparable(kernel: Kernel) -> tuple[Any, ...]:
-    """What two kernels must share to be timed side by side."""
+    """Returns a key that two kernels must share to be timed side by side."""
     params = tuple(sorted((name, repr(value)) for name, value in kernel.op.resolve(kernel.params).items()))
     return (kernel.op.name, params, kernel.operands, kernel.outputs)

@@ -1,8 +1,8 @@
-"""Trivial answers: what a limit lets pass that nobody computed.
+"""Judges trivial answers, such as zeros, to find limits that say nothing.
 
-A limit that zeros keep says nothing about a kernel that keeps it. So zeros, the mean, copies of operands, half the
-truth and the truth a little off are judged on ordinary inputs as if a kernel had returned them. A result is vacuous
-where one of them would pass, unless it is itself right, as zeros are for the gradient of a constant.
+If zeros keep a limit, then a kernel that keeps it proves nothing. So zeros, the mean, copies of operands, half the
+truth, and the truth with a small error are judged on ordinary inputs as if a kernel had returned them. A result is
+vacuous if one of them would pass, unless that answer is right. Zeros are right for the gradient of a constant.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from verify.records.record import ORDINARY
 from verify.truth.formats import torch_dtype
 from verify.truth.ulp import Yardstick, errors, ulp_exponent
 
-SEEN = 4096  # elements of each case
-OFF = 0.01  # of the truth, or two spacings of the format where those are more
+SEEN = 4096  # at most this many elements of each case
+# the small error, as a share of the truth; at least two spacings of the format
+OFF = 0.01
 _SPACINGS = 2
 
 
@@ -62,7 +63,7 @@ def trivial_answers(by: JudgedBy, ordinary: Tensor) -> dict[str, Tally]:
 
 
 def _answers(by: JudgedBy, places: Tensor) -> dict[str, Tensor]:
-    """The answers in float64, by what the verdict calls them."""
+    """Returns the answers in float64, by their names in the verdict."""
     problem, values = by.problem, by.truth.value
     value = values.reshape(-1)[places]
     spacing = torch.ldexp(torch.full_like(value, _SPACINGS), ulp_exponent(value, by.fmt))
