@@ -1,19 +1,24 @@
 """Accuracy: every output and gradient is within the kernel's own limit of the exact answer.
 
-* accuracy: the search tries to make the error large (Hypothesis' `target`), over shapes, value recipes and
-  parameters. Before it, every recipe, parameter and shape is tried once, every recipe with every parameter, every
-  operand with a stride of its own, and None for each optional operand that the kernel takes, which it may refuse with
-  an error. Outputs are asked for again where no operand requires a gradient, under `torch.no_grad()` and under
-  `torch.inference_mode()`, and judged where their bits are others; in plain cases so is the gradient of each operand
-  where no other one requires any (frozen weights). One case has subnormal weights. Of a PyTorch function each named
-  dimension alone is long: one more than blocks hold, one less, whole blocks, as far as exact values are affordable.
-  In rows with one confident logit gradients alone are judged: an exponential there may be off by what rounding its
-  argument costs, 32 ULP, and a loss is what is left of 1.
-  Where the profile says so, an op of one 16-bit number is tried on all 65,536 of them. For inputs beyond the magnitude
-  that a kernel names as `largest`, the limit of a sum whose terms leave the format is widened by as much as they do:
-  65,504 x 65,504 - 65,504 x 65,504 + 2 in float16 is 2, and a float32 sum of it is off by up to 256.
-* mixed dtypes: weights and biases in float32 beside data in 16 bits are refused with an error, or used as they are:
-  the truth is that of the given values, so a kernel that rounds them first is beyond its limit.
+* accuracy: Hypothesis varies shapes, value recipes and parameters and tries to make the error large (`target`). Fixed
+  cases come first. They have every recipe, parameter and shape once, every recipe with every parameter, a stride for
+  each operand alone, and None for each optional operand. A kernel may refuse None with an error. Other fixed cases have
+  subnormal weights, or one long dimension of a PyTorch function: whole blocks, one index more, and one less, as far as
+  exact values are affordable.
+
+  The law repeats each call without a gradient: where no operand requires one, under `torch.no_grad()` and under
+  `torch.inference_mode()`. It judges the outputs if their bits differ. In plain cases it also repeats the call with
+  the gradient of one operand alone, as with frozen weights.
+
+  In rows with one confident logit, only gradients are judged. Rounding the argument of an exponential may cost 32 ULP
+  there, so their limit is wider by that. Outputs are not judged: a loss is the small remainder of 1.
+
+  With `exhaustive`, an op of one 16-bit number is tried on all 65,536 numbers. A kernel may declare a `largest`
+  magnitude. Beyond it, terms of a sum may exceed the format, and the limit is wider by the same factor:
+  65,504 x 65,504 - 65,504 x 65,504 + 2 in float16 is 2, and a float32 sum of these terms is off by up to 256.
+* mixed dtypes: the law combines float32 weights and biases with 16-bit data. A kernel refuses them with an error, or
+  uses them without rounding. The truth is computed from the given values, so a kernel that rounds them first exceeds
+  its limit.
 """
 
 from __future__ import annotations
@@ -55,17 +60,17 @@ from verify.truth.fast import Truth, evaluate
 from verify.truth.formats import Format
 from verify.truth.ulp import Policy, bits_of, errors, fetched, widen
 
-_SINGLY = 64  # elements that are judged exactly one by one; more of them are left to the exact judge
+_SINGLY = 64  # at most this many elements are judged exactly here; more go to the exact judge
 _EXACT = Sizes(elements=1 << 8, width=1 << 8, depth=64)
-_LONG_FROM = 1 << 12  # elements from which a profile's cases are worth a long dimension
+_LONG_FROM = 1 << 12  # a profile with at least this many elements has cases with a long dimension
 _ONE_MORE = ((1025,), (4097,), (65_537,))
-# ULP that are allowed for an exponential whose argument is up to 17 and has been rounded twice, to 2^-20 each time.
+# An exponential whose argument is up to 17, rounded twice to 2^-20 each time, may be off by this many ULP.
 _ROUNDED_ARGUMENT = 32.0
-_BLURRED = 2.0**-6  # ULP by which the score of a case that passes may be off
+_BLURRED = 2.0**-6  # the score of a passing case may be off by this many ULP
 
 
 def _space(subject: Subject) -> CaseSpace:
-    # float64 has no wider reference: every element is judged exactly, which takes up to a millisecond each
+    # float64 has no wider reference: every element is judged exactly, which takes up to a millisecond
     sizes = _EXACT if subject.dtype == "float64" else subject.sizes
     fill = (*recipes(subject.kernel), *(SCORE_RECIPES if subject.kernel.op.scores else ()))
     return space(subject.kernel, subject.dtype, sizes=sizes, fill=fill)
@@ -86,7 +91,7 @@ def _examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
 
 
 def _long(subject: Subject) -> tuple[Case, ...]:
-    """Long cases: one element more than blocks hold, and each named dimension of a PyTorch function alone."""
+    """Returns long cases: one element more than blocks hold, and each named dimension of a PyTorch function alone."""
     kernel, reach = subject.kernel, REACHES_OF_LAWS[subject.backend.scale]
     if subject.sizes.elements < _LONG_FROM or (subject.dtype == "float64" and len(kernel.dtypes) > 1):
         return ()
@@ -97,7 +102,7 @@ def _long(subject: Subject) -> tuple[Case, ...]:
 
 
 def _scored(subject: Subject) -> tuple[Case, ...]:
-    """Every recipe of a softmax over products, at every number of keys where kernels go wrong."""
+    """Returns a case for every recipe of a softmax over products, at every number of keys where kernels tend to fail."""
     lengths = LENGTHS[:1] if subject.dtype == "float64" else LENGTHS
     chosen = enumerate(product(SCORE_RECIPES, with_keys(subject.kernel.op, lengths)), 1)
     largest = subject.kernel.largest.get(subject.dtype)
@@ -108,7 +113,7 @@ def _scored(subject: Subject) -> tuple[Case, ...]:
 
 
 def _every_pattern(subject: Subject) -> tuple[Case, ...]:
-    """All numbers of a 16-bit format, for an op of one number."""
+    """Returns a case with all numbers of a 16-bit format, for an op of one number."""
     kernel, fmt = subject.kernel, formats.named(subject.dtype)
     if not subject.sizes.every_pattern or not kernel.op.is_unary or fmt.bits > 16:
         return ()
@@ -118,9 +123,10 @@ def _every_pattern(subject: Subject) -> tuple[Case, ...]:
 
 
 def _subnormal_weights(subject: Subject) -> tuple[Case, ...]:
-    """One case in which weights are subnormal or zero, and biases zero, so that no other term hides what is flushed.
+    """Returns a case whose weights are subnormal or zero.
 
-    It asks for no gradient: where each term rounds by half of the least number, right sums of many are off by more.
+    Biases are zero, so that no other term hides a flushed weight. The case has no gradient: each term of a gradient
+    rounds by half of the least number, so a correct sum of many terms may exceed the limit.
     """
     kernel, plain = subject.kernel, plain_case(subject, fixed_shapes(subject.kernel, subject.sizes)[0])
     shapes = kernel.op.shapes(plain.dims, kernel.op.resolve(plain.params))
@@ -143,7 +149,7 @@ def _check(subject: Subject, case: Case) -> float | None:
         refused = error.__cause__ is not None and not str(error).startswith(f"{kernel.name} raised in backward")
         if set(case.absent) == set(kernel.absent) or not refused:
             raise
-        return None  # None for an operand may be refused with an error, before anything is computed from it
+        return None  # the kernel may refuse None for an operand before it computes anything
     score = judge_measured(subject, case, measured)
     others: list[tuple[Mapping[str, Tensor], str, dict[str, Tensor]]]
     others = [({}, mode, outputs) for mode, outputs in inferred(kernel, case, measured).items()]
@@ -158,7 +164,7 @@ def _check(subject: Subject, case: Case) -> float | None:
 
 
 def judge_measured(subject: Subject, case: Case, measured: Measured) -> float:
-    """`judge_results` of a run."""
+    """Applies `judge_results` to a run."""
     host = measured.to_read
     return judge_results(subject, case, host.inputs, host.upstream, host.results)
 
@@ -170,7 +176,10 @@ def judge_results(
     upstream: Mapping[str, Tensor],
     results: Mapping[str, Tensor],
 ) -> float:
-    """The largest error of results of given inputs, in ULP; `Broken` if it is beyond the kernel's own limit."""
+    """Returns the largest error of results of given inputs, in ULP.
+
+    Raises `Broken` if it exceeds the kernel's limit.
+    """
     return judge_known(subject, case, known(subject, case, inputs, upstream, results))
 
 
@@ -191,7 +200,7 @@ def keeps(
 
 @dataclass(frozen=True)
 class Known:
-    """Results of one problem and the truth of each that has elements, all on one device."""
+    """Holds results of one problem and the truth of each that has elements, all on one device."""
 
     problem: Problem
     results: dict[str, Tensor]
@@ -206,9 +215,9 @@ def known(
     upstream: Mapping[str, Tensor],
     results: Mapping[str, Tensor],
 ) -> Known:
-    """The truth of results of given inputs.
+    """Returns results of given inputs with their truths.
 
-    Small tensors are judged on the CPU, where the truth's many operations cost less than their launches.
+    Small tensors go to the CPU, where the truth's many operations cost less than their launches on a GPU.
     """
     op = subject.kernel.op
     every = {
@@ -227,7 +236,7 @@ def known(
 
 
 def judge_known(subject: Subject, case: Case, facts: Known) -> float:
-    """The largest error of results whose truth is known; `Broken` if it is beyond the kernel's own limit."""
+    """Returns the largest error of results with known truths. Raises `Broken` if it exceeds the kernel's limit."""
     kernel = subject.kernel
     problem, results, truths, kinds = facts.problem, facts.results, facts.truths, facts.kinds
     limits = [kernel.limit_of(subject.dtype, of_class, name) for name in truths for of_class in CLASSES]
@@ -252,7 +261,7 @@ def judge_known(subject: Subject, case: Case, facts: Known) -> float:
             if promised is None:
                 continue
             limit = promised * widened
-            if case.fill == CONFIDENT:  # a loss of such a row is what is left of 1, which no format keeps
+            if case.fill == CONFIDENT:  # a loss of such a row is the small remainder of 1, which no format keeps
                 limit += math.inf if name in kernel.op.all_outputs else _ROUNDED_ARGUMENT
             upper = value_of(part.maximum(gate).upper)
             within = upper <= limit and not part.nan
@@ -278,9 +287,9 @@ def judge_known(subject: Subject, case: Case, facts: Known) -> float:
 
 
 def _beyond(kernel: Kernel, dtype: str, problem: Problem, truth: Truth, fmt: Format) -> float:
-    """How much wider the limit is for inputs larger than those that the kernel promises it for; 1 for others.
+    """Returns the factor that widens the limit for inputs beyond the magnitude that the kernel promises; 1 for others.
 
-    A unit of the scale does not grow beyond the format's largest number, what is lost among terms beyond it does.
+    A unit of the scale does not grow beyond the format's largest number. The loss among terms beyond that number does.
     """
     if dtype not in kernel.largest or kernel.op.gate != "scaled":
         return 1.0
@@ -292,12 +301,12 @@ def _beyond(kernel: Kernel, dtype: str, problem: Problem, truth: Truth, fmt: For
 
 
 def _proven_within(kernel: Kernel, dtype: str, facts: Known, limit: float) -> float | None:
-    """The largest error, if every element is proven to be within the limit; else None.
+    """Returns the largest error if every element is proven to be within the limit; else None.
 
-    Most cases need no exact value at all. Where a few intervals reach beyond the limit, as they do beside a zero of the
-    function, these elements are judged exactly. An element that is beyond it then, or infinite or NaN where the truth
-    is not, is left to the exact judge, which also says which one is worst. All results of one format are looked at
-    together: small tensors cost by the call.
+    Most cases need no exact value at all. If a few intervals reach beyond the limit, as near a zero of the function,
+    these elements are judged exactly. None leaves the rest to the exact judge: elements beyond the limit, and infinite
+    or NaN ones where the truth is finite. That judge also finds the worst element. All results of one format are
+    handled together, because for small tensors each call costs.
     """
     if kernel.op.gate == "noise":
         return _within_noise(kernel, dtype, facts, limit)
@@ -335,7 +344,7 @@ def _proven_within(kernel: Kernel, dtype: str, facts: Known, limit: float) -> fl
 
 
 def _within_noise(kernel: Kernel, dtype: str, facts: Known, limit: float) -> float | None:
-    """The same of a program's results, whose errors are told in units of its noise."""
+    """Does the same for a program's results, whose errors are in units of its noise."""
     largest = 0.0
     for name, truth in facts.truths.items():
         got = facts.results[name]
@@ -358,10 +367,10 @@ def _within_noise(kernel: Kernel, dtype: str, facts: Known, limit: float) -> flo
 def _surely_within(
     got: Tensor, value: Tensor, bound: Tensor, scale: Tensor | None, fmt: Format, limit: float, policy: Policy
 ) -> float | None:
-    """The largest error, if a dozen steps prove that every element is within the limit; else None.
+    """Returns the largest error if a dozen steps prove that every element is within the limit; else None.
 
-    `errors` takes ten times as many, for what these leave out: a truth at the edge of a binade gets the smaller unit,
-    a number beyond the largest is not told from infinity, a policy excuses nothing but what an overflow gives.
+    `errors` takes ten times as many steps. This function simplifies three things. A truth at the edge of a binade gets
+    the smaller unit. A number beyond the largest counts as infinity. A policy excuses only the result of an overflow.
     """
     with np.errstate(all="ignore"):
         actual, truth, reach = widen(got).numpy(), value.numpy(), bound.numpy()
@@ -372,11 +381,11 @@ def _surely_within(
         else:
             terms = scale.numpy()
             unit = least = _unit(np.where(np.isfinite(terms), np.maximum(terms, magnitude), magnitude), fmt)
-        # the sum and the difference round: their last bits are given to the error
+        # the sum and the difference round, so the error is enlarged by their last bits
         within = (error + reach) * (1.0 + 2.0**-50) <= limit * least
         if not within.all():
             same = np.isnan(actual) & np.isnan(truth)
-            if policy.overflow != "saturate":  # which wants the largest number there
+            if policy.overflow != "saturate":  # "saturate" requires the largest number there
                 same |= np.isinf(truth) & (actual == truth)
             if not (within | same).all():
                 return None
@@ -385,7 +394,7 @@ def _surely_within(
 
 
 def _unit(magnitude: NDArray[np.float64], fmt: Format) -> NDArray[np.float64]:
-    """The ulp of a format at non-negative numbers, as `verify.truth.ulp.ulp_exponent` has it."""
+    """Returns the ulp of a format at non-negative numbers, as `verify.truth.ulp.ulp_exponent` does."""
     exponent = (magnitude.view(np.int64) >> 52) - 1023
     power: NDArray[np.float64] = (np.clip(exponent, fmt.emin, fmt.emax) + (1023 - fmt.mantissa_bits) << 52).view(
         np.float64
@@ -396,10 +405,10 @@ def _unit(magnitude: NDArray[np.float64], fmt: Format) -> NDArray[np.float64]:
 def _exact_where_open(
     kernel: Kernel, problem: Problem, results: dict[str, Tensor], magnitude: Tensor, width: Tensor, limit: float
 ) -> Tensor | None:
-    """The errors of all results, exact where the interval reaches beyond the limit.
+    """Returns the errors of all results, exact where the interval reaches beyond the limit.
 
-    So are those that leave open, by more than a score may be off, which error is the largest. None if all these are
-    many. `magnitude` and `width` are of all results in one vector.
+    Also exact are the elements that could be the largest error, if their intervals are wider than `_BLURRED`. Returns
+    None if too many elements need that. `magnitude` and `width` have all results in one vector.
     """
     magnitude, width = magnitude.clone(), width.clone()
     owners = [(name, place) for name, result in results.items() for place in range(result.numel())]
@@ -412,7 +421,7 @@ def _exact_where_open(
             fmt, flat = formats.of(result.dtype), [owners[at][1] for at in mine]
             patterns = bits_of(result.reshape(-1)[torch.tensor(flat, device=result.device)]).tolist()
             for at, point, pattern in zip(mine, kernel.op.points(problem, name, flat), patterns, strict=True):
-                with contextlib.suppress(BeyondEffort):  # the interval stays what is known
+                with contextlib.suppress(BeyondEffort):  # without an affordable exact value the interval remains
                     verdict = judge(point, fmt, pattern & ((1 << fmt.bits) - 1), both=both, policy=kernel.policy)
                     magnitude[at], width[at] = abs(verdict.ulp), 0.0
 
@@ -432,7 +441,7 @@ def _exact_where_open(
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:
-    """All elements in one vector."""
+    """Returns all elements in one vector."""
     return tensors[0].reshape(-1) if len(tensors) == 1 else torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
@@ -443,12 +452,12 @@ def _has_weights(subject: Subject) -> str | None:
     if not _weights(subject):
         if subject.kernel.operand_dtypes.get(subject.dtype):
             return "the declaration says which operands have another dtype"
-        return f"{said_of(subject)} has no operand beside its data"
+        return f"{said_of(subject)} has no operand besides its data"
     return None if formats.named(subject.dtype).bits <= 16 else "float32 weights are wider than 16-bit data only"
 
 
 def _weights(subject: Subject) -> tuple[str, ...]:
-    """The operands that are commonly kept in float32."""
+    """Returns the operands that users often keep in float32."""
     kernel, said = subject.kernel, subject.kernel.operand_dtypes.get(subject.dtype, {})
     kept = ("scale", "shift")
     return tuple(
@@ -461,7 +470,7 @@ def _check_mixed(subject: Subject, case: Case) -> float | None:
     try:
         return judge_measured(subject, mixed, run_kernel(subject.kernel, mixed, subject.backend.device))
     except KernelError as error:
-        if error.__cause__ is None:  # it took them, and returned something that it must not
+        if error.__cause__ is None:  # the kernel took the operands and returned an invalid result
             raise
         return None
 

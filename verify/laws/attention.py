@@ -1,16 +1,16 @@
-"""Attention: what every kernel owes whose program takes a softmax over products of queries and keys.
+"""Attention: laws for kernels whose program takes a softmax over products of queries and keys.
 
-The program shows whether these laws apply: it averages values by that softmax. Names play no part. The laws compare
-outputs of calls without a gradient.
+The program decides whether these laws apply: it must average values by that softmax. Names of operands do not matter.
+The laws compare outputs of calls without a gradient.
 
 * causality: a key that a query does not see changes no bit of its result. The law draws the later half of the keys and
-  values anew, then the earlier half. Elements must keep their bits where the function in float64 does. Their gradient
-  with respect to the new numbers must be 0 there.
-* decode equals prefill: the last query alone has the bits that it has among others. PyTorch's own sums and products
-  choose their order by the sizes, so a kernel that calls them is held to its limit instead. Another path for one query
-  breaks the law: `--without "decode equals prefill"` leaves it out where that is intended.
-* grouped heads: the law repeats keys and values for every head. Their results are within the limit, or have the bits of
-  the results with shared heads.
+  values anew, then the earlier half. If float64 keeps the bits of an element and its gradient with respect to the new
+  numbers is 0, the kernel must keep the bits too.
+* decode equals prefill: the last query alone gets the same bits as among other queries. PyTorch's own sums and products
+  choose their order by the sizes, so a kernel that calls them must only keep its limit. A kernel with a special path
+  for one query breaks the law. If that is intended, `--without "decode equals prefill"` omits the law.
+* grouped heads: the law repeats keys and values for every head. The results must be within the limit, or have the bits
+  of the results with shared heads.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from verify.truth.ulp import same_bits
 
 Inputs = dict[str, Tensor | None]
 _LENGTHS = (5, 33, 129)
-_CLOSE = 1e-9  # of two results in float64
+_CLOSE = 1e-9  # relative difference of equal results in float64
 
 
 def _space(subject: Subject) -> CaseSpace:
@@ -64,12 +64,12 @@ def _dimension(op: Op, role: str) -> str:
 
 
 def _forward(subject: Subject, case: Case) -> Measured:
-    """The outputs of a case, where nothing requires a gradient."""
+    """Returns the outputs of a case. No operand requires a gradient."""
     return run_kernel(subject.kernel, msgspec.structs.replace(case, upstream=""), subject.backend.device)
 
 
 def _reason(subject: Subject) -> str | None:
-    """Why no law of this module applies."""
+    """Returns why no law of this module applies; None if they apply."""
     if "value" not in _parts(subject.kernel.op):
         return f"{said_of(subject)} averages no values by a softmax over products of two operands"
     if not with_keys(subject.kernel.op, _LENGTHS[:1]):
@@ -85,7 +85,7 @@ def _first_case(subject: Subject) -> Case:
 
 
 def _redrawn(op: Op, case: Case, half: slice, device: str) -> Inputs:
-    """The operands of a case with some keys and values drawn anew."""
+    """Returns the operands of a case with some keys and values drawn anew."""
     given = inputs_of(op, case, device)
     anew = inputs_of(op, msgspec.structs.replace(case, seed=case.seed + 1), device)
     for name, part in (op.scores or {}).items():
@@ -104,9 +104,9 @@ def _halves(op: Op, case: Case) -> dict[str, slice]:
 
 
 def _kept(op: Op, case: Case, half: slice) -> dict[str, Tensor]:
-    """Maps outputs to which elements some keys do not reach: float64 has the same bits, and a gradient of 0.
+    """Maps outputs to masks of the elements that some keys do not reach: same bits in float64, and a gradient of 0.
 
-    A weight that float64 rounds away leaves the bits, but not the gradient. No element is kept then.
+    A weight that float64 rounds to zero keeps the bits, but not the gradient. The masks are then empty.
     """
     given = inputs_of(op, case, "cpu")
     before, after = reference(op, given), reference(op, _redrawn(op, case, half, "cpu"))
@@ -156,7 +156,7 @@ def _check_causality(subject: Subject, case: Case) -> None:
 
 
 def _queries(op: Op, case: Case) -> Rows | None:
-    """Where queries lie in operands and outputs. None if keys count with them or an output has no such axis."""
+    """Returns the axes of queries in operands and outputs; None if keys count with them or an output has no such axis."""
     dimension, geometry = _dimension(op, "query"), op.geometry
     if not dimension or dimension == _dimension(op, "key"):
         return None
@@ -201,7 +201,7 @@ _ADDING = re.compile(r"mm|mv$|dot|sum|mean|softmax|attention|conv|norm|var|index
 
 
 class _Sums(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes whether PyTorch's own operators add numbers up during a call."""
+    """Records whether PyTorch's own operators add numbers during a call."""
 
     found: bool = False
 
@@ -240,7 +240,9 @@ def _check_decode(subject: Subject, case: Case) -> None:
 
 
 def _groups(op: Op, case: Case) -> tuple[int, int] | None:
-    """Returns the places of the dimensions that count heads of queries and of keys, if these may be fewer."""
+    """Returns the positions of two dimensions, the heads of queries and the heads of keys; None if these are not
+    separate.
+    """
     geometry, parts = op.geometry, _parts(op)
     assert isinstance(geometry, NamedDims)
     query, key = (set(geometry.table[parts[role][0]]) - {_dimension(op, role)} for role in ("query", "key"))
@@ -251,7 +253,7 @@ def _groups(op: Op, case: Case) -> tuple[int, int] | None:
 
 
 def _grouped_space(subject: Subject) -> CaseSpace:
-    """Sizes with half as many heads of keys as of queries."""
+    """Returns the space of sizes with half as many heads of keys as of queries."""
     op = subject.kernel.op
     chosen = []
     for dims in with_keys(op, _LENGTHS[:2]):
@@ -264,7 +266,7 @@ def _grouped_space(subject: Subject) -> CaseSpace:
 
 
 def _repeated(op: Op, case: Case, inputs: Inputs) -> tuple[Case, list[Inputs]] | None:
-    """Returns the case with a head of keys for each query head, and both orders in which heads are repeated."""
+    """Returns the case with a head of keys for each query head, and the operands for both orders of repetition."""
     places = _groups(op, case)
     if places is None:
         return None
@@ -285,7 +287,7 @@ def _repeated(op: Op, case: Case, inputs: Inputs) -> tuple[Case, list[Inputs]] |
 
 
 def _order(op: Op, case: Case) -> int | None:
-    """Returns the order of repeated heads that the function agrees with: neighbours, or all heads in turn."""
+    """Returns the order of repeated heads that the function uses: 0 for neighbours, 1 for all heads in turn; else None."""
     given = inputs_of(op, case, "cpu")
     found = _repeated(op, case, given)
     whole = reference(op, given)

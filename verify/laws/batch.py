@@ -1,13 +1,13 @@
-"""Batch invariance: what a row (an element, for elementwise ops) gives depends on nothing but that row.
+"""Batch invariance: the result of a row (of an element, for elementwise ops) depends on that row alone.
 
-The rows are run all at once, in two halves, one of them alone, and with all others replaced, once by ordinary
-numbers and once by NaN, as far as these are in the domains of operands. Outputs and gradients of the data have the
-same bits each time. A model served in batches answers differently when this fails, and a NaN in one request reaches
-its neighbours.
+The law runs all rows at once, each half of them, one row alone, and that row among replaced rows. The others are
+replaced by ordinary numbers, then by NaN, within the domains of operands. Outputs and gradients of the data must have
+the same bits each time. If this fails, a model that is served in batches gives different answers, and a NaN in one
+request reaches other requests.
 
-Rows of a PyTorch function are the indices of each named dimension along which its program makes an output of operands
-at the same index alone. Where it sums, PyTorch may split a sum otherwise for another number of rows: a result of other
-bits is then held to the kernel's limit. Replaced rows change no bit of any kernel.
+In a PyTorch function, rows are the indices of a named dimension along which each output depends on operands at the same
+index alone. PyTorch may split a sum differently for another number of rows. If a function sums, results with other bits
+must be within the kernel's limit. Replaced rows must not change a bit of any kernel.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
     if subject.kernel.op.geometry.named:
         plain = plain_cases(subject, chosen)
         return (*plain, msgspec.structs.replace(plain[0], upstream=""))
-    # each number of rows once, and each width (depth) once: the pairs are for the search
+    # each number of rows once, and each width (depth) once; the search tries combinations
     count = max(len(set(sizes)) for sizes in zip(*chosen.shapes, strict=True))
     sides = [sorted(set(sizes)) for sizes in zip(*chosen.shapes, strict=True)]
     return chosen.each_choice([tuple(side[at % len(side)] for side in sides) for at in range(count)])
@@ -103,7 +103,7 @@ def _check_rows(subject: Subject, case: Case, whole: Measured, belonging: Rows) 
 
         def replaced(name: str, tensor: Tensor, value: float = value) -> Tensor:
             changed, domain = filled_like(tensor, value), domains.get(name)
-            if domain is not None:  # NaN is outside of it: the rows stay
+            if domain is not None:  # NaN is outside of a domain, so these rows remain
                 changed = tensor.clone() if math.isnan(value) else inside(changed, domain)
             belonging.of(name, changed, keep).copy_(belonging.of(name, tensor, keep))
             return changed
@@ -130,7 +130,7 @@ def _check_rows(subject: Subject, case: Case, whole: Measured, belonging: Rows) 
 
 
 def _allowed(kernel: Kernel, case: Case, rows: Rows, count: int) -> bool:
-    """True if a declaration takes so many rows."""
+    """True if a declaration accepts this number of rows."""
     if not kernel.op.geometry.named:
         return True
     dims = tuple(

@@ -1,4 +1,4 @@
-"""Bitwise comparison of two runs of one kernel, shared by every law that demands the same bits."""
+"""Compares two runs of one kernel bit by bit, for every law that requires the same bits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from verify.truth.ulp import bits_of, pattern_at, same_bits
 
 
 def first_difference(left: Tensor, right: Tensor) -> int | None:
-    """Flat index of the first element whose bits differ; any two NaNs count as equal. None if all agree."""
+    """Returns the flat index of the first element whose bits differ; None if all agree. NaNs count as equal."""
     if left.shape != right.shape or left.dtype != right.dtype:
         return 0
     both_nan = torch.isnan(left.float()) & torch.isnan(right.float())
@@ -25,7 +25,7 @@ def first_difference(left: Tensor, right: Tensor) -> int | None:
 
 
 def show(tensor: Tensor, index: int) -> str:
-    """One element, decimal and hex."""
+    """Returns one element as text, in decimal and hex."""
     fmt = formats.of(tensor.dtype)
     flat = tensor.detach().reshape(-1)
     if index >= flat.numel():
@@ -35,7 +35,7 @@ def show(tensor: Tensor, index: int) -> str:
 
 
 def place(tensor: Tensor, index: int) -> str:
-    """Where a flat index is, and how many elements there are."""
+    """Returns the position of a flat index and the shape, as text."""
     position = []
     for size in reversed(tensor.shape):
         index, at = divmod(index, size) if size else (0, 0)
@@ -45,7 +45,7 @@ def place(tensor: Tensor, index: int) -> str:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two runs whose bits must agree, and what it means if they do not."""
+    """Holds two runs that must have the same bits, and the rule that is broken if they differ."""
 
     got: Mapping[str, Tensor]
     expected: Mapping[str, Tensor]
@@ -55,7 +55,10 @@ class Comparison:
 
 
 def demand_each_same(case: Case, comparisons: Sequence[Comparison]) -> None:
-    """`demand_same` for each in turn, asked at once where all agree: on a GPU each question is a wait."""
+    """Applies `demand_same` to each comparison.
+
+    Checks all of them at once first, because on a GPU each check waits.
+    """
     left = [each.got.get(name) for each in comparisons for name in each.expected]
     right = [value for each in comparisons for value in each.expected.values()]
     found = [value for value in left if value is not None]
@@ -66,7 +69,7 @@ def demand_each_same(case: Case, comparisons: Sequence[Comparison]) -> None:
 
 
 def laid(case: Case) -> dict[str, str]:
-    """The fact of how operands lie in memory, where that is not as usual."""
+    """Returns the layouts of operands as a fact of the message, if any is unusual."""
     said = ", ".join(f"{name} {layout}" for name, layout in case.layouts.items())
     return {"layouts": said} if said else {}
 
@@ -80,7 +83,7 @@ def demand_same(
     labels: tuple[str, str] = ("got", "expected"),
     facts: Mapping[str, str] | None = None,
 ) -> None:
-    """Raise `Broken` with a rule at the first element of any result whose bits differ."""
+    """Raises `Broken` with the rule at the first element whose bits differ."""
     if expected.keys() <= got.keys() and same_bits([got[name] for name in expected], list(expected.values())):
         return
     for name, right in expected.items():

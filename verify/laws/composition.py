@@ -1,12 +1,13 @@
-"""Composition: the kernel keeps its word inside the rest of PyTorch.
+"""Composition: the kernel also works with other parts of PyTorch.
 
-* compiled: under `torch.compile` (AOT autograd, eager backend: tracing, nothing else) outputs and gradients have the
-  bits of the plain call, for a first shape, for another one afterwards, and for other values in the first.
-* custom operators: `torch.library.opcheck` accepts every custom operator that the kernel calls, forward and backward:
-  its schema tells the truth about what it changes and aliases, and its fake implementation about shapes and strides.
-* autocast: inside `torch.autocast`, to float16 and to bfloat16, a call gives one of three results, to the bit,
-  gradients included: what it gives outside, what it gives for operands cast to the autocast dtype, or for operands
-  cast to float32. Nothing in between.
+* compiled: under `torch.compile`, outputs and gradients have the bits of the plain call. The law tries a first shape,
+  then another shape, then other values in the first shape. It uses the backend "aot_eager", which traces the kernel and
+  changes nothing else.
+* custom operators: `torch.library.opcheck` accepts every custom operator that the kernel calls, forward and backward.
+  So its schema is right about what it changes and aliases, and its fake implementation about shapes and strides.
+* autocast: inside `torch.autocast`, to float16 and to bfloat16, a call gives one of three results, including gradients,
+  to the bit: the result outside autocast, the result for operands cast to the autocast dtype, or the result for
+  operands cast to float32.
 """
 
 from __future__ import annotations
@@ -46,20 +47,21 @@ def _space(subject: Subject) -> CaseSpace:
 
 
 def _one(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
-    return (plain_case(subject, chosen.shapes[0]),)  # seconds each
+    return (plain_case(subject, chosen.shapes[0]),)  # one case, as each takes seconds
 
 
 # -- torch.compile -------------------------------------------------------------------------------------
 
 
 class _Programs:
-    """What was compiled last. Cases that differ in nothing but their values share it: compiling takes seconds."""
+    """Holds the program that was compiled last. Cases with other values share it, because compiling takes seconds."""
 
     def __init__(self) -> None:
-        self._last: tuple[Kernel, Case, Kernel] | None = None  # what was compiled, for which structure, the program
+        # the kernel, the structure of its cases, and the compiled kernel
+        self._last: tuple[Kernel, Case, Kernel] | None = None
 
     def program(self, kernel: Kernel, case: Case) -> Kernel:
-        """The kernel under `torch.compile`, which has seen cases of this structure and nothing else."""
+        """Returns the kernel under `torch.compile`. The program has only seen cases of this structure."""
         structure = msgspec.structs.replace(case, seed=0, values={}, edits={})
         if self._last is None or self._last[:2] != (kernel, structure):
             self.forget()
@@ -68,7 +70,7 @@ class _Programs:
         return self._last[2]
 
     def forget(self) -> None:
-        """What other cases compiled must neither help nor exhaust the recompile limit."""
+        """Drops the program. Programs of other cases must neither help nor use up the recompile limit."""
         self._last = None
         torch._dynamo.reset()
 
@@ -95,7 +97,7 @@ def _check_compiled(subject: Subject, case: Case) -> None:
             facts = {"dims": str(list(each.dims)), "call": call}
             demand_same(case, got, expected, rule, labels=("compiled", "eager"), facts=facts)
     except BaseException:
-        _PROGRAMS.forget()  # it answers for nothing but what was in it
+        _PROGRAMS.forget()  # a program after a failure cannot be trusted
         raise
 
 
@@ -103,7 +105,7 @@ def _check_compiled(subject: Subject, case: Case) -> None:
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Copies of the arguments of every custom operator that is called, the first call of each."""
+    """Copies the arguments of the first call of every custom operator."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -134,7 +136,7 @@ def _uses_operators(subject: Subject) -> str | None:
     try:
         return None if _recorded(subject, case) else "the kernel calls no custom operator"
     except KernelError:
-        return None  # the check will meet the error, and report it with its case
+        return None  # the check raises the same error, and reports it with its case
 
 
 def _check_operators(subject: Subject, case: Case) -> None:
@@ -143,7 +145,7 @@ def _check_operators(subject: Subject, case: Case) -> None:
             tests = ("test_schema", "test_faketensor")
             torch.library.opcheck(operator, args, kwargs, test_utils=tests)
         except Exception as error:
-            said = describe(error).replace(" (scroll up for stack trace)", "")  # what it prints is not shown
+            said = describe(error).replace(" (scroll up for stack trace)", "")  # the stack trace is not shown
             facts = {"operator": str(operator), "opcheck says": said}
             raise Broken("a custom operator of the kernel is not what it is registered as", case, facts) from None
 
@@ -156,7 +158,7 @@ def _no_float64(subject: Subject) -> str | None:
 
 
 def _with(subject: Subject, prepare: Callable[[Tensor], Tensor]) -> Any:
-    """The kernel with each operand prepared inside the graph, so that gradients come back in the operand's dtype."""
+    """Returns the kernel with each operand prepared inside the graph, so that gradients have the operand's dtype."""
 
     def function(*operands: Any, **keywords: Any) -> Any:
         return subject.kernel.function(*(prepare(each) for each in operands), **keywords)
@@ -199,7 +201,7 @@ def _check_autocast_to(subject: Subject, case: Case, dtype: torch.dtype) -> None
         except Broken as broken:
             closest = closest or broken
         except KernelError:
-            continue  # the kernel need not take the other dtypes
+            continue  # the kernel may refuse the other dtypes
         else:
             return
     if closest is not None:
@@ -226,7 +228,7 @@ LAWS: Sequence[Law] = (
     ),
     Law(
         name="autocast",
-        summary="autocast gives the plain result, or that of operands cast throughout",
+        summary="autocast gives the plain result, or the result for operands that are cast throughout",
         space=_space,
         check=_check_autocast,
         applies=_no_float64,

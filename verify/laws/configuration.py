@@ -1,9 +1,9 @@
 """Configuration independence: no configuration of an autotuner makes a kernel wrong.
 
-Which configuration wins is decided by a stopwatch, so each one must keep the kernel's promise. Every autotuner that
-the kernel launches is held to each of its configurations, and (on a GPU) its first one to 1, 2, 4 and 8 warps. An
-elementwise op must give the same bits under all of them: no sum is split in another way. Where there are sums, a
-block size legitimately reorders them, so the results under each configuration must stay within the kernel's limit.
+Timing decides which configuration an autotuner uses, so each one must keep the kernel's promise. The law runs the
+kernel with each configuration of each autotuner that it launches. On a GPU it also runs the first configuration with 1,
+2, 4 and 8 warps. An elementwise op must give the same bits each time, because it splits no sum. In other ops the block
+size may change the order of a sum, so each result must be within the kernel's limit.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from verify.measure.call import Measured, run_kernel
 from verify.ops.geometry import ByGeometry, Shapes
 
 _WARPS = (1, 2, 4, 8)
-# Large enough for every block of a configuration to be full somewhere and cut off somewhere. A block that is baked in
-# shows only where there are several: shapes of over a thousand elements are among these.
+# Large enough for every block of a configuration to be full somewhere and cut off somewhere. A block size that is fixed
+# in the code shows only with several blocks, so some shapes have over a thousand elements.
 _DIMS: ByGeometry[Shapes] = ByGeometry(
     elementwise=((5, 40), (65, 33), (1031,), (3,)),
     rowwise=((5, 40), (33, 65), (3, 1031), (2, 3)),
@@ -43,7 +43,7 @@ def _applies(subject: Subject) -> str | None:
         try:
             run_kernel(subject.kernel, case, subject.backend.device)
         except KernelError:
-            return None  # the check will meet the error, and report it with its case
+            return None  # the check raises the same error, and reports it with its case
     return None if tuners else "the kernel launches no Triton autotuner"
 
 
@@ -54,7 +54,7 @@ def _configurations(found: Launched, on_gpu: bool) -> Iterator[Any]:
 
 
 def _run(subject: Subject, case: Case, found: Sequence[Launched], chosen: Launched, config: Any) -> Measured | None:
-    """One run with every autotuner held to its first configuration, and `chosen` to `config`."""
+    """Runs the kernel once with `config` for `chosen` and the first configuration for the other autotuners."""
     with ExitStack() as stack:
         for each in found:
             stack.enter_context(forced(each.tuner, config if each is chosen else each.configs[0]))

@@ -1,14 +1,20 @@
-"""Error contract: operands that make no sense are refused with a Python error, and refusing costs nothing.
+"""Error contract: a call with invalid operands raises a Python error and changes nothing.
 
-Integers, an operand that is one element too long or too short in its last dimension, an odd packed dimension, and an
-operand on another device (`meta`, which has no memory at all) must raise an exception that says something. No operand
-may change, and the next good call must give the bits that it gave before. A lone `meta` tensor is a legal way to ask
-for shapes: then the result must be without memory too. Integers may be taken as well where every result is within the
-kernel's limit of the exact answer for them; one that is rounded to an integer is not. So may longer or
-shorter operands of a PyTorch function: for some, as for the last dimension of a product, they are other legal sizes.
-An operand on another device is no mistake where PyTorch's own function takes it, as `torch.bmm` does.
+The law tries integers, an operand that is one element too long or too short in its last dimension, an odd packed
+dimension, and an operand on another device. That device is `meta`, which has no memory. Each must raise an exception
+with a message. No operand may change, and the next valid call must give the same bits as before.
 
-Operands lie between guard bands, so that a kernel which takes them after all reads harmless memory.
+Some of these calls may succeed:
+
+* A kernel with a single operand may accept a `meta` tensor, which asks for shapes. The result must then have no memory
+  either.
+* A kernel may accept integers if every result is within its limit of the exact answer. A result that is rounded to an
+  integer is not.
+* A PyTorch function may accept longer or shorter operands, for example in the last dimension of a product, if the
+  results are right.
+* An operand on another device is accepted if PyTorch's own function accepts it, as `torch.bmm` does.
+
+Operands lie between guard bands, so a kernel that accepts invalid operands reads harmless memory.
 """
 
 from __future__ import annotations
@@ -36,7 +42,7 @@ _DIMS = alike((2, 5, 3), (4, 16, 8), (1, 33, 5))
 OF_INT64 = "of int64"
 Inputs = dict[str, Tensor | None]
 Change = Callable[[Tensor], Tensor]
-Mistake = tuple[str, str, Change]  # what is wrong, operand, change
+Mistake = tuple[str, str, Change]  # the error, the operand, and the change that makes it
 
 
 def _space(subject: Subject) -> CaseSpace:
@@ -65,9 +71,9 @@ def _elsewhere(tensor: Tensor) -> Tensor:
 
 
 def _mistakes(subject: Subject) -> list[Mistake]:
-    """Each gives operands that no kernel of this op can take."""
+    """Returns the changes that make operands which no kernel of this op can accept."""
     kernel = subject.kernel
-    # no call has another value of a derived operand, and kernels do not receive hidden ones
+    # no call has another value of a derived operand, and kernels do not receive hidden operands
     unseen = [operand.name for operand in kernel.op.operands if operand.derive is not None or operand.hidden]
     first, *others = (name for name in kernel.operands if name not in unseen)
     found: list[Mistake] = []
@@ -98,7 +104,7 @@ def _check(subject: Subject, case: Case) -> None:
         return guard
 
     guard = refused(mistakes)
-    if damage_of([guard]):  # asked once for all mistakes, then for each: which one was it?
+    if damage_of([guard]):  # one check covers all mistakes; if it fails, each is checked alone
         for mistake in mistakes:
             _demand_untouched(case, refused([mistake]), _told(mistake))
         _demand_untouched(case, guard, "one of those that were refused")
@@ -115,16 +121,19 @@ def _values(subject: Subject, case: Case, good: Inputs) -> dict[str, Tensor]:
 
 
 class LaunchedOnNothing(RuntimeError):
-    """A compiled kernel was about to be launched on a tensor without memory. The message names the kernel."""
+    """Reports that a compiled kernel would have been launched on a tensor without memory.
+
+    The message names the kernel.
+    """
 
 
 @contextmanager
 def _no_launch_without_memory() -> Iterator[None]:
-    """Stop a compiled Triton kernel before it dereferences the null pointer of a tensor without memory.
+    """Stops a compiled Triton kernel before it dereferences the null pointer of a tensor without memory.
 
-    That is an illegal access, after which the process can use its GPU no more: it would be the end of all other tests.
+    Such an illegal access makes the GPU unusable for the process, and all other tests would fail.
     """
-    if "triton" not in sys.modules:  # then nothing launches one
+    if "triton" not in sys.modules:  # without triton no kernel is launched
         yield
         return
     from triton.runtime.jit import JITFunction
@@ -144,7 +153,7 @@ def _no_launch_without_memory() -> Iterator[None]:
 
 
 def _refused(subject: Subject, case: Case, guard: Guard, good: Inputs, held: Inputs, mistake: Mistake) -> None:
-    """One call with one operand changed; the others are `held`. The guard has all memory of this call."""
+    """Makes one call with one operand changed. The others are `held`. The guard has all memory of this call."""
     wrong, name, change = mistake
     value = good[name]
     if value is not None:
@@ -164,7 +173,7 @@ def _refused(subject: Subject, case: Case, guard: Guard, good: Inputs, held: Inp
             raise Broken(
                 "an operand is refused without a word", case, facts | {"raised": type(cause).__name__}
             ) from None
-        if cause is None:  # it returned something, and not what it promises
+        if cause is None:  # the kernel returned an invalid result
             raise Broken("an operand that makes no sense is taken", case, facts | {"returned": str(error)}) from None
     else:
         sized = subject.kernel.op.geometry.named and change in (_longer, _shorter)
@@ -177,7 +186,7 @@ def _refused(subject: Subject, case: Case, guard: Guard, good: Inputs, held: Inp
 
 
 def _of_pytorch(subject: Subject, inputs: Inputs) -> dict[str, Any] | None:
-    """What the function that says what a kernel computes returns for these operands, by name; None if it takes none."""
+    """Returns what PyTorch's own function returns for these operands, by name; None if it refuses them."""
     op = subject.kernel.op
     try:
         made = op.baseline(*inputs.values())
@@ -187,7 +196,7 @@ def _of_pytorch(subject: Subject, inputs: Inputs) -> dict[str, Any] | None:
 
 
 def _right(subject: Subject, case: Case, inputs: Inputs, returned: dict[str, Tensor]) -> bool:
-    """Whether results of integers are within the kernel's limit of the exact answer, which an integer seldom is."""
+    """True if results of changed operands are within the kernel's limit of the exact answer."""
     whole = [operand.name for operand in subject.kernel.op.operands if operand.range is not None]
     given, results = (
         {
@@ -199,7 +208,7 @@ def _right(subject: Subject, case: Case, inputs: Inputs, returned: dict[str, Ten
     try:
         judged = known(subject, case, given, {}, {name: value for name, value in results.items() if value is not None})
         shapes = {name: truth.value.shape for name, truth in judged.truths.items()}
-        if len(shapes) < len(judged.results):  # what has no elements has no truth, and PyTorch's shape
+        if len(shapes) < len(judged.results):  # a result without elements has no truth; its shape must be PyTorch's
             made = _of_pytorch(subject, inputs) or {}
             shapes |= {name: value.shape for name, value in made.items() if not value.numel()}
         if {name: value.shape for name, value in judged.results.items()} != shapes:
@@ -244,7 +253,7 @@ def _shapes_only(subject: Subject, case: Case, good: Inputs) -> None:
 LAWS: Sequence[Law] = (
     Law(
         name="error contract",
-        summary="operands that make no sense raise an error that says so, and nothing else happens",
+        summary="invalid operands raise an error with a message, and nothing else happens",
         space=_space,
         check=_check,
         examples=plain_cases,

@@ -1,10 +1,12 @@
-"""Run-to-run determinism: the same call gives the same bits, however often, and whatever was called between.
+"""Run-to-run determinism: the same call gives the same bits, however often, and whatever was called in between.
 
-The first call is made with the caches of every Triton autotuner empty, so that it is the one that tunes (and runs
-the kernel twice per configuration); the second repeats it; a call on another shape follows; the third must still
-give the first call's bits, gradients included. One case of three elements is called 300 times first: what a kernel
-counts, collects or tunes over many calls must not show. The interpreter, slow at calls, does so in the kernel's first
-dtype alone, for at most 20 seconds. A kernel that writes into operands or buffers is called twice on the same ones.
+The caches of all Triton autotuners are empty before the first call, so that call tunes and runs the kernel twice per
+configuration. The second call repeats it. After a call on another shape, a third call must still give the bits of the
+first, including gradients.
+
+One case of three elements is called 300 times first, so that state which builds up over many calls shows. The
+interpreter is slow at calls. It repeats this case in the kernel's first dtype alone, for at most 20 seconds. A kernel
+that writes into operands or buffers is called twice on the same ones.
 """
 
 from __future__ import annotations
@@ -28,10 +30,10 @@ from verify.measure.autotuners import launched
 from verify.measure.call import run_kernel, run_tensors
 from verify.ops.geometry import alike
 
-# Dims of the case that is called many times: as few elements as have a neighbour, and not those of a fixed case.
+# Dims of the case with many calls: as few elements as have a neighbour, and not the dims of a fixed case.
 _MANY, _DTYPES = alike((1, 3, 1)), alike((3, 37, 4))
 _CALLS = 300
-_SECONDS = 20.0  # for all of them: a call of some kernels takes the interpreter half a second
+_SECONDS = 20.0  # for all calls together: the interpreter needs half a second for a call of some kernels
 
 
 def _space(subject: Subject) -> CaseSpace:
@@ -61,7 +63,7 @@ def _check(subject: Subject, case: Case) -> None:
 
 
 def _check_same_buffers(subject: Subject, case: Case, writing: Writing) -> None:
-    """A second call on the buffers of the first gives the bits of a call on copies of what the first one left."""
+    """Makes a second call on the buffers of the first. Its bits must be those of a call on copies of these buffers."""
     kernel = subject.kernel
     given = [inputs_of(kernel.op, case, subject.backend.device)[name] for name in kernel.operands]
     buffers = writing.buffers(given)
@@ -85,12 +87,12 @@ def _check_many(subject: Subject, case: Case, results: dict[str, Tensor]) -> Non
 
 
 def _many(kernel: Kernel) -> Dims:
-    """The shape that is called many times."""
+    """Returns the shape of the case with many calls."""
     return shapes_for(kernel, _MANY, 64)[0]
 
 
 def _of_dtypes(kernel: Kernel) -> Dims | None:
-    """The shape that other dtypes have first: one that no fixed case has."""
+    """Returns the shape that other dtypes get first, which no fixed case has; None if there is one dtype."""
     if len(kernel.dtypes) < 2:
         return None
     if kernel.op.geometry.named:
@@ -109,7 +111,7 @@ def _check_dtypes(subject: Subject, case: Case) -> None:
             judge_measured(now, same, run_kernel(kernel, same, device))
         except Broken as broken:
             if broken.excess is None or broken.excess.at_most(2):
-                continue  # a little beyond the limit, or beyond it in a new shape, is the law of accuracy's
+                continue  # small errors, and errors in a new shape, are left to the law of accuracy
             near = run_kernel(kernel, new, device).to_read
             if keeps(now, new, near.inputs, near.upstream, near.results):
                 rule = f"{broken.rule} in {dtype}, where another dtype had the shape before"
@@ -117,7 +119,7 @@ def _check_dtypes(subject: Subject, case: Case) -> None:
 
 
 def _examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
-    """Many calls first: they come before what a kernel does only after so many."""
+    """Returns the fixed cases. The case with many calls comes first, before other calls change the kernel's state."""
     dtypes = _of_dtypes(subject.kernel)
     first = [_many(subject.kernel)] if _has_time(subject) else []
     first += [dtypes] if dtypes else []

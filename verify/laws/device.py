@@ -1,14 +1,15 @@
-"""Devices and streams: where and when a kernel runs does not change what it computes. All of it needs a GPU.
+"""Devices and streams: the device and the stream of a call do not change its results. All these laws need a GPU.
 
-* side stream: a call on a stream other than the default one gives the bits of the plain call, while the default
-  stream is busy with something else.
+* side stream: a call on a stream other than the default one gives the bits of the plain call, while the default stream
+  is busy.
 * CUDA graph: a captured call, replayed on new values in the same memory, gives the bits of a plain call on them.
-* other device: operands on a GPU that is not the current one give the same bits there, and the current device stays.
-* large offsets: operands that lie more than 2^31 elements into their storage, and rows that are more than 2^31
-  elements apart, give the bits of their contiguous copies: no offset is computed in 32 bits.
+* other device: operands on a GPU that is not the current one give the same bits there, and the current device does not
+  change.
+* large offsets: operands that start more than 2^31 elements into their storage, and rows that are more than 2^31
+  elements apart, give the bits of their contiguous copies. So the kernel computes no offset in 32 bits.
 * large tensors: the first and the last rows of tensors of more than 2^31 elements are within the kernel's limit of the
-  exact answer. Gradients are asked for where the GPU has room for them. A kernel that takes more memory than there is
-  gets no verdict.
+  exact answer. The law includes gradients if the GPU has room for them. A kernel that runs out of memory gets no
+  verdict.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ from verify.measure.call import Measured, Unchanged, call_tensors, gradients_of,
 from verify.truth.formats import named, torch_dtype
 
 _FAR = (1 << 31) + 64  # elements
-_SPARE = 1 << 30  # bytes that stay free
-_BUSY = 20_000_000  # clock cycles for which the default stream is kept busy: about 10 ms
+_SPARE = 1 << 30  # bytes that remain free
+_BUSY = 20_000_000  # clock cycles for which the default stream is busy: about 10 ms
 
 
 def _space(subject: Subject) -> CaseSpace:
@@ -58,7 +59,7 @@ def _check_stream(subject: Subject, case: Case) -> None:
     expected = run_kernel(kernel, case, device).results
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream(device))
-    # What is launched on the default stream by mistake comes too late, and cannot look right by chance.
+    # A launch on the default stream by mistake comes too late, and cannot look right by chance.
     torch.cuda._sleep(_BUSY)  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream):
         got = {name: value.clone() for name, value in run_kernel(kernel, case, device).results.items()}
@@ -69,13 +70,13 @@ def _check_stream(subject: Subject, case: Case) -> None:
 def _check_graph(subject: Subject, case: Case) -> None:
     kernel, device = subject.kernel, subject.backend.device
     inputs = inputs_of(kernel.op, case, device)
-    warm = run_kernel(kernel, case, device)  # compiles and tunes outside of the capture
+    warm = run_kernel(kernel, case, device)  # compile and tune outside of the capture
     still = {name: None if value is None else torch.zeros_like(value) for name, value in inputs.items()}
     run_tensors(kernel, still, case.params, {})
     graph = torch.cuda.CUDAGraph()
     try:
         with warnings.catch_warnings(), torch.cuda.graph(graph):
-            warnings.filterwarnings("ignore", message="The CUDA Graph is empty")  # as empty tensors have it
+            warnings.filterwarnings("ignore", message="The CUDA Graph is empty")  # empty tensors give an empty graph
             captured = call_tensors(kernel, still, case.params, differentiate=False).values
     except Exception as error:
         raise Broken("the kernel cannot be captured in a CUDA graph", case, {"raised": str(error)}) from error
@@ -111,12 +112,12 @@ def _check_other_device(subject: Subject, case: Case) -> None:
 
 
 def _lacking(subject: Subject, what: str, needed: int) -> str | None:
-    """Why there can be nothing here that needs so many bytes of a GPU."""
+    """Returns why a law that needs this many bytes of a GPU cannot run here; None if it can."""
     if _on_gpu(subject) is not None:
         return _on_gpu(subject)
     if subject.sizes.many_rows <= 65_535:
         return "this profile has no case of more than 2^31 elements (the nightly profile on a GPU has)"
-    with _alone_on(subject.backend.device):  # what another process holds for such a law it gives back
+    with _alone_on(subject.backend.device):  # another process may release its memory for such a law
         free = _free(subject)
     if free < needed:
         return f"{what} need {needed / 2**30:.0f} GiB of free GPU memory; {free / 2**30:.0f} are"
@@ -129,7 +130,7 @@ def _free(subject: Subject) -> int:
 
 
 def _bytes(subject: Subject) -> int:
-    """What more than 2^31 elements take."""
+    """Returns the memory of more than 2^31 elements."""
     size: int = _FAR * torch_dtype(named(subject.dtype)).itemsize
     return size
 
@@ -144,19 +145,19 @@ def _far_space(subject: Subject) -> CaseSpace:
 
 
 def _plain(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
-    # where and when a kernel runs is the question here, not what on
+    # these laws are about where and when a kernel runs, so one case suffices
     return chosen.each_choice()[:1]
 
 
 def _offset(store: Tensor, value: Tensor) -> Tensor:
-    """Beyond 2^31 elements into the storage."""
+    """Returns a copy that starts more than 2^31 elements into the storage."""
     view = store[-value.numel() :].view(value.shape)
     view.copy_(value)
     return view
 
 
 def _apart(store: Tensor, value: Tensor) -> Tensor:
-    """Two rows, 2^31 elements apart."""
+    """Returns a copy of two rows that are 2^31 elements apart."""
     view = store.as_strided(tuple(value.shape), (1 << 31, 1))
     view.copy_(value)
     return view
@@ -164,7 +165,7 @@ def _apart(store: Tensor, value: Tensor) -> Tensor:
 
 @contextmanager
 def _alone_on(device: str) -> Iterator[None]:
-    """One process at a time holds this much of a GPU's memory, and gives it back."""
+    """Lets one process at a time use this much memory of a GPU, and releases the memory afterwards."""
     path = Path(tempfile.gettempdir()) / f"verify-{os.getuid()}-{torch.cuda.get_device_properties(device).uuid}.lock"
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
@@ -205,11 +206,11 @@ def _compare_far(subject: Subject, case: Case, plain: Measured) -> None:
 
 # -- large tensors -------------------------------------------------------------------------------------
 
-_BESIDE = 2  # times the memory of operands and results: what a kernel may need beside them
+_BESIDE = 2  # a kernel may use this multiple of the memory of operands and results
 
 
 def _memory_of_rows(subject: Subject, *, gradients: bool) -> int:
-    """Bytes that more than 2^31 elements in every operand and result of rows may take."""
+    """Returns the bytes of a call with more than 2^31 elements in every operand and result with rows."""
     tensors = len(data_operands(subject.kernel)) + len(subject.kernel.outputs)
     return tensors * (2 if gradients else 1) * _bytes(subject) * _BESIDE + _SPARE
 
@@ -219,7 +220,7 @@ def _room_for_rows(subject: Subject) -> str | None:
 
 
 def _large_space(subject: Subject) -> CaseSpace:
-    # of a product, once the operand and once the result is the large one
+    # in a product, the large tensor is once the operand and once the result
     shapes = [(2, 257, 40), (2, 40, 257)] if subject.kernel.op.geometry.multiplies else [(2, 257)]
     return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=shapes)
 
@@ -231,7 +232,7 @@ def _check_large(subject: Subject, case: Case) -> None:
             ends = _ends_of_large(subject, case, plain)
         except KernelError as error:
             if isinstance(error.__cause__, torch.OutOfMemoryError):
-                return  # says nothing about the kernel's offsets
+                return  # the offsets of the kernel were not tested
             raise
     host = plain.to_read
     for label, results in ends.items():
@@ -244,7 +245,10 @@ def _check_large(subject: Subject, case: Case) -> None:
 
 
 def _ends_of_large(subject: Subject, case: Case, plain: Measured) -> dict[str, dict[str, Tensor]]:
-    """The first and the last rows of results of large tensors, which begin and end with the rows of the case."""
+    """Returns the first and the last rows of results for large tensors.
+
+    These begin and end with the rows of the case.
+    """
     kernel, data = subject.kernel, data_operands(subject.kernel)
     given = {name: value for name, value in plain.inputs.items() if value is not None and name in data}
     few = case.dims[0]
@@ -266,7 +270,7 @@ def _ends_of_large(subject: Subject, case: Case, plain: Measured) -> dict[str, d
 
 
 def _between_zeros(value: Tensor, rows: int) -> Tensor:
-    """So many rows that begin and end with those of `value`."""
+    """Returns a tensor of this many rows that begins and ends with the rows of `value`. Zeros lie in between."""
     whole = torch.zeros((rows, *value.shape[1:]), dtype=value.dtype, device=value.device)
     whole[: len(value)] = value
     whole[-len(value) :] = value

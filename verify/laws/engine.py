@@ -1,12 +1,12 @@
-"""Runs laws over cases; what comes out is a `LawRun`.
+"""Runs laws over cases and returns a `LawRun` for each.
 
-Three kinds of cases are tried, in this order: those that broke the law before (pinned in a corpus, or remembered from
-an earlier run), the law's fixed ones (each choice once), and those that Hypothesis draws. A law's check may return a
-score (the error in ULP, say), which Hypothesis then tries to make large. A broken law comes back with the shrunk case,
-the facts that the law stated about it, and the command that replays it.
+Three kinds of cases are tried, in this order. First come cases that broke the law before: pinned in a corpus, or stored
+by an earlier run. Then come the law's fixed cases (each choice once), and then cases that Hypothesis draws. A law's
+check may return a score, such as the error in ULP, which Hypothesis tries to make large. If a law breaks, the result
+has the shrunk case, the facts about it, and the command that replays it.
 
-What is drawn depends on the profile's seed, the law and the dtype, and on nothing else: not on the source text of
-this module (as Hypothesis' own derandomisation does), nor on which modules happen to be loaded.
+Drawn cases depend only on the profile's seed, the law and the dtype. They do not depend on the source text of this
+module, as with Hypothesis' own derandomisation, nor on the modules that are loaded.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from verify.records.record import Cause, LawRun, Origin, replay_command
 
 @dataclass(frozen=True)
 class Profile:
-    """How hard to try: how many cases are drawn, how large, from which seed, and how many fixed ones at most."""
+    """Holds the effort of a run: how many cases are drawn, their sizes, the seed, and the limit of fixed cases."""
 
     name: str
     examples: int
@@ -59,7 +59,7 @@ _GPU = Sizes(elements=1 << 20, width=1 << 14, depth=2048, rows=65_534, many_rows
 _ALL_CPU = Sizes(elements=1 << 16, width=1 << 13, depth=1024, many_rows=70_000, every_pattern=True)
 _ALL_GPU = Sizes(elements=1 << 24, width=1 << 16, depth=8192, rows=65_534, many_rows=200_000, every_pattern=True)
 PROFILES = {
-    # the first fixed cases only: in the edit loop an answer must come at once
+    # only the first fixed cases: while a user edits, an answer must come at once
     "quick": Profile("quick", EXAMPLES["quick"], {"small": _SMALL, "large": _CUDA}, fixed=12),
     "ci": Profile("ci", EXAMPLES["ci"], {"small": _CPU, "large": _CUDA}),
     "nightly": Profile("nightly", EXAMPLES["nightly"], {"small": _CPU, "large": _GPU}),
@@ -69,9 +69,10 @@ SEEDED_BY_DATE = ("nightly", "exhaustive")
 
 
 def profile_named(name: str, seed: int | None = None) -> Profile:
-    """A profile by name. nightly and exhaustive take the day (UTC) as seed, or VERIFY_SEED, unless one is given.
+    """Returns a profile by name. nightly and exhaustive use the date (UTC) as seed, or VERIFY_SEED, unless `seed` is
+    given.
 
-    Two branches tried on one day see the same cases that way, and tomorrow other ones.
+    So two branches tried on one day get the same cases, and the next day has new ones.
     """
     if name not in PROFILES:
         raise UsageError(f"no profile is named {name!r}; the profiles are: {', '.join(PROFILES)}")
@@ -87,14 +88,14 @@ def profile_named(name: str, seed: int | None = None) -> Profile:
 
 
 _ROUNDS = (1, 3, 4)  # eighths of a profile's drawn cases
-_WHOLE = 100  # drawn cases that are not worth dividing
+_WHOLE = 100  # fewer drawn cases than this are not divided into rounds
 
 
 def rounds(profile: Profile) -> tuple[Profile, ...]:
-    """A profile in rounds that draw different cases, the first with the fixed cases and few others.
+    """Returns a profile in rounds that draw different cases. The first has the fixed cases and few others.
 
-    Whoever has little time does the first round of everything before the second of anything. What a round draws
-    depends on the profile's seed and its number alone: not on which rounds are done.
+    With little time, do the first round of everything before the second of anything. The cases of a round depend only
+    on the profile's seed and the number of the round.
     """
     if profile.examples < _WHOLE:
         return (profile,)
@@ -104,20 +105,22 @@ def rounds(profile: Profile) -> tuple[Profile, ...]:
 
 
 def current_profile() -> Profile:
-    """Returns the profile of the Hypothesis profile in use, as "nightly" for verify-nightly; "ci" for any other."""
-    loaded = settings.get_current_profile_name().split("-with-")[0]  # --hypothesis-verbosity adds to the name
+    """Returns the profile of the Hypothesis profile in use: "nightly" for verify-nightly, and "ci" for any other
+    profile.
+    """
+    loaded = settings.get_current_profile_name().split("-with-")[0]  # --hypothesis-verbosity adds a suffix to the name
     name = loaded.removeprefix(PREFIX) if loaded.startswith(PREFIX) else ""
     return profile_named(name if name in PROFILES else "ci")
 
 
 def remembered(law: Law, kernel: Kernel, dtype: str, backend: Backend, profile: Profile) -> Remembered:
-    """The cases that broke a law of a kernel in an earlier run, in the database of the profile of that name."""
+    """Returns the stored cases that broke a law of a kernel in an earlier run with this profile."""
     key = "/".join(("verify", kernel.op.name, kernel.name, law.name, dtype, backend.name))
     return Remembered(database_of(profile.name), key.encode())
 
 
 def message(kernel: str, found: LawRun) -> str:
-    """A broken law as a person reads it: the rule, the smallest case, the facts, the command."""
+    """Returns the text about a broken law: the rule, the smallest case, the facts and the command."""
     where = f"in {found.dtype}: {found.message}"
     match found.cause:
         case "failed":
@@ -135,11 +138,11 @@ def message(kernel: str, found: LawRun) -> str:
 
 @dataclass(frozen=True)
 class Options:
-    """Options of one search for a case that breaks a law.
+    """Holds options of a search for a case that breaks a law.
 
-    pinned: cases that are tried first; by default those of the project's corpus for the law.
-    memory: cases of an earlier run. Without it nothing is read or kept: the same call gives the same answer.
-    shrink: makes a broken case smaller than Hypothesis can, which sees no elements.
+    pinned: cases that are tried first; None: the cases of the project's corpus for the law.
+    memory: stored cases of earlier runs. Without it nothing is read or stored, so the same call gives the same result.
+    shrink: makes a case smaller than Hypothesis can, because Hypothesis cannot change elements.
     """
 
     pinned: Sequence[Case] | None = None
@@ -159,7 +162,7 @@ def run_law(
     target_name: str = "",
     options: Options = DEFAULT,
 ) -> LawRun:
-    """Try one law on one kernel in one dtype."""
+    """Tries one law on one kernel in one dtype."""
     pinned, memory = options.pinned, options.memory
     subject = Subject(kernel, dtype, backend, profile.sizes[backend.scale], target_name)
     reason = law.reason(subject)
@@ -201,9 +204,9 @@ def try_law(
     target_name: str = "",
     options: Options = DEFAULT,
 ) -> LawRun:
-    """`run_law`, where an error of the harness costs the verdict of this law in this dtype, and of nothing else.
+    """Does the same as `run_law`, but reports errors of verify itself as a skipped law.
 
-    The result is "skipped" and `in_error` then, which makes the run incomplete.
+    The result is then "skipped" with `in_error`, which makes the run incomplete. Other laws are not affected.
     """
     try:
         return run_law(law, kernel, dtype, backend, profile, target_name, options)
@@ -219,17 +222,17 @@ def try_law(
 
 @dataclass
 class _Trial:
-    """One law on one subject, case after case. `cases` counts those up to the first that breaks the law."""
+    """Tries one law on one subject, case after case. `cases` counts them up to the first that breaks the law."""
 
     law: Law
     subject: Subject
     profile: Profile
     cases: int = 0
     refused: int = 0
-    refusal: str = ""  # the last one
+    refusal: str = ""  # message of the last refusal
 
     def known(self, cases: Sequence[Case], memory: Remembered | None) -> Broken | None:
-        """Cases that broke the law once; those that no longer do are forgotten."""
+        """Tries cases that broke the law before. Removes those that no longer break it from the memory."""
         for case in cases:
             broken = self._check(case)
             if broken is not None:
@@ -239,7 +242,7 @@ class _Trial:
         return None
 
     def fixed(self) -> Broken | None:
-        """The law's own cases. What breaks among them is looked for by the search too, which makes it small."""
+        """Tries the law's fixed cases. If one breaks, the search tries to find a smaller one."""
         for case in self.law.fixed(self.subject)[: self.profile.fixed]:
             broken = self._check(case)
             if broken is not None:
@@ -250,7 +253,7 @@ class _Trial:
         return None
 
     def drawn(self) -> Broken | None:
-        """Cases that Hypothesis draws, and makes small if they break the law."""
+        """Tries cases that Hypothesis draws. Hypothesis shrinks a case that breaks the law."""
         if not self.profile.examples:
             return None
         label = f"{self.law.name} {self.subject.dtype}"
@@ -265,7 +268,7 @@ class _Trial:
             _search(once, self.law.cases(self.subject), count, seed_of(self.profile.seed, label))
         except Broken as broken:
             return broken
-        except FlakyFailure as flaky:  # a kernel that is not deterministic: one failure is enough
+        except FlakyFailure as flaky:  # the kernel is not deterministic; one failure is enough
             seen = [error for error in flaky.exceptions if isinstance(error, Broken)]
             if not seen:
                 raise
@@ -294,7 +297,7 @@ class _Trial:
 
 
 def replay_law(law: Law, kernel: Kernel, case: Case, backend: Backend, target_name: str) -> LawRun:
-    """Try one law on one given case."""
+    """Tries one law on one given case."""
     subject = Subject(kernel, case.dtype, backend, _CPU, target_name)
     reason = law.reason(subject)
     if reason is not None:
@@ -311,7 +314,7 @@ def replay_law(law: Law, kernel: Kernel, case: Case, backend: Backend, target_na
 
 
 def attempt(law: Law, subject: Subject, case: Case) -> float | None:
-    """One check of one case. A kernel that fails breaks whatever law it is tried under; one may refuse a case."""
+    """Checks one case. A kernel that raises breaks the law, unless its declaration lets it refuse cases."""
     try:
         return law.check(subject, case)
     except KernelError as error:
@@ -322,21 +325,24 @@ def attempt(law: Law, subject: Subject, case: Case) -> float | None:
 
 # -- kernels whose calls differ ---------------------------------------------------------------------------
 
-# What breaks these follows from no calls that differ.
+# A break of these laws is not caused by calls that differ.
 APART = ("memory bounds", "error contract")
 UNREPEATABLE: Literal["not deterministic"] = "not deterministic"
 UNREPEATABLE_LAW = "determinism"
-REPEATS, SMALL = 3, 1 << 10  # calls; the most that the product of the dims of the first call may be
+REPEATS, SMALL = 3, 1 << 10  # number of calls; largest product of the dims of the first call
 _first_calls: dict[tuple[Any, str], tuple[Case, dict[str, Tensor]]] = {}
 
 
 def _calls(subject: Subject, case: Case, count: int) -> list[dict[str, Tensor]]:
-    """The results of so many calls alike. All find the same in fresh memory: what depends on that has its own law."""
+    """Returns the results of this many equal calls.
+
+    All get fresh memory with the same bytes: other laws cover that.
+    """
     return guarded_runs(subject, case, *(Guard(NUMBER_FILL, watched=False) for _ in range(count)))
 
 
 def _first_call(subject: Subject) -> None:
-    """Keep what a small call gives before all others: a kernel may be another one after some calls."""
+    """Keeps the results of a small call before all others, because a kernel may change after some calls."""
     key = (subject.kernel.function, subject.dtype)
     if key in _first_calls:
         return
@@ -349,7 +355,7 @@ def _first_call(subject: Subject) -> None:
 
 
 def difference(subject: Subject, broken: Broken) -> Broken | None:
-    """How calls of a kernel that breaks a law differ with the same input; None where they agree."""
+    """Returns how calls of a broken kernel with the same input differ; None if they agree."""
     rule, facts = "two calls with the same input differ", {"besides": broken.rule}
     try:
         first, *others = _calls(subject, broken.case, REPEATS)
@@ -368,15 +374,15 @@ def difference(subject: Subject, broken: Broken) -> Broken | None:
 
 
 def seed_of(seed: int, label: str) -> int:
-    """The seed of one search: another one for every law and dtype, the same for every kernel."""
+    """Returns the seed of one search. It differs for every law and dtype, and is the same for every kernel."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{label}".encode()).digest()[:8], "little")
 
 
 def _search(once: Callable[[Case], None], strategy: SearchStrategy[Case], examples: int, seed: int) -> None:
     configured = settings(
         max_examples=examples,
-        deadline=None,  # a deadline turns a slow machine into a failure
-        derandomize=False,  # it would hash the source of `once`: an edit there must not change what is drawn
+        deadline=None,  # a deadline would turn a slow machine into a failure
+        derandomize=False,  # it would hash the source of `once`, so an edit there would change the drawn cases
         database=None,
         print_blob=False,
         report_multiple_bugs=False,
@@ -390,10 +396,10 @@ def _search(once: Callable[[Case], None], strategy: SearchStrategy[Case], exampl
 
 @contextmanager
 def _no_constants_from_source() -> Iterator[None]:
-    """Draw as if no user module were loaded.
+    """Makes Hypothesis draw as if no user module were loaded.
 
-    Hypothesis mixes the literals of every loaded module of the project into what it draws. A case would depend on
-    what a process happened to import before, and change with any edit anywhere. No setting turns that off.
+    Hypothesis mixes literals of every loaded module of the project into its draws. A case would then depend on the
+    modules that a process has imported, and change with any edit. No setting turns that off.
     """
     draw = getattr(HypothesisProvider, "_maybe_draw_constant", None)
     if draw is None:

@@ -1,17 +1,18 @@
 """Gradients against finite differences, in float64: the backward pass belongs to this forward pass.
 
-`torch.autograd.gradcheck` compares a kernel's gradients with differences of its own outputs, so it needs no truth:
-it finds a backward pass of the other form, of another shape, or with a forgotten term. `gradgradcheck` does the
-same for the gradient of the gradient. A kernel whose backward pass does not take part in autograd (launched without
-a formula, or `once_differentiable`) promises no second derivatives; that is said, not tried.
+`torch.autograd.gradcheck` compares a kernel's gradients with differences of its own outputs, so it needs no truth. It
+finds a backward pass of another formula, of another shape, or with a missing term. `gradgradcheck` does the same for
+the gradient of the gradient. A kernel may have a backward pass without autograd: a launch without a formula, or
+`once_differentiable`. Such a kernel promises no second derivatives. The report gives this as the reason, and the law is
+not tried.
 
-The plainest case asks for the gradient of each operand alone, and for gradients with one upstream absent. The others
-pack all operands into one vector and all results into another: a difference of two calls along one direction then
-checks every gradient at once, where one by one takes two calls for each operand. A wrong term shows in that direction
-as in any other. Where it does, the operands are taken one by one, to say which is wrong.
+The plainest case takes the gradient of each operand alone, and gradients with one upstream gradient absent. The other
+cases pack all operands into one vector and all results into another. A difference of two calls along one direction then
+checks every gradient at once, whereas single operands take two calls each. A wrong term shows in that direction too. If
+it does, the law checks the operands one by one to find the wrong one.
 
-Cases stay away from where a difference says nothing: rows that are nearly constant, and the corner in the slope
-of squared ReLU.
+The law avoids inputs where a difference is useless: rows that are nearly constant, and the corner in the slope of
+squared ReLU.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _DIMS: ByGeometry[Shapes] = ByGeometry(
     contraction=((2, 3, 2), (1, 4, 3), (3, 1, 2), (4, 5, 6)),
 )
 _STEP, _RELATIVE = 1e-6, 1e-5
-# Differences of step h are off by h^2 f''' / 6. For a norm f''' grows as 1 / spread^3: at 0.1 it is 1e-9.
+# Differences of step h are off by h^2 f''' / 6. For a norm f''' grows as 1 / spread^3: at 0.1 the error is 1e-9.
 _SPREAD = 0.1
 _CORNER = 1e-3
 
@@ -47,13 +48,13 @@ def _space(subject: Subject) -> CaseSpace:
 
 
 def _shapes(subject: Subject) -> list[tuple[int, ...]]:
-    packed = subject.kernel.op.geometry.packed  # halves need a dimension to be packed along
+    packed = subject.kernel.op.geometry.packed  # packed halves need a dimension
     return [dims for dims in shapes_for(subject.kernel, _DIMS, 24) if dims or not packed]
 
 
 def _smooth(subject: Subject, inputs: dict[str, Tensor | None]) -> bool:
     kernel = subject.kernel
-    for operand in kernel.differentiable:  # beside an end of its domain a difference would step over it
+    for operand in kernel.differentiable:  # near an end of its domain a difference would step over it
         value, ends = inputs[operand.name], operand.domain.ends if operand.domain else ()
         if value is not None and any(bool(((value - end).abs() <= _CORNER).any()) for end in ends):
             return False
@@ -74,7 +75,7 @@ Function = Callable[..., tuple[Tensor, ...]]
 
 
 def _prepared(subject: Subject, case: Case) -> tuple[Function, tuple[Tensor, ...], bool]:
-    """The kernel as a function of its differentiable operands alone, those operands, and whether they are smooth."""
+    """Returns the kernel as a function of its differentiable operands, these operands, and whether they are smooth."""
     kernel = subject.kernel
     inputs = inputs_of(kernel.op, case, subject.backend.device)
     names = tuple(operand.name for operand in kernel.differentiable)
@@ -92,7 +93,7 @@ def _prepared(subject: Subject, case: Case) -> tuple[Function, tuple[Tensor, ...
 
 
 def _gradients(function: Function, count: int) -> Function:
-    """The gradients of `function` as a function of its `count` operands and of what arrives at its results."""
+    """Returns a function from the `count` operands and the upstream gradients of `function` to its gradients."""
 
     def gradients(*values: Tensor) -> tuple[Tensor, ...]:
         leaves, arriving = values[:count], values[count:]
@@ -103,7 +104,7 @@ def _gradients(function: Function, count: int) -> Function:
 
 
 def _packed(function: Function, values: Sequence[Tensor]) -> tuple[Callable[[Tensor], Tensor], Tensor]:
-    """`function` from one vector of all its arguments to one vector of all its results; and that vector."""
+    """Returns `function` from one vector of all arguments to one vector of all results, and the vector of arguments."""
     shapes = [value.shape for value in values]
     sizes = [value.numel() for value in values]
 
@@ -120,7 +121,7 @@ def _check(subject: Subject, case: Case, *, twice: bool) -> None:
     function, leaves, smooth = _prepared(subject, case)
     if not smooth:
         return
-    # the kernel's own error over the step; and what 17 elements add up to
+    # the kernel's own error divided by the step, summed over about 17 elements
     noise = 1e-6 + subject.kernel.limit(subject.dtype) * 2.0**-53 / _STEP * 100
     options: dict[str, Any] = {"eps": _STEP, "atol": noise, "rtol": _RELATIVE, "fast_mode": True}
     try:
@@ -139,7 +140,7 @@ def _check(subject: Subject, case: Case, *, twice: bool) -> None:
                 gradcheck(*_packed(function, values), **options)
         except GradcheckError:
             gradcheck(function, values, **options)
-            raise  # seen along the direction through all operands alone
+            raise  # only the direction through all operands shows the error
     except GradcheckError as error:
         rule = (
             "the gradient of the gradient disagrees with finite differences"
@@ -174,7 +175,7 @@ def _applies(subject: Subject) -> str | None:
         function, leaves, _ = _prepared(subject, plain_case(subject, _shapes(subject)[0]))
         attached = function(*leaves)
     except Exception:
-        return None  # the check will meet the error, and report it with its case
+        return None  # the check raises the same error, and reports it with its case
     return None if attached or kernel.gradients != "auto" else "autograd has no path through the kernel"
 
 
@@ -195,13 +196,13 @@ def _applies_twice(subject: Subject) -> str | None:
     try:
         second = torch.autograd.grad([gradient.sum() for gradient in attached], [*leaves, *arriving], allow_unused=True)
     except (RuntimeError, NotImplementedError):
-        return "the backward pass is not differentiable"  # it says so itself when asked
-    # once_differentiable attaches its gradients to an error and to nothing else
+        return "the backward pass is not differentiable"  # autograd reports this only when the gradient is requested
+    # once_differentiable connects its gradients to a node that raises
     return None if any(each is not None for each in second) else "the backward pass is not differentiable"
 
 
 def _examples(subject: Subject, space: CaseSpace) -> tuple[Case, ...]:
-    """Every choice once but the layouts: those have laws of their own, and a difference takes many calls."""
+    """Returns each choice once, without layouts. Layouts have laws of their own, and a difference takes many calls."""
     return tuple(case for case in space.each_choice() if not case.layouts)
 
 

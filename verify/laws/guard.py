@@ -1,19 +1,18 @@
-"""Guarded memory: every allocation of a kernel lies between bands of a known byte, and starts out filled with it.
+"""Guards memory: each allocation of a kernel lies between bands of a known byte, and starts filled with it.
 
     guard = Guard(fill=0xFF)
     x = guard.embed(x)          # an input, in the same layout, between bands
     with guard:
         y = kernel(x)
-    guard.damage()              # [] unless something was written outside of a tensor
+    guard.damage()              # [] unless the kernel wrote outside of a tensor
 
-A dispatch mode moves every fresh tensor that the kernel's own code makes (`empty`, but also the copy behind
-`contiguous()`) into a larger storage of one fill byte. Memory that the kernel never writes keeps the fill, so two
-runs with different fills tell whether anything depends on it. 0xFF is a NaN in every floating-point format, 0x3C
-an ordinary number in every one.
+A dispatch mode moves every fresh tensor of the kernel's own code into a larger storage of one fill byte. Fresh tensors
+come from `empty`, but also from the copy behind `contiguous()`. Memory that the kernel never writes keeps the fill, so
+two runs with different fills show whether a result depends on it. 0xFF is a NaN in every floating-point format, and
+0x3C an ordinary number in every one.
 
-Dispatch modes do not see inside a custom operator, because they step aside while one runs; the Python function
-behind a `torch.library.custom_op` is therefore called with the mode on. An operator registered in another way
-runs unguarded inside, and only its results are moved.
+Dispatch modes are off while a custom operator runs. So the Python function behind a `torch.library.custom_op` is called
+with the mode on. An operator registered in another way runs unguarded inside, and only its results are moved.
 """
 
 from __future__ import annotations
@@ -32,19 +31,20 @@ from torch.utils._pytree import tree_map
 from verify.truth.ulp import same_bits
 
 NAN_FILL, NUMBER_FILL = 0xFF, 0x3C
-# As wide as what one program without a mask writes past the end: 16,384 float32, or the whole tensor once more.
+# As wide as the writes of one program without a mask past the end: 16,384 float32, or the whole tensor again.
 _BAND, _WIDEST = 1 << 16, 1 << 24
-# Bytes that a guard asks for at once: filling them is one launch, whatever is put there. A CPU pays by the byte.
+# Bytes of one allocation, filled by one launch and shared by many tensors. A CPU allocates for each tensor.
 _SLAB = {"cuda": 1 << 21}
-_ALIGNED = 512  # what the CUDA allocator promises: kernels may ask for aligned vector loads
+_ALIGNED = 512  # the CUDA allocator promises this alignment, and kernels rely on it for aligned vector loads
 _UNINITIALISED = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted")
 
 
 @dataclass
 class Block:
-    """One guarded tensor: its bytes in `raw` are [start, stop), and `before` if they may not change.
+    """Holds one guarded tensor. Its bytes are [start, stop) of `raw`.
 
-    What lies around them from `first` to `last` belongs to it too and is the fill.
+    `before` has these bytes if they may not change. The bytes from `first` to `start` and from `stop` to `last` are its
+    bands and hold the fill.
     """
 
     name: str
@@ -63,9 +63,9 @@ class Block:
 
 
 class Guard(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode that moves fresh tensors into guarded memory. See the module's docstring.
+    """Moves fresh tensors into guarded memory while it is active, see the module's docstring.
 
-    A guard that is not `watched` is never asked for damage: it keeps no copies of what is embedded.
+    A guard without `watched` cannot report damage, and keeps no copies of embedded tensors.
     """
 
     def __init__(self, fill: int, *, watched: bool = True) -> None:
@@ -77,9 +77,11 @@ class Guard(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._used = 0
 
     def embed(self, tensor: Tensor, label: str, device: torch.device | str | None = None) -> Tensor:
-        """The tensor in guarded memory with its layout; later, no byte around or inside it may have changed.
+        """Returns the tensor in guarded memory, in its layout.
 
-        One in the memory of the host may be put on a device; it must not be written to while the guard is in use.
+        Later, no byte around or inside it may have changed.
+
+        device: moves a tensor in CPU memory to a device. That tensor must not be written to while the guard is in use.
         """
         device = tensor.device if device is None else torch.device(device)
         if tensor.device == device and device.type != "cpu":
@@ -91,17 +93,17 @@ class Guard(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if block is not None and self.watched:
             block.before = block.raw[block.start : block.stop].clone() if image is None else image
             self.blocks.append(block)
-        # `data`: what is written to one tensor of a slab is no change of the others to autograd
+        # `data`: autograd must not see a write to one tensor of a slab as a change of the others
         return moved.data if block is not None else moved.to(device)
 
     def damage(self) -> list[str]:
-        """What was written that must not be: one line per damaged block."""
+        """Returns one line for each block with a forbidden write."""
         if _intact([self]):
             return []
         return [_describe(block, wrong) for block in self.blocks if bool((wrong := self._wrong(block)).any())]
 
     def _wrong(self, block: Block) -> Tensor:
-        """The bytes that changed and must not."""
+        """Returns a mask of the bytes that changed and must not."""
         wrong = block.raw[block.first : block.last] != self.fill
         own = slice(block.start - block.first, block.stop - block.first)
         held = block.raw[block.start : block.stop]
@@ -110,7 +112,7 @@ class Guard(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # as True, which is what it is else, the first call imports the compiler: seconds
+        return False  # the default True makes the first call import the compiler, which takes seconds
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -151,7 +153,7 @@ class Guard(TorchDispatchMode):  # type: ignore[no-untyped-call]
         width = tensor.element_size()
         extent = _extent(tensor) * width
         band = min(max(_BAND, extent), _WIDEST)
-        # an offset that is not a multiple of the alignment is part of the layout: keep it
+        # the layout includes an offset that is not a multiple of the alignment
         before = -(-band // _ALIGNED) * _ALIGNED + int(tensor.storage_offset()) * width % _ALIGNED
         size = -(-(before + extent + band) // _ALIGNED) * _ALIGNED
         raw, first = self._room(size, device)
@@ -167,11 +169,11 @@ class Guard(TorchDispatchMode):  # type: ignore[no-untyped-call]
             own = _places(tensor)
             flat[start // width : stop // width][own] = _span(tensor)[own]
         elif tensor.dtype is torch.bool:
-            moved.fill_(self.fill == NAN_FILL)  # other bytes are no truth values
+            moved.fill_(self.fill == NAN_FILL)  # other bytes are no valid booleans
         return moved, block
 
     def _room(self, size: int, device: torch.device) -> tuple[Tensor, int]:
-        """Fresh memory full of the fill: a storage, and where in it this many bytes begin."""
+        """Returns a storage of fresh memory full of the fill, and the offset where this many bytes begin."""
         slab, first = self._slab, self._used
         if slab is None or slab.device != device or first + size > slab.numel():
             room = max(size, _SLAB.get(device.type, 0))
@@ -182,24 +184,27 @@ class Guard(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _extent(tensor: Tensor) -> int:
-    """How many elements lie from the first to the last one of a tensor."""
+    """Returns the number of elements from the first to the last one of a tensor in memory."""
     if tensor.is_contiguous():
         return tensor.numel()
     return int(sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1)
 
 
 def _span(tensor: Tensor) -> Tensor:
-    """Everything from the first to the last element."""
+    """Returns all memory from the first to the last element."""
     return tensor.as_strided((_extent(tensor),), (1,), tensor.storage_offset())
 
 
 def _places(tensor: Tensor) -> Tensor:
-    """Where the elements lie in their span. What lies between them is not the tensor's, and holds the fill."""
+    """Returns the positions of the elements in their span.
+
+    Memory between them is not the tensor's, and holds the fill.
+    """
     return torch.arange(_extent(tensor), device=tensor.device).as_strided(tensor.shape, tensor.stride())
 
 
 def _image(tensor: Tensor, fill: int) -> Tensor:
-    """The bytes of a tensor's span, with the fill between its elements."""
+    """Returns the bytes of a tensor's span, with the fill between its elements."""
     if tensor.numel() == 0:
         return tensor
     span = _span(tensor.detach())
@@ -212,7 +217,7 @@ def _image(tensor: Tensor, fill: int) -> Tensor:
 
 
 def damage_of(guards: Iterable[Guard]) -> list[str]:
-    """The damage of several guards; waits for the device first. Where there is none, that is asked but once."""
+    """Returns the damage of several guards, after waiting for the device. Without damage a single check suffices."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     guards = list(guards)
@@ -222,7 +227,7 @@ def damage_of(guards: Iterable[Guard]) -> list[str]:
 
 
 def _intact(guards: Sequence[Guard]) -> bool:
-    """Whether no byte changed that must not. Two answers for all blocks of a device: on a GPU each is a wait."""
+    """True if no protected byte changed. Makes two comparisons for all blocks of a device, as each waits for a GPU."""
     bands: dict[tuple[torch.device, int], list[Tensor]] = {}
     kept: dict[torch.device, list[tuple[Tensor, Tensor]]] = {}
     for guard in guards:
@@ -236,7 +241,7 @@ def _intact(guards: Sequence[Guard]) -> bool:
                 if raw is not None:
                     band(raw, stop, last)
                 raw, stop = block.raw, block.first
-            # neighbours have one band between them, which belongs to both
+            # neighbours share the band between them
             band(raw, stop, block.start)
             stop, last = block.stop, block.last
             if block.before is not None:
@@ -249,10 +254,10 @@ def _intact(guards: Sequence[Guard]) -> bool:
 
 
 def _full_of(fill: int, bands: list[Tensor]) -> bool:
-    """Whether every byte is the fill."""
+    """True if every byte is the fill."""
     if bands[0].is_cuda:
         return not bool((torch.cat(bands) != fill).any())
-    # numpy compares eight bytes at a time wherever they begin, which takes a tenth of the time
+    # numpy compares eight bytes at a time at any alignment, which takes a tenth of the time
     word = np.frombuffer(bytes([fill] * 8), dtype=np.uint64)
     for band in bands:
         whole = band.numel() // 8 * 8
@@ -263,7 +268,7 @@ def _full_of(fill: int, bands: list[Tensor]) -> bool:
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors among an operator's arguments, in lists too. pytree finds them as well, ten times slower."""
+    """Yields the tensors among an operator's arguments, in lists too. pytree takes ten times as long."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple):
@@ -293,7 +298,7 @@ def _address(tensor: Tensor) -> int:
 
 @lru_cache
 def _maker(func: Any) -> str:
-    """The name of an operator whose results may be fresh; none for one that returns views, or what it changed."""
+    """Returns the name of an operator whose results may be fresh; "" if it returns views or changes its arguments."""
     return "" if func.is_view or func._schema.is_mutable else str(func._schema.name.partition("::")[2])
 
 
@@ -303,7 +308,7 @@ def _is_torchs_own(func: Any) -> bool:
 
 
 def _python_body(func: Any, args: Any, kwargs: Any) -> Callable[..., Any] | None:
-    """The Python function behind a custom operator, for the device of its arguments."""
+    """Returns the Python function behind a custom operator, for the device of its arguments; None if there is none."""
     if _is_torchs_own(func):
         return None
     from torch._library.custom_ops import OPDEFS

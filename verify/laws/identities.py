@@ -1,19 +1,20 @@
 """Exact identities: equations between two calls of one kernel, which need no truth.
 
-Floating-point arithmetic that rounds to nearest is symmetric in sign and in powers of two, so these hold bit for bit
-(the sign of a zero aside, and away from overflow and subnormals where a power of two is involved):
+Floating-point arithmetic that rounds to nearest is symmetric in sign and in powers of two. So these identities hold bit
+for bit. Exceptions are the sign of a zero and, with powers of two, overflow and subnormals.
 
 * every op: negating the upstream gradient negates all gradients, doubling it doubles them;
 * gated: y(-x1, x2) = -y and y(2^k x1, x2) = 2^k y;
 * layer norm: y(2^k x, 4^k eps) = y, and y(-x, -bias) = -y; RMS norm: both without a bias;
 * linear without an activation: y(2^k x, 2^k bias) = 2^k y.
 
-Two more hold for the real functions, so that the kernel's own limit bounds how far its results may miss them:
+Two more identities hold for the real functions. The kernel's own limit bounds the error of its results in them:
 
 * GELU and SiLU: y(x) - y(-x) = x;
 * softmax: y(x + c) = y, where x + c is exact.
 
-Layer norm does not change under x + c either, but a kernel rounds its mean differently there: accuracy covers that.
+Layer norm does not change under x + c either, but a kernel rounds its mean differently there. The law of accuracy
+covers that.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from verify.truth.ulp import ulp_exponent, widen
 Inputs = dict[str, Tensor | None]
 Results = dict[str, Tensor]
 
-# Powers of two are exact only above subnormals: these many binades stay free, for products inside the kernel.
+# Powers of two are exact only above subnormals. This many binades remain free, for products inside the kernel.
 _MARGIN = 6
 
 
@@ -48,7 +49,7 @@ def _space(subject: Subject) -> CaseSpace:
 
 
 def _run(subject: Subject, case: Case, inputs: Inputs, **changed: Any) -> Results:
-    """The results of one call; in the memory of the host where they are small, and so are the inputs."""
+    """Returns the results of one call, in CPU memory if they and the inputs are small."""
     given = sent_all(inputs, subject.backend.device)
     (results,) = Unchanged().demand(run_tensors(subject.kernel, given, {**case.params, **changed}, {}))
     return results
@@ -61,12 +62,12 @@ def _scaled(inputs: Inputs, factor: float, names: Sequence[str]) -> Inputs:
 
 
 def _times(value: Tensor, factor: float) -> Tensor:
-    """Returns a product by a power of two, rounded once; PyTorch multiplies no formats of 8 bits."""
+    """Returns a product by a power of two, rounded once. PyTorch cannot multiply formats of 8 bits."""
     return value * factor if value.element_size() > 1 else (widen(value) * factor).to(value.dtype)
 
 
 def _exact(before: Inputs, after: Inputs) -> bool:
-    """Whether scaling overflowed nothing (scaling up is exact otherwise)."""
+    """True if scaling overflowed nothing. Scaling up is exact otherwise."""
     pairs = [(before[name], value) for name, value in after.items() if value is not None and value is not before[name]]
     return all(
         bool(torch.isfinite(widen(value)).all())
@@ -76,7 +77,10 @@ def _exact(before: Inputs, after: Inputs) -> bool:
 
 
 def _demand(case: Case, got: Results, base: Results, factor: float, rule: str) -> None:
-    """Every result is `factor` times the other one, to the bit, where both are far from the ends of the range."""
+    """Raises `Broken` unless every result is `factor` times the other one, bit for bit.
+
+    Values near the ends of the range are not compared.
+    """
     for name, value in base.items():
         fmt = formats.of(value.dtype)
         wanted = _times(value, factor)
@@ -86,7 +90,7 @@ def _demand(case: Case, got: Results, base: Results, factor: float, rule: str) -
         largest = torch.maximum(widen(value).abs(), widen(wanted).abs())
         usual = torch.isfinite(largest) & (largest <= float(fmt.max_finite) * 2.0**-_MARGIN)
         if abs(factor) != 1.0:
-            # a zero may be what underflowed, or a factor of it did: its multiple need not
+            # a zero may come from an underflow of the value or of its multiple, so the two may differ
             compared = torch.where(largest == 0, widen(got[name]).abs(), sizes)
             usual &= ~(compared < float(fmt.min_normal) * 2.0**_MARGIN)
         differs = (widen(got[name]) != widen(wanted)) & usual
@@ -180,7 +184,7 @@ def _ulp(value: Tensor) -> Tensor:
 
 
 def _bounded(subject: Subject, case: Case, missed: Tensor, spacing: Tensor, shown: Tensor, rule: str) -> None:
-    # the truth may lie in the next binade, where an ulp is twice as long
+    # the truth may lie in the next binade, where an ulp is twice as large
     allowed = 2.0 * subject.kernel.limit(subject.dtype, "y") * spacing
     wrong = torch.nonzero((~(missed <= allowed) & torch.isfinite(widen(shown))).reshape(-1))
     if wrong.numel():

@@ -1,7 +1,7 @@
-"""What a law is: something true of any correct kernel, with a check that raises `Broken`.
+"""Defines a law: something true of any correct kernel, with a check that raises `Broken`.
 
-A law says when it applies (else the reason why not, which is reported, never swallowed), which cases it
-wants, and how one case is checked. It knows nothing of Hypothesis' runner, of pytest or of records.
+A law states when it applies, which cases it needs, and how to check one case. If it does not apply, it gives the reason
+for the report. It does not depend on Hypothesis' runner, pytest or records.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from verify.declare.declaration import Kernel
 
 @dataclass(frozen=True)
 class Subject:
-    """The kernel that a law is about, in one dtype, where it runs, and how large its cases may be."""
+    """Holds a kernel that a law is about, in one dtype, with its backend and the sizes of its cases."""
 
     kernel: Kernel
     dtype: str
@@ -31,39 +31,39 @@ class Subject:
 
 
 def plain_case(subject: Subject, dims: tuple[int, ...]) -> Case:
-    """The plainest case of a subject with some dims: ordinary values, contiguous, every gradient."""
+    """Returns the plainest case of a subject with some dims: ordinary values, contiguous, every gradient."""
     kernel = subject.kernel
     regime = kernel.op.geometry.regime("randn")
     return case_of(kernel, subject.dtype, dims=fitted(kernel, dims), regime=regime)
 
 
 def plain_space(subject: Subject, shapes: Sequence[tuple[int, ...]]) -> CaseSpace:
-    """The space of cases of some shapes with ordinary values."""
+    """Returns the space of cases of some shapes with ordinary values."""
     fill = (subject.kernel.op.geometry.fill,)
     return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=shapes, fill=fill)
 
 
 def plain_cases(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
-    """The plainest case of each shape: the fixed cases of a law that asks about shapes alone."""
+    """Returns the plainest case of each shape. These are the fixed cases of a law about shapes alone."""
     return tuple(plain_case(subject, dims) for dims in chosen.shapes)
 
 
 class Excess(NamedTuple):
-    """The error of an element and its limit, in ULP, of scale where the op is judged so."""
+    """Holds the error of an element and its limit, in ULP, or in ULP of scale if the op is judged by the scale."""
 
     error: float
     limit: float
 
     def at_most(self, factor: float) -> bool:
-        """True if the error is at most so many times the limit."""
+        """True if the error is at most `factor` times the limit."""
         return self.error <= factor * self.limit
 
 
 class Broken(AssertionError):
-    """A law does not hold for a case. `facts` are the lines of the message, in order.
+    """Reports that a law does not hold for a case. `facts` are the lines of the message, in order.
 
-    `excess` is None where the law is not about accuracy.
-    `failed`: the kernel raised or returned something else than results, so that the law was not decided.
+    excess: the error and its limit; None if the law is not about accuracy.
+    failed: True if the kernel raised or returned something else than results, so the law was not decided.
     """
 
     def __init__(
@@ -87,28 +87,33 @@ class Broken(AssertionError):
         self.failed = failed
 
     def restated(self, rule: str, case: Case, facts: dict[str, str]) -> Broken:
-        """The same failure as another law words it."""
+        """Returns the same failure in the words of another law."""
         return Broken(rule, case, facts, result=self.result, index=self.index, excess=self.excess, failed=self.failed)
 
 
 def said_of(subject: Subject) -> str:
-    """`op softmax`; a PyTorch function has no name of its own, so that many kernels share one line."""
+    """Returns a name such as `op softmax`.
+
+    A PyTorch function gets a common name, so that reports list many kernels in one line.
+    """
     name = subject.kernel.op.name
     return "this PyTorch function" if name.startswith("like ") else f"op {name}"
 
 
 def always(subject: Subject) -> str | None:
-    """A law that applies to every kernel."""
+    """Returns None: the law applies to every kernel."""
     return None
 
 
 @dataclass(frozen=True)
 class Law:
-    """One law. `applies` returns None, or the reason why it does not apply.
+    """Holds one law.
 
-    `space` is what a subject's cases are made of. `check` raises `Broken`; it may return a score (the error, say),
-    which the search tries to make large. `examples` are tried before anything is drawn, the same ones every time;
-    by default every choice of the space once.
+    applies: returns None, or the reason why the law does not apply.
+    space: returns the space of a subject's cases.
+    check: raises `Broken`, or returns a score such as the error. The search tries to make the score large.
+    examples: returns the fixed cases, which are tried before any drawn case. By default each choice of the space occurs
+        once.
     """
 
     name: str
@@ -117,11 +122,11 @@ class Law:
     check: Callable[[Subject, Case], float | None]
     applies: Callable[[Subject], str | None] = always
     examples: Callable[[Subject, CaseSpace], tuple[Case, ...]] = lambda subject, space: space.each_choice()
-    rows: bool = False  # whether it is about the rows of the data, which a PyTorch function need not have
-    share: float = 1.0  # of a profile's drawn cases: dear laws take fewer
+    rows: bool = False  # True: the law is about rows of data, which a PyTorch function need not have
+    share: float = 1.0  # share of a profile's drawn cases; expensive laws take fewer
 
     def reason(self, subject: Subject) -> str | None:
-        """Why the law does not apply to a subject; None where it does."""
+        """Returns why the law does not apply to a subject; None if it applies."""
         if subject.kernel.encoding is not None:
             return "it is about numbers; a quantiser has laws of its own, which every run tries"
         if self.rows and subject.kernel.op.geometry.named:
@@ -129,9 +134,9 @@ class Law:
         return self.applies(subject)
 
     def cases(self, subject: Subject) -> st.SearchStrategy[Case]:
-        """The strategy of a subject's cases."""
+        """Returns the strategy of a subject's cases."""
         return self.space(subject).cases()
 
     def fixed(self, subject: Subject) -> tuple[Case, ...]:
-        """The cases that are tried first, whatever is drawn afterwards."""
+        """Returns the fixed cases, which are tried first."""
         return self.examples(subject, self.space(subject))

@@ -1,15 +1,15 @@
-"""Layout independence: a tensor's strides are not its values.
+"""Layout independence: results depend on a tensor's values, not on its strides.
 
-Every result of a kernel on strided, offset, padded, transposed or expanded operands and upstream gradients is,
-bit for bit, its result on contiguous copies of them. A kernel that declares `layouts="contiguous"` must refuse
-other layouts with an error instead: silently wrong is a failure, and so is silently right where it promised not to
-look. Transposed operands have whole tiles of 64 in one case, and more than one tile in another.
+Operands and upstream gradients are strided, offset, padded, transposed or expanded. Every result must have the bits of
+the result for contiguous copies. A kernel that declares `layouts="contiguous"` must refuse other layouts with an error,
+or be right: a wrong result breaks the law. Transposed operands have whole tiles of 64 in one case, and more than one
+tile in another.
 
-A kernel for a PyTorch function that sums is often made of PyTorch's own operators, which choose by the strides in which
-order a product adds: where the bits of such a one differ, the results of strided tensors are held to its limit instead.
+A kernel for a PyTorch function that sums often consists of PyTorch's own operators. These choose the order of a sum by
+the strides. If the bits of such a kernel differ, the results of strided tensors must be within its limit instead.
 
-Two operands that are one tensor give the outputs of two copies of it. Keys and values of an attention are expanded
-together, as heads that share them are, with one key more than blocks hold.
+If two operands are the same tensor, the outputs must equal those for two copies. Keys and values of attention are
+expanded together, as for heads that share them, with one key more than whole blocks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from verify.measure.call import run_contiguous, run_kernel, run_tensors
 from verify.truth.ulp import same_bits
 
 _ONE_OVER = (33, 129)
-_LAYOUTS = tuple(name for name in LAYOUTS if name != "expanded matrices")  # which matters to keys and values alone
+# "expanded matrices" matters to keys and values alone
+_LAYOUTS = tuple(name for name in LAYOUTS if name != "expanded matrices")
 
 
 def _compare(subject: Subject, case: Case, rule: str) -> None:
@@ -41,7 +42,7 @@ def _compare(subject: Subject, case: Case, rule: str) -> None:
     op = subject.kernel.op
     if op.geometry.named and op.gate != "plain" and not same_bits(list(got.values()), list(wanted.values())):
         near, compact = strided.to_read, plain.to_read
-        # what contiguous tensors do not keep either is the law of accuracy's
+        # if contiguous tensors break the limit too, the law of accuracy reports that
         if keeps(subject, case, near.inputs, near.upstream, got) or not keeps(
             subject, case, compact.inputs, compact.upstream, wanted
         ):
@@ -50,9 +51,9 @@ def _compare(subject: Subject, case: Case, rule: str) -> None:
 
 
 def _examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
-    """Every layout of every tensor, and every shape, and no gradients, with a mixture of layouts.
+    """Returns a case for every layout of every tensor, and every shape and the case without gradients in mixed layouts.
 
-    Of contiguous tensors, in which the other choices come, a call would be held against its own repetition.
+    Other choices come with contiguous tensors. With these, the law would compare a call with its own repetition.
     """
     kernel, plain = subject.kernel, chosen.each_choice()[0]
     operands = kernel.operands if len(chosen.layouts.operands) > 1 else ()
@@ -68,7 +69,7 @@ def _examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
 
 
 def _compare_shared(subject: Subject, case: Case) -> None:
-    """Outputs where two operands of one shape and dtype are one tensor, and where they are two copies of it."""
+    """Compares outputs for two operands of one shape and dtype: once as one tensor, once as two copies of it."""
     kernel, device = subject.kernel, subject.backend.device
     inputs = {name: value for name, value in inputs_of(kernel.op, case, device).items() if value is not None}
     numbers = [name for name in kernel.operands if name in inputs and inputs[name].is_floating_point()]
@@ -84,13 +85,13 @@ def _compare_shared(subject: Subject, case: Case) -> None:
 
 
 def _with_plain(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
-    """The cases of `_examples`, and a plain one where two operands may be one tensor."""
+    """Returns the cases of `_examples`, and a plain one if two operands may be one tensor."""
     plain = chosen.each_choice()[:1] if len(subject.kernel.operands) > 1 else ()
     return (*plain, *_examples(subject, chosen), *_shared_keys(subject))
 
 
 def _shared_keys(subject: Subject) -> tuple[Case, ...]:
-    """Keys and values that all heads share, as `expand` makes them, at numbers of keys with one over a block."""
+    """Returns cases whose heads share keys and values, as `expand` makes them, with one key more than whole blocks."""
     op = subject.kernel.op
     names = [name for name, part in (op.scores or {}).items() if part.role != "query"]
     return tuple(
@@ -114,7 +115,7 @@ def _check_operands(subject: Subject, case: Case) -> None:
 
 
 def _check_refusal(subject: Subject, case: Case) -> None:
-    """A kernel for contiguous tensors raises, or happens to be right; it is never silently wrong."""
+    """Accepts an error, or right results. Raises `Broken` for wrong results without an error."""
     try:
         _compare(subject, case, "an unpromised layout gives wrong results instead of an error")
     except KernelError:
@@ -126,7 +127,7 @@ def _upstream(subject: Subject) -> CaseSpace:
 
 
 def _check_upstream(subject: Subject, case: Case) -> None:
-    # autograd hands over whatever layout it has: no kernel may refuse an upstream gradient
+    # autograd passes gradients in any layout, so no kernel may refuse an upstream gradient
     _compare(subject, case, "gradients depend on the layout of the upstream gradient, not only on its values")
 
 

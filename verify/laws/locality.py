@@ -1,7 +1,7 @@
-"""Which results belong to a row, or to an element, and what its operands are there.
+"""Finds the results that belong to a row or an element, and the operands of that row.
 
-Laws about splitting, reordering and reshaping speak of results that one row of the data decides: the outputs, and
-the gradients of the data operands. Gradients of weights and biases are sums over all rows and have no place here.
+Laws about splitting, reordering and reshaping are about results that one row of the data decides: the outputs, and the
+gradients of the data operands. Gradients of weights and biases are sums over all rows, so they are excluded.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ Tensors = dict[str, Tensor]
 
 
 def data_operands(kernel: Kernel) -> tuple[str, ...]:
-    """The operands that have one row per row of the output."""
+    """Returns the operands that have one row per row of the output."""
     return tuple(o.name for o in kernel.op.operands if o.role == "data" and o.name in kernel.operands)
 
 
 def shared_operands(kernel: Kernel) -> tuple[str, ...]:
-    """The operands that every row shares: weights and biases."""
+    """Returns the operands that all rows share: weights and biases."""
     return tuple(name for name in kernel.operands if name not in data_operands(kernel))
 
 
 def local_results(kernel: Kernel) -> tuple[str, ...]:
-    """The results that have one row per row of the data."""
+    """Returns the results that have one row per row of the data."""
     return (*kernel.outputs, *("d" + name for name in data_operands(kernel)))
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Where rows lie: the axis of each operand and output that has one index per row, and how many rows there are.
+    """Holds the axis of each operand and output that counts rows, and the number of rows.
 
-    Other operands are shared by all rows. `dimension` is the name that a declaration gives to the rows, if any.
+    All rows share the other operands. `dimension` is the name of the rows in a declaration, if any.
     """
 
     axes: Mapping[str, int]
@@ -51,14 +51,14 @@ class Rows:
     dimension: str = ""
 
     def of(self, name: str, tensor: Tensor, rows: slice) -> Tensor:
-        """A view of some rows of an operand, an output or a gradient; the whole tensor where it is shared."""
+        """Returns a view of some rows of an operand, an output or a gradient; the whole tensor if all rows share it."""
         axis = self.axes.get(name, self.axes.get(name.removeprefix("d")))
         return tensor if axis is None else tensor[(slice(None),) * axis + (rows,)]
 
     def pick(
         self, inputs: Mapping[str, Tensor | None], upstream: Mapping[str, Tensor], rows: slice
     ) -> tuple[dict[str, Tensor | None], Tensors]:
-        """The inputs and upstream gradients of some rows, contiguous; shared operands as they are."""
+        """Returns the inputs and upstream gradients of some rows, contiguous. Shared operands are unchanged."""
         picked = {
             name: self.of(name, value, rows).contiguous() if value is not None and name in self.axes else value
             for name, value in inputs.items()
@@ -66,34 +66,34 @@ class Rows:
         return picked, {name: self.of(name, value, rows).contiguous() for name, value in upstream.items()}
 
     def local(self, results: Mapping[str, Tensor], rows: slice) -> Tensors:
-        """Those rows of the results that belong to rows: outputs, and gradients of what has rows."""
+        """Returns some rows of the outputs and of the gradients of operands with rows."""
         named = (name for name in results if name in self.axes or name.removeprefix("d") in self.axes)
         return {name: self.of(name, results[name], rows) for name in named}
 
 
 def leading_rows(kernel: Kernel, case: Case) -> Rows:
-    """The rows of an op whose data and outputs have them first."""
+    """Returns the rows of an op whose data and outputs have them as the first axis."""
     return Rows(dict.fromkeys((*data_operands(kernel), *kernel.outputs), 0), case.dims[0])
 
 
-_FOLLOWED = 256  # elements of an output that are followed to what they depend on
+_FOLLOWED = 256  # number of elements of an output whose operands are traced
 
 
 def independent_rows(kernel: Kernel, case: Case) -> list[Rows]:
-    """The dimensions of a PyTorch function along which an output depends on operands at its own index alone.
+    """Returns the dimensions of a PyTorch function along which an output depends on operands at its own index alone.
 
-    The function's program says so for up to 256 elements of each output at the first, the last and a middle index.
-    Indices that know their position, as in a rotary embedding, are not independent.
+    The function's program shows this for up to 256 elements of each output at the first, the last and a middle index.
+    If results depend on the position of an index, as in a rotary embedding, the indices are not independent.
     """
     op = kernel.op
     if op.geometry.examples or not op.geometry.named:
         return []
-    # ordinary values: beside numbers of 1e-20 nothing would differ
+    # ordinary values: with numbers of 1e-20 no difference would show
     inputs = inputs_of(op, case_of(kernel, case.dtype, dims=case.dims), "cpu", shared=True)
     found = []
     fixed = {name for each in op.operands if each.range is not None for name in each.range.fixed_by}
     for place, (dimension, size) in enumerate(zip(op.geometry.dims, case.dims, strict=True)):
-        if dimension in fixed:  # rows of a permutation are none
+        if dimension in fixed:  # a permutation does not have independent rows
             continue
         larger = (*case.dims[:place], size + 1, *case.dims[place + 1 :])
         try:
@@ -116,7 +116,7 @@ def independent_rows(kernel: Kernel, case: Case) -> list[Rows]:
 
 
 def _is_local(op: Op, case: Case, inputs: dict[str, Tensor | None], rows: Rows) -> bool:
-    """True if elements of outputs at an index need no element of an operand at another one."""
+    """True if elements of outputs at an index need operands at the same index alone."""
     assert op.meaning is not None
     program, run = op.meaning.program(Problem(inputs=inputs, params=op.params, upstream={}, results=op.outputs))
     leaves = {id(step): step for step in program.steps if isinstance(step, Leaf) and step.name in rows.axes}
@@ -133,7 +133,10 @@ def _is_local(op: Op, case: Case, inputs: dict[str, Tensor | None], rows: Rows) 
 
 
 def _is_alike(op: Op, inputs: dict[str, Tensor | None], rows: Rows) -> bool:
-    """True if PyTorch gives all rows but the first what it gives them alone: no row knows its position."""
+    """True if PyTorch gives the same results for all rows but the first if it gets them alone.
+
+    Then no result depends on the position of its row.
+    """
     rest = slice(1, None)
     whole = reference(op, inputs)
     alone = reference(op, rows.pick(inputs, {}, rest)[0])
@@ -142,7 +145,7 @@ def _is_alike(op: Op, inputs: dict[str, Tensor | None], rows: Rows) -> bool:
 
 
 def reference(op: Op, inputs: Mapping[str, Tensor | None]) -> Tensors:
-    """What PyTorch gives in float64, by output."""
+    """Returns PyTorch's results in float64, by output."""
     wide = [v.double() if v is not None and v.is_floating_point() else v for v in map(inputs.get, inputs)]
     made = op.baseline(*wide, **op.resolve({}))
     made = made if isinstance(made, tuple | list) else (made,)
@@ -152,7 +155,7 @@ def reference(op: Op, inputs: Mapping[str, Tensor | None]) -> Tensors:
 def flattened(
     kernel: Kernel, case: Case, inputs: Mapping[str, Tensor | None], upstream: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor | None], Tensors]:
-    """The same values as a matrix (a vector, for elementwise ops that are not packed)."""
+    """Returns the same values as a matrix, or as a vector for elementwise ops that are not packed."""
     data = data_operands(kernel)
     line = kernel.op.geometry.by_element and not kernel.op.geometry.packed
 
@@ -169,5 +172,5 @@ def flattened(
 
 
 def filled_like(tensor: Tensor, value: float) -> Tensor:
-    """A tensor of one value; through float32 because float8 has no fill."""
+    """Returns a tensor of one value. It is made in float32, because float8 has no fill."""
     return torch.full(tensor.shape, value, dtype=torch.float32, device=tensor.device).to(tensor.dtype)

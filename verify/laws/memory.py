@@ -1,14 +1,14 @@
-"""Memory safety: a kernel writes its results and nothing else, and reads its operands and nothing else.
+"""Memory safety: a kernel writes only its results and reads only its operands.
 
-* memory bounds: every tensor that the kernel gets or allocates lies between guard bands; none of their bytes
-  changes, nor does any byte of an operand or of an upstream gradient.
-* initialised memory: results are, bit for bit, the same whatever lay in fresh memory and around the operands:
-  every element is written, no lane beyond the end takes part, nothing is left from an earlier call.
-* nothing overwritten: the backward pass changes neither operands nor outputs nor tensors saved for it, and a
-  second backward pass over the same graph gives the bits of the first.
-* no stale results: new values in the same memory give new results (nothing is cached by address or shape), the
-  first values there give the first results again, a later call does not change what an earlier one returned (nor do
-  eight later ones, in the plain case), and a call between a forward pass and its backward pass changes no gradient.
+* memory bounds: every tensor that the kernel gets or allocates lies between guard bands. No byte of a band changes, nor
+  any byte of an operand or of an upstream gradient.
+* initialised memory: the results have the same bits whatever fresh memory and the memory around operands contain. So
+  the kernel writes every element, uses no lane beyond the end, and keeps nothing from an earlier call.
+* nothing overwritten: the backward pass changes neither operands nor outputs nor tensors saved for it. A second
+  backward pass over the same graph gives the bits of the first.
+* no stale results: new values in the same memory give new results, so nothing is cached by address or shape. The first
+  values there give the first results again. A later call does not change the results of an earlier one. In the plain
+  case, eight later calls do not either. A call between a forward pass and its backward pass changes no gradient.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _backward_space(subject: Subject) -> CaseSpace:
 
 
 def guarded_runs(subject: Subject, case: Case, *guards: Guard) -> list[dict[str, Tensor]]:
-    """The results of one call in each guard's memory, on the same operands and upstream gradients."""
+    """Returns the results of one call in each guard's memory, on the same operands and upstream gradients."""
     op, device, runs, unchanged = subject.kernel.op, subject.backend.device, [], Unchanged()
     operands = inputs_of(op, case, device, shared=True)
     upstream: dict[str, Tensor] | None = None
@@ -155,11 +155,14 @@ def _check_overwritten(subject: Subject, case: Case) -> None:
         )
 
 
-_BUFFERS = 8  # calls after which a result must be as it was, in the plain case: buffers may be used in turn
+_BUFFERS = 8  # in the plain case this many later calls must not change a result: a kernel may use buffers in turn
 
 
 def _check_stale(subject: Subject, case: Case) -> None:
-    """Two forward passes before the backward pass of either; then other values in the first's memory, and its own."""
+    """Makes two forward passes before the backward pass of either.
+
+    Then puts new values into the memory of the first, and its own values again.
+    """
     kernel, device, unchanged = subject.kernel, subject.backend.device, Unchanged()
     cases = case, msgspec.structs.replace(case, seed=case.seed + 1)
     given = [inputs_of(kernel.op, each, device) for each in cases]
@@ -179,7 +182,8 @@ def _check_stale(subject: Subject, case: Case) -> None:
         for name, value in given[0].items():
             fresh = values[at][name]
             if value is not None and fresh is not None:
-                value.data.copy_(fresh)  # no version counter moves, as where a kernel writes, or memory is recycled
+                # no version counter changes, as with a write by a kernel or with recycled memory
+                value.data.copy_(fresh)
         upstream = sent_all(arriving[at], device)
         options: dict[str, Any] = {"unchanged": unchanged, "originals": arriving[at]}
         return copies(run_tensors(kernel, given[0], case.params, upstream, **options))
@@ -203,12 +207,12 @@ def _check_stale(subject: Subject, case: Case) -> None:
             Comparison(again, early, between, labels=("no call between", "a call between")),
         ],
     )
-    # kept by shape, every one of these would agree
+    # results cached by shape would pass all comparisons above
     same = {name: value for name, value in late.items() if value.numel() and same_bits([value], [early[name]])}
     data = [[value for name in data_operands(kernel) if (value := some[name]) is not None] for some in values]
 
     def wrong(at: int) -> Broken | None:
-        """What is wrong with the results that are the same, as those of the first or the second values."""
+        """Returns the error of equal results, judged as those of the first (0) or the second (1) values; None if right."""
         where = next(iter(same.values())).device
         try:
             judge_results(subject, cases[at], sent_all(values[at], where), sent_all(arriving[at], where), same)
@@ -216,7 +220,7 @@ def _check_stale(subject: Subject, case: Case) -> None:
             return broken
         return None
 
-    # where both are wrong, as where all overflows, it is the law of accuracy's
+    # if both are wrong, as with an overflow everywhere, the law of accuracy reports that
     if same and not same_bits(*data) and (broken := wrong(1)) is not None and wrong(0) is None:
         facts = {"result": f"{broken.result}, the same bits as for the values before"}
         raise broken.restated(stale, case, facts | broken.facts) from None

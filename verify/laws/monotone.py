@@ -1,12 +1,13 @@
-"""Monotonicity: where the function rises, the kernel does not fall, by more than its own limit explains.
+"""Monotonicity: where the function rises, the kernel does not fall by more than its limit explains.
 
-Inputs are runs of neighbouring numbers, from anywhere in the format and around the op's own boundaries. Where the
-slope has one sign over two neighbours, a result that goes the other way by 2 limits or more cannot come from two
-results within their limits: 0 for a correctly rounded kernel (limit 0.5), one ulp for a limit of 1.
+Inputs are runs of neighbouring numbers, from anywhere in the format and around the op's own boundaries. Suppose the
+slope has one sign over two neighbours, and the result moves the other way by 2 limits or more. Then one of the two
+results exceeds its limit. So a correctly rounded kernel (limit 0.5) may not move the other way at all. A kernel with a
+limit of 1 may do so by one ulp.
 
-This follows from accuracy, so it finds no kernel that an exhaustive accuracy run would not; it is here because it
-needs no exact answer of the function, only the sign of its slope, and looks at neighbours, which random inputs are
-not: a seam between two branches of an implementation shows as a step.
+This law follows from accuracy, so it finds no kernel that an exhaustive accuracy run would not find. But it needs only
+the sign of the slope, no exact value. And it looks at neighbours, which random inputs are not. So a seam between two
+branches of an implementation shows as a step.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from verify.truth import formats
 from verify.truth.ordinals import between, of_tensor, to_tensor
 from verify.truth.ulp import ulp_exponent, widen
 
-_RUN = 16  # neighbours after each drawn number
+_RUN = 16  # number of neighbours in a run
 
 
 def _applies(subject: Subject) -> str | None:
@@ -44,11 +45,11 @@ def _space(subject: Subject) -> CaseSpace:
 
 
 def _examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
-    return chosen.each_choice(chosen.shapes[-1:])  # the more neighbours, the likelier a seam among them
+    return chosen.each_choice(chosen.shapes[-1:])  # more neighbours make a seam among them likelier
 
 
 def _runs(x: Tensor, domain: Domain | None = None) -> Tensor:
-    """Each finite number of x, followed by its next neighbours upwards, at most to a domain's end: one run per row."""
+    """Returns each finite number of x with its next neighbours upwards, one run per row. A domain's end cuts a run."""
     fmt = formats.of(x.dtype)
     span = None if domain is None else between(fmt, domain.low, domain.high)
     most = fmt.max_bits if span is None else span[1]
@@ -59,7 +60,7 @@ def _runs(x: Tensor, domain: Domain | None = None) -> Tensor:
 
 def _check(subject: Subject, case: Case) -> None:
     kernel = subject.kernel
-    # all but the kernel's call on the CPU: so few numbers take a GPU longer to launch than to compute
+    # everything but the kernel's call runs on the CPU: for so few numbers a GPU takes longer to launch than to compute
     drawn = inputs_of(kernel.op, case, "cpu")["x"]
     assert drawn is not None
     x = _runs(drawn, kernel.op.operands[0].domain)
@@ -68,7 +69,7 @@ def _check(subject: Subject, case: Case) -> None:
     y = run_tensors(kernel, {"x": x.to(subject.backend.device)}, case.params, {})["y"].cpu()
     ones = {"y": torch.ones_like(x)}
     slope = kernel.op.fast(problem_of(kernel.op, case, {"x": x}, ones, ("dx",)))["dx"]
-    # one sign at both neighbours, and not by the grace of the reference's rounding
+    # one sign at both neighbours, and beyond the reference's own rounding
     rises = slope.value > slope.scale * 2.0**-40
     falls = slope.value < slope.scale * -(2.0**-40)
     wide = widen(y)
@@ -76,7 +77,7 @@ def _check(subject: Subject, case: Case) -> None:
     fmt = formats.of(y.dtype)
     spacing = torch.maximum(ulp_exponent(wide[:, 1:], fmt), ulp_exponent(wide[:, :-1], fmt))
     back = torch.where(rises[:, 1:] & rises[:, :-1], -change, torch.where(falls[:, 1:] & falls[:, :-1], change, 0.0))
-    # both results off by the limit, in ulps of a truth that may be in the next binade only for the larger one
+    # both results may be off by the limit; the larger one decides the ulp
     allowed = 2.0 * kernel.limit(subject.dtype, "y") * torch.ldexp(torch.ones_like(wide[:, 1:]), spacing)
     if kernel.limit(subject.dtype, "y") == 0.5:
         allowed = torch.zeros_like(allowed)  # rounding to nearest is itself monotone

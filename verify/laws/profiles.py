@@ -1,4 +1,7 @@
-"""What is known of the laws before torch is imported: their names, the Hypothesis profiles, the day as a seed."""
+"""Defines names of the laws, sizes of the Hypothesis profiles and the seed of the day.
+
+This module does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Iterable
 
 from verify.errors import UsageError
 
-# In the order in which they are tried: `registry` has them.
+# The laws in the order of `registry.ALL`.
 NAMES = tuple(
     """\
 determinism, accuracy, mixed dtypes, special values, gradcheck, gradgradcheck, layout independence, upstream layout \
@@ -17,16 +20,19 @@ independence, error contract, compiled, custom operators, autocast, side stream,
 offsets, large tensors""".split(", ")
 )
 EXAMPLES = {"quick": 5, "ci": 8, "nightly": 400, "exhaustive": 4000}
-PREFIX = "verify-"  # of the Hypothesis profiles: Hypothesis and other projects have a profile "ci" of their own
+PREFIX = "verify-"  # prefix of the Hypothesis profiles; Hypothesis and other projects have a profile "ci" of their own
 
 
 def seed_of_today() -> int:
-    """The date (UTC) as YYYYMMDD: two branches tried on one day see the same cases, and tomorrow other ones."""
+    """Returns the date (UTC) as YYYYMMDD.
+
+    Two branches tried on one day get the same cases; the next day has new ones.
+    """
     return int(datetime.datetime.now(datetime.UTC).strftime("%Y%m%d"))
 
 
 def named(text: str) -> str:
-    """The law of that name; hyphens do for the spaces, as in the ids of pytest."""
+    """Returns the name of a law. Hyphens may replace the spaces, as in the ids of pytest."""
     for name in NAMES:
         if text.replace("-", " ").lower() == name.lower():
             return name
@@ -38,6 +44,6 @@ def named(text: str) -> str:
 
 
 def remaining(without: Iterable[str]) -> tuple[str, ...]:
-    """All laws but these."""
+    """Returns the names of all other laws."""
     left_out = set(map(named, without))
     return tuple(name for name in NAMES if name not in left_out)

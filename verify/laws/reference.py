@@ -1,6 +1,6 @@
-"""docs/laws.md, the reference of the laws: its tables are written from the registry, and a test holds them to it.
+"""Writes the tables of docs/laws.md from the registry of laws. A test compares the page with the registry.
 
-python -m verify.laws.reference docs/laws.md     # rewrite what lies between the markers
+python -m verify.laws.reference docs/laws.md     # rewrite the text between the markers
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ BEGIN, END = "<!-- laws: begin -->", "<!-- laws: end -->"
 
 
 def sections() -> str:
-    """One section per module of laws, in the order in which they are tried: its laws, then what its docstring says."""
+    """Returns one section per module of laws, in the order of the registry: its laws, then its docstring."""
     modules: dict[str, list[Law]] = {}
     for law in registry.ALL:
         modules.setdefault(law.check.__module__, []).append(law)
@@ -34,7 +34,7 @@ def _section(name: str, laws: list[Law]) -> str:
 
 
 def updated(document: str) -> str:
-    """A document with what lies between its markers written anew."""
+    """Returns a document with the text between its markers replaced."""
     before, found, rest = document.partition(BEGIN)
     _, closed, after = rest.partition(END)
     if not found or not closed:

@@ -1,4 +1,4 @@
-"""All laws in the order in which they are tried: what breaks most often, and explains most, comes first."""
+"""Lists all laws in the order in which they are tried. The laws that break most often and explain most come first."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from verify.laws.law import Law
 from verify.laws.profiles import named
 
 ALL: tuple[Law, ...] = (
-    *determinism.LAWS,  # of a kernel that changes, no other verdict means what it says
+    *determinism.LAWS,  # first: if a kernel is not deterministic, no other verdict can be trusted
     *accuracy.LAWS,
     *special.LAWS,
     *gradcheck.LAWS,
@@ -45,5 +45,5 @@ _BY_NAME = {law.name: law for law in ALL}
 
 
 def get(name: str) -> Law:
-    """The law with a name."""
+    """Returns the law with a name."""
     return _BY_NAME[named(name)]

@@ -1,10 +1,10 @@
-"""Cases that broke a law before: kept in Hypothesis' example database, and tried again before anything is drawn.
+"""Stores cases that broke a law in Hypothesis' example database. The next run tries them before it draws any.
 
 The database belongs to verify's Hypothesis profile in use. By default it is the folder `.hypothesis/examples`, which
-the workers of one run share, and the next run too. `settings.register_profile("verify-nightly", database=...)` in a
-conftest.py replaces it. It stores cases as JSON, not Hypothesis' own choice sequences, which mean another case as soon
-as a strategy changes. The ci profile has no database: its verdict must not depend on what an earlier run left on the
-disk. A case to be tried for ever is pinned in a corpus instead.
+the workers of one run and later runs share. `settings.register_profile("verify-nightly", database=...)` in a
+conftest.py replaces it. It stores cases as JSON, not Hypothesis' own choice sequences: after a change of a strategy,
+these would mean another case. The ci profile has no database, because its verdict must not depend on an earlier run. To
+try a case permanently, pin it in a corpus.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from verify.laws.profiles import PREFIX
 
 @dataclass(frozen=True)
 class Remembered:
-    """The cases that broke one law of one kernel in one dtype on one backend."""
+    """Holds the stored cases that broke one law of one kernel in one dtype on one backend."""
 
     database: ExampleDatabase | None
     key: bytes
 
     def cases(self) -> tuple[Case, ...]:
-        """What is stored, the smallest first; what can no longer be read is dropped."""
+        """Returns the stored cases, the smallest first. Removes cases that can no longer be read."""
         if self.database is None:
             return ()
         found = []
@@ -40,12 +40,12 @@ class Remembered:
         return tuple(found)
 
     def keep(self, case: Case) -> None:
-        """Store a case that breaks the law."""
+        """Stores a case that breaks the law."""
         if self.database is not None:
             self.database.save(self.key, case.to_json().encode())
 
     def drop(self, case: Case) -> None:
-        """Forget a case that breaks it no more."""
+        """Removes a case that no longer breaks the law."""
         if self.database is not None:
             self.database.delete(self.key, case.to_json().encode())
 

@@ -1,4 +1,4 @@
-"""What a worker is asked about laws."""
+"""Defines the requests about laws."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ Fate = Literal["killed", "survived", "not tried"]
 
 
 class LawPlan(msgspec.Struct, frozen=True):
-    """All laws in the order in which they are tried, and in how many rounds a profile tries them."""
+    """Holds all laws in the order in which they are tried, and the number of rounds of a profile."""
 
     laws: list[str]
     rounds: int
-    without: list[str] = []  # laws that are left out
+    without: list[str] = []  # laws that are not tried
 
 
 class PlanLaws(Request[LawPlan], frozen=True, tag="laws"):
-    """Which laws a profile tries."""
+    """Lists the laws that a profile tries."""
 
     profile: str
     without: tuple[str, ...] = ()
 
 
 class TryLaw(Request[LawRun], frozen=True, tag="try law"):
-    """One round of one law on one kernel in one dtype."""
+    """Tries one round of one law on one kernel in one dtype."""
 
     target: str
     dtype: str
@@ -41,19 +41,19 @@ class TryLaw(Request[LawRun], frozen=True, tag="try law"):
 
 @dataclass(frozen=True)
 class Trial:
-    """One law on its seeded kernel and on the correct twin."""
+    """Holds the outcome of one law on its seeded kernel and on the correct twin."""
 
     law: str
     bug: str
     note: str
     fate: Fate
     cases: int
-    message: str  # the rule that the bug broke, or why the law was not tried
-    alarm: str = ""  # what the law said against the twin
+    message: str  # the rule that the bug broke, or the reason why the law was not tried
+    alarm: str = ""  # the failure of the law on the twin; empty: none
 
 
 class Tried(msgspec.Struct, frozen=True):
-    """A self-test: one trial for each law, and the same as a part of the run record."""
+    """Holds a self-test: one trial for each law, and the same as a part of the run record."""
 
     backend: str
     trials: list[Trial]
@@ -62,6 +62,6 @@ class Tried(msgspec.Struct, frozen=True):
 
 
 class TrySeeded(Request[Tried], frozen=True, tag="selftest"):
-    """Each of these laws (all by default) on a kernel with one seeded bug, and on its twin."""
+    """Tries laws on kernels with one seeded bug each, and on their twins. Empty `laws` means all."""
 
     laws: list[str]

@@ -1,12 +1,12 @@
-"""The laws of many kernels over many workers: what the nightly run does.
+"""Tries the laws of many kernels on many workers, for nightly runs.
 
 A unit is one round (`verify.laws.engine.rounds`) of one law of one kernel in one dtype. A unit that crashes or has no
-verdict affects no other. Where time may run out, the first rounds of all kernels come before the second ones: a budget
-that ends early leaves every law tried on every kernel with fewer cases.
+verdict does not affect others. If time is limited, the first rounds of all kernels come before the second ones. So a
+short budget still tries every law on every kernel, with fewer cases.
 
-A worker stays with one kernel in one dtype: a Triton kernel takes longer to compile for a shape than a law to check it,
-and one law's compiled shapes serve the next. From there it goes to a dtype of the same kernel at which no worker is.
-Another kernel needs a new process. Kernels that take longest come first.
+A worker prefers one kernel in one dtype: compiling a Triton kernel for a shape takes longer than checking a law, and
+the next law can use the compiled shapes of the last. After that it prefers a dtype of the same kernel on which no other
+worker is. Another kernel needs a new process. Kernels that take longest come first.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from verify.workers.pool import Pool
 from verify.workers.process import START_SECONDS
 from verify.workers.requests import About
 
-GIVEN_UP = 3  # times that a kernel may crash or hang: each costs a fresh process, or the whole time limit
+GIVEN_UP = 3  # a kernel may crash or hang this often; each time costs a new process or the whole time limit
 
 
 @dataclass
 class LawSettings(Work):
-    """What to try."""
+    """Holds the settings of a run of laws."""
 
     profile: str
-    without: tuple[str, ...] = ()  # laws that are left out
+    without: tuple[str, ...] = ()  # laws that are not tried
 
 
 def run(kernels: Sequence[Declared], settings: LawSettings, command: str) -> Run:
-    """Try every law of every kernel."""
+    """Tries every law of every kernel."""
     return collect(_Trying(kernels, settings), command)
 
 
 class Unit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One round of one law on one kernel in one dtype, as it is kept: its result, or how it failed."""
+    """Holds one round of one law on one kernel in one dtype, with its result or its failure, as it is stored."""
 
     target: str
     dtype: str
@@ -55,36 +55,39 @@ class Unit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     run: LawRun | None = None
     status: str = ""
     message: str = ""
-    seconds: float = 0.0  # with the start of the process, where it had to be replaced
+    seconds: float = 0.0  # includes the start of the process if it was replaced
 
     @property
     def key(self) -> str:
-        """The name of this part in the store."""
+        """Returns the name of this part in the store."""
         return f"{self.target} {self.dtype} {self.law} {self.round}"
 
 
 @dataclass
 class _Subject:
-    """A kernel and what its laws came to."""
+    """Holds a kernel and the outcome of its laws."""
 
     kernel: Declared
-    done: dict[tuple[str, str], list[Unit]] = field(default_factory=dict)  # by dtype and law, round after round
+    # finished units by dtype and law, in the order of the rounds
+    done: dict[tuple[str, str], list[Unit]] = field(default_factory=dict)
     gaps: list[Gap] = field(default_factory=list)
     failures: int = 0
     seconds: float = 0.0
 
     def left_out(self, kind: GapKind, unit: Unit, reason: str) -> None:
-        """A law that has no verdict."""
+        """Records a gap for a law without a verdict."""
         text = f"{self.kernel.name}: the law of {unit.dtype} {unit.law}: {reason}"
         self.gaps.append(Gap(kind, text, self.kernel.target))
 
 
 class _Place(NamedTuple):
-    """A unit in the queue. The numbers before it order the queue: the smallest is done first, where nothing else
-    decides."""
+    """Holds a unit in the queue.
+
+    The numbers before the unit order the queue, smallest first, if nothing else decides.
+    """
 
     round: int
-    turn: int  # of the kind of op
+    turn: int  # position of the kind of op in `LONGEST`
     subject: int
     dtype: int
     law: int
@@ -96,12 +99,12 @@ class _Place(NamedTuple):
 
     @property
     def forms(self) -> tuple[int, int]:
-        """What is compiled for one such unit serves the others."""
+        """Returns a key. Units with the same key share compiled code."""
         return self.subject, self.dtype
 
 
 class _Trying(Source[_Place, LawRun]):
-    """The units of all kernels; each that is done puts the next round of its law into the queue."""
+    """Holds the units of all kernels. A finished unit adds the next round of its law to the queue."""
 
     plan: LawPlan
 
@@ -109,17 +112,17 @@ class _Trying(Source[_Place, LawRun]):
         super().__init__(settings)
         self.settings, self.profile = settings, settings.profile
         self.subjects = [_Subject(kernel) for kernel in kernels]
-        self.finished = 0  # units, of all rounds
+        self.finished = 0  # number of finished units, in all rounds
 
     def open(self, pool: Pool) -> About:
-        """Asks which laws there are, and puts the first round of each into the queue."""
+        """Gets the list of laws, and adds the first round of each to the queue."""
         about = pool.about()
         self.plan = pool.ask(PlanLaws(self.profile, self.settings.without), timeout=START_SECONDS)
         for place, subject in enumerate(self.subjects):
             for law in range(len(self.plan.laws)):
                 for dtype in range(len(subject.kernel.dtypes)):
                     self._put(0, law, place, dtype)
-        self.total = len(self.waiting) * self.plan.rounds  # less the further rounds of laws that have none
+        self.total = len(self.waiting) * self.plan.rounds  # minus the further rounds of laws that end early
         return about
 
     def _put(self, number: int, law: int, place: int, dtype: int) -> None:
@@ -128,7 +131,7 @@ class _Trying(Source[_Place, LawRun]):
         self.waiting.append(_Place(number, LONGEST.index(kernel.kind), place, dtype, law, unit))
 
     def next(self, last: _Place | None) -> _Place | None:
-        """A unit of the kernel and dtype that the worker is at where there is one."""
+        """Takes a unit of the kernel and dtype that the worker is busy with, if there is one."""
         if not self.waiting:
             return None
         forms = None if last is None else last.forms
@@ -144,7 +147,7 @@ class _Trying(Source[_Place, LawRun]):
         return place
 
     def settle(self, place: _Place) -> bool:
-        """A unit that is known, or of a kernel that failed too often."""
+        """True if a unit is stored, or belongs to a kernel that failed too often."""
         subject = self.subjects[place.subject]
         if (known := self.known(place.unit.key, Unit)) is not None:
             self._end(place, known)
@@ -163,14 +166,14 @@ class _Trying(Source[_Place, LawRun]):
         return TryLaw(unit.target, unit.dtype, unit.law, unit.round, self.profile, self.settings.seed)
 
     def done(self, place: _Place, reply: LawRun, seconds: float) -> None:
-        """Keeps the unit, unless the harness was in error: then it has no verdict."""
+        """Stores the unit. If verify itself failed, the unit has no verdict."""
         if reply.in_error:
             self._no_verdict(place, "harness error", reply.message, seconds)
         else:
             self._keep(place, seconds, run=reply)
 
     def failed(self, place: _Place, why: NoResult, seconds: float) -> None:
-        """Keeps how the kernel failed; where it is not to blame, the law has no verdict."""
+        """Stores how the kernel failed. If the kernel is not to blame, the law has no verdict."""
         if why.kind is None:
             message = f"{place.unit.dtype} {place.unit.law}: {why.message}"
             self._keep(place, seconds, status=why.status, message=message)
@@ -180,7 +183,8 @@ class _Trying(Source[_Place, LawRun]):
     def _no_verdict(self, place: _Place, kind: GapKind, reason: str, seconds: float) -> None:
         subject = self.subjects[place.subject]
         subject.seconds += seconds
-        if kind != "out of time" or place.round == 0:  # else the verdict of the earlier rounds stays
+        # out of time in a later round: the verdict of the earlier rounds remains
+        if kind != "out of time" or place.round == 0:
             subject.left_out(kind, place.unit, reason)
         self._last_round(place)
 
@@ -191,7 +195,7 @@ class _Trying(Source[_Place, LawRun]):
         self._end(place, unit)
 
     def _end(self, place: _Place, unit: Unit) -> None:
-        """Counts a finished unit; its law has another round where it holds so far."""
+        """Counts a finished unit. If its law holds so far, adds the next round."""
         subject = self.subjects[place.subject]
         subject.done.setdefault((unit.dtype, unit.law), []).append(unit)
         subject.failures += unit.run is None
@@ -202,12 +206,12 @@ class _Trying(Source[_Place, LawRun]):
             self._last_round(place)
 
     def _last_round(self, place: _Place) -> None:
-        """A unit came to an end, and its law to no further round."""
+        """Counts a finished unit whose law has no further round."""
         self.finished += 1
         self.total -= self.plan.rounds - 1 - place.round
 
     def record(self) -> tuple[list[KernelRun], list[Gap]]:
-        """The laws of each kernel, and what of it has no verdict: errors of the harness first."""
+        """Returns the laws of each kernel, and the gaps. Errors of verify itself come first."""
         kernels = [_kernel_run(subject, self.plan) for subject in self.subjects]
         gaps = []
         for subject, kernel in zip(self.subjects, kernels, strict=True):
@@ -244,5 +248,5 @@ def _kernel_run(subject: _Subject, plan: LawPlan) -> KernelRun:
 
 
 def left_out(laws: Sequence[str], dtypes: Sequence[str]) -> list[LawRun]:
-    """Laws that nobody asked for stand in the record too: what is not tried is said."""
+    """Returns entries for the laws that `--without` left out, so that the record lists them."""
     return [LawRun(law, dtype, "skipped", 0, "left out by --without") for law in laws for dtype in dtypes]

@@ -1,15 +1,15 @@
-"""Shapes: a tensor's dimensions arrange its values and change none of them.
+"""Shapes: the dimensions of a tensor arrange its values and do not change them.
 
-* shapes: results for any rank (0 to 5), for single elements, primes, and sizes on both sides of a block, have the
-  right shape and the bits of the same values given as a matrix (as a vector, for elementwise ops). Empty tensors
-  raise nothing and give empty results; a weight that met no rows has a gradient of zero. A matrix product has no
-  other shape to compare with: at its extreme shapes it is held to its limit of the exact answer.
-* many rows: more rows than a kernel launches programs, and than a grid axis holds (65,535), give the bits that the
-  same rows give a few at a time; so do more elements of an elementwise op than are judged one by one anywhere.
-  Gradients that sum over rows are within the kernel's limit of the exact sum at 9, 66, 257 and 4,097 rows, and at
-  1,048,576 in long profiles on a GPU: a kernel that loses the rows beyond one of its blocks is right below it.
-  Of a PyTorch function each named dimension alone has as many indices, and no
-  result may be beyond 16 times the limit, unless its row gives the same alone.
+* shapes: results have the right shape, and the bits of the same values in a matrix (in a vector, for elementwise ops).
+  The law tries any rank (0 to 5), single elements, primes, and sizes on both sides of a block. Empty tensors raise no
+  error and give empty results. A weight without rows has a gradient of zero. A matrix product has no equivalent shape,
+  so at its extreme shapes it must be within its limit of the exact answer.
+* many rows: the law tries more rows than a kernel launches programs, and than a grid axis holds (65,535). They must
+  give the bits of the same rows given a few at a time. So must more elements of an elementwise op than other tests
+  judge one by one. Gradients that sum over rows are within the kernel's limit of the exact sum at 9, 66, 257 and 4,097
+  rows, and at 1,048,576 in long profiles on a GPU. A kernel that loses the rows beyond one of its blocks is right below
+  that number. In a PyTorch function each named dimension alone gets as many indices. No result may exceed 16 times the
+  limit, unless its row gives the same result alone.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _dims(subject: Subject) -> list[Dims]:
     geometry, sizes = subject.kernel.op.geometry, subject.sizes
     if geometry.multiplies:
         products = [dims for dims in _CONTRACTION if dims[1] <= sizes.depth]
-        if subject.dtype == "float64":  # every element of its truth is evaluated by itself: 30 s for them all
+        if subject.dtype == "float64":  # every element of its truth is evaluated alone: 30 s for all shapes
             products = [(m, k, n) for m, k, n in products if m * n + m * k + k * n <= 700]
         return products
     if geometry.by_row:
@@ -86,7 +86,7 @@ def _compare_flat(subject: Subject, case: Case, measured: Measured) -> None:
     form = "a vector" if kernel.op.geometry.by_element and not kernel.op.geometry.packed else "a matrix"
     rule = "results depend on how the values are arranged in dimensions"
     labels = (f"dims {list(case.dims)}", f"as {form}")
-    # a sum over one row may or may not be taken, which shows in the sign of a zero
+    # a kernel may add 0.0 to the sum over one row or not, which changes the sign of a zero
     sums = {"d" + name for name in shared_operands(kernel)}
     got, expected = (
         {name: value + 0.0 if name in sums else value for name, value in results.items()}
@@ -112,16 +112,17 @@ def _check_empty(subject: Subject, case: Case, measured: Measured) -> None:
 
 # -- many rows -----------------------------------------------------------------------------------------
 
-_LOST = 16  # times the limit: among so many elements some are a little beyond it, which the law of accuracy says
-_FEW_ROWS = 200  # of profiles that answer at once
-_GRID = 65_535  # programs that an axis of a grid holds
+# multiple of the limit: among so many elements some exceed the limit slightly, which the law of accuracy reports
+_LOST = 16
+_FEW_ROWS = 200  # profiles with at most this many rows are for quick answers
+_GRID = 65_535  # number of programs on an axis of a grid
 _GROUP = 60_000
 
 
 def _some_rows(subject: Subject) -> list[Dims]:
-    """A few columns of more rows than a kernel launches programs: each program has several in turn.
+    """Returns dims with a few columns and more rows than a kernel launches programs, so each program has several.
 
-    Of an elementwise op more elements than are judged one by one anywhere, so that every place is compared.
+    For an elementwise op they have more elements than other tests judge one by one, so that every position is compared.
     """
     geometry, counts = subject.kernel.op.geometry, row_counts(subject.sizes.rows)
     if geometry.by_element:
@@ -132,19 +133,19 @@ def _some_rows(subject: Subject) -> list[Dims]:
 
 
 def _most_rows(subject: Subject) -> list[Dims]:
-    """More rows than a grid axis holds, where the profile goes there."""
+    """Returns dims with more rows than a grid axis holds, if the profile allows it."""
     rows, geometry = subject.sizes.many_rows, subject.kernel.op.geometry
     return [geometry.dims_of(rows, width, 5) for width in (1, 3, 32) if rows > _GRID]
 
 
 def _summed(subject: Subject) -> list[Dims]:
-    """Numbers of rows of which the sums are judged."""
+    """Returns dims whose sums over rows are judged."""
     few = [number for number in SUMMED_ROWS if number <= 2 * subject.sizes.elements]
     return summed_dims(subject.kernel, few) if summed_results(subject.kernel) else []
 
 
 def _rows_of_graph(subject: Subject) -> list[Dims]:
-    """The most indices of each dimension that the law of accuracy leaves out because each may be a program."""
+    """Returns the largest sizes of each dimension that the law of accuracy omits, as each index may be a program."""
     reach = REACHES_OF_LAWS[subject.backend.scale]
     more = replace(reach, rows=max(4097, reach.rows)) if subject.sizes.rows > _FEW_ROWS else reach
     known = long_sizes(subject.kernel.op, reach)
@@ -157,7 +158,7 @@ def _many_rows(subject: Subject) -> CaseSpace:
         shapes = _rows_of_graph(subject)
         return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=shapes, fill=("randn",))
     shapes = [*_summed(subject), *_some_rows(subject), *_most_rows(subject)]
-    # of equal rows the exact sum is quickly known
+    # for equal rows the exact sum is quickly known
     fill = ("normal",) if subject.kernel.op.geometry.by_element else ("repeated rows",)
     return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=shapes, fill=fill)
 
@@ -169,7 +170,7 @@ def _many_examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
 
 
 def _same_alone(subject: Subject, case: Case, whole: Measured, broken: Broken) -> bool:
-    """True if the row of a wrong element gives it alone too, which is the law of accuracy's."""
+    """True if a row alone gives the same wrong result, which the law of accuracy reports."""
     name, wrong = broken.result, whole.results[broken.result]
     for rows in independent_rows(subject.kernel, case):
         axis = rows.axes.get(name, rows.axes.get(name.removeprefix("d")))
@@ -197,7 +198,7 @@ def _check_many_rows(subject: Subject, case: Case) -> None:
         judge_results(subject, case, whole.inputs, whole.upstream, sums)
     count = case.dims[0]
     if count <= _GRID and case.dims in _summed(subject):
-        return  # about the sums alone: rows a few at a time take as long once more
+        return  # this case is for the sums; the rows a few at a time would take as long again
     group, belonging = min(_GROUP, count // 2 + 1), leading_rows(kernel, case)
     for start in range(0, count, group):
         rows = slice(start, min(start + group, count))
@@ -220,7 +221,7 @@ LAWS: Sequence[Law] = (
         summary="any rank and size gives the bits of the same values as a matrix, empty tensors included",
         space=_space,
         check=_check,
-        # no search is needed where there are so few: each shape is tried every time, and drawn again with other values
+        # with so few shapes no search is needed: each is tried every time, and drawn again with other values
         examples=plain_cases,
         share=0.5,
     ),

@@ -1,11 +1,11 @@
-"""From a case that breaks to a small one that breaks in the same way.
+"""Shrinks a case that breaks to a small one that breaks in the same way.
 
-Hypothesis shrinks what it drew: shapes, recipes, layouts. It never sees elements. Here the elements of the operands
-are taken as they are, rows and columns are removed by delta debugging, and what is left is replaced by zeros, ones
-and numbers with few bits, as long as the case still breaks in the same way: by the same rule, in the same result,
-with the same kind of wrong value, and by a comparable error. The outcome spells out its bits, so that it replays
-anywhere. Every candidate is tried; nothing is returned that was not seen to break. Deterministic, and bounded by a
-number of evaluations rather than by time, so that two machines give the same case.
+Hypothesis shrinks what it drew: shapes, recipes, layouts. It cannot shrink elements. This module takes the elements of
+the operands. Delta debugging removes rows and columns. Then zeros, ones and numbers with few bits replace the remaining
+elements. Each step is kept only if the case still breaks in the same way: by the same rule, in the same result, with
+the same kind of wrong value, and by a comparable error. The result spells out its bits, so it replays anywhere. Every
+candidate is tried, so the returned case was seen to break. The search is deterministic. A number of evaluations limits
+it, not a time, so two machines find the same case.
 
 Zeller and Hildebrandt, "Simplifying and isolating failure-inducing input", IEEE TSE 28 (2002).
 """
@@ -35,13 +35,14 @@ from verify.ops.op import Op
 from verify.truth import formats
 from verify.truth.ulp import bits_of, from_bits, widen
 
-EVALUATIONS = 400  # for a person who asked for it
-LAW_EVALUATIONS = 120  # for every law that breaks in a suite
-EDITS = 4096  # single elements that a case spells out besides a tensor of ones
-_PROBES = (10_007, 10_009, 10_037, 10_039, 10_061, 10_067)  # primes: which dimension an axis follows
+EVALUATIONS = 400  # limit for a user who requests a smaller case
+LAW_EVALUATIONS = 120  # limit for every law that breaks in a suite
+EDITS = 4096  # a case spells out at most this many single elements besides a tensor of ones
+# primes, one per dimension: they show which dimension an axis follows
+_PROBES = (10_007, 10_009, 10_037, 10_039, 10_061, 10_067)
 _PLAIN = {"data": (0.0, 1.0), "matrix": (0.0, 1.0), "scale": (1.0, 0.0), "shift": (0.0, 1.0), "upstream": (1.0, 0.0)}
-_FINEST, _COARSE = 32, 4  # parts of a row that it is tried without: elements may have to stay in their places
-_SHORT = 8  # elements that are no trouble to spell out
+_FINEST, _COARSE = 32, 4  # smallest parts of a row to remove, as a fraction: elements may have to keep their positions
+_SHORT = 8  # this many elements are easy to spell out
 _BITS = (0, 1, 2, 3, 4, 6, 8, 11, 15)  # bits of mantissa that a simplified number keeps
 
 Breaks = Callable[[Case], Broken | None]
@@ -49,22 +50,22 @@ Breaks = Callable[[Case], Broken | None]
 
 @dataclass(frozen=True)
 class Shrunk:
-    """A smaller case, how it breaks, and what finding it took. `case` is the original where nothing was smaller."""
+    """Holds a smaller case, how it breaks, and the cost of finding it. `case` is the original if none was smaller."""
 
     original: Case
     case: Case
     broken: Broken
     evaluations: int
-    exhausted: bool  # the evaluations ran out before nothing could be made smaller
+    exhausted: bool  # True: the evaluations ran out before the search ended
 
 
 def shrink_law(law: Law, subject: Subject, broken: Broken) -> Broken:
-    """What the smallest case found says that breaks a law as `broken` does; `broken` where none is smaller."""
+    """Returns how the smallest case found breaks a law, in the same way as `broken`; `broken` if no case is smaller."""
     return shrink_broken(law, subject, broken).broken
 
 
 def shrink_broken(law: Law, subject: Subject, broken: Broken, *, evaluations: int = LAW_EVALUATIONS) -> Shrunk:
-    """The same with the number of evaluations that it took."""
+    """Does the same as `shrink_law`, and returns the number of evaluations too."""
 
     def breaks(case: Case) -> Broken | None:
         try:
@@ -81,9 +82,9 @@ def shrink_broken(law: Law, subject: Subject, broken: Broken, *, evaluations: in
 def shrink_element(
     subject: Subject, case: Case, result: str, index: int, error: float, *, evaluations: int = EVALUATIONS
 ) -> Shrunk:
-    """The smallest case found in which `result` is still beyond the kernel's limit, as element `index` is in `case`.
+    """Returns the smallest case found in which `result` exceeds the kernel's limit, as element `index` does in `case`.
 
-    `error` is the judged error of that element in ULP (of scale, where the op is judged so).
+    `error` is the judged error of that element in ULP, or in ULP of scale if the op is judged by the scale.
     """
     kernel, limit = subject.kernel, subject.kernel.limit(subject.dtype, result)
     if abs(error) <= limit:
@@ -111,7 +112,7 @@ def shrink_element(
 
 @dataclass(frozen=True)
 class _Way:
-    """How a case breaks, without the numbers that a smaller case changes."""
+    """Describes how a case breaks, without the numbers that a smaller case changes."""
 
     rule: str
     result: str
@@ -129,13 +130,13 @@ class _Way:
         )
 
     def like(self, first: _Way, least: float) -> bool:
-        """Whether this is the same failure as the first one, and not a lesser one found on the way."""
+        """True if this is the same failure as the first one, and not a smaller one found during the search."""
         same = (self.result, self.infinite) == (first.result, first.infinite) and first.rule in ("", self.rule)
         return same and (self.error is None or self.infinite or self.error >= least)
 
 
 def _least(broken: Broken) -> float:
-    """Half the way, in digits, from the limit to the error: a smaller failure than that is another one."""
+    """Returns the smallest error that counts as the same failure: half the way, in digits, from the limit to the error."""
     if broken.excess is None or not math.isfinite(broken.excess.error):
         return 0.0
     return math.sqrt(abs(broken.excess.error)) * math.sqrt(broken.excess.limit)
@@ -146,14 +147,14 @@ def _least(broken: Broken) -> float:
 
 @dataclass(frozen=True)
 class _Draft:
-    """A case whose elements are tensors: operands by name, upstream gradients as "d" + output."""
+    """Holds a case whose elements are tensors: operands by name, upstream gradients as "d" + output."""
 
     base: Case
     tensors: dict[str, Tensor]
-    ones: frozenset[str]  # whose recipe can be all ones: only a few elements need to be spelled out
+    ones: frozenset[str]  # tensors whose recipe can be all ones: only a few of their elements need to be spelled out
 
     def case(self) -> Case | None:
-        """The case that spells this out; None when it is too long to paste."""
+        """Returns the case that spells out these elements; None if it is too long to paste."""
         values: dict[str, str] = {}
         edits: dict[str, dict[str, str]] = {}
         for name, tensor in self.tensors.items():
@@ -181,7 +182,7 @@ class _Draft:
 
 
 class _SpentError(Exception):
-    """No evaluations are left."""
+    """Reports that no evaluations remain."""
 
 
 @dataclass
@@ -191,7 +192,7 @@ class _Shrinker:
     given: Broken
     breaks: Breaks
     limit: int
-    trusted: bool = False  # the caller has seen the given case break
+    trusted: bool = False  # True: the caller has seen the given case break
     evaluations: int = 0
     tried: set[str] = field(default_factory=set)
 
@@ -217,7 +218,7 @@ class _Shrinker:
     # -- trying
 
     def _accepts(self, case: Case) -> bool:
-        """Whether a candidate breaks in the same way; if so it is the best so far."""
+        """True if a candidate breaks in the same way. It is then the best so far."""
         text = case.to_json()
         if text in self.tried or not self.kernel.allows(case.dims):
             return False
@@ -229,7 +230,7 @@ class _Shrinker:
             found = self.breaks(case)
         except TruthError:
             raise
-        except Exception:  # a candidate may be no legal case at all
+        except Exception:  # a candidate may not be a valid case at all
             return False
         if found is None or not _Way.of(found).like(self.first, self.least):
             return False
@@ -246,7 +247,7 @@ class _Shrinker:
     # -- structure
 
     def _plainer(self) -> None:
-        """Contiguous layouts, default parameters and one dtype, where they break as well."""
+        """Tries contiguous layouts, default parameters, one dtype, no gradients and seed 0, one after the other."""
         changes: list[Callable[[Case], Case]] = []
         for name in self.best.layouts:
             changes.append(lambda case, name=name: _without(case, "layouts", name))  # type: ignore[misc]
@@ -276,7 +277,7 @@ class _Shrinker:
                 return
         self._merge()
         before = None
-        thorough = False  # what is cheap and likely comes first: the evaluations are few
+        thorough = False  # cheap and likely steps first, because evaluations are few
         while before != self.best or not thorough:
             thorough = before is not None
             before = self.best
@@ -296,19 +297,22 @@ class _Shrinker:
         return [name for name, tensor in self._required().tensors.items() if tensor.is_floating_point()]
 
     def _frozen(self, case: Case) -> _Draft:
-        """The case with its elements taken out of the tensors that it makes."""
+        """Returns the case with the elements of its tensors."""
         inputs = inputs_of(self.op, case, "cpu")
-        derived = [operand.name for operand in self.op.derived]  # which each case computes again
+        derived = [operand.name for operand in self.op.derived]  # each case computes these again
         tensors = {n: value.contiguous() for n, value in inputs.items() if value is not None and n not in derived}
         upstream = upstream_of(self.op, case, self._outputs(case)) if case.upstream else {}
         tensors |= {"d" + name: value.contiguous() for name, value in upstream.items()}
         roles = {operand.name: operand.role for operand in self.op.operands}
-        apart = self.op.domains  # which 1 may lie outside of
+        apart = self.op.domains  # 1 may lie outside of a domain
         ones = frozenset(name for name in tensors if roles.get(name, "data") == "data" and name not in apart)
         return _Draft(case, tensors, ones)
 
     def _outputs(self, case: Case) -> dict[str, Tensor]:
-        """Tensors like the outputs. The kernel is not called for them: it may write where it must not."""
+        """Returns tensors with the form of the outputs.
+
+        The kernel is not called for them, as it may write out of bounds.
+        """
         own, shapes = formats.torch_dtype(formats.named(case.dtype)), self._shapes(case, case.dims)
         smooth = [name for name in self.kernel.outputs if name not in self.op.integers]
         dtypes = {name: self.kernel.torch_dtype(case.dtype, name) or own for name in smooth}
@@ -318,7 +322,9 @@ class _Shrinker:
         return shapes_of(self.op, dims, self.op.resolve(case.params), self.kernel.outputs)
 
     def _axes(self, case: Case) -> dict[str, list[tuple[int, int] | None]]:
-        """For every axis of every tensor, the dimension of the case that it follows, and how many times its size."""
+        """Returns, for every axis of every tensor, the dimension of the case that it follows and its multiple of that
+        size.
+        """
         if self.op.geometry.named:
             self.followed = self.followed or self._grown(case)
             return self.followed
@@ -330,7 +336,7 @@ class _Shrinker:
         }
 
     def _grown(self, case: Case) -> dict[str, list[tuple[int, int] | None]]:
-        """The same of a PyTorch function, by what three times a size makes of shapes: it runs at each."""
+        """Does the same for a PyTorch function: triples each size and compares the shapes."""
         before = self._shapes(case, case.dims)
         found: dict[str, list[tuple[int, int] | None]] = {name: [None] * len(shape) for name, shape in before.items()}
         for dim, size in enumerate(case.dims) if not self.op.geometry.examples else ():
@@ -345,7 +351,7 @@ class _Shrinker:
         return found
 
     def _place(self) -> dict[int, int]:
-        """Where in the dims the failing element lies, as far as its position says."""
+        """Returns the position of the failing element in the dims, as far as it is known."""
         result, index, case = self.broken.result, self.broken.index, self.broken.case
         if not result or index is None or not case.dims:
             return {}
@@ -361,7 +367,7 @@ class _Shrinker:
         return place
 
     def _kept(self, draft: _Draft, keep: dict[int, Sequence[int]]) -> _Draft:
-        """The draft with only some positions of some dimensions."""
+        """Returns the draft with only some positions of some dimensions."""
         dims = tuple(len(keep[d]) if d in keep else size for d, size in enumerate(draft.base.dims))
         tensors = dict(draft.tensors)
         for name, axes in self._axes(draft.base).items():
@@ -374,7 +380,7 @@ class _Shrinker:
                 size = draft.base.dims[dim]
                 chosen = [part * size + place for part in range(factor) for place in keep[dim]]
                 tensors[name] = _select(tensors[name], axis, chosen)
-        for operand in self.op.operands:  # whole numbers that are places in a dimension follow it
+        for operand in self.op.operands:  # whole numbers that are positions in a dimension change with it
             if operand.range is None or operand.name not in tensors or operand.boolean:
                 continue
             if operand.range.structure:
@@ -388,7 +394,7 @@ class _Shrinker:
         return replace(draft, base=msgspec.structs.replace(draft.base, dims=dims), tensors=tensors)
 
     def _jump(self, whole: _Draft) -> None:
-        """Straight to the failing element, or to its row or column: for most kernels that is all there is to find."""
+        """Tries only the failing element, or its row or column. For most kernels this is the smallest case."""
         place = self._place()
         choices: list[dict[int, Sequence[int]]] = [{dim: [at] for dim, at in place.items()}] if place else []
         choices += [{dim: [at]} for dim, at in place.items() if len(place) > 1]
@@ -399,7 +405,7 @@ class _Shrinker:
                 return
 
     def _merge(self) -> None:
-        """Two dimensions for many, or one for elementwise ops."""
+        """Merges many dimensions to two, or to one for elementwise ops."""
         draft = self._required()
         for chosen in self.op.geometry.merged(draft.base.dims):
             merged = self._reshaped(draft, chosen)
@@ -414,7 +420,10 @@ class _Shrinker:
         return replace(draft, base=msgspec.structs.replace(draft.base, dims=dims), tensors=tensors)
 
     def _cut(self, dim: int, *, thorough: bool) -> None:
-        """Fewer positions of one dimension: nothing behind the failing element, less at both ends, then anywhere."""
+        """Tries fewer positions of one dimension.
+
+        Removes those behind the failing element first, then some at both ends, then any.
+        """
         place = self._place().get(dim)
         if place is not None and place + 1 < self.best.dims[dim]:
             self._takes(self._kept(self._required(), {dim: range(place + 1)}))
@@ -429,7 +438,7 @@ class _Shrinker:
         _minimise(kept, keeps, finest=_FINEST if thorough else _COARSE)
 
     def _fewer_by_recipe(self) -> None:
-        """Too large to spell out: smaller dims with the recipe's own values."""
+        """Tries smaller dims with the recipe's own values, for a case that is too large to spell out."""
         for dim in range(len(self.best.dims)) if not self.op.geometry.examples else ():
             size = 1
             while size < self.best.dims[dim]:
@@ -444,7 +453,7 @@ class _Shrinker:
         return next((operand.role for operand in self.op.operands if operand.name == name), "upstream")
 
     def _simplify(self, name: str) -> None:
-        """Zeros and ones for as many elements as possible."""
+        """Replaces as many elements as possible by zeros and ones."""
         numbers = _PLAIN[self._role(name)]
         if self._required().tensors[name].numel() > _SHORT:
             numbers = (1.0, 0.0)  # ones need not be spelled out
@@ -457,7 +466,7 @@ class _Shrinker:
                 _minimise(left, partial(self._all_but, draft, name, number, left))
 
     def _all_but(self, draft: _Draft, name: str, number: float, places: Sequence[int], kept: Sequence[int]) -> bool:
-        """Try `number` at all of `places` that are not `kept`."""
+        """Tries `number` at all of `places` that are not `kept`."""
         stays = set(kept)
         changed = _filled(draft.tensors[name], number, [place for place in places if place not in stays])
         return self._takes(draft.with_tensor(name, changed))
@@ -468,7 +477,9 @@ class _Shrinker:
         return {int(place) for place in torch.nonzero((wide == 0) | (wide == 1)).reshape(-1)}
 
     def _fewer_bits(self, name: str) -> None:
-        """Numbers that are shorter to write: as few bits of mantissa as still break, together, then one by one."""
+        """Shortens numbers to the fewest bits of mantissa with which the case still breaks: all together, then one by
+        one.
+        """
         tensor = self._required().tensors[name]
         places = [place for place in range(tensor.numel()) if place not in self._plain_places(tensor)]
         groups = [places] if len(places) > 1 else []
@@ -482,9 +493,9 @@ class _Shrinker:
 
 
 def _minimise(items: Sequence[int], attempt: Callable[[list[int]], bool], *, finest: int = LIMIT) -> list[int]:
-    """A subset of `items` that passes `attempt` and from which no part can be left out (delta debugging).
+    """Returns a subset of `items` that passes `attempt` and from which no part can be removed (delta debugging).
 
-    The parts are no smaller than one `finest`-th.
+    Each part is at least one `finest`-th of the items.
     """
     kept = list(items)
     if len(kept) > 1 and attempt([]):
@@ -511,7 +522,7 @@ def _minimise(items: Sequence[int], attempt: Callable[[list[int]], bool], *, fin
 
 
 def _trim(items: list[int], attempt: Callable[[list[int]], bool], *, back: bool) -> list[int]:
-    """`items` without as much of one end as passes `attempt`, in steps that are halved."""
+    """Removes from one end of `items` as many as pass `attempt`, in steps that are halved."""
     step = len(items) // 2
     while step:
         rest = items[:-step] if back else items[step:]
@@ -523,7 +534,7 @@ def _trim(items: list[int], attempt: Callable[[list[int]], bool], *, back: bool)
 
 
 def _filled(tensor: Tensor, number: float, places: Sequence[int]) -> Tensor:
-    """The tensor with one number at some flat places, by its bits: float8 has no arithmetic."""
+    """Returns the tensor with one number at some flat places. It sets bits, because float8 has no arithmetic."""
     fmt = formats.of(tensor.dtype)
     pattern = fmt.from_float(number)
     bits = bits_of(tensor).reshape(-1).clone()
@@ -532,7 +543,7 @@ def _filled(tensor: Tensor, number: float, places: Sequence[int]) -> Tensor:
 
 
 def _select(tensor: Tensor, axis: int, places: Sequence[int]) -> Tensor:
-    """Some positions of one axis."""
+    """Returns some positions of one axis."""
     if not tensor.is_floating_point():
         return tensor.index_select(axis, torch.tensor(list(places), dtype=torch.int64))
     bits = bits_of(tensor).index_select(axis, torch.tensor(list(places), dtype=torch.int64))
@@ -540,7 +551,7 @@ def _select(tensor: Tensor, axis: int, places: Sequence[int]) -> Tensor:
 
 
 def _truncated(tensor: Tensor, places: Sequence[int], kept: int) -> Tensor | None:
-    """The tensor with only the first `kept` bits of mantissa at some places; None when nothing would change."""
+    """Returns the tensor with only the first `kept` bits of mantissa at some places; None if nothing would change."""
     fmt = formats.of(tensor.dtype)
     drop = fmt.mantissa_bits - kept
     bits = bits_of(tensor).reshape(-1).clone()
@@ -559,7 +570,7 @@ def _without(case: Case, where: str, name: str) -> Case:
 
 
 def _forward_only(case: Case, outputs: Sequence[str]) -> Case:
-    """The case without gradients, and without what it says about them."""
+    """Returns the case without gradients and without its settings for them."""
     arriving = {"d" + name for name in outputs}
 
     def operands(given: dict[str, Any]) -> dict[str, Any]:

@@ -1,18 +1,18 @@
-"""Special values: NaN, infinities, zeros of both signs, subnormals and the largest numbers give what mathematics says.
+"""Special values: NaN, infinities, zeros, subnormals and the largest numbers give the mathematical result.
 
-Each case plants every kind of special value into ordinary data: one per element (per row, where a row decides), in
-turn in each operand and in the upstream gradient. NaN must come out exactly where the real function has no value, an
-infinity where it is infinite, and a number within the kernel's limit everywhere else, subnormals included unless the
-kernel's policy flushes them. The sign of a zero counts when the kernel's policy says so. An operand with a domain gets
-the special values that are inside it.
+Each case puts every kind of special value into ordinary data: one per element, or one per row if a row decides. Each
+operand and the upstream gradient get them in turn. A result must be NaN exactly where the real function has no value,
+and infinite where it is infinite. Elsewhere it must be a number within the kernel's limit, including subnormals unless
+the kernel's policy flushes them. The sign of a zero counts if the kernel's policy requires it. An operand with a domain
+gets only special values inside it.
 
-Two special values never meet in one element: infinity times a number that underflows is a question of what the
-format can hold on the way, on which correct kernels differ.
+No element depends on two special values. For infinity times a number that underflows, correct kernels differ: the
+result depends on the range of an intermediate format.
 
-Of a PyTorch function each operand in turn, weights too, has a NaN or an infinity in one element. PyTorch in float64
-says what an output makes of it, by its default and by its plain kernels for attention. An output that three finite
-numbers in that place do not change keeps its bits where PyTorch keeps its number. Of the others NaN must stay NaN, and
-what both give an infinity for is no number.
+In a PyTorch function, each operand in turn, including weights, has a NaN or an infinity in one element. PyTorch in
+float64 shows the effect on each output, with its default and with its plain kernels for attention. An output that three
+finite numbers in that place do not change must keep its bits where PyTorch keeps its number. For other outputs NaN must
+remain NaN. If both evaluations give an infinity, the kernel must not give a finite number.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def plant(
 ) -> None:
     """Puts special values into every `lanes`-th element, or into one element of every `lanes`-th row.
 
-    `specials` are their bits. With `single` only one place gets one.
+    `specials` has their bits. With `single` only one place gets a special value.
     """
     if not len(specials):
         return
@@ -85,7 +85,7 @@ def plant(
     column = counter.below(seed, f"special/{lane}/column", len(chosen), width).numpy()
     flat = tensor.reshape(-1)
     raw(flat).numpy()[chosen * width + column] = np.resize(np.roll(specials, -start), len(chosen))
-    if not tensor.is_contiguous():  # a half of a packed operand is no flat view
+    if not tensor.is_contiguous():  # half of a packed operand cannot be viewed as flat
         tensor.copy_(flat.reshape(tensor.shape))
 
 
@@ -93,7 +93,7 @@ def plant(
 def _specials(fmt: Format, infinite: bool, largest: bool, domain: Domain | None = None) -> NDArray[Any]:
     """Returns the bits of a format's special values, with or without infinities and the largest finite numbers.
 
-    Those outside of a domain are left out.
+    Values outside of a domain are omitted.
     """
     patterns = special_patterns(fmt)
     if not infinite:
@@ -106,14 +106,14 @@ def _specials(fmt: Format, infinite: bool, largest: bool, domain: Domain | None 
 
 
 def _examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
-    """Every choice; of a PyTorch function each shape with two places of the special value."""
+    """Returns every choice. For a PyTorch function returns each shape with two places of the special value."""
     if not subject.kernel.op.geometry.named:
         return chosen.each_choice()
     plain = (msgspec.structs.replace(case, upstream="") for case in plain_cases(subject, chosen))
     return tuple(msgspec.structs.replace(case, seed=seed) for case in plain for seed in (0, 1))
 
 
-_FINITE = (1.0, -3.0, 50.0)  # what is added to an element to see which outputs depend on it
+_FINITE = (1.0, -3.0, 50.0)  # these are added to an element to find the outputs that depend on it
 
 
 def _check_reach(subject: Subject, case: Case) -> None:
@@ -164,7 +164,7 @@ def _check_reach(subject: Subject, case: Case) -> None:
 
 
 def _with(inputs: Mapping[str, Tensor | None], name: str, place: int, value: float) -> dict[str, Tensor | None]:
-    """The inputs with one element of one operand replaced."""
+    """Returns the inputs with one element of one operand replaced."""
     changed = inputs[name]
     assert changed is not None
     changed = changed.contiguous().clone()
@@ -178,7 +178,7 @@ def _check(subject: Subject, case: Case) -> None:
         return
     kernel, device = subject.kernel, subject.backend.device
     rows = not kernel.op.geometry.by_element
-    # planted in the memory of the host: a dozen launches take a GPU longer than the way there
+    # special values are planted in CPU memory: a dozen launches on a GPU take longer than the copy
     plain = msgspec.structs.replace(case, layouts={})
     inputs = inputs_of(kernel.op, plain, "cpu")
     domains = kernel.op.domains
@@ -187,10 +187,10 @@ def _check(subject: Subject, case: Case) -> None:
         held = [(half, held[0][1]) for half in held[0][0].chunk(2, -1)]
     tensors = [tensor for tensor, _ in held]
     lanes = len(tensors) + (len(kernel.outputs) if case.upstream else 0)
-    # The product of several factors may overflow on the way to a number that fits, in whatever order it is taken. So
-    # may whatever a layer makes of inputs beyond those that it promises to be right for.
+    # The product of several factors may overflow before it reaches a number that fits, in any order of the factors. So
+    # may intermediate results of a layer, for inputs beyond the magnitude that the kernel promises.
     largest = (rows or len(tensors) == 1) and subject.dtype not in kernel.largest
-    # The gradient of a weight sums over all rows: two large ones of opposite sign overflow on the way to their sum.
+    # The gradient of a weight sums over all rows. Two large ones of opposite sign overflow before they cancel.
     single = kernel.op.geometry.multiplies
     for lane, (tensor, domain) in enumerate(held):
         specials = _specials(formats.of(tensor.dtype), True, largest, domain)
@@ -200,8 +200,8 @@ def _check(subject: Subject, case: Case) -> None:
     graph = call_tensors(kernel, given, case.params, differentiate=bool(case.upstream))
     upstream = upstream_of(kernel.op, plain, {n: torch.empty_like(v, device="cpu") for n, v in graph.values.items()})
     for lane, tensor in enumerate(upstream.values(), len(tensors)):
-        # In a sum, an infinite upstream gradient leaves infinities of both signs to subtract, and the largest finite
-        # one overflows on the way to a finite sum: neither says anything about a kernel.
+        # In a sum, an infinite upstream gradient gives infinities of both signs to subtract, and the largest finite
+        # number overflows before the sum is finite. Neither shows an error of a kernel.
         specials = _specials(formats.of(tensor.dtype), not rows, largest and not rows)
         plant(tensor, specials, case.seed, lane, lanes, rows=rows)
     upstream = {name: _laid(case, "d" + name, value) for name, value in upstream.items()}
@@ -217,7 +217,7 @@ def _check(subject: Subject, case: Case) -> None:
 
 
 def _laid(case: Case, name: str, value: Tensor) -> Tensor:
-    """A tensor in its layout, where elements that share memory may have other values than were planted."""
+    """Returns a tensor in its layout. Elements that share memory may lose their planted values."""
     return lay_out(value, case.layouts.get(name, "contiguous"))
 
 
@@ -244,7 +244,7 @@ def _applies(subject: Subject) -> str | None:
 LAWS: Sequence[Law] = (
     Law(
         name="special values",
-        summary="NaN, infinities, zeros, subnormals and the largest numbers give what mathematics says",
+        summary="NaN, infinities, zeros, subnormals and the largest numbers give the mathematical result",
         space=_space,
         check=_check,
         applies=_applies,

@@ -1,4 +1,4 @@
-"""All laws of a kernel: `verify.laws_for(kernel)` as one pytest test, `with_laws` as results of its record."""
+"""Tries all laws of a kernel: in pytest with `verify.laws_for(kernel)`, in a run with `with_laws`."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def laws_for(
     without: Iterable[str] = (),
     dtypes: Iterable[str] | None = None,
 ) -> Callable[..., None]:
-    """A pytest test of every law and dtype of a kernel:
+    """Returns a parametrised pytest test of every law and dtype of a kernel.
 
         test_my_gelu = verify.laws_for(my_gelu)
 
-    `laws`, `without` and `dtypes` narrow it down. The Hypothesis profile says how many cases each law tries:
-    `pytest --hypothesis-profile=verify-quick`, `verify-ci` (the default), `verify-nightly` or `verify-exhaustive`.
-    A case that breaks a law is stored in the profile's example database and tried first the next time; verify-ci has
-    no database.
+    `laws`, `without` and `dtypes` select some of them. The Hypothesis profile decides how many cases each law tries:
+    `pytest --hypothesis-profile=verify-quick`, `verify-ci` (the default), `verify-nightly` or `verify-exhaustive`. A
+    case that breaks a law is stored in the profile's example database and tried first the next time. verify-ci has no
+    database.
     """
     import pytest
 
@@ -71,9 +71,11 @@ def laws_for(
 def with_laws(
     done: KernelRun, kernel: Kernel, backend: Backend, asked: Measure, progress: OnProgress = lambda text: None
 ) -> KernelRun:
-    """The record of a kernel with the laws tried, unless the kernel could not be measured at all.
+    """Adds the results of the laws to the record of a kernel.
 
-    `asked.laws` names their profile. A seed other than 0 is theirs, else each profile has its own.
+    Returns the record unchanged if the kernel was not measured.
+
+    `asked.laws` names the profile. A seed other than 0 replaces the profile's own seed.
     """
     if done.status not in RESULT_STATUSES:
         return done
@@ -98,7 +100,7 @@ def with_laws(
 
 
 def target_of(kernel: Kernel) -> str:
-    """The target that `verify replay` takes for a kernel declared in a file."""
+    """Returns the target of a kernel declared in a file, as `verify replay` takes it."""
     from pathlib import Path
 
     try:

@@ -1,1 +1,1 @@
-"""A kernel with one seeded bug for each law, and its correct twin."""
+"""Tests the laws: for each law, a kernel with one seeded bug and its correct twin."""

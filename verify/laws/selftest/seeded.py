@@ -1,8 +1,8 @@
-"""Kernels with one seeded bug each, one for every law, beside their correct twins: what `verify selftest` tries.
+"""Defines kernels with one seeded bug each, one for every law, and their correct twins, for `verify selftest`.
 
-They are SiLU, y = x sigmoid(x), in plain torch wherever a law can be broken that way, so that they run wherever verify
-runs. A bug is one line of `_value` or `_slope`, chosen by name; the twin is the same function without one. All of
-them compute in float64 and round once.
+They are SiLU, y = x sigmoid(x), in plain torch wherever a bug in torch can break the law, so that they run wherever
+verify runs. A bug is one line of `_value` or `_slope`, chosen by name. The twin is the same function without a bug. All
+kernels compute in float64 and round once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from verify.ops.op import Op
 
 @dataclass(frozen=True)
 class Seeded:
-    """One bug: the law that must find it, the kernel that has it, the kernel that has not."""
+    """Holds one bug: the law that must find it, the kernel with the bug, and the kernel without it."""
 
     law: str
     bug: str
@@ -42,7 +42,7 @@ def _sigmoid(x: Tensor) -> Tensor:
 
 
 def _silu(x: Tensor) -> Tensor:
-    """SiLU of float64 values, with its limit at -infinity; what underflows keeps its sign."""
+    """Returns SiLU of float64 values, with its limit at -infinity. An underflow keeps its sign."""
     low = x.clamp(min=-1e3)
     value = torch.where(x.isnan(), x, torch.where(x > 0, x, low) * _sigmoid(low))
     tiny = torch.where(x == -torch.inf, -0.0, -1e-300)
@@ -50,7 +50,7 @@ def _silu(x: Tensor) -> Tensor:
 
 
 def _slope_of(x: Tensor) -> Tensor:
-    """Its derivative."""
+    """Returns the derivative of SiLU."""
     low = x.clamp(-1e3, 1e3)
     s = _sigmoid(low)
     value = s * (1.0 + low * _sigmoid(-low))
@@ -59,7 +59,7 @@ def _slope_of(x: Tensor) -> Tensor:
 
 
 def _in_order(tensor: Tensor) -> Tensor:
-    """The memory of a tensor read from its beginning in order, as if it were contiguous; modulo its size."""
+    """Returns the memory of a tensor read in order from its beginning, modulo its size, as if it were contiguous."""
     store = tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)
     at = torch.arange(tensor.numel(), device=tensor.device) + tensor.storage_offset()
     return store[at % max(store.numel(), 1)].reshape(tensor.shape)
@@ -107,7 +107,7 @@ def _placed(x: Tensor, y: Tensor, bug: str) -> Tensor:
         return _silu(_in_order(x).double()).to(x.dtype)
     if bug == "written past the end":
         room = y.untyped_storage().nbytes() // y.element_size() - y.storage_offset() - y.numel()
-        if room > 0:  # there is, between guard bands; nowhere else is anything written
+        if room > 0:  # only between guard bands is there room; elsewhere nothing is written
             y.as_strided((1,), (1,), y.storage_offset() + y.numel()).zero_()
         return y
     if bug == "last element not written":
@@ -149,7 +149,7 @@ class _Silu(torch.autograd.Function):
         if bug == "gradient clipped":
             dx = dx.clamp(max=0.9)
         elif bug == "saved tensor overwritten":
-            x.detach().data.copy_(dx)  # no version counter moves: a Triton store does not move one either
+            x.detach().data.copy_(dx)  # no version counter changes, as with a Triton store
         return dx, None
 
 
@@ -185,7 +185,7 @@ _PIECE, _COUNTED = 1 << 26, 1 << 31
 
 
 def _in_pieces(x: Tensor, bug: str) -> Tensor:
-    """Piece by piece: what double needs beside a tensor of 2^31 elements is more than a GPU has."""
+    """Computes piece by piece: float64 copies of a tensor of 2^31 elements do not fit on a GPU."""
     _checked(x, bug)
     flat = x.reshape(-1)
     y = torch.zeros_like(flat)
@@ -223,7 +223,7 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float, bug: str) -> Tensor:
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, bug: str = "") -> Tensor:
-    """Causal attention whose last query sees all keys; heads share keys and values."""
+    """Returns causal attention whose last query sees all keys. Heads share keys and values."""
     heads, queries, keys = q.shape[0], q.shape[1], k.shape[1]
     if bug == "heads in another order where none are shared" and k.shape[0] == heads:
         k, v = k.roll(1, 0), v.roll(1, 0)
@@ -287,7 +287,7 @@ _ORDINARY: tuple[tuple[str, str, str, Function, str], ...] = (
 
 @cache
 def seeded() -> tuple[Seeded, ...]:
-    """One seeded bug for every law, in the order of the registry as far as one kernel allows."""
+    """Returns one seeded bug for every law, nearly in the order of the registry."""
     found = [_ordinary(*row) for row in _ORDINARY]
     found.insert(1, _mixed())
     found += [
@@ -323,9 +323,10 @@ def _identifier(text: str) -> str:
 
 
 def seen_by_assert_close(item: Seeded, device: str, **tolerance: float) -> bool:
-    """Whether `torch.testing.assert_close` tells the seeded kernel from the op's baseline.
+    """True if `torch.testing.assert_close` distinguishes the seeded kernel from the op's baseline.
 
-    On contiguous randn operands and upstream gradient of 32 x 64, with the default tolerances unless others are given.
+    Operands and the upstream gradient are contiguous randn values of 32 x 64. The tolerances are the defaults unless
+    given.
     """
     declared = item.kernel
     dtype = getattr(torch, declared.dtypes[0])

@@ -1,4 +1,4 @@
-"""SiLU behind a Triton autotuner, for `verify selftest`: with the bug, a block of 64 is baked into the offsets."""
+"""Defines SiLU behind a Triton autotuner, for `verify selftest`. The bug fixes a block of 64 in the offsets."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _tuned: Any = triton.autotune(configs=_CONFIGS, key=["n"])(triton.jit(_kernel))
 
 
 def silu(x: Tensor, bug: str) -> Tensor:
-    """SiLU of x; with a bug, right for the first configuration only."""
-    x = x.contiguous()  # the kernel knows adjacent elements only
+    """Returns SiLU of x. With a bug, it is right for the first configuration only."""
+    x = x.contiguous()  # the kernel handles adjacent elements only
     y = torch.empty_like(x)
     n = x.numel()
     if n:

@@ -1,11 +1,11 @@
-"""Can every law fail, here? Each is tried on a kernel with one seeded bug, which it must kill, and on the correct twin.
+"""Tests that every law can fail here. Each law must kill a kernel with one seeded bug and pass its correct twin.
 
     found = run(backend)
     found.record            # verify.records.record.SelfTest: the kill matrix
     found.trials            # one line per law: killed after how many cases, or why it was not tried
 
-A check that cannot fail proves nothing; this shows on the user's machine and GPU that none of the laws is of that kind.
-The twins show the other half: that a law leaves a correct kernel alone.
+A check that cannot fail proves nothing. This test shows on the user's machine and GPU that each law can fail, and that
+it accepts a correct kernel.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from verify.laws.requests import Fate, Trial
 from verify.laws.selftest.seeded import Seeded, seeded, seen_by_assert_close
 from verify.records.record import Kill, LawRun, SelfTest
 
-# More than 65,535 rows are tried here on every backend: the seeded kernel is cheap.
+# All backends try more than 65,535 rows here, because the seeded kernel is cheap.
 _SIZES = Sizes(elements=1 << 10, width=1 << 10, depth=64, many_rows=70_000)
 PROFILE = Profile("selftest", PROFILES["quick"].examples, {"small": _SIZES, "large": _SIZES})
-# What a surveyed bfloat16 suite of kernels compares with.
+# Tolerances of a surveyed bfloat16 suite of kernels.
 LOOSE = {"atol": 4.8e-1, "rtol": 3.2e-2}
 
 
 @dataclass(frozen=True)
 class Found:
-    """All trials, and the same as a part of the run record."""
+    """Holds all trials, and the same as a part of the run record."""
 
     trials: tuple[Trial, ...]
     record: SelfTest
 
     @property
     def passed(self) -> bool:
-        """Every law that was tried killed its bug and left the twin alone, and there was one to try."""
+        """True if at least one law was tried, and each tried law killed its bug and accepted the twin."""
         tried = [trial for trial in self.trials if trial.fate != "not tried"]
         return bool(tried) and all(
             trial.fate == "killed" and not trial.alarm for trial in self.trials if trial in tried
@@ -48,7 +48,7 @@ class Found:
 
 
 def run(backend: Backend, laws: Sequence[str] = (), progress: Callable[[str], None] = lambda text: None) -> Found:
-    """Try the laws (all of them by default) on the seeded kernels."""
+    """Tries laws on the seeded kernels. Empty `laws` means all."""
     wanted = [registry.get(name) for name in laws] or list(registry.ALL)
     bugs = {item.law: item for item in seeded()}
     trials, kills = [], []
@@ -91,7 +91,7 @@ def _try(law: Law, item: Seeded, backend: Backend) -> Trial:
 
 
 def _run(law: Law, kernel: Kernel, backend: Backend) -> LawRun:
-    # the search after a broken case serves only to make it smaller, which has no use here
+    # searching after a broken case only makes it smaller, which is useless here
     found = run_law(law, kernel, kernel.dtypes[0], backend, replace(PROFILE, examples=0))
     if found.status == "ok":
         found = run_law(law, kernel, kernel.dtypes[0], backend, PROFILE)
