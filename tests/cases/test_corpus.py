@@ -74,7 +74,7 @@ def test_a_file_that_no_longer_reads_is_an_error_that_names_it(tmp_path: Path) -
     path, _ = corpus.add(entry(), tmp_path)
     good = json.loads(path.read_text())
     broken = [
-        ("not json", "is no corpus entry"),
+        ("not json", "is not a corpus entry"),
         (json.dumps({**good, "extra": 1}), "unknown field `extra`"),
         (json.dumps({**good, "case": {**good["case"], "shape": 3}}), "unknown field `shape`"),
         (json.dumps({**good, "schema": 9}), "has corpus schema 9; this verify reads 1"),

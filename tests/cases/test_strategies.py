@@ -145,7 +145,7 @@ def test_an_impossible_choice_is_refused_before_anything_is_drawn(options: dict[
 
 
 def test_a_space_knows_what_its_kernel_declares() -> None:
-    with pytest.raises(UsageError, match="kernel 'silu' declares float32; cases were asked for 'float16'"):
+    with pytest.raises(UsageError, match="kernel 'silu' declares float32; received 'float16'"):
         cases(silu, "float16")
     with pytest.raises(UsageError, match=r"op 'layer_norm' takes dims \(..., N\), none of them neg.*; received \(\)"):
         cases(norm, "float32", shapes=[()])

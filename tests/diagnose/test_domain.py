@@ -175,4 +175,4 @@ def test_a_kernel_that_takes_powers_of_two_is_found_to_and_what_it_makes_of_othe
     assert arguments["where"] == "'d % 2 == 0 and 65536 % d == 0'"
     assert "d: 2 to 256, powers of two" in lines["sizes"]
     [wrong] = lines["wrong"]
-    assert wrong.startswith("beyond 64 ULP where x is transposed, ") and wrong.endswith("; x.contiguous() mends that")
+    assert wrong.startswith("beyond 64 ULP where x is transposed, ") and wrong.endswith("; x.contiguous() fixes that")

@@ -1,4 +1,4 @@
-"""Cases: small JSON values that determine inputs to the bit, and the recipes that fill them."""
+"""Defines cases, small JSON values that determine inputs bit by bit, and the recipes that fill them."""
 
 from verify.cases.case import Case, case_of, inputs_of, problem_of, upstream_of
 

@@ -1,4 +1,4 @@
-"""A case: one fully specified input, as a small JSON value that gives the same bits everywhere."""
+"""Defines a case: one fully specified input, as a small JSON value that gives the same bits everywhere."""
 
 from __future__ import annotations
 
@@ -26,16 +26,18 @@ _MANY = 1 << 40
 
 
 class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Everything that determines the inputs of one kernel call.
+    """Holds everything that determines the inputs of one kernel call.
 
-    `dims` is the shape of an elementwise operand, (..., N) of a row-wise op, (M, K, N) of a contraction.
-    `fill` is the recipe of the data operands, `upstream` that of the gradient that arrives at each output
-    (empty: forward only). `dtypes` overrides the dtype of single operands. `layouts` names the memory
-    layout of an operand, or of the upstream gradient of an output as "d" + output; contiguous by default.
-    An operand with a domain is inside it, whatever the recipe makes, unless the recipe is "patterns".
-    No operand is beyond `largest` in magnitude (one number, or one by operand), whatever the recipe makes; what is
-    spelled out is as it is.
-    `values` and `edits` spell out elements by their bits (see verify/cases/explicit.py), under the same names.
+    dims: the shape of an elementwise operand, (..., N) of a row-wise op, (M, K, N) of a contraction.
+    fill: the recipe of the data operands.
+    upstream: the recipe of the gradient that arrives at each output; empty: forward only.
+    dtypes: the dtypes of operands that differ from `dtype`.
+    layouts: the memory layout of an operand, or of an upstream gradient as "d" + output; contiguous by default.
+    largest: the largest magnitude of operands, one number or one by operand. Recipes are cut to it; spelled-out values
+        are not.
+    values, edits: elements spelled out by their bits (see verify/cases/explicit.py), by the same names as `layouts`.
+
+    An operand with a domain lies inside it for every recipe but "patterns".
     """
 
     dtype: str
@@ -53,12 +55,12 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     largest: float | dict[str, float] | None = None
 
     def to_json(self) -> str:
-        """Compact JSON, fields in a fixed order."""
+        """Returns compact JSON with the fields in a fixed order."""
         return msgspec.json.encode(self).decode()
 
     @staticmethod
     def from_json(text: str) -> Case:
-        """Read a case; an error names the field."""
+        """Reads a case. An error names the field."""
         try:
             return msgspec.json.decode(text, type=Case)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -69,7 +71,10 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 
 def case_of(kernel: Kernel, dtype: str, **fields: Any) -> Case:
-    """A case of a kernel with its parameters and operands, these in their dtypes: ordinary values, every gradient."""
+    """Returns a case of a kernel with its parameters, operands and dtypes.
+
+    Values are ordinary, with every gradient.
+    """
     made = {
         "fill": kernel.op.geometry.fill,
         "params": dict(kernel.params),
@@ -81,15 +86,15 @@ def case_of(kernel: Kernel, dtype: str, **fields: Any) -> Case:
 
 
 def operand_dtype(case: Case, operand: Operand) -> str:
-    """The dtype of one operand."""
+    """Returns the dtype of one operand."""
     return case.dtypes.get(operand.name, case.dtype)
 
 
 def inputs_of(op: Op, case: Case, device: torch.device | str, *, shared: bool = False) -> dict[str, Tensor | None]:
-    """The operands of a case on a device, in the op's order; absent ones are None.
+    """Returns the operands of a case on a device, in the op's order. Absent operands are None.
 
-    With `shared` they must not be written to: they may be those of other callers. Where all are small they then lie in
-    the memory of the host, whatever the device.
+    With `shared` the caller must not write to them, because other callers may have the same tensors. If all are small,
+    they are then in CPU memory, whatever the device.
     """
     params = op.resolve(case.params)
     shapes = op.shapes(case.dims, params)
@@ -104,7 +109,7 @@ def inputs_of(op: Op, case: Case, device: torch.device | str, *, shared: bool = 
             result[operand.name] = None
             continue
         if operand.derive is not None:
-            result[operand.name] = None  # until all others are there
+            result[operand.name] = None  # computed after all other operands
             continue
         if operand.range is not None:
             result[operand.name] = _whole_numbers(operand, case, shapes[operand.name], device)
@@ -151,7 +156,7 @@ def derive_all(
 def _filled(
     op: Op, case: Case, operand: Operand, recipe: str, shape: tuple[int, ...], stream: Stream, *, shared: bool
 ) -> Tensor:
-    """The numbers of an operand before its domain and the case's magnitude limit them."""
+    """Returns the numbers of an operand before its domain and the case's magnitude limit them."""
     fmt = formats.named(operand_dtype(case, operand))
     if case.fill in SCORE_RECIPES:
         part = (op.scores or {}).get(operand.name)
@@ -168,7 +173,7 @@ def _filled(
 
 
 def _whole_numbers(operand: Operand, case: Case, shape: tuple[int, ...], device: torch.device | str) -> Tensor:
-    """An integer operand: its range in turn first, so that both ends occur, then at random."""
+    """Returns an integer operand at random. Both ends of its range occur."""
     assert operand.range is not None
     low, high = operand.range(case.dims)
     count = math.prod(shape)
@@ -180,7 +185,7 @@ def _whole_numbers(operand: Operand, case: Case, shape: tuple[int, ...], device:
     structure = operand.range.structure
     most = _MANY if structure == "permutation" else max(high - low, 1)  # a permutation is the order of random numbers
     stream = Stream(case.seed, f"whole/{operand.name}", torch.device(device))
-    # `below` has 32 random bits, fewer than a seed of 64 bits
+    # `below` has 32 random bits, too few for a large range
     drawn = stream.below(count, most) if most <= 1 << 31 else (stream.words(count) & ((1 << 63) - 1)) % most
     if count > 1 and not structure:
         drawn[0], drawn[-1] = 0, high - low - 1
@@ -211,7 +216,7 @@ def _demand_inside(operand: Operand, values: Tensor) -> None:
 
 
 def _known(op: Op, case: Case) -> None:
-    """An explicit value for something that the op does not have must not be dropped silently."""
+    """Raises UsageError if a case spells out values of something that the op does not have."""
     names = [operand.name for operand in op.operands] + ["d" + name for name in op.all_outputs]
     for name in [*case.values, *case.edits]:
         if any(name == each.name for each in op.derived):
@@ -223,7 +228,10 @@ def _known(op: Op, case: Case) -> None:
 
 
 def upstream_of(op: Op, case: Case, outputs: dict[str, Tensor], *, shared: bool = False) -> dict[str, Tensor]:
-    """The gradient that arrives at each differentiable output, shaped and typed like it. `shared`: see `inputs_of`."""
+    """Returns the gradient that arrives at each differentiable output, with its shape and dtype.
+
+    `shared`: see `inputs_of`.
+    """
     if not case.upstream:
         return {}
     upstream = {}
@@ -249,5 +257,5 @@ def problem_of(
     upstream: dict[str, Tensor],
     results: tuple[str, ...],
 ) -> Problem:
-    """The problem whose truth answers this case."""
+    """Returns the problem whose truth answers this case."""
     return Problem(inputs=inputs, params=op.resolve(case.params), upstream=upstream, results=results)

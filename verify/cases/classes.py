@@ -1,8 +1,8 @@
-"""The class of an input: whether training and inference see it, whether it is demanding, or extreme.
+"""Assigns a class to each input: ordinary, demanding or extreme.
 
-A kernel that is off at 1e30 and one that is off on every batch are not the same finding. Where cases have a recipe for
-their rows, the recipe has the class; the elements of an elementwise op have it by their magnitudes, the largest class
-of all that an element depends on.
+An error at 1e30 and an error in every batch are different findings. Training and inference see ordinary inputs. If
+cases have a recipe for their rows, the recipe has the class. Elements of an elementwise op have a class by magnitude:
+the most extreme class of all numbers that an element depends on.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _RECIPES = {
 }
 
 
-# From the least number to the greatest: where a class begins (at the number, or above it), by its place in CLASSES.
+# From the least number to the greatest: the start of each class. True: the class starts above the number, not at it.
+# The last entry is the position of the class in CLASSES.
 EDGES = (
     (-DEMANDING_TO, False, 1),
     (-ORDINARY_TO, False, 0),
@@ -46,7 +47,7 @@ EDGES = (
 
 
 def class_of_recipe(recipe: str) -> str:
-    """The class of the rows that a recipe makes."""
+    """Returns the class of the rows that a recipe makes."""
     return next((name for name, recipes in _RECIPES.items() if recipe in recipes), ORDINARY)
 
 
@@ -58,25 +59,28 @@ def classed(
     shape: tuple[int, ...],
     largest: Largest | None = None,
 ) -> tuple[Tensor | None, tuple[tuple[Regime, str], ...]]:
-    """The part of every element of a result, and the parts, which have one regime and one class: see `segments_of`."""
+    """Returns the part number of every element of a result, and the parts: pairs of a regime and a class.
+
+    See `segments_of`.
+    """
     segments, regimes = segments_of(op, case, problem, result, shape, largest)
     if segments is None:
         return None, tuple((regime, class_of_recipe(case.regime or case.fill)) for regime in regimes)
     level = by_element(problem, result, shape, _level).reshape(-1)
     part = segments * len(CLASSES) + level
     used = torch.zeros(len(regimes) * len(CLASSES), dtype=torch.bool, device=part.device).index_fill_(0, part, True)
-    places = (used.cumsum(0) - 1)[part]  # parts that hold something, numbered in their order
+    places = (used.cumsum(0) - 1)[part]  # numbers the parts that have an element, in their order
     found = (divmod(each, len(CLASSES)) for each in torch.nonzero(used).reshape(-1).tolist())
     return places, tuple((regimes[regime], CLASSES[name]) for regime, name in found)
 
 
 def class_of(regime: Regime, found: str) -> str:
-    """The class that a part counts for; what is beyond a kernel's domain counts for none."""
+    """Returns the class that a part counts for; "" beyond a kernel's domain."""
     return "" if regime.name == BEYOND else EXTREME if regime.name == NONFINITE else found
 
 
 def _level(tensor: Tensor, name: str) -> Tensor:
-    """The place of each element's class in CLASSES."""
+    """Returns the position of each element's class in CLASSES."""
     size = widen(tensor.detach()).abs()
     ordinary = (size == 0) | ((size >= ORDINARY_FROM) & (size <= ORDINARY_TO))
     demanding = (size >= DEMANDING_FROM) & (size <= DEMANDING_TO)

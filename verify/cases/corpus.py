@@ -1,14 +1,14 @@
-"""The corpus: cases that once broke a law or gave a large error, kept so that every later run tries them again.
+"""Stores the corpus: cases that once broke a law or gave a large error, so that every later run tries them again.
 
     reports/corpus/my_gelu/3f9a0c12e7d4.json
 
-One file per entry, in a folder per kernel, named after a digest of what it pins: the same find added twice is one
-file, two processes that add at the same time cannot lose each other's entry, and version control merges them
-without conflict. The folder is `[tool.verify] corpus` in pyproject.toml, by default reports/corpus.
+Each entry is a file in the folder of its kernel, named after a digest of what it pins. So the same finding added twice
+is one file, two processes can add at the same time, and version control merges entries without conflict. The folder is
+`[tool.verify] corpus` in pyproject.toml, by default reports/corpus.
 
-An entry pins a case and either a law or one element of a result. What it showed then (error, backend, commit,
-date) and why it was kept are for the reader; a rerun judges afresh. A file that no longer reads as an entry is an
-error that names it: a counterexample that silently stops being tried is worse than none.
+An entry pins a case and either a law or one element of a result. It also has the error, backend, commit and date of
+that time, and the reason for pinning; these are for the reader. A run judges the case again. A file that cannot be read
+as an entry is an error with its name, because a counterexample must not be skipped silently.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PinnedCase = pinned.PinnedCase[Case]
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a case showed of a law or of one element, where, and why it is pinned: see `pinned.PinnedCase`."""
+    """Holds what a case showed of a law or of one element, where, and why it is pinned: see `pinned.PinnedCase`."""
 
     law: str = ""
     result: str = ""
@@ -51,7 +51,7 @@ class Evidence:
 
 
 def entry(kernel: str, target: str, op: str, case: Case, evidence: Evidence) -> PinnedCase:
-    """Returns a new entry, dated now."""
+    """Returns a new entry with the current date."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     made = PinnedCase(SCHEMA, kernel, target, op, case.dtype, case, date=now, **asdict(evidence))
     _check(made, "the new entry")
@@ -59,30 +59,30 @@ def entry(kernel: str, target: str, op: str, case: Case, evidence: Evidence) -> 
 
 
 def folder() -> Path:
-    """Where the project above the working directory keeps its corpus."""
+    """Returns the corpus folder of the project above the working directory."""
     return config.find().corpus
 
 
 def cases_for(kernel: str, dtype: str | None = None, where: Path | None = None) -> list[PinnedCase]:
-    """The entries of a kernel, of one dtype or of all, in the order of their files; none where nothing is pinned.
+    """Returns the entries of a kernel in the order of their files, of one dtype or of all.
 
-    `verify run` judges those with a `result`, `verify.laws_for` tries those with a `law`.
+    `verify run` judges entries with a `result`. `verify.laws_for` tries entries with a `law`.
     """
     inside = (where or folder()) / _slug(kernel)
     found = [_read(path) for path in sorted(inside.glob("*.json"))] if inside.is_dir() else []
-    # two names may share a folder: the file says whose entry it is
+    # two names may share a folder: the file names its kernel
     return [item for item in found if item.kernel == kernel and dtype in (None, item.dtype)]
 
 
 def load(where: Path | None = None) -> list[PinnedCase]:
-    """Every entry, in the order of kernels and files."""
+    """Returns every entry, in the order of kernels and files."""
     inside = where or folder()
     paths = sorted(inside.glob("*/*.json"), key=lambda path: path.relative_to(inside).parts)
     return [_read(path) for path in paths]
 
 
 def add(item: PinnedCase, where: Path | None = None) -> tuple[Path, bool]:
-    """Pin an entry: its file, and whether it is new. What is pinned already stays as it is."""
+    """Pins an entry. Returns its file, and whether it is new. An existing entry is not changed."""
     _check(item, "the entry")
     path = (where or folder()) / _slug(item.kernel) / f"{item.id}.json"
     if path.exists():
@@ -94,7 +94,7 @@ def add(item: PinnedCase, where: Path | None = None) -> tuple[Path, bool]:
 
 
 def remove(identity: str, where: Path | None = None) -> PinnedCase:
-    """Unpin one entry by its id."""
+    """Unpins one entry by its id."""
     inside = where or folder()
     paths = sorted(inside.glob(f"*/{identity}.json")) if re.fullmatch(r"[0-9a-f]{12}", identity) else []
     if not paths:
@@ -107,7 +107,7 @@ def remove(identity: str, where: Path | None = None) -> PinnedCase:
 
 
 def _slug(kernel: str) -> str:
-    """The folder of a kernel: its name where that is a plain one."""
+    """Returns the folder name of a kernel: its name, or a safe form of it with a digest."""
     if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", kernel):
         return kernel
     return re.sub(r"[^A-Za-z0-9_-]", "_", kernel) + "-" + hashlib.sha256(kernel.encode()).hexdigest()[:6]
@@ -120,7 +120,7 @@ def _read(path: Path) -> PinnedCase:
         raise UsageError(f"cannot read the corpus entry {path}: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UsageError(
-            f"{path} is no corpus entry: {error}", hint=f"mend the file, or verify corpus remove {path.stem}"
+            f"{path} is not a corpus entry: {error}", hint=f"correct the file, or verify corpus remove {path.stem}"
         ) from error
     _check(found, str(path))
     if found.id != path.stem:
@@ -132,7 +132,7 @@ def _read(path: Path) -> PinnedCase:
 
 
 def _check(item: PinnedCase, where: str) -> None:
-    """The rules that types cannot say."""
+    """Checks the rules that types cannot express."""
     if item.schema != SCHEMA:
         raise UsageError(f"{where} has corpus schema {item.schema}; this verify reads {SCHEMA}")
     if bool(item.law) == bool(item.result):

@@ -1,8 +1,8 @@
-"""Random bits from a counter: element i of a stream depends on the seed, the stream's name and i alone.
+"""Makes random bits from a counter: element i of a stream depends only on the seed, the stream's name and i.
 
-Only 64-bit integer multiplication, addition and shifts are used, which wrap the same way on every device,
-so a case gives the same bits on a CPU and on a GPU, whole or in chunks. The mixing function is the finaliser
-of SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
+Only 64-bit integer multiplication, addition and shifts are used. These wrap the same way on every device, so a case
+gives the same bits on a CPU and on a GPU, whole or in chunks. The mixing function is the finaliser of SplitMix64
+(Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB
 _ROUNDS = (np.uint64(30), np.uint64(_MIX_1)), (np.uint64(27), np.uint64(_MIX_2))
 _LAST, _HALF, _WORD, _TAIL = np.uint64(31), np.uint64(32), np.uint64(0xFFFFFFFF), np.uint64(11)
-#: Words of a stream that a CPU mixes at a time, in its cache: 15 times as fast as torch's signed integers.
+# A CPU mixes this many words of a stream at a time, in its cache. numpy's unsigned integers take a fifteenth of the
+# time of torch's signed ones.
 _CHUNK = 1 << 13
-_AT_ONCE = 1 << 24  # numbers that another device makes at a time: six words each would take 48 bytes
+_AT_ONCE = 1 << 24  # another device makes this many numbers at a time: six words each take 48 bytes
 
 
 def key_of(seed: int, stream: str) -> int:
-    """The 64-bit key of a named stream."""
+    """Returns the 64-bit key of a named stream."""
     digest = hashlib.sha256(f"{seed}/{stream}".encode()).digest()
     return int.from_bytes(digest[:8], "little")
 
 
 def words(seed: int, stream: str, count: int, *, start: int = 0, device: torch.device | str = "cpu") -> Tensor:
-    """`count` uniform 64-bit words as int64, for positions start, start + 1, ..."""
+    """Returns `count` uniform 64-bit words as int64, for positions start, start + 1, ..."""
     if _on_cpu(device):
         return _chunked([key_of(seed, stream)], count, start, lambda mixed: mixed[0].view(np.int64))
     return _finalised(torch.tensor(_signed(key_of(seed, stream)), device=device), count, start)
@@ -45,7 +46,7 @@ def _on_cpu(device: torch.device | str) -> bool:
 
 
 def _chunked(keys: Sequence[int], count: int, start: int, made: Callable[[NDArray[np.uint64]], NDArray[Any]]) -> Tensor:
-    """What is made of the words of several streams, one row for each key, in numpy's unsigned integers."""
+    """Applies `made` to the words of several streams, one row for each key, in numpy's unsigned integers."""
     parts = [made(_mixed(keys, min(_CHUNK, count - done), start + done)) for done in range(0, max(count, 1), _CHUNK)]
     return torch.from_numpy(parts[0] if len(parts) == 1 else np.concatenate(parts))
 
@@ -68,7 +69,7 @@ def _counted(count: int) -> NDArray[np.uint64]:
 
 
 def _finalised(keys: Tensor, count: int, start: int) -> Tensor:
-    """The words of several streams in signed integers, which is what torch has."""
+    """Returns the words of several streams in signed integers, because torch has no others."""
     counter = torch.arange(start + 1, start + count + 1, dtype=torch.int64, device=keys.device)
     state = counter * _signed(_GOLDEN) + keys
     state = (state ^ _shift(state, 30)) * _signed(_MIX_1)
@@ -77,7 +78,7 @@ def _finalised(keys: Tensor, count: int, start: int) -> Tensor:
 
 
 def uniform(seed: int, stream: str, count: int, *, start: int = 0, device: torch.device | str = "cpu") -> Tensor:
-    """float64 in [0, 1), multiples of 2^-53."""
+    """Returns float64 numbers in [0, 1), multiples of 2^-53."""
     if _on_cpu(device):
         return _chunked([key_of(seed, stream)], count, start, lambda mixed: (mixed[0] >> _TAIL) * 2.0**-53)
     return _shift(words(seed, stream, count, start=start, device=device), 11).double() * 2.0**-53
@@ -92,7 +93,7 @@ def below(
     start: int = 0,
     device: torch.device | str = "cpu",
 ) -> Tensor:
-    """Integers in [0, limit), limit <= 2^31: bias below 2^-31."""
+    """Returns integers in [0, limit), limit <= 2^31. The bias is below 2^-31."""
     if _on_cpu(device):
         most = np.uint64(limit)
         return _chunked([key_of(seed, stream)], count, start, lambda mixed: ((mixed[0] >> _HALF) % most).view(np.int64))
@@ -100,12 +101,14 @@ def below(
 
 
 def bell(seed: int, stream: str, count: int, *, start: int = 0, device: torch.device | str = "cpu") -> Tensor:
-    """Nearly normal float64, mean 0, variance 1, within +-6: the sum of twelve uniforms, exactly.
+    """Returns nearly normal float64 numbers with mean 0 and variance 1, within +-6.
 
-    No logarithm or cosine, whose last bits differ between devices.
+    Each is an exact sum of twelve uniforms.
+
+    It uses no logarithm or cosine, whose last bits differ between devices.
     """
     keys = [key_of(seed, f"{stream}/{part}") for part in range(6)]
-    # at most 12 * 2^32: exact in an integer of 64 bits and in float64, in whatever order
+    # at most 12 * 2^32: exact in an integer of 64 bits and in float64, in any order
     if _on_cpu(device):
         return _chunked(keys, count, start, lambda mixed: ((mixed & _WORD) + (mixed >> _HALF)).sum(0) * 2.0**-32 - 6.0)
     found = torch.empty(count, dtype=torch.float64, device=device)
@@ -118,7 +121,7 @@ def bell(seed: int, stream: str, count: int, *, start: int = 0, device: torch.de
 
 
 def _shift(value: Tensor, places: int) -> Tensor:
-    """Logical shift right."""
+    """Shifts right and fills with zeros."""
     return (value >> places) & ((1 << (64 - places)) - 1)
 
 

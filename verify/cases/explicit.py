@@ -1,8 +1,8 @@
-"""Explicit values in a case: whole operands, or single elements, as bit patterns in hex.
+"""Handles explicit values in a case: whole operands or single elements, as bit patterns in hex.
 
-A searched or shrunk input follows no recipe, so the case carries its bits: `values` replaces a whole tensor,
-row by row, every element with the same number of hex digits, and rows that are fewer than the tensor's repeat;
-`edits` replaces single elements by flat index in what the recipe gave. Whole numbers have the digits of their bits too.
+A searched or shrunk input follows no recipe, so the case has its bits. `values` replaces a whole tensor, row by row.
+Every element has the same number of hex digits. If there are fewer rows than in the tensor, they repeat. `edits`
+replaces single elements of the recipe's values, by flat index. Integers are spelled out by their bits too.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from verify.errors import UsageError
 from verify.truth.formats import Format
 from verify.truth.ulp import bits_of, from_bits
 
-LIMIT = 1 << 16  # elements that a case spells out: a case is something to paste
+LIMIT = 1 << 16  # a case spells out at most this many elements, so that it can be pasted
 
 
 def spell(tensor: Tensor) -> str:
-    """Every element of a tensor as hex, for `Case.values`."""
+    """Returns every element of a tensor as hex, for `Case.values`."""
     digits = tensor.element_size() * 2
     mask = (1 << 4 * digits) - 1
     return "".join(f"{pattern & mask:0{digits}x}" for pattern in bits_of(tensor).reshape(-1).tolist())
@@ -30,7 +30,7 @@ def spell(tensor: Tensor) -> str:
 def override(
     filled: Tensor, fmt: Format | None, name: str, values: str | None, edits: Mapping[str, str] | None
 ) -> Tensor:
-    """The tensor with what the case spells out for it; `fmt` is None of whole numbers."""
+    """Returns the tensor with the values that the case spells out for it. `fmt` is None for integers."""
     if values is not None:
         filled = _whole(filled, fmt, name, values)
     if edits:
@@ -61,7 +61,7 @@ def _whole(filled: Tensor, fmt: Format | None, name: str, values: str) -> Tensor
 
 
 def repeated(rows: Tensor, count: int) -> Tensor:
-    """So many rows: the given ones in turn."""
+    """Returns this many rows: the given ones in turn."""
     return rows[torch.arange(count, device=rows.device) % len(rows)]
 
 

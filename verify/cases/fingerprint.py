@@ -1,9 +1,9 @@
-"""The property hash: what exactly a figure is about, so that two figures are compared only if it is the same.
+"""Computes the property hash of a figure. Two figures are compared only if their hashes are equal.
 
-It covers the op with its params and operands, the output, the dtype, the policy, the domains and the cases without
-their seed: other random values of the same kind are the same property. Of a PyTorch function (`like=`) it covers every
-operator and constant that PyTorch met while the function was traced for the sizes of the cases. It leaves out the
-kernel's code and the limit it declares: a changed kernel is what a comparison is for.
+The hash covers the op with its params and operands, the output, the dtype, the policy, the domains and the cases
+without their seed. Other random values of the same kind are the same property. For a PyTorch function (`like=`) it
+covers every operator and constant of the trace for the sizes of the cases. It excludes the kernel's code and declared
+limit, because a comparison is about changes of the kernel.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from collections.abc import Iterable
 from verify.cases import Case
 from verify.declare.declaration import Kernel
 
-VERSION = 1  # raised when the meaning of a figure changes: every older bound is then incomparable
+VERSION = 1  # increased if the meaning of a figure changes; all older bounds then become incomparable
 
 
 def fingerprint(kernel: Kernel, output: str, dtype: str, cases: Iterable[Case] = (), space: str = "") -> str:
-    """12 hex digits. `space` describes inputs that are not a list of cases, such as a sweep's."""
+    """Returns 12 hex digits. `space` describes inputs that are not a list of cases, such as a sweep's."""
     cases = list(cases)
     said = {
         "version": VERSION,

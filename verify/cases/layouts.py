@@ -1,7 +1,9 @@
-"""Memory layouts: the same values at other addresses. `lay_out(tensor, name)` rebuilds a tensor in a layout.
+"""Defines memory layouts: the same values at other addresses.
 
-Layouts that share memory between elements (expanded, overlapping) cannot hold arbitrary values: the tensor's
-leading part decides, and the values of the result are whatever `result.contiguous()` says.
+`lay_out(tensor, name)` copies a tensor into a layout.
+
+In some layouts elements share memory (expanded, overlapping), so they cannot hold arbitrary values. The tensor's
+leading part decides, and the values of the result are those of `result.contiguous()`.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from verify.errors import UsageError
 
 
 def lay_out(tensor: Tensor, layout: str) -> Tensor:
-    """A tensor of the same shape and dtype in a named layout."""
+    """Returns a tensor of the same shape and dtype in a named layout."""
     if layout not in LAYOUTS:
         raise UsageError(f"unknown layout {layout!r}; the layouts are: {', '.join(LAYOUTS)}")
     return LAYOUTS[layout](tensor)
@@ -26,14 +28,14 @@ def _contiguous(tensor: Tensor) -> Tensor:
 
 
 def _transposed(tensor: Tensor) -> Tensor:
-    """The last two dimensions swapped in memory (a vector has nothing to swap)."""
+    """Swaps the last two dimensions in memory. A vector remains contiguous."""
     if tensor.ndim < 2:
         return tensor.contiguous()
     return tensor.transpose(-1, -2).contiguous().transpose(-1, -2)
 
 
 def _stepped(tensor: Tensor) -> Tensor:
-    """Every second element of a row twice as long; between them lies NaN."""
+    """Uses every second element of a row twice as long, with NaN in between."""
     if tensor.ndim == 0:
         return _offset(tensor)
     wide = _poisoned((*tensor.shape[:-1], 2 * tensor.shape[-1]), tensor)
@@ -43,7 +45,7 @@ def _stepped(tensor: Tensor) -> Tensor:
 
 
 def _offset(tensor: Tensor) -> Tensor:
-    """Contiguous, but one element into its storage: misaligned for vector loads."""
+    """Starts one element into the storage, contiguous. Vector loads are then misaligned."""
     store = _poisoned((tensor.numel() + 3,), tensor)
     view = store[1 : 1 + tensor.numel()].view(tensor.shape)
     view.copy_(tensor)
@@ -51,7 +53,7 @@ def _offset(tensor: Tensor) -> Tensor:
 
 
 def _padded(tensor: Tensor) -> Tensor:
-    """Rows with NaN behind each of them."""
+    """Puts NaN behind each row."""
     if tensor.ndim == 0:
         return _offset(tensor)
     wide = _poisoned((*tensor.shape[:-1], tensor.shape[-1] + 5), tensor)
@@ -61,34 +63,34 @@ def _padded(tensor: Tensor) -> Tensor:
 
 
 def _reversed_dims(tensor: Tensor) -> Tensor:
-    """All dimensions in the opposite order in memory (channels-last for three and more)."""
+    """Puts all dimensions in the opposite order in memory (channels-last for three and more)."""
     order = tuple(reversed(range(tensor.ndim)))
     return tensor.permute(order).contiguous().permute(order)
 
 
 def _expanded(tensor: Tensor) -> Tensor:
-    """The first row for every row, stride 0."""
+    """Repeats the first row for every row, with stride 0."""
     if tensor.ndim == 0 or tensor.shape[0] == 0:
         return tensor.contiguous()
     return tensor[:1].clone().expand(tensor.shape)
 
 
 def _expanded_matrices(tensor: Tensor) -> Tensor:
-    """The first matrix for every matrix, stride 0: heads that share keys and values."""
+    """Repeats the first matrix for every matrix, with stride 0, as for heads that share keys and values."""
     if tensor.ndim < 3 or tensor.numel() == 0:
         return tensor.contiguous()
     return tensor.flatten(0, -3)[:1].clone().reshape(tensor.shape[-2:]).expand(tensor.shape)
 
 
 def _expanded_last(tensor: Tensor) -> Tensor:
-    """The first column for every column, stride 0: what `.sum().backward()` hands to a kernel."""
+    """Repeats the first column for every column, with stride 0, as `.sum().backward()` does."""
     if tensor.ndim == 0 or tensor.shape[-1] == 0:
         return tensor.contiguous()
     return tensor[..., :1].clone().expand(tensor.shape)
 
 
 def _overlapping(tensor: Tensor) -> Tensor:
-    """Rows that are windows of one vector, each one element further on."""
+    """Makes rows from windows of one vector, each one element further on."""
     if tensor.ndim < 2 or tensor.numel() == 0:
         return tensor.contiguous()
     width = tensor.shape[-1]
@@ -107,7 +109,7 @@ def _overlapping(tensor: Tensor) -> Tensor:
 
 
 def _poisoned(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Fresh memory in which every element that is not written later is NaN."""
+    """Returns fresh memory full of NaN."""
     return torch.full(shape, torch.nan, dtype=torch.float32, device=like.device).to(like.dtype)
 
 

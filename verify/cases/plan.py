@@ -1,8 +1,8 @@
-"""Which cases `verify run` measures for a kernel and a dtype.
+"""Plans the cases that `verify run` measures for a kernel and a dtype.
 
-Unary elementwise kernels in 8 and 16 bits always see every input. Everything else is observed: the special
-values, the neighbourhoods of the op's landmarks, and three spreads of random values, from a fixed seed.
-Row-wise ops and contractions run through every row regime, at widths on both sides of a power of two.
+Unary elementwise kernels in 8 and 16 bits get every input. Other elementwise kernels get the special values, the
+neighbourhoods of the op's landmarks, and three spreads of random values, from a fixed seed. Row-wise ops and
+contractions get every row regime, at widths on both sides of a power of two.
 """
 
 from __future__ import annotations
@@ -22,26 +22,27 @@ from verify.declare.declaration import Kernel
 from verify.ops.geometry import ByGeometry
 from verify.truth.formats import named
 
-# Beyond every split that a kernel may make of a sum over rows; of few columns, whose exact values are quickly known.
+# Numbers of rows beyond every way in which a kernel may split a sum over rows. Few columns make exact values quick.
 SUMMED_ROWS = (9, 66, 257, 4097, 65_537, 1 << 20)
 _SUMMED_COLUMNS, _SUMMED_INNER = 3, 2
-_DISTINCT = 1000  # rows up to which all are different: exact arithmetic takes a row at a time
-# Numbers of keys for each recipe of scores; the law of accuracy tries all pairs. Exact values in float64 are dear.
+_DISTINCT = 1000  # up to this many rows all differ; exact arithmetic takes a row at a time
+# Numbers of keys for each recipe of scores. The law of accuracy tries all pairs. Exact values in float64 are expensive.
 _KEYS = {"scores below -87": (1, 33, 192), "rising maxima": (128, 257), "falling maxima": (129,)}
 _KEYS_ELSE, _KEYS_FLOAT64 = (65,), (5,)
-# One recipe of ordinary values, two of demanding ones and one of extreme ones, for examples with more elements
+# One recipe of ordinary values, two of demanding ones and one of extreme ones, for examples with more elements.
 _AT_LARGE, _LARGE = ("randn", "mean 1e3", "outlier", "huge 1e30"), 1 << 24
-FEW = 4  # sizes of a PyTorch function that are small, and that are larger
+FEW = 4  # number of small and of larger sizes of a PyTorch function
 
 
 @dataclass(frozen=True)
 class Group:
-    """Cases whose figures are merged into one result per output.
+    """Holds cases whose figures are merged into one result per output.
 
-    `label` is appended to gradient names ("dx" + label); `only_gradients` leaves the outputs out because
-    another group has them; `exhaustive` says that the cases are the whole input space. `pinned` cases come from
-    the project's corpus: they are results of their own, whatever else is measured. `results` are the only ones judged,
-    where there are any.
+    exhaustive: True: the cases are the whole input space.
+    label: appended to gradient names ("dx" + label).
+    only_gradients: True: another group has the outputs.
+    pinned: True: the cases come from the project's corpus and have results of their own.
+    results: only these results are judged; empty: all.
     """
 
     cases: tuple[Case, ...]
@@ -52,21 +53,23 @@ class Group:
     results: tuple[str, ...] = ()
 
     def judges(self, result: str) -> bool:
-        """Whether a result of its cases is judged."""
+        """True if a result of its cases is judged."""
         return result in self.results if self.results else result.startswith("d") or not self.only_gradients
 
     def named(self, result: str) -> str:
-        """What a result of this group is called in the record."""
+        """Returns the name of a result of this group in the record."""
         return result + (self.label if self.pinned or result.startswith("d") else "")
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much to observe. float64 is judged element by element in exact arithmetic, so it gets less.
+    """Holds how much to measure. float64 is judged element by element in exact arithmetic, so it gets less.
 
-    `narrow`, `wide` and `large` are taken in turn, one for each regime that has any. `longest` is a row beyond any
-    block, for some regimes, two rows of it. `summed` are the numbers of rows of a sum over
-    rows, in any dtype and in the one that sees best what is lost: the interpreter takes milliseconds for a row.
+    narrow, wide, large: used in turn, one for each regime.
+    longest: a row longer than any block, for some regimes, with two rows.
+    graph_elements: limit for the largest operand of an op that a PyTorch function defines.
+    summed: numbers of rows in a sum over rows: for any dtype, and for the dtype that shows losses best. The interpreter
+        takes milliseconds for a row.
     """
 
     elements: int
@@ -77,7 +80,7 @@ class Effort:
     exact_width: int
     rows: int
     matrices: tuple[tuple[int, int, int], ...]
-    graph_elements: int  # of the largest operand of an op that a PyTorch function defines
+    graph_elements: int
     summed: tuple[tuple[int, ...], tuple[int, ...]]
     large: tuple[tuple[int, int, int], ...] = ()
     longest: int = 0
@@ -96,8 +99,8 @@ EFFORTS = {
         graph_elements=1 << 12,
         summed=((9,), (9, 257)),
     ),
-    # what an exact verdict costs grows with the width, on a GPU as without one: a middle width serves every regime, and
-    # blocks that a row fills or leaves almost half empty take turns
+    # An exact verdict takes longer for wider rows, on a CPU and on a GPU. So every regime has a middle width, and
+    # widths that fill a block or leave it almost half empty take turns.
     "large": Effort(
         elements=1 << 20,
         float64_elements=1 << 13,
@@ -116,16 +119,16 @@ EFFORTS = {
 
 
 def plan(kernel: Kernel, dtype: str, backend: str, seed: int, *, rows_of: str = "") -> list[Group]:
-    """The groups of cases of one dtype.
+    """Returns the groups of cases of one dtype.
 
-    `rows_of` names another backend for sums over many rows: what a GPU adds in no time takes the interpreter hours.
+    `rows_of` names another backend for sums over many rows: the interpreter would take hours where a GPU takes no time.
     """
     groups = kernel.op.geometry.of(_GROUPS)(kernel, dtype, backends.named(backend).scale, seed)
     return [*groups, *_summed(kernel, dtype, EFFORTS[backends.named(rows_of or backend).scale], seed)]
 
 
 def pinned(kernel: Kernel, dtype: str, cases: Sequence[Case]) -> list[Group]:
-    """The corpus' cases of a kernel in a dtype as groups: with and without a gradient, as the cases ask."""
+    """Returns the corpus' cases of a kernel in a dtype as groups, without and with gradients."""
     groups = []
     for upstream in (False, True):
         chosen = tuple(dict.fromkeys(case.to_json() for case in cases if bool(case.upstream) == upstream))
@@ -136,7 +139,10 @@ def pinned(kernel: Kernel, dtype: str, cases: Sequence[Case]) -> list[Group]:
 
 
 def _case(kernel: Kernel, dtype: str, seed: int, **fields: object) -> Case:
-    """A case within the kernel's domain; where all inputs are tried, those beyond its magnitude are too."""
+    """Returns a case within the kernel's domain.
+
+    A case with all patterns also exceeds the kernel's largest magnitude.
+    """
     made = case_of(kernel, dtype, seed=seed, **fields)
     largest = None if made.fill == "patterns" else kernel.largest.get(dtype)
     return msgspec.structs.replace(made, dims=fitted(kernel, made.dims), largest=largest)
@@ -156,14 +162,14 @@ def _elementwise(kernel: Kernel, dtype: str, scale: str, seed: int) -> list[Grou
         )
         groups = [Group((everything,), exhaustive=math.prod(everything.dims) == 1 << fmt.bits)]
         if gradients:
-            # dy = 1 alone would let a backward pass that ignores dy go by
+            # dy = 1 alone would miss a backward pass that ignores dy
             weighted = _case(kernel, dtype, seed, dims=(1 << 14,), fill="mixed", upstream="normal")
             groups.append(Group((weighted,), label=" (random dy)", only_gradients=True))
         return groups
     effort = EFFORTS[scale]
     count = effort.float64_elements if fmt.name == "float64" else effort.elements
-    # Drawn by what is measured, not by the seed, so that figures of two seeds compare: a kernel that is right for as
-    # many elements as any effort names is wrong for some here.
+    # The width depends on the op and the dtype, not on the seed, so that figures of two seeds can be compared. A kernel
+    # that is right only for a round number of elements is wrong for some here.
     width = 193 + int(counter.below(0, f"plan/{kernel.op.name}/{dtype}", 1, 64)[0])
     dims = (count // width + count // 16384 + 1, width)
     upstream = "normal" if gradients else ""
@@ -171,7 +177,7 @@ def _elementwise(kernel: Kernel, dtype: str, scale: str, seed: int) -> list[Grou
 
 
 def _rowwise(kernel: Kernel, dtype: str, scale: str, seed: int) -> list[Group]:
-    """Every row regime at a narrow and a middle width, in turn at a wide one, some at the longest."""
+    """Returns every row regime at a narrow and a middle width, some at a wide one, some at the longest."""
     effort = EFFORTS[scale]
     upstream = "normal" if kernel.differentiable else ""
     cases = []
@@ -189,9 +195,10 @@ def _rowwise(kernel: Kernel, dtype: str, scale: str, seed: int) -> list[Group]:
 
 
 def _graph(kernel: Kernel, dtype: str, scale: str, seed: int) -> list[Group]:
-    """Every row regime at a small or a larger set of sizes, ordinary values at both and where one dimension is long.
+    """Returns cases for a PyTorch function.
 
-    Each example has all regimes.
+    Every row regime has small or larger sizes. Ordinary values have both, and cases with one long dimension. With
+    examples, each example has all regimes.
     """
     upstream = "normal" if kernel.differentiable else ""
     most = 64 if dtype == "float64" else EFFORTS[scale].graph_elements
@@ -201,7 +208,7 @@ def _graph(kernel: Kernel, dtype: str, scale: str, seed: int) -> list[Group]:
     chosen = []
     for place, recipe in enumerate(kernel.op.geometry.recipes or ROW_REGIMES):
         some = [small[place % len(small)], larger[place % len(larger)] if larger else small[0]]
-        if place:  # what an exact verdict costs where inputs are badly conditioned: the sizes take turns
+        if place:  # an exact verdict is expensive for badly conditioned inputs, so sizes take turns
             some = some[place % 2 :][:1]
         if kernel.op.geometry.examples:
             some = [dims for dims in sizes if recipe in _AT_LARGE or _elements(kernel, dims) <= _LARGE]
@@ -223,9 +230,9 @@ def _elements(kernel: Kernel, dims: tuple[int, ...]) -> int:
 
 
 def long_dims(kernel: Kernel, dtype: str, reach: Reach) -> list[tuple[int, ...]]:
-    """Sizes with one long dimension: of each the largest within reach, and 129 beside one of over 257.
+    """Returns sizes with one long dimension: the largest within reach, and 129 in addition to one of over 257.
 
-    Every element of a float64 result is judged exactly, so it has none unless it is the only dtype.
+    A float64 result is judged exactly at every element, so it has none, unless float64 is the only dtype.
     """
     if dtype == "float64" and len(kernel.dtypes) > 1:
         return []
@@ -234,7 +241,10 @@ def long_dims(kernel: Kernel, dtype: str, reach: Reach) -> list[tuple[int, ...]]
 
 
 def _few(sizes: Sequence[tuple[int, ...]]) -> Sequence[tuple[int, ...]]:
-    """Some of the sizes, both ends among them: each costs a trace of the function, and often a compilation."""
+    """Returns some of the sizes, including both ends.
+
+    Each size takes a trace of the function, and often a compilation.
+    """
     return [sizes[place * (len(sizes) - 1) // (FEW - 1)] for place in range(FEW)] if len(sizes) > FEW else sizes
 
 
@@ -260,12 +270,12 @@ def summed_results(kernel: Kernel) -> tuple[str, ...]:
 
 
 def summed_dims(kernel: Kernel, numbers: Sequence[int]) -> list[tuple[int, ...]]:
-    """Dims of few columns and of each number of rows."""
+    """Returns dims with few columns for each number of rows."""
     return [kernel.op.geometry.dims_of(rows, _SUMMED_COLUMNS, _SUMMED_INNER) for rows in numbers]
 
 
 def _summed(kernel: Kernel, dtype: str, effort: Effort, seed: int) -> list[Group]:
-    """Many rows, most of them in float32, which sees the loss of a few among many."""
+    """Returns cases with many rows. Most are in float32, which shows the loss of a few among many."""
     results = summed_results(kernel)
     rows = effort.summed[dtype == ("float32" if "float32" in kernel.dtypes else kernel.dtypes[0])]
     cases = [

@@ -1,4 +1,4 @@
-"""The regime of every element of a result: a named region of the input, or the row recipe of its case."""
+"""Assigns a regime to every element of a result: a named region of the input, or the row recipe of its case."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from verify.truth.ulp import widen
 def segments_of(
     op: Op, case: Case, problem: Problem, result: str, shape: tuple[int, ...], largest: Largest | None = None
 ) -> tuple[Tensor | None, tuple[Regime, ...]]:
-    """The regime number of every element of a result, and the regimes.
+    """Returns the regime number of every element of a result, and the regimes.
 
-    Every element of an elementwise op has one: the regimes of an op cover all numbers. Behind them are infinite and NaN
-    inputs and, of a kernel that names the `largest` magnitude or the domain that it is for, those beyond it.
+    The regimes of an elementwise op cover all numbers. Two more regimes follow: infinite and NaN inputs and, if the
+    kernel declares a `largest` magnitude or a domain, inputs beyond it. For other ops the segments are None, and one
+    regime covers all elements.
     """
     if not op.geometry.by_element:
         return None, (Regime(case.regime or "all", -math.inf, math.inf),)
@@ -46,23 +47,24 @@ def segments_of(
 
 
 def deciding_operand(op: Op) -> str:
-    """The operand whose value decides an element's regime: `x2` where it is the second half of a packed x."""
+    """Returns the operand whose value decides an element's regime; `x2` for the second half of a packed x."""
     if not op.geometry.by_element:
         return ""
     return f"{op.landmarks.of}2" if op.landmarks.values else op.landmarks.of
 
 
 def deciding_values(op: Op, problem: Problem, result: str) -> Tensor:
-    """That operand's value for every element of a result."""
+    """Returns the value of that operand for every element of a result."""
     values = op.landmarks.values(problem, result) if op.landmarks.values else problem.inputs[op.landmarks.of]
     assert values is not None
     return values
 
 
 def by_element(problem: Problem, result: str, shape: tuple[int, ...], rank: Callable[[Tensor, str], Tensor]) -> Tensor:
-    """The largest rank among the inputs and upstream gradients that each element of a result depends on.
+    """Returns the largest rank among the inputs and upstream gradients that each element of a result depends on.
 
-    `rank` has the rank of each element of one of them, and is told which operand it is, "" for an upstream gradient.
+    `rank` gets a tensor and the name of its operand ("" for an upstream gradient), and returns the rank of each
+    element.
     """
     found: Tensor | None = None
     named = [(name, value) for name, value in problem.inputs.items() if value is not None]
@@ -70,9 +72,9 @@ def by_element(problem: Problem, result: str, shape: tuple[int, ...], rank: Call
     tensors = [tensor for _, tensor in named]
     for place, (name, tensor) in enumerate(named):
         ranks = rank(tensor.detach(), name)
-        if ranks.shape != shape and ranks.shape[-1] == 2 * shape[-1]:  # packed halves in, one out
+        if ranks.shape != shape and ranks.shape[-1] == 2 * shape[-1]:  # two packed halves in, one out
             ranks = torch.maximum(*ranks.chunk(2, -1))
-        elif ranks.shape != shape:  # one in, packed halves out
+        elif ranks.shape != shape:  # one in, two packed halves out
             ranks = torch.cat([ranks, ranks], -1)
         elif len(tensors) > 1 and place == 0 and _is_packed(tensors, shape):
             either = torch.maximum(*ranks.chunk(2, -1))
@@ -83,5 +85,5 @@ def by_element(problem: Problem, result: str, shape: tuple[int, ...], rank: Call
 
 
 def _is_packed(tensors: list[Tensor], shape: tuple[int, ...]) -> bool:
-    """Whether the operand holds two halves of which the upstream gradient sees one."""
+    """True if the operand has two halves and the upstream gradient belongs to one."""
     return bool(shape) and tensors[-1].shape[-1] * 2 == shape[-1]

@@ -1,17 +1,17 @@
-"""Recipes for a softmax over products of queries and keys: the inputs at which an attention goes wrong.
+"""Defines recipes for a softmax over products of queries and keys: inputs at which attention often goes wrong.
 
-The operands of a case agree on one direction u, a vector of +1 and -1. Queries and keys are multiples of u plus small
-random numbers, so that their products, the scores, are where a recipe wants them. With the usual scale, one over the
-square root of the number of features:
+The operands of a case share one direction u, a vector of +1 and -1. Queries and keys are multiples of u plus small
+random numbers, so that a recipe can choose their products, the scores. With the usual scale, one over the square root
+of the number of features:
 
-* scores below -87: every key has +2u. Every second query is -m u, where m is a power of two: its scores are all near
+* scores below -87: every key has +2u. Every second query is -m u, where m is a power of two. Its scores are all near
   -128, -256, -512 or -1024, and the exponential of an unshifted score is 0. Queries and keys are numbers of
   float8_e4m3fn.
-* rising maxima, falling maxima: the scores of a query rise (fall) from its first key to its last by 6, 12, 48 or 192.
-  Under a mask the largest score is beyond one edge of it.
+* rising maxima, falling maxima: the scores of a query rise (fall) from its first key to its last by 6, 12, 48 or 192. A
+  mask may hide the largest score.
 * sinks: the first key has a score of about 16, and a value near 0.
 * repeated tokens: the last eighth of the keys and values repeats the first, so that maxima are ties. Equal keys have
-  equal errors, which add up; were there more of them, the noise of independent errors would be no measure.
+  equal errors, which add up. With more of them, the noise of independent errors would be no measure.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _RISES = (6.0, 12.0, 48.0, 192.0)
 
 @dataclass(frozen=True)
 class _Tokens:
-    """What a recipe makes: float64 numbers of one operand, in the shape (others, tokens, features)."""
+    """Holds what a recipe needs: float64 numbers of one operand, in the shape (others, tokens, features)."""
 
     role: str
     shape: tuple[int, int, int]
@@ -42,19 +42,19 @@ class _Tokens:
     joint: Stream  # the same for all operands of a case
 
     def bell(self) -> Tensor:
-        """Nearly normal numbers."""
+        """Returns nearly normal numbers."""
         return self.stream.bell(math.prod(self.shape)).reshape(self.shape)
 
     def direction(self) -> Tensor:
-        """The vector u of +1 and -1."""
+        """Returns the vector u of +1 and -1."""
         return self.joint.below(self.shape[2], 2).double() * 2 - 1
 
     def along(self, factors: Tensor) -> Tensor:
-        """Multiples of u, one for each token of each other index."""
+        """Returns multiples of u, one for each token of each other index."""
         return factors[..., None] * self.direction()
 
     def turn(self) -> Tensor:
-        """The number of each token among all."""
+        """Returns the number of each token among all."""
         return torch.arange(self.shape[0] * self.shape[1], device=self.stream.device).reshape(self.shape[:2])
 
 
@@ -108,7 +108,7 @@ RECIPES: dict[str, Callable[[_Tokens], Tensor]] = {
     "sinks": _sinks,
     "repeated tokens": _repeated,
 }
-# Numbers of keys: one, one more than blocks hold, half of a block of 128 beyond a whole one, whole blocks.
+# Numbers of keys: one, one more than whole blocks, half of a block of 128 beyond a whole one, whole blocks.
 LENGTHS = (1, 33, 64, 128, 129, 192, 257)
 
 

@@ -1,4 +1,4 @@
-"""Which sizes cases have: those of a PyTorch function's named dimensions, and those that a kernel's domain allows."""
+"""Chooses sizes of cases: for a PyTorch function's named dimensions, and within a kernel's domain."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ Dims = tuple[int, ...]
 _COUNT = 40
 _fitted: dict[tuple[str, str, Dims], Dims | None] = {}
 _known: dict[tuple[str, int], tuple[Dims, ...]] = {}
-# One more than blocks hold, so that the last block has one element; one less; and whole blocks.
+# One more than whole blocks, so that the last block has one element; one less; and whole blocks.
 LONG = (65, 129, 257, 1024, 1025, 4095, 4097, 65_537)
-_STEP = 1 << 11  # elements whose evaluation takes as long as a step's own overhead
+_STEP = 1 << 11  # evaluating this many elements takes as long as a step's own overhead
 
 
 @dataclass(frozen=True)
 class Reach:
-    """How large a case may be in which one dimension is large.
+    """Limits a case with one large dimension.
 
-    `work` is the number of elements of all steps of the op's program. `rows` is the size of a dimension that is the
-    last one of no operand: kernels often launch a program for each index of such a dimension. `columns` is that of the
-    others.
+    work: number of elements of all steps of the op's program.
+    rows: limit of a dimension that is the last one of no operand. Kernels often launch a program for each of its
+        indices.
+    columns: limit of the other dimensions.
     """
 
     work: int
@@ -40,15 +41,15 @@ class Reach:
     columns: int
 
 
-# Triton's interpreter takes milliseconds for each program that is launched. A run asks for exact values, each of which
-# takes 0.1 s where it is a sum of 65,537 terms; a law is content with an enclosure of 2^21 elements in 0.1 s.
+# Triton's interpreter takes milliseconds for each program. A run needs exact values, and each takes 0.1 s for a sum of
+# 65,537 terms. A law only needs an enclosure, which takes 0.1 s for 2^21 elements.
 REACHES = {"small": Reach(1 << 19, 257, 4097), "large": Reach(1 << 23, 1 << 17, 1 << 17)}
 REACHES_OF_LAWS = {"small": Reach(5 << 19, 257, 1 << 17), "large": Reach(1 << 25, 1 << 17, 1 << 17)}
 _long: dict[tuple[str, Reach], dict[str, tuple[Dims, ...]]] = {}
 
 
 def sizes_of(op: Op, elements: int) -> tuple[Dims, ...]:
-    """Sizes that the declaration allows, the plainest first, no operand above `elements` elements."""
+    """Returns sizes that the declaration allows, the plainest first. No operand has more than `elements` elements."""
     if op.geometry.examples:
         return op.geometry.examples
     if (op.name, elements) not in _known:
@@ -59,7 +60,7 @@ def sizes_of(op: Op, elements: int) -> tuple[Dims, ...]:
 def long_sizes(op: Op, reach: Reach) -> dict[str, tuple[Dims, ...]]:
     """Maps each dimension of a PyTorch function to the sizes at which it alone is large, in ascending order.
 
-    They are those near `LONG` that the declaration allows and that are within reach. With examples there are none.
+    These sizes are near `LONG`, allowed by the declaration, and within reach. With examples there are none.
     """
     if op.geometry.examples or not op.geometry.named:
         return {}
@@ -79,11 +80,12 @@ def long_sizes(op: Op, reach: Reach) -> dict[str, tuple[Dims, ...]]:
 
 
 def with_keys(op: Op, lengths: Sequence[int], *, others: int = 2, features: int = 0) -> tuple[Dims, ...]:
-    """Returns sizes with such numbers of keys, or the next that the declaration allows.
+    """Returns sizes with these numbers of keys, or the next ones that the declaration allows.
 
-    Other dimensions are `others` where they can be, and not larger than in plain sizes if that is 2. The number of
-    features is `features`, by default that of plain sizes. There are none where the program has no scores, or where the
-    number of keys is fixed.
+    others: size of other dimensions, if allowed. The default 2 does not exceed plain sizes.
+    features: number of features; 0: as in plain sizes.
+
+    Returns none if the program has no scores or if the number of keys is fixed.
     """
     geometry, parts = op.geometry, {part.role: (name, part) for name, part in (op.scores or {}).items()}
     if not parts or not isinstance(geometry, NamedDims) or geometry.examples:
@@ -101,7 +103,7 @@ def with_keys(op: Op, lengths: Sequence[int], *, others: int = 2, features: int 
 
 
 def _smallest(op: Op) -> Dims:
-    """Returns the plainest sizes with smaller ones where the declaration allows them: 3 last, 2 before it, else 1."""
+    """Returns the plainest sizes, made smaller if the declaration allows it: 3 for the last, 2 before it, else 1."""
     found = sizes_of(op, 1 << 12)[0]
     for place in range(len(found)):
         size = max(1, min(2, place - len(found) + 4)) + (place == len(found) - 1)
@@ -111,7 +113,10 @@ def _smallest(op: Op) -> Dims:
 
 
 def _within(op: Op, name: str, dims: Dims, reach: Reach, smaller: Sequence[Dims]) -> bool:
-    """True if a case of these sizes is within reach; the step from `smaller` ones saves tracing what is far beyond."""
+    """True if a case of these sizes is within reach.
+
+    Estimates from `smaller` sizes save tracing sizes far beyond it.
+    """
     place = op.geometry.dims.index(name)
     if dims[place] > (reach.columns if _is_last(op, place, dims) else reach.rows):
         return False
@@ -123,7 +128,7 @@ def _within(op: Op, name: str, dims: Dims, reach: Reach, smaller: Sequence[Dims]
 
 
 def _is_last(op: Op, place: int, dims: Dims) -> bool:
-    """True if the dimension is the last one of an operand, of matrices if any has it."""
+    """True if the dimension is the last one of an operand. If matrices have it, only these count."""
     larger = (*dims[:place], dims[place] + 1, *dims[place + 1 :])
     shapes, others = op.shapes(dims, op.params), op.shapes(larger, op.params)
     having = [(shape, others[name]) for name, shape in shapes.items() if shape != others[name]]
@@ -132,7 +137,7 @@ def _is_last(op: Op, place: int, dims: Dims) -> bool:
 
 
 def work_of(op: Op, dims: Dims) -> float:
-    """Returns the elements of all steps of an op's program for some sizes, infinity where it takes no such sizes."""
+    """Returns the elements of all steps of an op's program for some sizes; infinity if it refuses these sizes."""
     assert op.meaning is not None
     shapes = op.shapes(dims, op.params)
     kinds = {each.name: torch.bool if each.boolean else torch.int64 for each in op.operands if each.range is not None}
@@ -145,12 +150,15 @@ def work_of(op: Op, dims: Dims) -> float:
 
 
 def _terms(step: Any) -> int:
-    """Returns how many products make an element of a step."""
+    """Returns the number of products in an element of a step."""
     return int(step.inputs[0].shape[-1]) if isinstance(step, Contract) else 1
 
 
 def largest_of(op: Op, elements: int) -> Dims:
-    """Powers of two that the declaration allows, as even as it does, no operand above `elements` elements."""
+    """Returns powers of two that the declaration allows, as equal as possible.
+
+    No operand exceeds `elements` elements.
+    """
     if op.geometry.examples:
         return max(op.geometry.examples, key=lambda dims: sum(map(math.prod, op.shapes(dims, op.params).values())))
 
@@ -173,20 +181,20 @@ def largest_of(op: Op, elements: int) -> Dims:
 
 
 def shapes_for(kernel: Kernel, table: ByGeometry[Shapes], elements: int) -> tuple[Dims, ...]:
-    """Returns a kernel's shapes of a table; of a PyTorch function a few that its declaration allows."""
+    """Returns a kernel's shapes from a table. For a PyTorch function returns a few that its declaration allows."""
     op = kernel.op
     return sizes_of(op, elements)[:4] if op.geometry.named else fitted_all(kernel, op.geometry.of(table))
 
 
 def another(kernel: Kernel, dims: Dims) -> Dims:
-    """Another legal shape: one more in every dimension, or another that a declaration allows."""
+    """Returns another legal shape: one more in every dimension, or another that a declaration allows."""
     if kernel.op.geometry.named:
         return next((each for each in sizes_of(kernel.op, 512) if each != dims), dims)
     return fitted(kernel, tuple(size + 1 for size in dims))
 
 
 def fitted(kernel: Kernel, dims: Dims) -> Dims:
-    """The sizes next to some that the kernel's domain allows; of as many elements, if there are any."""
+    """Returns the nearest sizes that the kernel's domain allows, with as many elements if possible."""
     if not kernel.where or kernel.allows(dims):
         return dims
     geometry = kernel.op.geometry
@@ -203,14 +211,14 @@ def fitted(kernel: Kernel, dims: Dims) -> Dims:
 
 
 def fitted_all(kernel: Kernel, shapes: Iterable[Dims]) -> tuple[Dims, ...]:
-    """The same of several, each once."""
+    """Does the same for several sizes, and drops duplicates."""
     return tuple(dict.fromkeys(fitted(kernel, tuple(dims)) for dims in shapes))
 
 
 def _near(product_dims: bool, dims: Dims, mentioned: Iterable[int]) -> Iterator[Dims]:
-    """Other sizes, the nearest first: as many elements in other rows, then other numbers of them.
+    """Yields other sizes, the nearest first: as many elements in other rows, then other numbers of elements.
 
-    Those that the condition itself `mentioned` are among them, and the numbers beside them.
+    The sizes include numbers that the condition itself mentions, and their neighbours.
     """
     if not product_dims:
         count = math.prod(dims)
@@ -231,7 +239,7 @@ def _near(product_dims: bool, dims: Dims, mentioned: Iterable[int]) -> Iterator[
 
 
 def _like_size(size: int, named: Iterable[int]) -> list[int]:
-    """Sizes by how near they are: the neighbours, and what conditions usually ask for."""
+    """Returns sizes by distance: neighbours, and sizes that conditions often require."""
     powers = [1 << power for power in range(18)]
     others = {
         *range(max(size - 2, 1), size + 3),

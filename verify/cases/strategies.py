@@ -1,9 +1,11 @@
-"""Hypothesis strategies for cases: they draw structure (shape, recipe, layout, parameters), never contents.
+"""Defines Hypothesis strategies for cases.
 
-`space(kernel, dtype)` is what the cases of one kernel are made of; `.cases()` draws from it, `.each_choice()` lists a
-few that take every choice once. Simple comes first in every choice, because Hypothesis shrinks towards the first:
-small shapes, contiguous layouts, the plainest recipe. `.roll()` takes a case by chance alone, a hundred times faster:
-for very many cases without a search or a smaller case.
+They draw structure (shape, recipe, layout, parameters), never values.
+
+`space(kernel, dtype)` holds the choices for cases of one kernel. `.cases()` draws from it, and `.each_choice()` lists a
+few cases that have every choice once. Simple choices come first, because Hypothesis shrinks towards the first: small
+shapes, contiguous layouts, the plainest recipe. `.roll()` takes one case at random, a hundred times faster, for very
+many cases without a search or shrinking.
 """
 
 from __future__ import annotations
@@ -32,18 +34,18 @@ ELEMENT_RECIPES = ("normal", "active", "near", "mixed", "bits")
 ROW_RECIPES = (*ROW_REGIMES, CONFIDENT)
 _RECIPES = ByGeometry(ELEMENT_RECIPES, ROW_RECIPES, MATRIX_REGIMES, ROW_RECIPES)
 EPSILONS = (1e-5, 1e-6, 1e-12, 1e-3)
-# Recipes of the upstream gradient for what holds without one too: "" is a call in which no operand requires a gradient.
+# Recipes of the upstream gradient for laws that hold without one too. With "" no operand requires a gradient.
 EITHER_PATH = ("normal", "normal", "normal", "")
 Dims = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large the tensors of drawn cases may be.
+    """Limits the tensors of drawn cases.
 
-    `rows` outgrow the programs that a kernel launches at once, `many_rows` a grid axis.
-
-    `every_pattern`: an op of one 16-bit number is tried on all of them.
+    rows: exceeds the number of programs that a kernel launches at once.
+    many_rows: exceeds a grid axis.
+    every_pattern: True: an op of one 16-bit number is tried on all of them.
     """
 
     elements: int = 1 << 12
@@ -55,7 +57,7 @@ class Sizes:
 
 
 class Chance(Protocol):
-    """What chooses: Hypothesis, or a random generator."""
+    """Makes choices: Hypothesis or a random generator."""
 
     def pick(self, choices: Sequence[Any]) -> Any: ...
 
@@ -88,7 +90,7 @@ _STRATEGIES: dict[Any, st.SearchStrategy[Any]] = {}
 
 
 def _one_of(choices: Sequence[Any]) -> st.SearchStrategy[Any]:
-    """The strategy that samples from these, kept: making one takes longer than drawing from it."""
+    """Returns a cached strategy that samples from these choices. Making one takes longer than drawing from it."""
     key = tuple((type(each), each) for each in choices)  # 1, 1.0 and True are equal
     if key not in _STRATEGIES:
         _STRATEGIES[key] = st.sampled_from(choices)
@@ -97,7 +99,7 @@ def _one_of(choices: Sequence[Any]) -> st.SearchStrategy[Any]:
 
 @lru_cache
 def row_counts(largest: int) -> tuple[int, ...]:
-    """Numbers of rows beyond 65, each a tenth more than the one before: few of them are round."""
+    """Returns numbers of rows beyond 65, each a tenth more than the one before. Few of them are round."""
     counts = [66]
     while (more := counts[-1] * 11 // 10 + 1) <= largest:
         counts.append(more)
@@ -106,7 +108,7 @@ def row_counts(largest: int) -> tuple[int, ...]:
 
 @lru_cache
 def interesting_sizes(largest: int) -> tuple[int, ...]:
-    """1, small numbers, powers of two and their neighbours, primes, and 0; simplest first."""
+    """Returns 1, small numbers, powers of two and their neighbours, primes, and 0; simplest first."""
     sizes = [1, 2, 3, 5, 7, 13]
     power = 4
     while power <= largest:
@@ -151,12 +153,12 @@ def _lines(elements: int) -> tuple[Dims, ...]:
 
 
 def recipes(kernel: Kernel) -> tuple[str, ...]:
-    """The value recipes that make sense for the kernel's op."""
+    """Returns the value recipes that make sense for the kernel's op."""
     return kernel.op.geometry.of(_RECIPES)
 
 
 def free_choices(kernel: Kernel) -> dict[str, tuple[Any, ...]]:
-    """The values of each parameter that the kernel accepts and its declaration leaves open; the plainest first."""
+    """Returns the values of each accepted parameter that the declaration leaves open; the plainest first."""
     found: dict[str, tuple[Any, ...]] = {}
     for name, default in kernel.op.params.items():
         if name in kernel.params or name not in kernel.accepted:
@@ -170,9 +172,9 @@ def free_choices(kernel: Kernel) -> dict[str, tuple[Any, ...]]:
     return found
 
 
-# A row count and a width that no block divides; then one element, none, several blocks, more dimensions, more elements
-# than a 16-bit offset reaches, and whole blocks, for which a kernel may leave out its masks. Products with a dimension
-# of 1 have results that are sums of one term, where a rounding on the way has nothing to hide behind.
+# First a row count and a width that no block divides. Then one element, none, several blocks, more dimensions, more
+# elements than a 16-bit offset reaches, and whole blocks, for which a kernel may skip its masks. Products with a
+# dimension of 1 have results that are sums of one term, so no other term hides an intermediate rounding.
 _FIXED_SHAPES: ByGeometry[Shapes] = ByGeometry(
     elementwise=((5, 67), (3,), (), (0, 3), (1031,), (2, 1, 3, 5), (65, 33), (64, 64)),
     rowwise=((5, 67), (2, 1), (3,), (0, 5), (33, 1031), (2, 1, 3, 5), (65, 8), (8, 128)),
@@ -186,7 +188,7 @@ _TILES = ((64, 64, 64), (71, 57, 66))
 
 
 def fixed_shapes(kernel: Kernel, sizes: Sizes) -> tuple[Dims, ...]:
-    """The shapes that `each_choice` takes where a law asks for none in particular."""
+    """Returns the shapes of `each_choice` for laws that need no shapes of their own."""
     geometry = kernel.op.geometry
     if geometry.named:
         return sizes_of(kernel.op, sizes.elements)[:7]
@@ -202,7 +204,7 @@ def fixed_shapes(kernel: Kernel, sizes: Sizes) -> tuple[Dims, ...]:
 
 @dataclass(frozen=True)
 class Layouts:
-    """The layouts that operands may have, and those of the upstream gradients."""
+    """Holds the layouts that operands may have, and the layouts of the upstream gradients."""
 
     operands: Sequence[str] = ("contiguous",)
     upstream: Sequence[str] = ("contiguous",)
@@ -210,9 +212,9 @@ class Layouts:
 
 @dataclass(frozen=True)
 class CaseSpace:
-    """The choices that cases are made of. `cases()` draws from them; `each_choice()` takes every one of them once.
+    """Holds the choices for cases. `cases()` draws from them; `each_choice()` takes every one of them once.
 
-    Made by `space(...)`, which checks them.
+    `space(...)` makes and checks it.
     """
 
     kernel: Kernel
@@ -224,11 +226,11 @@ class CaseSpace:
     shapes: tuple[Dims, ...]  # empty: any shape within `sizes`
 
     def cases(self) -> st.SearchStrategy[Case]:
-        """Cases with every factor drawn on its own."""
+        """Returns a strategy of cases with every factor drawn on its own."""
         return _draw(self)
 
     def roll(self, generator: random.Random) -> Case:
-        """One case with every factor taken at random."""
+        """Returns one case with every factor taken at random."""
         return self._chosen(_Rolled(generator))
 
     def _chosen(self, chance: Chance) -> Case:
@@ -244,10 +246,10 @@ class CaseSpace:
         return self._case(dims, recipe, params, arriving, placed, seed=chance.number(0, 2**16))
 
     def each_choice(self, shapes: Sequence[Dims] | None = None) -> tuple[Case, ...]:
-        """One plain case, and one more for every other choice of every factor, the rest being plain.
+        """Returns one plain case, and one more for every other choice of every factor, the rest being plain.
 
-        Known in testing as base choice coverage. Whatever a search happens to draw, each recipe, each parameter, each
-        layout of each operand and each shape has been tried. `shapes` narrows down which.
+        This is known in testing as base choice coverage. Whatever a search draws, each recipe, parameter, layout of
+        each operand and shape is tried. `shapes` replaces the shapes.
         """
         kernel = self.kernel
         forms = fitted_all(kernel, shapes or self.shapes or fixed_shapes(kernel, self.sizes))
@@ -284,7 +286,7 @@ class CaseSpace:
         return tuple(found)
 
     def each_pair(self) -> tuple[Case, ...]:
-        """The plain case with every other recipe together with every other value of every free parameter."""
+        """Returns the plain case with every other recipe together with every other value of every free parameter."""
         plain, *varied = self.each_choice()
         resolve = self.kernel.op.resolve
         some = [case for case in varied if resolve(case.params) != resolve(plain.params)]
@@ -294,7 +296,7 @@ class CaseSpace:
         )
 
     def each_alone(self) -> tuple[Case, ...]:
-        """The plain case with None for each optional operand that the kernel takes, one at a time."""
+        """Returns the plain case with None for each optional operand that the kernel takes, one at a time."""
         plain, kernel = self.each_choice()[0], self.kernel
         names = [operand.name for operand in kernel.op.operands if operand.optional and operand.name in kernel.operands]
         return tuple(msgspec.structs.replace(plain, absent=(*plain.absent, name)) for name in names)
@@ -332,9 +334,9 @@ def space(
     upstream: Sequence[str] = ("normal",),
     shapes: Sequence[Dims] = (),
 ) -> CaseSpace:
-    """The space of a kernel's cases in one dtype; what cannot be drawn is refused here, not at the first draw."""
+    """Returns the space of a kernel's cases in one dtype. Raises UsageError for choices that cannot be drawn."""
     if dtype not in kernel.dtypes:
-        raise UsageError(f"kernel {kernel.name!r} declares {', '.join(kernel.dtypes)}; cases were asked for {dtype!r}")
+        raise UsageError(f"kernel {kernel.name!r} declares {', '.join(kernel.dtypes)}; received {dtype!r}")
     chosen = CaseSpace(
         kernel=kernel,
         dtype=dtype,
@@ -356,12 +358,12 @@ def space(
 
 
 def cases(kernel: Kernel, dtype: str, **choices: Any) -> st.SearchStrategy[Case]:
-    """Cases of one kernel in one dtype; the choices are those of `space`. Layouts are drawn for each operand alone."""
+    """Returns a strategy of cases of one kernel in one dtype. `choices` are the arguments of `space`."""
     return space(kernel, dtype, **choices).cases()
 
 
 def _some(what: str, names: Sequence[str], known: Iterable[str]) -> tuple[str, ...]:
-    """The names as a tuple: at least one, all of them known."""
+    """Returns the names as a tuple. Raises UsageError unless there is at least one and all are known."""
     if isinstance(names, str):
         raise UsageError(f"{what} are a list of names; received {names!r}")
     listed = list(known)
@@ -374,7 +376,7 @@ def _some(what: str, names: Sequence[str], known: Iterable[str]) -> tuple[str, .
 
 
 def _fits(kernel: Kernel, dims: Dims) -> None:
-    """Dims that the kernel's op can have."""
+    """Raises UsageError unless the kernel's op can have these dims."""
     geometry = kernel.op.geometry
     if geometry.named:
         names = geometry.dims

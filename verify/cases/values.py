@@ -1,8 +1,8 @@
-"""Value recipes: named ways to fill a tensor, the same bits on every device.
+"""Defines value recipes: named ways to fill a tensor, with the same bits on every device.
 
-Element recipes work on bit patterns of the dtype, so that every exponent, subnormals included, is reached.
-Row recipes know the last dimension: large mean, constant row, one outlier. A recipe is a pure function of
-what is wanted (`WantedElements`, `WantedRows`): dtype, shape, seed, stream, landmarks.
+Element recipes make bit patterns of the dtype, so that every exponent occurs, including subnormals. Row recipes work
+along the last dimension: large mean, constant row, one outlier. A recipe is a pure function of `WantedElements` or
+`WantedRows`: the format, the size, the stream and the landmarks.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ from verify.truth.ulp import from_bits, widen
 
 Shape = tuple[int, ...]
 
-_PERIOD = 61  # of repeated rows: a prime, so that no block of a kernel repeats with it
-SMALL = 1 << 12  # elements up to which launching the operations takes a GPU longer than computing takes a CPU
+_PERIOD = 61  # period of repeated rows: a prime, so that no block of a kernel repeats with it
+SMALL = 1 << 12  # up to this many elements, a GPU takes longer to launch the operations than a CPU to compute them
 
 
 @dataclass(frozen=True)
 class Stream:
-    """Random words of one name, the same on every device. `part` names a stream beside it."""
+    """Makes random words of one named stream, the same on every device. `part` selects another stream beside it."""
 
     seed: int
     name: str
     device: torch.device
 
     def words(self, count: int, part: str = "") -> Tensor:
-        """64-bit words as int64."""
+        """Returns 64-bit words as int64."""
         return counter.words(self.seed, self._named(part), count, device=self.device)
 
     def below(self, count: int, limit: int, part: str = "") -> Tensor:
-        """Integers in [0, limit)."""
+        """Returns integers in [0, limit)."""
         return counter.below(self.seed, self._named(part), count, limit, device=self.device)
 
     def uniform(self, count: int) -> Tensor:
-        """float64 in [0, 1)."""
+        """Returns float64 numbers in [0, 1)."""
         return counter.uniform(self.seed, self.name, count, device=self.device)
 
     def bell(self, count: int) -> Tensor:
-        """Nearly normal float64."""
+        """Returns nearly normal float64 numbers."""
         return counter.bell(self.seed, self.name, count, device=self.device)
 
     def beside(self, part: str) -> Stream:
-        """The stream of a part."""
+        """Returns the stream of a part."""
         return replace(self, name=self._named(part))
 
     def _named(self, part: str) -> str:
@@ -63,7 +63,7 @@ class Stream:
 
 @dataclass(frozen=True)
 class WantedElements:
-    """What an element recipe makes: `count` numbers of a format. `landmarks` are the op's boundaries."""
+    """Describes what an element recipe makes: `count` numbers of a format. `landmarks` are the op's boundaries."""
 
     fmt: Format
     count: int
@@ -72,13 +72,13 @@ class WantedElements:
 
     @property
     def device(self) -> torch.device:
-        """Where the numbers are made."""
+        """Returns the device of the numbers."""
         return self.stream.device
 
 
 @dataclass(frozen=True)
 class WantedRows:
-    """What a row recipe makes: float64 (count, width), rounded to the format afterwards."""
+    """Describes what a row recipe makes: float64 (count, width), rounded to the format afterwards."""
 
     count: int
     width: int
@@ -86,15 +86,15 @@ class WantedRows:
 
     @property
     def device(self) -> torch.device:
-        """Where the rows are made."""
+        """Returns the device of the rows."""
         return self.stream.device
 
     def bell(self) -> Tensor:
-        """Nearly normal rows."""
+        """Returns nearly normal rows."""
         return self.stream.bell(self.count * self.width).reshape(self.count, self.width)
 
     def levels(self) -> Tensor:
-        """One number in [0, 1) for each row, as a column."""
+        """Returns one number in [0, 1) for each row, as a column."""
         return self.stream.uniform(self.count)[:, None]
 
 
@@ -111,23 +111,26 @@ def fill(
     landmarks: Sequence[float] = (),
     shared: bool = False,
 ) -> Tensor:
-    """A tensor of a format filled by a recipe. `landmarks` are the op's boundaries, for "near" and "mixed".
+    """Returns a tensor of a format filled by a recipe.
 
-    A small tensor is made on the CPU, to the same bits: there its many operations cost less than their launches.
-    It is kept for a while, because a law builds one case several times. With `shared` the kept tensor itself is
-    returned, and the caller must not write to it.
+    `landmarks` are the op's boundaries, for "near" and "mixed".
+
+    A small tensor is made on the CPU, with the same bits: there its many operations cost less than their launches. It
+    is cached, because a law builds one case several times. With `shared` the cached tensor itself is returned, and the
+    caller must not write to it.
     """
     if math.prod(shape) > SMALL:
         return _filled(recipe, fmt, shape, stream, tuple(landmarks))
     kept = _small(recipe, fmt, shape, replace(stream, device=torch.device("cpu")), tuple(landmarks))
     if shared:
         return kept
-    # nothing waits for the copy: ordinary memory is read before the call returns, and no caller writes to what is kept
+    # non_blocking is safe: ordinary memory is read before the call returns, and callers do not write to the cached
+    # tensor
     return kept.to(stream.device, copy=True, non_blocking=True)
 
 
 def within(values: Tensor, fmt: Format, largest: float) -> Tensor:
-    """The values, with the largest number within a magnitude in place of those beyond it; NaN stay."""
+    """Replaces values beyond a magnitude by the largest number within it. NaN remains."""
     bits = min(fmt.from_float(largest), fmt.max_bits)
     bits -= fmt.to_float(bits) > largest
     end = fmt.to_float(bits)
@@ -156,12 +159,12 @@ def inside(values: Tensor, domain: Domain, largest: float = math.inf, *, ends: b
 @lru_cache(maxsize=64)
 def _small(recipe: str, fmt: Format, shape: Shape, stream: Stream, landmarks: tuple[float, ...]) -> Tensor:
     made = _filled(recipe, fmt, shape, stream, landmarks)
-    # in memory of its own, so that a copy of it is nothing else
+    # a storage of its own, so that copying it copies nothing else
     return made if made.untyped_storage().nbytes() == made.numel() * made.element_size() else made.clone()
 
 
 def forget() -> None:
-    """Make every tensor anew from here on, so that the time of making one can be measured."""
+    """Empties the cache, so that the time to make a tensor can be measured."""
     _small.cache_clear()
 
 
@@ -184,7 +187,7 @@ def _filled(recipe: str, fmt: Format, shape: Shape, stream: Stream, landmarks: t
 
 
 def special_patterns(fmt: Format) -> list[int]:
-    """Every kind of special value: zeros, subnormal ends, normal ends, one, infinities, NaN; both signs."""
+    """Returns every kind of special value: zeros, subnormal ends, normal ends, one, infinities, NaN; both signs."""
     positive = [
         0,
         1,
@@ -203,7 +206,7 @@ def special_patterns(fmt: Format) -> list[int]:
 
 
 def landmark_patterns(fmt: Format, landmarks: Sequence[float], reach: int = 4) -> list[int]:
-    """The patterns within `reach` steps of each landmark."""
+    """Returns the patterns within `reach` steps of each landmark."""
     return [
         fmt.from_ordinal(min(max(centre + step, -fmt.max_bits), fmt.max_bits))
         for centre in _ordinals(fmt, tuple(landmarks))
@@ -213,7 +216,7 @@ def landmark_patterns(fmt: Format, landmarks: Sequence[float], reach: int = 4) -
 
 @lru_cache
 def _ordinals(fmt: Format, landmarks: tuple[float, ...]) -> tuple[int, ...]:
-    """Where the landmarks that a format can hold lie among its numbers: rationals, the same for every case."""
+    """Returns the ordinals of the landmarks that a format can hold. They are the same for every case."""
     held = [x for x in landmarks if math.isfinite(x) and abs(x) <= fmt.max_finite]
     return tuple(fmt.ordinal(fmt.round(Fraction(x))) for x in held)
 
@@ -229,7 +232,7 @@ def _bits(wanted: WantedElements) -> Tensor:
 
 
 def _active(wanted: WantedElements) -> Tensor:
-    """Log-uniform magnitudes over 2^-20 .. 2^7, where activation functions bend."""
+    """Returns log-uniform magnitudes over 2^-20 .. 2^7, where activation functions bend."""
     fmt, count, stream = wanted.fmt, wanted.count, wanted.stream
     low = fmt.from_float(2.0**-20) if fmt.value(1) < Fraction(2) ** -20 else 1
     high = fmt.from_float(min(128.0, float(fmt.max_finite)))
@@ -240,7 +243,7 @@ def _active(wanted: WantedElements) -> Tensor:
 
 
 def _near(wanted: WantedElements) -> Tensor:
-    """Around the landmarks, at distances spread log-uniformly over half the mantissa."""
+    """Returns numbers around the landmarks, at distances spread log-uniformly over half the mantissa."""
     fmt, count, stream = wanted.fmt, wanted.count, wanted.stream
     ordinals = _ordinals(fmt, wanted.landmarks) or (0,)
     centres = torch.tensor(ordinals, dtype=torch.int64, device=wanted.device)
@@ -258,7 +261,7 @@ def _normal(wanted: WantedElements) -> Tensor:
 
 
 def _mixed(wanted: WantedElements) -> Tensor:
-    """Specials and landmark neighbours first, then bit patterns, active range, landmarks, normal in turn."""
+    """Returns specials and landmark neighbours first, then bit patterns, active range, landmarks and normal in turn."""
     heads = torch.tensor(_heads(wanted.fmt, wanted.landmarks), dtype=torch.int64, device=wanted.device)
     head = from_bits(heads, wanted.fmt)[: wanted.count]
     rest = wanted.count - head.numel()
@@ -273,12 +276,12 @@ def _mixed(wanted: WantedElements) -> Tensor:
 
 @lru_cache
 def _heads(fmt: Format, landmarks: tuple[float, ...]) -> tuple[int, ...]:
-    """The special patterns and those around the landmarks, as signed integers."""
+    """Returns the special patterns and those around the landmarks, as signed integers."""
     return tuple(map(fmt.signed, [*special_patterns(fmt), *landmark_patterns(fmt, landmarks)]))
 
 
 def _shuffled(wanted: WantedElements) -> Tensor:
-    """The "mixed" values in an order of their own, so that two operands do not march in step."""
+    """Returns the "mixed" values in another order, so that two operands do not have them in step."""
     order = torch.argsort(wanted.stream.words(wanted.count, "order"), stable=True)
     return _mixed(wanted)[order]
 
@@ -319,7 +322,7 @@ def _outlier(wanted: WantedRows) -> Tensor:
 
 
 def _repeated(wanted: WantedRows) -> Tensor:
-    """A few rows again and again: what sums over a million rows is then known exactly in seconds."""
+    """Returns a few rows repeated, so that sums over a million rows are known exactly in seconds."""
     few = replace(wanted, count=min(wanted.count, _PERIOD)).bell()
     return few[torch.arange(wanted.count, device=wanted.device) % _PERIOD]
 
@@ -334,16 +337,16 @@ def _ramp(wanted: WantedRows) -> Tensor:
 
 
 def _spread(wanted: WantedRows) -> Tensor:
-    """Exponents spread over 2^-20 .. 2^20 within one row."""
+    """Returns rows with exponents spread over 2^-20 .. 2^20."""
     exponent = wanted.stream.below(wanted.count * wanted.width, 41, "exponent") - 20
     power = ((exponent + 1023) << 52).view(torch.float64).reshape(wanted.count, wanted.width)
     return wanted.bell() * power
 
 
 def _confident(wanted: WantedRows) -> Tensor:
-    """One logit of each row 9 to 17 above the others: its softmax is from 0.9999 to 1 - 2^-24.
+    """Returns rows with one logit 9 to 17 above the others: its softmax is from 0.9999 to 1 - 2^-24.
 
-    It is the first of the first row and the last of the last, as the labels of an integer operand are.
+    It is the first of the first row and the last of the last, like the labels of an integer operand.
     """
     values = wanted.bell() * 0.25
     if wanted.width and wanted.count:
@@ -358,25 +361,25 @@ def _uniform(wanted: WantedRows) -> Tensor:
 
 
 def _rank_one(wanted: WantedRows) -> Tensor:
-    """Every row is a multiple of one row."""
+    """Returns rows that are multiples of one row."""
     row = replace(wanted, count=1, stream=wanted.stream.beside("row")).bell()
     return row * replace(wanted, width=1).bell()
 
 
 def _sparse(wanted: WantedRows) -> Tensor:
-    """Nine of ten numbers are 0."""
+    """Returns rows in which nine of ten numbers are 0."""
     kept = replace(wanted, stream=wanted.stream.beside("kept"))
     return wanted.bell() * (_uniform(kept) < 0.1)
 
 
 def _one_hot(wanted: WantedRows) -> Tensor:
-    """One number of each row is 1, the others are 0."""
+    """Returns rows with one 1 and zeros."""
     place = wanted.stream.below(wanted.count, max(wanted.width, 1), "place")
     return (torch.arange(wanted.width, device=wanted.device)[None, :] == place[:, None]).double()
 
 
 def _powers(wanted: WantedRows) -> Tensor:
-    """Powers of two from 2^-8 to 2^8 of both signs: products of these are exact."""
+    """Returns powers of two from 2^-8 to 2^8 of both signs: products of these are exact."""
     count = wanted.count * wanted.width
     exponent = wanted.stream.below(count, 17, "exponent") - 8
     sign = 1 - 2 * wanted.stream.below(count, 2, "sign")
@@ -384,7 +387,7 @@ def _powers(wanted: WantedRows) -> Tensor:
 
 
 CONFIDENT = "confident"
-WITH_ENDS = ("outlier", "spread")  # rows in which an operand with a domain holds its ends
+WITH_ENDS = ("outlier", "spread")  # in these recipes an operand with a domain has its ends
 ROW: dict[str, RowRecipe] = {
     "randn": _bell(),
     "mean 1e3": _bell(plus=1.0e3),
@@ -409,10 +412,10 @@ ROW: dict[str, RowRecipe] = {
     "one-hot": _one_hot,
     "powers of two": _powers,
 }
-SHIFTS = ("uniform", "rank one", "sparse", "one-hot", "powers of two")  # of `verify judge` alone
-# Those that are a regime of every op of rows: the others are for weights, for cases of very many rows, for logits.
+SHIFTS = ("uniform", "rank one", "sparse", "one-hot", "powers of two")  # only for `verify judge`
+# These are a regime of every op of rows. The others are for weights, for very many rows, or for logits.
 ROW_REGIMES = tuple(name for name in ROW if not name.startswith(("around", "repeated", CONFIDENT, *SHIFTS)))
 MATRIX_REGIMES = ("randn", "mean 1e3", "outlier", "spread")
-# What `verify judge` tries at each size, by profile.
+# `verify judge` tries these at each size, by profile.
 _QUICK = ("randn", "uniform", "mean 1e3", "outlier", "alternating", "spread", "rank one", "one-hot")
 RECIPES_OF_PROFILES = {"quick": _QUICK} | dict.fromkeys(("ci", "nightly", "exhaustive"), (*ROW_REGIMES, *SHIFTS))

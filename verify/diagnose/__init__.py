@@ -1,1 +1,1 @@
-"""From a finding to its cause: replay, a script that shows it, compute-sanitizer, the step that makes the error."""
+"""Finds the cause of a finding: replay, a script that shows it, compute-sanitizer, the step that makes the error."""

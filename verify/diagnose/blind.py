@@ -1,4 +1,4 @@
-"""Every blind spot of a kernel's limits: `verify explain FILE --blind`."""
+"""Finds every blind spot of a kernel's limits, for `verify explain FILE --blind`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from verify.ops.op import Problem
 from verify.truth.fast import evaluate
 from verify.truth.formats import Format, named, torch_dtype
 
-EVERY = 1 << 16  # errors of a definition: all of them
+EVERY = 1 << 16  # limit of changed definitions: all of them
 
 
 def every_blind_spot(kernel: Kernel, backend: str, dtypes: tuple[str, ...]) -> list[BlindSpots]:
-    """Returns the errors of the definition that would pass, by dtype, on the case of a run that looks for them."""
+    """Returns the errors of the definition that would pass, by dtype, on the case in which a run looks for them."""
     if kernel.op.meaning is None or kernel.op.gate != "noise":
         raise UsageError(
             f"kernel {kernel.name!r}: blind spots are those of a definition by like= that adds up numbers",
@@ -51,7 +51,10 @@ def _of_case(kernel: Kernel, dtype: str, case: Case) -> BlindSpots:
 
 
 def _problem(kernel: Kernel, case: Case) -> Problem:
-    """The problem of a case, whose upstream gradients are drawn for results that no kernel has computed."""
+    """Returns the problem of a case without a kernel.
+
+    The fast reference gives the outputs for the upstream gradients.
+    """
     op, inputs = kernel.op, inputs_of(kernel.op, case, "cpu")
     smooth = tuple(name for name in kernel.outputs if name not in op.integers)
     forward = problem_of(op, case, inputs, {}, smooth)

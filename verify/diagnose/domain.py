@@ -1,7 +1,7 @@
-"""The domain of a kernel, found by trying: dtypes, ranks, sizes, layouts and magnitudes that it takes.
+"""Finds the domain of a kernel by trying: the dtypes, ranks, sizes, layouts and magnitudes that it accepts.
 
-One thing is varied at a time beside the plainest case, and what a refusal costs is one line. A trial that ended the
-kernel's process is named in `avoid` by whoever asks again.
+Each trial changes one thing in the plainest case. A refusal gives one line of the report. If a trial ends the kernel's
+process, the caller starts the probe again with that trial in `avoid`.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ Progress = Callable[[str], None]
 
 DTYPES = (*DEFAULT_DTYPES, "float64")
 WIDTHS = (1, 2, 3, 7, 8, 16, 24, 32, 33, 64, 100, 128, 200, 256, 512, 1000, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
-COUNTS = (1, 2, 3, 7, 64, 1000)  # of rows: without a GPU each is a millisecond or more
-WIDER = (65_537, 131_072, 262_144)  # on a GPU
+COUNTS = (1, 2, 3, 7, 64, 1000)  # numbers of rows; without a GPU each row takes a millisecond or more
+WIDER = (65_537, 131_072, 262_144)  # more widths, on a GPU
 PLAIN = 64
 RANKS = ((PLAIN,), (2, PLAIN), (2, 3, PLAIN), (2, 1, 3, PLAIN))
 MAGNITUDES = (1e38, 1e30, 1e24, 1e19, 1e18, 1e15, 1e12, 1e9, 1e6, 65504.0, 1e4, 1e3, 100.0, 10.0)
 ENDS = "its process ends, or hangs"
-MOST = 1 << 17  # elements of an operand of a PyTorch function: its shapes are traced on the CPU
-POWERS = 1 << 16  # whose divisors are the powers of two up to it
+MOST = 1 << 17  # limit for an operand of a PyTorch function, whose shapes are traced on the CPU
+POWERS = 1 << 16  # its divisors are the powers of two up to it
 STEPS = (256, 128, 64, 32, 16, 8, 4, 2)
 
 
@@ -52,24 +52,30 @@ def _shown(size: Largest) -> str:
 
 
 def _powers(taken: Collection[int], refused: Collection[int]) -> bool:
-    """Whether powers of two are taken, and nothing else is."""
+    """True if the accepted sizes are powers of two and the refused ones are not."""
     powers = [[size for size in some if size & (size - 1) == 0] for some in (taken, refused)]
     return len(taken) > 2 and len(powers[0]) == len(taken) and bool(refused) and not powers[1]
 
 
 def _tried(kernel: Kernel) -> tuple[str, ...]:
-    """Returns the dtypes to try: those that PyTorch computes in, and narrower ones that are declared."""
+    """Returns the dtypes to try: the wide ones and narrow ones that the declaration names."""
     return (*DTYPES, *(each for each in kernel.dtypes if formats.named(each).bits < 16))
 
 
 def _for_all(kernel: Kernel, said: Mapping[str, Mapping[str, str]]) -> dict[str, Mapping[str, str]]:
-    """What a declaration says of some dtypes, for all that are tried: what it names for several, for the rest too."""
+    """Returns the declared dtypes of operands or outputs for every dtype to try.
+
+    An undeclared dtype gets all the names that the declaration has for any dtype.
+    """
     every = {name: item for some in said.values() for name, item in some.items()}
     return {dtype: said.get(dtype, {} if dtype in kernel.dtypes else every) for dtype in _tried(kernel)}
 
 
 def probe(kernel: Kernel, target: str, backend: Backend, progress: Progress, avoid: Sequence[str]) -> Probed:
-    """What the kernel takes, and the arguments of a declaration that says so; of a quantiser the rules it follows."""
+    """Returns what the kernel accepts, and the arguments of a matching declaration.
+
+    For a quantiser, returns its rules.
+    """
     if kernel.encoding is not None and not kernel.encoding.fused:
         return rules(kernel, kernel.encoding, target, backend, progress)
     return _Probe(kernel, target, backend, progress, tuple(avoid)).found()
@@ -79,7 +85,7 @@ class _Probe:
     def __init__(
         self, kernel: Kernel, target: str, backend: Backend, progress: Progress, avoid: tuple[str, ...]
     ) -> None:
-        # whatever it promises: that is what is asked
+        # the probe must not depend on the promises of the declaration
         dtypes = _tried(kernel)
         self.kernel = dataclasses.replace(
             kernel,
@@ -96,10 +102,10 @@ class _Probe:
         self.target, self.backend, self.progress, self.avoid = target, backend, progress, avoid
         self.lines: list[tuple[str, str]] = []
         self.arguments: dict[str, str] = {}
-        self.other: OtherDtype | None = None  # why the last trial failed, if it was that
+        self.other: OtherDtype | None = None  # set if the last trial failed because an output had another dtype
         geometry = kernel.op.geometry
         self.plain: tuple[int, ...] = (PLAIN, PLAIN, PLAIN) if geometry.multiplies else (2, PLAIN)
-        if geometry.named:  # the first sizes that it takes: powers of two, say
+        if geometry.named:  # the first sizes that the kernel accepts
             sizes = sizes_of(kernel.op, 1 << 12)
             taken = (dims for dims in sizes if not all(self._refusal(dtype, dims) for dtype in DEFAULT_DTYPES))
             self.plain = next(taken, sizes[0])
@@ -126,7 +132,7 @@ class _Probe:
         return Subject(self.kernel, dtype, self.backend, Sizes(), self.target)
 
     def _try(self, what: str, case: Case) -> tuple[Measured | None, str]:
-        """The results, or why there are none."""
+        """Runs a case. Returns the results, or None and the reason."""
         self.other = None
         if what in self.avoid:
             return None, ENDS
@@ -139,7 +145,7 @@ class _Probe:
 
     def _dtypes(self) -> list[str]:
         taken, gradients = [], []
-        beside: dict[str, list[str]] = {}  # what operands of several dtypes give, and beside which
+        beside: dict[str, list[str]] = {}  # outcome with operands in other dtypes -> data dtypes
         for dtype in self.kernel.dtypes:
             measured, reason = self._in_own_dtypes(f"dtype {dtype}", dtype)
             others = self._others(dtype, wanted=measured is None)
@@ -177,7 +183,10 @@ class _Probe:
         return taken
 
     def _others(self, dtype: str, *, wanted: bool) -> dict[str, str]:
-        """Operands that mixed precision keeps in float32, beside a 16-bit dtype; all but the data if it is `wanted`."""
+        """Returns operands to try in float32 beside a 16-bit dtype, as in mixed precision.
+
+        These are the weights and biases. If there are none and `wanted` is true, they are all operands but the first.
+        """
         floating = [o for o in self.kernel.op.operands if o.name in self.kernel.operands and o.range is None]
         weights = [o.name for o in floating if o.role in ("scale", "shift")]
         if formats.named(dtype).bits > 16 or self.kernel.operand_dtypes.get(dtype):
@@ -190,7 +199,7 @@ class _Probe:
         self.kernel = dataclasses.replace(self.kernel, **{what: changed})  # type: ignore[arg-type]
 
     def _in_own_dtypes(self, what: str, dtype: str) -> tuple[Measured | None, str]:
-        """`_try` of the plainest case, with what each output is returned as declared."""
+        """Runs the plainest case and declares the output dtypes that the kernel returns."""
         for _ in self.kernel.outputs:
             found = self._try(what, self._case(dtype, self.plain))
             if self.other is None:
@@ -199,7 +208,7 @@ class _Probe:
         return self._try(what, self._case(dtype, self.plain))
 
     def _tell_others(self, what: str, taken: Sequence[str]) -> None:
-        """What a declaration says of operands or outputs that have another dtype; flat where it is the same for all."""
+        """Adds `operand_dtypes` or `output_dtypes` to the declaration, in their short form if all dtypes agree."""
         found = {dtype: promises.differing(dtype, getattr(self.kernel, what).get(dtype, {})) for dtype in taken}
         before = _for_all(self.declared, getattr(self.declared, what))
         if all(found[dtype] == promises.differing(dtype, before[dtype]) for dtype in taken):
@@ -213,7 +222,7 @@ class _Probe:
         self.arguments[what] = repr(flat if same else {dtype: some for dtype, some in found.items() if some})
 
     def _dimensions(self, dtype: str) -> None:
-        """Each named dimension of a PyTorch function's operands by itself, as far as the others leave it free."""
+        """Tries sizes of each named dimension alone, as far as the conditions of the declaration allow them."""
         op, conditions = self.kernel.op, list[str]()
         plain = () if op.geometry.examples else self.plain
 
@@ -229,7 +238,7 @@ class _Probe:
                 return op.geometry.allows(sized(size)) and max(map(math.prod, shapes(sized(size)))) <= MOST
 
             other = sized(plain[place] + 1)
-            width = shapes(plain)[0][-1:] != shapes(other)[0][-1:]  # of the data, which comes first
+            width = shapes(plain)[0][-1:] != shapes(other)[0][-1:]  # the width of the data, which is the first operand
             if len(sizes := [size for size in (WIDTHS if width else COUNTS) if fits(size)]) > 1:
                 refusal = functools.cache(lambda size, sized=sized: self._refusal(dtype, sized(size)))
                 conditions += self._condition(name, sizes, refusal)
@@ -245,7 +254,10 @@ class _Probe:
         self._told_apart(refused, [dims for dims in sizes if dims not in dict(refused)])
 
     def _told_apart(self, refused: Sequence[tuple[tuple[int, ...], str]], taken: Sequence[tuple[int, ...]]) -> None:
-        """The first dimension whose size alone tells what is refused from what is taken, where no bound of it does."""
+        """Adds a condition on the first dimension whose size alone separates refused sizes from accepted ones.
+
+        A dimension is skipped if a bound on its size suffices.
+        """
         geometry = self.kernel.op.geometry
         for place, name in enumerate(geometry.dims if refused and not geometry.examples else ()):
             bad, good = {dims[place] for dims, _ in refused}, {dims[place] for dims in taken}
@@ -289,15 +301,15 @@ class _Probe:
             self._where(condition)
 
     def _where(self, condition: str) -> None:
-        """One more condition beside those found before, and that of the declaration of a PyTorch function."""
+        """Adds a condition to those found before and to that of a PyTorch function's declaration."""
         said = self.arguments.get("where", repr(self.kernel.op.geometry.where))[1:-1]
         if condition not in said.split(" and "):
             self.arguments["where"] = repr(f"{said} and {condition}" if said else condition)
 
     def _condition(self, name: str, sizes: Iterable[int], refusal: Callable[[int], str]) -> list[str]:
-        """The condition on one size that tells those that are refused from the others, found by bisection."""
+        """Returns conditions on one size that separate refused sizes from accepted ones. Bisection finds the limit."""
         refused: dict[int, str] = {}
-        for size in sizes:  # where one size ends the process, larger ones are not tried
+        for size in sizes:  # after a size that ends the process, larger ones are not tried
             if why := ENDS if ENDS in refused.values() else refusal(size):
                 refused[size] = why
         taken = [size for size in sizes if size not in refused]
@@ -345,21 +357,21 @@ class _Probe:
                 refused[layout] = why
             elif not self._within(subject, laid, measured):
                 wrong.append(layout)
-        if "contiguous" in wrong:  # whatever the layout
+        if "contiguous" in wrong:  # the error does not depend on the layout
             wrong = []
         self._say("layouts", ", ".join(layout for layout in LAYOUTS if layout not in (*refused, *wrong)))
         if wrong:
             limit = f"beyond {self.kernel.ulp_limit(dtype):g} ULP"
-            self._say("wrong", f"{limit} where {first} is {', '.join(wrong)}; {first}.contiguous() mends that")
+            self._say("wrong", f"{limit} where {first} is {', '.join(wrong)}; {first}.contiguous() fixes that")
         for layout, why in list(refused.items())[:3]:
             self._say("refuses", f"{layout}: {why}")
         if refused:
             self.arguments["layouts"] = "'contiguous'"
 
     def _magnitudes(self, dtypes: Sequence[str]) -> None:
-        """The largest magnitude of inputs at which the error stays within the limit, in each dtype."""
+        """Finds, for each dtype, the largest magnitude of inputs at which the error keeps the limit."""
         found: dict[str, Largest] = {}
-        kept = list(dtypes)  # what a declaration may promise
+        kept = list(dtypes)  # dtypes that a declaration may promise
         geometry = self.kernel.op.geometry
         dims = self._wide(dtypes[0])
         for dtype in dtypes:
@@ -376,7 +388,7 @@ class _Probe:
 
             if said := self._trouble(subject, self._case(dtype, dims), "ordinary inputs"):
                 self._say("magnitudes", f"{dtype}: {said} on ordinary inputs")
-                if dtype not in self.declared.dtypes:  # it is taken, and computed in a narrower one
+                if dtype not in self.declared.dtypes:  # the kernel accepts this dtype and computes in a narrower one
                     kept.remove(dtype)
                 continue
             for largest in (math.inf, *MAGNITUDES):
@@ -405,7 +417,7 @@ class _Probe:
             self.arguments["largest"] = _shown(next(iter(found.values()))) if same else f"{{{each}}}"
 
     def _wide(self, dtype: str) -> tuple[int, ...]:
-        """Sizes whose sums overflow earlier than those of the plainest case, where they are taken."""
+        """Returns sizes whose sums overflow earlier than in the plainest case, if the kernel accepts them."""
         geometry = self.kernel.op.geometry
         if geometry.named:
             wide = max(sizes_of(self.kernel.op, 1 << 9), key=math.prod)
@@ -414,7 +426,7 @@ class _Probe:
         return self.plain if self._refusal(dtype, wide) else wide
 
     def _of_operands(self, largest: float, trouble: Callable[[Largest], str]) -> Largest:
-        """The magnitude for those operands alone that need it, where others may be as large as they like."""
+        """Returns the magnitude by operand if only some operands need the limit; else the magnitude."""
         names = [
             operand.name for operand in self.kernel.op.operands if operand.role == "data" and operand.range is None
         ]
@@ -423,7 +435,7 @@ class _Probe:
         return alone if 0 < len(needed) < len(names) and not trouble(alone) else largest
 
     def _trouble(self, subject: Subject, case: Case, words: str) -> str:
-        """Why a case cannot be promised; empty where it can."""
+        """Returns why a declaration cannot promise a case; empty if it can."""
         measured, why = self._try(f"{case.dtype} {words}", case)
         kept = measured is not None and self._within(subject, case, measured)
         return "" if kept else why or f"beyond {subject.kernel.ulp_limit(case.dtype):g} ULP"

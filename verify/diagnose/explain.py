@@ -1,13 +1,14 @@
-"""Divides the error of one element among the steps of a computation: which step costs how much.
+"""Divides the error of one element among the steps of a computation.
 
-A step is one operation of a program (`verify.ops.graph`), and its effect is what rounding it alone does to the element
-(`verify.diagnose.roundings`). There are two programs to ask:
+A step is one operation of a program (`verify.ops.graph`). Its effect is the change of the element if only that step is
+rounded (`verify.diagnose.roundings`). There are two programs:
 
-* the kernel's own, if it is written in PyTorch and runs on a CPU. It counts only if it accounts for the measured error.
-  It also shows the error of the formula itself: how far the result is off with no step rounded.
-* the definition's: that of the PyTorch function that the kernel is judged against. Every kernel has one.
+* the kernel's own, if it is written in PyTorch and runs on a CPU. It is used only if it accounts for the measured
+  error. It also shows the error of the formula itself, with no step rounded.
+* the definition, which is the PyTorch function that the kernel is judged against. Every kernel has one.
 
-Two figures hold for every kernel: the error of the exact value rounded once, and what half an ulp of the input moves.
+Two figures exist for every kernel: the error of the exact value rounded once, and the effect of half an ulp of the
+input.
 """
 
 from __future__ import annotations
@@ -48,10 +49,10 @@ from verify.truth.ulp import bits_of, errors, pattern_at
 
 Owner = Literal["kernel", "definition"]
 
-BITS = 600  # of the exact value
-_RESOLVED = 0.01  # ULP, or share of the error: effects are shown if float64 knows the element so well
-# The error that a program accounts for, in sums of all effects. Steps that are rounded together may move an element
-# more than each alone. A kernel rounds a sum many times, and here it is rounded once.
+BITS = 600  # bits of the exact value
+_RESOLVED = 0.01  # ULP, or share of the error: effects are shown if float64 resolves the element this well
+# A program accounts for an error up to this multiple of the sum of all effects. Steps that are rounded together may
+# move an element more than each alone. A kernel rounds a sum many times, and here it is rounded once.
 _ACCOUNTED: dict[Owner, float] = {"kernel": 16.0, "definition": 2.0}
 
 
@@ -86,7 +87,7 @@ def _with(plain: Explanation, **fields: Any) -> Explanation:
 
 
 def _programs(kernel: Kernel, case: Case, problem: Problem, backend: Backend) -> Iterator[tuple[Owner, Program, Run]]:
-    """Yields the kernel's own program, if there is one, and that of the definition."""
+    """Yields the kernel's own program, if there is one, and the program of the definition."""
     if backend.device == "cpu":  # tracing calls the kernel with CPU tensors, which a GPU kernel must not get
         present, gradients = asked_of(problem)
         keywords = {name: value for name, value in problem.params.items() if name in kernel.accepted}
@@ -96,7 +97,7 @@ def _programs(kernel: Kernel, case: Case, problem: Problem, backend: Backend) ->
             return kernel.function(*(given.get(name) for name in kernel.operands), **keywords)
 
         examples = {name: torch.zeros(value.shape, dtype=value.dtype) for name, value in present.items()}
-        with suppress(UsageError):  # the kernel is not written in PyTorch, or not in functions that can be followed
+        with suppress(UsageError):  # the kernel is not written in PyTorch, or uses functions that cannot be traced
             program = trace(called, examples, outputs=kernel.outputs, differentiable=gradients)
             yield "kernel", program, run_of(program, problem)
     yield "definition", *program_of(kernel.op, problem)
@@ -104,11 +105,11 @@ def _programs(kernel: Kernel, case: Case, problem: Problem, backend: Backend) ->
 
 @dataclass(frozen=True)
 class _Divided:
-    """The error of an element, and what the steps of one program do to it. All figures are in units."""
+    """Holds the error of an element and the effects of one program's steps on it. All figures are in units."""
 
     owner: Owner
     rounded: Roundings
-    formats: tuple[str, ...]  # that of the result, and float32
+    formats: tuple[str, ...]  # the format of the result, and float32
     got: Tensor
     index: int
     unit: _Unit
@@ -120,7 +121,7 @@ class _Divided:
 
     @property
     def formula(self) -> float:
-        """Returns how far the program is off with no step rounded; a definition is not."""
+        """Returns the error of the program with no step rounded. A definition has none."""
         if self.owner == "definition":
             return 0.0
         least, most = self.rounded.ends
@@ -130,12 +131,12 @@ class _Divided:
 
     @property
     def resolved(self) -> bool:
-        """True if float64 knows the element with no step rounded well enough for the effects to mean something."""
+        """True if float64 resolves the element, with no step rounded, well enough for the effects to mean something."""
         least, most = self.rounded.ends
         return self.unit.ulps(mp.mpf(most) - mp.mpf(least)) <= _RESOLVED * max(1.0, abs(self.error))
 
     def effects(self, place: int) -> list[float]:
-        """Returns the size of every step's effect in one of the formats; infinite if it is no number."""
+        """Returns the size of every step's effect in one of the formats. A NaN becomes infinity."""
         moves = [abs(self.unit.ulps(mp.mpf(step.moves[place]))) for step in self.rounded.steps]
         return [math.inf if math.isnan(move) else move for move in moves]
 
@@ -145,7 +146,9 @@ class _Divided:
         return abs(self.error - self.formula) <= _ACCOUNTED[self.owner] * sum(self.effects(0)) + 0.5
 
     def wholes(self) -> list[Whole]:
-        """Returns the program with every step rounded: its error here, and how often it has the kernel's bits."""
+        """Returns the program with every step rounded: its error here, and the number of elements with the kernel's
+        bits.
+        """
         found = []
         for name, whole in zip(self.formats, self.rounded.wholes, strict=True):
             made = whole.to(self.got.dtype).to(self.got.device)
@@ -176,8 +179,8 @@ class _Divided:
         )
 
     def cause(self, wholes: list[Whole]) -> str:
-        """Returns what makes the error, as a sentence."""
-        # the format that the kernel works in: the one whose bits it has most often
+        """Returns the cause of the error as a sentence."""
+        # the kernel's working format is the one with the most equal bits
         working = max(range(len(wholes)), key=lambda place: wholes[place].same)
         effects, name = self.effects(working), self.formats[working]
         largest = max(range(len(effects)), key=effects.__getitem__)
@@ -198,7 +201,7 @@ class _Divided:
 
 
 def worst_place(kernel: Kernel, backend: Backend, case: Case, result: str) -> int:
-    """The flat index of the worst element of a result, by the fast truth."""
+    """Returns the flat index of the worst element of a result, by the fast truth."""
     measured = run_kernel(kernel, case, backend.device)
     if result not in measured.results:
         raise UsageError(f"kernel {kernel.name!r} has no result {result!r} here; it has: {', '.join(measured.results)}")
@@ -212,7 +215,8 @@ def worst_place(kernel: Kernel, backend: Backend, case: Case, result: str) -> in
     found = errors(got, truth.value, fmt, low=truth.low, bound=truth.bound, scale=scale, policy=kernel.policy)
     judged = torch.nan_to_num((found.ulp if found.scaled is None else found.scaled).abs(), nan=torch.inf)
     segments, regimes = segments_of(kernel.op, case, problem, result, tuple(got.shape))
-    if segments is not None and regimes[-1].name == NONFINITE:  # finite inputs first: there is more to explain
+    # finite inputs first, because more can be explained there
+    if segments is not None and regimes[-1].name == NONFINITE:
         judged = torch.where(segments == len(regimes) - 1, -1.0, judged)
     return int(judged.argmax())
 
@@ -222,10 +226,10 @@ def worst_place(kernel: Kernel, backend: Backend, case: Case, result: str) -> in
 
 @dataclass(frozen=True)
 class _Unit:
-    """The truth of an element and what one ULP of it is, of scale where the op is judged so."""
+    """Holds the truth of an element and the size of its ULP. If the op is judged by the scale, that is the ULP of scale."""
 
     fmt: Format
-    truth: Any  # mpf; not a number or infinite where the function is
+    truth: Any  # mpf; NaN or infinite where the function is
     exponent: int
 
     @staticmethod
@@ -240,11 +244,11 @@ class _Unit:
         return _Unit(fmt, truth, exponent)
 
     def ulps(self, difference: Any) -> float:
-        """A real number in units."""
+        """Returns a real number in units."""
         return float(mp.ldexp(difference, -self.exponent))
 
     def error(self, pattern: int) -> float:
-        """The error of a pattern that is not NaN."""
+        """Returns the error of a pattern; NaN for a NaN."""
         if self.fmt.is_nan(pattern) or not mp.isfinite(self.truth):
             return math.nan
         truth = rational(self.truth)
@@ -252,7 +256,7 @@ class _Unit:
         return float(steps / power_of_two(self.exponent))
 
     def least(self, found: Replay) -> float:
-        """The error of the correctly rounded result."""
+        """Returns the error of the correctly rounded result."""
         return self.error(int(found.right_hex, 16)) if found.right_hex.startswith("0x") else 0.0
 
 
@@ -271,7 +275,7 @@ def _sensitivity(op: Op, case: Case, measured: Measured, result: str, index: int
     if not fmt.is_finite(pattern):
         return None
     value = fmt.value(pattern)
-    near = float(value + fmt.ulp(value) / 2)  # half an ulp more: one bit more than the format has
+    near = float(value + fmt.ulp(value) / 2)  # half an ulp needs one bit more than the format has
     upstream = {name: grad.reshape(-1)[index : index + 1] for name, grad in measured.upstream.items()}
     moved = Problem({"x": torch.tensor([near], dtype=torch.float64)}, op.resolve(case.params), upstream, (result,))
     there = op.points(moved, result, [0])[0].mp(BITS)

@@ -1,6 +1,6 @@
-"""Reproduce one element of one case: the same bits in, the whole case run again, one element judged exactly.
+"""Replays one element of one case: makes the same inputs, runs the whole case again, and judges the element exactly.
 
-Hypothesis loads only where a law is tried or a case made smaller.
+Hypothesis is imported only to try a law or to make a case smaller.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def replay(kernel: Kernel, target: str, backend: Backend, case: Case, *, result: str, index: int) -> Replay:
-    """Run the case and judge element `index` (flat) of `result`."""
+    """Runs the case and judges element `index` (flat) of `result`."""
     measured = run_kernel(kernel, case, backend.device)
     if kernel.encoding is not None:
         raise UsageError(
@@ -75,7 +75,7 @@ def replay(kernel: Kernel, target: str, backend: Backend, case: Case, *, result:
 
 
 def replay_smaller(kernel: Kernel, target: str, backend: Backend, case: Case, *, result: str, index: int) -> Replay:
-    """The same for the smallest case found in which the result is wrong in the same way."""
+    """Does the same for the smallest case found in which the result is wrong in the same way."""
     from verify.laws.law import Subject
     from verify.laws.shrink import shrink_element
 
@@ -93,7 +93,7 @@ def replay_smaller(kernel: Kernel, target: str, backend: Backend, case: Case, *,
 def replay_law(
     law: Law, kernel: Kernel, case: Case, backend: Backend, target: str, *, shrink: bool
 ) -> tuple[LawRun, Smaller | None]:
-    """Try one law on one case; where it breaks, on the smallest case found that breaks it, if `shrink` asks so."""
+    """Tries one law on one case. If it breaks and `shrink` is true, replays the smallest case found that breaks it."""
     from verify.laws import engine
     from verify.laws.law import Broken, Subject
     from verify.laws.shrink import EVALUATIONS, shrink_broken
@@ -108,7 +108,7 @@ def replay_law(
         small = shrink_broken(law, subject, broken, evaluations=EVALUATIONS)
         about = Smaller(small.evaluations, small.exhausted, found.origin)
         return engine.replay_law(law, kernel, small.case, backend, target), about
-    return found, None  # it breaks only now and then: there is nothing to go by
+    return found, None  # the law breaks only sometimes, so the case cannot be made smaller
 
 
 def _judge(
@@ -120,7 +120,7 @@ def _judge(
     pattern = pattern_at(got, index)
 
     @cache
-    def truth() -> Truth:  # judged as float64, all of the result would be evaluated exactly
+    def truth() -> Truth:  # with float64 as the format, the whole result would be evaluated exactly
         return evaluate(kernel.op, problem, {result: formats.named("float32")})[result]
 
     point = kernel.op.points(problem, result, [index])[0]

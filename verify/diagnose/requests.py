@@ -1,4 +1,4 @@
-"""What a worker is asked about one case."""
+"""Defines the requests to diagnose one case."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from verify.workers.requests import Request
 
 
 class Smaller(msgspec.Struct, frozen=True):
-    """How a case was made smaller: `original` is what it was made from."""
+    """Describes the search for a smaller case, which started from `original`."""
 
     evaluations: int
     exhausted: bool
@@ -20,7 +20,7 @@ class Smaller(msgspec.Struct, frozen=True):
 
 
 class Replay(msgspec.Struct, frozen=True):
-    """What the replayed element looks like now."""
+    """Holds the replayed element of one result."""
 
     kernel: str
     op: str
@@ -30,11 +30,11 @@ class Replay(msgspec.Struct, frozen=True):
     worst: Worst
     case: str
     flat_index: int
-    ulp_exponent: int  # of the spacing at the exact value: plain ULPs are in units of 2^this
+    ulp_exponent: int  # exponent of the spacing at the exact value: one plain ULP is 2^this
     right: str  # the correctly rounded value
     right_hex: str
     misrounded: bool
-    repeatable: bool  # a second call gave the same bits everywhere
+    repeatable: bool  # True: a second call gave the same bits everywhere
     baseline: Worst | None
     limit: float
     gate: str
@@ -43,20 +43,20 @@ class Replay(msgspec.Struct, frozen=True):
 
     @property
     def judged(self) -> float:
-        """The error that the limit is about."""
+        """Returns the error that the limit applies to."""
         error: Number | None = self.worst.ulp if self.gate == "plain" else self.worst.scaled_ulp
         return math.nan if error is None else abs(value_of(error))
 
 
 class Replayed(msgspec.Struct, frozen=True):
-    """The element; the script that shows it, where it was asked for."""
+    """Holds the replayed element, and the script that shows it, if requested."""
 
     replay: Replay
     snippet: str | None = None
 
 
 class ReplayElement(Request[Replayed], frozen=True, tag="replay"):
-    """One element of a case again; made smaller, and as a script, where that is asked for."""
+    """Replays one element of a case. On request, makes the case smaller and returns a script."""
 
     target: str
     case: str
@@ -67,7 +67,7 @@ class ReplayElement(Request[Replayed], frozen=True, tag="replay"):
 
 
 class LawReplayed(msgspec.Struct, frozen=True):
-    """What a law says of a case, or of the smaller one that was found."""
+    """Holds the outcome of a law on a case, or on the smaller case that was found."""
 
     law: LawRun
     kernel: str
@@ -75,7 +75,7 @@ class LawReplayed(msgspec.Struct, frozen=True):
 
 
 class ReplayLaw(Request[LawReplayed], frozen=True, tag="law"):
-    """One law on one case again."""
+    """Tries one law on one case again."""
 
     target: str
     case: str
@@ -84,15 +84,17 @@ class ReplayLaw(Request[LawReplayed], frozen=True, tag="law"):
 
 
 class Rounded(msgspec.Struct, frozen=True):
-    """One step of a program, and by how much the element moves if that step alone is rounded."""
+    """Holds one step of a program, and how far the element moves if only that step is rounded."""
 
     text: str
     value: str
-    moves: dict[str, Number]  # in the judged ULP, by the format that the step is rounded to
+    moves: dict[str, Number]  # in the judged ULP, by the format of the rounding
 
 
 class Whole(msgspec.Struct, frozen=True):
-    """A program with every step rounded to one format: its error here, and how often it has the kernel's bits."""
+    """Holds the outcome of a program with every step rounded to one format: its error, and elements with the kernel's
+    bits.
+    """
 
     format: str
     error: Number
@@ -100,31 +102,31 @@ class Whole(msgspec.Struct, frozen=True):
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """The error of one element, divided among the steps of a program. Without steps only `cause` says why."""
+    """Divides the error of one element among the steps of a program. Without steps, only `cause` explains it."""
 
     replay: Replay
     least: Number  # error of the correctly rounded result
-    sensitivity: Number | None  # by how much half an ulp of x moves the result
+    sensitivity: Number | None  # how far half an ulp of x moves the result
     cause: str
-    owner: Literal["kernel", "definition"] = "definition"  # whose program it is
+    owner: Literal["kernel", "definition"] = "definition"  # the owner of the program
     steps: list[Rounded] = []
-    formula: Number | None = None  # how far the kernel's program is off with no step rounded
+    formula: Number | None = None  # error of the kernel's program with no step rounded
     wholes: list[Whole] = []
-    compared: int = 0  # elements whose bits were compared
+    compared: int = 0  # number of elements whose bits were compared
 
 
 class Explain(Request[Explanation], frozen=True, tag="explain"):
-    """The error of one element, divided among the steps that lead to it."""
+    """Divides the error of one element among the steps that lead to it."""
 
     target: str
     case: str
     result: str = ""
-    index: int | None = None  # the worst element of the result
-    law: str = ""  # explain the element where it breaks
+    index: int | None = None  # None: the worst element of the result
+    law: str = ""  # a law: explains the element that breaks it
 
 
 class BlindSpots(msgspec.Struct, frozen=True):
-    """The errors of a definition that would pass in one dtype, of so many that were tried on one case."""
+    """Holds the errors of a definition that would pass in one dtype. `tried` were tried on one case."""
 
     dtype: str
     case: str
@@ -133,14 +135,14 @@ class BlindSpots(msgspec.Struct, frozen=True):
 
 
 class FindBlindSpots(Request[list[BlindSpots]], frozen=True, tag="blind"):
-    """Every blind spot of a kernel's limits, in some dtypes or in all that it promises."""
+    """Finds every blind spot of a kernel's limits. Empty `dtypes` means all that it promises."""
 
     target: str
     dtypes: tuple[str, ...] = ()
 
 
 class Probed(msgspec.Struct, frozen=True):
-    """The domain of a kernel: lines of what it takes and refuses, and the arguments of a declaration that says so."""
+    """Holds the domain of a kernel: lines about accepted and refused inputs, and the arguments of a declaration."""
 
     kernel: str
     lines: list[tuple[str, str]]
@@ -148,9 +150,9 @@ class Probed(msgspec.Struct, frozen=True):
 
 
 class Probe(Request[Probed], frozen=True, tag="probe"):
-    """What a kernel takes. The progress names each trial; those in `avoid` are taken as refused."""
+    """Finds what a kernel accepts. The progress names each trial. Trials in `avoid` count as refused."""
 
-    quiet: ClassVar[bool] = True  # what a process prints that a trial ends is of no use
+    quiet: ClassVar[bool] = True  # the output of a process that a trial ends is useless
 
     target: str
     avoid: tuple[str, ...] = ()

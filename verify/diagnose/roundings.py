@@ -1,9 +1,10 @@
-"""Measures what rounding each step of a program does to one element of its result.
+"""Measures the effect of rounding each step of a program on one element of its result.
 
-A program (`verify.ops.graph`) is evaluated in float64. Then the numbers of one step are rounded to a format, and all
-other steps stay exact: the element moves by the effect of that step. A step with a large effect needs a wider format.
-At last every step is rounded, each sum once: these are the bits of a kernel that works in that format throughout. Steps
-that round nothing (moved elements, a maximum, a condition) have no row; they are part of the name of the next step.
+A program (`verify.ops.graph`) is evaluated in float64. Then the numbers of one step are rounded to a format, while all
+other steps remain exact. The change of the element is the effect of that step. A step with a large effect needs a wider
+format. At last every step is rounded, each sum once, which gives the bits of a kernel that works in that format
+throughout. Steps that round nothing (moved elements, a maximum, a condition) have no row. Their text is part of the
+name of the next step.
 """
 
 from __future__ import annotations
@@ -26,24 +27,27 @@ from verify.ops.graph.steps import Leaf, Move, Plain, Run, Step
 _EXACT = ("where", "negative", "magnitude", "maximum", "minimum", "integer", "number", "wrap")
 _SIGNS = {"add": "+", "subtract": "-", "multiply": "*", "divide": "/"}
 _LONGEST = 44  # characters of a step's text
-_MOST = 128  # steps that are rounded alone
+_MOST = 128  # at most this many steps are rounded alone
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """One step: `value` if the element needs a single number of it, by how much it moves the element in each format."""
+    """Holds one step and its effect on the element in each format.
+
+    `value` is set if the element needs one number of it.
+    """
 
     text: str
     value: float | None
-    needed: int  # how many numbers of it the element needs
+    needed: int  # how many of the step's numbers the element needs
     moves: tuple[float, ...]
 
 
 @dataclass(frozen=True)
 class Roundings:
-    """Every step that rounds and that the element depends on, in order.
+    """Holds the effects of all steps that round and that the element depends on, in order.
 
-    `ends` enclose the element with no step rounded; `wholes` has the result with every step rounded, for each format.
+    `ends` enclose the element with no step rounded. `wholes` has the result with every step rounded, for each format.
     """
 
     steps: list[Rounding]
@@ -53,7 +57,7 @@ class Roundings:
 
 def roundings(program: Program, run: Run, result: str, index: int, dtypes: Sequence[torch.dtype]) -> Roundings:
     """Returns the effect of each step of a program on one element, in each of the formats."""
-    run.opens = "face"  # decisions stay as the exact numbers have them
+    run.opens = "face"  # decisions follow the exact numbers
     end, steps = program.results[result], program.needed_for([result])
     held: dict[int, Any] = {}
     for step in steps:
@@ -81,7 +85,7 @@ def roundings(program: Program, run: Run, result: str, index: int, dtypes: Seque
 
 
 def rounds(step: Step) -> bool:
-    """Whether a kernel rounds what the step computes; the numbers of the others are numbers that there were before."""
+    """True if a kernel rounds the results of a step. Other steps only select or move existing numbers."""
     if isinstance(step, Map):
         return step.real and step.function not in _EXACT and not step.decides
     return isinstance(step, Contract | Running | Spread) or (
@@ -108,7 +112,7 @@ def _follow(
     changed: dict[int, Any],
     made: Callable[[Step, Any], Any],
 ) -> None:
-    """Evaluate again what depends on steps whose spans have `changed`."""
+    """Evaluates again all steps that depend on `changed` spans."""
     for step in steps:
         if id(step) not in changed and any(id(each) in changed for each in step.inputs):
             given = [changed.get(id(each), held[id(each)]) for each in step.inputs]
@@ -119,7 +123,7 @@ def _follow(
 
 
 def _names(steps: Sequence[Step]) -> dict[int, str]:
-    """Returns the text of each step that rounds, `t2 = exp(t1)`. Other steps are part of the next text."""
+    """Returns the text of each step that rounds, such as `t2 = exp(t1)`. Other steps are part of the next text."""
     short: dict[int, str] = {}
     found: dict[int, str] = {}
     for step in steps:

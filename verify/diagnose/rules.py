@@ -16,11 +16,11 @@ from verify.measure.quantiser import QuantiserJudging, parts_of
 from verify.truth.formats import named
 from verify.truth.quantised import Encoding, causes, followed, judge
 
-_CASES = 4  # of each kind that are tried
+_CASES = 4  # number of cases of each kind
 
 
 def rules(kernel: Kernel, encoding: Encoding, target: str, backend: Backend, progress: Callable[[str], None]) -> Probed:
-    """Returns the rules of a quantiser in its first dtype, and the declaration that says so."""
+    """Returns the rules of a quantiser in its first dtype, and the arguments of a matching declaration."""
     dtype = kernel.dtypes[0]
     judging = QuantiserJudging(
         kernel, encoding, dtype, target, 0, backend.name, lambda case: run_kernel(kernel, case, backend.device)
@@ -49,7 +49,10 @@ def rules(kernel: Kernel, encoding: Encoding, target: str, backend: Backend, pro
 
 
 def on_case(kernel: Kernel, encoding: Encoding, target: str, backend: Backend, case: Case, measured: Measured) -> str:
-    """Says `6 blocks: 5 right, 1 wrong: ties go up, ...; block [0, 0], ...`: the verdict on one case, to the bit."""
+    """Returns the verdict on the blocks of one case as text, with causes and facts.
+
+    An example is `6 blocks: 5 right, 1 wrong: ties go up, ...; block [0, 0], ...`.
+    """
     judging = QuantiserJudging(kernel, encoding, case.dtype, target, 0, backend.name, lambda case: measured)
     value, parts = judging.value(case, measured), parts_of(measured)
     found = judge(encoding, value, parts)

@@ -1,15 +1,15 @@
-"""compute-sanitizer on a kernel: the tools of the CUDA toolkit that see every access a kernel makes on the GPU.
+"""Runs compute-sanitizer on a kernel: tools of the CUDA toolkit that observe every memory access on the GPU.
 
-The guard bands of the memory laws see what was written where; they cannot see a read outside of a tensor, a race in
-shared memory or a barrier that some threads miss. compute-sanitizer instruments the kernel's machine code and sees
-them. It runs a process of its own, which calls the kernel, forward and backward, on a few shapes around the edges of
-blocks and in a few layouts; this module starts it and reads its report.
+The guard bands of the memory laws find writes outside of a tensor. They cannot find a read outside of a tensor, a race
+in shared memory or a barrier that some threads miss. compute-sanitizer instruments the kernel's machine code and finds
+them. It runs a separate process, which calls the kernel, forward and backward, on a few shapes around the edges of
+blocks and in a few layouts. This module starts that process and reads the report.
 
-PyTorch's caching allocator would hide most of it: it hands out parts of large allocations, so that a read past the
-end of a tensor is a read of another tensor, and memory that was written once counts as initialised for ever. It is
-switched off there. Operands are made on the CPU and copied, so that only the kernel's own launches are instrumented.
+PyTorch's caching allocator would hide most errors. It returns parts of large allocations, so a read past the end of a
+tensor reads another tensor, and memory counts as initialised after its first use. So the process runs without it.
+Operands are made on the CPU and copied, so that only the kernel's own launches are instrumented.
 
-Start of the process: python -m verify.diagnose.sanitize REQUEST.json ANSWER.json.
+The command of the process is `python -m verify.diagnose.sanitize REQUEST.json ANSWER.json`.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 
 TOOLS = ("memcheck", "initcheck", "racecheck", "synccheck")
 ENVIRONMENT = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTHONFAULTHANDLER": "1"}
-PRINTED = 100  # findings that the tool prints; it counts them all
+PRINTED = 100  # the tool prints at most this many findings, and counts all of them
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that a tool reports, with the first place where it saw it. `times` counts equal ones."""
+    """Holds one finding of a tool, with the first place where it occurred. `times` counts equal findings."""
 
     tool: str
     what: str
@@ -57,7 +57,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Report:
-    """What a tool's log says. `total` is the tool's own count, None where it never came to its summary."""
+    """Holds the content of a tool's log. `total` is the tool's own count, None if the summary is missing."""
 
     findings: tuple[Finding, ...]
     total: int | None
@@ -66,7 +66,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One tool on one kernel."""
+    """Holds the outcome of one tool on one kernel."""
 
     kernel: str
     tool: str
@@ -77,7 +77,7 @@ class Outcome:
     seconds: float = 0.0
 
     def plain(self) -> dict[str, Any]:
-        """As JSON."""
+        """Returns the outcome as a JSON object."""
         return asdict(self)
 
 
@@ -97,7 +97,7 @@ _PLACE = re.compile(r"(?:^|access )at (?P<place>.+?)(?: and (?:Read|Write|Atomic
 
 
 def parse(tool: str, log: str) -> Report:
-    """The findings in a log of compute-sanitizer, equal ones counted once."""
+    """Returns the findings in a log of compute-sanitizer. Equal findings are merged."""
     found: dict[tuple[str, str, str], Finding] = {}
     pending: list[str] = []
     total: int | None = None
@@ -141,7 +141,7 @@ def _finding(tool: str, lines: Sequence[str]) -> Finding:
             kernel, location = _placed(match["place"])
             break
     frames = [line.partition("Device Frame:")[2].strip() for line in lines if "Device Frame:" in line]
-    if frames:  # an inlined function was named above; the last frame is the kernel
+    if frames:  # the place above may be an inlined function; the last frame is the kernel
         kernel = _placed(frames[-1])[0] or kernel
     thread = next((line.removeprefix("by ") for line in lines if line.startswith("by thread")), "")
     address = next((line.removeprefix("Address ") for line in lines if line.startswith("Address")), "")
@@ -153,7 +153,9 @@ def _finding(tool: str, lines: Sequence[str]) -> Finding:
 
 
 def _placed(place: str) -> tuple[str, str]:
-    """(kernel, location) of "kernel(args)+0x130 in file.cu:8", "0x160 in file.cu:8:kernel(args)" and their like."""
+    """Returns (kernel, location) of a place such as "kernel(args)+0x130 in file.cu:8" or "0x160 in
+    file.cu:8:kernel(args)".
+    """
     head, _, tail = place.partition(" in ")
     offset = re.match(r"^0x[0-9a-fA-F]+$", head)
     if offset:
@@ -171,7 +173,7 @@ def _placed(place: str) -> tuple[str, str]:
 
 
 def executable() -> str | None:
-    """compute-sanitizer: on the path, or where the CUDA toolkit puts it."""
+    """Returns the path of compute-sanitizer, found on PATH or in the CUDA toolkit; None if it is missing."""
     homes = [os.environ.get("CUDA_HOME", ""), os.environ.get("CUDA_PATH", ""), "/usr/local/cuda"]
     places = [os.path.join(home, "bin") for home in homes if home]
     places += [os.path.join(home, "compute-sanitizer") for home in homes if home]
@@ -179,18 +181,18 @@ def executable() -> str | None:
 
 
 def command(program: str, tool: str, log: str, child: Sequence[str]) -> list[str]:
-    """The call of one tool."""
+    """Returns the command line of one tool."""
     options = ["--tool", tool, "--log-file", log, "--print-limit", str(PRINTED), "--show-backtrace", "no"]
     options += ["--target-processes", "application-only"]
     if tool == "memcheck":
-        options += ["--report-api-errors", "no"]  # PyTorch asks the driver for what may not exist
+        options += ["--report-api-errors", "no"]  # PyTorch asks the driver for features that may not exist
     return [program, *options, *child]
 
 
 def check(
     program: str, tool: str, target: str, kernel: str, *, dtypes: Sequence[str] = (), timeout: float = 600.0
 ) -> Outcome:
-    """Run one tool on one kernel."""
+    """Runs one tool on one kernel."""
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="verify-sanitize-") as folder:
         request, answer, log = (Path(folder) / name for name in ("request.json", "answer.json", "log.txt"))
@@ -204,7 +206,7 @@ def check(
 
 
 def _run(arguments: Sequence[str], timeout: float) -> tuple[int | None, str]:
-    """(exit code, what it said); the code is None when the time was up."""
+    """Runs a command. Returns its exit code and output; the code is None if the time ran out."""
     mark = process_tree.new_mark()
     process = subprocess.Popen(
         arguments,
@@ -234,7 +236,7 @@ def _outcome(
     said: str,
     timeout: float,
 ) -> Outcome:
-    """What a log, the process's own answer and its exit code say together: none of them is believed alone."""
+    """Combines the log, the process's own answer and its exit code. "clean" needs all three."""
     cases = 0 if done is None else int(done["cases"])
     findings = report.findings
     if report.total and not findings:
@@ -259,7 +261,7 @@ def _outcome(
 
 # -- the process that calls the kernel -----------------------------------------------------------------
 
-# Below, at and beyond the blocks that kernels commonly work in; the last block is never full.
+# Below, at and beyond the usual sizes of blocks; the last block is never full.
 _DIMS: ByGeometry[Shapes] = ByGeometry(
     elementwise=((1,), (1023,), (1025,), (7, 129), (3, 5, 33)),
     rowwise=((3, 1), (5, 127), (2, 1025), (2, 4097)),
@@ -269,7 +271,7 @@ _LAYOUTS = ("padded", "transposed", "offset")
 
 
 def cases_of(kernel: Kernel, dtype: str) -> list[Case]:
-    """Every shape, contiguous; the second again in other layouts, where the kernel promises to take them."""
+    """Returns every shape, contiguous. Adds one shape in other layouts if the kernel promises to accept them."""
     from verify.cases import case_of
     from verify.cases.sizes import shapes_for
 
@@ -288,7 +290,7 @@ def cases_of(kernel: Kernel, dtype: str) -> list[Case]:
 
 
 def exercise(kernel: Kernel, dtypes: Sequence[str], device: str) -> int:
-    """Call a kernel on all its cases, forward and backward; how many there were."""
+    """Calls a kernel on all its cases, forward and backward. Returns the number of cases."""
     import torch
 
     from verify.cases import inputs_of, upstream_of
@@ -310,14 +312,14 @@ def exercise(kernel: Kernel, dtypes: Sequence[str], device: str) -> int:
 
 
 def moved(tensor: Tensor, device: str) -> Tensor:
-    """A tensor on a device with its strides and its offset, and nothing behind its last element."""
+    """Returns a tensor on a device with its strides and its offset, and no memory behind its last element."""
     reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     memory = tensor.as_strided((tensor.storage_offset() + reach + 1,), (1,), 0)
     return memory.to(device, copy=True).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 def main(arguments: list[str]) -> int:
-    """The process under the tool: calls the kernel, and says how far it came."""
+    """Runs in the process under the tool: calls the kernel, and writes how many cases it finished."""
     from verify import backends
     from verify.declare.discovery import load
     from verify.declare.target import Target

@@ -1,8 +1,8 @@
-"""One wrong element as a Python script that stands alone: to be pasted into somebody else's bug report.
+"""Makes a self-contained Python script that shows one wrong element, for a bug report to the kernel's authors.
 
-The script needs torch and whatever the kernel itself imports, not verify. It spells out the bits of every operand,
-calls the kernel, and compares the element with the exact value, which stands in it as 30 decimal digits, in a few
-lines that anyone can check.
+The script needs torch and the imports of the kernel, but not verify. It spells out the bits of every operand, calls the
+kernel, and compares the element with the exact value. The exact value has 30 decimal digits. A few lines compute the
+error, so that everyone can check them.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from verify.truth import formats
 from verify.truth.formats import Format
 from verify.truth.ulp import Policy
 
-LIMIT = 4096  # elements in memory that a script spells out
+LIMIT = 4096  # a script spells out at most this many elements in memory
 _FUTURE = "from __future__ import annotations"
 _KNOWN = sys.stdlib_module_names | {"torch", "triton", "numpy"}
 
 
 def too_long(kernel: Kernel, case: Case, backend: Backend) -> int:
-    """How many elements a script of this case would have to spell out, if that is too many; else 0."""
+    """Returns how many elements a script of this case would spell out, if these are too many; else 0."""
     count = sum(_memory(tensor).numel() for tensor in _tensors(run_kernel(kernel, case, backend.device)).values())
     return count if count > LIMIT else 0
 
 
 def snippet(kernel: Kernel, backend: Backend, found: Replay) -> str:
-    """The script that shows what `found` says."""
+    """Returns the script that shows the element of `found`."""
     case = Case.from_json(found.case)
     measured = run_kernel(kernel, case, backend.device)
     count = sum(_memory(tensor).numel() for tensor in _tensors(measured).values())
@@ -106,7 +106,7 @@ def _imports(kernel: Kernel, backend: Backend, source: str) -> str:
     if _modules(source) - _KNOWN:
         lines.append(f"sys.path[:0] = {_folders(kernel)!r}")
     imports = [f"import {name}" for name in sorted(needed)]
-    if _FUTURE in inspect.getsource(sys.modules[kernel.module]):  # it has to come before everything else
+    if _FUTURE in inspect.getsource(sys.modules[kernel.module]):  # this import must come before everything else
         imports[:0] = [_FUTURE, ""]
     return "\n".join([*imports, "from fractions import Fraction", "", *lines, "", _device(backend, source)])
 
@@ -118,7 +118,7 @@ def _device(backend: Backend, source: str) -> str:
 
 
 def _interprets(backend: Backend, source: str) -> bool:
-    """Whether the kernel may be Triton code that has to be interpreted."""
+    """True if the kernel may be Triton code that needs the interpreter."""
     used = _modules(source)
     return backend.triton == "interpreted" and ("triton" in used or bool(used - _KNOWN))
 
@@ -134,7 +134,7 @@ def _modules(source: str) -> set[str]:
 
 
 def _folders(kernel: Kernel) -> list[str]:
-    """Where the kernel's own imports are looked for: what `verify` itself puts on the path for a file."""
+    """Returns the import path for the kernel's own imports. It is the path that `verify` uses for a file."""
     path = Path(kernel.file).resolve()
     project = next((parent for parent in path.parents if (parent / "pyproject.toml").exists()), path.parent)
     return list(dict.fromkeys([".", os.path.relpath(project), os.path.relpath(path.parent)]))
@@ -144,10 +144,10 @@ def _folders(kernel: Kernel) -> list[str]:
 
 
 def kernel_source(kernel: Kernel) -> tuple[str, str]:
-    """Python source that defines or imports the function of a kernel, and the expression that names it.
+    """Returns Python source that defines or imports the function of a kernel, and the expression that names it.
 
-    A function of the declaring file comes with everything of that file that it uses, and without its declaration;
-    any other is imported from where it lives.
+    If the function belongs to the declaring file, the source has everything of that file that it uses, without its
+    declaration. Any other function is imported from its module.
     """
     function = kernel.function
     owner = getattr(function, "__self__", None)
@@ -178,7 +178,7 @@ def _importable(module: str, name: str) -> Any:
 
 
 def _sliced(kernel: Kernel, name: str) -> str:
-    """The statements of the declaring file that a name rests on, without verify."""
+    """Returns the statements of the declaring file that a name depends on, without verify."""
     text = inspect.getsource(sys.modules[kernel.module])
     statements = ast.parse(text).body
     ours = _names_of_verify(statements)
@@ -198,7 +198,7 @@ def _sliced(kernel: Kernel, name: str) -> str:
 
 
 def _rests_on(names: set[str], statements: Sequence[ast.stmt], ours: set[str]) -> tuple[set[int], set[str]]:
-    """The places of the statements that names rest on, and all names that are needed then."""
+    """Returns the positions of the statements that names depend on, and all names that these statements need."""
     wanted, chosen = set(names), set[int]()
     while more := {
         place
@@ -212,7 +212,7 @@ def _rests_on(names: set[str], statements: Sequence[ast.stmt], ours: set[str]) -
 
 
 def _acts(statement: ast.stmt, read: set[str]) -> bool:
-    """Whether a statement is there for what it does: a call, a setting, the import of a module that nobody names."""
+    """True if a statement matters for its effect: a call, a setting, or the import of a module under an unused name."""
     match statement:
         case ast.Expr(value=ast.Call()):
             return True
@@ -227,7 +227,7 @@ def _acts(statement: ast.stmt, read: set[str]) -> bool:
 
 
 def _names_of_verify(statements: Iterable[ast.stmt]) -> set[str]:
-    """What a file calls verify and the things that it imports from it."""
+    """Returns the file's names for verify and for everything imported from it."""
     names: set[str] = set()
     for statement in statements:
         if isinstance(statement, ast.Import):
@@ -239,8 +239,8 @@ def _names_of_verify(statements: Iterable[ast.stmt]) -> set[str]:
 
 
 def _binds(statement: ast.stmt) -> set[str]:
-    """The names that a statement of a module gives a meaning to."""
-    if isinstance(statement, ast.FunctionDef) and statement.name == "_":  # registered by its decorator
+    """Returns the names that a statement of a module binds."""
+    if isinstance(statement, ast.FunctionDef) and statement.name == "_":  # the decorator registers this function
         return {node.id for item in statement.decorator_list for node in ast.walk(item) if isinstance(node, ast.Name)}
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return {statement.name}
@@ -256,7 +256,7 @@ def _binds(statement: ast.stmt) -> set[str]:
 
 
 def _is_torch(alias: ast.alias) -> bool:
-    """`import torch`, which every script begins with."""
+    """True for `import torch`. Every script begins with it."""
     return (alias.name, alias.asname) == ("torch", None)
 
 
@@ -269,7 +269,7 @@ def _declares(decorator: ast.expr, ours: set[str]) -> bool:
 
 
 def _reads(statement: ast.stmt, ours: set[str]) -> set[str]:
-    """The names that a statement uses, its declaration to verify aside."""
+    """Returns the names that a statement uses, without its declaration to verify."""
     skipped: set[int] = set()
     for node in ast.walk(statement):
         for decorator in getattr(node, "decorator_list", []):
@@ -279,7 +279,7 @@ def _reads(statement: ast.stmt, ours: set[str]) -> set[str]:
 
 
 def _text(statement: ast.stmt, text: str, ours: set[str]) -> str:
-    """The source of a statement without its declaration."""
+    """Returns the source of a statement without its declaration."""
     if isinstance(statement, ast.Import):
         left = [item for item in statement.names if item.name.split(".")[0] != "verify" and not _is_torch(item)]
         return ast.unparse(ast.Import(left)) if left else ""
@@ -307,7 +307,7 @@ def _tensors(measured: Measured) -> dict[str, Tensor]:
 
 
 def _memory(tensor: Tensor) -> Tensor:
-    """The elements from the first to the last that a tensor can reach, whatever lies between them."""
+    """Returns all elements from the start of the storage to the last one that a tensor reaches."""
     reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     # as_strided counts from the beginning of the storage
     return tensor.detach().as_strided((reach + 1 + tensor.storage_offset(),), (1,), 0)
@@ -358,7 +358,7 @@ def _error(kernel: Kernel, found: Replay) -> str:
         f'EXACT = "{found.worst.truth}"  # the real number, 30 significant digits',
         f"ULP = {_power(found.ulp_exponent)}  # the spacing of {fmt.name} at that number",
         f"TOP = {_top(fmt)}  # where infinity stands: one ulp above the largest number",
-        # of a sum the scaled error says whether an infinity is far off
+        # for a sum, the scaled error decides how far off an infinity is
         f"PLAIN = {found.worst.scaled_ulp is None}  # infinity for what is not beyond the largest number has no ulps",
         _SHOWN,
     ]
@@ -405,7 +405,10 @@ print(f"error     {error:+.6g} ULP")"""
 
 
 def _scale(error: Number, scaled: Number) -> list[str]:
-    """The lines that give the error in units of the scale's spacing, which is a power of two of the plain one."""
+    """Returns the lines that compute the error in ULP of scale.
+
+    Their spacing is the plain one times a power of two.
+    """
     plain = value_of(error)
     ratio = value_of(scaled) / plain if plain and math.isfinite(plain) else 1.0
     return [f"of_scale = error * {ratio!r}", 'print(f"of scale  {of_scale:+.6g} ULP")']

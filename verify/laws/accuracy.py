@@ -102,7 +102,7 @@ def _long(subject: Subject) -> tuple[Case, ...]:
 
 
 def _scored(subject: Subject) -> tuple[Case, ...]:
-    """Returns a case for every recipe of a softmax over products, at every number of keys where kernels tend to fail."""
+    """Returns a case for each recipe of a softmax over products and each number of keys where kernels tend to fail."""
     lengths = LENGTHS[:1] if subject.dtype == "float64" else LENGTHS
     chosen = enumerate(product(SCORE_RECIPES, with_keys(subject.kernel.op, lengths)), 1)
     largest = subject.kernel.largest.get(subject.dtype)

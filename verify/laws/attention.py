@@ -156,7 +156,7 @@ def _check_causality(subject: Subject, case: Case) -> None:
 
 
 def _queries(op: Op, case: Case) -> Rows | None:
-    """Returns the axes of queries in operands and outputs; None if keys count with them or an output has no such axis."""
+    """Returns the axes of queries in operands and outputs; None if an output has none or if keys count with queries."""
     dimension, geometry = _dimension(op, "query"), op.geometry
     if not dimension or dimension == _dimension(op, "key"):
         return None
@@ -287,7 +287,7 @@ def _repeated(op: Op, case: Case, inputs: Inputs) -> tuple[Case, list[Inputs]] |
 
 
 def _order(op: Op, case: Case) -> int | None:
-    """Returns the order of repeated heads that the function uses: 0 for neighbours, 1 for all heads in turn; else None."""
+    """Returns how the function repeats heads: 0 for neighbours, 1 for all heads in turn; None if it does neither."""
     given = inputs_of(op, case, "cpu")
     found = _repeated(op, case, given)
     whole = reference(op, given)

@@ -212,7 +212,7 @@ def _check_stale(subject: Subject, case: Case) -> None:
     data = [[value for name in data_operands(kernel) if (value := some[name]) is not None] for some in values]
 
     def wrong(at: int) -> Broken | None:
-        """Returns the error of equal results, judged as those of the first (0) or the second (1) values; None if right."""
+        """Judges equal results as results of the first (0) or the second (1) values. Returns None if right."""
         where = next(iter(same.values())).device
         try:
             judge_results(subject, cases[at], sent_all(values[at], where), sent_all(arriving[at], where), same)

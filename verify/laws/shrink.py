@@ -136,7 +136,7 @@ class _Way:
 
 
 def _least(broken: Broken) -> float:
-    """Returns the smallest error that counts as the same failure: half the way, in digits, from the limit to the error."""
+    """Returns the least error of the same failure: half the way, in digits, from the limit to the error."""
     if broken.excess is None or not math.isfinite(broken.excess.error):
         return 0.0
     return math.sqrt(abs(broken.excess.error)) * math.sqrt(broken.excess.limit)

@@ -1,2 +1,1 @@
-"""Measures kernels: calls, judging, statistics, special values and timings of one kernel, and runs over many kernels.
-"""
+"""Measures kernels: calls, judging, statistics, special values, timings, and runs over many kernels."""

@@ -1,5 +1,4 @@
-"""Defines `verify.assert_ulp` and `verify.assert_close`, which compare results with the exact answer in a user's tests.
-"""
+"""Compares results with the exact answer in a user's tests: `verify.assert_ulp` and `verify.assert_close`."""
 
 from __future__ import annotations
 
@@ -338,8 +337,7 @@ def _dims(op: Op, problem: Problem, actual: Tensor) -> tuple[int, ...] | None:
 
 
 def _explain(result: str, case: Case, index: int) -> str:
-    """Returns the command that finds the step of the kernel with the error. The user has to declare the kernel first.
-    """
+    """Returns the command that finds the step with the error. The user must declare the kernel first."""
     if not case.values:
         return "verify run FILE.py --json run.json, then verify explain --run run.json (FILE.py declares the kernel)"
     place = ["--result", result, "--index", "0" if case.dims == (1,) else str(index)]

@@ -1,5 +1,4 @@
-"""Describes one judged element in words: its position, its inputs, its value, the truth, and the case that repeats it.
-"""
+"""Describes one judged element in words: position, inputs, result, truth, and the case that repeats it."""
 
 from __future__ import annotations
 

@@ -51,8 +51,7 @@ class Progress:
         return f"{self.ended} of {self.total} done{guess}" + (f"; running: {running}" if running else "")
 
     def left(self) -> float | None:
-        """Returns the seconds left, assuming that each remaining part takes as long as those done; None if too early.
-        """
+        """Estimates the seconds left: remaining parts take as long as those done. Returns None if it is too early."""
         now = self._clock()
         spent = 0.0 if self._since is None else now - self._since
         shares = {part: self._share(step) for part, (_, step) in self._running.items()}
