@@ -1,4 +1,4 @@
-"""verify: how wrong is a GPU kernel, at worst, and on which input?
+"""verify: measures how wrong a GPU kernel is at worst, and on which input.
 
     import verify
 
@@ -6,8 +6,8 @@
     def my_gelu(x):
         return fast_gelu(x)
 
-`verify run accuracy.py` measures it against the exact real-valued answer. The names below are the public
-interface; each is imported when first used, so that `verify --help` does not wait for torch.
+`verify run accuracy.py` measures the kernel against the exact real-valued answer. The names below are the public
+interface. Each is imported at its first use, so that `verify --help` does not wait for torch.
 """
 
 from __future__ import annotations

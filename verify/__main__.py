@@ -1,4 +1,4 @@
-"""`python -m verify` is the command `verify`."""
+"""Runs the command `verify` for `python -m verify`."""
 
 import sys
 

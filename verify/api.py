@@ -1,10 +1,10 @@
-"""The public functions run, sweep, hunt, judge, gate and load, and the classes of their results (docs/api.md).
+"""Defines the public functions run, sweep, hunt, judge, gate and load, and their results (docs/api.md).
 
     run = verify.run("accuracy.py", dtypes=["bfloat16"])
     run.verdict, run.worst, run.rows()
 
-The commands of the same names are built on them. Kernels run in processes of their own, so this module needs no torch.
-They print nothing and never end the process. `problems` holds the lines that a command writes to stderr.
+The commands of the same names call these functions. Kernels run in processes of their own, so this module needs no
+torch. The functions print nothing and never end the process. `problems` has the lines that a command writes to stderr.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _silent(text: str) -> None:
 
 @dataclass(frozen=True, repr=False)
 class CompletedRun:
-    """A finished run, sweep or hunt: its record, with its verdict, rows and pages."""
+    """Holds a finished run, sweep or hunt: its record, with its verdict, rows and pages."""
 
     record: Run
     problems: tuple[str, ...] = ()  # targets that could not be imported, dtypes that could not be swept
@@ -73,10 +73,10 @@ class CompletedRun:
 
     @property
     def verdict(self) -> Literal["pass", "fail", "incomplete"]:
-        """Returns the verdict as the command words it: pass, fail or incomplete."""
+        """Returns the verdict in the words of the command: pass, fail or incomplete."""
         run = self.record
         if run.profile == "hunt" and run.verdict == "incomplete" and not (run.incomplete or run.unproven):
-            # peers that were hunted alone are not held against the hunt
+            # a hunt of peers alone passes
             return "pass" if any(kernel.results for kernel in run.kernels) else "incomplete"
         return run.verdict
 
@@ -101,7 +101,7 @@ class CompletedRun:
         return rows_of(self.record)
 
     def save(self, path: AnyPath) -> Path:
-        """Writes the record, which `verify.load` and every command read; with gzip where the name ends in .gz."""
+        """Writes the record for `verify.load` and for every command. A name that ends in .gz makes it gzip."""
         files.save(self.record, path)
         return Path(path)
 
@@ -127,14 +127,14 @@ class CompletedRun:
 
 @dataclass(frozen=True, repr=False)
 class CompletedGate:
-    """The verdict of the committed bounds on one or more records."""
+    """Holds the verdict of the committed bounds on one or more records."""
 
     judged: Verdict
-    records: tuple[str, ...] = ()  # the files that were judged, for the next command
+    records: tuple[str, ...] = ()  # the files of the judged records, for the next command
 
     @property
     def verdict(self) -> Literal["pass", "fail", "incomplete"]:
-        """Returns the verdict as the command words it."""
+        """Returns the verdict in the words of the command."""
         return self.judged.word
 
     @property
@@ -143,7 +143,7 @@ class CompletedGate:
         return self.judged.exit_code
 
     def data(self) -> dict[str, Any]:
-        """Returns what `verify gate --json` writes."""
+        """Returns the data that `verify gate --json` writes."""
         return gate_data.of_verdict(self.judged)
 
     def rows(self) -> list[dict[str, Any]]:
@@ -186,9 +186,10 @@ def run(
 ) -> CompletedRun:
     """Measures kernels against the exact answer, as `verify run` does. docs/api.md explains every argument.
 
-    A target is a path, "FILE.py::KERNEL", "MODULE", a kernel that `@verify.kernel` declares, or a function with its
-    `declaration`, such as like=torch.nn.functional.gelu. Several are a list. Ctrl-C raises KeyboardInterrupt; with
-    `partial` it returns the finished part of the run.
+    targets: one target or a list. A target is a path, "FILE.py::KERNEL", "MODULE", a kernel that `@verify.kernel`
+        declares, or a function.
+    declaration: declares a function, for instance with like=torch.nn.functional.gelu.
+    partial: True: Ctrl-C returns the finished part of the run. False: Ctrl-C raises KeyboardInterrupt.
     """
     named, dtypes, without = (
         _targets(targets, kernels, dtypes, declaration),
@@ -247,7 +248,8 @@ def sweep(
 ) -> CompletedRun:
     """Judges every input of elementwise kernels, as `verify sweep` does.
 
-    Ctrl-C raises InterruptedSweepError, which names the file with what is done: `resume=` goes on there.
+    Ctrl-C raises InterruptedSweepError, which names the file with the finished part. `resume=` continues from that
+    file.
     """
     named, dtypes, results = _targets(targets, kernels, dtypes, declaration), tuple(dtypes), tuple(results)
     said = {"dtype": dtypes, "result": results, "pairs": pairs, "range": range and f"{range[0]!r}:{range[1]!r}"}
@@ -297,9 +299,9 @@ def hunt(
     command: str = "",
     **declaration: Any,
 ) -> CompletedRun:
-    """Searches for the worst input, as `verify hunt` does: `duration` seconds for each result, or `evaluations`.
+    """Searches for the worst input, as `verify hunt` does, for `duration` seconds or `evaluations` of each result.
 
-    The first Ctrl-C calls `stopping` and returns the finds; a second one raises KeyboardInterrupt.
+    The first Ctrl-C calls `stopping` and returns the findings. A second one raises KeyboardInterrupt.
     """
     named, dtypes, results = _targets(targets, kernels, dtypes, declaration), list(dtypes), list(results)
     if duration is not None and evaluations is not None:
@@ -333,8 +335,8 @@ def gate(
 ) -> CompletedGate:
     """Judges runs, records or files of records by the committed bounds, as `verify gate` does.
 
-    bounds: their folder; without it the one of [tool.verify] in pyproject.toml.
-    kernels: only these.
+    bounds: the folder of the bounds; None: the folder of [tool.verify] in pyproject.toml.
+    kernels: only these kernels; empty: all.
     """
     given = [runs] if isinstance(runs, CompletedRun | Run | str | os.PathLike) else list(runs)
     if not given:
@@ -354,7 +356,7 @@ def gate(
 
 @dataclass(frozen=True, repr=False)
 class CompletedJudgement:
-    """The judgement of one solution."""
+    """Holds the judgement of one solution."""
 
     judgement: Judgement
 
@@ -375,7 +377,7 @@ class CompletedJudgement:
         return list(EXIT_CODES).index(self.verdict), max(shares, default=math.inf)
 
     def data(self) -> dict[str, Any]:
-        """Returns what `verify judge --json` writes."""
+        """Returns the data that `verify judge --json` writes."""
         return dict(msgspec.to_builtins(self.judgement))
 
     def __str__(self) -> str:
@@ -395,7 +397,7 @@ def judge(
     timeout: float | None = None,
     progress: Progress = _silent,
 ) -> CompletedJudgement:
-    """Judges a solution that is not trusted, as `verify judge` does (docs/judge.md)."""
+    """Judges an untrusted solution, as `verify judge` does (docs/judge.md)."""
     settings = judging.Settings(profile, backend, seed, timeout, progress=progress)
     return CompletedJudgement(judging.judge(os.fspath(problem), os.fspath(solution), settings))
 
@@ -403,9 +405,9 @@ def judge(
 def judge_many(
     pairs: Sequence[tuple[AnyPath, AnyPath]], *, jobs: int = 1, **options: Any
 ) -> Iterator[CompletedJudgement]:
-    """Yields the judgements of pairs of a problem and a solution as they are made, `jobs` at a time.
+    """Yields the judgements of (problem, solution) pairs as they are made, `jobs` at a time.
 
-    The options are those of `judge`.
+    `options` are the keyword arguments of `judge`.
     """
     given = [(os.fspath(problem), os.fspath(solution)) for problem, solution in pairs]
     for found in judging.judge_many(given, judging.Settings(**options), jobs):
@@ -413,7 +415,7 @@ def judge_many(
 
 
 def load(path: AnyPath) -> CompletedRun:
-    """Returns the run in a file, which `save` or the --json of a command wrote."""
+    """Returns the run in a file that `save` or the --json of a command wrote."""
     return CompletedRun(files.load(path))
 
 
@@ -447,7 +449,7 @@ def workers(
 
 
 def _kept(resume: AnyPath | PartStore | None, targets: Sequence[str]) -> PartStore | None:
-    """Returns the store of finished parts. Functions have none: their modules may change unnoticed."""
+    """Returns the store of finished parts. Functions cannot have one: their modules may change unnoticed."""
     if resume is None or isinstance(resume, PartStore):
         return resume
     if any(Path(each).parent == cache("cells") for each in targets):
@@ -458,7 +460,7 @@ def _kept(resume: AnyPath | PartStore | None, targets: Sequence[str]) -> PartSto
 
 
 def _targets(given: Any, kernels: Iterable[str], dtypes: Iterable[str], declaration: Mapping[str, Any]) -> list[str]:
-    """Returns the targets as the command line names them; writes a file for a function without one."""
+    """Returns the targets as the command line names them. Writes a file for a function without one."""
     items = list(given) if isinstance(given, list | tuple | set) else [given]
     if not items:
         raise UsageError(
@@ -470,7 +472,7 @@ def _targets(given: Any, kernels: Iterable[str], dtypes: Iterable[str], declarat
         if isinstance(item, str | os.PathLike):
             found.append(os.fspath(item))
         elif callable(item):
-            from verify.declare import written  # which needs torch
+            from verify.declare import written  # this import needs torch
 
             found.append(written.target_of(item, said))
         else:

@@ -1,21 +1,23 @@
-"""Errors that a user meets: each states the rule, what was received, and the next command."""
+"""Defines the errors that a user meets. Each gives the rule, what was received, and the next command."""
 
 from __future__ import annotations
 
-# Exit codes of every command; `verify.cli.exits` says what each means.
+# Exit codes of every command. `verify.cli.exits` explains them.
 PASS, WRONG, USAGE, INCOMPLETE, UNWRITTEN = range(5)
 OF_VERDICT = {"pass": PASS, "fail": WRONG, "incomplete": INCOMPLETE}
 
-# How lines say what was not judged.
+# Phrases for parts without a verdict.
 IN_ERROR = "the harness is in error, no verdict"
 SPENT = "the time budget was spent"
 
 
-LONGEST = 2000  # characters of a message that is not verify's own
+LONGEST = 2000  # the most characters of a message from other code
 
 
 def said_by(error: BaseException) -> str:
-    """Returns what an exception of other code says: at most LONGEST characters, all of which can be written."""
+    """Returns the message of an exception of other code: at most LONGEST characters, escaped so that it can be
+    printed.
+    """
     try:
         text = str(error)
     except Exception:
@@ -25,11 +27,11 @@ def said_by(error: BaseException) -> str:
 
 
 class VerifyError(Exception):
-    """Base of everything that verify raises knowingly."""
+    """Base of every error that verify raises on purpose."""
 
 
 class UsageError(VerifyError):
-    """The user asked for something that cannot be: exit code 2. `hint` is the next command or step."""
+    """Reports that the user's request is not possible: exit code 2. `hint` is the next command or step."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
@@ -41,7 +43,10 @@ class UsageError(VerifyError):
 
 
 class WriteError(VerifyError):
-    """A file could not be written: exit code 4. What was measured is on the screen by then. `hint` as above."""
+    """Reports that a file could not be written: exit code 4. The results are already on the screen.
+
+    `hint` is the next command or step.
+    """
 
     def __init__(self, message: str, *, hint: str = "make room or name another file, then the same command") -> None:
         super().__init__(message)
@@ -49,27 +54,32 @@ class WriteError(VerifyError):
 
 
 class TruthError(VerifyError):
-    """Two routes to the exact value disagree, or precision ran out: an error of the harness; stops the run."""
+    """Reports that two routes to the exact value disagree, or that precision ran out. verify itself is wrong; the run
+    stops.
+    """
 
 
 class BeyondEffort(TruthError):
-    """The exact value of one element depends on more numbers than its problem is given time for."""
+    """Reports that the exact value of one element depends on more numbers than its budget allows."""
 
 
 class KernelError(VerifyError):
-    """A kernel broke its contract (wrong shape, dtype, device, not a tensor, raised): that kernel's result."""
+    """Reports that a kernel broke its contract: wrong shape, dtype or device, not a tensor, or an exception.
+
+    It becomes the result of that kernel.
+    """
 
 
 class Refused(KernelError):
-    """A kernel raised an error of Python's on a case: it does not take it."""
+    """Reports that a kernel raised a Python exception on a case: it refuses the case."""
 
 
 class RefusedBackward(Refused):
-    """The same in its backward pass alone."""
+    """Reports that only the backward pass of a kernel refused a case."""
 
 
 class OtherDtype(KernelError):
-    """An output has another dtype than is declared for it."""
+    """Reports that an output has another dtype than its declaration."""
 
     def __init__(self, message: str, output: str, dtype: str) -> None:
         super().__init__(message)
@@ -77,13 +87,13 @@ class OtherDtype(KernelError):
 
 
 class InternalError(VerifyError):
-    """verify itself failed in a worker: an exception that no code there expects. Its traceback is on stderr."""
+    """Reports that verify itself failed in a worker with an unexpected exception. The traceback is on stderr."""
 
 
 class JudgeFailed(InternalError):
-    """The process that judges died, or ran out of time or memory: nothing is known of the kernel."""
+    """Reports that the judging process died, or ran out of time or memory. The kernel has no verdict."""
 
 
 def no_verdict(error: Exception) -> str:
-    """How a line says that the harness is in error: its own routes disagree, or it failed where no code expects it."""
+    """Returns the text about an error of verify itself: its routes disagree, or an unexpected exception occurred."""
     return f"{IN_ERROR}: {error if isinstance(error, TruthError) else f'verify itself failed: {error}'}"

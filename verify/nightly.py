@@ -1,16 +1,16 @@
-"""Everything in one go: accuracy, laws, sweeps, hunts, speed, gate, report; in a time budget, and resumable.
+"""Runs accuracy, laws, sweeps, hunts and speed in a time budget, and merges the results. A night can be resumed.
 
-A nightly run is a list of stages. Each stage is a list of units of work (a kernel, a sweep, a hunt), and every
-finished unit is a run record of its own in the night's folder, written at once. Starting again in that folder
-does only what is not there: a machine that was switched off loses the units it was in, nothing else. At the
-end the units merge into one record, which the gate judges and the report shows.
+A nightly run is a list of stages. Each stage is a list of units of work: a kernel, a sweep, a hunt. Every finished unit
+is written at once, as a run record of its own, to the night's folder. A second start in that folder does only the
+missing units. A machine that was switched off loses only its unfinished units. At the end the units are merged into one
+record, for the gate and the report.
 
-A unit of the stages "hunt" and "laws" is small (one result, one law in one dtype), and those of all kernels wait in one
-queue, so that all workers are busy to the end. Both stages share a pool, whose processes have imported torch and the
-kernels by then.
+A unit of the stages "hunt" and "laws" is small: one result, or one law in one dtype. The units of all kernels wait in
+one queue, so that all workers are busy to the end. Both stages share a pool, whose processes have already imported
+torch and the kernels.
 
-A budget is shared out among the stages; what a stage does not use goes to the later ones. Work that the budget
-did not reach is listed in the record and makes the run incomplete: less measured must not look like all well.
+The stages share the budget, and later stages get the unused time of earlier ones. The record lists work that the budget
+did not reach. Such work makes the run incomplete, so a shorter night never looks like a pass.
 """
 
 from __future__ import annotations
@@ -47,43 +47,46 @@ from verify.workers.process import START_SECONDS
 from verify.workers.requests import About
 
 SETTINGS = "night.parts"
-SWEPT_AT_ONCE = 4  # kernels on one GPU: while one keeps it busy, others compile, and judge what they found
-HUNT_SECONDS = 20.0  # for one result, at most
-HUNT_GENERATIONS = 32  # of one hunt: what it finds is a matter of this count, unless the seconds cut it short
-CLOSING_SHARE, CLOSING_SECONDS = 0.02, 15.0  # of a budget, at most: for merging, the gate and the report
+SWEPT_AT_ONCE = 4  # kernels swept on one GPU: while one keeps it busy, others compile and judge their results
+HUNT_SECONDS = 20.0  # the longest search for one result
+HUNT_GENERATIONS = 32  # generations of one hunt; its finding depends on this number, unless the seconds end it earlier
+# the largest share of a budget, and seconds, kept for merging, the gate and the report
+CLOSING_SHARE, CLOSING_SECONDS = 0.02, 15.0
 
 
 class NothingToDoError(Exception):
-    """A stage has nothing to do here, and that is no failure: the reason."""
+    """Reports why a stage has nothing to do here. That is not a failure."""
 
 
 @dataclass
 class Night:
-    """The settings of a nightly run, and where its work lies."""
+    """Holds the settings of a nightly run, its folder and its state."""
 
     folder: Path
     targets: tuple[str, ...]
     peers: tuple[str, ...] = ()
     seed: int = 0
     profile: str = "nightly"
-    without: tuple[str, ...] = ()  # laws that are left out
+    without: tuple[str, ...] = ()  # laws that are not tried
     budget: float | None = None  # seconds
     timeout: float = 1200.0
     jobs: int = 0
     backend: str | None = None
-    pool: Pool | None = None  # of the caller, who stops it: it does all the work; else processes are started
+    # the caller's pool, which does all the work and which the caller stops; None: processes are started
+    pool: Pool | None = None
     progress: Callable[[str], None] = lambda text: None
     usage: list[str] = field(default_factory=list)
-    lost: str = ""  # why what is finished could not be kept, if it could not
-    own_pool: Pool | None = None  # while `run` is at work: for questions (its first worker), accuracy, hunts and laws
-    # what was asked once: no declaration changes within a night
+    lost: str = ""  # why finished work could not be stored; empty: it could
+    # the pool of `run`: its first worker answers questions; all do accuracy, hunts and laws
+    own_pool: Pool | None = None
+    # answers that are valid for the whole night, because no declaration changes meanwhile
     known: Known = field(default_factory=dict)
     spaces: dict[str, tuple[tuple[str, ...], str]] | None = None
 
 
 @dataclass(frozen=True)
 class PlannedStage:
-    """One stage: what it is called, its share of the budget, and what does it."""
+    """Holds one stage: its name, its share of the budget, and its function."""
 
     name: str
     share: float
@@ -91,7 +94,7 @@ class PlannedStage:
 
 
 def run(night: Night, stages: Sequence[PlannedStage], command: str) -> Run:
-    """Do every stage, or what the budget allows, and merge. The merged record is not written here."""
+    """Does every stage, as far as the budget allows, and merges the records. Does not write the merged record."""
     started = time.monotonic()
     try:
         return _run(night, stages, command, started)
@@ -103,11 +106,12 @@ def run(night: Night, stages: Sequence[PlannedStage], command: str) -> Run:
 
 def _run(night: Night, planned: Sequence[PlannedStage], command: str, started: float) -> Run:
     if night.pool is None and backends.gpu_expected() and planned and planned[0].do is accuracy:
-        _pool(night).begin(night.jobs or os.cpu_count() or 1)  # while the first of them says what there is to do
+        # the others start while the first worker lists the kernels
+        _pool(night).begin(night.jobs or os.cpu_count() or 1)
     _claim(night)
     records: list[Run] = []
     stages: list[Stage] = []
-    lost: list[Gap] = []  # stages that gave no record
+    lost: list[Gap] = []  # stages without a record
     in_error = False
     shares = sum(stage.share for stage in planned)
     clock = StageTime(night.folder)
@@ -127,7 +131,7 @@ def _run(night: Night, planned: Sequence[PlannedStage], command: str, started: f
             stages.append(Stage(name=stage.name, status="skipped", message=str(nothing), seconds=clock.end(stage.name)))
             continue
         except Exception as error:
-            # whatever a stage runs into, the others go on and the report is written
+            # an error in one stage must not stop the others or the report
             in_error = in_error or not isinstance(error, UsageError)
             kind: GapKind = "other" if isinstance(error, UsageError) else "harness error"
             message = error.message if isinstance(error, UsageError) else _no_verdict(error)
@@ -157,15 +161,15 @@ def _stage(name: str, record: Run, seconds: float) -> Stage:
     if timed := sum(len(kernel.speed) for kernel in record.kernels):
         said.append(f"{timed:,} timings")
     status: Any = verdicts[record.verdict] if record.kernels or record.incomplete else "skipped"
-    # a stage of which every kernel was judged elsewhere has no verdict of its own
+    # a stage whose kernels were all judged elsewhere has no verdict of its own
     if status == "incomplete" and not record.incomplete and not record.unproven:
         status = "ok"
     return Stage(name=name, status=status, message=", ".join(said), seconds=seconds)
 
 
 def _no_verdict(error: Exception) -> str:
-    """What an error of the harness says; one that no code expects names its type, and its place on stderr."""
-    if isinstance(error, TruthError | InternalError):  # a worker has printed the traceback of the latter
+    """Returns the text about an error of verify itself. Prints the traceback of an unexpected one."""
+    if isinstance(error, TruthError | InternalError):  # a worker has printed the traceback of an InternalError
         return no_verdict(error)
     traceback.print_exception(error)
     return f"{IN_ERROR}: {type(error).__name__}: {error}"
@@ -175,7 +179,7 @@ def _no_verdict(error: Exception) -> str:
 
 
 def _claim(night: Night) -> None:
-    """Begin the folder, or go on in it if it was begun with the same settings."""
+    """Begins the folder, or continues in it if it was begun with the same settings."""
     asked = {
         "targets": list(night.targets),
         "peers": list(night.peers),
@@ -192,12 +196,15 @@ def _claim(night: Night) -> None:
 
 
 def unit_path(night: Night, stage: str, name: str) -> Path:
-    """Returns where the record of one unit lies."""
+    """Returns the file of a unit's record."""
     return night.folder / stage / f"{name.replace(' ', '-')}.json"
 
 
 def unit(night: Night, stage: str, name: str, make: Callable[[], Run]) -> Run:
-    """The record of one unit: as it lies in the folder, else made now, and kept unless the next start may do better."""
+    """Returns the record of one unit from the folder, or makes it.
+
+    A new record is stored, unless a later start may give a better one.
+    """
     path = unit_path(night, stage, name)
     if path.exists():
         return load(path)
@@ -214,16 +221,17 @@ def unit(night: Night, stage: str, name: str, make: Callable[[], Run]) -> Run:
 
 
 def accuracy(night: Night, until: float | None) -> Run:
-    """Every kernel measured against the exact answer, and the peers beside them."""
+    """Measures every kernel against the exact answer, and the peers too."""
     try:
         return _kernels(night, until, "accuracy", (*night.targets, *night.peers), pool=_pool(night))
     finally:
         if night.own_pool is not None:
-            night.own_pool.stop(keep=1)  # the next stages need the memory of the GPU; the first goes on answering
+            # the next stages need the memory of the GPU; the first worker still answers questions
+            night.own_pool.stop(keep=1)
 
 
 def laws(night: Night, until: float | None) -> Run:
-    """Every law of every judged kernel with the night's profile and seed."""
+    """Tries every law on every judged kernel with the night's profile and seed."""
     from verify.laws import schedule
 
     judged = _judged(night)
@@ -243,7 +251,7 @@ def laws(night: Night, until: float | None) -> Run:
 
 
 def sweep(night: Night, until: float | None) -> Run:
-    """Every input of every kernel whose inputs can be enumerated, pairs too where there is a GPU."""
+    """Judges every input of every kernel with few enough inputs. On a GPU that includes pairs."""
     from verify.search.sweep import drive
 
     spaces = _spaces(night)
@@ -253,7 +261,7 @@ def sweep(night: Night, until: float | None) -> Run:
     jobs = min(SWEPT_AT_ONCE, night.jobs or about.workers) if backends.named(about.backend).gpu else night.jobs
 
     def those(shape: str, targets: list[str], pool: Pool) -> Run:
-        hardest = 10 if shape == "unary" else 0  # a product ties trivially
+        hardest = 10 if shape == "unary" else 0  # a product of two inputs has too many equal worst errors
         settings = drive.SweepSettings(
             spaces=ListSpaces(targets, pairs=True, baseline=True, hardest=hardest),
             jobs=jobs,
@@ -278,7 +286,7 @@ def sweep(night: Night, until: float | None) -> Run:
 
 
 def hunt(night: Night, until: float | None) -> Run:
-    """A search for the worst input of every result that is not swept."""
+    """Searches for the worst input of every result that is not swept."""
     from verify.search.hunt import schedule
     from verify.search.hunt.settings import Settings
 
@@ -303,7 +311,7 @@ def hunt(night: Night, until: float | None) -> Run:
 
 
 def bench(night: Night, until: float | None) -> Run:
-    """The speed of every kernel and peer beside PyTorch's, on a GPU; PyTorch's own accuracy with it."""
+    """Times every kernel and peer beside PyTorch's implementation, on a GPU, and measures the accuracy of PyTorch's."""
     from verify.measure.bench import Bench
     from verify.measure.bench import bench as time_them
 
@@ -311,12 +319,12 @@ def bench(night: Night, until: float | None) -> Run:
         raise NothingToDoError("speed is measured on a GPU only")
 
     def timings() -> Run:
-        own = night.pool is None  # else others may measure, on other machines, with other caches on their disks
+        own = night.pool is None  # with the caller's pool, other machines with other caches may measure
         session = Session(
             backend=night.backend,
             seed=night.seed,
             timeout=night.timeout,
-            pool=_pool(night) if own else None,  # says what the environment is
+            pool=_pool(night) if own else None,  # reports the environment
             until=_share(until, TIMING),
             progress=partial(_said, night, "bench"),
         )
@@ -330,7 +338,7 @@ def bench(night: Night, until: float | None) -> Run:
     stand_ins = [kernel.target for kernel in timed.kernels if "@" in kernel.target]
 
     def accuracies() -> Run:
-        # here, where they were timed, and by the processes that hunt next
+        # on the machine that timed them, by the processes that hunt next
         measured = _kernels(night, until, "bench", stand_ins, pool=_grown(night) if night.pool is None else None)
         return msgspec.structs.replace(measured, kernels=[in_brief(kernel) for kernel in measured.kernels])
 
@@ -339,7 +347,7 @@ def bench(night: Night, until: float | None) -> Run:
 
 
 def in_brief(kernel: KernelRun) -> KernelRun:
-    """What stands beside a speed and is said of PyTorch's own: figures and one worst input for each result."""
+    """Shortens the record of PyTorch's own implementation to figures and one worst input for each result."""
     results = [
         msgspec.structs.replace(result, worst=result.worst[:1], regimes=[], curve=None, hardest=[], special=[])
         for result in kernel.results
@@ -347,16 +355,16 @@ def in_brief(kernel: KernelRun) -> KernelRun:
     return msgspec.structs.replace(kernel, results=results)
 
 
-TIMING = 0.7  # of the stage's time; the rest is for the accuracy of PyTorch's own
+TIMING = 0.7  # share of the stage's time; the rest is for the accuracy of PyTorch's own implementation
 
 
 def _share(until: float | None, share: float) -> float | None:
-    """The moment when a share of the time that is left will have passed."""
+    """Returns the time at which a share of the remaining time will have passed."""
     now = time.monotonic()
     return None if until is None else now + max(0.0, until - now) * share
 
 
-# the first ones more than they need: what they leave goes to the later ones, and hunts and laws can do with less
+# the first stages get more than they need: later ones use the rest, and hunts and laws can do with less
 STAGES = (
     PlannedStage("accuracy", 4.0, accuracy),
     PlannedStage("sweep", 1.5, sweep),
@@ -367,11 +375,12 @@ STAGES = (
 
 
 def _said(night: Night, stage: str, text: str) -> None:
+    """Reports progress of a stage."""
     night.progress(f"{stage} {text}")
 
 
 def _kernels(night: Night, until: float | None, stage: str, targets: Sequence[str], pool: Pool | None) -> Run:
-    """`verify run` with a memory: a dtype of a kernel that an earlier start finished is not measured again."""
+    """Measures kernels as `verify run` does, but not a dtype of a kernel that an earlier start finished."""
     kept = PartStore(night.folder / f"{stage}.parts")
     session = Session(
         backend=night.backend,
@@ -393,7 +402,7 @@ def _kernels(night: Night, until: float | None, stage: str, targets: Sequence[st
 
 
 def _as_peers(night: Night, record: Run) -> Run:
-    """What the peers' files declare is shown and never judged, however they declare it."""
+    """Marks the kernels of the peers' files as peers, whatever they declare: they are shown and never judged."""
     files = {Target.parse(target).source for target in night.peers}
     kernels = [
         msgspec.structs.replace(kernel, peer=True) if Target.parse(kernel.target).source in files else kernel
@@ -406,16 +415,16 @@ def _as_peers(night: Night, record: Run) -> Run:
 
 
 def _pool(night: Night) -> Pool:
-    """The pool of the caller, or the night's own; its first worker is asked what there is to do."""
+    """Returns the caller's pool, or the night's own. Its first worker answers questions about the work."""
     if night.pool is not None:
         return night.pool
     if night.own_pool is None:
-        night.own_pool = Pool.started(night.backend)  # to import torch and to meet a GPU takes seconds
+        night.own_pool = Pool.started(night.backend)  # importing torch and initialising a GPU takes seconds
     return night.own_pool
 
 
 def _grown(night: Night) -> Pool:
-    """The same with as many workers as there is memory and are cores for."""
+    """Returns the pool with as many workers as memory and cores allow."""
     pool = _pool(night)
     pool.grow(night.jobs or _about(night).workers)
     return pool
@@ -426,11 +435,11 @@ def _about(night: Night) -> About:
 
 
 def _spaces(night: Night) -> dict[str, tuple[tuple[str, ...], str]]:
-    """The kernels that can be swept here, each with its dtypes and the shape of its inputs."""
+    """Returns the kernels that can be swept here, with their dtypes and the shape of their inputs."""
     if night.spaces is not None:
         return night.spaces
     found: dict[str, tuple[tuple[str, ...], str]] = {}
-    pairs = backends.named(_about(night).backend).scale == "large"  # 2^32 pairs through an interpreter would take a day
+    pairs = backends.named(_about(night).backend).scale == "large"  # an interpreter would take a day for 2^32 pairs
     for kernel in _judged(night):
         with suppress(UsageError, KernelError):
             if spaces := _pool(night).ask(ListSpaces([kernel.target], pairs=pairs), timeout=START_SECONDS).spaces:
@@ -440,7 +449,7 @@ def _spaces(night: Night) -> dict[str, tuple[tuple[str, ...], str]]:
 
 
 def _hunts(night: Night) -> dict[str, Hunts]:
-    """The hunts of every kernel, without the dtypes that are swept, and what cannot be hunted."""
+    """Returns the hunts of every kernel, without dtypes that are swept, and the results that cannot be hunted."""
     swept = _spaces(night)
     found: dict[str, Hunts] = {}
     for kernel in _judged(night):
@@ -453,7 +462,7 @@ def _hunts(night: Night) -> dict[str, Hunts]:
 
 
 def _judged(night: Night) -> list[Declared]:
-    """Every judged kernel of the targets that this backend can run."""
+    """Returns every judged kernel of the targets that this backend can run."""
     backend = _about(night).backend
     kernels = {
         kernel.target: kernel

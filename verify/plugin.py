@@ -7,10 +7,10 @@ pytest loads this plugin in every project of an environment that has verify. It 
 
 It imports Hypothesis only for the profiles, and never torch.
 
-* verify-quick: a few cases, for the edit loop;
+* verify-quick: a few cases, for quick answers while editing;
 * verify-ci: the same cases every time, no deadline, no example database;
-* verify-nightly: many cases, seeded by the date, so that two branches tested on one day see the same ones;
-* verify-exhaustive: thousands of cases, and every 16-bit number where an op takes one.
+* verify-nightly: many cases, seeded by the date, so that two branches tested on one day get the same cases;
+* verify-exhaustive: thousands of cases, and every 16-bit number for ops of one number.
 
 All but verify-ci store the cases that broke a law in an example database and try them first.
 """
@@ -32,7 +32,7 @@ from verify.laws.profiles import EXAMPLES, PREFIX
 def register_profiles() -> None:
     """Registers the profiles in Hypothesis, for a conftest.py that loads or changes one of them.
 
-    A profile that the project registered before stays as it is.
+    A profile that the project has already registered is not changed.
     """
     from hypothesis import HealthCheck, settings
     from hypothesis.database import DirectoryBasedExampleDatabase
@@ -89,10 +89,10 @@ def _has_table(root: Path) -> bool:
 
 
 def visible_devices(worker: str, given: str | None, installed: int) -> str | None:
-    """Returns CUDA_VISIBLE_DEVICES for a worker gw0, gw1, ..., or None if it stays as it is.
+    """Returns CUDA_VISIBLE_DEVICES for a worker gw0, gw1, ..., or None if it must not change.
 
-    The worker's own GPU comes first, which makes it the current device; the others stay visible behind it, because
-    a law asks what happens on a device that is not the current one.
+    The worker's own GPU comes first, which makes it the current device. The others remain visible behind it, because
+    one law tests a device that is not the current one.
     """
     number = re.fullmatch(r"gw(\d+)", worker)
     if number is None:
@@ -106,5 +106,5 @@ def visible_devices(worker: str, given: str | None, installed: int) -> str | Non
 
 
 def _installed(paths: Iterable[Any]) -> int:
-    """How many GPUs this machine shows, without a word to the driver: CUDA must not be initialised yet."""
+    """Returns the number of GPUs of this machine. Does not call the driver, as CUDA must not be initialised yet."""
     return sum(re.fullmatch(r"nvidia\d+", path.name) is not None for path in paths)

@@ -1,7 +1,7 @@
-"""The worker's side of `verify.workers.process`: reads requests and answers them over one connection.
+"""Runs a worker process: reads requests and answers them over one connection.
 
-Start: python -m verify.worker FD [BACKEND]. `verify.workers.requests` has the form of requests and events.
-Each room says in its `requests` what it can be asked.
+The command is `python -m verify.worker FD [BACKEND]`. `verify.workers.requests` has the form of requests and events.
+The module `requests` of each room has its requests.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ if TYPE_CHECKING:
 
 
 def main(arguments: list[str]) -> int:
-    """Serves requests until the other side closes the connection, each target in a process of its own."""
+    """Serves requests until the other side closes the connection. Each target has a process of its own."""
     connection = Connection(int(arguments[0]))
     answerer = Answerer(arguments[1] if len(arguments) > 1 else None, connection)
     parent = os.getppid()
-    with suppress(Exception):  # tried again by the first request, which is told why
-        answerer.begin()  # a process that was started early is ready when it is asked
+    with suppress(Exception):  # the first request tries again and gets the error
+        answerer.begin()  # a process that was started early is then ready for its first request
     threading.Thread(target=watch, args=(parent,), daemon=True).start()
     serve(connection, answerer.respond, answerer.usable)
     answerer.end()
@@ -76,17 +76,17 @@ def main(arguments: list[str]) -> int:
 
 
 class Answerer:
-    """Answers requests; with a `connection`, which forks must not have, each target in a process of its own."""
+    """Answers requests. With a `connection`, each target has a process of its own; these forks must not use it."""
 
     def __init__(self, requested: str | None, connection: Connection | None = None) -> None:
-        # torch.compile would start a process for every core, in each of the workers
+        # torch.compile would start a process for every core in each worker
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
         self._requested, self._connection = requested, connection
         self._backend: Backend | None = None
         self._kernels: KernelProcesses | None = None
 
     def begin(self) -> Backend:
-        """Imports what every request needs, unless that was done."""
+        """Imports what every request needs, at the first call."""
         if self._backend is None and self._connection is not None:
             with phase("worker: import torch"):
                 reading = threading.Thread(target=_identify_triton)
@@ -110,7 +110,7 @@ class Answerer:
         return answer(request, backend, progress) if self._kernels is None else self._kernels.answer(request, progress)
 
     def usable(self) -> bool:
-        """True if this process can go on."""
+        """True if this process can answer another request."""
         return self._backend is None or self._backend.usable()
 
     def end(self) -> None:
@@ -120,21 +120,21 @@ class Answerer:
 
 
 def _may_compile(requested: str | None) -> bool:
-    """Whether Triton may be imported here before torch has said that there is a GPU."""
+    """True if Triton may be imported here before torch reports whether there is a GPU."""
     visible = os.environ.get(backends.Cuda.visible, "0").replace(",", "")
     return backends.may_compile(requested) and visible.isdigit() and backends.gpu_expected()
 
 
 def _identify_triton() -> None:
-    """Have Triton read its own 400 MB before anything is forked: every process with a kernel would, for seconds."""
-    with suppress(Exception):  # where it keeps the key is its own affair
+    """Lets Triton read its own 400 MB before any fork. Otherwise every process with a kernel reads it, for seconds."""
+    with suppress(Exception):  # a failure is harmless: Triton then reads it later
         from triton.runtime.cache import triton_key
 
         triton_key()
 
 
 def answer(request: msgspec.Raw | bytes, backend: Backend, progress: OnProgress) -> Any:
-    """The reply to a request in JSON, found in this process."""
+    """Returns the reply to a request in JSON, computed in this process."""
     asked = _read(request)
     return HANDLERS[type(asked)](asked, backend, progress)
 
@@ -147,7 +147,7 @@ def _read(request: msgspec.Raw | bytes) -> Any:
 
 
 def _ready(requested: str | None) -> Backend:
-    """The backend, with everything set that figures must not depend on."""
+    """Returns the backend, activated, with everything set that figures must not depend on."""
     with phase("select and activate the backend"):
         backend = backends.select(requested)
         backends.activate(backend)
@@ -160,7 +160,10 @@ def _ready(requested: str | None) -> Backend:
 
 @functools.cache
 def _environment_of(backend: Backend) -> Future[dict[str, Any]]:
-    """Probed once, as nothing of it changes while the process lives; in a thread, because it takes a while."""
+    """Probes the environment once, in a thread, because it takes a while.
+
+    It does not change while the process lives.
+    """
 
     def probed() -> dict[str, Any]:
         from verify.backends import probes
@@ -169,7 +172,7 @@ def _environment_of(backend: Backend) -> Future[dict[str, Any]]:
 
         with phase("worker: probe the environment"):
             found = msgspec.to_builtins(probes.probe(backend.device))
-            fingerprint = found.pop("fingerprint")  # it stands beside the probes
+            fingerprint = found.pop("fingerprint")  # the record has it beside the probes
             return {**fingerprint, **backend.environment(), **commit.current(config.find().root), "probes": found}
 
     return ThreadPoolExecutor(1).submit(probed)
@@ -207,7 +210,7 @@ def _measure(request: Measure, backend: Backend, progress: OnProgress) -> Kernel
     kernel = _one(request.target)
     done = measure_kernel(kernel, request, backend, progress=progress)
     if request.laws:
-        from verify.laws.suite import with_laws  # Hypothesis loads with it
+        from verify.laws.suite import with_laws  # imports Hypothesis
 
         done = with_laws(done, kernel, backend, request, progress)
     return done
@@ -226,9 +229,10 @@ _dtype_called = ""
 
 
 def _compile_anew(dtype: str) -> None:
-    """Drop what torch.compile made for another dtype: after one it compiles for any sizes, and rounds otherwise.
+    """Drops the programs that torch.compile made for another dtype.
 
-    So a figure does not hang on which dtypes were measured before it in the same process.
+    After one dtype, torch.compile compiles for any sizes, which changes the rounding. A figure must not depend on the
+    dtypes that the same process measured before.
     """
     global _dtype_called
     if _dtype_called not in ("", dtype) and "torch._dynamo" in sys.modules:
@@ -246,7 +250,7 @@ def _describe(request: Describe, backend: Backend, progress: OnProgress) -> Desc
 
 
 def _side_effects(request: ListSideEffects, backend: Backend, progress: OnProgress) -> list[SideEffect]:
-    return []  # this process is no kernel's own: see `verify.measure.apart`
+    return []  # this process calls no kernel: see `verify.measure.apart`
 
 
 def _contenders(request: ListContenders, backend: Backend, progress: OnProgress) -> list[Contender]:
@@ -276,7 +280,7 @@ def _time(request: Time, backend: Backend, progress: OnProgress) -> list[Timed]:
 
 
 def _one_case(target: str, text: str) -> tuple[Kernel, Case]:
-    """The kernel and the case of a request, which must be a case of this kernel."""
+    """Returns the kernel and the case of a request. Raises UsageError if the case does not fit the kernel."""
     from verify.cases import Case
 
     kernel, case = _one(target), Case.from_json(text)
@@ -347,14 +351,14 @@ def _probe(request: Probe, backend: Backend, progress: OnProgress) -> Probed:
 
 
 def _find_blind_spots(request: FindBlindSpots, backend: Backend, progress: OnProgress) -> list[BlindSpots]:
-    """Name the errors of a definition that would pass."""
+    """Returns the errors of a definition that would pass."""
     from verify.diagnose.blind import every_blind_spot
 
     return every_blind_spot(_one(request.target), backend.name, request.dtypes)
 
 
 def _explain(request: Explain, backend: Backend, progress: OnProgress) -> Explanation:
-    """Divide the error of one element among the steps that lead to it."""
+    """Divides the error of one element among the steps that lead to it."""
     from verify.diagnose.explain import explain, worst_place
     from verify.laws import registry
     from verify.laws.law import Broken, Subject

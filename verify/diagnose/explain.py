@@ -226,7 +226,7 @@ def worst_place(kernel: Kernel, backend: Backend, case: Case, result: str) -> in
 
 @dataclass(frozen=True)
 class _Unit:
-    """Holds the truth of an element and the size of its ULP. If the op is judged by the scale, that is the ULP of scale."""
+    """Holds the truth of an element and the size of its ULP, or of its ULP of scale if that judges the op."""
 
     fmt: Format
     truth: Any  # mpf; NaN or infinite where the function is
