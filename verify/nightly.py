@@ -105,6 +105,7 @@ def run(night: Night, stages: Sequence[PlannedStage], command: str) -> Run:
 
 
 def _run(night: Night, planned: Sequence[PlannedStage], command: str, started: float) -> Run:
+    """Does the stages one after the other, each until its share of the budget is used."""
     if night.pool is None and backends.gpu_expected() and planned and planned[0].do is accuracy:
         # the others start while the first worker lists the kernels
         _pool(night).begin(night.jobs or os.cpu_count() or 1)
@@ -150,6 +151,7 @@ def _run(night: Night, planned: Sequence[PlannedStage], command: str, started: f
 
 
 def _stage(name: str, record: Run, seconds: float) -> Stage:
+    """Returns the summary of one stage for the record."""
     verdicts = {"pass": "ok", "fail": "wrong", "incomplete": "incomplete"}
     results = sum(len(kernel.results) for kernel in record.kernels)
     cases = sum(law.cases for kernel in record.kernels for law in kernel.laws)
@@ -260,7 +262,7 @@ def sweep(night: Night, until: float | None) -> Run:
     about = _about(night)
     jobs = min(SWEPT_AT_ONCE, night.jobs or about.workers) if backends.named(about.backend).gpu else night.jobs
 
-    def those(shape: str, targets: list[str], pool: Pool) -> Run:
+    def sweep_shape(shape: str, targets: list[str], pool: Pool) -> Run:
         hardest = 10 if shape == "unary" else 0  # a product of two inputs has too many equal worst errors
         settings = drive.SweepSettings(
             spaces=ListSpaces(targets, pairs=True, baseline=True, hardest=hardest),
@@ -281,7 +283,9 @@ def sweep(night: Night, until: float | None) -> Run:
         by_shape.setdefault(shape, []).append(target)
     with using(night.pool, night.backend) as pool:
         pool.begin(jobs)
-        made = [unit(night, "sweep", shape, partial(those, shape, found, pool)) for shape, found in by_shape.items()]
+        made = [
+            unit(night, "sweep", shape, partial(sweep_shape, shape, found, pool)) for shape, found in by_shape.items()
+        ]
     return merge(made, command="verify nightly: sweep", profile=night.profile)
 
 

@@ -313,7 +313,7 @@ def test_what_is_kept_says_how_long_each_round_took(tmp_path: Path) -> None:
 
     path = tmp_path / "laws.parts"
     tried(Fake(only("large", "second", reply), rounds=1), kept=PartStore(path))
-    units = [msgspec.json.decode(each, type=schedule.Unit) for each in PartStore(path).parts.values()]
+    units = [msgspec.json.decode(each, type=schedule.LawRound) for each in PartStore(path).parts.values()]
     longest = max(units, key=lambda unit: unit.seconds)
     assert len(units) == 8 and longest.key == "k.py::large bfloat16 second 0" and longest.seconds >= 0.02
 

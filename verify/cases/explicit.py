@@ -39,6 +39,7 @@ def override(
 
 
 def _whole(filled: Tensor, fmt: Format | None, name: str, values: str) -> Tensor:
+    """Returns the tensor that `values` spells out: all its elements, or rows that repeat."""
     digits, count = filled.element_size() * 2, filled.numel()
     row = digits * math.prod(filled.shape[1:])
     whole = len(values) == digits * count or (filled.ndim > 1 and 0 < len(values) < digits * count)
@@ -66,6 +67,7 @@ def repeated(rows: Tensor, count: int) -> Tensor:
 
 
 def _single(filled: Tensor, fmt: Format | None, name: str, edits: Mapping[str, str]) -> Tensor:
+    """Returns the tensor with single elements replaced by their flat index."""
     changed = filled.contiguous().clone()
     flat = changed.view(-1)
     digits = filled.element_size() * 2

@@ -149,6 +149,7 @@ def _case(kernel: Kernel, dtype: str, seed: int, **fields: object) -> Case:
 
 
 def _elementwise(kernel: Kernel, dtype: str, scale: str, seed: int) -> list[Group]:
+    """Returns every input of a unary kernel in up to 16 bits; else one large case of mixed values."""
     fmt = named(dtype)
     gradients = bool(kernel.differentiable)
     if fmt.bits <= 16 and kernel.op.is_unary:
@@ -249,6 +250,7 @@ def _few(sizes: Sequence[tuple[int, ...]]) -> Sequence[tuple[int, ...]]:
 
 
 def _contraction(kernel: Kernel, dtype: str, scale: str, seed: int) -> list[Group]:
+    """Returns every matrix regime at the fixed shapes, and at large ones in turn."""
     effort = EFFORTS[scale]
     upstream = "normal" if kernel.differentiable else ""
     cases = []

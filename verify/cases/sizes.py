@@ -251,6 +251,7 @@ def _like_size(size: int, named: Iterable[int]) -> list[int]:
 
 
 def _found(op: Op, elements: int) -> tuple[Dims, ...]:
+    """Returns up to `_COUNT` sizes that fit, the plainest and the largest first, then spread by size."""
     fitting: list[tuple[int, Dims]] = []
     for dims in sizes_within(op.geometry, elements):
         size = max(math.prod(shape) for shape in op.shapes(dims, op.params).values())

@@ -119,6 +119,7 @@ def interesting_sizes(largest: int) -> tuple[int, ...]:
 
 
 def _elements(chance: Chance, kernel: Kernel, sizes: Sizes) -> Dims:
+    """Draws dims of an elementwise kernel: a line, a matrix or a block of small sizes."""
     narrow = interesting_sizes(65)
     form = chance.pick(("line", "matrix", "block"))
     if form == "line":
@@ -234,6 +235,7 @@ class CaseSpace:
         return self._chosen(_Rolled(generator))
 
     def _chosen(self, chance: Chance) -> Case:
+        """Returns one case with every factor chosen by `chance`."""
         kernel = self.kernel
         dims = chance.pick(self.shapes) if self.shapes else kernel.op.geometry.of(_DRAWN)(chance, kernel, self.sizes)
         recipe = chance.pick(self.fill)

@@ -82,6 +82,8 @@ def probe(kernel: Kernel, target: str, backend: Backend, progress: Progress, avo
 
 
 class _Probe:
+    """Tries the cases of one kernel and collects the report and the arguments of the declaration."""
+
     def __init__(
         self, kernel: Kernel, target: str, backend: Backend, progress: Progress, avoid: tuple[str, ...]
     ) -> None:
@@ -111,6 +113,7 @@ class _Probe:
             self.plain = next(taken, sizes[0])
 
     def found(self) -> Probed:
+        """Runs all trials. Sizes, layouts and magnitudes need a dtype that the kernel accepts."""
         dtypes = self._dtypes()
         if dtypes:
             if self.kernel.op.geometry.named:
@@ -144,6 +147,7 @@ class _Probe:
             return None, str(error).removeprefix(f"{self.kernel.name} raised ")
 
     def _dtypes(self) -> list[str]:
+        """Tries each dtype, also with operands in float32. Returns the accepted dtypes."""
         taken, gradients = [], []
         beside: dict[str, list[str]] = {}  # outcome with operands in other dtypes -> data dtypes
         for dtype in self.kernel.dtypes:
@@ -246,6 +250,7 @@ class _Probe:
             self._where(condition)
 
     def _listed_sizes(self, dtype: str) -> None:
+        """Tries every size that the declaration of a PyTorch function allows."""
         sizes = sizes_of(self.kernel.op, 1 << 14)
         refused = [(dims, why) for dims in sizes if (why := self._refusal(dtype, dims))]
         self._say("sizes", f"{len(sizes) - len(refused)} of {len(sizes)} that the declaration allows")
@@ -272,6 +277,7 @@ class _Probe:
         return self._try(f"{dtype} {list(dims)}", self._case(dtype, dims))[1]
 
     def _sizes(self, dtype: str) -> None:
+        """Tries sizes of each dimension alone, and the ranks of operands."""
         conditions = []
         contraction = self.kernel.op.geometry.multiplies
         widths: tuple[int, ...] = WIDTHS if self.backend.scale == "small" or contraction else WIDTHS + WIDER
@@ -347,6 +353,7 @@ class _Probe:
         return found
 
     def _layouts(self, dtype: str) -> None:
+        """Tries every layout of the first operand and judges the results."""
         plain, subject = self._case(dtype, self.plain), self._subject(dtype)
         first = self.kernel.operands[0]
         refused, wrong = dict[str, str](), list[str]()

@@ -60,7 +60,7 @@ def explain(kernel: Kernel, target: str, backend: Backend, case: Case, *, result
     """Divides the error of one element among the steps that lead to it."""
     found = replay(kernel, target, backend, case, result=result, index=index)
     measured = run_kernel(kernel, case, backend.device)
-    unit = _Unit.of(kernel.op, case, measured, result, index, found)
+    unit = _ErrorUnit.of(kernel.op, case, measured, result, index, found)
     plain = Explanation(
         replay=found,
         least=number(unit.least(found)),
@@ -112,7 +112,7 @@ class _Divided:
     formats: tuple[str, ...]  # the format of the result, and float32
     got: Tensor
     index: int
-    unit: _Unit
+    unit: _ErrorUnit
     least: float
 
     @property
@@ -157,6 +157,7 @@ class _Divided:
         return found
 
     def told(self, plain: Explanation) -> Explanation:
+        """Returns the explanation with the figures of every step."""
         wholes = self.wholes()
         steps = [
             Rounded(
@@ -225,7 +226,7 @@ def worst_place(kernel: Kernel, backend: Backend, case: Case, result: str) -> in
 
 
 @dataclass(frozen=True)
-class _Unit:
+class _ErrorUnit:
     """Holds the truth of an element and the size of its ULP, or of its ULP of scale if that judges the op."""
 
     fmt: Format
@@ -233,7 +234,8 @@ class _Unit:
     exponent: int
 
     @staticmethod
-    def of(op: Op, case: Case, measured: Measured, result: str, index: int, found: Replay) -> _Unit:
+    def of(op: Op, case: Case, measured: Measured, result: str, index: int, found: Replay) -> _ErrorUnit:
+        """Returns the unit of one replayed element. The scale changes the exponent by the ratio of its two errors."""
         fmt = formats.named(found.dtype)
         problem = problem_of(op, case, measured.inputs, measured.upstream, (result,))
         truth = op.points(problem, result, [index])[0].mp(BITS)
@@ -241,7 +243,7 @@ class _Unit:
         plain, scaled = found.worst.ulp, found.worst.scaled_ulp
         if scaled is not None and value_of(plain) and math.isfinite(value_of(plain)):
             exponent -= round(math.log2(value_of(scaled) / value_of(plain)))
-        return _Unit(fmt, truth, exponent)
+        return _ErrorUnit(fmt, truth, exponent)
 
     def ulps(self, difference: Any) -> float:
         """Returns a real number in units."""
@@ -266,7 +268,7 @@ def rational(value: Any) -> Fraction:
     return dyadic(-int(mantissa) if sign else int(mantissa), int(exponent), up=bool(sign))
 
 
-def _sensitivity(op: Op, case: Case, measured: Measured, result: str, index: int, unit: _Unit) -> Number | None:
+def _sensitivity(op: Op, case: Case, measured: Measured, result: str, index: int, unit: _ErrorUnit) -> Number | None:
     """Returns by how many units a function of one number moves if the number moves by half an ulp."""
     x = measured.inputs.get("x")
     if not op.is_unary or x is None or x.dtype == torch.float64 or not mp.isfinite(unit.truth):

@@ -114,6 +114,7 @@ def replay_law(
 def _judge(
     kernel: Kernel, target: str, case: Case, measured: Measured, result: str, index: int
 ) -> tuple[Worst, Judged]:
+    """Judges one element. Returns its record and the exact verdict."""
     got = measured.results[result]
     fmt = formats.of(got.dtype)
     problem = problem_of(kernel.op, case, measured.inputs, measured.upstream, (result,))

@@ -67,6 +67,7 @@ def snippet(kernel: Kernel, backend: Backend, found: Replay) -> str:
 
 
 def _heading(kernel: Kernel, backend: Backend, found: Replay, source: str) -> str:
+    """Returns the script's docstring: the finding, the device, how to run the script, and the command for a replay."""
     worst = found.worst
     lines = [
         f'"""{kernel.name} ({found.op}), {found.result} in {found.dtype}: {_figure(found)} off at {list(worst.index)}.',
@@ -314,6 +315,7 @@ def _memory(tensor: Tensor) -> Tensor:
 
 
 def _operands(kernel: Kernel, case: Case, measured: Measured) -> str:
+    """Returns lines that define each operand by its bits."""
     wanted = {operand.name for operand in kernel.differentiable} if case.upstream else set()
     lines = []
     for name, value in _tensors(measured).items():
@@ -327,6 +329,7 @@ def _operands(kernel: Kernel, case: Case, measured: Measured) -> str:
 
 
 def _call(kernel: Kernel, case: Case, name: str, found: Replay) -> str:
+    """Returns lines that call the kernel and take the element, through autograd for a gradient."""
     params = kernel.op.resolve(case.params)
     given = {item: "None" if item in case.absent else item for item in kernel.operands}
     calling = getattr(kernel.function, "calling", None)
@@ -353,6 +356,7 @@ def _call(kernel: Kernel, case: Case, name: str, found: Replay) -> str:
 
 
 def _error(kernel: Kernel, found: Replay) -> str:
+    """Returns lines that compute the error and set the exit code."""
     fmt = formats.named(found.dtype)
     lines = [
         f'EXACT = "{found.worst.truth}"  # the real number, 30 significant digits',

@@ -142,6 +142,7 @@ def _subnormal_weights(subject: Subject) -> tuple[Case, ...]:
 
 
 def _check(subject: Subject, case: Case) -> float | None:
+    """Judges the results of one case, and those of inference and of single gradients if their bits differ."""
     kernel = subject.kernel
     try:
         measured = run_kernel(kernel, case, subject.backend.device)
@@ -466,6 +467,7 @@ def _weights(subject: Subject) -> tuple[str, ...]:
 
 
 def _check_mixed(subject: Subject, case: Case) -> float | None:
+    """Judges a case with float32 weights. An exception of the kernel is a refusal."""
     mixed = msgspec.structs.replace(case, dtypes=case.dtypes | dict.fromkeys(_weights(subject), "float32"))
     try:
         return judge_measured(subject, mixed, run_kernel(subject.kernel, mixed, subject.backend.device))

@@ -77,6 +77,7 @@ def _check(subject: Subject, case: Case) -> None:
 
 
 def _check_rows(subject: Subject, case: Case, whole: Measured, belonging: Rows) -> None:
+    """Compares the results of rows alone, and among replaced rows, with the results of all rows at once."""
     kernel, device = subject.kernel, subject.backend.device
     near, count = whole.to_read, belonging.count
     chosen = int(counter.below(case.seed, "batch/row", 1, count)[0])

@@ -167,6 +167,7 @@ def _with(subject: Subject, prepare: Callable[[Tensor], Tensor]) -> Any:
 
 
 def _results(kernel: Any, subject: Subject, case: Case, autocast: torch.dtype | None) -> dict[str, Tensor]:
+    """Returns outputs and gradients of one call, inside autocast to a dtype or (None) outside."""
     inputs = inputs_of(subject.kernel.op, case, subject.backend.device)
     kind = torch.device(subject.backend.device).type
     with torch.autocast(kind, dtype=autocast or torch.bfloat16, enabled=autocast is not None):
@@ -185,6 +186,7 @@ def _check_autocast(subject: Subject, case: Case) -> None:
 
 
 def _check_autocast_to(subject: Subject, case: Case, dtype: torch.dtype) -> None:
+    """Compares a call under autocast to one dtype with the three allowed results."""
     got = _results(subject.kernel, subject, case, dtype)
     closest: Broken | None = None
     for prepare in (lambda x: x, lambda x: x.to(dtype), lambda x: x.float()):

@@ -233,6 +233,7 @@ def _demand_untouched(case: Case, guard: Guard, operand: str) -> None:
 
 
 def _shapes_only(subject: Subject, case: Case, good: Inputs) -> None:
+    """Calls a kernel of one operand with a tensor without memory, and checks that the results have none either."""
     inputs = {name: None if value is None else value.to("meta") for name, value in good.items()}
     try:
         with _no_launch_without_memory():

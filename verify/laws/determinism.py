@@ -101,6 +101,7 @@ def _of_dtypes(kernel: Kernel) -> Dims | None:
 
 
 def _check_dtypes(subject: Subject, case: Case) -> None:
+    """Judges one shape in each dtype in turn. A kernel that keeps state by shape alone then fails."""
     kernel = subject.kernel
     graph = kernel.op.geometry.named
     alone = sizes_of(kernel.op, 700)[-1] if graph else tuple(size + 1 for size in case.dims)

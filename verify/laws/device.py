@@ -184,6 +184,7 @@ def _check_far(subject: Subject, case: Case) -> None:
 
 
 def _compare_far(subject: Subject, case: Case, plain: Measured) -> None:
+    """Compares operands far into their storage, or with rows far apart, with contiguous copies."""
     kernel, device = subject.kernel, subject.backend.device
     widest = max(value.numel() for value in plain.inputs.values() if value is not None)
     store = torch.empty(_FAR + widest, dtype=torch_dtype(named(subject.dtype)), device=device)

@@ -379,6 +379,7 @@ def seed_of(seed: int, label: str) -> int:
 
 
 def _search(once: Callable[[Case], None], strategy: SearchStrategy[Case], examples: int, seed: int) -> None:
+    """Runs Hypothesis on `once` with a fixed seed. Raises what the smallest failing case raises."""
     configured = settings(
         max_examples=examples,
         deadline=None,  # a deadline would turn a slow machine into a failure

@@ -53,6 +53,7 @@ def _shapes(subject: Subject) -> list[tuple[int, ...]]:
 
 
 def _smooth(subject: Subject, inputs: dict[str, Tensor | None]) -> bool:
+    """True if finite differences mean something: no operand near an end of its domain, no flat row, no corner."""
     kernel = subject.kernel
     for operand in kernel.differentiable:  # near an end of its domain a difference would step over it
         value, ends = inputs[operand.name], operand.domain.ends if operand.domain else ()
@@ -118,6 +119,7 @@ def _packed(function: Function, values: Sequence[Tensor]) -> tuple[Callable[[Ten
 
 
 def _check(subject: Subject, case: Case, *, twice: bool) -> None:
+    """Compares gradients with differences; with `twice`, the gradients of gradients."""
     function, leaves, smooth = _prepared(subject, case)
     if not smooth:
         return

@@ -145,6 +145,10 @@ class Guard(TorchDispatchMode):  # type: ignore[no-untyped-call]
         device: torch.device | None = None,
         image: Tensor | None = None,
     ) -> tuple[Tensor, Block | None]:
+        """Copies a tensor into guarded memory.
+
+        Returns it and its block; the tensor itself and no block if it cannot be moved.
+        """
         if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
             return tensor, None
         device = device or tensor.device

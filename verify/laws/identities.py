@@ -184,6 +184,7 @@ def _ulp(value: Tensor) -> Tensor:
 
 
 def _bounded(subject: Subject, case: Case, missed: Tensor, spacing: Tensor, shown: Tensor, rule: str) -> None:
+    """Raises `Broken` if a real identity is missed by more than the two results' limits allow."""
     # the truth may lie in the next binade, where an ulp is twice as large
     allowed = 2.0 * subject.kernel.limit(subject.dtype, "y") * spacing
     wrong = torch.nonzero((~(missed <= allowed) & torch.isfinite(widen(shown))).reshape(-1))

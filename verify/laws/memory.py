@@ -111,6 +111,7 @@ def _untouched(with_nan: dict[str, Tensor], with_numbers: dict[str, Tensor], nam
 
 
 def _check_overwritten(subject: Subject, case: Case) -> None:
+    """Compares operands, outputs and saved tensors after a backward pass, and the gradients of a second one."""
     kernel, device = subject.kernel, subject.backend.device
     originals = inputs_of(kernel.op, case, device, shared=True)
     inputs = sent_all(originals, device)
@@ -179,6 +180,7 @@ def _check_stale(subject: Subject, case: Case) -> None:
         kept[at] |= copies(found)
 
     def in_the_first_memory(at: int) -> dict[str, Tensor]:
+        """Calls the kernel with the values of one case in the memory of the first."""
         for name, value in given[0].items():
             fresh = values[at][name]
             if value is not None and fresh is not None:

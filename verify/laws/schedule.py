@@ -45,7 +45,7 @@ def run(kernels: Sequence[Declared], settings: LawSettings, command: str) -> Run
     return collect(_Trying(kernels, settings), command)
 
 
-class Unit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class LawRound(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Holds one round of one law on one kernel in one dtype, with its result or its failure, as it is stored."""
 
     target: str
@@ -69,12 +69,12 @@ class _Subject:
 
     kernel: Declared
     # finished units by dtype and law, in the order of the rounds
-    done: dict[tuple[str, str], list[Unit]] = field(default_factory=dict)
+    done: dict[tuple[str, str], list[LawRound]] = field(default_factory=dict)
     gaps: list[Gap] = field(default_factory=list)
     failures: int = 0
     seconds: float = 0.0
 
-    def left_out(self, kind: GapKind, unit: Unit, reason: str) -> None:
+    def left_out(self, kind: GapKind, unit: LawRound, reason: str) -> None:
         """Records a gap for a law without a verdict."""
         text = f"{self.kernel.name}: the law of {unit.dtype} {unit.law}: {reason}"
         self.gaps.append(Gap(kind, text, self.kernel.target))
@@ -91,7 +91,7 @@ class _Place(NamedTuple):
     subject: int
     dtype: int
     law: int
-    unit: Unit
+    unit: LawRound
 
     @property
     def target(self) -> str:
@@ -127,7 +127,7 @@ class _Trying(Source[_Place, LawRun]):
 
     def _put(self, number: int, law: int, place: int, dtype: int) -> None:
         kernel = self.subjects[place].kernel
-        unit = Unit(kernel.target, kernel.dtypes[dtype], self.plan.laws[law], number)
+        unit = LawRound(kernel.target, kernel.dtypes[dtype], self.plan.laws[law], number)
         self.waiting.append(_Place(number, LONGEST.index(kernel.kind), place, dtype, law, unit))
 
     def next(self, last: _Place | None) -> _Place | None:
@@ -149,7 +149,7 @@ class _Trying(Source[_Place, LawRun]):
     def settle(self, place: _Place) -> bool:
         """True if a unit is stored, or belongs to a kernel that failed too often."""
         subject = self.subjects[place.subject]
-        if (known := self.known(place.unit.key, Unit)) is not None:
+        if (known := self.known(place.unit.key, LawRound)) is not None:
             self._end(place, known)
         elif subject.failures >= GIVEN_UP:
             self._last_round(place)
@@ -194,7 +194,7 @@ class _Trying(Source[_Place, LawRun]):
         self.keep(unit.key, unit)
         self._end(place, unit)
 
-    def _end(self, place: _Place, unit: Unit) -> None:
+    def _end(self, place: _Place, unit: LawRound) -> None:
         """Counts a finished unit. If its law holds so far, adds the next round."""
         subject = self.subjects[place.subject]
         subject.done.setdefault((unit.dtype, unit.law), []).append(unit)
@@ -221,8 +221,9 @@ class _Trying(Source[_Place, LawRun]):
 
 
 def _kernel_run(subject: _Subject, plan: LawPlan) -> KernelRun:
+    """Returns the record of a kernel from its finished units. A law's rounds become one entry."""
     found: list[LawRun] = []
-    failed: list[Unit] = []
+    failed: list[LawRound] = []
     short = 0
     for law in plan.laws:
         for dtype in subject.kernel.dtypes:

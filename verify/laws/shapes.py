@@ -76,6 +76,7 @@ def _check(subject: Subject, case: Case) -> None:
 
 
 def _compare_flat(subject: Subject, case: Case, measured: Measured) -> None:
+    """Compares the results of a case with those of the same values as a matrix or a vector."""
     kernel = subject.kernel
     inputs, upstream = flattened(kernel, case, measured.inputs, measured.upstream)
     unchanged, near = Unchanged(), measured.to_read
@@ -96,6 +97,7 @@ def _compare_flat(subject: Subject, case: Case, measured: Measured) -> None:
 
 
 def _check_empty(subject: Subject, case: Case, measured: Measured) -> None:
+    """Checks that weights without rows have gradients of zero."""
     if 0 not in case.dims[:-1]:
         return
     for name in shared_operands(subject.kernel):
@@ -183,6 +185,7 @@ def _same_alone(subject: Subject, case: Case, whole: Measured, broken: Broken) -
 
 
 def _check_many_rows(subject: Subject, case: Case) -> None:
+    """Judges sums over many rows, and compares many rows at once with a few at a time."""
     kernel = subject.kernel
     whole = run_kernel(kernel, case, subject.backend.device)
     if kernel.op.geometry.named:

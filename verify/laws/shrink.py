@@ -187,6 +187,8 @@ class _SpentError(Exception):
 
 @dataclass
 class _Shrinker:
+    """Searches for a smaller case. `best` is the smallest one that breaks in the same way so far."""
+
     kernel: Kernel
     backend: Backend
     given: Broken
@@ -267,6 +269,7 @@ class _Shrinker:
                 self.draft = replace(self.draft, base=changed, tensors=kept)
 
     def _smaller(self) -> None:
+        """Makes the case smaller: the failing element alone, then fewer positions, then plainer values."""
         self._jump(self._frozen(self.best))
         if self.draft is None:
             self._plainer()

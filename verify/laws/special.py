@@ -117,6 +117,7 @@ _FINITE = (1.0, -3.0, 50.0)  # these are added to an element to find the outputs
 
 
 def _check_reach(subject: Subject, case: Case) -> None:
+    """Puts NaN and infinities into one element of each operand of a PyTorch function, and compares with PyTorch."""
     kernel, device = subject.kernel, subject.backend.device
     op, policy = kernel.op, kernel.policy
     inputs = inputs_of(op, msgspec.structs.replace(case, layouts={}), "cpu")
@@ -173,6 +174,7 @@ def _with(inputs: Mapping[str, Tensor | None], name: str, place: int, value: flo
 
 
 def _check(subject: Subject, case: Case) -> None:
+    """Plants special values into a case and judges all results."""
     if subject.kernel.op.geometry.named:
         _check_reach(subject, case)
         return

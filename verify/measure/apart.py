@@ -149,6 +149,7 @@ class KernelProcesses:
         self._server.stop()
 
     def _process(self, targets: list[str], *, laws: bool) -> Fork:
+        """Returns the process of these targets: the current one if it fits, else a new fork."""
         shared = laws and self.backend.forks  # a new process has already imported the modules of the laws
         same = self._targets == targets or (self._listed and not shared and _files(self._targets) == _files(targets))
         if self._kernel is None or not self._kernel.alive or not same:
@@ -161,6 +162,7 @@ class KernelProcesses:
         return self._kernel
 
     def _fork(self, *, laws: bool = False, who: Who = "kernel") -> Fork:
+        """Starts a fork with this backend, for a kernel or for a judge."""
         # some modules of the laws initialise the GPU; no later fork could use it
         imports = SHARED_BY_LAWS if laws else SHARED_BY_LAWS[:1] if self._tests else ()
         imports = imports if self.backend.forks else ()
@@ -299,6 +301,10 @@ class _Subject:
         return reply
 
     def _load(self, targets: Sequence[Target]) -> State:
+        """Imports the modules of the targets.
+
+        Returns the state of the process after that, and keeps their side effects.
+        """
         for target in targets:
             reach(target)
         before = State.now()

@@ -220,6 +220,7 @@ class _Closeness:
     def _gradients(
         self, grads: Sequence[Tensor | None] | Mapping[str, Tensor], results: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
+        """Returns the gradients to compare, by result. Sets the upstream gradient to 1 for an output of one number."""
         pairs = grads.items() if isinstance(grads, Mapping) else zip(self.inputs, grads, strict=False)
         found = {f"d{name}": value for name, value in pairs if value is not None}
         if unknown := set(found) - set(self.op.gradients):

@@ -375,6 +375,7 @@ def _call(
     keywords: Mapping[str, Any],
     label: str,
 ) -> Any:
+    """Calls the function. Raises KernelError, with the place in the user's code, for an exception."""
     try:
         with device_of_module:
             return function(*arguments, **keywords)
@@ -483,6 +484,7 @@ def _gradients(
     retain: bool = False,
     originals: Mapping[str, Tensor] | None = None,
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """Runs the backward pass. Returns the gradients, and the names of those without a path."""
     label, leaves, required = kernel.name, graph.leaves, kernel.gradients != "auto"
     attached = {name: tensor for name, tensor in graph.outputs.items() if tensor.requires_grad}
     if not attached:

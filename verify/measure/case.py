@@ -355,6 +355,7 @@ class _Judging:
         return found
 
     def _piece(self, name: str, truth: Truth, got: Tensor, before: Collected) -> Piece:
+        """Judges one result and returns its piece."""
         question = self.question
         op = question.op
         segments, parts = self.parts_of(name, tuple(got.shape))

@@ -64,6 +64,8 @@ def variants(op: Op) -> list[dict[str, Any]]:
 
 
 def _cases(op: Op, params: dict[str, Any], seed: int, elements: int) -> Iterator[Case]:
+    """Yields the cases of an op with some parameters."""
+
     def case(**fields: Any) -> Case:
         return Case(**{"seed": seed, "params": params, "upstream": "normal", **fields})
 
@@ -105,6 +107,7 @@ def _cancelling(name: str, rows: int, width: int, seed: int) -> str:
 
 
 def _certify_op(op: Op, params: dict[str, Any], device: str, seed: int, elements: int) -> list[Entry]:
+    """Returns the entries of an op with some parameters: the largest distance of each result."""
     worst: dict[str, tuple[float, str]] = {}
     counts: dict[str, int] = {}
     for case in _cases(op, params, seed, elements):

@@ -310,6 +310,7 @@ class Judging:
         return any(ORDINARY in each.classes and each.classes[ORDINARY].reason for each in checks)
 
     def _results_of(self, dtype: str, judging: _GroupJudging) -> Iterator[Result]:
+        """Yields the results of a group: the kernel's, then those of modes of inference."""
         kernel, group, found = self.kernel, judging.group, judging.found
         own, of_baseline = found.pop(KERNEL), found.pop(BASELINE)
         blind = sorted((each for item in own.values() for each in item.blind), reverse=True)[:KEPT]
@@ -333,6 +334,7 @@ class Judging:
             return {}
 
     def _result(self, name: str, dtype: str, item: Collected, peer: Collected | None, group: Group) -> Result:
+        """Returns the entry of one result, with its curve, its verdict and PyTorch's figures."""
         kernel = self.kernel
         curve = None
         if item.operand is not None:

@@ -283,6 +283,7 @@ def _upper(figures: Figures, gate: str) -> float:
 
 
 def _over_the_limit(figures: Figures, judged: float, limit: float, gate: str, of_class: str) -> str:
+    """Returns why a class breaks its limit."""
     unit = UNIT[gate]
     inputs = f"{of_class} inputs".lstrip()
     if math.isnan(judged):

@@ -274,6 +274,7 @@ class Measuring(Source[_Part, KernelRun]):
         self._end(part, part.kernel.run(why.status, message, hint=hint, gaps=gaps))
 
     def _end(self, part: _Part, done: KernelRun) -> None:
+        """Ends a part and stores it, unless the next start should measure it again."""
         self.ended[part.key] = done
         self.session.progress(self.progress.end(part.key))
         kinds: set[GapKind] = {gap.kind for gap in gaps_of(done)}

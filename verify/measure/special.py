@@ -84,6 +84,7 @@ def special_values(kernel: Kernel, target: str, dtype: str, run: Run) -> dict[st
 def _special_value(
     kernel: Kernel, dtype: str, result: str, element: Worst, judged: Judged, *, zero: bool
 ) -> SpecialValue:
+    """Returns the entry of one special element, judged by the limit of extreme inputs."""
     wrong_sign = kernel.policy.signed_zero == "strict" and judged.misrounded and zero
     limit = kernel.limit_of(dtype, EXTREME, result)
     wrong = limit is not None and (wrong_sign or not abs(judged.ulp) <= limit)

@@ -74,7 +74,7 @@ class CudaClock:
 
 
 @dataclass(frozen=True)
-class Problem:
+class TimedProblem:
     """Holds the tensors that all contenders share. `pristine` has copies of the inputs, to find changes."""
 
     kernel: Kernel
@@ -179,7 +179,7 @@ def _keep() -> None:
 class _Ready:
     """Holds the warm calls of one direction, and the reasons of contenders without a call."""
 
-    problem: Problem
+    problem: TimedProblem
     calls: dict[str, Call]
     reasons: dict[str, str]
 
@@ -228,13 +228,13 @@ def _check_shape(kernel: Kernel, shape: tuple[int, ...]) -> None:
     kernel.op.shapes(shape, kernel.op.resolve(kernel.params))
 
 
-def _problem(kernel: Kernel, case: Case, device: str) -> Problem:
+def _problem(kernel: Kernel, case: Case, device: str) -> TimedProblem:
     inputs = inputs_of(kernel.op, case, device)
     pristine = {name: value.clone() for name, value in inputs.items() if value is not None}
-    return Problem(kernel, case, inputs, pristine)
+    return TimedProblem(kernel, case, inputs, pristine)
 
 
-def _prepared(kernel: Kernel, problem: Problem, direction: Direction, device: str) -> Call | str:
+def _prepared(kernel: Kernel, problem: TimedProblem, direction: Direction, device: str) -> Call | str:
     """Returns a warm call, or the reason why there is none."""
     try:
         call = _forward(kernel, problem) if direction == "forward" else _backward(kernel, problem)
@@ -261,7 +261,7 @@ def _synchronise(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def _forward(kernel: Kernel, problem: Problem) -> Call:
+def _forward(kernel: Kernel, problem: TimedProblem) -> Call:
     resolved = kernel.op.resolve(problem.case.params)
     keywords = {name: value for name, value in resolved.items() if name in kernel.accepted}
     arguments = [problem.inputs[name] for name in kernel.operands]
@@ -273,7 +273,7 @@ def _forward(kernel: Kernel, problem: Problem) -> Call:
     return call
 
 
-def _backward(kernel: Kernel, problem: Problem) -> Call | str:
+def _backward(kernel: Kernel, problem: TimedProblem) -> Call | str:
     if not kernel.differentiable:
         return "declares no gradients"
     with torch.enable_grad():
@@ -287,7 +287,7 @@ def _backward(kernel: Kernel, problem: Problem) -> Call | str:
     return lambda: torch.autograd.grad(outputs, leaves, arriving, retain_graph=True, allow_unused=True)
 
 
-def _reference(problem: Problem, direction: Direction, device: str) -> tuple[str, Call]:
+def _reference(problem: TimedProblem, direction: Direction, device: str) -> tuple[str, Call]:
     """Returns the name and the call that contenders are compared with: a copy, or bare products for a contraction."""
     if problem.kernel.op.geometry.multiplies:
         name, call = PRODUCT, _products(problem, direction)
@@ -304,7 +304,7 @@ def _reference(problem: Problem, direction: Direction, device: str) -> tuple[str
     return name, call
 
 
-def _products(problem: Problem, direction: Direction) -> Call:
+def _products(problem: TimedProblem, direction: Direction) -> Call:
     x, weight = problem["x"], problem["weight"]
     if direction == "forward":
         return lambda: torch.mm(x, weight.t())
@@ -312,7 +312,7 @@ def _products(problem: Problem, direction: Direction) -> Call:
     return lambda: (torch.mm(before, weight), torch.mm(before.t(), x))
 
 
-def bytes_moved(problem: Problem, direction: Direction) -> int:
+def bytes_moved(problem: TimedProblem, direction: Direction) -> int:
     """Returns the bytes that a pass must move: inputs and arriving gradients read once, outputs or gradients written
     once.
     """
@@ -344,7 +344,7 @@ def _take_turns(calls: Mapping[str, Call], clock: Clock, rounds: int) -> dict[st
 
 
 def _speed(
-    times: Mapping[str, Sequence[float]], name: str, reference: str, problem: Problem, direction: Direction
+    times: Mapping[str, Sequence[float]], name: str, reference: str, problem: TimedProblem, direction: Direction
 ) -> Speed:
     median = statistics.median(times[name])
     ratio = statistics.median(times[reference]) / median
