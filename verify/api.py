@@ -454,7 +454,7 @@ def _kept(resume: AnyPath | PartStore | None, targets: Sequence[str]) -> PartSto
         return resume
     if any(Path(each).parent == cache("cells") for each in targets):
         raise UsageError(
-            "resume= goes on from files that are as they were; received a function", hint="put it in a file"
+            "resume= needs kernels in files, to find changes; received a function", hint="put it in a file"
         )
     return PartStore(Path(resume))
 

@@ -15,9 +15,7 @@ LONGEST = 2000  # the most characters of a message from other code
 
 
 def said_by(error: BaseException) -> str:
-    """Returns the message of an exception of other code: at most LONGEST characters, escaped so that it can be
-    printed.
-    """
+    """Returns the message of an exception of other code: at most LONGEST characters, all printable."""
     try:
         text = str(error)
     except Exception:
@@ -54,8 +52,9 @@ class WriteError(VerifyError):
 
 
 class TruthError(VerifyError):
-    """Reports that two routes to the exact value disagree, or that precision ran out. verify itself is wrong; the run
-    stops.
+    """Reports that two routes to the exact value disagree, or that precision ran out.
+
+    The error is verify's own, and the run stops.
     """
 
 

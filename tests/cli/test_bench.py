@@ -92,7 +92,7 @@ def test_accuracy_can_be_left_out(project: Path) -> None:
     done = said("bench", "silu", "--no-accuracy", "--backend", "interpreter", "--json", "-", cwd=project)
     run = files.decode(done.stdout.encode())
     assert {kernel.message for kernel in run.kernels} == {
-        "accuracy was not asked for",
+        "accuracy was not requested",
         "needs nobody_installs_this, which is not installed",
     }
     assert not any(kernel.results or kernel.speed for kernel in run.kernels)
@@ -121,7 +121,7 @@ def test_a_wrong_kernel_fails_the_comparison_and_configured_paths_work_from_belo
     ("arguments", "message"),
     [
         (("relu",), "'relu' is neither an op nor a target FILE|MODULE[::KERNEL]; the ops are: geglu, "),
-        (("softmax",), "nothing declared computes softmax"),
+        (("softmax",), "no declared kernel computes softmax"),
         (("silu", "--shape", "0,4"), "a shape is positive sizes such as 8192,4096; received '0,4'"),
         (("silu", "--rounds", "0"), "rounds are a number from 1 to 10000; received '0'"),
         (("nothing.py",), "no such file: nothing.py"),

@@ -122,7 +122,7 @@ def test_a_float32_weight_is_tried_beside_16_bit_data() -> None:
     lines, arguments = probed(weighted, **options)
     assert lines["mixed"] == ["beside bfloat16, float16 weight as float32: taken"]
     assert not {"operand_dtypes", "output_dtypes"} & set(arguments)
-    assert lines["gradients"] == ["not asked for: gradients=False"]
+    assert lines["gradients"] == ["not requested: gradients=False"]
 
 
 def test_other_dtypes_that_a_kernel_asks_for_and_returns_are_declared() -> None:

@@ -139,13 +139,13 @@ def test_operands_of_other_sizes_that_give_wrong_results_are() -> None:
         return torch.bmm(a, b) if b.shape[-1] else a
 
     one = declared(torch.bmm, never_empty, shapes={"a": "b m k", "b": "b k n"}, where="n == 1")
-    breaks("error contract", one, "an operand that makes no sense is taken")
+    breaks("error contract", one, "an invalid operand is accepted")
 
     def careless(a: Tensor, b: Tensor) -> Tensor:
         return torch.bmm(a, b)[..., :4]  # of a tile that is wide enough for what it was tried on
 
     kernel = declared(torch.bmm, careless, shapes={"a": "b m k", "b": "b k n"}, where="n <= 4")
-    breaks("error contract", kernel, "an operand that makes no sense is taken")
+    breaks("error contract", kernel, "an invalid operand is accepted")
 
 
 def test_a_strided_gradient_may_be_added_in_another_order_but_not_be_wrong() -> None:

@@ -222,7 +222,7 @@ def test_a_limit_that_says_nothing_is_no_pass() -> None:
     y = one_pass(x.double()).float()
     with pytest.raises(AssertionError, match=r"one_pass\.y is vacuous: zeros would pass") as caught:
         verify.assert_close(y, like=one_pass, inputs=(x,))
-    assert str(caught.value).endswith("  next    inputs for which the limit says something, or vacuous={'y': 'REASON'}")
+    assert str(caught.value).endswith("  next    inputs on which trivial answers fail, or vacuous={'y': 'REASON'}")
     verify.assert_close(y, like=one_pass, inputs=(x,), vacuous={"y": "one pass has no digits here"})
 
 

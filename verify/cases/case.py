@@ -179,7 +179,7 @@ def _whole_numbers(operand: Operand, case: Case, shape: tuple[int, ...], device:
     count = math.prod(shape)
     if low >= high and count:
         raise UsageError(
-            f"operand {operand.name!r} holds whole numbers from {low} to below {high}, of which there is none",
+            f"operand {operand.name!r} needs whole numbers from {low} to below {high}; there are none",
             hint="integers= and where= together leave none for these sizes",
         )
     structure = operand.range.structure

@@ -21,7 +21,7 @@ def every_blind_spot(kernel: Kernel, backend: str, dtypes: tuple[str, ...]) -> l
     """Returns the errors of the definition that would pass, by dtype, on the case in which a run looks for them."""
     if kernel.op.meaning is None or kernel.op.gate != "noise":
         raise UsageError(
-            f"kernel {kernel.name!r}: blind spots are those of a definition by like= that adds up numbers",
+            f"kernel {kernel.name!r}: blind spots exist only for a definition by like= that adds up numbers",
             hint=f"verify run {kernel.file} says what its limits are",
         )
     found = []

@@ -178,7 +178,7 @@ class _Probe:
         for said, dtypes in beside.items():
             self._say("mixed", f"beside {', '.join(dtypes)} {said}")
         if taken:
-            asked = "none" if self.kernel.differentiable else "not asked for: gradients=False"
+            asked = "none" if self.kernel.differentiable else "not requested: gradients=False"
             self._say("gradients", ", ".join(gradients) or asked)
         if taken and taken != list(self.declared.dtypes):
             self.arguments["dtypes"] = repr(taken)

@@ -146,9 +146,7 @@ class _Divided:
         return abs(self.error - self.formula) <= _ACCOUNTED[self.owner] * sum(self.effects(0)) + 0.5
 
     def wholes(self) -> list[Whole]:
-        """Returns the program with every step rounded: its error here, and the number of elements with the kernel's
-        bits.
-        """
+        """Returns the program with every step rounded: its error here, and how many elements have the kernel's bits."""
         found = []
         for name, whole in zip(self.formats, self.rounded.wholes, strict=True):
             made = whole.to(self.got.dtype).to(self.got.device)

@@ -92,8 +92,10 @@ class Rounded(msgspec.Struct, frozen=True):
 
 
 class Whole(msgspec.Struct, frozen=True):
-    """Holds the outcome of a program with every step rounded to one format: its error, and elements with the kernel's
-    bits.
+    """Holds the outcome of a program with every step rounded to one format.
+
+    error: its error at the element.
+    same: number of elements with the kernel's bits.
     """
 
     format: str

@@ -153,8 +153,9 @@ def _finding(tool: str, lines: Sequence[str]) -> Finding:
 
 
 def _placed(place: str) -> tuple[str, str]:
-    """Returns (kernel, location) of a place such as "kernel(args)+0x130 in file.cu:8" or "0x160 in
-    file.cu:8:kernel(args)".
+    """Returns (kernel, location) of a place in a log.
+
+    Examples are "kernel(args)+0x130 in file.cu:8" and "0x160 in file.cu:8:kernel(args)".
     """
     head, _, tail = place.partition(" in ")
     offset = re.match(r"^0x[0-9a-fA-F]+$", head)
@@ -243,7 +244,7 @@ def _outcome(
         findings = (Finding(tool, f"{report.total} findings that were not printed", "", ""),)
     if findings:
         return Outcome(kernel, tool, "findings", findings, cases)
-    tail = next((line for line in reversed(said.splitlines()) if line.strip()), "it said nothing")
+    tail = next((line for line in reversed(said.splitlines()) if line.strip()), "no output")
     if code is None:
         reason = f"no end within {timeout:g} s; stopped"
     elif report.total is None:

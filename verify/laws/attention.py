@@ -240,9 +240,7 @@ def _check_decode(subject: Subject, case: Case) -> None:
 
 
 def _groups(op: Op, case: Case) -> tuple[int, int] | None:
-    """Returns the positions of two dimensions, the heads of queries and the heads of keys; None if these are not
-    separate.
-    """
+    """Returns the positions of the dimensions for heads of queries and of keys; None if these are not separate."""
     geometry, parts = op.geometry, _parts(op)
     assert isinstance(geometry, NamedDims)
     query, key = (set(geometry.table[parts[role][0]]) - {_dimension(op, role)} for role in ("query", "key"))

@@ -168,13 +168,13 @@ def _refused(subject: Subject, case: Case, guard: Guard, good: Inputs, held: Inp
         cause = error.__cause__
         if isinstance(cause, LaunchedOnNothing):
             facts["launched"] = str(cause)
-            raise Broken("an operand that makes no sense is taken", case, facts) from None
+            raise Broken("an invalid operand is accepted", case, facts) from None
         if cause is not None and not str(cause).strip():
             raise Broken(
-                "an operand is refused without a word", case, facts | {"raised": type(cause).__name__}
+                "an operand is refused without a message", case, facts | {"raised": type(cause).__name__}
             ) from None
         if cause is None:  # the kernel returned an invalid result
-            raise Broken("an operand that makes no sense is taken", case, facts | {"returned": str(error)}) from None
+            raise Broken("an invalid operand is accepted", case, facts | {"returned": str(error)}) from None
     else:
         sized = subject.kernel.op.geometry.named and change in (_longer, _shorter)
         if (wrong == OF_INT64 or sized) and _right(subject, case, inputs, returned):
@@ -182,7 +182,7 @@ def _refused(subject: Subject, case: Case, guard: Guard, good: Inputs, held: Inp
         if subject.kernel.op.geometry.named and change is _elsewhere and _of_pytorch(subject, inputs) is not None:
             return
         shown = ", ".join(f"{key} {value.dtype} {list(value.shape)}" for key, value in returned.items())
-        raise Broken("an operand that makes no sense is taken", case, facts | {"returned": shown})
+        raise Broken("an invalid operand is accepted", case, facts | {"returned": shown})
 
 
 def _of_pytorch(subject: Subject, inputs: Inputs) -> dict[str, Any] | None:
@@ -244,7 +244,7 @@ def _shapes_only(subject: Subject, case: Case, good: Inputs) -> None:
             raise Broken("a kernel is launched on a tensor without memory", case, facts) from None
         if error.__cause__ is not None and str(error.__cause__).strip():
             return
-        raise Broken("a tensor without memory is refused without a word", case, {}) from None
+        raise Broken("a tensor without memory is refused without a message", case, {}) from None
     for name, value in returned.items():
         if not value.is_meta:
             facts = {"returned": f"{name} on {value.device}"}

@@ -69,10 +69,10 @@ SEEDED_BY_DATE = ("nightly", "exhaustive")
 
 
 def profile_named(name: str, seed: int | None = None) -> Profile:
-    """Returns a profile by name. nightly and exhaustive use the date (UTC) as seed, or VERIFY_SEED, unless `seed` is
-    given.
+    """Returns a profile by name.
 
-    So two branches tried on one day get the same cases, and the next day has new ones.
+    The seed of nightly and exhaustive is `seed`, else VERIFY_SEED, else the date (UTC). So two branches tried on one
+    day get the same cases, and the next day has new ones.
     """
     if name not in PROFILES:
         raise UsageError(f"no profile is named {name!r}; the profiles are: {', '.join(PROFILES)}")
@@ -105,9 +105,7 @@ def rounds(profile: Profile) -> tuple[Profile, ...]:
 
 
 def current_profile() -> Profile:
-    """Returns the profile of the Hypothesis profile in use: "nightly" for verify-nightly, and "ci" for any other
-    profile.
-    """
+    """Returns the profile that belongs to the Hypothesis profile in use: "nightly" for verify-nightly, else "ci"."""
     loaded = settings.get_current_profile_name().split("-with-")[0]  # --hypothesis-verbosity adds a suffix to the name
     name = loaded.removeprefix(PREFIX) if loaded.startswith(PREFIX) else ""
     return profile_named(name if name in PROFILES else "ci")

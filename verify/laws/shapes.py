@@ -108,7 +108,7 @@ def _check_empty(subject: Subject, case: Case, measured: Measured) -> None:
         if wrong.numel():
             index = int(wrong[0])
             facts = {"got": show(gradient, index), "expected": "0.0, an empty sum"}
-            rule = f"no rows must give d{name} = 0"
+            rule = f"d{name} must be 0 without rows"
             raise Broken(rule, case, facts, result="d" + name, index=index)
 
 

@@ -325,7 +325,7 @@ class _Shrinker:
         return shapes_of(self.op, dims, self.op.resolve(case.params), self.kernel.outputs)
 
     def _axes(self, case: Case) -> dict[str, list[tuple[int, int] | None]]:
-        """Returns, for every axis of every tensor, the dimension of the case that it follows and its multiple of that
+        """Maps each axis of every tensor to the dimension of the case that it follows, and its multiple of that
         size.
         """
         if self.op.geometry.named:
@@ -480,9 +480,7 @@ class _Shrinker:
         return {int(place) for place in torch.nonzero((wide == 0) | (wide == 1)).reshape(-1)}
 
     def _fewer_bits(self, name: str) -> None:
-        """Shortens numbers to the fewest bits of mantissa with which the case still breaks: all together, then one by
-        one.
-        """
+        """Shortens numbers to the fewest bits of mantissa that still break the law: all together, then one by one."""
         tensor = self._required().tensors[name]
         places = [place for place in range(tensor.numel()) if place not in self._plain_places(tensor)]
         groups = [places] if len(places) > 1 else []

@@ -56,8 +56,9 @@ from verify.workers.serving import serve, watch
 
 # importing these takes about a second
 SHARED_BY_LAWS = ("verify.laws.suite", "torch._dynamo", "torch.testing._internal.optests")
-CALLS = 4  # a call hangs if it takes longer than the kernel's time divided by this
-# The share of the kernel's time after which its process is ended. Time that runs out later is the judge's.
+CALLS = 4  # a call counts as hung after the kernel's time divided by this
+# The share of the kernel's time after which its process is ended. If the worker is still late then, the judge is to
+# blame.
 LAST = 0.95
 CHANGED = "it must leave the process as it was"
 

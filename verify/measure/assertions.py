@@ -187,7 +187,7 @@ class _Closeness:
         names = _operands(like, given)
         if not names:
             raise UsageError(
-                f"inputs are what like= is called with, at least one tensor; received {inputs!r}",
+                f"inputs are the arguments of like=, at least one tensor; received {inputs!r}",
                 hint="verify.assert_close(got, like=torch.nn.functional.gelu, inputs=(x,))",
             )
         self.inputs = dict(zip(names, (value for value in given if isinstance(value, Tensor)), strict=True))
@@ -275,14 +275,12 @@ class _Closeness:
         also = f" or {declared.ulp_limit(question.case.dtype, name):g} ULP" if gate == "noise" else ""
         lines.append(f"  limit   {limit:g}{UNIT[gate]}{also}")
         if found.status == "vacuous":
-            lines.append(f"  next    inputs for which the limit says something, or vacuous={{{name!r}: 'REASON'}}")
+            lines.append(f"  next    inputs on which trivial answers fail, or vacuous={{{name!r}: 'REASON'}}")
         return "\n".join(lines)
 
 
 def _operands(like: Callable[..., Any], given: Sequence[Any]) -> list[str]:
-    """Returns the names of the tensors among the inputs. They are the parameter names of `like` if its signature is
-    known.
-    """
+    """Returns the names of the tensors among the inputs: the parameter names of `like`, if its signature is known."""
     try:
         known = list(inspect.signature(like.forward if isinstance(like, torch.nn.Module) else like).parameters.values())
     except (TypeError, ValueError):

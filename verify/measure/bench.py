@@ -33,7 +33,7 @@ STAND_INS = ("eager", "compile")
 # The share of the remaining time for compiling ahead. Code that is not compiled by then is still timed, but takes
 # longer.
 AHEAD_SHARE = 0.6
-AHEAD_SECONDS = 120.0  # the longest time to compile for one request ahead; a kernel that hangs is timed later too
+AHEAD_SECONDS = 120.0  # limit for one request that compiles ahead; a kernel that hangs is tried again when it is timed
 NOT_TIMED = "speed: not timed, this is the interpreter; speed is measured on a GPU"
 
 
@@ -67,9 +67,7 @@ class _Timings:
 
 
 def bench(settings: Bench, session: Session, command: str) -> Run:
-    """Compares the implementations and returns one record. Its kernels have `speed`, or a note if they could not be
-    timed.
-    """
+    """Compares the implementations and returns one record. Its kernels have `speed`, or a note with the reason."""
     with using(session.pool, session.backend) as worker:
         session.progress("looking for implementations")
         backend = worker.ask(Environment(), timeout=START_SECONDS).backend
@@ -82,7 +80,7 @@ def bench(settings: Bench, session: Session, command: str) -> Run:
     result = run([item.kernel.target for item in found] if settings.accuracy else [], session, command)
     if not settings.accuracy:
         unmeasured = [
-            item.kernel.run("skipped", item.kernel.missing() or "accuracy was not asked for") for item in found
+            item.kernel.run("skipped", item.kernel.missing() or "accuracy was not requested") for item in found
         ]
         result = msgspec.structs.replace(result, kernels=unmeasured)
     whole = msgspec.structs.replace(
@@ -126,7 +124,7 @@ def contenders(worker: Answers, settings: Bench, session: Session) -> list[Conte
         found |= {item.kernel.target: item for item in declared if item.kernel.op in ops}
     if not found:
         raise UsageError(
-            f"nothing declared computes {', '.join(ops)}",
+            f"no declared kernel computes {', '.join(ops)}",
             hint="verify bench FILE.py, or list files under [tool.verify] kernels or peers in pyproject.toml",
         )
     both = list(found.values())
@@ -148,8 +146,8 @@ def _declared(worker: Answers, target: str) -> list[Contender]:
 def _stand_ins(worker: Answers, found: list[Contender], *, beside_peers: bool = True) -> list[Contender]:
     """Returns PyTorch's implementations for every group.
 
-    The first kernel of a group that is no peer decides their dtypes and their promise. A group of peers alone uses its
-    first peer.
+    The first judged kernel of a group decides their dtypes and their promise. A group of peers alone uses its first
+    peer.
     """
     chosen: dict[str, Contender] = {}
     for item in sorted(found, key=lambda item: item.kernel.peer):
@@ -169,8 +167,9 @@ def _stand_ins(worker: Answers, found: list[Contender], *, beside_peers: bool = 
 
 
 def time_all(found: list[Contender], settings: Bench, session: Session, backend: str) -> _Timings:
-    """Times every group of comparable implementations, in each dtype and shape. Groups with a kernel that is no peer
-    come first.
+    """Times every group of comparable implementations, in each dtype and shape.
+
+    Groups with a judged kernel come first.
     """
     timings = _Timings()
     groups: dict[str, list[Contender]] = {}

@@ -78,8 +78,8 @@ def _judged(by: JudgedBy, value: Tensor) -> Figures:
 
 
 def case_of(cases: Sequence[Case]) -> Case | None:
-    """Returns the case for this search: the largest one with ordinary inputs and at most `_MOST` elements; None if
-    there is none.
+    """Returns the largest case with ordinary inputs and at most `_MOST` elements, for this search; None if there is
+    none.
     """
     fit = [case for case in cases if case.fill == "randn" and not case.values and 0 < math.prod(case.dims) <= _MOST]
     return max(fit, key=lambda case: (bool(case.upstream), math.prod(case.dims)), default=None)

@@ -65,8 +65,9 @@ class Measured:
 
 
 class Unchanged:
-    """Compares tensors that a kernel must not change. `demand` compares all of them at once, as each comparison waits
-    for the GPU.
+    """Compares tensors that a kernel must not change.
+
+    `demand` compares all of them at once, as each comparison waits for the GPU.
     """
 
     def __init__(self) -> None:

@@ -391,9 +391,7 @@ class _Judging:
         )
 
     def _compared(self, name: str, outcome: JudgedResult, segments: Tensor | None, count: int) -> JudgedResult:
-        """Counts the elements that are beyond the limit while PyTorch's are within it. Returns the outcome with these
-        counts.
-        """
+        """Returns the outcome with counts of the elements that are beyond the limit while PyTorch's are within it."""
         limit, found = self.question.limits[name], outcome.errors
         figure, width = (found.ulp, found.width) if found.scaled is None else (found.scaled, found.scaled_width)
         assert width is not None

@@ -175,8 +175,9 @@ class CaseRunner:
 
 
 def _reason(text: str) -> str:
-    """Removes the digits from a message, so that the same refusal for two sizes counts as one. The place in the code
-    remains.
+    """Removes the digits from a message, but not from the place in the code.
+
+    So the same refusal for two sizes counts as one.
     """
     head, _, place = text.rpartition(" (")
     return "".join(" " if each.isdigit() else each for each in head or text) + place

@@ -120,8 +120,9 @@ def _order(one: float, two: float) -> int:
 
 
 def _alike(errors: Sequence[float]) -> bool:
-    """True if a plot shows these errors as one: they differ by at most 5% and are on one side of `ROUNDED` and
-    `FAITHFUL`.
+    """True if a plot shows these errors as one.
+
+    They differ by at most 5% and are on one side of `ROUNDED` and of `FAITHFUL`.
     """
     if len({repr(error) for error in errors}) == 1:
         return True

@@ -194,7 +194,7 @@ def demand_known_answers(device: torch.device | str) -> None:
     pairs = [(line, torch.cat([line[:-1], line[:1]])) for line in (got, got.repeat(4096))]
     same = all(same_bits([one], [one.clone()]) and not same_bits([one], [other]) for one, other in pairs)
     if found.ulp.tolist() != right or (counted.n, counted.misrounded, counted.nan) != (7, 6, 1) or not same:
-        raise KernelError("errors and comparisons of known bits no longer come out as they must beside this kernel")
+        raise KernelError("beside this kernel, errors and comparisons of known bits no longer come out right")
 
 
 def settled(found: Errors, exact: Mapping[int, Judged]) -> Errors:

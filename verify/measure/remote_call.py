@@ -83,7 +83,7 @@ def _tensors(stored: Sequence[Stored], parts: Sequence[bytes]) -> dict[tuple[str
     forms = [formats.named(item.dtype) for item in stored]
     sizes = [math.prod(item.shape) * fmt.bits // 8 for item, fmt in zip(stored, forms, strict=True)]
     if sizes != [len(part) for part in parts] or any(min(item.shape, default=0) < 0 for item in stored):
-        raise KernelError("its process sent other bits than it said")
+        raise KernelError("its process sent bits that do not match their description")
     for item, fmt, part in zip(stored, forms, parts, strict=True):
         line = torch.frombuffer(bytearray(part), dtype=torch_dtype(fmt)) if part else torch.empty(0)
         found[item.mode, item.name] = line.to(torch_dtype(fmt)).reshape(item.shape)
@@ -106,9 +106,9 @@ def _checked(
             operand = next((each for each in op.operands if "d" + each.name == name), None)
             value = None if operand is None else inputs[operand.name]
             if operand is None or value is None:
-                raise KernelError(f"{kernel.name} gave a result that nobody asked for: {name}")
+                raise KernelError(f"{kernel.name} returned an unexpected result: {name}")
             shape, kind = tuple(value.shape), torch_dtype(formats.named(operand_dtype(case, operand)))
         check_output(kernel.name, name, tensor, Form(shape, kind, where, f"for dims {case.dims}"))
     if absent := [name for name in kernel.outputs if name not in results]:
-        raise KernelError(f"{kernel.name} must return {', '.join(kernel.outputs)}; there was no {absent[0]}")
+        raise KernelError(f"{kernel.name} must return {', '.join(kernel.outputs)}; {absent[0]} is missing")
     return {name: results[name] for name in kernel.outputs}

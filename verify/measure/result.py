@@ -103,9 +103,7 @@ def check_limit(
     parts: Mapping[PartName, Tally],
     trivial: Mapping[str, Tally] | None = None,
 ) -> LimitCheck:
-    """Returns the verdict on the tallies of one result by the kernel's limits.
-
-    The limit of ordinary inputs comes first.
+    """Returns the verdict on the tallies of one result by the kernel's limits. Ordinary inputs come first.
 
     `trivial` has the tallies of trivial answers on ordinary inputs, by name.
     """

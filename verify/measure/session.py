@@ -33,7 +33,7 @@ from verify.workers.process import OutOfTime, Worker
 from verify.workers.requests import About, Late
 
 EXPECTED_DTYPES = 3  # assumed number of dtypes of a kernel before its declaration is read
-OUT_OF_TIME = "the same `verify nightly` command again goes on where this one stopped; a larger --budget reaches more"
+OUT_OF_TIME = "run the same `verify nightly` command again to continue, or set a larger --budget"
 
 
 @dataclass(kw_only=True)
@@ -142,12 +142,10 @@ def _turn(part: _Part) -> tuple[bool, int, int]:
 
 
 class Measuring(Source[_Part, KernelRun]):
-    """Holds the parts of a run.
-
-    Kernels come before peers, long parts come first, and a worker prefers its last kernel.
+    """Holds the parts of a run. A worker prefers its last kernel.
 
     The process of that kernel has already imported its module, initialised the GPU and compiled the code that does not
-    depend on the dtype.
+    depend on the dtype. Kernels come before peers, and long parts come first.
     """
 
     backend: str

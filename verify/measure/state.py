@@ -30,7 +30,7 @@ SHOWN = 4  # at most this many names in one line
 _OWN_VARIABLES = "TORCHINDUCTOR"  # torch sets these variables when it compiles something
 _SUBNORMAL, _HALF_ULP = [5e-324], [2.0**-54]  # in lists, so that the compiler cannot evaluate them in advance
 
-# A kernel that replaces an attribute of these decides verdicts. Triton is not here: it is how the kernel computes.
+# A kernel that replaces an attribute of these changes verdicts. Triton is not listed, as kernels compute with it.
 _JUDGES = (torch, torch.Tensor, torch.nn.functional, torch.autograd, math, operator, builtins, fractions.Fraction)
 _BY_NAME = ("numpy", "mpmath", "flint", "msgspec")
 _CODE = (
@@ -89,8 +89,9 @@ class State:
         )
 
     def left(self, after: Literal["import", "call"], now: State | None = None) -> list[SideEffect]:
-        """Returns the side effects: differences from this state, after the import of a kernel's module or after its
-        calls.
+        """Returns the side effects since this state.
+
+        `after` says whether an import or calls of a kernel caused them.
         """
         now = now or State.now()
         replaced = [name for name, was in self.code.items() if not _same(name, was, now.code.get(name))]
@@ -133,9 +134,7 @@ def _random() -> Iterator[tuple[str, Any]]:
 
 
 def _code() -> Iterator[tuple[str, Any]]:
-    """Yields the functions and classes, by name, that decide verdicts or that kernels call, and the methods of
-    verify's.
-    """
+    """Yields functions and classes by name: those that decide verdicts, and Triton's unless it interprets."""
     roots = ["verify"]
     # in the interpreter Triton itself replaces parts of its language at each launch
     if os.environ.get("TRITON_INTERPRET") != "1":

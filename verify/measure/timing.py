@@ -313,8 +313,9 @@ def _products(problem: TimedProblem, direction: Direction) -> Call:
 
 
 def bytes_moved(problem: TimedProblem, direction: Direction) -> int:
-    """Returns the bytes that a pass must move: inputs and arriving gradients read once, outputs or gradients written
-    once.
+    """Returns the bytes that a pass must move.
+
+    It reads inputs and arriving gradients once, and writes outputs or gradients once.
     """
     inputs = {name: value for name, value in problem.inputs.items() if value is not None}
     read = sum(value.numel() * value.element_size() for value in inputs.values())
