@@ -1,12 +1,12 @@
 """Makes inputs of quantisers, block by block: every largest magnitude, every rounding, NaN, zeros.
 
-A recipe is a text, as in `Case.fill`. It names the size of a block and is the same on every device:
+A recipe is a text, as in `Case.fill`. It names the size of a block and gives the same bits on every device:
 
-    block amax 1x32 from 128             block n holds the number with the bits 128 + n, and smaller ones
+    block amax 1x32 from 128             block n has the number with the bits 128 + n, and smaller ones
     block borders 1x32 at 1,1.75         block maxima of these mantissas and their two neighbours, at each exponent
-    block codes 1x32 amax 40c0 top 40c0  all numbers up to one of these bits; the first block also holds the other
-    block ties 1x32 of e2m1 by 0.5 amax 4040 top 4040    what lies halfway between two codes times 0.5, and neighbours
-    block special 1x32 of zeros          every other block holds zeros of both signs; or subnormals, nan, infinities
+    block codes 1x32 amax 40c0 top 40c0  all numbers up to the bits amax; the first block begins with top
+    block ties 1x32 of e2m1 by 0.5 amax 4040 top 4040    midpoints between two codes times 0.5, and their neighbours
+    block special 1x32 of zeros          every second block has zeros of both signs; or subnormals, nan, infinities
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from verify.truth.quantised.rules import LEAST_OF_ALL
 from verify.truth.ulp import from_bits
 
 Kind = Literal["scales", "rounding", "special", "blocks"]
-Allows = Callable[[tuple[int, int]], bool]  # whether a quantiser takes dims
-_WIDE = 64  # columns, or rows, where a block takes all of them
-_MOST = 1 << 22  # elements of the cases that try every scale; larger blocks are sampled
-_SOME = 48  # block maxima of those
-_SPAN = 1 << 11  # block maxima beside one scale of the tensor
+Allows = Callable[[tuple[int, int]], bool]  # True if a quantiser accepts these dims
+_WIDE = 64  # number of columns or rows if a block takes all of them
+_MOST = 1 << 22  # the cases with every scale have at most this many elements; larger blocks are sampled
+_SOME = 48  # number of sampled block maxima
+_SPAN = 1 << 11  # number of block maxima with one scale of the tensor
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class BlockCase:
     dims: tuple[int, int]
     fill: str
     tried: int
-    everything: bool  # whether the cases of this kind together try every value
+    everything: bool  # True: the cases of this kind together try every value
 
 
 def is_block_recipe(recipe: str) -> bool:
-    """True if `filled` makes it."""
+    """True if `filled` makes this recipe."""
     return recipe.startswith("block ")
 
 
@@ -83,6 +83,7 @@ def _amax(fmt: Format, blocks: int, size: int, given: dict[str, str]) -> Tensor:
 
 
 def _borders(fmt: Format, blocks: int, size: int, given: dict[str, str]) -> Tensor:
+    """Makes blocks whose maxima are the given mantissas and their neighbours, at every exponent."""
     found = []
     for exponent in range(fmt.emin, fmt.emax + 1):
         for mantissa in map(Fraction, given["at"].split(",")):
@@ -93,12 +94,12 @@ def _borders(fmt: Format, blocks: int, size: int, given: dict[str, str]) -> Tens
 
 
 def border_count(fmt: Format, mantissas: int) -> int:
-    """Counts the blocks of the recipe of borders."""
+    """Counts the blocks of the recipe "borders"."""
     return 3 * mantissas * (fmt.emax - fmt.emin + 1)
 
 
 def _listed(numbers: Tensor, blocks: int, size: int, given: dict[str, str]) -> Tensor:
-    """Makes blocks that begin with the largest magnitude and go on with the numbers in turn."""
+    """Makes blocks that begin with the largest magnitude, followed by the numbers in turn."""
     made = numbers[torch.arange(blocks * (size - 1)) % len(numbers)].reshape(blocks, size - 1)
     first = torch.full((blocks, 1), int(given["amax"], 16))
     first[0] = int(given["top"], 16)
@@ -111,6 +112,7 @@ def _codes(fmt: Format, blocks: int, size: int, given: dict[str, str]) -> Tensor
 
 
 def _ties(fmt: Format, blocks: int, size: int, given: dict[str, str]) -> Tensor:
+    """Makes blocks of midpoints and codes of a format, times a scale, with their neighbours."""
     table, most = code_format(given["of"]), int(given["amax"], 16)
     scale, bits = Fraction(given["by"]), list[int]()
     for value in (*table.midpoints, *table.numbers):
@@ -121,6 +123,7 @@ def _ties(fmt: Format, blocks: int, size: int, given: dict[str, str]) -> Tensor:
 
 
 def _special(fmt: Format, blocks: int, size: int, given: dict[str, str]) -> Tensor:
+    """Makes blocks in which every second one is special."""
     made = _below(fmt, torch.full((blocks,), fmt.from_float(3.0)), size)
     every, one = torch.arange(blocks) % 2 == 0, torch.arange(size)
     match given["of"]:
@@ -159,7 +162,7 @@ def block_cases(encoding: Encoding, fmt: Format, allows: Allows, ordinary: Seque
     for first, count, step in _maxima(encoding, fmt, size):
         everything = step == 1 and fmt.bits <= 16
         add("scales", count, name.format("amax") + f" from {first} by {step}", count, everything=everything)
-    if not encoding.second and all(encoding.block) and fmt.bits > 16:  # in 16 bits all are tried
+    if not encoding.second and all(encoding.block) and fmt.bits > 16:  # 16-bit formats have all maxima above
         mantissas = sorted({1.0, 2 - 2.0**-1, _mantissa(encoding.data.largest), 1.75})
         count = border_count(fmt, len(mantissas))
         if count * size <= _MOST:
@@ -176,7 +179,7 @@ def block_cases(encoding: Encoding, fmt: Format, allows: Allows, ordinary: Seque
         blocks = -(-ties // (size - 1)) + 1 if all(encoding.block) else 1
         add("rounding", blocks, name.format("ties") + f" of {encoding.data.name} by {scale:g} {bits}", ties)
     for what in ("zeros", "subnormals", "nan", *(["infinities"] if fmt.has_inf else [])):
-        several = encoding.block[0] > 0  # else the one block of a case is special, and says little alone
+        several = encoding.block[0] > 0  # else a case has a single block, and a special one shows little alone
         add("special" if several else "blocks", 8 if several else 1, name.format("special") + f" of {what}", 8)
     for recipe in ordinary:
         add("blocks", 12 if all(encoding.block) else 1, recipe, 12)
@@ -188,7 +191,7 @@ def _mantissa(value: float) -> float:
 
 
 def _maxima(encoding: Encoding, fmt: Format, size: int) -> Iterator[tuple[int, int, int]]:
-    """Yields for each case the bits of the first block maximum, the number of blocks, and the step between maxima."""
+    """Yields, for each case, the bits of the first block maximum, the number of blocks, and the step between maxima."""
     if not all(encoding.block) and encoding.block != (1, 0):  # blocks that grow with the tensor: one in each case
         step = fmt.max_bits // _SOME
         yield from ((1 + place * step, 1, step) for place in range(_SOME))
@@ -204,16 +207,16 @@ def _maxima(encoding: Encoding, fmt: Format, size: int) -> Iterator[tuple[int, i
 
 
 def _scales(encoding: Encoding, fmt: Format) -> Iterator[tuple[float, float, float]]:
-    """Yields scales at which elements are exact multiples, each with amax of its blocks and of the tensor.
+    """Yields scales for which elements are exact multiples, each with the amax of its blocks and of the tensor.
 
-    Beside a second scale these are all that a code of the scale can be, else one stands for all.
+    With a second scale, these are all values that a code of the scale can have. Otherwise one scale stands for all.
     """
     largest = encoding.data.largest
     if encoding.second:
         table = code_format(encoding.scale)
         held = (value for value in table.numbers if value > 0 and value >= encoding.least_scale)
         yield from ((scale, scale * largest, largest * table.largest) for scale in held)
-    elif encoding.rule == "floor":  # amax up to the next power of two has this scale too
+    elif encoding.rule == "floor":  # an amax up to the next power of two has this scale too
         amax = 2.0**encoding.data.emax * (2 - 2.0**-fmt.mantissa_bits)
         yield 1.0, amax, amax
     else:
@@ -221,7 +224,10 @@ def _scales(encoding: Encoding, fmt: Format) -> Iterator[tuple[float, float, flo
 
 
 def dims_of(encoding: Encoding, blocks: int, allows: Allows) -> tuple[int, int]:
-    """Returns the least dims with so many blocks that the quantiser takes. Four blocks or more lie side by side."""
+    """Returns the least dims with this many blocks that the quantiser accepts.
+
+    At least four blocks lie side by side.
+    """
     rows, columns = _sizes(encoding)
     least = 4 if encoding.block[1] and blocks > 1 else 1
     widths = [least << more for more in range(7)]
@@ -235,5 +241,5 @@ def dims_of(encoding: Encoding, blocks: int, allows: Allows) -> tuple[int, int]:
 
 
 def _sizes(encoding: Encoding) -> tuple[int, int]:
-    """Returns the rows and columns of a block of the cases."""
+    """Returns the rows and columns of a block in the cases."""
     return (encoding.block[0] or _WIDE, encoding.block[1] or _WIDE)

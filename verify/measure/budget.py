@@ -1,8 +1,9 @@
-"""What judging a case may take, and which elements are judged where all would take more.
+"""Limits what judging a case may cost, and chooses elements to judge if all of them would cost too much.
 
-The plan is made before anything is allocated, from the shapes of the program that defines the op. Where a result is
-beyond the budget, some of its elements are judged: those where the kernel and PyTorch differ most, and elements of
-every part of every dimension, its ends and the edges of blocks among them, drawn from the seed of the run.
+The plan is made before any memory is allocated, from the shapes of the program that defines the op. If a result is
+beyond the budget, two sets of its elements are judged. The first are elements at which the kernel and PyTorch differ
+most. The second are drawn from the seed of the run. They cover every part of every dimension, including its ends and
+the edges of blocks.
 """
 
 from __future__ import annotations
@@ -34,41 +35,44 @@ from verify.ops.graph.steps import Run
 from verify.ops.op import Op, Problem
 
 DEFAULT_MEMORY = 2 << 30
-DIFFERING = 32  # elements that are judged because the kernel and PyTorch differ most there
-_BOXES = 4  # that are drawn
-_BLOCKS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)  # sizes of blocks whose edges are looked at
-_EDGES = 4  # one index of so many is at an edge
-_AT_ONCE = {True: 1 << 18, False: 1 << 24}  # elements that are compared at a time, on a CPU and on a GPU
+DIFFERING = 32  # number of elements at which the kernel and PyTorch differ most
+_BOXES = 4  # number of drawn boxes
+_BLOCKS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)  # sizes of blocks whose edges are among the drawn indices
+_EDGES = 4  # one drawn index of this many is at an edge
+_AT_ONCE = {True: 1 << 18, False: 1 << 24}  # elements compared at a time, on a CPU (True) and on a GPU
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What judging one result of a case may take."""
+    """Limits the cost of judging one result of a case."""
 
-    work: float  # numbers that the steps of its program have
-    memory: float = DEFAULT_MEMORY  # bytes, beside what the kernel and its inputs need
-    whole: int = 1 << 22  # elements of a result up to which all are judged
-    elements: int = 1 << 16  # that are judged where not all are
-    drawn: float = 2.0**24  # numbers that the steps have where not all elements are judged
-    seconds: float = 20.0  # after which no further box is evaluated
-    fail_fast: bool = False  # no further case is tried once one has a finding on ordinary inputs
+    work: float  # numbers in all steps of its program
+    memory: float = DEFAULT_MEMORY  # bytes, in addition to the kernel and its inputs
+    whole: int = 1 << 22  # up to this many elements of a result, all are judged
+    elements: int = 1 << 16  # else this many are judged
+    drawn: float = 2.0**24  # numbers in all steps, if not all elements are judged
+    seconds: float = 20.0  # after this time no further box is evaluated
+    fail_fast: bool = False  # True: stop after the first finding on ordinary inputs
 
     @classmethod
     def of(cls, backend: Backend, memory: int = 0, *, fail_fast: bool = False) -> Budget:
-        """Returns the budget of a backend. `memory` replaces 2 GiB, or a quarter of the device where that is less."""
+        """Returns the budget of a backend.
+
+        `memory` replaces the default: 2 GiB, or a quarter of the device if that is less.
+        """
         memory = memory or min(DEFAULT_MEMORY, total_memory(backend) // 4)
         if backend.scale == "large":
             return cls(2.0**31, memory, 1 << 26, 1 << 18, 2.0**26, fail_fast=fail_fast)
         return cls(2.0**26, memory, fail_fast=fail_fast)
 
     def halved(self) -> Budget:
-        """Returns the plan that is tried where memory ran out."""
+        """Returns a budget of half the size, for another try after memory ran out."""
         whole, elements = self.whole // 2, max(self.elements // 2, 1)
         made = replace(self, whole=whole, elements=elements)
         return replace(made, work=self.work / 2, memory=self.memory / 2, drawn=self.drawn / 2)
 
     def holds(self, program: Program, wanted: Sequence[str]) -> bool:
-        """True if all elements of some results may be judged."""
+        """True if the budget allows judging all elements of some results."""
         most = max((math.prod(program.results[name].shape) for name in wanted), default=0)
         work, memory = cost_of(program.needed_for(wanted), lambda step: float(math.prod(step.shape)))
         return most <= self.whole and work <= self.work * len(wanted) and memory <= self.memory
@@ -82,10 +86,10 @@ def total_memory(backend: Backend) -> int:
 
 
 def peak_memory(backend: Backend) -> dict[str, int]:
-    """Returns the most bytes that this process or one of its forks has held so far, of the host and of the device."""
+    """Returns the peak memory of this process or one of its forks so far, in bytes, of the host and of the device."""
     own, forks = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     status = Path("/proc/self/status")
-    if status.exists():  # there Linux leaves out what the process was started from
+    if status.exists():  # on Linux, VmHWM excludes memory of the process that started this one
         own = next((int(line.split()[1]) for line in status.read_text().splitlines() if "VmHWM" in line), own)
     found = {"host": max(own, forks) * 1024}
     if backend.gpu and backend.streams:
@@ -95,7 +99,7 @@ def peak_memory(backend: Backend) -> dict[str, int]:
 
 @contextmanager
 def turn(backend: Backend) -> Iterator[None]:
-    """Waits until no other judge of this user evaluates on the same GPU: they use its memory one after the other."""
+    """Waits until no other judge of this user evaluates on the same GPU, so that they use its memory in turn."""
     if not (backend.gpu and backend.streams):
         yield
         return
@@ -109,13 +113,14 @@ def turn(backend: Backend) -> Iterator[None]:
 
 
 def differing(got: Tensor, beside: Tensor | None) -> list[int]:
-    """Returns the flat places where two results differ most: absolutely, in relation, or in being finite."""
+    """Returns the flat places where two results differ most: absolutely, relatively, or in one being finite."""
     if beside is None:
         return []
     mine, theirs = got.detach().reshape(-1), beside.detach().reshape(-1).to(got.device)
     wide = torch.float32 if got.dtype.itemsize < 4 or got.dtype == torch.float32 else torch.float64
     least = torch.finfo(wide).tiny
-    found: tuple[list[tuple[Tensor, Tensor]], ...] = ([], [])  # scores and their places: by size, and in relation
+    # scores and their places: by absolute difference, and by relative difference
+    found: tuple[list[tuple[Tensor, Tensor]], ...] = ([], [])
     for first in range(0, mine.numel(), step := _AT_ONCE[got.is_cpu]):
         a, b = (each[first : first + step].to(wide) for each in (mine, theirs))
         apart = (a - b).abs()
@@ -134,7 +139,7 @@ def differing(got: Tensor, beside: Tensor | None) -> list[int]:
 
 
 def sampled(op: Op, problem: Problem, result: str, singled: Sequence[int], budget: Budget, seed: int) -> Sample | None:
-    """Returns the elements of a result that are judged; None where one element is beyond the budget."""
+    """Returns the elements of a result to judge; None if even one element is beyond the budget."""
     assert op.meaning is not None
     program, run = op.meaning.program(problem)
     cuts = cuts_of(program, run, result, singled, budget, seed)
@@ -147,14 +152,14 @@ def sampled(op: Op, problem: Problem, result: str, singled: Sequence[int], budge
 
 
 def beyond(result: str, case: Case) -> str:
-    """Says that a result could not be judged."""
+    """Returns the text about a result that could not be judged."""
     return f"{result} of {list(case.dims)}: one element depends on more numbers than the judge may evaluate"
 
 
 def cuts_of(program: Program, run: Run, result: str, singled: Sequence[int], budget: Budget, seed: int) -> list[Cut]:
-    """Returns the parts of a program that are evaluated: first those of elements that are singled out.
+    """Returns the parts of a program to evaluate. The parts of the elements in `singled` come first.
 
-    Returns [] where one element is beyond the budget.
+    Returns [] if even one element is beyond the budget.
     """
     shape = program.results[result].shape
     rows = averaged_dims(program, result)
@@ -198,7 +203,7 @@ def cuts_of(program: Program, run: Run, result: str, singled: Sequence[int], bud
 
 
 def _around(places: Sequence[int], shape: tuple[int, ...]) -> Box:
-    """The smallest box with some places."""
+    """Returns the smallest box that contains some places."""
     return tuple(np.unique(each) for each in np.unravel_index(np.array(places), shape)) if shape else ()
 
 
@@ -208,7 +213,7 @@ def _box(shape: tuple[int, ...], counts: Sequence[int], seed: int, label: str) -
 
 
 def _line(size: int, count: int, seed: int, label: str) -> Line:
-    """Indices of a dimension: both ends, some edges of blocks, and one of each of equal parts."""
+    """Returns indices of a dimension: both ends, some edges of blocks, and one index from each of equal parts."""
     if count >= size:
         return np.arange(size)
     drawn = counter.below(seed, label, count, 1 << 30).numpy() / float(1 << 30)

@@ -1,7 +1,7 @@
-"""Measures a quantiser: judges the blocks of each case, and tries what holds for every quantiser.
+"""Measures a quantiser: judges the blocks of each case, and tries the laws of quantisers.
 
-A result is about codes or about scales. Its error is how many codes an element is from the nearest right one, and its
-limit is 0: there is no tolerance.
+A result is about codes or about scales. Its error counts the codes between an element and the nearest right one. Its
+limit is 0, because there is no tolerance.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from verify.truth.ulp import widen
 
 Call = Callable[[Case], Measured | None]
 _OUTPUTS: dict[Kind, str] = {"scales": "scales", "rounding": "codes", "special": "special blocks", "blocks": "blocks"}
-_BLOCKS = 24  # in the tensors that laws are about
-_NAMED = 3  # wrong cases of an output whose causes are looked for
-_FLOAT32, _SMALLEST = 24, -149  # bits of a float32, and the exponent of its smallest number
-_EXTREME = ("tiny 1e-38", "huge 1e30")  # recipes of inputs of which a fused kernel promises nothing
+_BLOCKS = 24  # number of blocks in the tensors of the laws
+_NAMED = 3  # causes are found for at most this many wrong cases of an output
+_FLOAT32, _SMALLEST = 24, -149  # bits of a float32 mantissa, and the exponent of the smallest float32 number
+_EXTREME = ("tiny 1e-38", "huge 1e30")  # recipes for which a fused kernel promises nothing
 
 
 @dataclass
@@ -48,14 +48,14 @@ class _Found:
     wrong: int = 0
     worst: float = 0.0
     causes: list[str] = field(default_factory=list)
-    facts: str = ""  # of the first wrong block
-    asked: int = 0  # wrong cases
+    facts: str = ""  # facts about the first wrong block
+    asked: int = 0  # number of wrong cases
     tried: int = 0
     everything: bool = True
-    empty: bool = True  # whether zeros in place of all codes would be right too
+    empty: bool = True  # True: zeros in place of all codes would be right too
 
     def add(self, judged: Judged, why: list[str], planned: BlockCase | None) -> None:
-        """Counts one case in."""
+        """Adds the verdict on one case."""
         for name, count in judged.counts.items():
             self.counts[name] = self.counts.get(name, 0) + count
         self.elements += judged.away.numel()
@@ -72,7 +72,7 @@ class _Found:
 
 @dataclass(frozen=True)
 class QuantiserJudging:
-    """Judges one quantiser in one dtype. `call` runs it on a case and returns None where it gave no result."""
+    """Judges one quantiser in one dtype. `call` runs it on a case and returns None if it gave no result."""
 
     kernel: Kernel
     encoding: Encoding
@@ -101,6 +101,7 @@ class QuantiserJudging:
         return case_of(self.kernel, self.dtype, seed=self.seed, dims=planned.dims, fill=planned.fill, upstream="")
 
     def _judge(self, into: _Found, case: Case, planned: BlockCase | None) -> None:
+        """Judges the blocks of one case and adds the verdict."""
         case = msgspec.structs.replace(case, upstream="")
         measured = self.call(case)
         if measured is None:
@@ -123,6 +124,7 @@ class QuantiserJudging:
         return _enclosed(self.kernel, self.encoding, self.kernel.op.fast(problem)[name].cpu())
 
     def _result(self, output: str, found: _Found) -> Result:
+        """Returns the entry of one output in the record."""
         right = not found.counts["wrong"]
         worst = number(found.worst if math.isfinite(found.worst) else math.nan)
         figures = Figures(
@@ -135,7 +137,7 @@ class QuantiserJudging:
             nonfinite=found.wrong if math.isinf(found.worst) else 0,
         )
         edges = octave_edges(4)
-        counts = [0, 0, found.elements - found.wrong, found.wrong]  # 0 lies in the first bin above it
+        counts = [0, 0, found.elements - found.wrong, found.wrong]  # the bin that starts at 0 contains 0
         wrong = f"{found.counts['wrong']:,} of {sum(found.counts.values()):,} blocks"
         reason = "" if right else f"{wrong}: {'; '.join(found.causes)}. First wrong block: {found.facts}"
         if right and found.empty:
@@ -159,7 +161,7 @@ class QuantiserJudging:
     # -- laws -------------------------------------------------------------------------------------
 
     def laws(self) -> list[LawRun]:
-        """Tries on one tensor the laws that hold for every quantiser."""
+        """Tries the laws of quantisers on one tensor. There are none for fused quantisers and large blocks."""
         if self.encoding.fused or not all(self.encoding.block):
             return []
         dims = dims_of(self.encoding, _BLOCKS, self.kernel.allows)
@@ -209,7 +211,10 @@ class _Laws:
         yield from self._of_one_block(numbers, rows, columns)
 
     def _of_one_block(self, numbers: Tensor, rows: int, columns: int) -> Iterator[LawRun | None]:
-        """Changes one block, beside a scale of the tensor not the one with the largest number: the others stay."""
+        """Changes one block and checks that the others keep their codes.
+
+        With a scale of the tensor, that block is not the one with the largest number, which decides that scale.
+        """
         at = int(self.x.abs().argmax()) if self.judging.encoding.second else -1
         left = columns if 0 <= at % self.x.shape[1] < columns and at >= 0 else 0
         block = (slice(0, rows), slice(left, left + columns))
@@ -219,20 +224,20 @@ class _Laws:
             ("NaN in its block", "NaN in a block changes another block", lambda x: torch.full_like(x, math.nan)),
         ):
             if self.judging.encoding.second and name == "NaN in its block":
-                continue  # the scale of the tensor is NaN then
+                continue  # a NaN would make the scale of the tensor NaN
             changed, wanted, keep = self.x.clone(), numbers.clone(), torch.ones_like(numbers)
             changed[block], wanted[block] = change(changed[block]), 0.0
             keep[block] = float(name == "zero block")
             yield self._kept(name, rule, changed, partial(_masked, keep=keep, wanted=wanted))
 
     def _turned(self, values: Tensor, rows: int) -> Tensor:
-        """Returns the rows of blocks from the last to the first."""
+        """Returns the rows of blocks in reverse order."""
         return values.reshape(-1, rows, values.shape[1]).flip(0).reshape(values.shape)
 
     def _kept(
         self, name: str, rule: str, x: Tensor, compared: Callable[[Tensor], tuple[Tensor, Tensor]]
     ) -> LawRun | None:
-        """Quantises `x` and compares the decoded numbers with those that the law wants."""
+        """Quantises `x` and compares the decoded numbers with the expected ones. `compared` returns both."""
         case = msgspec.structs.replace(self.base, fill="ones", values={"x": spell(x.to(self.kind))})
         measured = self.judging.call(case)
         if measured is None:
@@ -258,7 +263,7 @@ def _masked(after: Tensor, keep: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor
 
 
 def parts_of(measured: Measured) -> Parts:
-    """Returns the parts of a call in the memory of the host."""
+    """Returns the parts of a call in CPU memory."""
     held = {name: value.detach().cpu() for name, value in measured.results.items()}
     return Parts(held["codes"], held["scales"], held.get("second"))
 
@@ -269,7 +274,9 @@ def _counted(found: _Found) -> str:
 
 
 def _enclosed(kernel: Kernel, encoding: Encoding, fast: Fast) -> Value:
-    """Encloses the float32 numbers of a kernel before it quantises them: the exact value, its bound, its noise."""
+    """Encloses the float32 numbers of a kernel before it quantises them, by the exact value, its bound and its
+    noise.
+    """
     value = fast.value.double()
     exponent = torch.where(value == 0, _SMALLEST, torch.frexp(value)[1] - _FLOAT32).clamp(min=_SMALLEST)
     ulp = torch.ldexp(torch.ones_like(value), exponent)

@@ -33,7 +33,7 @@ LATE, NO_MEMORY = "ran out of time", "ran out of memory"
 
 
 def ran_out(error: BaseException) -> bool:
-    """True for an error that says that memory of the host or of a device is used up."""
+    """True if an error reports that memory of the host or of a device ran out."""
     words = str(error) if isinstance(error, RuntimeError) else ""
     return isinstance(error, MemoryError) or "out of memory" in words or "not enough memory" in words
 
