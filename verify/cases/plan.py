@@ -170,7 +170,7 @@ def _elementwise(kernel: Kernel, dtype: str, scale: str, seed: int) -> list[Grou
     effort = EFFORTS[scale]
     count = effort.float64_elements if fmt.name == "float64" else effort.elements
     # The width depends on the op and the dtype, not on the seed, so that figures of two seeds can be compared. A kernel
-    # that is right only for a round number of elements is wrong for some here.
+    # that is right only for the numbers of elements in `EFFORTS` is wrong for some here.
     width = 193 + int(counter.below(0, f"plan/{kernel.op.name}/{dtype}", 1, 64)[0])
     dims = (count // width + count // 16384 + 1, width)
     upstream = "normal" if gradients else ""

@@ -334,7 +334,7 @@ _first_calls: dict[tuple[Any, str], tuple[Case, dict[str, Tensor]]] = {}
 def _calls(subject: Subject, case: Case, count: int) -> list[dict[str, Tensor]]:
     """Returns the results of this many equal calls.
 
-    All get fresh memory with the same bytes: other laws cover that.
+    All get fresh memory with the same bytes, because another law is about results that depend on it.
     """
     return guarded_runs(subject, case, *(Guard(NUMBER_FILL, watched=False) for _ in range(count)))
 

@@ -41,7 +41,7 @@ EDITS = 4096  # a case spells out at most this many single elements besides a te
 # primes, one per dimension: they show which dimension an axis follows
 _PROBES = (10_007, 10_009, 10_037, 10_039, 10_061, 10_067)
 _PLAIN = {"data": (0.0, 1.0), "matrix": (0.0, 1.0), "scale": (1.0, 0.0), "shift": (0.0, 1.0), "upstream": (1.0, 0.0)}
-_FINEST, _COARSE = 32, 4  # smallest parts of a row to remove, as a fraction: elements may have to keep their positions
+_FINEST, _COARSE = 32, 4  # parts that are removed, at most: elements may have to keep their positions
 _SHORT = 8  # this many elements are easy to spell out
 _BITS = (0, 1, 2, 3, 4, 6, 8, 11, 15)  # bits of mantissa that a simplified number keeps
 

@@ -72,7 +72,7 @@ class Budget:
         return replace(made, work=self.work / 2, memory=self.memory / 2, drawn=self.drawn / 2)
 
     def holds(self, program: Program, wanted: Sequence[str]) -> bool:
-        """True if the budget allows judging all elements of some results."""
+        """True if the budget allows judging all elements of the `wanted` results."""
         most = max((math.prod(program.results[name].shape) for name in wanted), default=0)
         work, memory = cost_of(program.needed_for(wanted), lambda step: float(math.prod(step.shape)))
         return most <= self.whole and work <= self.work * len(wanted) and memory <= self.memory

@@ -165,8 +165,8 @@ def tally(
 ) -> list[Tally]:
     """Returns one tally per segment.
 
-    `segments` (int64, flat) assigns each element; -1 excludes it. With `places` and `patterns` (int64, flat), the
-    number and the bits of every element, the tallies have leaders.
+    `segments` (int64, flat) assigns each element; -1 excludes it. `places` and `patterns` (int64, flat) have the
+    number and the bits of every element. With them the tallies have leaders.
     """
     parts = counts_of(found, segments=segments, n_segments=n_segments).tallies()
     if not found.ulp.numel():
