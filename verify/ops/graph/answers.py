@@ -1,7 +1,11 @@
-"""Integers and conditions as results: which answers are right where a tie, or a few roundings, decide.
+"""Decides which integer and boolean results are right if a tie, or a few roundings, decide between answers.
 
-Such a result is compared as a float64 number, exactly. What may be another one is the place of a largest element (any
-of those that are equal, or so near that a kernel's roundings tell them apart), an order, a condition, a rounding.
+Such results are compared exactly, as float64 numbers. More than one answer may be right for:
+
+- the place of the largest element, if several are equal or so close that a kernel's roundings decide;
+- an order;
+- a condition;
+- a rounding to integers.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from verify.ops.graph.steps import Leaf, Move, Places, Plain, Run, Step
 
 
 def demand_answers(program: Program, name: str, function: str) -> None:
-    """UsageError unless it is known which answers of an integer result are right."""
+    """Raises UsageError if this module cannot decide which answers of an integer result are right."""
     step = program.results[name]
     base, _ = _traced_back(None, step, np.zeros(0, dtype=np.int64))
     if step.real or isinstance(base, WhereExtreme | RankIndex | Plain | Leaf) or _is_map(base):
@@ -40,7 +44,10 @@ def _is_map(step: Step) -> bool:
 
 
 def _traced_back(run: Run | None, step: Step, places: Places) -> tuple[Step, Places]:
-    """The step that made the elements at some places, and where they were there; places below 0 are a padding's."""
+    """Returns the step that makes the elements at some places, and their places in its result.
+
+    A negative place belongs to a padding. Without a run, only the step is meaningful.
+    """
     while isinstance(step, Move) and len(step.inputs) == 1:
         if run is not None:
             held = places >= 0
@@ -50,7 +57,10 @@ def _traced_back(run: Run | None, step: Step, places: Places) -> tuple[Step, Pla
 
 
 def settled(program: Program, run: Run, name: str, got: Tensor, value: Tensor) -> Tensor:
-    """A kernel's answers with those that are right, though not the one that is known, replaced by it."""
+    """Returns a kernel's answers `got`, with each right answer that differs from the reference `value` replaced by it.
+
+    A later comparison with `value` then finds only wrong answers.
+    """
     given, known = got.detach().reshape(-1), value.reshape(-1).to(got.dtype)
     other = torch.nonzero((given != known) & torch.isfinite(given)).reshape(-1)
     if not other.numel():
@@ -64,6 +74,7 @@ def settled(program: Program, run: Run, name: str, got: Tensor, value: Tensor) -
 
 
 def _right(program: Program, run: Run, base: Step, places: Tensor, got: Tensor) -> Tensor:
+    """Returns a mask of the right answers among `got`; `places` are their places in the result of `base`."""
     held = places >= 0
     if isinstance(base, WhereExtreme | RankIndex):
         near = run.blurred(base.inputs[0], _span(program, run, base.inputs[0]))
@@ -88,7 +99,7 @@ def _right(program: Program, run: Run, base: Step, places: Tensor, got: Tensor) 
     if isinstance(base, Map) and base.function == "integer":
         span = _span(program, run, base.inputs[0])
         lo, hi = (torch.take(end.broadcast_to(base.shape), places.clamp(min=0)) for end in (span.lo, span.hi))
-        beyond = ~((lo >= base.within[0]) & (hi < base.within[1] + 1))  # of which PyTorch defines no integer
+        beyond = ~((lo >= base.within[0]) & (hi < base.within[1] + 1))  # PyTorch defines no integer for these
         return held & ((lo <= got) & (got <= hi) | beyond)
     truths = _span(program, run, base)
     if isinstance(truths, Span) or truths.open is None:

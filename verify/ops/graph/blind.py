@@ -1,7 +1,7 @@
-"""Definitions with one error each: what a limit has to notice.
+"""Evaluates definitions that contain one error each, to test whether a limit notices the error.
 
-Every constant and every step of a program is scaled by 1%, or a step is left out, and the results are evaluated again.
-Nothing is said about a kernel: `verify.measure.blind` judges such results as if a kernel had returned them.
+An error scales one constant or one step of the program by 1%, or leaves one step out. `verify.measure.blind` judges the
+results as if a kernel had returned them. No kernel is involved.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from verify.ops.graph.program import Program
 from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
 from verify.ops.graph.steps import Plain, Run, Step
 
-OFF = 1.01
+OFF = 1.01  # the factor of an error of 1%
 _LINE = re.compile(r"line (\d+), in (\w+)")
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """One error of a definition: a step whose result is scaled, or replaced by its input number `instead`."""
+    """One error of a definition: it scales the result of `step` by `OFF`, or replaces it by an input of `step`."""
 
-    words: str
+    words: str  # names the error in reports
     step: Step
-    instead: int | None = None
+    instead: int | None = None  # number of the input that replaces the result; None: the result is scaled
 
     def value(self, run: Run, step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Returns what a step gives, with the error if it is the one."""
+        """Evaluates a step, with the error if it is the wrong one. Serves as `make` of `Program.values`."""
         made = step.value(run, given)
         if step is self.step:
             made = made * OFF if self.instead is None else given[self.instead].expand(made.shape)
@@ -41,11 +41,12 @@ class Mutation:
 
 
 def mutations(program: Program, wanted: Sequence[str]) -> list[Mutation]:
-    """Returns the errors of a definition on which the wanted results may depend, in the order of its steps."""
+    """Returns all errors that may change the wanted results, in the order of the steps."""
     return [each for step in program.needed_for(wanted) if step.real for each in _of_step(step)]
 
 
 def _of_step(step: Step) -> Iterator[Mutation]:
+    """Yields the errors of one step: none if it rounds nothing, or if it is the constant 0, 1 or -1."""
     if isinstance(step, Plain):
         if not step.of and step.shape == ():
             value = float(step.compute([]))
@@ -58,7 +59,7 @@ def _of_step(step: Step) -> Iterator[Mutation]:
         rounds = step.rounds
     if not rounds:
         return
-    found = None if "<frozen" in step.origin else _LINE.search(step.origin)  # a gradient has no line
+    found = None if "<frozen" in step.origin else _LINE.search(step.origin)  # a step of a gradient has no source line
     words = name + (f" at line {found[1]}" if found else "")
     yield Mutation(f"{words} 1% off", step)
     if isinstance(step, Map) and name in ("add", "subtract"):
@@ -70,9 +71,9 @@ def _of_step(step: Step) -> Iterator[Mutation]:
 def mutated(
     program: Program, run: Run, wanted: Sequence[str], budget: int, *, constants: bool = False, seed: int = 0
 ) -> Iterator[tuple[Mutation, dict[str, Tensor]]]:
-    """Evaluates the wanted results under up to `budget` errors of the definition, drawn where there are more.
+    """Yields each error with the results that it gives, for at most `budget` errors.
 
-    With `constants` they are errors of constants alone.
+    Draws them by `seed` if there are more. With constants=True, only constants have errors.
     """
     every = [each for each in mutations(program, wanted) if not constants or isinstance(each.step, Plain)]
     chosen = sorted(random.Random(seed).sample(range(len(every)), min(budget, len(every))))

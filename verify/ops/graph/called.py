@@ -1,4 +1,4 @@
-"""The function of a definition as it is called: with operands by name or position, some of them held by a module."""
+"""Calls the function of a definition with a kernel's operands, as arguments or as parameters of a module."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ from torch import Tensor
 
 @dataclass
 class Meaning:
-    """The function, called with the operands of a kernel, some of which may be parameters of a module."""
+    """A function or module with the names of a kernel's operands. Calling it passes each operand where it belongs."""
 
     function: Any
     names: tuple[str, ...]
     name: str
-    loose: frozenset[str] = frozenset()  # operands that the function may leave out: derived ones, and their sources
+    loose: frozenset[str] = frozenset()  # operands that the function need not take: derived ones, and their sources
     fixed: Mapping[int, Any] = field(default_factory=dict)  # arguments that are no tensors, by position
 
     @cached_property
     def module(self) -> torch.nn.Module | None:
+        """A float64 copy of the module on the CPU; None if the function is no module."""
         if not isinstance(self.function, torch.nn.Module):
             return None
         return moved_module(self.function, torch.float64, torch.device("cpu"))
 
     @cached_property
     def parameters(self) -> dict[str, str]:
-        """Operand to the dotted name of the module's parameter or buffer that it stands for."""
+        """Maps an operand to the dotted name of the module's parameter or buffer that it replaces."""
         if self.module is None:
             return {}
         known = [name for name, _ in (*self.module.named_parameters(), *self.module.named_buffers())]
@@ -41,7 +42,7 @@ class Meaning:
 
     @cached_property
     def by_name(self) -> tuple[str, ...]:
-        """Operands that the function takes under their own names; the others come by position."""
+        """Returns the operands to pass by keyword: all if the function knows every name, else none."""
         known = self._signature
         own = [name for name in self.names if name not in self.parameters and name not in self.unused]
         taken = [name for name in own if name in known and known[name].kind is not inspect.Parameter.POSITIONAL_ONLY]
@@ -57,11 +58,11 @@ class Meaning:
 
     @cached_property
     def unused(self) -> frozenset[str]:
-        """The operands that the function does not take: the loose ones that it does not name."""
+        """Returns the loose operands that the function has no parameter for."""
         return self.loose - self._signature.keys() - self.parameters.keys()
 
     def held(self, operand: str) -> Tensor:
-        """What the module holds for an operand."""
+        """Returns the module's own tensor for an operand."""
         assert self.module is not None
         held = dict((*self.module.named_parameters(), *self.module.named_buffers()))
         return held[self.parameters[operand]].detach()
@@ -81,7 +82,7 @@ class Meaning:
 
 
 def moved_module(module: torch.nn.Module, dtype: torch.dtype, device: torch.device) -> torch.nn.Module:
-    """A copy in another format, with the tensors that it holds as plain attributes too."""
+    """Copies a module to a dtype and device, tensors in plain attributes included."""
     made = copy.deepcopy(module).to(device=device, dtype=dtype).requires_grad_(False)
     for part in made.modules():
         for name, value in vars(part).items():
@@ -92,10 +93,10 @@ def moved_module(module: torch.nn.Module, dtype: torch.dtype, device: torch.devi
 
 @contextmanager
 def _unchanged(module: torch.nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Copies of the buffers for a call to write to; what it leaves as attributes is forgotten.
+    """Yields copies of the module's buffers for one call, and restores all attributes afterwards.
 
-    A batch norm in training counts what it has seen, a network that keeps its hidden state would start elsewhere, and
-    one that writes to it would keep what autograd knows of the operand.
+    So each call starts alike. Without this, a batch norm in training would count its calls, and a network with a hidden
+    state would start from the last one, to which autograd's record of the operands may be attached.
     """
     before = [(part, dict(vars(part))) for part in module.modules()]
     for part, held in before:

@@ -1,10 +1,10 @@
-"""Operands that are computed from other operands: offsets from lengths, what the forward pass of a kernel saves.
+"""Computes operands from other operands, such as offsets from lengths, or values that a kernel's forward pass saves.
 
     derive={"offsets": lambda lengths: F.pad(lengths.cumsum(0), (1, 0)), "lse": lambda q, k: (q @ k.T).logsumexp(-1)}
 
-A case does not hold such an operand. It is computed again from the others wherever the case is, and has the same bits
-everywhere. Integers of integers are PyTorch's. A number is that of the function over the real numbers, rounded once to
-the format of the operand: an interval of float64 decides nearly all, Arb the others.
+A case does not store a derived operand. Each process computes it from the others, and gets the same bits. PyTorch
+computes integers. For floating-point numbers, the function over the real numbers is rounded once to the operand's
+format: float64 intervals decide nearly all elements, and Arb decides the others.
 """
 
 from __future__ import annotations
@@ -28,24 +28,25 @@ from verify.ops.graph.single import Asked, Shared
 from verify.ops.graph.spans import Span
 from verify.ops.graph.steps import Run
 
-_HOLDS = 16  # programs kept
-_BITS = (160, 640, 2_560)
+_HOLDS = 16  # most programs kept
+_BITS = (160, 640, 2_560)  # tried in turn by `_by_ball`
 
 
 @dataclass(frozen=True)
 class Derivation:
-    """One derived operand: the `function` and the operands that it `takes`, by the names of its parameters."""
+    """One derived operand with the function that computes it."""
 
     name: str
     function: Callable[..., Any]
-    takes: tuple[str, ...]
+    takes: tuple[str, ...]  # the operands that the function takes: the names of its parameters
     depth: int = 0  # greater than that of each derived operand that it takes
     programs: dict[Any, Program] = field(default_factory=dict, compare=False)
 
     def of(self, given: Mapping[str, Tensor | None], dtype: torch.dtype | None, shape: Shape) -> Tensor:
-        """Computes the operand from tensors on any device. `dtype` is its floating-point format, if it has one.
+        """Computes the operand from tensors on any device.
 
-        Raises UsageError if the function returns another shape or other kinds of numbers.
+        `dtype` is its floating-point format; None: it is integers. Raises UsageError if the function returns another
+        shape, or integers in place of floating-point numbers or the reverse.
         """
         values = {name: value.detach().cpu() for name in self.takes if (value := given[name]) is not None}
         made = self._exactly(values) if dtype is None else self._rounded(values, dtype)
@@ -59,9 +60,9 @@ class Derivation:
         return made
 
     def kind(self, given: Mapping[str, Tensor]) -> Tensor:
-        """Calls the function on sample operands, from whose result its kind is known.
+        """Calls the function on sample operands and returns its result, which shows dtype and shape.
 
-        Raises UsageError with what the function raised.
+        Raises UsageError if the function raises anything.
         """
         try:
             return self._exactly({name: given[name] for name in self.takes})
@@ -72,11 +73,12 @@ class Derivation:
             ) from error
 
     def _exactly(self, values: Mapping[str, Tensor]) -> Tensor:
-        """Computes integers; from numbers in float64, which has all of them."""
+        """Calls the function on float64 copies of floating-point operands, and returns integers as int64."""
         made = self.function(*(v.double() if v.is_floating_point() else v for v in values.values()))
         return made if made.dtype == torch.bool or made.is_floating_point() else made.long()  # type: ignore[no-any-return]
 
     def _rounded(self, values: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+        """Evaluates the function over the real numbers and rounds each element once to `dtype`."""
         program = self._program({name: (tuple(value.shape), value.dtype) for name, value in values.items()})
         run = Run(dict(values), torch.device("cpu"), "face")
         with torch.no_grad():
@@ -102,7 +104,7 @@ class Derivation:
         return self.programs[key]
 
     def identity(self, kinds: Mapping[str, tuple[Shape, torch.dtype]]) -> str:
-        """Digests what the function computes: its program, or its source where PyTorch cannot follow it."""
+        """Returns a digest of the function's program, or of its source if the program cannot be traced."""
         try:
             return self._program({name: kinds[name] for name in self.takes}).digest
         except UsageError:
@@ -111,12 +113,13 @@ class Derivation:
 
 
 def _by_balls(program: Program, run: Run, places: list[int], format: str) -> list[float]:
-    """Rounds single elements by Arb. An element that 2,560 bits do not decide is a tie."""
+    """Rounds single elements by Arb. An element that 2,560 bits do not decide counts as a tie."""
     asked = Asked(program, run, "y", places, None, False, Shared(share=math.inf))
     return [_by_ball(asked, place, format) for place in range(len(places))]
 
 
 def _by_ball(asked: Asked, place: int, format: str) -> float:
+    """Evaluates one element with growing precision until both ends of its ball round to the same number."""
     found = math.nan
     for bits in _BITS:
         ball = asked.ball(place, bits)
@@ -137,6 +140,7 @@ def _nearest(x: Any, format: str) -> float:
 
 @lru_cache
 def _source(function: Any, code: Any) -> str:
+    """Returns the source of a function, or its byte code if there is none. `code` is part of the cache's key."""
     try:
         return inspect.getsource(function)
     except (OSError, TypeError):
@@ -144,9 +148,9 @@ def _source(function: Any, code: Any) -> str:
 
 
 def derivations(derive: Mapping[str, Any] | None, names: Sequence[str]) -> dict[str, Derivation]:
-    """Reads derive=. Each operand comes after all operands that its function takes.
+    """Reads derive= and returns the derived operands, each after all operands that its function takes.
 
-    Raises UsageError if a function takes something that is no operand, or if operands are computed from each other.
+    Raises UsageError if a function takes something that is no operand, or if operands depend on each other in a circle.
     """
     found: dict[str, Derivation] = {}
     for name, function in (derive or {}).items():

@@ -1,7 +1,8 @@
-"""Values by two float64 evaluations, where intervals say less than a kernel's roundings.
+"""Takes values from two float64 evaluations where intervals are too wide.
 
-Intervals grow with the depth of a program. PyTorch's own float64 results, by its operators and the gradients of
-autograd, and the program's steps are two routes: where they agree within what float64 rounds, that is the value.
+The intervals of a deep program may be wider than a kernel's roundings. There are two other routes in float64: PyTorch's
+own operators with autograd's gradients, and the steps of the program. Where the two agree within float64's roundings,
+their value becomes the reference.
 """
 
 from __future__ import annotations
@@ -18,25 +19,26 @@ from verify.ops.graph.program import names_of
 from verify.ops.graph.real import Real, with_kind
 from verify.ops.op import Fast, Problem
 
-_NARROW = 0.25  # of the noise of an element, up to which its interval is narrow enough
-_FLOAT64 = 2.0**-29  # what float64 rounds, of what float32 rounds
-# Of the noise of an element: PyTorch's backward of a norm loses up to 200 times the noise, also in float64.
+_NARROW = 0.25  # largest bound of an interval that is narrow enough, relative to the element's noise
+_FLOAT64 = 2.0**-29  # a rounding in float64, relative to one in float32
+# Largest difference of the two evaluations, relative to the element's noise. PyTorch's backward of a norm errs by up to
+# 200 times the noise, in float64 too.
 _AGREES = 1024 * _FLOAT64
 
 
 def narrowed(
     found: dict[str, Fast], noise: Mapping[str, Noise], theirs: Callable[[], Mapping[str, Tensor]]
 ) -> dict[str, Fast]:
-    """Returns the references, with the values of two evaluations where those of intervals are too wide.
+    """Returns the references, with the values of the two evaluations where the intervals are too wide.
 
-    `theirs` evaluates the function in PyTorch's float64; it is called only where an interval is wide.
+    `theirs` evaluates the function in PyTorch's float64. It is called only if some interval is too wide.
     """
     wide: dict[str, Tensor] = {}
     for name, each in noise.items():
         bound, value = found[name].bound, each.value
         if bound is None or value is None:
             continue
-        # of an interval without a bound the middle is any number
+        # the middle of an unbounded interval may be any number, so it is compared too
         mask = ~(bound <= _NARROW * each.deviation) | ((found[name].value - value).abs() > each.deviation)
         mask = mask & (each.deviation > 0)
         if bool(mask.any()):
@@ -48,6 +50,7 @@ def narrowed(
 
 
 def _agreed(fast: Fast, noise: Noise, theirs: Tensor, mask: Tensor) -> Fast:
+    """Replaces the elements of `mask` in which both evaluations agree; their difference gives the bound."""
     value, bound = noise.value, fast.bound
     assert value is not None and bound is not None
     apart, least = (theirs - value).abs(), value.abs() * 2.0**-50
@@ -69,7 +72,10 @@ def in_float64(
     outputs: Sequence[str] | None,
     gradients: Sequence[str],
 ) -> dict[str, Tensor]:
-    """Returns PyTorch's own float64 results: outputs, and gradients by autograd. {} for operands that are float64."""
+    """Returns PyTorch's own float64 results: outputs, and gradients by autograd.
+
+    Returns {} if an operand is float64 already, or if the function holds a constant on another device.
+    """
     given = {name: value for name, value in problem.inputs.items() if value is not None}
     kinds = [value.dtype for value in given.values()]
     if torch.float64 in kinds:
@@ -83,7 +89,7 @@ def in_float64(
     try:
         with torch.enable_grad(), Real(main):
             made = function(list(given), list(map(with_kind, values, kinds)))
-    except RuntimeError:  # a constant of the function lies on another device
+    except RuntimeError:  # a constant of the function is on another device
         return {}
     several = list(made.values()) if isinstance(made, Mapping) else made
     several = list(several) if isinstance(several, tuple | list) else [several]

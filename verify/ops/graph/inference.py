@@ -1,8 +1,11 @@
-"""The shape, dtype and layout of what an operator returns, asked of tensors on the meta device, which hold no numbers.
+"""Infers the shape, dtype and layout of an operator's result, for tensors on the meta device, which hold no numbers.
 
-PyTorch answers for all operators, but in a tenth of a millisecond each, and imports sympy for it, half a second. So the
-operators that programs are made of have an answer here: those on single elements return what all operands are broadcast
-to, in the dtype that one element has; others have one in `_KNOWN` where all that they are given lies in order.
+PyTorch can do this for all operators, but a call takes 0.1 ms, and the first one imports sympy, which takes 0.5 s. So
+the operators that are common in programs are handled here:
+
+- an operator on single elements returns the broadcast shape of its operands, in the dtype that a call on one element
+  each shows;
+- others have an entry in `_KNOWN`, which most use only if all operands are contiguous.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ _META = torch.device("meta")
 
 
 def result_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What an operator returns for tensors of the meta device: such tensors, or what else it says."""
+    """Returns the result of an operator for meta tensors: meta tensors, or its other results as they are."""
     if _is_pointwise(func):
         return _pointwise(func, args, kwargs)
     name = base_name(func)
@@ -33,12 +36,13 @@ def result_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         kwargs = {**kwargs, "device": _META}
     try:
         return func(*args, **kwargs)
-    except NotImplementedError:  # of an operator without an answer there: that for zeros
+    except NotImplementedError:  # the operator does not support the meta device, so it is called on zeros
         kwargs = {key: _changed(value, _zeros) for key, value in kwargs.items() if key != "device"}
         return _changed(func(*_changed(args, _zeros), **kwargs), lambda tensor: tensor.to(_META))
 
 
 def _changed(value: Any, change: Any) -> Any:
+    """Applies `change` to each tensor in nested lists and tuples."""
     if isinstance(value, Tensor):
         return change(value)
     return type(value)(_changed(each, change) for each in value) if type(value) in (list, tuple) else value
@@ -53,6 +57,7 @@ def _zeros(meta: Tensor) -> Tensor:
 
 @cache
 def _is_pointwise(func: Any) -> bool:
+    """True if an operator works on single elements and returns one new tensor."""
     schema = func._schema
     returned = [str(each.type) for each in schema.returns if each.alias_info is None]
     return torch.Tag.pointwise in func.tags and returned == ["Tensor"] and "memory_format" not in arguments_of(func)
@@ -67,14 +72,17 @@ def _pointwise(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Ten
 
 
 def _laid_out(shape: tuple[int, ...], dtype: torch.dtype, tensors: Sequence[Tensor]) -> Tensor:
-    """A fresh tensor that lies as PyTorch lays it out beside its operands."""
+    """Returns a new tensor in the layout that PyTorch would choose for these operands."""
     if all(each.is_contiguous() for each in tensors):
         return _empty(shape, dtype)
     return torch.empty_permuted(shape, _order(shape, tensors), dtype=dtype, device=_META)
 
 
 def _kind(value: Any) -> Any:
-    """What of an argument decides on the dtype of the result. A bool and an int that are equal are two."""
+    """Returns a hashable key with the properties of an argument that decide the dtype of the result.
+
+    The key of a bool differs from that of an equal int.
+    """
     if isinstance(value, Tensor):
         return Tensor, value.dtype, value.ndim > 0
     if isinstance(value, float):
@@ -84,18 +92,20 @@ def _kind(value: Any) -> Any:
 
 @lru_cache(maxsize=4096)
 def _dtype(func: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> torch.dtype:
+    """Calls an operator on one element for each argument key, and returns the dtype of the result."""
     made: Tensor = func(*map(_element, args), **{key: _element(kind) for key, kind in kwargs})
     return made.dtype
 
 
 def _element(kind: Any) -> Any:
+    """Returns an argument for a key of `_kind`."""
     if kind[0] is Tensor:
         return torch.ones((1,) if kind[2] else (), dtype=kind[1])
     return list(kind[1]) if kind[0] is list else kind[1]
 
 
 def broadcast_shape(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """The shape that tensors of these shapes are broadcast to. PyTorch's own function imports sympy."""
+    """Returns the shape that tensors of these shapes are broadcast to. PyTorch's own function would import sympy."""
     if all(each == shapes[0] for each in shapes[1:]):
         return tuple(shapes[0])
     count = max(map(len, shapes))
@@ -110,14 +120,17 @@ def broadcast_shape(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
 
 
 def _order(shape: Sequence[int], tensors: Sequence[Tensor]) -> list[int]:
-    """The dimensions in the order in which a fresh result lies, as PyTorch has it: the one that its operands lie in."""
+    """Returns the dimensions of a new result in memory order, outermost first.
+
+    As in PyTorch, the order follows the strides of the operands.
+    """
     strides = [[0] * (len(shape) - each.ndim) + list(each.stride()) for each in tensors]
     for line, each in zip(strides, tensors, strict=True):
         for dim, size in enumerate(each.shape, start=len(shape) - each.ndim):
             line[dim] = 0 if size == 1 and shape[dim] != 1 else line[dim]
 
     def outer(a: int, b: int) -> int:
-        """1 where dimension a lies further out than b, -1 further in, 0 where nothing says."""
+        """Returns 1 if dimension a is further out than b, -1 if it is further in, 0 if no operand decides."""
         for line in strides:
             if line[a] and line[b]:
                 if line[a] != line[b]:
@@ -139,10 +152,11 @@ def _order(shape: Sequence[int], tensors: Sequence[Tensor]) -> list[int]:
     return order[::-1]
 
 
-# -- others, of operands that lie in order ----------------------------------------------------------------
+# -- other operators, for contiguous operands -------------------------------------------------------------
 
 
 def _in_order(values: Sequence[Any]) -> bool:
+    """True if all tensors in nested lists and tuples are contiguous."""
     return all(
         each.is_contiguous() if isinstance(each, Tensor) else not isinstance(each, list | tuple) or _in_order(each)
         for each in values
@@ -151,6 +165,9 @@ def _in_order(values: Sequence[Any]) -> bool:
 
 def _empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     return torch.empty(tuple(shape), dtype=dtype, device=_META)
+
+
+# Each of these takes the operator and its arguments. It returns the result, or None to leave the call to PyTorch.
 
 
 def _like(func: Any, a: Tensor, *args: Any, dtype: Any = None, memory_format: Any = None, **kwargs: Any) -> Any:
@@ -190,7 +207,7 @@ def _product(func: Any, a: Tensor, b: Tensor, out_dtype: Any = None) -> Any:
 def _joined(func: Any, tensors: Sequence[Tensor], dim: int = 0) -> Any:
     first = tensors[0]
     if first.ndim in (4, 5) and not (_in_order(tensors) or all(each.stride(1) > each.stride(-1) for each in tensors)):
-        return None  # they may lie with their channels last, and the result as they do
+        return None  # the operands may be in channels-last format, and then the result is too
     if any(each.ndim != first.ndim or each.dtype != first.dtype for each in tensors):
         return None
     shape = list(first.shape)
@@ -206,7 +223,7 @@ def _padded(func: Any, a: Tensor, pad: Sequence[int], value: Any = 0) -> Any:
 
 
 def picked_shape(shape: Sequence[int], indices: Sequence[Any]) -> tuple[int, ...]:
-    """The shape of what integer indices pick of a tensor of this shape; None stands for a whole dimension."""
+    """Returns the shape of a tensor of this shape after indexing by integer tensors; None: the whole dimension."""
     dims = [dim for dim, index in enumerate(indices) if index is not None]
     picked = broadcast_shape([indices[dim].shape for dim in dims])
     first = dims[0] if dims[-1] - dims[0] == len(dims) - 1 else 0
@@ -248,7 +265,7 @@ _KNOWN: dict[str, Callable[..., Any]] = {
     "sort": _ordered,
     "topk": _best,
 }
-# Whose results lie in order, however the operands do; those of the last two as the operand does.
+# Results of these are contiguous in every layout of the operands. The last two follow the layout of the operand.
 _ANYWHERE = frozenset(
     "mm bmm mv dot arange cat sum amax amin any all prod argmax argmin topk full_like empty_like".split()
 )
@@ -258,7 +275,7 @@ _ANYWHERE = frozenset(
 
 
 def overlaps(meta: Tensor) -> bool:
-    """Whether two elements of a tensor may lie in one place."""
+    """True if two elements of a tensor may share a place in memory."""
     reach = 0
     for stride, size in sorted(
         (stride, size) for stride, size in zip(meta.stride(), meta.shape, strict=True) if size > 1
@@ -270,7 +287,7 @@ def overlaps(meta: Tensor) -> bool:
 
 
 def in_order(strides: Sequence[int], sizes: Sequence[int]) -> list[int]:
-    """The dimensions of a tensor in the order in which they lie, the outermost first."""
+    """Returns the dimensions of a tensor in memory order, outermost first."""
     wide = [dim for dim, size in enumerate(sizes) if size > 1]
     ordered = sorted(wide, key=lambda dim: -strides[dim])
     return (

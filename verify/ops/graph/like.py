@@ -1,7 +1,7 @@
-"""An `Op` whose meaning is a PyTorch function: `@verify.kernel(like=...)`.
+"""Makes an `Op` from a PyTorch function, for `@verify.kernel(like=...)`.
 
-Its exact values and its fast reference are the function's own program (`verify.ops.graph.program`), its gradients those
-that autograd makes of it. Errors are told in units of its noise (`verify.ops.graph.noise`).
+The function's program (`verify.ops.graph.program`) gives the exact values and the fast reference. Autograd gives the
+gradients. If the program adds terms up, errors are measured in units of its noise (`verify.ops.graph.noise`).
 """
 
 from __future__ import annotations
@@ -34,21 +34,17 @@ from verify.ops.graph.spans import Span
 from verify.ops.graph.steps import Leaf, Run, Truths, moved_from
 from verify.ops.op import Fast, Landmarks, Op, Operand, Point, Problem
 
-_OPEN = (256, 32)  # elements of a result without any bound that Arb is asked for: of an elementwise program, of others
-_KINDS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-_HOLDS = 32  # programs kept: one for each set of shapes
+_OPEN = (256, 32)  # most unbounded elements of a result that Arb evaluates: elementwise programs, others
+_KINDS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # tried in this order
+_HOLDS = 32  # most programs kept: one for each set of shapes
 
 
 @dataclass(frozen=True)
 class Definition:
-    """A PyTorch function or module as the meaning of an op, with what a declaration says of it.
-
-    `names` are the operands that a kernel takes, in this order.
-    The kernel does not receive the `hidden` ones, from which others are derived.
-    """
+    """The arguments of a declaration with like=: a PyTorch function or module, and options of the same names."""
 
     function: Callable[..., Any]
-    names: Sequence[str]
+    names: Sequence[str]  # the operands in the order of the kernel's arguments
     _: KW_ONLY
     shapes: Mapping[str, str] | None = None
     where: str = ""
@@ -59,10 +55,10 @@ class Definition:
     accumulate: str = "float32"
     intermediate: str = ""
     derive: Mapping[str, Any] | None = None
-    hidden: Sequence[str] = ()
+    hidden: Sequence[str] = ()  # operands that the kernel does not receive; others are derived from them
 
     def op(self) -> Op:
-        """Returns the op, after the function was followed once."""
+        """Traces the function once and returns its op."""
         derived = derivations(self.derive, self.names)
         loose = {*self.hidden, *derived, *(each for one in derived.values() for each in one.takes)}
         meaning = Meaning(self.function, tuple(self.names), self.name or _name_of(self.function), frozenset(loose))
@@ -80,6 +76,7 @@ class Definition:
 
 
 def _name_of(function: Any) -> str:
+    """Returns a name for reports: of a module its class; "like" for a lambda."""
     if isinstance(function, torch.nn.Module):
         return type(function).__name__
     name = getattr(function, "__name__", "") or type(function).__name__
@@ -87,7 +84,11 @@ def _name_of(function: Any) -> str:
 
 
 def _examples(meaning: Meaning, examples: Any) -> tuple[list[dict[str, Any]], dict[int, Any]]:
-    """Each example as a tensor for each operand that no parameter of a module serves; other values by position."""
+    """Reads examples=.
+
+    Returns, for each example, a tensor for each operand that is no parameter of the module. Also returns the arguments
+    that are no tensors, by position. Raises UsageError if these differ between examples, or if a tensor is missing.
+    """
     if examples is None:
         return [], {}
     found = examples() if callable(examples) else examples
@@ -130,22 +131,27 @@ def _examples(meaning: Meaning, examples: Any) -> tuple[list[dict[str, Any]], di
 
 @dataclass
 class _Like:
+    """The meaning of an op with like=: traces its function for given shapes and evaluates the programs."""
+
     meaning: Meaning
-    shapes: NamedDims | None
+    shapes: NamedDims | None  # None: elementwise
     ranges: dict[str, Range]
     outputs: tuple[str, ...] | None
     programs: dict[Any, Program] = field(default_factory=dict, repr=False)
-    by_noise: bool = False  # whether errors are told in units of the program's noise
-    tf32: bool = False  # whether products may round their operands to TF32
-    fused: bool = False  # whether nothing between the operators is rounded to 16 bits
-    kind: torch.dtype = torch.float32  # of operands where there is no case yet
+    by_noise: bool = False  # True: errors are measured in units of the program's noise
+    tf32: bool = False  # True: products may round their operands to TF32
+    fused: bool = False  # True: no result between operators is rounded to 16 bits
+    kind: torch.dtype = torch.float32  # dtype of operands while there is no case
     smooth: tuple[str, ...] = ()  # the operands that the function has a gradient for
     derived: Mapping[str, Derivation] = field(default_factory=dict)
     hidden: tuple[str, ...] = ()
-    part: tuple[Program, Run, Callable[[], dict[str, Tensor]]] | None = None  # where it is about a part of a program
+    part: tuple[Program, Run, Callable[[], dict[str, Tensor]]] | None = None  # replaces the program; see `of_part`
 
     def op(self, *, fuses: bool = False) -> Op:
-        """The op, after the function was followed once. `fuses`: nothing but `verify.rounds` rounds on the way."""
+        """Traces the function once and returns the op.
+
+        With `fuses`, a program that calls `verify.rounds` rounds to 16 bits nowhere else.
+        """
         names = self.meaning.names
         dims = self._plain_dims()
         shapes = self._shapes(dims)
@@ -183,7 +189,7 @@ class _Like:
         )
 
     def _followed_first(self, shapes: Mapping[str, Shape]) -> Program:
-        """The program in the first type that the function takes: it may ask for one."""
+        """Returns the program in the first dtype of `_KINDS` that the function accepts, and sets `kind` to it."""
         refusals = []
         for self.kind in _KINDS:
             try:
@@ -193,7 +199,10 @@ class _Like:
         raise refusals[0]
 
     def _differentiable(self, shapes: Mapping[str, Shape]) -> tuple[str, ...]:
-        """The operands that the function has a gradient for: PyTorch's cross entropy has none for its weights."""
+        """Returns the operands that the function has a gradient for, which PyTorch may lack for some.
+
+        For instance, its cross entropy has no gradient for the weights of the classes.
+        """
         ordered = {name: shapes[name] for name in self.meaning.names}
 
         def followed(wanted: tuple[str, ...]) -> bool:
@@ -207,9 +216,9 @@ class _Like:
         return wanted if followed(wanted) else tuple(name for name in wanted if followed((name,)))
 
     def identity(self, dims: Shape) -> str:
-        """Digests the function and its gradients as traced for these sizes: every step and every constant.
+        """Returns a digest of the function and its gradients, as traced for these sizes: all steps and constants.
 
-        A function that looks at the types of its operands has a digest for each type.
+        If the function reads the dtypes of its operands, it has a digest for each dtype, and they are joined.
         """
         shapes = self._shapes(dims)
         ordered = {name: shapes[name] for name in self.meaning.names}
@@ -225,7 +234,10 @@ class _Like:
         return "".join([*found, *(each.identity(sources) for each in self.derived.values())])
 
     def _derived_ranges(self, shapes: Mapping[str, Shape]) -> dict[str, Range]:
-        """The ranges of derived operands of integers: all integers. Each function is called once to know its kind."""
+        """Returns the range "all integers" for each derived integer operand.
+
+        Calls each function of derive= once to see whether it returns integers.
+        """
         given = {name: self._sample(name, shapes, self._dtype(name, torch.float64)) for name in shapes}
         found: dict[str, Range] = {}
         for name, each in self.derived.items():
@@ -236,6 +248,7 @@ class _Like:
         return found
 
     def _operand(self, name: str, shape: Shape, smooth: bool) -> Operand:
+        """Returns an operand with its role, which depends on its name and on the module's parameters."""
         kept: dict[str, Any] = {"derive": self.derived.get(name), "hidden": name in self.hidden}
         if name in self.ranges:
             given = self.ranges[name]
@@ -246,6 +259,7 @@ class _Like:
         return Operand(name, role, differentiable=smooth, **kept)  # type: ignore[arg-type]
 
     def _plain_dims(self) -> Shape:
+        """Returns small sizes that the declaration allows. Raises UsageError if it finds none."""
         if self.shapes is None:
             return (2, 3)
         if self.shapes.numbered:
@@ -273,7 +287,7 @@ class _Like:
         return tuple(made.values()) if isinstance(made, Mapping) else made
 
     def _placed(self, values: Sequence[Tensor]) -> Meaning:
-        """The function for operands on a device and of a type: a module is moved there."""
+        """Returns the function for operands of these dtypes on this device. A module is copied to them."""
         meaning = self.meaning
         if meaning.module is None:
             return meaning
@@ -286,6 +300,7 @@ class _Like:
     def _program(
         self, shapes: Mapping[str, Shape], gradients: Sequence[str], kinds: Mapping[str, torch.dtype] | None = None
     ) -> Program:
+        """Traces the function for these shapes, or returns the program that it traced before."""
         kinds = {name: self._dtype(name) for name in shapes} if kinds is None else kinds
         key = (tuple(shapes.items()), tuple(gradients))
         narrow = any(kind.is_floating_point and kind.itemsize == 2 for kind in kinds.values())
@@ -304,14 +319,14 @@ class _Like:
         return program
 
     def _followed(self, operand: str, shapes: Mapping[str, Shape], dtype: torch.dtype) -> Tensor:
-        """Returns what the function is followed with: no numbers, but of an operand with structure."""
+        """Returns an operand to trace the function with: without numbers, unless the operand has a structure."""
         known = self.ranges.get(operand)
         if known is None or not known.structure:
             return torch.empty(shapes[operand], dtype=dtype, device="meta")
         return self._sample(operand, shapes, dtype)
 
     def _sample(self, operand: str, shapes: Mapping[str, Shape], dtype: torch.dtype) -> Tensor:
-        """Returns zeros, or the numbers next to zeros with the structure of the operand."""
+        """Returns zeros, changed as little as the structure of the operand demands."""
         zeros, known = torch.zeros(shapes[operand], dtype=dtype), self.ranges.get(operand)
         if known is None or not known.structure or self.shapes is None:
             return zeros
@@ -323,7 +338,7 @@ class _Like:
         return torch.bool if self.ranges[operand].boolean else torch.int64
 
     def program(self, problem: Problem) -> tuple[Program, Run]:
-        """The program of a problem, and its tensors."""
+        """Returns the program of a problem, and a run with its tensors."""
         if self.part is not None:
             return self.part[0], replace(self.part[1])
         present = {name: value for name, value in problem.inputs.items() if value is not None}
@@ -341,7 +356,10 @@ class _Like:
         return program, Run(leaves, next(iter(present.values())).device)
 
     def fast(self, problem: Problem) -> dict[str, Fast]:
-        """Intervals in float64, and the noise of results that are sums or that decisions make."""
+        """Returns the float64 reference of each result, with the noise if errors are measured by it.
+
+        Leaves in the problem's cache which elements have several right answers ("opened").
+        """
         program, run = self.program(problem)
         with torch.no_grad():
             noise: dict[str, Noise] = {}
@@ -351,7 +369,7 @@ class _Like:
             run.reach = {} if self.by_noise else run.reach
             spans = program.spans(run, problem.results)
             opened = self._opened(program, run, problem, noise) if run.met_tie else {}
-        # on the host, where single elements are asked for
+        # on the host, because single elements are evaluated there
         problem.cache["opened"] = {name: tuple(each.cpu() for each in found) for name, found in opened.items()}
         found = {name: _fast(span, opened.get(name)) for name, span in spans.items()}
         if self.by_noise:
@@ -376,7 +394,7 @@ class _Like:
             return sampled_again(program, run, result, self._rounding(program, run))
 
     def of_part(self, cut: Cut, theirs: Callable[[], dict[str, Tensor]]) -> _Like:
-        """Returns the same for a part of a program; `theirs` has PyTorch's float64 results there, where it is known."""
+        """Returns the meaning of a part of a program. `theirs` returns PyTorch's float64 results there, or {}."""
         return replace(self, part=(*cut.made(), theirs))
 
     def in_float64(self, problem: Problem) -> dict[str, Tensor]:
@@ -387,12 +405,15 @@ class _Like:
         return in_float64(self._placed(values), problem, self.outputs, self._gradients(problem))
 
     def looked_up(self, problem: Problem, result: str, fast: Fast) -> Fast:
-        """With what single elements have, where an interval has no end."""
+        """Returns the reference with unbounded elements evaluated by Arb. Of an elementwise program, `fast` did it."""
         program, run = self.program(problem)
         return fast if program.elementwise else self._looked_up(program, run, problem, result, fast)
 
     def _looked_up(self, program: Program, run: Run, problem: Problem, result: str, fast: Fast) -> Fast:
-        """With the elements that float64 says nothing about from Arb; where that finds none, the value is unknown."""
+        """Replaces unbounded elements of the reference by Arb's values, up to a number of elements.
+
+        If Arb finds no value either, the element is marked unknown, and every answer is right.
+        """
         assert fast.bound is not None
         most_asked = _OPEN[not program.elementwise]
         places = torch.nonzero(torch.isinf(fast.bound).reshape(-1)).reshape(-1)[:most_asked].tolist()
@@ -419,22 +440,23 @@ class _Like:
         return replace(fast, value=value, bound=bound, ends=ends, unknown=free if bool(free.any()) else None)
 
     def settled(self, problem: Problem, result: str, got: Tensor) -> Tensor:
-        """A kernel's integers, with those that are right beside others replaced by the reference's."""
+        """Returns a kernel's integers, with each right answer replaced by that of the reference."""
         value = self.fast(problem)[result].value
         program, reach = problem.cache["reach"]
         run = replace(self.program(problem)[1], reach=reach)
         return settled(program, run, result, got, value.to(got.device))
 
     def _gradients(self, problem: Problem) -> list[str]:
+        """Returns the results that are gradients of operands."""
         return [name for name in problem.results if name.startswith("d") and name[1:] in problem.inputs]
 
     def _opened(
         self, program: Program, run: Run, problem: Problem, noise: Mapping[str, Noise]
     ) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
-        """Where decisions that may go both ways matter, and the least and greatest number then; by result.
+        """Maps each result to a mask of the elements that open decisions change, and to their least and greatest value.
 
-        Intervals of a deep program grow with its depth, whatever the decisions do: twice what these were seen to do to
-        a result (`Noise`) bounds them.
+        The intervals of a program grow with its depth, with or without decisions. So the change is limited to twice
+        what the sampled runs showed (`Noise`).
         """
         gradients = self._gradients(problem)
         found: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
@@ -450,11 +472,12 @@ class _Like:
                         assert seen.value is not None
                         if seen.spread is not None and seen.other is not None:
                             room = torch.maximum(seen.spread, 2 * (seen.other - seen.value).abs().nan_to_num(0.0))
-                        # the runs have seen a few of the elements that a tie leaves open
+                        # the runs have seen only a few of the elements that a tie leaves open
                         free = torch.isinf(least) & torch.isinf(most)
                         if bool(free.any()):
                             room = torch.where(free, room[free].max(), room)
-                        if not getattr(moved_from(program.results[name])[-1], "at", None):  # all that may be picked
+                        # not for elements picked by open positions, which may be any that the intervals allow
+                        if not getattr(moved_from(program.results[name])[-1], "at", None):
                             least = torch.maximum(least, seen.value - room)
                             most = torch.minimum(most, seen.value + room)
                         face = Span(seen.value - seen.deviation, seen.value + seen.deviation)
@@ -463,8 +486,9 @@ class _Like:
         return found
 
     def points(self, problem: Problem, result: str, indices: Sequence[int]) -> list[Point]:
-        """Single elements, evaluated together at the precision that most need."""
-        # of a long problem results share nothing: whether one is refused does not depend on who is asked about others
+        """Returns the exact values of single elements; see `verify.ops.graph.single`."""
+        # The results of a long problem share no cache and no budget. So whether an element is refused does not depend
+        # on the other results that were requested.
         key = ("followed", problem.results, result if problem.is_long else "")
         held = problem.cache.get(key)
         if held is None or held[0] is not problem.inputs or held[1] is not problem.upstream:
@@ -479,7 +503,7 @@ class _Like:
 
 
 def _with_noise(fast: Fast, noise: Noise) -> Fast:
-    """The reference of a result with its noise; where a tie has several right answers, they are all there are."""
+    """Adds the noise to the reference of a result. Where a tie has several right answers, they exclude `other`."""
     spread, other = noise.spread, noise.other
     if fast.ends is not None:
         several = fast.ends[0] != fast.ends[1]
@@ -489,6 +513,7 @@ def _with_noise(fast: Fast, noise: Noise) -> Fast:
 
 
 def _fast(span: Any, opened: Any) -> Fast:
+    """Returns the reference for an interval: its middle, half its width as the bound, and several right answers."""
     if isinstance(span, Truths):
         value = span.value.to(torch.float64)
         return Fast(value, value.abs().clamp(min=1.0), bound=torch.zeros_like(value))
@@ -501,14 +526,15 @@ def _fast(span: Any, opened: Any) -> Fast:
     if opened is not None and bool(opened[0].any()):
         several, least, most = opened
         ends = (torch.where(several, least, value), torch.where(several, most, value))
-        bound = bound.masked_fill(several, 0.0)  # all between the ends is right, however wide one answer is
+        bound = bound.masked_fill(several, 0.0)  # every number between the ends is right, so no bound is added
     return Fast(value, value.abs(), ends, bound)
 
 
 def _freed(fast: Fast, values: Sequence[Tensor], *, gradient: bool) -> Fast:
-    """Every answer is right where a function has no value: its derivative at NaN, and NaN that it makes of infinities.
+    """Marks every answer as right where the function has no value.
 
-    A program has no limit: what it makes of -inf * 0 says nothing about the function that it was written for.
+    This is the derivative at NaN, and each NaN that the program makes from infinite operands. A program takes no
+    limits, so its NaN for -inf * 0 does not show what the intended function has there.
     """
     given = [value.to(torch.float64).expand(fast.value.shape) for value in values]
     if not given:

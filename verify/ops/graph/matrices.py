@@ -1,7 +1,8 @@
-"""Determinants, inverses and factors of small matrices, as what they are made of: sums of products, quotients, roots.
+"""Formulas for determinants, inverses and factors of small matrices: sums of products, quotients and roots.
 
-PyTorch's exchange rows by the numbers that they meet. What they stand for does not: the formulas here have a value
-wherever the function has one, though few would compute it so.
+They replace PyTorch's operators while a function is traced. PyTorch exchanges rows, depending on the numbers, which a
+program cannot follow. The formulas have a value wherever the function has one. They are slow, and not meant for
+computing in floating point.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from torch import Tensor
 
 from verify.errors import UsageError
 
-_MINORS, _STEPS = 8, 64  # rows of a matrix whose minors are all formed, and of one that is solved row by row
+_MINORS, _STEPS = 8, 64  # most rows of a matrix whose minors are all formed, and of one that is solved row by row
 
 
 def _rows(x: Tensor, name: str, most: int) -> int:
+    """Returns the number of rows. Raises UsageError unless x is square with 1 to `most` rows."""
     if x.ndim < 2 or x.shape[-1] != x.shape[-2] or not 0 < x.shape[-1] <= most:
         raise UsageError(
             f"like= has {name} of square matrices with up to {most} rows; received the shape {tuple(x.shape)}",
@@ -28,7 +30,7 @@ def _rows(x: Tensor, name: str, most: int) -> int:
 
 
 def det(x: Tensor) -> Tensor:
-    """By minors of the last rows, of all choices of columns."""
+    """Expands along the rows from below: keeps the minors of the last rows for every choice of columns."""
     size = _rows(x, "det", _MINORS)
     made, known = x[..., size - 1, :], list(combinations(range(size), 1))
     for row in reversed(range(size - 1)):
@@ -42,7 +44,7 @@ def det(x: Tensor) -> Tensor:
 
 
 def inv(x: Tensor) -> Tensor:
-    """The minors over the determinant."""
+    """Divides the cofactors by the determinant."""
     size = _rows(x, "inv", _MINORS)
     if size == 1:
         return 1 / x
@@ -55,6 +57,7 @@ def inv(x: Tensor) -> Tensor:
 
 
 def solve(a: Tensor, b: Tensor, *, left: bool = True) -> Tensor:
+    """Multiplies by the inverse, as torch.linalg.solve defines its cases."""
     if b.ndim == 1 or (a.ndim - 1 == b.ndim and b.shape == a.shape[:-1]):
         return (inv(a) @ b.unsqueeze(-1)).squeeze(-1)
     return inv(a) @ b if left else b @ inv(a)
@@ -74,7 +77,10 @@ def slogdet(x: Tensor) -> Any:
 
 
 def cholesky(x: Tensor, *, upper: bool = False) -> Tensor:
-    """Column by column. The numbers are those of the lower triangle, the gradient that of a symmetric matrix."""
+    """Computes the factor column by column.
+
+    As in PyTorch, only the lower triangle of x counts for the value, and the gradient is that of a symmetric matrix.
+    """
     size = _rows(x, "cholesky", _STEPS)
     lower = x.mT if upper else x
     both = (x + x.mT) / 2
@@ -91,6 +97,7 @@ def cholesky(x: Tensor, *, upper: bool = False) -> Tensor:
 
 
 def solve_triangular(a: Tensor, b: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Tensor:
+    """Substitutes row by row."""
     if not left:
         return solve_triangular(a.mT, b.mT, upper=not upper, unitriangular=unitriangular).mT
     size = _rows(a, "solve_triangular", _STEPS)

@@ -1,17 +1,17 @@
-"""The noise of a program: how far its results move when each computed step is rounded once.
+"""Measures the noise of a program: how far its results move if each computed step is rounded once.
 
-A kernel cannot be better than its format. So the error of a result is told in units of its noise, the rms change
-of an element when every step of the definition is disturbed by one rounding of the format that a kernel computes in:
+A kernel cannot be better than its format. So errors are measured in units of the noise. To find the noise, one rounding
+of the format that a kernel computes in disturbs each step of the definition. The noise of an element is its rms change:
 
-    noise = noise_of(program, run, ["y", "dx"], Rounding.of(run))["y"]
+    noise = noise_of(program, run, ["y", "dx"], Rounding.of(run))[0]["y"]
     noise.deviation    # one number for each element of y
-    noise.spread       # how far decisions that fall within their own noise move it; None where there are none
+    noise.spread       # how far open decisions move each element; None if no decision is open
 
-`rounding` says how far one rounding of a step moves its numbers.
+`rounding.py` gives the size of one rounding of each step.
 
-The disturbances are far below the roundings that they stand for, so that the response is linear, and decisions stay
-as they are. Where a number decides that is within `NEAR` of its own noise of where the decision turns over, some more
-runs decide otherwise: what results are then is right too.
+The disturbances are much smaller than the roundings they represent. So the response is linear, and no decision changes.
+A decision is open if the deciding number lies within `NEAR` times its own noise of the point where the decision
+changes. Some more runs then decide the other way. Their results are right too.
 """
 
 from __future__ import annotations
@@ -34,37 +34,36 @@ from verify.ops.graph.spans import Span
 from verify.ops.graph.special import FUNCTIONS
 from verify.ops.graph.steps import Leaf, Move, Plain, Run, Step, moved_from
 
-NEAR = 8.0  # of its noise: so far a kernel's number may be from the exact one
+NEAR = 8.0  # largest error of a kernel's number, in units of its noise
 RUNS = 16
-_MORE_RUNS, _OTHER_SEED = 48, 1009  # before elements are called wrong
-_STEP = 2.0**-30  # of a disturbed number
-_COINS = (1 << 20) + 7  # random numbers that are drawn once
-_FLIPS = 16
-_FEW = 1 << 14  # elements of a result whose elements may move together
-_TIE = 2.0**-44  # of a number: an exact tie is broken by that much
+_MORE_RUNS, _OTHER_SEED = 48, 1009  # used before elements are called wrong
+_STEP = 2.0**-30  # size of a disturbance, relative to the number
+_COINS = (1 << 20) + 7  # random numbers drawn once and used again
+_FLIPS = 16  # runs with open decisions turned
+_FEW = 1 << 14  # most elements for which `together` is measured and additional runs are made
+_TIE = 2.0**-44  # change that breaks an exact tie, relative to the number
 _ROOT3 = math.sqrt(3.0)
-_CHAOTIC = 1e-3  # noise of an element, relative to it, from which its response need not be linear
+_CHAOTIC = 1e-3  # relative noise of an element above which its response may not be linear
 
 
 @dataclass(frozen=True)
 class Noise:
-    """The noise of one result: `deviation` for each element, and what open decisions do to it.
+    """The noise of one result, and the effect of open decisions on it.
 
-    `other` is the second right value of elements that have two, NaN elsewhere. Elements that open decisions give more
-    than two values have a `spread`: how far they move it at most. Both are None where no decision is open.
+    `spread` and `other` are None if no decision is open.
     """
 
-    deviation: Tensor
-    spread: Tensor | None = None
-    other: Tensor | None = None
-    value: Tensor | None = None  # the result of the run that nothing disturbed
-    together: float = 1.0  # the largest root mean square of a run's deviations in units of their own
+    deviation: Tensor  # the noise of each element
+    spread: Tensor | None = None  # the most that open decisions move an element, where it has more than two values
+    other: Tensor | None = None  # the second right value of an element that has two; NaN elsewhere
+    value: Tensor | None = None  # the result of the undisturbed run
+    together: float = 1.0  # largest rms of one run's changes, each in units of the element's noise
 
 
 def noise_of(
     program: Program, run: Run, wanted: Sequence[str], format: Rounding, runs: int = RUNS, *, seed: int = 0
 ) -> tuple[dict[str, Noise], dict[int, Tensor]]:
-    """Returns the noise of the wanted results, and how far deciding numbers may be off (`Run.reach`)."""
+    """Returns the noise of each wanted result, and the largest error of each deciding number (`Run.reach`)."""
     sampled = _Samples(program, run, wanted, format)
     if sampled.is_small():
         runs += runs // 2
@@ -80,7 +79,7 @@ def noise_of(
 
 
 def sampled_again(program: Program, run: Run, result: str, format: Rounding) -> Tensor:
-    """Returns the deviation of a result from 48 other runs: of so many, an element's own is off by a tenth."""
+    """Returns the deviation of a result from 48 other runs. With so many, each element's is accurate to a tenth."""
     sampled = _Samples(program, run, [result], format)
     sampled.sample(_MORE_RUNS, _OTHER_SEED, _STEP / format.unit)
     if sampled.is_chaotic():
@@ -96,33 +95,34 @@ def _coins(seed: int, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 class _Samples:
-    """One base run of a program, and disturbed ones beside it."""
+    """Evaluates a program once undisturbed, and then with disturbances."""
 
     def __init__(self, program: Program, run: Run, wanted: Sequence[str], format: Rounding) -> None:
         self.program, self.run, self.format = program, run, format
-        self.asked = list(wanted)  # integers among them, whose decisions are looked at too
+        self.asked = list(wanted)  # with integer results, whose decisions matter too
         self.wanted = [name for name in wanted if program.results[name].real]
         self.steps = program.needed_for(wanted)
         self.ends, self.weighed = self._ends(), self._weighed()
-        self.inner: dict[int, Products] = {}  # by step of `weighed`, until they are summed
+        self.inner: dict[int, Products] = {}  # id(step of `weighed`) -> products that are not summed yet
         self.numbers = {id(step): number for number, step in enumerate(self.steps)}
         self.deciding = {id(each) for step in self.steps if decides(step) for each in step.inputs if each.real}
-        self.held: dict[int, Tensor] = {}  # by step: what was decided, and the numbers that decided it
-        self.roundings: dict[int, Tensor | float] = {}  # by step: its deviation, or how much of its size that is
-        self.stored: dict[int, Tensor] = {}  # by result that is stored: the elements which its format rounds
-        self.kept: set[int] = set()  # the steps whose numbers are of the 16-bit format before anything stores them
-        self.squares: dict[int, Tensor] = {}  # summed over runs, of how far numbers moved: by step, of `held`
+        self.held: dict[int, Tensor] = {}  # id(step) -> value in the base run, of decisions and deciding numbers
+        self.roundings: dict[int, Tensor | float] = {}  # id(step) -> deviation; a float is relative to the numbers
+        self.stored: dict[int, Tensor] = {}  # id(stored result) -> mask of the elements that its format rounds
+        self.kept: set[int] = set()  # ids of steps whose numbers are all of the 16-bit format
+        self.squares: dict[int, Tensor] = {}  # id(deciding step), -id(comparison) -> sum of squared changes over runs
         self.runs = 0
         self.coins: Tensor | None = None
         self.truth = self._results(self._base)
         self.deviations = {name: torch.zeros_like(value) for name, value in self.truth.items()}
 
     def _results(self, make: Make) -> dict[str, Tensor]:
+        """Evaluates the program by `make` and returns its real results."""
         found = self.program.values(self.run, self.asked, make)
         return {name: found[name] for name in self.wanted}
 
     def _ends(self) -> set[int]:
-        """The steps whose numbers are results, moved at most."""
+        """Returns the ids of the steps whose numbers become results without further computation."""
         found = {id(self.program.results[name]) for name in self.asked}
         for step in reversed(self.steps):
             if isinstance(step, Move) and id(step) in found:
@@ -130,6 +130,7 @@ class _Samples:
         return found
 
     def _base(self, step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Evaluates a step undisturbed, and notes its deviation and its decision."""
         value = step.value(self.run, given)
         deviation = deviation_of(step, self.run, value, given, self.format)
         again = self._summed_again(step, given, deviation)
@@ -148,11 +149,13 @@ class _Samples:
         return value, value
 
     def _summed_again(self, step: Step, given: Sequence[Tensor], deviation: Tensor | float | None) -> Tensor | None:
-        """Returns how far a weighted sum of inner products moves when its terms are added in another order.
+        """Returns how far a weighted sum of inner products moves if a kernel sums in the other order.
 
-        The sum over j of p_j (a . b_j) is a . (sum of p_j b_j): the backward of attention has either. Where p is one 1
-        among zeros, the first repeats numbers that are known, and the second rounds. What the second has in brackets is
-        the output of attention, which a kernel stores in 16 bits.
+        Returns None for all steps but such a sum.
+
+        The sum over j of p_j (a . b_j) equals a . (sum of p_j b_j). The backward pass of attention may compute either.
+        If p is one 1 among zeros, the first form repeats a computed number, and the second form rounds. The bracket of
+        the second form is the output of attention, which a kernel stores in 16 bits.
         """
         place = next((n for n, each in enumerate(step.inputs) if id(each) in self.inner), None)
         if id(step) not in self.weighed:
@@ -177,7 +180,10 @@ class _Samples:
         return None
 
     def _weighed(self) -> set[int]:
-        """The steps between inner products and weighted sums of them: a product, what moves its factors, the sum."""
+        """Returns the ids of the steps from inner products to a weighted sum of them.
+
+        These are the inner products, the steps that move them, the multiplication by weights and the sum.
+        """
         found: set[int] = set()
         for step in self.steps:
             if not (isinstance(step, Reduce) and step.function == "sum" and step.dims):
@@ -192,16 +198,16 @@ class _Samples:
         return found
 
     def _is_kept(self, step: Step) -> bool:
-        """True if a step that rounds nothing is given numbers of the 16-bit format alone."""
+        """True if all numbers that a step reads are of the 16-bit format, or not computed."""
         return all(isinstance(each, Leaf | Plain) or id(each) in self.kept for each in step.inputs if each.real)
 
     def _store(self, step: Step, value: Tensor, deviation: Tensor | float | None) -> None:
-        """Adds the rounding to the format that a step is stored in, of the elements which that format has not."""
+        """Adds the rounding that storing a step causes, for the elements that its format cannot represent."""
         format = self.format.stored[id(step)]
         rounded = value.to(format).to(value.dtype) != value
         if id(step) in self.ends:
             self.stored[id(step)] = rounded
-        else:  # the number is seen stored alone: both roundings are one
+        else:  # later steps see only the stored number, so both roundings become one
             stored = (value.abs() * (unit_of(format) / _ROOT3)).masked_fill(~rounded, 0.0)
             if deviation is not None:
                 first = value.abs() * deviation if isinstance(deviation, float) else deviation
@@ -209,7 +215,10 @@ class _Samples:
             self.roundings[id(step)] = stored
 
     def sample(self, runs: int, seed: int, shrink: float) -> None:
-        """Adds the deviations of some disturbed runs; roundings are multiplied by `shrink` while they run."""
+        """Runs the program `runs` times with disturbances and raises `deviations` to the changes seen.
+
+        Disturbances are the roundings times `shrink`.
+        """
         first = self.runs == 0
         self.random, self.shrink = random.Random(seed), shrink
         device = next(iter(self.truth.values())).device if self.truth else self.run.device
@@ -232,7 +241,7 @@ class _Samples:
             self.deviations[name] = torch.maximum(self.deviations[name], (value / runs).sqrt() / shrink)
 
     def _disturbed(self, step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """One rounding of a step; how far deciding numbers moved is added to what other runs saw."""
+        """Evaluates a step with a disturbance, and adds to `squares` how far deciding numbers moved."""
         shown, used = self._disturbed_alone(step, given)
         if id(step) in self.deciding and step.real:
             self._moved(id(step), used - self.held[id(step)])
@@ -241,6 +250,7 @@ class _Samples:
         return shown, used
 
     def _disturbed_alone(self, step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Evaluates a step with a disturbance. Decisions stay as in the base run."""
         if decides(step) and not isinstance(step, AtRank) and getattr(step, "function", "") not in _REMAINS:
             return self.held[id(step)], self.held[id(step)]
         value = self._frozen(step, given)
@@ -256,7 +266,7 @@ class _Samples:
         return value, torch.where(self.stored[id(step)], moved, value)
 
     def _frozen(self, step: Step, given: list[Tensor]) -> Tensor:
-        """A step's value with the decisions within it as they were in the base run."""
+        """Evaluates a step that contains a decision, with the decision of the base run."""
         if isinstance(step, AtRank):
             ranks = self.held[id(step.inputs[0])].topk(given[1].shape[-1], -1, step.largest).indices
             return given[2].scatter(-1, ranks, given[1])
@@ -267,10 +277,10 @@ class _Samples:
         return step.value(self.run, given)
 
     def _tossed(self, like: Tensor) -> Tensor:
-        """Returns numbers within +-1 of the shape of a tensor: a stretch of those that were drawn once.
+        """Returns random numbers within +-1 in the shape of `like`, cut from the numbers drawn once.
 
-        A long tensor reads overlapping stretches, one for each of its rows. Sums of a row or of a column meet each
-        number once. Sums of everything meet it several times, which adds little: their own noise is far larger.
+        The rows of a large tensor are overlapping cuts. The sum of a row or a column contains each number once. The sum
+        of all elements contains it several times. That adds little, since the noise of such a sum is far larger.
         """
         assert self.coins is not None
         count = like.numel()
@@ -289,18 +299,20 @@ class _Samples:
         return self.coins.as_strided(like.shape, [size, *strides], start)
 
     def _apart(self, step: Step) -> Tensor:
+        """Returns the difference of the two inputs of a comparison in the base run."""
         return self.held[id(step.inputs[0])] - self.held[id(step.inputs[1])]
 
     def _moved(self, key: int, by: Tensor) -> None:
+        """Adds a squared change to `squares`."""
         square = _squared(by)
         self.squares[key] = self.squares[key] + square if key in self.squares else square
 
     def is_small(self) -> bool:
-        """True if more runs cost little: their number is what a maximum over many elements hangs on."""
+        """True if all results together have few elements, so that more runs cost little."""
         return sum(value.numel() for value in self.truth.values()) <= _FEW
 
     def is_chaotic(self) -> bool:
-        """True if the noise of many elements is so large beside them that their response is not linear."""
+        """True if a tenth of some result's elements have so much noise that the response may not be linear."""
         for name, value in self.truth.items():
             large = self.deviations[name] > _CHAOTIC * value.abs()
             if value.numel() and float((large & (value != 0)).double().mean()) > 0.1:
@@ -308,7 +320,10 @@ class _Samples:
         return False
 
     def together(self, name: str) -> float:
-        """How far the elements of a small result move together: all may hang on one sum. At least 1."""
+        """Returns how strongly the elements of a small result move together, for instance if all depend on one sum.
+
+        This is the largest rms over the elements, among all runs, of the change in units of the noise. At least 1.
+        """
         squares = self.each.get(name)
         if not squares:
             return 1.0
@@ -319,7 +334,10 @@ class _Samples:
         return max(1.0, math.sqrt(float(moved.sum(1).max()) / noisy)) if noisy else 1.0
 
     def deviation(self, name: str) -> Tensor:
-        """The noise of a result. That of a gradient through a normalisation is at least an eighth of its row's."""
+        """Returns the noise of each element of a result.
+
+        For a gradient through a normalisation, it is at least an eighth of the rms noise of the row.
+        """
         found = self.deviations[name]
         for step in self.steps:
             if isinstance(step, Map) and step.centred and step.shape == found.shape and name not in self._outputs():
@@ -329,18 +347,19 @@ class _Samples:
         return found
 
     def _outputs(self) -> list[str]:
+        """Returns the names of the results that are no gradients."""
         return [
             name for name in self.program.results if not name.startswith("d") or "grad " + name in self.program.leaves
         ]
 
     def _near(self, key: int) -> Tensor | None:
-        """`NEAR` times the noise of a deciding number; None where it is not computed."""
+        """Returns `NEAR` times the noise of a deciding number; None if the number never moved."""
         if key not in self.squares or not bool(self.squares[key].any()):
             return None
         return (self.squares[key] / self.runs).sqrt() * (NEAR / self.first_shrink)
 
     def reaches(self) -> dict[int, Tensor]:
-        """How far the numbers that decide something may be off, by step: anywhere, where a kernel's overflow."""
+        """Maps id(step) to the largest error of each deciding number; infinity where a kernel's number overflows."""
         found: dict[int, Tensor] = {}
         for key in self.deciding:
             reach, beyond = self._near(key), self.held[key].abs() > self.format.largest
@@ -349,9 +368,10 @@ class _Samples:
         return found
 
     def flipped(self, seed: int) -> dict[str, Noise]:
-        """What open decisions do to each result: `spread` and `other`; {} where none is open.
+        """Returns, for each result, its noise with `spread` and `other` from runs with open decisions turned.
 
-        At an exact tie a gradient has two sides, while an output is what PyTorch says.
+        Returns {} if no decision is open. An exact tie is open for gradients, which have two sides there. It is not
+        open for outputs, where PyTorch's answer holds.
         """
         outputs = set(self._outputs())
         found: dict[str, Noise] = {}
@@ -366,7 +386,7 @@ class _Samples:
         return found
 
     def _moves(self, name: str, made: Tensor) -> Noise:
-        """The spread of a result, and its other value, from what it was in several runs."""
+        """Returns the noise of a result with its spread and second value, given its values `made` in several runs."""
         truth = self.truth[name]
         moved = _distance(made, truth)
         furthest = moved.max(0)
@@ -375,12 +395,15 @@ class _Samples:
         beside = torch.minimum(moved, _distance(made, other)).amax(0)
         two = beside <= least
         differs = furthest.values > least
-        # of more than two values the runs have met some
+        # with more than two values, the runs have seen only some, so the furthest counts twice
         spread = torch.where(two, beside, 2 * furthest.values)
         return Noise(self.deviation(name), spread, torch.where(two & differs, other, math.nan))
 
     def _open(self, step: Step, ties: bool) -> tuple[Tensor, Tensor] | None:
-        """Which decisions of a step are open, and by how much their first number is moved to turn them over."""
+        """Returns a mask of the open decisions of a step, and the change of its first input that turns them.
+
+        Returns None if no decision is open. With `ties`, an exact tie is open too.
+        """
         if not decides(step) or not step.inputs[0].real:
             return None
         x = self.held[id(step.inputs[0])]
@@ -391,7 +414,8 @@ class _Samples:
             apart = self._apart(step).abs()
             mask = (apart <= reach) & (reach > 0)
             computed = self._near(id(step.inputs[0]))
-            known = (apart == 0) & (reach == 0) & (zero if computed is None else computed > 0).bool()  # of itself
+            # True where a computed number is compared with itself
+            known = (apart == 0) & (reach == 0) & (zero if computed is None else computed > 0).bool()
             mask = mask | ((apart == 0) & ~known & (ties and step.ties))  # type: ignore[attr-defined]
         elif isinstance(step, Map):
             if step.function in _QUOTIENTS + _REMAINS:
@@ -421,17 +445,21 @@ class _Samples:
     def _decided(
         self, opened: Mapping[int, tuple[Tensor, Tensor]], way: int, seed: int, step: Step, given: list[Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """A step's value with its open decisions turned one way or the other."""
+        """Evaluates a step with its open decisions turned one way or the other.
+
+        The runs 0 and 1 turn all decisions to one side, 2 and 3 choose the first or last of equal elements, the others
+        are random.
+        """
         if id(step) not in opened:
             value = step.value(self.run, given)
             return value, value
         mask, by = opened[id(step)]
         if way < 2:
             side = torch.ones_like(by) * (1 if way else -1)
-        elif way < 4 and not isinstance(step, Map):  # the last, or the first, of equal ones
+        elif way < 4 and not isinstance(step, Map):  # the last, or the first, of equal elements
             ramp = torch.arange(1, by.shape[-1] + 1, dtype=by.dtype, device=by.device) / by.shape[-1]
             side = (ramp if way == 2 else 1 - ramp).expand(by.shape)
-        else:  # the same side for all that the same number decides
+        else:  # all decisions by the same number turn to the same side
             key = seed * 1009 + way * 31 + self.numbers[id(step.inputs[0])]
             generator = torch.Generator(by.device).manual_seed(key)
             side = torch.randint(0, 2, by.shape, device=by.device, generator=generator).to(by.dtype) * 2 - 1
@@ -442,12 +470,12 @@ class _Samples:
             first = torch.where(mask, given[0] + side * by, given[0])
             value = step.value(self.run, [first, *given[1:]])
             if isinstance(step, Map) and step.function in _REMAINS:
-                value = value - (first - given[0])  # what is left is the jump
+                value = value - (first - given[0])  # only the jump remains
         return value, value
 
 
 def decides(step: Step) -> bool:
-    """True if a step turns numbers into a choice: roundings before it may change the choice, never by a little."""
+    """True if a step turns numbers into a choice, which a rounding of these numbers changes wholly or not at all."""
     if isinstance(step, Map):
         jumps = step.function in _COMPARISONS + _QUOTIENTS + _REMAINS or step.function == "signbit"
         return step.inputs[0].real and (jumps or step.stepped)
@@ -463,7 +491,10 @@ def _compares(step: Step) -> bool:
 
 
 def averaged_dims(program: Program, result: str) -> list[int]:
-    """Returns the dimensions of a gradient over which noise is averaged: an element then needs its whole row."""
+    """Returns the dimensions of a gradient over which its noise is averaged; [] for an output.
+
+    To know the noise of one element there, all elements along these dimensions are needed.
+    """
     if not result.startswith("d") or "grad " + result in program.leaves:
         return []
     shape = program.results[result].shape
@@ -472,7 +503,7 @@ def averaged_dims(program: Program, result: str) -> list[int]:
 
 
 def _averaged(step: Map) -> list[int]:
-    """The dimensions whose mean a step subtracts."""
+    """Returns the dimensions whose mean a step subtracts."""
     mean = step.inputs[1].shape
     shape = (1,) * (len(step.shape) - len(mean)) + tuple(mean)
     return [dim for dim, (size, whole) in enumerate(zip(shape, step.shape, strict=True)) if size < whole]
@@ -484,6 +515,6 @@ def _squared(difference: Tensor) -> Tensor:
 
 
 def _distance(found: Tensor, truth: Tensor) -> Tensor:
-    """How far two numbers are apart; 0 where they are equal, both NaN too, and infinite where only one is finite."""
+    """Returns the distance of two numbers: 0 if they are equal or both NaN, infinity if only one is finite."""
     same = (found == truth) | (torch.isnan(found) & torch.isnan(truth))
     return torch.where(same, 0.0, (found - truth).abs().nan_to_num(math.inf, math.inf, math.inf))

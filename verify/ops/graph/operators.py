@@ -1,4 +1,4 @@
-"""What PyTorch says about its operators: what each writes to, whether it is made of others, what its result follows."""
+"""Answers questions about PyTorch's operators: writes, composition of other operators, dependence on values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 
 _aten = torch.ops.aten
-_COMPILER_OFF = _disable_dynamo(lambda: None).__code__  # of all that is wrapped in it
+_COMPILER_OFF = _disable_dynamo(lambda: None).__code__  # the code of every function that this decorator wraps
 RANDOM = frozenset(
     "bernoulli rand randn rand_like randn_like randint randint_like randperm uniform normal normal_functional "
     "multinomial native_dropout exponential geometric log_normal cauchy random poisson _fused_dropout "
@@ -22,25 +22,25 @@ RANDOM = frozenset(
 
 @cache
 def arguments_of(func: Any) -> frozenset[str]:
-    """The names of an operator's arguments."""
+    """Returns the names of an operator's arguments."""
     return frozenset(each.name for each in func._schema.arguments)
 
 
 @cache
 def base_name(func: Any) -> str:
-    """An operator's name, without its overload."""
+    """Returns an operator's name without namespace and overload, such as "add" of aten::add.Tensor."""
     return str(func._schema.name.split("::")[1])
 
 
 @cache
 def is_composite(func: Any) -> bool:
-    """Whether an operator is written in terms of others in PyTorch itself, for gradients too."""
+    """True if PyTorch implements an operator by other operators, and differentiates it through them."""
     return bool(func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd))
 
 
 @cache
 def looks(func: Any) -> bool:
-    """Whether what an operator returns that is no tensor, or the shape of it, depends on the values of tensors."""
+    """True if an operator's non-tensor results or its output shapes depend on the values of tensors."""
     tags = func.tags
     known = (_aten.index.Tensor, _aten.repeat_interleave.Tensor)
     return func not in known and (torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags)
@@ -48,16 +48,16 @@ def looks(func: Any) -> bool:
 
 @dataclass(frozen=True)
 class Writing:
-    """The arguments that an operator writes `to`, those of them that are its out=, and the operator `without` that."""
+    """The arguments that an operator writes to, and the operator that computes the same without writing."""
 
-    to: tuple[tuple[int, str], ...]
-    into: frozenset[str]
-    without: Any
+    to: tuple[tuple[int, str], ...]  # position and name of each argument that it writes to
+    into: frozenset[str]  # names of the out= arguments
+    without: Any  # None: PyTorch has no such operator
 
 
 @cache
 def writing_of(func: Any) -> Writing:
-    """What an operator writes to; `without` is None where PyTorch has no such operator."""
+    """Returns the writes of an operator, from its schema."""
     arguments = func._schema.arguments
     to = [(place, each.name) for place, each in enumerate(arguments) if each.alias_info and each.alias_info.is_write]
     into = frozenset(each.name for each in arguments if each.is_out)
@@ -73,7 +73,7 @@ def writing_of(func: Any) -> Writing:
 
 @cache
 def _bare(formula: Callable[..., Any]) -> tuple[Callable[..., Any], bool]:
-    """What PyTorch has wrapped, and whether one of the wrappings brings integers to a dtype too."""
+    """Removes the wrappers of a formula; also returns True if one of them converts integers to a common dtype too."""
     whole, made = False, formula
     while hasattr(made, "__wrapped__"):
         whole = whole or getattr(made, "__code__", None) is _COMPILER_OFF
@@ -82,10 +82,9 @@ def _bare(formula: Callable[..., Any]) -> tuple[Callable[..., Any], bool]:
 
 
 def formula_of(formula: Callable[..., Any], args: Any) -> Callable[..., Any]:
-    """A formula of PyTorch for operands.
+    """Returns PyTorch's decomposition without its wrappers if all operands are float64, else with them.
 
-    What PyTorch wraps around it brings operands to one dtype, and imports its compiler and sympy: it is left out where
-    all are float64.
+    The wrappers convert operands to one dtype. They import PyTorch's compiler and sympy, which takes long.
     """
     bare, whole = _bare(formula)
     kinds = {each.dtype for each in args if isinstance(each, Tensor) and (whole or each.is_floating_point())}

@@ -1,9 +1,11 @@
-"""A PyTorch function as a program over the real numbers: traced, rewritten into steps, evaluated in two ways.
+"""Turns a PyTorch function into a program over the real numbers, and evaluates it in two ways.
 
-What a program means is the real-valued function that the PyTorch code denotes: its casts between formats of floating
-point are the identity, its constants are the numbers that Python holds. Gradients are the program's own, traced through
-autograd. Two routes lead to its values, PyTorch's float64 arithmetic with a bound of its error that runs along
-(`spans`), and the same steps in Arb and in mpmath for the elements that are asked for (`elements`).
+`trace` records the function and rewrites the record into steps. A program denotes a real-valued function: a cast
+between floating-point formats is the identity, and a constant is the number that Python holds. Autograd gives the
+gradients, and `trace` records them too. Two routes lead to the values:
+
+- `spans` uses PyTorch's float64 arithmetic on whole tensors, with a bound of its error;
+- `elements` evaluates single elements by the same steps in Arb or mpmath.
 """
 
 from __future__ import annotations
@@ -34,37 +36,37 @@ from verify.ops.graph.selecting import AtRank, IsExtreme, RankIndex, WhereExtrem
 from verify.ops.graph.steps import ABSENT, Leaf, Move, Places, Plain, Run, Step, moved_from
 
 RULE_MODULES = (rules_moving, rules_elementwise, rules_reducing)  # imported for the rules that they add
-_FEW = 16
-_ZEROS = 1 << 16  # elements of operands up to which a function is called on zeros before it is followed
+_FEW = 16  # demanded places up to which a Python set is faster than NumPy
+_ZEROS = 1 << 16  # most elements of all operands for which a function is called on zeros before it is traced
 Make = Callable[[Step, list[Tensor]], tuple[Tensor, Tensor]]
-Needed = dict[int, tuple[Places, list[Places]]]  # by step: elements to evaluate, and what each needs of the inputs
+Needed = dict[int, tuple[Places, list[Places]]]  # id(step) -> (elements to evaluate, elements to read of each input)
 
 
 @dataclass
 class Program:
-    """The steps in order, and which of them are results: outputs by name, then gradients ("d" + operand)."""
+    """Holds the steps in order and, in `results`, the outputs by name and then the gradients ("d" + operand)."""
 
     steps: list[Step]
     results: dict[str, Step]
     leaves: tuple[str, ...]
-    needed: dict[str, list[Step]] = field(default_factory=dict)
-    integers: tuple[str, ...] = ()  # outputs that are whole numbers or conditions
-    typed: bool = False  # whether the program is about one set of types of its operands
-    stored: dict[int, torch.dtype] = field(default_factory=dict)  # steps whose results lie in memory in 16 bits
-    recorded: tuple[Sequence[Node], Sequence[Node | None]] = ((), ())  # calls, and those that give the results
+    needed: dict[str, list[Step]] = field(default_factory=dict)  # cache of `needed_for`
+    integers: tuple[str, ...] = ()  # outputs that are integers or booleans
+    typed: bool = False  # True: the program holds for one set of operand dtypes only
+    stored: dict[int, torch.dtype] = field(default_factory=dict)  # id(step) -> the 16-bit dtype that stores its result
+    recorded: tuple[Sequence[Node], Sequence[Node | None]] = ((), ())  # all calls, and the calls that make the results
 
     @cached_property
     def digest(self) -> str:
-        """Returns 12 hex digits of what was recorded, before any rewriting: another function has others."""
+        """Returns 12 hex digits that identify the recorded calls, before any rewriting."""
         return digest_of(*self.recorded)
 
     @property
     def sums(self) -> bool:
-        """Whether anything is added up: errors are then told by the scale of the terms.
+        """True if the program adds terms up. Errors are then measured relative to the size of the terms.
 
-        Two numbers count as terms where they follow from different operands, or parts of one, as in x cos - y sin: no
-        format that either is rounded to keeps their difference. What a function of one number cancels is the formula's
-        fault.
+        Two numbers count as terms if they depend on different operands, or on different parts of one, as in
+        x cos - y sin: rounding either to any format loses their difference. If a function of one number cancels, the
+        formula is at fault, so that does not count.
         """
         adds = (Contract, Reduce, Running, Spread)
         if any(isinstance(getattr(step, "inner", step), adds) and step.real for step in self.steps):
@@ -73,7 +75,7 @@ class Program:
         for step in self.steps:
             part = isinstance(step, Move) and (
                 math.prod(step.shape) < math.prod(step.inputs[0].shape)
-                or not (step.view or step.within)  # others, as roll makes them
+                or not (step.view or step.within)  # such as roll: an element now stands beside other elements
             )
             if isinstance(step, Leaf) or part:
                 follows[id(step)] = frozenset({id(step)})
@@ -88,7 +90,7 @@ class Program:
 
     @property
     def decides(self) -> bool:
-        """Whether anything is decided by comparing, selecting or rounding to integers."""
+        """True if some step compares numbers, selects among them or rounds them to integers."""
         return any(
             isinstance(step, IsExtreme | WhereExtreme | RankIndex | AtRank) or (isinstance(step, Map) and step.decides)
             for step in self.steps
@@ -101,7 +103,7 @@ class Program:
 
     @property
     def elementwise(self) -> bool:
-        """Whether every element of every result depends on elements at its own place alone."""
+        """True if every element of every result depends only on elements at the same place."""
         widest = max((step.shape for step in self.steps if isinstance(step, Leaf)), key=len, default=())
         return all(isinstance(step, Leaf | Plain | Map) for step in self.steps) and all(
             len(widest) <= len(result.shape)
@@ -110,7 +112,7 @@ class Program:
         )
 
     def spans(self, run: Run, wanted: Sequence[str]) -> dict[str, Any]:
-        """Intervals of the wanted results; what is not needed any more is let go."""
+        """Returns the intervals of the wanted results. Frees each step's interval after its last use."""
         steps = self.needed_for(wanted)
         uses: dict[int, int] = {}
         for step in steps:
@@ -128,9 +130,11 @@ class Program:
         return {name: held[id(self.results[name])] for name in wanted}
 
     def values(self, run: Run, wanted: Sequence[str], make: Make) -> dict[str, Tensor]:
-        """Evaluates the wanted results in float64. `make` returns what a step shows as a result, and what others use.
+        """Evaluates the wanted results in float64.
 
-        They differ where a result is stored in 16 bits: the error of a kernel is told from what it is before.
+        `make` returns two values of a step: the one reported if the step is a result, and the one that later steps use.
+        They differ if a result is stored in 16 bits: the error of a kernel is measured from the value before rounding,
+        and later steps use the rounded value.
         """
         steps = self.needed_for(wanted)
         uses: dict[int, int] = {}
@@ -165,9 +169,12 @@ class Program:
         known: dict[int, dict[int, Any]] | None = None,
         places_of: Needed | None = None,
     ) -> list[Any]:
-        """Single elements of a result, from those elements of every step that they need: `places_of`, where known.
+        """Evaluates single elements of a result, and in every step only the elements that they need.
 
-        `known` has, by the identity of a step, the elements of the same run that were evaluated before.
+        Args:
+            wanted: Flat indices into the result.
+            known: Maps id(step) to the elements of this run that are evaluated already. New ones are added to it.
+            places_of: What `places` returns for the same arguments, if the caller has it.
         """
         known = {} if known is None else known
         places_of = self.places(run, result, wanted, known) if places_of is None else places_of
@@ -197,10 +204,10 @@ class Program:
         *,
         every: bool = False,
     ) -> Needed:
-        """Which elements of every step, but those of `known`, the wanted ones need, and what these need of its inputs.
+        """Maps id(step) to the elements that the wanted ones need and `known` lacks, and to what those read.
 
-        By the identity of a step; one of which nothing is needed is not there, nor, unless `every` step is wanted, one
-        whose elements are not evaluated. BeyondEffort where they are more than `most` in all.
+        Omits steps without a needed element and, unless every=True, steps that are not evaluated. Raises BeyondEffort
+        if more than `most` elements are needed in all.
         """
         demands: dict[int, list[Places]] = {id(self.results[result]): [np.asarray(wanted, dtype=np.int64)]}
         found: Needed = {}
@@ -222,7 +229,7 @@ class Program:
         return found
 
     def needed_for(self, wanted: Sequence[str]) -> list[Step]:
-        """The steps that some results depend on, in order."""
+        """Returns the steps that the wanted results depend on, in order."""
         key = ",".join(wanted)
         if key not in self.needed:
             keep = set()
@@ -235,13 +242,13 @@ class Program:
 
 
 def _distinct(demanded: Sequence[Places], size: int) -> Places:
-    """The places that are demanded among so many, in order, each once; without those where nothing is."""
+    """Returns the demanded places among `size`, in ascending order and each once. Omits negative places."""
     count = sum(each.size for each in demanded)
-    if count <= _FEW:  # as of one element: NumPy costs by the call
+    if count <= _FEW:  # NumPy's calls would cost more than the work
         found = {place for each in demanded for place in each.reshape(-1).tolist() if place >= 0}
         return np.array(sorted(found), dtype=np.int64)
-    if size <= 64 * count:  # a mark costs less than a comparison of sorting
-        marked = np.zeros(size + 1, dtype=bool)  # the last for -1, where nothing is
+    if size <= 64 * count:  # marking all places is faster than sorting the demanded ones
+        marked = np.zeros(size + 1, dtype=bool)  # index -1, which means "no element", marks the last one
         for each in demanded:
             marked[each] = True
         return np.flatnonzero(marked[:-1])
@@ -256,9 +263,16 @@ def trace(
     outputs: Sequence[str] | None = None,
     differentiable: Sequence[str] = (),
 ) -> Program:
-    """Follow a function once, in float64. `operands` give shapes and the dtypes that the function sees.
+    """Runs a function once on traced float64 tensors and returns its program.
 
-    The program's leaves are the operands and, for each output with a gradient, "grad " + its name.
+    The leaves of the program are the operands and, for each output with a gradient, "grad " + its name.
+
+    Args:
+        operands: Give the shapes, and the dtypes that the function sees.
+        outputs: Names of the returned tensors; None: those of `names_of`.
+        differentiable: The operands whose gradients become results.
+
+    Raises UsageError if the function fails, cannot be traced or has no gradient.
     """
     names = list(operands)
     small = _is_small(operands)
@@ -349,7 +363,8 @@ def trace(
 def _stored(recorder: Recorder, rewriter: Rewriter, real: Real, steps: Sequence[Step]) -> dict[int, torch.dtype]:
     """Maps id(step) to the 16-bit type that eager PyTorch stores its result in.
 
-    Where all numbers have one type, so have the gradients; else those of the function are known.
+    If all numbers of the function have one 16-bit type, its gradients have that type too. With mixed types, only the
+    types of the forward function are known, and no gradient is listed.
     """
     returned: list[tuple[Node, torch.dtype]] = []
     if real.main.itemsize == 2 and all(kind == real.main for _, kind in real.made):
@@ -375,7 +390,7 @@ def _stored(recorder: Recorder, rewriter: Rewriter, real: Real, steps: Sequence[
 
 
 def _within_attention(y: Contract, ours: Collection[int], steps: Sequence[Step]) -> set[int]:
-    """The steps of PyTorch's attention that no kernel stores in 16 bits, by their identity.
+    """Returns the id of each step of PyTorch's attention whose result no kernel stores in 16 bits.
 
     Kernels keep the scores and their gradient in float32. They round probabilities, and their gradient, before the
     products with v, k and q, and round these products once, after the scale.
@@ -398,24 +413,26 @@ def _within_attention(y: Contract, ours: Collection[int], steps: Sequence[Step])
 
 
 def names_of(count: int) -> list[str]:
-    """What outputs are called that nobody named."""
+    """Returns the default names of `count` outputs."""
     return ["y"] if count == 1 else [f"y{place + 1}" for place in range(count)]
 
 
 def _is_small(operands: Mapping[str, Tensor]) -> bool:
-    """True if the function may be called on zeros to learn what it returns."""
+    """True if the operands are small enough that a call on zeros, which shows the outputs, is cheap."""
     return sum(value.numel() for value in operands.values()) <= _ZEROS
 
 
 def _example(value: Tensor, *, small: bool) -> Tensor:
+    """Returns zeros in float64 or of an integer type; on the meta device if the operands are not small."""
     if small and not (value.is_meta or value.is_floating_point()):
-        return value.detach().clone()  # whole numbers may have a structure that the function relies on
+        return value.detach().clone()  # the function may rely on a structure of these integers
     dtype = torch.float64 if value.is_floating_point() else value.dtype
     return torch.zeros(value.shape, dtype=dtype, device="cpu" if small else "meta")
 
 
 @contextmanager
 def _following() -> Iterator[None]:
+    """Prepares PyTorch for tracing: attention by its formula, no warnings, no torch.autograd.Function."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH), _no_functions():
@@ -424,7 +441,7 @@ def _following() -> Iterator[None]:
 
 
 def _shown(function: Callable[..., Any], examples: Sequence[Tensor], kinds: Sequence[torch.dtype]) -> list[Tensor]:
-    """What the function returns, by shape and type: it is followed once, and computes nothing."""
+    """Returns tensors with the shapes and types of the function's outputs, from one trace without numbers."""
     recorder = Recorder(table())
     real = Real(next((kind for kind in kinds if kind.is_floating_point), torch.get_default_dtype()))
     given = [recorder.operand(value.shape, value.dtype) for value in examples]
@@ -433,6 +450,7 @@ def _shown(function: Callable[..., Any], examples: Sequence[Tensor], kinds: Sequ
 
 
 def _called(function: Callable[..., Any], values: Sequence[Tensor]) -> list[Tensor]:
+    """Calls the function and returns its tensors as a list. Raises UsageError if it returns anything else."""
     made = function(*values)
     if isinstance(made, Mapping):
         made = list(made.values())
@@ -449,14 +467,20 @@ def _called(function: Callable[..., Any], values: Sequence[Tensor]) -> list[Tens
 
 
 def _ending(value: Tensor, gradient: Tensor) -> Tensor:
-    """A number whose gradient is that of a result: gradients that are given to PyTorch make it import sympy."""
+    """Returns a scalar whose derivative by `value` is `gradient`.
+
+    Passing `gradient` to torch.autograd.grad instead would import sympy.
+    """
     end: Tensor = torch.ops.aten.alias.default(value)
     end.register_hook(lambda _: gradient)  # type: ignore[no-untyped-call]
     return end.sum()
 
 
 class _no_functions:  # noqa: N801
-    """While this is entered a torch.autograd.Function is refused: its gradient is whatever its author wrote."""
+    """Makes every call of a torch.autograd.Function raise UsageError while entered.
+
+    Its author writes its gradient by hand, so it may be wrong and cannot serve as the truth.
+    """
 
     def __enter__(self) -> None:
         self.before = torch.autograd.Function.__dict__["apply"]
@@ -476,6 +500,7 @@ class _no_functions:  # noqa: N801
 
 
 def _in_order(results: Any) -> list[Step]:
+    """Returns the steps that the results depend on, each after its inputs."""
     order: list[Step] = []
     seen: set[int] = set()
     for last in results:

@@ -1,4 +1,4 @@
-"""A PyTorch function followed by running it: every operator that it calls, and its gradient, as a list of nodes.
+"""Records the operators that a PyTorch function and its gradient call, as a list of nodes, by running it.
 
     recorder = Recorder(table())
     x = recorder.operand((2, 3), torch.float64)
@@ -6,9 +6,9 @@
         y = (x.exp() + 1)[:, 0]
     recorder.node(y)
 
-What the function holds in place of numbers are tensors without contents (`Traced`), which have a shape, a dtype and the
-node that makes them. Writing in place makes a new node for the memory that is written to; whatever else lies in that
-memory is read from it again (`Memory`). So nodes have no effect but their result.
+The function runs on tensors without numbers (`Traced`): they have a shape, a dtype and the node that makes them. A
+write in place makes a new node for the memory (`Memory`). Other tensors in the same memory then read it again. So a
+node has no effect but its result.
 """
 
 from __future__ import annotations
@@ -38,34 +38,34 @@ _LIFTS = (_aten.lift_fresh.default, _aten.lift.default, _aten.lift_fresh_copy.de
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """One call of an operator. `value` is its result as tensors on the meta device, `place` the line that called it."""
+    """One call of an operator, an operand or a constant."""
 
     target: Any  # an operator; operator.getitem; "operand"; "constant", whose argument is its tensor
     args: Any
     kwargs: dict[str, Any]
-    value: Any
-    place: str
-    at: int  # its place among the nodes
-    fixed: bool  # whether it follows from constants alone
+    value: Any  # the result, as tensors on the meta device
+    place: str  # the source line of the call
+    at: int  # its index among the nodes
+    fixed: bool  # True: it depends on constants alone
 
 
 @dataclass(eq=False, slots=True)
 class Memory:
-    """What one storage holds by now: a node whose result fills it, laid out in `sizes` and `strides`."""
+    """The present contents of one storage: a node whose result fills it."""
 
     node: Node
-    layout: tuple[tuple[int, ...], tuple[int, ...]]
+    layout: tuple[tuple[int, ...], tuple[int, ...]]  # sizes and strides of the node's result in the storage
     numel: int
-    version: int = 0
+    version: int = 0  # number of writes
 
 
 class Traced(Tensor):
-    """A tensor of the function that is followed: its shape and dtype, and the node that it had when last read."""
+    """A tensor that the traced function works with. It has a shape and a dtype, but no numbers."""
 
-    meta: Tensor
-    node: Node
+    meta: Tensor  # the same tensor on the meta device
+    node: Node  # the node of its contents when it was last read
     memory: Memory
-    version: int
+    version: int  # the memory's version at that time
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
@@ -82,30 +82,33 @@ class Traced(Tensor):
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records the operators that are called while it is entered; `table` takes the larger ones apart."""
+    """Records the operators that are called while it is entered.
+
+    `table` maps an operator to a formula of smaller operators, which are recorded in its place.
+    """
 
     def __init__(self, table: Mapping[Any, Callable[..., Any]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.table = table
         self.nodes: list[Node] = []
-        self.whole = True  # whether what is called is PyTorch's operator, and not a part of one that was taken apart
-        self.returned: list[Node] = []  # what such operators returned: what lies in memory between them
-        self.memories: dict[int, Memory] = {}
-        self.lifted: dict[int, tuple[Tensor, Traced]] = {}  # constants by their identity, and kept
-        self.wholes: dict[Any, Tensor] = {}  # what stands for the storage of a constant
-        self.values: dict[Node, Tensor] = {}
+        self.whole = True  # False inside the formula of an operator of `table`
+        self.returned: list[Node] = []  # results of the operators that the function itself calls: tensors in memory
+        self.memories: dict[int, Memory] = {}  # by the address of the storage
+        self.lifted: dict[int, tuple[Tensor, Traced]] = {}  # id(constant) -> (constant, its traced tensor)
+        self.wholes: dict[Any, Tensor] = {}  # (storage, dtype) of a constant -> its whole storage on the meta device
+        self.values: dict[Node, Tensor] = {}  # numbers of fixed nodes
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # as True, which is what it is else, the first call imports the compiler: seconds
+        return False  # by default True: the first call then imports the compiler, which takes seconds
 
     def operand(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """A tensor that stands for one of the function's operands."""
+        """Returns a traced tensor to pass to the function as an operand."""
         meta = torch.empty(tuple(shape), dtype=dtype, device="meta")
         return self._wrapped(meta, self._added("operand", (), {}, meta))
 
     def node(self, tensor: Tensor) -> Node:
-        """The node that has what a tensor holds now."""
+        """Returns the node of a tensor's present contents. Records a read if its memory was written to."""
         traced = self._traced(tensor)
         memory = traced.memory
         if traced.version != memory.version:
@@ -113,7 +116,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return traced.node
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with torch._C.DisableTorchFunction():  # modes for what the function calls are none for what that is made of
+        with torch._C.DisableTorchFunction():  # function modes see the operators called, not the parts of these
             made = self._dispatched(func, args, kwargs or {})
             for each in (made if isinstance(made, tuple | list) else [made]) if self.whole else []:
                 if isinstance(each, Traced) and each.is_floating_point():
@@ -121,6 +124,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return made
 
     def _dispatched(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Records one operator, by its formula in `table`, by PyTorch's decomposition, or as one node."""
         if base_name(func).removesuffix("_") in RANDOM:
             raise UsageError(
                 f"like= uses random numbers: {func}{at_line()}",
@@ -134,7 +138,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             formula, before = self.table[func], self.whole
             self.whole = False
             try:
-                with self:  # what writes is taken whole: its wrapping does that
+                with self:  # an operator that writes keeps the wrapper of its formula, which does the write
                     made = (formula if func._schema.is_mutable else formula_of(formula, args))(*args, **kwargs)
             finally:
                 self.whole = before
@@ -153,7 +157,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     # -- calls ------------------------------------------------------------------------------------------------
 
     def _called(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Record an operator that writes to nothing."""
+        """Records an operator that does not write to its arguments, and returns its traced results."""
         if func is _aten.index.Tensor or (func is _aten.index_put.default and len(args) > 3 and args[3]):
             args = (args[0], self._positions(func, args[1]), *args[2:])
         inputs, options = mapped(args, self.node), mapped(kwargs, self.node)
@@ -161,7 +165,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._looked(func, inputs, options)
         value = result_of(func, mapped(args, self._meta), mapped(kwargs, self._meta))
         if isinstance(value, Tensor) and "dtype" in arguments_of(func) and not nodes_in(inputs):
-            options["dtype"] = value.dtype  # else the default of the moment at which it is computed
+            options["dtype"] = value.dtype  # otherwise the default dtype at evaluation would decide
         node = self._added(func, inputs, options, value)
         if isinstance(value, Tensor):
             return self._wrapped(value, node)
@@ -176,7 +180,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return parts if isinstance(value, list) else tuple(parts)
 
     def _looked(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What an operator says whose result, or its shape, depends on the values of tensors: of constants alone."""
+        """Returns the result of an operator whose result, or its shape, depends on the values of tensors.
+
+        Raises UsageError unless all its tensors are constants.
+        """
         fixed = all(node.fixed for node in nodes_in((args, kwargs)))
         found = func(*mapped(args, self.value), **mapped(kwargs, self.value)) if fixed else None
         if not fixed or (isinstance(found, Tensor) and found.is_floating_point()):
@@ -187,7 +194,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return mapped(found, self._traced)
 
     def _positions(self, func: Any, indices: Sequence[Any]) -> list[Any]:
-        """Indices by which elements are picked: a mask, which has to be a constant, as the positions that it has."""
+        """Returns indices with every mask replaced by its positions. Raises UsageError if a mask is no constant."""
         made: list[Any] = []
         for index in indices:
             if index is None or index.dtype not in (torch.bool, torch.uint8):
@@ -202,7 +209,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return made
 
     def value(self, node: Node) -> Tensor:
-        """The numbers of a node that follows from constants alone."""
+        """Computes the numbers of a fixed node, and of all nodes that it depends on."""
         needed, pending = {node}, [node]
         while pending:
             one = pending.pop()
@@ -221,7 +228,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     # -- memory -----------------------------------------------------------------------------------------------
 
     def _written(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """An operator that writes to some of its arguments: what it computes, then written to them."""
+        """Records an operator that writes to its arguments: first the computation, then the writes. Returns these."""
         writing = writing_of(func)
         targets = [args[place] if place < len(args) else kwargs[name] for place, name in writing.to]
         if func is _aten.copy_.default:
@@ -240,7 +247,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return targets[0] if len(targets) == 1 else tuple(targets)
 
     def _write(self, tensor: Tensor, value: Tensor) -> None:
-        """Write to a tensor, which may be a view of others' memory."""
+        """Records that `value` is written to a tensor, which may be a view of a larger memory."""
         traced = self._traced(tensor)
         meta, memory = traced.meta, traced.memory
         if not meta.numel():
@@ -264,14 +271,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         traced.node, traced.version = node, memory.version
 
     def _read(self, meta: Tensor, memory: Memory) -> Node:
-        """What lies in a part of a memory."""
+        """Returns the node that reads one part of a memory; `meta` gives the part."""
         if memory.layout == (tuple(meta.shape), meta.stride()) and meta.numel() == memory.numel:
             return memory.node
         layout = [list(meta.shape), list(meta.stride()), meta.storage_offset()]
         return self._added(_aten.as_strided.default, (self._lying(memory), *layout), {}, meta)
 
     def _lying(self, memory: Memory) -> Node:
-        """The node that fills a memory, with its elements in the order in which they lie there."""
+        """Returns the node that fills a memory, with its elements in memory order.
+
+        Raises UsageError if the tensor leaves gaps in its memory.
+        """
         sizes, strides = memory.layout
         if overlaps(shadow := torch.empty_strided(sizes, strides, device="meta")) or shadow.numel() != memory.numel:
             raise UsageError(
@@ -286,7 +296,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return memory.node
 
     def _become(self, tensor: Tensor, value: Tensor) -> None:
-        """Give a tensor the shape and the memory of another."""
+        """Gives a tensor the shape and the memory of another."""
         other = self._traced(value)
         with no_dispatch():
             tensor.data = self._wrapped(other.meta, self.node(other))
@@ -294,6 +304,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         traced.meta, traced.memory, traced.node, traced.version = other.meta, other.memory, other.node, other.version
 
     def _added(self, target: Any, args: Any, kwargs: dict[str, Any], value: Any) -> Node:
+        """Appends a node and returns it."""
         inputs = nodes_in((args, kwargs))
         fixed = target == "constant" or (target != "operand" and all(each.fixed for each in inputs))
         place = "" if isinstance(target, str) else at_line()
@@ -301,6 +312,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self.nodes[-1]
 
     def _wrapped(self, meta: Tensor, node: Node) -> Traced:
+        """Returns a traced tensor for a meta tensor, in the memory of the meta tensor's storage."""
         storage = meta.untyped_storage()
         memory = self.memories.get(storage._cdata)
         if memory is None:
@@ -318,7 +330,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return traced
 
     def _traced(self, tensor: Tensor) -> Traced:
-        """The tensor itself, or what stands for a constant: one that the function did not make of its operands."""
+        """Returns the tensor if it is traced. Any other tensor is a constant: returns its traced counterpart."""
         if isinstance(tensor, Traced):
             return tensor
         if id(tensor) not in self.lifted:
@@ -330,8 +342,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._wrapped(self.wholes[key], self._constant(flat, self.wholes[key]))
             meta = self.wholes[key].as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
             traced = self._wrapped(meta, self._constant(tensor.detach(), meta))
-            if traced.version:  # its memory was written to through another constant
-                traced.version = -1
+            if traced.version:  # the memory was written to through another constant
+                traced.version = -1  # so that `node` reads it again
             self.lifted[id(tensor)] = tensor, traced
         return self.lifted[id(tensor)][1]
 
@@ -343,7 +355,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """A value with the tensors, or nodes, in it changed."""
+    """Applies `change` to each tensor and node in nested lists, tuples and dictionaries."""
     if isinstance(value, Tensor | Node):
         return change(value)
     if isinstance(value, dict):
@@ -352,6 +364,7 @@ def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def nodes_in(value: Any) -> list[Node]:
+    """Returns the nodes in nested lists, tuples and dictionaries."""
     if isinstance(value, Node):
         return [value]
     value = value.values() if isinstance(value, dict) else value
@@ -363,7 +376,10 @@ def nodes_in(value: Any) -> list[Node]:
 
 
 def at_line() -> str:
-    """The line of the function that is followed: the innermost one that is neither PyTorch's nor this package's."""
+    """Returns the source line of the traced function: the innermost frame outside PyTorch and this package.
+
+    Returns "" if all frames are inside.
+    """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_OURS):
         frame = frame.f_back
@@ -373,9 +389,9 @@ def at_line() -> str:
 
 
 def digest_of(nodes: Sequence[Node], ends: Sequence[Node | None]) -> str:
-    """Hashes what the nodes compute up to the `ends`: operators, constants, shapes, and which node feeds which.
+    """Hashes the computation of `ends`: operators, constants, shapes, and which node feeds which.
 
-    Every process makes the same 12 hex digits. Lines of the source, and nodes that no end needs, do not count.
+    Returns 12 hex digits that are the same in every process. Source lines, and nodes that no end needs, do not count.
     """
     needed = {node for node in nodes if node.target == "operand"} | {end for end in ends if end is not None}
     for node in reversed(nodes):
@@ -394,7 +410,7 @@ def digest_of(nodes: Sequence[Node], ends: Sequence[Node | None]) -> str:
 
 
 def _text(value: Any, places: Mapping[Node, str]) -> str:
-    """Writes an argument without addresses; a tensor by its dtype, shape and a digest of its bits."""
+    """Writes an argument as text without addresses: a tensor as its dtype, its shape and a digest of its bits."""
     if isinstance(value, Node):
         return places[value]
     if isinstance(value, Tensor):

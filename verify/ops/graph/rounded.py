@@ -1,9 +1,9 @@
-"""Numbers rounded to a format on purpose, in the middle of a program.
+"""Defines `verify.rounds`, which rounds numbers to a format in the middle of a program.
 
     like=lambda s, v: verify.rounds(s.softmax(-1), "bfloat16") @ v
 
-The result is the number of the format that is nearest to the exact one. Where a kernel's own roundings may put its
-number on the other side of a midpoint, both neighbours are right, as with `round`. The gradient is that of a cast, the
+The result is the number of the format that is nearest to the exact number. A kernel's own roundings may put its number
+on the other side of a midpoint. Then both neighbours are right, as with `round`. The gradient is that of a cast: the
 identity.
 """
 
@@ -25,15 +25,15 @@ from verify.ops.graph.functions import add
 
 @dataclass(frozen=True)
 class Grid:
-    """The numbers of a format: `precision` bits with the hidden one, exponents from `least`, up to `largest`."""
+    """The numbers of a floating-point format."""
 
-    precision: int
-    least: int
+    precision: int  # bits of the significand, with the hidden bit
+    least: int  # exponent of the smallest normal number
     largest: float
-    saturates: bool = False  # it has no infinity: larger numbers become the largest
+    saturates: bool = False  # True: the format has no infinity, and larger numbers become the largest
 
     def beyond(self, sign: float) -> float:
-        """Returns the infinity, or the largest number, that stands for larger ones."""
+        """Returns the result for a number beyond the largest: infinity, or the largest number if it saturates."""
         return math.copysign(self.largest if self.saturates else math.inf, sign)
 
 
@@ -47,7 +47,7 @@ GRIDS = {
 
 
 def rounded(x: Tensor, format: str) -> Tensor:
-    """Returns the nearest numbers of a format to float64 numbers, ties to even, as float64. float64 itself has all."""
+    """Rounds float64 numbers to the nearest numbers of a format, ties to even, and returns them in float64."""
     if format == "float64":
         return x
     grid = GRIDS[format]
@@ -64,7 +64,7 @@ def _power(exponent: Tensor) -> Tensor:
 
 
 def nearest(mantissa: int, exponent: int, grid: Grid) -> tuple[int, int]:
-    """Returns the number of a grid, unbounded above, that is nearest to mantissa 2^exponent, in the same form."""
+    """Rounds mantissa 2^exponent to a grid without a largest number; returns mantissa and exponent."""
     unit = max(exponent + abs(mantissa).bit_length() - grid.precision, grid.least - grid.precision + 1)
     if unit <= exponent:
         return mantissa, exponent
@@ -77,7 +77,7 @@ def nearest(mantissa: int, exponent: int, grid: Grid) -> tuple[int, int]:
 
 
 def nearest_ball(x: Any, grid: Grid) -> Any:
-    """Returns an exact ball as the nearest number of a grid, a float where that is infinite."""
+    """Rounds an exact ball to the nearest number of a grid: a ball, or a float if it is infinite."""
     digits, exponent = x.man_exp()
     mantissa, unit = nearest(int(digits), int(exponent), grid)
     found = flint.arb((mantissa, unit))
@@ -88,7 +88,7 @@ def nearest_ball(x: Any, grid: Grid) -> Any:
 
 
 def _arb(grid: Grid, x: Any) -> Any:
-    """Encloses the roundings of a ball: one number where both ends have the same."""
+    """Returns an enclosure of the rounded numbers of a ball: one number if both ends round to it."""
     if not x.is_finite():
         return flint.arb.nan()
     low, high = (nearest_ball(end, grid) for end in (x.lower(), x.upper()))
@@ -98,6 +98,7 @@ def _arb(grid: Grid, x: Any) -> Any:
 
 
 def _mp(grid: Grid, x: Any) -> Any:
+    """Rounds a number of mpmath to the nearest number of a grid."""
     sign, mantissa, exponent, _ = mp.mpf(x)._mpf_
     found = mp.ldexp(*nearest(-int(mantissa) if sign else int(mantissa), int(exponent), grid))
     return found if abs(found) <= grid.largest else mp.mpf(grid.beyond(-1.0 if sign else 1.0))
@@ -125,11 +126,11 @@ _LIBRARY.impl("rounds", _eager, "CompositeExplicitAutograd")
 
 
 class StraightThrough(torch.autograd.Function):
-    """The rounding with the gradient of a cast."""
+    """Rounds in the forward pass, and passes the gradient through unchanged, as a cast does."""
 
     @staticmethod
     def forward(x: Tensor, format: str) -> Tensor:
-        """Rounds."""
+        """Rounds x to the format."""
         return torch.ops.verify.rounds(x, format)  # type: ignore[no-any-return]
 
     @staticmethod
@@ -143,10 +144,10 @@ class StraightThrough(torch.autograd.Function):
 
 
 def rounds(x: Tensor, format: str | torch.dtype) -> Tensor:
-    """Rounds numbers to a format, to nearest and ties to even, and returns them in the dtype that they had.
+    """Rounds numbers to a format, to nearest and ties to even. Returns them in their own dtype.
 
-    A function for `like=` declares by it that a kernel rounds here. A number beyond the largest of float8_e4m3fn,
-    which has no infinity, becomes the largest.
+    Call it in a function for `like=` to declare that a kernel rounds here. float8_e4m3fn has no infinity: a number
+    beyond its largest becomes the largest.
     """
     name = str(format).removeprefix("torch.")
     if name not in GRIDS:

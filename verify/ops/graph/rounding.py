@@ -1,8 +1,12 @@
-"""How far one rounding of a step moves its numbers: the deviation of each element, by the kind of the step.
+"""Computes how far one rounding of a step moves its numbers: the standard deviation of each element.
 
-A rounding is a relative change, uniform within +-u. A sum of n terms with the sum T and the sum of squares Q has the
-variance (u^2 / 3) ((n + 1) (T^2 / 3 + Q / 6)): what adding one after the other makes, on average over all orders. It
-depends neither on the order nor on partial sums. Steps that only move or select numbers round nothing.
+A rounding is modelled as a relative change, uniform within +-u. For a sum of n terms, let T be the sum and Q the sum of
+the squares. Its variance is
+
+    (u^2 / 3) (n + 1) (T^2 / 3 + Q / 6).
+
+This is the variance of adding the terms one after the other, averaged over all orders. So it depends neither on the
+order nor on partial sums. A step that only moves or selects numbers rounds nothing.
 """
 
 from __future__ import annotations
@@ -19,27 +23,26 @@ from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
 from verify.ops.graph.selecting import Positioned
 from verify.ops.graph.steps import Plain, Run, Step
 
-_TF32 = 2.0**-11  # the rounding of an operand of a product
-_CONSTANT, _MOSTLY = 2.0**-20, 0.25  # of a sum's largest term: neighbours that differ by less; how many of them
+_TF32 = 2.0**-11  # relative rounding of an operand of a product to TF32
+# Neighbours in a sum count as equal if they differ by less than _CONSTANT, relative to the largest term. If more than
+# the part _MOSTLY of them are equal, their roundings add up.
+_CONSTANT, _MOSTLY = 2.0**-20, 0.25
 _ROOT3 = math.sqrt(3.0)
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """What a kernel computes in: `unit` is half an ulp of it. `tf32` says that products round their operands to TF32.
+    """The format that a kernel computes in, and the other formats that it rounds to."""
 
-    `stored` maps id(step) to the 16-bit format in which the result of the step lies in memory before it is used.
-    """
-
-    unit: float = 2.0**-24
-    lowest: float = 2.0**-126
-    largest: float = 2.0**128
-    tf32: bool = False
-    stored: Mapping[int, torch.dtype] = field(default_factory=dict)
+    unit: float = 2.0**-24  # half an ulp, relative
+    lowest: float = 2.0**-126  # smallest normal number
+    largest: float = 2.0**128  # larger numbers overflow
+    tf32: bool = False  # True: products round their operands to TF32
+    stored: Mapping[int, torch.dtype] = field(default_factory=dict)  # id(step) -> 16-bit format that stores its result
 
     @classmethod
     def of(cls, run: Run, *, tf32: bool = False, stored: Mapping[int, torch.dtype] | None = None) -> Rounding:
-        """Returns float64 for operands of float64, else float32."""
+        """Returns the rounding of float64 if an operand is float64, else that of float32."""
         wide = any(leaf.dtype == torch.float64 for leaf in run.leaves.values())
         kind = torch.float64 if wide else torch.float32
         return cls(
@@ -52,24 +55,25 @@ class Rounding:
 
 
 def unit_of(kind: torch.dtype) -> float:
+    """Returns the largest relative error of one rounding."""
     return torch.finfo(kind).eps / 2
 
 
 @dataclass(frozen=True)
 class Products:
-    """Inner products on their way into a weighted sum: their deviations, and the factors a and b of a @ b.
+    """Inner products a @ b that a program multiplies by weights and sums.
 
-    `kind` is the 16-bit format that numbers are stored in. `stored` is the square of how far the sum moves when a
-    kernel stores the weighted sum of the columns of b, for each row.
+    A kernel may instead store the weighted sum of the columns of b, and multiply it by a.
     """
 
     deviation: Tensor
     a: Tensor
     b: Tensor
-    kind: torch.dtype | None
-    stored: Tensor | None = None
+    kind: torch.dtype | None  # the 16-bit format that a kernel stores in; None: it stores nothing in 16 bits
+    stored: Tensor | None = None  # for each row, the variance of the final sum by that storing
 
     def weighed(self, by: Tensor) -> Products:
+        """Returns the products after multiplication by weights."""
         stored = None
         shape = torch.Size((*self.a.shape[:-1], self.b.shape[-1]))
         if self.kind is not None and self.deviation.is_contiguous() and by.numel() == shape.numel():
@@ -81,7 +85,10 @@ class Products:
 def deviation_of(
     step: Step, run: Run, value: Tensor, given: Sequence[Tensor], format: Rounding
 ) -> Tensor | float | None:
-    """Returns the deviation of a step's rounding: of each element, or as a part of its size; None if it is exact."""
+    """Returns the deviation of a step's rounding; None if the step is exact.
+
+    A tensor has the deviation of each element. A float is relative to the size of each element.
+    """
     if isinstance(step, Positioned):
         return deviation_of(step.inner, step.positioned(run, given[0]), value, given[1:], format)
     if isinstance(step, Map):
@@ -112,7 +119,8 @@ def deviation_of(
     return None
 
 
-# A gradient takes these slopes from the saved output y, as y (1 - y) and 1 - y y, where y is near 1 too.
+# The size that is rounded: a gradient computes these slopes from the saved output y, as y (1 - y) and 1 - y y. If y is
+# near 1, its rounding is large beside the slope.
 _SLOPES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "sigmoid slope": lambda x, slope: torch.maximum(slope.abs(), torch.sigmoid(x) ** 2),
     "sech squared": lambda x, slope: torch.maximum(slope.abs(), 2 * torch.tanh(x) ** 2),
@@ -120,7 +128,10 @@ _SLOPES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def _once(value: Tensor, size: Tensor, format: Rounding) -> Tensor | float | None:
-    """One rounding, of a `size`, of each element that is no float32 number; below the normal ones a flush to zero."""
+    """Returns the deviation of one rounding of numbers of this `size`.
+
+    Elements that float32 represents exactly are not rounded. Elements below the normal numbers may be flushed to zero.
+    """
     part = format.unit / _ROOT3
     exact = (value.to(torch.float32).to(torch.float64) == value) | ~torch.isfinite(value)
     low = ~exact & (size < format.lowest)
@@ -132,7 +143,7 @@ def _once(value: Tensor, size: Tensor, format: Rounding) -> Tensor | float | Non
 
 
 def _is_exact(step: Map, run: Run) -> bool:
-    """True for a product with, or a quotient by, powers of two."""
+    """True if a step multiplies or divides by constant powers of two."""
     if step.function not in ("multiply", "divide"):
         return False
     for each in step.inputs[1:] if step.function == "divide" else step.inputs:
@@ -146,24 +157,28 @@ def _is_exact(step: Map, run: Run) -> bool:
 
 
 def _of_sum(total: Tensor, squares: Tensor, count: Tensor, format: Rounding, *, products: bool = False) -> Tensor:
-    """The deviation of a sum of `count` terms that are not 0, of which the first of a plain sum is only copied."""
+    """Returns the deviation of a sum of `count` terms that are not 0.
+
+    In a plain sum (products=False), the first term is only copied, which rounds nothing.
+    """
     variance = (count + 1) * (total * total / 3 + squares / 6)
     if not products:
         variance = variance - squares / count.clamp(min=1)
     variance = variance.clamp(min=0) * format.unit**2
-    # terms below the normal numbers may each be flushed to zero; the largest float64 square of them is 0 too
+    # each term below the normal numbers may be flushed to zero; `<=`, because the squares may underflow to 0
     low = (squares <= count * format.lowest**2) & (count > 0)
     variance = torch.where(low, variance + count * format.lowest**2, variance)
     return (variance.sqrt() / _ROOT3).nan_to_num(0.0, 0.0, 0.0)
 
 
 def _of_reduction(step: Reduce, total: Tensor, a: Tensor, format: Rounding) -> Tensor | None:
+    """Returns the deviation of a sum over dimensions; None if it counts, which is exact."""
     dims, keep = step.dims, step.keep
     if bool((a == a.round()).all()) and float(a.abs().sum()) < 1 / format.unit:
-        return None  # counting is exact
+        return None
     count = (a != 0).double().sum(dims, keep)
     found = _of_sum(total, (a * a).sum(dims, keep), count, format)
-    # neighbours that are equal are rounded in one direction, until the sum's next power of two
+    # equal neighbours are all rounded in one direction, until the sum reaches its next power of two
     change = a.diff(dim=dims[-1]).abs() <= _CONSTANT * a.abs().amax(dims, True)
     equal = change.double().sum(dims, keep) / max(change.numel() // max(total.numel(), 1), 1)
     together = (total.abs() * count * equal * (format.unit / 4)).nan_to_num(0.0, 0.0, 0.0)

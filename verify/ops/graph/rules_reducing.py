@@ -1,4 +1,4 @@
-"""Rules for sums, products of matrices, extremes and order."""
+"""Rewrites sums, products of matrices, extremes, sorting and softmax to steps."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from verify.ops.graph.steps import Step
 
 
 def _dims_of(a: Step, dim: Any) -> tuple[int, ...]:
+    """Returns non-negative dimensions from PyTorch's dim=: None, an integer or a sequence. None and [] mean all."""
     count = len(a.shape)
     if dim is None or (isinstance(dim, Sequence) and not dim):
         return tuple(range(count))
@@ -72,6 +73,7 @@ def _argmax(r: Rewriter, a: Step, dim: int | None = None, keepdim: bool = False)
 
 
 def _argument(r: Rewriter, a: Step, dim: int, keepdim: bool, largest: bool) -> Step:
+    """Returns the index of the extreme element along a dimension."""
     last = moved(a, lambda tensor: tensor.movedim(dim, -1))
     index: Step = WhereExtreme(last.shape[:-1], (last,), False, largest=largest)
     return moved(index, lambda tensor: tensor.unsqueeze(dim)) if keepdim else index
@@ -90,6 +92,7 @@ def _sort(
 
 
 def _ordered(r: Rewriter, a: Step, count: int, dim: int, largest: bool, *, stable: bool = False) -> list[Any]:
+    """Returns the first `count` elements in order along a dimension, and their indices."""
     last = moved(r.real(a), lambda tensor: tensor.movedim(dim, -1))
     ranked = Ranked((*last.shape[:-1], count), (last,), largest=largest)
     index = RankIndex(ranked.shape, (last,), False, largest=largest, stable=stable)

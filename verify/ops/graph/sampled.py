@@ -1,7 +1,7 @@
-"""Some elements of a result of a PyTorch function, with all that judging asks of them.
+"""Evaluates some elements of a large result, and answers for them all questions that judging has.
 
-The elements are those of boxes, each evaluated by the part of the program that it needs (`verify.ops.graph.slices`).
-They are numbered one after the other, without regard to where they are in the result: `places` says that.
+The elements come from boxes of the result. Each box is evaluated by the part of the program that it needs
+(`verify.ops.graph.slices`). The elements are numbered one after the other. `places` gives their places in the result.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ Theirs = Callable[[], Mapping[str, Tensor]]  # PyTorch's float64 results; {} whe
 
 @dataclass
 class Sample:
-    """Elements of one result. It stands for the meaning of an op whose results are these elements alone."""
+    """Some elements of one result. Serves as the `meaning` of an op whose result has these elements alone."""
 
     result: str
-    places: Line  # flat, in the result
-    fast: Fast  # of these elements
-    total: int  # elements of the result
-    parts: list[tuple[Any, Problem]]  # of each box: its meaning and its problem
-    box: Line  # of each element, which box it is from
-    spot: Line  # of each element, its place in the box
+    places: Line  # flat indices of the elements in the result
+    fast: Fast  # the reference of the elements
+    total: int  # number of elements of the result
+    parts: list[tuple[Any, Problem]]  # for each box, its meaning and its problem
+    box: Line  # for each element, the number of its box
+    spot: Line  # for each element, its place in the box
 
     def op(self, whole: Op) -> Op:
-        """Returns the op whose result has the elements of the sample."""
+        """Returns an op whose result has the elements of the sample alone."""
         return replace(whole, points=self._points, fast=lambda problem: {self.result: self.fast}, meaning=self)
 
     def of(self, tensor: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ class Sample:
         return tensor.detach().reshape(-1)[torch.from_numpy(self.places).to(tensor.device)]
 
     def _points(self, problem: Problem, result: str, indices: Sequence[int]) -> list[Point]:
-        """Asks each box for its elements together: these share what they evaluate."""
+        """Returns the exact values. Each box evaluates its elements together, because they share steps."""
         found: dict[int, Point] = {}
         for number, (meaning, own) in enumerate(self.parts):
             mine = [index for index in indices if self.box[index] == number]
@@ -57,15 +57,15 @@ class Sample:
         return meaning.program(own)  # type: ignore[no-any-return]
 
     def identity(self, dims: tuple[int, ...]) -> str:
-        """Returns what the whole function denotes for these sizes."""
+        """Returns the digest of the whole function for these sizes."""
         return str(self.parts[0][0].identity(dims))
 
     def looked_up(self, problem: Problem, result: str, fast: Fast) -> Fast:
-        """Returns the reference as it is: each box has looked up its own elements."""
+        """Returns the reference unchanged: `sample_of` has looked up the elements of each box."""
         return fast
 
     def settled(self, problem: Problem, result: str, got: Tensor) -> Tensor:
-        """Puts the reference's answer in the place of others that are right too."""
+        """Returns a kernel's integers, with each right answer replaced by that of the reference."""
         line = got.detach().reshape(-1)
 
         def made(number: int, meaning: Any, own: Problem) -> Tensor:
@@ -78,15 +78,15 @@ class Sample:
         return self._joined(made).reshape(got.shape)
 
     def deviation(self, problem: Problem, result: str) -> Tensor:
-        """Samples the noise with more runs than the fast reference does."""
+        """Returns the noise of each element, from more runs than `fast` takes."""
         return self._joined(lambda number, meaning, own: meaning.deviation(own, result))
 
     def in_float64(self, problem: Problem) -> dict[str, Tensor]:
-        """Returns nothing: each box has asked for its own elements."""
+        """Returns {}: each box has its own float64 results already."""
         return {}
 
     def _joined(self, make: Callable[[int, Any, Problem], Tensor]) -> Tensor:
-        """What is made for each box, at the elements of the sample."""
+        """Calls `make` for each box and returns its values at the elements of the sample."""
         boxes = [make(number, *part).reshape(-1) for number, part in enumerate(self.parts)]
         starts = np.cumsum([0, *(box.numel() for box in boxes)])[:-1]
         return torch.cat(boxes)[torch.from_numpy(starts[self.box] + self.spot)]
@@ -95,7 +95,7 @@ class Sample:
 def sample_of(
     meaning: Any, problem: Problem, result: str, cuts: Sequence[Cut], theirs: Theirs, more: Callable[[], bool]
 ) -> Sample:
-    """Evaluates the elements of some boxes of a result; after the first no further ones once `more` is false."""
+    """Evaluates the boxes of `cuts`, all of one result. After the first box, stops once `more()` is false."""
     shape = cuts[0].program.results[result].shape
     parts, boxes, found = list[tuple[Any, Problem]](), list[Box](), list[Fast]()
     for cut in cuts:
@@ -115,6 +115,8 @@ def sample_of(
 
 
 def _at(theirs: Theirs, result: str, box: Box, shape: tuple[int, ...]) -> Callable[[], dict[str, Tensor]]:
+    """Returns a function that cuts one box out of PyTorch's float64 result."""
+
     def found() -> dict[str, Tensor]:
         known = theirs()
         if result not in known:
@@ -126,7 +128,7 @@ def _at(theirs: Theirs, result: str, box: Box, shape: tuple[int, ...]) -> Callab
 
 
 def _some(found: Sequence[Fast], chosen: Tensor) -> Fast:
-    """Some elements of several references, one after the other."""
+    """Joins several references one after the other, and returns the chosen elements."""
 
     def joined(parts: Sequence[Tensor | None], missing: Callable[[Fast], Tensor]) -> Any:
         if all(part is None for part in parts):

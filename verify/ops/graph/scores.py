@@ -1,7 +1,8 @@
-"""Finds softmaxes over products of two operands in a program, as attention and a linear cross entropy have them.
+"""Finds a softmax over the product of two operands in a program, as in attention or a linear cross entropy.
 
-Such a program computes scores, one for each query and key, takes their exponentials and divides by the sums. Recipes of
-values (`verify.cases.scores`) and laws (`verify.laws.attention`) use what is found here. Nothing depends on names.
+Such a program computes a score for each query and key, takes exponentials and divides by their sums. Recipes of values
+(`verify.cases.scores`) and laws (`verify.laws.attention`) use the operands found here. The search looks at the steps
+alone, never at the operands' names.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from verify.ops.op import ScorePart, Scores
 
 
 def scores_of(program: Program) -> Scores | None:
-    """Returns the parts of the first softmax over products. Returns None if there is none, or an axis is not whole.
+    """Maps the operands of the first softmax over a product to their parts: query, key and, if found, value.
 
-    The query and the key must be two operands: a projection in between, or one packed operand, gives None.
+    Returns None without such a softmax. The query and the key must be two operands, multiplied with all their features:
+    a projection in between, or one packed operand, gives None.
     """
     for total in program.steps:
         if isinstance(total, Reduce) and total.function == "sum" and _is_exponential(total.inputs[0]):
@@ -39,7 +41,7 @@ def _is_exponential(step: Step) -> bool:
 
 
 def _upstream(step: Step) -> Iterator[Step]:
-    """Yields the steps that a step is made of, the nearest first, none beyond a product of matrices."""
+    """Yields a step and the steps before it, the nearest first. Stops at products of matrices."""
     ahead, seen = [step], {id(step)}
     while ahead:
         each = ahead.pop(0)
@@ -53,7 +55,7 @@ def _parts(program: Program, total: Reduce, product: Contract) -> dict[str, Scor
     """Returns the query and the key of a product whose exponentials a sum adds up."""
     _, rows, columns = product.shape
     inner = product.inputs[0].shape[2]
-    # the last sum: under a causal mask the last query sees the most keys
+    # uses the last sum: under a causal mask the last query sees the most keys
     summed = _places(program, total, np.array([int(np.prod(total.shape)) - 1]), product) % max(rows * columns, 1)
     row, column = (len(np.unique(each)) > 1 for each in np.divmod(summed, columns))
     if row == column:
@@ -75,13 +77,13 @@ def _part(program: Program, side: Step, features: Places, tokens: Places) -> tup
     if along is None or leaf.shape[along] != len(features):
         return None
     across = _axis(program, side, tokens, leaf, beside=along)
-    # one token has no axis that varies: the axis beside the features is taken
+    # with one token no axis varies, so this assumes the axis beside the features
     across = (along - 1 if along else 1) if across is None and len(tokens) == 1 and len(leaf.shape) > 1 else across
     return None if across is None or across == along else (leaf.name, across, along)
 
 
 def _value(program: Program, exponentials: Step) -> tuple[str, ScorePart] | None:
-    """Returns the operand that the softmax averages."""
+    """Returns the operand that the softmax averages, with its axis of tokens; None if none is found."""
     following = {id(exponentials)}
     for step in program.steps:
         if not any(id(each) in following for each in step.inputs):
@@ -101,7 +103,7 @@ def _value(program: Program, exponentials: Step) -> tuple[str, ScorePart] | None
 
 
 def _operand(side: Step) -> Leaf | None:
-    """Returns the largest operand that a side of a product is made of. Returns None behind another product."""
+    """Returns the largest operand behind one side of a product; None if another product lies between."""
     steps = list(_upstream(side))
     leaves = [step for step in steps if isinstance(step, Leaf) and step.operand and step.real]
     if not leaves or any(isinstance(step, Contract) for step in steps):
@@ -110,9 +112,10 @@ def _operand(side: Step) -> Leaf | None:
 
 
 def _axis(program: Program, step: Step, wanted: Places, leaf: Leaf, beside: int = -1) -> int | None:
-    """Returns the one axis of an operand, other than `beside`, that varies among what some elements of a step need.
+    """Returns the axis of an operand along which the elements vary that the wanted elements of a step need.
 
-    A rotation or a norm of each token needs several of its features.
+    Ignores the axis `beside`: a rotation or a norm of a token needs several of its features. Returns None unless
+    exactly one axis varies.
     """
     coordinates = np.unravel_index(_places(program, step, wanted, leaf), leaf.shape)
     varying = [axis for axis, each in enumerate(coordinates) if axis != beside and len(np.unique(each)) > 1]
@@ -120,7 +123,7 @@ def _axis(program: Program, step: Step, wanted: Places, leaf: Leaf, beside: int 
 
 
 def _leaves(program: Program) -> Iterator[Leaf]:
-    """Yields the operands, those from which only positions follow too."""
+    """Yields the operands, including operands that only give positions."""
     ahead, seen = list(program.steps), set[int]()
     while ahead:
         each = ahead.pop()
@@ -132,7 +135,7 @@ def _leaves(program: Program) -> Iterator[Leaf]:
 
 
 def _places(program: Program, step: Step, wanted: Places, of: Step) -> Places:
-    """Returns the elements of the step `of` that some elements of another step need."""
+    """Returns the elements of the step `of` that the wanted elements of `step` need."""
     leaves = {
         each.name: torch.zeros(each.shape, dtype=torch.float64 if each.real else torch.int64)
         for each in _leaves(program)

@@ -1,7 +1,7 @@
-"""The second route to the exact values of a shipped op: Arb, through the program of its baseline, PyTorch's function.
+"""Gives a shipped op its second route to exact values: Arb, through the traced program of its PyTorch baseline.
 
-The op's own formulas are the first, in mpmath, and nothing is shared with them. They also say what the limit is where
-an operand is infinite: a program has NaN there, or none.
+The op's own formulas, in mpmath, are the first route. The two share no code. The formulas also give the limit where an
+operand is infinite, because a program has NaN or no value there.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ Programs = Callable[[tuple[tuple[str, Any], ...], tuple[tuple[str, Shape], ...],
 
 
 def by_program(op: Op, summed: Sequence[str] = ()) -> Op:
-    """The op with Arb by its program. `summed` are results that add up over rows, of which equal ones are one."""
+    """Returns the op with Arb values from its baseline's program.
+
+    `summed` names results that add up over rows. For these, equal rows of x are merged into one.
+    """
 
     @lru_cache(maxsize=_HOLDS)
     def program(
@@ -65,7 +68,7 @@ def asked_of(problem: Problem) -> tuple[dict[str, Tensor], tuple[str, ...]]:
 
 
 def program_of(op: Op, problem: Problem) -> tuple[Program, Run]:
-    """Returns the program that says what an op means: its own, or that of its baseline."""
+    """Returns the program that defines an op (its own, or that of its baseline) and the run of the problem."""
     if op.meaning is not None:
         found: tuple[Program, Run] = op.meaning.program(problem)
         return found
@@ -88,7 +91,7 @@ def run_of(program: Program, problem: Problem) -> Run:
 
 
 def _asked(programs: Programs, problem: Problem, result: str, indices: Sequence[int]) -> tuple[Asked, bool]:
-    """The elements, by the program of the problem; and whether anything in the problem is not finite."""
+    """Returns the evaluator of some elements, and True if some operand of the problem is not finite."""
     device = next(value.device for value in problem.inputs.values() if value is not None)
     if ("program", device) not in problem.cache:
         present, gradients = asked_of(problem)
@@ -96,7 +99,7 @@ def _asked(programs: Programs, problem: Problem, result: str, indices: Sequence[
         program = programs(tuple(sorted(problem.params.items())), shapes, gradients)
         run = run_of(program, problem)
         limits = not all(bool(torch.isfinite(value.double()).all()) for value in run.leaves.values())
-        # a row of any length is worth its time: the op's own formulas have no limit either
+        # no budget, because the op's own formulas evaluate rows of any length too
         problem.cache["program", device] = program, run, Shared(math.inf), limits
     program, run, shared, limits = problem.cache["program", device]
     gradient = result.startswith("d") and result[1:] in problem.inputs
@@ -104,6 +107,7 @@ def _asked(programs: Programs, problem: Problem, result: str, indices: Sequence[
 
 
 def _ball(asked: Asked, place: int, point: Point, limits: bool, prec: int) -> Any:
+    """Returns the enclosure of an element; from the op's formulas if an operand and the ball are not finite."""
     ball = asked.enclosure(place, prec + 2 * GUARD)
     if limits and not ball.is_finite():
         return mpf_to_arb(point.mp(prec))

@@ -1,4 +1,10 @@
-"""Single elements of a program's results, in Arb and in mpmath, evaluated together at the precision that most need."""
+"""Evaluates single elements of a program's results to any precision: in Arb, which gives enclosures, and in mpmath.
+
+`like.py` and `second.py` create an `Asked` for the elements of a result that judging needs. It evaluates them on
+request and in batches: the first request at some precision also evaluates other elements that probably need this
+precision. The values of the program's steps are cached, because elements share them. A budget limits how many step
+elements each result may evaluate. Beyond it, BeyondEffort is raised.
+"""
 
 from __future__ import annotations
 
@@ -21,34 +27,43 @@ from verify.ops.graph.steps import Run
 from verify.ops.op import Point
 from verify.ops.precision import GUARD, mp_bits
 
-_STEPS = (160, 640, 2_560)  # bits at which a number is looked for that float64 says nothing about
-_FEWEST = 160  # bits of any evaluation: those that judging begins with, so that what is known of a slice serves again
-_SHARP = 60  # bits of a ball that decide nearly everything
-_VANISHED = flint.arb(2) ** -1_300
-_TOGETHER = 1024  # elements that are evaluated together
-_LIMIT = 1 << 14  # bits at which a ball that still has no relative accuracy is a zero
-_KEPT = 1 << 21  # elements of all steps that are kept for later ones of the same problem: a network shares its layers
-_EFFORT = 1 << 19  # elements of steps that the exact values of a result may cost: a microsecond or two each
-_CHEAP = 1 << 12  # of one exact value that are not counted: a row of a norm, a window of a convolution
+_STEPS = (160, 640, 2_560)  # bits tried in turn by `enclosed`
+_FEWEST = 160  # fewest bits of an evaluation; judging starts with as many, so that the cache serves it
+_SHARP = 60  # relative accuracy of a ball, in bits, that settles nearly every decision
+_VANISHED = flint.arb(2) ** -1_300  # below the smallest number of every format
+_TOGETHER = 1024  # elements of a batch
+_LIMIT = 1 << 14  # bits at which a ball without relative accuracy counts as zero
+_KEPT = 1 << 21  # most cached elements, over all steps, at one precision
+_EFFORT = 1 << 19  # step elements that the exact values of one result may cost; each takes 1 or 2 microseconds
+_CHEAP = 1 << 12  # step elements of one exact value that cost nothing: a row of a norm, a window of a convolution
 
-Slices = dict[int, dict[int, Any]]  # by step: the elements that are known
+Slices = dict[int, dict[int, Any]]  # cached elements: id(step) -> flat index -> value
 
 
 @dataclass
 class Shared:
-    """What the exact values of one problem share: what is known of each step, and what each result has cost.
+    """Holds the cache and the budget that all exact values of one problem share.
 
-    The same questions in the same order cost the same everywhere, so what is `refused` does not depend on a clock.
+    The budget counts evaluated elements, not time. So the same requests in the same order are refused on any machine.
     """
 
-    share: float = 1.0  # of the effort that a result may cost
-    slices: dict[tuple[type[Arithmetic], int], Slices] = field(default_factory=dict)
-    spent: dict[str, float] = field(default_factory=dict)
-    refused: set[str] = field(default_factory=set)  # results of which one element was too much
+    share: float = 1.0  # budget of each result, as a multiple of `_EFFORT`
+    slices: dict[tuple[type[Arithmetic], int], Slices] = field(default_factory=dict)  # by arithmetic and bits
+    spent: dict[str, float] = field(default_factory=dict)  # step elements charged to each result
+    refused: set[str] = field(default_factory=set)  # results with an element beyond the budget
 
 
 class Asked:
-    """Elements of one result. Those that are asked for together are evaluated together, at the first precision."""
+    """Evaluates the requested elements of one result, in batches.
+
+    The methods take a `place`: a position in `indices`.
+
+    Args:
+        indices: Flat indices into the result.
+        opened: None, or (several, least, most): a mask of the elements with more than one right answer, and the least
+            and greatest of these answers.
+        gradient: True if the result is a gradient.
+    """
 
     def __init__(
         self,
@@ -63,20 +78,20 @@ class Asked:
         self.program, self.run, self.result, self.indices, self.opened = program, run, result, indices, opened
         self.gradient, self.shared = gradient, shared
         self.shape = program.results[result].shape
-        self.known: dict[tuple[type[Arithmetic], int], dict[int, Any]] = {}
-        self.likely: dict[tuple[type[Arithmetic], int], deque[int]] = {}  # to be asked for at a precision
+        self.known: dict[tuple[type[Arithmetic], int], dict[int, Any]] = {}  # by arithmetic and bits, then by place
+        self.likely: dict[tuple[type[Arithmetic], int], deque[int]] = {}  # places that a batch may still include
         self.span: Any = None
 
     def ball(self, place: int, bits: int) -> Any:
-        """The enclosure of one element, or a special value."""
+        """Returns the enclosure of one element: an Arb ball, or a float if it is infinite, NaN or a pole."""
         return self._element(place, bits, Balls)
 
     def enclosure(self, place: int, prec: int) -> Any:
-        """The same as a ball of Arb's."""
+        """Returns the enclosure of one element as an Arb ball in every case."""
         return _as_ball(self.ball(place, max(prec, _FEWEST)))
 
     def _element(self, place: int, bits: int, kind: type[Arithmetic]) -> Any:
-        """One element; others that are likely to be asked for at this precision are evaluated with it."""
+        """Returns one element. Also evaluates a batch of others that probably need this precision."""
         known = self.known.setdefault((kind, bits), {})
         if place not in known:
             if (kind, bits) not in self.likely:
@@ -98,7 +113,11 @@ class Asked:
         return known[place]
 
     def _affordable(self, place: int, places: list[int], slices: Slices) -> tuple[list[int], Needed]:
-        """The places if their result has the effort left, else the one; and what has to be evaluated for them."""
+        """Charges the budget and returns the places to evaluate, with the step elements that they need.
+
+        Returns the whole batch `places` if the budget allows it, else the one `place`. Raises BeyondEffort if that
+        alone exceeds the budget. Later elements of this result are then evaluated only if they are cheap.
+        """
         shared, spent = self.shared, self.shared.spent.get(self.result, 0.0)
         refused = self.result in shared.refused
         for some in [[place]] if refused else [places, [place]]:
@@ -114,6 +133,7 @@ class Asked:
         raise BeyondEffort(f"an exact value of {self.result} depends on too many numbers to be evaluated alone")
 
     def point(self, place: int) -> Point:
+        """Returns the exact value of one element, as functions that evaluate it on request."""
         if not self.program.results[self.result].real:
             return Point(
                 lambda prec: mp.mpf(self._whole(place, Decimals)), lambda prec: flint.arb(self._whole(place, Balls))
@@ -125,7 +145,10 @@ class Asked:
         )
 
     def _whole(self, place: int, kind: type[Arithmetic]) -> float:
-        """An integer or a condition: the reference's answer where that is one of several."""
+        """Returns an integer or boolean element as a float.
+
+        Returns the float64 reference instead if the exact answer is undecided, or if both are right.
+        """
         value, at = self._element(place, _FEWEST, kind), self.indices[place]
         shown: Tensor = self._closed().value.to(torch.float64)
         if value is None or float(value) == shown.reshape(-1)[at]:
@@ -135,24 +158,27 @@ class Asked:
         return float(settled(self.program, self.run, self.result, other, shown).reshape(-1)[at])
 
     def _decimal(self, place: int, prec: int) -> Any:
-        """mpmath at a precision from which as many bits are left as were asked for: a ball says how many cancel."""
+        """Returns an element as an mpf with about `prec` correct bits.
+
+        mpmath does not report cancellation. So Arb balls of growing precision first show how many bits cancel.
+        """
         bits = max(prec, _FEWEST)
         while True:
             ball = self.ball(place, bits)
             if isinstance(ball, float):
                 lost = 0
                 break
-            lost = max(0, bits - ball.rel_accuracy_bits())  # an exact ball has any number of bits
+            lost = max(0, bits - ball.rel_accuracy_bits())  # an exact ball reports more accuracy than `bits`
             if ball.is_finite() and 2 * lost < bits:
                 break
-            if ball.is_finite() and abs(ball) < _VANISHED:  # whatever its digits are: below every format
+            if ball.is_finite() and abs(ball) < _VANISHED:  # too small for every format, so its digits do not matter
                 lost = 0
                 break
-            if bits >= _LIMIT and ball.is_finite() and bits - lost >= _SHARP:  # many cancelled, and enough are left
+            if bits >= _LIMIT and ball.is_finite() and bits - lost >= _SHARP:  # many bits cancel, but enough remain
                 break
             if bits >= _LIMIT and (ball.is_nan() or ball.contains(0)):
                 return mp.nan if ball.is_nan() else mp.zero
-            if bits >= _LIMIT:  # two numbers, between which a jump at an exact tie decides
+            if bits >= _LIMIT:  # the ball spans a jump at an exact tie
                 lost = 0
                 break
             bits *= 2
@@ -162,12 +188,16 @@ class Asked:
             return mp.mpf(value)
 
     def _closed(self) -> Any:
+        """Returns the float64 intervals of the whole result, without open decisions. Computed once."""
         if self.span is None:
             self.span = self.program.spans(self.run, [self.result])[self.result]
         return self.span
 
     def enclosed(self, place: int) -> tuple[float, float] | None:
-        """A number and how far the real one may be from it; None where Arb finds none either, or not in time."""
+        """Returns a float64 number and the largest distance of the real number from it.
+
+        Returns None if Arb finds no finite ball, or only beyond the budget.
+        """
         for bits in _STEPS:
             try:
                 ball = self.ball(place, bits)
@@ -181,6 +211,7 @@ class Asked:
         return None
 
     def _ends(self, place: int) -> tuple[Point, Point] | None:
+        """Returns the least and the greatest right answer of one element; None if only one answer is right."""
         if self._is_free(place):
             return _fixed(-math.inf), _fixed(math.inf)
         if self.opened is None:
@@ -190,7 +221,7 @@ class Asked:
         return (_fixed(least), _fixed(most)) if several else None
 
     def _is_free(self, place: int) -> bool:
-        """Whether every answer is right: see `_freed`."""
+        """True if every answer is right because the function has no value there; see `_freed` in `like.py`."""
         if not self.program.elementwise:
             return False
         at = self.indices[place]
@@ -202,19 +233,21 @@ class Asked:
 
 
 def _is_vague(ball: Any) -> bool:
-    """Whether a ball that is known says too little; what is not known was asked for by nobody."""
+    """True if a cached ball is too wide. A missing ball (None) is not: nothing requested it."""
     if ball is None or isinstance(ball, float) or not hasattr(ball, "rel_accuracy_bits"):
         return False
     return not ball.is_finite() or ball.rel_accuracy_bits() < _SHARP
 
 
 def _fixed(value: float) -> Point:
-    """A number that is known."""
+    """Returns the point of a known number."""
     return Point(lambda prec: mp.mpf(value), lambda prec: to_arb(value))
 
 
 def _as_ball(value: Any) -> Any:
+    """Converts a special value to a ball, and simplifies a ball around zero."""
     if isinstance(value, float):
         return to_arb(value)
-    # around zero nothing but its size is known: a middle of 2^-10^60 and a radius of 1 have no common unit
+    # A ball around zero keeps only its size. Its midpoint may be as small as 2^-10^60 beside a radius of 1. Expressing
+    # the radius in units of the midpoint would take an integer of 10^60 bits.
     return flint.arb(0, value.abs_upper()) if value.is_finite() and value.contains(0) else value

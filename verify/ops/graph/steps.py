@@ -1,9 +1,14 @@
-"""The steps of a program: what each does to intervals of whole tensors, and to single elements.
+"""Defines the steps of a program: how each evaluates whole tensors as intervals, and single elements exactly.
 
-This module has what all steps share, the operands, the constants and what moves elements; `elementwise`, `reducing` and
-`selecting` have the others. `span` evaluates a step for all elements from the spans of its inputs. `sources` says which
-elements of its inputs single elements need, and `elements` computes these from them in an `Arithmetic`. Numbers that
-follow from integers alone (positions, labels, masks) are computed by PyTorch as they are (`Plain`).
+This module has the base class, operands, constants and steps that move elements. The modules `elementwise`, `reducing`
+and `selecting` have the others. Each step has these methods:
+
+- `span` evaluates all elements, from the spans of the inputs;
+- `sources` returns the elements of the inputs that given elements need;
+- `elements` computes single elements from those, in an `Arithmetic`.
+
+PyTorch computes numbers that depend on integers alone (positions, labels, masks), because it does not round them
+(`Plain`).
 """
 
 from __future__ import annotations
@@ -24,83 +29,88 @@ from verify.ops.graph.arithmetic import Arithmetic
 from verify.ops.graph.spans import Span, point
 
 Places = NDArray[np.int64]
-_BLUR = 2.0**-21  # of a number whose noise is not known: a few roundings in float32
-ABSENT: Any = object()  # the element at a place below 0
-NOTHING = -1  # in a map of places: no element, but the constant that a padding has
+_BLUR = 2.0**-21  # relative error assumed for a number of unknown noise: a few roundings in float32
+ABSENT: Any = object()  # the value at a negative place
+NOTHING = -1  # a place without an element, where padding puts its constant
 
 
 @dataclass(frozen=True)
 class Truths:
-    """A condition on every element: PyTorch's answer, and where another answer is possible."""
+    """Holds integers or booleans: PyTorch's answer for each element, and a mask where another one is possible."""
 
     value: Tensor
-    open: Tensor | None = None
+    open: Tensor | None = None  # None: no other answer anywhere
 
 
 @dataclass(eq=False)
 class Step:
-    """One step. `shape` is that of its result, `real` says that this is numbers (else booleans or integers)."""
+    """One operation of a program, with its inputs and the shape of its result."""
 
     shape: tuple[int, ...]
     inputs: tuple[Step, ...] = ()
-    real: bool = True
-    origin: str = ""  # the operator of PyTorch, and the line that called it
+    real: bool = True  # False: the result is booleans or integers
+    origin: str = ""  # PyTorch's operator, and the source line that called it
 
     @property
     def reads(self) -> tuple[Step | None, ...]:
-        """The steps whose elements single elements are made of: the inputs, or as many steps before them.
+        """The steps that `elements` reads: one for each input, either the input or a step before it.
 
-        None replaces an input without evaluated elements.
+        None: no element of this input is evaluated.
         """
         return self.inputs
 
     def span(self, run: Run, given: Sequence[Any]) -> Any:
-        """The result as a `Span` or as `Truths`."""
+        """Returns the result as a `Span` if it is real, else as `Truths`; `given` holds the spans of the inputs."""
         raise NotImplementedError
 
     def value(self, run: Run, given: Sequence[Tensor]) -> Tensor:
-        """Returns the result as PyTorch's float64 numbers (or conditions, integers) have it, without a bound."""
+        """Returns the result in PyTorch's float64 (or as booleans or integers), without a bound of its error."""
         raise NotImplementedError
 
     def sources(self, run: Run, wanted: Places) -> list[Places]:
-        """For each of `reads` the places of the elements that `wanted` ones need, in rows of equal length."""
+        """Returns, for each of `reads`, the places that the wanted elements need: one row of equal length for each."""
         raise NotImplementedError
 
     def elements(self, run: Run, arithmetic: Arithmetic, wanted: Places, given: Sequence[Any]) -> list[Any]:
-        """The wanted elements; `given` has, for each of `reads`, the list of values at the places of `sources`."""
+        """Returns the wanted elements; `given` holds, for each of `reads`, the values at the places of `sources`."""
         raise NotImplementedError
 
 
 @dataclass
 class Run:
-    """One evaluation: the tensors of the operands, and how decisions are read that rounding may change.
+    """One evaluation: the tensors of the operands, the treatment of open decisions, and caches.
 
-    Where a program decides (which element is larger, to which integer a number rounds) by numbers that it computed
-    itself, a kernel that rounds them otherwise may decide otherwise. With `opens` = "rounding" both answers are
-    followed then, with "ties" also where two inputs are exactly equal: there a derivative has two sides. With "face"
-    every decision is as PyTorch's float64 numbers have it, even where their intervals leave it open. `reach` maps
-    id(step) to how far a kernel's numbers may be from the exact ones: a multiple of their noise.
+    A program may decide (which element is larger, to which integer a number rounds) by numbers that it computed. A
+    kernel rounds those numbers differently, so it may decide differently and still be right. `opens` chooses how many
+    answers the intervals cover:
+
+    - "face": the decision of PyTorch's float64 numbers, even if their intervals leave it open;
+    - "rounding": both answers, if a kernel's rounding may change the decision;
+    - "ties": also both answers if two inputs are exactly equal, where a derivative has two sides.
     """
 
     leaves: dict[str, Tensor]
     device: torch.device
     opens: Literal["", "face", "rounding", "ties"] = ""
-    reach: dict[int, Tensor] | None = None
-    met_tie: bool = False  # whether a decision could have been another
-    plain: dict[int, Tensor] = field(default_factory=dict)
-    maps: dict[int, Any] = field(default_factory=dict)
-    numbers: dict[int, Tensor] = field(default_factory=dict)  # by step, where elements that it moves come from
-    signs: dict[int, NDArray[np.bool_]] = field(default_factory=dict)  # by step, where its float64 numbers have a minus
+    reach: dict[int, Tensor] | None = None  # id(step) -> largest error of a kernel's numbers, a multiple of their noise
+    met_tie: bool = False  # True once a decision could have had another answer
+    plain: dict[int, Tensor] = field(default_factory=dict)  # cache of `fixed`
+    maps: dict[int, Any] = field(default_factory=dict)  # caches of steps and of `on_host`
+    numbers: dict[int, Tensor] = field(default_factory=dict)  # id(step) -> source place of each element that it moves
+    signs: dict[int, NDArray[np.bool_]] = field(default_factory=dict)  # id(step) -> True for a negative float64 number
 
     def blurred(self, step: Step, a: Span) -> Span:
-        """Returns what a kernel may hold for the numbers of a step, whose interval is `a`."""
+        """Widens the interval `a` of a step by the error that a kernel's numbers may have there.
+
+        An operand (`a.given`) has no such error.
+        """
         if a.given:
             return a
         reach = a.size() * _BLUR if self.reach is None else self.reach.get(id(step))
         return a if reach is None else Span(a.lo - reach, a.hi + reach)
 
     def fixed(self, step: Step) -> Tensor:
-        """The value of a step that follows from integers alone."""
+        """Returns the value of a step that depends on integers and constants alone."""
         if id(step) not in self.plain:
             if isinstance(step, Leaf):
                 found = self.leaves[step.name]
@@ -112,13 +122,13 @@ class Run:
         return self.plain[id(step)]
 
     def is_minus(self, step: Step, place: int) -> bool:
-        """Whether IEEE arithmetic puts a minus before a number, which is 0: real numbers have one zero."""
+        """True if IEEE arithmetic gives -0 for an element that is zero. The real numbers have one zero only."""
         if id(step) not in self.signs:
             self.signs[id(step)] = torch.signbit(self.span_of(step).mid()).cpu().reshape(-1).numpy()
         return bool(self.signs[id(step)][place])
 
     def span_of(self, step: Step) -> Any:
-        """Evaluates a step, with all that it follows from."""
+        """Evaluates the interval of one step, after all steps before it."""
         known: dict[int, Any] = {}
         pending = [step]
         while pending:
@@ -130,7 +140,10 @@ class Run:
         return known[id(step)]
 
     def _computed(self, step: Step) -> Tensor:
-        """Integers that numbers on the way to them decide, none of which depends on an operand: scaled positions."""
+        """Returns integers that a program decides by real numbers without an operand, such as scaled positions.
+
+        Raises UsageError if rounding may change one of them.
+        """
         found = self.span_of(step)
         if found.open is not None and bool(found.open.any()):
             raise UsageError(f"like= picks elements by positions that rounding decides: {step.origin}")
@@ -138,7 +151,7 @@ class Run:
         return value
 
     def on_host(self, step: Step) -> NDArray[Any]:
-        """The same, flat, in the memory of the host."""
+        """Returns `fixed(step)` as a flat NumPy array in host memory."""
         key = -id(step)
         if key not in self.maps:
             self.maps[key] = self.fixed(step).detach().cpu().reshape(-1).numpy()
@@ -147,7 +160,7 @@ class Run:
 
 @dataclass(eq=False)
 class Leaf(Step):
-    """An operand, or the gradient that arrives at an output."""
+    """An operand, or the upstream gradient of an output (operand=False)."""
 
     name: str = ""
     operand: bool = True
@@ -173,9 +186,9 @@ class Leaf(Step):
 
 @dataclass(eq=False)
 class Plain(Step):
-    """A value that follows from integers alone, those `of` other steps, or a constant: PyTorch does not round it."""
+    """A constant, or a value that depends on the integers of other steps alone. PyTorch does not round it."""
 
-    of: tuple[Step, ...] = ()
+    of: tuple[Step, ...] = ()  # the steps whose integers `compute` receives
     compute: Callable[[list[Tensor]], Tensor] = lambda given: given[0]
 
     def span(self, run: Run, given: Sequence[Any]) -> Any:
@@ -195,7 +208,7 @@ class Plain(Step):
 
 
 def broadcast(wanted: Places, shape: tuple[int, ...], source: tuple[int, ...]) -> Places:
-    """The places in a tensor of shape `source` that elements of a broadcast `shape` come from."""
+    """Maps places in a tensor of `shape` to places in the tensor of shape `source` that was broadcast to it."""
     if shape == source:
         return wanted
     if math.prod(source) == 1:
@@ -207,18 +220,18 @@ def broadcast(wanted: Places, shape: tuple[int, ...], source: tuple[int, ...]) -
 
 @dataclass(eq=False)
 class Move(Step):
-    """Elements of the inputs elsewhere: views, copies, gathers, padding.
+    """A step that puts elements of its inputs in other places: a view, copy, gather or padding.
 
-    `move(tensors, fixed, fill)` does it to tensors of any dtype; `fixed` are integer tensors it goes by, and `fill` is
-    what stands where no element goes.
+    `move(tensors, fixed, fill)` moves the elements of tensors of any dtype. `fixed` are the values of `by`: integer
+    tensors that give positions. `fill` is the value where no element arrives.
     """
 
     move: Callable[[list[Tensor], list[Tensor], float], Tensor] = lambda tensors, fixed, fill: tensors[0]
     by: tuple[Step, ...] = ()
     fill: float = 0.0
     view: bool = False
-    within: bool = False  # the first input, with elements of the second written to a part of it
-    kept: int = 0  # the first dimensions, at each index of which it does the same; never of a view
+    within: bool = False  # True: the result is the first input, with a part overwritten by the second
+    kept: int = 0  # number of leading dimensions over which it repeats the same movement; 0 for a view
 
     def span(self, run: Run, given: Sequence[Any]) -> Any:
         fixed = [run.fixed(each) for each in self.by]
@@ -255,6 +268,7 @@ class Move(Step):
         return found
 
     def _places(self, run: Run, wanted: Places) -> Places:
+        """Maps wanted places to places in the inputs, which are numbered one after the other; NOTHING: filled."""
         if self.view and len(self.inputs) == 1:
             if id(self) not in run.maps:
                 shadow = self.move([torch.empty(self.inputs[0].shape, device="meta")], [], 0.0)
@@ -283,7 +297,7 @@ class Move(Step):
 
 
 def moved_from(step: Step) -> list[Step]:
-    """Returns the step and those whose numbers it only moves, the one that makes the numbers last."""
+    """Returns the step and, if it only moves numbers, the steps before it up to the one that makes the numbers."""
     found = [step]
     while isinstance(found[-1], Move) and len(found[-1].inputs) == 1:
         found.append(found[-1].inputs[0])
@@ -291,6 +305,7 @@ def moved_from(step: Step) -> list[Step]:
 
 
 def strides_of(shape: Sequence[int]) -> list[int]:
+    """Returns the strides of a contiguous tensor."""
     strides, step = [], 1
     for size in reversed(shape):
         strides.append(step)
@@ -299,6 +314,7 @@ def strides_of(shape: Sequence[int]) -> list[int]:
 
 
 def offsets(places: Places, shape: tuple[int, ...], strides: Sequence[int]) -> Places:
+    """Maps flat places in a tensor of `shape` to offsets in memory with these strides."""
     if not shape:
         return np.zeros_like(places)
     coordinates = np.unravel_index(places, shape)
@@ -306,5 +322,6 @@ def offsets(places: Places, shape: tuple[int, ...], strides: Sequence[int]) -> P
 
 
 def rows_of(values: list[Any], count: int) -> list[list[Any]]:
+    """Splits a list into `count` lists of equal length."""
     width = len(values) // count if count else 0
     return [values[place * width : (place + 1) * width] for place in range(count)]
