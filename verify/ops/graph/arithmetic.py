@@ -1,7 +1,7 @@
-"""Two arithmetics for single elements: Arb balls, which enclose, and mpmath, another library for the same numbers.
+"""Defines two arithmetics for single elements: Arb balls, which enclose the number, and mpmath, a second library.
 
-A finite number is an `arb` or an `mpf`; infinities and NaN (a value that is not defined) are Python floats in both. A
-ball that is not finite says nothing: it asks for more bits.
+A finite number is an `arb` or an `mpf`. Infinities and NaN (an undefined value) are Python floats in both. A ball that
+is not finite means that more bits are needed.
 """
 
 from __future__ import annotations
@@ -20,21 +20,27 @@ from verify.ops.precision import arb_bits, mp_bits
 
 
 class Pole(float):
-    """A function's value at an exact zero, whose sign, which real numbers do not have, decides which infinity it is."""
+    """The value of a function at an exact zero where the sign of the zero decides between inf and -inf.
+
+    Real numbers have no signed zero. So the caller finds the sign by IEEE arithmetic.
+    """
 
 
 POLE = Pole("nan")
-_BELOW = 64  # bits that terms which are left out of a sum are below its last one
-_APART = 2_000  # bits between the numbers of a sum of products that are added up as integers
+_BELOW = 64  # a sum omits exponentials that are this many bits below its last bit
+_APART = 2_000  # largest distance of exponents, in bits, at which numbers are added up as integers
 Number = Any
 Answer = bool | None  # None: not decided at this precision, or two answers are right
 
 
 class Arithmetic:
-    """What both share: infinities, values that are not defined, and answers that are not known."""
+    """The operations of both arithmetics on infinities, undefined values and undecided answers.
+
+    A subclass defines the operations on finite numbers.
+    """
 
     def number(self, value: float) -> Number:
-        """The same real number; infinities and NaN as they are."""
+        """Converts a float exactly. Infinities and NaN stay floats."""
         return value if math.isinf(value) or value != value else self.finite(value)
 
     def add(self, a: Number, b: Number) -> Number:
@@ -61,7 +67,7 @@ class Arithmetic:
         return a * b
 
     def divide(self, a: Number, b: Number, side: Callable[[], float]) -> Number:
-        """a / b. `side` returns the sign, 1.0 or -1.0, of a zero that is divided by."""
+        """Returns a / b. `side` returns the IEEE sign, 1.0 or -1.0, of b if b is zero."""
         if isinstance(b, float):
             return math.nan if b != b or isinstance(a, float) else self.finite(0.0)
         sign = self.sign(b)
@@ -73,7 +79,7 @@ class Arithmetic:
         return self.unknown() if sign is None else a / b
 
     def apply(self, function: Function, x: Number) -> Number:
-        """f(x)."""
+        """Returns f(x): a limit at an infinity, NaN outside the domain, possibly a `Pole` at its end."""
         if isinstance(x, float):
             limit = function.limits[int(x > 0)] if x == x else x
             return limit(self) if callable(limit) else self.number(limit)
@@ -90,12 +96,12 @@ class Arithmetic:
         return self.evaluated(function, x)
 
     def less(self, a: Number, b: Number) -> Answer:
-        """a < b; None where that is not decided."""
+        """Returns a < b; None if it is not decided."""
         order = self.order(a, b)
         return None if order is None else order == -1
 
     def order(self, a: Number, b: Number) -> int | None:
-        """-1, 0, 1, or 2 where one is NaN; None where it is not decided."""
+        """Returns -1, 0 or 1 as a < b, a = b or a > b; 2 if one is NaN; None if it is not decided."""
         if not isinstance(a, float) and not isinstance(b, float):
             return self.compared(a, b)
         if (a != a and isinstance(a, float)) or (b != b and isinstance(b, float)):
@@ -106,11 +112,11 @@ class Arithmetic:
         return None if not known else int(math.copysign(1, a)) if isinstance(a, float) else -int(math.copysign(1, b))
 
     def compared(self, a: Number, b: Number) -> int | None:
-        """The order of two finite numbers."""
+        """Returns the order of two finite numbers, as `order` does."""
         return self.sign(self.add(a, self.opposite(b)))
 
     def extreme(self, a: Number, b: Number, largest: bool) -> Number:
-        """The larger, or the smaller, of two."""
+        """Returns the larger of two numbers if `largest`, else the smaller; NaN if one is NaN."""
         order = self.order(a, b)
         if order == 2:
             return math.nan
@@ -119,7 +125,7 @@ class Arithmetic:
         return a if (order >= 0) == largest else b
 
     def total(self, terms: Sequence[Number]) -> Number:
-        """The sum."""
+        """Returns the sum of the terms, which may be special."""
         if _has_special(terms):
             result: Number = self.finite(0.0)
             for term in terms:
@@ -128,7 +134,7 @@ class Arithmetic:
         return self.summed(terms)
 
     def total_of_exponentials(self, exponents: Sequence[Number]) -> Number:
-        """The sum of e^x. Those that no bit of it depends on are not evaluated: a row has thousands."""
+        """Returns the sum of e^x. Does not evaluate terms too small to change it, because a row may have thousands."""
         if not exponents or _has_special(exponents) or not all(map(self.is_known, exponents)):
             return self.total([self.apply(FUNCTIONS["exp"], x) for x in exponents])
         return self.summed_exponentials(exponents)
@@ -136,7 +142,7 @@ class Arithmetic:
     def dots(
         self, rows: Sequence[list[Number]], columns: Sequence[list[Number]], pairs: Sequence[tuple[int, int]]
     ) -> list[Number]:
-        """The sums of products of some rows by some columns."""
+        """Returns the inner product of a row and a column for each pair of their numbers."""
         lines, others = ([None if _has_special(line) else line for line in each] for each in (rows, columns))
         made = {pair for pair in pairs if lines[pair[0]] is not None and others[pair[1]] is not None}
         known = dict(zip(made, self.dotted(lines, others, made), strict=True))
@@ -145,43 +151,51 @@ class Arithmetic:
                 known[a, b] = self.total([self.multiply(x, y) for x, y in zip(rows[a], columns[b], strict=True)])
         return [known[pair] for pair in pairs]
 
-    # what each arithmetic does itself, with finite numbers only
+    # operations that each arithmetic defines, on finite numbers only
 
-    bits: Any
+    bits: Any  # a context manager that sets the precision
 
     def finite(self, value: float) -> Number:
+        """Converts a finite float exactly."""
         raise NotImplementedError
 
     def unknown(self) -> Number:
+        """Returns the number that means "not known at this precision"."""
         raise NotImplementedError
 
     def pi(self) -> Number:
         raise NotImplementedError
 
     def is_known(self, a: Number) -> bool:
+        """False if the number may be anything at this precision."""
         raise NotImplementedError
 
     def opposite(self, a: Number) -> Number:
+        """Returns -a exactly."""
         raise NotImplementedError
 
     def sign(self, a: Number) -> int | None:
+        """Returns -1, 0 or 1; None if it is not decided."""
         raise NotImplementedError
 
     def digits(self, a: Number) -> tuple[int, int] | None:
-        """The integers m and e of a number m 2^e, m odd, or both 0; None where it is not exact."""
+        """Returns integers m and e with a = m 2^e, m odd or both 0; None if a is not exact."""
         raise NotImplementedError
 
     def scaled(self, mantissa: int, exponent: int) -> Number:
-        """mantissa 2^exponent."""
+        """Returns mantissa 2^exponent."""
         raise NotImplementedError
 
     def evaluated(self, function: Function, x: Number) -> Number:
+        """Returns f(x) for an x inside the domain."""
         raise NotImplementedError
 
     def union(self, a: Number, b: Number) -> Number:
+        """Returns a ball that encloses both numbers. mpmath has no enclosures and returns the first."""
         raise NotImplementedError
 
     def doubtful_extreme(self, a: Number, b: Number, largest: bool) -> Number:
+        """Returns the larger or smaller of two numbers whose order is not decided."""
         raise NotImplementedError
 
     def summed(self, terms: Sequence[Number]) -> Number:
@@ -197,12 +211,12 @@ class Arithmetic:
 def divided(
     arithmetic: Arithmetic, a: Number, b: Number, side: Callable[[], float], *, down: str, remains: bool
 ) -> Number:
-    """The quotient of two numbers rounded by `down`, "floor" or "trunc", or what `remains` of the first."""
+    """Returns the quotient of two numbers rounded by `down` ("floor" or "trunc"), or the remainder if `remains`."""
     if isinstance(b, float) and not isinstance(a, float) and b == b:
         sign = arithmetic.sign(a)
         if sign is None:
             return arithmetic.unknown()
-        beyond = down == "floor" and sign * b < 0  # the quotient is -1, and infinity remains
+        beyond = down == "floor" and sign * b < 0  # the quotient is -1, and the remainder is infinite
         return (b if beyond else a) if remains else arithmetic.finite(-1.0 if beyond else 0.0)
     if isinstance(a, float) or isinstance(b, float):
         whole = not remains and not isinstance(b, float) and (down == "trunc" or arithmetic.sign(b) == 0)
@@ -224,12 +238,12 @@ def divided(
 
 
 def _has_special(line: Sequence[Number]) -> bool:
-    """Whether an infinity or NaN is among some numbers."""
+    """True if an infinity or NaN is among the numbers."""
     return float in set(map(type, line))
 
 
 class Balls(Arithmetic):
-    """Arb: every result encloses the real number."""
+    """Computes with Arb balls. Every result encloses the real number."""
 
     bits = arb_bits
 
@@ -297,7 +311,7 @@ class Balls(Arithmetic):
 
 
 class Decimals(Arithmetic):
-    """mpmath: a number to the working precision, without an enclosure. It always has an answer."""
+    """Computes with mpmath numbers at the working precision. Every question is decided, without an error bound."""
 
     bits = staticmethod(mp_bits)
 
@@ -352,7 +366,10 @@ class Decimals(Arithmetic):
 
 
 def _integers(line: Sequence[Any]) -> tuple[list[int], int] | None:
-    """Numbers of mpmath as integers times one power of two, unless they are too far apart: ten times `mp.fdot`."""
+    """Returns mpmath numbers as integers times one power of two; None if their exponents are too far apart.
+
+    Inner products of such integers are ten times as fast as `mp.fdot`.
+    """
     parts = [number._mpf_ for number in line]
     exponents = [exponent for _, mantissa, exponent, _ in parts if mantissa]
     least = min(exponents, default=0)

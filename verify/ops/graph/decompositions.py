@@ -1,7 +1,7 @@
-"""PyTorch's larger operators in terms of smaller ones: sums, products of matrices, elements moved and added up.
+"""Defines PyTorch's larger operators by smaller ones: sums, products of matrices, elements moved and added up.
 
-These are definitions, read as formulas over the real numbers; how fast they run is of no concern. PyTorch's own
-decompositions serve for everything else that `verify.ops.graph.rewrite` has no rule for.
+These are formulas over the real numbers; their speed does not matter. PyTorch's own decompositions define all other
+operators for which `verify.ops.graph.rewrite` has no rule.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _group_norm(
 def _group_norm_backward(
     grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Any, n: int, c: int, inner: int, groups: int, mask: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """By what is left of x without its mean. PyTorch's own form cancels terms that grow with the mean."""
+    """Computes with x minus its mean. In PyTorch's own formula, terms that grow with the mean cancel."""
     rows, channels = (n, groups, c // groups * inner), [1, c] + [1] * (x.ndim - 2)
     scale = rstd.unsqueeze(2)
     hat = (x.reshape(rows) - mean.unsqueeze(2)) * scale
@@ -137,7 +137,7 @@ def _batch_norm_no_training(x: Tensor, w: Any, b: Any, mean: Any, var: Any, m: f
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    """Of matrices, batches of them, or a matrix and a vector. PyTorch's own matmul imports sympy here."""
+    """Multiplies matrices, batches of them, or a matrix and a vector. PyTorch's matmul would import sympy."""
     return torch.mv(a, b) if b.ndim == 1 else (torch.mm if a.ndim == 2 else torch.bmm)(a, b)
 
 
@@ -148,7 +148,7 @@ def _addmm(c: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1
 
 
 def _addbmm(c: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    """The products of a batch, added up: one product of matrices side by side."""
+    """Adds up the products of a batch, by one product of the matrices side by side."""
     wide, tall = a.transpose(0, 1).reshape(a.shape[1], -1), b.reshape(-1, b.shape[2])
     return _addmm(c, wide, tall, beta=beta, alpha=alpha)
 
@@ -171,7 +171,7 @@ def _norm(x: Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, 
 
 
 def _places(size: _Sizes, kernel: _Sizes, stride: _Sizes, dilation: _Sizes, count: _Sizes, device: Any) -> Tensor:
-    """For each of `count` windows, in rows, the flat places of its elements in a block of `size`."""
+    """Returns a row for each of `count` windows: the flat places of its elements in a block of `size`."""
     flat = torch.zeros(1, 1, dtype=torch.int64, device=device)
     for whole, k, s, d, n in zip(size, kernel, stride, dilation, count, strict=True):
         at = torch.arange(n, device=device)[:, None] * s + torch.arange(k, device=device)[None, :] * d
@@ -191,7 +191,7 @@ def _cut(x: Tensor, before: _Sizes, size: _Sizes) -> Tensor:
 
 
 def _columns(x: Tensor, kernel: _Sizes, stride: _Sizes, dilation: _Sizes, count: _Sizes) -> Tensor:
-    """(N, C, windows, elements of a window) of an x that is padded."""
+    """Returns the windows of a padded x, as (N, C, windows, elements of a window)."""
     places = _places(x.shape[2:], kernel, stride, dilation, count, x.device)
     return x.reshape(*x.shape[:2], math.prod(x.shape[2:])).contiguous()[:, :, places]
 
@@ -199,7 +199,7 @@ def _columns(x: Tensor, kernel: _Sizes, stride: _Sizes, dilation: _Sizes, count:
 def _summed_columns(
     columns: Tensor, size: _Sizes, kernel: _Sizes, stride: _Sizes, dilation: _Sizes, count: _Sizes
 ) -> Tensor:
-    """What `_columns` is the transpose of."""
+    """Applies the transpose of `_columns`: adds each element of the windows to its place."""
     n, c = columns.shape[:2]
     places = _places(size, kernel, stride, dilation, count, columns.device).reshape(-1)
     flat = columns.new_zeros(n, c, math.prod(size)).index_add(2, places, columns.reshape(n, c, places.shape[0]))
@@ -214,21 +214,21 @@ def _counted(size: _Sizes, kernel: _Sizes, stride: _Sizes, padding: _Sizes, dila
 
 
 def _grouped(x: Tensor, groups: int) -> Tensor:
-    """(N, C, L, K) to (groups, N L, C/groups K)."""
+    """Reshapes (N, C, L, K) to (groups, N L, C/groups K)."""
     n, c, windows, k = x.shape
     x = x.reshape(n, groups, c // groups, windows, k).permute(1, 0, 3, 2, 4)
     return x.reshape(groups, n * windows, c // groups * k)
 
 
 def _ungrouped(x: Tensor, n: int, k: int) -> Tensor:
-    """(groups, N L, C/groups K) to (N, C, L, K)."""
+    """Reshapes (groups, N L, C/groups K) to (N, C, L, K)."""
     groups, rows, inner = x.shape
     x = x.reshape(groups, n, rows // n, inner // k, k).permute(1, 0, 3, 2, 4)
     return x.reshape(n, groups * inner // k, rows // n, k)
 
 
 def _matrix(weight: Tensor, groups: int) -> Tensor:
-    """(C, D/groups, *kernel) to (groups, C/groups, D/groups K)."""
+    """Reshapes (C, D/groups, *kernel) to (groups, C/groups, D/groups K)."""
     return weight.reshape(groups, weight.shape[0] // groups, math.prod(weight.shape[1:]))
 
 
@@ -263,7 +263,7 @@ def _convolution(
 
 
 def _gathered(x: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any, groups: int) -> Tensor:
-    """A convolution."""
+    """Computes a convolution."""
     n, kernel = x.shape[0], weight.shape[2:]
     count = _counted(x.shape[2:], kernel, stride, padding, dilation)
     columns = _columns(_padded(x, padding, padding), kernel, stride, dilation, count)
@@ -272,7 +272,7 @@ def _gathered(x: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: An
 
 
 def _scattered(x: Tensor, weight: Tensor, size: Any, stride: Any, padding: Any, dilation: Any, groups: int) -> Tensor:
-    """A transposed convolution, to an output of `size`."""
+    """Computes a transposed convolution with an output of `size`."""
     n, kernel = x.shape[0], weight.shape[2:]
     flat = x.reshape(n, x.shape[1], math.prod(x.shape[2:]), 1)
     columns = _ungrouped(torch.bmm(_grouped(flat, groups), _matrix(weight, groups)), n, math.prod(kernel))
@@ -459,7 +459,7 @@ def _triangle(lower: bool) -> Callable[..., Tensor]:
 
 
 def _silu_backward(grad: Tensor, x: Tensor) -> Tensor:
-    """Without a difference of 1 and a sigmoid, which PyTorch's versions write in different ways."""
+    """Computes the gradient without 1 - sigmoid(x), which PyTorch's versions write in different ways."""
     share = torch.sigmoid(x)
     return grad * (share + x * (share * torch.sigmoid(-x)))
 
@@ -492,7 +492,7 @@ def _cdist_backward(grad: Tensor, a: Tensor, b: Tensor, p: float, distance: Tens
 
 
 def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> tuple[Tensor, Tensor]:
-    """Of a vector each element has a norm of its own."""
+    """Scales v to the norm g over all dimensions but `dim`. Each element of a vector has its own norm."""
     others = [each for each in range(v.ndim) if each != dim]
     norm = _norm(v, 2, others, True) if others else v.abs()
     return v * (g / norm), norm
@@ -500,7 +500,7 @@ def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> tuple[Tensor, Tensor]:
 
 @lru_cache(maxsize=1)
 def table() -> dict[Any, Callable[..., Any]]:
-    """Every operator that is taken apart while a program is traced."""
+    """Maps each operator that tracing replaces to its formula of smaller operators."""
     from torch._decomp import core_aten_decompositions
 
     made = dict(core_aten_decompositions())
@@ -575,7 +575,7 @@ def table() -> dict[Any, Callable[..., Any]]:
     return made
 
 
-# `verify.ops.graph.rewrite` has a form of these that loses nothing where PyTorch's decomposition cancels
+# For these, `verify.ops.graph.rewrite` has a rule that does not cancel where PyTorch's decomposition does
 KEPT = (
     "gelu",
     "gelu_backward",
@@ -596,5 +596,5 @@ KEPT = (
     "native_dropout",
     "sinc",
 )
-# it has a rule for these as they are, or PyTorch takes them apart by itself
+# these have a rule as they are, or PyTorch decomposes them itself
 WHOLE = ("zeros", "ones", "split", "split_with_sizes", "unbind", "mv", "dot")

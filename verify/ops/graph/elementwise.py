@@ -1,4 +1,7 @@
-"""Functions of single elements: sums and products of two numbers, comparisons, choices, and real functions of one."""
+"""Defines the elementwise steps: arithmetic, comparisons, choices, integer operations and functions of one number.
+
+Each function has three evaluations: on intervals, on single exact elements, and on float64 tensors.
+"""
 
 from __future__ import annotations
 
@@ -21,21 +24,17 @@ from verify.ops.graph.steps import Move, Places, Run, Step, Truths, broadcast
 
 _BITS = ("bits and", "bits or", "bits xor")
 _JUMPS = ("floor quotient", "trunc quotient", "remainder", "fmod", "signbit")
-LOGIC = ("and", "or", "xor", *_BITS)  # of two conditions, or integers
+LOGIC = ("and", "or", "xor", *_BITS)  # functions of two booleans, or of two integers
 
 
 @dataclass(eq=False)
 class Map(Step):
-    """A function of each element: a name of `ELEMENTWISE`, or of `FUNCTIONS`.
+    """A function of each element."""
 
-    `ties` says that a comparison may have both answers where its two numbers are equal; `centred` that the second
-    operand is a mean of the first: a normalisation begins there.
-    """
-
-    function: str = ""
-    ties: bool = False
-    centred: bool = False
-    within: tuple[int, int] = (-(2**63), 2**63 - 1)  # the least and the greatest integer of a type
+    function: str = ""  # a name of `ELEMENTWISE` or of `FUNCTIONS`
+    ties: bool = False  # True: a comparison may have both answers where its two numbers are equal
+    centred: bool = False  # True: the second operand is a mean of the first, as where a normalisation begins
+    within: tuple[int, int] = (-(2**63), 2**63 - 1)  # least and greatest number of the integer dtype of the result
 
     def span(self, run: Run, given: Sequence[Any]) -> Any:
         if self.function in FUNCTIONS:
@@ -44,7 +43,7 @@ class Map(Step):
             found = spans.apply(function, x)
             if function.steps:
                 found = self._stepped(run, x, found)
-                return Span(found.lo, found.hi, x.given)  # it rounds nothing
+                return Span(found.lo, found.hi, x.given)  # these functions round nothing
             return found
         return ELEMENTWISE[self.function].span(self, run, *given)
 
@@ -58,7 +57,7 @@ class Map(Step):
         return ELEMENTWISE[self.function].value(*given)
 
     def _stepped(self, run: Run, x: Span, found: Span) -> Span:
-        """A function that jumps: near a jump a number that was computed may lie on either side."""
+        """Returns the interval of a function that jumps: near a jump, a kernel's number may be on either side."""
         function = FUNCTIONS[self.function]
         opened = spans.apply(function, run.blurred(self.inputs[0], x))
         if self.function == "sign" and run.opens != "rounding":  # the slope of |x| has two sides at 0
@@ -74,17 +73,17 @@ class Map(Step):
 
     @property
     def decides(self) -> bool:
-        """Whether a number near a jump, or two that are nearly equal, may lie on either side."""
+        """True if roundings before this step may change its result by a jump."""
         return self.ties or self.stepped or self.function in _JUMPS
 
     @property
     def stepped(self) -> bool:
-        """Whether the function goes from one number to the next in steps, as `floor` does."""
+        """True if the function is constant between jumps, as `floor` is."""
         return self.function in FUNCTIONS and FUNCTIONS[self.function].steps
 
     @property
     def rounds(self) -> bool:
-        """Whether a kernel rounds the result."""
+        """True if a kernel rounds the result."""
         return not self.stepped if self.function in FUNCTIONS else ELEMENTWISE[self.function].rounds
 
     def sources(self, run: Run, wanted: Places) -> list[Places]:
@@ -108,7 +107,7 @@ class Map(Step):
         ]
 
     def _side(self, run: Run, place: int, wanted: int) -> float:
-        """The sign of the zero that an operand is."""
+        """Returns the IEEE sign of an operand that is zero: 1.0 or -1.0."""
         step = self.inputs[place]
         [at] = broadcast(np.array([wanted]), self.shape, step.shape)
         return -1.0 if run.is_minus(step, int(at)) else 1.0
@@ -116,17 +115,13 @@ class Map(Step):
 
 @dataclass(frozen=True)
 class Elementwise:
-    """An elementwise function of one or more numbers or conditions: of spans, of single elements, of float64 tensors.
+    """The three evaluations of an elementwise function of one or more numbers or booleans."""
 
-    `rounds` says whether a kernel rounds the result. `zero_of` is the operand whose sign matters where it is 0:
-    `element` takes a function that returns it.
-    """
-
-    span: Callable[..., Any]
-    element: Callable[..., Any]
-    value: Callable[..., Tensor]
-    rounds: bool = False
-    zero_of: int | None = None
+    span: Callable[..., Any]  # (step, run, *intervals) -> interval
+    element: Callable[..., Any]  # (step, run, arithmetic, *numbers) -> number; None: not decided
+    value: Callable[..., Tensor]  # (*float64 tensors) -> tensor
+    rounds: bool = False  # True: a kernel rounds the result
+    zero_of: int | None = None  # operand whose sign matters if it is 0; `element` gets a last argument that returns it
 
 
 def _multiply(step: Map, run: Run, a: Span, b: Span) -> Span:
@@ -148,6 +143,7 @@ def _of_two(largest: bool) -> Elementwise:
 
 
 def _chosen(step: Map, run: Run, condition: Truths, a: Any, b: Any) -> Any:
+    """Returns a where the condition is true, else b; an interval around both where the condition is open."""
     value, doubt = condition.value, condition.open
     if not step.real:
         picked = torch.where(value, a.value, b.value)
@@ -177,7 +173,7 @@ def _choose(step: Map, run: Run, arithmetic: Arithmetic, condition: Any, a: Any,
 
 
 def _comparison(name: str) -> Elementwise:
-    """lt, le, gt, ge, eq or ne of two numbers."""
+    """Returns the comparison lt, le, gt, ge, eq or ne of two numbers."""
     torch_function = getattr(torch, name)
     at = {"lt": (-1,), "le": (-1, 0), "gt": (1,), "ge": (1, 0), "eq": (0,), "ne": (-1, 1, 2)}[name]
 
@@ -207,7 +203,7 @@ def _comparison(name: str) -> Elementwise:
 
 
 def _undecided(arithmetic: Arithmetic, at: tuple[int, ...], a: Number, b: Number) -> bool | None:
-    """What is known of two numbers whose order is not: balls may touch in one point only."""
+    """Returns True if two balls that touch in one point decide le or ge; None if nothing is decided."""
     if isinstance(a, float) or isinstance(b, float):
         return None
     difference = arithmetic.subtract(a, b)
@@ -217,7 +213,7 @@ def _undecided(arithmetic: Arithmetic, at: tuple[int, ...], a: Number, b: Number
 
 
 def _logical(torch_function: Callable[..., Tensor], python: Callable[..., bool], decides: Any) -> Elementwise:
-    """`decides` is the value of one operand that settles the result."""
+    """Returns a function of two booleans. `decides` is the value of one operand that alone settles the result."""
 
     def span(step: Map, run: Run, a: Truths, b: Truths) -> Truths:
         value = torch_function(a.value, b.value)
@@ -239,7 +235,10 @@ def _logical(torch_function: Callable[..., Tensor], python: Callable[..., bool],
 
 
 def _power(step: Map, run: Run, a: Span, b: Span) -> Span:
-    """|a| ** b = exp(b log |a|), with the sign of a where b is odd; PyTorch's at zeros, infinities and NaN."""
+    """Returns a ** b as exp(b log |a|), with the sign of a if b is odd.
+
+    At exact zeros, infinities and NaN it returns PyTorch's result.
+    """
     size = _magnitude(step, run, a)
     found = spans.apply(FUNCTIONS["exp"], spans.multiply(b, spans.apply(FUNCTIONS["log"], size)))
     fixed = (b.lo == b.hi) & torch.isfinite(b.lo)
@@ -258,13 +257,14 @@ def _power(step: Map, run: Run, a: Span, b: Span) -> Span:
 
 
 def _raise(step: Map, run: Run, arithmetic: Arithmetic, a: Number, b: Number, side: Callable[[], float]) -> Number:
+    """Returns a ** b of single elements."""
     if isinstance(a, float) or isinstance(b, float):
         known = [x if isinstance(x, float) else (float(x) if arithmetic.is_known(x) else math.nan) for x in (a, b)]
         return arithmetic.number(float(torch.pow(*(torch.tensor(x, dtype=torch.float64) for x in known))))
     sign = arithmetic.sign(a)
     if sign == 1:
         return a**b
-    digits = arithmetic.digits(b)  # the first is odd, or 0
+    digits = arithmetic.digits(b)  # mantissa, which is odd or 0, and exponent
     whole, odd = digits is not None and digits[1] >= 0, digits is not None and digits[1] == 0 and digits[0] != 0
     if sign == 0:
         other = arithmetic.sign(b)
@@ -295,10 +295,10 @@ def _has_minus(step: Map, run: Run, arithmetic: Arithmetic, a: Number, side: Cal
 
 
 def _rounded_quotient(a: Span, b: Span, down: str) -> Span:
-    """floor(a / b), or trunc, of the exact quotient."""
+    """Returns the exact quotient a / b, rounded down (or towards 0) to an integer."""
     quotient = spans.apply(FUNCTIONS[down], spans.divide(a, b))
     exactly = (a.lo == a.hi) & (b.lo == b.hi)
-    # a - fmod(a, b) is a multiple of b: of those up to 2^51 float64 finds which
+    # a - fmod(a, b) is a multiple of b. float64 finds which multiple, up to 2^51.
     known = (
         torch.div(a.lo, b.lo, rounding_mode="floor") if down == "floor" else ((a.lo - a.lo.fmod(b.lo)) / b.lo).round()
     )
@@ -313,7 +313,7 @@ def _rounded_quotient(a: Span, b: Span, down: str) -> Span:
 
 
 def _remainder(a: Span, b: Span, down: str) -> Span:
-    """a - floor(a / b) b, or by trunc: of two numbers float64's fmod has no error."""
+    """Returns a - floor(a / b) b, or the same with trunc. For two exact numbers, float64's fmod has no error."""
     times = _rounded_quotient(a, b, down)
     least, most = (-b.size(), b.size()) if down == "trunc" else (b.lo.clamp(max=0.0), b.hi.clamp(min=0.0))
     same = torch.isfinite(times.lo) & (times.lo == times.hi)
@@ -326,7 +326,7 @@ def _remainder(a: Span, b: Span, down: str) -> Span:
     doubtful = ~nan & ~(_finite(a.lo, a.hi, b.lo, b.hi) & ((b.lo > 0) | (b.hi < 0)))
     lo, hi = lo.masked_fill(doubtful, -math.inf), hi.masked_fill(doubtful, math.inf)
     left = torch.fmod(a.lo, b.lo)
-    exactly = (a.lo == a.hi) & (b.lo == b.hi) & ((a.lo / b.lo).abs() < 2.0**500)  # SLEEF's is wrong far beyond
+    exactly = (a.lo == a.hi) & (b.lo == b.hi) & ((a.lo / b.lo).abs() < 2.0**500)  # SLEEF's fmod is wrong far beyond
     other = down == "floor"
     turned = spans.add(point(left), point(torch.where((left != 0) & ((left < 0) != (b.lo < 0)) & other, b.lo, 0.0)))
     lo, hi = torch.where(exactly, turned.lo, lo), torch.where(exactly, turned.hi, hi)
@@ -338,7 +338,7 @@ def _finite(*ends: Tensor) -> Tensor:
 
 
 def _division(down: str, made: Callable[[Span, Span, str], Span]) -> Elementwise:
-    """A division to a whole quotient: PyTorch computes it, and what remains, as if nothing was rounded."""
+    """Returns a division to an integer quotient, or its remainder. PyTorch computes both without rounding error."""
     remains = made is _remainder
 
     def span(step: Map, run: Run, a: Span, b: Span) -> Span:
@@ -366,7 +366,7 @@ def _division(down: str, made: Callable[[Span, Span, str], Span]) -> Elementwise
 
 
 def _either(step: Map, run: Run, a: Truths) -> Span:
-    """A condition as 0 or 1, an integer as a number."""
+    """Converts booleans to 0 or 1, and integers to real numbers."""
     value = a.value.to(torch.float64)
     if a.open is None and bool((value.abs() > 2.0**53).any()):
         unit = torch.where(value.abs() > 2.0**53, value.abs() * 2.0**-52, 0.0)
@@ -385,20 +385,23 @@ def _as_number(step: Map, run: Run, arithmetic: Arithmetic, a: Any) -> Number:
 
 
 def holds_integers(step: Step) -> bool:
-    """Whether a step that is no numbers may be other integers than 0 and 1."""
+    """True if a step that is not real may hold other integers than 0 and 1."""
     while isinstance(step, Move) and len(step.inputs) == 1:
         step = step.inputs[0]
     return getattr(step, "function", "integer") in ("integer", "where", *_BITS)
 
 
 def _holds(step: Map, a: Span) -> Tensor:
-    """Where all numbers of an interval are in the range of a type of integers."""
+    """Returns a mask of the intervals that lie in the range of the step's integer dtype."""
     least, most = step.within
     return (a.lo >= float(least)) & (a.hi < float(most + 1))
 
 
 def _as_integer(step: Map, run: Run, a: Span) -> Truths:
-    """A number that was rounded to an integer before. PyTorch does not define what those beyond the range become."""
+    """Converts real numbers, already rounded to integers, to an integer dtype.
+
+    A number beyond the range is open, because PyTorch does not define its result.
+    """
     beyond, (least, most) = ~_holds(step, a), step.within
     value = a.mid().nan_to_num(0.0).clamp(max(least, -(2**62)), min(most, 2**62)).to(torch.int64)
     doubt = (a.lo != a.hi) & ~torch.isnan(a.lo)
@@ -409,7 +412,7 @@ def _as_integer(step: Map, run: Run, a: Span) -> Truths:
 
 
 def _digits_of(arithmetic: Arithmetic, a: Number) -> int | None:
-    """The integer that a number is, up to 2^4096."""
+    """Returns a number as a Python integer; None if it is no integer, or if its exponent is 4096 or more."""
     digits = None if isinstance(a, float) else arithmetic.digits(a)
     return digits[0] << digits[1] if digits is not None and 0 <= digits[1] < 4096 else None
 
@@ -420,7 +423,7 @@ def _whole(step: Map, run: Run, arithmetic: Arithmetic, a: Number) -> int | None
 
 
 def _wrap(step: Map, run: Run, a: Span) -> Span:
-    """Integers, which are computed without rounding, as a type of them holds them."""
+    """Wraps integers that are computed as real numbers around to the range of the integer dtype."""
     holds, (least, most) = _holds(step, a), step.within
     if bool(holds.all()):
         return Span(a.lo, a.hi, True)
@@ -438,7 +441,7 @@ def _wrapped(step: Map, run: Run, arithmetic: Arithmetic, a: Number) -> Number:
 
 
 def _of_bits(name: str) -> Elementwise:
-    """Of the binary digits of two integers."""
+    """Returns and, or, xor of the bits of two integers."""
     python = getattr(operator, f"__{name}__")
 
     def span(step: Map, run: Run, a: Truths, b: Truths) -> Truths:
@@ -453,7 +456,7 @@ def _of_bits(name: str) -> Elementwise:
 
 
 def _is(name: str) -> Elementwise:
-    """isnan, isinf."""
+    """Returns the function isnan or isinf."""
     wanted = math.isnan if name == "isnan" else math.isinf
 
     def span(step: Map, run: Run, a: Span) -> Truths:
@@ -468,6 +471,7 @@ def _is(name: str) -> Elementwise:
 
 
 def _single(name: str) -> Callable[..., Number]:
+    """Returns an evaluation of single elements by a method of the arithmetic."""
     return lambda step, run, arithmetic, *values: getattr(arithmetic, name)(*values)
 
 

@@ -1,8 +1,8 @@
-"""Real functions of one argument that a program is made of: in float64 with a bound, in balls, in mpmath.
+"""Defines the real functions of one argument that programs use: in float64 with an error bound, in Arb and in mpmath.
 
-`ulps` bounds the error of `torch` in float64 relative to its own result, in units of 2^-52, on a CPU and on a GPU: more
-than four times what the makers of the libraries state (CUDA C++ Programming Guide, mathematical functions; SLEEF;
-PyTorch's own kernels). tests/ops/graph holds every entry against Arb.
+The bound of each float64 function holds on CPUs and GPUs. It is more than four times the error that the libraries
+state: the CUDA C++ Programming Guide (mathematical functions), SLEEF and PyTorch's own kernels. tests/ops/graph
+compares every entry with Arb.
 """
 
 from __future__ import annotations
@@ -22,32 +22,37 @@ arb = flint.arb
 
 @dataclass(frozen=True)
 class Function:
-    """One function. `shape` says how an interval is mapped: by its ends, or, of an even function, by those of |x|;
-    "waves" is any function whose slope is at most 1, "bent" one whose slope between two numbers is at most `slope` of
-    them. `spread` is an error beside that of `ulps`, in units of 2^-52. `limits` are the values at -inf and inf,
-    `exact` the arguments at which float64 gives the exact result, `codomain` what no result can leave.
+    """One function with three evaluations, and the properties that map an interval through it.
+
+    `shape` chooses how an interval is mapped:
+
+    - "up", "down": monotone, by the ends of the interval;
+    - "even up", "even down": even and monotone in |x|, by the ends of |x|;
+    - "waves": the slope is at most 1;
+    - "bent": the slope between a and b is at most `slope(a, b)`.
     """
 
     name: str
     torch: Callable[[Tensor], Tensor]
     arb: Callable[[Any], Any]
     mp: Callable[[Any], Any]
-    limits: tuple[Any, Any]
+    limits: tuple[Any, Any]  # values at -inf and inf
     shape: Literal["up", "down", "even up", "even down", "waves", "bent"] = "up"
-    ulps: float | Callable[[Tensor], Tensor] = 8.0
-    codomain: tuple[float, float] = (-math.inf, math.inf)
+    ulps: float | Callable[[Tensor], Tensor] = 8.0  # bound of the error of `torch`, relative to its result, in 2^-52
+    codomain: tuple[float, float] = (-math.inf, math.inf)  # every result lies inside
     domain: tuple[float, float] = (-math.inf, math.inf)
-    exact: tuple[float, ...] | Callable[[Tensor, Tensor], Tensor] = ()  # or where results of arguments are exact
-    spread: float | Callable[[Tensor], Tensor] = 0.0
+    # arguments at which `torch` is exact, or a function of arguments and results that returns a mask of them
+    exact: tuple[float, ...] | Callable[[Tensor, Tensor], Tensor] = ()
+    spread: float | Callable[[Tensor], Tensor] = 0.0  # absolute error in addition to `ulps`, in 2^-52
     slope: Callable[[Tensor, Tensor], Tensor] | None = None
-    steps: bool = False  # constant between jumps: no rounding, and an argument near a jump decides
+    steps: bool = False  # True: constant between jumps, so nothing is rounded, and a number near a jump decides
 
 
 FUNCTIONS: dict[str, Function] = {}
 
 
 def add(name: str, *rest: Any, **options: Any) -> None:
-    """One more function."""
+    """Adds a function to `FUNCTIONS`. The arguments are the fields of `Function`."""
     FUNCTIONS[name] = Function(name, *rest, **options)
 
 
@@ -64,21 +69,25 @@ def _normal(x: Tensor) -> Tensor:
 
 
 def square_ulps(x: Tensor) -> Tensor:
-    """The argument of an exponential of x^2 is rounded: its relative error is the absolute one of the argument."""
+    """Bounds the error of exp(-x^2 / 2) and the like.
+
+    The exponent is rounded. Its absolute error, which grows with x^2, becomes the relative error of the result.
+    """
     return 16.0 + 4.0 * (x * x).clamp(max=1e300)
 
 
 def square_below(x: Tensor) -> Tensor:
-    """The same of a function that is small there, and near a constant above."""
+    """Bounds the error of a function that falls like exp(-x^2) for negative x, and is near a constant above 1."""
     return square_ulps(x.clamp(max=1.0))
 
 
 def square_above(x: Tensor) -> Tensor:
+    """Bounds the error of a function that falls like exp(-x^2) for positive x, and is near a constant below -1."""
     return square_ulps(x.clamp(min=-1.0))
 
 
 def _arb_sigmoid(x: Any) -> Any:
-    """By the exponential that is below 1, of any number, and without a difference."""
+    """Uses the exponential of -|x|, which cannot overflow, and no subtraction."""
     if x < 0:
         grown = x.exp()
         return grown / (1 + grown)
@@ -86,7 +95,7 @@ def _arb_sigmoid(x: Any) -> Any:
 
 
 def _arb_bell(x: Any) -> Any:
-    """The slope of the sigmoid; by Arb's sech there is none of a wide ball far out."""
+    """Returns the slope of the sigmoid. Arb's sech returns NaN for a wide ball far from 0."""
     grown = (-abs(x)).exp()
     return grown / ((1 + grown) * (1 + grown))
 
@@ -102,7 +111,7 @@ def _torch_sech_squared(x: Tensor) -> Tensor:
 
 
 def _torch_sigmoid(x: Tensor) -> Tensor:
-    """PyTorch's is 0 where exp(-x) overflows, before the result is."""
+    """Uses exp(x) below -40. PyTorch's sigmoid is 0 where exp(-x) overflows, though the result is not 0 yet."""
     return torch.where(x < -40, torch.exp(x), torch.sigmoid(x))
 
 
@@ -118,12 +127,12 @@ add("exp", torch.exp, arb.exp, mp.exp, (0.0, math.inf), codomain=(0.0, math.inf)
 
 
 def _whole(x: Tensor) -> Tensor:
-    """Exponents of which the power of two is a normal float64."""
+    """True for integers whose power of two is a normal float64 number."""
     return (x == x.round()) & (x >= -1022) & (x <= 1023)
 
 
 def _exp2(x: Tensor) -> Tensor:
-    """Of whole numbers the power of two, made of its bits."""
+    """Returns 2^x. For an integer x, it sets the exponent bits, which is exact."""
     whole = _whole(x)
     bits = (torch.where(whole, x, 0.0).to(torch.int64) + 1023) << 52
     return torch.where(whole, bits.view(torch.float64), torch.exp2(x))
@@ -143,7 +152,7 @@ add("log", torch.log, arb.log, mp.log, (math.nan, math.inf), domain=(0.0, math.i
 
 
 def _log2(x: Tensor) -> Tensor:
-    """Of powers of two the exponent, which all routes have."""
+    """Returns log2(x). For a power of two, it reads the exponent, which is exact."""
     mantissa, exponent = torch.frexp(x)
     return torch.where(mantissa == 0.5, exponent.to(torch.float64) - 1, torch.log2(x))
 
@@ -270,12 +279,13 @@ add(
 
 
 def _arb_round(x: Any) -> Any:
-    """To the nearest integer, halves to even: decided only where the whole ball goes one way."""
+    """Rounds a ball to the nearest integer, halves to even. Returns a ball of both integers if its ends differ."""
     low, high = (_exact_round(end) for end in (x.lower(), x.upper()))
     return low.union(high) if low != high else low
 
 
 def _exact_round(x: Any) -> Any:
+    """Rounds an exact ball to the nearest integer, halves to even."""
     lower = x.floor()
     if not lower.is_exact():
         return lower

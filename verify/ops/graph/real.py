@@ -1,6 +1,7 @@
-"""How a program is called while it is traced: every number is real, and some functions are taken apart before autograd.
+"""Runs a function on real numbers while it is traced, and replaces some of PyTorch's functions by formulas.
 
-PyTorch's own gradients of these divide by what may be zero, go by positions that they compute, or are no program.
+Every floating-point number becomes float64. PyTorch's own gradients of the replaced functions divide by numbers that
+may be zero, use computed positions, or cannot be traced. Autograd differentiates the formulas instead.
 """
 
 from __future__ import annotations
@@ -21,17 +22,18 @@ from verify.ops.graph.recorder import Traced, at_line
 
 
 class Real(TorchFunctionMode):
-    """Each format of floating point is float64, that of tensors which the program makes without naming one too.
+    """While entered, replaces every floating-point dtype by float64, including the default dtype.
 
-    A program that asks a tensor for its type is told the one that it has in the case: each result has that of its
-    operands, `main` that of tensors which the program holds. `asked` says that the program depends on it.
+    Each tensor remembers its kind: the dtype that it would have in the case. A function that reads `tensor.dtype` gets
+    the kind. The kind of a result follows from the kinds of the operands. A tensor that the function holds itself has
+    the kind `main`.
     """
 
     def __init__(self, main: torch.dtype) -> None:
         super().__init__()
-        self.main, self.asked = main, False
-        self.made: list[tuple[Tensor, torch.dtype]] = []  # what functions returned, and the type that it has
-        self.attention: list[Tensor] = []  # what PyTorch's own attention returned
+        self.main, self.asked = main, False  # `asked`: True once the function has read a dtype
+        self.made: list[tuple[Tensor, torch.dtype]] = []  # results of functions, with their kinds
+        self.attention: list[Tensor] = []  # results of PyTorch's own attention
 
     def __enter__(self) -> Any:
         self.before = torch.get_default_dtype()
@@ -52,12 +54,12 @@ class Real(TorchFunctionMode):
         return self._told(self._called(function, name, args, kwargs), function, args, kwargs)
 
     def kind(self, tensor: Tensor) -> torch.dtype:
-        """The type that a tensor has in the case."""
+        """Returns the dtype that a tensor would have in the case."""
         found: torch.dtype = getattr(tensor, "kind", self.main if tensor.dtype == torch.float64 else tensor.dtype)
         return found
 
     def _told(self, made: Any, function: Any, args: Any, kwargs: Any) -> Any:
-        """The results of a call with their types."""
+        """Attaches the kinds to the results of a call, and returns them."""
         if isinstance(made, tuple | list):
             for each in made:
                 self._told(each, function, args, kwargs)
@@ -72,18 +74,19 @@ class Real(TorchFunctionMode):
         if any(made is each for each in given):
             if kind is None or kind == self.kind(made):
                 return made
-            made = made.clone()  # as a cast to another type makes one
+            made = made.clone()  # a cast to another dtype makes a new tensor
         kind = kind or self._promoted(given)
         self.made.append((made, kind))
         return with_kind(made, kind)
 
     def _promoted(self, given: list[Tensor]) -> torch.dtype:
-        """The type that PyTorch gives to the result of tensors: one without dimensions counts where no other is."""
+        """Returns the kind of a result by PyTorch's promotion, where tensors without dimensions count last."""
         real = [each for each in given if each.dtype.is_floating_point]
         kinds = {self.kind(each) for each in real if each.ndim} or {self.kind(each) for each in real} or {self.before}
         return reduce(_wider, kinds)
 
     def _called(self, function: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """Calls PyTorch's function, or its replacement, with float64 in place of all floating-point arguments."""
         if function in _CASTS:
             return args[0].double()
         if name == "__set__" and function == _SET_DATA and any(isinstance(each, Traced) for each in args):
@@ -91,7 +94,7 @@ class Real(TorchFunctionMode):
                 f"like= cannot be followed: it sets tensor.data{at_line()}",
                 hint="tensor.copy_(...) writes to a tensor",
             )
-        kept = 1 if _writes(name) else 0  # what is written to stays the tensor that it is
+        kept = 1 if _writes(name) else 0  # a tensor that is written to must not be replaced by a copy
         args = [*args[:kept], *map(_as_real, args[kept:])]
         kwargs = {key: each if key == "out" else _as_real(each) for key, each in kwargs.items()}
         name = name.removeprefix("linalg_")
@@ -113,17 +116,18 @@ _CASTS = {
 
 
 def _wider(a: torch.dtype, b: torch.dtype) -> torch.dtype:
-    """PyTorch promotes no types of 8 bits."""
+    """Returns the promoted dtype; the larger one if one has 8 bits, which PyTorch does not promote."""
     return torch.promote_types(a, b) if min(a.itemsize, b.itemsize) > 1 else max(a, b, key=lambda each: each.itemsize)
 
 
 def with_kind(tensor: Tensor, kind: torch.dtype) -> Tensor:
-    """The tensor, which has a type in the case."""
+    """Sets the kind of a tensor and returns the tensor."""
     tensor.kind = kind  # type: ignore[attr-defined]
     return tensor
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
+    """Yields the tensors in nested lists, tuples and dictionaries."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple | dict):
@@ -132,14 +136,14 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _largest_of_type(kind: torch.dtype, args: Any, kwargs: Any) -> dict[str, float]:
-    """What nan_to_num puts in the place of infinities that nothing is given for."""
+    """Returns the arguments of nan_to_num that replace infinities, where the call gives none."""
     limits = torch.finfo(kind) if kind.is_floating_point else torch.iinfo(torch.int64)
     ends = (("posinf", 2, limits.max), ("neginf", 3, limits.min))
     return {name: end for name, at, end in ends if len(args) <= at and kwargs.get(name) is None}
 
 
 def _least_of_norm(kind: torch.dtype, args: Any, kwargs: Any) -> dict[str, float]:
-    """The eps of an RMS norm without one: that of the type in which PyTorch computes it."""
+    """Returns the eps of an RMS norm if the call gives none: the machine epsilon of PyTorch's computation."""
     if len(args) > 3 or kwargs.get("eps") is not None:
         return {}
     return {"eps": torch.finfo(kind if kind == torch.float64 else torch.float32).eps}
@@ -153,6 +157,7 @@ _BY_TYPE: dict[str, Callable[..., dict[str, float]]] = {
 
 
 def _writes(name: str) -> bool:
+    """True if a function of this name writes to its first argument."""
     return name == "__setitem__" or name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
 
 
@@ -161,7 +166,7 @@ def _narrow(kind: torch.dtype) -> bool:
 
 
 def _as_real(value: Any) -> Any:
-    """An argument with float64 in the place of narrower formats: a constant of float32 is the number that it holds."""
+    """Replaces narrower floating-point formats in an argument by float64. Numbers stay the same."""
     if isinstance(value, Tensor):
         return value.double() if _narrow(value.dtype) else value
     if isinstance(value, list | tuple) and type(value) in (list, tuple):
@@ -185,7 +190,10 @@ def logcumsumexp(x: Tensor, dim: int) -> Tensor:
 
 
 def _running(name: str) -> Callable[..., tuple[Tensor, Tensor]]:
-    """cummax and cummin; their positions are asked of PyTorch, which the rewriter refuses where they are used."""
+    """Returns the formula for cummax or cummin.
+
+    PyTorch computes the positions. The rewriter refuses a program that uses them.
+    """
 
     def function(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
         parts = list(x.unbind(dim)) if x.ndim else [x]
@@ -200,7 +208,7 @@ def _running(name: str) -> Callable[..., tuple[Tensor, Tensor]]:
 
 
 def _bucketize(x: Tensor, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:
-    """How many boundaries lie below each number, which are in order."""
+    """Counts the boundaries below each number."""
     x = torch.as_tensor(x).unsqueeze(-1)
     return (boundaries <= x if right else boundaries < x).sum(-1)
 
@@ -215,7 +223,7 @@ def _searchsorted(
 def _grid_sample(
     x: Tensor, grid: Tensor, mode: str = "bilinear", padding_mode: str = "zeros", align_corners: bool | None = None
 ) -> Tensor:
-    """The sum of all pixels, each weighted by how near it is: a pixel's weight is 0 from a distance of 1 on."""
+    """Returns the sum of all pixels, weighted by nearness. The weight is 0 from a distance of 1 on."""
     if mode != "bilinear" or padding_mode == "reflection":
         raise UsageError(
             f"like= has grid_sample with mode='bilinear' and padding of zeros or by the border; received {mode!r}, "
@@ -236,6 +244,8 @@ def _grid_sample(
 
 
 def _no_indices(name: str) -> Callable[..., Any]:
+    """Returns a function that refuses a pooling with indices."""
+
     def refused(*args: Any, **kwargs: Any) -> Any:
         shown = name.removesuffix("_with_indices")
         raise UsageError(f"like= has {shown} without its indices", hint="return the values alone")
@@ -249,7 +259,7 @@ def _kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False, name: str
 
 
 def _median(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
-    """The lower of the two in the middle."""
+    """Returns the median; of an even count the lower of the two in the middle, as PyTorch does."""
     if dim is None:
         return x.reshape(-1).sort()[0][(x.numel() - 1) // 2]
     return _kthvalue(x, (x.shape[dim] + 1) // 2, dim, keepdim, "median")
@@ -324,7 +334,7 @@ def _scatter_reduce(
 def _gaussian_nll(
     x: Tensor, target: Tensor, var: Any, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
 ) -> Tensor:
-    """PyTorch's own looks at the values of `var` first."""
+    """Returns the loss. PyTorch's own function branches on the values of `var`, which cannot be traced."""
     var = torch.as_tensor(var, dtype=x.dtype)
     var = var.unsqueeze(-1) if var.ndim and var.shape != x.shape and var.shape == x.shape[:-1] else var
     var = var + (var.clamp(min=eps) - var).detach()
@@ -354,7 +364,7 @@ def _multi_margin(
 def _multilabel_margin(
     x: Tensor, target: Tensor, size_average: Any = None, reduce: Any = None, reduction: str = "mean"
 ) -> Tensor:
-    """Of each row's labels up to the first -1, and of each other number of the row."""
+    """Returns the loss over pairs of a label of a row, up to the first -1, and another number of the row."""
     rows, labels = (x[None], target[None]) if x.ndim == 1 else (x, target)
     held, places = (labels >= 0).to(torch.int64).cumprod(-1) > 0, labels.clamp(min=0)
     own = ((places.unsqueeze(-1) == torch.arange(rows.shape[1], device=x.device)) & held.unsqueeze(-1)).any(1)
@@ -381,7 +391,7 @@ def _reduced(loss: Tensor, reduction: str) -> Tensor:
 
 
 def _bincount(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
-    """So many counts as `minlength` says: their number must not depend on the values."""
+    """Counts up to `minlength`, which is required: the length of the result must not depend on values."""
     if not minlength:
         raise UsageError(
             f"like= cannot be followed: the length of a bincount depends on values{at_line()}",

@@ -1,4 +1,4 @@
-"""Sums over dimensions, products of matrices, elements added up at places, cumulative sums."""
+"""Defines the steps that add up: reductions, products of matrices, scattered sums and cumulative sums."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from verify.ops.graph.steps import ABSENT, NOTHING, Places, Run, Step, Truths, o
 
 @dataclass(eq=False)
 class Reduce(Step):
-    """Over dimensions: "sum", "amax", "amin", "product" (of one dimension), "any" (of conditions)."""
+    """A reduction over dimensions: "sum", "amax", "amin", "product" (of one dimension) or "any" (of booleans)."""
 
     function: str = "sum"
     dims: tuple[int, ...] = ()
@@ -29,7 +29,10 @@ class Reduce(Step):
 
     @property
     def reads(self) -> tuple[Step, ...]:
-        """A sum of exponentials is made of the exponents: of most of them no bit depends on more than the size."""
+        """Returns the inputs, but for a sum of exponentials the exponents.
+
+        Most terms of such a sum are too small to change any bit of it, and need not be evaluated.
+        """
         [a] = self.inputs
         return a.inputs if self.function == "sum" and isinstance(a, Map) and a.function == "exp" else self.inputs
 
@@ -95,7 +98,7 @@ class Reduce(Step):
 
 @dataclass(eq=False)
 class Contract(Step):
-    """Products of matrices, (b, m, k) @ (b, k, n)."""
+    """A product of batches of matrices, (b, m, k) @ (b, k, n)."""
 
     def span(self, run: Run, given: Sequence[Any]) -> Span:
         return spans.contract(*given)
@@ -104,7 +107,7 @@ class Contract(Step):
         return given[0] @ given[1]
 
     def _lines(self, wanted: Places) -> tuple[Places, Places, Places, Places]:
-        """The rows and the columns that are met, each once, and which of them each element is the product of."""
+        """Returns the needed rows and columns, each once, and for each element the numbers of its row and column."""
         _, rows, _ = self.inputs[0].shape
         columns = self.inputs[1].shape[2]
         row, column = np.divmod(wanted, columns)
@@ -129,17 +132,18 @@ class Contract(Step):
 
 @dataclass(eq=False)
 class Spread(Step):
-    """What a `Move` is the transpose of: each element is added to the place that `places` says (none below 0).
+    """The transpose of a `Move`: adds each element of the input to one place of the result.
 
-    `places(fixed)` has the shape of the input without its first `kept` dimensions, at each index of which it does the
-    same. With a second input, it is added to that.
+    `places(fixed)` returns the place for each element; a negative place drops it. If there is a second input, its
+    elements are the start of the sums.
     """
 
     places: Callable[[list[Tensor]], Tensor] = lambda fixed: fixed[0]
-    by: tuple[Step, ...] = ()
-    kept: int = 0
+    by: tuple[Step, ...] = ()  # the steps whose integers `places` receives
+    kept: int = 0  # number of leading dimensions over which it repeats; `places` does not have them
 
     def _destination(self, run: Run) -> Tensor:
+        """Returns the flat place in the result of each element of the input."""
         inner = self.places([run.fixed(each) for each in self.by]).reshape(-1)
         outer, size = math.prod(self.shape[: self.kept]), math.prod(self.shape[self.kept :])
         if outer == 1:
@@ -160,7 +164,7 @@ class Spread(Step):
         return spans.add(given[1], found) if len(given) > 1 else found
 
     def gathered(self, run: Run, values: Tensor) -> Tensor:
-        """The sum of the values that go to each place."""
+        """Adds up the values that go to each place, in float64."""
         size, where = math.prod(self.shape), self._destination(run)
         where = torch.where(where < 0, size, where)
         room = torch.zeros(size + 1, dtype=torch.float64, device=values.device)
@@ -171,7 +175,7 @@ class Spread(Step):
         return made + given[1] if len(given) > 1 else made
 
     def _lists(self, run: Run) -> tuple[Places, Places]:
-        """The places of the input in the order of their destinations, and where each destination begins."""
+        """Returns the places of the input sorted by destination, and where each destination's part begins."""
         if id(self) not in run.maps:
             where = self._destination(run).cpu().numpy()
             order = np.argsort(where, kind="stable")
@@ -198,7 +202,7 @@ class Spread(Step):
 
 @dataclass(eq=False)
 class Running(Step):
-    """Cumulative sums over a dimension."""
+    """A cumulative sum over a dimension."""
 
     dim: int = 0
 
@@ -209,7 +213,10 @@ class Running(Step):
         return given[0].cumsum(self.dim)
 
     def _stretches(self, wanted: Places) -> tuple[Places, Places, Places, int]:
-        """The wanted places line by line: their order, where each one's own terms begin, how many, and the stride."""
+        """Splits the lines of the wanted places into stretches, each from the place after the last wanted one.
+
+        Returns the order of the wanted places, the first place and the length of each one's stretch, and the stride.
+        """
         stride, count = strides_of(self.shape)[self.dim], self.shape[self.dim]
         along = wanted // stride % count
         lines = wanted - along * stride

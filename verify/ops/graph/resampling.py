@@ -1,6 +1,7 @@
-"""Grids of other sizes: nearest, linear and cubic interpolation, padding by repetition, adaptive pooling.
+"""Formulas for resampling: nearest, linear and cubic interpolation, padding by repetition, adaptive pooling.
 
-Decompositions as those of `verify.ops.graph.decompositions`: what they mean, however long it takes.
+They replace PyTorch's operators while a function is traced, like the formulas of `verify.ops.graph.decompositions`.
+They define the result; speed does not matter.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ def adaptive_avg_pool_backward(grad: Tensor, x: Tensor) -> Tensor:
 
 
 def _nearest_places(whole: int, count: int, scale: float | None, exact: bool, device: Any) -> Tensor:
+    """Returns, for each of `count` outputs, the place of its input on a line of `whole` elements."""
     ratio = whole / count if scale is None else 1 / scale
     at = [min(int((n + 0.5 * exact) * ratio), whole - 1) for n in range(count)]
     return torch.tensor(at, device=device)
@@ -73,11 +75,12 @@ def nearest_backward(rank: int, exact: bool) -> Callable[..., Tensor]:
 
 
 def _room(x: Tensor, dim: int, size: int) -> Tensor:
+    """Returns zeros in the shape of x, but with another size in one dimension."""
     return x.new_zeros([size if d == dim else n for d, n in enumerate(x.shape)])
 
 
 def _between(x: Tensor, whole: int, count: int, corners: bool, scale: float | None, cubic: bool) -> list[Any]:
-    """For `count` places on a line of `whole`: pairs of the places of a neighbour and its weights."""
+    """Returns a pair for each neighbour: its places on a line of `whole` elements, and its weights, per output."""
     ratio = (whole - 1) / max(count - 1, 1) if corners else whole / count if scale is None else 1 / scale
     at = [n * ratio if corners else (n + 0.5) * ratio - 0.5 for n in range(count)]
     at = at if cubic else [max(each, 0.0) for each in at]
@@ -93,7 +96,7 @@ def _between(x: Tensor, whole: int, count: int, corners: bool, scale: float | No
 
 
 def _cubic(apart: float) -> float:
-    """Keys's kernel with a = -3/4, as PyTorch has it."""
+    """Evaluates Keys's kernel with a = -3/4, as PyTorch does."""
     a = -0.75
     if apart <= 1:
         return ((a + 2) * apart - (a + 3)) * apart * apart + 1
@@ -146,14 +149,14 @@ def replication_pad_backward(grad: Tensor, x: Tensor, pads: Sizes) -> Tensor:
     return grad
 
 
-# -- pooling to a size that is given ----------------------------------------------------------------------
+# -- pooling to a given size ------------------------------------------------------------------------------
 
 
 def _windows(x: Tensor, rank: int, size: Sizes) -> tuple[Tensor, Tensor]:
-    """The elements of each window in a row, -inf after those of a smaller one, and their flat places."""
+    """Returns the elements of each window as a row, and their flat places. Pads shorter rows with -inf."""
     whole = x.shape[x.ndim - rank :]
     ends = [[(n * a // b, -(-(n + 1) * a // b)) for n in range(b)] for a, b in zip(whole, size, strict=True)]
-    numbers = np.arange(math.prod(whole)).reshape(whole)  # not torch's, which is followed
+    numbers = np.arange(math.prod(whole)).reshape(whole)  # NumPy's arange is not traced
     rows = [numbers[tuple(slice(*each) for each in cell)].reshape(-1).tolist() for cell in product(*ends)]
     longest = max(map(len, rows), default=0)
     places = torch.tensor([row + [numbers.size] * (longest - len(row)) for row in rows], device=x.device)

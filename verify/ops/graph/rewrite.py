@@ -1,4 +1,4 @@
-"""From PyTorch's operators to the steps of a program: one rule for each operator that is left after tracing."""
+"""Rewrites recorded operators to the steps of a program, by one rule for each operator that remains after tracing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,11 @@ RULES: dict[str, Rule] = {}
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
-    """The rule for operators of these names."""
+    """Registers the decorated function as the rule for operators of these names.
+
+    A rule takes the rewriter and the operator's arguments, with steps in place of tensors. It returns the step of the
+    result, or a list of steps.
+    """
 
     def add(function: Rule) -> Rule:
         RULES.update(dict.fromkeys(names, function))
@@ -32,15 +36,15 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 class Rewriter:
-    """Builds the steps of what was recorded. `known` has, by node, the steps that are there from the beginning."""
+    """Builds the steps of recorded nodes. `known` maps the nodes of the operands to their steps."""
 
     def __init__(self, known: dict[Node, Step]) -> None:
         self.known: dict[Node, Any] = known
-        self.made: dict[Any, Any] = {}  # steps by kind, inputs and parameters: equal ones are one step
-        self.node: Node
+        self.made: dict[Any, Any] = {}  # steps by kind, inputs and parameters, so that equal steps are one step
+        self.node: Node  # the node that is rewritten now
 
     def steps(self, nodes: Sequence[Node], wanted: Sequence[Node]) -> list[Step]:
-        """The steps of the wanted ones among the nodes, which are in the order in which they were recorded."""
+        """Returns the steps of the wanted nodes. `nodes` are all nodes, in the order of recording."""
         needed = set(wanted)
         for node in reversed(nodes):
             if node in needed:
@@ -58,7 +62,7 @@ class Rewriter:
         return [self.known[node] for node in wanted]
 
     def _once(self, node: Node) -> Any:
-        """The steps of a call, which are those of an equal call before it."""
+        """Rewrites a call. For an equal earlier call, returns the steps made then."""
         found = node.value
         kind = (tuple(found.shape), found.dtype) if isinstance(found, Tensor) else ()
         try:
@@ -71,6 +75,7 @@ class Rewriter:
         return self.made[key]
 
     def _constant(self, value: Tensor) -> Step:
+        """Returns the step of a constant; the same step for equal scalars."""
         if value.numel() != 1:
             return constant(value)
         key = "constant", tuple(value.shape), value.is_floating_point(), repr(value.item())
@@ -79,9 +84,11 @@ class Rewriter:
         return self.made[key]  # type: ignore[no-any-return]
 
     def _given(self, value: Any) -> Any:
+        """Replaces the nodes in an argument by their steps."""
         return mapped(value, self.known.__getitem__)
 
     def _call(self, node: Node) -> Any:
+        """Rewrites one call: to a `Plain` step if nothing is rounded, else by the operator's rule."""
         target: Any = node.target
         args, kwargs = self._given(node.args), self._given(node.kwargs)
         name = base_name(target)
@@ -94,7 +101,7 @@ class Rewriter:
         if isinstance(found, Tensor) and self._is_plain(args, kwargs, found):
             return self._plain(target, args, kwargs, found)
         if name == "sort" and self._is_plain(args, kwargs, found[1]) and not found[0].is_floating_point():
-            target, kwargs = _aten.sort.stable, {**kwargs, "stable": True}  # which every device does alike
+            target, kwargs = _aten.sort.stable, {**kwargs, "stable": True}  # a stable sort is the same on every device
             args, kwargs = args[:1], {**dict(zip(("dim", "descending"), args[1:], strict=False)), **kwargs}
             return [self._plain(lambda *a, n=n, **k: target(*a, **k)[n], args, kwargs, found[n]) for n in (0, 1)]
         name = name if name in RULES else name.removesuffix("_copy")
@@ -106,7 +113,7 @@ class Rewriter:
         return self._typed(RULES[name](self, *args, **kwargs), found)
 
     def _typed(self, made: Any, found: Any) -> Any:
-        """Numbers as PyTorch's type of a result holds them: integers wrap around, and a condition is true or not."""
+        """Converts computed numbers to the dtype of PyTorch's result: integers wrap around, booleans are 0 or 1."""
         if isinstance(made, list):
             return [self._typed(each, like) for each, like in zip(made, found, strict=True)]
         if not made.real or found.is_floating_point():
@@ -116,22 +123,23 @@ class Rewriter:
         return self.map("wrap", made, within=range_of(found.dtype))
 
     def dtype(self, place: int) -> torch.dtype:
-        """The type of an operand of the operator at hand."""
+        """Returns the dtype of an argument of the current operator, by its position."""
         given: Any = self.node.args[place]
         return given.value.dtype if isinstance(given, Node) else torch.tensor(given).dtype
 
     def alike(self, *given: Step) -> tuple[Step, ...]:
-        """Steps that one step joins: as numbers, unless all are integers or conditions."""
+        """Returns steps of one kind, for a step that joins them: real numbers, unless none is real."""
         return tuple(map(self.real, given)) if any(each.real for each in given) else given
 
     def _is_plain(self, args: Any, kwargs: Any, found: Tensor) -> bool:
-        """Whether PyTorch computes this without rounding: from integers alone, to integers, or made of nothing."""
+        """True if PyTorch computes the result without rounding: integers from integers, or a result without inputs."""
         steps = steps_in([args, list(kwargs.values())])
         if not all(is_integer(each) for each in steps):
             return False
         return not found.is_floating_point() if steps else True
 
     def _plain(self, target: Any, args: Any, kwargs: Any, found: Tensor) -> Step:
+        """Returns a step that calls PyTorch's operator on the integers of its inputs."""
         steps = steps_in([args, list(kwargs.values())])
         kwargs = {key: value for key, value in kwargs.items() if key not in ("layout", "pin_memory")}
 
@@ -156,11 +164,11 @@ class Rewriter:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the result of the operator at hand."""
+        """The shape of the current operator's result."""
         return tuple(self.node.value.shape)
 
     def real(self, value: Any) -> Step:
-        """A number, or an integer or a condition as one."""
+        """Returns a step of real numbers for a Python number, or a step of any kind."""
         if isinstance(value, int) and 2**53 < abs(value) < 2**63:  # more digits than float64 has
             value = self._constant(torch.tensor(value))
         if not isinstance(value, Step):
@@ -168,8 +176,9 @@ class Rewriter:
         return value if value.real else self.map("number", value)
 
     def map(self, function: str, *given: Any, real: bool = True, **options: Any) -> Step:
-        """An elementwise step; scalars become constants."""
-        kept = 2 if function in LOGIC else 1 if function in ("where", "number", "not") else 0  # conditions, not numbers
+        """Returns an elementwise step. Scalars become constants. `options` are fields of `Map`."""
+        # number of leading operands that are booleans or integers
+        kept = 2 if function in LOGIC else 1 if function in ("where", "number", "not") else 0
         steps = tuple(each if place < kept else self.real(each) for place, each in enumerate(given))
         shape = broadcast_shape([each.shape for each in steps])
         key = function, real, tuple(map(id, steps)), tuple(sorted(options.items()))
@@ -180,13 +189,13 @@ class Rewriter:
 
 
 def constant(value: Tensor) -> Step:
-    """A tensor that is no operand."""
+    """Returns the step of a constant tensor."""
     held = value.detach().to(torch.float64) if value.is_floating_point() else value.detach()
     return Plain(tuple(held.shape), (), held.is_floating_point(), compute=lambda given: held)
 
 
 def _key(value: Any) -> Any:
-    """What tells the arguments of one call from those of another: steps by identity, numbers by type and digits."""
+    """Returns a hashable key of a call's arguments: steps by identity, numbers by type and digits."""
     if isinstance(value, Step):
         return id(value)
     if isinstance(value, list | tuple):
@@ -197,13 +206,17 @@ def _key(value: Any) -> Any:
 
 
 def steps_in(value: Any) -> list[Step]:
+    """Returns the steps in nested lists and tuples."""
     if isinstance(value, Step):
         return [value]
     return [step for each in value for step in steps_in(each)] if isinstance(value, list | tuple) else []
 
 
 def moved(a: Step, change: Callable[[Tensor], Tensor], *, view: bool = True) -> Step:
-    """A step with the elements of another elsewhere: the other itself where each keeps its place."""
+    """Returns a step that moves the elements of `a` as `change` does; `a` itself if no element moves.
+
+    `view` is true if `change` returns a view.
+    """
     before = torch.empty(a.shape, device="meta")
     after = change(before)
     shape = tuple(after.shape)
@@ -213,7 +226,7 @@ def moved(a: Step, change: Callable[[Tensor], Tensor], *, view: bool = True) -> 
 
 
 def lies_as(tensor: Tensor, other: Tensor) -> bool:
-    """Whether each element of one tensor is that of another at the same place, as both are views of one memory."""
+    """True if two views of one memory have the same element at each place."""
     strides = [
         tuple(stride for stride, size in zip(each.stride(), each.shape, strict=True) if size != 1)
         for each in (tensor, other)
@@ -227,28 +240,29 @@ def lies_as(tensor: Tensor, other: Tensor) -> bool:
 
 
 def is_integer(step: Step) -> bool:
-    """Whether a step is integers or conditions that no value of an operand decides but integers themselves."""
+    """True if a step holds integers or booleans that do not depend on real numbers of an operand."""
     return not step.real and (isinstance(step, Plain | Leaf) or not _on_operands(step))
 
 
 def _on_operands(step: Step) -> bool:
-    """Whether a step depends on the values of an operand."""
+    """True if a step depends on the values of an operand."""
     return isinstance(step, Leaf) or any(_on_operands(each) for each in step.inputs)
 
 
 def through_moves(step: Step) -> Step:
+    """Returns the step behind all views: the first one before `step` that is no view."""
     while isinstance(step, Move) and len(step.inputs) == 1 and step.view:
         step = step.inputs[0]
     return step
 
 
 def viewed(step: Step, base: Step, tensor: Tensor) -> Tensor:
-    """The view of a tensor that a step is of a step before it."""
+    """Applies to a tensor the views that lead from `base` to `step`."""
     return tensor if step is base else step.move([viewed(step.inputs[0], base, tensor)], [], 0.0)  # type: ignore[attr-defined]
 
 
 def range_of(dtype: torch.dtype) -> tuple[int, int]:
-    """The least and the greatest of a type of integers."""
+    """Returns the least and the greatest number of an integer dtype."""
     if dtype == torch.bool:
         return 0, 1
     limits = torch.iinfo(dtype)
@@ -256,11 +270,12 @@ def range_of(dtype: torch.dtype) -> tuple[int, int]:
 
 
 def name_of(r: Rewriter) -> str:
-    """The name of the operator at hand, without its overload."""
+    """Returns the name of the current operator, without its overload."""
     return base_name(r.node.target)
 
 
 def condition_of(r: Rewriter, a: Any) -> Step:
+    """Returns a step of booleans: true where `a` is not 0."""
     if not isinstance(a, Step):
         return constant(torch.tensor(bool(a)))
     return r.map("ne", a, 0.0, real=False) if a.real or holds_integers(a) else a

@@ -1,4 +1,4 @@
-"""Rules for operators on single elements."""
+"""Rewrites operators on single elements to steps."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ RULES["log_sigmoid_forward"] = lambda r, a: [r.map("log_sigmoid", a), r.real(0.0
 
 
 def _product_around(r: Rewriter, a: Step, sign: float) -> Step:
-    """(1 - x)(1 + x), or (x - 1)(x + 1)."""
+    """Returns (1 - x)(1 + x) for a positive sign, else (x - 1)(x + 1)."""
     less = r.map("subtract", 1.0, a) if sign > 0 else r.map("subtract", a, 1.0)
     return r.map("multiply", less, r.map("add", a, 1.0))
 
 
 @rule("hypot")
 def _hypot(r: Rewriter, a: Step, b: Step) -> Step:
-    """Infinite beside an infinity, if the other operand is NaN too."""
+    """Returns the root of a sum of squares; infinity if one operand is infinite, even if the other is NaN."""
     root = r.map("sqrt", r.map("add", r.map("multiply", a, a), r.map("multiply", b, b)))
     beyond = r.map("or", *(r.map("isinf", each, real=False) for each in (a, b)), real=False)
     return r.map("where", beyond, math.inf, root)
@@ -84,7 +84,7 @@ def _acos(r: Rewriter, a: Step) -> Step:
 
 @rule("atan2")
 def _atan2(r: Rewriter, a: Step, b: Step) -> Step:
-    """By the quotient that is at most 1; that of infinities is 1, and that of zeros 0."""
+    """Uses the quotient that is at most 1 in magnitude. It is 1 for two infinities and 0 for two zeros."""
     below, behind = (r.map("signbit", each, real=False) for each in (a, b))
     tall, wide = r.map("magnitude", a), r.map("magnitude", b)
     quarter = r.map("multiply", r.map("atan", 1.0), r.map("where", below, -2.0, 2.0))
@@ -138,7 +138,7 @@ def _round(r: Rewriter, a: Step, *, decimals: int = 0) -> Step:
 
 @rule("special_zeta")
 def _zeta(r: Rewriter, order: Any, a: Any) -> Step:
-    """Hurwitz's, of a whole number: a derivative of digamma over a factorial."""
+    """Rewrites Hurwitz's zeta function of an integer order to a derivative of digamma over a factorial."""
     if not isinstance(a, Step) or isinstance(order, Step) or not float(order).is_integer() or not 2 <= order <= 64:
         raise UsageError(
             "like= has special.zeta(s, x) for whole numbers s from 2 to 64 and a tensor x",
@@ -149,7 +149,10 @@ def _zeta(r: Rewriter, order: Any, a: Any) -> Step:
 
 
 def _inner(r: Rewriter, a: Step) -> tuple[Step, Step]:
-    """2 u and its derivative, of the tanh form of GELU: 0.044715 is the decimal, sqrt(2 / pi) the real number."""
+    """Returns 2 u and its derivative for the tanh form of GELU, where gelu(x) = x sigmoid(2 u).
+
+    Here 0.044715 is the decimal number, and sqrt(2 / pi) the real number.
+    """
     cubic, slope = (r.map("divide", each, 1e6) for each in (44715.0, 134145.0))
     factor = r.map("sqrt", r.map("divide", 2.0, r.map("atan", 1.0)))
     square = r.map("multiply", a, a)
@@ -189,7 +192,7 @@ def _sum_of_two(r: Rewriter, a: Any, b: Any, alpha: float = 1) -> Step:
 
 
 def _from_one(r: Rewriter, a: Any, b: Any) -> Step | None:
-    """1 - tanh(u)^2 and 1 - sigmoid(u) as functions that do not cancel."""
+    """Rewrites 1 - tanh(u)^2 and 1 - sigmoid(u) to functions that do not cancel; None for any other a - b."""
     if _number(a) != 1 or not isinstance(b, Map):
         return None
     if b.function == "sigmoid":
@@ -201,7 +204,7 @@ def _from_one(r: Rewriter, a: Any, b: Any) -> Step | None:
 
 
 def _is_mean_of(mean: Any, values: Any) -> bool:
-    """Whether one operand is a mean of the other, which is an input: what is left when a row is centred."""
+    """True if `mean` is a mean of `values` and `values` is an operand: their difference centres a row."""
     source = through_moves(values) if isinstance(values, Step) else None
     if not isinstance(source, Leaf) or not source.operand or not isinstance(mean, Step):
         return False
@@ -252,6 +255,7 @@ def _pow(r: Rewriter, a: Any, b: Any) -> Step:
 
 
 def _whole_power(r: Rewriter, a: Step, exponent: int) -> Step:
+    """Returns a power by squaring."""
     if exponent < 0:
         return r.map("divide", 1.0, _whole_power(r, a, -exponent))
     if exponent == 0:
@@ -270,7 +274,7 @@ def _extreme(r: Rewriter, a: Any, b: Any) -> Step:
 
 @rule("fmax", "fmin")
 def _extreme_of_numbers(r: Rewriter, a: Any, b: Any) -> Step:
-    """The other operand where one is NaN."""
+    """Returns the larger or smaller operand; the other one where one is NaN."""
     best = r.map("maximum" if name_of(r) == "fmax" else "minimum", a, b)
     of_a, of_b = (r.map("isnan", each, real=False) for each in (a, b))
     return r.map("where", of_a, b, r.map("where", of_b, a, best))
@@ -327,8 +331,10 @@ def _triangle(r: Rewriter, a: Step, diagonal: int = 0) -> Step:
 
 
 def _compare(name: str) -> Rule:
+    """Returns the rule for a comparison."""
+
     def compared(r: Rewriter, a: Any, b: Any) -> Step:
-        if a is b:  # only NaN is not equal to itself
+        if a is b:  # every number but NaN is equal to itself
             nan = r.map("isnan", a, real=False)
             return nan if name == "ne" else _never(r) if name in ("lt", "gt") else r.map("not", nan, real=False)
         a = _beneath(name, a, b)
@@ -345,7 +351,10 @@ def _never(r: Rewriter) -> Step:
 
 
 def _beneath(name: str, a: Any, b: Any) -> Any:
-    """x in the place of max(x, c) that is compared with c, which is equal to c wherever x is smaller."""
+    """Replaces max(x, c) by x if it is compared with c, and likewise min(x, c).
+
+    The answer is the same, without a tie wherever x is clamped to c.
+    """
     clamp = {"le": "maximum", "gt": "maximum", "ge": "minimum", "lt": "minimum"}.get(name)
     if isinstance(a, Map) and a.function == clamp and _number(a.inputs[1]) is not None:
         return a.inputs[0] if _number(a.inputs[1]) == _number(b) else a
@@ -353,14 +362,14 @@ def _beneath(name: str, a: Any, b: Any) -> Any:
 
 
 def _number(value: Any) -> float | None:
-    """The value of a scalar constant."""
+    """Returns the value of a scalar constant; None for any other step."""
     if isinstance(value, Plain):
         return float(value.compute([])) if not value.shape and not value.of else None
     return None if isinstance(value, Step) else float(value)
 
 
 def _selection(r: Rewriter, a: Any, b: Any) -> Step | None:
-    """x == x.amax(dims): the elements that are the largest, of which there is always one."""
+    """Rewrites x == x.amax(dims) to a mask of the largest elements, which is never empty; None for other operands."""
     for values, best in ((a, b), (b, a)):
         found = through_moves(best) if isinstance(best, Step) else None
         if (
@@ -376,7 +385,7 @@ def _selection(r: Rewriter, a: Any, b: Any) -> Step | None:
 
 
 def _keeps_rows(best: Step, found: Reduce) -> bool:
-    """Whether the extreme of each row is where the row is."""
+    """True if `best`, a view of the extremes `found`, has the extreme of each row beside that row."""
     shape, row = found.inputs[0].shape, torch.empty(found.shape, device="meta")
     own = row
     for dim in () if found.keep else sorted(found.dims):
@@ -385,6 +394,7 @@ def _keeps_rows(best: Step, found: Reduce) -> bool:
 
 
 def _largest_of(values: Step, dims: list[int], largest: bool) -> Step:
+    """Returns a mask of the largest (or smallest) elements over some dimensions."""
     rest = [dim for dim in range(len(values.shape)) if dim not in dims]
     order = [*rest, *dims]
     turned = tuple(values.shape[dim] for dim in order)
@@ -400,6 +410,8 @@ for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
 
 
 def _logic(name: str) -> Rule:
+    """Returns the rule for and, or, xor of booleans, or of the bits of integers."""
+
     def combined(r: Rewriter, a: Any, b: Any) -> Step:
         if r.node.value.dtype == torch.bool:
             return r.map(name, *(condition_of(r, each) for each in (a, b)), real=False)
@@ -409,9 +421,9 @@ def _logic(name: str) -> Rule:
 
 
 def _bits_of(r: Rewriter, a: Any) -> Step:
-    """An integer as its binary digits."""
+    """Returns an integer step for a number, a boolean or an integer."""
     a = a if isinstance(a, Step) else constant(torch.tensor(a))
-    return r.map("integer", a, real=False, within=(-(2**64), 2**64)) if a.real else a  # it wrapped around before
+    return r.map("integer", a, real=False, within=(-(2**64), 2**64)) if a.real else a  # `wrap` came before
 
 
 for _name in ("and", "or", "xor"):

@@ -1,4 +1,4 @@
-"""Rules for operators that move elements, or make constants."""
+"""Rewrites operators that move elements, or make constants, to steps."""
 
 from __future__ import annotations
 
@@ -36,6 +36,8 @@ _aten = torch.ops.aten
 
 
 def _is_view(operator_: str) -> Rule:
+    """Returns the rule for an operator that returns a view."""
+
     def rule_of(r: Rewriter, a: Step, *args: Any, **kwargs: Any) -> Any:
         overload = str(r.node.target).rsplit(".", 1)[-1]
         packet = getattr(_aten, "view" if operator_ == "_unsafe_view" else operator_)
@@ -62,7 +64,7 @@ for _name in "view _unsafe_view permute expand slice select unsqueeze squeeze tr
 @rule("as_strided")
 def _as_strided(r: Rewriter, a: Step, size: list[int], stride: list[int], offset: int | None = None) -> Step:
     def view(tensor: Tensor) -> Tensor:
-        tensor = tensor.contiguous()  # whatever lies in the memory of PyTorch's tensor lies in order
+        tensor = tensor.contiguous()  # the recorder reads memory through a node with its elements in memory order
         return tensor.as_strided(size, stride, tensor.storage_offset() + (offset or 0))
 
     return moved(a, view)
@@ -115,7 +117,7 @@ def _copied(r: Rewriter, a: Step, *args: Any, **kwargs: Any) -> Step:
 
 
 def _kept(r: Rewriter, a: Step, args: Sequence[Any]) -> int:
-    """How many dimensions come before those that are reversed, turned or taken apart."""
+    """Returns the number of leading dimensions that the operator leaves alone."""
     name, count = name_of(r), len(a.shape)
     if name.startswith("pixel"):
         return count - 3
@@ -150,7 +152,7 @@ def _gather(r: Rewriter, a: Step, *args: Any, **kwargs: Any) -> Step:
         return result
 
     kept = int(args[0]) % max(len(a.shape), 1) if name == "index_select" else 0
-    if name == "index":  # positions in neighbouring dimensions stay where these were
+    if name == "index":  # if the indexed dimensions are neighbours, the leading dimensions stay in front
         held = [place for place, each in enumerate(args[0]) if each is not None]
         kept = held[0] if held == list(range(held[0], held[-1] + 1)) else 0
     made = Move(r.shape, (a,), a.real, move=move, by=tuple(fixed), kept=kept)
@@ -174,7 +176,10 @@ def _gather(r: Rewriter, a: Step, *args: Any, **kwargs: Any) -> Step:
 def _by_positions(
     r: Rewriter, made: Move | Spread, axis: int, at: Callable[[], Tensor] | None = None, *, lines: bool = False
 ) -> Step:
-    """The step itself, or one by positions that are computed from values. `axis` is the dimension that these are in."""
+    """Returns the step itself, or a `Positioned` step if its positions are computed from values.
+
+    `axis` is the dimension that the positions count in. See `Positioned` for `at` and `lines`.
+    """
     computed = [each for each in made.by if not is_integer(each)]
     if not computed:
         return made
@@ -198,6 +203,7 @@ def _by_positions(
 
 
 def _need_plain(r: Rewriter, steps: Sequence[Step]) -> None:
+    """Raises UsageError if positions are computed from values."""
     if not all(is_integer(each) for each in steps):
         raise UsageError(
             f"like= picks elements by positions that it computes from its values: {r.node.target}{r.node.place}",
@@ -223,7 +229,7 @@ def _to(r: Rewriter, a: Step, *args: Any, **kwargs: Any) -> Step:
 
 
 def _converted(r: Rewriter, a: Step, before: torch.dtype) -> Step:
-    """What a step of one type is in the type of the result."""
+    """Converts a step of the dtype `before` to the dtype of the result."""
     found = r.node.value
     if found.is_floating_point():
         return r.real(a)
@@ -233,11 +239,11 @@ def _converted(r: Rewriter, a: Step, before: torch.dtype) -> Step:
     if before.is_floating_point:
         return r.map("integer", a if _is_whole(a) else r.map("trunc", a), real=False, within=within)
     held = range_of(before)
-    return a if least <= held[0] and held[1] <= most else r.real(a)  # which wraps around
+    return a if least <= held[0] and held[1] <= most else r.real(a)  # real numbers, which `_typed` wraps around
 
 
 def _is_whole(a: Step) -> bool:
-    """Whether numbers were rounded to integers before: these have no error, which a second rounding could follow."""
+    """True if numbers are integers already. They have no error that a second rounding could enlarge."""
     if isinstance(a, Move):
         return all(map(_is_whole, a.inputs)) and float(a.fill).is_integer()
     if isinstance(a, Plain):
@@ -297,7 +303,7 @@ def _scatter_add(r: Rewriter, a: Step, dim: int, index: Step, source: Step) -> S
 
 
 def _along(shape: tuple[int, ...], dim: int, index: Tensor) -> Tensor:
-    """The flat places that `scatter` writes to."""
+    """Returns the flat places that `scatter` writes to."""
     dim %= max(len(shape), 1)
     numbers = torch.arange(math.prod(shape), device=index.device).reshape(shape)
     corner = tuple(slice(None) if d == dim else slice(0, n) for d, n in enumerate(index.shape))
@@ -323,7 +329,11 @@ def _scatter(r: Rewriter, a: Step, dim: int, index: Step, source: Any, **kwargs:
 
 
 def _at_best(r: Rewriter, a: Step, dim: int, index: Step, best: WhereExtreme | RankIndex, source: Any) -> Step:
-    """A scatter to the places of largest elements: a choice, for each element, by whether it is one of them."""
+    """Rewrites a scatter to the positions of largest elements.
+
+    If the positions are whole ranks of a topk, the result is an `AtRank` step. Else each element chooses its value by
+    whether it has one of the ranks.
+    """
     values, count = best.inputs[0], index.shape[dim]
     given = source if isinstance(source, Step) else r.real(source)
     corner = tuple(slice(0, size) for size in index.shape)
@@ -354,11 +364,11 @@ def _at_best(r: Rewriter, a: Step, dim: int, index: Step, best: WhereExtreme | R
     return a
 
 
-_MOST = 16
+_MOST = 16  # most positions in each row that `_at_best` handles
 
 
 def _is_best(r: Rewriter, best: WhereExtreme | RankIndex, rank: int) -> Step:
-    """Which elements have a rank: the first of the largest, where only that is looked for."""
+    """Returns a mask of the elements with a rank. For an argmax, this is the first of the largest elements."""
     values = best.inputs[0]
     if isinstance(best, WhereExtreme):
         return IsExtreme(values.shape, (values,), False, largest=best.largest, first=True)
@@ -369,7 +379,7 @@ def _is_best(r: Rewriter, best: WhereExtreme | RankIndex, rank: int) -> Step:
 
 
 def _fitted(a: Step, shape: tuple[int, ...], keep: int = -1) -> Step:
-    """Cut, or padded by zeros, to a shape in all dimensions but one."""
+    """Cuts, or pads by zeros, to a shape in all dimensions but `keep`."""
     wanted = tuple(
         before if at == keep else after for at, (before, after) in enumerate(zip(a.shape, shape, strict=True))
     )
@@ -383,6 +393,7 @@ def _fitted(a: Step, shape: tuple[int, ...], keep: int = -1) -> Step:
 
 
 def _turned(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
+    """Returns the shape after the last dimension moves to `dim`."""
     return tuple(torch.empty(shape, device="meta").movedim(-1, dim).shape)
 
 

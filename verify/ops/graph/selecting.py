@@ -1,4 +1,4 @@
-"""Which elements of a row are the largest, in which order, and where."""
+"""Defines the steps that select the largest elements of a row, order them, or move by positions that they compute."""
 
 from __future__ import annotations
 
@@ -19,18 +19,21 @@ from verify.ops.graph.steps import Move, Places, Plain, Run, Step, Truths, rows_
 
 
 def _rows_of(step: Step, rows: Places) -> Places:
-    """The places of all elements of some rows of the last dimension."""
+    """Returns the places of all elements in some rows of the last dimension, one row for each."""
     width = step.shape[-1]
     return (rows * width)[:, None] + np.arange(width)[None, :]
 
 
 def _rows_around(step: Step, places: Places, width: int) -> Places:
-    """The places of a step's rows in which places of a step as high lie, each row once."""
+    """Returns the places of all elements in the rows of `step` with the same numbers as the rows of `places`.
+
+    `places` belong to a step with rows of `width` elements. Each row occurs once.
+    """
     return _rows_of(step, np.unique(places // width))
 
 
 def _own_rows(values: list[Any], places: Places, width: int) -> Iterator[list[Any]]:
-    """For each place the values of its row, from what `_rows_around` has asked for."""
+    """Yields the values of the row of each place. `values` are the values at the places of `_rows_around`."""
     rows, own = np.unique(places // width, return_inverse=True)
     lines = rows_of(values, len(rows))
     return (lines[row] for row in own.tolist())
@@ -38,14 +41,13 @@ def _own_rows(values: list[Any], places: Places, width: int) -> Iterator[list[An
 
 @dataclass(eq=False)
 class IsExtreme(Step):
-    """Which elements of the last dimension are the largest, or the smallest: the inputs are the elements.
+    """A mask of the largest (or smallest) elements along the last dimension.
 
-    Of equal ones `first` answers with the first alone, as an index does; else all are. Where several are equal a
-    derivative may belong to any of them.
+    If several are equal, a derivative may belong to any of them.
     """
 
     largest: bool = True
-    first: bool = False
+    first: bool = False  # True: of equal elements only the first counts, as for an index; else all count
 
     def span(self, run: Run, given: Sequence[Any]) -> Truths:
         [a] = given
@@ -72,7 +74,7 @@ class IsExtreme(Step):
     def elements(self, run: Run, arithmetic: Arithmetic, wanted: Places, given: Sequence[Any]) -> list[Any]:
         found: list[bool | None] = []
         width, worse = self.shape[-1], -1 if self.largest else 1
-        leading: dict[int, Number] = {}  # one of each row that no other was found to beat
+        leading: dict[int, Number] = {}  # row -> an element that no other is known to exceed
         for at, row in zip(wanted.tolist(), _own_rows(given[0], wanted, width), strict=True):
             number, place = divmod(at, width)
             if number not in leading:
@@ -93,7 +95,10 @@ class IsExtreme(Step):
 
 
 def _order(arithmetic: Arithmetic, a: Number, b: Number, of_nan: int) -> int | None:
-    """Which of two is larger, with NaN above (1) or below (-1) all numbers, as PyTorch has it."""
+    """Returns the order of two numbers as -1, 0 or 1, with NaN above (of_nan=1) or below (-1) all others.
+
+    Returns None if it is not decided.
+    """
     order = arithmetic.order(a, b)
     if order != 2:
         return order
@@ -105,7 +110,7 @@ def _is_nan(value: Number) -> bool:
 
 
 def candidates(a: Span, largest: bool) -> Tensor:
-    """The elements that may be the largest, where there is more than one."""
+    """Returns a mask of the elements that may be the largest (or smallest), in rows with more than one such element."""
     low, high = (a.lo, a.hi) if largest else (-a.hi, -a.lo)
     candidate = high >= low.amax(-1, True)
     return candidate & (candidate.sum(-1, True) > 1)
@@ -113,7 +118,7 @@ def candidates(a: Span, largest: bool) -> Tensor:
 
 @dataclass(eq=False)
 class WhereExtreme(Step):
-    """The index of the largest, or the smallest, element of the last dimension."""
+    """The index of the largest (or smallest) element along the last dimension."""
 
     largest: bool = True
 
@@ -143,7 +148,7 @@ class WhereExtreme(Step):
 
 
 def _seen(run: Run, value: Tensor, several: Tensor) -> Truths:
-    """Positions, some of which could be others."""
+    """Returns positions that are open where `several`, and notes in the run that an open decision exists."""
     if not bool(several.any()):
         return Truths(value)
     run.met_tie = True
@@ -152,7 +157,10 @@ def _seen(run: Run, value: Tensor, several: Tensor) -> Truths:
 
 @dataclass(eq=False)
 class Ranked(Step):
-    """The `rank` largest (smallest) elements of the last dimension in order: order statistics of ends enclose them."""
+    """The first elements of the last dimension, in descending (or ascending) order.
+
+    The order statistics of the lower and of the upper ends enclose them.
+    """
 
     largest: bool = True
 
@@ -181,7 +189,7 @@ class Ranked(Step):
         return [known[row][rank] for row, rank in zip(rows.tolist(), (wanted % self.shape[-1]).tolist(), strict=True)]
 
     def _in_order(self, arithmetic: Arithmetic, row: Sequence[Number], deepest: int) -> list[Number]:
-        """A row in order, at least as far as a rank."""
+        """Returns a row in order, at least up to the rank `deepest`."""
         strange = [value for value in row if _order(arithmetic, value, value, 1) is not None and value != value]
         ordered = [value for value in row if not any(value is each for each in strange)]
 
@@ -193,7 +201,7 @@ class Ranked(Step):
 
         try:
             ordered.sort(key=cmp_to_key(compared))
-        except _Undecided:  # a selection by extremes works on balls that overlap, too
+        except _Undecided:  # balls overlap: selecting by extremes encloses the results still
             for end in range(min(deepest + 1, len(ordered))):
                 for place in range(len(ordered) - 1, end, -1):
                     pair = ordered[place - 1], ordered[place]
@@ -203,14 +211,14 @@ class Ranked(Step):
 
 
 class _Undecided(Exception):
-    """Two numbers of a row overlap."""
+    """Raised if the balls of two numbers of a row overlap."""
 
 
 @dataclass(eq=False)
 class RankIndex(Step):
-    """The places in the last dimension of its largest (smallest) elements, in order.
+    """The positions of the largest (or smallest) elements along the last dimension, in order.
 
-    Equal elements have any order, unless the order is `stable`.
+    Equal elements may have any order, unless the order is `stable`.
     """
 
     largest: bool = True
@@ -243,9 +251,10 @@ class RankIndex(Step):
 
 
 def rivals(a: Span, *, exact: bool = True) -> Tensor:
-    """Counts the elements of its row, itself included, whose interval overlaps that of each; equal ones if `exact`.
+    """Counts, for each element, the elements of its row whose interval overlaps its own, itself included.
 
-    An interval overlaps all that do not begin above its end, less those that end below its beginning.
+    With exact=False, equal points do not count. The number is that of all intervals that begin below or at its end,
+    less that of all intervals that end below its beginning.
     """
     nan, wide = torch.isnan(a.lo), a.lo != a.hi
     lo, hi = (end.masked_fill(nan, math.inf).contiguous() for end in (a.lo, a.hi))
@@ -261,7 +270,7 @@ def rivals(a: Span, *, exact: bool = True) -> Tensor:
 
 
 def _rank(arithmetic: Arithmetic, row: Sequence[Number], place: int, largest: bool) -> int | None:
-    """How many elements come before one; None where it has an equal, or where that is not decided."""
+    """Returns how many elements of a row come before one; None if one is equal to it, or if it is not decided."""
     orders = [_order(arithmetic, other, row[place], 1) for at, other in enumerate(row) if at != place]
     if None in orders or 0 in orders:
         return None
@@ -270,9 +279,11 @@ def _rank(arithmetic: Arithmetic, row: Sequence[Number], place: int, largest: bo
 
 @dataclass(eq=False)
 class AtRank(Step):
-    """For each element of the first input's last dimension what the second holds for its rank, else the third's.
+    """A scatter to the positions of a `topk`, along the last dimension.
 
-    What `scatter` to the places of a `topk` makes. Elements that have an equal may have what any rank, or none, has.
+    The inputs are the values that are ranked, the scattered numbers (one for each rank), and the base. An element gets
+    the number of its rank, or the element of the base if its rank is too low. An element that has an equal may get the
+    number of any rank, or the base.
     """
 
     largest: bool = True
@@ -321,19 +332,19 @@ class AtRank(Step):
 
 @dataclass(eq=False)
 class Positioned(Step):
-    """A step that moves or adds elements by positions which are computed from values: the first input.
+    """A step that moves or adds elements by positions that the program computes: the first input.
 
-    The `inner` step finds them in the place of its constant `stand`. They are positions in the dimension `axis`, which
-    has a `size`. If a position is not decided, an element that is picked may be any along that dimension, and one that
-    others are added to any number. Single elements go by the positions of float64.
+    `inner` does the moving. It reads the positions in place of its constant `stand`. If a position is not decided, a
+    picked element may be any along the dimension `axis`. A sum at an undecided position may be any number. Single
+    elements use the positions of float64.
     """
 
     inner: Move | Spread = field(default_factory=lambda: Move(()))
     stand: Plain = field(default_factory=lambda: Plain(()))
-    size: int = 0
-    axis: int = 0
-    at: Callable[[], Tensor] | None = None  # of a pick, the flat place of the position that each element goes by
-    lines: bool = False  # of an addition, whether a position is about elements of its own line along `axis` alone
+    size: int = 0  # of the dimension `axis`
+    axis: int = 0  # the dimension that positions count in
+    at: Callable[[], Tensor] | None = None  # for a pick: for each element, the flat place of its position; None: adds
+    lines: bool = False  # for an addition, True: a position concerns elements of its own line along `axis` alone
 
     def span(self, run: Run, given: Sequence[Any]) -> Any:
         index, *rest = given
@@ -354,7 +365,7 @@ class Positioned(Step):
         return Span(torch.where(touched, either.lo, found.lo), torch.where(touched, either.hi, found.hi))
 
     def _touched(self, doubt: Tensor) -> Tensor:
-        """Returns a mask of the elements that go by undecided positions."""
+        """Returns a mask of the elements that undecided positions may change."""
         if self.at is not None:
             return doubt.reshape(-1)[self.at().to(doubt.device)].reshape(self.shape)
         return (doubt.any(self.axis, True) if self.lines else doubt.any()).expand(self.shape)
@@ -369,7 +380,7 @@ class Positioned(Step):
         return self.inner.value(self.positioned(run, given[0]), given[1:])
 
     def known(self, run: Run) -> tuple[Run, Places]:
-        """Returns a run with float64's positions, and the place of the position that each element goes by."""
+        """Returns a run with the positions of float64, and for each element the place of its position."""
         if id(self) not in run.maps:
             face = replace(run, opens="face", maps={})
             places = np.zeros((math.prod(self.shape), 0), dtype=np.int64)
@@ -380,7 +391,7 @@ class Positioned(Step):
 
     @property
     def reads(self) -> tuple[Step | None, ...]:
-        """Returns None for the positions, which are not evaluated as single elements."""
+        """None for the positions, which are not evaluated as single elements, then what `inner` reads."""
         return (None, *self.inner.reads)
 
     def sources(self, run: Run, wanted: Places) -> list[Places]:
@@ -392,7 +403,7 @@ class Positioned(Step):
 
 
 def _positions(index: Any) -> tuple[Tensor, Tensor | None]:
-    """Positions as integers, and where they may be others: of `Truths`, or of a `Span` of whole numbers."""
+    """Returns positions as integers and a mask of the undecided ones, from `Truths` or from a `Span` of integers."""
     if isinstance(index, Truths):
         return index.value, index.open
     doubt = index.lo != index.hi

@@ -1,4 +1,4 @@
-"""The shapes of operands in named dimensions, which sizes are promised, and what integer operands hold."""
+"""Reads shapes=, where= and integers=: operands in named dimensions, allowed sizes, and values of integer operands."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from verify.ops.geometry import Geometry, Params, Roles, Shape
 
 @dataclass(frozen=True, repr=False)
 class NamedDims(Geometry):
-    """The shape of each operand in named dimensions. `dims` are their names in the order in which they appear.
+    """The shape of each operand in named dimensions, which `dims` lists in order of appearance.
 
-    With examples alone the one dimension is "example", the number of an example. `of_results` is the op's.
+    If a declaration has examples and no shapes=, there is one dimension, "example": the number of an example.
     """
 
-    table: Mapping[str, tuple[str | int, ...]]
-    numbered: tuple[Mapping[str, Shape], ...] = ()
-    of_results: Callable[[Shape], dict[str, Shape]] | None = None
+    table: Mapping[str, tuple[str | int, ...]]  # operand -> names, expressions and numbers
+    numbered: tuple[Mapping[str, Shape], ...] = ()  # shapes of each example
+    of_results: Callable[[Shape], dict[str, Shape]] | None = None  # returns the shapes of the results; set by the op
     name = "graph"
     named = True
 
     def __repr__(self) -> str:
-        """Returns what the declaration says. The digest in an op's name is made of it, so it must not change."""
+        """Returns the declaration as text. It must not change, because the digest in an op's name depends on it."""
         return f"Shapes(table={self.table!r}, dims={self.dims!r}, where={self.where!r}, numbered={self.numbered!r})"
 
     @staticmethod
@@ -42,7 +42,11 @@ class NamedDims(Geometry):
         examples: Sequence[Mapping[str, Any]],
         where: str,
     ) -> NamedDims | None:
-        """None where nothing is said: the function is then to be elementwise."""
+        """Reads a declaration.
+
+        Returns None if it has no shapes, examples or parameters: the function must then be elementwise. Raises
+        UsageError if an operand has no shape or shapes= names an unknown operand.
+        """
         if shapes is None and examples:
             numbered = tuple(
                 {
@@ -76,6 +80,7 @@ class NamedDims(Geometry):
         return NamedDims(table, dims=dims, where=where)
 
     def __call__(self, dims: Shape) -> dict[str, Shape]:
+        """Returns the shape of each operand for these sizes."""
         if self.numbered:
             if len(dims) != 1 or not 0 <= dims[0] < len(self.numbered):
                 raise UsageError(f"dims are the number of an example, 0 to {len(self.numbered) - 1}; received {dims}")
@@ -92,7 +97,10 @@ class NamedDims(Geometry):
         }
 
     def dims_of_shapes(self, shapes: Mapping[str, Shape]) -> Shape:
-        """Returns the sizes of the dimensions from the shapes of operands; 1 for one that is only in expressions."""
+        """Returns the sizes of the dimensions, given the shapes of operands.
+
+        A dimension that occurs only inside expressions gets 1.
+        """
         found = {
             token: size
             for name, tokens in self.table.items()
@@ -108,7 +116,7 @@ class NamedDims(Geometry):
         return self.of_results(dims)
 
     def with_ranges(self, ranges: Mapping[str, Range]) -> NamedDims:
-        """Returns the same with the conditions on sizes that the structures of integer operands need."""
+        """Returns the same declaration, with the conditions on sizes that structures of integer operands need."""
         parts = [f"({self.where})"] if self.where else []
         for name, each in ranges.items():
             tokens = [f"({token})" for token in self.table.get(name, ())]
@@ -116,12 +124,15 @@ class NamedDims(Geometry):
         return replace(self, where=" and ".join(parts) if len(parts) > bool(self.where) else self.where)
 
     def allows(self, dims: Shape) -> bool:
-        """Whether the declaration promises these sizes."""
+        """True if the declaration allows these sizes."""
         return bool(self.numbered) or holds(self.where, dict(zip(self.dims, dims, strict=True)))
 
 
 def _word(operand: str, token: str) -> str:
-    """Returns the name of a dimension, or an expression of such names without spaces, as it is."""
+    """Returns the token unchanged if it is a name of a dimension or an expression of such names.
+
+    Raises UsageError if it is neither.
+    """
     try:
         names = _named_in(token)
         _size(token, dict.fromkeys(names, 1))
@@ -173,7 +184,7 @@ _OPERATIONS: dict[type, Callable[[Any, Any], Any]] = {
 
 
 def _value(node: ast.AST, sizes: Mapping[str, int]) -> Any:
-    """The value of an expression of sizes and numbers; nothing else is evaluated."""
+    """Evaluates an expression of sizes and numbers. Raises UsageError if it contains anything else."""
     if isinstance(node, ast.Constant) and isinstance(node.value, int):
         return node.value
     if isinstance(node, ast.Name) and node.id in sizes:
@@ -199,18 +210,18 @@ def _value(node: ast.AST, sizes: Mapping[str, int]) -> Any:
 
 
 def holds(where: str, sizes: Mapping[str, int]) -> bool:
-    """Whether a condition holds of sizes; an empty one holds of all."""
+    """True if a condition holds for these sizes. An empty condition always holds."""
     return not where or bool(_value(ast.parse(where, mode="eval").body, sizes))
 
 
 def numbers_in(where: str) -> set[int]:
-    """The whole numbers that a condition names."""
+    """Returns the integers that occur in a condition."""
     nodes = ast.walk(ast.parse(where, mode="eval")) if where else ()
     return {node.value for node in nodes if isinstance(node, ast.Constant) and type(node.value) is int}
 
 
 def check(text: str, dims: Sequence[str]) -> ast.expr:
-    """The condition, or a UsageError that says what one is made of."""
+    """Parses a condition. Raises UsageError with the allowed parts if it is none."""
     try:
         body = ast.parse(text, mode="eval").body
     except SyntaxError as error:
@@ -226,33 +237,37 @@ Structure = Literal["", "permutation", "distinct", "sum"]
 
 @dataclass(frozen=True, repr=False)
 class Range:
-    """The whole numbers that an integer operand holds: low <= value < high, both expressions of sizes.
+    """The values of an integer operand: low <= value < high, where both are expressions of sizes.
 
-    `structure` says what more its elements fulfil together. The numbers of each row of a "permutation" are those from 0
-    in another order. No two elements of a "distinct" operand are equal. The elements of a "sum" add up to `total`.
+    `structure` is a condition on all elements together:
+
+    - "permutation": each row holds the numbers from 0 on, each once, in any order;
+    - "distinct": no two elements are equal;
+    - "sum": the elements add up to `total`.
     """
 
     low: ast.expr
     high: ast.expr
-    dims: tuple[str, ...]
-    boolean: bool = False
+    dims: tuple[str, ...]  # names of the dimensions
+    boolean: bool = False  # True: the operand is booleans
     structure: Structure = ""
     total: ast.expr | None = None
 
     @staticmethod
     def of_all(boolean: bool = False) -> Range:
-        """Returns the range of all integers, or of both conditions."""
+        """Returns the range of all integers, or of both booleans."""
         ends = (0, 2) if boolean else (-(2**62), 2**62)
         return Range(ast.Constant(ends[0]), ast.Constant(ends[1]), (), boolean)
 
     def __repr__(self) -> str:
-        """Returns the same text in every process: the digest in an op's name is made of it."""
+        """Returns a text that is the same in every process, because the digest in an op's name depends on it."""
         text = f"Range({ast.unparse(self.low)}, {ast.unparse(self.high)}, {self.dims}, {self.boolean}"
         if self.structure:
             text += f", {self.structure}" + (f" {ast.unparse(self.total)}" if self.total else "")
         return text + ")"
 
     def __call__(self, dims: Shape) -> tuple[int, int]:
+        """Returns `low` and `high` for these sizes."""
         sizes = self._sizes(dims)
         return int(_value(self.low, sizes)), int(_value(self.high, sizes))
 
@@ -261,13 +276,13 @@ class Range:
 
     @property
     def fixed_by(self) -> set[str]:
-        """Returns the dimensions whose indices the structure needs together: no part of them can be taken alone."""
+        """The dimensions that must not be cut, because the structure needs all their indices together."""
         return (_names(self.total) if self.total else _names(self.high)) if self.structure else set()
 
     def arranged(self, values: Tensor, dims: Shape) -> Tensor:
-        """Returns numbers with the structure. Numbers with it stay as they are, others move to the next that have it.
+        """Returns the values with the least changes that give them the structure.
 
-        A drawn operand gets its structure in this way, and a part of an operand gets it back.
+        Use it after values are drawn, and after an operand is cut.
         """
         if not self.structure or not values.numel():
             return values
@@ -280,7 +295,7 @@ class Range:
         return _distinct(rows, low, high).reshape(values.shape)
 
     def implied(self, count: str) -> str:
-        """Returns the condition on sizes without which `count` elements cannot have the structure."""
+        """Returns the condition on sizes that `count` elements need to have the structure; "" if there is none."""
         low, high = ast.unparse(self.low), ast.unparse(self.high)
         if self.total is not None:
             total = ast.unparse(self.total)
@@ -289,7 +304,7 @@ class Range:
 
 
 def _distinct(rows: Tensor, low: int, high: int) -> Tensor:
-    """Returns rows of distinct numbers in a range, in the order of the given numbers."""
+    """Makes the numbers of each row distinct and keeps their order: low <= number < high."""
     order = rows.argsort(dim=-1, stable=True)
     steps = torch.arange(rows.shape[-1], device=rows.device)
     rising = (rows.gather(-1, order) - steps).cummax(-1).values + steps
@@ -298,14 +313,17 @@ def _distinct(rows: Tensor, low: int, high: int) -> Tensor:
 
 
 def _summing(values: Tensor, low: int, most: int, total: int) -> Tensor:
-    """Returns numbers from `low` to `most` with a sum: all in proportion, then the rest is added to the first ones."""
+    """Changes numbers so that they add up to `total`, each from `low` to `most`.
+
+    Scales all in proportion, and adds the rest to the first ones.
+    """
     free, wanted = values - low, total - low * values.numel()
     given = int(free.sum())
     if given == wanted:
         return values
     if given:
         free = (free * wanted // given).clamp(0, most - low)
-    missing = wanted - int(free.sum())  # flooring and clamping leave some
+    missing = wanted - int(free.sum())  # the part lost by flooring and clamping
     room = most - low - free
     before = room.cumsum(0) - room
     return low + free + torch.minimum(room, (missing - before).clamp(min=0))
@@ -314,7 +332,7 @@ def _summing(values: Tensor, low: int, most: int, total: int) -> Tensor:
 def ranges_of(
     names: Sequence[str], integers: Mapping[str, str], shapes: NamedDims | None, examples: Sequence[Mapping[str, Any]]
 ) -> dict[str, Range]:
-    """Reads integers=, and the ranges of integers in examples."""
+    """Reads integers=, and finds the ranges of the integers in examples. Raises UsageError if integers= is wrong."""
     dims = shapes.dims if shapes is not None else ()
     found: dict[str, Range] = {}
     for name, text in integers.items():
@@ -348,7 +366,7 @@ def ranges_of(
 
 
 def _bounded(name: str, text: Any, dims: tuple[str, ...]) -> Range:
-    """Reads `low <= name < high`, after it `, sum t` where the elements add up to a size."""
+    """Reads `low <= name < high`, or the same followed by `, sum t` if the elements add up to t."""
     bounds, comma, rest = text.partition(",") if isinstance(text, str) else ("", "", "")
     body = check(bounds, (*dims, name)) if bounds else None
     total = check(rest.strip().removeprefix("sum "), dims) if rest.strip().startswith("sum ") else None
@@ -366,22 +384,21 @@ def _bounded(name: str, text: Any, dims: tuple[str, ...]) -> Range:
     return Range(low, high, dims, structure="sum" if total is not None else "", total=total)
 
 
-_STARTS = (3, 5, 2, 4, 7, 8, 16, 32, 64, 128, 1, 256, 512, 1024, 2048, 4096)
-_TRIES = 200_000
+_STARTS = (3, 5, 2, 4, 7, 8, 16, 32, 64, 128, 1, 256, 512, 1024, 2048, 4096)  # sizes in the order of trying
+_TRIES = 200_000  # most combinations of sizes that are sorted
 
 
 @dataclass(frozen=True)
 class Related:
-    """What a condition says of named dimensions: an equality makes two one, `d == 2 * e` says what d is.
+    """The dimensions that a condition leaves free, and the others as functions of these.
 
-    `group` maps each dimension to the first one that it equals, `said` to the expression of those that follow from
-    others. `roots` are the dimensions whose sizes are free.
+    For example, `a == b` makes two dimensions one, and `d == 2 * e` determines d.
     """
 
     names: tuple[str, ...]
-    parts: tuple[ast.expr, ...]
-    group: Mapping[str, str]
-    said: Mapping[str, ast.expr]
+    parts: tuple[ast.expr, ...]  # the conditions that `and` joins
+    group: Mapping[str, str]  # dimension -> first dimension that it equals
+    said: Mapping[str, ast.expr]  # dimension -> expression of other dimensions that determines it
 
     @staticmethod
     def by(names: Sequence[str], where: str) -> Related:
@@ -402,7 +419,7 @@ class Related:
 
     @property
     def roots(self) -> tuple[str, ...]:
-        """The dimensions whose sizes are free, in order."""
+        """The dimensions with free sizes, in order."""
         return tuple(dict.fromkeys(root for name, root in self.group.items() if name not in self.said))
 
     def fits(self, root: str, size: int) -> bool:
@@ -410,12 +427,12 @@ class Related:
         return all(_value(part, {root: size}) for part in self.parts if _names(part) == {root})
 
     def dims(self, size: Mapping[str, int]) -> Shape:
-        """The sizes of all dimensions from those of the roots."""
+        """Returns the sizes of all dimensions, given the sizes of the roots."""
         sizes = {name: size[self.group[name]] for name in self.names if name not in self.said}
         return tuple(sizes[name] if name in sizes else int(_value(self.said[name], sizes)) for name in self.names)
 
     def starts(self) -> tuple[int, ...]:
-        """Sizes to try: the usual ones, those that the condition names, and multiples of each modulus."""
+        """Returns sizes to try: the usual ones, numbers in the condition, and multiples of each modulus."""
         nodes = [node for part in self.parts for node in ast.walk(part)]
         named = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, int)}
         moduli = [node.right for node in nodes if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod)]
@@ -429,9 +446,9 @@ class Related:
 
 
 def sizes_within(declared: Geometry, elements: int) -> Iterable[Shape]:
-    """Yields sizes of the named dimensions that a declaration allows, the plainest first.
+    """Yields sizes of the named dimensions that a declaration allows, at most `elements` squared in product.
 
-    Plain sizes are small, not round, and no two of them are alike.
+    The first ones are small, not powers of two, and differ between dimensions.
     """
     related = Related.by(declared.dims, declared.where)
     roots, starts = related.roots, related.starts()
@@ -456,14 +473,15 @@ def sizes_within(declared: Geometry, elements: int) -> Iterable[Shape]:
             yield dims
 
 
-_NEAR = 512  # sizes that are tried from a wanted one upward
+_NEAR = 512  # number of sizes tried from a wanted size upwards
 
 
 def sizes_alone(declared: Geometry, base: Shape, wanted: Sequence[int]) -> Iterable[tuple[str, list[Shape]]]:
-    """Yields each free dimension with the sizes at which it alone is large; the others are as in `base`.
+    """Yields, for each free dimension, sizes where it alone is large and the others are as in `base`.
 
-    For each wanted number that is the first allowed size from there on, or else the last one below it, down to the
-    wanted number before. Where the condition does not allow one dimension to be large alone, the others grow with it.
+    For each wanted number, this is the first allowed size from there upwards, or else the largest allowed size below
+    it, down to the previous wanted number. If the condition does not allow one dimension alone to be large, the others
+    grow with it.
     """
     related = Related.by(declared.dims, declared.where)
     small = declared.sizes_by_name(base)
@@ -497,7 +515,10 @@ def _names(node: ast.AST) -> set[str]:
 
 
 def _orders(widths: Sequence[int]) -> Iterable[tuple[int, ...] | None]:
-    """Places in the lists of choices, the first ones first; after None others, for when nothing among those fits."""
+    """Yields combinations of positions in the lists of choices, those with small positions first.
+
+    If there are too many, yields a selection, then None, then more. The caller stops at None if a combination fitted.
+    """
     if math.prod(widths) <= _TRIES:
         yield from sorted(product(*map(range, widths)), key=sum)
         return
@@ -508,6 +529,7 @@ def _orders(widths: Sequence[int]) -> Iterable[tuple[int, ...] | None]:
 
 
 def _conjuncts(text: str) -> list[ast.expr]:
+    """Splits a condition into the parts that `and` joins."""
     pending, found = [ast.parse(text, mode="eval").body] if text else [], []
     while pending:
         part = pending.pop(0)
@@ -519,7 +541,7 @@ def _conjuncts(text: str) -> list[ast.expr]:
 
 
 def _few(widths: Sequence[int]) -> Iterable[tuple[int, ...]]:
-    """The sizes of all dimensions march in step, but for one: all combinations would be too many."""
+    """Yields combinations of positions that are all equal but for one."""
     for base in range(max(widths)):
         common = tuple(min(base, width - 1) for width in widths)
         yield common

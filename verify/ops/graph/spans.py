@@ -1,7 +1,10 @@
-"""Intervals of float64 tensors: every operation rounds outwards, so that the real number lies inside.
+"""Interval arithmetic on float64 tensors. Every operation rounds outwards, so the real number lies inside.
 
-A `Span` whose ends are one infinity is that infinity; NaN at both ends is a value that is not defined; from -inf to inf
-says nothing, not even whether it is defined (`verify.ops.graph.single` then decides).
+Special intervals of an element:
+
+- both ends are the same infinity: the value is that infinity;
+- both ends are NaN: the value is not defined;
+- from -inf to inf: unknown, and possibly not defined. `verify.ops.graph.single` then decides.
 """
 
 from __future__ import annotations
@@ -19,26 +22,26 @@ from verify.ops.graph.functions import Function
 _EPSILON = 2.0**-52
 _TINY = 2.0**-1074
 _LARGEST = torch.finfo(torch.float64).max
-_SPLITTER = 2.0**27 + 1
-_FEW = 1 << 14  # elements up to which it is asked whether a product is exact
-_LOW = 2.0**-968  # below, a product may have lost what lies under the smallest subnormal
+_SPLITTER = 2.0**27 + 1  # Dekker's constant, which splits a float64 number into two halves
+_FEW = 1 << 14  # most elements for which products are tested for exactness
+_LOW = 2.0**-968  # a product below it may have lost bits under the smallest subnormal number
 
 
 @dataclass(frozen=True)
 class Span:
-    """lo <= the real numbers <= hi. `given` says that nothing was rounded on the way from the inputs."""
+    """Encloses a tensor of real numbers: lo <= number <= hi for each element."""
 
     lo: Tensor
     hi: Tensor
-    given: bool = False
+    given: bool = False  # True: the numbers are operands, which no step has rounded
 
     @property
     def is_point(self) -> bool:
-        """Whether both ends are one tensor."""
+        """True if both ends are the same tensor."""
         return self.lo is self.hi
 
     def mid(self) -> Tensor:
-        """A number inside; NaN where there is none, an infinity where the value is that."""
+        """Returns a number inside each interval: NaN if the value is not defined, an infinity if it is infinite."""
         if self.is_point:
             return self.lo
         middle = self.lo * 0.5 + self.hi * 0.5
@@ -49,7 +52,7 @@ class Span:
         )
 
     def size(self) -> Tensor:
-        """The largest magnitude."""
+        """Returns the largest magnitude in each interval."""
         return self.lo.abs() if self.is_point else torch.maximum(self.lo.abs(), self.hi.abs())
 
     def is_zero(self) -> Tensor:
@@ -59,13 +62,13 @@ class Span:
         return torch.isinf(self.lo) & (self.lo == self.hi)
 
     def moved(self, move: Callable[[Tensor], Tensor]) -> Span:
-        """The same values elsewhere."""
+        """Applies `move`, which only moves elements, to both ends."""
         lo = move(self.lo)
         return Span(lo, lo if self.is_point else move(self.hi), self.given)
 
 
 def point(values: Tensor, *, given: bool = False) -> Span:
-    """Numbers that are known exactly."""
+    """Returns intervals of exact numbers."""
     return Span(values, values, given)
 
 
@@ -74,14 +77,17 @@ def _any(mask: Tensor) -> bool:
 
 
 def _sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """The rounded sum, and whether it is rounded at all: 1 or 0."""
+    """Returns the rounded sum, and 1 or 0 for each element as it is rounded or exact."""
     total = a + b
     from_b = total - a
     return total, ((a - (total - from_b)) + (b - from_b) != 0).to(total.dtype)
 
 
 def _product(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor | float]:
-    """The rounded product, and, of few small numbers, whether it is rounded at all: 1 or 0."""
+    """Returns the rounded product, and 1 or 0 for each element as it may be rounded or is exact.
+
+    Returns 1.0 for all if there are many elements.
+    """
     product = a * b
     if product.numel() > _FEW:
         return product, 1.0
@@ -98,7 +104,7 @@ def _product(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor | float]:
 
 
 def _rounded(lo: Tensor, hi: Tensor, ulps: tuple[Any, Any] | float) -> tuple[Tensor, Tensor]:
-    """Ends moved outwards by an error relative to them; zero and infinities stay."""
+    """Moves the ends outwards by an error relative to them, in units of 2^-52. Zero and infinities stay."""
     down_ulps, up_ulps = ulps if isinstance(ulps, tuple) else (ulps, ulps)
     if lo is hi and lo.numel() <= _FEW and isinstance(down_ulps, Tensor) and not _any(down_ulps):
         return lo, hi
@@ -107,9 +113,9 @@ def _rounded(lo: Tensor, hi: Tensor, ulps: tuple[Any, Any] | float) -> tuple[Ten
 
 
 def _settled(lo: Tensor, hi: Tensor, undefined: Tensor, pinned: Tensor) -> Span:
-    """Ends that overflowed or mean nothing made ends again.
+    """Repairs ends that overflowed or are NaN, and returns the interval.
 
-    `undefined` is where the value is not defined; only where `pinned` may both ends be one infinity.
+    `undefined` is a mask of the elements without a value. Both ends may be the same infinity only where `pinned`.
     """
     if lo is hi and bool(torch.isfinite(lo).all()):
         return Span(lo, lo)
@@ -124,7 +130,7 @@ def _settled(lo: Tensor, hi: Tensor, undefined: Tensor, pinned: Tensor) -> Span:
 
 
 def add(a: Span, b: Span, sign: int = 1) -> Span:
-    """a + b, or a - b with sign = -1."""
+    """Returns a + b, or a - b for sign = -1."""
     if sign < 0:
         b = Span(-b.hi, -b.lo, b.given) if not b.is_point else point(-b.lo)
     lo, down = _sum(a.lo, b.lo)
@@ -140,6 +146,7 @@ def negative(a: Span) -> Span:
 
 
 def _pairs(a: Span, b: Span) -> list[tuple[Tensor, Tensor]]:
+    """Returns all pairs of an end of a and an end of b."""
     return [
         (first, second)
         for first in ([a.lo] if a.is_point else [a.lo, a.hi])
@@ -148,6 +155,7 @@ def _pairs(a: Span, b: Span) -> list[tuple[Tensor, Tensor]]:
 
 
 def _hull(ends: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Returns the least and the greatest of several ends, per element."""
     lo = hi = ends[0]
     for end in ends[1:]:
         lo, hi = torch.minimum(lo, end), torch.maximum(hi, end)
@@ -163,7 +171,7 @@ def multiply(a: Span, b: Span) -> Span:
         product, rounds = _product(first, second)
         if a.is_point and b.is_point:
             inexact = rounds
-        # an end at infinity stands for numbers without a limit, and 0 times any number is 0
+        # an infinite end means unbounded numbers, and 0 times any of them is 0
         ends.append(torch.where(torch.isnan(product) & ~undefined, 0.0, product))
     lo, hi = _rounded(*_hull(ends), (inexact, inexact))
     small = ~zero & ((lo.abs() < _LOW) | (hi.abs() < _LOW))
@@ -181,7 +189,7 @@ def _touches_zero(a: Span) -> Tensor:
 
 
 def square(a: Span) -> Span:
-    """a * a of one and the same number."""
+    """Returns a * a, where both factors are the same number."""
     least = torch.where(_touches_zero(a), 0.0, torch.minimum(a.lo.abs(), a.hi.abs()))
     size = a.size()
     lo, hi = _rounded(least * least, size * size, 1.0)
@@ -191,7 +199,7 @@ def square(a: Span) -> Span:
 
 
 def divide(a: Span, b: Span) -> Span:
-    """a / b. A divisor that is exactly zero has the sign of its zero, as IEEE arithmetic says."""
+    """Returns a / b. A divisor that is exactly zero has the sign of its IEEE zero."""
     ends = [first / second for first, second in _pairs(a, b)]
     zero, infinite = b.is_zero(), a.is_infinite()
     undefined = torch.isnan(a.lo) | torch.isnan(b.lo) | (a.is_zero() & zero) | (infinite & b.is_infinite())
@@ -211,11 +219,11 @@ def divide(a: Span, b: Span) -> Span:
 
 
 def apply(function: Function, a: Span) -> Span:
-    """f(a)."""
+    """Returns f(a)."""
     if function.shape in ("waves", "bent"):
         return _bent(function, a)
     lo, hi = a.lo, a.hi
-    if not a.is_point:  # an interval that begins at -0.0 begins at 0
+    if not a.is_point:  # an end at -0.0 becomes 0.0
         lo, hi = (torch.where(a.lo == a.hi, end, end + 0.0) for end in (lo, hi))
     if function.shape.startswith("even"):
         far = a.size()
@@ -227,7 +235,7 @@ def apply(function: Function, a: Span) -> Span:
 
 
 def _within(function: Function, a: Span, lo: Tensor, hi: Tensor, undefined: Tensor, pinned: Tensor) -> Span:
-    """The ends of f(a), where a leaves the domain of f too."""
+    """Returns the interval of f(a) from its ends, adjusted where a leaves the domain of f."""
     least, most = function.domain
     if math.isfinite(least) or math.isfinite(most):
         undefined = undefined | (a.hi < least) | (a.lo > most)
@@ -239,7 +247,7 @@ def _within(function: Function, a: Span, lo: Tensor, hi: Tensor, undefined: Tens
 
 
 def _end(function: Function, x: Tensor, side: int) -> Tensor:
-    """The result at one end, moved outwards by the error of the library."""
+    """Returns f at one end of an interval, moved outwards by the error of the library."""
     value = function.torch(x)
     if function.steps:
         return value
@@ -258,13 +266,13 @@ def _end(function: Function, x: Tensor, side: int) -> Tensor:
 
 
 def _error(function: Function, x: Tensor, value: Tensor) -> Tensor:
-    """How far the library may be off."""
+    """Returns a bound of the library's error."""
     ulps, spread = (each(x) if callable(each) else each for each in (function.ulps, function.spread))
     return value.abs() * (ulps * _EPSILON) + spread * _EPSILON + _TINY * 4
 
 
 def _bent(function: Function, a: Span) -> Span:
-    """The value in the middle, and what the steepest slope makes of the way to both ends."""
+    """Returns f(a) from the value in the middle and the steepest slope on the way to both ends."""
     middle = a.mid()
     value = function.torch(middle)
     spread = _error(function, middle, value)
@@ -277,7 +285,8 @@ def _bent(function: Function, a: Span) -> Span:
     for exact in () if callable(function.exact) else function.exact:
         spread = torch.where((a.lo == exact) & (a.hi == exact), 0.0, spread)
     lo, hi = ((value + side * spread).clamp(*function.codomain) for side in (-1, 1))
-    pole = torch.isinf(value) & (a.lo == a.hi) & (a.lo <= 0) & (a.lo == a.lo.floor())  # else it overflows
+    # a pole at an exact 0 or negative integer; any other infinite value is an overflow
+    pole = torch.isinf(value) & (a.lo == a.hi) & (a.lo <= 0) & (a.lo == a.lo.floor())
     lo, hi = torch.where(pole, value, lo), torch.where(pole, value, hi)
     undefined = torch.isnan(a.lo)
     for limit, infinity in zip(function.limits, (-math.inf, math.inf), strict=True):
@@ -288,21 +297,24 @@ def _bent(function: Function, a: Span) -> Span:
 
 
 def between(first: Span, second: Span) -> Span:
-    """What encloses both."""
+    """Returns the smallest interval that encloses both."""
     lo, hi = torch.minimum(first.lo, second.lo), torch.maximum(first.hi, second.hi)
     nothing = torch.isnan(lo) & ~(torch.isnan(first.lo) & torch.isnan(second.lo))
     return Span(lo.masked_fill(nothing, -math.inf), hi.masked_fill(nothing, math.inf))
 
 
 def extreme(a: Span, b: Span, largest: bool) -> Span:
-    """The larger, or the smaller, of two."""
+    """Returns the larger of two numbers if `largest`, else the smaller."""
     pick = torch.maximum if largest else torch.minimum
     lo = pick(a.lo, b.lo)
     return Span(lo, lo if a.is_point and b.is_point else pick(a.hi, b.hi), a.given and b.given)
 
 
 def total(a: Span, dims: tuple[int, ...], keep: bool) -> Span:
-    """The sum over dimensions: n numbers in any order are off by at most n - 1 units of the sum of magnitudes."""
+    """Returns the sum over dimensions.
+
+    The rounding error of a sum of n numbers, in any order, is at most n - 1 units of the sum of their magnitudes.
+    """
     count = math.prod(a.lo.shape[dim] for dim in dims)
     lo = a.lo.sum(dims, keep)
     hi = lo if a.is_point else a.hi.sum(dims, keep)
@@ -310,7 +322,7 @@ def total(a: Span, dims: tuple[int, ...], keep: bool) -> Span:
 
 
 def running(a: Span, dim: int) -> Span:
-    """Cumulative sums."""
+    """Returns cumulative sums."""
     lo = a.lo.cumsum(dim)
     hi = lo if a.is_point else a.hi.cumsum(dim)
     count = a.lo.shape[dim]
@@ -318,6 +330,10 @@ def running(a: Span, dim: int) -> Span:
 
 
 def _summed(a: Span, lo: Tensor, hi: Tensor, size: Tensor, count: int, anywhere: Callable[[Tensor], Tensor]) -> Span:
+    """Returns the interval of sums of up to `count` terms of `a`, rounded sums `lo` and `hi`, magnitudes `size`.
+
+    `anywhere(mask)` is true for a sum if the mask is true for one of its terms.
+    """
     slack = size * (count * _EPSILON) if count > 1 else torch.zeros_like(size)
     low, high = lo - slack, hi + slack
     strange = ~(torch.isfinite(low) & torch.isfinite(high))
@@ -333,7 +349,7 @@ def _summed(a: Span, lo: Tensor, hi: Tensor, size: Tensor, count: int, anywhere:
 
 
 def product(a: Span, dim: int) -> Span:
-    """The product over a dimension, by halves."""
+    """Returns the product over a dimension. Multiplies halves, so that few roundings follow each other."""
     lo, hi = a.lo.movedim(dim, 0), a.hi.movedim(dim, 0)
     if lo.shape[0] == 0:
         return point(torch.ones(lo.shape[1:], dtype=lo.dtype, device=lo.device))
@@ -344,6 +360,7 @@ def product(a: Span, dim: int) -> Span:
 
 
 def _halved(a: Span, half: int) -> Span:
+    """Multiplies the first half of the first dimension by the second."""
     made = multiply(a.moved(lambda end: end[:half]), a.moved(lambda end: end[half : 2 * half]))
     rest = a.moved(lambda end: end[2 * half :])
     return Span(torch.cat([made.lo, rest.lo]), torch.cat([made.hi, rest.hi]))
@@ -362,7 +379,7 @@ def contract(a: Span, b: Span) -> Span:
     if radius_a is not None:
         spread = spread + radius_a @ (size_b if radius_b is None else size_b + radius_b)
     spread = spread * (1 + (2 * count + 8) * _EPSILON)
-    if _any(terms < _LOW):  # what fell under the smallest subnormal, unless one factor of every product is zero
+    if _any(terms < _LOW):  # each product of two nonzero factors may have lost up to a smallest subnormal number
         lost = (size_a > 0).to(value.dtype) @ (size_b > 0).to(value.dtype)
         spread = spread + torch.where(terms < _LOW, lost * _TINY, 0.0)
     known = torch.isfinite(value) & torch.isfinite(spread)
@@ -371,4 +388,5 @@ def contract(a: Span, b: Span) -> Span:
 
 
 def _radius(a: Span, middle: Tensor) -> Tensor:
+    """Returns the largest distance of the ends from the middle."""
     return torch.maximum(a.hi - middle, middle - a.lo) * (1 + 2 * _EPSILON)

@@ -1,8 +1,9 @@
-"""The special functions of PyTorch that Arb and mpmath have too, added to `FUNCTIONS`.
+"""Adds to `FUNCTIONS` those special functions of PyTorch that Arb and mpmath have too.
 
-Bounds of PyTorch's float64 are at least twice the largest error that was seen against Arb over all magnitudes. Where
-PyTorch's own is far off, a formula takes its place: its Bessel functions of the first and second kind are off by up to
-4e-7 between 3 and 30, its trigamma by 5e-10. Polygamma has no bound at negative arguments, where balls decide.
+The error bound of each float64 function is at least twice the largest error seen against Arb, over all magnitudes.
+Where PyTorch is too inaccurate, a formula replaces it: its Bessel functions of the first and second kind err by up to
+4e-7 between 3 and 30, and its trigamma by 5e-10. Polygamma has no float64 bound at negative arguments; Arb decides
+there.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import Tensor
 from verify.ops.graph.arithmetic import POLE
 from verify.ops.graph.functions import FUNCTIONS, add, square_above, square_below
 
-__all__ = ["FUNCTIONS", "polygamma"]  # where these are complete
+__all__ = ["FUNCTIONS", "polygamma"]  # import FUNCTIONS from here, where it is complete
 
 arb = flint.arb
 _special = torch.special
@@ -29,13 +30,14 @@ _POSITIVE = (0.0, math.inf)
 
 
 def _is_pole(x: Any) -> bool:
-    """Whether a ball, or a number of mpmath, is 0 or a negative integer."""
+    """True if an Arb ball, or a number of mpmath, is exactly 0 or a negative integer."""
     if isinstance(x, arb):
         return bool(x <= 0 and x.is_exact() and x.floor() == x)
     return bool(x <= 0 and mp.isint(x))
 
 
 def _but_at_poles(value: Callable[[Any], Any], function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Returns a function that is `value` at poles and `function` elsewhere."""
     return lambda x: value(x) if _is_pole(x) else function(x)
 
 
@@ -43,7 +45,7 @@ def _but_at_poles(value: Callable[[Any], Any], function: Callable[[Any], Any]) -
 
 
 def _jump(x: Any) -> Any:
-    """A pole whose sides differ: at a zero its sign tells them apart."""
+    """Returns the value at a pole with different infinities on its sides: at 0 the sign of the zero decides."""
     return POLE if x == 0 else math.nan
 
 
@@ -72,13 +74,16 @@ add(
     shape="bent",
     slope=_gamma_slope,
     ulps=16.0,
-    spread=lambda x: torch.where(x < 0, 128.0 + 32.0 * torch.lgamma(-x).abs(), 0.0),  # of what is subtracted
+    spread=lambda x: torch.where(x < 0, 128.0 + 32.0 * torch.lgamma(-x).abs(), 0.0),  # of the subtracted terms
     exact=(1.0, 2.0),
 )
 
 
 def _zeta(order: int, x: Tensor) -> Tensor:
-    """Of positive numbers: PyTorch's counts up from negative ones, without an end, and is 0 too early."""
+    """Returns Hurwitz's zeta function for x >= 0, and NaN for negative x.
+
+    PyTorch's does not end for some negative x, because it counts up from there, and is 0 too early for large x.
+    """
     found = _special.zeta(torch.full_like(x, order), x.clamp(0.0, 1e9))
     far = (1 / x) ** (order - 1) * (1 / (order - 1) + 0.5 / x)
     return torch.where(x > 1e8, far, found).masked_fill(x < 0, math.nan)
@@ -93,7 +98,7 @@ def _polygamma_slope(order: int) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def _digamma_spread(x: Tensor) -> Tensor:
-    """Beside negative integers the argument of a tangent is rounded."""
+    """Bounds the error of digamma. Near negative integers it contains the tangent of a rounded argument."""
     turned = math.pi / torch.tan(math.pi * (x - x.trunc()))
     return torch.where(x < 0, 256.0 + 64.0 * torch.log1p(x.abs()) + 16.0 * turned * turned, 32.0)
 
@@ -112,7 +117,7 @@ add(
 
 
 def polygamma(order: int) -> str:
-    """The name of the derivative of that order of digamma, which is added where it is not known yet."""
+    """Returns the name of the derivative of this order of digamma. Adds it to `FUNCTIONS` at the first call."""
     if order == 0:
         return "digamma"
     name = f"polygamma {order}"
@@ -163,7 +168,7 @@ def _mp_log_ndtr(x: Any) -> Any:
 
 
 def _mp_ndtri(p: Any) -> Any:
-    """By Newton's method on the smaller side, where no digit of p is lost."""
+    """Solves ndtr(y) = p by Newton's method for p <= 0.5, where no digit of p is lost."""
     if p > 0.5:
         return -_mp_ndtri(mp.fsub(1, p, exact=True))
     if p > 0.25:
@@ -213,13 +218,13 @@ add(
 
 # -- Bessel functions -------------------------------------------------------------------------------------
 
-_NODES = 80  # of the trapezoidal rule over half a turn, which is exact to J_160(|x|)
-_FAR = 32.0
+_NODES = 80  # of the trapezoidal rule over half a turn, whose error is about J_160(|x|)
+_FAR = 32.0  # PyTorch's asymptotic series is used from here on
 
 
 @lru_cache(maxsize=1)
 def _nodes() -> tuple[list[float], list[float]]:
-    """sin(t), and the sum of (-1)^k / k cos(2 k t), at the middles of a quarter turn's parts."""
+    """Returns sin(t), and the sum of (-1)^k / k cos(2 k t), at the midpoints t of equal parts of a quarter turn."""
     with mp.workprec(120):
         turns = [mp.pi * (place + mp.mpf(0.5)) / _NODES for place in range(_NODES // 2)]
         weights = [mp.fsum((-1) ** k * mp.cos(2 * k * t) / k for k in range(1, _NODES // 2)) for t in turns]
@@ -227,7 +232,10 @@ def _nodes() -> tuple[list[float], list[float]]:
 
 
 def _bessel(order: int, second: bool) -> Callable[[Tensor], Tensor]:
-    """J or Y of order 0 or 1 by Bessel's integral and Neumann's series; PyTorch's asymptotic one from 32 on."""
+    """Returns the Bessel function J (or Y if `second`) of order 0 or 1 in float64.
+
+    Uses Bessel's integral and Neumann's series below 32, and PyTorch's asymptotic series from there on.
+    """
     far = getattr(_special, f"bessel_{'jy'[second]}{order}")
 
     def function(x: Tensor) -> Tensor:
@@ -251,6 +259,8 @@ def _bessel(order: int, second: bool) -> Callable[[Tensor], Tensor]:
 
 
 def _bessel_spread(second: bool, order: int) -> Callable[[Tensor], Tensor]:
+    """Returns a function that bounds the absolute error of `_bessel`, in units of 2^-52."""
+
     def spread(x: Tensor) -> Tensor:
         size = x.abs()
         reach = 8.0 * size + 1e-290 if order and not second else 8.0 * (1 + size)  # sines of subnormal numbers are 0
@@ -265,7 +275,7 @@ J0, J1, Y0, Y1 = (_bessel(order, second) for second in (False, True) for order i
 
 
 def _steep(lo: Tensor) -> Tensor:
-    """A bound of |Y0| and |Y1| beyond `lo`."""
+    """Returns a bound of |Y0| and |Y1| above `lo`."""
     return 0.64 / lo.abs() + 0.6
 
 
@@ -280,6 +290,7 @@ _SLOPES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def _quotient_slope(zeroth: Callable[[Tensor], Tensor], first: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Returns |f0(x) - f1(x) / x|, the slope of the function of order 1."""
     return torch.where(x == 0, 0.5, (zeroth(x) - first(x) / x).abs())
 
 
@@ -345,7 +356,10 @@ add("spherical_bessel_j0", _sinc, arb.sinc, mp.sinc, (0.0, 0.0), shape="waves", 
 
 
 def _arb_k(order: int, scaled: bool) -> Callable[[Any], Any]:
-    """By a confluent hypergeometric function: Arb's own takes a second where its sum cancels."""
+    """Returns the modified Bessel function K, by a confluent hypergeometric function.
+
+    Arb's own K takes a second where its sum cancels.
+    """
 
     def function(x: Any) -> Any:
         found = (2 * x).hypgeom_u(arb(order) + arb(0.5), arb(2 * order + 1)) * arb.pi().sqrt() * (2 * x) ** order
@@ -355,7 +369,7 @@ def _arb_k(order: int, scaled: bool) -> Callable[[Any], Any]:
 
 
 def _near_zero(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """K of order 0, where PyTorch halves numbers that are not normal."""
+    """Replaces K of order 0 by its logarithm near 0, where PyTorch halves subnormal numbers."""
     return lambda x: torch.where(x < 1e-30, 0.11593151565841245 - torch.log(x), function(x))
 
 
