@@ -1,4 +1,4 @@
-"""What each operation means: `get(name)` finds an op, `names()` lists them, `register` adds one."""
+"""Defines the shipped operations: `get(name)` finds an op, `names()` lists all names, `register` adds an op."""
 
 from verify.ops.geglu import GEGLU, GEGLU_SPLIT
 from verify.ops.gelu import GELU

@@ -1,4 +1,4 @@
-"""Gradients without what `torch.autograd.grad` imports on the way."""
+"""Computes gradients without the slow imports of `torch.autograd.grad`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ def gradients(
     *,
     retain: bool = False,
 ) -> tuple[Tensor | None, ...]:
-    """Returns what `torch.autograd.grad` does, and None where there is no path.
+    """Returns the gradients of `leaves`, given the gradients `arriving` at the outputs. None: no path leads to a leaf.
 
-    It compares shapes with a module that imports symbolic algebra, which takes each new process half a second to five.
+    torch.autograd.grad compares shapes with a module that imports sympy. That takes each new process 0.5 to 5 s. So
+    this function calls PyTorch's engine directly, if the shapes agree and the engine is where it is expected.
     """
     run = getattr(torch.autograd.graph, "_engine_run_backward", None)
     if run is None or any(y.shape != dy.shape for y, dy in zip(outputs, arriving, strict=True)):

@@ -1,12 +1,13 @@
-"""Double-double sums on tensors: error-free transformations, so that a row's mean keeps 100 bits.
+"""Sums tensors in double-double arithmetic, by error-free transformations, so that the mean of a row keeps 100 bits.
 
-A double-double is an unevaluated pair (high, low) of float64 tensors. Sums run as a binary tree
-over one dimension, vectorised over the others, on the tensor's own device.
+A double-double is an unevaluated pair (high, low) of float64 tensors. Sums run as a binary tree over one dimension,
+vectorised over the others, on the device of the tensor.
 
-Small tensors on a CPU may be given as NumPy arrays (`at_hand`): the same operations, which cost a third of what calling
-torch does. `library` has the functions that both know by the same name.
+`at_hand` converts small tensors on a CPU to NumPy arrays. The same operations on these take a third of the time,
+because calling torch costs more. `library` returns the module with the functions that both have.
 
-100 bits are not enough where the elements of a row cancel to less than that of the largest: `deviations` adds integers.
+100 bits are not enough if the elements of a row cancel to less than 2^-100 of the largest. `deviations` adds integers
+instead.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from torch import Tensor
 
 Values = Any  # a float64 tensor, or an array
 Pair = tuple[Values, Values]
-_FEW = 1 << 12  # elements up to which calling torch takes a CPU longer than adding them
-_LOST = 2.0**-960  # where `deviations` asks for no further digit
+_FEW = 1 << 12  # most elements for which a call of torch takes longer than the additions
+_LOST = 2.0**-960  # `deviations` computes no digit below this, relative to the largest number
 
 
 def library(values: Values) -> Any:
-    """NumPy for its arrays, torch for its tensors."""
+    """Returns NumPy for an array, torch for a tensor."""
     return np if isinstance(values, np.ndarray) else torch
 
 
 def at_hand(tensor: Tensor) -> Values:
-    """A small tensor in the memory of the host as an array in the usual order, which shares it; another as it is."""
+    """Converts a small tensor on the CPU to a contiguous array. Returns any other tensor as it is."""
     if tensor.device.type == "cpu" and tensor.numel() <= _FEW:
         values = tensor.detach().numpy()
         return np.ascontiguousarray(values) if values.ndim else values
@@ -39,19 +40,19 @@ def at_hand(tensor: Tensor) -> Values:
 
 
 def tensor_of(values: Values) -> Tensor:
-    """The tensor of an array; a tensor as it is."""
+    """Converts an array to a tensor. Returns a tensor as it is."""
     return torch.from_numpy(values) if isinstance(values, np.ndarray) else values
 
 
 def two_sum(a: Values, b: Values) -> Pair:
-    """a + b rounded, and the exact rounding error (Knuth; any order of magnitudes)."""
+    """Returns the rounded sum a + b, and its exact rounding error (Knuth; for any order of magnitudes)."""
     total = a + b
     from_b = total - a
     return total, (a - (total - from_b)) + (b - from_b)
 
 
 def add(a: Pair, b: Pair) -> Pair:
-    """The sum of two double-doubles."""
+    """Returns the sum of two double-doubles."""
     high, low = two_sum(a[0], b[0])
     low = low + (a[1] + b[1])
     total = high + low
@@ -59,8 +60,11 @@ def add(a: Pair, b: Pair) -> Pair:
 
 
 def is_exact(terms: Values, digits: int, dim: int) -> Values:
-    """Where float64 rounds nothing in any sum of these numbers over `dim`, each of so many bits: all partial sums are
-    multiples of their last places, and fit."""
+    """Returns a mask of the sums over `dim` that float64 computes exactly in any order.
+
+    Each term has at most `digits` bits. Every partial sum is a multiple of the last place of the smallest term. It is
+    exact if it fits into 53 bits from there.
+    """
     lib = library(terms)
     exponents = lib.frexp(terms)[1]
     least = lib.amin(lib.where(terms == 0, 4096, exponents), dim)
@@ -68,7 +72,7 @@ def is_exact(terms: Values, digits: int, dim: int) -> Values:
 
 
 def tree_sum(values: Values | Pair, dim: int) -> Pair:
-    """The sum over `dim` (kept, of size 1). Where it is not finite: what a plain sum gives."""
+    """Returns the sum over `dim`, which is kept with size 1. If it is not finite, returns the result of a plain sum."""
     high, low = values if isinstance(values, tuple) else (values, None)
     if high.shape[dim] == 0:
         plain = high.sum(dim, keepdims=True)
@@ -93,14 +97,15 @@ def tree_sum(values: Values | Pair, dim: int) -> Pair:
 
 
 def _limited(high: Values, low: Values, first: Values, second: Values, dim: int) -> Pair:
+    """Replaces sums that are not finite by a plain sum."""
     lib = library(high)
-    plain = tensor_of(high + low).sum(dim, keepdim=True)  # torch's: in its order
+    plain = tensor_of(high + low).sum(dim, keepdim=True)  # in torch's order for arrays too
     finite = lib.isfinite(first + second)
     return lib.where(finite, first, plain.numpy() if lib is np else plain), lib.where(finite, second, 0.0)
 
 
 def _tree(high: Tensor, low: Tensor) -> Pair:
-    """The sum over the first dimension."""
+    """Returns the sum over the first dimension, by halves."""
     while (count := len(high)) > 1:
         half = count // 2
         pair = add((high[:half], low[:half]), (high[half : 2 * half], low[half : 2 * half]))
@@ -111,10 +116,7 @@ def _tree(high: Tensor, low: Tensor) -> Pair:
 
 
 def _array_tree(high: Any, low: Any | None) -> Pair:
-    """`_tree` of arrays: the same additions in the same order, written out, because each costs by the call.
-
-    Without a `low` it is zero.
-    """
+    """Does the additions of `_tree` on arrays, in the same order, written out to save calls. low=None means zero."""
     while (count := len(high)) > 1:
         half = count // 2
         a, b = high[:half], high[half : 2 * half]
@@ -138,7 +140,7 @@ def _array_tree(high: Any, low: Any | None) -> Pair:
 
 
 def divide(a: Pair, divisor: int) -> Pair:
-    """A double-double divided by a positive integer below 2^26."""
+    """Divides a double-double by a positive integer below 2^26."""
     quotient = a[0] / divisor
     # Veltkamp's split leaves 26 bits in each part, so both products below are exact, and so is the
     # remainder: a quotient's remainder always fits in one float64.
@@ -151,15 +153,16 @@ def divide(a: Pair, divisor: int) -> Pair:
 
 
 def deviations(parts: Sequence[Tensor]) -> Tensor:
-    """The sum of finite tensors, less its mean over the last dimension: off by a few roundings, whatever cancels.
+    """Returns the sum of finite tensors minus its mean over the last dimension.
 
-    Numbers are cut into digits so short that float64 adds those of a row exactly. What is below 2^-960 of the largest
-    number of its row may be left out: float64 inputs alone reach that far.
+    The error is a few roundings, even if everything cancels. Numbers are cut into digits so short that float64 adds the
+    digits of a row exactly. Digits below 2^-960 of the largest number of the row may be omitted; only float64 inputs
+    have such digits.
     """
     width = parts[0].shape[-1]
     bits = 50 - (len(parts) * width).bit_length()
     largest = torch.stack([part.abs().amax(-1, keepdim=True) for part in parts]).amax(0)
-    exponent = torch.frexp(largest).exponent.clamp_min(-1000)  # of subnormals: 2^1074 is no float64
+    exponent = torch.frexp(largest).exponent.clamp_min(-1000)  # clamped, because 2^1074 overflows float64
     rest = [torch.ldexp(part, -exponent) for part in parts]
     digits: list[Tensor] = []
     unit = 1.0
@@ -169,7 +172,7 @@ def deviations(parts: Sequence[Tensor]) -> Tensor:
         rest = [part - digit * unit for part, digit in zip(rest, cut, strict=True)]
         digit = torch.stack(cut).sum(0)
         digits.append(width * digit - digit.sum(-1, keepdim=True))
-    # From the lowest digit up, each brought below half its base: the first one that is not zero then decides.
+    # Carry from the lowest digit up, so that each digit is at most half the base. The highest nonzero digit decides.
     base = 2.0**bits
     value = carry = torch.zeros_like(parts[0])
     for digit in reversed(digits):

@@ -1,6 +1,6 @@
-"""The domain of an operand: the numbers that a kernel is declared for, such as `0 <= v` or `-8 <= g < 0`.
+"""Reads the domain of an operand: the numbers that a kernel is declared for, such as `0 <= v` or `-8 <= g < 0`.
 
-The bounds are decimal numbers. They are read from the text and never evaluated.
+The bounds are decimal numbers. The text is parsed, never evaluated as code.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _LARGEST = sys.float_info.max
 class Domain:
     """The numbers from `low` to `high`, both included. NaN and infinities are in no domain.
 
-    A strict bound is the next float64 beside it: no format has a number between the two. `text` is the declaration's.
+    A strict bound is stored as the next float64 number inside: no format has a number between the two.
     """
 
-    text: str
+    text: str  # as declared
     low: float = -_LARGEST
     high: float = _LARGEST
 
     @staticmethod
     def of(about: str, operand: str, text: Any) -> Domain:
-        """Reads `low <= operand < high`. Raises UsageError if the text has another form or no number fulfils it."""
+        """Reads `low <= operand < high`. Raises UsageError if the text has another form or no number is inside."""
         form = rf"(?:({_NUMBER})\s*(<=?)\s*)?{re.escape(operand)}(?:\s*(<=?)\s*({_NUMBER}))?"
         found = re.fullmatch(form, text.strip(), re.ASCII | re.IGNORECASE) if isinstance(text, str) else None
         bounds = [] if found is None else [float(each) for each in found.group(1, 4) if each]
@@ -53,10 +53,10 @@ class Domain:
         return Domain(" ".join(text.split()), low, high)
 
     def holds(self, values: Tensor) -> Tensor:
-        """Returns whether each float64 number is in the domain."""
+        """Returns a mask of the float64 numbers inside the domain."""
         return (values >= self.low) & (values <= self.high)
 
     @property
     def ends(self) -> tuple[float, ...]:
-        """Returns the bounds that the declaration names."""
+        """The bounds that the declaration gives: one or two."""
         return tuple(end for end in (self.low, self.high) if abs(end) < _LARGEST)

@@ -1,7 +1,8 @@
-"""Exact arithmetic on rows of floats: every finite float is an integer times a power of two.
+"""Exact arithmetic on rows of floats, as integers times a power of two.
 
-A row becomes Python integers over one common exponent, so that sums, sums of squares and products
-are exact whatever the row holds (a mean of 1e4 with a tiny variance, 1e30 beside 1e-30)."""
+A row becomes Python integers with one common exponent. So sums, sums of squares and products are exact for every row:
+for a mean of 1e4 with a tiny variance, or 1e30 beside 1e-30.
+"""
 
 from __future__ import annotations
 
@@ -27,18 +28,18 @@ class Dyadic(NamedTuple):
     exponent: int
 
     def mpf(self) -> Any:
-        """As an mpf, rounded to the working precision."""
+        """Returns the number as an mpf, rounded to the working precision."""
         return mp.mpf((self.integer, self.exponent))
 
 
 def dyadic(value: float) -> Dyadic:
-    """One finite float."""
+    """Converts one finite float."""
     numerator, denominator = value.as_integer_ratio()
     return Dyadic(numerator, 1 - denominator.bit_length())
 
 
 def dyadics(values: Sequence[float]) -> Dyadics:
-    """A row of finite floats over their smallest common exponent."""
+    """Converts a row of finite floats, with the largest common power of two."""
     fractions, exponents = np.frexp(np.asarray(values, dtype=np.float64))
     mantissas = np.ldexp(fractions, 53).astype(np.int64)
     nonzero = mantissas != 0
@@ -55,13 +56,13 @@ def dyadics(values: Sequence[float]) -> Dyadics:
 
 
 def at_exponent(value: float, exponent: int) -> int:
-    """value / 2^exponent for a float that is a multiple of 2^exponent."""
+    """Returns value / 2^exponent for a float that is a multiple of 2^exponent."""
     integer, place = dyadic(value)
     return integer << (place - exponent) if place >= exponent else integer >> (exponent - place)
 
 
 def add_rows(rows: Sequence[Dyadics]) -> Dyadics:
-    """The elementwise sum of rows of one length."""
+    """Returns the elementwise sum of rows of the same length."""
     if len(rows) == 1:
         return rows[0]
     exponent = min(row.exponent for row in rows)
@@ -70,10 +71,10 @@ def add_rows(rows: Sequence[Dyadics]) -> Dyadics:
 
 
 def multiply_rows(a: Dyadics, b: Dyadics) -> Dyadics:
-    """The elementwise product."""
+    """Returns the elementwise product."""
     return Dyadics(list(map(mul, a.integers, b.integers)), a.exponent + b.exponent)
 
 
 def dot(a: Sequence[int], b: Sequence[int]) -> int:
-    """The sum of products."""
+    """Returns the sum of products."""
     return sum(map(mul, a, b))

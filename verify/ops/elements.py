@@ -1,4 +1,4 @@
-"""Exact scalars out of tensors: single elements as Python floats, mpf and arb."""
+"""Converts single elements of tensors exactly to Python floats, mpf and arb."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def pick(tensor: Tensor, indices: Sequence[int]) -> list[float]:
-    """Elements at flat row-major positions, widened exactly; nothing else is copied."""
+    """Returns the elements at flat row-major positions as floats. Copies only these elements from the device."""
     source = tensor.detach()
     if source.dtype.itemsize == 1:
         # float8 tensors cannot be indexed everywhere; their bits can.
@@ -28,23 +28,23 @@ def pick(tensor: Tensor, indices: Sequence[int]) -> list[float]:
 
 
 def whole(tensor: Tensor) -> list[float]:
-    """Every element in row-major order, widened exactly."""
+    """Returns all elements in row-major order as floats."""
     values: list[float] = tensor.detach().to(torch.float64).reshape(-1).tolist()
     return values
 
 
 def to_mp(value: float) -> Any:
-    """The same real number as an mpf."""
-    return mp.make_mpf(libmp.from_float(value))  # half the time of mp.mpf
+    """Returns the same number as an mpf."""
+    return mp.make_mpf(libmp.from_float(value))  # takes half the time of mp.mpf
 
 
 def to_arb(value: float) -> Any:
-    """The same real number as an exact ball; infinities and NaN stay what they are."""
+    """Returns the same number as an exact ball, or as Arb's infinity or NaN."""
     return flint.arb(value) if not math.isnan(value) else flint.arb.nan()
 
 
 def mpf_to_arb(value: Any) -> Any:
-    """The same real number as an exact ball, for an mpf of any length."""
+    """Returns an mpf of any length as an exact ball, or as Arb's infinity or NaN."""
     if mp.isnan(value):
         return flint.arb.nan()
     if mp.isinf(value):

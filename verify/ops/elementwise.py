@@ -1,8 +1,7 @@
-"""Builds an elementwise `Op` from scalar formulas: `unary` from a curve, `pointwise` from any.
+"""Builds an elementwise `Op` from scalar formulas: `unary` from a curve, `pointwise` from any formulas.
 
-A result of an elementwise op at position i is `formula(values at i)`, times the upstream gradient
-at i when the result is a gradient. The product with the upstream is exact, so the accuracy is that
-of the formula.
+An output at position i is `formula(values at i)`. A gradient is that times the upstream gradient at i. The product is
+exact, so the accuracy is that of the formula.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ Formulas = Callable[[Params], Mapping[str, Formula]]
 
 
 def scalar_point(formula: Formula, values: Sequence[float], upstream: float | None) -> Point:
-    """Returns the exact value of `formula(*values) * upstream`; without upstream, of the formula alone."""
+    """Returns the exact value of `formula(*values) * upstream`, or of the formula alone if upstream is None."""
 
     def by_mp(prec: int) -> Any:
         result = formula.mp(*[to_mp(value) for value in values], prec=prec)
@@ -35,7 +34,7 @@ def scalar_point(formula: Formula, values: Sequence[float], upstream: float | No
 
 
 def apply_upstream(formula: Formula, values: Sequence[Tensor], upstream: Tensor | None) -> Fast:
-    """Evaluates in float64, for whole tensors, what `scalar_point` does for single elements."""
+    """Evaluates `formula(*values) * upstream` in float64 for whole tensors; see `scalar_point`."""
     fast = formula.fast(*values)
     if upstream is None:
         return fast
@@ -50,9 +49,9 @@ def pointwise(
     baseline: Callable[..., Any],
     **options: Any,
 ) -> Op:
-    """An op whose operands share one shape. `options` are other fields of the op.
+    """Returns an op whose operands share one shape.
 
-    `formulas(params)` maps "y" and each "d" + operand to its formula.
+    `formulas(params)` maps "y" and each "d" + operand to its formula. `options` are other fields of the op.
     """
     names = [operand.name for operand in operands]
 
@@ -89,7 +88,7 @@ def unary(
     baseline: Callable[..., Any],
     **options: Any,
 ) -> Op:
-    """An op of one operand `x`: y = curve(x), dx = dy * curve'(x)."""
+    """Returns an op of one operand `x`: y = curve(x), dx = dy * curve'(x)."""
 
     def formulas(params: Params) -> dict[str, Formula]:
         chosen = curve(params)
@@ -106,5 +105,5 @@ def _required(problem: Problem, name: str) -> Tensor:
 
 
 def _upstream_of(problem: Problem, result: str) -> Tensor | None:
-    """The gradient that multiplies `result`, or None when `result` is the output itself."""
+    """Returns the upstream gradient that multiplies `result`; None if `result` is the output."""
     return None if result == "y" else problem.upstream["y"]

@@ -1,6 +1,6 @@
-"""A scalar formula in mpmath and in float64, and a curve: a formula with its slope.
+"""Defines `Formula`, a scalar function in mpmath and in float64, and `Curve`, a function of one number with its slope.
 
-Elementwise ops are assembled from these, and so are the activations of `linear`.
+Elementwise ops and the activations of `linear` are built from these.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 class Formula:
     """A real function of real arguments.
 
-    `mp(*values, prec)` takes exact mpf arguments (of any length) and returns an mpf within
-    2^-(prec - 8) relative. `fast(*tensors)` takes float64 tensors. Both give the limit at infinite arguments
-    and NaN where there is none.
+    `mp(*values, prec)` takes exact mpf arguments of any length. It returns an mpf with a relative error of at most
+    2^-(prec - 8). `fast(*tensors)` takes float64 tensors. Both return the limit at infinite arguments, and NaN if there
+    is no limit.
     """
 
     mp: Callable[..., Any]
@@ -32,9 +32,9 @@ class Formula:
 class Curve:
     """A function of one real variable and its derivative.
 
-    `bend(x)` is the magnitude of the terms of the second derivative in float64: it says how an
-    error of the argument reaches the slope, which the scale of a fused linear layer needs. `steep`
-    are the places where the magnitude of the slope has a maximum.
+    `bend(x)` is the magnitude of the terms of the second derivative, in float64. It bounds how much an error of the
+    argument changes the slope. The scale of a fused linear layer needs it. `steep` lists the places where the magnitude
+    of the slope has a local maximum.
     """
 
     value: Formula

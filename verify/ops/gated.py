@@ -1,7 +1,7 @@
-"""Builds gated ops y = x1 * g(x2) from a curve g: on two tensors, or one packed [..., 2d] tensor.
+"""Builds gated ops y = x1 * g(x2) from a curve g: on two tensors, or on one packed [..., 2d] tensor.
 
-Both have the same three formulas; the packed op only finds its two halves at other positions:
-x1 = x[..., :d], x2 = x[..., d:], and dx holds the gradients of both halves in the same places.
+Both ops have the same three formulas. The packed op has x1 = x[..., :d] and x2 = x[..., d:]. Its dx holds the gradients
+of both halves in the same places.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SMALLEST = 2.0**-1074
 
 
 def _times_first(factor: Formula) -> Formula:
-    """x1 * factor(x2)."""
+    """Returns the formula x1 * factor(x2)."""
 
     def by_mp(x1: Any, x2: Any, *, prec: int) -> Any:
         return exact_product(x1, factor.mp(x2, prec=prec))
@@ -33,7 +33,7 @@ def _times_first(factor: Formula) -> Formula:
     def by_float(x1: Tensor, x2: Tensor) -> Fast:
         fast = factor.fast(x2)
         product = x1 * fast.value
-        # A product that underflows is not zero: an infinite upstream gradient would show it.
+        # A product that underflows must not become zero: times an infinite upstream gradient it is infinite.
         vanished = (product == 0) & (x1 != 0) & (fast.value != 0)
         tiny = torch.copysign(torch.full_like(product, _SMALLEST), product)
         return Fast(torch.where(vanished, tiny, product), x1.abs() * fast.scale)
@@ -42,7 +42,7 @@ def _times_first(factor: Formula) -> Formula:
 
 
 def _second_alone(factor: Formula) -> Formula:
-    """factor(x2): the gradient of the product with respect to x1. A NaN in x1 stays out of it."""
+    """Returns the formula factor(x2), the gradient of the product with respect to x1. A NaN in x1 has no effect."""
 
     def by_mp(x1: Any, x2: Any, *, prec: int) -> Any:
         return factor.mp(x2, prec=prec)
@@ -64,7 +64,7 @@ def _formulas(curve: Curve) -> dict[str, Formula]:
 def gated_split(
     name: str, curve: Callable[[Params], Curve], baseline: Callable[..., Any], landmarks: Landmarks, **options: Any
 ) -> Op:
-    """y = x1 * g(x2) on two tensors of one shape. `landmarks` are those of g."""
+    """Returns the op y = x1 * g(x2) on two tensors of one shape. `landmarks` belong to g."""
     return pointwise(
         name,
         (Operand("x1"), Operand("x2")),
@@ -85,14 +85,14 @@ def _packed_input(problem: Problem) -> Tensor:
 
 
 def _halves(problem: Problem) -> Problem:
-    """Returns the same problem for the op on two tensors."""
+    """Converts a problem of the packed op to one of the op on two tensors."""
     x1, x2 = _packed_input(problem).chunk(2, -1)
     results = tuple(half for each in problem.results for half in (("dx1", "dx2") if each == "dx" else (each,)))
     return replace(problem, inputs={"x1": x1, "x2": x2}, results=results)
 
 
 def _gate_values(problem: Problem, result: str) -> Tensor:
-    """x2 for every element of the result."""
+    """Returns x2 for every element of the result."""
     second = _packed_input(problem).chunk(2, -1)[1]
     return second if result == "y" else torch.cat([second, second], -1)
 
@@ -100,7 +100,7 @@ def _gate_values(problem: Problem, result: str) -> Tensor:
 def gated_packed(
     name: str, curve: Callable[[Params], Curve], baseline: Callable[..., Any], landmarks: Landmarks, **options: Any
 ) -> Op:
-    """y = x1 * g(x2) with x1, x2 = x.chunk(2, -1). `landmarks` are those of g."""
+    """Returns the op y = x1 * g(x2) with x1, x2 = x.chunk(2, -1). `landmarks` belong to g."""
     split = gated_split(name, curve, baseline, landmarks, **options)
 
     def fast(problem: Problem) -> dict[str, Fast]:

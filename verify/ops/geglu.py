@@ -1,4 +1,4 @@
-"""GEGLU: y = x1 * gelu(x2), packed (`geglu`: x1, x2 = x.chunk(2, -1)) and on two tensors."""
+"""Defines GEGLU, y = x1 * gelu(x2): packed (`geglu`, with x1, x2 = x.chunk(2, -1)) and on two tensors."""
 
 from __future__ import annotations
 

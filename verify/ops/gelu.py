@@ -1,14 +1,18 @@
-"""GELU: x * Phi(x) ("none", the erf form), and its tanh approximation ("tanh").
+"""Defines GELU: x * Phi(x) ("none", the erf form), and its tanh approximation ("tanh").
 
-The tanh form is x * logistic(2u) with u = sqrt(2/pi) (x + 0.044715 x^3). The truth takes 0.044715
-as the decimal number and sqrt(2/pi) as the real number.
+The tanh form is x * logistic(2u) with u = sqrt(2/pi) (x + 0.044715 x^3). The truth uses the decimal number 0.044715 and
+the real number sqrt(2/pi).
 
-Formulas. With Phi the normal distribution function and phi its density,
-    gelu(x)  = x Phi(x) = x erfc(-x / sqrt 2) / 2,        gelu'(x) = Phi(x) + x phi(x).
-With v = 2u and s = 1 / (1 + exp(-v)),
-    gelu(x)  = x s = x (1 + tanh u) / 2,                  gelu'(x) = s + x v' s (1 - s).
-mpmath takes the first form of each (no cancellation in the left tail), Arb the second or an
-incomplete gamma function, so the two routes share no formula.
+Formulas. Let Phi be the normal distribution function and phi its density:
+
+    gelu(x) = x Phi(x) = x erfc(-x / sqrt 2) / 2,    gelu'(x) = Phi(x) + x phi(x).
+
+For the tanh form, let v = 2u and s = 1 / (1 + exp(-v)):
+
+    gelu(x) = x s = x (1 + tanh u) / 2,    gelu'(x) = s + x v' s (1 - s).
+
+mpmath and float64 use forms that do not cancel in the left tail. `verify.ops.graph.second` adds the Arb route: the
+traced program of PyTorch's gelu.
 """
 
 from __future__ import annotations
@@ -40,15 +44,15 @@ _CUBIC_NUMERATOR, _CUBIC_DENOMINATOR = 44715, 1000000
 
 
 def _density(x: Any) -> Any:
-    """phi(x). The square is exact: rounding it would be amplified by x^2 / 2 in the exponential."""
+    """Returns phi(x). The square is exact, because the exponential would amplify its rounding by x^2 / 2."""
     return mp.exp(exact_product(x, x, mp.mpf(-0.5))) / mp.sqrt(2 * mp.pi)
 
 
 def _mills(x: Any, bits: int) -> Any:
-    """Phi(x) |x| / phi(x) for far negative x: 1 - 1/x^2 + 3/x^4 - ...
+    """Returns Phi(x) |x| / phi(x) for far negative x, as 1 - 1/x^2 + 3/x^4 - ...
 
-    The terms alternate, so the error is below the first one left out; they shrink to
-    exp(-x^2 / 2), which is why the caller comes here only when that is below 2^-bits.
+    The terms alternate in sign, so the error is below the first omitted term. They shrink to about exp(-x^2 / 2) before
+    they grow again. So call this only if `_far(x, bits)`.
     """
     square = x * x
     term = total = mp.one
@@ -62,16 +66,16 @@ def _mills(x: Any, bits: int) -> Any:
 
 
 def _far(x: Any, bits: int) -> bool:
-    """Whether exp(-x^2 / 2) < 2^-(bits + 16)."""
+    """True if exp(-x^2 / 2) < 2^-(bits + 16)."""
     return bool(abs(x) > math.sqrt(2 * math.log(2) * (bits + 16)))
 
 
 def _cdf(x: Any, bits: int) -> Any:
-    """Phi(x) at the working precision `bits`, relative to itself."""
+    """Returns Phi(x) with a relative accuracy of `bits` bits, at this working precision."""
     if _far(x, bits):
         return mp.one if x > 0 else -_density(x) / x * _mills(x, bits)
     with mp_bits(bits + 2 * max(0, magnitude(x)) + 8):
-        # |x| < 30 or so: rounding the argument costs 2 log2|x| bits.
+        # Here |x| is below about 30. Rounding the argument of erfc costs 2 log2|x| bits.
         return mp.erfc(-x / mp.sqrt(2)) / 2
 
 
@@ -93,23 +97,23 @@ def _erf_slope_mp(x: Any, *, prec: int) -> Any:
 
 # -------------------------------------------------------------------------------- erf form, float64
 
-# 1 / sqrt 2 as a 26-bit head (a float32 or narrower x times it is exact) and the rest.
+# 1 / sqrt 2 as a head of 26 bits and a tail. The product of the head and a float32 number is exact.
 _RSQRT2_HEAD = math.ldexp(round(math.ldexp(math.sqrt(0.5), 26)), -26)
 with mp_bits(200):
     _RSQRT2_TAIL = float(mp.sqrt(mp.mpf(1) / 2) - _RSQRT2_HEAD)
     _RSQRT_2PI = float(1 / mp.sqrt(2 * mp.pi))
     _LINEAR = float(mp.sqrt(8 / mp.pi))
     _CUBIC = float(mp.sqrt(8 / mp.pi) * _CUBIC_NUMERATOR / _CUBIC_DENOMINATOR)
-# Beyond, Phi leaves the normal float64 range. The argument stops here so that a finite x never
-# gives an exact zero (an infinite upstream gradient times it must stay infinite); float32 ended
-# long before.
+# Beyond this, Phi leaves the normal range of float64. The argument is clamped, so that a finite x never gives an exact
+# zero: times an infinite upstream gradient, the result must be infinite. The range of float32 ends long before.
 _ERF_EDGE = 37.5
 
 
 def _cdf_fast(x: Tensor) -> Tensor:
-    """Phi(x) for |x| <= _ERF_EDGE.
+    """Returns Phi(x) for |x| <= _ERF_EDGE.
 
-    Rounding t = -x / sqrt 2 by dt moves erfc by 2 t dt relative, 120 units at x = -14: undone.
+    A rounding error dt of t = -x / sqrt 2 changes erfc by 2 t dt relative to itself: by 120 units at x = -14. The last
+    factor corrects this.
     """
     head, tail = x * -_RSQRT2_HEAD, x * -_RSQRT2_TAIL
     t = head + tail
@@ -141,9 +145,9 @@ def _erf_bend(x: Tensor) -> Tensor:
 
 
 def _exponent_mp(x: Any, bits: int) -> tuple[Any, Any]:
-    """-v = -2u and v' = dv/dx, with an absolute error of v below 2^-bits.
+    """Returns -v = -2u and v' = dv/dx, with an absolute error of v below 2^-bits.
 
-    The sign is inside because mpmath rounds a negation to the working precision, and v has more.
+    It returns -v, because mpmath would round a later negation of v to the caller's precision, which is lower.
     """
     with mp_bits(bits + max(0, 3 * magnitude(x)) + 8):
         slope = mp.sqrt(8 / mp.pi)
@@ -174,12 +178,12 @@ def _tanh_slope_mp(x: Any, *, prec: int) -> Any:
     return summed(terms, prec)
 
 
-# Beyond, exp(v) leaves the normal float64 range; see _ERF_EDGE.
+# Beyond this, exp(v) leaves the normal range of float64; see _ERF_EDGE.
 _TANH_EDGE = 21.0
 
 
 def _tanh_parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """x within the edges, v' there, s = 1 / (1 + exp(-v)) and 1 - s = 1 / (1 + exp(v))."""
+    """Returns the clamped x, v' there, s = 1 / (1 + exp(-v)) and 1 - s = 1 / (1 + exp(v))."""
     inner = x.clamp(-_TANH_EDGE, _TANH_EDGE)
     square = inner * inner
     exponent = inner * (_LINEAR + _CUBIC * square)
@@ -226,12 +230,12 @@ TANH = Curve(
 PARAMS = {"approximate": "none"}
 CHOICES = {"approximate": ("none", "tanh")}
 _CURVES = {"none": ERF, "tanh": TANH}
-# |y| is below 2^-200 here in both forms, and the left tail is said to begin at -5.
+# |y| is below 2^-200 at _FAR in both forms. The regime of the left tail begins at _TAIL.
 _FAR, _TAIL = -24.0, -5.0
 
 
 def curve(params: Params) -> Curve:
-    """The form that `approximate` asks for."""
+    """Returns the curve of the form that `approximate` chooses."""
     return _CURVES[params.get("approximate", "none")]
 
 

@@ -1,8 +1,9 @@
-"""The geometry of an op: the shapes of its tensors, and which part of the inputs an output element depends on.
+"""Defines the geometry of an op: the shapes of its tensors, and which inputs an output element depends on.
 
-There are four. `verify.ops.graph.shapes.NamedDims` is that of a PyTorch function with named dimensions. Code that has
-to tell ops apart asks the geometry one of its questions. A value that each geometry has of its own, such as the sizes
-that a law tries, stands in a `ByGeometry`: a new geometry is one more field, and mypy lists every place that lacks it.
+There are four geometries. The fourth, `verify.ops.graph.shapes.NamedDims`, belongs to PyTorch functions with named
+dimensions. Code that must distinguish ops reads a property of the geometry. If a value differs between geometries, such
+as the sizes that a law tries, a `ByGeometry` holds it. A new geometry becomes a new field of it, and mypy lists every
+place that lacks the field.
 
     >>> Rowwise().dims_of(8, 128)
     (8, 128)
@@ -30,7 +31,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 @dataclass(frozen=True)
 class ByGeometry(Generic[T_co]):
-    """One value for each geometry, by its name. `graph` is None where the sizes come from the declaration."""
+    """One value for each geometry. `graph` is None if the declaration gives the sizes."""
 
     elementwise: T_co
     rowwise: T_co
@@ -39,31 +40,31 @@ class ByGeometry(Generic[T_co]):
 
 
 def alike(*sizes: tuple[int, int, int]) -> ByGeometry[Shapes]:
-    """Returns a table of shapes from numbers of rows, widths and columns. Only matrix products use the columns."""
+    """Returns a table of dims from (rows, width, columns). Only matrix products use the columns."""
     matrices = tuple((rows, width) for rows, width, _ in sizes)
     return ByGeometry(matrices, matrices, sizes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Geometry:
-    """The questions, with the answers that most geometries give."""
+    """The base of all geometries, with the properties that most of them have."""
 
     name: ClassVar[Name]
-    # The value of one element decides how an output element behaves: there are regimes, landmarks and an error curve.
-    # Elsewhere the value recipe of the case is the regime.
+    # True: the value of one element decides the behaviour of an output element. Then there are regimes, landmarks and
+    # an error curve. False: the value recipe of the case is the regime.
     by_element: ClassVar[bool] = False
-    by_row: ClassVar[bool] = False  # an output element depends on one row of the data
-    multiplies: ClassVar[bool] = False  # an output element is a sum of products of a row and a column
-    sums_rows: ClassVar[bool] = False  # the gradient of a weight is a sum over all rows
-    named: ClassVar[bool] = False  # a declaration names the dimensions; nothing says which of them holds rows
-    fill: ClassVar[str] = "randn"  # the plainest value recipe
+    by_row: ClassVar[bool] = False  # True: an output element depends on one row of the data
+    multiplies: ClassVar[bool] = False  # True: an output element is a sum of products of a row and a column
+    sums_rows: ClassVar[bool] = False  # True: the gradient of a weight is a sum over all rows
+    named: ClassVar[bool] = False  # True: a declaration names the dimensions, and none of them is known to hold rows
+    fill: ClassVar[str] = "randn"  # the simplest value recipe
 
-    halves: int = 1  # that an operand holds side by side: a packed one is twice as wide as the output
-    dims: tuple[str, ...] = ()  # the names of the dimensions, where their number is fixed
-    where: str = ""  # the condition of that declaration
-    examples: Shapes = ()  # the only sizes that there are, if a declaration lists them
-    recipes: tuple[str, ...] = field(default=(), repr=False)  # of values; empty: those of every run
-    seeds: int = field(default=1, repr=False)  # cases of each recipe
+    halves: int = 1  # 2: each operand is packed, twice as wide as the output
+    dims: tuple[str, ...] = ()  # the names of the dimensions, if their number is fixed
+    where: str = ""  # the condition on sizes of a declaration
+    examples: Shapes = ()  # the only allowed dims, if a declaration lists examples
+    recipes: tuple[str, ...] = field(default=(), repr=False)  # value recipes of its cases; empty: those of every run
+    seeds: int = field(default=1, repr=False)  # number of cases for each recipe
 
     @property
     def packed(self) -> bool:
@@ -72,7 +73,7 @@ class Geometry:
 
     @property
     def sizes(self) -> tuple[str, ...]:
-        """What a condition `where=` of a kernel may name."""
+        """The names of sizes that a kernel's `where=` may use."""
         return self.dims or ("m", "n", "rank")
 
     def of(self, table: ByGeometry[T]) -> T:
@@ -81,29 +82,29 @@ class Geometry:
         return value
 
     def regime(self, recipe: str) -> str:
-        """Returns the regime of a case that is filled by a recipe: empty where each element has its own."""
+        """Returns the regime of a case with this value recipe; "" if each element has its own regime."""
         return "" if self.by_element else recipe
 
     def sizes_by_name(self, dims: Shape) -> dict[str, int]:
-        """Maps names of sizes to sizes: n is the last dimension, m the product of those before it."""
+        """Maps names of sizes to sizes: n is the last dimension, m the product of the others, rank their number."""
         if self.dims:
             return dict(zip(self.dims, dims, strict=True))
         return {"m": math.prod(dims[:-1]), "n": dims[-1] if dims else 1, "rank": len(dims)}
 
     def allows(self, dims: Shape) -> bool:
-        """True if the definition of the op promises these sizes."""
+        """True if the definition of the op allows these sizes."""
         return True
 
     def dims_of(self, rows: int, width: int, columns: int = 1) -> Shape:
-        """Returns the dims of so many rows of a width. Only matrix products use `columns`."""
+        """Returns the dims for a number of rows of a width. Only matrix products use `columns`."""
         return (rows, width)
 
     def merged(self, dims: Shape) -> list[Shape]:
-        """Lists dims with fewer dimensions in which the same values give the same results."""
+        """Returns dims with fewer dimensions for which the same values give the same results."""
         return []
 
     def shapes(self, op: str, roles: Roles, dims: Shape, params: Params) -> dict[str, Shape]:
-        """Maps the operands of the op called `op` to their shapes."""
+        """Maps operands to their shapes. `op` is the op's name, for messages."""
         return dict.fromkeys(roles, tuple(dims))
 
     def results(self, outputs: Sequence[str], dims: Shape, params: Params) -> dict[str, Shape]:
@@ -113,9 +114,9 @@ class Geometry:
 
 @dataclass(frozen=True)
 class Elementwise(Geometry):
-    """An output element depends on the elements of the operands at its place. The dims are those of the output.
+    """An output element depends on the elements of the operands at its own place. The dims are the output's shape.
 
-    With `halves` = 2 the operands are packed [..., 2d].
+    With halves=2, the operands are packed [..., 2d].
     """
 
     name = "elementwise"
@@ -132,7 +133,7 @@ class Elementwise(Geometry):
 
 @dataclass(frozen=True)
 class Rowwise(Geometry):
-    """An output element depends on one row of the data. The dims are (..., N); weights and biases have N elements."""
+    """An output element depends on one row of the data. The dims are (..., N). Weights and biases have N elements."""
 
     name = "rowwise"
     by_row = sums_rows = True
@@ -152,7 +153,7 @@ class Rowwise(Geometry):
 
 @dataclass(frozen=True)
 class Contraction(Geometry):
-    """x @ weight^T: the dims are (M, K, N). A weight has `factor(params)` rows for each column of y."""
+    """A product x @ weight^T with the dims (M, K, N). The weight has `factor(params)` rows for each column of y."""
 
     factor: Callable[[Params], int] = lambda params: 1
     dims: tuple[str, ...] = ("m", "k", "n")

@@ -1,8 +1,8 @@
-"""Layer norm over the last dimension: plain, after a residual sum, and after residual and bias.
+"""Defines layer norm over the last dimension: plain, after a residual sum, and after residual and bias.
 
-`layer_norm` normalises x; `layer_norm_residual` the sum x + residual; `layer_norm_residual_bias`
-the sum x + residual + input_bias. The last two also return that sum as `s`. See `normalize` for the
-formulas."""
+`layer_norm` normalises x. `layer_norm_residual` normalises x + residual. `layer_norm_residual_bias` normalises
+x + residual + input_bias. The last two also return the sum as `s`. `normalize` has the formulas.
+"""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from mpmath import mp
 
 
 def mp_limit(x: Any, left: Any, right: Any) -> Any:
-    """For an x that is not finite: `left` at -inf, `right` at +inf, NaN at NaN."""
+    """Returns `left` for -inf, `right` for +inf and NaN for NaN. Call it only if x is not finite."""
     if mp.isnan(x):
         return x
     return right if x > 0 else left

@@ -1,16 +1,18 @@
-"""A linear layer with an activation: pre = x @ weight^T + bias, y = act(pre).
+"""Defines a linear layer with an activation: pre = x @ weight^T + bias, y = act(pre).
 
-x is [M, K], weight [N, K], bias [N]; for the gated activations weight is [2N, K], bias [2N] and
-y = p1 * gelu(p2) with p1, p2 = pre.chunk(2, -1). With dpre = dy act'(pre) (both halves when gated),
-plus the upstream of "pre" where that is an output:
+x is [M, K], weight [N, K], bias [N]. For the gated activations, weight is [2N, K], bias is [2N], and y = p1 * gelu(p2)
+with p1, p2 = pre.chunk(2, -1). Let dpre be the gradient of pre: dy act'(pre), for both halves of a gated layer, plus
+the upstream gradient of "pre" if that is an output. Then
 
     dx = dpre @ weight,      dweight = dpre^T @ x,      dbias = sum over rows of dpre.
 
-Exact: a dot product of floats is an integer times a power of two, so the activation is evaluated at
-the exact pre-activation by both routes. The scale of pre is S = |x| @ |weight|^T + |bias|; it goes
-through the activation as |act'| S + |y|, and through its slope as |dy| (|act''| S + the terms of
-act'). Where the products cancel, the error of pre is larger than pre: act' and act'' are the largest
-within REACH S of it, the error of a float32 sum of 4,096 products."""
+Exact values: a dot product of floats is an integer times a power of two. So the activation is evaluated at the exact
+pre-activation.
+
+Scales: pre has the scale S = |x| @ |weight|^T + |bias|. Then y has |act'| S + |y|, and dpre has
+|dy| (|act''| S + the terms of act'). If the products cancel, the error of pre may exceed pre. So act' and act'' are the
+largest values within REACH S of pre, where REACH is the error of a float32 sum of 4,096 products.
+"""
 
 from __future__ import annotations
 
@@ -88,12 +90,12 @@ _GATED = ("geglu", "geglu_tanh")
 
 # ----------------------------------------------------------------------------------- exact elements
 
-STEP = 128  # bits
+STEP = 128  # bits to which a precision is rounded up, so that cached terms serve several precisions
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One problem, element by element."""
+    """One problem of a linear layer; evaluates exact elements and caches them in the problem."""
 
     problem: Problem
 
@@ -107,7 +109,7 @@ class Layer:
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """M, K and the number of rows of weight."""
+        """M, K and the number of rows of the weight."""
         x, weight = self.tensor("x"), self.tensor("weight")
         return int(x.shape[0]), int(x.shape[1]), int(weight.shape[0])
 
@@ -124,7 +126,7 @@ class Layer:
         return tensor
 
     def line(self, name: str, index: int) -> list[float]:
-        """Row `index` of x or weight."""
+        """Returns row `index` of x or weight."""
         inner = self.sizes[1]
         key = ("line", name, index)
         if key not in self.problem.cache:
@@ -133,7 +135,7 @@ class Layer:
         return values
 
     def pre(self, row: int, column: int) -> Any:
-        """The pre-activation: an mpf that holds every bit of it (or an infinity or NaN)."""
+        """Returns the exact pre-activation as an mpf, or an infinity or NaN."""
         key = ("pre", row, column)
         if key not in self.problem.cache:
             bias = self.problem.inputs.get("bias")
@@ -147,7 +149,7 @@ class Layer:
         return self.problem.cache[key]
 
     def integers(self, name: str, index: int) -> Dyadics | None:
-        """Row `index` of x or weight in integers, for the many products that it enters; None where it is not finite."""
+        """Returns row `index` of x or weight in integers, cached for many products; None if it is not finite."""
         key = ("integers", name, index)
         if key not in self.problem.cache:
             line = self.line(name, index)
@@ -160,14 +162,14 @@ class Layer:
         return 0.0 if tensor is None else pick(tensor, [row * width + column])[0]
 
     def output_mp(self, row: int, column: int, prec: int) -> Any:
-        """y."""
+        """Returns an element of y."""
         if not self.gated:
             return self.curve.value.mp(self.pre(row, column), prec=prec)
         gate = self.curve.value.mp(self.pre(row, column + self.width), prec=prec)
         return exact_product(self.pre(row, column), gate)
 
     def back_mp(self, row: int, column: int, prec: int) -> list[Any]:
-        """The terms of dpre at a column of pre, which a whole row of dx or dweight needs: made once for each STEP."""
+        """Returns the terms of dpre at one element of pre, cached: a whole row of dx or dweight needs them."""
         prec = -(-prec // STEP) * STEP
         key = ("back", row, column, prec)
         if key not in self.problem.cache:
@@ -191,7 +193,7 @@ class Layer:
 
 
 def exact_dot(a: Sequence[float], b: Sequence[float], offset: float) -> Any:
-    """sum a_i b_i + offset with every bit; IEEE rules where something is not finite."""
+    """Returns sum a_i b_i + offset exactly; by IEEE rules if a number is not finite."""
     if not (all(map(isfinite, a)) and all(map(isfinite, b)) and isfinite(offset)):
         terms = [exact_product(to_mp(p), to_mp(q)) for p, q in zip(a, b, strict=True)]
         return mp.fsum([*terms, to_mp(offset)])
@@ -199,7 +201,7 @@ def exact_dot(a: Sequence[float], b: Sequence[float], offset: float) -> Any:
 
 
 def _dot(left: Dyadics, right: Dyadics, offset: float) -> Any:
-    """The same of rows that are integers already."""
+    """Returns the exact dot product of two rows in integers, plus an offset."""
     product, place, added = dot(left.integers, right.integers), left.exponent + right.exponent, dyadic(offset)
     low = min(place, added.exponent)
     total = (product << (place - low)) + (added.integer << (added.exponent - low))
@@ -247,13 +249,13 @@ def _points(problem: Problem, result: str, indices: Sequence[int]) -> list[Point
 
 # ------------------------------------------------------------------------------------------ float64
 
-# How far from the exact pre-activation a computed one is expected, in units of S. An activation's slope there can be
-# of another order than at pre itself: gelu is 0 left of pre = -40 and the identity right of 40.
+# Largest expected error of a computed pre-activation, in units of S. Within this distance the slope of an activation
+# may differ much from the slope at pre: gelu is 0 left of -40 and the identity right of 40.
 REACH = 2.0**-12
 
 
 def _within(function: Callable[[Tensor], Tensor], pre: Tensor, size: Tensor, tops: tuple[float, ...]) -> Tensor:
-    """The largest value of a function within REACH of pre, if its local maxima are at `tops`."""
+    """Returns the largest value of a function within REACH * size of pre. Its local maxima are at `tops`."""
     low, high = pre - REACH * size, pre + REACH * size
     largest = torch.maximum(function(low), function(high))
     for top in tops:
@@ -262,14 +264,14 @@ def _within(function: Callable[[Tensor], Tensor], pre: Tensor, size: Tensor, top
 
 
 def _output(curve: Curve, pre: Tensor, size: Tensor) -> Fast:
-    """act(pre), with the scale S of pre carried through."""
+    """Returns act(pre) and its scale, given the scale `size` of pre."""
     fast = curve.value.fast(pre)
     steepest = _within(lambda x: curve.slope.fast(x).value.abs(), pre, size, curve.steep)
     return Fast(fast.value, fast.scale + steepest * size)
 
 
 def _slope(curve: Curve, pre: Tensor, size: Tensor) -> Fast:
-    """act'(pre), with the scale of pre carried through."""
+    """Returns act'(pre) and its scale, given the scale `size` of pre."""
     fast = curve.slope.fast(pre)
     return Fast(fast.value, fast.scale + _within(curve.bend, pre, size, (0.0,)) * size)
 
@@ -287,11 +289,11 @@ def _fast(problem: Problem) -> dict[str, Fast]:
     results = {}
     if "pre" in problem.results:
         results["pre"] = Fast(pre, size)
-    # Gradual underflow holds products and sums with an absolute error, that of the smallest normal number.
+    # Below the normal numbers, errors of products and sums are absolute. So S is at least the smallest normal number.
     smallest = torch.finfo(torch.float64 if layer.tensor("x").dtype == torch.float64 else torch.float32).tiny
     size = size.clamp_min(smallest)
     s1, s2 = size[:, :width], size[:, width:]
-    # At an infinite pre-activation the limit is exact: it carries no rounding error of its terms.
+    # At an infinite pre-activation the limit is exact, without rounding errors of terms.
     s1, s2, size = (each.masked_fill(~torch.isfinite(each), 0.0) for each in (s1, s2, size))
     if "y" in problem.results:
         if layer.gated:
@@ -316,8 +318,8 @@ def _fast(problem: Problem) -> dict[str, Fast]:
             slope = _slope(curve, pre, size)
             back, back_scale = dy * slope.value, dy.abs() * slope.scale
     if curve is not IDENTITY:
-        # The gradient of the pre-activation is a number of the dtype; a subnormal one is held with an absolute error,
-        # which the sums below magnify (gradual underflow: Higham, section 2.2).
+        # The gradient of the pre-activation is a number of the dtype. If it is subnormal, its error is absolute, and
+        # the sums below magnify it (gradual underflow: Higham, section 2.2).
         back_scale = back_scale.clamp_min(float(torch.finfo(problem.inputs["x"].dtype).tiny))  # type: ignore[union-attr]
     if "pre" in problem.upstream:
         direct = problem.upstream["pre"].to(torch.float64)

@@ -1,23 +1,24 @@
-"""Row normalisation, the part that layer norm and RMS norm share: y = xhat * weight + bias.
+"""Defines row normalisation, the common part of layer norm and RMS norm: y = xhat * weight + bias.
 
-The row s is the exact sum of its summands (x, a residual, a broadcast bias). With the mean m (zero
-when the op does not centre), c = s - m, var = mean(c^2), r = 1 / sqrt(var + eps) and xhat = c r,
+The row s is the exact sum of its summands (x, a residual, a broadcast bias). Let m be its mean, or 0 if the op does not
+centre. Let c = s - m, var = mean(c^2), r = 1 / sqrt(var + eps) and xhat = c r. Then
 
-    y  = xhat w + b,                      g  = w dy, ds = r (g - mean(g) - xhat mean(g xhat)) +
-    upstream of s     (no mean(g) when it does not centre), dw = sum over rows of dy xhat,        db
-    = sum over rows of dy,
+    y  = xhat w + b,
+    ds = r (g - mean(g) - xhat mean(g xhat)) + upstream of s,    where g = w dy,
+    dw = sum over rows of dy xhat,
+    db = sum over rows of dy.
 
-and ds is the gradient of every summand (summed over rows for the broadcast bias). Truth: eps is the
-exact value of the Python float; s and y both belong to the exact, unrounded sum.
+Without centring, mean(g) is absent. ds is the gradient of every summand, summed over rows for the broadcast bias. The
+truth takes the exact value of the Python float eps. s and y both belong to the exact, unrounded sum.
 
-The scale of y is |w| size + |b| and that of dw the sum of |dy| size; size is |xhat| when the op does not centre. When
-it does, an element at the mean of its row is what is left of cancelled terms, an exact 0 even, and a scale of |xhat|
-would ask for digits of it that nobody's mean has. So size = max(|xhat|, u rms): rms = sqrt(var) r is the root mean
-square of the row's xhat, at most 1, and u = 2^-24 (2^-53 for float64 data) the unit roundoff of float32 (float64). One
-ulp of u rms in that format is at least u^2 rms: what a mean in two of its words leaves (docs/reductions.md).
+The scale of y is |w| size + |b|, and that of dw is the sum of |dy| size. Without centring, size = |xhat|. With
+centring, terms cancel in an element near the mean of its row, even to an exact 0. A scale of |xhat| would demand digits
+that no computed mean has. So size = max(|xhat|, u rms). Here rms = sqrt(var) r is the root mean square of the row's
+xhat, at most 1, and u is the unit roundoff of float32, 2^-24, or of float64 for float64 data, 2^-53. One ulp of u rms
+in that format is at least u^2 rms, which is the error of a mean in two words of the format (docs/reductions.md).
 
-A row with an infinity or a NaN has no xhat (NaN throughout), with one exception: where nothing is centred, a number
-beside an infinity has the limit 0. The infinity itself stands for infinity / infinity, which has no value.
+A row with an infinity or a NaN has no xhat: all its elements are NaN. There is one exception: without centring, a
+finite number beside an infinity has the limit 0. The infinity itself would be infinity / infinity, which has no value.
 """
 
 from __future__ import annotations
@@ -47,30 +48,31 @@ from verify.ops.normalize_exact import Normalization, column_point, element_poin
 from verify.ops.op import Fast, Op, Operand, Point, Problem
 from verify.ops.rowwise import Rows, rowwise
 
-# Rows are scaled by a power of two into this range of exponents of their largest element, so that
-# squares neither overflow nor vanish: without eps wherever a row lies, beside eps as far as they count.
+# Each row is scaled by a power of two, so that squares neither overflow nor underflow. The exponent of the row's
+# largest element is clamped to this range first: from _LOWEST with a positive eps, which exceeds smaller squares, and
+# from _LOWEST_ALONE for eps = 0.
 _LOWEST, _LOWEST_ALONE, _HIGHEST = -400, -1000, 1000
-# Elements that are nearer to their row's mean than that, relative to the row's largest, are not left to a mean of 100
-# bits: where large elements cancel, nothing of it need be right.
+# `deviations` recomputes elements that are closer to the mean of their row than this, relative to the row's largest. A
+# mean of 100 bits may have no right digit there, if large elements cancel.
 _CLOSE = 2.0**-40
-# The part of its row's deviation below which an element is judged as if it were that large.
+# u: an element smaller than this part of its row's deviation is judged as if it were that large.
 _LEAST, _LEAST_FLOAT64 = 2.0**-24, 2.0**-53
 
 
 def _mean(values: Values, dim: int = -1) -> Values:
-    """The mean over the last dimension, kept; rounded about once."""
+    """Returns the mean over a dimension, which is kept; rounded about once."""
     high, low = divide(tree_sum(values, dim), values.shape[dim])
     return high + low
 
 
 def _by_torch(function: Callable[[Tensor], Tensor], values: Values) -> Values:
-    """What torch gives where NumPy may give other last bits: a certificate speaks of torch's."""
+    """Calls a function of torch for arrays too: NumPy may differ in the last bits, and the certificate is for torch."""
     found = function(tensor_of(values))
     return found.numpy() if library(values) is np else found
 
 
 def _largest(values: Values) -> Values:
-    """The largest of each row, kept."""
+    """Returns the largest element of each row; the dimension is kept."""
     return values.max(-1, keepdims=True) if isinstance(values, np.ndarray) else values.amax(-1, keepdim=True)
 
 
@@ -79,17 +81,17 @@ def _stacked(values: list[Values]) -> Values:
 
 
 def _plain_mean(values: Values) -> Values:
-    """The mean over the last dimension, kept, rounded as it happens: good for a scale."""
+    """Returns the mean over the last dimension, which is kept, by torch's plain sum: accurate enough for a scale."""
     return _by_torch(lambda tensor: tensor.mean(-1, keepdim=True), values)
 
 
 def _columns(pairs: Sequence[tuple[Values, Values]]) -> list[Fast]:
-    """Values and scales summed over all dimensions but the last; the values are rounded about once."""
+    """Sums pairs of values and scales over all dimensions but the last. Sums of values are rounded about once."""
     if len(pairs) > 1 and library(pairs[0][0]) is torch:
         return [_columns([pair])[0] for pair in pairs]
     width = pairs[0][0].shape[-1]
     values = [value.reshape(-1, width) for value, _ in pairs]
-    # small ones at once: they cost by the call
+    # one call for all small arrays, because calls cost most
     high, low = tree_sum(np.concatenate(values, 1) if len(values) > 1 else values[0], 0)
     sums = (high + low).reshape(len(values), width)
     scales = [tensor_of(scale.reshape(-1, width)).sum(0) for _, scale in pairs]
@@ -97,7 +99,7 @@ def _columns(pairs: Sequence[tuple[Values, Values]]) -> list[Fast]:
 
 
 class _Row:
-    """The rows of a problem in float64: s, xhat, rstd, and `size`, what stands for |xhat| in a scale."""
+    """The rows of a problem in float64: the sum s, xhat, rstd = r, and `size`, which replaces |xhat| in scales."""
 
     def __init__(self, problem: Problem, centre: bool, summands: tuple[str, ...]) -> None:
         first, *others = (_operand(problem, name) for name in summands)
@@ -118,7 +120,7 @@ class _Row:
         plain_eps = float(problem.params["eps"])
         exponent = lib.frexp(largest)[1].clip(_LOWEST if plain_eps > 0 else _LOWEST_ALONE, _HIGHEST)
         factor = lib.ldexp(lib.ones_like(largest), -exponent)
-        # of one summand there is no low part
+        # one summand has no low part
         high, low = pair[0] * factor, pair[1] * factor if others else 0.0
         if centre:
             mean = divide(tree_sum((high, low) if others else high, -1), high.shape[-1])
@@ -138,7 +140,7 @@ class _Row:
         lost = ~lib.isfinite(largest)
         xhat = lib.where(lost, lib.nan, centred * rstd)
         if not centre:
-            # beside an infinity every number is divided by one: 0, with its sign; the infinity itself by itself: NaN
+            # a finite number over an infinite root is 0 with the sign of the number; an infinity over it is NaN
             beside = lib.isinf(largest) & lib.isfinite(self.sum)
             xhat = lib.where(beside, lib.copysign(lib.zeros_like(xhat), self.sum), xhat)
         self.xhat, self.size = xhat, abs(xhat)
@@ -150,7 +152,7 @@ class _Row:
         self.rstd = lib.where(lost, lib.nan, rstd * factor)
 
     def wide(self, tensor: Tensor | None) -> Values | None:
-        """A tensor of the problem in float64, as an array where the rows are one."""
+        """Converts a tensor of the problem to float64, and to an array if the rows are one."""
         if tensor is None:
             return None
         value = tensor.to(torch.float64)
@@ -158,6 +160,7 @@ class _Row:
 
 
 def _operand(problem: Problem, name: str) -> Tensor:
+    """Returns an operand in float64."""
     tensor = problem.inputs[name]
     if tensor is None:
         raise ValueError(f"operand {name} is required")
@@ -174,7 +177,7 @@ def _forward(problem: Problem, row: _Row) -> Fast:
 
 
 def _row_gradient(problem: Problem, row: _Row, centre: bool) -> tuple[Values, Values]:
-    """ds, the gradient that reaches every summand, and its scale."""
+    """Returns ds, the gradient of every summand, and its scale."""
     lib = row.lib
     upstream, added = row.dy, row.wide(problem.upstream.get("s"))
     value: Values = 0.0
@@ -182,7 +185,7 @@ def _row_gradient(problem: Problem, row: _Row, centre: bool) -> tuple[Values, Va
     if upstream is not None:
         grown = upstream if row.weight is None else upstream * row.weight
         product = grown * row.xhat
-        # both sums as one: small rows cost by the call
+        # one call for both sums, because calls cost most on small rows
         mean, *means = _mean(_stacked([product, grown] if centre else [product]))
         value = grown - row.xhat * mean
         scale = abs(grown) + abs(row.xhat) * _plain_mean(abs(product))
@@ -198,7 +201,7 @@ def _row_gradient(problem: Problem, row: _Row, centre: bool) -> tuple[Values, Va
 
 
 def _empty(problem: Problem, summands: tuple[str, ...]) -> dict[str, Fast]:
-    """All results of a problem without elements: sums over nothing."""
+    """Returns the results of a problem without elements: empty tensors, and sums equal to 0."""
     x = problem.inputs[summands[0]]
     assert x is not None
     vectors = ("dweight", "dbias", "dinput_bias")
@@ -216,6 +219,7 @@ def _fast(problem: Problem, centre: bool, summands: tuple[str, ...]) -> dict[str
 
 
 def _evaluated(problem: Problem, row: _Row, centre: bool) -> dict[str, Fast]:
+    """Returns the requested results in float64."""
     dy = row.lib.zeros_like(row.sum) if row.dy is None else row.dy
     slopes: tuple[Values, Values] | None = None
     results: dict[str, Fast] = {}
@@ -257,9 +261,9 @@ def normalization(
     baseline: Callable[..., Any],
     summary: str,
 ) -> Op:
-    """A row normalisation of the sum of all operands but `weight` and `bias`.
+    """Returns an op that normalises the sum of all operands except `weight` and `bias`.
 
-    With more than one summand the sum itself is the second output, `s`.
+    With more than one summand, the sum is the second output, `s`.
     """
     summands = tuple(each.name for each in operands if each.name not in ("weight", "bias"))
 

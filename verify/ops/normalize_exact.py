@@ -1,12 +1,13 @@
-"""Exact elements of a row normalisation, by integers (mpmath) and by balls (Arb).
+"""Evaluates exact elements of a row normalisation, by integers (mpmath) and by balls (Arb).
 
-mpmath: every input is an integer times a power of two, so the sum, N^2 times the variance and the
-bracket of the gradient are computed in integers; one square root per row is all that is rounded.
-With S = sum X, Q = sum X^2, A = N X - S and D = N Q - S^2 + eps N^2 in units of the row's exponent,
+The mpmath route uses that every input is an integer times a power of two. So it computes the sum, N^2 times the
+variance, and the bracket of the gradient in integers. Only the final division and square root are rounded. In units of
+the row's exponent, let S = sum X and Q = sum X^2. Let A = N X - S and D = N Q - S^2 + eps N^2. Let G = w dy and
+T = sum G A. Then
 
-    xhat = A / sqrt(D),     ds = ((N G - sum G) D - A T) / D^(3/2),     T = sum G A,    G = w dy.
+    xhat = A / sqrt(D),     ds = ((N G - sum G) D - A T) / D^(3/2).
 
-Arb: the two-pass textbook formulas at the asked precision. The two routes share nothing.
+The Arb route uses the two-pass textbook formulas at the requested precision. The two routes share no computation.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ from verify.ops.op import Point
 from verify.ops.precision import GUARD, arb_bits, exact_product, summed
 from verify.ops.rowwise import Rows
 
-# Balls lose the bits by which a row's mean exceeds its deviation, twice; and where a row of one
-# value v meets eps, the gradient is eps / v^2 of its terms: 271 bits for the largest float32.
+# If the mean of a row is 2^b times its deviation, balls lose 2 b bits. In a row with a single value v, the
+# gradient is eps / v^2 times its terms: 271 bits less for the largest float32.
 _BALL_GUARD = 448
 
 
@@ -67,7 +68,7 @@ class BallMoments(NamedTuple):
 
 @dataclass(frozen=True)
 class Normalization:
-    """One problem of one normalisation: whether it centres, and which operands make the row."""
+    """One problem of a normalisation, with the operands that are summed to the row."""
 
     rows: Rows
     centre: bool
@@ -83,14 +84,14 @@ class Normalization:
         return self.rows.problem.upstream.get(output)
 
     def parts(self, row: int) -> list[list[float]]:
-        """The summands of one row; a vector operand is broadcast over the rows."""
+        """Returns the summands of one row. A vector operand is broadcast over the rows."""
         return [
             self.rows.vector(name) or [] if name == "input_bias" else self.rows.data_row(name, row)
             for name in self.summands
         ]
 
     def element_parts(self, row: int, column: int) -> list[float]:
-        """The summands of one element."""
+        """Returns the summands of one element."""
         values = []
         for name in self.summands:
             tensor = self.rows.problem.inputs[name]
@@ -100,7 +101,7 @@ class Normalization:
         return values
 
     def factor(self, name: str, column: int, default: float) -> float:
-        """Element of a vector operand, or what its absence means."""
+        """Returns an element of a vector operand, or `default` if the operand is absent."""
         vector = self.rows.vector(name)
         return default if vector is None else vector[column]
 
@@ -109,7 +110,7 @@ class Normalization:
         return 0.0 if tensor is None else self.rows.element(tensor, row * self.rows.width + column)
 
     def products(self, row: int) -> tuple[list[float], list[float]]:
-        """w and dy of one row."""
+        """Returns w and dy of one row."""
         upstream = self.upstream("y")
         width = self.rows.width
         dy = [0.0] * width if upstream is None else self.rows.row(upstream, row)
@@ -121,7 +122,7 @@ class Normalization:
         return add_rows([dyadics(part) for part in self.parts(row)])
 
     def moments(self, row: int) -> Moments | None:
-        """S and D; None where the row has no normalisation: not finite, or 0 / 0."""
+        """Returns S and D; None if xhat does not exist, because the row is not finite or xhat is 0 / 0."""
 
         def make() -> Moments | None:
             if not all(isfinite(value) for part in self.parts(row) for value in part):
@@ -140,7 +141,7 @@ class Normalization:
         return moments
 
     def bracket(self, row: int) -> Bracket | None:
-        """sum G and T; None where an upstream gradient or a weight of the row is not finite."""
+        """Returns sum G and T; None if an upstream gradient or a weight of the row is not finite."""
 
         def make() -> Bracket | None:
             moments = self.moments(row)
@@ -158,7 +159,7 @@ class Normalization:
         return bracket
 
     def vanishes(self, row: int, column: int) -> bool:
-        """Whether xhat is 0 because the row has an infinity, no NaN, is not centred, and the element is finite."""
+        """True if xhat has the limit 0: a finite element beside an infinity, in a row without NaN and centring."""
         if self.centre:
             return False
 
@@ -170,20 +171,20 @@ class Normalization:
         return infinite and all(map(isfinite, self.element_parts(row, column)))
 
     def centred(self, moments: Moments, row: int, column: int) -> int:
-        """A = N X - S."""
+        """Returns A = N X - S."""
         parts = self.element_parts(row, column)
         value = sum(at_exponent(part, moments.exponent) for part in parts)
         return self.rows.width * value - moments.total
 
     def xhat_mp(self, row: int, column: int) -> Any:
-        """xhat at the working precision."""
+        """Returns xhat at mpmath's working precision."""
         moments = self.moments(row)
         if moments is None:
             return mp.zero if self.vanishes(row, column) else mp.nan
         return mp.mpf(self.centred(moments, row, column)) / mp.sqrt(moments.spread.mpf())
 
     def gradient_mp(self, row: int, column: int) -> Any:
-        """The gradient of the row element through y alone, at the working precision."""
+        """Returns the part of ds that comes through y, at mpmath's working precision."""
         moments, bracket = self.moments(row), self.bracket(row)
         if moments is None or bracket is None:
             return mp.nan
@@ -203,12 +204,12 @@ class Normalization:
     # --- balls (Arb)
 
     def ball_row(self, row: int) -> list[Any]:
-        """The row in balls; all of it is finite, as it has moments."""
+        """Returns the row in balls. Call it only if the row has moments, so that all elements are finite."""
         first, *others = (map(flint.arb, part) for part in self.parts(row))
         return list(reduce(partial(map, add), others, first))
 
     def ball_moments(self, row: int) -> BallMoments:
-        """Mean and rstd at Arb's current precision."""
+        """Returns mean and rstd at Arb's current precision."""
 
         def make() -> BallMoments:
             values = self.ball_row(row)
@@ -222,7 +223,7 @@ class Normalization:
         return moments
 
     def ball_bracket(self, row: int) -> tuple[Any, Any]:
-        """mean(g) (zero when not centred) and mean(g xhat)."""
+        """Returns mean(g), or 0 without centring, and mean(g xhat)."""
 
         def make() -> tuple[Any, Any]:
             mean, rstd = self.ball_moments(row)
@@ -263,7 +264,7 @@ class Normalization:
 
 
 def _sum_point(terms_mp: Callable[[], list[Any]], terms_arb: Callable[[], list[Any]]) -> Point:
-    """A point that sums terms, each evaluated at the precision in force."""
+    """Returns the point of a sum of terms. The callables evaluate them at the current precision of mpmath and Arb."""
 
     def by_arb(prec: int) -> Any:
         with arb_bits(prec + GUARD + _BALL_GUARD):
@@ -273,7 +274,7 @@ def _sum_point(terms_mp: Callable[[], list[Any]], terms_arb: Callable[[], list[A
 
 
 def element_point(norm: Normalization, result: str, row: int, column: int) -> Point:
-    """One element of y, s, or the gradient of a data operand."""
+    """Returns one element of y, of s, or of the gradient of a data operand."""
     if result == "s":
         parts = norm.element_parts(row, column)
         return _sum_point(lambda: list(map(to_mp, parts)), lambda: list(map(to_arb, parts)))
@@ -292,7 +293,7 @@ def element_point(norm: Normalization, result: str, row: int, column: int) -> Po
 
 
 def column_point(norm: Normalization, result: str, column: int) -> Point:
-    """One element of the gradient of a vector operand: a sum over all rows."""
+    """Returns one element of the gradient of a vector operand, which is a sum over all rows."""
     count = norm.rows.count
     upstream = norm.upstream("y")
     dy = [0.0] * count if upstream is None else norm.rows.column(upstream, column)

@@ -1,14 +1,14 @@
-"""What an operation means: operands, exact value by two routes, a fast float64 reference, regimes.
+"""Defines `Op`, the mathematical definition of an operation, and the classes that it consists of.
 
-An `Op` is mathematics only. It never runs a kernel and never judges one: `verify.truth` evaluates it,
-`verify.measure.call` compares. Three callables carry the meaning:
+An `Op` never runs a kernel and never judges one: `verify.truth` evaluates it, and `verify.measure.call` compares. Three
+callables define its meaning:
 
-* `points(problem, result, indices)` gives, for single elements of one result, closures that evaluate the
-  real number at any precision, once in mpmath (a stable formula) and once in Arb (another formula where
-  one exists: ball arithmetic may cancel, it only needs more bits).
-* `fast(problem)` evaluates every requested result in float64 on the problem's device, with the scale of
-  its terms. `verify.measure.certify` measures how far it is from `points`.
-* `baseline(...)` is what PyTorch users run today, in the same dtype.
+* `points(problem, result, indices)` returns functions that evaluate single elements of a result to any precision. One
+  uses a stable formula in mpmath, the other one Arb, with another formula where there is one. A formula may cancel in
+  Arb, which then only needs more bits.
+* `fast(problem)` evaluates every requested result in float64 on the problem's device, with the scale of its terms.
+  `verify.measure.certify` measures its distance from `points`.
+* `baseline(...)` is the code that PyTorch users run today, in the dtype of the operands.
 
 A *result* is an output (`"y"`) or the gradient of an operand (`"d" + operand`, such as `"dx"`).
 """
@@ -30,48 +30,48 @@ if TYPE_CHECKING:
 
 Symmetry = Literal["odd part", "gate", "norm", "shift", "linear"]
 
-_LONG = 1 << 16  # numbers that a problem has from which it is long
+_LONG = 1 << 16  # fewest input elements of a long problem
 
 
-Largest = float | dict[str, float]  # the magnitude that inputs stay within: of all, or by operand
+Largest = float | dict[str, float]  # largest magnitude of inputs: of all, or by operand
 
 
 def up_to(largest: Largest | None, operand: str) -> float:
-    """The magnitude that one operand stays within; infinite where nothing says so."""
+    """Returns the largest magnitude of one operand; infinity if none is declared."""
     if isinstance(largest, dict):
         return largest.get(operand, math.inf)
     return math.inf if largest is None else largest
 
 
 def largest_words(size: Largest) -> str:
-    """`inputs up to 100`, `x up to 100, weight up to 2`."""
+    """Returns a limit of inputs in words, such as `inputs up to 100` or `x up to 100, weight up to 2`."""
     if not isinstance(size, dict):
         return f"inputs up to {size:g}"
     return ", ".join(f"{name} up to {one:g}" for name, one in size.items())
 
 
 class WholeNumbers(Protocol):
-    """The whole numbers that an integer operand holds, for the dims of a case."""
+    """The values that an integer operand may hold (`verify.ops.graph.shapes.Range`)."""
 
     @property
     def structure(self) -> str:
-        """Returns what its elements fulfil together; empty if nothing."""
+        """The condition on all elements together, such as "permutation"; "" if there is none."""
 
     def __call__(self, dims: Shape) -> tuple[int, int]:
-        """Returns the least number, and one above the largest."""
+        """Returns the least value, and one above the largest, for the dims of a case."""
 
     def arranged(self, values: Tensor, dims: Shape) -> Tensor:
-        """Gives numbers the structure that the operand has, as a permutation has one."""
+        """Returns the values with the least changes that give them the structure."""
 
     @property
     def fixed_by(self) -> set[str]:
-        """Returns the dimensions whose indices the structure needs together."""
+        """The dimensions that must not be cut, because the structure needs all their indices together."""
 
 
 class Derived(Protocol):
-    """The function that computes an operand from others (`verify.ops.graph.derived`)."""
+    """A function that computes an operand from others (`verify.ops.graph.derived`)."""
 
-    depth: int
+    depth: int  # greater than the depth of each derived operand that it takes
 
     def of(self, given: Mapping[str, Tensor | None], dtype: torch.dtype | None, shape: Shape) -> Tensor:
         """Computes the operand; `dtype` is None for integers."""
@@ -79,12 +79,10 @@ class Derived(Protocol):
 
 @dataclass(frozen=True)
 class Operand:
-    """One tensor argument, in the order in which a kernel receives it.
+    """One tensor argument of an op.
 
-    `role` says how cases make its values: "data" follows the value recipe of the case, "scale" is a weight
-    around 1, "shift" a bias around 0, "matrix" a weight matrix, "integer" whole numbers of a
-    range, or truth values where `boolean`. A case computes an operand with `derive` from the others. Kernels do not
-    receive a `hidden` one, from which others are derived.
+    `role` decides how cases make its values. "data" follows the value recipe of the case. "scale" is a weight around 1,
+    "shift" a bias around 0, and "matrix" a weight matrix. "integer" holds integers of a range, or booleans.
     """
 
     name: str
@@ -92,26 +90,22 @@ class Operand:
     optional: bool = False
     differentiable: bool = True
     range: WholeNumbers | None = None  # of an "integer"
-    boolean: bool = False
-    domain: Domain | None = None  # the numbers that it holds; None: all
-    derive: Derived | None = None
-    hidden: bool = False
+    boolean: bool = False  # True: an "integer" of booleans
+    domain: Domain | None = None  # the allowed numbers; None: all
+    derive: Derived | None = None  # computes it from other operands; None: the case draws it
+    hidden: bool = False  # True: the kernel does not receive it; other operands are derived from it
 
 
 @dataclass(frozen=True)
 class ScorePart:
-    """What one operand is to the scores of an attention: see `verify.ops.graph.scores`.
-
-    `tokens` is the axis whose index selects a query, a key or a value. `features` is the axis that the products of
-    queries and keys sum over; -1 for a value, which has none.
-    """
+    """The part that one operand plays in the scores of an attention; see `verify.ops.graph.scores`."""
 
     role: Literal["query", "key", "value"]
-    tokens: int
-    features: int = -1
+    tokens: int  # the axis that selects a query, a key or a value
+    features: int = -1  # the axis that the products of queries and keys sum over; -1 for a value
 
 
-Scores = Mapping[str, ScorePart]  # by operand: one query, one key, and the value if there is one
+Scores = Mapping[str, ScorePart]  # operand -> part: a query, a key, and a value if there is one
 
 
 @dataclass(frozen=True)
@@ -125,34 +119,30 @@ class Regime:
 
 @dataclass(frozen=True)
 class Fast:
-    """A float64 reference: `value`, and `scale` = the magnitude of the terms that were summed into it.
+    """A float64 reference of one result, with the bounds and alternatives that judging needs.
 
-    The certificate bounds |value - exact| by a multiple of 2^-53 * scale, so `scale` must not be smaller
-    than the terms whose rounding errors enter `value`; for an elementwise function that does not cancel it
-    is |value|.
+    The certificate bounds |value - exact| by a multiple of 2^-53 * scale, where `bound` and `exact` do not. So
+    `scale` must be at least the magnitude of the terms whose rounding errors enter `value`. For an elementwise function
+    that does not cancel, it is |value|.
 
-    `ends` are the least and the greatest right answer of every element, equal where there is only one (see `Point`);
-    None where there is nowhere more than one. `bound` is how far the exact value may be, where the reference knows it
-    itself; else the certificate does, but for `exact` elements, which are the exact value to its last bit. `unknown`
-    marks elements whose value no route finds: nothing is said against any answer there, and they count as undecided.
-    `noise` is how far roundings of the definition's own steps move the value (rms). Decisions that these roundings may
-    turn over give an element an `other` right value, or move it within a `spread`: see `verify.ops.graph.noise`.
+    A decision, such as a comparison, may depend on roundings. Then an element has an `other` right value, or moves
+    within a `spread`; see `verify.ops.graph.noise`.
     """
 
     value: Tensor
-    scale: Tensor
-    ends: tuple[Tensor, Tensor] | None = None
-    bound: Tensor | None = None
-    exact: Tensor | None = None
-    unknown: Tensor | None = None
-    noise: Tensor | None = None
+    scale: Tensor  # magnitude of the terms that are summed to `value`
+    ends: tuple[Tensor, Tensor] | None = None  # least and greatest right answer; None: only one everywhere
+    bound: Tensor | None = None  # largest distance of the exact value; None: the certificate bounds it
+    exact: Tensor | None = None  # mask of the elements without any error
+    unknown: Tensor | None = None  # mask of the elements that no route can evaluate: undecided, every answer passes
+    noise: Tensor | None = None  # rms change of the value by roundings of the definition's steps
     spread: Tensor | None = None
     other: Tensor | None = None
-    together: float = 1.0  # how far the elements of a result move together
-    remark: str = ""  # beside how elements are known
+    together: float = 1.0  # how strongly the elements move together; see `Noise`
+    remark: str = ""  # added to reports about how elements are evaluated
 
     def cpu(self) -> Fast:
-        """The same in the memory of the host."""
+        """Returns a copy in host memory."""
         ends = None if self.ends is None else (self.ends[0].cpu(), self.ends[1].cpu())
         names = ("bound", "exact", "unknown", "noise", "spread", "other")
         held = {name: getattr(self, name) for name in names}
@@ -164,11 +154,12 @@ class Fast:
 class Point:
     """The exact value of one element, as functions of the working precision in bits.
 
-    `mp(prec)` returns an `mpmath.mpf` within about 2^-(prec - 8) relative of the truth; `arb(prec)` returns
-    a `flint.arb` ball that encloses it. `arb` is None where a shipped op's program adds it (`verify.ops.graph.second`).
+    `mp(prec)` returns an `mpmath.mpf` with a relative error of about 2^-(prec - 8). `arb(prec)` returns a `flint.arb`
+    ball that encloses the value. `arb` is None while `verify.ops.graph.second` has not added it to a shipped op.
 
-    `ends()` is given where more than one answer may be right: at a kink every number between the derivatives from
-    both sides is. It returns the points of the least and the greatest right answer, or None where there is only one.
+    `ends()` returns the points of the least and the greatest right answer, or None if only one answer is right. For
+    example, at a kink every number between the derivatives from both sides is right. `ends` is None if the op never has
+    more than one right answer.
     """
 
     mp: Callable[[int], Any]
@@ -178,93 +169,79 @@ class Point:
 
 @dataclass(frozen=True)
 class Problem:
-    """Quantised inputs of one evaluation: the truth is the exact function of exactly these values.
+    """The inputs of one evaluation, rounded to their formats. The truth is the exact function of these values."""
 
-    `inputs` maps operand names to tensors in their own dtype (None where an optional operand is absent),
-    `upstream` maps output names to the gradient that arrives there (empty when only the forward is asked
-    for), `results` names what is wanted. `cache` belongs to `points` (row moments and the like).
-    """
-
-    inputs: Mapping[str, Tensor | None]
+    inputs: Mapping[str, Tensor | None]  # by operand, in its own dtype; None: an optional operand is absent
     params: Params = field(default_factory=dict)
-    upstream: Mapping[str, Tensor] = field(default_factory=dict)
-    results: tuple[str, ...] = ("y",)
-    cache: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+    upstream: Mapping[str, Tensor] = field(default_factory=dict)  # by output; empty: forward only
+    results: tuple[str, ...] = ("y",)  # the requested results
+    cache: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)  # values that elements share
 
     @property
     def is_long(self) -> bool:
-        """Whether each result is worth a process of its own."""
+        """True if the problem is so large that each result is worth a process of its own."""
         return sum(value.numel() for value in self.inputs.values() if value is not None) >= _LONG
 
 
 @dataclass(frozen=True)
 class Landmarks:
-    """Where an elementwise op changes its behaviour: its regimes, and the numbers at which a format's rounding does.
+    """The numbers at which an elementwise op changes its behaviour."""
 
-    `of` names the operand whose value decides the regime of an element. `values(problem, result)` replaces it where
-    that operand has another shape than the result: it returns the deciding value for each element.
-    """
-
-    of: str = "x"
+    of: str = "x"  # the operand whose value decides the regime of an element
+    # returns the deciding value of each element of a result, if the operand `of` has another shape than the result
     values: Callable[[Problem, str], Tensor] | None = None
     regimes: Callable[[Params], tuple[Regime, ...]] = lambda params: ()
-    boundaries: Callable[[Params], tuple[float, ...]] = lambda params: ()
+    boundaries: Callable[[Params], tuple[float, ...]] = lambda params: ()  # where the rounding of some format changes
 
 
 class Meaning(Protocol):
     """A PyTorch function that defines an op, as a program (`verify.ops.graph`)."""
 
     def program(self, problem: Problem) -> tuple[Any, Any]:
-        """Returns the steps that the function takes, and the tensors to run them on."""
+        """Returns the program of a problem, and a run with its tensors."""
 
     def identity(self, dims: Shape) -> str:
-        """Digests what the function means for these sizes."""
+        """Returns a digest of the function for these sizes."""
 
     def settled(self, problem: Problem, result: str, got: Tensor) -> Tensor:
-        """Puts the answer of the reference in the place of others that are right too, in a result of integers."""
+        """Returns a kernel's integers, with each right answer replaced by that of the reference."""
 
     def looked_up(self, problem: Problem, result: str, fast: Fast) -> Fast:
-        """Evaluates single elements where `fast` has no bound, which takes its time."""
+        """Returns the reference with its unbounded elements evaluated exactly, which is slow."""
 
     def deviation(self, problem: Problem, result: str) -> Tensor:
-        """Samples the noise of a result with more runs than the fast reference does."""
+        """Returns the noise of each element of a result, from more runs than `fast` takes."""
 
     def in_float64(self, problem: Problem) -> dict[str, Tensor]:
-        """Returns PyTorch's own float64 results."""
+        """Returns PyTorch's own float64 results; {} if there are none."""
 
 
 @dataclass(frozen=True)
 class Op:
-    """A mathematical definition. See the module docstring; `verify.ops.get(name)` finds one.
+    """A mathematical definition; see the module docstring. `verify.ops.get(name)` finds a shipped one.
 
-    `geometry` says what shapes the tensors have and what an output element depends on (`verify.ops.geometry`).
-    `integers` names outputs that are whole numbers or conditions, which are compared as float64 ones. `points` without
-    an index makes what the points of a problem share. `meaning` is the PyTorch function that defines the op, if one
-    does; `name` then has a digest of it for one set of sizes.
-    `symmetry` names the exact identity of a shipped op (`verify.laws.identities`), `gate_curve` the op of one number
-    whose curve it is made of (`table`). `scores` says which operands a softmax over products is made of.
-    `special(x...)`-like limits are part of `fast` and `points`: both must give the mathematical limit at
-    infinite inputs and NaN where there is none.
+    `fast` and `points` must return the mathematical limit at infinite inputs, and NaN if there is no limit. Call
+    `points` with no indices to prepare the part that the points of a problem share.
     """
 
-    name: str
+    name: str  # with a digest of the function for one set of sizes, if `meaning` is given
     geometry: Geometry
-    operands: tuple[Operand, ...]
+    operands: tuple[Operand, ...]  # in the order in which a kernel receives them
     outputs: tuple[str, ...]
     fast: Callable[[Problem], dict[str, Fast]]
     points: Callable[[Problem, str, Sequence[int]], list[Point]]
     baseline: Callable[..., Any]
-    params: Params = field(default_factory=dict)
-    choices: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    params: Params = field(default_factory=dict)  # defaults
+    choices: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # allowed values of parameters
     optional_outputs: tuple[str, ...] = ()
     gate: Gate = "plain"
     landmarks: Landmarks = Landmarks()
     summary: str = ""
-    integers: tuple[str, ...] = ()
-    meaning: Meaning | None = field(default=None, compare=False, repr=False)
-    symmetry: Symmetry | None = None
-    gate_curve: str = ""
-    scores: Scores | None = field(default=None, compare=False, repr=False)
+    integers: tuple[str, ...] = ()  # outputs of integers or booleans, which are compared as float64 numbers
+    meaning: Meaning | None = field(default=None, compare=False, repr=False)  # the PyTorch function that defines it
+    symmetry: Symmetry | None = None  # exact identity of a shipped op (`verify.laws.identities`)
+    gate_curve: str = ""  # name of the op whose curve it contains
+    scores: Scores | None = field(default=None, compare=False, repr=False)  # operands of a softmax over a product
 
     @property
     def is_unary(self) -> bool:
@@ -281,12 +258,12 @@ class Op:
         return self.geometry.results(self.all_outputs, dims, params)
 
     def gate_of(self, result: str) -> Gate:
-        """What the error of a result is told in: integers and conditions are compared in ULP of float64."""
+        """Returns the gate of a result, which chooses the unit of its error. Integers have the plain gate."""
         return "plain" if result in self.integers else self.gate
 
     @property
     def required_outputs(self) -> tuple[str, ...]:
-        """What a kernel returns unless its declaration says more."""
+        """The outputs that a kernel returns, unless it declares optional ones too."""
         return tuple(name for name in self.outputs if name not in self.optional_outputs)
 
     @property
@@ -301,22 +278,25 @@ class Op:
 
     @property
     def domain_words(self) -> str:
-        """Returns the domains as they are declared, such as `0 <= v, -1 <= cos <= 1`."""
+        """The domains as declared, such as `0 <= v, -1 <= cos <= 1`."""
         return ", ".join(domain.text for domain in self.domains.values())
 
     @property
     def derived(self) -> tuple[Operand, ...]:
-        """Returns the operands that are computed from others, each after the operands that it takes."""
+        """The operands that are computed from others, each after the operands that it takes."""
         found = [(each.derive.depth, each.name, each) for each in self.operands if each.derive is not None]
         return tuple(each for _, _, each in sorted(found, key=lambda item: item[:2]))
 
     @property
     def gradients(self) -> tuple[str, ...]:
-        """Names of all gradients that this op defines."""
+        """The names of all gradients that this op defines."""
         return tuple("d" + operand.name for operand in self.operands if operand.differentiable)
 
     def resolve(self, params: Params) -> dict[str, Any]:
-        """All parameters: the given ones over the defaults, each checked against its choices."""
+        """Returns all parameters: the defaults, replaced by the given ones.
+
+        Raises UsageError if a parameter is unknown or its value is not among the choices.
+        """
         from verify.errors import UsageError
 
         for name in params:
@@ -338,10 +318,10 @@ class Op:
 
 
 def remembering(op: Op, problem: Problem) -> Op:
-    """Returns the op with the exact values of one problem kept.
+    """Returns the op with a cache of the exact values of one problem.
 
-    A kernel and its baseline are often off by the most at the same elements, and an element that Arb has judged may be
-    asked for again with mpmath beside it. One element of a row of 2,048 takes milliseconds by each route.
+    The same element is often requested again: a kernel and its baseline have their largest errors at the same elements,
+    and mpmath may follow Arb. One element of a row of 2,048 takes milliseconds by each route, so the cache pays.
     """
     known: dict[tuple[str, int, str, int], Any] = {}
 

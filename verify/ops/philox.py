@@ -1,8 +1,8 @@
-"""Philox4x32-10, the generator behind `tl.rand` and PyTorch's random numbers on a GPU, as operators on integers.
+"""Computes Philox4x32-10 with integer operators. It is the generator of `tl.rand` and of PyTorch on a GPU.
 
 A counter of 128 bits and a key of 64 bits give four words of 32 bits (Salmon et al., Parallel random numbers: as easy
-as 1, 2, 3, SC 2011). With a documented counter the random numbers of a kernel follow from its seed, so that a
-definition can have them too:
+as 1, 2, 3, SC 2011). If a kernel documents its counter, its random numbers depend on its seed alone. So a definition
+can use the same numbers:
 
     def dropout(x, seed):
         u = verify.philox_uniform(verify.philox(seed, torch.arange(len(x)))[0])
@@ -17,13 +17,13 @@ from torch import Tensor
 _WORD = 0xFFFFFFFF
 _ROUND = (0xD2511F53, 0xCD9E8D57)
 _KEY = (0x9E3779B9, 0xBB67AE85)
-_SCALE = (1 << 24) - 1  # of Triton, in units of 2^-55: the largest float32 at which no number becomes 1
+_SCALE = (1 << 24) - 1  # Triton's factor, in units of 2^-55: the largest float32 with which no number becomes 1
 
 
 def philox(seed: Tensor | int, offset: Tensor, subsequence: Tensor | int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Returns four words, int64 in [0, 2^32), for each offset: those of `tl.randint4x(seed, offset)`.
+    """Returns four words for each offset, as int64 in [0, 2^32). They equal `tl.randint4x(seed, offset)`.
 
-    The counter is (offset, subsequence), 64 bits each, and the key is the seed, as PyTorch has them on a GPU.
+    The counter is (offset, subsequence), 64 bits each, and the key is the seed, as in PyTorch on a GPU.
     """
     low, high = (torch.as_tensor(each, device=offset.device).to(torch.int64) for each in (seed, subsequence))
     offset = offset.to(torch.int64)
@@ -37,7 +37,7 @@ def philox(seed: Tensor | int, offset: Tensor, subsequence: Tensor | int = 0) ->
 
 
 def philox_uniform(word: Tensor) -> Tensor:
-    """Returns the number in [0, 1) that `tl.rand` makes of a word: a float32, held in float64."""
+    """Returns the number in [0, 1) that `tl.rand` makes from a word: a float32 number in float64."""
     magnitude = torch.where(word > 0x7FFFFFFF, _WORD - word, word)
     return _to_24_bits(_to_24_bits(magnitude) * _SCALE).double() * 2.0**-55
 
@@ -48,13 +48,13 @@ def _words(number: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _product(word: Tensor, factor: int) -> tuple[Tensor, Tensor]:
-    """Returns the high and the low 32 bits of a product of 64, which int64 does not hold."""
+    """Returns the high and the low 32 bits of a product of 64 bits, which would overflow int64."""
     low, high = (word & 0xFFFF) * factor, (word >> 16) * factor
     return (high + (low >> 16)) >> 16, (low + ((high & 0xFFFF) << 16)) & _WORD
 
 
 def _to_24_bits(number: Tensor) -> Tensor:
-    """Rounds whole numbers from 0 to 2^56 as float32 does, half to even: `like=` takes casts for the identity."""
+    """Rounds integers from 0 to 2^56 as float32 does, half to even. A cast would not: `like=` treats it as exact."""
     ends = 2 ** torch.arange(24, 57, device=number.device)
     unit = 2 ** (number.unsqueeze(-1) >= ends).sum(-1)
     kept, rest = number // unit, 2 * (number % unit)

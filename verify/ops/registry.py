@@ -1,4 +1,4 @@
-"""Finds a shipped op by name: `get("gelu")`; `names()` lists them, `register(op)` adds one when verify is imported."""
+"""Finds shipped ops by name: `get("gelu")` returns an op, `names()` lists all, `register(op)` adds one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _OPS: dict[str, Op] = {}
 
 
 def register(op: Op) -> Op:
-    """Makes `op` known under its name."""
+    """Adds an op under its name, and returns it. `verify.ops` calls this for each shipped op when it is imported."""
     if op.name in _OPS:
         raise UsageError(f"an op named {op.name!r} exists already", hint="an op has a name of its own")
     _OPS[op.name] = op
@@ -19,7 +19,7 @@ def register(op: Op) -> Op:
 
 
 def is_shipped(op: Op) -> bool:
-    """True for an op that every process knows by its name; a definition by like= is known to its file alone."""
+    """True if every process can find the op by its name. An op with like= exists only where its file is imported."""
     return _OPS.get(op.name) is op
 
 

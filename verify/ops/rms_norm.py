@@ -1,5 +1,7 @@
-"""RMS norm over the last dimension, y = x / sqrt(mean(x^2) + eps) * weight: plain, and of a residual sum, which it
-returns as `s` too."""
+"""Defines RMS norm over the last dimension, y = x / sqrt(mean(x^2) + eps) * weight.
+
+`rms_norm` normalises x. `rms_norm_residual` normalises s = x + residual and also returns s.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Builds a row-wise `Op`: each output element depends on one row (the last dimension) of the data.
 
-Operands of role "data" have the shape (..., N) of the case; all others are vectors of N. The
-gradient of a vector sums over the rows. The op says how to evaluate one element of a row, or one
-column of a vector."""
+Operands of role "data" have the shape (..., N) of the case. All others are vectors of N elements, and their gradients
+sum over the rows. The op defines how to evaluate one element of a row, and one element of such a gradient.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from verify.ops.elements import pick, whole
 from verify.ops.geometry import Rowwise
 from verify.ops.op import Fast, Landmarks, Op, Operand, Point, Problem
 
-_MANY_ROWS = 512  # from which it pays to look for equal ones
-_FEW = 1 << 14  # elements up to which a tensor is read as a whole: one at a time takes longer
+_MANY_ROWS = 512  # fewest rows among which a search for equal ones pays
+_FEW = 1 << 14  # most elements of a tensor that is read as a whole, which is faster than one element at a time
 
 
 @dataclass(frozen=True)
@@ -37,16 +37,16 @@ class Rows:
 
     @cached_property
     def count(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         x = self._required(self.data)
         return math.prod(x.shape[:-1])
 
     def present(self, name: str) -> bool:
-        """Whether an operand was given."""
+        """True if the problem has this operand."""
         return self.problem.inputs.get(name) is not None
 
     def row(self, tensor: Tensor, index: int) -> list[float]:
-        """Row `index` of a (..., N) tensor."""
+        """Returns row `index` of a (..., N) tensor."""
         width = self.width
         values = self._read(tensor)
         if values is not None:
@@ -57,28 +57,28 @@ class Rows:
         return row
 
     def data_row(self, name: str, index: int) -> list[float]:
-        """Row `index` of a data operand."""
+        """Returns row `index` of a data operand."""
         return self.row(self._required(name), index)
 
     def vector(self, name: str) -> list[float] | None:
-        """A vector operand as a whole (kept in the problem's cache), or None when it is absent."""
+        """Returns all elements of a vector operand, cached in the problem; None if it is absent."""
         tensor = self.problem.inputs.get(name)
         return None if tensor is None else self._read(tensor, limit=None)
 
     def column(self, tensor: Tensor, index: int) -> list[float]:
-        """Column `index` of a (..., N) tensor."""
+        """Returns column `index` of a (..., N) tensor."""
         values = self._read(tensor)
         if values is not None:
             return values[index :: self.width]
         return pick(tensor, range(index, self.count * self.width, self.width))
 
     def element(self, tensor: Tensor, index: int) -> float:
-        """The element at a flat position."""
+        """Returns the element at a flat position."""
         values = self._read(tensor)
         return pick(tensor, [index])[0] if values is None else values[index]
 
     def _read(self, tensor: Tensor, limit: int | None = _FEW) -> list[float] | None:
-        """All elements of a tensor of the problem (kept in its cache); None where there are more than `limit`."""
+        """Returns all elements of a tensor, cached in the problem; None if it has more than `limit` elements."""
         key = ("read", id(tensor))
         values: list[float] | None = self.problem.cache.get(key)
         if values is None and (limit is None or tensor.numel() <= limit):
@@ -86,7 +86,7 @@ class Rows:
         return values
 
     def cached(self, key: object, make: Callable[[], Any]) -> Any:
-        """`make()`, once per problem and key."""
+        """Returns `make()`, called once per problem and key."""
         if key not in self.problem.cache:
             self.problem.cache[key] = make()
         return self.problem.cache[key]
@@ -99,10 +99,11 @@ class Rows:
 
 
 def merged(problem: Problem, data: Sequence[str]) -> Problem:
-    """The problem with equal rows made one, if it has many rows: for sums over rows, which are linear in the upstream.
+    """Returns an equivalent problem with equal rows merged, for results that sum over rows; else the problem itself.
 
-    The gradients that arrive at equal rows are added exactly, as a few float64 numbers of falling size; each of these
-    stands beside a copy of the row. Numbers are cut into digits so short that float64 adds those of a group exactly.
+    Such results are linear in the upstream gradients. So the gradients at equal rows are added up exactly. The sum is a
+    few float64 numbers of decreasing size, each with its own copy of the row. Numbers are cut into digits so short that
+    float64 adds the digits of a group exactly.
     """
     if "merged" not in problem.cache:
         problem.cache["merged"] = _merged(problem, data)
@@ -111,7 +112,7 @@ def merged(problem: Problem, data: Sequence[str]) -> Problem:
 
 
 def _merged(problem: Problem, data: Sequence[str]) -> Problem | None:
-    """None where rows stay as they are: few, different, or not finite."""
+    """Returns the merged problem; None if the rows are few, mostly different, or not finite."""
     flat = {
         name: value.detach().to("cpu", torch.float64).reshape(-1, value.shape[-1])
         for name, value in (*problem.inputs.items(), *problem.upstream.items())
@@ -137,7 +138,7 @@ def _merged(problem: Problem, data: Sequence[str]) -> Problem | None:
 
 
 def _summed_by(owner: Tensor, groups: int, values: Tensor) -> list[Tensor]:
-    """The sums of the rows of each group, exact: as a sum of tensors."""
+    """Returns the exact sum of the rows of each group, as several tensors that add up to it."""
     bits = 52 - len(values).bit_length()
     exponent = int(torch.frexp(values.abs().max()).exponent)
     parts: list[Tensor] = []
@@ -165,10 +166,10 @@ def rowwise(
     baseline: Callable[..., Any],
     **options: Any,
 ) -> Op:
-    """An op on rows.
+    """Returns an op on rows.
 
-    `element(rows, result, row, column)` is the exact value of one element of a result that has the
-    shape of the data; `column(rows, result, column)` that of a gradient of a vector operand.
+    `element(rows, result, row, column)` returns the exact value of one element of a result shaped like the data.
+    `column(rows, result, column)` returns that of the gradient of a vector operand.
     """
     vectors = {"d" + operand.name for operand in operands if operand.role != "data"}
     first = next(operand.name for operand in operands if operand.role == "data")

@@ -1,4 +1,4 @@
-"""SiLU: y = x s with s = 1 / (1 + exp(-x)); y' = s + x s (1 - s)."""
+"""Defines SiLU: y = x s with s = 1 / (1 + exp(-x)), and y' = s + x s (1 - s)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from verify.ops.thresholds import gate_landmarks
 
 
 def _negated(x: Any) -> Any:
-    """-x without the rounding that mpmath's minus sign does."""
+    """Returns -x exactly; mpmath's minus sign rounds to the working precision."""
     return mp.fneg(x, exact=True)
 
 
@@ -42,8 +42,8 @@ def _slope_mp(x: Any, *, prec: int) -> Any:
     return summed(terms, prec)
 
 
-# Beyond, exp(-x) leaves the float64 range. The argument stops here so that a finite x never gives
-# an exact zero; float32 ended long before.
+# Beyond this, exp(-x) leaves the range of float64. The argument is clamped, so that a finite x never gives an exact
+# zero. The range of float32 ends long before.
 _EDGE = 700.0
 
 
@@ -54,6 +54,7 @@ def _value_fast(x: Tensor) -> Fast:
 
 
 def _logistics(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the clamped x, s and 1 - s."""
     inner = x.clamp(-_EDGE, _EDGE)
     return inner, 1.0 / (1.0 + torch.exp(-inner)), 1.0 / (1.0 + torch.exp(inner))
 
@@ -75,12 +76,12 @@ CURVE = Curve(
     slope=Formula(mp=_slope_mp, fast=_slope_fast),
     bend=_bend,
 )
-# |y| is below 2^-200 at -150; the left tail is said to begin at -16.
+# |y| is below 2^-200 at _FAR. The regime of the left tail begins at _TAIL.
 _FAR, _TAIL = -150.0, -16.0
 
 
 def curve(params: Params) -> Curve:
-    """The one form there is."""
+    """Returns the curve. There are no parameters."""
     return CURVE
 
 

@@ -1,10 +1,13 @@
-"""Softmax over the last dimension: y_i = exp(x_i) / Z, Z = sum_j exp(x_j).
+"""Defines softmax over the last dimension: y_i = exp(x_i) / Z with Z = sum_j exp(x_j).
 
-The gradient y_i (g_i - sum_j g_j y_j) cancels without limit where one element dominates its row. As
-y_i sum_j y_j (g_i - g_j) its differences are exact; where little cancels, sums that serve all columns of a row do. Both
-exact routes take them, mpmath of exponentials relative to the row's maximum, Arb of the exponentials themselves, which
-no exponent of a ball is too small for. An input of -inf is a masked element (y = 0) beside finite ones; a row with +inf
-or NaN, or of -inf alone, has no limit, nor has the gradient of a row where an upstream gradient is not finite."""
+The gradient is y_i (g_i - sum_j g_j y_j). Its terms cancel without limit if one element dominates the row. The form
+y_i sum_j y_j (g_i - g_j) has exact differences, but needs a sum for each column. So both exact routes first try the
+first form, whose sums serve all columns, and use the second form if too much cancels. mpmath takes exponentials
+relative to the maximum of the row. Arb takes the exponentials themselves, since its exponents are unbounded.
+
+An input of -inf among finite ones is a masked element (y = 0). A row has no limit if it holds +inf or NaN, or -inf
+alone. The gradient of a row has no limit if an upstream gradient of the row is not finite.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,8 @@ from verify.ops.rowwise import Rows, rowwise
 
 
 def _defined(rows: Rows, index: int) -> bool:
+    """True if the softmax of a row has a limit."""
+
     def make() -> bool:
         row = rows.data_row("x", index)
         return not any(map(math.isnan, row)) and -math.inf < max(row) < math.inf
@@ -33,23 +38,25 @@ def _defined(rows: Rows, index: int) -> bool:
 
 
 def _finite(rows: Rows, index: int) -> bool:
+    """True if all upstream gradients of a row are finite."""
     upstream = rows.problem.upstream["y"]
     return bool(rows.cached(("softmax finite", index), lambda: all(map(math.isfinite, rows.row(upstream, index)))))
 
 
 def _weights(rows: Rows, index: int, bits: int) -> tuple[list[Any], Any]:
-    """exp(x_j - max) for one row within 2^-bits, as the difference is exact, and their sum.
+    """Returns exp(x_j - max) for one row with a relative error below 2^-bits, and their sum.
 
-    More precise ones serve as well."""
+    The differences are exact. Cached weights of a higher precision serve too.
+    """
     known: dict[int, tuple[list[Any], Any]] = rows.cached(("softmax", index), dict)
     enough = [precision for precision in known if precision >= bits]
     if not enough:
         row = rows.data_row("x", index)
         top = libmp.from_float(max(row))
-        precision = bits + 4 * GUARD  # what a gradient of the same row asks for next
-        by_value: dict[float, Any] = {}  # a row of 16-bit numbers has each many times
+        precision = bits + 4 * GUARD  # enough for a gradient of the same row
+        by_value: dict[float, Any] = {}  # a row of 16-bit numbers repeats values
         for value in row:
-            if value not in by_value:  # past mpmath's contexts, which take as long as a third of the exponentials
+            if value not in by_value:  # libmp saves mpmath's contexts, a third of the time of the exponentials
                 difference = libmp.mpf_sub(libmp.from_float(value), top)
                 by_value[value] = mp.make_mpf(libmp.mpf_exp(difference, precision, libmp.round_nearest))
         with mp_bits(precision):
@@ -88,9 +95,10 @@ def _slope_mp(rows: Rows, index: int, column: int, prec: int) -> Any:
 
 
 def _bracket_of_sums(rows: Rows, index: int, upstream: Sequence[float], here: Any, prec: int) -> Any:
-    """sum w_j (g - g_j) as g sum w_j - sum w_j g_j, whose sums serve all columns of a row; None where too much cancels.
+    """Returns sum w_j (g - g_j) as g sum w_j - sum w_j g_j, with a relative error below 2^-prec.
 
-    The relative error is below 2^-prec: each sum is off by less than 2^(3 - bits) of the sum of its magnitudes.
+    The sums serve all columns of the row. Each has an error below 2^(3 - bits) times the sum of its magnitudes. Returns
+    None if too much cancels.
     """
     bits = prec + 4 * GUARD
 
@@ -108,7 +116,7 @@ def _bracket_of_sums(rows: Rows, index: int, upstream: Sequence[float], here: An
 
 
 def _balls(rows: Rows, index: int, bits: int) -> tuple[list[Any], Any]:
-    """exp(x_j) for one row, 0 of a masked element, and their sum, at Arb's precision in force, which is `bits`."""
+    """Returns exp(x_j) for one row, with 0 for a masked element, and their sum. Arb's current precision is `bits`."""
 
     def make() -> tuple[list[Any], Any]:
         row = rows.data_row("x", index)
@@ -126,7 +134,7 @@ def _value_arb(rows: Rows, index: int, column: int, prec: int) -> Any:
     bits, row = prec + 2 * GUARD, rows.data_row("x", index)
 
     def total() -> Any:
-        """The sum of exp(x_j), where those too small to count are a ball around 0: most of a row of huge numbers."""
+        """Returns the sum of exp(x_j). Terms too small to count become a ball around 0: most terms of huge numbers."""
         top = max(row)
         tiny = flint.arb(0, (to_arb(top).exp() * flint.arb(2) ** -bits).upper())
         known = {value: to_arb(value).exp() for value in set(row) if top - value <= bits}
@@ -167,6 +175,7 @@ def _element(rows: Rows, result: str, index: int, column: int) -> Point:
 
 
 def _sum(values: Tensor) -> Tensor:
+    """Returns the sum over the last dimension, rounded about once."""
     high, low = tree_sum(values, -1)
     total: Tensor = high + low
     return total
@@ -183,7 +192,7 @@ def _fast(problem: Problem) -> dict[str, Fast]:
     largest = wide.amax(-1, keepdim=True)
     difference, rest = two_sum(wide, -largest)
     rest = torch.where(torch.isfinite(difference), rest, 0.0)
-    # The rounding of x - max, up to 100 units of 2^-53 where y is not yet zero, is put back.
+    # The last factor corrects the rounding of x - max: up to 100 units of 2^-53 where y is not zero yet.
     weights = torch.exp(difference) * (1.0 + rest)
     y = (weights / _sum(weights)).masked_fill(~torch.isfinite(largest), torch.nan)
     results = {}

@@ -1,4 +1,4 @@
-"""SwiGLU: y = x1 * silu(x2), packed (`swiglu`: x1, x2 = x.chunk(2, -1)) and on two tensors."""
+"""Defines SwiGLU, y = x1 * silu(x2): packed (`swiglu`, with x1, x2 = x.chunk(2, -1)) and on two tensors."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Where a gate curve (gelu, silu) changes its behaviour: regimes and the real numbers between them.
+"""Finds where a gate curve (gelu, silu) changes its behaviour: its regimes, and the numbers between them.
 
-All the curves here have the same shape: y(x) - y(-x) = x, a tail that decays to zero on the left,
-one minimum, and y = x on the right. So the same levels matter: where a format underflows, where
-the slope is zero, where y rounds to x. The numbers are solved for here, not written down.
+All these curves have the same shape. They fulfil y(x) - y(-x) = x, decay to zero on the left, have one minimum, and
+approach y = x on the right. So the same points matter: where a format underflows, where the slope is zero, and where y
+rounds to x. This module solves for these points.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from verify.ops.geometry import Params
 from verify.ops.op import Landmarks, Regime
 
 _FORMATS = (torch.float32, torch.bfloat16, torch.float16)  # their thresholds bound the bins of every error curve
-_PREC = 80
-_CLOSER = 16  # bits by which an interval shrinks where one of its ends is next to the crossing
+_PREC = 80  # bits of working precision
+_CLOSER = 16  # bits by which an interval shrinks if one of its ends is next to the crossing
 
 
 def crossing(function: Callable[[Any], Any], level: Any, low: float, high: float) -> float:
-    """The x in [low, high] where an increasing `function` reaches `level`.
+    """Returns the x in [low, high] where an increasing `function` reaches `level`.
 
-    By the Illinois method: every process that has a kernel of a gate needs twenty of these, at once.
+    Uses the Illinois method, which is fast: each process with a kernel of a gate needs twenty crossings at its start.
     """
 
     def beyond(x: Any) -> Any:
-        """Negative below the crossing, and not far from a line: tails decay exponentially."""
+        """Returns a number that is negative below the crossing and nearly linear, also in an exponential tail."""
         value = function(x)
         return mp.log(value / level) * mp.sign(level) if level and value / level > 0 else value - level
 
@@ -40,7 +40,8 @@ def crossing(function: Callable[[Any], Any], level: Any, low: float, high: float
         under, over = beyond(below), beyond(above)
         last = 0
         while float(below) != float(above):
-            least = mp.ldexp(above - below, -_CLOSER)  # beside an end that is close comes one on the other side
+            # If an end is next to the crossing, a point this far from it lies beyond and replaces the other end.
+            least = mp.ldexp(above - below, -_CLOSER)
             middle = below + (above - below) * under / (under - over)
             middle = min(max(middle, below + least), above - least)
             found = beyond(middle)
@@ -54,22 +55,22 @@ def crossing(function: Callable[[Any], Any], level: Any, low: float, high: float
 
 
 def slope_root(curve: Curve) -> float:
-    """Where the curve has its minimum."""
+    """Returns the x where the curve has its minimum."""
     return crossing(lambda x: curve.slope.mp(x, prec=_PREC), 0, -1.5, -0.5)
 
 
 def underflow(curve: Curve, exponent: int, far: float) -> float:
-    """The x in the left tail where |y| = 2^exponent."""
+    """Returns the x in the left tail where |y| = 2^exponent. `far` is an x still further left."""
     return crossing(lambda x: abs(curve.value.mp(x, prec=_PREC)), mp.ldexp(1, exponent), far, slope_root(curve))
 
 
 def saturation(curve: Curve, precision: int, far: float) -> float:
-    """The x on the right from which y rounds to x: x - y(x) = |y(-x)| = 2^-(precision + 1) x."""
+    """Returns the x on the right from which y rounds to x: x - y(x) = |y(-x)| = 2^-(precision + 1) x."""
     return crossing(lambda x: -abs(curve.value.mp(-x, prec=_PREC)) / x, -mp.ldexp(1, -precision - 1), 1.0, -far)
 
 
 def slope_extreme(curve: Curve, low: float, high: float) -> float:
-    """Where the slope is largest in [low, high], from the sign of its central difference."""
+    """Returns the x in [low, high] where the slope is largest, by the sign of the slope's central difference."""
 
     def falling(x: Any) -> Any:
         step = mp.ldexp(1, -20)
@@ -86,7 +87,7 @@ def _ends(kind: torch.dtype) -> tuple[int, int, int]:
 
 
 def gate_boundaries(curve: Curve, far: float) -> tuple[float, ...]:
-    """All numbers at which the curve or its slope starts to round differently in some format."""
+    """Returns all numbers at which the curve or its slope starts to round differently in some format."""
     found = [slope_root(curve), -slope_root(curve)]
     peak = slope_extreme(curve, 0.5, 4.0)
     found += [peak, -peak]
@@ -101,7 +102,7 @@ def gate_boundaries(curve: Curve, far: float) -> tuple[float, ...]:
 
 
 def gate_regimes(curve: Curve, far: float, tail: float) -> tuple[Regime, ...]:
-    """Named regions: the numbers are those of float32; `tail` is where the left tail begins."""
+    """Returns the named regions, bounded by the numbers for float32. `tail` is where the left tail begins."""
     precision, subnormal, _ = _ends(torch.float32)
     vanished = underflow(curve, subnormal - 1, far)
     saturated = saturation(curve, precision, far)
