@@ -1,1 +1,1 @@
-"""What the right answer is and how far a value is from it: formats, ulp, exact values, enclosures, fast references."""
+"""Finds right answers and measures errors against them: formats, ulp, exact values, enclosures, fast references."""

@@ -1,8 +1,9 @@
-"""The error bound of the fast reference: what `verify certify` measured, read back by `verify.truth.fast`.
+"""Reads and writes certificates: measured error bounds of the fast references.
 
-A certificate states, for one op with its parameters, one result and one device kind, the largest distance
-between the float64 reference and the exact value that was found, in units of 2^-53 * scale. The bound in
-use is `SAFETY` times that (sampling is not proof; every run re-samples and stops if the bound breaks).
+`verify certify` measures an entry for each op with its parameters, result and kind of device. The entry holds the
+largest distance found between the float64 reference and the exact value, in units of 2^-53 * scale. `verify.truth.fast`
+uses `SAFETY` times this distance as the bound. Sampling is no proof, so every run samples again and stops if an element
+breaks the bound.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from verify.errors import UsageError
 from verify.records.files import write_atomically
 
 SAFETY = 4.0
-FLOOR = 8.0  # no certificate claims less than this many units: the rounding of a few operations
-SLACK = 2.0**-200  # absolute, far below half the smallest subnormal of float32 (2^-150)
-UNCERTIFIED = 65_536.0  # units assumed where nobody measured: the verdict widens, escalation decides
+FLOOR = 8.0  # least distance that an entry counts as, in units: the rounding of a few operations
+SLACK = 2.0**-200  # absolute addition to the bound, far below half the smallest subnormal of float32 (2^-150)
+UNCERTIFIED = 65_536.0  # units assumed without an entry: more elements are then evaluated exactly
 SCHEMA = 1
 TARGET_UNITS = 1e-6 * 2.0**30  # 1e-6 of a float32 ulp, in units of 2^-53 of the same scale
 
@@ -38,18 +39,18 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     n: int
     seed: int
     torch: str
-    worst: str  # the input that gave it
+    worst: str  # the input with this distance
 
 
 class Certificate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All entries that a file holds."""
+    """All entries of a file."""
 
     schema: int
     entries: list[Entry]
 
 
 def key(op: str, params: Mapping[str, Any], result: str, device: str) -> str:
-    """One string that identifies an entry. Numeric parameters such as eps do not enter."""
+    """Returns a string that identifies an entry. It leaves out numeric parameters such as eps."""
     named = tuple((k, v) for k, v in sorted(params.items()) if isinstance(v, str | bool))
     return f"{op}({_spelled(named)}).{result}@{device}"
 
@@ -60,7 +61,7 @@ def _spelled(named: tuple[tuple[str, str | bool], ...]) -> str:
 
 
 def load(path: Path) -> Certificate:
-    """A certificate from a file, strictly."""
+    """Reads a certificate from a file. Raises UsageError if the file is unreadable, malformed or of another schema."""
     try:
         certificate = msgspec.json.decode(path.read_bytes(), type=Certificate)
     except OSError as error:
@@ -76,14 +77,14 @@ def load(path: Path) -> Certificate:
 
 
 def save(certificate: Certificate, path: Path) -> None:
-    """Write a certificate: entries in a fixed order, so that a diff shows what changed."""
+    """Writes a certificate, with the entries in a fixed order so that diffs are small."""
     entries = sorted(certificate.entries, key=lambda e: key(e.op, e.params, e.result, e.device))
     raw = msgspec.json.encode(Certificate(schema=SCHEMA, entries=entries), order="deterministic")
     write_atomically(path, msgspec.json.format(raw, indent=1) + b"\n")
 
 
 def shipped_path() -> Path:
-    """The certificate that is installed with the package."""
+    """Returns the path of the certificate that is installed with the package."""
     return Path(str(resources.files("verify.truth") / "certificate.json"))
 
 
@@ -96,7 +97,7 @@ def _shipped() -> dict[str, Entry]:
 
 
 def units_for(op: str, params: Mapping[str, Any], result: str, device: str) -> tuple[float, str]:
-    """The bound in units of 2^-53 * scale, and a sentence on what it rests on."""
+    """Returns the bound in units of 2^-53 * scale, and a sentence about its origin."""
     entry = _shipped().get(key(op, params, result, device))
     if entry is None:
         return UNCERTIFIED, f"none for {op}.{result} on {device}: {UNCERTIFIED:.0f} units assumed"

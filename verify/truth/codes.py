@@ -1,8 +1,7 @@
-"""Formats of at most 8 bits as tables: the number behind each code, ulp, rounding, specials.
+"""Defines formats of at most 8 bits by tables: the number of each code, ulp, rounding, special values.
 
-A format of 256 codes needs no formula. Everything here reads one table: the value of each code as a float, which holds
-all of them exactly. Formats of tensors in `dtypes=` are in `verify.truth.formats`; these are formats of quantised data
-and of its scales.
+A table lists the value of each code as a float, which is exact. Everything else here follows from the table. These are
+the formats of quantised data and its scales. `verify.truth.formats` has the formats of tensors, as in `dtypes=`.
 
 >>> e2m1 = code_format("e2m1")
 >>> e2m1.numbers
@@ -31,7 +30,7 @@ TIES: tuple[Ties, ...] = ("even", "up", "away", "to zero", "truncate")
 
 @dataclass(frozen=True)
 class CodeFormat:
-    """A format whose codes 0 to 2^bits - 1 stand for `table[code]`: a number, -0.0, an infinity or NaN."""
+    """A format with the codes 0 to 2^bits - 1. `table[code]` is a number, -0.0, an infinity or NaN."""
 
     name: str
     bits: int
@@ -41,56 +40,56 @@ class CodeFormat:
 
     @cached_property
     def nan_codes(self) -> tuple[int, ...]:
-        """Returns the codes of NaN."""
+        """The codes of NaN."""
         return tuple(code for code, value in enumerate(self.table) if math.isnan(value))
 
     @cached_property
     def inf_codes(self) -> tuple[int, ...]:
-        """Returns the codes of infinities."""
+        """The codes of infinities."""
         return tuple(code for code, value in enumerate(self.table) if math.isinf(value))
 
     @cached_property
     def negative_zero(self) -> int | None:
-        """Returns the code of -0; None if the format has one zero or none."""
+        """The code of -0; None if the format has no -0."""
         signs = (code for code, value in enumerate(self.table) if value == 0 and math.copysign(1.0, value) < 0)
         return next(signs, None)
 
     @cached_property
     def largest(self) -> float:
-        """Returns the largest number."""
+        """The largest number."""
         return self.numbers[-1]
 
     @cached_property
     def emax(self) -> int:
-        """Returns the exponent of the binade of the largest number."""
+        """The exponent of the binade of the largest number."""
         return math.frexp(self.largest)[1] - 1
 
     # -- numbers ----------------------------------------------------------------------------------
 
     @cached_property
     def numbers(self) -> tuple[float, ...]:
-        """Lists all numbers in ascending order. Both zeros are one number."""
+        """All numbers in ascending order. Both zeros are one number."""
         return tuple(sorted({value + 0.0 for value in self.table if math.isfinite(value)}))
 
     @cached_property
     def code_of(self) -> dict[float, int]:
-        """Maps a number to its code; zero to that of +0."""
+        """Maps a number to its code, and zero to the code of +0."""
         return {value + 0.0: code for code, value in reversed(list(enumerate(self.table))) if math.isfinite(value)}
 
     @cached_property
     def places(self) -> tuple[int, ...]:
-        """Lists the place of each code among `numbers`; -1 for NaN and infinities."""
+        """The place of each code's value in `numbers`; -1 for NaN and infinities."""
         at = {value: place for place, value in enumerate(self.numbers)}
         return tuple(at[value + 0.0] if math.isfinite(value) else -1 for value in self.table)
 
     @cached_property
     def even(self) -> tuple[bool, ...]:
-        """Says of each number whether its code ends in 0. Ties to even go there."""
+        """True for each number with an even code, to which ties go under round-to-even."""
         return tuple(self.code_of[value] % 2 == 0 for value in self.numbers)
 
     @cached_property
     def midpoints(self) -> tuple[float, ...]:
-        """Lists the midpoint of each two neighbours. A float holds them exactly."""
+        """The midpoint of each two neighbours, exactly."""
         return tuple((low + high) / 2 for low, high in zip(self.numbers, self.numbers[1:], strict=False))
 
     def value(self, code: int) -> float:
@@ -100,16 +99,16 @@ class CodeFormat:
         return self.table[code]
 
     def ulp(self, real: Fraction) -> Fraction:
-        """Returns the spacing at a real number: from the largest number up to |real| to the next one above.
+        """Returns the spacing at a real number: from the largest number that is at most |real| to the next one.
 
-        Below the least positive number it is the first spacing, above the largest number the last one.
+        Below the least number, returns the first spacing. Beyond the largest number, returns the last spacing.
         """
         positive = [value for value in self.numbers if value >= 0]
         place = min(max(bisect_right(positive, abs(real)) - 1, 0), len(positive) - 2)
         return Fraction(positive[place + 1]) - Fraction(positive[place])
 
     def round(self, real: Fraction, ties: Ties = "even") -> int:
-        """Returns the code of the nearest number. Beyond the largest number it saturates."""
+        """Returns the code of the nearest number, or of the largest number for a real number beyond it."""
         numbers = self.numbers
         above = bisect_right(numbers, real)
         if above == 0 or above == len(numbers):
@@ -137,7 +136,10 @@ class CodeFormat:
         return self.tensor("table", codes.device)[codes.long()]
 
     def nearest(self, real: Tensor, ties: Ties = "even") -> Tensor:
-        """Returns the places of the nearest numbers to float64 values, which have to be exact at midpoints."""
+        """Returns the places in `numbers` of the nearest numbers to float64 values, ties by rule.
+
+        Values at midpoints must be exact.
+        """
         middles, even = self.tensor("midpoints", real.device), self.tensor("even", real.device)
         if ties == "truncate":
             numbers = self.tensor("numbers", real.device)
@@ -157,8 +159,12 @@ class CodeFormat:
 def _of_floats(name: str, bits: int, mantissa: int, bias: int, specials: str) -> CodeFormat:
     """Makes a format with sign, exponent and mantissa.
 
-    `specials`: "ieee" has infinities and NaN in the last binade, "fn" has NaN where all bits but the sign are ones,
-    "fnuz" has NaN in place of -0, "none" has numbers only.
+    `specials` chooses the special values:
+
+    - "ieee": infinities and NaN in the last binade;
+    - "fn": NaN if all bits but the sign are ones;
+    - "fnuz": NaN in place of -0;
+    - "none": numbers only.
     """
     sign, table = 1 << bits - 1, []
     for code in range(1 << bits):
@@ -173,6 +179,7 @@ def _of_floats(name: str, bits: int, mantissa: int, bias: int, specials: str) ->
 
 
 def _of_integers(name: str, bits: int, *, signed: bool) -> CodeFormat:
+    """Makes a format of integers, in two's complement if signed."""
     half = 1 << bits - 1
     values = (code - (1 << bits) if signed and code >= half else code for code in range(1 << bits))
     return CodeFormat(name, bits, tuple(map(float, values)))
@@ -199,7 +206,7 @@ ALIASES = {"e4m3": "e4m3fn", "float8_e4m3fn": "e4m3fn", "float8_e5m2": "e5m2", "
 
 
 def code_format(name: str) -> CodeFormat:
-    """Returns the format of a name. "e4m3" is e4m3fn."""
+    """Returns the format with a name or an alias, such as "e4m3" for e4m3fn. Raises UsageError if there is none."""
     short = ALIASES.get(name, name)
     if short not in CODE_FORMATS:
         raise UsageError(f"unknown format of codes {name!r}; verify knows: {', '.join(CODE_FORMATS)}")

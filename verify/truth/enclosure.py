@@ -1,7 +1,7 @@
-"""An enclosure of a real number by rationals, made from mpmath or from Arb.
+"""Encloses a real number between two rationals, made from an mpmath number or an Arb ball.
 
-Exponents are cut at +-20,000 (outwards): beyond the range of every format only the sign and the side
-matter, and a value like exp(-1e600) must not become an integer of 1e600 bits.
+Exponents beyond +-20,000 are cut, outwards. Outside the range of every format only the sign and the side matter, and
+exp(-1e600) must not become an integer of 1e600 bits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _CUT = 20_000
 
 @dataclass(frozen=True)
 class Enclosure:
-    """low <= truth <= high. `kind` other than "real" stands for an infinite or undefined truth."""
+    """Two rationals with low <= truth <= high. `kind` is not "real" if the truth is infinite or undefined."""
 
     low: Fraction
     high: Fraction
@@ -29,12 +29,12 @@ class Enclosure:
         return self.low == self.high
 
     def is_narrow(self, bits: int) -> bool:
-        """Whether high - low <= 2^-bits |low|, in integers: rationals look for common factors at each step."""
+        """True if high - low <= 2^-bits |low|. Uses integers, since Fraction would search for common factors."""
         low, scale, high, other = *self.low.as_integer_ratio(), *self.high.as_integer_ratio()
         return (high * scale - low * other) << bits <= abs(low) * other
 
     def meets(self, other: Enclosure) -> bool:
-        """Whether both can enclose the same truth."""
+        """True if both may enclose the same truth."""
         if self.kind != "real" or other.kind != "real":
             return self.kind == other.kind
         return self.low <= other.high and other.low <= self.high
@@ -46,7 +46,10 @@ MINUS_INFINITY = Enclosure(Fraction(0), Fraction(0), "-inf")
 
 
 def dyadic(mantissa: int, exponent: int, *, up: bool) -> Fraction:
-    """mantissa * 2^exponent as a rational, cut towards the side that keeps an enclosure valid."""
+    """Returns mantissa * 2^exponent as a rational.
+
+    If the exponent is beyond the cut, returns a larger number if `up`, else a smaller one.
+    """
     if mantissa == 0:
         return Fraction(0)
     magnitude = mantissa.bit_length() + exponent
@@ -64,14 +67,14 @@ def dyadic(mantissa: int, exponent: int, *, up: bool) -> Fraction:
 
 
 def from_mpmath(value: Any, precision: int) -> Enclosure:
-    """The enclosure of an mpf that is within 2^-(precision - 8) relative of the truth."""
+    """Returns the enclosure of an mpf whose relative error is at most 2^-(precision - 8)."""
     import mpmath
 
     if isinstance(value, int):
         return Enclosure(Fraction(value), Fraction(value))
     if not isinstance(value, mpmath.mpf):
         with mpmath.workprec(53):
-            value = mpmath.mpf(value)  # a Python float; an mpf would be rounded to the context here
+            value = mpmath.mpf(value)  # only for Python floats: an mpf would be rounded here
     if mpmath.isnan(value):
         return NAN
     if mpmath.isinf(value):
@@ -89,10 +92,10 @@ def from_mpmath(value: Any, precision: int) -> Enclosure:
 
 
 def from_arb(ball: Any) -> Enclosure | None:
-    """The enclosure of an Arb ball; None when the ball says nothing.
+    """Returns the enclosure of an Arb ball; None if the ball is unbounded or NaN.
 
-    Arb has one NaN, [nan +/- inf], for "undefined" and for "not determined at this precision" alike (a
-    division by a ball around zero gives it), so that its NaN is never taken for an undefined truth.
+    Arb has one NaN, [nan +/- inf], for "undefined" and for "not determined at this precision". For example, division by
+    a ball around zero gives it. So Arb's NaN never means that the truth is undefined.
     """
     if ball.is_nan():
         return None
@@ -106,8 +109,8 @@ def from_arb(ball: Any) -> Enclosure | None:
 
 
 def _integers(ball: Any) -> tuple[int, int, int]:
-    """(middle, radius, exponent) of an interval of integers times 2^exponent around a finite ball."""
-    # mid() and rad() are exact; lower() and upper() would round to the precision of the moment
+    """Returns integers (middle, radius, exponent): the interval middle +- radius, times 2^exponent, holds the ball."""
+    # mid() and rad() are exact; lower() and upper() would round to Arb's current precision
     whole, place = ball.mid().man_exp()
     middle, exponent = int(whole), int(place)
     whole, place = ball.rad().man_exp()
@@ -116,16 +119,16 @@ def _integers(ball: Any) -> tuple[int, int, int]:
         return middle, 0, exponent
     if middle == 0:
         exponent = radius_exponent
-    # one common exponent; a radius far below the last bit of the middle is rounded up to a part of it
+    # Use one common exponent. A radius far below the last bit of the middle is rounded up to a small part of that bit.
     lowest = max(min(exponent, radius_exponent), exponent - 4 * max(middle.bit_length(), 64))
     places = radius_exponent - lowest
     return middle << exponent - lowest, radius << places if places >= 0 else (radius >> -places) + 1, lowest
 
 
 def narrow_pair(ball: Any, bits: int) -> tuple[float, float] | None:
-    """`to_double_double` of an ordinary ball that is narrow, as `Enclosure.is_narrow` says; None for any other.
+    """Returns `to_double_double` of a ball if it is ordinary and narrow (`Enclosure.is_narrow`); None otherwise.
 
-    In integers throughout, for whoever asks for very many.
+    It works in integers alone, which is fast for many elements.
     """
     if not ball.is_finite():
         return None
@@ -140,30 +143,29 @@ def narrow_pair(ball: Any, bits: int) -> tuple[float, float] | None:
     except OverflowError:
         return None
     if high == 0.0:
-        return None  # zero, or below the smallest number: its sign is asked for
+        return None  # zero, or below the smallest number: `to_double_double` decides its sign
     return high, _rest(middle, unit, high)
 
 
 def _rest(numerator: int, denominator: int, high: float) -> float:
-    """The quotient less a float, rounded."""
+    """Returns the quotient minus the float `high`, rounded."""
     own, unit = high.as_integer_ratio()
     return (numerator * unit - own * denominator) / (denominator * unit)
 
 
 def to_double_double(enclosure: Enclosure) -> tuple[float, float]:
-    """(high, low) float64 with high = the rounded truth and low = the rounded rest.
+    """Returns float64 numbers (high, low): the rounded truth, and the rounded rest.
 
-    Where the truth overflows float64, high is infinite and low is -0.5: infinity by rounding, which is not
-    the same as an infinite truth (high infinite, low 0).
+    If a finite truth overflows float64, high is infinite and low is -0.5. If the truth is infinite, low is 0.
     """
     if enclosure.kind == "nan":
         return math.nan, 0.0
     if enclosure.kind != "real":
         return (math.inf if enclosure.kind == "inf" else -math.inf), 0.0
     (low, scale), (high_end, other) = enclosure.low.as_integer_ratio(), enclosure.high.as_integer_ratio()
-    middle, unit = low * other + high_end * scale, 2 * scale * other  # the middle is the first over the second
+    middle, unit = low * other + high_end * scale, 2 * scale * other  # middle / unit is halfway between the ends
     try:
-        high = middle / unit  # rounded correctly, as a quotient of integers is
+        high = middle / unit  # Python rounds a quotient of integers correctly
     except OverflowError:
         high = math.inf if middle > 0 else -math.inf
     if math.isinf(high):

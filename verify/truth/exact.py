@@ -1,11 +1,10 @@
-"""Single elements judged exactly: precision is raised until rounding and error are decided (Ziv's strategy).
+"""Judges single elements exactly: raises the precision until rounding and error are decided (Ziv's strategy).
 
-Two routes lead to every exact value: mpmath evaluates a stable formula, Arb encloses the value in a ball.
-Both must be able to hold the same real number, else `TruthError` stops the run: the harness is wrong.
-Arb alone serves in bulk (several times faster), mpmath joins for every number that is printed.
+Two routes lead to every exact value: mpmath evaluates a stable formula, and Arb encloses the value in a ball. If the
+two cannot be the same real number, the harness is wrong, and `TruthError` stops the run. Arb alone judges in bulk,
+since it is several times faster. mpmath joins for every number that is printed.
 
-Ziv, "Fast evaluation of elementary mathematical functions with correctly rounded last bit",
-ACM TOMS 17 (1991).
+Ziv, "Fast evaluation of elementary mathematical functions with correctly rounded last bit", ACM TOMS 17 (1991).
 """
 
 from __future__ import annotations
@@ -24,36 +23,35 @@ from verify.truth.ulp import Policy
 
 START_PRECISION = 160
 MAX_PRECISION = 20_480
-_RARE = 2_560  # what that many bits do not decide, few do before the last: ties, and numbers 2^-5,000 beside one
-_SETTLED = 40  # an error figure is known once its interval is 2^-40 of it, or 2^-40 ulp
+_RARE = 2_560  # after this precision the largest comes next: only ties and numbers very near one are still open
+_SETTLED = 40  # an error is decided once its interval is narrower than 2^-40 times it, or than 2^-40 ulp
 
 
 @dataclass(frozen=True)
 class Judged:
-    """The verdict on one element. `ulp` is signed, in units of 2^exponent, infinite where `ulp.Errors` has it so.
+    """The verdict on one element."""
 
-    `right_bits` is the correctly rounded pattern, None where the truth is NaN. `error` is what `ulp` is the nearest
-    float to, None where no number says it.
-    """
-
-    ulp: float
+    ulp: float  # signed error in units of 2^exponent; infinite as in `verify.truth.ulp.Errors`
     exponent: int
     misrounded: bool
-    right_bits: int | None
+    right_bits: int | None  # correctly rounded pattern; None: the truth is NaN
     enclosure: Enclosure
-    precision: int
-    routes: int
-    error: Fraction | None = None
+    precision: int  # bits that decided
+    routes: int  # number of routes that agreed
+    error: Fraction | None = None  # exact value of `ulp`; None: no number, such as NaN against a number
 
     def scaled(self, exponent: int) -> float:
-        """The error in units of 2^exponent. It may fit a float where that in ulps of a tiny truth does not."""
+        """Returns the error in units of 2^exponent. It may fit into a float though the error in ulps does not."""
         if self.error is None:
             return self.ulp
         finer = self.exponent - exponent
         return _to_float(quotient(self.error.numerator << max(finer, 0), self.error.denominator << max(-finer, 0)))
 
     def in_noise(self, noise: float, spread: float, floor: float) -> float:
-        """The error beyond half a ULP and a spread, in units of noise that are at least `floor` ULP, with its sign."""
+        """Returns the signed error beyond half a ULP and `spread`, in units of noise.
+
+        The unit is at least `floor` ULP.
+        """
         if self.error is None or math.isnan(noise) or math.isinf(noise + spread):
             return self.ulp if self.error is None else 0.0
         ulp = power_of_two(self.exponent)
@@ -67,9 +65,10 @@ class Judged:
 def enclose(
     point: Point, precision: int, *, both: bool, joins: Callable[[Enclosure], bool] = lambda ball: True
 ) -> tuple[Enclosure | None, int]:
-    """The tightest enclosure at a precision and the number of routes that agreed on it.
+    """Returns the tightest enclosure at a precision, or None, and the number of routes that agreed on it.
 
-    With `both`, mpmath `joins` the balls of Arb's for which that says so.
+    With `both`, mpmath evaluates too, unless Arb has a ball for which `joins` is false. Raises TruthError if the routes
+    disagree.
     """
     assert point.arb is not None, "every exact value has two routes"
     ball = from_arb(point.arb(precision))
@@ -77,9 +76,9 @@ def enclose(
         return ball, 1
     number = from_mpmath(point.mp(precision), precision)
     if ball is None and number.kind == "nan":
-        return number, 2  # both routes find no value
+        return number, 2  # both routes say that there is no value
     if ball is None and number.kind != "real":
-        return number, 1  # an infinity that went through a product or a sum: no ball can hold it
+        return number, 1  # an infinity after a product or a sum, where Arb has NaN
     if ball is None:
         return None, 2
     if not number.meets(ball):
@@ -96,9 +95,10 @@ def settle(
     both: bool = True,
     start: int = START_PRECISION,
 ) -> tuple[Enclosure, int, int]:
-    """Raise the precision until `decided` holds; (enclosure, precision, routes).
+    """Raises the precision until `decided(enclosure)` holds. Returns (enclosure, precision, routes).
 
-    Beyond the first precision Arb goes on alone, and mpmath joins where Arb has decided, or has no more bits.
+    mpmath evaluates at the first precision, and again once Arb has decided or reached the largest precision. Arb works
+    alone in between. An enclosure that stays undecided counts as a tie.
     """
     precision = start
 
@@ -117,13 +117,13 @@ def settle(
 
 
 def judge(point: Point, fmt: Format, got: int, *, both: bool = True, policy: Policy | None = None) -> Judged:
-    """Judge one output pattern against the exact value, or the nearest one where several are right."""
+    """Judges one output pattern against the exact value, or against the nearest right answer if there are several."""
     policy = policy or Policy()
     between = point.ends() if point.ends is not None else None
     if between is not None:
         return _judge_between(*between, fmt, got, both=both, policy=policy)
 
-    last: list[Any] = [None, None]  # the enclosure that was asked about last and the errors that it allows
+    last: list[Any] = [None, None]  # the last enclosure that `decided` received, and the errors that it allows
 
     def decided(enclosure: Enclosure) -> bool:
         if fmt.is_inf(got) and _overflows(fmt, enclosure.low) != _overflows(fmt, enclosure.high):
@@ -139,8 +139,8 @@ def judge(point: Point, fmt: Format, got: int, *, both: bool = True, policy: Pol
     enclosure, precision, routes = settle(point, decided, both=both)
     right, error, exponent = _compare(fmt, got, enclosure, policy, last[1] if last[0] is enclosure else None)
     if precision >= MAX_PRECISION and isinstance(error, Fraction) and error and _is_rounded(point):
-        # a number so near a power of two that its side is not known has the smaller of two units: x / (1 + exp(-x))
-        # at 2^15 is below 2^15 by a part of 2^-47,000
+        # If the truth is so near a power of two that its side is unknown, it gets the smaller of the two units. For
+        # example, x / (1 + exp(-x)) at 2^15 is below 2^15 by 2^-47,000 of it.
         finer = fmt.ulp_exponent(enclosure.low * (1 - power_of_two(-fmt.precision - 2)))
         error, exponent = error * power_of_two(exponent - finer), finer
     ulp = _to_float(error) if isinstance(error, Fraction) else error
@@ -152,7 +152,7 @@ def judge(point: Point, fmt: Format, got: int, *, both: bool = True, policy: Pol
     if right is None:
         misrounded = ulp != 0.0
     if policy.signed_zero == "strict" and _magnitude(fmt, got) == 0 and abs(ulp) <= 0.5:
-        # where the truth itself is zero, its sign is not known here
+        # a truth of zero has no known sign here
         side = -1 if enclosure.high < 0 else int(enclosure.low > 0)
         misrounded = misrounded or side == (1 if fmt.is_negative(got) else -1)
     told = error if isinstance(error, Fraction) else None
@@ -162,8 +162,11 @@ def judge(point: Point, fmt: Format, got: int, *, both: bool = True, policy: Pol
 def judge_known(
     point: Point, known: Callable[[], Enclosure], fmt: Format, got: int, *, both: bool, policy: Policy
 ) -> Judged:
-    """The verdict on one element. Where mpmath would take too much, by Arb and the interval that is `known` anyway;
-    where Arb would too, by the interval alone."""
+    """Judges one element as `judge` does, but also if an exact value is beyond the budget (BeyondEffort).
+
+    Without mpmath, Arb and the interval that `known()` returns are the two routes. Without Arb too, the interval alone
+    decides.
+    """
     try:
         return judge(point, fmt, got, both=both, policy=policy)
     except BeyondEffort:
@@ -178,7 +181,7 @@ def judge_known(
 
 
 def _judge_within(enclosure: Enclosure, fmt: Format, got: int, policy: Policy) -> Judged:
-    """The verdict by an interval that nothing narrows: its middle, and no route that says more."""
+    """Judges an element by the middle of an interval, which no exact route narrows."""
     right, error, exponent = _compare(fmt, got, enclosure, policy, None)
     told = error if isinstance(error, Fraction) else None
     ulp = _to_float(error) if isinstance(error, Fraction) else error
@@ -186,7 +189,10 @@ def _judge_within(enclosure: Enclosure, fmt: Format, got: int, policy: Policy) -
 
 
 def _is_rounded(point: Point) -> bool:
-    """Whether the formula rounds on its way to a value, which then is not known to be that number itself."""
+    """True if the formula of a point rounds, so that its value may differ from the truth.
+
+    Evaluates it with roundings down and up, and compares.
+    """
     from mpmath import mp
 
     before, values = mp._prec_rounding[1], []
@@ -200,14 +206,14 @@ def _is_rounded(point: Point) -> bool:
 
 
 def _overflows(fmt: Format, real: Fraction) -> bool:
-    """Whether a real number is beyond the largest finite one: only there infinity may be a rounding of it."""
+    """True if a real number is beyond the largest finite number, so that it may round to infinity."""
     return abs(real) > fmt.max_finite
 
 
 def _judge_between(least: Point, greatest: Point, fmt: Format, got: int, *, both: bool, policy: Policy) -> Judged:
-    """The verdict where every number from one exact value to another is right."""
+    """Judges an element for which every number from `least` to `greatest` is right."""
     low, high = (judge(end, fmt, got, both=both, policy=policy) for end in (least, greatest))
-    if low.enclosure.kind == "-inf" and high.enclosure.kind == "inf":  # nothing is wrong, NaN neither
+    if low.enclosure.kind == "-inf" and high.enclosure.kind == "inf":  # every answer is right, NaN too
         return replace(low, ulp=0.0, error=Fraction(0), misrounded=False, right_bits=got)
     whole = Enclosure(low.enclosure.low, high.enclosure.high)
     finite = not fmt.is_nan(got) and not fmt.is_inf(got)
@@ -220,10 +226,10 @@ def _judge_between(least: Point, greatest: Point, fmt: Format, got: int, *, both
 def _compare(
     fmt: Format, got: int, enclosure: Enclosure, policy: Policy, allowed: tuple[Fraction, Fraction] | None
 ) -> tuple[int | None, Fraction | float, int]:
-    """(correctly rounded pattern, signed error, exponent of its unit) under a policy.
+    """Returns (correctly rounded pattern, signed error, exponent of the error's unit) under a policy.
 
-    The error is a float where it is no number: infinite for a mismatch, 0 for what the policy excuses. `allowed` is
-    what `error_range` says of the enclosure, where that is known.
+    The error is a Fraction, or a float in two cases: infinite for a mismatch, and 0 if the policy excuses the
+    difference. `allowed` is `error_range` of the enclosure, if the caller has it.
     """
     infinite = float("inf")
     if enclosure.kind == "nan":
@@ -245,7 +251,7 @@ def _compare(
     if fmt.is_nan(got):
         if fmt.has_inf or not fmt.is_nan(right):
             return right, infinite, exponent
-        # e4m3fn overflows to NaN, which stands where infinity would
+        # e4m3fn overflows to NaN, which counts like infinity here
         place = -fmt.overflow if negative else fmt.overflow
         return right, (place - (low + high) / 2) / power_of_two(exponent), exponent
     if enclosure.kind != "real" and fmt.is_inf(got) and fmt.is_negative(got) != negative:
@@ -260,6 +266,7 @@ def _compare(
 
 
 def _nearest(fmt: Format, real: Fraction, *, saturate: bool) -> int:
+    """Returns the nearest pattern; with `saturate`, the largest finite number in place of infinity."""
     bits = fmt.round(real)
     if saturate and (bits & ~fmt.sign_bit) == fmt.inf_bits:
         bits = (bits & fmt.sign_bit) | fmt.max_bits
@@ -267,6 +274,7 @@ def _nearest(fmt: Format, real: Fraction, *, saturate: bool) -> int:
 
 
 def _same(fmt: Format, got: int, right: int | None) -> bool:
+    """True if a pattern is the right one. All NaN are the same, and so are both zeros. right=None means NaN."""
     if right is None:
         return fmt.is_nan(got)
     if fmt.is_nan(got):
@@ -275,7 +283,7 @@ def _same(fmt: Format, got: int, right: int | None) -> bool:
 
 
 def error_range(fmt: Format, got: int, enclosure: Enclosure) -> tuple[Fraction, Fraction]:
-    """Smallest and largest error that the enclosure allows, across a change of binade too."""
+    """Returns the smallest and the largest error that the enclosure allows, even if it crosses a binade."""
     low, high = enclosure.low, enclosure.high
     if low == high:
         return (only := fmt.error(got, low)), only
@@ -293,7 +301,7 @@ def error_range(fmt: Format, got: int, enclosure: Enclosure) -> tuple[Fraction, 
 
 
 def nearest(point: Point, fmt: Format, *, both: bool = True) -> int:
-    """The correctly rounded pattern of an exact value (NaN where there is none)."""
+    """Returns the correctly rounded pattern of an exact value; NaN if there is no value."""
 
     def decided(enclosure: Enclosure) -> bool:
         low, high = fmt.round(enclosure.low), fmt.round(enclosure.high)
@@ -308,9 +316,10 @@ def nearest(point: Point, fmt: Format, *, both: bool = True) -> int:
 
 
 def digits(point: Point, count: int = 30, *, known: Enclosure | None = None) -> str:
-    """The exact value in decimal, `count` significant digits; of several right ones the two ends.
+    """Returns the exact value in decimal with `count` significant digits; "a to b" if several answers are right.
 
-    From what it was judged by where that is `known` and narrow enough, or too much to narrow; else from mpmath.
+    Uses the enclosure `known` if it determines the digits. Else evaluates mpmath. If that is beyond the budget, returns
+    the ends of `known`.
     """
     import mpmath
 
@@ -343,10 +352,10 @@ def digits(point: Point, count: int = 30, *, known: Enclosure | None = None) -> 
 
 
 def _as_tie(enclosure: Enclosure) -> Enclosure:
-    """The exact number with the shortest expansion inside an enclosure that no precision could split.
+    """Returns the number with the shortest binary expansion inside an enclosure that no precision decides.
 
-    Arithmetic that is exact in the reals (a dot product of floats, a halving) lands on a midpoint of the
-    format; an mpmath value then never leaves it, however many bits it has.
+    Exact arithmetic (a dot product of floats, a halving) may give a midpoint of the format. Every enclosure of an
+    mpmath value then contains the midpoint, at any precision. Raises TruthError if no short number is inside.
     """
     if enclosure.low <= 0 <= enclosure.high:
         return Enclosure(Fraction(0), Fraction(0))
@@ -362,7 +371,7 @@ def _as_tie(enclosure: Enclosure) -> Enclosure:
 
 
 def _magnitude(fmt: Format, bits: int) -> int:
-    """A pattern with both zeros made one: the sign of a zero is a matter of policy, not of rounding."""
+    """Returns the pattern, with -0 replaced by +0: the policy decides about the sign of zero, not the rounding."""
     return 0 if bits & ~fmt.sign_bit == 0 else bits
 
 
@@ -384,7 +393,7 @@ def _disagreement(first: str, a: Enclosure, second: str, b: Enclosure) -> str:
 
 
 def float_or_text(value: Fraction) -> str:
-    """A rational for a message."""
+    """Returns a rational as text for a message."""
     try:
         return repr(float(value))
     except OverflowError:

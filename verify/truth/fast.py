@@ -1,9 +1,8 @@
-"""Truth for whole tensors: float64 on the device with a certified bound, or exact values as float64 pairs.
+"""Evaluates the truth of whole tensors: in float64 with a bound, or exactly as pairs of float64 numbers.
 
-`evaluate` returns, for each wanted result, a `Truth`: value (+ low), how far the real number may be from it
-(`bound`) and the scale of its terms. For formats up to float32 that is one vectorised float64 pass whose
-bound comes from the certificate. float64 results have no wider hardware format to stand on, so every
-element is evaluated exactly and carried as high + low.
+`evaluate` returns a `Truth` for each requested result. For formats up to float32, it takes one vectorised float64 pass
+on the device, and the bound comes from the certificate or from intervals. For float64 results, there is no wider
+hardware format. So every element is evaluated exactly and stored as value + low.
 """
 
 from __future__ import annotations
@@ -30,49 +29,48 @@ from verify.truth.exact import START_PRECISION, Judged, settle
 from verify.truth.formats import Format
 from verify.truth.ulp import Yardstick, ulp_exponent, usable_scale, widen
 
-_PAIR_BITS = 130  # a float64 pair holds 107 bits; the rest keeps the rounding of `low` honest
-_PAIR_FLOOR = 2.0**-968  # below, 53 bits of `low` reach under the smallest subnormal
-_ANYTHING = (-math.inf, math.inf)  # the ends of an element of which every answer is right
-_AT_ONCE = 512  # points that are made before any is asked: all at once keep the garbage collector busy
-_VANISHED = Fraction(1, 1 << 1_300)  # far below every format: only the side of zero matters, which the reference knows
+_PAIR_BITS = 130  # accuracy of a value that becomes a pair: the pair holds 107 bits, the others round `low` correctly
+_PAIR_FLOOR = 2.0**-968  # below it, the 53 bits of `low` would reach under the smallest subnormal number
+_ANYTHING = (-math.inf, math.inf)  # ends of an element if every answer is right
+_AT_ONCE = 512  # points created in one batch; more would keep the garbage collector busy
+_VANISHED = Fraction(1, 1 << 1_300)  # far below every format: only the sign matters, which the reference has
 
 
-_TENSORS = ("value", "low", "bound", "scale", "unknown", "noise", "spread", "other")  # of a truth, besides its ends
+_TENSORS = ("value", "low", "bound", "scale", "unknown", "noise", "spread", "other")  # tensors of a Truth, without ends
 
 
 @dataclass(frozen=True)
 class Truth:
-    """The truth of one result: value + low within `bound`, in the shape of the result.
+    """The truth of one result: each real number lies within `bound` of value + low.
 
-    `ends` are the least and the greatest right answer of each element, where an element has more than one; `unknown`
-    are those whose value no route finds. `noise`, `spread` and `other` are those of `verify.ops.op.Fast`.
+    `noise`, `spread`, `other` and `together` have the meaning that they have in `verify.ops.op.Fast`.
     """
 
     value: Tensor
-    low: Tensor | None
+    low: Tensor | None  # None: zero
     bound: Tensor
     scale: Tensor
-    certificate: str
-    ends: tuple[Tensor, Tensor] | None = None
-    unknown: Tensor | None = None
+    certificate: str  # the origin of the bound, in words
+    ends: tuple[Tensor, Tensor] | None = None  # least and greatest right answer; None: only one everywhere
+    unknown: Tensor | None = None  # mask of the elements that no route can evaluate
     noise: Tensor | None = None
     spread: Tensor | None = None
     other: Tensor | None = None
     together: float = 1.0
 
     def unit(self, gate: Gate, floor: float) -> Tensor | Yardstick | None:
-        """Returns what errors are told in beside ULP: by the scale, or by the noise, which is at least `floor` ULP."""
+        """Returns the unit of errors for a gate: the scale, the noise of at least `floor` ULP, or None for ULP."""
         if gate == "noise" and self.noise is not None:
             return Yardstick(self.least_noise(self.noise), self.spread, floor, self.together)
         return self.scale if gate == "scaled" else None
 
     def least_noise(self, noise: Tensor) -> Tensor:
-        """Returns the noise; where there is none, or no number says it, how far the truth is known."""
+        """Replaces noise that is zero or not finite by the bound of the truth, if that is finite."""
         noise = noise.nan_to_num(0.0, 0.0, 0.0)
         return torch.where((noise == 0) & torch.isfinite(self.bound), self.bound, noise)
 
     def figure(self, judged: Judged, index: int, fmt: Format, gate: Gate, floor: float) -> float | None:
-        """Returns the error of one element in the unit of a gate; None where that is ULP."""
+        """Returns the error of one element in the unit of a gate; None if that is ULP."""
         if gate == "scaled":
             return judged.scaled(self.scale_exponent(index, fmt))
         if gate == "plain" or self.noise is None:
@@ -81,7 +79,7 @@ class Truth:
         return judged.in_noise(float(self.least_noise(self.noise).reshape(-1)[index]), spread, floor)
 
     def for_result(self, got: Tensor) -> Truth:
-        """The truth that a result is judged by: of several right answers of an element the one next to it."""
+        """Returns the truth to judge a result by: of several right answers, the one nearest to the result."""
         actual = widen(got.detach()).reshape(self.value.shape)
         if self.other is not None:
             closer = (actual - self.other).abs() < (actual - self.value).abs()
@@ -97,7 +95,7 @@ class Truth:
         return replace(self, value=torch.where(several, nearest, self.value), low=low, ends=None)
 
     def at(self, places: Tensor) -> Truth:
-        """Returns the truth of some elements, by their flat indices."""
+        """Returns the truth of some elements, given by flat indices."""
 
         def some(each: Tensor | None) -> Any:
             return None if each is None else each.reshape(-1)[places]
@@ -106,12 +104,12 @@ class Truth:
         return replace(self, ends=ends, **{name: some(getattr(self, name)) for name in _TENSORS})
 
     def scale_exponent(self, index: int, fmt: Format) -> int:
-        """The exponent of the unit in which the scaled error of one element is told."""
+        """Returns the exponent of the unit of one element's scaled error."""
         scale, value = (each.reshape(-1)[index : index + 1] for each in (self.scale, self.value))
         return int(ulp_exponent(usable_scale(scale, value), fmt)[0])
 
     def interval(self, index: int) -> Enclosure:
-        """What is known of one element, cut at the largest numbers of float64."""
+        """Returns the interval of one element's truth, cut at the largest numbers of float64."""
         largest = sys.float_info.max
         ends = (self.value, self.value) if self.ends is None else self.ends
         least, greatest = (float(end.reshape(-1)[index]) for end in ends)
@@ -127,7 +125,7 @@ class Truth:
         )
 
     def cpu(self) -> Truth:
-        """The same truth in the memory of the host."""
+        """Returns a copy in host memory."""
         ends = None if self.ends is None else (self.ends[0].cpu(), self.ends[1].cpu())
         held = {name: getattr(self, name) for name in _TENSORS}
         moved: dict[str, Any] = {name: None if each is None else each.cpu() for name, each in held.items()}
@@ -135,7 +133,10 @@ class Truth:
 
 
 def decided(point: Point, truth: Truth, near: Truth, index: int) -> Point:
-    """The point of an element: another one where decisions made otherwise give it the value that `near` has."""
+    """Returns the point of an element, or the point of its second right value if `near` chose that.
+
+    `near` is `truth.for_result(got)`.
+    """
     if truth.other is None:
         return point
     number, other = (float(each.reshape(-1)[index]) for each in (near.value, truth.other))
@@ -145,23 +146,26 @@ def decided(point: Point, truth: Truth, near: Truth, index: int) -> Point:
 
 
 def evaluate(op: Op, problem: Problem, formats: dict[str, Format]) -> dict[str, Truth]:
-    """The truth of every result in `problem.results`; `formats` names the format each is judged in."""
+    """Returns the truth of every result in `problem.results`. `formats` maps each to the format it is judged in."""
     fast = op.fast(problem)
     kind = device_kind(fast)
     return {result: truth_of(op, problem, result, fast[result], formats[result], kind) for result in problem.results}
 
 
 def device_kind(fast: Mapping[str, Fast]) -> str:
-    """The kind of device that a reference was evaluated on, as certificates name it."""
+    """Returns the kind of device of a reference, as in certificates: "cpu" or "sm_90"."""
     return architecture(next(item.value.device for item in fast.values())) if fast else ""
 
 
 def truth_of(op: Op, problem: Problem, result: str, reference: Fast, fmt: Format, kind: str) -> Truth:
-    """The truth of one result, from its reference on a `kind` of device. Elements that need it are evaluated exactly,
-    which takes its time; nothing of it is asked of a GPU where the problem and the reference are on the host."""
+    """Returns the truth of one result, given its reference, which was evaluated on a `kind` of device.
+
+    Evaluates elements exactly if the reference has no bound for them, or if the result is float64, which is slow. Uses
+    no GPU if the problem and the reference are in host memory.
+    """
     if op.meaning is not None and op.geometry.named:
         reference = op.meaning.looked_up(problem, result, reference)
-    known = reference.bound is not None and not bool(reference.bound.any())  # as integers are
+    known = reference.bound is not None and not bool(reference.bound.any())  # true for integers
     if fmt.name == "float64" and not known:
         return _exactly(op, problem, result, reference)
     if reference.bound is not None:
@@ -170,8 +174,8 @@ def truth_of(op: Op, problem: Problem, result: str, reference: Fast, fmt: Format
         return Truth(reference.value, None, reference.bound, reference.scale, told, *rest)
     units, sentence = certificate.units_for(op.name, problem.params, result, kind)
     if op.geometry.multiplies:
-        # a float64 sum of k products is off by at most about k units (Higham, section 3.1); the
-        # certificate was measured on short ones
+        # A float64 sum of k products has an error of at most about k units (Higham, section 3.1). The certificate was
+        # measured on short sums.
         units += _terms(problem)
     bound = reference.scale.abs() * (units * 2.0**-53) + certificate.SLACK
     bound = torch.where(reference.value.isfinite(), bound, 0.0)
@@ -181,7 +185,7 @@ def truth_of(op: Op, problem: Problem, result: str, reference: Fast, fmt: Format
 
 
 def _terms(problem: Problem) -> int:
-    """No sum in a contraction or its gradients is longer than the largest dimension of its operands."""
+    """Returns the largest dimension of the operands, a bound of the length of sums in products and their gradients."""
     return max(
         (size for value in problem.inputs.values() if value is not None for size in value.shape),
         default=1,
@@ -189,6 +193,7 @@ def _terms(problem: Problem) -> int:
 
 
 def _exactly(op: Op, problem: Problem, result: str, reference: Fast) -> Truth:
+    """Evaluates every element exactly, and returns it as a pair of float64 numbers."""
     scale = reference.scale
     count = scale.numel()
     pairs = []
@@ -198,10 +203,10 @@ def _exactly(op: Op, problem: Problem, result: str, reference: Fast) -> Truth:
     both = torch.tensor(pairs, dtype=torch.float64, device=scale.device).reshape(count, 2)
     value = both[:, 0].reshape(scale.shape)
     low = both[:, 1].reshape(scale.shape)
-    # the ball of a value below every format has zero within: the reference says on which side it is
+    # the ball of a value below every format contains zero, so the reference gives the sign
     value = torch.where((value == 0) & (low == 0), torch.copysign(value, reference.value), value)
     bound = value.abs() * 2.0**-104
-    # a pair cannot hold a tiny truth: `low` is then rounded to the spacing of subnormals
+    # for a tiny truth, `low` is rounded to the spacing of subnormal numbers
     bound = torch.where(value.abs() < _PAIR_FLOOR, bound + 2.0**-1074, bound)
     settled = ~torch.isfinite(value) & (low == 0)
     bound = torch.where(settled, 0.0, bound)
@@ -210,7 +215,7 @@ def _exactly(op: Op, problem: Problem, result: str, reference: Fast) -> Truth:
 
 
 def _pair(point: Point) -> tuple[float, float]:
-    """The exact value as high + low; most need one ball."""
+    """Returns the exact value as (high, low). Most values need a single ball."""
     evaluate_ball = point.arb
     assert evaluate_ball is not None, "every exact value has two routes"
     ball = evaluate_ball(START_PRECISION)
@@ -222,7 +227,7 @@ def _pair(point: Point) -> tuple[float, float]:
 
 
 def _tight(point: Point, span: tuple[Fraction, Fraction] | None = None) -> Enclosure:
-    """As narrow as a pair of float64 can hold, or wholly inside or outside a span."""
+    """Returns an enclosure that is narrow enough for a pair of float64, or wholly inside or outside `span`."""
 
     def narrow(enclosure: Enclosure) -> bool:
         if enclosure.is_narrow(_PAIR_BITS) or enclosure.is_exact:
@@ -239,20 +244,21 @@ def _is_inside(enclosure: Enclosure, span: tuple[Fraction, Fraction]) -> bool:
 
 
 def check_bound(points: Sequence[Point], truth: Truth, indices: Sequence[int]) -> None:
-    """Stop the run if a re-sampled element lies outside the certificate's bound."""
+    """Raises TruthError if the exact value of a sampled element is outside the bound of the truth."""
     flat_value = truth.value.reshape(-1)
     flat_bound = truth.bound.reshape(-1)
     for point, index in zip(points, indices, strict=True):
         if truth.ends is not None and tuple(float(end.reshape(-1)[index]) for end in truth.ends) == _ANYTHING:
             continue
         value, bound = float(flat_value[index]), float(flat_bound[index])
-        if math.isinf(bound):  # nothing is known, not even whether there is a number
+        if math.isinf(bound):  # nothing to check: the reference does not know the value at all
             continue
         least = greatest = value
         if truth.ends is not None:  # between its ends the truth may be anywhere
             ends = [float(end.reshape(-1)[index]) for end in truth.ends]
             least, greatest = ends if ends[0] < ends[1] else (value, value)
-        span = None  # a truth that cancels to nothing has no digits to wait for: that it is this near is enough
+        # A truth that cancels to zero never has a narrow enclosure. It suffices that the enclosure lies in this span.
+        span = None
         if math.isfinite(least) and math.isfinite(greatest):
             span = Fraction(least) - Fraction(bound), Fraction(greatest) + Fraction(bound)
         try:

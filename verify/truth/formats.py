@@ -1,7 +1,8 @@
-"""Floating-point formats, exactly: bits, neighbours, ulp of a real number, rounding to nearest even.
+"""Defines floating-point formats exactly: bits, neighbours, ulp of a real number, rounding to nearest even.
 
-Everything here is integer or rational arithmetic, so it is slow and right: it is the oracle for the tensor
-code in `verify.truth.ulp`, and the judge of single elements. A real number is a `fractions.Fraction`.
+All arithmetic is on integers or rationals, which is slow but exact. The tests compare the tensor code in
+`verify.truth.ulp` with it, and `verify.truth.exact` judges single elements by it. A real number is a
+`fractions.Fraction`.
 
 >>> bfloat16 = named("bfloat16")
 >>> hex(bfloat16.round(Fraction(1, 3)))
@@ -26,16 +27,16 @@ from verify.errors import UsageError
 class Format:
     """A binary floating-point format with gradual underflow.
 
-    `precision` counts the hidden bit; `emin` and `emax` are the exponents of the smallest normal number
-    2^emin and of the largest binade. `has_inf` is False for float8 e4m3fn, whose only non-finite value is
-    NaN (all ones), so that its largest finite number has mantissa 110 instead of 111.
+    A pattern is the bits of a number, as a non-negative integer.
     """
 
     name: str
     bits: int
-    precision: int
-    emin: int
-    emax: int
+    precision: int  # bits of the significand, with the hidden bit
+    emin: int  # 2^emin is the smallest normal number
+    emax: int  # exponent of the largest binade
+    # False for float8 e4m3fn: its only value that is not finite is NaN, with all bits one but the sign. So its largest
+    # finite number has the mantissa 110 instead of 111.
     has_inf: bool = True
 
     # -- the shape of the format ------------------------------------------------------------------
@@ -50,19 +51,19 @@ class Format:
 
     @cached_property
     def inf_bits(self) -> int:
-        """Pattern of +infinity, or, without infinities, of the first pattern after the largest finite."""
+        """The pattern of +infinity. Without infinities, the pattern after the largest finite number."""
         return self.max_bits + 1
 
     @cached_property
     def max_bits(self) -> int:
-        """Pattern of the largest finite number."""
+        """The pattern of the largest finite number."""
         if self.has_inf:
             return (((1 << (self.bits - self.precision)) - 1) << self.mantissa_bits) - 1
         return self.sign_bit - 2
 
     @property
     def nan_bits(self) -> int:
-        """One quiet NaN."""
+        """The pattern of a quiet NaN."""
         if self.has_inf:
             return self.inf_bits | (1 << (self.mantissa_bits - 1))
         return self.inf_bits
@@ -77,12 +78,12 @@ class Format:
 
     @cached_property
     def min_ulp_exponent(self) -> int:
-        """Exponent of the spacing of subnormal numbers: no ulp is finer."""
+        """The exponent of the spacing of subnormal numbers, which is the smallest ulp."""
         return self.emin - self.mantissa_bits
 
     @cached_property
     def overflow(self) -> Fraction:
-        """The number that stands for infinity in error figures: one ulp above the largest finite."""
+        """The number that replaces infinity when errors are computed: one ulp above the largest finite number."""
         return self.max_finite + power_of_two(self.emax - self.mantissa_bits)
 
     # -- bits and values --------------------------------------------------------------------------
@@ -98,11 +99,11 @@ class Format:
         return (self._checked(bits) & ~self.sign_bit) <= self.max_bits
 
     def is_negative(self, bits: int) -> bool:
-        """The sign bit, also of zero and NaN."""
+        """True if the sign bit is set, also for zero and NaN."""
         return bool(self._checked(bits) & self.sign_bit)
 
     def value(self, bits: int) -> Fraction:
-        """The number behind a finite pattern."""
+        """Returns the number of a finite pattern. Raises ValueError for any other pattern."""
         magnitude = self._checked(bits) & ~self.sign_bit
         if magnitude > self.max_bits:
             raise ValueError(f"{self.name} pattern {bits:#x} is not finite and has no rational value")
@@ -116,7 +117,7 @@ class Format:
         return quotient(number << max(exponent, 0), 1 << max(-exponent, 0))
 
     def to_float(self, bits: int) -> float:
-        """The value as a Python float (exact for every format here), infinities and NaN included."""
+        """Returns the value of any pattern as a Python float, which is exact."""
         if self.is_nan(bits):
             return math.nan
         if self.is_inf(bits):
@@ -125,22 +126,22 @@ class Format:
         return math.copysign(number, -1.0) if self.is_negative(bits) else number
 
     def patterns(self) -> Iterator[int]:
-        """Every bit pattern, in pattern order."""
+        """Returns all patterns in ascending order."""
         return iter(range(1 << self.bits))
 
     # -- neighbours -------------------------------------------------------------------------------
 
     def ordinal(self, bits: int) -> int:
-        """Position on the number line: consecutive numbers have consecutive ordinals, both zeros have 0."""
+        """Returns the position on the number line: neighbours have consecutive ordinals, and both zeros have 0."""
         magnitude = self._checked(bits) & ~self.sign_bit
         return -magnitude if bits & self.sign_bit else magnitude
 
     def signed(self, bits: int) -> int:
-        """A pattern as the signed integer of its width, which is what a tensor of integers holds."""
+        """Returns a pattern as a signed integer of the same width, as a tensor of integers holds it."""
         return bits - (1 << self.bits) if bits >= self.sign_bit else bits
 
     def from_ordinal(self, ordinal: int) -> int:
-        """The pattern at an ordinal; 0 gives +0."""
+        """Returns the pattern at an ordinal; +0 for 0. Raises ValueError if there is no number."""
         bits = abs(ordinal)
         if bits > self.inf_bits or (bits == self.inf_bits and not self.has_inf):
             raise ValueError(f"{self.name} has no number at ordinal {ordinal}")
@@ -156,10 +157,10 @@ class Format:
     # -- real numbers -----------------------------------------------------------------------------
 
     def ulp_exponent(self, real: Fraction) -> int:
-        """e such that the spacing of this format at `real` is 2^e.
+        """Returns e such that the spacing of this format at `real` is 2^e.
 
-        The spacing of the binade that holds |real| (2^k belongs to the binade above it); of the subnormals
-        below 2^emin and at zero; of the largest binade for everything beyond it.
+        This is the spacing of the binade with |real|, where 2^k belongs to the binade above it. Below 2^emin, it is the
+        spacing of the subnormal numbers. Beyond the largest binade, it is the spacing of that binade.
         """
         if real == 0:
             return self.min_ulp_exponent
@@ -167,16 +168,16 @@ class Format:
         return exponent - self.mantissa_bits
 
     def ulp(self, real: Fraction) -> Fraction:
-        """The spacing of this format at a real number."""
+        """Returns the spacing of this format at a real number."""
         return power_of_two(self.ulp_exponent(real))
 
     def round(self, real: Fraction, *, negative_zero: bool = False) -> int:
-        """Nearest pattern, ties to even, gradual underflow; beyond the overflow threshold infinity.
+        """Returns the nearest pattern, ties to even, with gradual underflow.
 
-        Without infinities (e4m3fn) overflow gives NaN. A result of zero takes the sign of `real`, and
-        `negative_zero` says which zero `real` itself is when it is zero.
+        Beyond the overflow threshold it returns infinity, or NaN if the format has no infinity. A number that rounds to
+        zero keeps its sign. If `real` is zero, `negative_zero` chooses between -0 and +0.
         """
-        # in integers: rationals look for common factors at each step, which is most of the exact judge's time
+        # In integers: Fraction would search for common factors in each step and take most of the exact judge's time.
         numerator, denominator = real.as_integer_ratio()
         if numerator == 0:
             return self.sign_bit if negative_zero else 0
@@ -202,10 +203,11 @@ class Format:
         return sign | self._pattern_at(steps, exponent)
 
     def error(self, got: int, real: Fraction) -> Fraction:
-        """Signed error (got - real) / ulp(real). Infinity stands one ulp above the largest finite number.
+        """Returns the signed error (got - real) / ulp(real). Raises ValueError if `got` is NaN.
 
-        Continuous over the overflow threshold: `real` counts as at most that number, so that infinity is
-        right, and the largest finite number one ulp off, wherever the real number is beyond.
+        Infinity counts as `overflow`, one ulp above the largest finite number. A real number beyond `overflow` counts
+        as `overflow` too. So the error is continuous there: for a real number beyond it, infinity has the error 0 and
+        the largest finite number has the error of one ulp.
         """
         if self.is_nan(got):
             raise ValueError("NaN has no error in ulp")
@@ -213,13 +215,13 @@ class Format:
         exponent = self.ulp_exponent(real)
         if exponent == self.emax - self.mantissa_bits:
             real = min(max(real, -self.overflow), self.overflow)
-        # in integers, as in `round`
+        # in integers, like `round`
         denominator = value.denominator * real.denominator << max(exponent, 0)
         difference = value.numerator * real.denominator - real.numerator * value.denominator
         return quotient(difference << max(-exponent, 0), denominator)
 
     def from_float(self, number: float) -> int:
-        """The nearest pattern to a Python float, infinities and NaN included."""
+        """Returns the nearest pattern to a Python float, which may be infinite or NaN."""
         if math.isnan(number):
             return self.nan_bits
         if math.isinf(number):
@@ -227,30 +229,31 @@ class Format:
         return self.round(Fraction(number), negative_zero=math.copysign(1.0, number) < 0)
 
     def hex(self, bits: int) -> str:
-        """The pattern as reports print it: 0x with all digits."""
+        """Returns the pattern as reports print it: 0x and all hex digits."""
         return f"{self._checked(bits):#0{2 + self.bits // 4}x}"
 
     # -- inside -----------------------------------------------------------------------------------
 
     def _checked(self, bits: int) -> int:
+        """Returns the pattern. Raises ValueError if it has too many bits."""
         if not 0 <= bits < 1 << self.bits:
             raise ValueError(f"{bits:#x} is not a {self.bits}-bit pattern of {self.name}")
         return bits
 
     def _pattern_at(self, steps: int, exponent: int) -> int:
-        """Pattern of steps * 2^exponent, where steps came from rounding and may have carried."""
+        """Returns the pattern of steps * 2^exponent. Rounding may have carried `steps` into the next binade."""
         if steps == 0:
             return 0
-        if steps >> self.precision:  # carried into the next binade: steps is a power of two
+        if steps >> self.precision:  # carried, so steps is a power of two
             steps >>= 1
             exponent += 1
         binade = exponent - self.min_ulp_exponent  # 0 for subnormals and the first normal binade
-        # adding the integer mantissa lets a carry out of the subnormals become the exponent by itself
+        # adding the mantissa as an integer turns a carry out of the subnormal numbers into an exponent of 1
         return min((binade << self.mantissa_bits) + steps, self.inf_bits)
 
 
 def quotient(numerator: int, denominator: int) -> Fraction:
-    """A rational, in lowest terms: by the zeros at the end over a power of two, which is faster than by a divisor."""
+    """Returns a Fraction in lowest terms. If the denominator is a power of two, shifts replace the slow gcd."""
     if denominator & (denominator - 1) or not numerator:
         return Fraction(numerator, denominator)
     zeros = min((numerator & -numerator).bit_length(), denominator.bit_length()) - 1
@@ -261,18 +264,18 @@ def quotient(numerator: int, denominator: int) -> Fraction:
 
 
 def power_of_two(exponent: int) -> Fraction:
-    """2^exponent as a rational."""
+    """Returns 2^exponent as a rational."""
     return Fraction(1 << exponent) if exponent >= 0 else Fraction(1, 1 << -exponent)
 
 
 def floor_log2(real: Fraction) -> int:
-    """floor(log2 |real|), exactly, for a nonzero rational."""
+    """Returns floor(log2 |real|) exactly, for a nonzero rational."""
     numerator, denominator = real.as_integer_ratio()
     return _floor_log2(abs(numerator), denominator)
 
 
 def _floor_log2(numerator: int, denominator: int) -> int:
-    """The same for a positive rational in two integers."""
+    """Returns floor(log2(numerator / denominator)) for two positive integers."""
     guess = numerator.bit_length() - denominator.bit_length()
     # numerator / denominator lies in (2^(guess-1), 2^(guess+1))
     if guess >= 0:
@@ -294,7 +297,7 @@ FORMATS: dict[str, Format] = {
 
 
 def named(name: str) -> Format:
-    """The format with a name, or of a torch dtype ("torch.float32" works too)."""
+    """Returns the format with a name, such as "float32" or "torch.float32". Raises UsageError if there is none."""
     short = name.removeprefix("torch.")
     if short not in FORMATS:
         raise UsageError(f"unknown dtype {name!r}; verify knows: {', '.join(FORMATS)}")
@@ -302,12 +305,12 @@ def named(name: str) -> Format:
 
 
 def of(dtype: Any) -> Format:
-    """The format of a torch dtype."""
+    """Returns the format of a torch dtype."""
     return named(str(dtype))
 
 
 def torch_dtype(fmt: Format) -> Any:
-    """The torch dtype of a format."""
+    """Returns the torch dtype of a format."""
     import torch
 
     return getattr(torch, fmt.name)

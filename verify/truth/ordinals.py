@@ -1,8 +1,9 @@
-"""Numbers as ordinals: positions on the number line of a format, consecutive numbers one apart.
+"""Converts between numbers and ordinals: positions on the number line of a format, where neighbours are 1 apart.
 
-A step of one ulp is an addition, a sign is a negation, an exponent is a shifted addition. Every int64 within +-max_bits
-is a finite number, so no edit can leave the space. Negative zero is the one finite pattern without an ordinal of its
-own; the special values of every run try it.
+With ordinals, a search edits numbers by integer arithmetic. Adding 1 is a step of one ulp, negation changes the sign,
+and adding 2^mantissa_bits raises the exponent by 1. Every int64 within +-max_bits is a finite number, so no edit gives
+an invalid number. Negative zero is the only finite pattern without its own ordinal. The special values of every run
+test it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def to_tensor(ordinals: Tensor, fmt: Format) -> Tensor:
 
 
 def of_tensor(tensor: Tensor, fmt: Format) -> Tensor:
-    """Returns the ordinals of numbers; infinities and NaN become the largest finite number of their sign."""
+    """Returns the ordinals of numbers. Infinities and NaN count as the largest finite number of their sign."""
     bits = bits_of(tensor)
     magnitude = bits & ((1 << (fmt.bits - 1)) - 1)
     negative = bits < 0 if fmt.bits == 64 else bits >= fmt.sign_bit
@@ -46,8 +47,8 @@ def between(fmt: Format, low: float, high: float) -> tuple[int, int] | None:
 def folded(ordinals: Tensor, low: int, high: int) -> Tensor:
     """Moves ordinals into low .. high. Ordinals inside stay.
 
-    A sign that the range does not have is dropped. A magnitude outside is reflected at the nearer end of the range of
-    its sign, as often as it takes. Near an end an ordinal is a logarithm: beyond 1, x becomes about 1 / x.
+    If the range has one sign only, the sign is dropped first. A magnitude outside is reflected at the nearer end, until
+    it is inside. Since ordinals grow like logarithms, reflection at 1 maps x to about 1 / x.
     """
     size = ordinals.abs()
     if low >= 0:
@@ -58,6 +59,7 @@ def folded(ordinals: Tensor, low: int, high: int) -> Tensor:
 
 
 def _reflected(size: Tensor, least: int, most: int) -> Tensor:
+    """Reflects ordinals at `least` and `most` until they are inside."""
     span = most - least
     if span == 0:
         return torch.full_like(size, least)

@@ -1,11 +1,10 @@
-"""The error of a whole tensor against the truth, in ULP, on the tensor's own device.
+"""Measures the error of a whole tensor against the truth, in ULP, on the tensor's own device.
 
-`errors()` is one pass of vectorised float64: no element travels to the host. The truth comes as a float64
-`value`, optionally with a float64 `low` part (value + low is then the truth, as float64 outputs need), and
-an absolute `bound` on how far the real number may be from it. Every error is therefore an interval
-`ulp +- width`, and every statement about rounding is one of: right, wrong, undecided.
+`errors()` is one vectorised pass in float64; no element is copied to the host. The truth is a float64 `value`, plus a
+float64 `low` part for float64 outputs. An absolute `bound` limits the distance of the real number from it. So every
+error is an interval `ulp +- width`, and a rounding is right, wrong or undecided.
 
-`verify.truth.formats.Format.error` is the same definition in rational arithmetic; tests hold the two together.
+`verify.truth.formats.Format.error` defines the same error in rational arithmetic. Tests compare the two.
 """
 
 from __future__ import annotations
@@ -22,23 +21,23 @@ from torch import Tensor
 from verify.truth.formats import Format
 
 _INTEGER = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
-_NONE = 2.0**-20  # ULP of noise that are none
-_FEW = 1 << 14  # bytes up to which tensors in the memory of the host are compared as bytes
-_FETCHED = 1 << 18  # bytes up to which tensors on a GPU are compared in the memory of the host
-_JOINED = 1 << 22  # bytes up to which those that are compared there are compared as one
+_NONE = 2.0**-20  # noise, in ULP, that counts as none
+_FEW = 1 << 14  # most bytes of host tensors that are compared as byte strings
+_FETCHED = 1 << 18  # most bytes of GPU tensors that are copied to the host for a comparison
+_JOINED = 1 << 22  # most bytes of GPU tensors that are joined for one comparison
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What counts as an error where IEEE arithmetic leaves room.
+    """The choices that decide what counts as an error at special values.
 
-    nan: "match" wants NaN exactly where the truth has none to offer (payloads are ignored); "any" accepts
-        every value there. NaN against a number is wrong under both.
-    overflow: "continuous" places infinity one ulp above the largest finite number for truths beyond that number;
-        where the largest finite number or a smaller one is right, infinity is wrong by an infinite error, and so is a
-        finite value where the truth is an infinity. "saturate" wants the largest finite number instead of infinity.
-    signed_zero: "ignore" or "strict" (a zero with the wrong sign counts as misrounded).
-    subnormals: "gradual", or "flush": a zero is right wherever the truth is below the smallest normal.
+    nan: With "match", a kernel must return NaN where the truth does not exist. With "any", every value is right there.
+        NaN in place of a number is wrong in both cases. Payloads never count.
+    overflow: With "continuous", infinity counts as one ulp above the largest finite number if the truth is beyond that
+        number. For any other truth, infinity has an infinite error. So has a finite value if the truth is infinite.
+        With "saturate", the largest finite number is right in place of infinity.
+    signed_zero: With "strict", a zero with the wrong sign counts as misrounded. With "ignore", it does not.
+    subnormals: With "flush", zero is right if the truth is below the smallest normal number. With "gradual", it is not.
     """
 
     nan: Literal["match", "any"] = "match"
@@ -49,24 +48,23 @@ class Policy:
 
 @dataclass(frozen=True)
 class Yardstick:
-    """The unit of results that a program defines: how far its own roundings move each element (rms), its `noise`.
+    """The unit of error for results of a program: the `noise` of each element.
 
-    Half a ULP of the result, which every kernel may round, and the `spread` of open decisions are no error. The unit is
-    at least `floor` ULP of the result.
+    Half a ULP of the result, the final rounding of every kernel, is no error. Nor is the `spread`.
     """
 
-    noise: Tensor
-    spread: Tensor | None
-    floor: float
-    together: float = 1.0  # elements that hang on one another move so far from what is expected of each
+    noise: Tensor  # rms change of each element by the roundings of the program's own steps
+    spread: Tensor | None  # largest change by open decisions; None: no decision is open
+    floor: float  # least unit, in ULP of the result
+    together: float = 1.0  # how strongly the elements move together; see `verify.ops.graph.noise.Noise`
 
     def flat(self) -> Yardstick:
-        """Returns the same in one dimension."""
+        """Returns the yardstick with tensors of one dimension."""
         spread = None if self.spread is None else self.spread.reshape(-1)
         return Yardstick(self.noise.reshape(-1), spread, self.floor, self.together)
 
     def at(self, places: Tensor) -> Yardstick:
-        """Returns that of some elements, by their flat indices."""
+        """Returns the yardstick of some elements, given by flat indices."""
         flat = self.flat()
         spread = None if flat.spread is None else flat.spread[places]
         return Yardstick(flat.noise[places], spread, self.floor, self.together)
@@ -74,52 +72,54 @@ class Yardstick:
 
 @dataclass(frozen=True)
 class Errors:
-    """Per element, flat: signed error and its half width in ULP, and what is known about rounding.
+    """The errors of all elements, as flat tensors.
 
-    `ulp` is +inf where NaN meets a number (or the reverse), where infinity stands for a truth that is at most the
-    largest finite number, and where a finite value stands for an infinite truth: such an element is the worst there
-    can be. `scaled` is None when neither a scale nor a yardstick was given. `outward` is the error away from zero, in
-    ULP, or beside a yardstick in units of the rms that it and rounding to the format explain; NaN where nothing is
-    rounded, so that there is no such unit.
+    `ulp` is +inf in three cases. One is NaN in place of a number, or the reverse. One is infinity in place of a truth
+    that is at most the largest finite number. The last is a finite value in place of an infinite truth.
     """
 
-    ulp: Tensor
-    width: Tensor
-    misrounded: Tensor
-    undecided: Tensor
-    nonfinite: Tensor
-    nan: Tensor
-    zero_sign: Tensor
-    scaled: Tensor | None
+    ulp: Tensor  # signed error in ULP of the truth
+    width: Tensor  # half width of the interval of the error, in ULP
+    misrounded: Tensor  # mask: the rounding is certainly wrong
+    undecided: Tensor  # mask: the bound does not decide the rounding
+    nonfinite: Tensor  # mask: one of the cases with an infinite error
+    nan: Tensor  # mask: NaN in place of a number
+    zero_sign: Tensor  # mask: zero with the wrong sign
+    scaled: Tensor | None  # error in units of the scale or of the yardstick; None: neither was given
     scaled_width: Tensor | None
-    scale_exponent: Tensor | None
+    scale_exponent: Tensor | None  # exponent of the scale's unit
     yardstick: Yardstick | None = None
+    # Error away from zero, in ULP. With a yardstick: in units of the rms that noise and the final rounding explain; NaN
+    # if there is no noise, hence no unit.
     outward: Tensor | None = None
 
 
 def bits_of(tensor: Tensor) -> Tensor:
-    """Bit patterns as a non-negative int64 tensor (as a signed one for 64-bit formats)."""
+    """Returns the bit patterns as an int64 tensor: non-negative, but signed for 64-bit formats."""
     width = tensor.element_size() * 8
     raw = tensor.contiguous().view(_INTEGER[width]).to(torch.int64)
     return raw if width == 64 else raw & ((1 << width) - 1)
 
 
 def usable_scale(scale: Tensor, value: Tensor) -> Tensor:
-    """What scaled errors are measured by. An unusable scale must not make one look small: the result is the least."""
+    """Returns the scale for scaled errors: at least |value|, and |value| where the scale is not finite.
+
+    A wrong scale must not make an error look small.
+    """
     return torch.where(torch.isfinite(scale), torch.maximum(scale, value.abs()), value.abs())
 
 
 def same_bits(left: Sequence[Tensor], right: Sequence[Tensor]) -> bool:
-    """Whether tensors are the same bit for bit, pair by pair. NaN equals itself, the two zeros differ.
+    """True if the tensors of each pair have the same bits. Equal NaN are the same, the two zeros differ.
 
-    Small tensors on a GPU travel to the host, larger ones are joined: each question there is a wait, which is what
-    costs. One side may be at hand already.
+    Waiting for a GPU costs most. So small tensors on a GPU are copied to the host, and larger ones are joined for a
+    single comparison. One side may be on the host already.
     """
     if any(a.shape != b.shape or a.dtype != b.dtype for a, b in zip(left, right, strict=True)):
         return False
     if any(map(_is_away, (*left, *right))):
         small = 2 * sum(a.numel() * a.element_size() for a in left) <= _FETCHED
-        # larger ones stay where they are, unless one side lies elsewhere
+        # larger ones stay on the GPU, unless the other side is on another device
         moved = [at for at, (a, b) in enumerate(zip(left, right, strict=True)) if small or a.device != b.device]
         sides = fetched([side[at] for side in (left, right) for at in moved])
         rest = [at for at in range(len(left)) if at not in moved]
@@ -133,15 +133,16 @@ def same_bits(left: Sequence[Tensor], right: Sequence[Tensor]) -> bool:
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
+    """True if two tensors of the same shape and dtype have the same bits."""
     size = a.numel() * a.element_size()
     if size <= _FEW and a.is_cpu and b.is_cpu and a.is_contiguous() and b.is_contiguous():
-        # as bytes: a quarter of what the calls to torch cost
+        # comparing byte strings takes a quarter of the time of the calls to torch
         return ctypes.string_at(a.data_ptr(), size) == ctypes.string_at(b.data_ptr(), size)
     return torch.equal(raw(a), raw(b))
 
 
 def fetched(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The same values in the memory of the host; those of one device travel together: each way takes a wait."""
+    """Copies tensors to host memory, those of one device in one transfer, because each transfer waits."""
     found = list(tensors)
     if not any(map(_is_away, found)):
         return found
@@ -150,7 +151,7 @@ def fetched(tensors: Sequence[Tensor]) -> list[Tensor]:
         if _is_away(tensor):
             away.setdefault(tensor.device, []).append(at)
     for places in away.values():
-        # the widest numbers first: each tensor then begins where one of its numbers may
+        # widest numbers first, so that each tensor begins at an aligned address
         places.sort(key=lambda at: -tensors[at].element_size())
         one_kind = len({tensors[at].dtype for at in places}) == 1 and tensors[places[0]].element_size() > 1
         lines = [tensors[at].detach().reshape(-1) for at in places]
@@ -170,28 +171,28 @@ def _is_away(tensor: Tensor) -> bool:
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:
-    """The bytes of all tensors, in their order: for sides of equal shapes and dtypes as good as each pair."""
+    """Returns the bytes of all tensors in one line. Equal lines mean equal pairs, if shapes and dtypes agree."""
     return torch.cat([_flat(raw(tensor)).view(torch.uint8) for tensor in tensors])
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    """A contiguous tensor in one dimension. With a single element it may still carry any stride, which views refuse."""
+    """Flattens a contiguous tensor. A single element may have any stride, which `view` would refuse."""
     return tensor.as_strided((tensor.numel(),), (1,))
 
 
 def raw(tensor: Tensor) -> Tensor:
-    """The bits as signed integers of the same width, in the usual order; of a contiguous tensor in its own memory."""
+    """Returns the bits as signed integers of the same width, contiguous. Shares memory if the tensor is contiguous."""
     return tensor.detach().contiguous().view(_INTEGER[tensor.element_size() * 8])
 
 
 def pattern_at(tensor: Tensor, index: int) -> int:
-    """The bit pattern of one element, by its flat index, as a non-negative number."""
+    """Returns the bit pattern of one element, given by its flat index, as a non-negative integer."""
     one = tensor.reshape(-1)[index : index + 1]
     return int(bits_of(one)[0]) & ((1 << 8 * one.element_size()) - 1)
 
 
 def from_bits(bits: Tensor, fmt: Format) -> Tensor:
-    """The tensor of a format with the given patterns (int64 in, as `bits_of` gives them)."""
+    """Returns a tensor of a format with the given patterns, which are int64 as from `bits_of`."""
     from verify.truth.formats import torch_dtype
 
     if fmt.bits < 64:  # wrap to the signed range without relying on overflowing casts
@@ -201,20 +202,20 @@ def from_bits(bits: Tensor, fmt: Format) -> Tensor:
 
 
 def widen(tensor: Tensor) -> Tensor:
-    """The same values in float64 (exact for every format here)."""
+    """Converts to float64, which is exact for every format here."""
     return tensor.to(torch.float32).to(torch.float64) if tensor.element_size() == 1 else tensor.double()
 
 
 def ulp_exponent(value: Tensor, fmt: Format, low: Tensor | None = None) -> Tensor:
-    """Exponent e (int64) of the spacing 2^e of a format at float64 `value` (+ `low`).
+    """Returns the exponent e (int64) of the spacing 2^e of a format at float64 `value` (+ `low`).
 
-    Beyond the largest number it stays that of the largest, for a scale too: in a wider unit every finite result would
-    be right beside large enough terms, and so would infinity.
+    Beyond the largest number, it is that of the largest number. This holds for scales too: with a larger unit, every
+    finite result and infinity would be right if the terms are large enough.
     """
     raw = value.view(torch.int64)
     exponent = ((raw >> 52) & 0x7FF) - 1023
     if low is not None:
-        # just below a power of two: the high part has rounded up into the next binade
+        # the truth is just below a power of two, but its high part was rounded up to it
         is_power = (raw & ((1 << 52) - 1)) == 0
         below = is_power & (torch.sign(low) * torch.sign(value) < 0)
         exponent = exponent - below.to(torch.int64)
@@ -231,7 +232,13 @@ def errors(
     scale: Tensor | Yardstick | None = None,
     policy: Policy | None = None,
 ) -> Errors:
-    """Errors of `got` (in the format's dtype) against the truth; all tensors broadcast-free, same shape."""
+    """Returns the errors of `got`, in the format's dtype, against the truth. All tensors have the same shape.
+
+    Args:
+        value: The truth in float64, to which `low` is added.
+        bound: Largest distance of the real number from the truth; None: zero.
+        scale: Magnitude of the terms of each element, or a yardstick: also gives errors in this unit.
+    """
     policy = policy or Policy()
     scaled_by = _ldexp_for(fmt)
     actual = widen(got.reshape(-1).detach())
@@ -244,7 +251,7 @@ def errors(
     exponent = ulp_exponent(value, fmt, low)
     unit = -exponent
 
-    # Everything below is in units of ulp(truth). `top` is where infinity stands in those units.
+    # Everything below is in units of ulp(truth). `top` is the number that infinity counts as, in these units.
     reference = scaled_by(value, unit)
     top_exponent = fmt.emax - fmt.mantissa_bits
     top = float(fmt.overflow / fmt.ulp(fmt.overflow))
@@ -259,7 +266,7 @@ def errors(
     is_inf = torch.isinf(actual)
     width = scaled_by(bound, unit)
     if not fmt.has_inf and policy.overflow != "saturate":
-        # NaN is how e4m3fn overflows: no mismatch where the truth does, or may do, the same
+        # e4m3fn overflows to NaN, so NaN is no mismatch if the truth overflows or may overflow
         overflowed = got_nan & at_top & (reference.abs() + width > top - 0.5)
         got_nan = got_nan & ~overflowed
         actual = torch.where(overflowed, torch.copysign(torch.full_like(value, torch.inf), value), actual)
@@ -271,14 +278,14 @@ def errors(
     scaled_got = torch.where(is_inf, infinity, scaled_by(actual, unit))
 
     signed = scaled_got - clipped
-    residual = torch.zeros_like(signed)  # what the subtraction of `low` rounds off
+    residual = torch.zeros_like(signed)  # rounding error of the subtraction of `low`
     if low is not None:
         tail = torch.where(beyond, torch.zeros_like(value), scaled_by(low, unit))
         whole, signed = signed, signed - tail
         residual = (whole - signed) - tail
     lower, upper = _magnitude_range(value, low, bound)
     width = _over_binades(signed, width, exponent, lower, upper, fmt)
-    # a truth that is beyond infinity's place for certain stands at that place, however uncertain it is itself
+    # A truth that is certainly beyond `top` counts as `top`, so its own uncertainty does not matter.
     certain = beyond & (scaled_by(lower, unit) >= top)
     width = torch.where(certain, torch.zeros_like(width), width)
 
@@ -302,14 +309,14 @@ def errors(
         finite_truth = finite_truth & ~((value.abs() == largest) & (low * value > 0))
     wrong_infinity = is_inf & truth_inf & (torch.signbit(actual) != torch.signbit(value))
     infinite_error = mismatch | wrong_infinity
-    if policy.overflow != "saturate":  # which wants the largest finite number there
+    if policy.overflow != "saturate":  # under "saturate" the largest finite number is right there
         infinite_error = infinite_error | (torch.isfinite(actual) & truth_inf)
     early = is_inf & ~truth_nan & torch.where(bound > 0, upper <= largest, finite_truth)
     nonfinite = infinite_error | early
     if scale is None:
-        # of a sum that may be off by units of its terms the scaled error says whether that is much
+        # With a scale, the scaled error decides instead: a sum may err by units of its terms.
         infinite_error = nonfinite
-        # whether a truth this close to the largest number is beyond it, its bound leaves open
+        # the bound does not decide whether a truth this close to the largest number is beyond it
         unsure = is_inf & (bound > 0) & (lower <= largest) & (upper > largest)
         width = torch.where(unsure, torch.full_like(width, torch.inf), width)
 
@@ -348,7 +355,7 @@ def errors(
     elif scale is not None:
         scale_exponent = ulp_exponent(usable_scale(scale.reshape(-1), value), fmt)
         relative = scaled_by(signed, exponent - scale_exponent)
-        # an error may have more ulps of a tiny truth than a float64 can count, and few of the scale
+        # An error in ulps of a tiny truth may overflow float64, though it is small in units of the scale.
         countless = torch.isinf(signed) & torch.isfinite(actual) & torch.isfinite(value)
         relative = torch.where(countless, scaled_by(actual - value, -scale_exponent), relative)
         relative_width = scaled_by(bound, -scale_exponent)
@@ -373,14 +380,14 @@ def errors(
 def _in_ulps(
     yardstick: Yardstick, unit: Tensor, scaled_by: Callable[[Tensor, Tensor], Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Returns the noise of each element and the error that is free, in ULP of the truth."""
+    """Returns the noise of each element, and the part of an error that does not count, both in ULP of the truth."""
     noise = scaled_by(yardstick.noise, unit).clamp(min=yardstick.floor)
     free = torch.full_like(noise, 0.5)
     return noise, free if yardstick.spread is None else free + scaled_by(yardstick.spread, unit)
 
 
 def _magnitude_range(value: Tensor, low: Tensor | None, bound: Tensor) -> tuple[Tensor, Tensor]:
-    """Smallest and largest |truth| that `bound` allows; both |value| where it is zero."""
+    """Returns the smallest and the largest |truth| that `bound` allows; |value| for both if the bound is zero."""
     magnitude = value.abs()
     tilt = torch.zeros_like(value) if low is None else low * torch.sign(value)
     infinity = torch.full_like(value, torch.inf)
@@ -391,10 +398,10 @@ def _magnitude_range(value: Tensor, low: Tensor | None, bound: Tensor) -> tuple[
 
 
 def _over_binades(signed: Tensor, width: Tensor, exponent: Tensor, lower: Tensor, upper: Tensor, fmt: Format) -> Tensor:
-    """The half width of an error whose unit is uncertain: the truth may lie in another binade.
+    """Returns the half width of each error, widened if the truth may lie in another binade and so have another unit.
 
-    With r between 2^-coarser and 2^finer, error * r differs from `signed` by at most the first term
-    for the truth's own uncertainty and the second for the unit's.
+    The error in the true unit is error * r with r between 2^-coarser and 2^finer. It differs from `signed` by at most
+    two terms: the first for the uncertainty of the truth, the second for that of the unit.
     """
     scaled_by = _ldexp_for(fmt)
     uncertain = lower < upper
@@ -406,10 +413,10 @@ def _over_binades(signed: Tensor, width: Tensor, exponent: Tensor, lower: Tensor
 
 
 def _ldexp_for(fmt: Format) -> Callable[[Tensor, Tensor], Tensor]:
-    """number * 2^exponent for exponents that are differences of a format's own.
+    """Returns a function for number * 2^exponent, where exponents are differences of exponents of the format.
 
-    Those of formats up to float32 are below 300, so that the power of two is a float64 itself: one product in place
-    of three, and no other value, because no number here comes near the ends of float64.
+    For formats up to float32, these are below 300. So the power of two is a float64 number, and one product gives the
+    same value as the three products of `ldexp`.
     """
     return ldexp if fmt.bits == 64 else _ldexp_once
 
@@ -419,15 +426,15 @@ def _ldexp_once(number: Tensor, exponent: Tensor) -> Tensor:
 
 
 def ldexp(number: Tensor, exponent: Tensor) -> Tensor:
-    """number * 2^exponent in float64: exact unless the result itself leaves the range of float64.
+    """Returns number * 2^exponent in float64. It is exact unless the result leaves the range of float64.
 
-    torch.ldexp multiplies by pow(2, exponent), which overflows long before the product does.
+    torch.ldexp multiplies by pow(2, exponent), which may overflow although the product does not.
     """
-    # three factors reach 2^+-3000, further than a float64 subnormal and a float64 ulp are apart
+    # three factors reach 2^+-3000, more than the ratio of any two float64 numbers needs
     third = torch.div(exponent, 3, rounding_mode="trunc").clamp(-1022, 1023)
     rest = (exponent - 2 * third).clamp(-1022, 1023)
     power = _power_of_two(third)
-    # grow before shrinking is not needed: each factor moves in the same direction
+    # the order of the factors does not matter, because all grow or all shrink
     return number * power * power * _power_of_two(rest)
 
 
