@@ -1,12 +1,12 @@
 """Cuts a program down to the part that some elements of a result need.
 
 A box names elements of a tensor: some indices of each dimension, and every combination of them. `Cut` follows a box of
-a result back through the steps, and finds the box that each step needs: rows of a product, windows of a convolution,
-heads of attention. The smaller program has the same kinds of steps. Intervals, noise and exact values are evaluated in
-the same way.
+a result back through the steps and finds the box that each step needs: rows of a product, windows of a convolution,
+heads of attention. The smaller program has the same kinds of steps. So its intervals, noise and exact values are
+evaluated in the same way.
 
     cut = Cut(program, run, "y", box, most=1 << 24)
-    cut.work                      # how many numbers it evaluates
+    cut.work                      # number of elements that it evaluates
     small, its_run = cut.made()   # its result "y" has the shape of the box
 """
 
@@ -31,21 +31,21 @@ from verify.ops.graph.steps import NOTHING, Leaf, Move, Plain, Run, Step
 
 Line = NDArray[np.int64]  # indices of one dimension, ascending
 Box = tuple[Line, ...]
-Needs = tuple[list[Box | None], Callable[[list[Any]], Step]]  # boxes of the inputs; makes the step from the cut inputs
+Needs = tuple[list[Box | None], Callable[[list[Any]], Step]]  # boxes of the inputs; a function from cut inputs to step
 
 _PRODUCTS = 16  # multiply-adds of a matrix product that cost as much as one element of another step
-_COPIES = 6  # of a number that lives: both ends of its interval, its value, and what a step makes beside them
-_NUMBERED = 1 << 27  # elements whose places may be written down to follow a move
-_REMEMBERED = 1 << 22  # of these, how many are kept for the next box
+_COPIES = 6  # numbers in memory per live element: both ends of its interval, its value, and temporaries
+_NUMBERED = 1 << 27  # most elements of a move for which a table of places is made
+_REMEMBERED = 1 << 22  # most elements of such a table that is kept for the next box
 
 
 def size_of(box: Box) -> int:
-    """Returns how many elements a box has."""
+    """Returns the number of elements of a box."""
     return math.prod(map(len, box))
 
 
 def places_in(box: Box, shape: Sequence[int]) -> Line:
-    """Returns the flat places of a box's elements in a tensor of a shape, in the order of the box."""
+    """Returns the flat places of a box's elements in a tensor of this shape, in the order of the box."""
     found = np.zeros((1,) * len(box), dtype=np.int64)
     for dim, (line, size) in enumerate(zip(box, shape, strict=True)):
         found = found * size + _along(line, dim, len(box))
@@ -53,7 +53,7 @@ def places_in(box: Box, shape: Sequence[int]) -> Line:
 
 
 def taken(tensor: Tensor, box: Box) -> Tensor:
-    """Returns the elements of a box."""
+    """Returns the elements of a tensor that a box names."""
     dims = [dim for dim, line in enumerate(box) if len(line) != tensor.shape[dim]]
     for dim in sorted(dims, key=lambda dim: len(box[dim]) / tensor.shape[dim]):
         tensor = tensor.index_select(dim, torch.from_numpy(box[dim]).to(tensor.device))
@@ -61,7 +61,10 @@ def taken(tensor: Tensor, box: Box) -> Tensor:
 
 
 def cost_of(steps: Sequence[Step], size: Callable[[Step], float]) -> tuple[float, float]:
-    """Returns how many numbers some steps evaluate, and how many bytes that takes; `size` has the elements of each."""
+    """Returns the number of elements that some steps evaluate, weighted by cost, and the bytes of memory at the peak.
+
+    `size(step)` returns the number of elements of a step.
+    """
     last = {id(each): number for number, step in enumerate(steps) for each in step.inputs}
     work = live = peak = kept = 0.0
     ends: dict[int, float] = {}
@@ -77,7 +80,10 @@ def cost_of(steps: Sequence[Step], size: Callable[[Step], float]) -> tuple[float
 
 
 class Cut:
-    """The part of a program that a box of a result needs. BeyondEffort where it evaluates more than `most` numbers."""
+    """The part of a program that a box of a result needs.
+
+    Raises BeyondEffort if it evaluates more than `most` numbers.
+    """
 
     def __init__(self, program: Program, run: Run, result: str, box: Box, most: float = math.inf) -> None:
         self.program, self.run, self.result, self.box = program, run, result, box
@@ -100,12 +106,12 @@ class Cut:
 
     @property
     def bytes(self) -> float:
-        """Returns how much memory its evaluation takes."""
+        """The bytes of memory that the evaluation takes at its peak."""
         steps = [step for step in self._steps if id(step) in self._boxes]
         return cost_of(steps, lambda step: size_of(self._boxes[id(step)]))[1]
 
     def made(self) -> tuple[Program, Run]:
-        """Returns the program of the part, and its tensors."""
+        """Returns the smaller program, and a run with its tensors."""
         program, steps = self.program, list[Step]()
         made: dict[int, Step] = {}
         selected: dict[tuple[Any, ...], Step] = {}
@@ -113,7 +119,7 @@ class Cut:
         stored: dict[int, torch.dtype] = {}
 
         def at(step: Step, box: Box) -> Step:
-            """The elements of a box, which may be fewer than the part has of the step."""
+            """Returns a step with the elements of a box. The part may hold more elements of the step."""
             base, whole = made[id(step)], self._boxes[id(step)]
             if all(len(line) == len(each) for line, each in zip(box, whole, strict=True)):
                 return base
@@ -148,16 +154,17 @@ def whole(shape: Sequence[int]) -> Box:
 
 
 def _shape(box: Box) -> tuple[int, ...]:
+    """Returns the shape of a tensor with the elements of a box."""
     return tuple(map(len, box))
 
 
 def _along(line: Line, dim: int, count: int) -> Line:
-    """A line as an array of `count` dimensions, of which it is one."""
+    """Reshapes a line to `count` dimensions, all of size 1 but `dim`."""
     return line.reshape((1,) * dim + (-1,) + (1,) * (count - dim - 1))
 
 
 def _joined(boxes: list[Box]) -> Box:
-    """The smallest box that holds several."""
+    """Returns the smallest box that contains all boxes."""
     first, *rest = boxes
     for box in rest:
         first = tuple(
@@ -168,7 +175,10 @@ def _joined(boxes: list[Box]) -> Box:
 
 
 def _grown(step: Step, box: Box) -> Box:
-    """A box with what a step cannot evaluate alone: the whole row of an order, the beginning of a running sum."""
+    """Enlarges a box by the elements that a step must evaluate with it.
+
+    These are the whole row if the step orders elements, and the beginning of a cumulative sum.
+    """
     if isinstance(step, IsExtreme | Ranked | RankIndex | AtRank):
         return (*box[:-1], np.arange(step.shape[-1]))
     if isinstance(step, Running):
@@ -177,11 +187,12 @@ def _grown(step: Step, box: Box) -> Box:
 
 
 def _work(step: Step, count: float) -> float:
+    """Returns the cost of `count` elements of a step, in elements of an elementwise step."""
     return count * (1 + step.inputs[0].shape[2] / _PRODUCTS) if isinstance(step, Contract) else count
 
 
 def _needs(step: Step, run: Run, box: Box) -> Needs:
-    """What a box of a step needs of its inputs."""
+    """Returns the boxes of a step's inputs that a box of it needs, and a function that makes the smaller step."""
     if isinstance(step, Leaf):
         return [], lambda given: replace(step, shape=_shape(box))
     if isinstance(step, Plain):
@@ -194,7 +205,7 @@ def _needs(step: Step, run: Run, box: Box) -> Needs:
 
 
 def _inputs(step: Step, box: Box) -> list[Box | None]:
-    """The boxes of the inputs of a step that computes."""
+    """Returns the boxes of the inputs for a step that computes."""
     if isinstance(step, Map):
         return [_broadcast(box, each.shape) for each in step.inputs]
     if isinstance(step, Reduce):
@@ -215,12 +226,13 @@ def _inputs(step: Step, box: Box) -> list[Box | None]:
 
 
 def _broadcast(box: Box, shape: tuple[int, ...]) -> Box:
+    """Returns the box of an input of this shape that is broadcast to the elements of `box`."""
     mine = box[len(box) - len(shape) :]
     return tuple(np.zeros(1, dtype=np.int64) if size == 1 else line for size, line in zip(shape, mine, strict=True))
 
 
 def _digits(places: Line, shape: tuple[int, ...]) -> Box:
-    """The indices of flat places in each dimension.
+    """Returns the indices of flat places in each dimension.
 
     NumPy 2.4's unravel_index is wrong beyond 8,192 places in arrays whose last dimensions have size 1.
     """
@@ -232,8 +244,9 @@ def _digits(places: Line, shape: tuple[int, ...]) -> Box:
 
 
 def _constant(like: Step, value: Tensor) -> Step:
+    """Returns a step with a fixed value, which replaces a part of `like`."""
     held = Plain(tuple(value.shape), (), like.real, like.origin, compute=lambda given: value)
-    # a constant that follows from operands stays one: what is a power of two here need not be one elsewhere
+    # If `like` depends on operands, so does the new step: its value is no power of two by definition, only by chance.
     of = (held,) if getattr(like, "of", ()) else ()
     return replace(held, of=of, compute=lambda given: value)
 
@@ -242,17 +255,21 @@ def _moved(step: Step, shape: tuple[int, ...], change: Callable[[Tensor], Tensor
     return Move(shape, (step,), step.real, move=lambda tensors, fixed, fill: change(tensors[0]), view=view)
 
 
-# -- what only moves elements -----------------------------------------------------------------------------
+# -- steps that only move elements ------------------------------------------------------------------------
 
 
 def _of_view(step: Move, run: Run, box: Box) -> Needs:
-    """A view reads places that are a sum over its dimensions: those that no dimension of the input shares are apart."""
+    """Returns the needs of a box of a view.
+
+    The place that an element reads is a sum over the dimensions of the view. `_groups` splits these into groups that
+    read different dimensions of the input. Each group is followed by itself.
+    """
     source = step.inputs[0].shape
     shadow = step.move([torch.empty(source, device="meta")], [], 0.0)
     parts = [line * int(stride) for line, stride in zip(box, shadow.stride(), strict=True)]
     start = _digits(np.array([int(shadow.storage_offset())]), source)
     lines = list(start)
-    spots: list[tuple[list[int], list[Line]]] = []  # of each group: dimensions of the input, and coordinates there
+    spots: list[tuple[list[int], list[Line]]] = []  # for each group: dimensions of the input, and coordinates there
     for dims, own in _groups(parts, source):
         total = np.zeros((1,) * len(box), dtype=np.int64)
         for dim in dims:
@@ -280,7 +297,7 @@ def _of_view(step: Move, run: Run, box: Box) -> Needs:
 
 
 def _groups(parts: list[Line], source: tuple[int, ...]) -> list[tuple[list[int], list[int]]]:
-    """Dimensions of a view that read the same dimensions of the input, with these."""
+    """Groups the dimensions of a view that read the same dimensions of the input; each pair is (view's, input's)."""
     groups: list[tuple[list[int], set[int]]] = []
     for dim, part in enumerate(parts):
         reads = {at for at, digit in enumerate(_digits(part, source)) if bool(digit.any())}
@@ -288,7 +305,7 @@ def _groups(parts: list[Line], source: tuple[int, ...]) -> list[tuple[list[int],
         if reads:
             groups = [group for group in groups if group not in shared]
             groups.append((sorted([dim, *(d for g in shared for d in g[0])]), reads.union(*(g[1] for g in shared))))
-    for dims, reads in groups:  # a sum that carries into another dimension: all belong together
+    for dims, reads in groups:  # if a sum carries into another dimension, all dimensions form one group
         most = sum(int(parts[dim].max()) for dim in dims)
         if any(digit and at not in reads for at, digit in enumerate(_digits(np.array([most]), source))):
             return [(list(range(len(parts))), list(range(len(source))))]
@@ -296,7 +313,10 @@ def _groups(parts: list[Line], source: tuple[int, ...]) -> list[tuple[list[int],
 
 
 def _of_move(step: Move, run: Run, box: Box) -> Needs:
-    """Follows the places of all elements, which `kept` dimensions have in common."""
+    """Returns the needs of a box of any other move, by a table of the places that elements come from.
+
+    The table leaves out the `kept` dimensions, over which the move repeats.
+    """
     lead, tail = box[: step.kept], box[step.kept :]
     tails = [each.shape[step.kept :] for each in step.inputs]
     sizes = [math.prod(each) for each in tails]
@@ -339,7 +359,7 @@ def _of_move(step: Move, run: Run, box: Box) -> Needs:
 
 
 def _numbers(step: Move, run: Run, tails: Sequence[tuple[int, ...]], starts: Line) -> Tensor:
-    """The place that each element of a move comes from, of all inputs in turn."""
+    """Returns the place that each element of a move comes from. The inputs' places are numbered in turn."""
     shape = step.shape[step.kept :]
     if id(step) in run.numbers:
         return run.numbers[id(step)]
@@ -357,7 +377,7 @@ def _numbers(step: Move, run: Run, tails: Sequence[tuple[int, ...]], starts: Lin
 
 
 def _of_spread(step: Spread, run: Run, box: Box) -> Needs:
-    """The elements that are added to those of a box."""
+    """Returns the needs of a box of a spread: the elements that it adds to the elements of the box."""
     lead, tail = box[: step.kept], box[step.kept :]
     if max(math.prod(each.shape[step.kept :]) for each in step.inputs) > _NUMBERED:
         raise BeyondEffort(f"{step.origin} adds elements at positions that are too many to follow")

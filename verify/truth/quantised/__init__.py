@@ -1,12 +1,12 @@
-"""Quantised tensors: what they mean, which answers of a quantiser are right, and why one is wrong.
+"""Decodes quantised tensors, judges the answers of a quantiser, and finds why one is wrong.
 
     encoding = quantised("e2m1", block=(1, 16), scale="e4m3", second="float32", packed="low first", swizzle="128x4")
-    parts = Parts(codes, scales, second)          # what a kernel returned
+    parts = Parts(codes, scales, second)          # the tensors that a kernel returned
     encoding.decode(parts, (128, 64))             # the numbers that these bits stand for, as float64
     found = judge(encoding, Value.of(x), parts)   # each block: right, at a tie, under another scale, or wrong
     causes(encoding, Value.of(x), parts)          # ["ties go up, the declaration says: even"]
 
-`encoding` has the declaration, `rules` the scales that can be reached, `blocks` the judge. `causes` tries other rules.
+`encoding` has the declaration, `rules` the reachable scales, `blocks` the judge. `causes` tries other rules.
 """
 
 from verify.truth.quantised.blocks import Judged, Value, judge

@@ -1,9 +1,9 @@
-"""Judges a quantised tensor block by block, without a tolerance: is each scale reachable, and each code from it?
+"""Judges a quantised tensor block by block, without a tolerance.
 
-A block is *right* if its scale and its codes are those of the exact quotients. It is right *at a tie* if some element
-lies so near a midpoint that float32 arithmetic may round it either way, and under *another scale* if float32 arithmetic
-may reach that scale. Everything else is *wrong*. With scales that are powers of two arithmetic is exact, and there is
-one right answer.
+A block is *right* if its scale and its codes equal the exact quotients, rounded by the declared rules. It is right
+*at a tie* if an element is so near a midpoint that float32 arithmetic may round it either way. It is right
+*under another scale* if float32 arithmetic may give that scale. Every other block is *wrong*. If scales are powers of
+two, arithmetic is exact, and there is one right answer.
 """
 
 from __future__ import annotations
@@ -23,41 +23,35 @@ KINDS = ("right", "right at a tie", "right under another scale", "wrong", "not p
 
 @dataclass(frozen=True)
 class Value:
-    """Holds the numbers before they are quantised. Each lies from `low` to `high`: float64, rows and columns.
+    """Holds the numbers before they are quantised, as intervals in rows and columns."""
 
-    `negative` says which of them have a minus sign, zeros included.
-    """
-
-    low: Tensor
+    low: Tensor  # float64
     high: Tensor
-    negative: Tensor
+    negative: Tensor  # mask of the numbers with a minus sign, zeros included
 
     @staticmethod
     def of(x: Tensor) -> Value:
-        """Takes numbers that are known exactly."""
+        """Returns the value of exact numbers."""
         wide = x.double()
         return Value(wide, wide, torch.signbit(wide))
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Returns rows and columns."""
+        """The number of rows and of columns."""
         return (self.low.shape[0], self.low.shape[1])
 
 
 @dataclass(frozen=True)
 class Judged:
-    """Holds the verdict on each block, in rows of blocks. Elements are in blocks too.
-
-    `away` is how many codes an element is from the nearest right one, infinite for a NaN that is lost or made.
-    """
+    """Holds the verdict on each block, in rows and columns of blocks."""
 
     encoding: Encoding
     value: Value
-    kinds: Tensor
-    away: Tensor
+    kinds: Tensor  # verdict of each block: RIGHT, TIE, OTHER, WRONG or FREE
+    away: Tensor  # blocks x elements: codes to the nearest right one; infinite for a NaN that is lost or made
     scale: Tensor
-    wanted: Reach
-    codes: Tensor
+    wanted: Reach  # the scales that are right
+    codes: Tensor  # blocks x elements
     second: str = ""  # why the second scale is wrong
 
     @cached_property
@@ -68,27 +62,27 @@ class Judged:
 
     @property
     def wrong(self) -> int:
-        """Counts the wrong blocks."""
+        """The number of wrong blocks."""
         return self.counts["wrong"]
 
     @property
     def words(self) -> str:
-        """Says `4,096 blocks: 4,010 right, 86 right at a tie, 0 wrong`."""
+        """The counts in words, such as `4,096 blocks: 4,010 right, 86 right at a tie, 0 wrong`."""
         shown = {name: count for name, count in self.counts.items() if count or name in ("right", "wrong")}
         return f"{self.kinds.numel():,} blocks: " + ", ".join(f"{count:,} {name}" for name, count in shown.items())
 
     @cached_property
     def scale_off(self) -> Tensor:
-        """Marks blocks with a scale that the rule cannot reach."""
+        """A mask of the blocks with a scale that the rule cannot give."""
         return ~((self.scale >= self.wanted.low) & (self.scale <= self.wanted.high))
 
     def first_wrong(self) -> tuple[int, int] | None:
-        """Returns the row and the column of the first wrong block."""
+        """Returns the row and the column of the first wrong block; None if there is none."""
         found = torch.nonzero(self.kinds == WRONG)
         return (int(found[0, 0]), int(found[0, 1])) if len(found) else None
 
     def facts(self) -> dict[str, str]:
-        """Describes the first wrong block, to the bit."""
+        """Describes the first wrong block in words, by name of the fact; {} if no block is wrong."""
         place = self.first_wrong()
         if place is None:
             return {}
@@ -110,7 +104,7 @@ class Judged:
 
 
 def in_blocks(values: Tensor, encoding: Encoding, padding: float | int | bool) -> Tensor:
-    """Puts the elements of each block into a row. A block at an edge is filled up."""
+    """Puts the elements of each block into a row. Fills a block at an edge with `padding`."""
     shape = (values.shape[0], values.shape[1])
     (rows, columns), (high, wide) = encoding.block_in(shape), encoding.grid(shape)
     missing = (0, wide * columns - shape[1], 0, high * rows - shape[0])
@@ -119,7 +113,7 @@ def in_blocks(values: Tensor, encoding: Encoding, padding: float | int | bool) -
 
 
 def judge(encoding: Encoding, value: Value, parts: Parts) -> Judged:
-    """Judges what a quantiser returned for a value. Raises WrongForm if the parts have another shape or dtype."""
+    """Judges the parts that a quantiser returned for a value. Raises WrongForm if a shape or dtype is wrong."""
     shape = value.shape
     encoding.demand_form(parts, shape)
     grid = encoding.grid(shape)
@@ -149,7 +143,7 @@ def judge(encoding: Encoding, value: Value, parts: Parts) -> Judged:
     beyond = encoding.second and len(most) > 0 and float(most.max()) < LEAST_OF_ALL
     no_second = bool(infinite.any()) or (bool(nan.any()) and not bool(torch.isfinite(second)))
     if beyond or (encoding.second and no_second):
-        kinds[~nan.any(1) | infinite.any(1)] = FREE  # one scale of all numbers, which is none
+        kinds[~nan.any(1) | infinite.any(1)] = FREE  # the one scale of all numbers does not exist
     wrong_second = "" if beyond or bool(nan.any()) or not len(most) else _second(encoding, least, most, second)
     if wrong_second:
         kinds[(kinds != FREE) & ~empty] = WRONG
@@ -166,14 +160,14 @@ def _amax(low: Tensor, high: Tensor, nan: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _width(scale: Tensor) -> Tensor:
-    """Returns how far float32 arithmetic may move x / scale, relatively. A power of two moves nothing."""
+    """Returns the largest relative error of x / scale in float32 arithmetic: 0 if the scale is a power of two."""
     return torch.where(torch.frexp(scale)[0] == 0.5, 0.0, FLOAT32)
 
 
 def _away(encoding: Encoding, low: Tensor, high: Tensor, scale: Tensor, codes: Tensor) -> Tensor:
     """Counts the codes from each element to the nearest right one."""
     width = _width(scale)
-    none = scale == 0  # then every code decodes to 0
+    none = scale == 0  # every code decodes to 0
     low, high = (torch.where(none, 0.0, each / scale) for each in (low, high))
     low, high = low - low.abs() * width, high + high.abs() * width
     right = places(encoding, low, high)
@@ -199,7 +193,10 @@ def _exact(encoding: Encoding, low: Tensor, high: Tensor, scale: Tensor, codes: 
 def _of_nan(
     encoding: Encoding, nan: Tensor, away: Tensor, kinds: Tensor, decoded: Tensor, reachable: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Decides on blocks with NaN. `decoded` marks elements that decode to NaN."""
+    """Judges the blocks that contain NaN, and returns `away` and `kinds` with them.
+
+    `decoded` is a mask of the elements that decode to NaN.
+    """
     has = nan.any(1)
     if not bool(has.any()):
         return away, kinds
@@ -218,7 +215,7 @@ def _of_nan(
 
 
 def _second(encoding: Encoding, least: Tensor, most: Tensor, second: Tensor) -> str:
-    """Says why the scale of the whole tensor is wrong; empty if it is right."""
+    """Returns the reason why the scale of the whole tensor is wrong; "" if it is right."""
     amax = least.max()
     if not encoding.second or not float(amax) or not torch.isfinite(amax):
         return ""

@@ -1,4 +1,4 @@
-"""Names why a quantised tensor is wrong: which other rule or layout explains the bits."""
+"""Finds why a quantised tensor is wrong: the other rule or layout that explains its bits."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from verify.truth.quantised.encoding import FLOATS, POWERS, By, Encoding, Overfl
 
 ZEROS = "every code of the wrong blocks is 0"
 UNKNOWN = "no other rule or layout that verify knows explains it"
-_MOST = 0.5  # of the wrong blocks that one change of the declaration leaves, beyond which it explains nothing
-_NEARLY = 0.99  # of elements whose code one explanation gives
+_MOST = 0.5  # largest part of the wrong blocks that may stay wrong under a change that explains something
+_NEARLY = 0.99  # part of the elements whose code an explanation must give
 _WORDS = {
     "packed": "the codes of a byte are swapped: they lie {0}, the declaration says {1}",
     "swizzle": "the scales are {0}, the declaration says {1}",
@@ -32,7 +32,10 @@ _TIE = {"even": "to even", "to zero": "toward zero", "away": "away from zero", "
 
 
 def causes(encoding: Encoding, value: Value, parts: Parts, found: Judged | None = None) -> list[str]:
-    """Lists reasons for wrong blocks. The first explains most. Empty if no block is wrong."""
+    """Returns reasons for wrong blocks in words, the one that explains most first; [] if no block is wrong.
+
+    `found` is the verdict, if the caller has it.
+    """
     found = judge(encoding, value, parts) if found is None else found
     if not found.wrong:
         return []
@@ -43,13 +46,14 @@ def causes(encoding: Encoding, value: Value, parts: Parts, found: Judged | None 
         return seen
     explained = sorted(_explained(encoding, value, parts, found.wrong), key=lambda each: each[0])
     whole = [words for left, words in explained if not left]
-    if whole:  # what explains everything comes first, and beside a layout the scales say nothing of their own
+    # A full explanation comes first. If it is a layout, it also explains the scales, so no other reason follows.
+    if whole:
         return whole[:2] + ([] if any(name in whole[0] for name in ("byte", "order of the blocks")) else seen)
     return seen + [f"{words} (explains all but {left:,} blocks)" for left, words in explained[:2]] or [UNKNOWN]
 
 
 def _explained(encoding: Encoding, value: Value, parts: Parts, wrong: int) -> Iterator[tuple[int, str]]:
-    """Yields changes of one field of the declaration that explain most wrong blocks: how many stay wrong, and words."""
+    """Yields, for each change of one field that explains most wrong blocks, how many stay wrong, and the words."""
     for name, other in _others(encoding):
         changed = replace(encoding, **{name: other})
         left = judge(changed, value, _relaid(changed, value, parts)).wrong
@@ -78,7 +82,7 @@ def _others(encoding: Encoding) -> Iterator[tuple[str, Any]]:
 
 
 def _relaid(encoding: Encoding, value: Value, parts: Parts) -> Parts:
-    """Returns the parts with the scales in the shape of another layout: cut, or filled up with zeros."""
+    """Returns the parts with the scales in the shape of another layout. Cuts them, or adds zeros."""
     wanted = encoding.shapes(value.shape)["scales"]
     flat, count = parts.scales.reshape(-1), math.prod(wanted)
     if len(flat) < count:
@@ -89,13 +93,14 @@ def _relaid(encoding: Encoding, value: Value, parts: Parts) -> Parts:
 
 
 def _rules(encoding: Encoding) -> tuple[ScaleRule, ...]:
+    """Returns the rules that are possible with the format of the scales."""
     return (
         POWERS if encoding.scale == "e8m0" else get_args(ScaleRule) if encoding.scale in FLOATS else ("nearest", "up")
     )
 
 
 def _at_once(found: Judged) -> list[str]:
-    """Reads causes off the bits: zeros, lost NaN, scales that are one code off."""
+    """Returns the causes that the bits show without a trial: zeros, lost NaN, scales that are one code off."""
     encoding, wrong = found.encoding, (found.kinds == WRONG).reshape(-1)
     x = in_blocks(found.value.low, encoding, 0.0)
     numbers, scale = encoding.data.tensor("table")[found.codes], found.scale.reshape(-1)
@@ -130,7 +135,7 @@ def _at_once(found: Judged) -> list[str]:
 
 
 def _unrounded(found: Judged, x: torch.Tensor, blocks: torch.Tensor) -> bool:
-    """True if nearly all elements of some blocks have the code of x over the unrounded scale."""
+    """True if nearly all elements of these blocks have the code of x divided by the unrounded scale."""
     table, values = found.encoding.data, x[blocks]
     if found.encoding.rule not in ("nearest", "rceil", "up") or not len(values):
         return False
@@ -140,7 +145,7 @@ def _unrounded(found: Judged, x: torch.Tensor, blocks: torch.Tensor) -> bool:
 
 
 def _steps(encoding: Encoding, got: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """Counts the numbers of the scale format between two scales; for float32 scales the powers of two."""
+    """Returns the signed number of steps between two scales: codes of their format, or powers of two for floats."""
     if encoding.scale in FLOATS:
         return torch.round(torch.log2(got.abs().clamp(min=1e-300)) - torch.log2(wanted)).long()
     numbers = code_format(encoding.scale).tensor("numbers")
@@ -148,10 +153,10 @@ def _steps(encoding: Encoding, got: torch.Tensor, wanted: torch.Tensor) -> torch
 
 
 def followed(encoding: Encoding, tried: list[tuple[Value, Parts]]) -> list[Encoding]:
-    """Lists declarations like this one, with other layouts and rules, under which no block is wrong.
+    """Returns declarations like this one, with other layouts and rules, under which no block is wrong.
 
-    The layout and the scale come first, judged by scales alone; ties, overflow and zeros then, given these. Small
-    tensors are best given first.
+    Chooses the layout and the rule of the scales first, by the scales alone. Then chooses ties, overflow and zeros. Put
+    small tensors first in `tried`, because they rule out a declaration fastest.
     """
     swizzles = ("", "128x4") if encoding.swizzle else ("",)
     packings = ("low first", "high first") if encoding.packed else ("",)
@@ -178,6 +183,7 @@ def _divides(encoding: Encoding) -> bool:
 
 
 def _scales_off(encoding: Encoding, value: Value, parts: Parts) -> bool:
+    """True if some scale is out of reach, in a block that is finite and not all zeros."""
     found, x = judge(encoding, value, _relaid(encoding, value, parts)), in_blocks(value.low, encoding, 0.0)
     counts = torch.isfinite(x).all(1) & (x != 0).any(1)
     return bool((found.scale_off.reshape(-1) & counts).any())

@@ -1,4 +1,4 @@
-"""The declaration of a quantised tensor: codes, scales, their layout in memory, and the rule that chooses them.
+"""Declares a quantised tensor: codes, scales, their layout in memory, and the rule that chooses them.
 
 x[i, j] = table[code[i, j]] * scale[block of i, j] * second
 """
@@ -29,7 +29,7 @@ _TILE = (128, 4)  # rows and columns of scales that lie together, in 512 bytes
 
 
 class WrongForm(ValueError):
-    """Codes or scales that do not have the shape or dtype of the declaration."""
+    """Raised if codes or scales do not have the shape or dtype of the declaration."""
 
 
 @dataclass(frozen=True)
@@ -60,18 +60,21 @@ class Encoding:
     nan: Nan = "kept"
     zero: Zero = "any"
     before: str = ""
-    fused: bool = False  # whether a kernel computes what it quantises, by like=
+    fused: bool = False  # True: the kernel computes the numbers that it quantises, by like=
 
     # -- shapes -----------------------------------------------------------------------------------
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names the tensors that a quantiser returns, in order."""
+        """The names of the tensors that a quantiser returns, in order."""
         return ("codes", "scales", "second") if self.second else ("codes", "scales")
 
     @property
     def words(self) -> str:
-        """Says `e2m1 in blocks of 1 x 16, scales e4m3fn (nearest), one more in float32; codes packed low first`."""
+        """The declaration in words.
+
+        For example: `e2m1 in blocks of 1 x 16, scales e4m3fn (nearest), one more in float32; codes packed low first`.
+        """
         sizes = " x ".join(str(size) if size else "all" for size in self.block)
         parts = [f"{self.data.name} in blocks of {sizes}, scales {self.scale} ({self.rule})"]
         parts[0] += f", one more in {self.second}" if self.second else ""
@@ -81,7 +84,7 @@ class Encoding:
 
     @property
     def declaration(self) -> str:
-        """Returns the call of `verify.quantised` that declares this."""
+        """The call of `verify.quantised` that makes this declaration."""
         named = {each.name: (getattr(self, each.name), each.default) for each in fields(self)}
         rest = [
             f"{name}={value!r}"
@@ -148,7 +151,7 @@ class Encoding:
         return torch.ones((), dtype=torch.float64) if held is None else held.double().reshape(())
 
     def decode(self, parts: Parts, shape: tuple[int, int]) -> Tensor:
-        """Returns the numbers behind the parts as float64."""
+        """Returns the numbers that the parts encode, as float64."""
         self.demand_form(parts, shape)
         (rows, columns), scales = self.block_in(shape), self.scales_of(parts, shape) * self.second_of(parts)
         whole = scales.repeat_interleave(rows, 0).repeat_interleave(columns, 1)[: shape[0], : shape[1]]
@@ -156,6 +159,7 @@ class Encoding:
 
 
 def _bytes(part: Tensor) -> Tensor:
+    """Returns the bytes of a tensor as int64."""
     return part.contiguous().view(torch.uint8).long()
 
 
@@ -179,27 +183,31 @@ def quantised(
 ) -> Encoding:
     """Returns the declaration of a quantised tensor of rows and columns.
 
-    data: the format of the codes, such as "e4m3", "e2m1" or "int8".
-    block: how many rows and columns share a scale; 0 means all.
-    scale: the format of the scales, "e8m0", "e4m3", "float32" and others.
-    second: "float32" if one more scale multiplies the whole tensor. The quantiser then returns it as a third tensor.
-    packed: which of two 4-bit codes in a byte comes first: "low first" or "high first".
-    swizzle: "128x4" if the scales lie in tiles of 128 x 4, as tensor cores read them.
-    rule: how amax gives the scale. "floor", "ceil", "even" give 2^(exponent of amax - exponent of the largest number),
-        with amax rounded down or up to a power of two, or first to the data's mantissa. "rceil" is amax / largest
-        rounded up to a power of two. "nearest" and "up" round amax / largest to the scale format. Default: "floor" of
-        e8m0, else "nearest".
-    by: how amax / largest is computed: "division" or "reciprocal" (times a rounded 1 / largest), in float32. Without it
-        both are right, and what only one of them gives counts as right under another scale.
-    least, least_scale: amax and the scale are at least this.
-    ties: where elements halfway between two codes go: "even", "up", "away", "to zero", or "any"; "truncate" rounds
-        every element toward zero.
-    overflow: what elements beyond the largest number become: "saturate", "nan" or "inf".
-    nan: "kept" wants NaN wherever x has NaN, "block" makes its whole block NaN, "element" nothing else; "any" promises
-        nothing.
-    zero: which zero is right: "any", "signed" (that of x's sign) or "positive".
-    before: the format in which a fused kernel holds the numbers that it quantises: "float32" or "bfloat16". Without it
-        both are right.
+    Raises UsageError if a value is unknown or two of them contradict each other.
+
+    Args:
+        data: The format of the codes, such as "e4m3", "e2m1" or "int8".
+        block: The number of rows and of columns that share a scale; 0 means all.
+        scale: The format of the scales: "e8m0", "e4m3", "float32" and others.
+        second: "float32" if a second scale multiplies the whole tensor. The quantiser returns it as a third tensor.
+        packed: Two 4-bit codes share a byte. The first is in the low half ("low first") or in the high half.
+        swizzle: "128x4" if the scales are stored in tiles of 128 x 4, as tensor cores read them.
+        rule: How amax, the largest magnitude of a block, gives the scale. "floor", "ceil" and "even" give
+            2^(exponent of amax - exponent of the largest number). They first round amax down to a power of two, up to
+            one, or to the mantissa of the data. "rceil" rounds amax / largest up to a power of two. "nearest" and "up"
+            round amax / largest to the format of the scale. Default: "floor" for e8m0, else "nearest".
+        by: How amax / largest is computed in float32: by "division", or by "reciprocal", times a rounded 1 / largest.
+            "": both are right. A scale that only one of them gives is then right under another scale.
+        least: The least amax; smaller ones count as this.
+        least_scale: The least scale; smaller ones count as this.
+        ties: Where an element halfway between two codes goes: "even", "up", "away", "to zero", or "any". "truncate"
+            rounds every element toward zero.
+        overflow: The result of an element beyond the largest number: "saturate", "nan" or "inf".
+        nan: With "kept", NaN in x must give NaN, and the rest of its block is free. With "element", the rest of the
+            block is judged as usual. With "block", the whole block must be NaN. With "any", the block is not judged.
+        zero: The sign of a zero: "any", "signed" (the sign of x) or "positive".
+        before: The format in which a fused kernel holds the numbers before it quantises them: "float32" or "bfloat16".
+            "": both are right.
     """
     table = code_format(data)
     if scale not in FLOATS:
@@ -236,6 +244,7 @@ def quantised(
 
 
 def _is_block(block: Any) -> bool:
+    """True for two integers that are not negative."""
     return (
         isinstance(block, tuple)
         and len(block) == 2

@@ -1,8 +1,8 @@
-"""Finds the scales that a rule can reach from the largest magnitude of a block, and the codes of its elements.
+"""Finds the scales that a rule can give for the largest magnitude (amax) of a block, and the codes of its elements.
 
-Everything is float64. It is exact where it decides: a float32 amax over a largest number of 3 bits is a power of two
-exactly or not within 2^-27 of one, and a float32 element over a scale of 28 bits is a midpoint exactly or not within
-2^-33 of one. A quotient of float64 tells these apart.
+Everything is computed in float64, which decides correctly. A float32 amax divided by a largest number of 3 bits is
+either exactly a power of two or at least 2^-27 away from one. A float32 element divided by a scale of 28 bits is either
+exactly a midpoint or at least 2^-33 away from one. A quotient in float64 distinguishes these cases.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ from torch import Tensor
 from verify.truth.codes import CodeFormat, code_format
 from verify.truth.quantised.encoding import FLOATS, POWERS, Encoding
 
-# What up to four roundings to float32 move a quotient by: amax / largest / second in any order, x / (scale * second).
+# Largest relative error of a quotient after four roundings to float32: amax / largest / second in any order, or
+# x / (scale * second).
 FLOAT32 = 2.0**-22
-# The least maximum of a tensor with a second scale of which anything is promised: below, its inverse overflows float32.
+# A tensor with a second scale and a smaller maximum is not judged, because the inverse of its second scale overflows
+# float32.
 LEAST_OF_ALL = 2.0**-100
 
 
 @dataclass(frozen=True)
 class Reach:
-    """Holds the scale of the exact quotient, and the least and the greatest that float32 arithmetic can reach."""
+    """Holds the result of the exact quotient, and the least and the greatest result of float32 arithmetic."""
 
     nominal: Tensor
     low: Tensor
@@ -31,7 +33,7 @@ class Reach:
 
 
 def reach(encoding: Encoding, low: Tensor, high: Tensor, second: Tensor) -> Reach:
-    """Returns the scales of blocks whose largest magnitude lies from `low` to `high`."""
+    """Returns the possible scales of blocks whose largest magnitude is between `low` and `high`."""
     low, high = low.clamp(min=encoding.least), high.clamp(min=encoding.least)
     middle = torch.where(low == high, low, (low + high) / 2)
     largest = encoding.data.largest
@@ -50,7 +52,7 @@ def reach(encoding: Encoding, low: Tensor, high: Tensor, second: Tensor) -> Reac
 
 
 def reach_of_second(encoding: Encoding, low: Tensor, high: Tensor) -> Reach:
-    """Returns the scales that a whole tensor can have: amax / (largest code * largest scale)."""
+    """Returns the possible second scales, of the whole tensor: amax / (largest code * largest scale)."""
     scales = 1.0 if encoding.scale in FLOATS else code_format(encoding.scale).largest
     unit = encoding.data.largest * scales
     near = (low + high) / 2 / unit
@@ -63,6 +65,7 @@ def power_at_most(values: Tensor) -> Tensor:
 
 
 def _by_exponent(encoding: Encoding, amax: Tensor) -> Tensor:
+    """Returns the scale by the rules "floor", "ceil" and "even", which use exponents alone."""
     exponent = power_at_most(amax)
     if encoding.rule == "even":  # the mantissa rounded to that of the data, half up: 1.75 becomes 2 in e2m1
         exponent = power_at_most(amax + _half_ulp(encoding.data) * torch.ldexp(torch.ones_like(amax), exponent))
@@ -78,6 +81,7 @@ def _half_ulp(data: CodeFormat) -> float:
 
 
 def _rounded(encoding: Encoding, quotient: Tensor) -> Tensor:
+    """Rounds amax / largest to a scale by the rules "rceil", "nearest" and "up"."""
     if encoding.rule == "rceil":
         power = torch.ldexp(torch.ones_like(quotient), power_at_most(quotient))
         power = torch.where(power < quotient, power * 2, power)
@@ -94,7 +98,7 @@ def _rounded(encoding: Encoding, quotient: Tensor) -> Tensor:
 
 
 def _held(encoding: Encoding, scale: Tensor) -> Tensor:
-    """Clamps scales to the range of their format and to the least one declared."""
+    """Clamps scales to the range of their format, and from below to the declared least scale."""
     low, high = encoding.least_scale, float("inf")
     if encoding.scale not in FLOATS:
         numbers = code_format(encoding.scale).numbers
@@ -105,7 +109,7 @@ def _held(encoding: Encoding, scale: Tensor) -> Tensor:
 
 
 def places(encoding: Encoding, low: Tensor, high: Tensor) -> Reach:
-    """Returns the places, among `data.numbers`, that quotients from `low` to `high` may round to."""
+    """Returns the places in `data.numbers` that quotients between `low` and `high` may round to."""
     table, middle = encoding.data, torch.where(low == high, low, (low + high) / 2)
     if encoding.ties == "any":
         return Reach(table.nearest(middle), torch.minimum(table.nearest(low, "to zero"), table.nearest(low, "away")),
