@@ -105,11 +105,11 @@ def measured(function: Callable[..., Any], shapes: Sequence[Any], limit: float) 
             inside[0] -= 1
             spent[0] += 0.0 if inside[0] else time.monotonic() - started
 
-    asked = single.Asked._element
+    asked = single.ElementEvaluator._element
     with (
         mock.patch.object(judging, "errors", watched.errors),
         mock.patch.object(judging, "judge", watched.judge),
-        mock.patch.object(single.Asked, "_element", element),
+        mock.patch.object(single.ElementEvaluator, "_element", element),
     ):
         started = time.monotonic()
         measure_kernel(kernel, Measure("like.py::kernel", seconds=limit), CPU)

@@ -35,7 +35,7 @@ from verify.diagnose.roundings import Roundings, roundings
 from verify.errors import UsageError
 from verify.measure.call import Measured, run_kernel
 from verify.ops.graph.program import Program, trace
-from verify.ops.graph.second import asked_of, program_of, run_of
+from verify.ops.graph.second import operands_of, program_of, run_of
 from verify.ops.graph.steps import Run
 from verify.ops.op import Op, Problem
 from verify.records.figure import signed
@@ -89,7 +89,7 @@ def _with(plain: Explanation, **fields: Any) -> Explanation:
 def _programs(kernel: Kernel, case: Case, problem: Problem, backend: Backend) -> Iterator[tuple[Owner, Program, Run]]:
     """Yields the kernel's own program, if there is one, and the program of the definition."""
     if backend.device == "cpu":  # tracing calls the kernel with CPU tensors, which a GPU kernel must not get
-        present, gradients = asked_of(problem)
+        present, gradients = operands_of(problem)
         keywords = {name: value for name, value in problem.params.items() if name in kernel.accepted}
 
         def called(*values: Tensor) -> Any:

@@ -178,6 +178,7 @@ class Layer:
         return found
 
     def _back(self, row: int, column: int, prec: int) -> list[Any]:
+        """Returns the terms of dpre at one element of pre: dy act'(pre), and the upstream of pre if it is not 0."""
         width = self.width
         dy = to_mp(self.upstream("y", row, column % width, width))
         direct = to_mp(self.upstream("pre", row, column, self.sizes[2]))
@@ -210,6 +211,7 @@ def _dot(left: Dyadics, right: Dyadics, offset: float) -> Any:
 
 
 def _point(layer: Layer, result: str, index: int) -> Point:
+    """Returns the exact value of one element of a result."""
     rows, inner, columns = layer.sizes
     if result == "pre":
         pre = layer.pre(*divmod(index, columns))
@@ -277,6 +279,7 @@ def _slope(curve: Curve, pre: Tensor, size: Tensor) -> Fast:
 
 
 def _fast(problem: Problem) -> dict[str, Fast]:
+    """Evaluates the requested results in float64, with their scales."""
     layer = Layer(problem)
     x, weight = (layer.tensor(name).to(torch.float64) for name in ("x", "weight"))
     bias = problem.inputs.get("bias")

@@ -67,6 +67,7 @@ def _weights(rows: Rows, index: int, bits: int) -> tuple[list[Any], Any]:
 
 
 def _value_mp(rows: Rows, index: int, column: int, prec: int) -> Any:
+    """Returns one element of y in mpmath."""
     if not _defined(rows, index):
         return mp.nan
     bits = prec + GUARD
@@ -76,6 +77,7 @@ def _value_mp(rows: Rows, index: int, column: int, prec: int) -> Any:
 
 
 def _slope_mp(rows: Rows, index: int, column: int, prec: int) -> Any:
+    """Returns one element of dx in mpmath."""
     if not _defined(rows, index) or not _finite(rows, index):
         return mp.nan
     upstream = rows.row(rows.problem.upstream["y"], index)
@@ -129,6 +131,7 @@ def _balls(rows: Rows, index: int, bits: int) -> tuple[list[Any], Any]:
 
 
 def _value_arb(rows: Rows, index: int, column: int, prec: int) -> Any:
+    """Returns one element of y in Arb."""
     if not _defined(rows, index):
         return flint.arb.nan()
     bits, row = prec + 2 * GUARD, rows.data_row("x", index)
@@ -146,6 +149,7 @@ def _value_arb(rows: Rows, index: int, column: int, prec: int) -> Any:
 
 
 def _slope_arb(rows: Rows, index: int, column: int, prec: int) -> Any:
+    """Returns one element of dx in Arb."""
     if not _defined(rows, index) or not _finite(rows, index):
         return flint.arb.nan()
     row, upstream = rows.data_row("x", index), rows.row(rows.problem.upstream["y"], index)

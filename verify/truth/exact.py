@@ -155,8 +155,8 @@ def judge(point: Point, fmt: Format, got: int, *, both: bool = True, policy: Pol
         # a truth of zero has no known sign here
         side = -1 if enclosure.high < 0 else int(enclosure.low > 0)
         misrounded = misrounded or side == (1 if fmt.is_negative(got) else -1)
-    told = error if isinstance(error, Fraction) else None
-    return Judged(ulp, exponent, misrounded, right, enclosure, precision, routes, told)
+    number = error if isinstance(error, Fraction) else None
+    return Judged(ulp, exponent, misrounded, right, enclosure, precision, routes, number)
 
 
 def judge_known(
@@ -183,9 +183,9 @@ def judge_known(
 def _judge_within(enclosure: Enclosure, fmt: Format, got: int, policy: Policy) -> Judged:
     """Judges an element by the middle of an interval, which no exact route narrows."""
     right, error, exponent = _compare(fmt, got, enclosure, policy, None)
-    told = error if isinstance(error, Fraction) else None
+    number = error if isinstance(error, Fraction) else None
     ulp = _to_float(error) if isinstance(error, Fraction) else error
-    return Judged(ulp, exponent, False, right, enclosure, 53, 0, told)
+    return Judged(ulp, exponent, False, right, enclosure, 53, 0, number)
 
 
 def _is_rounded(point: Point) -> bool:
@@ -383,6 +383,8 @@ def _to_float(error: Fraction) -> float:
 
 
 def _disagreement(first: str, a: Enclosure, second: str, b: Enclosure) -> str:
+    """Returns the message of a TruthError for two routes that disagree."""
+
     def show(item: Enclosure) -> str:
         return item.kind if item.kind != "real" else f"{float_or_text(item.low)}..{float_or_text(item.high)}"
 

@@ -169,9 +169,9 @@ def truth_of(op: Op, problem: Problem, result: str, reference: Fast, fmt: Format
     if fmt.name == "float64" and not known:
         return _exactly(op, problem, result, reference)
     if reference.bound is not None:
-        told = "an interval for every element" + reference.remark
+        origin = "an interval for every element" + reference.remark
         rest = reference.ends, reference.unknown, reference.noise, reference.spread, reference.other, reference.together
-        return Truth(reference.value, None, reference.bound, reference.scale, told, *rest)
+        return Truth(reference.value, None, reference.bound, reference.scale, origin, *rest)
     units, sentence = certificate.units_for(op.name, problem.params, result, kind)
     if op.geometry.multiplies:
         # A float64 sum of k products has an error of at most about k units (Higham, section 3.1). The certificate was

@@ -68,6 +68,7 @@ class Meaning:
         return held[self.parameters[operand]].detach()
 
     def __call__(self, present: Sequence[str], values: Sequence[Tensor]) -> Any:
+        """Calls the function with the values of the operands `present`, and with the fixed arguments."""
         given = {n: value for n, value in zip(present, values, strict=True) if n not in self.unused}
         inner = {self.parameters[name]: given.pop(name) for name in list(given) if name in self.parameters}
         args: list[Any] = []

@@ -1,7 +1,6 @@
-"""Defines PyTorch's larger operators by smaller ones: sums, products of matrices, elements moved and added up.
+"""Defines PyTorch's larger operators by formulas of smaller ones, over the real numbers. Their speed does not matter.
 
-These are formulas over the real numbers; their speed does not matter. PyTorch's own decompositions define all other
-operators for which `verify.ops.graph.rewrite` has no rule.
+PyTorch's own decompositions define all other operators for which `verify.ops.graph.rewrite` has no rule.
 """
 
 from __future__ import annotations
@@ -320,6 +319,7 @@ def _convolution_backward(
 def _pooled(
     x: Tensor, rank: int, kernel: _Sizes, stride: _Sizes, padding: _Sizes, dilation: _Sizes, ceil: bool, value: float
 ) -> tuple[Tensor, list[int], Callable[[Tensor], Tensor]]:
+    """Returns the windows of x, their number in each dimension, and a function that adds windows up to x's shape."""
     kernel, padding, dilation = (_full(each, rank) for each in (kernel, padding, dilation))
     stride = _full(stride, rank) if stride else kernel
     size = x.shape[2:]

@@ -24,7 +24,7 @@ from verify.errors import UsageError
 from verify.ops.geometry import Shape
 from verify.ops.graph.program import Program, trace
 from verify.ops.graph.rounded import GRIDS, nearest_ball, rounded
-from verify.ops.graph.single import Asked, Shared
+from verify.ops.graph.single import ElementEvaluator, Shared
 from verify.ops.graph.spans import Span
 from verify.ops.graph.steps import Run
 
@@ -95,6 +95,7 @@ class Derivation:
         return found.to(dtype)
 
     def _program(self, kinds: Mapping[str, tuple[Shape, torch.dtype]]) -> Program:
+        """Traces the function for these shapes and dtypes, or returns the program that it traced before."""
         key = tuple(kinds.items())
         if key not in self.programs:
             if len(self.programs) >= _HOLDS:
@@ -114,15 +115,15 @@ class Derivation:
 
 def _by_balls(program: Program, run: Run, places: list[int], format: str) -> list[float]:
     """Rounds single elements by Arb. An element that 2,560 bits do not decide counts as a tie."""
-    asked = Asked(program, run, "y", places, None, False, Shared(share=math.inf))
-    return [_by_ball(asked, place, format) for place in range(len(places))]
+    evaluator = ElementEvaluator(program, run, "y", places, None, False, Shared(share=math.inf))
+    return [_by_ball(evaluator, place, format) for place in range(len(places))]
 
 
-def _by_ball(asked: Asked, place: int, format: str) -> float:
+def _by_ball(evaluator: ElementEvaluator, place: int, format: str) -> float:
     """Evaluates one element with growing precision until both ends of its ball round to the same number."""
     found = math.nan
     for bits in _BITS:
-        ball = asked.ball(place, bits)
+        ball = evaluator.ball(place, bits)
         if isinstance(ball, float):
             return ball
         if not ball.is_finite():

@@ -28,7 +28,7 @@ from verify.ops.graph.program import Program, trace
 from verify.ops.graph.rounding import Rounding
 from verify.ops.graph.scores import scores_of
 from verify.ops.graph.shapes import NamedDims, Range, ranges_of, sizes_within
-from verify.ops.graph.single import Asked, Shared
+from verify.ops.graph.single import ElementEvaluator, Shared
 from verify.ops.graph.slices import Cut
 from verify.ops.graph.spans import Span
 from verify.ops.graph.steps import Leaf, Run, Truths, moved_from
@@ -107,10 +107,10 @@ def _examples(meaning: Meaning, examples: Any) -> tuple[list[dict[str, Any]], di
         fixed.append({place: value for place, value in enumerate(values) if not isinstance(value, Tensor)})
         named = [name for place, name in enumerate(own) if place in fixed[-1]]
         if named and len(values) == len(own):
-            said = ", ".join(f"{name}={fixed[-1][own.index(name)]!r}" for name in named)
+            arguments = ", ".join(f"{name}={fixed[-1][own.index(name)]!r}" for name in named)
             raise UsageError(
-                f"the kernel's operands are tensors; an example has {said}",
-                hint=f"a default of the kernel's argument fixes it: def kernel(..., {said})",
+                f"the kernel's operands are tensors; an example has {arguments}",
+                hint=f"a default of the kernel's argument fixes it: def kernel(..., {arguments})",
             )
         if len(tensors) != len(own):
             raise UsageError(
@@ -171,9 +171,9 @@ class _Like:
         sums = program.sums or (bool(known) and self._program({name: shapes[name] for name in names}, known).sums)
         self.by_noise = sums
         self.fused = self.fused or (fuses and program.rounds)
-        asked = f"{self.shapes!r} {sorted(self.ranges.items())} {outputs} {self.identity(dims)}"
+        declared = f"{self.shapes!r} {sorted(self.ranges.items())} {outputs} {self.identity(dims)}"
         return Op(
-            name=f"like {self.meaning.name} {hashlib.sha256(asked.encode()).hexdigest()[:8]}",
+            name=f"like {self.meaning.name} {hashlib.sha256(declared.encode()).hexdigest()[:8]}",
             geometry=Elementwise() if self.shapes is None else replace(self.shapes, of_results=self._result_shapes),
             operands=tuple(self._operand(name, shapes[name], name in known) for name in names),
             outputs=outputs,
@@ -415,15 +415,17 @@ class _Like:
         If Arb finds no value either, the element is marked unknown, and every answer is right.
         """
         assert fast.bound is not None
-        most_asked = _OPEN[not program.elementwise]
-        places = torch.nonzero(torch.isinf(fast.bound).reshape(-1)).reshape(-1)[:most_asked].tolist()
+        most_evaluated = _OPEN[not program.elementwise]
+        places = torch.nonzero(torch.isinf(fast.bound).reshape(-1)).reshape(-1)[:most_evaluated].tolist()
         if not places or not program.results[result].real:
             return fast
-        asked = Asked(program, Run(run.leaves, run.device), result, places, None, result[1:] in run.leaves, Shared())
+        evaluator = ElementEvaluator(
+            program, Run(run.leaves, run.device), result, places, None, result[1:] in run.leaves, Shared()
+        )
         value, bound = (each.clone(memory_format=torch.contiguous_format) for each in (fast.value, fast.bound))
         free = torch.zeros(value.shape, dtype=torch.bool, device=value.device)  # a gradient may lie transposed
         for n, place in enumerate(places):
-            known = asked.enclosed(n)
+            known = evaluator.enclosed(n)
             free.view(-1)[place] = known is None
             value.view(-1)[place], bound.view(-1)[place] = known or (math.nan, 0.0)
         ends = fast.ends and (
@@ -498,8 +500,10 @@ class _Like:
         if "opened" not in problem.cache:
             self.fast(problem)
         gradient = result in self._gradients(problem)
-        asked = Asked(program, run, result, list(indices), problem.cache["opened"].get(result), gradient, shared)
-        return [asked.point(place) for place in range(len(asked.indices))]
+        evaluator = ElementEvaluator(
+            program, run, result, list(indices), problem.cache["opened"].get(result), gradient, shared
+        )
+        return [evaluator.point(place) for place in range(len(evaluator.indices))]
 
 
 def _with_noise(fast: Fast, noise: Noise) -> Fast:

@@ -99,7 +99,7 @@ class _Samples:
 
     def __init__(self, program: Program, run: Run, wanted: Sequence[str], format: Rounding) -> None:
         self.program, self.run, self.format = program, run, format
-        self.asked = list(wanted)  # with integer results, whose decisions matter too
+        self.requested = list(wanted)  # with integer results, whose decisions matter too
         self.wanted = [name for name in wanted if program.results[name].real]
         self.steps = program.needed_for(wanted)
         self.ends, self.weighed = self._ends(), self._weighed()
@@ -118,12 +118,12 @@ class _Samples:
 
     def _results(self, make: Make) -> dict[str, Tensor]:
         """Evaluates the program by `make` and returns its real results."""
-        found = self.program.values(self.run, self.asked, make)
+        found = self.program.values(self.run, self.requested, make)
         return {name: found[name] for name in self.wanted}
 
     def _ends(self) -> set[int]:
         """Returns the ids of the steps whose numbers become results without further computation."""
-        found = {id(self.program.results[name]) for name in self.asked}
+        found = {id(self.program.results[name]) for name in self.requested}
         for step in reversed(self.steps):
             if isinstance(step, Move) and id(step) in found:
                 found.update(id(each) for each in step.inputs)

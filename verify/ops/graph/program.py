@@ -289,10 +289,10 @@ def trace(
     except UsageError:
         raise
     except Exception as error:
-        said = str(error).strip().splitlines() or [""]
+        lines = str(error).strip().splitlines() or [""]
         shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in operands.items())
         raise UsageError(
-            f"like= fails for zeros of the shapes {shapes}: {type(error).__name__}: {said[0][:300]}",
+            f"like= fails for zeros of the shapes {shapes}: {type(error).__name__}: {lines[0][:300]}",
             hint="shapes= and integers= say which shapes and whole numbers it takes; docs/like.md",
         ) from error
     labels = list(outputs or names_of(len(plain)))
@@ -304,6 +304,7 @@ def trace(
     smooth = [place for place, value in enumerate(plain) if value.is_floating_point()]
 
     def joint(given: list[Tensor], upstream: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor | None]]:
+        """Returns the outputs, and the gradients of the differentiable operands for the upstream gradients."""
         if not differentiable:
             return called(given), []
         with torch.enable_grad():
@@ -355,7 +356,7 @@ def trace(
     names_of_leaves = tuple(leaf.name for leaf in leaves if isinstance(leaf, Leaf))
     ordered = _in_order(results.values())
     stored = _stored(recorder, rewriter, real, ordered)
-    typed = real.asked or real.main.itemsize == 2
+    typed = real.reads_dtype or real.main.itemsize == 2
     recorded = recorder.nodes, ends
     return Program(ordered, results, names_of_leaves, {}, integers, typed, stored, recorded)
 

@@ -31,7 +31,7 @@ class Real(TorchFunctionMode):
 
     def __init__(self, main: torch.dtype) -> None:
         super().__init__()
-        self.main, self.asked = main, False  # `asked`: True once the function has read a dtype
+        self.main, self.reads_dtype = main, False  # `reads_dtype`: True once the function has read a dtype
         self.made: list[tuple[Tensor, torch.dtype]] = []  # results of functions, with their kinds
         self.attention: list[Tensor] = []  # results of PyTorch's own attention
 
@@ -47,22 +47,22 @@ class Real(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = kwargs or {}, getattr(function, "__name__", "")
         if name == "__get__" and function == _DTYPE:
-            self.asked = True
+            self.reads_dtype = True
             return self.kind(args[0])
         if name in _BY_TYPE and args and (given := _BY_TYPE[name](self.kind(args[0]), args, kwargs)):
-            self.asked, kwargs = True, {**kwargs, **given}
-        return self._told(self._called(function, name, args, kwargs), function, args, kwargs)
+            self.reads_dtype, kwargs = True, {**kwargs, **given}
+        return self._with_kinds(self._called(function, name, args, kwargs), function, args, kwargs)
 
     def kind(self, tensor: Tensor) -> torch.dtype:
         """Returns the dtype that a tensor would have in the case."""
         found: torch.dtype = getattr(tensor, "kind", self.main if tensor.dtype == torch.float64 else tensor.dtype)
         return found
 
-    def _told(self, made: Any, function: Any, args: Any, kwargs: Any) -> Any:
+    def _with_kinds(self, made: Any, function: Any, args: Any, kwargs: Any) -> Any:
         """Attaches the kinds to the results of a call, and returns them."""
         if isinstance(made, tuple | list):
             for each in made:
-                self._told(each, function, args, kwargs)
+                self._with_kinds(each, function, args, kwargs)
             return made
         if not isinstance(made, Tensor) or made.dtype != torch.float64:
             return made

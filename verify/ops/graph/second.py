@@ -18,7 +18,7 @@ from torch import Tensor
 from verify.ops.elements import mpf_to_arb
 from verify.ops.geometry import Shape
 from verify.ops.graph.program import Program, trace
-from verify.ops.graph.single import Asked, Shared
+from verify.ops.graph.single import ElementEvaluator, Shared
 from verify.ops.graph.steps import Run
 from verify.ops.op import Op, Point, Problem
 from verify.ops.precision import GUARD
@@ -45,8 +45,10 @@ def by_program(op: Op, summed: Sequence[str] = ()) -> Op:
 
     def points(problem: Problem, result: str, indices: Sequence[int]) -> list[Point]:
         own = op.points(problem, result, indices)
-        asked, limits = _asked(program, merged(problem, ["x"]) if result in summed else problem, result, indices)
-        return [replace(point, arb=partial(_ball, asked, at, point, limits)) for at, point in enumerate(own)]
+        evaluator, limits = _evaluator(
+            program, merged(problem, ["x"]) if result in summed else problem, result, indices
+        )
+        return [replace(point, arb=partial(_ball, evaluator, at, point, limits)) for at, point in enumerate(own)]
 
     return replace(op, points=points)
 
@@ -61,7 +63,7 @@ def _baseline_on(op: Op, names: Sequence[str], params: Mapping[str, Any]) -> Cal
     return function
 
 
-def asked_of(problem: Problem) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+def operands_of(problem: Problem) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """Returns the operands that are present, and those whose gradients the problem asks for."""
     present = {name: value for name, value in problem.inputs.items() if value is not None}
     return present, tuple(name for name in present if "d" + name in problem.results)
@@ -72,7 +74,7 @@ def program_of(op: Op, problem: Problem) -> tuple[Program, Run]:
     if op.meaning is not None:
         found: tuple[Program, Run] = op.meaning.program(problem)
         return found
-    present, gradients = asked_of(problem)
+    present, gradients = operands_of(problem)
     examples = {name: torch.zeros(value.shape, dtype=torch.float64) for name, value in present.items()}
     baseline = _baseline_on(op, list(present), problem.params)
     program = trace(baseline, examples, outputs=op.outputs, differentiable=gradients)
@@ -81,7 +83,7 @@ def program_of(op: Op, problem: Problem) -> tuple[Program, Run]:
 
 def run_of(program: Program, problem: Problem) -> Run:
     """Returns the tensors of a problem for a program's leaves; upstream gradients that it lacks are zero."""
-    leaves, _ = asked_of(problem)
+    leaves, _ = operands_of(problem)
     device = next(iter(leaves.values())).device
     for name in (each for each in program.leaves if each.startswith("grad ")):
         output = name.removeprefix("grad ")
@@ -90,11 +92,13 @@ def run_of(program: Program, problem: Problem) -> Run:
     return Run(leaves, device)
 
 
-def _asked(programs: Programs, problem: Problem, result: str, indices: Sequence[int]) -> tuple[Asked, bool]:
+def _evaluator(
+    programs: Programs, problem: Problem, result: str, indices: Sequence[int]
+) -> tuple[ElementEvaluator, bool]:
     """Returns the evaluator of some elements, and True if some operand of the problem is not finite."""
     device = next(value.device for value in problem.inputs.values() if value is not None)
     if ("program", device) not in problem.cache:
-        present, gradients = asked_of(problem)
+        present, gradients = operands_of(problem)
         shapes = tuple((name, tuple(value.shape)) for name, value in present.items())
         program = programs(tuple(sorted(problem.params.items())), shapes, gradients)
         run = run_of(program, problem)
@@ -103,12 +107,12 @@ def _asked(programs: Programs, problem: Problem, result: str, indices: Sequence[
         problem.cache["program", device] = program, run, Shared(math.inf), limits
     program, run, shared, limits = problem.cache["program", device]
     gradient = result.startswith("d") and result[1:] in problem.inputs
-    return Asked(program, run, result, list(indices), None, gradient, shared), limits
+    return ElementEvaluator(program, run, result, list(indices), None, gradient, shared), limits
 
 
-def _ball(asked: Asked, place: int, point: Point, limits: bool, prec: int) -> Any:
+def _ball(evaluator: ElementEvaluator, place: int, point: Point, limits: bool, prec: int) -> Any:
     """Returns the enclosure of an element; from the op's formulas if an operand and the ball are not finite."""
-    ball = asked.enclosure(place, prec + 2 * GUARD)
+    ball = evaluator.enclosure(place, prec + 2 * GUARD)
     if limits and not ball.is_finite():
         return mpf_to_arb(point.mp(prec))
     return ball

@@ -398,29 +398,33 @@ class Related:
     names: tuple[str, ...]
     parts: tuple[ast.expr, ...]  # the conditions that `and` joins
     group: Mapping[str, str]  # dimension -> first dimension that it equals
-    said: Mapping[str, ast.expr]  # dimension -> expression of other dimensions that determines it
+    expressions: Mapping[str, ast.expr]  # dimension -> expression of other dimensions that determines it
 
     @staticmethod
     def by(names: Sequence[str], where: str) -> Related:
         """Reads a condition."""
         parts = _conjuncts(where)
         group = {name: name for name in names}
-        said: dict[str, ast.expr] = {}
+        expressions: dict[str, ast.expr] = {}
         for part in parts:
             if isinstance(part, ast.Compare) and isinstance(part.ops[0], ast.Eq) and len(part.ops) == 1:
                 ends = (part.left, part.comparators[0])
                 if all(isinstance(end, ast.Name) and end.id in group for end in ends):
                     first, second = (group[end.id] for end in ends)  # type: ignore[attr-defined]
                     group = {name: first if root == second else root for name, root in group.items()}
-                elif isinstance(ends[0], ast.Name) and _names(ends[1]) and not {ends[0].id, *said} & _names(ends[1]):
-                    said.setdefault(ends[0].id, ends[1])
-        said = {name: body for name, body in said.items() if list(group.values()).count(group[name]) == 1}
-        return Related(tuple(names), tuple(parts), group, said)
+                elif (
+                    isinstance(ends[0], ast.Name)
+                    and _names(ends[1])
+                    and not {ends[0].id, *expressions} & _names(ends[1])
+                ):
+                    expressions.setdefault(ends[0].id, ends[1])
+        expressions = {name: body for name, body in expressions.items() if list(group.values()).count(group[name]) == 1}
+        return Related(tuple(names), tuple(parts), group, expressions)
 
     @property
     def roots(self) -> tuple[str, ...]:
         """The dimensions with free sizes, in order."""
-        return tuple(dict.fromkeys(root for name, root in self.group.items() if name not in self.said))
+        return tuple(dict.fromkeys(root for name, root in self.group.items() if name not in self.expressions))
 
     def fits(self, root: str, size: int) -> bool:
         """True if the conditions on this dimension alone allow the size."""
@@ -428,8 +432,10 @@ class Related:
 
     def dims(self, size: Mapping[str, int]) -> Shape:
         """Returns the sizes of all dimensions, given the sizes of the roots."""
-        sizes = {name: size[self.group[name]] for name in self.names if name not in self.said}
-        return tuple(sizes[name] if name in sizes else int(_value(self.said[name], sizes)) for name in self.names)
+        sizes = {name: size[self.group[name]] for name in self.names if name not in self.expressions}
+        return tuple(
+            sizes[name] if name in sizes else int(_value(self.expressions[name], sizes)) for name in self.names
+        )
 
     def starts(self) -> tuple[int, ...]:
         """Returns sizes to try: the usual ones, numbers in the condition, and multiples of each modulus."""
@@ -488,6 +494,7 @@ def sizes_alone(declared: Geometry, base: Shape, wanted: Sequence[int]) -> Itera
     small = {root: small[root] for root in related.roots}
 
     def fitting(root: str, size: int) -> Shape | None:
+        """Returns dims with this size of a root, alone if possible, else with the others; None if none are allowed."""
         if not related.fits(root, size):
             return None
         together = {each: size if related.fits(each, size) else least for each, least in small.items()}

@@ -1,8 +1,8 @@
 """Evaluates single elements of a program's results to any precision: in Arb, which gives enclosures, and in mpmath.
 
-`like.py` and `second.py` create an `Asked` for the elements of a result that judging needs. It evaluates them on
-request and in batches: the first request at some precision also evaluates other elements that probably need this
-precision. The values of the program's steps are cached, because elements share them. A budget limits how many step
+`like.py` and `second.py` create an `ElementEvaluator` for the elements of a result that judging needs. It evaluates
+them on request and in batches: the first request at some precision also evaluates other elements that probably need
+this precision. The values of the program's steps are cached, because elements share them. A budget limits how many step
 elements each result may evaluate. Beyond it, BeyondEffort is raised.
 """
 
@@ -27,13 +27,13 @@ from verify.ops.graph.steps import Run
 from verify.ops.op import Point
 from verify.ops.precision import GUARD, mp_bits
 
-_STEPS = (160, 640, 2_560)  # bits tried in turn by `enclosed`
-_FEWEST = 160  # fewest bits of an evaluation; judging starts with as many, so that the cache serves it
+_PRECISIONS = (160, 640, 2_560)  # bits tried in turn by `enclosed`
+_MIN_BITS = 160  # fewest bits of an evaluation; judging starts with as many, so that the cache serves it
 _SHARP = 60  # relative accuracy of a ball, in bits, that settles nearly every decision
 _VANISHED = flint.arb(2) ** -1_300  # below the smallest number of every format
-_TOGETHER = 1024  # elements of a batch
+_BATCH = 1024  # elements of a batch
 _LIMIT = 1 << 14  # bits at which a ball without relative accuracy counts as zero
-_KEPT = 1 << 21  # most cached elements, over all steps, at one precision
+_MAX_CACHED = 1 << 21  # most cached elements, over all steps, at one precision
 _EFFORT = 1 << 19  # step elements that the exact values of one result may cost; each takes 1 or 2 microseconds
 _CHEAP = 1 << 12  # step elements of one exact value that cost nothing: a row of a norm, a window of a convolution
 
@@ -53,10 +53,10 @@ class Shared:
     refused: set[str] = field(default_factory=set)  # results with an element beyond the budget
 
 
-class Asked:
+class ElementEvaluator:
     """Evaluates the requested elements of one result, in batches.
 
-    The methods take a `place`: a position in `indices`.
+    The methods take a `position` in `indices`.
 
     Args:
         indices: Flat indices into the result.
@@ -78,93 +78,94 @@ class Asked:
         self.program, self.run, self.result, self.indices, self.opened = program, run, result, indices, opened
         self.gradient, self.shared = gradient, shared
         self.shape = program.results[result].shape
-        self.known: dict[tuple[type[Arithmetic], int], dict[int, Any]] = {}  # by arithmetic and bits, then by place
-        self.likely: dict[tuple[type[Arithmetic], int], deque[int]] = {}  # places that a batch may still include
+        self.known: dict[tuple[type[Arithmetic], int], dict[int, Any]] = {}  # by arithmetic and bits, then by position
+        self.likely: dict[tuple[type[Arithmetic], int], deque[int]] = {}  # positions that a batch may still include
         self.span: Any = None
 
-    def ball(self, place: int, bits: int) -> Any:
-        """Returns the enclosure of one element: an Arb ball, or a float if it is infinite, NaN or a pole."""
-        return self._element(place, bits, Balls)
+    def ball(self, position: int, bits: int) -> Any:
+        """Returns the enclosure of one element: an Arb ball, or a float if it is infinite or NaN."""
+        return self._element(position, bits, Balls)
 
-    def enclosure(self, place: int, prec: int) -> Any:
+    def enclosure(self, position: int, prec: int) -> Any:
         """Returns the enclosure of one element as an Arb ball in every case."""
-        return _as_ball(self.ball(place, max(prec, _FEWEST)))
+        return _as_ball(self.ball(position, max(prec, _MIN_BITS)))
 
-    def _element(self, place: int, bits: int, kind: type[Arithmetic]) -> Any:
+    def _element(self, position: int, bits: int, kind: type[Arithmetic]) -> Any:
         """Returns one element. Also evaluates a batch of others that probably need this precision."""
         known = self.known.setdefault((kind, bits), {})
-        if place not in known:
+        if position not in known:
             if (kind, bits) not in self.likely:
-                before = [self.known[kind, less] for kept, less in self.known if kept is kind and less < bits]
-                places = [n for n in range(len(self.indices)) if all(_is_vague(old.get(n)) for old in before)]
-                self.likely[kind, bits] = deque(places)
-            waiting = self.likely[kind, bits]
-            next_ones = [waiting.popleft() for _ in range(min(_TOGETHER, len(waiting)))]
+                coarser = [self.known[kind, fewer] for other, fewer in self.known if other is kind and fewer < bits]
+                positions = [n for n in range(len(self.indices)) if all(_is_vague(old.get(n)) for old in coarser)]
+                self.likely[kind, bits] = deque(positions)
+            likely = self.likely[kind, bits]
+            batch = [likely.popleft() for _ in range(min(_BATCH, len(likely)))]
             slices = self.shared.slices.setdefault((kind, bits), {})
-            together = sorted({place, *(n for n in next_ones if n not in known)})
-            places, needed = self._affordable(place, together, slices)
+            unknown = sorted({position, *(n for n in batch if n not in known)})
+            positions, needed = self._affordable(position, unknown, slices)
             arithmetic = kind()
             with arithmetic.bits(bits):
-                wanted = [self.indices[n] for n in places]
-                made = self.program.elements(self.run, arithmetic, self.result, wanted, slices, needed)
-                known.update(zip(places, made, strict=True))
-                if sum(map(len, slices.values())) > _KEPT:
+                indices = [self.indices[n] for n in positions]
+                values = self.program.elements(self.run, arithmetic, self.result, indices, slices, needed)
+                known.update(zip(positions, values, strict=True))
+                if sum(map(len, slices.values())) > _MAX_CACHED:
                     slices.clear()
-        return known[place]
+        return known[position]
 
-    def _affordable(self, place: int, places: list[int], slices: Slices) -> tuple[list[int], Needed]:
-        """Charges the budget and returns the places to evaluate, with the step elements that they need.
+    def _affordable(self, position: int, batch: list[int], slices: Slices) -> tuple[list[int], Needed]:
+        """Charges the budget and returns the positions to evaluate, with the step elements that they need.
 
-        Returns the whole batch `places` if the budget allows it, else the one `place`. Raises BeyondEffort if that
+        Returns the whole `batch` if the budget allows it, else the one `position`. Raises BeyondEffort if that
         alone exceeds the budget. Later elements of this result are then evaluated only if they are cheap.
         """
         shared, spent = self.shared, self.shared.spent.get(self.result, 0.0)
         refused = self.result in shared.refused
-        for some in [[place]] if refused else [places, [place]]:
-            free = _CHEAP * len(some)
+        for positions in [[position]] if refused else [batch, [position]]:
+            free = _CHEAP * len(positions)
             most = free + (0 if refused else shared.share * _EFFORT - spent)
             try:
-                needed = self.program.places(self.run, self.result, [self.indices[n] for n in some], slices, most)
+                needed = self.program.places(self.run, self.result, [self.indices[n] for n in positions], slices, most)
             except BeyondEffort:
                 continue
             shared.spent[self.result] = spent + max(0, sum(len(wanted) for wanted, _ in needed.values()) - free)
-            return some, needed
+            return positions, needed
         shared.refused.add(self.result)
         raise BeyondEffort(f"an exact value of {self.result} depends on too many numbers to be evaluated alone")
 
-    def point(self, place: int) -> Point:
+    def point(self, position: int) -> Point:
         """Returns the exact value of one element, as functions that evaluate it on request."""
         if not self.program.results[self.result].real:
             return Point(
-                lambda prec: mp.mpf(self._whole(place, Decimals)), lambda prec: flint.arb(self._whole(place, Balls))
+                lambda prec: mp.mpf(self._whole(position, Decimals)),
+                lambda prec: flint.arb(self._whole(position, Balls)),
             )
         return Point(
-            lambda prec: self._decimal(place, prec),
-            lambda prec: self.enclosure(place, prec),
-            lambda: self._ends(place),
+            lambda prec: self._decimal(position, prec),
+            lambda prec: self.enclosure(position, prec),
+            lambda: self._ends(position),
         )
 
-    def _whole(self, place: int, kind: type[Arithmetic]) -> float:
+    def _whole(self, position: int, kind: type[Arithmetic]) -> float:
         """Returns an integer or boolean element as a float.
 
         Returns the float64 reference instead if the exact answer is undecided, or if both are right.
         """
-        value, at = self._element(place, _FEWEST, kind), self.indices[place]
-        shown: Tensor = self._closed().value.to(torch.float64)
-        if value is None or float(value) == shown.reshape(-1)[at]:
-            return float(shown.reshape(-1)[at])
-        other = shown.clone()
-        other.view(-1)[at] = float(value)
-        return float(settled(self.program, self.run, self.result, other, shown).reshape(-1)[at])
+        value, index = self._element(position, _MIN_BITS, kind), self.indices[position]
+        reference: Tensor = self._reference().value.to(torch.float64)
+        if value is None or float(value) == reference.reshape(-1)[index]:
+            return float(reference.reshape(-1)[index])
+        candidate = reference.clone()
+        candidate.view(-1)[index] = float(value)
+        return float(settled(self.program, self.run, self.result, candidate, reference).reshape(-1)[index])
 
-    def _decimal(self, place: int, prec: int) -> Any:
+    def _decimal(self, position: int, prec: int) -> Any:
         """Returns an element as an mpf with about `prec` correct bits.
 
         mpmath does not report cancellation. So Arb balls of growing precision first show how many bits cancel.
         """
-        bits = max(prec, _FEWEST)
+        bits = max(prec, _MIN_BITS)
         while True:
-            ball = self.ball(place, bits)
+            ball = self.ball(position, bits)
             if isinstance(ball, float):
                 lost = 0
                 break
@@ -182,54 +183,54 @@ class Asked:
                 lost = 0
                 break
             bits *= 2
-        bits = -(-(max(prec, _FEWEST) + lost + 2 * GUARD) // 128) * 128
-        value = self._element(place, bits, Decimals)
+        bits = -(-(max(prec, _MIN_BITS) + lost + 2 * GUARD) // 128) * 128
+        value = self._element(position, bits, Decimals)
         with mp_bits(bits):
             return mp.mpf(value)
 
-    def _closed(self) -> Any:
+    def _reference(self) -> Any:
         """Returns the float64 intervals of the whole result, without open decisions. Computed once."""
         if self.span is None:
             self.span = self.program.spans(self.run, [self.result])[self.result]
         return self.span
 
-    def enclosed(self, place: int) -> tuple[float, float] | None:
+    def enclosed(self, position: int) -> tuple[float, float] | None:
         """Returns a float64 number and the largest distance of the real number from it.
 
         Returns None if Arb finds no finite ball, or only beyond the budget.
         """
-        for bits in _STEPS:
+        for bits in _PRECISIONS:
             try:
-                ball = self.ball(place, bits)
+                ball = self.ball(position, bits)
             except BeyondEffort:
                 return None
             if isinstance(ball, float):
                 return ball, 0.0
-            if ball.is_finite() and (ball.rel_accuracy_bits() > _SHARP or bits == _STEPS[-1]):
+            if ball.is_finite() and (ball.rel_accuracy_bits() > _SHARP or bits == _PRECISIONS[-1]):
                 middle = float(ball.mid())
                 return middle, 0.0 if math.isinf(middle) else abs(middle) * 2.0**-51 + float(ball.rad()) + 2.0**-1074
         return None
 
-    def _ends(self, place: int) -> tuple[Point, Point] | None:
+    def _ends(self, position: int) -> tuple[Point, Point] | None:
         """Returns the least and the greatest right answer of one element; None if only one answer is right."""
-        if self._is_free(place):
-            return _fixed(-math.inf), _fixed(math.inf)
+        if self._is_free(position):
+            return _constant(-math.inf), _constant(math.inf)
         if self.opened is None:
             return None
-        at = self.indices[place]
+        at = self.indices[position]
         several, least, most = (each.reshape(-1)[at].item() for each in self.opened)
-        return (_fixed(least), _fixed(most)) if several else None
+        return (_constant(least), _constant(most)) if several else None
 
-    def _is_free(self, place: int) -> bool:
+    def _is_free(self, position: int) -> bool:
         """True if every answer is right because the function has no value there; see `_freed` in `like.py`."""
         if not self.program.elementwise:
             return False
-        at = self.indices[place]
+        at = self.indices[position]
         leaves = [leaf for leaf in self.run.leaves.values() if leaf.is_floating_point() and leaf.shape == self.shape]
         values = [float(leaf.reshape(-1)[at]) for leaf in leaves]
         if any(value != value for value in values):
             return self.gradient
-        return any(map(math.isinf, values)) and math.isnan(float(self._closed().lo.reshape(-1)[at]))
+        return any(map(math.isinf, values)) and math.isnan(float(self._reference().lo.reshape(-1)[at]))
 
 
 def _is_vague(ball: Any) -> bool:
@@ -239,7 +240,7 @@ def _is_vague(ball: Any) -> bool:
     return not ball.is_finite() or ball.rel_accuracy_bits() < _SHARP
 
 
-def _fixed(value: float) -> Point:
+def _constant(value: float) -> Point:
     """Returns the point of a known number."""
     return Point(lambda prec: mp.mpf(value), lambda prec: to_arb(value))
 

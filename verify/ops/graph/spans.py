@@ -163,6 +163,7 @@ def _hull(ends: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def multiply(a: Span, b: Span) -> Span:
+    """Returns a * b. 0 times infinity is not defined."""
     infinite, zero = a.is_infinite() | b.is_infinite(), a.is_zero() | b.is_zero()
     undefined = torch.isnan(a.lo) | torch.isnan(b.lo)
     ends: list[Tensor] = []
