@@ -181,7 +181,7 @@ def test_hunts_draw_the_structure_and_derive_again() -> None:
         ({"integers": {"p": "permutation d"}}, "the last dimension of a permutation has its size"),
         ({"integers": {"p": "1 <= p <= 4, total n"}}, "says low <= p < high"),
         ({"derive": {"z": lambda x: x}}, "derive= has a function for an operand"),
-        ({"derive": {"p": lambda nothing: nothing}}, "shapes= says nothing about nothing"),
+        ({"derive": {"p": lambda nothing: nothing}}, "shapes= has no entry for nothing"),
         ({"derive": {"p": lambda x: x.sum()}}, "returns numbers of the shape"),
         ({"shapes": {"x": "n d", "p": "n/2"}}, "expressions of both without spaces; received 'n/2'"),
         ({"shapes": {"x": "n d", "q": ["n"]}}, "a list of shapes for an argument that is a list"),

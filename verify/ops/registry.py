@@ -13,7 +13,7 @@ _OPS: dict[str, Op] = {}
 def register(op: Op) -> Op:
     """Adds an op under its name, and returns it. `verify.ops` calls this for each shipped op when it is imported."""
     if op.name in _OPS:
-        raise UsageError(f"an op named {op.name!r} exists already", hint="an op has a name of its own")
+        raise UsageError(f"an op named {op.name!r} exists already", hint="choose another name")
     _OPS[op.name] = op
     return op
 

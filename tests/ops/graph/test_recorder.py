@@ -258,9 +258,9 @@ def _data(x: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        (_expanded, "elements lie in one place|single memory location"),
+        (_expanded, "elements share memory|single memory location"),
         (_data, "sets tensor.data"),
-        (lambda x: torch._foreach_add_([x.clone()], 1.0), "_foreach_add_.Scalar changes what it is given"),
+        (lambda x: torch._foreach_add_([x.clone()], 1.0), "_foreach_add_.Scalar writes to its arguments"),
         (lambda x: x.view(torch.int64), "reads the bits of numbers"),
         (lambda x: x * x.sum().item(), "_local_scalar_dense.default looks at the values"),
         (lambda x: x[x > 0], "picks elements by positions that it computes"),
@@ -280,7 +280,7 @@ def test_what_is_refused_is_named_with_its_line(function: Callable[..., Any], wo
 def test_a_tensor_that_outlives_its_function_is_named() -> None:
     kept: list[Tensor] = []
     trace(lambda x: (kept.append(x), x * 2)[1], {"x": torch.zeros(3)})
-    with pytest.raises(UsageError, match="left a tensor behind"):
+    with pytest.raises(UsageError, match="keeps a tensor after it returns"):
         kept[-1] + 1
 
 

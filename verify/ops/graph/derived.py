@@ -55,7 +55,7 @@ class Derivation:
             raise UsageError(
                 f"derive={{{self.name!r}: ...}} returns {kind} of the shape {shape}; received {made.dtype} of the "
                 f"shape {tuple(made.shape)}",
-                hint="shapes= says the shape",
+                hint="shapes= declares the shape",
             )
         return made
 
@@ -69,7 +69,7 @@ class Derivation:
         except Exception as error:
             raise UsageError(
                 f"derive={{{self.name!r}: ...}} fails for zeros: {type(error).__name__}: {str(error)[:300]}",
-                hint="a function of operands, as tensors, that returns a tensor",
+                hint="the function takes operands as tensors and returns a tensor",
             ) from error
 
     def _exactly(self, values: Mapping[str, Tensor]) -> Tensor:
@@ -170,6 +170,8 @@ def derivations(derive: Mapping[str, Any] | None, names: Sequence[str]) -> dict[
         ready = [name for name in missing if missing.isdisjoint(found[name].takes)]
         if not ready:
             rest = ", ".join(name for name in found if name not in ordered)
-            raise UsageError(f"derive= computes operands from each other: {rest}", hint="each from others alone")
+            raise UsageError(
+                f"derive= computes operands from each other: {rest}", hint="remove one of these dependences"
+            )
         ordered |= {name: replace(found[name], depth=len(ordered)) for name in sorted(ready)}
     return ordered

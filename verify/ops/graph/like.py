@@ -120,8 +120,8 @@ def _examples(meaning: Meaning, examples: Any) -> tuple[list[dict[str, Any]], di
         listed.append(dict(zip(own, tensors, strict=True)))
     if any(each != fixed[0] for each in fixed):
         raise UsageError(
-            "what examples hold beside tensors is fixed for the kernel; they differ in it",
-            hint="one declaration for each value, as examples=[(x, 3.0)]",
+            "arguments that are no tensors have the same values in all examples; the examples differ",
+            hint="declare the kernel once for each value, as examples=[(x, 3.0)]",
         )
     return listed, fixed[0] if fixed else {}
 

@@ -24,7 +24,7 @@ def _rows(x: Tensor, name: str, most: int) -> int:
     if x.ndim < 2 or x.shape[-1] != x.shape[-2] or not 0 < x.shape[-1] <= most:
         raise UsageError(
             f"like= has {name} of square matrices with up to {most} rows; received the shape {tuple(x.shape)}",
-            hint="smaller sizes in shapes= or where=",
+            hint="declare smaller sizes by shapes= or where=",
         )
     return x.shape[-1]
 
@@ -117,7 +117,7 @@ def cholesky_solve(b: Tensor, factor: Tensor, upper: bool = False) -> Tensor:
 
 def cov(x: Tensor, *, correction: int = 1, fweights: Any = None, aweights: Any = None) -> Tensor:
     if fweights is not None or aweights is not None:
-        raise UsageError("like= has cov without weights", hint="a product of matrices says what they mean")
+        raise UsageError("like= has cov without weights", hint="write the weights as a product of matrices")
     rows = x if x.ndim == 2 else x.reshape(1, -1)
     around = rows - rows.mean(1, True)
     made = around @ around.mT / (rows.shape[1] - correction)

@@ -293,7 +293,7 @@ def trace(
         shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in operands.items())
         raise UsageError(
             f"like= fails for zeros of the shapes {shapes}: {type(error).__name__}: {lines[0][:300]}",
-            hint="shapes= and integers= say which shapes and whole numbers it takes; docs/like.md",
+            hint="declare by shapes= and integers= which shapes and integers it takes; docs/like.md",
         ) from error
     labels = list(outputs or names_of(len(plain)))
     if len(labels) != len(plain):
@@ -315,7 +315,7 @@ def trace(
             ends = [(made[place], gradient) for place, gradient in zip(smooth, upstream, strict=True)]
             sums = [_ending(value, gradient) for value, gradient in ends if value.requires_grad]
             if not sums:
-                raise UsageError("like= has no gradient: PyTorch has none for what it returns")
+                raise UsageError("like= has no gradient: PyTorch differentiates none of its results")
             wanted = [values[names.index(name)] for name in differentiable]
             found = torch.autograd.grad(sums, wanted, allow_unused=True)
         return [value.detach() for value in made], list(found)
@@ -334,7 +334,7 @@ def trace(
         except Exception as error:
             raise UsageError(
                 f"like= cannot be followed: {type(error).__name__}: {str(error).strip().splitlines()[0][:300]}",
-                hint="a program without branches on the values of tensors; docs/like.md says what can be followed",
+                hint="write it without branches on the values of tensors; docs/like.md says what can be followed",
             ) from error
 
     leaves: list[Step] = []
@@ -461,8 +461,8 @@ def _called(function: Callable[..., Any], values: Sequence[Tensor]) -> list[Tens
     if strange:
         raise UsageError(
             f"like= is a function of tensors that returns tensors; it returned {type(strange[0]).__name__}",
-            hint="a scalar is a tensor too: x.sum(), not float(x.sum()); of a tuple in a tuple, as nn.LSTM's, return "
-            "the tensors",
+            hint="return a scalar as a tensor: x.sum(), not float(x.sum()); return the tensors in a nested tuple, such "
+            "as that of nn.LSTM, one by one",
         )
     return made
 
@@ -491,7 +491,7 @@ class _no_functions:  # noqa: N801
                 return self.before.__get__(None, cls)(*args, **kwargs)
             raise UsageError(
                 f"like= calls the torch.autograd.Function {cls.__name__}, whose gradient is written by hand",
-                hint="the truth is made of PyTorch's own operators; write what the function computes",
+                hint="write the computation with PyTorch's own operators",
             )
 
         torch.autograd.Function.apply = classmethod(refused)  # type: ignore[assignment]

@@ -92,7 +92,7 @@ class Real(TorchFunctionMode):
         if name == "__set__" and function == _SET_DATA and any(isinstance(each, Traced) for each in args):
             raise UsageError(
                 f"like= cannot be followed: it sets tensor.data{at_line()}",
-                hint="tensor.copy_(...) writes to a tensor",
+                hint="use tensor.copy_(...) to write to a tensor",
             )
         kept = 1 if _writes(name) else 0  # a tensor that is written to must not be replaced by a copy
         args = [*args[:kept], *map(_as_real, args[kept:])]
@@ -302,7 +302,7 @@ def _embedding_bag(
     if max_norm is not None or padding_idx is not None or (offsets is not None and mode == "max"):
         raise UsageError(
             "like= has embedding_bag without max_norm and padding_idx, and mode='max' for bags of one size",
-            hint="functional.embedding and a sum, mean or amax say the same",
+            hint="use functional.embedding and a sum, mean or amax",
         )
     rows = functional.embedding(indices, weight, scale_grad_by_freq=scale_grad_by_freq)
     rows = rows if per_sample_weights is None else rows * per_sample_weights.unsqueeze(-1)
@@ -323,7 +323,7 @@ def _scatter_reduce(
     if reduce not in ("sum", "mean"):
         raise UsageError(
             f"like= has scatter_reduce for 'sum' and 'mean'; received {reduce!r}",
-            hint="amax, amin and prod over the elements of each place, or sum and mean",
+            hint="reduce the elements of each place by amax, amin or prod, or use 'sum' or 'mean'",
         )
     met = torch.zeros(x.shape, dtype=torch.int64, device=x.device).scatter_add(dim, index, torch.ones_like(index))
     base = x if include_self else torch.where(met > 0, 0.0, x)

@@ -73,8 +73,8 @@ class Traced(Tensor):
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         raise UsageError(
-            f"like= left a tensor behind that {func} is called with after it returned",
-            hint="a function that keeps nothing between its calls",
+            f"like= keeps a tensor after it returns: {func} received it in a later call",
+            hint="keep no tensor of a call outside the function",
         )
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
@@ -149,8 +149,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return func.decompose(*args, **kwargs)
         if func._schema.is_mutable:
             raise UsageError(
-                f"like= cannot be followed: {func} changes what it is given{at_line()}",
-                hint="an operator that returns its result",
+                f"like= cannot be followed: {func} writes to its arguments{at_line()}",
+                hint="use an operator that returns its result",
             )
         return self._called(func, args, kwargs)
 
@@ -189,7 +189,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not fixed or (isinstance(found, Tensor) and found.is_floating_point()):
             raise UsageError(
                 f"like= cannot be followed: {func} looks at the values of a tensor{at_line()}",
-                hint="a program without branches on the values of tensors; docs/like.md says what can be followed",
+                hint="write it without branches on the values of tensors; docs/like.md says what can be followed",
             )
         return mapped(found, self._traced)
 
@@ -254,8 +254,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         if overlaps(meta):
             raise UsageError(
-                f"like= cannot be followed: it writes to a tensor whose elements lie in one place{at_line()}",
-                hint="clone() the tensor before",
+                f"like= cannot be followed: it writes to a tensor whose elements share memory{at_line()}",
+                hint="call clone() on the tensor first",
             )
         with self:
             value = value if value.dtype == meta.dtype else _aten._to_copy.default(value, dtype=meta.dtype)
@@ -285,8 +285,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         sizes, strides = memory.layout
         if overlaps(shadow := torch.empty_strided(sizes, strides, device="meta")) or shadow.numel() != memory.numel:
             raise UsageError(
-                f"like= cannot be followed: it writes to a part of a tensor that does not fill its memory{at_line()}",
-                hint="clone() the tensor before",
+                f"like= cannot be followed: it writes to a part of a tensor with gaps in its memory{at_line()}",
+                hint="call clone() on the tensor first",
             )
         order = in_order(strides, sizes)
         if order != list(range(len(sizes))):

@@ -96,7 +96,7 @@ class Rewriter:
         if isinstance(found, Tensor) and found.is_complex():
             raise UsageError(
                 f"like= has real numbers alone; {target}{node.place} makes complex ones",
-                hint="real and imaginary parts as tensors of their own",
+                hint="compute with real and imaginary parts as separate tensors",
             )
         if isinstance(found, Tensor) and self._is_plain(args, kwargs, found):
             return self._plain(target, args, kwargs, found)
@@ -108,7 +108,7 @@ class Rewriter:
         if name not in RULES:
             raise UsageError(
                 f"like= uses an operator that verify has no real meaning for: {target}{node.place}",
-                hint="docs/like.md lists the operators that are understood; write the function with those",
+                hint="write the function with the operators that docs/like.md lists",
             )
         return self._typed(RULES[name](self, *args, **kwargs), found)
 

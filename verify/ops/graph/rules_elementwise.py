@@ -443,7 +443,7 @@ def _shift(r: Rewriter, a: Any, b: Any) -> Step:
     if isinstance(b, Step) or not 0 <= b < 64:
         raise UsageError(
             f"like= has shifts by a constant from 0 to 63: {r.node.target}{r.node.place}",
-            hint="a product with a power of two, or a division, says the same",
+            hint="multiply or divide by a power of two instead",
         )
     left = name_of(r) in ("__lshift__", "bitwise_left_shift")
     return r.map("multiply" if left else "floor quotient", a, 2.0**b)

@@ -70,7 +70,7 @@ class NamedDims(Geometry):
         missing = [name for name in names if name not in table]
         if missing:
             raise UsageError(
-                f"shapes= says nothing about {', '.join(missing)}",
+                f"shapes= has no entry for {', '.join(missing)}",
                 hint="one entry for each operand, such as shapes={'x': 'n d', 'weight': 'd'}; '' for a scalar",
             )
         tokens = [token for shape in table.values() for token in shape if isinstance(token, str)]
@@ -349,8 +349,8 @@ def ranges_of(
             high = check(rest, dims)
             if kind == "permutation" and shapes is not None and rest.strip() != str((*shapes.table[name], "")[-2]):
                 raise UsageError(
-                    f"integers={{{name!r}: {text!r}}}: the last dimension of a permutation has its size; it has the "
-                    f"shape {' '.join(map(str, shapes.table[name])) or 'of a scalar'!r}",
+                    f"integers={{{name!r}: {text!r}}}: the last dimension of a permutation has its size; the operand "
+                    f"has the shape {' '.join(map(str, shapes.table[name])) or 'of a scalar'!r}",
                     hint="shapes={'p': 'n'}, integers={'p': 'permutation n'}",
                 )
             found[name] = Range(ast.Constant(0), high, dims, structure=kind)  # type: ignore[arg-type]
