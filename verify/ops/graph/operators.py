@@ -39,7 +39,7 @@ def is_composite(func: Any) -> bool:
 
 
 @cache
-def looks(func: Any) -> bool:
+def is_data_dependent(func: Any) -> bool:
     """True if an operator's non-tensor results or its output shapes depend on the values of tensors."""
     tags = func.tags
     known = (_aten.index.Tensor, _aten.repeat_interleave.Tensor)

@@ -29,7 +29,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from verify.errors import UsageError
 from verify.ops.graph.inference import in_order, overlaps, result_of
-from verify.ops.graph.operators import RANDOM, arguments_of, base_name, formula_of, is_composite, looks, writing_of
+from verify.ops.graph.operators import (
+    RANDOM,
+    arguments_of,
+    base_name,
+    formula_of,
+    is_composite,
+    is_data_dependent,
+    writing_of,
+)
 
 _aten = torch.ops.aten
 _OURS = tuple(os.path.dirname(os.path.abspath(path)) + os.sep for path in (torch.__file__, f"{__file__}/../.."))
@@ -72,6 +80,7 @@ class Traced(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
+        """Raises UsageError. PyTorch calls this without a recorder: the function kept the tensor after its call."""
         raise UsageError(
             f"like= keeps a tensor after it returns: {func} received it in a later call",
             hint="keep no tensor of a call outside the function",
@@ -105,7 +114,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def operand(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Returns a traced tensor to pass to the function as an operand."""
         meta = torch.empty(tuple(shape), dtype=dtype, device="meta")
-        return self._wrapped(meta, self._added("operand", (), {}, meta))
+        return self._wrapped(meta, self._new_node("operand", (), {}, meta))
 
     def node(self, tensor: Tensor) -> Node:
         """Returns the node of a tensor's present contents. Records a read if its memory was written to."""
@@ -116,6 +125,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return traced.node
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Records an operator. PyTorch calls this for every operator while the recorder is entered."""
         with torch._C.DisableTorchFunction():  # function modes see the operators called, not the parts of these
             made = self._dispatched(func, args, kwargs or {})
             for each in (made if isinstance(made, tuple | list) else [made]) if self.whole else []:
@@ -159,30 +169,30 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _called(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Records an operator that does not write to its arguments, and returns its traced results."""
         if func is _aten.index.Tensor or (func is _aten.index_put.default and len(args) > 3 and args[3]):
-            args = (args[0], self._positions(func, args[1]), *args[2:])
+            args = (args[0], self._without_masks(func, args[1]), *args[2:])
         inputs, options = mapped(args, self.node), mapped(kwargs, self.node)
-        if looks(func):
-            return self._looked(func, inputs, options)
+        if is_data_dependent(func):
+            return self._evaluated(func, inputs, options)
         value = result_of(func, mapped(args, self._meta), mapped(kwargs, self._meta))
         if isinstance(value, Tensor) and "dtype" in arguments_of(func) and not nodes_in(inputs):
             options["dtype"] = value.dtype  # otherwise the default dtype at evaluation would decide
-        node = self._added(func, inputs, options, value)
+        node = self._new_node(func, inputs, options, value)
         if isinstance(value, Tensor):
             return self._wrapped(value, node)
         if not isinstance(value, list | tuple):
             return value
         parts = [
-            self._wrapped(each, self._added(operator.getitem, (node, place), {}, each))
+            self._wrapped(each, self._new_node(operator.getitem, (node, place), {}, each))
             if isinstance(each, Tensor)
             else each
             for place, each in enumerate(value)
         ]
         return parts if isinstance(value, list) else tuple(parts)
 
-    def _looked(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Returns the result of an operator whose result, or its shape, depends on the values of tensors.
+    def _evaluated(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Evaluates an operator whose result, or its shape, depends on the values of tensors.
 
-        Raises UsageError unless all its tensors are constants.
+        Raises UsageError unless all these tensors are constants.
         """
         fixed = all(node.fixed for node in nodes_in((args, kwargs)))
         found = func(*mapped(args, self.value), **mapped(kwargs, self.value)) if fixed else None
@@ -193,7 +203,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
         return mapped(found, self._traced)
 
-    def _positions(self, func: Any, indices: Sequence[Any]) -> list[Any]:
+    def _without_masks(self, func: Any, indices: Sequence[Any]) -> list[Any]:
         """Returns indices with every mask replaced by its positions. Raises UsageError if a mask is no constant."""
         made: list[Any] = []
         for index in indices:
@@ -228,7 +238,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     # -- memory -----------------------------------------------------------------------------------------------
 
     def _written(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Records an operator that writes to its arguments: first the computation, then the writes. Returns these."""
+        """Records an operator that writes to its arguments: the computation, then the writes. Returns the arguments."""
         writing = writing_of(func)
         targets = [args[place] if place < len(args) else kwargs[name] for place, name in writing.to]
         if func is _aten.copy_.default:
@@ -241,7 +251,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             values = list(made) if isinstance(made, list | tuple) else [made]
         for target, value in zip(targets, values, strict=True):
             if torch.Tag.inplace_view in func.tags or (writing.into and target.shape != value.shape):
-                self._become(target, value)
+                self._move_to(target, value)
             else:
                 self._write(target, value)
         return targets[0] if len(targets) == 1 else tuple(targets)
@@ -264,9 +274,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if meta.numel() == memory.numel:
             memory.node, memory.layout = node, (tuple(meta.shape), meta.stride())
         else:
-            base = self._lying(memory)
+            base = self._filling_node(memory)
             layout = [list(meta.shape), list(meta.stride()), meta.storage_offset()]
-            memory.node = self._added(_aten.as_strided_scatter.default, (base, node, *layout), {}, base.value)
+            memory.node = self._new_node(_aten.as_strided_scatter.default, (base, node, *layout), {}, base.value)
         memory.version += 1
         traced.node, traced.version = node, memory.version
 
@@ -275,9 +285,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if memory.layout == (tuple(meta.shape), meta.stride()) and meta.numel() == memory.numel:
             return memory.node
         layout = [list(meta.shape), list(meta.stride()), meta.storage_offset()]
-        return self._added(_aten.as_strided.default, (self._lying(memory), *layout), {}, meta)
+        return self._new_node(_aten.as_strided.default, (self._filling_node(memory), *layout), {}, meta)
 
-    def _lying(self, memory: Memory) -> Node:
+    def _filling_node(self, memory: Memory) -> Node:
         """Returns the node that fills a memory, with its elements in memory order.
 
         Raises UsageError if the tensor leaves gaps in its memory.
@@ -291,11 +301,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         order = in_order(strides, sizes)
         if order != list(range(len(sizes))):
             value = memory.node.value.permute(order)
-            memory.node = self._added(_aten.permute.default, (memory.node, order), {}, value)
+            memory.node = self._new_node(_aten.permute.default, (memory.node, order), {}, value)
             memory.layout = tuple(value.shape), tuple(strides[dim] for dim in order)
         return memory.node
 
-    def _become(self, tensor: Tensor, value: Tensor) -> None:
+    def _move_to(self, tensor: Tensor, value: Tensor) -> None:
         """Gives a tensor the shape and the memory of another."""
         other = self._traced(value)
         with no_dispatch():
@@ -303,7 +313,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         traced = self._traced(tensor)
         traced.meta, traced.memory, traced.node, traced.version = other.meta, other.memory, other.node, other.version
 
-    def _added(self, target: Any, args: Any, kwargs: dict[str, Any], value: Any) -> Node:
+    def _new_node(self, target: Any, args: Any, kwargs: dict[str, Any], value: Any) -> Node:
         """Appends a node and returns it."""
         inputs = nodes_in((args, kwargs))
         fixed = target == "constant" or (target != "operand" and all(each.fixed for each in inputs))
@@ -351,7 +361,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._traced(tensor).meta
 
     def _constant(self, value: Tensor, meta: Tensor) -> Node:
-        return self._added("constant", (value,), {}, meta)
+        return self._new_node("constant", (value,), {}, meta)
 
 
 def mapped(value: Any, change: Callable[[Any], Any]) -> Any:

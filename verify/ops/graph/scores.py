@@ -52,7 +52,7 @@ def _upstream(step: Step) -> Iterator[Step]:
 
 
 def _parts(program: Program, total: Reduce, product: Contract) -> dict[str, ScorePart] | None:
-    """Returns the query and the key of a product whose exponentials a sum adds up."""
+    """Returns the operands that are query and key of a product, whose exponentials `total` adds up; None if unclear."""
     _, rows, columns = product.shape
     inner = product.inputs[0].shape[2]
     # uses the last sum: under a causal mask the last query sees the most keys
@@ -112,10 +112,10 @@ def _operand(side: Step) -> Leaf | None:
 
 
 def _axis(program: Program, step: Step, wanted: Places, leaf: Leaf, beside: int = -1) -> int | None:
-    """Returns the axis of an operand along which the elements vary that the wanted elements of a step need.
+    """Returns the one axis of an operand along which the needed elements differ; None if there is not exactly one.
 
-    Ignores the axis `beside`: a rotation or a norm of a token needs several of its features. Returns None unless
-    exactly one axis varies.
+    The needed elements are those that the wanted elements of `step` depend on. The axis `beside` does not count: a
+    rotation or a norm of a token needs several of its features.
     """
     coordinates = np.unravel_index(_places(program, step, wanted, leaf), leaf.shape)
     varying = [axis for axis, each in enumerate(coordinates) if axis != beside and len(np.unique(each)) > 1]

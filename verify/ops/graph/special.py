@@ -45,11 +45,12 @@ def _but_at_poles(value: Callable[[Any], Any], function: Callable[[Any], Any]) -
 
 
 def _jump(x: Any) -> Any:
-    """Returns the value at a pole with different infinities on its sides: at 0 the sign of the zero decides."""
+    """Returns the value at a pole between inf and -inf: POLE at 0, where the sign of the zero decides, else NaN."""
     return POLE if x == 0 else math.nan
 
 
 def _gamma_slope(lo: Tensor, hi: Tensor) -> Tensor:
+    """Returns a bound of the slope of lgamma between two numbers; infinity if a pole may lie between."""
     return torch.where(
         (lo > 0) | (lo == hi), torch.maximum(*(torch.digamma(end).abs() for end in (lo, hi))) * (1 + 1e-9), math.inf
     )
@@ -90,6 +91,8 @@ def _zeta(order: int, x: Tensor) -> Tensor:
 
 
 def _polygamma_slope(order: int) -> Callable[[Tensor, Tensor], Tensor]:
+    """Returns a function that bounds the slope of polygamma between two numbers."""
+
     def slope(lo: Tensor, hi: Tensor) -> Tensor:
         steepest = math.factorial(order + 1) * _zeta(order + 2, lo)
         return torch.where((lo > 0) & (steepest > 1e-300), steepest * (1 + 1e-9), math.inf)
@@ -98,7 +101,10 @@ def _polygamma_slope(order: int) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def _digamma_spread(x: Tensor) -> Tensor:
-    """Bounds the error of digamma. Near negative integers it contains the tangent of a rounded argument."""
+    """Bounds the error of digamma, in units of 2^-52.
+
+    For negative x, PyTorch's formula contains the tangent of a rounded argument, which is steep near integers.
+    """
     turned = math.pi / torch.tan(math.pi * (x - x.trunc()))
     return torch.where(x < 0, 256.0 + 64.0 * torch.log1p(x.abs()) + 16.0 * turned * turned, 32.0)
 
