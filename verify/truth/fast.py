@@ -167,7 +167,7 @@ def truth_of(op: Op, problem: Problem, result: str, reference: Fast, fmt: Format
         reference = op.meaning.looked_up(problem, result, reference)
     known = reference.bound is not None and not bool(reference.bound.any())  # true for integers
     if fmt.name == "float64" and not known:
-        return _exactly(op, problem, result, reference)
+        return _evaluate_exactly(op, problem, result, reference)
     if reference.bound is not None:
         origin = "an interval for every element" + reference.remark
         rest = reference.ends, reference.unknown, reference.noise, reference.spread, reference.other, reference.together
@@ -192,7 +192,7 @@ def _terms(problem: Problem) -> int:
     )
 
 
-def _exactly(op: Op, problem: Problem, result: str, reference: Fast) -> Truth:
+def _evaluate_exactly(op: Op, problem: Problem, result: str, reference: Fast) -> Truth:
     """Evaluates every element exactly, and returns it as a pair of float64 numbers."""
     scale = reference.scale
     count = scale.numel()
@@ -223,10 +223,10 @@ def _pair(point: Point) -> tuple[float, float]:
     if pair is not None:
         return pair
     known = Point(point.mp, lambda bits: ball if bits == START_PRECISION else evaluate_ball(bits))
-    return to_double_double(_tight(known))
+    return to_double_double(_narrow_enclosure(known))
 
 
-def _tight(point: Point, span: tuple[Fraction, Fraction] | None = None) -> Enclosure:
+def _narrow_enclosure(point: Point, span: tuple[Fraction, Fraction] | None = None) -> Enclosure:
     """Returns an enclosure that is narrow enough for a pair of float64, or wholly inside or outside `span`."""
 
     def narrow(enclosure: Enclosure) -> bool:
@@ -262,7 +262,7 @@ def check_bound(points: Sequence[Point], truth: Truth, indices: Sequence[int]) -
         if math.isfinite(least) and math.isfinite(greatest):
             span = Fraction(least) - Fraction(bound), Fraction(greatest) + Fraction(bound)
         try:
-            enclosure = _tight(point, span)
+            enclosure = _narrow_enclosure(point, span)
         except BeyondEffort:
             continue
         if span is not None and _is_inside(enclosure, span):

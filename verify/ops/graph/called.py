@@ -78,7 +78,7 @@ class Meaning:
                 args.insert(place, value)
         if self.module is None:
             return self.function(*args, **given)
-        with _unchanged(self.module) as buffers:
+        with _restored(self.module) as buffers:
             return torch.func.functional_call(self.module, {**buffers, **inner}, tuple(args), given)
 
 
@@ -93,7 +93,7 @@ def moved_module(module: torch.nn.Module, dtype: torch.dtype, device: torch.devi
 
 
 @contextmanager
-def _unchanged(module: torch.nn.Module) -> Iterator[dict[str, Tensor]]:
+def _restored(module: torch.nn.Module) -> Iterator[dict[str, Tensor]]:
     """Yields copies of the module's buffers for one call, and restores all attributes afterwards.
 
     So each call starts alike. Without this, a batch norm in training would count its calls, and a network with a hidden

@@ -124,17 +124,17 @@ class Elementwise:
     zero_of: int | None = None  # operand whose sign matters if it is 0; `element` gets a last argument that returns it
 
 
-def _multiply(step: Map, run: Run, a: Span, b: Span) -> Span:
+def _multiply_span(step: Map, run: Run, a: Span, b: Span) -> Span:
     return spans.square(a) if step.inputs[0] is step.inputs[1] else spans.multiply(a, b)
 
 
-def _magnitude(step: Map, run: Run, a: Span) -> Span:
+def _magnitude_span(step: Map, run: Run, a: Span) -> Span:
     lo = torch.where((a.lo <= 0) & (a.hi >= 0), 0.0, torch.minimum(a.lo.abs(), a.hi.abs()))
     hi = a.size()
     return Span(hi if a.is_point else lo, hi, a.given)
 
 
-def _of_two(largest: bool) -> Elementwise:
+def _extremes(largest: bool) -> Elementwise:
     return Elementwise(
         lambda step, run, a, b: spans.extreme(a, b, largest),
         lambda step, run, arithmetic, a, b: arithmetic.extreme(a, b, largest),
@@ -142,7 +142,7 @@ def _of_two(largest: bool) -> Elementwise:
     )
 
 
-def _chosen(step: Map, run: Run, condition: Truths, a: Any, b: Any) -> Any:
+def _where_span(step: Map, run: Run, condition: Truths, a: Any, b: Any) -> Any:
     """Returns a where the condition is true, else b; an interval around both where the condition is open."""
     value, doubt = condition.value, condition.open
     if not step.real:
@@ -164,7 +164,7 @@ def _chosen(step: Map, run: Run, condition: Truths, a: Any, b: Any) -> Any:
     return Span(lo, hi, given)
 
 
-def _choose(step: Map, run: Run, arithmetic: Arithmetic, condition: Any, a: Any, b: Any) -> Any:
+def _where_element(step: Map, run: Run, arithmetic: Arithmetic, condition: Any, a: Any, b: Any) -> Any:
     if condition is not None:
         return a if condition else b
     if step.real:
@@ -234,12 +234,12 @@ def _logical(torch_function: Callable[..., Tensor], python: Callable[..., bool],
     return Elementwise(span, element, torch_function)
 
 
-def _power(step: Map, run: Run, a: Span, b: Span) -> Span:
+def _power_span(step: Map, run: Run, a: Span, b: Span) -> Span:
     """Returns a ** b as exp(b log |a|), with the sign of a if b is odd.
 
     At exact zeros, infinities and NaN it returns PyTorch's result.
     """
-    size = _magnitude(step, run, a)
+    size = _magnitude_span(step, run, a)
     found = spans.apply(FUNCTIONS["exp"], spans.multiply(b, spans.apply(FUNCTIONS["log"], size)))
     fixed = (b.lo == b.hi) & torch.isfinite(b.lo)
     whole, negative = fixed & (b.lo == b.lo.floor()), a.hi < 0
@@ -256,7 +256,9 @@ def _power(step: Map, run: Run, a: Span, b: Span) -> Span:
     return Span(lo, hi)
 
 
-def _raise(step: Map, run: Run, arithmetic: Arithmetic, a: Number, b: Number, side: Callable[[], float]) -> Number:
+def _power_element(
+    step: Map, run: Run, arithmetic: Arithmetic, a: Number, b: Number, side: Callable[[], float]
+) -> Number:
     """Returns a ** b of single elements."""
     if isinstance(a, float) or isinstance(b, float):
         known = [x if isinstance(x, float) else (float(x) if arithmetic.is_known(x) else math.nan) for x in (a, b)]
@@ -279,7 +281,7 @@ def _raise(step: Map, run: Run, arithmetic: Arithmetic, a: Number, b: Number, si
     return arithmetic.opposite(found) if odd else found
 
 
-def _signbit(step: Map, run: Run, a: Span) -> Truths:
+def _signbit_span(step: Map, run: Run, a: Span) -> Truths:
     value = torch.signbit(a.mid())
     near = run.blurred(step.inputs[0], a) if run.opens in ("rounding", "ties") else a
     doubt = (near.lo <= 0) & (near.hi >= 0) & (near.lo != near.hi)
@@ -287,7 +289,7 @@ def _signbit(step: Map, run: Run, a: Span) -> Truths:
     return Truths(value, doubt if run.opens != "face" and bool(doubt.any()) else None)
 
 
-def _has_minus(step: Map, run: Run, arithmetic: Arithmetic, a: Number, side: Callable[[], float]) -> bool | None:
+def _signbit_element(step: Map, run: Run, arithmetic: Arithmetic, a: Number, side: Callable[[], float]) -> bool | None:
     if isinstance(a, float):
         return math.copysign(1.0, a) < 0
     sign = arithmetic.sign(a)
@@ -337,7 +339,7 @@ def _finite(*ends: Tensor) -> Tensor:
     return reduce(torch.logical_and, map(torch.isfinite, ends))
 
 
-def _division(down: str, made: Callable[[Span, Span, str], Span]) -> Elementwise:
+def _whole_division(down: str, made: Callable[[Span, Span, str], Span]) -> Elementwise:
     """Returns a division to an integer quotient, or its remainder. PyTorch computes both without rounding error."""
     remains = made is _remainder
 
@@ -365,7 +367,7 @@ def _division(down: str, made: Callable[[Span, Span, str], Span]) -> Elementwise
     return Elementwise(span, element, value, zero_of=1)
 
 
-def _either(step: Map, run: Run, a: Truths) -> Span:
+def _number_span(step: Map, run: Run, a: Truths) -> Span:
     """Converts booleans to 0 or 1, and integers to real numbers."""
     value = a.value.to(torch.float64)
     if a.open is None and bool((value.abs() > 2.0**53).any()):
@@ -377,7 +379,7 @@ def _either(step: Map, run: Run, a: Truths) -> Span:
     return Span(value.masked_fill(a.open, least), value.masked_fill(a.open, most), True)
 
 
-def _as_number(step: Map, run: Run, arithmetic: Arithmetic, a: Any) -> Number:
+def _number_element(step: Map, run: Run, arithmetic: Arithmetic, a: Any) -> Number:
     if a is None:
         whole = holds_integers(step.inputs[0])
         return arithmetic.unknown() if whole else arithmetic.union(arithmetic.finite(0.0), arithmetic.finite(1.0))
@@ -391,18 +393,18 @@ def holds_integers(step: Step) -> bool:
     return getattr(step, "function", "integer") in ("integer", "where", *_BITS)
 
 
-def _holds(step: Map, a: Span) -> Tensor:
+def _in_range(step: Map, a: Span) -> Tensor:
     """Returns a mask of the intervals that lie in the range of the step's integer dtype."""
     least, most = step.within
     return (a.lo >= float(least)) & (a.hi < float(most + 1))
 
 
-def _as_integer(step: Map, run: Run, a: Span) -> Truths:
+def _integer_span(step: Map, run: Run, a: Span) -> Truths:
     """Converts real numbers, already rounded to integers, to an integer dtype.
 
     A number beyond the range is open, because PyTorch does not define its result.
     """
-    beyond, (least, most) = ~_holds(step, a), step.within
+    beyond, (least, most) = ~_in_range(step, a), step.within
     value = a.mid().nan_to_num(0.0).clamp(max(least, -(2**62)), min(most, 2**62)).to(torch.int64)
     doubt = (a.lo != a.hi) & ~torch.isnan(a.lo)
     if bool(beyond.any()):
@@ -417,14 +419,14 @@ def _digits_of(arithmetic: Arithmetic, a: Number) -> int | None:
     return digits[0] << digits[1] if digits is not None and 0 <= digits[1] < 4096 else None
 
 
-def _whole(step: Map, run: Run, arithmetic: Arithmetic, a: Number) -> int | None:
+def _integer_element(step: Map, run: Run, arithmetic: Arithmetic, a: Number) -> int | None:
     whole = _digits_of(arithmetic, a)
     return whole if whole is not None and step.within[0] <= whole <= step.within[1] else None
 
 
-def _wrap(step: Map, run: Run, a: Span) -> Span:
+def _wrap_span(step: Map, run: Run, a: Span) -> Span:
     """Wraps integers that are computed as real numbers around to the range of the integer dtype."""
-    holds, (least, most) = _holds(step, a), step.within
+    holds, (least, most) = _in_range(step, a), step.within
     if bool(holds.all()):
         return Span(a.lo, a.hi, True)
     turned = torch.remainder(a.lo - least, float(most - least + 1)) + least
@@ -433,14 +435,14 @@ def _wrap(step: Map, run: Run, a: Span) -> Span:
     return Span(torch.where(holds, a.lo, lo), torch.where(holds, a.hi, hi), True)
 
 
-def _wrapped(step: Map, run: Run, arithmetic: Arithmetic, a: Number) -> Number:
+def _wrap_element(step: Map, run: Run, arithmetic: Arithmetic, a: Number) -> Number:
     whole, (least, most) = _digits_of(arithmetic, a), step.within
     if whole is not None:
         return arithmetic.scaled((whole - least) % (most - least + 1) + least, 0)
     return arithmetic.union(arithmetic.scaled(least, 0), arithmetic.scaled(most, 0))
 
 
-def _of_bits(name: str) -> Elementwise:
+def _bitwise(name: str) -> Elementwise:
     """Returns and, or, xor of the bits of two integers."""
     python = getattr(operator, f"__{name}__")
 
@@ -455,7 +457,7 @@ def _of_bits(name: str) -> Elementwise:
     return Elementwise(span, element, getattr(torch, f"bitwise_{name}"))
 
 
-def _is(name: str) -> Elementwise:
+def _special_test(name: str) -> Elementwise:
     """Returns the function isnan or isinf."""
     wanted = math.isnan if name == "isnan" else math.isinf
 
@@ -470,47 +472,49 @@ def _is(name: str) -> Elementwise:
     return Elementwise(span, element, getattr(torch, name))
 
 
-def _single(name: str) -> Callable[..., Number]:
+def _by_method(name: str) -> Callable[..., Number]:
     """Returns an evaluation of single elements by a method of the arithmetic."""
     return lambda step, run, arithmetic, *values: getattr(arithmetic, name)(*values)
 
 
-def _not(step: Map, run: Run, a: Truths) -> Truths:
+def _not_span(step: Map, run: Run, a: Truths) -> Truths:
     return Truths(~a.value.bool(), a.open)
 
 
 ELEMENTWISE: dict[str, Elementwise] = {
-    "add": Elementwise(lambda step, run, a, b: spans.add(a, b), _single("add"), torch.add, rounds=True),
-    "subtract": Elementwise(lambda step, run, a, b: spans.add(a, b, -1), _single("subtract"), torch.sub, rounds=True),
+    "add": Elementwise(lambda step, run, a, b: spans.add(a, b), _by_method("add"), torch.add, rounds=True),
+    "subtract": Elementwise(
+        lambda step, run, a, b: spans.add(a, b, -1), _by_method("subtract"), torch.sub, rounds=True
+    ),
     "multiply": Elementwise(
-        _multiply,
+        _multiply_span,
         lambda step, run, arithmetic, a, b: a * a if a is b and not isinstance(a, float) else arithmetic.multiply(a, b),
         torch.mul,
         rounds=True,
     ),
     "divide": Elementwise(
-        lambda step, run, a, b: spans.divide(a, b), _single("divide"), torch.div, rounds=True, zero_of=1
+        lambda step, run, a, b: spans.divide(a, b), _by_method("divide"), torch.div, rounds=True, zero_of=1
     ),
-    "floor quotient": _division("floor", _rounded_quotient),
-    "trunc quotient": _division("trunc", _rounded_quotient),
-    "remainder": _division("floor", _remainder),
-    "fmod": _division("trunc", _remainder),
-    "signbit": Elementwise(_signbit, _has_minus, torch.signbit, zero_of=0),
-    "negative": Elementwise(lambda step, run, a: spans.negative(a), _single("negative"), torch.neg),
-    "magnitude": Elementwise(_magnitude, lambda step, run, arithmetic, a: abs(a), torch.abs),
-    "maximum": _of_two(True),
-    "minimum": _of_two(False),
-    "where": Elementwise(_chosen, _choose, torch.where),
-    "power": Elementwise(_power, _raise, torch.pow, rounds=True, zero_of=0),
+    "floor quotient": _whole_division("floor", _rounded_quotient),
+    "trunc quotient": _whole_division("trunc", _rounded_quotient),
+    "remainder": _whole_division("floor", _remainder),
+    "fmod": _whole_division("trunc", _remainder),
+    "signbit": Elementwise(_signbit_span, _signbit_element, torch.signbit, zero_of=0),
+    "negative": Elementwise(lambda step, run, a: spans.negative(a), _by_method("negative"), torch.neg),
+    "magnitude": Elementwise(_magnitude_span, lambda step, run, arithmetic, a: abs(a), torch.abs),
+    "maximum": _extremes(True),
+    "minimum": _extremes(False),
+    "where": Elementwise(_where_span, _where_element, torch.where),
+    "power": Elementwise(_power_span, _power_element, torch.pow, rounds=True, zero_of=0),
     "and": _logical(torch.logical_and, lambda a, b: bool(a) and bool(b), False),
     "or": _logical(torch.logical_or, lambda a, b: bool(a) or bool(b), True),
     "xor": _logical(torch.logical_xor, lambda a, b: bool(a) != bool(b), None),
-    "not": Elementwise(_not, lambda step, run, arithmetic, a: None if a is None else not a, torch.logical_not),
-    "number": Elementwise(_either, _as_number, lambda a: a.to(torch.float64)),
-    "integer": Elementwise(_as_integer, _whole, lambda a: a.nan_to_num(0.0, 0.0, 0.0).to(torch.int64)),
-    "wrap": Elementwise(_wrap, _wrapped, lambda a: a),
-    **{f"bits {name}": _of_bits(name) for name in ("and", "or", "xor")},
-    "isnan": _is("isnan"),
-    "isinf": _is("isinf"),
+    "not": Elementwise(_not_span, lambda step, run, arithmetic, a: None if a is None else not a, torch.logical_not),
+    "number": Elementwise(_number_span, _number_element, lambda a: a.to(torch.float64)),
+    "integer": Elementwise(_integer_span, _integer_element, lambda a: a.nan_to_num(0.0, 0.0, 0.0).to(torch.int64)),
+    "wrap": Elementwise(_wrap_span, _wrap_element, lambda a: a),
+    **{f"bits {name}": _bitwise(name) for name in ("and", "or", "xor")},
+    "isnan": _special_test("isnan"),
+    "isinf": _special_test("isinf"),
     **{name: _comparison(name) for name in ("lt", "le", "gt", "ge", "eq", "ne")},
 }

@@ -37,15 +37,15 @@ def result_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     try:
         return func(*args, **kwargs)
     except NotImplementedError:  # the operator does not support the meta device, so it is called on zeros
-        kwargs = {key: _changed(value, _zeros) for key, value in kwargs.items() if key != "device"}
-        return _changed(func(*_changed(args, _zeros), **kwargs), lambda tensor: tensor.to(_META))
+        kwargs = {key: _map_tensors(value, _zeros) for key, value in kwargs.items() if key != "device"}
+        return _map_tensors(func(*_map_tensors(args, _zeros), **kwargs), lambda tensor: tensor.to(_META))
 
 
-def _changed(value: Any, change: Any) -> Any:
+def _map_tensors(value: Any, change: Any) -> Any:
     """Applies `change` to each tensor in nested lists and tuples."""
     if isinstance(value, Tensor):
         return change(value)
-    return type(value)(_changed(each, change) for each in value) if type(value) in (list, tuple) else value
+    return type(value)(_map_tensors(each, change) for each in value) if type(value) in (list, tuple) else value
 
 
 def _zeros(meta: Tensor) -> Tensor:
@@ -65,20 +65,20 @@ def _is_pointwise(func: Any) -> bool:
 
 def _pointwise(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
     tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
-    options = tuple((key, _kind(each)) for key, each in kwargs.items())
-    dtype = _dtype(func, tuple(map(_kind, args)), options)
+    options = tuple((key, _argument_key(each)) for key, each in kwargs.items())
+    dtype = _dtype(func, tuple(map(_argument_key, args)), options)
     shape = broadcast_shape([each.shape for each in tensors])
-    return _laid_out(shape, dtype, tensors)
+    return _new_tensor(shape, dtype, tensors)
 
 
-def _laid_out(shape: tuple[int, ...], dtype: torch.dtype, tensors: Sequence[Tensor]) -> Tensor:
+def _new_tensor(shape: tuple[int, ...], dtype: torch.dtype, tensors: Sequence[Tensor]) -> Tensor:
     """Returns a new tensor in the layout that PyTorch would choose for these operands."""
     if all(each.is_contiguous() for each in tensors):
         return _empty(shape, dtype)
     return torch.empty_permuted(shape, _order(shape, tensors), dtype=dtype, device=_META)
 
 
-def _kind(value: Any) -> Any:
+def _argument_key(value: Any) -> Any:
     """Returns a hashable key with the properties of an argument that decide the dtype of the result.
 
     The key of a bool differs from that of an equal int.
@@ -93,12 +93,12 @@ def _kind(value: Any) -> Any:
 @lru_cache(maxsize=4096)
 def _dtype(func: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> torch.dtype:
     """Calls an operator on one element for each argument key, and returns the dtype of the result."""
-    made: Tensor = func(*map(_element, args), **{key: _element(kind) for key, kind in kwargs})
+    made: Tensor = func(*map(_argument_for_key, args), **{key: _argument_for_key(kind) for key, kind in kwargs})
     return made.dtype
 
 
-def _element(kind: Any) -> Any:
-    """Returns an argument for a key of `_kind`."""
+def _argument_for_key(kind: Any) -> Any:
+    """Returns an argument for a key of `_argument_key`."""
     if kind[0] is Tensor:
         return torch.ones((1,) if kind[2] else (), dtype=kind[1])
     return list(kind[1]) if kind[0] is list else kind[1]
@@ -175,7 +175,7 @@ def _like(func: Any, a: Tensor, *args: Any, dtype: Any = None, memory_format: An
     if wider or memory_format not in (None, torch.preserve_format, torch.contiguous_format):
         return None
     operands = [] if memory_format is torch.contiguous_format else [a]
-    return _laid_out(tuple(a.shape), dtype or a.dtype, operands)
+    return _new_tensor(tuple(a.shape), dtype or a.dtype, operands)
 
 
 def _arange(func: Any, *args: Any, **kwargs: Any) -> Any:

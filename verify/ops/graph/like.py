@@ -41,7 +41,7 @@ _HOLDS = 32  # most programs kept: one for each set of shapes
 
 @dataclass(frozen=True)
 class Definition:
-    """The arguments of a declaration with like=: a PyTorch function or module, and options of the same names."""
+    """A declaration with like=: the PyTorch function or module, and the options of `verify.kernel` by their names."""
 
     function: Callable[..., Any]
     names: Sequence[str]  # the operands in the order of the kernel's arguments
@@ -153,10 +153,10 @@ class _Like:
         With `fuses`, a program that calls `verify.rounds` rounds to 16 bits nowhere else.
         """
         names = self.meaning.names
-        dims = self._plain_dims()
+        dims = self._small_dims()
         shapes = self._shapes(dims)
         self.ranges |= self._derived_ranges(shapes)
-        program = self._followed_first({name: shapes[name] for name in names})
+        program = self._first_program({name: shapes[name] for name in names})
         outputs = self.outputs or tuple(program.results)
         elementwise = self.shapes is None
         if elementwise and not program.elementwise:
@@ -188,7 +188,7 @@ class _Like:
             scores=scores_of(program),
         )
 
-    def _followed_first(self, shapes: Mapping[str, Shape]) -> Program:
+    def _first_program(self, shapes: Mapping[str, Shape]) -> Program:
         """Returns the program in the first dtype of `_KINDS` that the function accepts, and sets `kind` to it."""
         refusals = []
         for self.kind in _KINDS:
@@ -258,7 +258,7 @@ class _Like:
             role = "matrix" if len(shape) > 1 else "shift" if "bias" in name or "beta" in name else "scale"
         return Operand(name, role, differentiable=smooth, **kept)  # type: ignore[arg-type]
 
-    def _plain_dims(self) -> Shape:
+    def _small_dims(self) -> Shape:
         """Returns small sizes that the declaration allows. Raises UsageError if it finds none."""
         if self.shapes is None:
             return (2, 3)
@@ -282,11 +282,11 @@ class _Like:
 
     def _baseline(self, *operands: Tensor | None, **params: Any) -> Any:
         values = [value for value in operands if value is not None]
-        meaning = self._placed(values)
+        meaning = self._function_on(values)
         made = meaning(meaning.names, values)
         return tuple(made.values()) if isinstance(made, Mapping) else made
 
-    def _placed(self, values: Sequence[Tensor]) -> Meaning:
+    def _function_on(self, values: Sequence[Tensor]) -> Meaning:
         """Returns the function for operands of these dtypes on this device. A module is copied to them."""
         meaning = self.meaning
         if meaning.module is None:
@@ -311,14 +311,14 @@ class _Like:
             self.programs.pop(next(iter(self.programs)))
         program = trace(
             lambda *values: self.meaning(tuple(shapes), values),
-            {name: self._followed(name, shapes, kinds[name]) for name in shapes},
+            {name: self._traceable(name, shapes, kinds[name]) for name in shapes},
             outputs=self.outputs,
             differentiable=gradients,
         )
         self.programs[(*key, tuple(kinds.items())) if program.typed else key] = program
         return program
 
-    def _followed(self, operand: str, shapes: Mapping[str, Shape], dtype: torch.dtype) -> Tensor:
+    def _traceable(self, operand: str, shapes: Mapping[str, Shape], dtype: torch.dtype) -> Tensor:
         """Returns an operand to trace the function with: without numbers, unless the operand has a structure."""
         known = self.ranges.get(operand)
         if known is None or not known.structure:
@@ -381,7 +381,9 @@ class _Like:
             values = [value for value in used if value.is_floating_point()]
             gradients = self._gradients(problem)
             found = {name: self._looked_up(program, run, problem, name, fast) for name, fast in found.items()}
-            found = {name: _freed(fast, values, gradient=name in gradients) for name, fast in found.items()}
+            found = {
+                name: _with_free_elements(fast, values, gradient=name in gradients) for name, fast in found.items()
+            }
         return found
 
     def _rounding(self, program: Program, run: Run) -> Rounding:
@@ -402,7 +404,7 @@ class _Like:
         if self.part is not None:
             return self.part[2]()
         values = [value for value in problem.inputs.values() if value is not None]
-        return in_float64(self._placed(values), problem, self.outputs, self._gradients(problem))
+        return in_float64(self._function_on(values), problem, self.outputs, self._gradients(problem))
 
     def looked_up(self, problem: Problem, result: str, fast: Fast) -> Fast:
         """Returns the reference with unbounded elements evaluated by Arb. Of an elementwise program, `fast` did it."""
@@ -534,7 +536,7 @@ def _fast(span: Any, opened: Any) -> Fast:
     return Fast(value, value.abs(), ends, bound)
 
 
-def _freed(fast: Fast, values: Sequence[Tensor], *, gradient: bool) -> Fast:
+def _with_free_elements(fast: Fast, values: Sequence[Tensor], *, gradient: bool) -> Fast:
     """Marks every answer as right where the function has no value.
 
     This is the derivative at NaN, and each NaN that the program makes from infinite operands. A program takes no

@@ -88,7 +88,7 @@ def sampled_again(program: Program, run: Run, result: str, format: Rounding) -> 
 
 
 @lru_cache(maxsize=8)
-def _coins(seed: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def _random_numbers(seed: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Returns the random numbers of a seed, and the state of the generator after them."""
     generator = torch.Generator(device).manual_seed(seed)
     return torch.rand(_COINS, dtype=torch.float64, device=device, generator=generator) * 2 - 1, generator.get_state()
@@ -102,7 +102,7 @@ class _Samples:
         self.requested = list(wanted)  # with integer results, whose decisions matter too
         self.wanted = [name for name in wanted if program.results[name].real]
         self.steps = program.needed_for(wanted)
-        self.ends, self.weighed = self._ends(), self._weighed()
+        self.ends, self.weighed = self._ends(), self._weighted_sums()
         self.inner: dict[int, Products] = {}  # id(step of `weighed`) -> products that are not summed yet
         self.numbers = {id(step): number for number, step in enumerate(self.steps)}
         self.deciding = {id(each) for step in self.steps if decides(step) for each in step.inputs if each.real}
@@ -113,7 +113,7 @@ class _Samples:
         self.squares: dict[int, Tensor] = {}  # id(deciding step), -id(comparison) -> sum of squared changes over runs
         self.runs = 0
         self.coins: Tensor | None = None
-        self.truth = self._results(self._base)
+        self.truth = self._results(self._evaluate_base)
         self.deviations = {name: torch.zeros_like(value) for name, value in self.truth.items()}
 
     def _results(self, make: Make) -> dict[str, Tensor]:
@@ -129,7 +129,7 @@ class _Samples:
                 found.update(id(each) for each in step.inputs)
         return found
 
-    def _base(self, step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
+    def _evaluate_base(self, step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Evaluates a step undisturbed, and notes its deviation and its decision."""
         value = step.value(self.run, given)
         deviation = deviation_of(step, self.run, value, given, self.format)
@@ -179,7 +179,7 @@ class _Samples:
             return squares.sqrt()
         return None
 
-    def _weighed(self) -> set[int]:
+    def _weighted_sums(self) -> set[int]:
         """Returns the ids of the steps from inner products to a weighted sum of them.
 
         These are the inner products, the steps that move them, the multiplication by weights and the sum.
@@ -222,7 +222,7 @@ class _Samples:
         first = self.runs == 0
         self.random, self.shrink = random.Random(seed), shrink
         device = next(iter(self.truth.values())).device if self.truth else self.run.device
-        self.coins, state = _coins(seed, device)
+        self.coins, state = _random_numbers(seed, device)
         self.generator = torch.Generator(device)
         self.generator.set_state(state)
         total = {name: torch.zeros_like(value) for name, value in self.truth.items()}
@@ -244,28 +244,28 @@ class _Samples:
         """Evaluates a step with a disturbance, and adds to `squares` how far deciding numbers moved."""
         shown, used = self._disturbed_alone(step, given)
         if id(step) in self.deciding and step.real:
-            self._moved(id(step), used - self.held[id(step)])
+            self._add_square(id(step), used - self.held[id(step)])
         if _compares(step):
-            self._moved(-id(step), (given[0] - given[1]) - self._apart(step))
+            self._add_square(-id(step), (given[0] - given[1]) - self._difference(step))
         return shown, used
 
     def _disturbed_alone(self, step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Evaluates a step with a disturbance. Decisions stay as in the base run."""
         if decides(step) and not isinstance(step, AtRank) and getattr(step, "function", "") not in _REMAINS:
             return self.held[id(step)], self.held[id(step)]
-        value = self._frozen(step, given)
+        value = self._with_base_decisions(step, given)
         deviation = self.roundings.get(id(step))
         if isinstance(deviation, float):
-            value = torch.addcmul(value, value, self._tossed(value), value=deviation * self.shrink * _ROOT3)
+            value = torch.addcmul(value, value, self._random_like(value), value=deviation * self.shrink * _ROOT3)
         elif deviation is not None:
-            value = torch.addcmul(value, deviation, self._tossed(value), value=self.shrink * _ROOT3)
+            value = torch.addcmul(value, deviation, self._random_like(value), value=self.shrink * _ROOT3)
         if id(step) not in self.stored:
             return value, value
         unit = unit_of(self.format.stored[id(step)]) * self.shrink
-        moved = torch.addcmul(value, value, self._tossed(value), value=unit)
+        moved = torch.addcmul(value, value, self._random_like(value), value=unit)
         return value, torch.where(self.stored[id(step)], moved, value)
 
-    def _frozen(self, step: Step, given: list[Tensor]) -> Tensor:
+    def _with_base_decisions(self, step: Step, given: list[Tensor]) -> Tensor:
         """Evaluates a step that contains a decision, with the decision of the base run."""
         if isinstance(step, AtRank):
             ranks = self.held[id(step.inputs[0])].topk(given[1].shape[-1], -1, step.largest).indices
@@ -276,7 +276,7 @@ class _Samples:
             return left + (given[0] - a) - ((a - left) / b).round() * (given[1] - b)
         return step.value(self.run, given)
 
-    def _tossed(self, like: Tensor) -> Tensor:
+    def _random_like(self, like: Tensor) -> Tensor:
         """Returns random numbers within +-1 in the shape of `like`, cut from the numbers drawn once.
 
         The rows of a large tensor are overlapping cuts. The sum of a row or a column contains each number once. The sum
@@ -298,11 +298,11 @@ class _Samples:
             size *= length
         return self.coins.as_strided(like.shape, [size, *strides], start)
 
-    def _apart(self, step: Step) -> Tensor:
+    def _difference(self, step: Step) -> Tensor:
         """Returns the difference of the two inputs of a comparison in the base run."""
         return self.held[id(step.inputs[0])] - self.held[id(step.inputs[1])]
 
-    def _moved(self, key: int, by: Tensor) -> None:
+    def _add_square(self, key: int, by: Tensor) -> None:
         """Adds a squared change to `squares`."""
         square = _squared(by)
         self.squares[key] = self.squares[key] + square if key in self.squares else square
@@ -352,7 +352,7 @@ class _Samples:
             name for name in self.program.results if not name.startswith("d") or "grad " + name in self.program.leaves
         ]
 
-    def _near(self, key: int) -> Tensor | None:
+    def _reach_of(self, key: int) -> Tensor | None:
         """Returns `NEAR` times the noise of a deciding number; None if the number never moved."""
         if key not in self.squares or not bool(self.squares[key].any()):
             return None
@@ -362,7 +362,7 @@ class _Samples:
         """Maps id(step) to the largest error of each deciding number; infinity where a kernel's number overflows."""
         found: dict[int, Tensor] = {}
         for key in self.deciding:
-            reach, beyond = self._near(key), self.held[key].abs() > self.format.largest
+            reach, beyond = self._reach_of(key), self.held[key].abs() > self.format.largest
             if reach is not None:
                 found[key] = torch.where(beyond, math.inf, reach)
         return found
@@ -378,14 +378,18 @@ class _Samples:
         for ties in (False, True):
             names = [name for name in self.wanted if (name in outputs) is not ties]
             opened = (
-                {id(step): at for step in self.steps if (at := self._open(step, ties)) is not None} if names else {}
+                {id(step): at for step in self.steps if (at := self._open_decisions(step, ties)) is not None}
+                if names
+                else {}
             )
-            made = [self._results(partial(self._decided, opened, way, seed)) for way in range(_FLIPS if opened else 0)]
+            made = [
+                self._results(partial(self._with_turned, opened, way, seed)) for way in range(_FLIPS if opened else 0)
+            ]
             for name in names if made else []:
-                found[name] = self._moves(name, torch.stack([each[name] for each in made]))
+                found[name] = self._noise_of_runs(name, torch.stack([each[name] for each in made]))
         return found
 
-    def _moves(self, name: str, made: Tensor) -> Noise:
+    def _noise_of_runs(self, name: str, made: Tensor) -> Noise:
         """Returns the noise of a result with its spread and second value, given its values `made` in several runs."""
         truth = self.truth[name]
         moved = _distance(made, truth)
@@ -399,7 +403,7 @@ class _Samples:
         spread = torch.where(two, beside, 2 * furthest.values)
         return Noise(self.deviation(name), spread, torch.where(two & differs, other, math.nan))
 
-    def _open(self, step: Step, ties: bool) -> tuple[Tensor, Tensor] | None:
+    def _open_decisions(self, step: Step, ties: bool) -> tuple[Tensor, Tensor] | None:
         """Returns a mask of the open decisions of a step, and the change of its first input that turns them.
 
         Returns None if no decision is open. With `ties`, an exact tie is open too.
@@ -407,20 +411,20 @@ class _Samples:
         if not decides(step) or not step.inputs[0].real:
             return None
         x = self.held[id(step.inputs[0])]
-        near = self._near(-id(step) if _compares(step) else id(step.inputs[0]))
+        near = self._reach_of(-id(step) if _compares(step) else id(step.inputs[0]))
         zero = torch.zeros_like(x)
         reach = zero if near is None else near
         if _compares(step):
-            apart = self._apart(step).abs()
+            apart = self._difference(step).abs()
             mask = (apart <= reach) & (reach > 0)
-            computed = self._near(id(step.inputs[0]))
+            computed = self._reach_of(id(step.inputs[0]))
             # True where a computed number is compared with itself
             known = (apart == 0) & (reach == 0) & (zero if computed is None else computed > 0).bool()
             mask = mask | ((apart == 0) & ~known & (ties and step.ties))  # type: ignore[attr-defined]
         elif isinstance(step, Map):
             if step.function in _QUOTIENTS + _REMAINS:
                 by = self.held[id(step.inputs[1])]
-                reach_by = self._near(id(step.inputs[1]))
+                reach_by = self._reach_of(id(step.inputs[1]))
                 reach = reach + (0.0 if reach_by is None else (x / by).abs() * reach_by)
                 lower = step.function in ("floor quotient", "remainder")
                 jumps: Callable[[Tensor], Tensor]
@@ -442,7 +446,7 @@ class _Samples:
             return None
         return mask, 2 * reach + x.abs() * _TIE + 1e-300
 
-    def _decided(
+    def _with_turned(
         self, opened: Mapping[int, tuple[Tensor, Tensor]], way: int, seed: int, step: Step, given: list[Tensor]
     ) -> tuple[Tensor, Tensor]:
         """Evaluates a step with its open decisions turned one way or the other.

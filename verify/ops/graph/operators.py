@@ -72,7 +72,7 @@ def writing_of(func: Any) -> Writing:
 
 
 @cache
-def _bare(formula: Callable[..., Any]) -> tuple[Callable[..., Any], bool]:
+def _unwrapped(formula: Callable[..., Any]) -> tuple[Callable[..., Any], bool]:
     """Removes the wrappers of a formula; also returns True if one of them converts integers to a common dtype too."""
     whole, made = False, formula
     while hasattr(made, "__wrapped__"):
@@ -86,6 +86,6 @@ def formula_of(formula: Callable[..., Any], args: Any) -> Callable[..., Any]:
 
     The wrappers convert operands to one dtype. They import PyTorch's compiler and sympy, which takes long.
     """
-    bare, whole = _bare(formula)
+    bare, whole = _unwrapped(formula)
     kinds = {each.dtype for each in args if isinstance(each, Tensor) and (whole or each.is_floating_point())}
     return bare if kinds <= {torch.float64} else formula

@@ -67,7 +67,7 @@ class Real(TorchFunctionMode):
         if not isinstance(made, Tensor) or made.dtype != torch.float64:
             return made
         named = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.dtype)]
-        given = list(_tensors([args, kwargs]))
+        given = list(_tensors_in([args, kwargs]))
         kind = _CASTS.get(function) or (named[0] if named else None)
         if kind is None and function in (Tensor.to, Tensor.type_as) and len(given) > 1:
             kind = self.kind(given[1])
@@ -83,7 +83,7 @@ class Real(TorchFunctionMode):
         """Returns the kind of a result by PyTorch's promotion, where tensors without dimensions count last."""
         real = [each for each in given if each.dtype.is_floating_point]
         kinds = {self.kind(each) for each in real if each.ndim} or {self.kind(each) for each in real} or {self.before}
-        return reduce(_wider, kinds)
+        return reduce(_promote, kinds)
 
     def _called(self, function: Any, name: str, args: Any, kwargs: Any) -> Any:
         """Calls PyTorch's function, or its replacement, with float64 in place of all floating-point arguments."""
@@ -115,7 +115,7 @@ _CASTS = {
 }
 
 
-def _wider(a: torch.dtype, b: torch.dtype) -> torch.dtype:
+def _promote(a: torch.dtype, b: torch.dtype) -> torch.dtype:
     """Returns the promoted dtype; the larger one if one has 8 bits, which PyTorch does not promote."""
     return torch.promote_types(a, b) if min(a.itemsize, b.itemsize) > 1 else max(a, b, key=lambda each: each.itemsize)
 
@@ -126,13 +126,13 @@ def with_kind(tensor: Tensor, kind: torch.dtype) -> Tensor:
     return tensor
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def _tensors_in(value: Any) -> Iterator[Tensor]:
     """Yields the tensors in nested lists, tuples and dictionaries."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple | dict):
         for each in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(each)
+            yield from _tensors_in(each)
 
 
 def _largest_of_type(kind: torch.dtype, args: Any, kwargs: Any) -> dict[str, float]:

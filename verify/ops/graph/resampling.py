@@ -68,18 +68,18 @@ def nearest_backward(rank: int, exact: bool) -> Callable[..., Tensor]:
         for dim in range(2, 2 + rank):
             scale = scales[dim - 2] if len(scales) == rank else None
             at = _nearest_places(input_size[dim], grad.shape[dim], scale, exact, grad.device)
-            grad = _room(grad, dim, input_size[dim]).index_add(dim, at, grad)
+            grad = _zeros_with_size(grad, dim, input_size[dim]).index_add(dim, at, grad)
         return grad
 
     return backward
 
 
-def _room(x: Tensor, dim: int, size: int) -> Tensor:
+def _zeros_with_size(x: Tensor, dim: int, size: int) -> Tensor:
     """Returns zeros in the shape of x, but with another size in one dimension."""
     return x.new_zeros([size if d == dim else n for d, n in enumerate(x.shape)])
 
 
-def _between(x: Tensor, whole: int, count: int, corners: bool, scale: float | None, cubic: bool) -> list[Any]:
+def _neighbours(x: Tensor, whole: int, count: int, corners: bool, scale: float | None, cubic: bool) -> list[Any]:
     """Returns a pair for each neighbour: its places on a line of `whole` elements, and its weights, per output."""
     ratio = (whole - 1) / max(count - 1, 1) if corners else whole / count if scale is None else 1 / scale
     at = [n * ratio if corners else (n + 0.5) * ratio - 0.5 for n in range(count)]
@@ -108,7 +108,7 @@ def upsample(rank: int, cubic: bool = False) -> Callable[..., Tensor]:
         for dim in range(2, 2 + rank):
             scale = scales[dim - 2] if len(scales) == rank else None
             shape = [-1] + [1] * (x.ndim - 1 - dim)
-            pairs = _between(x, x.shape[dim], size[dim - 2], corners, scale, cubic)
+            pairs = _neighbours(x, x.shape[dim], size[dim - 2], corners, scale, cubic)
             terms = [x.index_select(dim, place) * weight.reshape(shape) for place, weight in pairs]
             x = sum(terms[1:], terms[0])
         return x
@@ -121,8 +121,8 @@ def upsample_backward(rank: int, cubic: bool = False) -> Callable[..., Tensor]:
         for dim in range(2, 2 + rank):
             scale = scales[dim - 2] if len(scales) == rank else None
             shape = [-1] + [1] * (grad.ndim - 1 - dim)
-            made = _room(grad, dim, input_size[dim])
-            for place, weight in _between(grad, input_size[dim], grad.shape[dim], corners, scale, cubic):
+            made = _zeros_with_size(grad, dim, input_size[dim])
+            for place, weight in _neighbours(grad, input_size[dim], grad.shape[dim], corners, scale, cubic):
                 made = made.index_add(dim, place, grad * weight.reshape(shape))
             grad = made
         return grad
@@ -145,7 +145,7 @@ def replication_pad_backward(grad: Tensor, x: Tensor, pads: Sizes) -> Tensor:
     for place in range(len(pads) // 2):
         dim = x.ndim - 1 - place
         at = _padded_places(x.shape[dim], pads[2 * place], pads[2 * place + 1], x.device)
-        grad = _room(grad, dim, x.shape[dim]).index_add(dim, at, grad)
+        grad = _zeros_with_size(grad, dim, x.shape[dim]).index_add(dim, at, grad)
     return grad
 
 

@@ -95,7 +95,7 @@ def deviation_of(
         if not step.rounds or _is_exact(step, run):
             return None
         size = _SLOPES[step.function](given[0], value) if step.function in _SLOPES else value.abs()
-        return _once(value, size, format)
+        return _one_rounding(value, size, format)
     if isinstance(step, Contract):
         a, b = given
         squares = (a * a) @ (b * b)
@@ -127,7 +127,7 @@ _SLOPES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-def _once(value: Tensor, size: Tensor, format: Rounding) -> Tensor | float | None:
+def _one_rounding(value: Tensor, size: Tensor, format: Rounding) -> Tensor | float | None:
     """Returns the deviation of one rounding of numbers of this `size`.
 
     Elements that float32 represents exactly are not rounded. Elements below the normal numbers may be flushed to zero.

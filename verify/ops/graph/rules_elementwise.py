@@ -117,7 +117,7 @@ def _log_sigmoid_backward(r: Rewriter, grad: Step, a: Step, buffer: Step) -> Ste
 @rule("tanh_backward")
 def _tanh_backward(r: Rewriter, grad: Step, y: Step) -> Step:
     square = r.map("multiply", y, y)
-    return r.map("multiply", grad, _from_one(r, 1.0, square) or r.map("subtract", 1.0, square))
+    return r.map("multiply", grad, _one_minus(r, 1.0, square) or r.map("subtract", 1.0, square))
 
 
 @rule("sigmoid_backward")
@@ -148,7 +148,7 @@ def _zeta(r: Rewriter, order: Any, a: Any) -> Step:
     return r.map("divide", r.map(polygamma(whole - 1), a), float((-1) ** whole * math.factorial(whole - 1)))
 
 
-def _inner(r: Rewriter, a: Step) -> tuple[Step, Step]:
+def _tanh_argument(r: Rewriter, a: Step) -> tuple[Step, Step]:
     """Returns 2 u and its derivative for the tanh form of GELU, where gelu(x) = x sigmoid(2 u).
 
     Here 0.044715 is the decimal number, and sqrt(2 / pi) the real number.
@@ -162,7 +162,7 @@ def _inner(r: Rewriter, a: Step) -> tuple[Step, Step]:
 
 @rule("gelu")
 def _gelu(r: Rewriter, a: Step, approximate: str = "none") -> Step:
-    share = r.map("ndtr", a) if approximate == "none" else r.map("sigmoid", _inner(r, a)[0])
+    share = r.map("ndtr", a) if approximate == "none" else r.map("sigmoid", _tanh_argument(r, a)[0])
     return r.map("multiply", a, share)
 
 
@@ -171,7 +171,7 @@ def _gelu_backward(r: Rewriter, grad: Step, a: Step, approximate: str = "none") 
     if approximate == "none":
         slope = r.map("add", r.map("ndtr", a), r.map("multiply", a, r.map("normal", a)))
     else:
-        u, du = _inner(r, a)
+        u, du = _tanh_argument(r, a)
         bell = r.map("multiply", r.map("multiply", a, du), r.map("sigmoid slope", u))
         slope = r.map("add", r.map("sigmoid", u), bell)
     return r.map("multiply", grad, slope)
@@ -185,13 +185,13 @@ def _sum_of_two(r: Rewriter, a: Any, b: Any, alpha: float = 1) -> Step:
         a = a if alpha == 1 else r.map("multiply", a, alpha)
     elif alpha != 1:
         b = r.map("multiply", b, alpha)
-    if name != "add" and (found := _from_one(r, a, b)) is not None:
+    if name != "add" and (found := _one_minus(r, a, b)) is not None:
         return found
     function = "add" if name == "add" else "subtract"
     return r.map(function, a, b, centred=name != "add" and _is_mean_of(b, a))
 
 
-def _from_one(r: Rewriter, a: Any, b: Any) -> Step | None:
+def _one_minus(r: Rewriter, a: Any, b: Any) -> Step | None:
     """Rewrites 1 - tanh(u)^2 and 1 - sigmoid(u) to functions that do not cancel; None for any other a - b."""
     if _number(a) != 1 or not isinstance(b, Map):
         return None
@@ -337,7 +337,7 @@ def _compare(name: str) -> Rule:
         if a is b:  # every number but NaN is equal to itself
             nan = r.map("isnan", a, real=False)
             return nan if name == "ne" else _never(r) if name in ("lt", "gt") else r.map("not", nan, real=False)
-        a = _beneath(name, a, b)
+        a = _unclamped(name, a, b)
         ties = name not in ("eq", "ne") or all(isinstance(e, Step) and not isinstance(e, Plain) for e in (a, b))
         if name in ("eq", "ne") and (selected := _selection(r, a, b)) is not None:
             return selected if name == "eq" else r.map("not", selected, real=False)
@@ -350,7 +350,7 @@ def _never(r: Rewriter) -> Step:
     return constant(torch.zeros(r.shape, dtype=torch.bool))
 
 
-def _beneath(name: str, a: Any, b: Any) -> Any:
+def _unclamped(name: str, a: Any, b: Any) -> Any:
     """Replaces max(x, c) by x if it is compared with c, and likewise min(x, c).
 
     The answer is the same, without a tie wherever x is clamped to c.

@@ -35,7 +35,7 @@ from verify.ops.graph.steps import Move, Plain, Step
 _aten = torch.ops.aten
 
 
-def _is_view(operator_: str) -> Rule:
+def _view_rule(operator_: str) -> Rule:
     """Returns the rule for an operator that returns a view."""
 
     def rule_of(r: Rewriter, a: Step, *args: Any, **kwargs: Any) -> Any:
@@ -58,7 +58,7 @@ def _is_view(operator_: str) -> Rule:
 
 
 for _name in "view _unsafe_view permute expand slice select unsqueeze squeeze transpose t diagonal unfold".split():
-    RULES[_name] = _is_view(_name)
+    RULES[_name] = _view_rule(_name)
 
 
 @rule("as_strided")
@@ -314,7 +314,7 @@ def _along(shape: tuple[int, ...], dim: int, index: Tensor) -> Tensor:
 def _scatter(r: Rewriter, a: Step, dim: int, index: Step, source: Any, **kwargs: Any) -> Step:
     best = through_moves(index)
     if isinstance(best, WhereExtreme | RankIndex) and not kwargs and a.shape:
-        return _at_best(r, a, dim % len(a.shape), index, best, source)
+        return _scatter_to_extremes(r, a, dim % len(a.shape), index, best, source)
     _need_plain(r, [index])
     if kwargs.get("reduce") == "add":
         return _scatter_add(r, a, dim, index, source)  # type: ignore[no-any-return]
@@ -328,7 +328,9 @@ def _scatter(r: Rewriter, a: Step, dim: int, index: Step, source: Any, **kwargs:
     return Move(a.shape, both, both[0].real, move=move, by=(index,))
 
 
-def _at_best(r: Rewriter, a: Step, dim: int, index: Step, best: WhereExtreme | RankIndex, source: Any) -> Step:
+def _scatter_to_extremes(
+    r: Rewriter, a: Step, dim: int, index: Step, best: WhereExtreme | RankIndex, source: Any
+) -> Step:
     """Rewrites a scatter to the positions of largest elements.
 
     If the positions are whole ranks of a topk, the result is an `AtRank` step. Else each element chooses its value by
@@ -339,7 +341,7 @@ def _at_best(r: Rewriter, a: Step, dim: int, index: Step, best: WhereExtreme | R
     corner = tuple(slice(0, size) for size in index.shape)
     given = moved(given, lambda tensor: tensor[corner] if tensor.ndim else tensor.expand(index.shape))
     shadow = torch.empty(best.shape, device="meta")
-    whole = isinstance(best, RankIndex) and a.shape == _turned(values.shape, dim)
+    whole = isinstance(best, RankIndex) and a.shape == _shape_after_move(values.shape, dim)
     if whole and lies_as(viewed(index, best, shadow), shadow[..., :count].movedim(-1, dim)):
         wide, base = (moved(r.real(each), lambda tensor: tensor.movedim(dim, -1)) for each in (given, a))
         made: Step = AtRank(values.shape, (values, wide, base), largest=best.largest)
@@ -353,21 +355,21 @@ def _at_best(r: Rewriter, a: Step, dim: int, index: Step, best: WhereExtreme | R
         )
     for at, part in enumerate(places):
         line = moved(given, lambda tensor, at=at: tensor.narrow(dim, at, 1))  # type: ignore[misc]
-        chosen = _is_best(r, best, int(part.reshape(-1)[0]) % ranks if part.numel() else 0)
+        chosen = _has_rank(r, best, int(part.reshape(-1)[0]) % ranks if part.numel() else 0)
         shape, rows = (*part.shape, values.shape[-1]), part // ranks
         if not torch.equal(rows.reshape(-1), torch.arange(math.prod(values.shape[:-1]))):
             chosen = moved(chosen, lambda tensor, rows=rows: tensor.flatten(0, -2)[rows.to(tensor.device)], view=False)  # type: ignore[misc]
         else:
             chosen = moved(chosen, lambda tensor, shape=shape: tensor.reshape(shape))  # type: ignore[misc]
         chosen = moved(chosen, lambda tensor: tensor.movedim(-1, dim))
-        a = r.map("where", _fitted(chosen, a.shape), _fitted(line, a.shape, keep=dim), a)
+        a = r.map("where", _resized(chosen, a.shape), _resized(line, a.shape, keep=dim), a)
     return a
 
 
-_MOST = 16  # most positions in each row that `_at_best` handles
+_MOST = 16  # most positions in each row that `_scatter_to_extremes` handles
 
 
-def _is_best(r: Rewriter, best: WhereExtreme | RankIndex, rank: int) -> Step:
+def _has_rank(r: Rewriter, best: WhereExtreme | RankIndex, rank: int) -> Step:
     """Returns a mask of the elements with a rank. For an argmax, this is the first of the largest elements."""
     values = best.inputs[0]
     if isinstance(best, WhereExtreme):
@@ -378,7 +380,7 @@ def _is_best(r: Rewriter, best: WhereExtreme | RankIndex, rank: int) -> Step:
     return r.map("ne", made, 0.0, real=False)
 
 
-def _fitted(a: Step, shape: tuple[int, ...], keep: int = -1) -> Step:
+def _resized(a: Step, shape: tuple[int, ...], keep: int = -1) -> Step:
     """Cuts, or pads by zeros, to a shape in all dimensions but `keep`."""
     wanted = tuple(
         before if at == keep else after for at, (before, after) in enumerate(zip(a.shape, shape, strict=True))
@@ -392,7 +394,7 @@ def _fitted(a: Step, shape: tuple[int, ...], keep: int = -1) -> Step:
     return Move(wanted, (a,), a.real, move=lambda parts, by, fill: torch.nn.functional.pad(parts[0], pads, value=fill))
 
 
-def _turned(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
+def _shape_after_move(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
     """Returns the shape after the last dimension moves to `dim`."""
     return tuple(torch.empty(shape, device="meta").movedim(-1, dim).shape)
 

@@ -102,19 +102,19 @@ def sample_of(
         if found and not more():
             break
         own = replace(problem, results=(result,), cache={"effort": 0.5 / len(cuts)})
-        part = meaning.of_part(cut, _at(theirs, result, cut.box, shape))
+        part = meaning.of_part(cut, _cut_box(theirs, result, cut.box, shape))
         found.append(part.looked_up(own, result, part.fast(own)[result]))
         parts.append((part, own))
         boxes.append(cut.box)
     each = [places_in(box, shape) for box in boxes]
     kept = np.sort(np.unique(np.concatenate(each), return_index=True)[1])  # boxes may overlap
-    fast = _some(found, torch.from_numpy(kept).to(found[0].value.device))
+    fast = _join(found, torch.from_numpy(kept).to(found[0].value.device))
     number = np.repeat(np.arange(len(each)), [len(line) for line in each])[kept]
     spot = np.concatenate([np.arange(len(line)) for line in each])[kept]
     return Sample(result, np.concatenate(each)[kept], fast, math.prod(shape), parts, number, spot)
 
 
-def _at(theirs: Theirs, result: str, box: Box, shape: tuple[int, ...]) -> Callable[[], dict[str, Tensor]]:
+def _cut_box(theirs: Theirs, result: str, box: Box, shape: tuple[int, ...]) -> Callable[[], dict[str, Tensor]]:
     """Returns a function that cuts one box out of PyTorch's float64 result."""
 
     def found() -> dict[str, Tensor]:
@@ -127,7 +127,7 @@ def _at(theirs: Theirs, result: str, box: Box, shape: tuple[int, ...]) -> Callab
     return found
 
 
-def _some(found: Sequence[Fast], chosen: Tensor) -> Fast:
+def _join(found: Sequence[Fast], chosen: Tensor) -> Fast:
     """Joins several references one after the other, and returns the chosen elements."""
 
     def joined(parts: Sequence[Tensor | None], missing: Callable[[Fast], Tensor]) -> Any:

@@ -222,7 +222,7 @@ class ElementEvaluator:
         return (_constant(least), _constant(most)) if several else None
 
     def _is_free(self, position: int) -> bool:
-        """True if every answer is right because the function has no value there; see `_freed` in `like.py`."""
+        """True if every answer is right because the function has no value there; `like.py` does it for tensors."""
         if not self.program.elementwise:
             return False
         at = self.indices[position]

@@ -84,6 +84,7 @@ class Run:
     kernel rounds those numbers differently, so it may decide differently and still be right. `opens` chooses how many
     answers the intervals cover:
 
+    - "": both answers, if float64's own intervals leave the decision open;
     - "face": the decision of PyTorch's float64 numbers, even if their intervals leave it open;
     - "rounding": both answers, if a kernel's rounding may change the decision;
     - "ties": also both answers if two inputs are exactly equal, where a derivative has two sides.
