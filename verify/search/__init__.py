@@ -1,4 +1,4 @@
-"""Two ways to look for worst inputs: `sweep` tries every input, `hunt` climbs from input to input.
+"""Looks for worst inputs in two ways: `sweep` tries every input, `hunt` climbs from input to input.
 
 Importing the package imports no torch.
 """

@@ -1,4 +1,4 @@
-"""Worst-case search where trying every input is impossible.
+"""Searches for worst inputs where trying every input is impossible.
 
     from verify.search.hunt.outcome import hunt
     from verify.search.hunt.requests import Hunt

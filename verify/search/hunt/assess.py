@@ -1,8 +1,9 @@
-"""Thousands of candidates judged by one call: run the kernel, evaluate the fast truth, take each one's error.
+"""Judges thousands of candidates by one call: runs the kernel, evaluates the fast truth, takes the error of each
+candidate.
 
-The figure of a candidate is the largest error of its elements, by the figure that the op gates. A NaN or an
-infinity where the answer is a number is an infinite error: nothing is worse. What every call showed is counted
-on the device; nothing travels to the host until the end.
+The figure of a candidate is the largest error of its elements, by the figure that the op gates. If the kernel returns a
+NaN or an infinity and the answer is a number, the error is infinite: nothing is worse. The counts of all calls stay on
+the device; they travel to the host only at the end.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from verify.truth.ulp import bits_of, errors
 
 @dataclass(frozen=True)
 class Assessed:
-    """The figures of candidates, in their order."""
+    """Holds the figures of candidates, in the candidates' order."""
 
     figure: Tensor
-    element: Tensor  # which element of the candidate had the error
-    got: Tensor  # its bits
+    element: Tensor  # index of the element that had the error, within the candidate
+    got: Tensor  # bits that the kernel returned for that element
 
 
 class Assessor:
-    """Judges populations of one space and counts what it saw.
+    """Judges populations of one space and counts all judged elements.
 
-    Candidates lie on `device`, where they are judged too; the kernel runs on `kernel_device`.
+    Candidates lie on `device`, and are judged there. The kernel runs on `kernel_device`.
     """
 
     def __init__(self, space: SearchSpace, device: str, kernel_device: str = "") -> None:
@@ -45,7 +46,7 @@ class Assessor:
         self._counts: Counts | None = None
 
     def assess(self, population: Candidates, shared: Candidates) -> Assessed:
-        """Judge every candidate: by one call, or where each has a call of its own by one for each."""
+        """Judges every candidate: all by one call, or by one call each if `space.alone`."""
         if not self.space.alone:
             return self._call(population, shared)
         each = [self._call(one_of(population, line), shared) for line in range(size_of(population))]
@@ -89,12 +90,12 @@ class Assessor:
         return Assessed(worst, element, bits)
 
     def tally(self) -> Tally:
-        """What was seen, without maxima: those are a matter of exact judgement."""
+        """Returns the counts of all calls, without maxima: maxima need exact judgement."""
         return Tally() if self._counts is None else self._counts.tallies()[0]
 
 
 def _first_max(table: Tensor) -> tuple[Tensor, Tensor]:
-    """The maximum of every line and its first place: the same on every device."""
+    """Returns the maximum of each line and its first position. Both are the same on every device."""
     best = table.amax(1)
     width = table.shape[1]
     place = torch.where(table == best[:, None], torch.arange(width, device=table.device)[None, :], width)

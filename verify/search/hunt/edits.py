@@ -1,8 +1,8 @@
-"""How a candidate is edited: one operation on one number, on a stretch of numbers, or on all numbers of an operand.
+"""Edits candidates. One edit changes one number of an operand, a stretch of its numbers, or all of them.
 
-Candidates are ordinals, so every edit is integer arithmetic. Edits of one number climb: the error often changes little
-between neighbours. The same edits of a stretch or of all numbers reach what breaks rows: sums that cancel, terms that
-are absorbed, variances near zero.
+Candidates are ordinals, so every edit is integer arithmetic. Edits of one number climb, because the error often changes
+little between neighbours. The same edits of a stretch or of all numbers reach inputs that break rows: sums that cancel,
+terms that are absorbed, variances near zero.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from verify.search.hunt.space import Candidates, Variable, size_of
 
 @dataclass(frozen=True)
 class Lines:
-    """The numbers of one operand in some candidates, one candidate per line, and what an edit may take from."""
+    """Holds the numbers of one operand in some candidates, one candidate per line, and all that an edit may use."""
 
     own: Tensor
-    mate: Tensor  # the same operand of other parents
-    partner: Tensor  # another operand of the same candidates; `mate` where none is like it
+    mate: Tensor  # numbers of the same operand in other parents
+    partner: Tensor  # numbers of a similar operand of the same candidates; `mate` if there is none
     variable: Variable
     landmarks: Tensor  # ordinals
     draws: Draws
@@ -37,19 +37,19 @@ class Lines:
         return int(self.own.shape[1])
 
     def sign(self) -> Tensor:
-        """+1 or -1 for each line."""
+        """Returns +1 or -1 for each line."""
         return self.draws.sign(self.count)[:, None]
 
     def below(self, limit: int) -> Tensor:
-        """A whole number for each line."""
+        """Returns an integer in [0, limit) for each line."""
         return self.draws.below(self.count, limit)[:, None]
 
     def step(self, octaves: int) -> Tensor:
-        """A distance for each line, every octave as likely."""
+        """Returns a distance for each line, up to 2^octaves, every octave equally likely."""
         return self.draws.step(self.count, octaves)[:, None]
 
     def signed(self, magnitude: Tensor) -> Tensor:
-        """The magnitudes with the signs that the numbers have."""
+        """Returns the magnitudes with the signs of the line's numbers."""
         return torch.where(self.own < 0, -magnitude, magnitude)
 
 
@@ -63,7 +63,8 @@ def edit(
     count = size_of(parents)
     for share in (1, 2, 4):
         total = max(1, count // share)
-        # the first line and the first edit are drawn, so that a small population meets every edit in time
+        # The first line and the first edit are drawn, so that a small population gets every edit after some
+        # generations.
         start, first = int(draws.below(1, count)[0]), int(draws.below(1, len(EDITS))[0])
         for place in range(len(EDITS)):
             low, high = (total * place) // len(EDITS), (total * (place + 1)) // len(EDITS)
@@ -80,6 +81,7 @@ def edit(
 
 
 def _partner(variable: Variable, variables: tuple[Variable, ...], draws: Draws) -> Variable | None:
+    """Draws another operand with the same number of elements and the same format. None if there is none."""
     alike = [
         each for each in variables if each is not variable and (each.size, each.fmt) == (variable.size, variable.fmt)
     ]
@@ -87,7 +89,7 @@ def _partner(variable: Variable, variables: tuple[Variable, ...], draws: Draws) 
 
 
 def _places(lines: Lines) -> Tensor:
-    """Where an edit applies: to one number of a line, to a stretch, or to all, each as likely."""
+    """Returns a mask of the numbers that an edit changes: one number of a line, a stretch, or all, equally likely."""
     start, kind = lines.below(lines.size), lines.below(3)
     length = torch.where(kind == 0, 1, torch.where(kind == 1, 1 + lines.below(lines.size), lines.size))
     return (_positions(lines) - start) % lines.size < length
@@ -103,7 +105,7 @@ def _step(lines: Lines) -> Tensor:
 
 
 def _low_bits(lines: Lines) -> Tensor:
-    """Draws the bits below a random place of the mantissa anew."""
+    """Draws the bits below a random position of the mantissa anew."""
     mask = (lines.own.new_ones(()) << lines.below(lines.variable.fmt.mantissa_bits + 1)) - 1
     words = lines.draws.words(lines.own.numel()).reshape(lines.own.shape)
     return lines.signed((lines.own.abs() & ~mask) | (words & mask))
@@ -115,7 +117,7 @@ def _flip(lines: Lines) -> Tensor:
 
 
 def _exponent(lines: Lines) -> Tensor:
-    """Moves to another binade, near ones more often."""
+    """Moves to another binade, more often to a near one."""
     fmt = lines.variable.fmt
     octaves = max(1, fmt.bits - fmt.precision - 1)
     moved = lines.own.abs() + lines.sign() * (lines.step(octaves).clamp(max=1 << octaves) << fmt.mantissa_bits)
@@ -128,14 +130,14 @@ def _sign(lines: Lines) -> Tensor:
 
 
 def _short(lines: Lines) -> Tensor:
-    """Ends the mantissa in zeros or in ones: powers of two, ties, and the numbers just below."""
+    """Ends the mantissa in zeros or in ones: makes powers of two, ties, and the numbers just below."""
     mask = (lines.own.new_ones(()) << lines.below(lines.variable.fmt.mantissa_bits + 1)) - 1
     magnitude = lines.own.abs()
     return lines.signed(torch.where(lines.below(2) == 1, magnitude | mask, magnitude & ~mask))
 
 
 def _near(lines: Lines) -> Tensor:
-    """Moves to a landmark of the op, or beside it."""
+    """Moves to a landmark of the op or to a number near it."""
     centre = lines.landmarks[lines.below(lines.landmarks.shape[0])]
     return (centre + lines.sign() * (lines.step(lines.variable.fmt.mantissa_bits) - 1)).expand(lines.own.shape)
 
@@ -146,18 +148,18 @@ def _mate(lines: Lines) -> Tensor:
 
 
 def _borrow(lines: Lines) -> Tensor:
-    """Takes the numbers of another operand, or their negatives: sums that cancel exactly."""
+    """Takes the numbers of another operand or their negatives, which makes sums cancel exactly."""
     return lines.partner * lines.sign()
 
 
 def _elsewhere(lines: Lines) -> Tensor:
-    """Takes numbers from elsewhere in the line: another order, or the first few over and over."""
+    """Takes numbers from other positions of the line: rotates the line, or repeats its first few numbers."""
     period = torch.where(lines.below(2) == 0, lines.size, lines.step(lines.size.bit_length() - 1).clamp(max=lines.size))
     return lines.own.gather(1, (_positions(lines) + lines.below(lines.size)) % period) * lines.sign()
 
 
 def _squeeze(lines: Lines) -> Tensor:
-    """Shrinks the distances from the first number: towards a constant row."""
+    """Shrinks the distances from the first number, so that the row becomes more constant."""
     first = lines.own[:, :1]
     return first + ((lines.own - first) >> (1 + lines.below(lines.variable.fmt.precision)))
 

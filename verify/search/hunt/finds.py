@@ -26,12 +26,12 @@ from verify.truth.exact import Judged, judge_known
 from verify.truth.fast import decided, evaluate
 from verify.truth.ulp import from_bits
 
-_SAME = 1.0 - 1e-6  # a repeated error may differ from the searched one by the width of the fast truth
+_SAME = 1.0 - 1e-6  # a repeated error may differ from the error of the search by the width of the fast truth
 
 
 @dataclass(frozen=True)
 class Find:
-    """One candidate with its exact figure, as its case shows it; `error` is the figure that the op gates."""
+    """Holds one candidate, judged exactly. `error` is the figure that the op gates."""
 
     error: float
     ulp: float
@@ -40,21 +40,21 @@ class Find:
     case: Case
     index: int
     worst: Worst
-    alone: bool  # the case reproduces it; False when it was seen beside other candidates only
+    alone: bool  # True: the case reproduces the error. False: the error showed only beside other candidates
 
     @property
     def open(self) -> bool:
-        """True if exact arithmetic would have taken too long: `error` is then the middle of an interval."""
+        """True if exact arithmetic would have taken too long. Then `error` is the middle of an interval."""
         return not self.judged.routes
 
     @property
     def nan(self) -> bool:
-        """NaN where the answer is a number."""
+        """True if the kernel returned NaN and the answer is a number."""
         return self.worst.got == "nan" and self.judged.right_bits is not None and math.isinf(self.ulp)
 
 
 def confirm(space: SearchSpace, target: str, device: str, elite: list[Elite]) -> list[Find]:
-    """Returns the elite, judged exactly, each case once: the worst first, those that stay open last."""
+    """Judges the elite exactly and returns each distinct case once: the worst first, open ones last."""
     found: dict[str, Find] = {}
     rerun = _Rerun(space, target, device)
     for member in elite:
@@ -65,9 +65,9 @@ def confirm(space: SearchSpace, target: str, device: str, elite: list[Elite]) ->
 
 @dataclass(frozen=True)
 class _Measured:
-    """A case and what the kernel gave for it, with its truth and rules, in the memory of the host.
+    """Holds a case, the kernel's result and the rules of judging, all in the memory of the host.
 
-    Exact arithmetic asks for elements one at a time: from a GPU each would be waited for.
+    Exact arithmetic reads one element at a time; from a GPU it would wait for each.
     """
 
     case: Case
@@ -77,14 +77,16 @@ class _Measured:
 
 @dataclass(frozen=True)
 class _Rerun:
-    """Runs candidates again, as cases of their own."""
+    """Runs candidates again as cases of their own."""
 
     space: SearchSpace
     target: str
     device: str
 
     def confirmed(self, member: Elite) -> Find:
-        """Returns the worst find of a candidate, by the first number of copies that shows its error."""
+        """Returns the worst find of a candidate. Stops at the first number of copies that shows the error of the
+        search.
+        """
         best: Find | None = None
         for copies in self.space.contexts():
             find = self.alone(self.space.case(member.candidate, member.shared, copies))
@@ -97,6 +99,7 @@ class _Rerun:
         return seen if seen.error > best.error else best
 
     def measured(self, case: Case) -> _Measured:
+        """Runs a case and returns its result with its truth on the host."""
         space, op = self.space, self.space.kernel.op
         measured = run_kernel(space.kernel, case, self.device)
         problem = problem_of(op, case, measured.inputs, measured.upstream, (space.result,))
@@ -106,7 +109,7 @@ class _Rerun:
             upstream={name: value.cpu() for name, value in problem.upstream.items()},
         )
         exact = space.dtype == "float64"
-        # else the certificate of the reference on the device, which the search relied on, is checked with it
+        # In other dtypes this also checks the certificate of the device's reference, on which the search relied.
         truth = evaluate(op, host if exact else problem, {space.result: space.fmt})[space.result]
         got, truth = measured.results[space.result].cpu(), truth.cpu()
         truth = with_noise_again(op, host, space.result, got, truth, space.fmt)
@@ -114,14 +117,14 @@ class _Rerun:
         return _Measured(case, got, by)
 
     def alone(self, case: Case) -> Find:
-        """Returns the worst element of a case of copies."""
+        """Runs a case of copies and returns its worst element."""
         seen = self.measured(case)
         outcome = judge_by(seen.by, seen.got, effort=Effort(keep=1))
         index = outcome.tallies[0].leaders[0].place
         return self.find(seen, index, outcome.exact[index], alone=True)
 
     def as_seen(self, case: Case, member: Elite) -> Find:
-        """Returns the element with the bits that it had among other candidates."""
+        """Judges the element with the bits that the search saw beside other candidates."""
         seen, index = self.measured(case), member.element
         by, fmt = seen.by, seen.by.fmt
         got = seen.got.clone().reshape(-1)
@@ -135,6 +138,7 @@ class _Rerun:
         return self.find(replace(seen, got=got), index, judged, alone=False)
 
     def find(self, seen: _Measured, index: int, judged: Judged, *, alone: bool) -> Find:
+        """Makes a Find of one judged element."""
         by, case = seen.by, seen.case
         scaled = by.truth.figure(judged, index, by.fmt, by.op.gate_of(by.result), by.floor)
         origin = Origin(self.target, case.to_json(), by.result, index)

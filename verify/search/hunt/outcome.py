@@ -1,4 +1,4 @@
-"""One hunt from start to record: search, confirm, and say it as a `Result` with source "hunt"."""
+"""Runs one hunt from start to record: searches, confirms, and reports the outcome as a `Result` with source "hunt"."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from verify.search.hunt.settings import Settings
 from verify.search.hunt.space import SearchSpace, space_of
 from verify.truth import certificate
 
-KEEP, CHARACTERS = 5, 3_000  # the record keeps so many finds, and only as long as their replay commands stay shorter
+KEEP, CHARACTERS = 5, 3_000  # the most finds of a record, and the most characters of their replay commands
 
 
 @dataclass(frozen=True)
 class Hunted:
-    """A result for the record, and what does not fit into it."""
+    """Holds a result for the record, and further facts that the record does not keep."""
 
     result: Result
     finds: list[Find]
@@ -46,14 +46,15 @@ def hunt(
     watch: Callable[[Search, State], None] = lambda search, state: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Hunted:
-    """Searches for the worst input of one result, and judges what was found exactly."""
+    """Searches for the worst input of one result, and judges the finds exactly."""
     settings.check()
     largest = kernel.largest.get(what.dtype) if settings.largest is None else settings.largest
     space = space_of(kernel, what.dtype, what.result, backend.device, width=settings.width, largest=largest)
     found = search(
         space,
         settings,
-        # exact arithmetic reads element by element: each would be waited for, and longer where processes share a GPU
+        # Exact arithmetic reads one element at a time. On a GPU it would wait for each, longer if processes share the
+        # GPU.
         device="cpu" if space.dtype == "float64" else backend.device,
         kernel_device=backend.device,
         population=settings.population or population_of(space, backend.scale),
@@ -117,13 +118,13 @@ def _result(space: SearchSpace, settings: Settings, found: Searched, finds: list
 
 
 def _largest(errors: Iterable[float]) -> Maximum:
-    """The maximum of errors that were judged exactly."""
+    """Returns the maximum of errors that were judged exactly."""
     size = number(max(map(abs, errors), default=0.0))
     return Maximum(size, size)
 
 
 def _kept(finds: list[Find]) -> list[Worst]:
-    """The worst find, and the next ones: a find spells out whole rows, which nothing makes smaller."""
+    """Returns the worst finds, as many as the record keeps. A find spells out whole rows and cannot be shortened."""
     kept = [find.worst for find in finds[:KEEP]]
     while len(kept) > 1 and sum(len(replay_command(worst.origin)) for worst in kept) > CHARACTERS:
         kept.pop()

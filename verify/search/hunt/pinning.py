@@ -1,4 +1,4 @@
-"""The worker's side of the corpus: entries removed, and a case tried once and pinned with what it shows."""
+"""Answers requests about the corpus in a worker: removes entries; runs a case once and pins it with its error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from verify.search.hunt.requests import NowPinned, Pin
 
 
 def unpin(identities: Sequence[str]) -> list[corpus.PinnedCase]:
-    """Remove entries; none when one of them is not there."""
+    """Removes entries and returns them. Raises and removes none if an identity is unknown."""
     known = {item.id for item in corpus.load()}
     for identity in identities:
         if identity not in known:
@@ -28,7 +28,7 @@ def unpin(identities: Sequence[str]) -> list[corpus.PinnedCase]:
 
 
 def pin(kernel: Kernel, request: Pin, backend: Backend) -> NowPinned:
-    """Try a case and pin it: an element with its error, or a law with what it says."""
+    """Runs a case and pins it: an element with its error, or a law with its message."""
     case = Case.from_json(request.case)
     evidence = corpus.Evidence(why=request.why, backend=backend.name, commit=current_commit())
     if request.law:
@@ -53,15 +53,15 @@ def pin(kernel: Kernel, request: Pin, backend: Backend) -> NowPinned:
 
 
 def gated(worst: Worst, gate: str) -> Number | None:
-    """The figure that is judged."""
+    """Returns the figure that the limit applies to."""
     return worst.ulp if gate == "plain" else worst.scaled_ulp
 
 
 def shown(worst: Worst) -> str:
-    """What came out, beside what is right."""
+    """Returns the kernel's value and the truth as text."""
     return f"got {worst.got} ({worst.got_hex}), truth {worst.truth}"
 
 
 def current_commit() -> str:
-    """The project's commit, where it has one."""
+    """Returns the project's commit, or "" if it has none."""
     return str(commit.current(config.find().root).get("commit", ""))

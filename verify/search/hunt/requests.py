@@ -1,4 +1,4 @@
-"""What a worker is asked of hunts and of the corpus."""
+"""Defines the requests to workers about hunts and the corpus, and their replies."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from verify.workers.requests import Request
 
 
 class Hunt(msgspec.Struct, frozen=True):
-    """One hunt of a kernel: for the worst input of one result in one dtype."""
+    """Names one hunt of a kernel: the dtype, and the result to find the worst input of."""
 
     dtype: str
     result: str
 
 
 class Hunts(msgspec.Struct, frozen=True):
-    """The hunts of a kernel, and why other results have none."""
+    """Holds the hunts of a kernel."""
 
     hunts: list[Hunt]
-    left_out: list[str]
+    left_out: list[str]  # why other results have no hunt
 
 
 class ListHunts(Request[Hunts], frozen=True, tag="hunts"):
-    """Which results of a kernel can be hunted."""
+    """Asks which results of a kernel can be hunted."""
 
     lists: ClassVar[bool] = True
     target: str
@@ -36,15 +36,15 @@ class ListHunts(Request[Hunts], frozen=True, tag="hunts"):
 
 
 class Pinned(msgspec.Struct, frozen=True):
-    """The entry of the corpus that a find became."""
+    """Names the corpus entry that was made of a find."""
 
     id: str
     path: str
-    new: bool
+    new: bool  # False: the corpus already had it
 
 
 class HuntReply(msgspec.Struct, frozen=True):
-    """What one hunt found."""
+    """Holds the outcome of one hunt."""
 
     result: Result
     sentence: str
@@ -54,7 +54,7 @@ class HuntReply(msgspec.Struct, frozen=True):
 
 
 class HuntProgress(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How far a hunt is. The case stands in it whenever there is a worse one."""
+    """Reports the progress of a hunt. `case` is set only in a report of a new worst case."""
 
     evaluations: int
     best: Number
@@ -64,7 +64,7 @@ class HuntProgress(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class DoHunt(Request[HuntReply], frozen=True, tag="hunt"):
-    """One hunt. It ends early, with what it has, once the file `stop` is there."""
+    """Runs one hunt. The hunt ends early and replies with its finds so far once the file `stop` exists."""
 
     target: str
     hunt: Hunt
@@ -74,25 +74,25 @@ class DoHunt(Request[HuntReply], frozen=True, tag="hunt"):
 
 
 class ListPinned(Request[list[Entry]], frozen=True, tag="corpus"):
-    """Every entry of the project's corpus."""
+    """Asks for every entry of the project's corpus."""
 
 
 class Unpin(Request[list[Entry]], frozen=True, tag="unpin"):
-    """Remove entries of the corpus; the reply is what they were."""
+    """Removes entries of the corpus; replies with the removed entries."""
 
     ids: list[str]
 
 
 class NowPinned(msgspec.Struct, frozen=True):
-    """The entry of a case that was pinned."""
+    """Holds the entry of a case that was pinned."""
 
     entry: Entry
     path: str
-    new: bool
+    new: bool  # False: the corpus already had it
 
 
 class Pin(Request[NowPinned], frozen=True, tag="pin"):
-    """Try a case and pin it with what it shows: for a law, or for one element of a result."""
+    """Runs a case and pins it with its error: of a law, or of one element of a result."""
 
     target: str
     case: str

@@ -1,11 +1,11 @@
-"""Many hunts, each in a worker process, into one record: what `verify hunt` and the nightly run do.
+"""Runs many hunts in worker processes and makes one record of them. `verify hunt` and the nightly run use it.
 
-A kernel that raises, hangs or ends its process ends one hunt; its best find so far becomes a note. Ctrl-C asks the
+If a kernel raises, hangs or ends its process, that ends one hunt; its best find so far becomes a note. Ctrl-C asks the
 running hunts to stop and to report their finds; a second Ctrl-C abandons them.
 
-All hunts wait in one queue, the longest first, so that no worker idles at the end. Among hunts that take as long a
-worker stays with its kernel, whose process it has. With `until` the hunts that have not begun share the time left.
-The record names the hunts that had no time.
+All hunts wait in one queue, the longest first, so that no worker idles at the end. Among hunts of the same length, a
+worker stays with the kernel whose process it has. With `until`, the hunts that have not begun share the time left. The
+record names the hunts that had no time.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from verify.workers.pool import Pool
 from verify.workers.process import START_SECONDS
 from verify.workers.requests import About
 
-CLOSING_SECONDS = 120.0  # to judge the finds exactly, after the budget is spent
+CLOSING_SECONDS = 120.0  # to judge the finds exactly after the budget is spent
 
 
 @dataclass(frozen=True)
 class HuntSummary:
-    """What one hunt came to, beside its result in the record."""
+    """Summarises one hunt, beside its result in the record."""
 
     kernel: str
     target: str
@@ -51,7 +51,7 @@ class HuntSummary:
 
 @dataclass(kw_only=True)
 class HuntSession(Work):
-    """Settings of many hunts, and their summaries."""
+    """Holds the settings of many hunts and collects their summaries."""
 
     settings: Settings
     dtypes: list[str] = field(default_factory=list)
@@ -59,7 +59,7 @@ class HuntSession(Work):
     pin: bool = False
     contain: bool = False
     stopping: Callable[[], None] = lambda: None  # called once, when the first Ctrl-C arrives
-    asked: Mapping[str, Hunts] | None = None  # the hunts by target, where the caller has asked already
+    asked: Mapping[str, Hunts] | None = None  # the hunts by target, if the caller has already requested them
     summaries: list[HuntSummary] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -69,19 +69,19 @@ class HuntSession(Work):
 
 @dataclass
 class _HuntedKernel:
-    """One kernel and its hunts; filled in as they end."""
+    """Holds one kernel and its hunts, and collects their outcomes."""
 
     kernel: Declared
     hunts: list[Hunt] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     done: dict[Hunt, KernelRun] = field(default_factory=dict)
     unfit: str = ""  # why it cannot be hunted
-    not_done: str = "not begun: interrupted"  # why the last hunt that was not done was not
+    not_done: str = "not begun: interrupted"  # why the last unfinished hunt did not happen
 
 
 @dataclass(eq=False)
 class _Hunting:
-    """One hunt of a kernel, waiting or at a worker."""
+    """Holds one hunt of a kernel, which waits or runs in a worker."""
 
     hunted: _HuntedKernel
     hunt: Hunt
@@ -98,16 +98,16 @@ class _Hunting:
 
     @property
     def key(self) -> str:
-        """The name of this hunt in the store."""
+        """Returns the name of this hunt in the part store."""
         return f"{self.target} {self.hunt.result} {self.hunt.dtype}"
 
     @property
     def sort(self) -> tuple[int, bool]:
-        """Hunts of one sort take about as long, on the same hardware."""
+        """Returns the hunt's kind. Hunts of one kind take about as long, on the same hardware."""
         return _SLOWEST.index(self.hunted.kernel.kind), self.hunt.dtype == "float64"
 
     def best_so_far(self, message: str) -> list[str]:
-        """Returns a note with the best find of a hunt that failed."""
+        """Returns a note with the best find of a hunt that failed, or no note."""
         if self.best is None:
             return []
         best = f"{self.best.evaluations:,} evaluations had given {value_of(self.best.best):.6g} (not judged exactly)"
@@ -115,14 +115,17 @@ class _Hunting:
 
 
 def run(targets: Sequence[str], session: HuntSession, command: str) -> Run:
-    """Hunt in every kernel of every target."""
+    """Runs the hunts of every kernel of every target."""
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="verify-hunt-"))
         return collect(_Hunts(targets, session, Path(folder) / "stop", stack), command)
 
 
 def _hunted_kernels(pool: Pool, target: str, backend: str, session: HuntSession) -> list[_HuntedKernel]:
-    """The kernels of a target with their hunts. A target of several kernels leaves out what cannot be hunted."""
+    """Returns the kernels of a target with their hunts.
+
+    A kernel that cannot be hunted raises UsageError if it is the target's only kernel. Otherwise its `unfit` says why.
+    """
     declared = declared_by(pool, target)
     found = []
     for kernel in declared:
@@ -142,13 +145,15 @@ def _hunted_kernels(pool: Pool, target: str, backend: str, session: HuntSession)
     return found
 
 
-_SLOWEST = ("graph", "rowwise", "contraction", "elementwise")  # a call of rows is the largest, and has the most steps
+# Kinds of ops, the slowest first: a call of rows is the largest and has the most steps.
+_SLOWEST = ("graph", "rowwise", "contraction", "elementwise")
 
 
 def _in_turn(hunts: list[_Hunting]) -> list[_Hunting]:
-    """The longest first, those in float64 and the others by turns: the former keep a core busy, the latter the GPU.
+    """Returns the longest first, with float64 and the other dtypes alternating: float64 keeps a core busy, the others
+    the GPU.
 
-    Sorting is stable: among hunts that take as long, the kernels keep their order.
+    Sorting is stable: among hunts of the same length, the kernels keep their order.
     """
     hunts = sorted(hunts, key=lambda each: each.sort[0])
     exact = [each for each in hunts if each.hunt.dtype == "float64"]
@@ -157,7 +162,7 @@ def _in_turn(hunts: list[_Hunting]) -> list[_Hunting]:
 
 
 class _Hunts(Source[_Hunting, HuntReply]):
-    """Gives each hunt once, in turn, with its share of the remaining time."""
+    """Hands out each hunt once, with its share of the remaining time."""
 
     profile = "hunt"
 
@@ -170,7 +175,7 @@ class _Hunts(Source[_Hunting, HuntReply]):
         self.raise_flag: Callable[[], None] = stop.touch
 
     def open(self, pool: Pool) -> About:
-        """Asks for the hunts of every kernel."""
+        """Requests the hunts of every kernel."""
         about = pool.about()
         self.raise_flag = self.stack.enter_context(pool.flag(self.stop))
         kernels = (_hunted_kernels(pool, target, about.backend, self.session) for target in self.targets)
@@ -178,20 +183,22 @@ class _Hunts(Source[_Hunting, HuntReply]):
         return about
 
     def enqueue(self, hunted: list[_HuntedKernel], workers: int) -> None:
-        """Has these kernels hunted by so many workers."""
+        """Queues the hunts of these kernels for `workers` workers."""
         self.hunted, self.workers = hunted, workers
         self.waiting = _in_turn([_Hunting(each, hunt) for each in hunted for hunt in each.hunts])
-        self.sorts = deque(each.sort for each in self.waiting)  # in turn
+        self.sorts = deque(each.sort for each in self.waiting)  # the kind of each hunt, in the order of the queue
 
     def on_interrupt(self) -> None:
-        """At the first Ctrl-C: `stop` exists, here and wherever a hunt runs, which ends it early."""
+        """Creates the file `stop` at the first Ctrl-C, here and on every machine that runs a hunt. It ends the hunts
+        early.
+        """
         self.was_interrupted = True
         self.stop.touch()
         self.session.stopping()
         self.raise_flag()
 
     def next(self, last: _Hunting | None) -> _Hunting | None:
-        """The next hunt of the sort whose turn it is."""
+        """Returns the next hunt of the kind whose turn it is."""
         if not self.waiting:
             return None
         left, sort = len(self.waiting), self.sorts.popleft()
@@ -201,7 +208,7 @@ class _Hunts(Source[_Hunting, HuntReply]):
         return part
 
     def settle(self, part: _Hunting) -> bool:
-        """A hunt that an earlier start finished, or that the time does not reach."""
+        """True if the hunt needs no worker: an earlier start finished it, or no time is left for it."""
         known = self.known(part.key, KernelRun)
         late = part.share is not None and part.share <= 0
         if known is not None:
@@ -219,11 +226,11 @@ class _Hunts(Source[_Hunting, HuntReply]):
         return DoHunt(part.target, part.hunt, settings, os.fspath(self.stop), self.session.pin)
 
     def timeout(self, part: _Hunting) -> float:
-        """Its own time, and what comes after it."""
+        """Returns the seconds until a hunt without reply is late: its own time, and time to judge its finds."""
         return (self.session.settings.seconds or 0.0) + self.session.timeout + CLOSING_SECONDS
 
     def heard(self, part: _Hunting, text: str) -> None:
-        """A report of progress."""
+        """Records a report of progress."""
         said = msgspec.json.decode(text, type=HuntProgress)
         if said.case:
             part.best = said
@@ -232,14 +239,14 @@ class _Hunts(Source[_Hunting, HuntReply]):
         self.session.progress(part.name, said)
 
     def done(self, part: _Hunting, reply: HuntReply, seconds: float) -> None:
-        """It ended with a result."""
+        """Records a hunt that ended with a result."""
         self._keep(part, seconds, reply.result.status, results=[reply.result], notes=reply.notes)
         self.session.summaries.append(
             HuntSummary(part.hunted.kernel.name, part.target, part.hunt, reply.sentence, reply.seconds, reply.pinned)
         )
 
     def failed(self, part: _Hunting, why: NoResult, seconds: float) -> None:
-        """It ended without one."""
+        """Records a hunt that ended without a result."""
         message = f"{part.name}: {why.message}"
         if why.kind is None:
             self._keep(part, seconds, why.status, message=message, notes=part.best_so_far(message))
@@ -255,11 +262,11 @@ class _Hunts(Source[_Hunting, HuntReply]):
     def _keep(self, part: _Hunting, seconds: float, status: Status, **found: Any) -> None:
         done = part.hunted.kernel.run(status, seconds=round(seconds, 3), **found)
         part.hunted.done[part.hunt] = done
-        if not self.was_interrupted:  # one cut short is done again by the next start
+        if not self.was_interrupted:  # the next start repeats a hunt that was cut short
             self.keep(part.key, done)
 
     def record(self) -> tuple[list[KernelRun], list[Gap]]:
-        """All hunts of a kernel as one entry."""
+        """Returns one entry for each kernel with all its hunts, and the gaps."""
         kernels = [_kernel_run(each) for each in self.hunted]
         gaps = crashes(kernels) + sorted(self.gaps, key=lambda gap: gap.kind != "harness error")
         if self.was_interrupted:
@@ -268,7 +275,7 @@ class _Hunts(Source[_Hunting, HuntReply]):
 
 
 def _kernel_run(hunted: _HuntedKernel) -> KernelRun:
-    """All hunts of a kernel as one; the first that failed says what the kernel's status is."""
+    """Combines all hunts of a kernel in one entry. The first hunt that failed decides the kernel's status."""
     done = [hunted.done[hunt] for hunt in hunted.hunts if hunt in hunted.done]
     results = [result for each in done for result in each.results]
     failed = next((each for each in done if each.status not in RESULT_STATUSES), None)

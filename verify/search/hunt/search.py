@@ -1,4 +1,4 @@
-"""The search: edits of the worst inputs so far, and every few generations fresh ones beside them.
+"""Searches: edits the worst inputs so far, and adds fresh ones every few generations.
 
 Two runs with the same seed go through the same candidates. A time budget only stops earlier, between two generations.
 So `--evaluations N` repeats a timed hunt of N evaluations.
@@ -26,20 +26,20 @@ from verify.search.hunt.space import ROWS, Candidates, SearchSpace, joined, one_
 
 NOTHING_WORSE = "a NaN or an infinity where the answer is a number, or the reverse: nothing is worse"
 INTERRUPTED = "interrupted"
-CLIMB, CLIMB_CHANGING = 4, 1  # generations until a climb begins: with fresh candidates, and another weight and bias
+CLIMB, CLIMB_CHANGING = 4, 1  # generations of a climb; the second if sizes or integers change with it
 POOL = 1 << 12  # candidates that are kept as parents
 ELITE = 16  # candidates that are judged exactly at the end
 
-# numbers of the largest operand in one call, by the scale of the backend
+# Numbers of the largest operand in one call, by the scale of the backend.
 _NUMBERS = {"large": 1 << 22, "small": 1 << 13}
-_NUMBERS_OF_FUNCTION = {"large": 1 << 18, "small": 1 << 12}  # its truth has many steps
-_EXACT = {"large": 1 << 11, "small": 1 << 9}  # of a float64 call: each is evaluated exactly
-_CALLS = 8  # of a generation, where each candidate has one
+_NUMBERS_OF_FUNCTION = {"large": 1 << 18, "small": 1 << 12}  # the truth of a PyTorch function has many steps
+_EXACT = {"large": 1 << 11, "small": 1 << 9}  # in a float64 call each number is evaluated exactly
+_CALLS = 8  # calls of one generation if each candidate has a call of its own
 
 
 @dataclass(frozen=True)
 class State:
-    """Where a search stands after a generation."""
+    """Describes a search after a generation."""
 
     evaluations: int
     generations: int
@@ -49,7 +49,7 @@ class State:
 
 @dataclass(frozen=True)
 class Elite:
-    """One of the worst candidates as the search saw it, by the fast truth and not yet by exact arithmetic."""
+    """Holds one of the worst candidates of the search, judged by the fast truth and not yet by exact arithmetic."""
 
     figure: float
     candidate: Candidates
@@ -60,16 +60,16 @@ class Elite:
 
 @dataclass(frozen=True)
 class Searched:
-    """What a search came to."""
+    """Holds the outcome of a search."""
 
     state: State
     elite: list[Elite]
     tally: Tally
-    stopped: str  # why it ended: "" when the budget was spent
+    stopped: str  # why it ended; "" if the budget was spent
 
 
 def population_of(space: SearchSpace, scale: str) -> int:
-    """How many candidates one call has."""
+    """Returns the number of candidates of one call."""
     if space.alone:
         return _CALLS
     numbers = (
@@ -79,9 +79,9 @@ def population_of(space: SearchSpace, scale: str) -> int:
 
 
 class Pool:
-    """The worst candidates among those that share a weight and bias, the worst first.
+    """Holds the worst candidates among those that share a weight and bias, the worst first.
 
-    Nothing depends on the order in which a device does its work.
+    Its content does not depend on the order in which a device does its work.
     """
 
     def __init__(self, shared: Candidates) -> None:
@@ -90,7 +90,10 @@ class Pool:
         self.seen: Assessed | None = None
 
     def add(self, population: Candidates, seen: Assessed) -> None:
-        """Keep the worst; of candidates with the same figure the first one only, as most are the same candidate."""
+        """Adds candidates and keeps the POOL worst.
+
+        Of candidates with the same figure it keeps the first one only, because most of them are the same candidate.
+        """
         facts = [seen.figure, seen.element, seen.got]
         if self.seen is not None:
             population = joined([self.population, population])
@@ -104,13 +107,13 @@ class Pool:
         self.seen = Assessed(*(fact[order] for fact in facts))
 
     def parents(self, count: int, draws: Draws) -> Candidates:
-        """Candidates drawn by rank, every octave of rank as likely."""
+        """Draws candidates by rank, every octave of rank equally likely."""
         size = size_of(self.population)
         rank = torch.floor(float(size) ** draws.uniform(count)).to(torch.int64) - 1
         return {name: value[rank.clamp(0, size - 1)] for name, value in self.population.items()}
 
     def elite(self, count: int) -> list[Elite]:
-        """The worst candidates."""
+        """Returns the worst `count` candidates."""
         if self.seen is None:
             return []
         facts = zip(*(fact[:count].tolist() for fact in vars(self.seen).values()), strict=True)
@@ -121,7 +124,7 @@ class Pool:
 
 
 class Search:
-    """One search, a generation at a time."""
+    """Runs one search, a generation at a time."""
 
     def __init__(
         self, space: SearchSpace, settings: Settings, *, device: str, population: int, kernel_device: str = ""
@@ -132,11 +135,11 @@ class Search:
         self.evaluations = self.generations = 0
         self.climb = CLIMB_CHANGING if space.changing else CLIMB
         self.pool = Pool({})
-        self._earlier: list[Elite] = []  # of the pools before this one
+        self._earlier: list[Elite] = []  # the worst candidates of earlier pools
         self._landmarks = _landmarks(space, device)
 
     def step(self) -> bool:
-        """One generation. False when the evaluations or the generations are spent."""
+        """Runs one generation. Returns False if the evaluations or the generations are spent."""
         if self.settings.generations is not None and self.generations >= self.settings.generations:
             return False
         limit = self.settings.evaluations
@@ -157,16 +160,16 @@ class Search:
 
     @property
     def best(self) -> float:
-        """The largest figure so far."""
+        """Returns the largest figure so far, or -1."""
         return max((member.figure for member in self.elite(1)), default=-1.0)
 
     def elite(self, count: int = ELITE) -> list[Elite]:
-        """The worst candidates so far, the worst first."""
+        """Returns the worst candidates so far, the worst first."""
         found = [*self._earlier, *self.pool.elite(count)]
         return sorted(found, key=lambda member: -member.figure)[:count]
 
     def _shared(self, draws: Draws) -> Candidates:
-        """What the candidates of the next climb share: every second time that of the worst so far, edited."""
+        """Returns the shared variables of the next climb. Every second climb edits the worst candidate's."""
         climb = self.generations // self.climb
         if climb % 2 == 1 and self.settings.strategy == "hunt":
             shared = {name: value.clone() for name, value in self._earlier[0].shared.items()}
@@ -180,7 +183,11 @@ class Search:
         return shared
 
     def _candidates(self, count: int, draws: Draws, begins: bool) -> Candidates:
-        """Edits of the worst so far; half of them, or all where there are none yet, fresh where a climb begins."""
+        """Returns the candidates of one generation: edits of the worst so far.
+
+        At the start of a climb half of them are fresh. All are fresh if there is no candidate yet, or with strategy
+        "random".
+        """
         none = not self._earlier and self.pool.seen is None
         if none or self.settings.strategy == "random":
             return fresh(self.space, count, draws)
@@ -190,6 +197,7 @@ class Search:
         return joined([parents, fresh(self.space, count - edited, draws)]) if begins else parents
 
     def _parents(self, count: int, draws: Draws) -> Candidates:
+        """Draws parents from the pool, or from the elite of earlier pools if the pool is empty."""
         if self.pool.seen is not None:
             return self.pool.parents(count, draws)
         chosen = draws.below(count, len(self._earlier))
@@ -197,7 +205,7 @@ class Search:
 
 
 def _landmarks(space: SearchSpace, device: str) -> Tensor:
-    """The op's landmarks and the plainest numbers, as ordinals."""
+    """Returns the op's landmarks and the plainest numbers, as ordinals."""
     fmt = space.variables[0].fmt
     numbers = [0.0, 1.0, -1.0, *space.landmarks]
     patterns = [fmt.round(Fraction(x)) for x in numbers if math.isfinite(x) and abs(x) <= fmt.max_finite]
@@ -216,9 +224,9 @@ def search(
     watch: Callable[[Search, State], None] = lambda search, state: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Searched:
-    """Search until the budget is spent, `stop` returns true, or nothing worse can exist.
+    """Searches until the budget is spent, `stop` returns true, or nothing worse can exist.
 
-    `device` is where candidates are made and judged, `kernel_device` where the kernel runs, if that is another one.
+    Candidates are made and judged on `device`. The kernel runs on `kernel_device`, by default the same.
     """
     settings.check()
     found = Search(space, settings, device=device, population=population, kernel_device=kernel_device)
@@ -235,7 +243,7 @@ def search(
             stopped = INTERRUPTED
             break
         if settings.seconds is not None and spent >= settings.seconds:
-            # what a count of generations would have found, the clock has cut
+            # The clock ended a hunt that counts generations: report that it is incomplete.
             cut = settings.generations is not None and found.generations < settings.generations
             stopped = SPENT if cut else ""
             break

@@ -1,6 +1,6 @@
-"""Fresh candidates: the recipes of `verify run`, mixed over a population. They start every climb of a hunt.
+"""Makes fresh candidates by the recipes of `verify run`, mixed over a population. They start every climb of a hunt.
 
-They are also what the search is compared with: a hunt whose candidates are all fresh is random sampling.
+The search is compared with them: a hunt whose candidates are all fresh is random sampling.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _UPSTREAM = ("normal", "ones", "active", "bits")
 _ROWS = (*(name for name in ROW_REGIMES if not name.startswith("mean -")), "bits", "active")
 _UPSTREAM_ROWS = ("randn", "constant", "outlier", "alternating", "spread", "ones")
 _PLAIN = {"scale": ("around one", "ones", "spread"), "shift": ("around zero", "around one", "spread")}
-_SCORED = 4  # one candidate in so many is made by the recipes of scores
+_SCORED = 4  # one candidate in four is made by the recipes of scores
 _MATRIX = ("around zero", "spread", *_ROWS)
 
 
 def recipes(variable: Variable) -> tuple[str, ...]:
-    """The recipes of one variable."""
+    """Returns the names of the recipes of one variable."""
     if variable.role in _PLAIN:
         return _PLAIN[variable.role]
     if variable.role == "matrix":
@@ -40,9 +40,10 @@ def recipes(variable: Variable) -> tuple[str, ...]:
 
 
 def fresh(space: SearchSpace, count: int, draws: Draws) -> Candidates:
-    """New candidates, each variable of each by a recipe that is drawn.
+    """Returns new candidates. A recipe is drawn for each variable of each candidate.
 
-    Where a softmax is over products, a quarter of them are made by the recipes of scores, which operands share.
+    If the op has a softmax over products, the recipes of scores make a quarter of the candidates: they fill queries,
+    keys and values together.
     """
     found = {
         variable.name: _filled(space, variable, draws.below(count, len(recipes(variable))), draws)
@@ -55,7 +56,7 @@ def fresh(space: SearchSpace, count: int, draws: Draws) -> Candidates:
 
 
 def _score(space: SearchSpace, recipe: str, found: Candidates, chosen: Tensor, draws: Draws) -> None:
-    """Fills the queries, keys and values of some candidates by a recipe of scores."""
+    """Fills the queries, keys and values of the chosen candidates by a recipe of scores."""
     joint, parts = draws.stream().name, space.kernel.op.scores or {}
     for variable in space.variables:
         if variable.name in parts and chosen.numel():
@@ -68,7 +69,7 @@ def _score(space: SearchSpace, recipe: str, found: Candidates, chosen: Tensor, d
 
 
 def fresh_shared(space: SearchSpace, turn: int, draws: Draws) -> Candidates:
-    """Makes the shared variables of a climb, each turn by the next recipe of each, and whole numbers."""
+    """Makes the shared variables and integer operands of a climb. Each turn uses the next recipe of each variable."""
     found = whole_numbers(space.kernel, space.unit.dims, draws)
     for variable in space.shared:
         chosen = torch.full((1,), turn % len(recipes(variable)), dtype=torch.int64, device=draws.device)
@@ -77,7 +78,7 @@ def fresh_shared(space: SearchSpace, turn: int, draws: Draws) -> Candidates:
 
 
 def _filled(space: SearchSpace, variable: Variable, chosen: Tensor, draws: Draws) -> Tensor:
-    """One line of ordinals for each number of a recipe in `chosen`."""
+    """Returns one line of ordinals for each entry of `chosen`, which holds numbers of recipes."""
     landmarks = space.landmarks
     ordinals = torch.zeros(chosen.shape[0], variable.size, dtype=torch.int64, device=draws.device)
     for number, name in enumerate(recipes(variable)):

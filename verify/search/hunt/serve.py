@@ -1,7 +1,7 @@
-"""The worker's side of `verify hunt`: which hunts a target allows, and one hunt as request and answer.
+"""Answers requests of `verify hunt` in a worker: lists the hunts that a target allows, and runs one hunt.
 
-While it searches, a hunt says as JSON how far it is and, whenever it has something worse, the case: if the kernel
-takes the process down, the parent still has the best so far.
+A hunt reports its progress as JSON and, for each new worst candidate, its case. If the kernel ends the process, the
+parent still has the best case so far.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ EVERY = 0.2  # seconds between two reports of progress
 
 
 def allowed(kernel: Kernel, dtypes: list[str], results: list[str]) -> Hunts:
-    """The hunts of a kernel and, where dtypes or results were left open, what is left out and why.
+    """Returns the hunts of a kernel, and why results that the caller did not name have none.
 
-    What was asked for by name and cannot be is an error with the rule.
+    Raises UsageError if a dtype or result requested by name cannot be hunted.
     """
     hunts: list[Hunt] = []
     left_out: list[str] = []
@@ -53,7 +53,7 @@ def allowed(kernel: Kernel, dtypes: list[str], results: list[str]) -> Hunts:
 
 
 def serve(kernel: Kernel, request: DoHunt, backend: Backend, progress: OnProgress) -> HuntReply:
-    """One hunt."""
+    """Runs one hunt and pins its worst find if requested."""
     done = hunt(
         kernel,
         request.target,
@@ -68,7 +68,7 @@ def serve(kernel: Kernel, request: DoHunt, backend: Backend, progress: OnProgres
 
 
 def _pin(kernel: Kernel, request: DoHunt, backend: Backend, done: Hunted) -> Pinned | None:
-    """Put the worst find that its case reproduces into the corpus."""
+    """Puts the worst find that its case reproduces into the corpus. Returns None if there is none."""
     find = next((find for find in done.finds if find.alone), None)
     if find is None:
         return None
@@ -88,7 +88,7 @@ def _pin(kernel: Kernel, request: DoHunt, backend: Backend, done: Hunted) -> Pin
 
 
 class _Reporter:
-    """Says how far a hunt is, at most every so often; with the case only when there is a worse one."""
+    """Reports the progress of a hunt at most once every EVERY seconds, with a case only if it is a new worst one."""
 
     def __init__(self, progress: OnProgress) -> None:
         self._progress = progress

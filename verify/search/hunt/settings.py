@@ -1,4 +1,4 @@
-"""How long a hunt searches, from which seed, and over which inputs."""
+"""Says how long a hunt searches, from which seed, and over which inputs."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Literal
 
 from verify.errors import UsageError
 
-SEEDS = 1 << 63  # seeds lie below
+SEEDS = 1 << 63  # every seed is smaller
 WIDEST = 1 << 15  # a case spells out at most twice as many elements of one operand
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What to search for how long. `strategy="random"` draws every candidate fresh: the control.
+    """Holds how long to search, and over which inputs. `strategy="random"` draws every candidate fresh, for comparison.
 
-    `generations` is a count of calls, which beside it may have `seconds` that cut it short: what a hunt finds is then
-    a matter of the count, as long as the machine is fast enough.
+    `generations` is a number of calls. Only it may be combined with `seconds`, which cut it short. On a machine that is
+    fast enough, the count alone then decides what a hunt finds.
 
-    `width` is the length of searched rows and dot products (0: 128, 16 in float64), `largest` a magnitude that no
-    input exceeds, `population` the number of lines of one call (0: what suits the backend).
+    `width` is the length of searched rows and dot products (0: 128, 16 in float64). `largest` is a magnitude that no
+    input exceeds. `population` is the number of lines of one call (0: the backend's default).
     """
 
     seed: int = 0
@@ -33,7 +33,7 @@ class Settings:
     population: int = 0
 
     def check(self) -> None:
-        """An impossible budget is an error with the rule."""
+        """Raises UsageError with the rule if the budget or another setting is impossible."""
         if self.generations is not None:
             if self.evaluations is not None or self.generations < 1:
                 raise UsageError(f"generations are at least 1, without evaluations; received {self.generations}")

@@ -1,12 +1,12 @@
-"""The candidates of one result of one kernel, and how many of them make one call.
+"""Defines the candidates of one result of one kernel, and how many of them make one call.
 
-A candidate is the smallest input that an output element depends on: one element of every operand, one row, one row of
-a dot product, or a small case of a PyTorch function (`units`). Each operand adds one variable to it: a line
-of numbers. Thousands of candidates fill the tensors of one call and share its other operands. One candidate alone, or
-a few copies of it, make a `Case` that anybody can replay.
+A candidate is the smallest input that an output element depends on: one element of every operand, one row, one row of a
+dot product, or a small case of a PyTorch function (`units`). Each operand adds one variable to it: a line of numbers.
+Thousands of candidates fill the tensors of one call and share its other operands. One candidate alone, or a few copies
+of it, make a `Case` that every user can replay.
 
 A gradient that sums over rows depends on all of them. There a candidate is a few rows of every operand and of every
-arriving gradient. The rows repeat to the number of the climb, and each candidate has a call of its own.
+arriving gradient. The rows repeat up to the number of rows of the climb, and each candidate has a call of its own.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ from verify.truth.ordinals import between, folded, to_tensor
 
 Candidates = dict[str, Tensor]  # variable -> ordinals, one candidate per line
 
-ROWS = "number of rows"  # of a sum over rows, beside the shared variables: no operand has such a name
-# Kernels split their rows by such numbers; one row more and one less are tried.
+ROWS = "number of rows"  # key of a sum's number of rows, beside the shared variables: no operand has such a name
+# Kernels split their rows at such numbers. The hunt tries one row more and one row less.
 _SPLITS = (256, 8, 64, 4_096, 16, 128, 1_024, 32, 132, 65_536, 264)
-_LINE = 256  # an elementwise call is a matrix of this width: kernels have a fast path for neither extreme
+_LINE = 256  # an elementwise call is a matrix of this width: kernels have fast paths for very wide and very narrow ones
 
 
 @dataclass(frozen=True)
 class Variable:
-    """The numbers that one operand, or one arriving gradient ("d" + output), adds to a candidate."""
+    """Describes the numbers that one operand, or one arriving gradient ("d" + output), adds to a candidate."""
 
     name: str
     fmt: Format
-    shape: tuple[int, ...]  # in one candidate
+    shape: tuple[int, ...]  # of one candidate
     role: str  # of the operand; "upstream" for an arriving gradient
-    limit: int  # the largest ordinal that is tried: the largest finite number, or what the user set
-    row: bool  # True if its numbers are summed over: a row, a column or a vector beside rows
-    columns_first: bool = False  # its columns are drawn and edited as rows are
-    least: int = 0  # the smallest ordinal beside 0 that is tried
+    limit: int  # the largest ordinal to try: of the largest finite number, or of the user's `largest`
+    row: bool  # True: its numbers are summed over. It is a row, a column, or a vector beside rows
+    columns_first: bool = False  # True: its columns are drawn and edited, not its rows
+    least: int = 0  # the smallest magnitude to try beside 0, as an ordinal
     domain: Domain | None = None  # of the operand
 
     @property
@@ -63,15 +63,17 @@ class Variable:
 
     @property
     def lines(self) -> int:
-        """How many rows it has, or columns where these come first."""
+        """Returns the number of its rows, or of its columns if `columns_first`."""
         return math.prod(self.shape[1:] if self.columns_first else self.shape[:-1])
 
     def within(self, ordinals: Tensor) -> Tensor:
-        """Moves ordinals that are too large to the limit, those that are too small to 0, and all into the domain."""
+        """Moves ordinals into the range to try: too large ones to the limit, too small ones to 0, and all into the
+        domain.
+        """
         inside = ordinals.clamp(-self.limit, self.limit)
         if self.domain is not None:
             inside = folded(inside, *self._span(self.domain))
-        # where a domain does not hold 0 its numbers are not too small, see `_span`
+        # If the domain does not contain 0, `_span` has already excluded numbers that are too small.
         return inside if self.least <= 1 else torch.where(inside.abs() < self.least, 0, inside)
 
     def _span(self, domain: Domain) -> tuple[int, int]:
@@ -94,7 +96,9 @@ class Variable:
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """All candidates of one result. In a climb the `shared` variables (weight, bias of a row-wise op) are the same."""
+    """Holds all candidates of one result. Candidates of a climb have equal `shared` variables, for example weight and
+    bias.
+    """
 
     kernel: Kernel
     dtype: str
@@ -103,8 +107,8 @@ class SearchSpace:
     unit: Unit
     variables: tuple[Variable, ...]
     shared: tuple[Variable, ...]
-    largest: Largest | None = None  # magnitude that no input exceeds
-    magnitudes: tuple[float, float] | None = None  # of all inputs but 0, where the limit is that of some classes alone
+    largest: Largest | None = None  # the magnitude that no input exceeds
+    magnitudes: tuple[float, float] | None = None  # the least and the largest but 0; None: any
 
     @property
     def alone(self) -> bool:
@@ -113,17 +117,17 @@ class SearchSpace:
 
     @property
     def changing(self) -> bool:
-        """True if candidates share a number of rows or whole numbers, which no small steps lead through."""
+        """True if candidates share a number of rows or integer operands, in which small steps lead nowhere."""
         return bool(self.unit.most_rows) or any(operand.range is not None for operand in self.kernel.op.operands)
 
     @property
     def side_by_side(self) -> bool:
-        """True if a candidate is one element, so that candidates stand side by side in a row."""
+        """True if a candidate is one element of each operand. Then candidates lie side by side in a row."""
         return self.kernel.op.geometry.by_element
 
     @property
     def floor(self) -> float:
-        """The least noise, in ULP: see `Kernel.noise_floor`."""
+        """Returns the least noise, in ULP: see `Kernel.noise_floor`."""
         return self.kernel.noise_floor(self.dtype, self.result)
 
     @property
@@ -139,7 +143,7 @@ class SearchSpace:
 
     @property
     def sentence(self) -> str:
-        """Says in one line what is searched; part of the property hash."""
+        """Returns one line that says what is searched. It is part of the property hash."""
         sizes = map("{} = {}".format, self.kernel.op.geometry.dims, self.unit.dims)
         what = self.unit.what or f"cases of {', '.join(sizes)}"
         given = ", ".join(variable.name for variable in (*self.variables, *self.shared))
@@ -156,12 +160,12 @@ class SearchSpace:
         return f"hunt: {what}, {given} {range_}"
 
     def fits(self, count: int) -> int:
-        """As many candidates for one call, or fewer, as the kernel takes."""
+        """Returns the largest number of candidates, up to `count`, that the kernel accepts in one call."""
         fewer = range(count, 0, -1) if self.kernel.op.geometry.named else ()
         return next((size for size in fewer if self.kernel.allows(self.unit.times(size))), count)
 
     def rows(self, turn: int, draws: Draws) -> int:
-        """How many rows the candidates of a climb have: beside a split in turn, or any number."""
+        """Returns the number of rows of a climb: one beside a split in every second turn, otherwise any number."""
         most = self.unit.most_rows
         splits = [split for split in _SPLITS if split < most]
         if turn % 2 == 0:
@@ -171,7 +175,7 @@ class SearchSpace:
         return allowed(self.kernel, self.unit.of_rows(rows), 0)
 
     def tensors(self, population: Candidates, shared: Candidates) -> tuple[dict[str, Tensor | None], dict[str, Tensor]]:
-        """Operands and arriving gradients of one call."""
+        """Returns the operands and the arriving gradients of one call."""
         inputs, upstream = self._tensors(population, shared)
         if self.unit.most_rows:
             rows = int(shared[ROWS])
@@ -186,7 +190,7 @@ class SearchSpace:
     def _tensors(
         self, population: Candidates, shared: Candidates
     ) -> tuple[dict[str, Tensor | None], dict[str, Tensor]]:
-        """The same, with the rows of a sum once."""
+        """Returns the same without repeated rows and derived operands."""
         inputs: dict[str, Tensor | None] = {operand.name: None for operand in self.kernel.op.operands}
         upstream: dict[str, Tensor] = {}
         for variable in (*self.variables, *self.shared):
@@ -203,14 +207,16 @@ class SearchSpace:
         return inputs, upstream
 
     def _whole_numbers(self, name: str, value: Tensor, count: int) -> Tensor:
-        """An integer operand of a call: every candidate has the same."""
+        """Returns an integer operand of a call, the same for every candidate."""
         if self.side_by_side:
             line = math.gcd(count, _LINE)
             return value.expand(count // line, line).contiguous()
         return copied(value, count) if name in self.unit.laid else value
 
     def _laid(self, tensor: Tensor, variable: Variable) -> Tensor:
-        """The numbers of all candidates as an operand: one behind the other, elements side by side."""
+        """Lays the numbers of all candidates out as an operand: elements side by side, other candidates one behind the
+        other.
+        """
         if self.side_by_side:
             count, size = tensor.shape
             line = math.gcd(count, _LINE)
@@ -220,7 +226,7 @@ class SearchSpace:
         return tensor.reshape(-1, *variable.shape[1:]) if variable.shape else tensor.reshape(())
 
     def per_candidate(self, flat: Tensor, count: int) -> Tensor:
-        """A flat tensor like the result as (candidates, elements of each)."""
+        """Reshapes a flat tensor of the result's size to (candidates, elements of each)."""
         if self.side_by_side:
             line = math.gcd(count, _LINE)
             size = flat.numel() // count
@@ -228,7 +234,7 @@ class SearchSpace:
         return flat.reshape(count, -1)
 
     def case(self, candidate: Candidates, shared: Candidates, copies: int) -> Case:
-        """One candidate, `copies` times, as a case that spells out its bits."""
+        """Returns a case that spells out the bits of one candidate, `copies` times."""
         many = {name: value.expand(copies, -1) for name, value in candidate.items()}
         inputs, upstream = self._tensors(many, shared)
         values = {name: spell(tensor) for name, tensor in inputs.items() if tensor is not None}
@@ -237,9 +243,10 @@ class SearchSpace:
         return _case(self.kernel, self.dtype, dims, gradient=self.gradient, values=values)
 
     def contexts(self) -> list[int]:
-        """Numbers of copies with which a candidate is tried again: alone, then filling a vector or a tile.
+        """Returns the numbers of copies with which to run a candidate again: alone, then enough to fill a vector or a
+        tile.
 
-        A library may take another path for one element than for many, so a find may need company to show.
+        A library may compute one element by another path than many, so an error may show only among copies.
         """
         copies = 32 if self.side_by_side else 8
         largest = max(variable.size for variable in self.variables)
@@ -267,7 +274,7 @@ def results_with(result: str, kernel: Kernel, dtype: str, device: str, dims: tup
 
 
 def searchable(kernel: Kernel, dtype: str, result: str) -> str | None:
-    """None when the result can be hunted, else the rule that forbids it."""
+    """Returns None if the result can be hunted, else the rule that forbids it."""
     op = kernel.op
     if kernel.encoding is not None:
         return f"a hunt drives the error of a number up; {kernel.name!r} is a quantiser: `verify run` tries every scale"
@@ -286,10 +293,10 @@ def searchable(kernel: Kernel, dtype: str, result: str) -> str | None:
 def space_of(
     kernel: Kernel, dtype: str, result: str, device: str, *, width: int = 0, largest: Largest | None = None
 ) -> SearchSpace:
-    """The space of one result; raises UsageError with the rule where there is none.
+    """Returns the space of one result. Raises UsageError with the rule if there is none.
 
-    Where demanding or extreme inputs have a limit of their own, or none, they are not searched: what is found is judged
-    by that of ordinary ones.
+    Finds are judged by the limit of ordinary inputs. So the space omits demanding or extreme inputs if they have
+    another limit or none.
     """
     reason = searchable(kernel, dtype, result)
     if reason is not None:
@@ -305,7 +312,7 @@ def space_of(
 
 
 def of_one_limit(kernel: Kernel, dtype: str, result: str) -> tuple[float, float] | None:
-    """The least and the largest magnitude, beside 0, whose classes have the limit of ordinary inputs; None for all."""
+    """Returns the least and the largest magnitude with the limit of ordinary inputs. None: all magnitudes have it."""
     limit = kernel.limit(dtype, result)
     if kernel.limit_of(dtype, DEMANDING, result) != limit:
         return ORDINARY_FROM, ORDINARY_TO
@@ -352,12 +359,12 @@ def _space(kernel: Kernel, dtype: str, result: str, device: str, width: int, lar
 
 
 def _limit(fmt: Format, largest: float) -> int:
-    """The ordinal of the largest number to try: at most `largest`, at least the smallest positive."""
+    """Returns the ordinal of the largest number to try: at most `largest`, at least the smallest positive number."""
     return max(1, fmt.up_to(largest))
 
 
 def one_of(population: Candidates, index: int) -> Candidates:
-    """A single candidate of a population."""
+    """Returns the population of a single candidate."""
     return {name: value[index : index + 1] for name, value in population.items()}
 
 
@@ -367,5 +374,5 @@ def size_of(population: Candidates) -> int:
 
 
 def joined(parts: list[Candidates]) -> Candidates:
-    """Several populations as one."""
+    """Joins several populations into one."""
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}

@@ -1,8 +1,8 @@
-"""The sizes of one candidate of a hunt, and the dimension in which many of them make one call.
+"""Chooses the sizes of one candidate of a hunt, and the dimension in which many of them make one call.
 
-Where an op treats each position of a dimension alone, as a softmax its rows, many candidates make one call. The truth
-of a PyTorch function shows which dimension that is: other numbers at all other positions leave an element as it is. A
-dimension that is wrongly taken for one costs evaluations and nothing else: finds are judged as cases of their own.
+If an op treats each position of a dimension alone, as a softmax its rows, many candidates make one call. The truth of a
+PyTorch function shows which dimension that is: an element there does not change with the numbers at all other
+positions. A wrong choice costs evaluations and nothing else, because finds are judged as cases of their own.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ from verify.search.hunt.draws import Draws
 
 Dims = tuple[int, ...]
 
-WIDTH = 128  # of the rows and dot products that are searched
-WIDTH_FLOAT64 = 16  # judged element by element in exact arithmetic
-WIDTH_SUMS = PERIOD = 16  # columns of a sum over rows, and rows of it that differ
-_MOST_ROWS, _MOST_ROWS_CPU = 65_537, 257  # an interpreted kernel takes milliseconds for each row
-_TRIED = 2_000  # sizes among which one is chosen, the plainest first
+WIDTH = 128  # length of the searched rows and dot products
+WIDTH_FLOAT64 = 16  # shorter, because float64 is judged element by element in exact arithmetic
+WIDTH_SUMS = PERIOD = 16  # columns of a sum over rows, and the number of different rows in it
+_MOST_ROWS, _MOST_ROWS_CPU = 65_537, 257  # an interpreted kernel takes milliseconds per row
+_TRIED = 2_000  # number of sizes to choose from, the plainest first
 
 
 @dataclass(frozen=True)
 class Unit:
-    """The sizes of one candidate, the dimension in which candidates are laid, if any, and the tensors that have it.
+    """Holds the sizes of one candidate, and how candidates are laid in one call.
 
-    `most_rows` is the largest number of rows of a sum over rows, to which those of a candidate are repeated. `what`
-    says what a candidate is, where that is more than its sizes.
+    `axis` is the dimension in which they lie, None if each has a call of its own. `laid` names the tensors that have
+    this dimension. `most_rows` is the largest number of rows of a sum over rows; the rows of a candidate repeat up to
+    it. `what` describes a candidate if its sizes do not.
     """
 
     dims: Dims
@@ -48,11 +49,11 @@ class Unit:
     what: str = ""
 
     def times(self, count: int) -> Dims:
-        """The sizes of a call of so many candidates."""
+        """Returns the sizes of a call of `count` candidates."""
         return self.dims if self.axis is None else self._with(self.axis, self.dims[self.axis] * count)
 
     def of_rows(self, rows: int) -> Dims:
-        """The sizes of a sum over so many rows."""
+        """Returns the sizes of a sum over `rows` rows."""
         return self._with(0, rows)
 
     def _with(self, axis: int, size: int) -> Dims:
@@ -60,7 +61,7 @@ class Unit:
 
 
 def unit_of(kernel: Kernel, dtype: str, result: str, device: str, width: int) -> Unit:
-    """The unit of one result; `width` 0 is the default length of rows and dot products."""
+    """Returns the unit of one result. `width` 0 is the default length of rows and dot products."""
     op = kernel.op
     data = frozenset(operand.name for operand in op.operands if operand.role == "data")
     data |= {"d" + name for name in op.all_outputs}
@@ -76,6 +77,7 @@ def unit_of(kernel: Kernel, dtype: str, result: str, device: str, width: int) ->
 
 
 def _sum_of_rows(kernel: Kernel, dtype: str, result: str, device: str, width: int) -> Unit:
+    """Returns the unit of a sum over rows. Raises UsageError if a case could not spell out its rows."""
     width = allowed(kernel, kernel.op.geometry.dims_of(PERIOD, width, WIDTH_SUMS), 1)
     if width * PERIOD > LIMIT:
         raise UsageError(
@@ -87,7 +89,7 @@ def _sum_of_rows(kernel: Kernel, dtype: str, result: str, device: str, width: in
 
 
 def allowed(kernel: Kernel, dims: Dims, axis: int) -> int:
-    """The size of one axis, or the nearest to it that the kernel's domain allows."""
+    """Returns the size of one axis, or the nearest size that the kernel's domain allows."""
     for away in range(LIMIT if kernel.where else 1):
         for size in (dims[axis] + away, dims[axis] - away):
             if size > 0 and kernel.allows((*dims[:axis], size, *dims[axis + 1 :])):
@@ -118,11 +120,14 @@ def _of_function(kernel: Kernel, result: str, elements: int) -> Unit:
 
 
 def _numbers(op: Op, dims: Dims) -> int:
+    """Returns the number of elements of the largest operand."""
     return max(math.prod(shape) for shape in op.shapes(dims, op.params).values())
 
 
 def _chosen(op: Op, elements: int, axis: int | None) -> Unit:
-    """The largest sizes within `elements`, rather square than long; along `axis` the smallest that there is."""
+    """Returns the largest sizes with at most `elements` numbers, preferably square. The size along `axis` is the
+    smallest.
+    """
     sizes = list(islice(sizes_within(op.geometry, LIMIT), _TRIED))
     if axis is not None:
         least = min(dims[axis] for dims in sizes)
@@ -137,10 +142,10 @@ def _chosen(op: Op, elements: int, axis: int | None) -> Unit:
 
 
 def _laid(kernel: Kernel, dims: Dims, axis: int) -> frozenset[str]:
-    """The tensors that have one dimension in the first place, outputs as "d" + output; none where another one follows
-    it, or an output does not.
+    """Returns the tensors whose first dimension is `axis`; an output is named "d" + output.
 
-    Three times the size tells a dimension from all that is made of others.
+    Returns none if `axis` changes a tensor in another way, or if an output does not have it. Tripling the size shows
+    that a dimension is `axis` itself and not computed from it.
     """
     many = Unit(dims, axis).times(3)
     if not kernel.allows(many):
@@ -158,7 +163,7 @@ def _laid(kernel: Kernel, dims: Dims, axis: int) -> frozenset[str]:
 
 
 def _is_apart(kernel: Kernel, result: str, unit: Unit) -> bool:
-    """True if a candidate's result has the same bits beside other candidates of a call."""
+    """True if the first candidate's result has the same bits beside any other candidates of the call."""
     op, size = kernel.op, unit.dims[unit.axis or 0]
     gradient = result not in op.all_outputs
     if (result[1:] if gradient else "d" + result) not in unit.laid:
@@ -183,7 +188,7 @@ def _is_apart(kernel: Kernel, result: str, unit: Unit) -> bool:
 
 
 def _beside(value: Tensor | None, size: int, factor: float, laid: bool) -> Tensor | None:
-    """The tensor with other numbers from the second candidate on."""
+    """Returns the tensor with other numbers from the second candidate on."""
     if value is None or not laid:
         return value
     rest = value[size:]
@@ -205,5 +210,5 @@ def whole_numbers(kernel: Kernel, dims: Dims, draws: Draws) -> dict[str, Tensor]
 
 
 def copied(value: Tensor, count: int) -> Tensor:
-    """So many candidates, one behind the other."""
+    """Repeats the value `count` times along its first dimension."""
     return value.repeat(count, *[1] * (value.ndim - 1))

@@ -1,14 +1,14 @@
-"""Exhaustive sweeps: every input of a kernel, judged, so that its maximum error is proven and not hoped for.
+"""Sweeps exhaustively: judges every input of a kernel, so that its maximum error is proven.
 
     space = space_of(kernel, "accuracy.py::my_gelu", "bfloat16")
     partial = check(kernel, space, (0, space.chunks), backend)      # or chunk by chunk, anywhere, in any order
     done = finish(kernel, space, partial)                           # a verify.records.record.KernelRun
 
-A `Space` is JSON and says what is enumerated; its chunks are numbered and do not depend on the machine or on how
-many work. A `Partial` is JSON and merges with others of the same space: associative, commutative, bit for bit the
-same however the chunks were shared out; covering a chunk twice is an error.
+A `Space` is JSON and lists the inputs to enumerate. Its chunks are numbered and do not depend on the machine or on the
+number of workers. A `Partial` is JSON and merges with others of the same space. Merging is associative and commutative:
+the result has the same bits for every division of the chunks. Covering a chunk twice is an error.
 
-Importing the package imports no torch: a process that shares chunks out and merges partials needs none.
+Importing the package imports no torch: a process that divides chunks and merges partials needs none.
 """
 
 from __future__ import annotations

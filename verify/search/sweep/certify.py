@@ -1,7 +1,7 @@
-"""Certify the fused reference: how far the evaluated table of every curve is from the exact value.
+"""Certifies the fused reference: measures how far the evaluated table of every curve is from the exact value.
 
-Every cell of the table is tried at random inputs, the cell around zero at every octave down to the subnormals, and
-the boundaries between cells on both sides. The units are those of the reference's own scale.
+It tries every cell of the table at random inputs, and the boundaries between cells on both sides. It tries the cell
+around zero at every octave down to the subnormals. The units are those of the reference's own scale.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NEAR_POINTS = 2048
 def certify_fused(
     names: Sequence[str], *, device: str, seed: int = 0, progress: Callable[[str], None] = lambda text: None
 ) -> list[Entry]:
-    """One entry for every curve, its named parameters, and its value and slope."""
+    """Returns one entry for each curve, each set of its named parameters, and its value and its slope."""
     entries = []
     curves = {name: ops.get(name).gate_curve for name in ops.names()}
     for curve in dict.fromkeys(filter(None, curves.values())):
@@ -58,7 +58,9 @@ def certify_fused(
 
 
 def _keys(first: int, last_row: int, seed: int) -> torch.Tensor:
-    """Keys of float32 numbers of both signs: in every cell, at its ends, and in every octave below them."""
+    """Returns keys of float32 numbers of both signs: in every cell, at its ends, and in every octave below the first
+    cell.
+    """
     fmt = named("float32")
     cells = torch.arange(first, first + last_row - 1, dtype=torch.int64)
     starts = cells << CELL_BITS

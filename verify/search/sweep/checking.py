@@ -1,9 +1,8 @@
-"""Check some chunks of a space: run the kernel on every input in them and judge every result.
+"""Checks some chunks of a space: runs the kernel on every input in them and judges every result.
 
-Two routes. The general one (`torch_route`) serves every op. The fused one (`fused`) does the
-same for gate curves in one Triton kernel. Either way an element whose rounding the reference leaves open is
-judged exactly before it is counted, and only it: what an element adds to the figures never depends on its
-neighbours.
+There are two routes. The torch route (`torch_route`) works for every op. The fused route (`fused`) does the same for
+gate curves in one Triton kernel. On both routes, an element is judged exactly before it is counted if the reference
+leaves its rounding open. Other elements are not. So an element's share of the figures never depends on its neighbours.
 """
 
 from __future__ import annotations
@@ -19,11 +18,13 @@ from verify.search.sweep.partial import Part, Partial
 from verify.search.sweep.space import Space
 from verify.search.sweep.torch_route import check_chunk
 
-Progress = Callable[[int], None]  # chunks done so far
+Progress = Callable[[int], None]  # receives the number of finished chunks
 
 
 def route_of(kernel: Kernel, space: Space, backend: Backend) -> str:
-    """How `check` judges: "fused sm_90", "torch sm_90" or "torch cpu". Figures of different routes never merge."""
+    """Returns how `check` judges: "fused sm_90", "torch sm_90" or "torch cpu". Figures of different routes never
+    merge.
+    """
     kind = architecture(backend.device)
     if backend.fused:
         from verify.search.sweep import fused
@@ -43,9 +44,10 @@ def check(
     progress: Progress = lambda done: None,
     seconds: float = math.inf,
 ) -> Partial:
-    """Check one chunk, or the chunks of a half-open interval. `route` is `route_of` unless it says otherwise.
+    """Checks one chunk, or the chunks of a half-open interval.
 
-    After `seconds` it ends with what it has: the partial result then covers the first chunks only, at least one.
+    `route` is by default that of `route_of`. After `seconds` it returns its findings so far: the partial result then
+    covers only the first chunks, at least one.
     """
     low, high = (chunks, chunks + 1) if isinstance(chunks, int) else chunks
     if not 0 <= low < high <= space.chunks:

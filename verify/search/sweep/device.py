@@ -1,7 +1,6 @@
-"""The Triton kernels of the fused route: make inputs, evaluate the reference, judge, count.
+"""Defines the Triton kernels of the fused route: make inputs, evaluate the reference, judge, count.
 
-Every product that is added is a `tl.fma` or exact, so that the reference has the same bits on every device and in
-the interpreter.
+Every added product is a `tl.fma` or exact, so the reference has the same bits on every device and in the interpreter.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
@@ -16,8 +15,8 @@ from verify.search.sweep.space import CHUNK
 from verify.search.sweep.table import CELL_BITS, DEGREE, WIDTH
 from verify.search.sweep.table import NEAR_BITS as TABLE_BITS
 
-OPEN_SLOTS = 4096  # undecided elements of a chunk that the buffer holds
-BIN_SHIFT: tl.constexpr = tl.constexpr(20 - SUB_BITS)  # of the upper half of a float64
+OPEN_SLOTS = 4096  # undecided elements of a chunk that fit the buffer
+BIN_SHIFT: tl.constexpr = tl.constexpr(20 - SUB_BITS)  # shift of the upper half of a float64
 FIRST_BIN: tl.constexpr = tl.constexpr(((1023 + LOWEST) << SUB_BITS) - 1)
 TOP_BIN: tl.constexpr = tl.constexpr(BINS - 1)
 N_BINS: tl.constexpr = tl.constexpr(BINS)
@@ -29,7 +28,7 @@ LAST: tl.constexpr = tl.constexpr(DEGREE)
 CELL: tl.constexpr = tl.constexpr(CELL_BITS)
 NEAR_BITS: tl.constexpr = tl.constexpr(TABLE_BITS)
 BUFFER: tl.constexpr = tl.constexpr(OPEN_SLOTS)
-# float32 patterns: infinity, 2^-125, 2^-50, a half, one, and the step from a number to its half
+# float32 patterns: infinity, 2^-125, 2^-50, a half, one, and the step from a number to its half.
 INFINITY: tl.constexpr = tl.constexpr(0x7F800000)
 TINY: tl.constexpr = tl.constexpr(0x01000000)
 SMALL: tl.constexpr = tl.constexpr(0x26800000)
@@ -44,13 +43,13 @@ CHUNK_BITS: tl.constexpr = tl.constexpr(CHUNK.bit_length() - 1)
 
 @triton.jit
 def _pattern(key, SIGN: tl.constexpr):
-    """The bit pattern at a key (both int32 or int64): `space.bits_of_key`."""
+    """Returns the bit pattern at a key (both int32 or int64), as `space.bits_of_key` does."""
     return tl.where(key >= SIGN, key - SIGN, (SIGN - 1 - key) + SIGN)
 
 
 @triton.jit
 def _number(bits, MANTISSA: tl.constexpr, EMIN: tl.constexpr):
-    """The float64 behind int64 patterns of a format."""
+    """Returns the float64 values of int64 patterns of a format."""
     if EMIN == -126:  # float32, or its upper half, bfloat16
         value = (bits.to(tl.uint32) << (23 - MANTISSA)).to(tl.float32, bitcast=True)
     else:
@@ -64,14 +63,14 @@ def inputs_kernel(
     differing,  # int64: counts elements that differ
     first,  # key of the first element
     side,  # elements per row of the tensor
-    column,  # where the part of a row that is filled begins
-    width,  # of that part
-    compare,  # whether to compare, else to write: one compiled kernel for both
+    column,  # column at which the part of a row to fill begins
+    width,  # width of that part
+    compare,  # 1: compare, 0: write; a runtime value, so that one compiled kernel does both
     SIGN: tl.constexpr,
     ROWS: tl.constexpr,  # keys count rows, else columns
     BLOCK: tl.constexpr,
 ):
-    """Write the patterns of consecutive keys, or count where they are no longer what they were."""
+    """Writes the patterns of consecutive keys, or counts the elements that differ from them."""
     row = tl.program_id(1).to(tl.int64)
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = place < width
@@ -92,7 +91,7 @@ def inputs_kernel(
 
 @triton.jit
 def _row_of(x, first, last):
-    """The table row of float32-exact float64 numbers."""
+    """Returns the table row of float64 numbers that are exact in float32."""
     bits = (x.to(tl.float32).to(tl.int32, bitcast=True)) & 0x7FFFFFFF
     row = (bits >> CELL) - first + 1
     return tl.where(bits < NEAR_BITS, 0, tl.minimum(row, last))
@@ -100,7 +99,7 @@ def _row_of(x, first, last):
 
 @triton.jit
 def _reference(x, row, table, slope):
-    """The curve or its slope at float64 x: the simple part, the remainder, and the scale of its error."""
+    """Returns the curve or its slope at float64 x: the simple part, the remainder, and the scale of its error."""
     base = table + row * ROW
     around_zero = row == 0
     u = tl.abs(x)
@@ -132,13 +131,13 @@ def reference_kernel(
     table,
     first,
     last,
-    slope,  # whether the result is the slope of the curve, else the curve
+    slope,  # 1: the result is the slope of the curve, 0: the curve
     SIGN: tl.constexpr,
     MANTISSA: tl.constexpr,
     EMIN: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The reference at any keys: for the table of a 16-bit gate, for samples and for the certificate."""
+    """Evaluates the reference at any keys: for the table of a 16-bit gate, for samples and for the certificate."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = at < count
     key = tl.load(keys + at, mask=mask, other=SIGN)
@@ -154,23 +153,24 @@ def reference_kernel(
 
 @triton.jit
 def _power(exponent):
-    """2^exponent in float64."""
+    """Returns 2^exponent in float64."""
     return ((exponent + 1023).to(tl.int64) << 52).to(tl.float64, bitcast=True)
 
 
 @triton.jit
 def _judge(got, high, low, bound, MANTISSA: tl.constexpr, EMIN: tl.constexpr, EMAX: tl.constexpr):
-    """The error of `got` against high + low: `verify.truth.ulp.errors` under the default policy, low kept apart.
+    """Returns the error of `got` against high + low, as `verify.truth.ulp.errors` does under the default policy.
 
-    Returns the signed error, an upper bound of its magnitude, and as booleans: misrounded, undecided, a
-    non-finite mismatch, NaN against a number. The last two values are for the distance from a midpoint.
+    high and low are never added where the sum would round. Returns the signed error, an upper bound of its magnitude,
+    and as booleans: misrounded, undecided, a non-finite mismatch, NaN against a number. The last two values are for the
+    distance from a midpoint.
     """
     inf = float("inf")
     value = high + low
     raw = value.to(tl.int64, bitcast=True)
     exponent = ((raw >> 52) & 0x7FF) - 1023
     residual = low - (value - high)  # exact: |high| >= |low|, or high is zero
-    # just below a power of two the sum has rounded up into the next binade
+    # Just below a power of two the sum has rounded up into the next binade.
     power = (raw & 0xFFFFFFFFFFFFF) == 0
     exponent -= (power & (residual != 0) & ((residual < 0) != (value < 0))).to(tl.int64)
     normal = exponent >= EMIN
@@ -182,8 +182,8 @@ def _judge(got, high, low, bound, MANTISSA: tl.constexpr, EMIN: tl.constexpr, EM
     unsure = normal & ((size - width < 0.5 * full) | (size + width >= full)) & (exponent <= EMAX)
     unsure &= ~(power & (tl.abs(residual) > bound)) & (width > 0)
 
-    # in units of the last place; beyond the largest binade the truth counts as the number after the largest (elsewhere
-    # a size of `full` is a truth just below a power of two)
+    # In units of the last place. Beyond the largest binade the truth counts as the number after the largest. In other
+    # binades a size of `full` is a truth just below a power of two.
     beyond = (size >= full) & (exponent > EMAX)
     stands = tl.where(value < 0, -full, full)
     simple = tl.where(beyond, stands, high * scale)
@@ -193,7 +193,8 @@ def _judge(got, high, low, bound, MANTISSA: tl.constexpr, EMIN: tl.constexpr, EM
     given = tl.where(infinite, tl.where(got < 0, -1.0, 1.0) * _power(unit * 0 + (EMAX + 1)), got) * scale
     plain = given - simple
     error = plain - rest
-    # |error| - 1/2 without rounding where it is close to zero: plain is a multiple of a half there, or rest is all
+    # This is |error| - 1/2, without rounding where it is close to zero: there `plain` is a multiple of a half, or
+    # `rest` is all.
     margin = tl.where(error < 0, -0.5 - plain, plain - 0.5) + tl.where(error < 0, rest, -rest)
 
     truth_nan, got_nan = value != value, got != got
@@ -201,7 +202,7 @@ def _judge(got, high, low, bound, MANTISSA: tl.constexpr, EMIN: tl.constexpr, EM
     truth_infinite = tl.abs(value) == inf
     opposite = infinite & truth_infinite & ((got < 0) != (value < 0))
     largest = (full - 1.0) * _power(unit * 0 + (EMAX - MANTISSA))
-    # infinity for a truth that is at most the largest number; whether it is, its bound may leave open
+    # `got` is infinite and the truth is at most the largest number. The bound may leave open whether it is.
     early = infinite & (tl.abs(value) + bound <= largest)
     unsure_early = infinite & ~early & (bound > 0) & (tl.abs(value) - bound <= largest)
     missing = truth_infinite & (tl.abs(got) < inf)
@@ -211,7 +212,7 @@ def _judge(got, high, low, bound, MANTISSA: tl.constexpr, EMIN: tl.constexpr, EM
     undecided = clean & ((tl.abs(margin) <= width) & (width > 0) | (unsure & (tl.abs(error) > 0.125)) | unsure_early)
     error = tl.where(endless, inf, tl.where(settled, 0.0, error))
     magnitude = tl.abs(error)
-    # the last term covers the rounding of the figure itself
+    # The last term covers the rounding of the figure itself.
     upper = tl.where(clean, magnitude + (width + magnitude * _power(exponent * 0 - 50)), magnitude)
     misrounded = endless | (clean & (margin > 0))
     return error, upper, misrounded, undecided, endless, got_nan & ~truth_nan, simple, rest
@@ -219,7 +220,7 @@ def _judge(got, high, low, bound, MANTISSA: tl.constexpr, EMIN: tl.constexpr, EM
 
 @triton.jit
 def _from_midpoint(simple, rest, value, MANTISSA: tl.constexpr, EMIN: tl.constexpr):
-    """How far the truth is from a midpoint, in ulp; 1 for zero, subnormal and infinite results."""
+    """Returns the distance of the truth from a midpoint, in ulp. Returns 1 for zero, subnormal and infinite results."""
     part = (simple - tl.floor(simple)) + rest
     part = part - tl.floor(part)
     size = tl.abs(value)
@@ -229,15 +230,17 @@ def _from_midpoint(simple, rest, value, MANTISSA: tl.constexpr, EMIN: tl.constex
 
 @triton.jit
 def _swift(got, high, low, bound, MANTISSA: tl.constexpr, EMIN: tl.constexpr, EMAX: tl.constexpr):
-    """What `_judge` says, in a third of the instructions, where the answer is plain; the first value says where.
+    """Computes the same as `_judge` for plain elements, in a third of the instructions. The first value marks plain
+    elements.
 
-    Plain is: both numbers finite, the truth a bit away from every power of two and narrower than that, the rounding
-    decided. There the selections of `_judge` all fall the same way, and what is left of it stands here.
+    An element is plain if both numbers are finite, the rounding is decided, the truth is a bit away from every power of
+    two and its interval is narrower than that. Then all selections of `_judge` fall the same way, and this function has
+    only the remaining terms.
     """
     value = high + low
     top = (value.to(tl.int64, bitcast=True) >> 32).to(tl.int32)
     exponent = (top >> 20) & 0x7FF
-    # the first 20 bits of the mantissa are neither all zero nor all one, or the unit is that of subnormals anyway
+    # The first 20 bits of the mantissa are neither all zero nor all one, or the unit is that of subnormals anyway.
     clear = (exponent <= EMAX + 1023) & ((((top + 1) & 0xFFFFF) > 1) | (exponent < EMIN + 1023))
     scale = _power(1023 + MANTISSA - tl.maximum(exponent, EMIN + 1023))
     width = bound * scale
@@ -254,23 +257,23 @@ def _swift(got, high, low, bound, MANTISSA: tl.constexpr, EMIN: tl.constexpr, EM
 
 @triton.jit
 def _blank(BLOCK: tl.constexpr):
-    """The sums of a unit before its first tile, for each lane."""
+    """Returns the sums of a unit before its first tile, for each lane."""
     nothing = tl.zeros((BLOCK,), tl.int32)
     none = tl.zeros((BLOCK,), tl.float64) - 1.0
-    # largest error, its place, largest upper bound, distance from a midpoint
-    # misrounded and first negative bin (by 2^16), non-finite and NaN (by 2^16), left open, sum for the mean
+    # Largest error, its place, largest upper bound, distance from a midpoint; then misrounded and first negative bin
+    # (by 2^16), non-finite and NaN (by 2^16), left open, sum for the mean.
     return none, nothing, none, none + 2.0, nothing, nothing, nothing, tl.zeros((BLOCK,), tl.int64)
 
 
 @triton.jit
 def _tile(
-    state,  # as `_blank` makes it
+    state,  # as `_blank` returns it
     pattern,  # integers of the result's width
     high,
     low,
     bound,
     mask,
-    whole,  # whether mask is true everywhere
+    whole,  # whether mask is true for all lanes
     within,  # place in the unit
     point,  # int64
     place,  # int64
@@ -285,7 +288,7 @@ def _tile(
     EMAX: tl.constexpr,
     HARD: tl.constexpr,
 ):
-    """Judge a tile, count it into the histogram and into the sums of its unit, hand over what is undecided."""
+    """Judges a tile, adds it to the histogram and to the sums of its unit, and stores its undecided elements."""
     best, where, highest, nearest, counts, nonfinites, opened, total = state
     got = _number(pattern, MANTISSA, EMIN)
     clear, error, upper, misrounded, simple, rest = _swift(got, high, low, bound, MANTISSA, EMIN, EMAX)
@@ -315,7 +318,7 @@ def _tile(
     bin_ = (bin_ >> BIN_SHIFT) - FIRST_BIN
     bin_ = tl.minimum(tl.maximum(bin_, 0), TOP_BIN)
     negative = keep & (error < 0)
-    # the first bin, where most of a saturated regime lies, is what the others leave over
+    # The first bin holds most of a saturated regime. The host computes its count from the counts of the other bins.
     tl.atomic_add(histogram + (bin_ + tl.where(negative, N_BINS, 0)), 1, mask=keep & (bin_ > 0), sem="relaxed")
     capped = (tl.minimum(magnitude, MEAN_CAP) * 65536.0 + MAGIC).to(tl.int64, bitcast=True) - MAGIC_BITS
     total += tl.where(keep, capped, 0)
@@ -334,8 +337,8 @@ def _close(
     state,
     slot,
     size,  # elements that were judged
-    passed,  # elements that were passed over, and how many of them lie in the first negative bin
-    passed_below,
+    passed,  # elements that were passed over
+    passed_below,  # of these, the number in the first negative bin
     counters,
     unit_error,
     unit_upper,
@@ -344,7 +347,7 @@ def _close(
     SIZE: tl.constexpr,
     HARD: tl.constexpr,
 ):
-    """Write what a unit came to."""
+    """Writes the sums of a unit."""
     best, where, highest, nearest, counts, nonfinites, opened, total = state
     peak = tl.max(best)
     tl.store(unit_error + slot, peak)
@@ -371,8 +374,8 @@ def unary_kernel(
     table,
     first,
     last,
-    slope,  # whether the result is the slope of the curve, else the curve
-    units,  # float64: of the certificate, times 2^-53
+    slope,  # 1: the result is the slope of the curve, 0: the curve
+    units,  # float64: units of the certificate, times 2^-53
     histogram,  # int32
     counters,  # int64
     unit_error,  # float64
@@ -391,16 +394,16 @@ def unary_kernel(
     SPREAD: tl.constexpr,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
-    WIDE: tl.constexpr,  # elements looked at together where units are passed over
+    WIDE: tl.constexpr,  # elements compared together where units are passed over
 ):
-    """Judge one unit of consecutive float32 keys."""
+    """Judges one unit of consecutive float32 keys."""
     slot = first_slot + tl.program_id(0)
     piece = pieces + tl.load(owner + slot) * 8
     start, stop = tl.load(piece), tl.load(piece + 1)
     unit = (tl.load(piece + 2) + slot - tl.load(piece + 3)) * SIZE
     regime = tl.load(piece + 4)
     got += unit - tl.load(piece + 5)
-    # a unit lies within one cell of the table, and on one side of zero
+    # A unit lies within one cell of the table, and on one side of zero.
     row = _row_of(_number(_pattern(unit, SIGN), MANTISSA, EMIN), first, last)
     negative = unit < SIGN
     copy = regime * SPREAD + slot % SPREAD
@@ -410,8 +413,8 @@ def unary_kernel(
     low_end = tl.maximum(start - unit, 0).to(tl.int32)
     high_end = tl.minimum(stop - unit, SIZE).to(tl.int32)
     begin, end, passed, passed_below = 0, SIZE // BLOCK, 0, 0
-    # Far out and next to zero a right kernel gives one known pattern, and its error is below every bin and largest at
-    # one end of the unit. The tile at that end is judged; of the others it is enough that the patterns are right.
+    # Very large inputs and inputs next to zero have one right pattern. Its error is below every bin, and largest at one
+    # end of the unit. The tile at that end is judged; for the other tiles it is enough that the patterns are right.
     bits = _pattern(unit, SIGN).to(tl.int32)
     step = tl.where(negative, -1, 1)
     if not HARD:
@@ -461,7 +464,7 @@ def pairs_kernel(
     pieces,  # int64 rows: gate keys and other keys in one regime and one bin of the curve
     owner,  # int32: the piece of each unit
     first_slot,  # number of the slab's first unit
-    place_base,  # of the result's element at gate key 0, other key 0
+    place_base,  # place of the result's element at gate key 0, other key 0
     place_stride,  # places per gate key
     gate_high,  # float64 by gate key
     gate_low,
@@ -484,7 +487,7 @@ def pairs_kernel(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Judge up to SIZE pairs of one gate with neighbouring values of the other operand."""
+    """Judges up to SIZE pairs of one gate with neighbouring values of the other operand."""
     slot = first_slot + tl.program_id(0)
     piece = pieces + tl.load(owner + slot) * 8
     number = (slot - tl.load(piece + 5)).to(tl.int32)
@@ -527,7 +530,7 @@ def pairs_kernel(
 def elements_kernel(
     got,  # int64 patterns
     gates,  # int64 keys of the deciding operand
-    others,  # int64 keys of the other one
+    others,  # int64 keys of the other operand
     error_out,  # float64
     upper_out,  # float64; -1 where undecided
     hard_out,  # float64
@@ -535,7 +538,7 @@ def elements_kernel(
     table,
     first,
     last,
-    slope,  # whether the result is the slope of the curve, else the curve
+    slope,  # 1: the result is the slope of the curve, 0: the curve
     units,
     SIGN: tl.constexpr,
     TIMES: tl.constexpr,
@@ -544,7 +547,7 @@ def elements_kernel(
     EMAX: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The same judgement element by element, for the elements of the worst units."""
+    """Judges single elements in the same way: those of the worst units."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = at < count
     x = _number(_pattern(tl.load(gates + at, mask=mask, other=SIGN), SIGN), MANTISSA, EMIN)

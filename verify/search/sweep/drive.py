@@ -1,9 +1,10 @@
-"""A whole sweep from the parent's side: spaces shared out in spans of chunks, merged, kept, recorded.
+"""Drives a whole sweep from the parent: divides spaces into spans of chunks, merges and keeps findings, makes the
+record.
 
 The parent imports no torch. A worker gets its share of the unfinished chunks and returns its findings after two
-seconds. Off the fused route the time of a chunk is not known before: the first span of a space is one chunk, the next
-ones grow while quick. The parent only counts chunks; partial results are merged where the record is made. A worker that
-finds no chunk left makes the records, result by result, so that all workers end together.
+seconds. Only on the fused route is the time of a chunk known before. On other routes the first span of a space is one
+chunk, and the next spans grow while they are quick. The parent only counts chunks; partial results are merged where the
+record is made. A worker that finds no chunk left makes the records, result by result, so that all workers end together.
 """
 
 from __future__ import annotations
@@ -33,67 +34,69 @@ from verify.workers.pool import Pool
 from verify.workers.process import START_SECONDS
 from verify.workers.requests import About
 
-SPAN_SECONDS = 2.0  # after which a worker hands over what it has done
+SPAN_SECONDS = 2.0  # after this time a worker returns its findings
 MOST = 1024  # chunks in a span
-GROWTH = 8  # a span that proved quick is followed by one up to so many times as long
-VERSION = 2  # of partial results
+GROWTH = 8  # a quick span is followed by one at most GROWTH times as long
+VERSION = 2  # of the form of partial results
 ANOTHER = "rerun without --resume, or name another file"
-KEPT = 16  # partial results of a space that are kept apart
-# of the environment: no bit of a result hangs on them
+KEPT = 16  # number of partial results of a space that are kept before they are merged
+# Entries of the environment on which no bit of a result depends.
 _VOLATILE = ("platform", "cpu", "python", "numpy", "probes", "commit", "dirty")
 
 
 @dataclass(kw_only=True)
 class SweepSettings(Work):
-    """Settings of a sweep. `jobs` 0: one on a GPU, one per core on the interpreter."""
+    """Holds the settings of a sweep. `jobs` 0: one process on a GPU, one per core on the interpreter."""
 
-    spaces: ListSpaces  # which there are to be
+    spaces: ListSpaces  # which spaces to sweep
     curve: bool = True
     contain: bool = False
-    progress: Callable[[Space, int, int], None] = lambda space, done, total: None  # points of this space
+    # receives the points done and the points in all of this space
+    progress: Callable[[Space, int, int], None] = lambda space, done, total: None
 
 
 class InterruptedSweepError(KeyboardInterrupt):
-    """Ctrl-C. `path` is the file that holds what was done."""
+    """Reports Ctrl-C. `path` is the file that holds the finished chunks."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(str(path))
         self.path = path
 
 
-Span = tuple[int, int]  # chunks of a space: the first, and the first that is not taken
+Span = tuple[int, int]  # chunks of a space: the first, and one past the last
 
 
 @dataclass(eq=False)
 class _SweptSpace:
-    """One space: what of it is done, what is at workers and what is left."""
+    """Holds one space with its finished chunks, the spans that workers have, and the chunks that remain."""
 
     space: Space
     reference: str
     pending: list[Span] = field(default_factory=list)
-    flying: dict[Span, int] = field(default_factory=dict)  # spans at workers, with the chunks still to do
+    # spans that workers have, with the number of chunks still to do
+    flying: dict[Span, int] = field(default_factory=dict)
     found: list[bytes] = field(default_factory=list)  # partial results, encoded
-    chunks: list[Span] = field(default_factory=list)  # that they cover
-    recorded: dict[str, KernelRun | None] = field(default_factory=dict)  # by result; None while it is made
-    failed: NoResult | None = None  # why it is given up
+    chunks: list[Span] = field(default_factory=list)  # the chunks that `found` covers
+    recorded: dict[str, KernelRun | None] = field(default_factory=dict)  # by result; None while a worker makes it
+    failed: NoResult | None = None  # why the space is given up
     seconds: float = 0.0
-    most: int = 0  # chunks taken at a time, by any worker
+    most: int = 0  # the most chunks of the next span, for any worker
 
     def __post_init__(self) -> None:
         self.most = self.most or (MOST if self.reference.startswith("fused") else 1)
 
     @property
     def done(self) -> int:
-        """Points covered."""
+        """Returns the number of finished points."""
         return sum(self.space.chunk(high - 1)[1] - self.space.chunk(low)[0] for low, high in self.chunks)
 
     @property
     def unfinished(self) -> int:
-        """Chunks that are not done yet."""
+        """Returns the number of unfinished chunks."""
         return 0 if self.failed else sum(high - low for low, high in self.pending) + sum(self.flying.values())
 
     def take(self, share: int) -> Span | None:
-        """The next span, if any is left. What would be left of it is taken too, where that is little."""
+        """Returns the next span of about `share` chunks, or None. It includes a small remainder of its interval."""
         if self.failed or not self.pending:
             return None
         low, high = self.pending.pop(0)
@@ -105,7 +108,7 @@ class _SweptSpace:
         return low, end
 
     def land(self, span: Span, found: bytes, seconds: float) -> None:
-        """Keep what came of a span after some seconds; the chunks that it leaves out are pending again."""
+        """Keeps the findings of a span. Chunks of the span that they leave out become pending again."""
         outline, (low, high) = Outline.decode(found), span
         end = max((stop for _, stop in outline.chunks), default=low)
         if outline.chunks != [(low, end)] or not low < end <= high:
@@ -121,33 +124,35 @@ class _SweptSpace:
             self.most = max(1, min(within, GROWTH * (end - low), MOST))
 
     def whole(self) -> Partial:
-        """Everything found, as one."""
+        """Merges all findings."""
         whole, *others = (Partial.decode(item) for item in self.found)
         for other in others:
             whole = whole.merge(other)
         return whole
 
     def next_result(self) -> str | None:
-        """A result whose record can be made and is not yet."""
+        """Returns a result that is completely swept and has no record yet, or None."""
         if self.failed or self.pending or self.flying:
             return None
         return next((name for name in self.space.results if name not in self.recorded), None)
 
 
 def sweep(settings: SweepSettings, command: str) -> Run:
-    """Sweep every kernel of every target; InterruptedSweepError on Ctrl-C."""
+    """Sweeps every kernel of every target. Raises InterruptedSweepError on Ctrl-C."""
     return collect(_Sharing(settings), command)
 
 
 def _declared(pool: Pool, targets: Sequence[str]) -> dict[str, Declared]:
-    """What the sources of the targets declare, and PyTorch in the place of one of their kernels, by target."""
+    """Returns all kernels that the sources of the targets declare, by target, and PyTorch stand-ins that a target
+    names.
+    """
     parsed = [Target.parse(target) for target in targets]
     asked = dict.fromkeys(str(target) if target.stands_in else target.source for target in parsed)
     return {kernel.target: kernel for target in asked for kernel in declared_by(pool, target)}
 
 
 def _spaces(pool: Pool, settings: SweepSettings) -> Spaces:
-    """All spaces in order, and the digests of their sources."""
+    """Returns all spaces in order, and the digests of their sources. Raises UsageError if there is no space."""
     found = pool.ask(settings.spaces, timeout=START_SECONDS)
     settings.usage += [f"not swept: {reason}" for reason in found.skipped]
     if not found.spaces:
@@ -162,13 +167,13 @@ def _spaces(pool: Pool, settings: SweepSettings) -> Spaces:
 
 
 def keep(kept: PartStore, found: bytes) -> None:
-    """Keeps a partial result, encoded; chunks cannot count twice, as what overlaps does not merge."""
+    """Keeps an encoded partial result. No chunk can count twice, because overlapping partials do not merge."""
     outline = Outline.decode(found)
     kept.keep(f"{outline.space} {outline.chunks}", msgspec.Raw(found))
 
 
 def known_of(kept: PartStore) -> dict[str, Partial]:
-    """Returns the kept partial results, merged by space. A span that overlaps another is done again."""
+    """Returns the kept partial results, merged by space. A span that overlaps another is dropped and swept again."""
     known: dict[str, Partial] = {}
     for name, body in kept.parts.items():
         if name == SETTINGS:
@@ -183,7 +188,7 @@ def known_of(kept: PartStore) -> dict[str, Partial]:
 
 
 class _Task(NamedTuple):
-    """The work of one worker at a time: a span of chunks of a space, or the record of one of its results."""
+    """Describes a worker's next piece of work: a span of chunks of a space, or the record of one of its results."""
 
     item: _SweptSpace
     span: Span | None = None
@@ -195,7 +200,7 @@ class _Task(NamedTuple):
 
 
 class _Sharing(Source[_Task, Any]):
-    """The spans of all spaces shared out among workers, then the records."""
+    """Hands out the spans of all spaces to workers, then the records."""
 
     profile = "sweep"
     depends_on: dict[str, Any]
@@ -203,10 +208,10 @@ class _Sharing(Source[_Task, Any]):
     def __init__(self, settings: SweepSettings) -> None:
         super().__init__(settings)
         self.settings, self.kept = settings, settings.kept
-        self.until = None  # a span that has begun ends by itself
+        self.until = None  # no deadline, because a span ends by itself
 
     def open(self, pool: Pool) -> About:
-        """Asks for all spaces, and what of them an earlier start has done."""
+        """Requests all spaces. Prepares to continue the work of an earlier start."""
         pool.probe()
         self.declared = _declared(pool, self.settings.spaces.targets)
         found = _spaces(pool, self.settings)
@@ -222,7 +227,7 @@ class _Sharing(Source[_Task, Any]):
         return about
 
     def enqueue(self, spaces: list[_SweptSpace], workers: int) -> None:
-        """Has the unfinished chunks of these spaces swept by so many workers."""
+        """Queues the unfinished chunks of these spaces for `workers` workers."""
         self.spaces, self.workers = spaces, workers
         if self.kept is not None:
             self.kept.claim(self.depends_on, "sweep", ANOTHER)
@@ -233,7 +238,7 @@ class _Sharing(Source[_Task, Any]):
             item.pending = left_over(item.space.chunks, item.chunks)
 
     def interrupted(self) -> bool:
-        """Keeps the partial results, in a new file unless the caller named one."""
+        """Keeps the partial results, in a new file unless the caller named one. Then raises InterruptedSweepError."""
         if self.kept is None:
             name = "-".join(sorted({item.space.identity()[:6] for item in self.spaces})[:2])
             self.kept = PartStore(Path(f"verify-sweep-{name}.parts"))
@@ -245,7 +250,7 @@ class _Sharing(Source[_Task, Any]):
         raise InterruptedSweepError(self.kept.path) from None
 
     def next(self, last: _Task | None) -> _Task | None:
-        """A span, or the result to record; None while what others do may leave something: they hold less than all."""
+        """Returns a span or a result to record. None: nothing is free now, but a worker may return part of its span."""
         if self.settings.until is None or time.monotonic() < self.settings.until:
             item, span = self.next_span(None if last is None else last.item)
             if item is not None and span is not None:
@@ -257,13 +262,13 @@ class _Sharing(Source[_Task, Any]):
         return None
 
     def next_span(self, last: _SweptSpace | None) -> tuple[_SweptSpace | None, Span | None]:
-        """The next span for a worker: of the space it is at, else of one with few others at it.
+        """Returns the next span for a worker: of its last space, else of a space with few workers.
 
-        What a worker compiles and tabulates for a space is not made again by every other.
+        A worker then compiles and tabulates for few spaces, instead of every worker for every space.
         """
         unfinished = sum(item.unfinished for item in self.spaces)
-        # As much as each of the others has, so that all end together. Every span gathers its worst elements, however
-        # short it is: few long ones are quicker than many short ones.
+        # Every worker gets an equal share, so that all end together. A span gathers its worst elements even if it is
+        # short, so few long spans are quicker than many short ones.
         share = max(1, min(MOST, -(-unfinished // self.workers)))
         for item in sorted(self.spaces, key=lambda item: (item is not last, len(item.flying))):
             span = item.take(share)
@@ -272,7 +277,9 @@ class _Sharing(Source[_Task, Any]):
         return None, None
 
     def begin(self, task: _Task) -> SweepChunks | RecordSweep:
-        """Returns the request for a span or for a record. Judging the worst exactly takes time: all workers do it."""
+        """Returns the request for a span or for a record. Exact judging of the worst takes time, so all workers make
+        records.
+        """
         item = task.item
         if task.span is not None:
             return SweepChunks(item.space, task.span, SPAN_SECONDS)
@@ -281,11 +288,11 @@ class _Sharing(Source[_Task, Any]):
         return RecordSweep(item.space, partials, task.result, seconds, self.settings.curve)
 
     def timeout(self, task: _Task) -> float:
-        """A record is made of everything, however short a span is."""
+        """Returns the seconds until a task is late. A record is made of all findings, so it gets longer than a span."""
         return self.settings.timeout if task.span else max(self.settings.timeout, START_SECONDS)
 
     def heard(self, task: _Task, text: str) -> None:
-        """Counts the chunks of a span that are done."""
+        """Counts the finished chunks of a span."""
         item, count = task.item, int(text) if text.isdigit() else 0
         if task.span is None:
             return
@@ -309,15 +316,15 @@ class _Sharing(Source[_Task, Any]):
         self.settings.progress(item.space, item.done, item.space.points)
 
     def failed(self, task: _Task, why: NoResult, seconds: float) -> None:
-        """Gives up the space of the task: the others go on."""
-        if task.span is None and why.kind is None:  # no kernel is called to make a record
+        """Gives up the space of the task. The other spaces continue."""
+        if task.span is None and why.kind is None:  # making a record calls no kernel, so the harness failed
             raise why.error
         if task.span is not None:
             del task.item.flying[task.span]
         task.item.failed = task.item.failed or why
 
     def record(self) -> tuple[list[KernelRun], list[Gap]]:
-        """One entry for each kernel, of all its dtypes."""
+        """Returns one entry for each kernel, of all its dtypes, and the gaps."""
         gaps = list(map(_gap, self.spaces))
         found = zip(self.spaces, gaps, strict=True)
         kernels = _together([each for item, gap in found if gap is None for each in _records(item, self.declared)])
@@ -326,7 +333,7 @@ class _Sharing(Source[_Task, Any]):
 
 
 def _gap(item: _SweptSpace) -> Gap | None:
-    """Why a space has no record, where no kernel is to blame."""
+    """Returns why a space has no record if no kernel is to blame, else None."""
     name = f"sweep of {item.space.target} {item.space.dtype}"
     if item.failed and item.failed.kind:
         return Gap(item.failed.kind, f"{name}: {item.failed.message}", item.space.target)
@@ -337,7 +344,7 @@ def _gap(item: _SweptSpace) -> Gap | None:
 
 
 def _records(item: _SweptSpace, declared: Mapping[str, Declared]) -> list[KernelRun]:
-    """The record of a space, result by result; or what came in its way."""
+    """Returns the records of a space, one for each result, or one that says why there is none."""
     made = [item.recorded.get(name) for name in item.space.results]
     records = [record for record in made if record is not None]
     if not item.failed and records:
@@ -349,7 +356,7 @@ def _records(item: _SweptSpace, declared: Mapping[str, Declared]) -> list[Kernel
 
 
 def _together(runs: list[KernelRun]) -> list[KernelRun]:
-    """One record per kernel, of all its dtypes."""
+    """Combines the records of each kernel, of all its dtypes, in one."""
     merged: dict[str, KernelRun] = {}
     for item in runs:
         if (known := merged.get(item.target)) is not None:

@@ -1,4 +1,4 @@
-"""Single elements of a sweep by the exact routes: by place, without the tensors that they came from."""
+"""Judges single elements of a sweep by the exact routes. It finds them by place and needs no tensors of the sweep."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from verify.truth.formats import torch_dtype
 
 
 def halves(space: Space, result: str) -> int:
-    """Elements of a result for each point: a packed gradient has two."""
+    """Returns the number of elements of a result for each point: two for a packed gradient, else one."""
     return 2 if space.shape == "packed pairs" and result.startswith("d") else 1
 
 
 def problem_at(kernel: Kernel, space: Space, result: str, places: Sequence[int]) -> tuple[Problem, list[int]]:
-    """A problem that holds the points of some places, one per row, and their flat indices in its result."""
+    """Returns a problem that holds the points of some places, one per row, and the flat indices of the places in its
+    result.
+    """
     found = points_of(space, result, list(places))
     inputs = at_points(space, kernel.op, [point for point, _ in found])
     shape = (len(places),) if space.shape == "unary" else (len(places), 1)
@@ -34,7 +36,7 @@ def problem_at(kernel: Kernel, space: Space, result: str, places: Sequence[int])
 
 
 def points_at(kernel: Kernel, space: Space, result: str, places: Sequence[int]) -> list[Point]:
-    """The exact values of some places."""
+    """Returns the exact values of some places."""
     problem, indices = problem_at(kernel, space, result, places)
     return kernel.op.points(problem, result, indices)
 
@@ -42,7 +44,7 @@ def points_at(kernel: Kernel, space: Space, result: str, places: Sequence[int]) 
 def judge_at(
     kernel: Kernel, space: Space, result: str, places: Sequence[int], bits: Sequence[int], *, both: bool
 ) -> list[Judged]:
-    """The exact verdict on what came out at some places."""
+    """Returns the exact verdict on the kernel's bits at some places."""
     if not places:
         return []
     points, fmt = points_at(kernel, space, result, places), format_of(kernel, space, result)

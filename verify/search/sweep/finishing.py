@@ -1,4 +1,6 @@
-"""From what was counted to what the record says: the worst elements judged exactly, figures, curve, hard inputs."""
+"""Turns the counts of a sweep into its record: judges the worst elements exactly and adds figures, curve and hard
+inputs.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ from verify.truth.exact import Judged, digits, settle
 from verify.truth.formats import Format, power_of_two
 from verify.truth.ulp import from_bits
 
-HARD_BITS = 64  # the distance of a hard input from its midpoint is known to so many bits of an ulp
+HARD_BITS = 64  # bits of an ulp to which the distance of a hard input from its midpoint is computed
 
 
 def finish(
@@ -63,9 +65,9 @@ def finish(
     curve: bool = True,
     only: tuple[str, ...] | None = None,
 ) -> KernelRun:
-    """The record of one kernel over one space. Without all chunks its results are observed, not exhaustive.
+    """Returns the record of one kernel over one space. If chunks are missing, its results are observed, not exhaustive.
 
-    `only` leaves out all other results, and looks at no other part.
+    `only` names the results to record; the others are not read.
     """
     wanted = space.results if only is None else only
     results = [
@@ -90,7 +92,7 @@ def _parts(judging: _Judging) -> dict[PartName, Tally]:
 
 
 class _Finished:
-    """One result on its way into the record."""
+    """Makes the record of one result."""
 
     def __init__(self, kernel: Kernel, space: Space, name: str, partial: Partial, *, curve: bool) -> None:
         self.kernel, self.space, self.name, self.partial = kernel, space, name, partial
@@ -101,7 +103,7 @@ class _Finished:
         self.bounds = {item.name: item for item in kernel.op.landmarks.regimes(kernel.op.resolve(kernel.params))}
 
     def result(self) -> Result:
-        """The whole result."""
+        """Returns the whole result."""
         kernel, space = self.kernel, self.space
         found = _Judging(kernel, space, self.name, self.part)
         parts = _parts(found)
@@ -113,7 +115,7 @@ class _Finished:
             leaders = found.worst_of_regimes()
             each = {part_of(name): (value_of(x.upper), self._described(found, [x])[0]) for name, x in leaders.items()}
         escalated = self.part.escalated + len(found.exact)
-        # first the inputs that the reason names
+        # The inputs that the reason names come first.
         shown = [*ordinary, *special] if judged.reason and not judged.only_special else [*special, *ordinary]
         findings = Findings(parts, escalated, self.part.certificates, each, self.bounds, shown)
         peer = None
@@ -147,7 +149,7 @@ class _Finished:
         return [self._describe(item, judging.judge(item)) for item in leaders]
 
     def _describe(self, leader: Leader, judged: Judged) -> Worst:
-        """The element with the command that runs the kernel on it alone."""
+        """Describes an element, with the command that runs the kernel on it alone."""
         problem, (index,) = problem_at(self.kernel, self.space, self.name, [leader.place])
         got = from_bits(torch.tensor([leader.bits], dtype=torch.int64), self.of_result)
         width = halves(self.space, self.name)
@@ -166,14 +168,14 @@ class _Finished:
         return worst_element(self.kernel.op, problem, got.reshape(shape), judged, origin)
 
     def _curve(self) -> Curve:
-        """Error against the operand that decides the regime."""
+        """Returns the error curve over the operand that decides the regime."""
         edges = edges_for(self.kernel.op, self.kernel.op.resolve(self.kernel.params), self.fmt)
         operand = deciding_operand(self.kernel.op) or gate_of(self.kernel.op)
         baseline = None if self.baseline is None else self.baseline.curve
         return recorded(operand, self.fmt, edges, self.part.curve, baseline)
 
     def _hardest(self) -> list[Hard]:
-        """The candidates put in order by their exact distance from a midpoint."""
+        """Returns the hardest inputs, sorted by their exact distance from a midpoint."""
         places = [place for _, place in self.part.hardest]
         if not places or not self.space.hardest:
             return []
@@ -197,7 +199,7 @@ class _Finished:
 
 
 class _Judging:
-    """The tallies of one part with their maxima judged exactly, as far as that can change anything."""
+    """Holds the tallies of one part. Their maxima are judged exactly where that can change a figure."""
 
     def __init__(self, kernel: Kernel, space: Space, name: str, part: Part) -> None:
         self.kernel, self.space, self.name, self.part = kernel, space, name, part
@@ -207,14 +209,16 @@ class _Judging:
         self.regimes = {item: self._settled(part.regimes[item]) for item in names if part.regimes[item].n}
 
     def judge(self, leader: Leader) -> Judged:
-        """The exact verdict by both routes, once."""
+        """Returns the exact verdict by both routes. Computes it once."""
         if leader.place not in self.exact:
             judged = judge_at(self.kernel, self.space, self.name, [leader.place], [leader.bits], both=True)
             self.exact[leader.place] = judged[0]
         return self.exact[leader.place]
 
     def _settled(self, tally: Tally) -> Tally:
-        """The tally with an exact maximum; its upper end covers every element that was not judged."""
+        """Returns the tally with an exact maximum. The upper end of the maximum covers every element that was not
+        judged.
+        """
         highest = 0.0
         for leader in tally.leaders:
             if value_of(leader.upper) < highest:
@@ -224,19 +228,19 @@ class _Judging:
         return msgspec.structs.replace(tally, plain=Maximum(number(highest), number(upper)))
 
     def worst(self, keep: int) -> list[Leader]:
-        """The worst elements of ordinary inputs, the exactly worst first."""
+        """Returns the `keep` worst elements of finite inputs within the promised magnitude, in exact order."""
         candidates = [item for name, tally in self.part.regimes.items() if name not in APART for item in tally.leaders]
         judged = [item for item in candidates if item.place in self.exact]
         both = {item.place: item for item in [*worst(candidates, keep), *judged]}
         return self._ranked(both.values())[:keep]
 
     def worst_special(self) -> list[Leader]:
-        """The worst elements of infinite and NaN inputs, if they have an error."""
+        """Returns the worst elements of infinite and NaN inputs, if they have an error."""
         leaders = self.part.regimes.get(NONFINITE, Tally()).leaders[:KEEP_SPECIAL]
         return [item for item in leaders if self.judge(item).ulp]
 
     def worst_of_regimes(self) -> dict[str, Leader]:
-        """The worst of the judged elements of each part where it is further off than correct rounding may be."""
+        """Returns the worst judged element of each part, if its error exceeds that of correct rounding."""
         found = {}
         for name, tally in self.regimes.items():
             ranked = self._ranked(item for item in tally.leaders if item.place in self.exact)
@@ -249,7 +253,7 @@ class _Judging:
 
 
 def from_midpoint(point: Point, fmt: Format) -> Fraction:
-    """Distance of an exact value from the nearest midpoint of two neighbours, in ulp."""
+    """Returns the distance of an exact value from the nearest midpoint of two neighbours, in ulp."""
 
     def narrow(enclosure: Enclosure) -> bool:
         if fmt.ulp_exponent(enclosure.low) != fmt.ulp_exponent(enclosure.high):

@@ -1,13 +1,15 @@
-"""The fused route: inputs, reference, errors, histogram, worst units and curve of gate curves, on the device.
+"""Sweeps gate curves on the device, the fused route: inputs, reference, errors, histogram, worst units and curve.
 
-One kernel makes the inputs of a slab, the subject runs on them as on any tensors, and one kernel judges what came
-out: it evaluates the table of `table` in float64, and of every element the error interval, its bin, its
-share of the mean and whether it is rounded correctly. What float64 leaves open goes to a buffer and is judged
-exactly on the host. Of every *unit* of 4096 neighbouring inputs the largest error and the largest upper bound stay;
-the elements of the worst units are looked at again one by one, so that the list of worst elements is complete.
+One kernel makes the inputs of a slab. The kernel under test, here called the subject, runs on them as on any tensors.
+Another kernel judges the results: it evaluates the table of `table` in float64. For every element it finds the error
+interval, the bin, the share of the mean, and whether the element is rounded correctly. Elements that float64 leaves
+open go to a buffer and are judged exactly on the host.
 
-A unit never crosses a regime or a bin of the error curve: both are plain numbers to the kernel. Everything it adds
-up is an integer, everything else a maximum, so that neither the order nor the split changes a bit.
+A *unit* is 4096 neighbouring inputs. The device keeps the largest error and the largest upper bound of every unit. At
+the end it judges the elements of the worst units again one by one, so that the list of worst elements is complete.
+
+A unit never crosses a regime or a bin of the error curve: both are plain numbers to the kernel. The kernel adds up
+integers only, and takes maxima of all else, so neither the order nor the division of the work changes a bit.
 """
 
 from __future__ import annotations
@@ -46,19 +48,19 @@ from verify.truth.exact import Judged
 from verify.truth.ulp import Policy, bits_of, raw
 from verify.workers.phases import phase
 
-COPIES = 64  # of the histogram and the counters: neighbours have the same error, and would queue for one
-SAMPLE = 12  # random inputs per call and curve whose certificate is checked
+COPIES = 64  # copies of the histogram and the counters: neighbours have the same error and would queue for one
+SAMPLE = 12  # random inputs per call and curve at which the certificate is checked
 _Keys = TypeVar("_Keys", int, Tensor)
-_AHEAD = 4  # slabs that are launched before the first of them has to be done
-_INPUTS = 2048  # inputs that are made together
-# Elements that are judged together, and their warps. One warp needs no barrier to agree on a branch; an interpreted
-# tile is as cheap as an interpreted number. The figures do not depend on either.
+_AHEAD = 4  # slabs that are launched before the host waits for the first of them
+_INPUTS = 2048  # inputs that one program makes
+# Elements that one program judges together, and its warps. One warp needs no barrier to agree on a branch. In the
+# interpreter, a tile is as cheap as a number. The figures do not depend on either.
 _TILE = {"cuda": {"BLOCK": 64, "num_warps": 1}, "cpu": {"BLOCK": UNIT, "num_warps": 1}}
 _WIDE = {"cuda": 1024, "cpu": UNIT}  # elements that are only compared with a known pattern
 
 
 def supports(kernel: Kernel, space: Space) -> bool:
-    """Whether this route can judge a kernel: a gate curve under the default policy, float32 or pairs of 16 bits."""
+    """True if this route can judge a kernel: a gate curve under the default policy, in float32 or pairs of 16 bits."""
     known = bool(kernel.op.gate_curve) and ops.get(kernel.op.name) is kernel.op
     wanted = {"unary": 32}.get(space.shape, PAIR_BITS)
     plain = kernel.policy == Policy() and not kernel.mixed(space.dtype)
@@ -67,7 +69,7 @@ def supports(kernel: Kernel, space: Space) -> bool:
 
 @dataclass(frozen=True)
 class _Job:
-    """One column of a result: the curve or its slope, alone or times the other operand."""
+    """Describes one column of a result: the curve or its slope, alone or times the other operand."""
 
     slope: bool
     times: bool
@@ -94,9 +96,9 @@ def check_chunks(
     progress: Callable[[int], None],
     until: float = math.inf,
 ) -> tuple[dict[str, Part], set[str], int]:
-    """The chunks low..high by this route: parts by result, notes, and where it ended: before `high` once it is `until`.
+    """Checks the chunks low..high. Returns the parts by result, the notes, and one past the last chunk checked.
 
-    `until` is a moment of time.monotonic().
+    `until` is a time.monotonic() value. After it no slab begins, so the call may end before `high`.
     """
     prefixes = ["", BASELINE] if space.baseline else [""]
     with phase("sweep: plan, inputs, kernel and judging on the device"):
@@ -107,7 +109,7 @@ def check_chunks(
         parts, crowded = sweep.parts()
     if not crowded:
         return parts, sweep.notes, high
-    # far more open elements than a sound reference leaves: the torch route judges some and counts the rest
+    # A sound reference leaves far fewer elements open. The torch route judges some of them and counts the rest.
     if high - low == 1:
         return *check_chunk(kernel, space, low, backend), high
     parts, notes = {}, set(sweep.notes)
@@ -121,21 +123,21 @@ def check_chunks(
 
 @dataclass
 class _Column:
-    """The unit maxima of one job."""
+    """Holds the unit maxima of one job."""
 
     job: _Job
     reference: Reference
     error: Tensor
     upper: Tensor
     place: Tensor
-    hard: Tensor  # of one element where no hard inputs are wanted
+    hard: Tensor  # one element if no hard inputs are requested
     hardest: bool
     gates: tuple[Tensor, Tensor, Tensor] | None
 
 
 @dataclass
 class _Figures:
-    """What accumulates on the device for one result of one subject."""
+    """Holds the figures that the device accumulates for one result of one subject."""
 
     result: str
     histogram: Tensor
@@ -147,7 +149,7 @@ class _Figures:
 
 
 class Sweep:
-    """One call: the subjects on every slab, their results judged into figures."""
+    """Runs one call: the subjects on every slab, and the judging of their results."""
 
     def __init__(
         self, kernel: Kernel, space: Space, low: int, high: int, backend: Backend, prefixes: list[str]
@@ -176,9 +178,9 @@ class Sweep:
     # -- inputs and subject ----------------------------------------------------------------------
 
     def run(self, progress: Callable[[int], None], *, judge: bool = True, until: float = math.inf) -> None:
-        """Every slab, or those begun before `until`: make the inputs, run each subject, judge each result.
+        """Makes the inputs of every slab, runs each subject and judges each result. Begins no slab after `until`.
 
-        Without `judge` only the first two: what no sweep of this subject can be faster than.
+        Without `judge` it judges nothing. That takes the least time that any sweep of this subject can take.
         """
         slot = 0
         launched: deque[tuple[int, torch.cuda.Event | None]] = deque()
@@ -199,7 +201,7 @@ class Sweep:
                     self._judge(prefix + name, name, got, slot, units)
             slot += units
             launched.append((self.space.chunk_of(last - 1) + 1 - self.low, self._mark()))
-            # the host waits for the device, so that progress and `until` are about slabs that are done
+            # The host waits for the device, so that progress and `until` count finished slabs.
             while len(launched) == _AHEAD:
                 done, mark = launched.popleft()
                 if mark is not None:
@@ -211,7 +213,7 @@ class Sweep:
             )
 
     def _mark(self) -> torch.cuda.Event | None:
-        """What the device reaches when it has done everything launched so far."""
+        """Returns an event that the device reaches after all work launched so far. None on the CPU."""
         if self.device.type != "cuda":
             return None
         mark = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -219,7 +221,7 @@ class Sweep:
         return mark
 
     def _end_at(self, slabs: int, slots: int) -> None:
-        """Make this a call for its first slabs only; their units fill the first slots."""
+        """Shortens this call to its first slabs, whose units fill the first slots."""
         plan = self.plan
         plan.slabs = plan.slabs[:slabs]
         plan.pieces = [piece for _, _, pieces in plan.slabs for piece in pieces]
@@ -235,7 +237,7 @@ class Sweep:
                 column.hard = column.hard[:slots]
 
     def _inputs(self, first: int, last: int) -> dict[str, Tensor | None]:
-        """Operands of a slab, made in one pass each."""
+        """Makes the operands of a slab, in one pass each."""
         op, per = self.kernel.op, self.space.per_key
         width = 2 * SIDE if self.space.shape == "packed pairs" else SIDE
         shape = (last - first,) if per == 1 else ((last - first) // per, width)
@@ -247,7 +249,7 @@ class Sweep:
         return inputs
 
     def _walk_inputs(self, inputs: dict[str, Tensor | None], first: int, last: int, *, compare: bool) -> None:
-        """Write the patterns of a slab's operands, or count where they are no longer what was written."""
+        """Writes the patterns of a slab's operands, or counts the elements that differ from them if `compare`."""
         op, per = self.kernel.op, self.space.per_key
         row, rows = first // per, (last - first) // per
         for operand in op.operands:
@@ -313,7 +315,7 @@ class Sweep:
         return found
 
     def _judge(self, label: str, result: str, got: Tensor, first_slot: int, units: int) -> None:
-        """Judge one result of a slab, whose units begin at a slot."""
+        """Judges one result of a slab, whose units begin at a slot."""
         found = self._figures_for(label, result)
         shared = (found.open_count, found.open_place, found.open_bits, self.first // CHUNK)
         width = halves(self.space, result)
@@ -336,7 +338,9 @@ class Sweep:
             )  # fmt: skip
 
     def _sample(self, reference: Reference) -> None:
-        """Check the reference against exact values at random inputs of the range, and stop if its bound breaks."""
+        """Checks the reference against exact values at random inputs of the range. Raises TruthError if its bound
+        breaks.
+        """
         low, high = (point // self.space.per_key for point in (self.first, self.last - 1))
         low, high = max(low, self.plan.finite[0]), min(high, self.plan.finite[1] - 1)
         if low <= high:
@@ -345,7 +349,7 @@ class Sweep:
     # -- figures ---------------------------------------------------------------------------------
 
     def parts(self) -> tuple[dict[str, Part], bool]:
-        """The part of every result; and whether some chunk had more open elements than the buffer holds."""
+        """Returns the part of every result, and True if a chunk had more open elements than the buffer holds."""
         if any(int(item.open_count.max()) > OPEN_SLOTS for item in self.figures.values()):
             return {}, True
         subjects = {label: prefix for prefix in self.subjects for label in self.figures if label.startswith(prefix)}
@@ -360,7 +364,7 @@ class Sweep:
         return part.merge(self._settled(found))
 
     def _counted(self, found: _Figures) -> dict[str, Tally]:
-        """What was counted in every part, without leaders."""
+        """Returns the counts of every part, without leaders."""
         counts = found.histogram.sum(1, dtype=torch.int64).cpu()
         counters = found.counters.sum(1).cpu().tolist()
         tallies = {}
@@ -382,7 +386,9 @@ class Sweep:
 
     @cached_property
     def _slots(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Of every unit: part, deciding key of its first element, other key, and where the other keys end."""
+        """Returns for every unit: its part, the deciding key of its first element, the other key, and the end of the
+        other keys.
+        """
         rows, piece = self.pieces, self.owner
         parts = torch.tensor([item.part for item in self.plan.pieces], device=self.device)
         slot = torch.arange(self.plan.count, device=self.device)
@@ -400,7 +406,9 @@ class Sweep:
         return gate * (width * SIDE) + (half * SIDE if width == 2 else 0) + other
 
     def _curve(self, result: str, column: _Column) -> list[Peak]:
-        """The largest error of every bin with the first place that has it; found on the host, unit by unit in order."""
+        """Returns the largest error of every bin, at the first place that has it. The host searches unit by unit in
+        order.
+        """
         error, within = column.error.cpu().numpy(), column.place.cpu().numpy()
         found: list[Peak] = []
         for piece in self.plan.pieces:
@@ -425,7 +433,7 @@ class Sweep:
     def _worst(
         self, result: str, column: _Column, subject: Kernel
     ) -> tuple[dict[str, tuple[list[Leader], Number]], list[tuple[float, int]]]:
-        """The worst elements of every part, and the hardest inputs, from the units that hold them."""
+        """Returns the worst elements of every part, and the hardest inputs. Judges the units that hold them again."""
         parts, gate, other, ends = self._slots
         base = self._places(result, column.job.half, gate, other)
         ranked = torch.where(column.upper > 0, column.upper, -1.0)
@@ -459,7 +467,7 @@ class Sweep:
         return leaders, sorted((0.5 - near, place) for near, place in rows)
 
     def _part_of(self, places: Tensor, result: str) -> Tensor:
-        """The part of each place."""
+        """Returns the index of the part of each place."""
         per = self.space.per_key * halves(self.space, result)
 
         def by_key(keys: Tensor, starts: list[int], values: list[int]) -> Tensor:
@@ -479,10 +487,13 @@ class Sweep:
     def _again(
         self, result: str, column: _Column, subject: Kernel, gate: Tensor, other: Tensor, ends: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """The elements of some units once more: places, bits, upper bounds, distances from midpoints, which count."""
+        """Judges the elements of some units again: places, bits, upper bounds, distances from midpoints, and a mask.
+
+        The mask is True for elements that belong to a unit.
+        """
         offset = torch.arange(UNIT, dtype=torch.int64, device=self.device)
         if self.space.shape == "unary":
-            # a unit that a bin of the curve cuts in two is there twice
+            # A bin of the curve may cut a unit in two: then the unit occurs twice in `gate`.
             gates = (torch.unique(gate)[:, None] + offset).reshape(-1)
             inside = (gates >= self.first) & (gates < self.last)
             gates = gates.clamp(self.first, self.last - 1)
@@ -509,7 +520,7 @@ class Sweep:
         return self._places(result, column.job.half, gates, others), bits, upper, hard, inside
 
     def _settled(self, found: _Figures) -> Part:
-        """The open elements, judged exactly."""
+        """Returns a part of the open elements, judged exactly."""
         counts = found.open_count.cpu().tolist()
         part = Part()
         per = self.space.per_key * halves(self.space, found.result)
@@ -523,7 +534,7 @@ class Sweep:
                 other = None if self.space.shape == "unary" else place % SIDE
                 part_number = self.plan.part_at(place // per, other)
                 bin_ = self.plan.label(place // per)[1] if part_number < self.plan.special else -1
-                # the launch that left it open has counted it in its bin of the curve
+                # The judging kernel has already counted the element in its bin of the curve.
                 curve = [self._peak(found.result, bin_, 0, abs(verdict.ulp), place)] if bin_ >= 0 else []
                 regimes = {self.plan.names[part_number]: _single(place, pattern, verdict)}
                 part = part.merge(Part(regimes=regimes, curve=curve, escalated=1))
@@ -531,13 +542,13 @@ class Sweep:
 
 
 def _leading(leaders: list[Leader], rest: Number) -> Tally:
-    """Leaders of elements that are counted elsewhere. Nothing of their errors is known but the upper ends."""
+    """Returns a tally of leaders only; another tally counts them. It has only the upper ends of their errors."""
     upper = max([0.0, value_of(rest), *(value_of(item.upper) for item in leaders)])
     return Tally(plain=Maximum(upper=number(upper)), leaders=leaders, rest=rest)
 
 
 def _single(place: int, bits: int, judged: Judged) -> Tally:
-    """The tally of one exactly judged element."""
+    """Returns the tally of one exactly judged element."""
     size = abs(judged.ulp)
     index = int(bin_of(torch.tensor([size], dtype=torch.float64)))
     return Tally(

@@ -1,4 +1,4 @@
-"""How the points of a fused sweep are laid out: slabs for the subject, pieces of one regime and one curve bin."""
+"""Lays out the points of a fused sweep: slabs for the kernel under test, pieces of one regime and one curve bin."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from verify.search.sweep.subject import gate_of
 
 UNIT = 4096  # neighbouring inputs whose maxima are kept together
 SIDE = 1 << PAIR_BITS
-SLAB = 1 << 26  # points that the subject gets at a time
+SLAB = 1 << 26  # points of one call of the kernel under test
 
 
 @dataclass
 class Piece:
-    """Points in one part and one bin of the curve: keys start..stop, of `columns` of the other operand."""
+    """Holds points in one part and one bin of the curve: keys start..stop, with `columns` of the other operand."""
 
     start: int
     stop: int
@@ -33,7 +33,7 @@ class Piece:
 
 
 class Plan:
-    """Slabs and pieces of a range of points."""
+    """Divides a range of points into slabs and pieces."""
 
     def __init__(self, kernel: Kernel, space: Space, first: int, last: int) -> None:
         fmt = space.format
@@ -41,7 +41,7 @@ class Plan:
         self.space = space
         regimes = kernel.op.landmarks.regimes(params)
         self.names = parts_of([item.name for item in regimes])
-        self.special = len(self.names) - 2  # the first of the parts that stand apart
+        self.special = len(self.names) - 2  # the first of the parts without classes
         spans = [finite_keys(fmt, item.low, item.high) for item in regimes]
         self.edges = curve_keys(kernel.op, params, fmt)
         smallest, largest = key_of_bits(fmt, fmt.max_bits | fmt.sign_bit), key_of_bits(fmt, fmt.max_bits)
@@ -49,7 +49,7 @@ class Plan:
         gate = gate_of(kernel.op)
         others = [item.name for item in kernel.op.operands if item.name != gate] or [gate]
         levels_of = {name: levels(fmt, kernel.promised_to(space.dtype, name)) for name in (gate, *others)}
-        self.bands = levels_of[others[0]]  # of the other operand of a pair
+        self.bands = levels_of[others[0]]  # levels of the other operand of a pair
         mine = levels_of[gate]
         cuts = sorted({*self.edges, *(key for span in spans for key in span), *(key for key, _ in mine if key)})
         self.cuts = cuts
@@ -69,15 +69,15 @@ class Plan:
             self.count += piece.units
 
     def label(self, key: int) -> tuple[int, int, int]:
-        """Regime, bin and level of a key of the deciding operand."""
+        """Returns regime, bin and level of a key of the deciding operand."""
         return self.labels[bisect_right(self.cuts, key)]
 
     def part(self, regime: int, level: int) -> int:
-        """The number of the part that holds elements of a regime and a level: see `names`."""
+        """Returns the index in `names` of the part that holds elements of a regime and a level."""
         return regime * len(CLASSES) + level if level < SPECIAL else self.special + level - SPECIAL
 
     def part_at(self, gate: int, other: int | None) -> int:
-        """The part of an element."""
+        """Returns the index of the part of an element."""
         regime, _, level = self.label(gate)
         return self.part(regime, level if other is None else max(level, level_at(self.bands, other)))
 
@@ -88,7 +88,7 @@ class Plan:
         for low, high in itertools.pairwise(ends):
             regime, bin_, level = self.label(low)
             bands = [(0, level)] if per == 1 else [(key, max(level, other)) for key, other in self.bands]
-            # neighbours that differ from this operand on the other's account alone are one
+            # Join neighbouring bands that end up in the same level.
             kept = [band for place, band in enumerate(bands) if not place or bands[place - 1][1] != band[1]]
             for (left, here), right in zip(kept, [*(key for key, _ in kept[1:]), SIDE], strict=True):
                 part = self.part(regime, here)
@@ -97,7 +97,7 @@ class Plan:
                 yield Piece(low, high, columns, part, -1 if part >= self.special else bin_, first, units=units)
 
     def rows(self) -> list[list[int]]:
-        """The pieces as the kernels read them."""
+        """Returns the pieces in the form that the kernels read."""
         per = self.space.per_key
         found = []
         for piece in self.pieces:

@@ -1,9 +1,9 @@
-"""What a part of a sweep found. Partials of one space merge: associative, commutative, bit for bit the same.
+"""Holds the findings of some chunks of a sweep. Partials of one space merge associatively and commutatively.
 
-Everything in a partial depends on single elements only, never on how the work was split: tallies merge exactly, curves
-take maxima with the lowest point first among equals. A leader of a tally is an element by its place in the result of
-the whole space, were that one tensor; its error is an interval's upper end until `finishing` judges it. A
-partial knows which chunks it covers; merging one chunk twice is an error.
+A partial depends on single elements only, never on the division of the work: tallies merge exactly, and curves take
+maxima, the lowest point first among equals. A leader of a tally is an element. Its place is its index in the result of
+the whole space, as if that were one tensor. Its error is an interval's upper end until `finishing` judges it. A partial
+lists the chunks that it covers; merging one chunk twice is an error.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from verify.errors import UsageError
 from verify.measure.tally import Peak, Tally, merged_peaks
 from verify.search.sweep.space import merged
 
-HARD_KEEP = 64  # candidates for the hardest-to-round inputs: exact judgement puts them in order
+HARD_KEEP = 64  # candidates for the hardest-to-round inputs; exact judgement sorts them
 
 
 class Part(msgspec.Struct, frozen=True):
-    """One result of one implementation."""
+    """Holds the findings about one result of one implementation."""
 
     regimes: dict[str, Tally] = {}
     curve: list[Peak] = []
@@ -27,7 +27,7 @@ class Part(msgspec.Struct, frozen=True):
     certificates: list[str] = []
 
     def merge(self, other: Part) -> Part:
-        """Both together."""
+        """Merges two parts."""
         names = sorted({*self.regimes, *other.regimes})
         return Part(
             regimes={name: self.regimes.get(name, Tally()).merge(other.regimes.get(name, Tally())) for name in names},
@@ -39,21 +39,21 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Partial(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What was found in some chunks of a space. JSON by `encode`, read by `decode`."""
+    """Holds the findings of some chunks of a space. `encode` writes JSON, `decode` reads it."""
 
     space: str  # Space.identity()
     reference: str  # the route that judged: figures of different routes never merge
     chunks: list[tuple[int, int]]  # covered, half-open, sorted, disjoint
-    parts: dict[str, Part]  # by result; the baseline's under "baseline " + result
+    parts: dict[str, Part]  # by result; results of the baseline under "baseline " + result
     notes: list[str] = []
 
     @property
     def done(self) -> int:
-        """How many chunks are covered."""
+        """Returns the number of chunks covered."""
         return sum(high - low for low, high in self.chunks)
 
     def merge(self, other: Partial) -> Partial:
-        """Both together. UsageError when they are of different spaces or share a chunk."""
+        """Merges two partials. Raises UsageError if they are of different spaces or share a chunk."""
         if (self.space, self.reference) != (other.space, other.reference):
             raise UsageError(
                 f"partial results of different sweeps do not merge: {self.space} by {self.reference}, "
@@ -69,17 +69,17 @@ class Partial(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def encode(self) -> bytes:
-        """Canonical JSON."""
+        """Returns canonical JSON."""
         return msgspec.json.encode(self, order="sorted")
 
     @staticmethod
     def decode(data: bytes) -> Partial:
-        """From JSON."""
+        """Reads the JSON of `encode`."""
         return msgspec.json.decode(data, type=Partial)
 
 
 class Outline(msgspec.Struct, frozen=True):
-    """What of an encoded partial says what it covers: the process that shares chunks out reads no more of it."""
+    """Holds the fields of an encoded partial that say what it covers. The parent of a sweep decodes only these."""
 
     space: str
     reference: str
@@ -87,5 +87,5 @@ class Outline(msgspec.Struct, frozen=True):
 
     @staticmethod
     def decode(data: bytes) -> Outline:
-        """From the JSON of a partial."""
+        """Reads these fields of the JSON of a partial."""
         return msgspec.json.decode(data, type=Outline)

@@ -1,4 +1,4 @@
-"""The reference of the fused route: a table on the device with its certificate, and the check of its bound."""
+"""Holds the reference of the fused route, a table on the device with its certificate, and checks its bound."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from verify.truth.enclosure import Enclosure
 from verify.truth.exact import settle
 from verify.truth.formats import named
 
-KIND = "fused"  # of the certificate, before the kind of the device
-_VANISHED = Fraction(1, 1 << 340)  # what lies beyond the table
+KIND = "fused"  # precedes the device's kind in the certificate
+_VANISHED = Fraction(1, 1 << 340)  # larger than any value beyond the table
 
 
 @dataclass(frozen=True)
 class Reference:
-    """The table of one curve on the device, with the bound that its certificate gives."""
+    """Holds the table of one curve on the device, with the bound of its certificate."""
 
     curve: str
     params: dict[str, Any]
@@ -40,7 +40,7 @@ class Reference:
     dtype: str
 
     def at(self, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Simple part, remainder and scale of its error at some keys."""
+        """Returns the simple part, the remainder and the scale of its error at some keys."""
         fmt = named(self.dtype)
         high, low, scale = (torch.empty(keys.shape, dtype=torch.float64, device=keys.device) for _ in range(3))
         reference_kernel[(-(-keys.numel() // 1024),)](
@@ -51,23 +51,23 @@ class Reference:
 
 
 def reference_for(kernel: Kernel, dtype: str, slope: bool, device: torch.device | str) -> Reference:
-    """The reference of a kernel's curve."""
+    """Returns the reference of a kernel's curve."""
     return reference_of(kernel.op.gate_curve, kernel.op.resolve(kernel.params), slope, dtype, device)
 
 
 def reference_of(curve: str, params: dict[str, Any], slope: bool, dtype: str, device: torch.device | str) -> Reference:
-    """The reference of a curve or of its slope, for inputs of a dtype."""
+    """Returns the reference of a curve or of its slope, for inputs of a dtype."""
     kind = f"{KIND} {architecture(device)}"
     units, sentence = certificate.units_for(curve, params, "dx" if slope else "y", kind)
     table = table_for(curve, str(params.get("approximate", "")), slope)
     rows = torch.tensor(table.rows, dtype=torch.float64, device=device)
-    # two units more: the product with the other operand of a pair
+    # The product with the other operand of a pair adds two units.
     bound = torch.tensor([(units + 2.0) * 2.0**-53], dtype=torch.float64, device=device)
     return Reference(curve, params, slope, table, rows, bound, sentence, dtype)
 
 
 def check_reference(reference: Reference, space: Space, low: int, high: int, count: int, seed: int) -> None:
-    """Stop with a TruthError if some random key in a range is beyond the bound of the certificate."""
+    """Raises TruthError if a random key in a range is beyond the bound of the certificate."""
     keys = torch.sort(counter.below(seed, f"fused/{reference.slope}", count, min(high - low, 1 << 31)) + low).values
     allowed = float(reference.units) * 2.0**53
     worst = max(distances(reference, keys))
@@ -79,7 +79,9 @@ def check_reference(reference: Reference, space: Space, low: int, high: int, cou
 
 
 def distances(reference: Reference, keys: Tensor) -> list[float]:
-    """How far the reference is from the exact value at some keys of finite numbers, in units of 2^-53 of its scale."""
+    """Returns the reference's distance from the exact value at keys of finite numbers, in units of 2^-53 of its
+    scale.
+    """
     parts = [part.cpu().tolist() for part in reference.at(keys.to(reference.rows.device))]
     x = values_at(keys, named(reference.dtype))
     points = points_of(reference.curve, reference.params, reference.slope, x)

@@ -1,4 +1,4 @@
-"""What a worker is asked of a sweep. A partial result travels as the JSON text that is kept."""
+"""Defines the requests of a sweep to workers, and their replies. A partial result travels as JSON text."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from verify.workers.requests import Request
 
 
 class Spaces(msgspec.Struct, frozen=True):
-    """Spaces, each with how it is checked, and why other kernels have none."""
+    """Holds spaces and the route of each, and says why other kernels have none."""
 
     spaces: list[Space]
-    references: list[str]
-    skipped: list[str]
-    hints: list[str]  # of what was skipped
-    place: dict[str, str]  # digests of the sources that decide the figures
+    references: list[str]  # routes of the spaces
+    skipped: list[str]  # why other kernels have no space
+    hints: list[str]  # the next command for each skipped kernel
+    place: dict[str, str]  # digests of the sources on which the figures depend
 
 
 class ListSpaces(Request[Spaces], frozen=True, tag="sweep spaces"):
-    """Every space of the kernels of some targets."""
+    """Asks for every space of the kernels of some targets."""
 
     lists: ClassVar[bool] = True
     targets: list[str]
@@ -36,7 +36,7 @@ class ListSpaces(Request[Spaces], frozen=True, tag="sweep spaces"):
 
 
 class SweepChunks(Request[str], frozen=True, tag="sweep chunks"):
-    """The partial result of the chunks from the first to before the second; of fewer, where they take long."""
+    """Asks for the partial result of a half-open range of chunks. If they take long, the reply covers fewer."""
 
     space: Space
     chunks: tuple[int, int]
@@ -44,7 +44,7 @@ class SweepChunks(Request[str], frozen=True, tag="sweep chunks"):
 
 
 class RecordSweep(Request[KernelRun], frozen=True, tag="sweep record"):
-    """The record of one result of a kernel over a space, from everything that was found."""
+    """Asks for the record of one result of a kernel over a space, from all findings."""
 
     space: Space
     partials: list[str]

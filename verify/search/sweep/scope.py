@@ -1,4 +1,4 @@
-"""From a kernel and what the user asked for to the space of a sweep, or a message that says why there is none."""
+"""Makes the space of a sweep from a kernel and the user's options, or says why there is none."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from verify.truth.formats import Format, named
 
 
 def shape_of(op: Op) -> Literal["unary", "pairs", "packed pairs"] | None:
-    """How an op's inputs can be enumerated; None when they cannot."""
+    """Returns how an op's inputs can be enumerated. None: they cannot."""
     if not op.geometry.by_element or op.gate != "plain":
         return None
     if len(op.operands) == 1:
@@ -31,7 +31,9 @@ def shape_of(op: Op) -> Literal["unary", "pairs", "packed pairs"] | None:
 
 
 def apart(kernel: Kernel, dtype: str) -> dict[str, str]:
-    """Maps the operands that have another dtype than the case to it: their inputs have no common order."""
+    """Maps each operand whose dtype differs from the case's to that dtype. Inputs of two dtypes have no common
+    order.
+    """
     return differing(dtype, kernel.operand_dtypes.get(dtype, {}))
 
 
@@ -111,7 +113,9 @@ def space_of(
 
 
 def undeclared(kernel: Kernel, target: str, received: Sequence[str]) -> UsageError:
-    """The error about dtypes that a kernel does not declare; next comes the first that it declares and can be swept."""
+    """Returns the error about dtypes that a kernel does not declare. Its hint names the first declared dtype to
+    sweep.
+    """
     most = 32 if shape_of(kernel.op) == "unary" else PAIR_BITS
     declared, where = ", ".join(kernel.dtypes), shlex.quote(target)
     able = next((name for name in kernel.dtypes if named(name).bits <= most), None)
@@ -133,13 +137,14 @@ def _regime_keys(kernel: Kernel, fmt: Format, name: str, again: str) -> tuple[in
     )
 
 
-SPECIAL, OUTSIDE = len(CLASSES), len(CLASSES) + 1  # levels of infinities and NaN, and of what is beyond `largest`
+SPECIAL, OUTSIDE = len(CLASSES), len(CLASSES) + 1  # levels of infinities and NaN, and of magnitudes beyond `largest`
 
 
 def levels(fmt: Format, largest: float = math.inf) -> list[tuple[int, int]]:
-    """Where each level of inputs begins in the order of keys, from 0: the place of a class in CLASSES, or one of above.
+    """Returns (first key, level) of each range of inputs, in the order of keys, from key 0.
 
-    An element has the highest level of all inputs that it depends on, see `verify.cases.classes`.
+    A level is the index of a class in CLASSES, or SPECIAL or OUTSIDE. An element has the highest level of all inputs
+    that it depends on, see `verify.cases.classes`.
     """
     least, end = key_of_bits(fmt, fmt.max_bits | fmt.sign_bit), key_of_bits(fmt, fmt.max_bits) + 1
 
@@ -149,7 +154,7 @@ def levels(fmt: Format, largest: float = math.inf) -> list[tuple[int, int]]:
     starts = {0: SPECIAL, least: len(CLASSES) - 1}
     starts |= {at(value, above): level for value, above, level in EDGES}
     starts[end] = SPECIAL
-    if largest < math.inf:  # an infinity is beyond any magnitude, NaN is not
+    if largest < math.inf:  # an infinity is beyond `largest`, NaN is not
         low, high = at(-largest, False), at(largest, True)
         inside = {key: level for key, level in starts.items() if low < key < high}
         infinities = (
@@ -161,22 +166,24 @@ def levels(fmt: Format, largest: float = math.inf) -> list[tuple[int, int]]:
 
 
 def level_at(starts: Sequence[tuple[int, int]], key: int) -> int:
-    """The level of a key."""
+    """Returns the level of a key."""
     return starts[bisect_right(starts, (key, math.inf)) - 1][1]
 
 
 def parts_of(regimes: Sequence[str]) -> list[str]:
-    """The parts of a result that are counted apart: a regime and a class each, then the special ones, see `levels`."""
+    """Returns the parts of a result that are counted separately: each regime with each class, then the special
+    parts.
+    """
     return [*(part_named(regime, name) for regime in regimes for name in CLASSES), NONFINITE, BEYOND]
 
 
 def part_named(regime: str, of_class: str) -> str:
-    """What a part is called in a partial result."""
+    """Returns the name of a part in a partial result."""
     return regime if regime in APART else f"{regime}: {of_class}"
 
 
 def part_of(name: str) -> tuple[str, str]:
-    """Regime and class of a part."""
+    """Returns the regime and the class of a part."""
     if name in APART:
         return name, EXTREME if name == NONFINITE else ""
     regime, _, of_class = name.rpartition(": ")
@@ -184,6 +191,6 @@ def part_of(name: str) -> tuple[str, str]:
 
 
 def curve_keys(op: Op, params: Params, fmt: Format) -> list[int]:
-    """The keys at which the bins of the error curve begin, and the key that ends the last one."""
+    """Returns the keys at which the bins of the error curve begin, and the key that ends the last bin."""
     edges = edges_for(op, params, fmt)
     return [key_of_value(fmt, edge) for edge in edges[:-1]] + [key_of_bits(fmt, fmt.max_bits) + 1]

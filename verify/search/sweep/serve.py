@@ -1,4 +1,6 @@
-"""The worker's side of a sweep: spaces of a target, chunks of a space, and the record of what was found."""
+"""Answers requests of a sweep in a worker: the spaces of a target, chunks of a space, and the record of all
+findings.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,14 @@ from verify.search.sweep.torch_route import BASELINE
 from verify.truth.formats import named
 from verify.workers.requests import OnProgress
 
-REPORT_SECONDS = 0.1  # between two reports of progress: each is an event of the cluster
-SLOW_BITS = 16  # without a GPU float32 is swept where it is asked for by name
+REPORT_SECONDS = 0.1  # between two reports of progress, each of which is an event of the cluster
+SLOW_BITS = 16  # without a GPU, wider dtypes are swept only if they are requested by name
 
 
 def spaces(request: ListSpaces, backend: Backend) -> Spaces:
-    """Every space of the kernels of some targets; `skipped` and `hints` say why other kernels have none.
+    """Returns every space of the kernels of some targets. `skipped` and `hints` say why other kernels have none.
 
-    `place` holds what decides a figure: what other code began is not continued.
+    `place` holds digests of the code on which the figures depend. A sweep of other code is not continued.
     """
     found = Spaces([], [], [], [], {})
     own = own_digest()
@@ -72,7 +74,7 @@ def _spaces_of(kernel: Kernel, target: str, request: ListSpaces, backend: Backen
     if wanted and not dtypes:
         raise undeclared(kernel, target, wanted)
     if shape is None:
-        space_of(kernel, target, kernel.dtypes[0])  # says why
+        space_of(kernel, target, kernel.dtypes[0])  # raises the error that says why
     if shape not in (None, "unary") and not request.pairs:
         raise UsageError(
             f"{who} has two operands: --pairs sweeps all 2^32 pairs of a 16-bit dtype",
@@ -100,7 +102,9 @@ def _spaces_of(kernel: Kernel, target: str, request: ListSpaces, backend: Backen
 
 
 def chunks(request: SweepChunks, backend: Backend, progress: OnProgress) -> str:
-    """The partial result of some chunks of a space: of the first ones, where all take longer than `seconds`."""
+    """Returns the partial result of some chunks of a space, of only the first ones if all take longer than
+    `seconds`.
+    """
     kernel = load(Target.parse(request.space.target))[0]
     last = time.monotonic()
 
@@ -116,7 +120,7 @@ def chunks(request: SweepChunks, backend: Backend, progress: OnProgress) -> str:
 
 
 def record(request: RecordSweep) -> KernelRun:
-    """The record of one result of a kernel over a space, from everything that was found."""
+    """Returns the record of one result of a kernel over a space, from all findings."""
     kernel = load(Target.parse(request.space.target))[0]
     first, *others = (_only(Partial.decode(item.encode()), request.result) for item in request.partials)
     for other in others:
@@ -125,7 +129,7 @@ def record(request: RecordSweep) -> KernelRun:
 
 
 def _only(partial: Partial, result: str) -> Partial:
-    """What a partial result holds of one result."""
+    """Returns the parts of a partial result that belong to one result."""
     wanted = (result, BASELINE + result)
     return msgspec.structs.replace(
         partial, parts={name: part for name, part in partial.parts.items() if name in wanted}

@@ -1,12 +1,11 @@
-"""What a sweep enumerates: every input of a kernel in one dtype, or a range of them, cut into numbered chunks.
+"""Defines the inputs of a sweep: every input of a kernel in one dtype, or a range of them, cut into numbered chunks.
 
-Inputs are numbered by *key*: the position of a pattern in the total order of its format, from the negative NaN
-over -0 and +0 to the positive NaN. Consecutive keys are consecutive numbers, so that a range of values, a regime
-and a bin of the error curve are each a range of keys. A *point* is one input: the key itself for a unary kernel,
-`gate key * 2^16 + other key` for the pairs of a gated one.
+Inputs are numbered by *key*: the position of a pattern in the total order of its format, from the negative NaN over -0
+and +0 to the positive NaN. Consecutive keys are consecutive numbers, so a range of values, a regime and a bin of the
+error curve are each a range of keys. A *point* is one input: the key itself for a unary kernel, `gate key * 2^16 +
+other key` for the pairs of a gated one.
 
-The chunks are a property of the space alone (2^22 points each, aligned), never of the machine or of how many
-work on it.
+The chunks depend on the space alone (2^22 points each, aligned), never on the machine or the number of workers.
 """
 
 from __future__ import annotations
@@ -23,14 +22,15 @@ from verify.errors import UsageError
 from verify.truth.formats import Format, named
 
 CHUNK = 1 << 22
-PAIR_BITS = 16  # of each operand: pairs of wider ones cannot be enumerated
+PAIR_BITS = 16  # bits of each operand; pairs of wider ones cannot be enumerated
 
 
 class Space(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The inputs of one sweep of one kernel. JSON; everything that determines the figures but the kernel's code.
+    """Holds the inputs of one sweep of one kernel, as JSON: everything that determines the figures but the kernel's
+    code.
 
-    `start` and `stop` bound the keys of the operand that decides the regime (`x`, or the gate of a pair); of a
-    pair's other operand every pattern is taken.
+    `start` and `stop` bound the keys of the operand that decides the regime (`x`, or the gate of a pair). A pair's
+    other operand takes every pattern.
     """
 
     target: str  # FILE::KERNEL or MODULE::KERNEL
@@ -40,65 +40,65 @@ class Space(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     start: int
     stop: int
     baseline: bool = False
-    hardest: int = 0  # how many of the hardest-to-round inputs to keep
-    regime: str = ""  # the name that chose start and stop, for the report
+    hardest: int = 0  # number of hardest-to-round inputs to keep
+    regime: str = ""  # the regime that chose start and stop; "" if none
 
     @property
     def format(self) -> Format:
-        """The format of the operands."""
+        """Returns the format of the operands."""
         return named(self.dtype)
 
     @property
     def per_key(self) -> int:
-        """Points for each key of the deciding operand."""
+        """Returns the number of points for each key of the deciding operand."""
         return 1 if self.shape == "unary" else 1 << PAIR_BITS
 
     @property
     def first(self) -> int:
-        """The first point."""
+        """Returns the first point."""
         return self.start * self.per_key
 
     @property
     def last(self) -> int:
-        """One past the last point."""
+        """Returns one past the last point."""
         return self.stop * self.per_key
 
     @property
     def points(self) -> int:
-        """How many inputs there are."""
+        """Returns the number of inputs."""
         return self.last - self.first
 
     @property
     def complete(self) -> bool:
-        """Whether this is every input of the dtype."""
+        """True if the space has every input of the dtype."""
         return self.start == 0 and self.stop == 1 << self.format.bits
 
     @property
     def chunks(self) -> int:
-        """How many chunks there are; they are numbered from 0."""
+        """Returns the number of chunks, which are numbered from 0."""
         return -(-self.last // CHUNK) - self.first // CHUNK
 
     def chunk(self, number: int) -> tuple[int, int]:
-        """The points of a chunk, half-open."""
+        """Returns the points of a chunk, half-open."""
         if not 0 <= number < self.chunks:
             raise UsageError(f"the space has chunks 0 to {self.chunks - 1}; received {number}")
         low = (self.first // CHUNK + number) * CHUNK
         return max(low, self.first), min(low + CHUNK, self.last)
 
     def chunk_of(self, point: int) -> int:
-        """The number of the chunk that holds a point."""
+        """Returns the number of the chunk that holds a point."""
         return point // CHUNK - self.first // CHUNK
 
     def question(self) -> str:
-        """What was asked, for the property hash: the same inputs and results give the same text."""
+        """Returns a text for the property hash. Equal inputs have the same text."""
         return f"{self.shape} {self.dtype} keys {self.start}..{self.stop}"
 
     def identity(self) -> str:
-        """12 hex digits of the whole space: partial results of different spaces never merge."""
+        """Returns 12 hex digits that identify the whole space. Partial results of different spaces never merge."""
         return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()[:12]
 
     def describe(self) -> str:
-        """`all 2^32 inputs`, `the regime slope root: 1,234 inputs`, `keys 3..9: 6 inputs`."""
+        """Returns `all 2^32 inputs`, `1,234 inputs of the regime slope root` or `6 inputs of [0.5, 0.75]`."""
         if self.complete:
             exponent = self.points.bit_length() - 1
             return f"all 2^{exponent} " + ("inputs" if self.shape == "unary" else "pairs")
@@ -110,18 +110,18 @@ class Space(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def key_of_bits(fmt: Format, bits: int) -> int:
-    """Position of a pattern in the total order of a format."""
+    """Returns the position of a pattern in the total order of a format."""
     return (fmt.sign_bit - 1) - (bits ^ fmt.sign_bit) if bits & fmt.sign_bit else bits + fmt.sign_bit
 
 
 def bits_of_key(fmt: Format, key: int) -> int:
-    """The pattern at a position."""
+    """Returns the pattern at a position."""
     return key - fmt.sign_bit if key >= fmt.sign_bit else (fmt.sign_bit - 1 - key) | fmt.sign_bit
 
 
 @lru_cache(maxsize=4096)
 def key_of_value(fmt: Format, value: float, *, above: bool = False) -> int:
-    """The key of the smallest number of a format that is >= value (> value if `above`), -0 counting as 0."""
+    """Returns the key of the smallest number of a format that is >= value (> value if `above`). -0 counts as 0."""
     magnitude = fmt.inf_bits if math.isinf(value) else fmt.up_to(abs(value))
     exact = math.isinf(value) or fmt.value(magnitude) == Fraction(abs(value))
     if value > 0:
@@ -132,7 +132,7 @@ def key_of_value(fmt: Format, value: float, *, above: bool = False) -> int:
 
 
 def finite_keys(fmt: Format, low: float, high: float) -> tuple[int, int]:
-    """The keys of the finite numbers with low <= number < high."""
+    """Returns the keys of the finite numbers with low <= number < high."""
     smallest, largest = key_of_bits(fmt, fmt.max_bits | fmt.sign_bit), key_of_bits(fmt, fmt.max_bits)
     start = smallest if low == -math.inf else key_of_value(fmt, low)
     stop = largest + 1 if high == math.inf else key_of_value(fmt, high)
@@ -140,7 +140,7 @@ def finite_keys(fmt: Format, low: float, high: float) -> tuple[int, int]:
 
 
 def merged(intervals: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Sorted intervals with neighbours joined; UsageError where two overlap."""
+    """Returns sorted intervals with neighbours joined. Raises UsageError if two overlap."""
     result: list[tuple[int, int]] = []
     for low, high in sorted(intervals):
         if result and low < result[-1][1]:
@@ -153,7 +153,7 @@ def merged(intervals: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def left_over(chunks: int, done: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The chunks that no interval covers."""
+    """Returns the chunks that no interval covers."""
     result, place = [], 0
     for low, high in merged(done):
         if place < low:

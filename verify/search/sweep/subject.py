@@ -1,4 +1,4 @@
-"""Inputs of a slab of points, and the kernel run on them: the subject of a sweep stays tensors in, tensors out."""
+"""Makes the inputs of a slab of points and runs the kernel on them. In a sweep, a kernel takes and returns tensors."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ _SIDE = 1 << PAIR_BITS
 
 
 def gate_of(op: Op) -> str:
-    """The operand whose keys number the rows of a pair space; of a packed op, its only one."""
+    """Returns the operand whose keys number the rows of a pair space. A packed op has only one operand."""
     return op.operands[0].name if len(op.operands) == 1 else op.landmarks.of
 
 
 def format_of(kernel: Kernel, space: Space, result: str) -> Format:
-    """Returns the format that a result is judged in: that of the inputs unless the declaration names another one."""
+    """Returns the format in which a result is judged: that of the inputs unless the declaration names another one."""
     return named(kernel.result_dtype(space.dtype, result) or space.dtype)
 
 
 def values_at(keys: Tensor, fmt: Format) -> Tensor:
-    """The numbers at some keys, as `space.bits_of_key` has it."""
+    """Returns the numbers at some keys."""
     return from_bits(patterns_at(keys, fmt), fmt)
 
 
 def patterns_at(keys: Tensor, fmt: Format) -> Tensor:
-    """`space.bits_of_key` of many keys."""
+    """Does `space.bits_of_key` for a tensor of keys."""
     return torch.where(keys >= fmt.sign_bit, keys - fmt.sign_bit, (fmt.sign_bit - 1 - keys) | fmt.sign_bit)
 
 
 def inputs_of_keys(space: Space, op: Op, gates: Tensor, others: Tensor | None) -> dict[str, Tensor | None]:
-    """Operands from keys: of one shape (rows, columns) for pairs, flat for a unary op."""
+    """Returns the operands at some keys, of one shape (rows, columns) for pairs, flat for a unary op."""
     fmt = space.format
     deciding = values_at(gates, fmt)
     if others is None:
@@ -48,7 +48,7 @@ def inputs_of_keys(space: Space, op: Op, gates: Tensor, others: Tensor | None) -
 
 
 def make(space: Space, op: Op, first: int, last: int, device: torch.device | str) -> dict[str, Tensor | None]:
-    """The operands of the points first..last; of pairs whole rows, one for each key of the gate."""
+    """Returns the operands of the points first..last. Of pairs it makes whole rows, one for each key of the gate."""
     if space.shape == "unary":
         return inputs_of_keys(space, op, torch.arange(first, last, dtype=torch.int64, device=device), None)
     rows = torch.arange(first // _SIDE, last // _SIDE, dtype=torch.int64, device=device)
@@ -58,14 +58,14 @@ def make(space: Space, op: Op, first: int, last: int, device: torch.device | str
 
 
 def points_of(space: Space, result: str, places: list[int]) -> list[tuple[int, int]]:
-    """The point behind each place of a result, and which half of a packed gradient it is."""
+    """Returns the point of each place of a result, and the half (0 or 1) of a packed gradient in which it lies."""
     if not (space.shape == "packed pairs" and result.startswith("d")):
         return [(place, 0) for place in places]
     return [(place // (2 * _SIDE) * _SIDE + place % _SIDE, place // _SIDE % 2) for place in places]
 
 
 def at_points(space: Space, op: Op, points: list[int]) -> dict[str, Tensor | None]:
-    """The operands of single points on the CPU, one per row."""
+    """Returns the operands of single points on the CPU, one per row."""
     keys = torch.tensor(points, dtype=torch.int64)
     if space.shape == "unary":
         return inputs_of_keys(space, op, keys, None)
@@ -73,7 +73,10 @@ def at_points(space: Space, op: Op, points: list[int]) -> dict[str, Tensor | Non
 
 
 def run(kernel: Kernel, space: Space, inputs: dict[str, Tensor | None]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """The wanted results for some inputs, gradients for dy = 1; and the gradients that the kernel does not have."""
+    """Returns the requested results for some inputs, and the names of gradients that the kernel lacks.
+
+    Gradients are computed for dy = 1.
+    """
     wanted = [name for name in space.results if name.startswith("d")]
     graph = call_tensors(kernel, inputs, kernel.params, differentiate=bool(wanted))
     deciding = inputs[gate_of(kernel.op)]
@@ -96,7 +99,7 @@ def run(kernel: Kernel, space: Space, inputs: dict[str, Tensor | None]) -> tuple
 
 
 def check_untouched(kernel: Kernel, before: dict[str, Tensor | None], after: dict[str, Tensor | None]) -> None:
-    """A kernel that changes its inputs has broken its contract."""
+    """Raises KernelError if the kernel changed its inputs."""
     unchanged = Unchanged()
     unchanged.watch_inputs(kernel.name, before, after)
     unchanged.demand()

@@ -1,5 +1,6 @@
-"""The torch route of a sweep: `verify.truth.fast` for whole tensors, `verify.truth.ulp` for the errors,
-`verify.measure.tally` for the counts, on the CPU or the GPU, for every op.
+"""Sweeps by tensors, for every op, on the CPU or the GPU: the torch route.
+
+`verify.truth.fast` gives the truth of whole tensors, `verify.truth.ulp` the errors, `verify.measure.tally` the counts.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from verify.truth.formats import torch_dtype
 from verify.truth.ulp import Errors, bits_of, errors, ldexp, ulp_exponent
 
 SLAB, SLAB_CPU = 1 << 22, 1 << 18  # points judged at a time: their tensors fit a core's cache
-OPEN_LIMIT = 4096  # elements of one result of one chunk that are judged exactly; the rest counts as undecided
-SAMPLE = 6  # elements per chunk and result whose certificate is checked
+OPEN_LIMIT = 4096  # elements of one result of one chunk that are judged exactly; further ones count as undecided
+SAMPLE = 6  # elements per chunk and result at which the certificate is checked
 BASELINE = "baseline "
 
 
 def check_chunk(kernel: Kernel, space: Space, chunk: int, backend: Backend) -> tuple[dict[str, Part], set[str]]:
-    """One chunk: parts by result, and notes."""
+    """Returns the parts of one chunk by result, and notes."""
     first, last = space.chunk(chunk)
     subjects = {"": kernel} | ({BASELINE: baseline_of(kernel)} if space.baseline else {})
     slab = SLAB_CPU if backend.device == "cpu" else SLAB
@@ -59,7 +60,7 @@ def check_chunk(kernel: Kernel, space: Space, chunk: int, backend: Backend) -> t
 
 
 class _Collector:
-    """Judges slab after slab of one result of one chunk."""
+    """Judges one result of one chunk, slab after slab."""
 
     def __init__(self, kernel: Kernel, space: Space, result: str, *, hardest: bool) -> None:
         self.kernel, self.space, self.result = kernel, space, result
@@ -70,10 +71,10 @@ class _Collector:
         self.judgements_left = OPEN_LIMIT
         self.sampled = False
         self.part = Part()
-        self.case = Case(dtype=space.dtype, dims=(1,), fill="ones")  # elementwise regimes need none
+        self.case = Case(dtype=space.dtype, dims=(1,), fill="ones")  # elementwise regimes do not depend on the case
 
     def add(self, inputs: dict[str, Tensor | None], got: Tensor, first: int) -> None:
-        """Count one slab in. Point `first` is its first."""
+        """Counts one slab, whose first point is `first`."""
         kernel, result = self.kernel, self.result
         upstream = {}
         if result.startswith("d"):
@@ -106,7 +107,7 @@ class _Collector:
         self.part = self.part.merge(part)
 
     def _sample(self, problem: Problem, truth: Truth, first: int) -> None:
-        """Check the certificate on a few random elements of the chunk's first slab."""
+        """Checks the certificate on a few random elements of the chunk's first slab."""
         if self.sampled or truth.certificate == "exact":
             return
         self.sampled = True
@@ -115,11 +116,15 @@ class _Collector:
         check_bound(self.kernel.op.points(problem, self.result, chosen), truth, chosen)
 
     def _places(self, got: Tensor, first: int) -> Tensor:
-        """The place of every element: its index in the result of the whole space, were it one tensor."""
+        """Returns the place of every element: its index in the result of the whole space, as if that were one
+        tensor.
+        """
         return torch.arange(got.numel(), dtype=torch.int64, device=got.device) + first * self.width
 
     def _settled(self, found: Errors, places: Tensor, patterns: Tensor) -> tuple[Errors, int]:
-        """Open elements judged exactly, lowest place first, as many as are left of the chunk's limit; and how many."""
+        """Judges open elements exactly, the lowest place first, as many as the chunk's limit allows. Returns their
+        number too.
+        """
         where = torch.nonzero(found.undecided).reshape(-1)[: self.judgements_left]
         indices = where.tolist()
         self.judgements_left -= len(indices)
@@ -130,14 +135,14 @@ class _Collector:
     def _tallies(
         self, found: Errors, segments: Tensor, names: list[str], places: Tensor, patterns: Tensor
     ) -> dict[str, Tally]:
-        """The tallies of the parts; those that stand apart have no class, and are one."""
+        """Returns the tallies of the parts. Each special part has no class and gets one tally."""
         distinct = list(dict.fromkeys(names))
         numbers = torch.tensor([distinct.index(name) for name in names], device=segments.device)
         tallies = tally(found, segments=numbers[segments], n_segments=len(distinct), places=places, patterns=patterns)
         return dict(zip(distinct, tallies, strict=True))
 
     def _curve(self, found: Errors, ordinary: Tensor, places: Tensor, first: int) -> list[Peak]:
-        """The curve of a slab of which point `first` is the first."""
+        """Returns the curve of a slab, whose first point is `first`."""
         keys = places // (self.space.per_key * self.width)
         edges = torch.tensor(self.edges, dtype=torch.int64, device=keys.device)
         bins = torch.where(ordinary, torch.bucketize(keys, edges, right=True) - 1, -1)
@@ -151,7 +156,10 @@ class _Collector:
         )
 
     def _hardest(self, truth: Truth, ordinary: Tensor, places: Tensor) -> list[tuple[float, int]]:
-        """Candidates for the inputs whose truth lies nearest to a midpoint; subnormal results tie trivially."""
+        """Returns candidates for the inputs whose truth lies nearest to a midpoint.
+
+        Subnormal results are left out: they tie trivially.
+        """
         value = truth.value.reshape(-1)
         fmt = self.of_result
         inside = (value.abs() >= float(fmt.min_normal)) & (value.abs() <= float(fmt.max_finite)) & ordinary
