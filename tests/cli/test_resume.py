@@ -140,7 +140,7 @@ def test_a_disk_without_any_room_is_said_and_the_run_goes_on(
     assert main(["run", "k.py", "--jobs", "1"]) == exits.WRONG
     said = capsys.readouterr()
     assert "timed out" in said.out and len(fake.measured) == 3
-    assert "verify: what is finished is not kept: cannot write " in said.err and "--resume" not in said.err
+    assert "verify: finished parts are not saved: cannot write " in said.err and "--resume" not in said.err
 
 
 def test_what_was_measured_otherwise_is_refused_with_what_differs(

@@ -213,7 +213,7 @@ def test_a_kernel_that_fails_now_is_worse_and_one_that_works_again_is_named() ->
     found = compare(works, broken)
     assert (found.broke, found.exit_code) == ((("gelu", "the process died of SIGSEGV"),), 1)
     back = compare(broken, works)
-    assert (back.mended, back.broke, back.exit_code) == (("gelu",), (), 0)
+    assert (back.fixed, back.broke, back.exit_code) == (("gelu",), (), 0)
 
 
 def test_regimes_and_sources_are_paired_by_name() -> None:

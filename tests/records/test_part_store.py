@@ -125,7 +125,7 @@ def test_a_full_disk_costs_what_is_kept_and_not_the_work(
         store.keep("two", ["two"])
         store.keep("three", ["three"])
     said = capsys.readouterr().err
-    assert said == f"verify: what is finished is not kept: cannot write {path}: No space left on device\n"
+    assert said == f"verify: finished parts are not saved: cannot write {path}: No space left on device\n"
     assert store.lost and store.lost in said
     store.keep("four", ["four"])  # stands behind the half line, and is lost with it
     store.keep("five", ["five"])

@@ -279,7 +279,7 @@ def test_a_name_that_stands_twice_is_refused_at_its_place() -> None:
         (b'"seed": 0', b'"seed": 1, "seed": 0', "$.seed"),
         (b'"gpu": null', b'"gpu": "x", "gpu": null', "$.environment.gpu"),
     ):
-        with pytest.raises(UsageError, match=re.escape(f"a name stands twice in one object - at `{place}`")):
+        with pytest.raises(UsageError, match=re.escape(f"a name occurs twice in one object - at `{place}`")):
             decode(inside(old, new))
 
 

@@ -127,7 +127,7 @@ def message(kernel: str, found: LawRun) -> str:
             lines = [f"{kernel}, tried for the law of {found.law}, is not deterministic {where}"]
         case _:
             lines = [f"{kernel} breaks the law of {found.law} {where}"]
-    facts = found.told()
+    facts = found.fact_lines()
     width = max((len(name) for name, _ in facts), default=0)
     lines += [f"  {name:<{width}}  {value}" for name, value in facts]
     lines.append(f"  {replay_command(found.origin)}")

@@ -1,1 +1,1 @@
-"""The run record as JSON, and what needs nothing else: identity, merging, figures by key, comparison, history."""
+"""Holds the run record as JSON, and all that needs only a record: identity, merging, figures, comparison, history."""

@@ -1,4 +1,6 @@
-"""The commit that a project stands at, for records and pinned cases: evidence that can be checked out again."""
+"""Finds the commit that a project has checked out. Records and pinned cases name it, so that others can check it
+out.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,9 @@ _HEX = re.compile(r"[0-9a-f]{7,64}")
 
 
 def current(folder: Path) -> dict[str, str | bool]:
-    """{"commit": 12 hex digits, "dirty": whether files differ from it}; empty outside a repository.
+    """Returns {"commit": 12 hex digits, "dirty": True if files differ from it}. Empty outside a repository.
 
-    On a machine that has the sources without their history, VERIFY_COMMIT says the commit.
+    If a machine has the sources without their history, VERIFY_COMMIT names the commit.
     """
     said = os.environ.get("VERIFY_COMMIT", "")
     if _HEX.fullmatch(said):

@@ -1,8 +1,8 @@
-"""Two records of the same cases, figure by figure: what a change did to accuracy, and whether it changed a bit.
+"""Compares two records of the same cases figure by figure: how accuracy changed, and whether any bit changed.
 
-What changed may be the code, or the device and the versions below it. Cases are the same bits on every device, so
-two records answer the same question where their property hashes and seeds agree, wherever they were measured. Where
-every input of a format is tried there is no seed, and the special values are the same in every record.
+The change may be in the code, or in the device and the versions below the kernel. Cases are the same bits on every
+device. So two records answer the same question if their property hashes and seeds agree, on any machines. If every
+input of a format is tried there is no seed. The special values are the same in every record.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from verify.records.record import UNPROVEN, Result, Run, SpecialValue
 Change = Literal["worse", "better", "same", "incomparable", "removed", "added"]
 Bits = Literal["identical", "changed", "unknown"]
 CHANGES: tuple[Change, ...] = ("worse", "incomparable", "removed", "better", "added", "same")
-BENEATH = ("gpu", "driver", "cuda", "torch", "triton")  # what a kernel runs on, as records name it
+BENEATH = ("gpu", "driver", "cuda", "torch", "triton")  # the software and hardware below a kernel, as records name them
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One key on both sides. `bits` is about the whole result that the regime belongs to."""
+    """Holds one key on both sides. `bits` is about the whole result to which the regime belongs."""
 
-    key: Key  # its arch is the head's
+    key: Key  # its arch is that of the head
     source: str
     base: Reading | None
     head: Reading | None
@@ -36,21 +36,22 @@ class Pair:
 
     @property
     def figures_differ(self) -> bool:
-        """Whether anything differs: the mean, say, below the same maximum."""
+        """True if any figure differs, such as the mean below an equal maximum."""
         return self.base is None or self.head is None or self.base.figures != self.head.figures
 
     @property
     def silent(self) -> bool:
-        """No figure and no bit is known to differ."""
+        """True if no figure and no bit is known to differ."""
         if self.change != "same" or self.bits == "changed":
             return False
-        # the same bits have the same errors: what differs is the reference, which rounds otherwise on another device
+        # Equal bits have equal errors. A figure that differs then comes from the reference, which rounds otherwise on
+        # another device.
         return self.bits == "identical" or not self.figures_differ
 
 
 @dataclass(frozen=True)
 class Special:
-    """One special input whose answer differs between the records."""
+    """Holds one special input for which the two records have different answers."""
 
     kernel: str
     output: str
@@ -60,25 +61,25 @@ class Special:
 
     @property
     def worse(self) -> bool:
-        """Right in base and wrong in head."""
+        """True if the answer is right in base and wrong in head."""
         return self.base.status == "ok" and self.head.status == "wrong"
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """All pairs, the kernels that fail on one side only, and which records were compared."""
+    """Holds all pairs, the kernels that fail on one side only, and the two records."""
 
     pairs: tuple[Pair, ...]
     base: Run
     head: Run
-    broke: tuple[tuple[str, str], ...] = ()  # kernel and message: fails in head and not in base
-    mended: tuple[str, ...] = ()
+    broke: tuple[tuple[str, str], ...] = ()  # kernel and message: fails in head, did not fail in base
+    fixed: tuple[str, ...] = ()  # kernels that failed in base and do not fail in head
     special: tuple[Special, ...] = ()
-    special_tried: int = 0  # special inputs that both records have, differing or not
+    special_tried: int = 0  # special inputs that both records have, with equal or different answers
 
     @property
     def beneath(self) -> tuple[tuple[str, str, str], ...]:
-        """What differs below the kernels: name, then its version in base and in head."""
+        """Returns each difference below the kernels: its name, then its version in base and in head."""
         return ((arch,) if (arch := _moved("arch", arch_of(self.base), arch_of(self.head))) else ()) + tuple(
             found
             for name in BENEATH
@@ -87,12 +88,15 @@ class Comparison:
 
     @property
     def other_cases(self) -> bool:
-        """Whether something stays apart because one record did not measure the other's cases."""
+        """True if some figures could not be compared because the records measured different cases."""
         return any(pair.reason.startswith((OTHER_PROPERTY, OTHER_SEED)) for pair in self.pairs)
 
     @property
     def listed(self) -> list[Pair]:
-        """The pairs that a page lists. Bits are known per result only: they put its regimes there if no figure does."""
+        """Returns the pairs that a page lists.
+
+        Bits are known only for a whole result. If only bits changed, all regimes of the result are listed.
+        """
         moved = {_result(pair) for pair in self.pairs if pair.change != "same" or pair.figures_differ}
         return [
             pair
@@ -101,12 +105,12 @@ class Comparison:
         ]
 
     def of(self, change: Change) -> list[Pair]:
-        """The pairs with one change."""
+        """Returns the pairs with one change."""
         return [pair for pair in self.pairs if pair.change == change]
 
     @property
     def exit_code(self) -> int:
-        """Whether something got worse, or could not be compared, as a command ends with it."""
+        """Returns WRONG if something got worse, INCOMPLETE if something could not be compared, else PASS."""
         if self.of("worse") or self.broke or any(item.worse for item in self.special):
             return WRONG
         alike = any(pair.change in ("same", "better") for pair in self.pairs)
@@ -122,7 +126,7 @@ def _result(pair: Pair) -> tuple[str, str, str, str]:
 
 
 def compare(base: Run, head: Run) -> Comparison:
-    """Pair the figures of two records."""
+    """Pairs the figures of two records."""
     before, after = _by_question(base), _by_question(head)
     pairs = [
         _pair(question, before.get(question), after.get(question), arch_of(head))
@@ -137,14 +141,14 @@ def compare(base: Run, head: Run) -> Comparison:
         base,
         head,
         broke=tuple((name, message) for name, message in failing.items() if name not in failed),
-        mended=tuple(name for name in failed if name not in failing and any(k.name == name for k in head.kernels)),
+        fixed=tuple(name for name in failed if name not in failing and any(k.name == name for k in head.kernels)),
         special=tuple(item for item in tried if item.base.got != item.head.got),
         special_tried=len(tried),
     )
 
 
 def _special(base: Run, head: Run) -> Iterator[Special]:
-    """Every special input that both records tried, each result of it."""
+    """Yields each result of every special input that both records tried."""
     before = dict(_special_results(base))
     for (kernel, output, dtype), result in _special_results(head):
         earlier = before.get((kernel, output, dtype))
@@ -163,7 +167,8 @@ def _special_results(run: Run) -> Iterator[tuple[tuple[str, str, str], Result]]:
                 yield (kernel.name, result.output, result.dtype), result
 
 
-_Question = tuple[str, str, str, str, str]  # without the arch: two machines may have answered the same
+# without the arch, because records of two machines may answer the same question
+_Question = tuple[str, str, str, str, str]
 OTHER_PROPERTY, OTHER_SEED = "something else was measured", "other cases"
 
 
@@ -190,13 +195,13 @@ def _pair(question: _Question, base: Reading | None, head: Reading | None, arch:
         bits = "identical" if base.bits == head.bits else "changed"
     before, after = _size(base.value), _size(head.value)
     change = "same" if before == after else "worse" if after > before else "better"
-    if head.status in UNPROVEN and change != "worse":  # no verdict is no pass
+    if head.status in UNPROVEN and change != "worse":  # without a verdict it is no pass
         return Pair(key, source, base, head, "incomparable", bits, f"head is {head.status}: {head.why}")
     return Pair(key, source, base, head, change, bits)
 
 
 def _different(base: Reading, head: Reading) -> str:
-    """Why two readings are not of the same cases."""
+    """Returns why two readings are not of the same cases, or ""."""
     if base.flaw or head.flaw:
         return base.flaw or head.flaw
     if base.gate != head.gate:
@@ -211,7 +216,7 @@ def _different(base: Reading, head: Reading) -> str:
 
 
 def _size(value: float) -> tuple[bool, float]:
-    """Orders errors: NaN above infinity."""
+    """Returns a sort key for errors: NaN is above infinity."""
     return (True, 0.0) if math.isnan(value) else (False, value)
 
 

@@ -1,7 +1,7 @@
-"""What cannot be in a record, whoever wrote it: figures that no set of elements has, a status that its figures deny.
+"""Finds impossible facts in a record: figures that no set of elements has, or a status that contradicts its figures.
 
-Asked when a record is made, where it is an error of the harness and costs that kernel its verdict, and when a file is
-read, where it is refused.
+When verify makes a record, such a contradiction is an error of the harness, and the kernel gets no verdict. When it
+reads a file, it refuses the file.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from collections.abc import Iterator
 from verify.records.readings import APART, BEYOND, NONFINITE, judged
 from verify.records.record import EXTREME, RESULT_STATUSES, UNPROVEN, Figures, KernelRun, Number, Result, Run, value_of
 
-FEWEST, RMS_LIMIT = 16, 3.0  # as `verify.measure.result` judges a root mean square
-ROUNDED_UP = 1.01  # at most so much larger is a number that was rounded up to three digits
-Found = Iterator[tuple[str, str]]  # the place below the object that is asked, and what cannot be
+FEWEST, RMS_LIMIT = 16, 3.0  # the rule of `verify.measure.result` for a root mean square
+ROUNDED_UP = 1.01  # rounding up to three digits enlarges a number by at most this factor
+Found = Iterator[tuple[str, str]]  # the place below the object that is checked, and the contradiction
 
 
 def contradictions(kernel: KernelRun) -> Found:
-    """What cannot be of one kernel, each with its place below it."""
+    """Yields the contradictions in one kernel, each with its place below it."""
     asked: dict[str, str] = {}
     for at, result in enumerate(kernel.results):
         place = f".results[{at}]"
         yield from ((place + below, text) for below, text in _of_result(result))
         known = asked.setdefault(result.properties, result.source) if result.properties else result.source
-        if known != result.source:  # the hash covers which inputs a command tries
+        if known != result.source:  # a hash covers the choice of inputs, which differs between commands
             yield f"{place}.source", f"a {result.source} has the property hash {result.properties} of a {known}"
         judged_kernel = kernel.status in RESULT_STATUSES and not kernel.peer
         if judged_kernel and RESULT_STATUSES.index(result.status) > RESULT_STATUSES.index(kernel.status):
@@ -38,7 +38,7 @@ def contradictions(kernel: KernelRun) -> Found:
 
 
 def contradictions_of(run: Run) -> Found:
-    """Yields what cannot be of a whole run, each with its place below it."""
+    """Yields the contradictions in a whole run, each with its place below it."""
     gaps = {gap.target for gap in run.incomplete}
     for at, kernel in enumerate(run.kernels):
         yield from ((f".kernels[{at}]{place}", text) for place, text in contradictions(kernel))
@@ -72,7 +72,7 @@ def _of_result(result: Result) -> Found:
                 yield f".classes[{at}].figures.rms", f'{rms:g} beside the status "ok" with the limit {RMS_LIMIT:g}'
         alike = all(each.limit == result.limit for each in result.classes)
         limits: list[tuple[str, str, Figures, float | None]]
-        # where no number is extreme, the record does not say what is promised of infinity
+        # If no number is extreme, the record does not say which limit infinite inputs have.
         silent = result.classes and all(each.name != EXTREME for each in result.classes)
         unknown = (BEYOND, NONFINITE) if silent else (BEYOND,)
         limits = [
@@ -88,7 +88,10 @@ def _of_result(result: Result) -> Found:
 
 
 def _of_sums(result: Result) -> Found:
-    """Every element lies in one regime. A hunt counts cases, and its figures are of their elements."""
+    """Checks that the regimes add up to the whole, because every element lies in one regime.
+
+    A hunt is not checked: it counts cases, and its figures are of their elements.
+    """
     if not result.regimes or result.source == "hunt":
         return
     whole = sum(part.figures.n for part in result.regimes)
@@ -102,10 +105,11 @@ def _of_sums(result: Result) -> Found:
 
 
 def _of_basis(result: Result) -> Found:
-    """All inputs are all numbers of a format or all pairs of them; a packed result has two elements for each.
+    """Checks the number of inputs of an exhaustive result: all numbers of a format or all pairs of them.
 
-    A sweep of a range, which stands behind the name of the output, is of fewer, and of more than one. So is a
-    quantiser, whose limit is 0: it is tried with all magnitudes of a block or an element.
+    A packed result has two elements for each pair. Two kinds of results may have fewer inputs, but more than one: a
+    sweep of a range, which the name of the output shows, and a quantiser, whose limit is 0. A quantiser is tried with
+    all magnitudes of a block or an element.
     """
     basis, dtype = result.basis, result.dtype
     if basis.kind == "exhaustive" and (bits := re.search(r"float(\d+)", dtype)):
@@ -124,9 +128,9 @@ def _of_bins(edges: list[Number], counts: list[int], n: int) -> Found:
 
 
 def _of_errors(result: Result) -> Found:
-    """Histogram and curve show no error beyond the maximum.
+    """Checks that histogram and curve have no error beyond the maximum.
 
-    A hunt counts estimates of the errors in its histogram, and its maximum is exact.
+    A hunt is not checked: its histogram counts estimates of the errors, and its maximum is exact.
     """
     if result.source == "hunt":
         return
@@ -154,16 +158,16 @@ def _of_figures(figures: Figures) -> Found:
 
 
 def _of_worst(result: Result) -> Found:
-    """Elements that are worse than the maximum of what they belong to."""
+    """Checks that no listed element is worse than the maximum of its regime or result."""
     listed = [(f".regimes[{at}].worst", part.worst, [part.figures]) for at, part in enumerate(result.regimes)]
-    if result.regimes or result.basis.n == result.figures.n:  # else infinite inputs were left out with their regime
+    if result.regimes or result.basis.n == result.figures.n:  # otherwise infinite inputs were omitted with their regime
         among = [result.figures, *(part.figures for part in result.regimes)]
         listed += [(f".worst[{at}]", worst, among) for at, worst in enumerate(result.worst)]
     if result.baseline is not None:
         among = [result.baseline]
         listed += [(f".baseline_worst[{at}]", worst, among) for at, worst in enumerate(result.baseline_worst)]
     for place, worst, among in listed:
-        # a NaN result has a NaN maximum, and its element an infinite error
+        # A NaN result makes the maximum NaN, and its element has an infinite error.
         uppers = [value_of(figures.max_upper) for figures in among]
         top = math.inf if any(map(math.isnan, uppers)) else max(uppers)
         if worst is not None and abs(value_of(worst.ulp)) > top:

@@ -1,31 +1,31 @@
-"""An error as text: rounded up, so that what is shown is never smaller than what was measured."""
+"""Formats an error as text. It rounds up, so that no printed figure is smaller than the measured one."""
 
 from __future__ import annotations
 
 import math
 from decimal import ROUND_CEILING, Decimal
 
-# No correctly rounded result is further than this from the truth, in ulps; no bound is smaller.
+# A correctly rounded result is at most this far from the truth, in ulps. No bound is smaller.
 LEAST = 0.5
-# No format has more numbers than this: an error of more ulps (of a truth at or near zero) counts nothing.
+# No format has more numbers than this. A larger error (of a truth at or near zero) is not a number of steps.
 COUNTABLE, BEYOND = 2.0**64, ">1.8e+19"
-# Behind a figure, by what its op is judged in: see `verify.records.record.Gate`.
+# The unit behind a figure, by the gate of its op: see `verify.records.record.Gate`.
 UNIT = {"plain": " ULP", "scaled": " ULP scaled", "noise": "\N{MULTIPLICATION SIGN} noise"}
-DIGITS = 4  # of a bound, and of a figure that is compared with one by eye
+DIGITS = 4  # significant digits of a bound, and of a figure that readers compare with a bound
 
 
 def rounded_up(value: float, digits: int = DIGITS, *, headroom: float = 0.0) -> float:
-    """The smallest number of so many significant digits that is not below a value, after adding a share of it."""
+    """Returns the smallest number of `digits` significant digits that is not below value * (1 + headroom)."""
     if value == 0 or not math.isfinite(value):
         return value
-    # the decimals that the floats are meant to be: 0.7 and a tenth give 0.77, not 0.7701
+    # Uses the decimals that the floats stand for: 0.7 and a headroom of 0.1 give 0.77, not 0.7701.
     exact = Decimal(repr(value)) * (1 + Decimal(repr(headroom)))
     rounded = exact.quantize(Decimal(1).scaleb(exact.adjusted() - digits + 1), rounding=ROUND_CEILING)
     return max(float(rounded), value)
 
 
 def shown(value: float) -> str:
-    """A magnitude of error with the digits of a bound.
+    """Returns a magnitude of error as text, with the digits of a bound.
 
     >>> [shown(value) for value in (0.5, 0.50001, 238.71, 1.6777e7, 3.3e43, float("inf"), float("nan"))]
     ['0.5', '0.5001', '238.8', '1.678e+07', '>1.8e+19', 'inf', 'NaN']
@@ -36,7 +36,7 @@ def shown(value: float) -> str:
 
 
 def signed(value: float) -> str:
-    """The same of an error with its side.
+    """Returns a signed error as text.
 
     >>> [signed(value) for value in (0.0, -0.50001, 254.91, -3.3e43, float("-inf"), float("nan"))]
     ['+0', '-0.5001', '+255', '<-1.8e+19', '-inf', 'NaN']

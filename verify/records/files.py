@@ -1,10 +1,10 @@
-"""A run record as one JSON file: strict in, canonical out, never half written.
+"""Reads and writes a run record as one JSON file. Reading is strict, the text is canonical, and writing is atomic.
 
-An unknown field, a wrong type, a name that stands twice, figures that contradict each other and another schema version
-are errors that name the place. A file holds the classes of `verify.records.record` as plain JSON on one line, without
-the fields that hold their default. Its last field is a digest of the others: it shows what was changed by accident or
-by hand, and not what somebody wrote who computed the digest anew. A path that ends in `.gz` is written with gzip, which
-makes the record of a night a sixth as large; what is compressed is read under any name.
+Reading refuses an unknown field, a wrong type, a name that occurs twice, figures that contradict each other and another
+schema version. The error names the place. A file holds the classes of `verify.records.record` as plain JSON on one
+line, without the fields that hold their default. Its last field is a digest of the others. The digest shows accidental
+changes and edits by hand. It does not protect against an author who computes it anew. A path that ends in `.gz` is
+written with gzip, which makes the record of a night a sixth as large. Compressed data is read under any name.
 """
 
 from __future__ import annotations
@@ -27,19 +27,22 @@ from verify.errors import UsageError, WriteError
 from verify.records.contradictions import contradictions_of
 from verify.records.record import SCHEMA, Run
 
-LARGEST = 1 << 28  # bytes of a record: a small compressed file must not fill the memory
+LARGEST = 1 << 28  # the most bytes of a record: a small compressed file must not fill the memory
 _DIGEST = b',"digest":"%s"}\n'
 
 
 class SealedRun(Run, frozen=True, kw_only=True):
-    """A record as its file holds it."""
+    """Holds a record in the form of its file."""
 
     digest: str
 
 
 def encode(run: Run) -> bytes:
-    """The record as canonical JSON on one line: fields in the order of their class, names of a mapping sorted."""
-    # 0 in the place of 0.0 is read as 0.0, and would have another digest then
+    """Returns the record as canonical JSON on one line: fields in the order of their class, names of a mapping
+    sorted.
+    """
+    # A 0 in the place of 0.0 would be read as 0.0 and then have another digest. So encode the record as it will be
+    # read.
     return _sealed(msgspec.json.decode(msgspec.json.encode(run), type=Run))
 
 
@@ -49,7 +52,9 @@ def _sealed(run: Run) -> bytes:
 
 
 def decode(data: bytes, *, source: str = "record") -> Run:
-    """A record from JSON, compressed or not. Raises UsageError that names the file, the bad field and the rule."""
+    """Reads a record from JSON, compressed or not. Raises UsageError that names the file, the bad field and the
+    rule.
+    """
     again = "verify run --json PATH measures again"
     try:
         data = _expanded(data)
@@ -69,7 +74,7 @@ def decode(data: bytes, *, source: str = "record") -> Run:
         run = Run(**fields)
         written = _sealed(run)
         if data != written and (twice := _twice(data)):
-            raise msgspec.ValidationError(f"a name stands twice in one object - at `{twice}`")
+            raise msgspec.ValidationError(f"a name occurs twice in one object - at `{twice}`")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{source} breaks the record schema: {error}", hint=again) from error
     for place, text in contradictions_of(run):
@@ -84,7 +89,9 @@ def decode(data: bytes, *, source: str = "record") -> Run:
 
 
 def _twice(data: bytes) -> str:
-    """Where a name stands twice in one object, of which JSON readers take one; empty where none does."""
+    """Returns the place of a name that occurs twice in one object, or "". JSON readers silently take one of the two
+    values.
+    """
     doubled: dict[int, str] = {}
 
     def object_of(members: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -108,7 +115,7 @@ def _twice(data: bytes) -> str:
 
 
 def _expanded(data: bytes) -> bytes:
-    """The text of a file, decompressed where it is gzip, with which no JSON begins."""
+    """Returns the text of a file. Decompresses it if it is gzip, which no JSON text can look like."""
     if not data.startswith(b"\x1f\x8b"):
         return data
     stream = zlib.decompressobj(wbits=31)
@@ -128,7 +135,7 @@ def schema() -> bytes:
 
 
 def load(path: str | os.PathLike[str]) -> Run:
-    """The record in a file."""
+    """Reads the record in a file."""
     try:
         data = Path(path).read_bytes()
     except OSError as error:
@@ -139,14 +146,15 @@ def load(path: str | os.PathLike[str]) -> Run:
 
 
 def save(run: Run, path: str | os.PathLike[str]) -> None:
-    """Write the record; a reader never sees half of it."""
+    """Writes the record. A reader never sees half of it."""
     write_atomically(path, encode(run))
 
 
 def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write a file through a temporary neighbour and a rename, so that it is old or new, never half.
+    """Writes a file through a temporary neighbour and a rename, so that it is old or new, never half.
 
-    Compressed where the path ends in `.gz`, without a time: the same data are the same bytes."""
+    If the path ends in `.gz`, compresses the data without a time: equal data give equal bytes.
+    """
     target = Path(path)
     if target.name.endswith(".gz"):
         data = gzip.compress(data, mtime=0)
@@ -172,8 +180,8 @@ def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
 
 @functools.cache
 def say_lost(path: Path, reason: str | None) -> None:
-    """Say once that what is finished cannot be kept there: the work goes on, another start does it again."""
-    print(f"verify: what is finished is not kept: cannot write {path}: {reason}", file=sys.stderr)
+    """Prints once that a finished part cannot be written. The work continues, and another start repeats that part."""
+    print(f"verify: finished parts are not saved: cannot write {path}: {reason}", file=sys.stderr)
 
 
 def _unwritten(path: Path, error: OSError) -> WriteError:

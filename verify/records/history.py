@@ -1,8 +1,8 @@
-"""Figures over time, from the record files of a folder.
+"""Follows figures over time, from the record files of a folder.
 
-The files are the truth. Reading a record costs 1 to 60 ms, so the figures of each are kept in a small file of their own
-beside the user's caches. Such a file can be deleted at any time: one that is missing, old or corrupt is made again. A
-file that is not a record is named and skipped.
+The record files are the source. Reading a record costs 1 to 60 ms, so the figures of each are kept in a small file
+beside the user's caches. These files can be deleted at any time: a missing, old or corrupt one is made again. A file
+that is not a record is named and skipped.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from verify.records.files import LARGEST, decode, write_atomically
 from verify.records.readings import Reading, arch_of, commit_of, inputs, leading, readings
 from verify.records.record import SCHEMA, Basis, Run
 
-LAYOUT = 2  # raised when `_Known` changes, so that versions do not share files
-EVERY = ""  # the regime of a whole result: its worst figure, wherever it is
+LAYOUT = 2  # increased when `_Known` changes, so that two versions of verify never share files
+EVERY = ""  # the regime of a whole result; its figure is that of the worst regime
 SAID = 200  # files between two lines of progress
 _NOTHING = (msgspec.Raw(msgspec.msgpack.encode([])),) * 2
-RACY = 2_000_000_000  # ns: a file changed this shortly before it was read may change again within one tick
+RACY = 2_000_000_000  # ns; a file changed this shortly before it was read may change again within one tick of the clock
 
 
 @dataclass(frozen=True, order=True)
 class Series:
-    """Names a line of figures; `regime` is empty for the whole result."""
+    """Names a line of figures. `regime` is empty for the whole result."""
 
     arch: str
     kernel: str
@@ -47,7 +47,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Point:
-    """One figure of one record."""
+    """Holds one figure of one record."""
 
     id: str  # digest of the record's file
     value: float
@@ -64,23 +64,23 @@ class Point:
 
 @dataclass(frozen=True)
 class Summary:
-    """A series in one line: its last figure, since when it is that, and the extremes."""
+    """Summarises a series in one line: its last figure, the run since which it has that value, and the extremes."""
 
     series: Series
     last: Point
-    since: Point  # the first of the latest runs with this very figure
+    since: Point  # the first of the latest runs in a row with exactly this figure
     before: Point | None  # the last run with another figure
     count: int
     least: float
-    most: float  # NaN if there ever was one
-    finite: float  # the largest that is a number; NaN if none is
-    beside: float  # the largest number among the regimes of the last run, where its figure is none; else NaN
+    most: float  # NaN if any run had NaN
+    finite: float  # the largest finite figure; NaN if there is none
+    beside: float  # if the last figure is not finite: the largest finite figure of the last run's regimes; else NaN
     recent: tuple[float, ...]
 
 
 @dataclass(frozen=True)
 class Event:
-    """A run whose figure differs from the run before."""
+    """Holds two successive runs with different figures."""
 
     series: Series
     before: Point
@@ -88,20 +88,20 @@ class Event:
 
     @property
     def other_question(self) -> bool:
-        """True if something else was measured, so that the figures say nothing about the kernel."""
+        """True if the runs measured different things. Then their figures say nothing about a change of the kernel."""
         return self.before.properties != self.after.properties
 
 
 @dataclass(frozen=True)
 class Refresh:
-    """How many files were read again, and every file that is no record, with the reason."""
+    """Holds the number of files that were read again, and every file that is no record, with the reason."""
 
     read: int
     skipped: tuple[tuple[str, str], ...]
 
 
 class _Figure(msgspec.Struct, array_like=True, frozen=True):
-    """A figure as it is kept: what `Series` and `Point` say beside their record."""
+    """Holds a kept figure: the fields of `Series` and `Point` that do not belong to the whole record."""
 
     line: tuple[str, str, str, str, str]  # output, dtype, regime, source, gate
     value: float
@@ -116,7 +116,7 @@ class _Figure(msgspec.Struct, array_like=True, frozen=True):
 
 
 class _Known(msgspec.Struct, frozen=True):
-    """Holds when one file was read, and its problem or its figures by kernel."""
+    """Holds the time at which one file was read, and its problem or its figures by kernel."""
 
     name: str
     stamp: str
@@ -134,7 +134,7 @@ _Lines = dict[tuple[str, ...], list[tuple[_Known, _Figure]]]
 
 
 class History:
-    """The records of one folder. `kernels` names those whose figures are wanted (None: all)."""
+    """Reads the records of one folder. `kernels` names the kernels whose figures are kept in memory (None: all)."""
 
     def __init__(
         self, folder: str | os.PathLike[str], *, kernels: Collection[str] | None = None, cache: Path | None = None
@@ -150,7 +150,7 @@ class History:
         self.refreshed = Refresh(0, ())
 
     def refresh(self, progress: Callable[[str], None] = lambda text: None) -> Refresh:
-        """Read the files that changed since they were last read."""
+        """Reads the files that changed since they were last read."""
         found, read = [], 0
         files = {_storable(entry.name): entry for entry in os.scandir(self.folder) if _may_be_record(entry)}
         for place, (name, entry) in enumerate(sorted(files.items())):
@@ -162,7 +162,7 @@ class History:
             if known is not None:
                 found.append(self._needed(known))
         self._forget(files)
-        # a copy of a record counts once
+        # A copy of a record counts once.
         self._records = list({known.content: known for known in reversed(found) if not known.problem}.values())
         self._lines.clear()
         self.refreshed = Refresh(read, tuple((known.name, known.problem) for known in found if known.problem))
@@ -179,7 +179,7 @@ class History:
         return known if known.name == name else None
 
     def _needed(self, known: _Known) -> _Known:
-        """Drops the figures of other kernels: a thousand nights would fill a gigabyte."""
+        """Drops the figures of kernels that were not requested: a thousand nights would fill a gigabyte."""
         wanted = known.kernels if self._wanted is None else self._wanted
         kernels = {
             name: (raw[0].copy(), raw[1].copy()) if name in wanted else _NOTHING for name, raw in known.kernels.items()
@@ -187,11 +187,11 @@ class History:
         return msgspec.structs.replace(known, kernels=kernels)
 
     def _take(self, name: str, entry: os.DirEntry[str]) -> _Known | None:
-        """Returns what one file holds, and keeps it. None if the file is gone."""
+        """Reads one file and keeps its figures. Returns None if the file is gone."""
         seen = time.time_ns()
         known = _Known(name, "", seen)
         try:
-            # of the very bytes that are read: the file may have been replaced since the folder was listed
+            # Stamp the very file that is read: it may have been replaced since the folder was listed.
             with open(entry.path, "rb") as stream:
                 known = _Known(name, _stamp(os.fstat(stream.fileno())), seen)
                 data = stream.read(LARGEST + 1)
@@ -204,7 +204,7 @@ class History:
             known = msgspec.structs.replace(known, problem=f"{name} cannot be read: {error.strerror}")
         except UsageError as error:
             known = msgspec.structs.replace(known, problem=error.message)
-        with contextlib.suppress(WriteError):  # without a place to keep it, the next call reads the record again
+        with contextlib.suppress(WriteError):  # if nothing can be written there, the next call reads the record again
             write_atomically(self._path(name), msgspec.msgpack.encode(known))
         return known
 
@@ -213,11 +213,12 @@ class History:
         current = {self._path(name).name for name in names}
         with contextlib.suppress(OSError):
             for path in self._cache.iterdir():
-                if path.name not in current and not path.name.startswith("."):  # another process writes the latter
+                # a name with a dot is a file that another process is writing
+                if path.name not in current and not path.name.startswith("."):
                     path.unlink(missing_ok=True)
 
     def kernels(self) -> list[tuple[str, int, str]]:
-        """Every kernel with the number of its runs and the date of the last."""
+        """Returns every kernel with the number of its runs and the date of the last."""
         dates: dict[str, list[str]] = {}
         for known in self._records:
             for kernel in known.kernels:
@@ -227,7 +228,7 @@ class History:
     def series(
         self, kernel: str, *, output: str = "", dtype: str = "", regime: str | None = EVERY, arch: str = ""
     ) -> list[Series]:
-        """The lines of a kernel. `regime`: a name, "" for whole results, None for every regime."""
+        """Returns the lines of a kernel. `regime`: a name, "" for whole results, None for every regime."""
         both = [self._of(kernel, whole) for whole in (True, False) if regime is None or whole == (regime == EVERY)]
         return sorted(
             line
@@ -240,12 +241,12 @@ class History:
         )
 
     def points(self, line: Series) -> list[Point]:
-        """Every figure of a line, the oldest first."""
+        """Returns every figure of a line, the oldest first."""
         key = (line.arch, line.output, line.dtype, line.regime, line.source, line.gate)
         return [_point(known, item) for known, item in self._of(line.kernel, line.regime == EVERY)[key]]
 
     def summary(self, line: Series, recent: int = 24) -> Summary:
-        """A line in short."""
+        """Summarises a line."""
         points = self.points(line)
         last, values = points[-1], [point.value for point in points]
         other = [place for place, value in enumerate(values) if not _same(value, last.value)]
@@ -264,13 +265,15 @@ class History:
         )
 
     def _largest_of_regimes(self, line: Series, point: Point) -> float:
-        """The largest number that any regime of one run has: one NaN takes the place of the whole figure."""
+        """Returns the largest finite figure of one run's regimes. It helps where one NaN is the figure of the whole
+        result.
+        """
         regimes = self.series(line.kernel, output=line.output, dtype=line.dtype, regime=None, arch=line.arch)
         alike = [other for other in regimes if other.regime and (other.source, other.gate) == (line.source, line.gate)]
         return _largest(each.value for other in alike for each in self.points(other) if each.id == point.id)
 
     def events(self, line: Series) -> list[Event]:
-        """Every run whose figure differs from the one before, the oldest first."""
+        """Returns every pair of successive runs with different figures, the oldest first."""
         points = self.points(line)
         return [
             Event(line, before, after)
@@ -291,7 +294,7 @@ class History:
 
 
 def _figures_of(run: Run, known: _Known, content: str) -> _Known:
-    """Returns the reading of each regime, and for each whole result that of its worst regime."""
+    """Returns the reading of each regime, and for each whole result the reading of its worst regime."""
     groups: dict[tuple[str, ...], list[Reading]] = {}
     for item in readings(run):
         if not item.flaw:
@@ -343,7 +346,10 @@ def _may_be_record(entry: os.DirEntry[str]) -> bool:
 
 
 def _stale(known: _Known, entry: os.DirEntry[str]) -> bool:
-    """True if a file changed since it was read, or may have: a change within one tick of the clock leaves no trace."""
+    """True if a file changed since it was read, or may have.
+
+    A change within the same tick of the clock leaves the stamp equal, so a file read right after a change is stale.
+    """
     try:
         stamp = _stamp(entry.stat())
     except OSError:
@@ -352,10 +358,10 @@ def _stale(known: _Known, entry: os.DirEntry[str]) -> bool:
 
 
 def _stamp(status: os.stat_result) -> str:
-    # ctime cannot be set back, and a file that is replaced has another inode
+    # ctime cannot be set back, and a file that is replaced has another inode.
     return f"{status.st_mtime_ns} {status.st_size} {status.st_ctime_ns} {status.st_ino}"
 
 
 def _storable(name: str) -> str:
-    """Returns a file name as text that can be kept and printed, also if its bytes are no text."""
+    """Returns a file name as text that can be kept and printed, even if its bytes are not valid text."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")

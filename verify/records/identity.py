@@ -1,4 +1,4 @@
-"""The identity of a record, a hash of all but dates, timings and memory, and the seal that puts it there."""
+"""Computes the identity of a record, a hash of all but dates, timings and memory, and adds it to the record."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def identity(run: Run) -> str:
 
 @dataclass(frozen=True)
 class Invocation:
-    """How a run was started: the command with its options, the profile and the seed."""
+    """Holds how a run was started: the command with its options, the profile and the seed."""
 
     command: str
     profile: str
@@ -45,7 +45,7 @@ def assembled(
     incomplete: list[Gap],
     seconds: float,
 ) -> Run:
-    """The sealed record of kernels on the backend and in the environment in which a worker ran them."""
+    """Returns the sealed record of kernels that a worker ran, on its backend and in its environment."""
     bare = Run(
         schema=SCHEMA,
         id="",
@@ -62,7 +62,10 @@ def assembled(
 
 
 def sealed(run: Run, seconds: float) -> Run:
-    """A finished run with its identity, the moment and how long it took. Figures that cannot be are no verdict."""
+    """Returns a finished run with its identity, the present time and its duration.
+
+    If the figures of a kernel contradict each other, the kernel loses its verdict, and the run gets a gap.
+    """
     kernels, gaps = [], list(run.incomplete)
     for kernel in run.kernels:
         if found := next(contradictions(kernel), None):

@@ -1,6 +1,6 @@
-"""Several records of one machine as one: the stages of a nightly run, or a sweep beside the run it completes.
+"""Merges several records of one machine: the stages of a nightly run, or a sweep and the run that it completes.
 
-Nothing is averaged or chosen: results stand side by side, each with its basis, and the worst status counts.
+It averages and chooses nothing: the record lists all results, each with its basis, and the worst status counts.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ ORDER = (
     "timeout",
     "crashed",
     "error",
-)  # the later one counts
+)  # in two records of a kernel, the later status counts
 
 
 def merge(runs: Sequence[Run], *, command: str, profile: str, stages: Sequence[Stage] = ()) -> Run:
-    """One record of everything in `runs`, in their order. Raises when they are not of one environment."""
+    """Returns one record of everything in `runs`, in their order. Raises UsageError if the environments differ."""
     if not runs:
         raise UsageError("merging takes at least one record; received none")
     first = runs[0]
@@ -57,7 +57,9 @@ def merge(runs: Sequence[Run], *, command: str, profile: str, stages: Sequence[S
 
 
 def shards(runs: Sequence[Run], command: str) -> Run:
-    """One record of runs that shared the work: other kernels or dtypes of one command, each measured once."""
+    """Returns one record of runs that divided the work: different kernels or dtypes of one command, each
+    measured once.
+    """
     for name in ("profile", "seed"):
         if len(found := {getattr(run, name) for run in runs}) > 1:
             raise UsageError(f"records of one {name} merge; received {', '.join(map(str, sorted(found)))}")
@@ -76,6 +78,7 @@ def shards(runs: Sequence[Run], command: str) -> Run:
 
 
 def _same_place(first: Run, other: Run) -> None:
+    """Raises UsageError if two runs have different backends or environments."""
     if first.backend != other.backend:
         raise UsageError(f"records of one backend merge; received {first.backend} and {other.backend}")
     for name in sorted((set(first.environment) | set(other.environment)) - {"dirty"}):
@@ -85,7 +88,7 @@ def _same_place(first: Run, other: Run) -> None:
 
 
 def together(one: KernelRun, two: KernelRun) -> KernelRun:
-    """The same kernel in two records."""
+    """Merges two entries of the same kernel. Raises UsageError if they declare it differently."""
     for name in ("name", "op", "params", "peer"):
         if getattr(one, name) != getattr(two, name):
             raise UsageError(
@@ -114,4 +117,5 @@ def together(one: KernelRun, two: KernelRun) -> KernelRun:
 
 
 def _largest(one: dict[str, int], two: dict[str, int]) -> dict[str, int]:
+    """Returns the larger size under each name."""
     return {**one, **{name: max(size, one.get(name, 0)) for name, size in two.items()}}

@@ -1,8 +1,8 @@
-"""Finished parts of a run, a night, laws or a sweep in one file, so that a later start goes on from there.
+"""Keeps finished parts of a run, a night, laws or a sweep in one file, from which a later start continues.
 
-Each part is appended at once as a line of its own: a digest, then its name and value in JSON. A process that is killed
-leaves whole lines and at most one torn line at the end. The next start cuts that off. It ignores a line with a wrong
-digest, and does that part again.
+Each part is appended at once as one line: a digest, then its name and value in JSON. If a process is killed, the file
+has whole lines and at most one torn line at the end. The next start cuts that line off. It also ignores a line with a
+wrong digest, and repeats that part.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ import msgspec
 from verify.errors import UsageError
 from verify.records.files import say_lost
 
-CACHED_SECONDS = 14 * 86400.0  # after which a file in the cache that no start came back for is removed
-SETTINGS = ""  # the name of the part that has the settings
-_DIGITS = 16  # hex digits before each line's JSON
+CACHED_SECONDS = 14 * 86400.0  # a file in the cache that no start used for this long is removed
+SETTINGS = ""  # the name of the part that holds the settings
+_DIGITS = 16  # hex digits of the digest in front of each line's JSON
 
 T = TypeVar("T")
 
 
 def cache(name: str) -> Path:
-    """The folder of this user's cache for something that can be made again."""
+    """Returns a folder of this user's cache, for files that can be made again."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "verify" / name
 
 
 def temporary(name: str) -> Path | None:
-    """Returns a new file in the cache, whose name begins with a digest of `name`; None where none can be made."""
+    """Returns a new file in the cache, whose name begins with a digest of `name`. None if it cannot be made."""
     try:
         place = cache("runs")
         place.mkdir(parents=True, exist_ok=True)
@@ -46,12 +46,12 @@ def temporary(name: str) -> Path | None:
         handle, path = tempfile.mkstemp(".parts", hashlib.sha256(name.encode()).hexdigest()[:12] + "-", place)
         os.close(handle)
         return Path(path)
-    except (OSError, RuntimeError):  # RuntimeError: the user has no home here
+    except (OSError, RuntimeError):  # RuntimeError: the user has no home folder
         return None
 
 
 class PartStore:
-    """The parts in a file. If one cannot be written, that is reported once, and the work goes on."""
+    """Holds the parts in a file. If a part cannot be written, this is reported once, and the work continues."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -78,7 +78,7 @@ class PartStore:
             raise UsageError(f"{self.path} is damaged: {error}", hint=f"remove it: rm {self.path}") from error
 
     def keep(self, name: str, value: Any) -> None:
-        """Appends a finished part; it is on the disk when this returns, unless that is full."""
+        """Appends a finished part. It is on the disk when this returns, unless the disk is full."""
         line = msgspec.json.encode((name, value))
         line = _digest(line) + b" " + line + b"\n"
         try:
@@ -92,12 +92,15 @@ class PartStore:
             finally:
                 os.close(handle)
             self._kept = self._kept or name != SETTINGS
-        except OSError as error:  # half a line, and what follows on it, is done again by another start
+        except OSError as error:  # another start repeats a part that was cut off, and one that follows on the same line
             self.lost = self.lost or f"cannot write {self.path}: {error.strerror}"
             say_lost(self.path, error.strerror)
 
     def claim(self, settings: dict[str, Any], what: str, fresh: str) -> None:
-        """Begins the file, or goes on in it if it was begun with the same settings; `fresh` begins anew elsewhere."""
+        """Begins the file, or continues it if it was begun with the same settings.
+
+        Raises UsageError if it was begun with other settings; `fresh` is the hint to use another file.
+        """
         try:
             begun = self.known(SETTINGS, dict[str, Any])
         except UsageError as error:
@@ -116,7 +119,7 @@ class PartStore:
                 )
 
     def clear(self) -> None:
-        """Removes the file of a run that needs it no more."""
+        """Removes the file once the run no longer needs it."""
         with suppress(OSError):
             self.path.unlink()
 
@@ -136,7 +139,7 @@ class PartStore:
 
 
 def checked(line: bytes) -> bytes | None:
-    """Returns the JSON of a line, None where its digest is wrong."""
+    """Returns the JSON of a line, or None if its digest is wrong."""
     check, _, body = line.partition(b" ")
     return body if check == _digest(body) else None
 
@@ -146,7 +149,7 @@ def _digest(body: bytes) -> bytes:
 
 
 def _differing(before: Any, now: Any) -> str:
-    """Returns what of a setting is another now."""
+    """Returns a text that shows how a setting changed."""
     if isinstance(before, dict) and isinstance(now, dict):
         names = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
         return "".join(f" ({name}: {before.get(name)!r}, now {now.get(name)!r})" for name in names[:1])

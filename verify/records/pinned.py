@@ -1,4 +1,4 @@
-"""An entry of the corpus: a pinned case, what it showed when it was pinned, and why it is kept."""
+"""Defines an entry of the corpus: a pinned case, its outcome when it was pinned, and why it is kept."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import msgspec
 
 from verify.records.record import Number
 
-C = TypeVar("C")  # a `Case`; where torch is not imported its JSON as it is
+C = TypeVar("C")  # a `Case`; where torch is not imported, its JSON
 
 
 class PinnedCase(msgspec.Struct, Generic[C], frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One pinned case. Either `law` is named, or `result` and `index`."""
+    """Holds one pinned case. Either `law` is set, or `result` and `index`."""
 
     schema: int
     kernel: str
@@ -24,9 +24,9 @@ class PinnedCase(msgspec.Struct, Generic[C], frozen=True, forbid_unknown_fields=
     law: str = ""
     result: str = ""
     index: int | None = None
-    error: Number | None = None  # then, in ULP of the gate below; None for a law
+    error: Number | None = None  # when it was pinned, in ULP of the gate below; None for a law
     gate: str = ""  # "plain" or "scaled"
-    showed: str = ""  # what came out and what was right, or the law's message
+    showed: str = ""  # the kernel's value and the truth, or the law's message
     backend: str = ""
     commit: str = ""
     date: str = ""  # ISO 8601, UTC
@@ -34,14 +34,14 @@ class PinnedCase(msgspec.Struct, Generic[C], frozen=True, forbid_unknown_fields=
 
     @property
     def id(self) -> str:
-        """12 hex digits of what is pinned; what it showed and why do not enter."""
+        """Returns 12 hex digits that identify the pinned case, without its outcome and its reason."""
         pinned = [self.kernel, self.op, self.dtype, self.case, self.law, self.result, self.index]
-        # sorted: the order in which a case names its operands is not part of it
+        # Sorted, because the order in which a case names its operands does not matter.
         return hashlib.sha256(msgspec.json.encode(pinned, order="sorted")).hexdigest()[:12]
 
     @property
     def about(self) -> str:
-        """What is pinned, in a few words."""
+        """Names the law or the element that is pinned."""
         return f"law of {self.law}" if self.law else f"{self.result}[{self.index}]"
 
 

@@ -1,7 +1,7 @@
-"""What a record says about each output x dtype x regime: the one place where figures are taken out of a record.
+"""Reads the figures of each output x dtype x regime from a record. No other module extracts figures from a record.
 
-The gate, changes of bounds, comparisons and history all judge `Reading`s. A record may come from anywhere, so a
-reading that contradicts itself carries its `flaw`, and no figure of it is believed.
+The gate, changes of bounds, comparisons and history all judge `Reading`s. A record may come from anywhere. If it
+contradicts itself, the reading has a `flaw`, and its figures are not used.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from verify.records.record import (
 
 Source = Literal["run", "sweep", "hunt"]
 
-WHOLE = "all"  # the regime of results that have none, and of elements that lie in none
-# Regimes of their own, which the figures of a result leave out: see verify.cases.regimes. Beyond the magnitude that its
-# declaration names a kernel promises nothing.
+WHOLE = "all"  # the regime of results without regimes, and of elements that lie in none
+# Separate regimes, which the figures of a result omit: see verify.cases.regimes. A kernel promises nothing beyond the
+# magnitude that its declaration names.
 APART = NONFINITE, BEYOND = ("infinite or NaN input", "beyond the declared magnitude")
 UNKNOWN = "unknown"
 STRENGTH = {"observed": 0, "certified": 1, "exhaustive": 2}
@@ -43,7 +43,7 @@ _ESCAPED = re.compile(r"[%/\x00-\x1f\x7f]")
 
 @dataclass(frozen=True, order=True)
 class Key:
-    """What a bound is about."""
+    """Names the object of a bound."""
 
     arch: str
     kernel: str
@@ -52,13 +52,17 @@ class Key:
     regime: str
 
     def __str__(self) -> str:
-        """`gelu/y/bfloat16/around zero`, as `verify bounds accept` takes it; the record says the arch."""
+        """Returns a text such as `gelu/y/bfloat16/around zero`, as `verify bounds accept` takes it. The record has the
+        arch.
+        """
         return "/".join(map(_part, (self.kernel, self.output, self.dtype, self.regime)))
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One figure of one record: `value` is what is judged, in the unit of its gate, the upper end of its interval."""
+    """Holds one figure of one record. `value` is the judged figure, the upper end of its interval, in the unit of its
+    gate.
+    """
 
     key: Key
     gate: Gate
@@ -66,38 +70,38 @@ class Reading:
     figures: Figures
     basis: Basis
     source: Source
-    properties: str  # hash of what was asked; empty when the record has none
-    bits: str  # digest of what the kernel returned; empty when unknown
+    properties: str  # hash of the op, the parameters and the cases; empty if the record has none
+    bits: str  # digest of the kernel's outputs; empty if unknown
     worst: Worst | None
     record: str
     commit: str
     created: str
     flaw: str = ""
-    status: ResultStatus = "ok"  # of the whole result, by the limit that its kernel declares
+    status: ResultStatus = "ok"  # verdict on the whole result, by the limit that its kernel declares
     why: str = ""  # the reason of a status other than "ok"
 
     @property
     def one_upstream(self) -> bool:
-        """Whether this is a gradient for dy = 1 and nothing else, as a sweep has it."""
+        """True if this is a gradient for dy = 1 alone, as sweeps measure gradients."""
         return self.source == "sweep" and self.key.output.startswith("d")
 
     @property
     def finite(self) -> bool:
-        """Whether there is a number to compare at all."""
+        """True if the figure is a finite number."""
         return math.isfinite(self.value)
 
 
 def arch_of(run: Run) -> str:
-    """The architecture whose bounds apply: `interpreter`, `sm_90`, or `unknown`, which no bounds have."""
+    """Returns the architecture whose bounds apply, such as `interpreter` or `sm_90`. No bounds exist for `unknown`."""
     known, found = BACKENDS.get(run.backend), run.environment.get("arch")
     found = found if isinstance(found, str) else ""
-    # a backend that a package adds need not be installed here
+    # A backend that a package adds need not be installed here.
     arch = known.arch(found) if known else found if found.startswith(f"{run.backend}_") else ""
     return arch if _ARCH.fullmatch(arch) else UNKNOWN
 
 
 def commit_of(run: Run) -> str:
-    """The commit that was measured, marked when files had changed since; `unknown` when the record has none."""
+    """Returns the measured commit, marked if files had changed since. Returns `unknown` if the record has none."""
     commit = run.environment.get("commit")
     if not isinstance(commit, str) or not re.fullmatch(r"[0-9a-f]{7,64}", commit):
         return UNKNOWN
@@ -105,7 +109,7 @@ def commit_of(run: Run) -> str:
 
 
 def readings(run: Run) -> Iterator[Reading]:
-    """Every figure of every kernel that is judged; peers are not."""
+    """Yields every figure of every judged kernel. Peers are not judged."""
     about = (arch_of(run), run.id, commit_of(run), run.created)
     for kernel in run.kernels:
         if not kernel.peer:
@@ -139,7 +143,9 @@ def _of_result(kernel: KernelRun, result: Result, about: tuple[str, str, str, st
 
 
 def _parts(result: Result) -> list[RegimeFigures]:
-    """The regimes, and the whole where no regime accounts for its maximum: nothing may fall between them."""
+    """Returns the regimes. Adds the whole result if its maximum exceeds that of every regime, so that no error
+    is lost.
+    """
     parts = [part for part in result.regimes if part.name != BEYOND]
     whole = judged(result.figures, result.gate)
     known = [judged(part.figures, result.gate) for part in parts if part.name != NONFINITE]
@@ -149,7 +155,7 @@ def _parts(result: Result) -> list[RegimeFigures]:
 
 
 def judged(figures: Figures, gate: Gate) -> float:
-    """What a bound is compared with: the larger of the maximum and what cannot be excluded; NaN if either is."""
+    """Returns the figure that is compared with a bound: the upper end of the maximum. NaN if either end is NaN."""
     pair = (figures.max_ulp, figures.max_upper) if gate == "plain" else (figures.scaled_max, figures.scaled_upper)
     values = [math.nan if value is None else value_of(value) for value in pair]
     return math.nan if any(map(math.isnan, values)) else max(values)
@@ -169,7 +175,9 @@ def _bits(result: Any) -> str:
 
 
 def _worst(result: Result, part: RegimeFigures, value: float) -> Worst | None:
-    """The worst element of a regime; where the record names none, the one among the worst of all with its error."""
+    """Returns the worst element of a regime. If the record names none, finds it among the worst elements of the
+    result.
+    """
     if part.worst is not None:
         return part.worst
     for worst in result.worst:
@@ -177,17 +185,17 @@ def _worst(result: Result, part: RegimeFigures, value: float) -> Worst | None:
             continue
         error = worst.ulp if result.gate == "plain" else worst.scaled_ulp
         size = math.nan if error is None else abs(value_of(error))
-        # a NaN result makes the maximum NaN, and the error of its element is infinite
+        # A NaN result makes the maximum NaN, and the error of its element is infinite.
         if size == value or not (math.isfinite(size) or math.isfinite(value)):
             return worst
-        # the upper end of an interval lies a little above the error of the element itself
+        # The upper end of an interval lies a little above the error of the element itself.
         if math.isfinite(size) and math.isfinite(value) and size > 0 and 0 <= value - size <= 1e-6 * size:
             return worst
     return None
 
 
 def worst_in(result: Result, regime: str) -> Worst | None:
-    """The worst element of one regime, if the record has one; `all` where no regime accounts for the maximum."""
+    """Returns the worst element of one regime, or None. The regime `all` exists if no regime has the maximum."""
     for part in _parts(result):
         if part.name == regime:
             return _worst(result, part, judged(part.figures, result.gate))
@@ -195,7 +203,7 @@ def worst_in(result: Result, regime: str) -> Worst | None:
 
 
 def _lies_in(worst: Worst, result: Result, part: RegimeFigures) -> bool:
-    """Whether an element belongs to a regime, as far as its inputs say."""
+    """True if an element belongs to a regime, as far as its recorded inputs show."""
     nonfinite = not all(math.isfinite(decimal(text)) for text in worst.inputs.values())
     if part.name == NONFINITE:
         return nonfinite
@@ -206,12 +214,14 @@ def _lies_in(worst: Worst, result: Result, part: RegimeFigures) -> bool:
     place = decimal(worst.inputs[part.operand])
     low = -math.inf if part.low is None else value_of(part.low)
     high = math.inf if part.high is None else value_of(part.high)
-    slack = abs(place) / 256  # the record has the shortest decimal that names a bfloat16
+    slack = abs(place) / 256  # the record has the shortest decimal that identifies a bfloat16 number
     return low - slack <= place < high + slack
 
 
 def decimal(text: str) -> float:
-    """The number in `-4.34 (0xc08b)` or `-4.34`; 0 where a record has none, since that says nothing of a regime."""
+    """Returns the number in `-4.34 (0xc08b)` or `-4.34`. Returns 0 for other text, which lies in no particular
+    regime.
+    """
     try:
         return float(text.partition(" ")[0])
     except ValueError:
@@ -219,18 +229,20 @@ def decimal(text: str) -> float:
 
 
 def rank(basis: Basis) -> tuple[int, int]:
-    """Orders bases by how much they prove."""
+    """Returns a sort key: bases that prove more come later."""
     return (STRENGTH[basis.kind], basis.n)
 
 
 def as_strong(basis: Basis, as_: Basis) -> bool:
-    """Whether a maximum rests on at least as much; a proof is a proof whatever the number of inputs."""
+    """True if a maximum on `basis` proves at least as much as one on `as_`. The number of inputs counts only if
+    observed.
+    """
     own, other = STRENGTH[basis.kind], STRENGTH[as_.kind]
     return own > other or (own == other and (basis.kind != "observed" or basis.n >= as_.n))
 
 
 def leading(found: list[Reading]) -> Reading:
-    """The reading that decides: the largest error, NaN above all; among equals the strongest basis."""
+    """Returns the reading that decides: the largest error, NaN above all. Among equals it takes the strongest basis."""
 
     def order(item: Reading) -> tuple[bool, float, tuple[int, int]]:
         return (math.isnan(item.value), 0.0 if math.isnan(item.value) else item.value, rank(item.basis))
@@ -239,12 +251,12 @@ def leading(found: list[Reading]) -> Reading:
 
 
 def date_of(reading: Reading) -> str:
-    """The day of the measurement; `unknown` when the record has none."""
+    """Returns the day of the measurement. Returns `unknown` if the record has none."""
     return reading.created[:10] if re.match(r"\d{4}-\d{2}-\d{2}T", reading.created, re.ASCII) else UNKNOWN
 
 
 def inputs(worst: Worst | None) -> str:
-    """`x = -4.34 (0xc08b)`; empty when the record kept no such element."""
+    """Returns a text such as `x = -4.34 (0xc08b)`. Empty if the record kept no such element."""
     return "" if worst is None else ", ".join(f"{name} = {value}" for name, value in worst.inputs.items())
 
 

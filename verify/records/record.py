@@ -1,8 +1,8 @@
-"""The run record: everything one run measured. Reports and gates read this and nothing else.
+"""Defines the run record: everything that one run measured. Reports and gates read this and nothing else.
 
 JSON has no NaN and no infinity, so numbers that may be either are written as the strings "inf", "-inf" and "nan" (type
 `Number`; `number()` makes one, `value_of()` reads one). The default of a field never changes within a schema, because
-files leave out what holds its default; `verify.records.files` reads and writes them.
+files omit fields that hold their default. `verify.records.files` reads and writes them.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ import msgspec
 SCHEMA = 6
 
 Number = float | Literal["inf", "-inf", "nan"]
-# Classes of inputs, in the order of what weighs most; `verify.cases.classes` says what belongs to which.
+# Classes of inputs, the most important first; `verify.cases.classes` defines them.
 CLASSES = ORDINARY, DEMANDING, EXTREME = ("ordinary", "demanding", "extreme")
 
-# what an error is told in: ULP of the truth, ULP of the scale of its terms, the noise of the program that defines it
+# The unit of an error: ULP of the truth, ULP of the scale of its terms, or the noise of the program that defines the
+# op.
 Gate = Literal["plain", "scaled", "noise"]
 ResultStatus = Literal["ok", "wrong", "undecided", "vacuous"]
 RESULT_STATUSES: tuple[ResultStatus, ...] = ("ok", "vacuous", "undecided", "wrong")  # the later one counts
@@ -28,11 +29,11 @@ UNPROVEN = ("vacuous", "undecided")  # neither a pass nor a fault
 Status = Literal["ok", "wrong", "undecided", "vacuous", "error", "crashed", "timeout", "interrupted", "skipped"]
 GapKind = Literal[
     "harness error",  # the kernel, or a dtype, law or hunt of it, has no verdict
-    "judge failed",  # it died, or ran out of time or memory: nothing is known of the kernel
-    "out of time",  # the time budget was spent; the same command again goes on
+    "judge failed",  # the judging process died or ran out of time or memory, which says nothing about the kernel
+    "out of time",  # the time budget was spent; the same command continues
     "crashed",
     "timeout",
-    "given up",  # it failed too often
+    "given up",  # the kernel failed too often
     "not importable",
     "interrupted",
     "other",
@@ -40,7 +41,7 @@ GapKind = Literal[
 
 
 def number(value: float) -> Number:
-    """A float as the record writes it: finite floats as they are, the rest as strings."""
+    """Returns a float in the form of the record: finite floats unchanged, the others as strings."""
     if math.isfinite(value):
         return float(value)
     if math.isnan(value):
@@ -49,17 +50,17 @@ def number(value: float) -> Number:
 
 
 def value_of(value: Number) -> float:
-    """The float behind a `Number`."""
+    """Returns the float of a `Number`."""
     return float(value)
 
 
 class Basis(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a maximum rests on. It stands beside every maximum that is ever printed."""
+    """Says how much a maximum proves. Every printed maximum has its basis beside it."""
 
     kind: Literal["exhaustive", "certified", "observed"]
     n: int
     seed: int | None = None
-    of: int = 0  # elements that the results have, where not all were judged
+    of: int = 0  # elements of the results, if not all were judged
 
     def __str__(self) -> str:
         if self.kind == "exhaustive":
@@ -70,7 +71,7 @@ class Basis(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
 
 class Origin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Where a finding comes from: an element of a result of a kernel on a case, or a law that breaks on a case.
+    """Locates a finding: an element of a result of a kernel on a case, or a law that breaks on a case.
 
     These are the arguments of `verify replay`; `replay_command` spells the command out.
     """
@@ -78,12 +79,12 @@ class Origin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     target: str  # FILE::KERNEL or MODULE::KERNEL
     case: str  # as JSON
     result: str = ""
-    index: int = 0  # of the element, flat
-    law: str = ""  # in place of a result and an index
+    index: int = 0  # flat index of the element
+    law: str = ""  # instead of a result and an index
 
 
 def replay_command(origin: Origin | None) -> str:
-    """The command that shows a finding again; empty where there is none.
+    """Returns the command that shows a finding again, or "".
 
     >>> print(replay_command(Origin("a.py::gelu", '{"dims":[4]}', "y", 3)))
     verify replay a.py::gelu '{"dims":[4]}' --result y --index 3
@@ -97,7 +98,7 @@ def replay_command(origin: Origin | None) -> str:
 
 
 class Worst(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One bad element, judged exactly: what went in, what came out, what the real number is."""
+    """Describes one bad element, judged exactly: its inputs, the kernel's value, and the real number."""
 
     index: tuple[int, ...]
     inputs: dict[str, str]  # operand -> "decimal (0xhex)" of the elements this result depends on
@@ -110,7 +111,7 @@ class Worst(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
 
 class Histogram(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Signed error counts in ULP: `counts[i]` errors lie between edges[i] and edges[i + 1].
+    """Counts signed errors in ULP: `counts[i]` errors lie between edges[i] and edges[i + 1].
 
     An edge belongs to the bin further from zero, on both sides.
     """
@@ -120,15 +121,14 @@ class Histogram(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
 
 class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The error of one implementation over one set of elements.
+    """Holds the errors of one implementation over one set of elements.
 
-    `max_ulp` is the exactly re-judged maximum; `max_upper` is what no element can exceed given the
-    certificate of the fast reference (equal to `max_ulp` unless elements remain undecided).
-    The `scaled_*` figures are in the unit of the gate "scaled" (ULP of the scale) or "noise" (the program's own noise,
-    beyond half a ULP); they are None for ops that are judged in ULP.
-    Of the undecided elements those are `open` of which nothing is known: maximum, quantile and mean leave them out.
-    `bias` is the mean error away from zero, +- `bias_error`: in ULP, or of the gate "noise" in units of the rms that
-    noise and rounding explain. `rms` is the root mean square in these units. Both are about `weighed` elements.
+    `max_ulp` is the maximum, judged exactly. No element exceeds `max_upper`, by the certificate of the fast reference.
+    The two are equal unless elements remain undecided. The `scaled_*` figures are in the unit of the gate "scaled" (ULP
+    of the scale) or "noise" (the program's own noise, beyond half a ULP). They are None for ops that are judged in ULP.
+    An undecided element is `open` if exact arithmetic has no figure for it. Maximum, quantile and mean omit open
+    elements. `bias` is the mean error away from zero, +- `bias_error`, in ULP. For the gate "noise" its unit is the rms
+    that noise and rounding explain. `rms` is the root mean square in these units. Both are about `weighed` elements.
     """
 
     n: int
@@ -150,34 +150,36 @@ class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
 
 class RegimeFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Figures of one named region of the input space."""
+    """Holds the figures of one named region of the input space."""
 
     name: str
     low: Number | None
     high: Number | None
     figures: Figures
     baseline: Figures | None = None
-    operand: str = ""  # whose values low and high bound
-    worst: Worst | None = None  # of a judged kernel, where an error exceeds what correct rounding may have
+    operand: str = ""  # the operand whose values lie between low and high
+    worst: Worst | None = None  # of a judged kernel, if its error exceeds that of correct rounding
 
 
 class ClassFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Figures of one class of inputs, infinite and NaN ones left out. Without a `limit` nothing is promised of it."""
+    """Holds the figures of one class of inputs, without infinities and NaN. Without a `limit` the class has no
+    promise.
+    """
 
     name: str
     figures: Figures
     limit: float | None
     baseline: Figures | None = None
     worst: Worst | None = None
-    reason: str = ""  # why it is wrong, one line; empty where it is not
+    reason: str = ""  # why it is wrong, in one line; empty if it is not
 
 
 class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Error against input: the maximum in each bin of an operand's values.
+    """Holds the error over the input: the maximum in each bin of an operand's values.
 
-    `edges[i]` to `edges[i + 1]` is a bin, the upper end in the next one; the bins of one octave hold equally many
-    floating-point numbers, and neighbours within 5% are joined. An empty bin has count 0, error 0 and no
-    input. Maxima are rounded up to three digits.
+    `edges[i]` to `edges[i + 1]` is a bin, the upper end in the next one. The bins of one octave hold equally many
+    floating-point numbers, and neighbours within 5% are joined. An empty bin has count 0, error 0 and no input. Maxima
+    are rounded up to three digits.
     """
 
     operand: str
@@ -189,7 +191,7 @@ class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
 
 class Hard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """An input whose exact result lies close to where rounding changes: the table-maker's dilemma."""
+    """Holds an input whose exact result lies close to a rounding boundary: the table-maker's dilemma."""
 
     inputs: dict[str, str]  # operand -> "decimal (0xhex)"
     truth: str  # 30 significant digits
@@ -197,17 +199,17 @@ class Hard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 
 class SpecialValue(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What came out for one infinite, NaN, zero, subnormal or greatest input."""
+    """Holds the kernel's answer at one infinite, NaN, zero, subnormal or greatest input."""
 
     inputs: dict[str, str]
     got: str
     truth: str
     status: Literal["ok", "wrong"] = "ok"
-    origin: Origin | None = None  # of a wrong one
+    origin: Origin | None = None  # of a wrong answer
 
 
 class Speed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Time of one pass, beside a copy of the same bytes measured in the same run."""
+    """Holds the time of one pass, and that of a copy of the same bytes in the same run."""
 
     dtype: str
     direction: Literal["forward", "backward"]
@@ -219,16 +221,16 @@ class Speed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     rounds: int = 0
 
 
-INTEGERS = "integers"  # the format of a result of integers or conditions: the wrong ones are counted
+INTEGERS = "integers"  # the format of a result of integers or conditions, in which wrong elements are counted
 
 
 class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One output or gradient of one kernel in one dtype.
+    """Holds one output or gradient of one kernel in one dtype.
 
-    `gate` says which figure is judged; `limit` is the kernel's own declaration. The `status` is "ok" when the judged
-    maximum is proven within the limit, "wrong" when it is proven beyond it, "undecided" when neither is, and "vacuous"
-    when trivial answers would keep the limit too. Of the gate "noise" an element is also within the limit where its
-    error is at most `ulp_limit`.
+    `gate` names the figure that is judged; `limit` is the kernel's own declaration. The `status` is "ok" if the judged
+    maximum is proven within the limit, "wrong" if it is proven beyond it, and "undecided" if neither is proven. It is
+    "vacuous" if trivial answers would keep the limit too. With the gate "noise", an element is also within the limit if
+    its error is at most `ulp_limit`.
     """
 
     output: str
@@ -242,44 +244,44 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     histogram: Histogram
     worst: list[Worst]
     escalated: int  # elements judged exactly because float64 did not decide
-    certificate: str  # which certificate bounded the fast reference, or "exact"
-    reason: str = ""  # why the status is not "ok", one line
+    certificate: str  # the certificate that bounded the fast reference, or "exact"
+    reason: str = ""  # why the status is not "ok", in one line
     baseline: Figures | None = None
     baseline_name: str = ""
     baseline_worst: list[Worst] = []
-    source: Literal["run", "sweep", "hunt"] = "run"  # which command measured it
-    properties: str = ""  # hash of what was asked: op, params, output, dtype, cases; figures of other hashes differ
+    source: Literal["run", "sweep", "hunt"] = "run"  # the command that measured it
+    # hash of op, params, output, dtype and cases; figures with other hashes answer other questions
+    properties: str = ""
     curve: Curve | None = None
     hardest: list[Hard] = []
     special: list[SpecialValue] = []
-    bits: str = ""  # digest of all result bits, see `verify.measure.digest`: equal when no bit changed
-    classes: list[ClassFigures] = []  # those that occur, in the order of CLASSES; none of a sweep or a hunt
+    bits: str = ""  # digest of all result bits, see `verify.measure.digest`; equal if no bit changed
+    classes: list[ClassFigures] = []  # the classes that occur, in the order of CLASSES; empty for a sweep or a hunt
     ulp_limit: float | None = None
     trivial: str = ""  # a trivial answer that is itself right, or why a vacuous result is accepted
-    format: str = (
-        ""  # of the result, in whose ULP it is judged, where that is not `dtype`, which says what cases it has
-    )
+    # The format of the result, in whose ULP it is judged, if that is not `dtype`. Its cases have `dtype`.
+    format: str = ""
 
     @property
     def counts(self) -> bool:
-        """True if the result has integers or conditions: each is right or wrong, by no ULP."""
+        """True if the result has integers or conditions. Each of these is right or wrong; they have no ULP."""
         return self.format == INTEGERS
 
 
 class Gap(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Something that was asked for and did not happen, or has no verdict. `text` is the line that people read."""
+    """Records requested work that did not happen or has no verdict. `text` is the line for readers."""
 
     kind: GapKind
     text: str
-    target: str = ""  # of the kernel that it is about
+    target: str = ""  # the kernel that it is about
 
 
-# Why a law is broken where the reason is not its own: the kernel failed when it was called, or its calls differ.
+# Why a law is broken if not by its own rule: the kernel failed when it was called, or its calls differ.
 Cause = Literal["", "failed", "not deterministic"]
 
 
 class LawRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One law tried on one kernel in one dtype. A skipped law says why; a broken one shows its smallest case."""
+    """Holds one law tried on one kernel in one dtype. A skipped law says why; a broken one has its smallest case."""
 
     law: str
     dtype: str
@@ -287,21 +289,22 @@ class LawRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     cases: int
     message: str = ""
     facts: dict[str, str] = {}
-    origin: Origin | None = None  # of a broken one
-    in_error: bool = False  # skipped because the harness is in error: the run is incomplete
+    origin: Origin | None = None  # of a broken law
+    in_error: bool = False  # skipped because the harness is in error, so the run is incomplete
     cause: Cause = ""
-    refused: int = 0  # cases that the kernel did not take, beside `cases`
+    refused: int = 0  # cases that the kernel refused; `cases` does not count them
 
     @property
     def case(self) -> str:
-        """The smallest case that breaks the law, as JSON; empty where it holds."""
+        """Returns the smallest case that breaks the law, as JSON. Empty if the law holds."""
         return "" if self.origin is None else self.origin.case
 
-    def told(self, most: int = 5) -> list[tuple[str, str]]:
-        """The facts in so many lines: operands and place on one, error and limit on one, the rest on the last.
+    def fact_lines(self, most: int = 5) -> list[tuple[str, str]]:
+        """Returns at most `most` lines of facts: operands and place in one, error and limit in one, the rest in the
+        last.
 
         >>> facts = {"at": "y [1]", "x": "2", "dy": "1", "got": "3", "truth": "4", "error": "1 ULP", "limit": "0.5 ULP"}
-        >>> [f"{name} {text}" for name, text in LawRun("accuracy", "float32", "broken", 1, facts=facts).told()]
+        >>> [f"{name} {text}" for name, text in LawRun("accuracy", "float32", "broken", 1, facts=facts).fact_lines()]
         ['input x = 2, dy = 1 at y [1]', 'got 3', 'truth 4', 'error 1 ULP, the limit is 0.5 ULP']
         """
         lines = dict(self.facts)
@@ -321,11 +324,11 @@ class LawRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
 
 class SideEffect(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """State of the process that is another one after a kernel. `text` is the line that people read."""
+    """Holds a change that a kernel made to the state of its process. `text` is the line for readers."""
 
     kind: Literal[
-        "judge",  # an attribute of verify, torch, triton or Python's own that tells right from wrong
-        "mode",  # what decides how PyTorch computes from then on
+        "judge",  # an attribute of verify, torch, triton or Python itself on which the verdict depends
+        "mode",  # a setting that changes how PyTorch computes from then on
         "process",  # environment, paths, signal handlers, filters of warnings
         "random",
     ]
@@ -334,26 +337,26 @@ class SideEffect(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
     @property
     def breaks(self) -> bool:
-        """Whether it is held against the kernel: setting up the process on import is a module's right."""
+        """True if the change counts against the kernel. On import, a module may set up the process."""
         return self.kind == "judge" or (self.kind == "mode" and self.after == "call")
 
 
 class Printed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a kernel printed: the beginning and the end, where it was much."""
+    """Holds a kernel's output: the beginning and the end if it was long."""
 
     bytes: int
     text: str
 
     def plus(self, later: Printed | None) -> Printed:
-        """Both, one after the other."""
+        """Returns both outputs, one after the other."""
         return self if later is None else Printed(self.bytes + later.bytes, self.text + later.text)
 
 
 class Unmeasured(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Cases of one dtype that gave no results, for one reason.
+    """Holds cases of one dtype that gave no results, for one reason.
 
-    A kernel that raises refuses the case: that is a limit of it, and no error. What it returns in a wrong form, a
-    process that dies and one that hangs are errors; the other cases are measured all the same.
+    A kernel that raises refuses the case: that is its limit, and no error. A result in a wrong form, a process that
+    dies and a process that hangs are errors. The other cases are measured all the same.
     """
 
     kind: Literal["refused", "contract", "crashed", "hung"]
@@ -361,15 +364,15 @@ class Unmeasured(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     dims: list[tuple[int, ...]]  # of the cases, each once
     cases: int
     of: int  # cases that were tried
-    text: str  # what was raised, and where
+    text: str  # the exception and its place
     origin: Origin  # of the smallest case
 
 
 class KernelRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Everything measured for one kernel. `status` other than "ok"/"wrong" has its reason in `message`.
+    """Holds everything measured for one kernel. If `status` is not "ok" or "wrong", `message` has the reason.
 
-    "skipped" means that the declaration itself rules this backend out; it is shown, and not held against it.
-    "interrupted" is what Ctrl-C left without a figure.
+    "skipped" means that the declaration itself excludes this backend. It is shown and does not count against the
+    kernel. "interrupted" means that Ctrl-C ended the run before there was a figure.
     """
 
     name: str
@@ -386,22 +389,22 @@ class KernelRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     notes: list[str] = []
     seconds: float = 0.0
     speed: list[Speed] = []
-    unrepeatable: str = ""  # how calls with the same input differ, from which whatever else is wrong may follow
+    unrepeatable: str = ""  # how calls with the same input differ, which may cause every other finding
     left: list[SideEffect] = []
     printed: Printed | None = None
     unmeasured: list[Unmeasured] = []
-    gaps: list[Gap] = []  # of a kernel on its way into a run, which gathers them in `incomplete`
-    sizes: dict[str, int] = {}  # the largest size of each named dimension that a measured case has
-    peak: dict[str, int] = {}  # bytes that the process which judges has held at most: of the host, and of a device
+    gaps: list[Gap] = []  # gaps of a kernel on its way into a run, which collects them in `incomplete`
+    sizes: dict[str, int] = {}  # the largest size of each named dimension over the measured cases
+    peak: dict[str, int] = {}  # the most bytes that the judging process held: of the host, and of a device
 
 
 def unrepeatable(laws: Sequence[LawRun]) -> str:
-    """How the calls of a kernel differ, by the first of its laws that says so."""
+    """Returns how the calls of a kernel differ, by its first law that reports this, or ""."""
     return next((law.message for law in laws if law.cause == "not deterministic"), "")
 
 
 class Kill(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One mutant of the self-test: which laws killed it, and whether comparing randn outputs would have."""
+    """Holds one mutant of the self-test: which laws killed it, and whether comparing randn outputs would have."""
 
     mutant: str
     family: str
@@ -412,17 +415,17 @@ class Kill(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 
 class SelfTest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The kill matrix: laws tried on kernels with one seeded bug each, and on their correct twins."""
+    """Holds the kill matrix: laws tried on kernels with one seeded bug each, and on their correct twins."""
 
     profile: str
     laws: list[str]
     kills: list[Kill]
     twins: int  # correct kernels tried
-    alarms: list[str]  # what a law said against a correct one: must be empty
+    alarms: list[str]  # findings of laws against correct kernels; must be empty
 
 
 class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One stage of a nightly run."""
+    """Holds one stage of a nightly run."""
 
     name: str
     status: Literal["ok", "wrong", "incomplete", "skipped"]
@@ -431,7 +434,7 @@ class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
 
 class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One run of `verify run`: the environment and what every kernel did in it."""
+    """Holds one run: the environment and the findings about every kernel in it."""
 
     schema: int
     id: str  # 12 hex digits of the content without timings and dates
@@ -442,19 +445,21 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     profile: str
     environment: dict[str, Any]
     kernels: list[KernelRun]
-    incomplete: list[Gap] = []  # what was asked for and did not happen
+    incomplete: list[Gap] = []  # requested work that did not happen
     seconds: float = 0.0
     stages: list[Stage] = []
     selftest: SelfTest | None = None
 
     @property
     def unproven(self) -> list[KernelRun]:
-        """The judged kernels whose verdict is vacuous or undecided."""
+        """Returns the judged kernels whose verdict is vacuous or undecided."""
         return [kernel for kernel in self.kernels if kernel.status in UNPROVEN and not kernel.peer]
 
     @property
     def verdict(self) -> Literal["pass", "fail", "incomplete"]:
-        """fail: something is wrong. incomplete: nothing wrong seen, but something was not measured, or not decided."""
+        """Returns "fail" if something is wrong. Else "incomplete" if something was not measured or not decided. Else
+        "pass".
+        """
         judged = [kernel.status for kernel in self.kernels if not kernel.peer]
         if set(judged) & {"wrong", "error", "crashed", "timeout"}:
             return "fail"

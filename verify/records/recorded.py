@@ -1,4 +1,4 @@
-"""Elements of a run record: the worst one, or the one that a replay is about, as `verify replay` takes it."""
+"""Finds elements of a run record for `verify replay`: the worst one, or the one that a replay is about."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from verify.records.record import KernelRun, Origin, Result, Run, Worst, value_o
 
 @dataclass(frozen=True)
 class Recorded:
-    """One element that a record names."""
+    """Holds one element that a record names."""
 
     origin: Origin
     dtype: str
@@ -23,11 +23,10 @@ class Recorded:
 
 
 def worst_of_run(run: Run, target: str = "", dtype: str = "", result: str = "", regime: str = "") -> Recorded:
-    """The element furthest beyond its limit; `target`, `dtype`, `result` and `regime` narrow the choice down.
+    """Returns the element furthest beyond its limit. `target`, `dtype`, `result` and `regime` narrow the choice down.
 
-    Each result stands for itself with the first element that it shows, which is the one that its verdict is about,
-    or with the worst of `regime`.
-    Kernels that are only measured for comparison count when they are asked for by name.
+    Each result takes part with its first listed element, which explains its verdict, or with the worst of `regime`.
+    Kernels that are only measured for comparison take part if `target` names them.
     """
     best: tuple[float, Recorded] | None = None
     for kernel, item in _results(run):
@@ -38,7 +37,7 @@ def worst_of_run(run: Run, target: str = "", dtype: str = "", result: str = "", 
             continue
         chosen = [worst_in(item, regime)] if regime else item.worst[:1]
         for worst in chosen:
-            if worst is None or worst.origin.law:  # no call of the kernel alone shows it: its law does
+            if worst is None or worst.origin.law:  # a call of the kernel alone does not show it; its law does
                 continue
             beyond = _error(item, worst) / item.limit
             beyond = math.inf if math.isnan(beyond) else beyond
@@ -54,7 +53,7 @@ def worst_of_run(run: Run, target: str = "", dtype: str = "", result: str = "", 
 
 
 def find(run: Run, target: str, case: str, result: str, index: int) -> Recorded | None:
-    """What a record says of exactly this element, if it does."""
+    """Returns the recorded finding about exactly this element, or None."""
     for _, item in _results(run):
         for worst in (*item.worst, *(part.worst for part in item.regimes if part.worst is not None)):
             origin = worst.origin

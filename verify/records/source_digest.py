@@ -1,4 +1,4 @@
-"""Digests of sources: results of other code do not mix with these."""
+"""Computes digests of sources. Results of different code must not mix."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 
 def own_digest() -> str:
-    """12 hex digits of every module of verify."""
+    """Returns 12 hex digits of all modules of verify."""
     return digest(Path(__file__).parents[1])
 
 
 def digest(path: Path, pattern: str = "*.py") -> str:
-    """12 hex digits of a file, or of every Python file below a folder; `pattern` names other ones."""
+    """Returns 12 hex digits of a file, or of every Python file below a folder. `pattern` selects other files."""
     files = sorted(path.rglob(pattern)) if path.is_dir() else [path]
     total = hashlib.sha256()
     for file in files:

@@ -1,4 +1,4 @@
-"""How long a stage of a night took, over all the calls that the night needed."""
+"""Measures how long a stage of a night took, over all starts of the night."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ LOG = "stages.jsonl"
 
 
 class StageTime:
-    """A log in the night's folder: a line when a stage begins, another when it ends.
+    """Logs the stages in the night's folder: one line when a stage begins, another when it ends.
 
-    A stage that was stopped has no second line: it took until its last unit was finished, as the files of its folder
-    say. What it did after that is done again, and counts then.
+    A stage that was stopped has no second line. Its time ends when its last unit was finished, by the files of its
+    folder. Later work of that call is repeated, and counts then.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -25,19 +25,19 @@ class StageTime:
         self._begun = 0.0
 
     def begin(self, stage: str) -> None:
-        """The stage begins."""
+        """Records that the stage begins."""
         self._begun = time.time()
         self._add({"stage": stage, "begun": self._begun})
 
     def end(self, stage: str) -> float:
-        """The stage ends: the seconds that it took, those of earlier calls included."""
+        """Records that the stage ends. Returns its seconds, including those of earlier starts."""
         spent = self._earlier(stage) + max(0.0, time.time() - self._begun)
         self._add({"stage": stage, "begun": self._begun, "ended": time.time()})
         return round(spent, 1)
 
     def _earlier(self, stage: str) -> float:
-        """Seconds of all earlier calls."""
-        # of the two lines of a call the second has the end
+        """Returns the seconds of all earlier starts."""
+        # Each start has two lines under the same begin. The later line has the end.
         ends = {line["begun"]: line.get("ended") for line in self._lines(stage) if line["begun"] < self._begun}
         spent = 0.0
         for begun, until in itertools.pairwise([*ends, self._begun]):
@@ -46,7 +46,7 @@ class StageTime:
         return spent
 
     def _finished(self, stage: str, begun: float, until: float) -> list[float]:
-        """When the units of a stage were finished, of those between two moments."""
+        """Returns when the units of a stage were finished, for units between two moments."""
         folder = self._folder / stage
         found = [path.stat().st_mtime for path in folder.iterdir()] if folder.is_dir() else []
         return [moment for moment in found if begun < moment < until]
@@ -68,6 +68,6 @@ class StageTime:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             with path.open("a", encoding="utf-8") as log:
-                log.write(f"\n{json.dumps(line)}\n")  # what was cut off before ends here
+                log.write(f"\n{json.dumps(line)}\n")  # begins with a newline, so that a line that was cut off ends here
         except OSError as error:
             say_lost(path, error.strerror)

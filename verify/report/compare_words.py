@@ -34,8 +34,8 @@ def sentence(found: Comparison) -> str:
     ):
         if count := len(found.of(change)):  # type: ignore[arg-type]
             parts.append(f"{count:,} {text}")
-    if found.mended:
-        parts.append(f"mended: {words.listed([words.clean(name) for name in found.mended])}")
+    if found.fixed:
+        parts.append(f"fixed: {words.listed([words.clean(name) for name in found.fixed])}")
     if not parts:
         parts.append("the records have no figure in common")
     failing = {WRONG: "worse", INCOMPLETE: "incomplete"}

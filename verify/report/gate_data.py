@@ -64,7 +64,7 @@ def of_comparison(found: Comparison) -> dict[str, Any]:
         "base": found.base.id,
         "head": found.head.id,
         "broke": [{"kernel": name, "message": message} for name, message in found.broke],
-        "mended": list(found.mended),
+        "mended": list(found.fixed),
         "pairs": [_pair(pair) for pair in found.pairs],
     }
 

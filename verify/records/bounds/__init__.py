@@ -1,1 +1,1 @@
-"""Committed bounds, the verdict on a record that is held against them, and how bounds change."""
+"""Holds committed bounds, compares a record with them, and changes them."""

@@ -1,4 +1,4 @@
-"""Bounds as they were at a commit, read from git without touching a file."""
+"""Reads bounds as they were at a commit, from git, without touching a file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from verify.records.bounds.worktree import commit_named, git
 
 
 def book_at(ref: str, folder: Path) -> Book:
-    """Every bound that the folder held at a commit; none if it was not there yet."""
+    """Returns every bound that the folder held at a commit. Empty if the folder did not exist yet."""
     book = Book(folder)
     for source, path, data in _files_at(ref, folder, lambda path: holds_bounds(path) and len(path.parts) == 2):
         book.bounds.update(parse(data, source=source, arch=path.parent.name, name=path.name))
@@ -21,12 +21,12 @@ def book_at(ref: str, folder: Path) -> Book:
 
 
 def waivers_at(ref: str, folder: Path) -> tuple[Waiver, ...]:
-    """Every waiver that the folder held at a commit."""
+    """Returns every waiver that the folder held at a commit."""
     return waivers.read(_files_at(ref, folder, lambda path: path.name == WAIVERS))
 
 
 def _files_at(ref: str, folder: Path, wanted: Callable[[PurePath], bool]) -> Iterator[tuple[str, PurePosixPath, bytes]]:
-    """What errors call a file, where it lay in the folder at a commit, and its bytes."""
+    """Yields for each wanted file: its name in errors, its place in the folder at a commit, and its bytes."""
     where = _existing(folder)
     top = Path(git(where, "rev-parse", "--show-toplevel")).resolve()
     commit = commit_named(ref, where)
@@ -40,7 +40,7 @@ def _files_at(ref: str, folder: Path, wanted: Callable[[PurePath], bool]) -> Ite
 
 
 def _existing(folder: Path) -> Path:
-    """The folder, or the nearest one above it: git has to be started somewhere."""
+    """Returns the folder, or the nearest existing one above it, in which git can run."""
     path = folder.resolve()
     while not path.is_dir():
         path = path.parent

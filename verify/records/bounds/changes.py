@@ -1,6 +1,7 @@
-"""How bounds change: proposed from records (new, tighter, never looser) and accepted one by one with a reason.
+"""Changes bounds: proposes them from records (new, tighter, never looser) and accepts single ones with a reason.
 
-Pure, as the gate is: records and bounds in, changed bounds out. `verify.records.bounds.committed.save` writes them.
+It is pure, as the gate is: it takes records and bounds and returns changed bounds.
+`verify.records.bounds.committed.save` writes them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Kind = Literal["new", "tighter", "restated", "looser", "removed"]
 
 @dataclass(frozen=True)
 class Change:
-    """One bound before and after. `restated`: the same value on newer evidence."""
+    """Holds one bound before and after. `restated` means the same value on newer evidence."""
 
     kind: Kind
     old: Bound | None
@@ -30,7 +31,7 @@ class Change:
 
     @property
     def key(self) -> Key:
-        """What the bound is about."""
+        """Returns the key of the bound."""
         bound = self.new or self.old
         assert bound is not None
         return bound.key
@@ -38,11 +39,11 @@ class Change:
 
 @dataclass(frozen=True)
 class Proposal:
-    """What may be written, and the verdict it comes from: what no proposal can mend is in there."""
+    """Holds the changes that may be written, and the verdict from which they come."""
 
     changes: tuple[Change, ...]
     verdict: Verdict
-    left: tuple[Row, ...]  # rows that stay as they are although they are not ok
+    left: tuple[Row, ...]  # rows that are not ok and that no change covers
 
 
 def propose(
@@ -55,9 +56,9 @@ def propose(
     move: str | None = None,
     today: str = "",
 ) -> Proposal:
-    """New bounds for what has none, tighter ones where a measurement supports them. Nothing gets looser.
+    """Proposes new bounds for keys without one, and tighter bounds if a measurement supports them. Nothing gets looser.
 
-    With a reason to `move`, bounds are replaced whose result is ok and has another gate or property hash now.
+    With a reason to `move`, it also replaces a bound if the result is ok and its gate or property hash has changed.
     """
     if move is not None and not move.strip():
         raise UsageError("moving bounds needs a reason, which stays in the files; --move is empty")
@@ -85,7 +86,7 @@ def _asks_otherwise(row: Row, reading: Reading) -> bool:
 
 
 def _moved(row: Row, reason: str, today: str, headroom: float | None) -> Change | None:
-    """The bound that replaces one; None where no bound may rest on the readings, or these have two gates."""
+    """Returns the replacement of a bound. None if no bound may rest on the readings, or if they have two gates."""
     if len(_usable(row.readings)) < len(row.readings) or len({item.gate for item in row.readings}) > 1:
         return None
     assert row.bound is not None
@@ -120,7 +121,7 @@ def _proposed(row: Row, margin: float, headroom: float | None) -> Change | None:
 def accept(
     text: str, reason: str, runs: Sequence[Run], book: Book, *, today: str, headroom: float | None = None
 ) -> Change:
-    """The looser bound that a record asks for, for exactly one key, with the reason in the file."""
+    """Returns the looser bound that a record needs, for exactly one key, with the reason that the file keeps."""
     if not reason.strip():
         raise UsageError("a loosening needs a reason, which stays in the file; --reason is empty")
     rows = [row for row in gate.judge(runs, book).rows if row.readings and str(row.key) == text]
@@ -153,7 +154,7 @@ def accept(
 
 
 def review(old: Book, new: Book) -> list[Change]:
-    """What changed between two states of the bounds, loosened and removed ones first."""
+    """Returns the changes between two states of the bounds, removed and loosened ones first."""
     order: tuple[Kind, ...] = ("removed", "looser", "new", "tighter", "restated")
     changes = []
     for key in old.bounds.keys() | new.bounds.keys():
@@ -164,7 +165,7 @@ def review(old: Book, new: Book) -> list[Change]:
 
 
 def behind(found: Iterable[Change], runs: Sequence[Run]) -> dict[Key, Reading]:
-    """The readings that new bounds rest on, as far as they are in these records."""
+    """Returns the readings on which new bounds rest, if they are in these records."""
     wanted = {change.key: change.new.evidence for change in found if change.new is not None}
     known: dict[Key, Reading] = {}
     for run in runs:
@@ -176,7 +177,7 @@ def behind(found: Iterable[Change], runs: Sequence[Run]) -> dict[Key, Reading]:
 
 
 def explained(change: Change) -> bool:
-    """Whether a loosening carries its reason: an acceptance to this very value that the old state did not have."""
+    """True if a loosening has its reason: an added acceptance of exactly this value, with all earlier ones kept."""
     if change.old is None or change.new is None:
         return False
     added = change.new.accepted[len(change.old.accepted) :]
@@ -185,12 +186,12 @@ def explained(change: Change) -> bool:
 
 
 def dropped(before: Bound, after: Bound) -> set[str]:
-    """Returns the commands whose measurements the bound no longer judges: their properties are gone."""
+    """Returns the commands whose measurements the bound no longer judges, because their properties are gone."""
     return before.properties.keys() - after.properties.keys()
 
 
 def needs_approval(changes: Iterable[Change]) -> list[Change]:
-    """Promises that were taken back."""
+    """Returns the changes that take back a promise."""
     return [change for change in changes if change.kind in ("looser", "removed")]
 
 
@@ -199,14 +200,16 @@ def _kind(before: Bound | None, after: Bound | None) -> Kind:
         return "new"
     if after is None:
         return "removed"
-    # another gate measures in other units: a scaled ULP is larger, so the promise is another one
+    # Another gate measures in other units: a scaled ULP is larger, so the promise is another one.
     if after.value > before.value or after.gate != before.gate or dropped(before, after):
         return "looser"
     return "tighter" if after.value < before.value else "restated"
 
 
 def _usable(found: Iterable[Reading]) -> list[Reading]:
-    """Readings that a bound may rest on: proven, finite, without a flaw, of a known machine and a known question."""
+    """Returns the readings on which a bound may rest: proven, finite, without a flaw, of a known machine and known
+    cases.
+    """
     return [reading for reading in found if gate.fitness(reading)[0] == "ok"]
 
 

@@ -1,10 +1,10 @@
-"""Committed bounds: reports/bounds/<arch>/<kernel>.toml, one value per output x dtype x regime, with its evidence.
+"""Reads and writes committed bounds: reports/bounds/<arch>/<kernel>.toml, one value per output x dtype x regime.
 
-A file has a table for each output and dtype. A row of it is a bound of all regimes that have the same value on the
-same basis. Its `measured` and `worst` are those of the regime with the largest error.
+A file has a table for each output and dtype, with the evidence. A row of a table is a bound of all regimes that have
+the same value on the same basis. Its `measured` and `worst` come from the regime with the largest error.
 
-A file that is not exactly understood is refused with the file, the key and the rule, because a bound that is read
-wrongly or skipped is a bound that is lost. What is written is canonical: sorted, the same bytes for the same bounds.
+If any part of a file is not understood, the whole file is refused with its name, the key and the rule. A bound that is
+misread or skipped would be lost. The text is canonical: sorted, the same bytes for the same bounds.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from verify.records.record import Basis
 
 FORMAT = 2
 
-# Observed maxima differ from seed to seed, those of few cases far more; docs/gate.md has the measurements behind these.
+# Observed maxima differ from seed to seed, more so with few cases; docs/gate.md has the measurements behind these.
 HEADROOM = 0.25
 FEW, HEADROOM_OF_FEW = 10_000, 2.0
-MANY, HEADROOM_OF_EXCESS = 1_000_000, 1.5  # below so many cases, of what a maximum has beyond the last rounding
-# How much looser than what would be proposed today a bound may be before it is reported and tightened.
-# Observed maxima have to fall by the headroom too: a lucky seed must not pull a bound down.
+# with fewer cases than MANY, headroom on the part of a maximum that exceeds the last rounding
+MANY, HEADROOM_OF_EXCESS = 1_000_000, 1.5
+# A bound may be this much looser than a new proposal before it is reported and tightened. An observed maximum also has
+# to fall by the headroom: a lucky seed must not pull a bound down.
 MARGIN = 0.05
 
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}|unknown")
@@ -42,7 +43,7 @@ _ARCH = re.compile(r"[a-z][a-z0-9_]*")
 
 @dataclass(frozen=True)
 class Evidence:
-    """The measurement behind a bound."""
+    """Holds the measurement behind a bound."""
 
     record: str  # id of the record
     commit: str
@@ -54,7 +55,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """A loosening, and why somebody took it; never removed."""
+    """Records a loosening and its reason. It is never removed."""
 
     date: str
     old: float
@@ -64,7 +65,7 @@ class Acceptance:
 
 @dataclass(frozen=True)
 class Bound:
-    """A promise: no error of this key is larger than `value` ULP."""
+    """Holds a promise: no error of this key is larger than `value` ULP."""
 
     key: Key
     value: float
@@ -72,19 +73,19 @@ class Bound:
     basis: Basis
     reason: str
     evidence: Evidence
-    properties: Mapping[str, str]  # source -> hash of what was asked
+    properties: Mapping[str, str]  # source -> hash of the op, the parameters and the cases
     accepted: tuple[Acceptance, ...] = ()
 
 
 @dataclass
 class Book:
-    """All bounds of a folder."""
+    """Holds all bounds of a folder."""
 
     folder: Path
     bounds: dict[Key, Bound] = field(default_factory=dict)
 
     def arches(self, kernel: str) -> list[str]:
-        """The architectures for which a kernel has bounds."""
+        """Returns the architectures for which a kernel has bounds."""
         return sorted({key.arch for key in self.bounds if key.kernel == kernel})
 
 
@@ -92,10 +93,11 @@ class Book:
 
 
 def headroom_of(reading: Reading, asked: float | None = None) -> float:
-    """What is added to a maximum: nothing if it is proven, else what was asked for, else by the number of cases.
+    """Returns the share that is added to a maximum.
 
-    The last rounding gives up to half a unit with every seed; what varies is the error before it. The gradients of a
-    sweep are proven for dy = 1 alone, and the bound holds for every dy.
+    It is 0 if the maximum is proven. Otherwise it is `asked`, or by default depends on the number of cases. The last
+    rounding gives up to half a unit with every seed; the error before it varies. The gradients of a sweep are proven
+    for dy = 1 alone, but the bound holds for every dy, so they get headroom.
     """
     basis = reading.basis
     seen = basis.kind == "observed"
@@ -110,14 +112,14 @@ def headroom_of(reading: Reading, asked: float | None = None) -> float:
 
 
 def proposal(reading: Reading, headroom: float | None = None) -> float:
-    """The bound that a measurement supports: rounded up, with headroom unless it was proven."""
+    """Returns the bound that a measurement supports: rounded up, with headroom unless it is proven."""
     return rounded_up(max(reading.value, LEAST), headroom=headroom_of(reading, headroom))
 
 
 def tightens(reading: Reading, bound: Bound, *, margin: float = MARGIN, headroom: float | None = None) -> bool:
-    """Whether a bound is looser than a measurement that rests on at least as much supports, by the margin.
+    """True if a bound is looser, by the margin, than a measurement supports that proves at least as much.
 
-    A better basis tightens without a margin: it replaces what was only seen by what is proven.
+    A better basis tightens without a margin: it replaces an observation by a proof.
     """
     value = proposal(reading, headroom)
     if not value < bound.value or not as_strong(reading.basis, bound.basis):
@@ -136,7 +138,7 @@ _LONGEST = 180
 
 
 def file_name(kernel: str) -> str:
-    """The file of a kernel's bounds: two kernels never share one, and no name leaves its folder.
+    """Returns the file name of a kernel's bounds. Two kernels never share one, and no name leaves its folder.
 
     >>> file_name("gelu"), file_name("../gelu")
     ('gelu.toml', '%2E.%2Fgelu.toml')
@@ -147,10 +149,10 @@ def file_name(kernel: str) -> str:
         raise UsageError(f"a kernel's name is Unicode text; received {kernel!r}") from None
     stem = "".join(chr(byte) if _KEPT.match(chr(byte)) else f"%{byte:02X}" for byte in raw)
     if not stem:
-        stem = "%"  # which nothing else gives
+        stem = "%"  # no other name gives this
     elif stem[0] in ".-" or _RESERVED.fullmatch(stem):
         stem = f"%{ord(stem[0]):02X}{stem[1:]}"
-    if len(stem) > _LONGEST:  # %- does not occur otherwise
+    if len(stem) > _LONGEST:  # %- occurs in no other name
         stem = f"{stem[:80]}%-{hashlib.sha256(raw).hexdigest()}"
     return f"{stem}.toml"
 
@@ -159,12 +161,12 @@ def file_name(kernel: str) -> str:
 
 
 def holds_bounds(path: PurePath) -> bool:
-    """Whether a file in the folder of an architecture has the bounds of a kernel."""
+    """True if a file in the folder of an architecture has the bounds of a kernel."""
     return path.suffix == ".toml" and not path.name.startswith(".") and path.name != WAIVERS
 
 
 def load(folder: str | os.PathLike[str]) -> Book:
-    """Every bound of every architecture; a folder that does not exist holds none."""
+    """Reads every bound of every architecture. A folder that does not exist holds none."""
     book = Book(Path(folder))
     try:
         entries = sorted(book.folder.iterdir()) if book.folder.exists() else []
@@ -178,7 +180,7 @@ def load(folder: str | os.PathLike[str]) -> Book:
 
 
 def load_file(path: Path) -> dict[Key, Bound]:
-    """The bounds of one kernel on one architecture, which the path has to agree with."""
+    """Reads the bounds of one kernel on one architecture. Raises UsageError if the file contradicts its path."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -187,7 +189,7 @@ def load_file(path: Path) -> dict[Key, Bound]:
 
 
 def parse(data: bytes, *, source: str, arch: str, name: str) -> dict[Key, Bound]:
-    """The same from the bytes of a file, wherever they come from."""
+    """Reads the same from the bytes of a file."""
     top = toml.document(data, source)
     if (format_ := top.take("format", "the number of the format", lambda v: type(v) is int)) != FORMAT:
         raise UsageError(
@@ -267,7 +269,7 @@ def _evidence(table: toml.Table) -> Evidence:
         commit=table.text("commit"),
         date=table.text("date", _DATE, "YYYY-MM-DD or unknown"),
         source=table.choice("source", ("run", "sweep", "hunt")),
-        measured=0.0,  # that of each row is in the row
+        measured=0.0,  # each row has its own
     )
     table.done()
     return found
@@ -297,7 +299,7 @@ def _acceptance(table: toml.Table) -> Acceptance:
 
 
 def render(arch: str, kernel: str, bounds: Iterable[Bound]) -> str:
-    """The text of one file."""
+    """Returns the text of one file."""
     lines = [
         "# Errors in ULP that no result may exceed. Written by `verify bounds`, judged by `verify gate`.",
         toml.line("format", FORMAT),
@@ -313,7 +315,7 @@ def render(arch: str, kernel: str, bounds: Iterable[Bound]) -> str:
 
 
 def _tables(bounds: Iterable[Bound]) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
-    """Groups the bounds of a kernel: by what a table says of all its rows, its rows as they are written."""
+    """Maps the values that a table shares among its rows to the rows, in the form of the file."""
     tables: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for regimes, bound in agreeing(bounds):
         evidence = dataclasses.asdict(bound.evidence)
@@ -330,7 +332,9 @@ def _tables(bounds: Iterable[Bound]) -> dict[tuple[Any, ...], list[dict[str, Any
 
 
 def agreeing(bounds: Iterable[Bound]) -> list[tuple[list[str], Bound]]:
-    """Puts regimes of a result with equal bounds together: their names, and the bound with the largest error."""
+    """Groups the regimes of a result that have equal bounds. Returns their names, and the bound with the largest
+    error.
+    """
     groups: dict[tuple[Any, ...], list[Bound]] = {}
     for bound in sorted(bounds, key=lambda item: item.key):
         said = dataclasses.replace(bound.evidence, measured=0.0, worst="")
@@ -345,14 +349,14 @@ def agreeing(bounds: Iterable[Bound]) -> list[tuple[list[str], Bound]]:
 
 
 def save(book: Book, changed: Iterable[Bound]) -> list[Path]:
-    """Write the files in which something changed; every other bound in them stays as it is on disk."""
+    """Writes the files in which something changed. Every other bound in them stays as it is on disk."""
     groups: dict[tuple[str, str], list[Bound]] = {}
     for bound in changed:
         groups.setdefault((bound.key.arch, bound.key.kernel), []).append(bound)
     written = []
     for (arch, kernel), bounds in sorted(groups.items()):
         path = book.folder / arch / file_name(kernel)
-        # a file system that ignores case would give two kernels one file: load_file then refuses
+        # On a file system that ignores case, two kernels would have one file: load_file then refuses.
         held = load_file(path) if path.exists() else {}
         held.update({bound.key: bound for bound in bounds})
         text = render(arch, kernel, held.values())

@@ -1,7 +1,7 @@
-"""Writes and reads TOML. The same values give the same bytes, so that a diff shows what changed and nothing else.
+"""Writes and reads TOML. Equal values give equal bytes, so that a diff shows exactly what changed.
 
-Writes what a bounds file holds: strings, finite numbers, booleans, lists, and tables on one line. `tomli-w` would put
-each key of an inner table on a line of its own and leaves invisible characters as they are.
+It writes strings, finite numbers, booleans, lists, and tables on one line. `tomli-w` is no alternative: it puts each
+key of an inner table on a line of its own, and it does not escape invisible characters.
 
 >>> inline({"kernel": "my gelu", "value": 0.5})
 '{ kernel = "my gelu", value = 0.5 }'
@@ -26,7 +26,7 @@ def line(name: str, value: Any) -> str:
 
 
 def inline(value: Any) -> str:
-    """Returns a value on one line: a scalar as JSON has it, with invisible characters as escapes."""
+    """Returns a value on one line: a scalar as in JSON, with invisible characters escaped."""
     if isinstance(value, Mapping):
         inside = ", ".join(line(name, item) for name, item in value.items())
         return f"{{ {inside} }}" if inside else "{}"
@@ -49,7 +49,7 @@ def _visible(char: str) -> str:
 
 
 def document(data: bytes, source: str) -> Table:
-    """The bytes of a file as a table; `source` is what errors call it."""
+    """Reads the bytes of a file as a table. Errors call the file `source`."""
     try:
         return Table(source, "", tomllib.loads(data.decode()))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
@@ -60,7 +60,7 @@ _MISSING = object()
 
 
 class Table:
-    """A table being read: every key is taken once and checked; what is left over is unknown."""
+    """Reads a table: takes and checks each key once. `done` raises UsageError if a key is left."""
 
     def __init__(self, source: str, where: str, values: dict[str, Any]) -> None:
         self.source, self.where = source, where

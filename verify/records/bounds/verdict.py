@@ -1,7 +1,7 @@
-"""The verdict: figures of records against committed bounds. Pure: it reads nothing, writes nothing, measures nothing.
+"""Judges figures of records against committed bounds. It is pure: it reads no file, writes none and measures nothing.
 
-Every key that a record measured or a bound names gets one of eleven statuses. Whatever cannot be judged is never
-passed over: it has a status of its own, and that status fails.
+Every key that a record measured or a bound names gets one of eleven statuses. A key that cannot be judged is never
+skipped: it gets a status of its own, and that status fails.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from verify.records.bounds.committed import MARGIN, Book, Bound, tightens
 from verify.records.readings import FAILED, UNKNOWN, Key, Reading, arch_of, leading, readings
 from verify.records.record import UNPROVEN, KernelRun, Run
 
-Status = Literal[  # the most serious first: of several readings of one key the worst decides
+Status = Literal[  # the most serious first; if a key has several readings, the worst decides
     "crashed",
     "nonfinite",
     "breached",
@@ -51,35 +51,37 @@ MEANING: dict[Status, str] = {
 
 @dataclass(frozen=True)
 class Waiver:
-    """An excuse for findings: a key as the gate prints it, `*` in it, or the name of a kernel that does not run."""
+    """Excuses findings. Its key is a key as the gate prints it, one with `*`, or the name of a kernel that does not
+    run.
+    """
 
     key: str
     reason: str
-    expires: date  # the last day (UTC) on which it holds
+    expires: date  # the last day (UTC) on which the waiver is valid
     arch: str  # empty: of every machine
     place: str  # the file, and which of its waivers
 
 
 @dataclass(frozen=True)
 class Row:
-    """The verdict on one key. Of a kernel that failed and has no bounds, output, dtype and regime are empty."""
+    """Holds the verdict on one key. If a kernel failed and has no bounds, output, dtype and regime are empty."""
 
     key: Key
     status: Status
     reason: str
     bound: Bound | None = None
     readings: tuple[Reading, ...] = ()
-    waiver: Waiver | None = None  # of a row that is not "waived": one that ended
+    waiver: Waiver | None = None  # of a row that is not "waived": a waiver that has ended
 
     @property
     def leading(self) -> Reading | None:
-        """The reading that decides: the largest error of all."""
+        """Returns the reading that decides: the one with the largest error."""
         return leading(list(self.readings)) if self.readings else None
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Every row, and what else the records say that a reader has to know."""
+    """Holds every row, and other facts of the records that a reader should know."""
 
     rows: tuple[Row, ...]
     missing: tuple[str, ...] = ()  # parts of the runs that did not happen
@@ -88,12 +90,12 @@ class Verdict:
     records: tuple[str, ...] = ()  # ids
 
     def count(self, status: Status) -> int:
-        """How many keys have a status."""
+        """Returns the number of keys with a status."""
         return sum(row.status == status for row in self.rows)
 
     @property
     def exit_code(self) -> int:
-        """The verdict as a command ends with it."""
+        """Returns the exit code of a command with this verdict."""
         found = {row.status for row in self.rows}
         if found & BREACH:
             return WRONG
@@ -101,7 +103,7 @@ class Verdict:
 
     @property
     def word(self) -> Literal["pass", "fail", "incomplete"]:
-        """The exit code as a word."""
+        """Returns the exit code as a word."""
         return {PASS: "pass", WRONG: "fail", UNDECIDED: "incomplete"}[self.exit_code]  # type: ignore[return-value]
 
 
@@ -113,7 +115,7 @@ def judge(
     margin: float = MARGIN,
     headroom: float | None = None,
 ) -> Verdict:
-    """The verdict on records. `kernels` selects: bounds of others are neither judged nor missed."""
+    """Returns the verdict on records. With `kernels` it ignores the measurements and bounds of other kernels."""
     for run in runs:
         _check_names(run)
     chosen = _selection(runs, book, kernels)
@@ -143,12 +145,14 @@ def judge(
 
 
 def judged_kernels(runs: Iterable[Run]) -> list[str]:
-    """The names of the kernels in records, without peers, which are not judged."""
+    """Returns the names of the judged kernels in records. Peers are not judged."""
     return sorted({kernel.name for run in runs for kernel in run.kernels if not kernel.peer})
 
 
 def _selection(runs: Sequence[Run], book: Book, kernels: Sequence[str]) -> Callable[[str], bool]:
-    """Which kernels are asked for. A name that nothing has would select nothing, and that must not pass."""
+    """Returns a test for the requested kernels. Raises UsageError for an unknown name, which would select nothing and
+    pass.
+    """
     known = {kernel.name for run in runs for kernel in run.kernels} | {key.kernel for key in book.bounds}
     for name in kernels:
         if name not in known:
@@ -160,7 +164,7 @@ def _selection(runs: Sequence[Run], book: Book, kernels: Sequence[str]) -> Calla
 
 
 def _check_names(run: Run) -> None:
-    """Bounds go by the kernel's name, so two kernels of one run cannot share it."""
+    """Raises UsageError if two kernels of a run have one name, because bounds go by the name."""
     targets: dict[str, str] = {}
     for kernel in run.kernels:
         if not kernel.peer and targets.setdefault(kernel.name, kernel.target) != kernel.target:
@@ -190,7 +194,7 @@ def _row(key: Key, found: list[Reading], book: Book, margin: float, headroom: fl
 
 
 def _judge(reading: Reading, bound: Bound | None, book: Book) -> tuple[Status, str]:
-    """One figure against its bound."""
+    """Judges one figure against its bound."""
     unfit, why = fitness(reading)
     if unfit not in ("ok", *UNPROVEN):
         return unfit, why
@@ -199,7 +203,7 @@ def _judge(reading: Reading, bound: Bound | None, book: Book) -> tuple[Status, s
 
 
 def _against(reading: Reading, bound: Bound | None, book: Book) -> tuple[Status, str]:
-    """A figure that can be judged against its bound, whatever the verdict on its result."""
+    """Compares a figure with its bound. The verdict on its result plays no part."""
     if bound is None:
         others = [arch for arch in book.arches(reading.key.kernel) if arch != reading.key.arch]
         if others and reading.key.arch not in book.arches(reading.key.kernel):
@@ -215,14 +219,16 @@ def _against(reading: Reading, bound: Bound | None, book: Book) -> tuple[Status,
     # not (x <= bound): a NaN must fail
     if not (reading.value <= bound.value):
         return "breached", "beyond its bound"
-    if known is None:  # the bound cannot show that its question is the same
+    if known is None:  # the bound cannot show that its cases are the same
         named = " and a ".join(sorted(bound.properties))
         return "incomparable", f"the bound has the property of a {named}, and none of a {reading.source}"
     return "ok", ""
 
 
 def fitness(reading: Reading) -> tuple[Status, str]:
-    """Whether a figure can be judged at all. NaN is asked first: it is wrong whatever it is compared with."""
+    """Returns "ok" if a figure can be judged, else a status and a reason. NaN comes first: it is wrong beside any
+    bound.
+    """
     if not reading.finite:
         count, n = reading.figures.nonfinite, reading.figures.n
         return "nonfinite", f"NaN or infinity on one side only, at {count:,} of {n:,} elements"
@@ -238,7 +244,7 @@ def fitness(reading: Reading) -> tuple[Status, str]:
 
 
 def _absent(bound: Bound, failures: dict[tuple[str, str], KernelRun], runs: Sequence[Run]) -> Row:
-    """A bound that nothing was measured against: because its kernel failed, or for another reason to be named."""
+    """Returns the row of a bound without a measurement, with the reason: its kernel failed, or another one."""
     arch, name = bound.key.arch, bound.key.kernel
     if failed := failures.get((arch, name)):
         return Row(bound.key, "crashed", _why(failed), bound)
@@ -260,9 +266,10 @@ def _why(kernel: KernelRun) -> str:
 
 
 def _missing(runs: Iterable[Run], wanted: set[str]) -> tuple[list[str], list[str]]:
-    """Returns what the runs did not do of the wanted kernels, all without any, and what they did not do of others.
+    """Returns the missing parts of the wanted kernels, or of all if `wanted` is empty, and the missing parts of the
+    others.
 
-    A gap without a target counts for every kernel. A kernel that failed has rows in place of gaps.
+    A gap without a target counts for every kernel. A kernel that failed has rows instead of gaps.
     """
     found: tuple[list[str], list[str]] = ([], [])
     for run in runs:
@@ -275,7 +282,7 @@ def _missing(runs: Iterable[Run], wanted: set[str]) -> tuple[list[str], list[str
 
 
 def _notes(runs: Iterable[Run], chosen: Callable[[str], bool]) -> Iterable[str]:
-    """What the gate does not judge and a reader would want to know."""
+    """Yields facts that the gate does not judge and a reader wants to know."""
     for run in runs:
         for kernel in run.kernels:
             if kernel.peer or not chosen(kernel.name):

@@ -1,9 +1,10 @@
-"""Waivers: committed excuses, each for one finding of the gate, with a reason and the last day on which it holds.
+"""Reads, applies and writes waivers: committed excuses, each for findings of the gate, with a reason and a last day.
 
-`waivers.toml` beside the bounds holds for every machine, `<arch>/waivers.toml` for one. A waiver never hides what it
-excuses: the row stays in the verdict as "waived", and once its day (UTC) is past the finding fails again. In its key
-`*` stands for any output, dtype or regime: `my_norm/dx/float16/*` excuses each finding of that result. What has no
-verdict ("new", "vacuous", "undecided", "unused", "incomparable") has no waiver, because it says nothing of the kernel.
+`waivers.toml` beside the bounds is valid for every machine, `<arch>/waivers.toml` for one. A waiver never hides a
+finding: the row stays in the verdict as "waived", and once its day (UTC) has passed the finding fails again. In its key
+`*` stands for any output, dtype or regime: `my_norm/dx/float16/*` excuses each finding of that result. A row without a
+verdict ("new", "vacuous", "undecided", "unused", "incomparable") has no waiver, because it says nothing about the
+kernel.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ ANY = "*"
 def judge(
     runs: Sequence[Run], book: Book, *, kernels: Sequence[str] = (), today: datetime.date | None = None
 ) -> Verdict:
-    """The verdict of the gate with the waivers that lie in the folder of the bounds; `today` is a day in UTC."""
+    """Returns the verdict of the gate with the waivers in the folder of the bounds. `today` is a day in UTC."""
     found, held = gate.judge(runs, book, kernels=kernels), load(book.folder)
     return applied(found, held, runs, kernels, today or datetime.datetime.now(datetime.UTC).date())
 
@@ -39,7 +40,7 @@ def judge(
 def applied(
     found: Verdict, waivers: Iterable[Waiver], runs: Sequence[Run], kernels: Sequence[str], today: datetime.date
 ) -> Verdict:
-    """A verdict in which what has a waiver is excused, or says that its waiver has ended."""
+    """Returns a verdict in which waivers excuse their findings. A finding whose waiver has ended names that waiver."""
     machines = {arch_of(run) for run in runs}
     chosen = {_name(kernel) for kernel in kernels}
     rows, idle = list(found.rows), []
@@ -61,7 +62,7 @@ def applied(
 
 
 def _name(kernel: str) -> str:
-    """The name of a kernel as keys spell it."""
+    """Returns the name of a kernel as keys spell it."""
     return str(Key("", kernel, "", "", "")).split("/")[0]
 
 
@@ -79,7 +80,7 @@ def _matches(wanted: Sequence[str], parts: Sequence[str]) -> bool:
 
 
 def _may_excuse(waiver: Waiver, row: Row) -> bool:
-    """A figure's waiver does not excuse a kernel that no longer runs, nor the other way round."""
+    """True if a waiver of a figure meets a figure, and a waiver of a kernel one that no longer runs."""
     return (waiver.key == _name(row.key.kernel)) == (row.status == "crashed")
 
 
@@ -97,7 +98,7 @@ def _unknown(waiver: Waiver, rows: Sequence[Row]) -> UsageError:
 
 
 def load(folder: Path) -> tuple[Waiver, ...]:
-    """Every waiver below the folder of the bounds."""
+    """Reads every waiver below the folder of the bounds."""
     files = sorted(folder.rglob(WAIVERS))
     try:
         return read((_shown(path), path.relative_to(folder), path.read_bytes()) for path in files)
@@ -110,7 +111,9 @@ def _shown(path: Path) -> str:
 
 
 def read(files: Iterable[tuple[str, PurePath, bytes]]) -> tuple[Waiver, ...]:
-    """The waivers of files: what errors call each, where it lies in the folder of the bounds, and its bytes."""
+    """Reads the waivers of files. Each file has its name in errors, its place in the folder of the bounds, and its
+    bytes.
+    """
     found: dict[tuple[str, str], Waiver] = {}
     for source, inside, data in files:
         if len(inside.parts) > 2:
@@ -140,7 +143,7 @@ def _waiver(table: toml.Table, arch: str) -> Waiver:
 
 
 def _day(value: Any) -> datetime.date | None:
-    """A TOML date, or the same in quotes; a time of day is none."""
+    """Returns the day of a TOML date, or of a string with a date. Returns None for a time of day."""
     if isinstance(value, str):
         try:
             day = datetime.date.fromisoformat(value)
@@ -154,7 +157,9 @@ def _day(value: Any) -> datetime.date | None:
 
 
 def of_findings(found: Verdict, reason: str, expires: datetime.date) -> list[Waiver]:
-    """Makes a waiver for each finding of a verdict, and one with `*` where all regimes of a result have one."""
+    """Makes a waiver for each finding of a verdict, and a single one with `*` if all regimes of a result have
+    findings.
+    """
     results: dict[Key, list[Row]] = {}
     for row in found.rows:
         results.setdefault(dataclasses.replace(row.key, regime=""), []).append(row)
@@ -169,7 +174,7 @@ def of_findings(found: Verdict, reason: str, expires: datetime.date) -> list[Wai
 
 
 def append(folder: Path, added: Sequence[Waiver]) -> list[Path]:
-    """Writes waivers at the end of `<arch>/waivers.toml`. What was in the files stays as it was written."""
+    """Writes waivers at the end of `<arch>/waivers.toml`. Earlier text in the files stays unchanged."""
     texts: dict[Path, str] = {}
     for waiver in added:
         path = folder / waiver.arch / WAIVERS
@@ -191,11 +196,11 @@ _HEAD = "# Findings that the gate excuses until a day. Written by `verify bounds
 # -- review ---------------------------------------------------------------------------------------------
 
 Kind = Literal["added", "extended", "changed", "removed"]
-APPROVED: tuple[Kind, ...] = ("added", "extended")  # what a reviewer has to agree to, as to a looser bound
+APPROVED: tuple[Kind, ...] = ("added", "extended")  # changes that a reviewer has to approve, as with a looser bound
 
 
 def changed(old: Iterable[Waiver], new: Iterable[Waiver]) -> list[tuple[Kind, Waiver]]:
-    """What changed between two states of the waivers, those that excuse more first."""
+    """Returns the changes between two states of the waivers, those that excuse more first."""
     before, after = ({(item.key, item.arch): item for item in side} for side in (old, new))
     found: list[tuple[Kind, Waiver]] = []
     for key in sorted(before.keys() | after.keys()):

@@ -1,9 +1,9 @@
-"""Two states of a project measured by one installation of verify, on one device, one after the other.
+"""Measures two states of a project with one installation of verify, on one device, one after the other.
 
-Only the project's files differ. The base is a git worktree in a temporary folder; both runs get the same `verify`
-(the one that is running, in front of everything else on the path) and the same targets. Folders of the project from
-which Python imports, such as an editable install, are replaced by those of the worktree: otherwise the base would
-quietly import the head's code and every comparison would say "same". Whether that worked is checked afterwards.
+Only the project's files differ. The base is a git worktree in a temporary folder. Both runs get the same targets and
+the running `verify`, in front of everything else on the path. Python may import from folders of the project, for
+example with an editable install. These are replaced by the folders of the worktree: otherwise the base would quietly
+import the head's code, and every comparison would say "same". `check_imports` checks afterwards that this worked.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from verify.records.record import Run
 
 @dataclass(frozen=True)
 class Side:
-    """One state of the project: the folder that holds it, and where in it commands are run."""
+    """Holds one state of the project: its top folder, and the folder in it where commands run."""
 
     top: Path
     here: Path
@@ -35,7 +35,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Checkout:
-    """The working tree and the commit to compare it with."""
+    """Holds the working tree, and the commit to compare it with."""
 
     head: Side
     base: Side
@@ -44,7 +44,7 @@ class Checkout:
 
 @contextlib.contextmanager
 def checkout(ref: str, here: Path | None = None) -> Iterator[Checkout]:
-    """The commit `ref` in a temporary worktree beside the working tree at `here`; gone afterwards."""
+    """Checks out the commit `ref` in a temporary worktree beside the working tree at `here`. Removes it at the end."""
     where = (here or Path.cwd()).resolve()
     top = Path(git(where, "rev-parse", "--show-toplevel")).resolve()
     commit = commit_named(ref, where)
@@ -65,7 +65,7 @@ def checkout(ref: str, here: Path | None = None) -> Iterator[Checkout]:
 
 
 def commit_named(ref: str, where: Path) -> str:
-    """The commit behind a branch, a tag or a hash."""
+    """Returns the commit of a branch, a tag or a hash."""
     try:
         return git(where, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}")
     except UsageError as error:
@@ -73,8 +73,8 @@ def commit_named(ref: str, where: Path) -> str:
 
 
 def git(where: Path, *arguments: str) -> str:
-    """The output of a git command; its complaint as an error. Hooks stay out of it."""
-    # a hook that calls us has set GIT_DIR and the like, which would be about another folder
+    """Runs a git command without hooks and returns its output. Raises UsageError with git's message if it fails."""
+    # A hook that runs verify has set GIT_DIR and the like, which would be about another folder.
     clean = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     command = ["git", "-c", f"core.hooksPath={os.devnull}", *arguments]
     try:
@@ -88,7 +88,9 @@ def git(where: Path, *arguments: str) -> str:
 
 
 def measure(side: Side, found: Checkout, arguments: Sequence[str], record: Path) -> Run:
-    """`verify run` with these arguments in one state of the project; the record is written to `record`."""
+    """Runs `verify run` with these arguments in one state of the project. Writes the record to `record` and
+    returns it.
+    """
     with _environment(side, found) as environment:
         shown = sys.stderr.isatty()
         done = subprocess.run(
@@ -108,7 +110,7 @@ def measure(side: Side, found: Checkout, arguments: Sequence[str], record: Path)
 
 
 def check_imports(found: Checkout, targets: Sequence[str], backend: str | None) -> None:
-    """Refuse a base that imports the head's code: it would be compared with itself."""
+    """Raises UsageError if the base imports the head's code: it would be compared with itself."""
     with _environment(found.base, found) as environment:
         done = subprocess.run(
             [sys.executable, "-m", "verify.declare.sources", backend or "", *targets],
@@ -121,7 +123,7 @@ def check_imports(found: Checkout, targets: Sequence[str], backend: str | None) 
     try:
         files = json.loads(done.stdout.splitlines()[-1])
     except (json.JSONDecodeError, IndexError):
-        return  # the targets end the process that imports them: the run has said so
+        return  # the targets end the process that imports them, which the run has already reported
     for name, file in sorted(files.items()):
         if _is_of(Path(file), found.head.top):
             raise UsageError(
@@ -132,7 +134,7 @@ def check_imports(found: Checkout, targets: Sequence[str], backend: str | None) 
 
 
 def _is_of(file: Path, top: Path) -> bool:
-    """Whether a file belongs to the project itself: not to an environment inside it, not to verify."""
+    """True if a file belongs to the project itself, not to an environment inside it and not to verify."""
     path = file.resolve()
     others = (Path(sys.prefix), Path(sys.base_prefix), Path(verify.__file__).parent)
     if any(path.is_relative_to(other.resolve()) for other in others) or "site-packages" in path.parts:
@@ -142,19 +144,19 @@ def _is_of(file: Path, top: Path) -> bool:
 
 @contextlib.contextmanager
 def _environment(side: Side, found: Checkout) -> Iterator[dict[str, str]]:
-    """The environment of a run: our verify first, then the project's own folders, of this state of it."""
+    """Returns the environment of a run: the running verify first, then the project's folders in this state."""
     with tempfile.TemporaryDirectory(prefix="verify-tools-") as tools:
         (Path(tools) / "verify").symlink_to(Path(verify.__file__).resolve().parent, target_is_directory=True)
         given = [item for item in os.environ.get("PYTHONPATH", "").split(os.pathsep) if item]
         kept = [item for item in given if _moved(item, side, found) is None]
         moved = [_moved(item, side, found) for item in [*given, *sys.path]]
         path = [tools, *dict.fromkeys(item for item in moved if item is not None), *kept]
-        # safe path: the folder a command is run in must not come before our verify
+        # Safe path: the folder in which a command runs must not come before the running verify.
         yield {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(path)}
 
 
 def _moved(entry: str, side: Side, found: Checkout) -> str | None:
-    """Where a folder of the project lies in this state of it; None for folders of others."""
+    """Returns the place of a project's folder in this state of the project. None for other folders."""
     path = Path(entry or ".").resolve()
     environments = (Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve())
     if not path.is_relative_to(found.head.top) or "site-packages" in path.parts:

@@ -148,7 +148,7 @@ def base(found: Comparison) -> Against:
         rows=rows[:MOST],
         left_out=max(len(rows) - MOST, 0),
         lines=[GapLine(words.clean(f"{name} fails now: {message}")) for name, message in found.broke]
-        + [GapLine(words.clean(f"{name} no longer fails")) for name in found.mended]
+        + [GapLine(words.clean(f"{name} no longer fails")) for name in found.fixed]
         + compare_words.alone(found.pairs),
     )
 

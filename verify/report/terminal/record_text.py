@@ -133,7 +133,7 @@ def _law(page: Page, kernel: KernelFacts, law: LawRun) -> None:
     _heading(page, "wrong", kernel.law_title(law), law_word(law))
     page.field("why", law.message, width=NAME)
     besides = kernel.besides(law)
-    facts = law.told(MOST_FACTS - bool(besides)) + ([("besides", besides)] if besides else [])
+    facts = law.fact_lines(MOST_FACTS - bool(besides)) + ([("besides", besides)] if besides else [])
     facts = [(words.clean(name), words.clean(value)) for name, value in facts]
     width = min(max((len(name) for name, _ in facts), default=0), MOST_NAME)
     for name, value in facts:
