@@ -56,7 +56,7 @@ def test_a_maximum_beside_open_elements_is_a_lower_end() -> None:
         assert shown == ["≥0.949", ">=0.949"]
         assert result_words.size_of(each, "scaled", None) == (0, pytest.approx(0.949, abs=1e-3))
     run = make([replace(layer_norm_kernel(), results=[replace(result, figures=found)])])
-    assert "≥: at least: of other elements nothing is known" in record_text.render(run, Terminal(200))
+    assert "≥: at least: the errors of other elements are unknown" in record_text.render(run, Terminal(200))
     assert "at least 0.949 ULP scaled, open" in record_markdown.render(run)
     page = record_html.render(run)
     assert "at least 0.949 ULP scaled, open" in page and "; 37 open" in page

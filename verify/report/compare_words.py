@@ -1,4 +1,4 @@
-"""The comparison of two records in words: what every page says of it, in the terminal, in a comment and in HTML."""
+"""Describes the comparison of two records in words, the same in the terminal, in a comment and in HTML."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from verify.report.gaps import FEW, GapLine
 
 
 def sentence(found: Comparison) -> str:
-    """`worse: 2 of 48 figures grew; the worst is ...`, `same: all 48 figures, and every bit`."""
+    """Returns for example `worse: 2 of 48 figures grew; the most is ...` or `same: no maximum changed in 48 figures,
+    ...`.
+    """
     pairs = found.pairs
     alike = [pair for pair in pairs if pair.change in ("worse", "better", "same")]
     worse, better = found.of("worse"), found.of("better")
@@ -44,7 +46,7 @@ def sentence(found: Comparison) -> str:
 
 
 def title(pair: Pair) -> str:
-    """`gelu dx bfloat16 positive`."""
+    """Returns for example `gelu dx bfloat16 positive`."""
     key = pair.key
     return " ".join(words.clean(part) for part in (key.kernel, key.output, key.dtype, key.regime) if part)
 
@@ -64,7 +66,7 @@ def _fails(count: int) -> str:
 
 
 def growth(pair: Pair) -> tuple[float, float]:
-    """Orders what got worse: NaN above all, then by the factor."""
+    """Returns a sort key of pairs that got worse: NaN above all, then by the factor."""
     assert pair.base is not None and pair.head is not None
     if not pair.head.finite:
         return (1.0, pair.head.figures.nonfinite)
@@ -72,18 +74,19 @@ def growth(pair: Pair) -> tuple[float, float]:
 
 
 def figure(reading: Reading | None) -> str:
+    """Returns the judged error of a reading, or "-" without one."""
     return "-" if reading is None else gate_words.error(reading)
 
 
 def change_text(pair: Pair) -> str:
-    """The last column: what happened, where the maximum alone does not say it."""
+    """Returns the text of the last column. It adds that only the maximum is the same."""
     if pair.change == "same" and pair.figures_differ:
         return "same maximum"
     return pair.change
 
 
 def misrounded_text(pair: Pair) -> str:
-    """`2.0% to 1.1%`; one share where it is the same."""
+    """Returns for example `2.0% to 1.1%`, or one share if both are the same."""
     assert pair.base is not None and pair.head is not None
     before, after = (words.share(side.figures.misrounded, side.figures.n) for side in (pair.base, pair.head))
     return before if before == after else f"{before} to {after}"
@@ -93,7 +96,9 @@ ALONE = {"incomparable": "not comparable", "removed": "only in base", "added": "
 
 
 def alone(pairs: Sequence[Pair]) -> list[GapLine]:
-    """What stands on one side only or cannot be compared: a line for each reason, which names the kernels."""
+    """Returns a line for each reason why figures are on one side only or cannot be compared. A line names the
+    kernels.
+    """
     found: dict[tuple[str, str], dict[str, int]] = {}
     for pair in pairs:
         if pair.change in ALONE:
@@ -109,5 +114,5 @@ def alone(pairs: Sequence[Pair]) -> list[GapLine]:
 
 
 def why(pair: Pair) -> str:
-    """Why two figures cannot be compared, without the hashes, which differ by kernel."""
+    """Returns why two figures cannot be compared, without the hashes, which differ by kernel."""
     return pair.reason.partition(":")[0]

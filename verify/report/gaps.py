@@ -1,4 +1,4 @@
-"""What was asked for and did not happen, a line for each reason: a night without time lacks hundreds of parts."""
+"""Combines lines about requested work that did not happen. A night without time lacks hundreds of parts."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from dataclasses import dataclass, field
 from verify.report.words import clean, listed
 
 SKIPPED = " was skipped"
-FEW = 3  # parts of one reason that have a line each; the same number is named where there are more
+FEW = 3  # up to this number of parts of one reason have a line each; of more, this number is named
 
 
 @dataclass(frozen=True)
 class GapLine:
-    """One line, and every part that it is about where it does not name them all."""
+    """Holds one line. `parts` has every part that the line is about, if the line does not name them all."""
 
     text: str
     parts: list[str] = field(default_factory=list)
 
 
 def gathered(lines: Iterable[str]) -> list[GapLine]:
-    """Lines such as `gelu float16: not timed`, those of one reason together, in the order met.
+    """Combines lines such as `gelu float16: not timed` that have the same reason, in the order of first occurrence.
 
     >>> [line.text for line in gathered(["a: late", "b: late", "c: late", "d: late", "e: lost"])]
     ['a, b, c and 1 more: late', 'e: lost']
 
-    Where parts of many kinds still share the end of their reason, as every law of every dtype does once time is up,
-    they have one line too.
+    If the reasons of parts of many kinds end alike, they have one line too. For example, every law of every dtype is
+    out of time once the budget is spent.
 
     >>> [line.text for line in gathered([f"{k}: the law of {law}: late" for k in "abcd" for law in "stuv"])]
     ['16 parts of a, b, c and 1 more (the law of s, the law of t, the law of u and 1 more): late']
@@ -62,7 +62,7 @@ def _together(end: str, kinds: dict[str, list[str]]) -> GapLine:
 
 
 def _first(names: list[str]) -> str:
-    """`a, b, c and 4 more`."""
+    """Returns for example `a, b, c and 4 more`."""
     if len(names) <= FEW:
         return listed(names)
     return listed([", ".join(names[:FEW]), f"{len(names) - FEW:,} more"])

@@ -1,4 +1,4 @@
-"""Verdicts, changes of bounds and comparisons as plain values for `--json`: the same facts, all of them, uncut."""
+"""Turns verdicts, changes of bounds and comparisons into plain values for `--json`, complete and uncut."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VERSION = 1
 
 
 def of_verdict(verdict: Verdict) -> dict[str, Any]:
-    """The verdict of the gate."""
+    """Returns the verdict of the gate."""
     return {
         "version": VERSION,
         "verdict": verdict.word,
@@ -33,7 +33,7 @@ def of_verdict(verdict: Verdict) -> dict[str, Any]:
 
 
 def flat_rows(verdict: Verdict) -> list[dict[str, Any]]:
-    """Returns the rows of a verdict as flat dicts, with the bound and the largest error; NaN is infinite."""
+    """Returns the rows of a verdict as flat dicts, with the bound and the largest error. NaN is infinite."""
     return [
         {**_key(row.key), "status": row.status, "reason": row.reason}
         | {"bound": row.bound and row.bound.value, "max": row.leading and rank(row.leading.value)}
@@ -42,7 +42,7 @@ def flat_rows(verdict: Verdict) -> list[dict[str, Any]]:
 
 
 def of_changes(changes: Sequence[Change], behind: Mapping[Key, Reading] | None = None) -> list[dict[str, Any]]:
-    """Changes of bounds; `behind` has the readings that they rest on, where their records are known."""
+    """Returns changes of bounds. `behind` has the readings on which they rest, if their records are known."""
     return [
         {
             **_key(change.key),
@@ -57,7 +57,7 @@ def of_changes(changes: Sequence[Change], behind: Mapping[Key, Reading] | None =
 
 
 def of_comparison(found: Comparison) -> dict[str, Any]:
-    """Two records compared."""
+    """Returns a comparison of two records."""
     return {
         "version": VERSION,
         "exit_code": found.exit_code,
@@ -85,7 +85,7 @@ def _row(row: Row) -> dict[str, Any]:
 
 
 def of_waiver(waiver: Waiver) -> dict[str, Any]:
-    """One waiver."""
+    """Returns one waiver."""
     return {**dataclasses.asdict(waiver), "expires": waiver.expires.isoformat()}
 
 

@@ -1,4 +1,4 @@
-"""The verdict of the gate in words: what every page says of it, in the terminal, in a comment and in HTML."""
+"""Describes the verdict of the gate in words, the same in the terminal, in a comment and in HTML."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from verify.records.record import UNPROVEN, Worst, number, replay_command, value
 from verify.report import result_words, words
 
 WITH_FIGURES: tuple[Status, ...] = ("nonfinite", "breached", "improved")
-MOST_BREACHES = 12  # that are written out
+MOST_BREACHES = 12  # breaches that are shown in full
 
 
 def sentence(verdict: Verdict) -> str:
-    """`fail: 2 of 48 bounds are breached; the worst is ...`."""
+    """Returns for example `fail: 2 of 48 bounds are breached; the worst is ...`."""
     return f"{verdict.word}: {'; '.join(clauses(verdict))}"
 
 
 def clauses(verdict: Verdict) -> list[str]:
-    """The sentence after its first word, in parts."""
+    """Returns the parts of the sentence after its first word."""
     judged = sum(bool(row.readings) for row in verdict.rows)
     parts = []
     for status in SEVERITY:
@@ -70,34 +70,34 @@ def _clause(status: Status, rows: Sequence[Row]) -> str:
 
 
 def title(row: Row) -> str:
-    """`gelu dx bfloat16 positive`."""
+    """Returns for example `gelu dx bfloat16 positive`."""
     key = row.key
     return " ".join(words.clean(part) for part in (key.kernel, key.output, key.dtype, key.regime) if part)
 
 
 def error(reading: Reading) -> str:
-    """The judged error, rounded up to as many digits as a bound has, so that the two can be compared by eye."""
+    """Returns the judged error, rounded up to as many digits as a bound has, so that readers can compare the two."""
     return shown(reading.value) if 0.001 <= reading.value < 10_000 else words.ulp(number(reading.value))
 
 
 def figure(reading: Reading) -> str:
-    """`0.91 ULP`, `0.91 ULP scaled`, `NaN`."""
+    """Returns for example `0.91 ULP`, `0.91 ULP scaled` or `NaN`."""
     text = error(reading)
     return text if text == "NaN" else text + words.UNIT[reading.gate]
 
 
 def bound_text(bound: Bound | None) -> str:
-    """`a bound of 0.501`."""
+    """Returns for example `a bound of 0.501`."""
     return "no bound" if bound is None else f"a bound of {words.decimal(bound.value)}"
 
 
 def measured(row: Row) -> str:
-    """A key with what was measured there: `gelu y float16 positive 0.501 ULP`."""
+    """Returns a key with its measured figure, for example `gelu y float16 positive 0.501 ULP`."""
     return title(row) if row.leading is None else f"{title(row)} {figure(row.leading)}"
 
 
 def why(row: Row) -> str:
-    """The reason of a status; that of a waiver with what it excuses."""
+    """Returns the reason of a status. For a waiver, it includes the finding that the waiver excuses."""
     if row.waiver is None:
         return row.reason
     leading, found = row.leading, row.reason
@@ -107,14 +107,16 @@ def why(row: Row) -> str:
 
 
 def waiver(row: Row) -> str:
-    """`waived until 2027-01-31: a faster erf is on its way`."""
+    """Returns for example `waived until 2027-01-31: a faster erf is on its way`."""
     assert row.waiver is not None
     until = "waived until" if row.status == "waived" else "its waiver ended with"
     return f"{until} {row.waiver.expires}: {words.clean(row.waiver.reason)}"
 
 
 def keys(kernel: str, members: Sequence[Row]) -> str:
-    """Which keys of a kernel one line is about: ` 8 keys`, ` y float16 positive`, or nothing for all of it."""
+    """Names the keys of a kernel in one line: ` 8 keys`, ` y float16 positive`, or nothing if it is about the whole
+    kernel.
+    """
     named = [row for row in members if row.key.output or row.key.dtype or row.key.regime]
     if len(named) > 1:
         return f" {words.plural(len(named), 'key')}"
@@ -122,7 +124,7 @@ def keys(kernel: str, members: Sequence[Row]) -> str:
 
 
 def groups(rows: Iterable[Row]) -> list[tuple[str, str, str, list[Row]]]:
-    """Rows that share machine, kernel and reason, which have one line together."""
+    """Groups rows by machine, kernel and reason. Each group has one line."""
     found: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
         found.setdefault((row.key.arch, row.key.kernel, why(row)), []).append(row)
@@ -130,29 +132,29 @@ def groups(rows: Iterable[Row]) -> list[tuple[str, str, str, list[Row]]]:
 
 
 def besides(verdict: Verdict) -> list[tuple[str, tuple[str, ...]]]:
-    """What belongs to no row, under its heading."""
+    """Returns further facts that belong to no row, each under its heading."""
     found = [("not measured", verdict.missing), ("not judged here", verdict.notes)]
     return [*found, ("waivers that excuse nothing", verdict.idle)]
 
 
 def where(worst: Worst) -> str:
-    """`x = 4.01 (0x4403) at [17411]`."""
+    """Returns for example `x = 4.01 (0x4403) at [17411]`."""
     place = result_words.index_text(worst)
     return inputs(worst) + (f" at {place}" if place else "")
 
 
 def there(reading: Reading) -> str:
-    """The error of the worst element itself, where that is not the figure that is judged; else nothing."""
+    """Returns the error of the worst element itself if it differs from the judged figure, else ""."""
     assert reading.worst is not None
     found = reading.worst.ulp if reading.gate == "plain" else reading.worst.scaled_ulp
     size = math.nan if found is None else abs(value_of(found))
     if not math.isfinite(size) or not reading.finite or error(reading) == shown(size):
         return ""
-    return f"{result_words.error_text(reading.worst, reading.gate)}; more cannot be excluded elsewhere"
+    return f"{result_words.error_text(reading.worst, reading.gate)}; other elements may have a larger error"
 
 
 def breaches(verdict: Verdict) -> list[Row]:
-    """The rows beyond their bound, NaN and infinity among them, the worst first."""
+    """Returns the rows beyond their bound, NaN and infinity included, the worst first."""
     return sorted((row for row in verdict.rows if row.status in ("nonfinite", "breached")), key=_excess, reverse=True)
 
 
@@ -165,7 +167,7 @@ def _excess(row: Row) -> tuple[bool, float]:
 
 
 def next_command(verdict: Verdict, records: Sequence[str] = ()) -> str:
-    """The one command to type next."""
+    """Returns the one command to type next."""
     files = " ".join(shlex.quote(path) for path in records) or "RUN.json"
     found = {row.status for row in verdict.rows}
     broken = breaches(verdict)
@@ -192,7 +194,9 @@ def next_command(verdict: Verdict, records: Sequence[str] = ()) -> str:
 
 
 def short_replay(reading: Reading | None, files: Mapping[str, str]) -> str:
-    """The replay of a long case by its place in the record, if it is known which file that is."""
+    """Returns a replay command that names a long case by its place in the record. "" if the file is unknown or the case
+    short.
+    """
     if reading is None or reading.worst is None or len(replay_command(reading.worst.origin)) <= words.LONG:
         return ""
     if (path := files.get(reading.record)) is None:
@@ -205,5 +209,5 @@ def short_replay(reading: Reading | None, files: Mapping[str, str]) -> str:
 
 
 def paths_of(verdict: Verdict, records: Sequence[str]) -> dict[str, str]:
-    """Id of a record -> its path, where it is certain that they belong together."""
+    """Maps the id of a record to its path, if it is certain that they belong together."""
     return dict(zip(verdict.records, records, strict=True)) if len(records) == len(verdict.records) else {}

@@ -1,7 +1,7 @@
-"""Works out every fact of a report once: `present(run)`. Terminal, Markdown and HTML lay the facts out.
+"""Computes every fact of a report once: `present(run)`. Terminal, Markdown and HTML lay the facts out.
 
-The words of the field: *correctly rounded* (no element misrounded), *faithful* (below 1 ULP), *k ULP*, *wrong* (not
-proven within the kernel's own limit). The statuses are the record's.
+The words of the field are: *correctly rounded* (no element misrounded), *faithful* (below 1 ULP), *k ULP*, *wrong* (not
+proven within the kernel's own limit). The statuses are those of the record.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from verify.report.gaps import FEW, GapLine, gathered
 from verify.report.signs import LOOKS, WORDS
 from verify.report.words import clean, listed, plural
 
-FIRST = 100  # characters of the first line of what was printed
-MOST_ALSO = 8  # results of one cause that are named beside the first
+FIRST = 100  # characters of the first printed line
+MOST_ALSO = 8  # results of one cause that are named after the first
 FAILED = ("wrong", "crashed", "timeout", "error")
 LAW_WORD = {"ok": "kept", "broken": "broken", "skipped": "not applicable"}
-LIMIT_WORD = {"refused": "refuses", "crashed": "ends its process on", "hung": "was not done with"}
+LIMIT_WORD = {"refused": "refuses", "crashed": "ends its process on", "hung": "did not finish"}
 Kind = Literal["rounded", "faithful", "within", "wrong", "undecided", "vacuous"]
 
 
 def name_of(kernel: KernelRun) -> str:
-    """The kernel's name, clean, marked if it is a peer."""
+    """Returns the kernel's name, clean, marked if it is a peer."""
     return clean(kernel.name) + (" (peer)" if kernel.peer else "")
 
 
 @dataclass(eq=False)
 class ResultFacts:
-    """One result of a kernel. `also` are others that are wrong for the same reason."""
+    """Holds the facts of one result of a kernel. `also` are others that are wrong for the same reason."""
 
     owner: KernelFacts
     result: Result
@@ -55,17 +55,17 @@ class ResultFacts:
 
     @cached_property
     def standing(self) -> str:
-        """The status to show: the record's, or "peer" for a peer, which is not judged."""
+        """Returns the status to show: the record's, or "peer" for a peer, which is not judged."""
         return "peer" if self.owner.run.peer else self.result.status
 
     @cached_property
     def title(self) -> str:
-        """`my_gelu y bfloat16`."""
+        """Returns for example `my_gelu y bfloat16`."""
         return f"{self.owner.name} {clean(self.result.output)} {clean(self.result.dtype)}"
 
     @cached_property
     def kind(self) -> Kind:
-        """The word of the field for the result. A peer is not judged, so it is never "wrong"."""
+        """Returns the word of the field for the result. A peer is not judged, so it is never "wrong"."""
         if self.result.status != "ok" and not self.owner.run.peer:
             return self.result.status
         figures = result_words.promised(self.result)
@@ -75,7 +75,7 @@ class ResultFacts:
 
     @cached_property
     def label(self) -> str:
-        """`correctly rounded`, `faithful`, `2.25 ULP`, `1.2 ULP scaled`, `NaN` (of a peer), `wrong`."""
+        """Returns for example `correctly rounded`, `faithful`, `1.2 ULP scaled`, `NaN` (of a peer) or `wrong`."""
         result, beside = self.result, result_words.beside_pytorch(self.result)
         if self.kind == "wrong":
             return "wrong, as PyTorch" if beside.endswith("as PyTorch") else result_words.wrong_words(result)
@@ -92,43 +92,43 @@ class ResultFacts:
 
     @cached_property
     def maximum(self) -> str:
-        """The judged maximum; an interval where the reference left it open."""
+        """Returns the judged maximum, an interval if the reference left it open."""
         return result_words.most(self.result, self.result.figures, dash=self.dash)
 
     @cached_property
     def figure(self) -> str:
-        """The maximum with its unit; NaN has none."""
+        """Returns the maximum with its unit. NaN has none."""
         unit = "" if self.result.counts else UNIT[self.result.gate]
         return self.maximum if self.maximum == "NaN" else self.maximum + unit
 
     @cached_property
     def mark(self) -> str:
-        """The mark behind a figure in a column that says its unit."""
+        """Returns the mark after a figure, in a column whose heading has the unit."""
         return words.MARK[self.result.gate]
 
     @cached_property
     def classes(self) -> dict[str, str]:
-        """The maximum on each class of inputs."""
+        """Returns the maximum on each class of inputs."""
         return {name: result_words.of_class(self.result, name, dash=self.dash) for name in CLASSES}
 
     @cached_property
     def baseline(self) -> str:
-        """PyTorch's maximum on ordinary inputs; empty without one."""
+        """Returns PyTorch's maximum on ordinary inputs, or ""."""
         return result_words.baseline_of(self.result, dash=self.dash)
 
     @cached_property
     def worst(self) -> Worst | None:
-        """The element that shows the error."""
+        """Returns the element that shows the error."""
         return result_words.shown_worst(self.result)
 
     @cached_property
     def badness(self) -> tuple[int, int, float]:
-        """Orders results by how bad they are."""
+        """Returns a sort key: worse results are larger."""
         return result_words.badness(self.result)
 
     @cached_property
     def also_words(self) -> str:
-        """`y bfloat16 (71), float16 (566.4); dx float32 (NaN)`: `also`, and how far off they are."""
+        """Returns `also` with errors, for example `y bfloat16 (71), float16 (566.4); dx float32 (NaN)`."""
         outputs: dict[str, list[str]] = {}
         for result in self.also[:MOST_ALSO]:
             of = result_words.worst_class(result)
@@ -138,14 +138,16 @@ class ResultFacts:
         return clean("; ".join(f"{name} {', '.join(each)}" for name, each in outputs.items()) + more)
 
     def short_replay(self, record: str) -> str:
-        """The replay of a long case by its place in the record; empty for a short one, or where there is no record."""
+        """Returns a replay command that names a long case by its place in the record. "" for a short case or without a
+        record.
+        """
         if not record or self.worst is None or len(replay_command(self.worst.origin)) <= words.LONG:
             return ""
         place = ["--result", clean(self.result.output), "--dtype", clean(self.result.dtype)]
         return shlex.join(["verify", "replay", clean(self.owner.run.name), "--run", record, *place])
 
     def weight(self) -> tuple[int, tuple[int, float], int, int]:
-        """Orders results of one output and dtype: the largest error, then the best basis."""
+        """Returns a sort key of results of one output and dtype: the largest error, then the best basis."""
         result = self.result
         strength = ("observed", "certified", "exhaustive").index(result.basis.kind)
         size = result_words.size_of(result.figures, result.gate, result.limit)
@@ -154,7 +156,7 @@ class ResultFacts:
 
 @dataclass(eq=False)
 class KernelFacts:
-    """One kernel, the `index`-th of a run."""
+    """Holds the facts of one kernel, the `index`-th of a run."""
 
     run: KernelRun
     index: int = 0
@@ -162,22 +164,22 @@ class KernelFacts:
 
     @cached_property
     def name(self) -> str:
-        """The name, clean, marked if it is a peer."""
+        """Returns the name, clean, marked if it is a peer."""
         return name_of(self.run)
 
     @cached_property
     def standing(self) -> str:
-        """The status to show: the record's, or "peer" for a peer, which is not judged."""
+        """Returns the status to show: the record's, or "peer" for a peer, which is not judged."""
         return "peer" if self.run.peer else self.run.status
 
     @cached_property
     def word(self) -> str:
-        """The status of the record, of peers too."""
+        """Returns the status of the record as a word, of peers too."""
         return WORDS[self.run.status]
 
     @cached_property
     def call(self) -> str:
-        """The op with its parameters."""
+        """Returns the op with its parameters."""
         return words.call(self.run.op, self.run.params)
 
     @cached_property
@@ -186,12 +188,12 @@ class KernelFacts:
 
     @property
     def is_bare(self) -> bool:
-        """True if the kernel has a row of its own: it has no results, or a status that no result says."""
+        """True if the kernel has a row of its own: it has no results, or a status that no result has."""
         return not self.run.results or self.run.status not in RESULT_STATUSES
 
     @cached_property
     def leading(self) -> list[ResultFacts]:
-        """One result for each output and dtype: of a run, a sweep and a hunt the one that weighs most."""
+        """Returns one result for each output and dtype: the heaviest among those of a run, a sweep and a hunt."""
         found: dict[tuple[str, str], ResultFacts] = {}
         for each in self.results:
             key = (each.result.output, each.result.dtype)
@@ -201,7 +203,7 @@ class KernelFacts:
 
     @cached_property
     def summary(self) -> str:
-        """`y float16: faithful, dx float16: 1.2 ULP`; of many results how many have which label, and the worst."""
+        """Returns `y float16: faithful, dx float16: 1.2 ULP`. Counts the labels if there are many results."""
         results = self.leading
         if len(results) <= FEW:
             named = [(clean(each.result.output), clean(each.result.dtype), each.label) for each in results]
@@ -219,7 +221,7 @@ class KernelFacts:
 
     @cached_property
     def notes(self) -> list[str]:
-        """Remarks about the kernel; a remark about many results is one line."""
+        """Returns remarks about the kernel. A remark about many results is one line."""
         run = self.run
         found = [text for result in run.results for text in result_words.result_notes(result)]
         found += [gap.text for gap in gathered(run.notes)]
@@ -233,25 +235,25 @@ class KernelFacts:
 
     @cached_property
     def rerun(self) -> str:
-        """The command that measures it again: the one that its hint names, such as one with more time, if any."""
+        """Returns the command that measures it again: that of its hint, for example with more time, if any."""
         target, hint = shlex.quote(clean(self.run.target)), clean(self.run.hint)
         return hint if hint.startswith("verify ") and target in hint else f"verify run {target}"
 
     @cached_property
     def advice(self) -> str:
-        """Its hint, unless that is the command of `rerun`."""
+        """Returns its hint, unless that is the command of `rerun`."""
         hint = clean(self.run.hint)
         return "" if hint == self.rerun else hint
 
     @cached_property
     def replay(self) -> str:
-        """The command that shows again that its calls differ."""
+        """Returns the command that shows again that its calls differ."""
         laws = [law.origin for law in self.run.laws if law.cause == "not deterministic"]
         worst = [each.worst[0].origin for each in self.run.results if each.status == "wrong" and each.worst]
         return clean(replay_command((laws + worst)[0])) if laws or worst else self.rerun
 
     def besides(self, law: LawRun | None = None) -> str:
-        """Names the results and laws that are broken for the reason of `law`, or because calls differ (no law)."""
+        """Names results and laws broken for the reason of `law`, or because calls differ if it is None."""
         results = [f"{result.output} {result.dtype}" for result in self.run.results if result.status == "wrong"]
         broken: dict[str, list[str]] = {}
         for other in self.run.laws:
@@ -263,19 +265,19 @@ class KernelFacts:
         return clean("; ".join(parts + ([f"{what}: {', '.join(named)}"] if named else [])))
 
     def last_words(self, most: int, ellipsis: str = "…") -> list[str]:
-        """The last lines of its message: in a traceback they have the error."""
+        """Returns the last lines of its message. In a traceback they have the error."""
         lines = words.clean_lines(self.run.message) if self.run.message else ["no message was recorded"]
         if (left_out := len(lines) - most) > 0:
             return [f"{ellipsis} {left_out} lines left out; the record has them", *lines[-most:]]
         return lines
 
     def law_title(self, law: LawRun) -> str:
-        """`my_gelu layout independence bfloat16`."""
+        """Returns for example `my_gelu layout independence bfloat16`."""
         return f"{self.name} {clean(law.law)} {clean(law.dtype)}"
 
     @cached_property
     def broken_laws(self) -> list[LawRun]:
-        """Its broken laws, of those with one cause the first."""
+        """Returns its broken laws. Of laws that failed with one message it returns the first."""
         found, seen = [], set[str]()
         for law in self.run.laws:
             if law.status == "broken" and law.cause != "not deterministic" and law.message not in seen:
@@ -285,7 +287,7 @@ class KernelFacts:
 
     @cached_property
     def limits(self) -> list[str]:
-        """Cases that it does not take, a line for each reason: `refuses 2 x 65537 (3 cases in float32): ...`."""
+        """Returns lines about cases that it cannot run: `refuses 2 x 65537 (3 cases in float32): ...`."""
         raised = f"{clean(self.run.name)} raised "
         reasons: dict[tuple[str, str, tuple[tuple[int, ...], ...]], list[Unmeasured]] = {}
         for each in self.run.unmeasured:
@@ -318,7 +320,7 @@ def _same_cause(law: LawRun | None, other: LawRun) -> bool:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table of results: a result, or a kernel that has none."""
+    """Holds a line of the table of results: a result, or a kernel that has none."""
 
     kernel: KernelFacts
     result: ResultFacts | None
@@ -327,7 +329,7 @@ class Row:
 
 @dataclass(eq=False)
 class Facts:
-    """A whole run. `dash` stands between the ends of an interval."""
+    """Holds the facts of a whole run. `dash` is the character between the ends of an interval."""
 
     run: Run
     dash: str
@@ -338,12 +340,12 @@ class Facts:
 
     @cached_property
     def judged(self) -> list[KernelFacts]:
-        """All kernels but peers."""
+        """Returns all kernels but peers."""
         return [kernel for kernel in self.kernels if not kernel.run.peer]
 
     @cached_property
     def rows(self) -> list[Row]:
-        """The table of results, worst first; equal rows keep the order of the record."""
+        """Returns the table of results, worst first. Equal rows keep the order of the record."""
         found: list[tuple[tuple[float, ...], Row]] = []
         for kernel in self.kernels:
             for each in kernel.leading:
@@ -355,55 +357,55 @@ class Facts:
 
     @cached_property
     def wrong(self) -> list[ResultFacts]:
-        """Every wrong result of a judged kernel whose calls repeat, in the order of the record."""
+        """Returns every wrong result of a judged kernel whose calls repeat, in the order of the record."""
         kernels = [kernel for kernel in self.judged if not kernel.run.unrepeatable]
         return [each for kernel in kernels for each in kernel.results if each.result.status == "wrong"]
 
     @cached_property
     def worst(self) -> ResultFacts | None:
-        """The worst of the wrong results: the one to look at first."""
+        """Returns the worst of the wrong results, which a reader should look at first."""
         return max(self.wrong, key=lambda each: each.badness, default=None)
 
     @cached_property
     def closest(self) -> ResultFacts | None:
-        """The result within its limit that comes closest to it."""
+        """Returns the result within its limit that comes closest to it."""
         within = [each for kernel in self.judged for each in kernel.results if each.result.status == "ok"]
         return max(within, key=lambda each: each.badness, default=None)
 
     @cached_property
     def findings(self) -> list[ResultFacts]:
-        """Wrong results, worst first. Results of one cause are together under the worst of them."""
+        """Returns wrong results, worst first. The worst result of each cause has the others of that cause in `also`."""
         return _by_cause(sorted(self.wrong, key=lambda each: each.badness, reverse=True), _cause)
 
     @cached_property
     def unproven(self) -> list[ResultFacts]:
-        """Vacuous and undecided results of judged kernels. Results of one kernel and reason are together."""
+        """Returns vacuous and undecided results of judged kernels, grouped by kernel and reason."""
         found = [each for kernel in self.judged for each in kernel.results if each.result.status in UNPROVEN]
         return _by_cause(found, lambda each: (each.owner.run.target, each.result.status, each.result.reason))
 
     @cached_property
     def unrepeatable(self) -> list[KernelFacts]:
-        """Judged kernels whose calls differ with the same input: that comes before what follows from it."""
+        """Returns judged kernels whose calls differ with the same input. It may explain their other errors."""
         return [kernel for kernel in self.judged if kernel.run.unrepeatable]
 
     @cached_property
     def failures(self) -> list[KernelFacts]:
-        """Kernels that raised, crashed or hung, peers included: nothing of that is silent."""
+        """Returns kernels that raised, crashed or hung, peers included: a report never hides a failure."""
         return [kernel for kernel in self.kernels if kernel.run.status in ("error", "crashed", "timeout")]
 
     @cached_property
     def broken_laws(self) -> list[tuple[KernelFacts, LawRun]]:
-        """The broken laws of judged kernels, in the order of the record."""
+        """Returns the broken laws of judged kernels, in the order of the record."""
         return [(kernel, law) for kernel in self.judged for law in kernel.broken_laws]
 
     @cached_property
     def limits(self) -> list[tuple[KernelFacts, str]]:
-        """Cases that judged kernels do not take."""
+        """Returns the cases that judged kernels cannot run."""
         return [(kernel, text) for kernel in self.judged for text in kernel.limits]
 
     @cached_property
     def missing(self) -> list[GapLine]:
-        """Skipped kernels, and all other parts of the run without figures."""
+        """Returns lines about skipped kernels and all other parts of the run without figures."""
         lines = [gap.text for gap in self.run.incomplete]
         skipped = [
             f"{kernel.name} was skipped" + (f": {kernel.message}" if kernel.message else "")
@@ -414,13 +416,13 @@ class Facts:
 
     @cached_property
     def laws_line(self) -> str:
-        """`laws: 40 kept, 2 broken, 12 not applicable`; empty when none were tried."""
+        """Returns for example `laws: 40 kept, 2 broken, 12 not applicable`, or "" if none were tried."""
         counted = law_counts(law for kernel in self.run.kernels for law in kernel.laws)
         return f"laws: {counted}" if counted else ""
 
     @cached_property
     def untried_laws(self) -> list[tuple[str, str]]:
-        """(reason, `monotonicity, shift: 3 kernels`) of the laws that were not tried, most kernels first."""
+        """Returns (reason, `monotonicity, shift: 3 kernels`) for laws that were not tried, most kernels first."""
         reasons: dict[str, tuple[dict[str, None], set[str]]] = {}
         for kernel in self.run.kernels:
             for law in kernel.laws:
@@ -433,25 +435,25 @@ class Facts:
 
     @cached_property
     def setting(self) -> str:
-        """Where and how: `cuda, profile default, seed 0, 3 min 32 s`; backends never mix."""
+        """Returns how the run was made, for example `cuda, profile default, seed 0, 3 min 32 s`."""
         run, untested = self.run, " (never tested)" if "untested" in self.run.environment else ""
         where = f"{clean(run.backend)}{untested}, profile {clean(run.profile)}"
         return f"{where}, seed {run.seed}, {words.seconds(run.seconds)}"
 
     @cached_property
     def counts(self) -> dict[str, int]:
-        """How many kernels have each standing that occurs, in the order of `LOOKS`."""
+        """Returns the number of kernels with each `standing` that occurs, in the order of `LOOKS`."""
         found = [kernel.standing for kernel in self.kernels]
         return {status: found.count(status) for status in LOOKS if status in found}
 
     @property
     def sentence(self) -> str:
-        """The verdict as one sentence, beginning with pass, fail or incomplete."""
+        """Returns the verdict as one sentence, which begins with pass, fail or incomplete."""
         return f"{self.run.verdict}: {'; '.join(self.clauses)}"
 
     @cached_property
     def clauses(self) -> list[str]:
-        """The parts of the sentence after its first word: counts, the worst result, missing parts."""
+        """Returns the parts of the sentence after its first word: counts, the worst result, missing parts."""
         total = sum(count for status, count in self.counts.items() if status != "peer")
         if not total:
             return ["no kernel was judged" if self.run.kernels else "no kernel was measured"]
@@ -504,9 +506,9 @@ class Facts:
         return listed(parts)
 
     def next_command(self, record: str = "") -> str:
-        """The one command to type next: replay the worst, rerun what failed, or write the report.
+        """Returns the one command to type next: replay the worst, rerun what failed, or write the report.
 
-        `record` is where the run was saved, if it was: a command that names another file would fail.
+        `record` is the path of the saved run, or "". A command that names another file would fail.
         """
         run, worst = self.run, self.worst
         if worst is not None and worst.worst is not None:
@@ -515,7 +517,7 @@ class Facts:
             return clean(replay_command(law.origin))
         for kernel in self.unrepeatable:
             return kernel.replay
-        found = {kernel.standing: kernel for kernel in reversed(self.kernels)}  # the first of each standing
+        found = {kernel.standing: kernel for kernel in reversed(self.kernels)}  # the first kernel of each standing
         for status in FAILED:
             if status in found:
                 return found[status].rerun
@@ -537,7 +539,7 @@ def law_word(law: LawRun) -> str:
 
 
 def law_counts(laws: Iterable[LawRun]) -> str:
-    """`40 kept, 2 broken, 12 not applicable`; empty of none."""
+    """Returns for example `40 kept, 2 broken, 12 not applicable`, or "" for no laws."""
     found = [law.status for law in laws]
     return ", ".join(f"{found.count(key):,} {word}" for key, word in LAW_WORD.items() if key in found)
 
@@ -545,7 +547,7 @@ def law_counts(laws: Iterable[LawRun]) -> str:
 def skipped_laws(laws: Iterable[LawRun]) -> list[tuple[str, str]]:
     """Returns (reason, laws) for each reason why laws were not tried, in the order of the record.
 
-    The laws read `monotonicity, special values (bfloat16)`. Without dtypes they were tried in none.
+    The laws read `monotonicity, special values (bfloat16)`. A law without dtypes was tried in none.
     """
     reasons: dict[str, dict[str, list[str]]] = {}
     asked: dict[str, None] = {}
@@ -568,7 +570,7 @@ def skipped_laws(laws: Iterable[LawRun]) -> list[tuple[str, str]]:
 
 
 def _by_cause(results: Sequence[ResultFacts], cause: Callable[[ResultFacts], tuple[str, ...]]) -> list[ResultFacts]:
-    """The first result of each cause, with the others beside it."""
+    """Returns the first result of each cause, with the others in `also`."""
     causes: dict[tuple[str, ...], list[ResultFacts]] = {}
     for each in results:
         causes.setdefault(cause(each), []).append(each)
@@ -576,11 +578,13 @@ def _by_cause(results: Sequence[ResultFacts], cause: Callable[[ResultFacts], tup
 
 
 def _cause(each: ResultFacts) -> tuple[str, ...]:
-    """One output in several dtypes has one; so has NaN, which goes from an output into its gradients."""
+    """Returns the cause of an error. One output in several dtypes has one cause. NaN has one, as gradients
+    inherit it.
+    """
     nan = each.worst is not None and each.worst.got == "nan"
     return each.owner.run.target, result_words.worst_class(each.result), "nan" if nan else each.result.output
 
 
 def present(run: Run, *, dash: str = "\N{EN DASH}") -> Facts:
-    """Returns the facts of a run. Each is worked out at its first use."""
+    """Returns the facts of a run. Each is computed at its first use."""
     return Facts(run, dash)

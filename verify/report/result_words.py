@@ -1,4 +1,4 @@
-"""Words for one result: its judged figures, the same of PyTorch, its limit and its worst elements."""
+"""Describes one result in words: its judged figures, those of PyTorch, its limit and its worst elements."""
 
 from __future__ import annotations
 
@@ -11,45 +11,45 @@ from verify.records.readings import decimal as number_of
 from verify.records.record import CLASSES, ORDINARY, Figures, Gate, Number, Result, Worst, value_of
 from verify.report.words import at_least, clean, decimal, interval, share, signed_ulp, truth, ulp
 
-HUGE = 65_504.0  # a magnitude beyond which squares and sums are what overflows
-# by gate, an error that is none beside another; by how much one is worse that is worth a word
+HUGE = 65_504.0  # beyond this magnitude, squares and sums usually overflow
+# By gate, an error that counts as none in a comparison with PyTorch; and the factor that is worth mentioning.
 NOTHING, MANY = {"plain": 0.5, "scaled": 0.5, "noise": 1.0}, 8.0
 
 
 @dataclass(frozen=True)
 class Judged:
-    """The figures of one implementation that its result is judged by: plain or scaled."""
+    """Holds the figures of one implementation in the unit of its gate."""
 
     maximum: Number
     upper: Number
     p999: Number
-    open: bool = False  # nothing is known of some elements, which the figures leave out
+    open: bool = False  # True: some elements are open, and the figures omit them
 
 
 def judged(figures: Figures, gate: Gate) -> Judged:
-    """The figures in the unit of the gate where they exist, else the plain ones."""
+    """Returns the figures in the unit of the gate if they exist, else the plain ones."""
     found = Judged(figures.max_ulp, figures.max_upper, figures.p999)
     if gate != "plain" and figures.scaled_max is not None:
         upper = figures.scaled_max if figures.scaled_upper is None else figures.scaled_upper
         found = Judged(figures.scaled_max, upper, figures.p999 if figures.scaled_p999 is None else figures.scaled_p999)
-    endless = math.isfinite(value_of(found.maximum)) and math.isinf(value_of(found.upper))  # of older records
+    endless = math.isfinite(value_of(found.maximum)) and math.isinf(value_of(found.upper))  # in older records
     return replace(found, upper=found.maximum, open=True) if endless or figures.open else found
 
 
 def promised(result: Result) -> list[Figures]:
-    """The figures of the classes of inputs that the kernel promises something of; all where it has no classes."""
+    """Returns the figures of the classes of inputs for which the kernel has a limit. Without classes it returns all."""
     known = [each.figures for each in result.classes if each.limit is not None]
     return known if known and len(known) < len(result.classes) else [result.figures]
 
 
 def rank(value: Number) -> float:
-    """The size of an error; infinite for NaN."""
+    """Returns the size of an error, infinite for NaN."""
     found = value_of(value)
     return math.inf if math.isnan(found) else found
 
 
 def beside_pytorch(result: Result) -> str:
-    """`, worse than PyTorch 14 times` on ordinary inputs, `, as PyTorch` of a wrong result; else empty."""
+    """Returns `, worse than PyTorch 14 times` for ordinary inputs, `, as PyTorch` for a wrong result, else ""."""
     for each in result.classes:
         if each.name != ORDINARY or each.baseline is None:
             continue
@@ -64,7 +64,7 @@ def beside_pytorch(result: Result) -> str:
 
 
 def limit_of(result: Result) -> str:
-    """`8× noise or 4 ULP`, `4 ULP`, `no wrong integer`."""
+    """Returns for example `8× noise or 4 ULP`, `4 ULP` or `no wrong integer`."""
     if result.counts:
         return "no wrong integer"
     also = "" if result.ulp_limit is None else f" or {decimal(result.ulp_limit)} ULP"
@@ -72,7 +72,9 @@ def limit_of(result: Result) -> str:
 
 
 def on_average(result: Result) -> str:
-    """`rms 1.3, bias +0.02 +- 0.01; misrounded 12%, PyTorch 10%; as PyTorch`: ordinary inputs, if there are any."""
+    """Returns `rms 1.3, bias +0.02 +- 0.01; misrounded 12%, PyTorch 10%; as PyTorch`, for ordinary inputs if there are
+    any.
+    """
     part = next((each for each in result.classes if each.name == ORDINARY), result)
     own, theirs, parts = part.figures, part.baseline, []
     if result.counts:
@@ -86,12 +88,12 @@ def on_average(result: Result) -> str:
     return "; ".join(parts) + beside_pytorch(result).replace(", ", "; ", 1)
 
 
-# How `verify.measure.result` begins to say that a trivial answer is right; else `Result.trivial` is a reason.
+# `verify.measure.result` begins so if a trivial answer is right. Any other `Result.trivial` is a reason.
 RIGHT = "on ordinary inputs "
 
 
 def result_notes(result: Result) -> list[str]:
-    """Returns remarks about a result in order: an accepted vacuous limit, a right trivial answer."""
+    """Returns remarks about a result: that it accepts a vacuous limit, or that a trivial answer is right."""
     if not result.trivial:
         return []
     accepted = "" if result.trivial.startswith(RIGHT) else "its limit is vacuous, which the declaration accepts: "
@@ -109,21 +111,21 @@ def remedy(result: Result) -> str:
 
 
 def most(result: Result, figures: Figures, *, dash: str = "\N{EN DASH}") -> str:
-    """The judged maximum of a result, or how many of its integers are wrong: `54 wrong`."""
+    """Returns the judged maximum of a result, or the number of its wrong integers, for example `54 wrong`."""
     if result.counts:
         return f"{figures.misrounded:,} wrong" if figures.misrounded else "0"
     return maximum(figures, result.gate, dash=dash)
 
 
 def maximum(figures: Figures, gate: Gate, *, dash: str = "\N{EN DASH}") -> str:
-    """The judged maximum as text; an interval where the reference left it open."""
+    """Returns the judged maximum as text, an interval if the reference left it open."""
     chosen = judged(figures, gate)
     shown = interval(chosen.maximum, chosen.upper, dash=dash)
     return at_least(chosen.maximum, dash=dash) if chosen.open and shown != "NaN" else shown
 
 
 def of_class(result: Result, name: str, *, dash: str = "\N{EN DASH}") -> str:
-    """Returns the maximum on one class of inputs. Without classes it is an upper bound; "-" if the class is empty."""
+    """Returns the maximum on one class of inputs. Without classes it is an upper bound. "-" if the class is empty."""
     found = next((each for each in result.classes if each.name == name), None)
     if found is not None:
         return most(result, found.figures, dash=dash)
@@ -136,30 +138,32 @@ def of_class(result: Result, name: str, *, dash: str = "\N{EN DASH}") -> str:
 
 
 def baseline_of(result: Result, *, dash: str = "\N{EN DASH}") -> str:
-    """PyTorch's maximum on ordinary inputs, on all where inputs are not divided; empty without one."""
+    """Returns PyTorch's maximum on ordinary inputs, on all inputs if there are no classes, or "" without PyTorch."""
     theirs = [each.baseline for each in result.classes if each.name == ORDINARY] or [result.baseline]
     return most(result, theirs[0], dash=dash) if theirs[0] is not None else ""
 
 
 def worst_class(result: Result) -> str:
-    """The class that weighs most among those on which a result is wrong; empty where none is."""
+    """Returns the most important class on which a result is wrong, or ""."""
     return next((each.name for each in result.classes if each.reason), "")
 
 
 def shown_worst(result: Result) -> Worst | None:
-    """Returns the element that shows the error: the worst of the class that weighs most, else of all."""
+    """Returns the element that shows the error: the worst of the most important wrong class, else the worst of all."""
     of_class = next((each.worst for each in result.classes if each.reason), None)
     return of_class or next(iter(result.worst), None)
 
 
 def badness(result: Result) -> tuple[int, int, float]:
-    """Orders results by how bad they are: by the class of inputs, then NaN above infinity above the multiple."""
+    """Returns a sort key of results: first by the class of inputs, then NaN, infinity, and the multiple of the
+    limit.
+    """
     of = worst_class(result)
     return (len(CLASSES) - CLASSES.index(of) if of else 0, *size_of(result.figures, result.gate, result.limit))
 
 
 def size_of(figures: Figures, gate: Gate, limit: float | None) -> tuple[int, float]:
-    """Orders errors: NaN, infinities, then multiples of the limit."""
+    """Returns a sort key of errors: NaN, infinities, then multiples of the limit."""
     error = value_of(judged(figures, gate).upper)
     if math.isnan(error):
         return (2, math.inf)
@@ -193,7 +197,7 @@ def _is_finite(text: str) -> bool:
 
 
 def trouble(result: Result, *, dash: str = "\N{EN DASH}") -> str:
-    """Returns the maximum of a wrong result, or its reason if the maximum is in order."""
+    """Returns the maximum of a wrong result, or its reason if the maximum is within the limit."""
     of = worst_class(result)
     if result.reason and not of and value_of(judged(result.figures, result.gate).upper) <= result.limit:
         return clean(result.reason)
@@ -203,7 +207,7 @@ def trouble(result: Result, *, dash: str = "\N{EN DASH}") -> str:
 
 
 def error_text(worst: Worst, gate: Gate, *, counts: bool = False) -> str:
-    """The error of one element: `+254.9 ULP`, `+1.2 ULP scaled, +3,000 ULP plain`; `another integer`."""
+    """Returns the error of one element: `+254.9 ULP`, `+1.2 ULP scaled, +3,000 ULP plain` or `another integer`."""
     if counts:
         return "another integer"
     if not math.isfinite(value_of(worst.ulp)):
@@ -217,16 +221,18 @@ def error_text(worst: Worst, gate: Gate, *, counts: bool = False) -> str:
 
 
 def inputs_text(worst: Worst) -> str:
-    """`x = -3.5 (0xc060), dy = 1 (0x3f80)`."""
+    """Returns for example `x = -3.5 (0xc060), dy = 1 (0x3f80)`."""
     return named_values(worst.inputs)
 
 
 def named_values(inputs: Mapping[str, str]) -> str:
-    """The same for any named inputs, the gradient that arrives last: a file keeps names in alphabetical order."""
+    """Returns the same for any named inputs, with arriving gradients last. A file has the names in alphabetical
+    order.
+    """
     ordered = sorted(inputs.items(), key=lambda item: item[0].startswith("d"))
     return ", ".join(f"{clean(name)} = {clean(value)}" for name, value in ordered)
 
 
 def index_text(worst: Worst) -> str:
-    """`[0, 12]`; empty for a 0-d tensor."""
+    """Returns for example `[0, 12]`, or "" for a 0-d tensor."""
     return f"[{', '.join(map(str, worst.index))}]" if worst.index else ""

@@ -1,10 +1,9 @@
-"""A run as flat rows, for pandas and spreadsheets: one for each row of the table in the terminal.
+"""Makes flat rows of a run, for pandas and spreadsheets: one for each row of the table in the terminal.
 
     pandas.DataFrame(rows_of(run))
 
-`COLUMNS` names the columns; docs/api.md says what each holds. Values are text, numbers, True, False or None (nothing is
-known, or it does not apply). An error that is NaN or without a bound is `inf`, so that a comparison with the limit
-finds it.
+`COLUMNS` names the columns; docs/api.md describes them. Values are text, numbers, True, False or None (unknown, or not
+applicable). An error that is NaN or without a bound is `inf`, so that a comparison with the limit finds it.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ COLUMNS = (
     *("basis", "elements", "seed", "input", "index", "got", "got_hex", "truth", "replay"),
 )
 UNITS = {"plain": "ULP", "scaled": "ULP scaled", "noise": "noise"}
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what begins a formula in a spreadsheet
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a text that begins so is a formula in a spreadsheet
 
 
 def rows_of(run: Run) -> list[Row]:
@@ -42,14 +41,16 @@ def rows_of(run: Run) -> list[Row]:
 
 
 def worst_of(run: Run) -> Row | None:
-    """Returns the row of the worst result: furthest beyond its limit, else closest to it; None without results."""
+    """Returns the row of the result furthest beyond its limit, or closest to it if none is wrong. None without
+    results.
+    """
     facts = present(run)
     found = facts.worst or facts.closest
     return None if found is None else _row(found.owner, found)
 
 
 def as_csv(rows: Sequence[Row]) -> bytes:
-    """Returns the rows as CSV with a heading. No text is a formula to a spreadsheet: a quote stands before it."""
+    """Returns the rows as CSV with a heading. A quote precedes a text that a spreadsheet would read as a formula."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(COLUMNS)

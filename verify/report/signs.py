@@ -1,4 +1,6 @@
-"""How a status looks: glyph, colour, word, rank. A glyph always has its word beside it; red means worse."""
+"""Defines the look of each status: glyph, colour, word, rank. A glyph always has its word beside it; red means
+worse.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Look:
-    """The look of one status. Rows with the highest `rank` come first."""
+    """Holds the look of one status. Rows with the highest `rank` come first."""
 
     glyph: str
     ascii: str
@@ -31,12 +33,12 @@ LOOKS = {
 GLYPHS = {status: look.glyph for status, look in LOOKS.items()}
 STYLES = {status: look.style for status, look in LOOKS.items()}
 WORDS = {status: look.word for status, look in LOOKS.items()}
-STANDING = {"pass": "ok", "fail": "wrong", "incomplete": "skipped"}  # of a verdict, as the status that looks like it
+STANDING = {"pass": "ok", "fail": "wrong", "incomplete": "skipped"}  # maps a verdict to the status that looks like it
 
 
 @dataclass(frozen=True)
 class Signs:
-    """The few characters that are not ASCII, or their ASCII substitutes."""
+    """Holds the few characters that are not ASCII, or their ASCII substitutes."""
 
     status: dict[str, str]
     dash: str
@@ -44,7 +46,7 @@ class Signs:
 
     @staticmethod
     def choose(glyphs: bool) -> Signs:
-        """The signs for a terminal that can, or cannot, show more than ASCII."""
+        """Returns the signs for a terminal with glyphs, or with ASCII alone."""
         if glyphs:
             return Signs(GLYPHS, "\N{EN DASH}", "…")
         return Signs({status: look.ascii for status, look in LOOKS.items()}, "..", "...")

@@ -1,8 +1,7 @@
-"""How figures are written: every number and word that a report prints comes from here.
+"""Formats figures: every number and word that a report prints comes from here.
 
-Errors are rounded up, never down: a printed maximum is at least the measured one, so 0.50004 does
-not read as 0.5 and 4.00001 does not read as the limit 4. Shares say 0% only for none, 100% only for
-all.
+Errors are rounded up, never down. A printed maximum is at least the measured one, so 0.50004 is not printed as 0.5, and
+4.00001 is not printed as the limit 4. A share is 0% only for none, and 100% only for all.
 
 >>> [ulp(x) for x in (0.0, 0.5, 0.50004, 2.25, 254.9, 1234.0, 1.68e7, "nan")]
 ['0', '0.5', '0.501', '2.25', '254.9', '1,234', '1.7e+07', 'NaN']
@@ -21,35 +20,35 @@ from verify.records.figure import BEYOND, COUNTABLE
 from verify.records.figure import UNIT as UNIT
 from verify.records.record import Basis, Figures, Number, RegimeFigures, Result, value_of
 
-# Cc: control characters and ANSI escapes. Cf: bidirectional overrides and zero-width characters,
-# which make names look alike. Cs, Zl, Zp: lone surrogates (not encodable) and line separators.
+# Cc: control characters and ANSI escapes. Cf: bidirectional overrides and zero-width characters, which make names look
+# alike. Cs, Zl, Zp: lone surrogates (not encodable) and line separators.
 _UNSAFE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
-# By gate: the mark beside a figure in a column, and what a legend says of the mark.
+# By gate: the mark after a figure in a column, and the explanation of the mark in a legend.
 MARK = {"plain": "", "scaled": " s", "noise": " n"}
 LEGEND = {
     "scaled": "scaled error, in ULP of the magnitude of the summed terms; it is the one judged",
     "noise": "error beyond half a ULP, in units of the program's own rounding noise; it is the one judged",
 }
-OPEN = "at least: of other elements nothing is known, they are open and count as undecided"
-LONG = 300  # characters of a command beyond which a screen names its element by its place in the record
+OPEN = "at least: the errors of other elements are unknown; these are open and count as undecided"
+LONG = 300  # a screen does not print a longer command, but names its element by its place in the record
 
 
 @functools.lru_cache(4096)
 def clean(text: str) -> str:
-    """The text on one line; invisible and controlling characters are spelled out as `\\x1b`."""
-    if text.isascii() and text.isprintable():  # nearly every text: a page cleans tens of thousands
+    r"""Returns the text on one line. Invisible and control characters are spelled out as `\x1b`."""
+    if text.isascii() and text.isprintable():  # nearly every text; a page cleans tens of thousands
         return text
     return "".join(map(_visible, text))
 
 
 def clean_lines(text: str) -> list[str]:
-    """The lines of a message, each clean, without blank lines at either end."""
+    """Returns the lines of a message, each clean, without blank lines at either end."""
     lines = text.replace("\r\n", "\n").expandtabs(4).strip("\n").split("\n")
     return [clean(line.rstrip()) for line in lines]
 
 
-@functools.lru_cache(4096)  # as many characters as a page of any language has
+@functools.lru_cache(4096)  # more characters than a page of any language has
 def _visible(char: str) -> str:
     if unicodedata.category(char) not in _UNSAFE:
         return char
@@ -60,11 +59,11 @@ def _visible(char: str) -> str:
 
 
 def ulp(value: Number) -> str:
-    """A magnitude of error, rounded up: 0.5, 0.501, 2.25, 254.9, 1,234, 1.7e+07, inf, NaN.
+    """Returns a magnitude of error, rounded up: 0.5, 0.501, 2.25, 254.9, 1,234, 1.7e+07, inf, NaN.
 
-    Three significant digits below 10, one decimal below 1,000, whole below 10,000, two digits with
-    an exponent beyond and below 0.001, >1.8e+19 beyond what a format can count. A value below 1 never
-    reads as 1: that is the line between faithful and not, so digits are added until it shows.
+    It has three significant digits below 10, one decimal below 1,000, and no decimals below 10,000. Larger values, and
+    values below 0.001, have two digits with an exponent. A value that no format can count is >1.8e+19. A value below 1
+    never becomes 1, because 1 divides faithful results from others: digits are added until it shows.
     """
     size = value_of(value)
     if math.isnan(size):
@@ -75,7 +74,7 @@ def ulp(value: Number) -> str:
         return sign + "inf"
     if size > COUNTABLE:
         return f"<-{BEYOND[1:]}" if sign else BEYOND
-    # The shortest decimal that names the double: 254.9 is meant, not 254.900000000000005...
+    # The shortest decimal that identifies the double: 254.9 is meant, not 254.900000000000005...
     exact = Decimal(repr(size))
     if exact == 0:
         return "0"
@@ -96,16 +95,16 @@ def ulp(value: Number) -> str:
 
 
 def signed_ulp(value: Number) -> str:
-    """A signed error: +254.9, -0.501, 0, inf, NaN."""
+    """Returns a signed error: +254.9, -0.501, 0, inf, NaN."""
     text = ulp(value)
     return text if text[0] in "-<>" or text in ("0", "inf", "NaN") else "+" + text
 
 
 def interval(low: Number, high: Number, *, dash: str = "\N{EN DASH}") -> str:
-    """A maximum and what it cannot exceed: the latter alone if within 1%, else `0.81-0.97`.
+    """Returns a maximum and its upper end: the upper end alone if within 1%, else `0.81-0.97`.
 
-    `≤1.9e-09` where the lower end says nothing: less than a thousandth of the upper one. `≥0.81` where there is none,
-    or none that a format can count.
+    Returns `≤1.9e-09` if the lower end is less than a thousandth of the upper one. Returns `≥0.81` if there is no upper
+    end, or if it is more than a format can count.
     """
     if math.isinf(value_of(high)) and math.isfinite(value_of(low)):
         return at_least(low, dash=dash)
@@ -118,18 +117,18 @@ def interval(low: Number, high: Number, *, dash: str = "\N{EN DASH}") -> str:
 
 
 def at_least(low: Number, *, dash: str = "\N{EN DASH}") -> str:
-    """A maximum beside open elements, of which nothing is known: see `OPEN`."""
+    """Returns a maximum beside open elements, whose errors are unknown: see `OPEN`."""
     text = ulp(low)
     return text if text == BEYOND else ("≥" if dash == "–" else ">=") + text
 
 
 def open_elements(figures: Figures) -> str:
-    """`; 37 open`, or nothing."""
+    """Returns for example `; 37 open`, or ""."""
     return f"; {figures.open:,} open" if figures.open else ""
 
 
 def share(count: int, total: int) -> str:
-    """A count as a share: 0% only for none, 100% only for all."""
+    """Returns a count as a share: 0% only for none, 100% only for all."""
     if count == 0:
         return "0%"
     if count >= total:
@@ -143,27 +142,27 @@ def share(count: int, total: int) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """1 kernel, 2 kernels, 65,536 inputs."""
+    """Returns for example 1 kernel, 2 kernels, 65,536 inputs."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def sizes_tried(sizes: dict[str, int]) -> str:
-    """`sizes up to n 4,097, d 1,024`: of each dimension the largest that was tried."""
+    """Returns the largest size of each dimension that was tried, for example `sizes up to n 4,097, d 1,024`."""
     return "sizes up to " + ", ".join(f"{clean(name)} {size:,}" for name, size in sizes.items())
 
 
 def listed(items: list[str]) -> str:
-    """a, b and c."""
+    """Joins items: a, b and c."""
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else ""
 
 
 def basis(value: Basis) -> str:
-    """What a maximum rests on: `exhaustive, 65,536 inputs`, `observed over 4,096 cases, seed 0`."""
+    """Returns how much a maximum proves: `exhaustive, 65,536 inputs`, `observed over 4,096 cases, seed 0`."""
     return str(value)
 
 
 def basis_short(value: Basis) -> str:
-    """The same for narrow tables: `all 2^16`, `seen 65,600 of 16,777,216`, `proven 4,096`."""
+    """Returns the same for narrow tables: `all 2^16`, `seen 65,600 of 16,777,216`, `proven 4,096`."""
     word = {"exhaustive": "all", "observed": "seen", "certified": "proven"}[value.kind]
     exponent = value.n.bit_length() - 1
     of = f" of {value.of:,}" if value.of else ""
@@ -171,7 +170,7 @@ def basis_short(value: Basis) -> str:
 
 
 def basis_of(result: Result, *, short: bool = False) -> str:
-    """The basis of a result. A loss is one number for each call: `observed over 14 calls`, `seen 14 calls`."""
+    """Returns the basis of a result. A loss is one number for each call: `observed over 14 calls`, `seen 14 calls`."""
     text = basis_short(result.basis) if short else basis(result.basis)
     if result.basis.kind != "observed" or not result.worst or result.worst[0].index:
         return text
@@ -179,18 +178,18 @@ def basis_of(result: Result, *, short: bool = False) -> str:
 
 
 def dtype_of(result: Result) -> str:
-    """`bfloat16`, or `bfloat16 to float32` where the cases of a dtype give a result of another one."""
+    """Returns `bfloat16`, or `bfloat16 to float32` if cases of one dtype give a result of another."""
     return clean(f"{result.dtype} to {result.format}" if result.format else result.dtype)
 
 
 def decimal(value: Number) -> str:
-    """A plain number, such as the edge of a regime or a limit: -5.25, 1e-20, inf."""
+    """Returns a plain number, such as the edge of a regime or a limit: -5.25, 1e-20, inf."""
     number = value_of(value)
     return f"{number:.6g}" if math.isfinite(number) else ulp(value)
 
 
 def region(regime: RegimeFigures) -> str:
-    """Where a regime lies, low end included: `-5 to 0`, `below -5`, `5 and above`."""
+    """Returns the range of a regime, low end included: `-5 to 0`, `below -5`, `5 and above`."""
     if regime.low is None and regime.high is None:
         return ""
     low = -math.inf if regime.low is None else value_of(regime.low)
@@ -201,7 +200,7 @@ def region(regime: RegimeFigures) -> str:
 
 
 def power(value: Number) -> str:
-    """An edge of the histogram, a power of two or zero: 0, 1/16, -2, 1024, 2^24."""
+    """Returns an edge of the histogram, a power of two or zero: 0, 1/16, -2, 1024, 2^24."""
     number = value_of(value)
     size = abs(number)
     sign = "-" if number < 0 else ""
@@ -217,20 +216,20 @@ def power(value: Number) -> str:
 
 
 def seconds(value: float) -> str:
-    """A duration: 0.31 s, 12.4 s, 3 min 20 s."""
+    """Returns a duration: 0.31 s, 12.4 s, 3 min 20 s."""
     if not value < 60:
         return f"{int(value) // 60:,} min {int(value) % 60} s"
     return f"{value:.1f} s" if value >= 10 else f"{value:.2f} s"
 
 
 def call(op: str, params: dict[str, Any]) -> str:
-    """An op with its parameters: `gelu(approximate=tanh)`."""
+    """Returns an op with its parameters: `gelu(approximate=tanh)`."""
     inside = ", ".join(f"{clean(str(key))}={_plain(value)}" for key, value in params.items())
     return f"{clean(op)}({inside})" if inside else clean(op)
 
 
 def flat(mapping: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Nested settings as lines of key and text: {"gpu": {"name": ...}} gives ("gpu name", ...)."""
+    """Returns nested settings as lines of key and text: {"gpu": {"name": ...}} gives ("gpu name", ...)."""
     lines: list[tuple[str, str]] = []
     for key, value in mapping.items():
         name = f"{prefix} {clean(str(key))}".strip().replace("_", " ")
@@ -266,14 +265,14 @@ def _scientific(value: Decimal) -> str:
 
 
 def escaped(text: str) -> str:
-    """Clean text for the inside of a drawing."""
+    """Returns clean text for the inside of a drawing."""
     from markupsafe import escape
 
     return str(escape(clean(text)))
 
 
 def truth(text: str) -> str:
-    """An exact value as the record has it; an exponent that no format holds is shortened: -2.774…·10^(-2.5e76)."""
+    """Returns an exact value as in the record. Shortens an exponent that no format holds: -2.774…·10^(-2.5e76)."""
     mantissa, sign, exponent = clean(text).partition("e")
     digits = exponent.lstrip("+-")
     if not sign or len(digits) < 12 or not digits.isdigit():

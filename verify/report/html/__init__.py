@@ -1,1 +1,1 @@
-"""One self-contained page."""
+"""Makes one self-contained page."""

@@ -1,8 +1,6 @@
-"""What a page shows first where there is something to hold a run against: a base run, its history, bounds.
+"""Compares a run with a base run, its history or bounds, for the first part of a page.
 
-Each becomes plain rows here, and only here.
-
-The page knows neither gate nor comparison: it gets sentences and cells.
+Each comparison becomes plain rows here. The page itself reads neither gate nor comparison: it gets sentences and cells.
 """
 
 from __future__ import annotations
@@ -27,16 +25,16 @@ if TYPE_CHECKING:
     from verify.records.bounds.verdict import Row, Verdict
     from verify.records.compare import Comparison, Pair
 
-MOST = 200  # rows of one table: a page is read, the commands list everything
-LEAD = 8  # of them stand open, above what the run itself says
+MOST = 200  # rows of one table; the commands list everything
+LEAD = 8  # of these, rows that are visible above the findings of the run
 
 
 @dataclass(frozen=True)
 class Earlier:
-    """Figures of one result in earlier runs, oldest first."""
+    """Holds the figures of one result in earlier runs, oldest first."""
 
     values: Sequence[Number]
-    alike: bool  # the last of them is of the cases that this run measured
+    alike: bool  # True: the last figure is of the cases that this run measured
 
 
 History = Mapping[tuple[str, str, str, str], Earlier]  # by kernel, output, dtype and source
@@ -44,7 +42,7 @@ History = Mapping[tuple[str, str, str, str], Earlier]  # by kernel, output, dtyp
 
 @dataclass(frozen=True)
 class AgainstRow:
-    """One figure beside what it is held against."""
+    """Holds one figure and the figure that it is compared with."""
 
     standing: str
     word: str
@@ -59,7 +57,7 @@ class AgainstRow:
 
 @dataclass(frozen=True)
 class Against:
-    """One table: the run against bounds, another run, or those before it."""
+    """Holds one table: the run against bounds, another run, or earlier runs."""
 
     anchor: str
     title: str
@@ -87,7 +85,7 @@ _STANDING: dict[str, str] = {
 
 
 def bounds(found: Verdict) -> Against:
-    """The verdict of the gate; what is within its bound is counted and not listed."""
+    """Returns the verdict of the gate. Keys within their bound are counted and not listed."""
     rows = [_bound(row) for row in found.rows if row.status in gate_words.WITH_FIGURES]
     statuses = [row.status for row in found.rows]
     counted = (
@@ -106,7 +104,7 @@ def bounds(found: Verdict) -> Against:
 
 
 def _unjudged(found: Verdict) -> list[GapLine]:
-    """What has no verdict of its own, a line for each kernel and reason."""
+    """Returns a line for each kernel and reason of keys without a verdict."""
     rows = [row for row in found.rows if row.status not in gate_words.WITH_FIGURES and row.status != "ok"]
     return [
         GapLine(
@@ -135,7 +133,7 @@ _CHANGE = {"worse": "wrong", "better": "ok", "same": "peer"}
 
 
 def base(found: Comparison) -> Against:
-    """The run beside an earlier one; what did not change is not listed, what stands alone is counted by kernel."""
+    """Returns the comparison with an earlier run. It lists changed figures only, and counts unpaired ones by kernel."""
     both = [pair for pair in found.listed if pair.base is not None and pair.head is not None and not pair.reason]
     both.sort(key=lambda pair: compare_words.growth(pair) if pair.change == "worse" else (-1.0, 0.0), reverse=True)
     rows = [_pair(pair) for pair in both]
@@ -168,7 +166,7 @@ def _pair(pair: Pair) -> AgainstRow:
 
 
 def over_time(facts: Facts, history: History | None) -> Against | None:
-    """What moved since the run before, the largest growth first, with the figures of all earlier runs."""
+    """Returns the changes since the run before, the largest growth first, with the figures of all earlier runs."""
     known = [(each, found) for kernel in facts.judged for each in kernel.leading if (found := _before(history, each))]
     if not known:
         return None
@@ -211,12 +209,12 @@ def _moved(each: ResultFacts, found: Earlier, now: Number, grew: bool) -> Agains
 
 
 def size(value: float) -> float:
-    """An error as it is compared: NaN above infinity, and both finite, so that the ratio of two of them is one."""
+    """Returns an error for comparison: NaN above infinity, and both finite, so that two errors always have a ratio."""
     return 1e300 if math.isnan(value) else min(max(value, 1e-3), 1e299)
 
 
 def trend(history: History | None, each: ResultFacts) -> Sequence[Number]:
-    """The figures of one result over earlier runs and this one, if there are any earlier ones."""
+    """Returns the figures of one result over earlier runs and this one, or none without earlier runs."""
     found = _before(history, each)
     return (*found.values, judged(each.result.figures, each.result.gate).upper) if found else ()
 

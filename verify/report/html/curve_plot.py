@@ -1,7 +1,7 @@
-"""Drawings of error against input: the envelope with its limit and PyTorch's own, and the sparklines of the table.
+"""Draws the error over the input: the largest error with its limit and PyTorch's own, and the sparklines of the table.
 
-Every bin of the record gets the same width: the record's bins are fine where the op bends. What a bin says when it
-is pointed at or reached by keyboard, the page reads from the embedded record.
+Every bin of the record gets the same width, because the record's bins are narrow where the op bends. If a reader points
+at a bin or reaches it by keyboard, the page reads its text from the embedded record.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ SPARK_WIDTH, SPARK_HEIGHT = 96.0, 18.0
 
 
 def curve_svg(curve: Curve, limit: float, dtype: str, *, name: str, at: str) -> Markup:
-    """The whole plot. `name` begins the text alternative; `at` is where the result stands in the embedded record."""
+    """Returns the whole plot. `name` begins the text alternative. `at` is the place of the result in the embedded
+    record.
+    """
     from markupsafe import Markup, escape
 
     if not any(curve.counts):
@@ -53,7 +55,7 @@ def curve_svg(curve: Curve, limit: float, dtype: str, *, name: str, at: str) -> 
 
 
 def reading(curve: Curve, place: int, dtype: str) -> str:
-    """What one bin says, in words."""
+    """Describes one bin in words."""
     operand, bits = words.clean(curve.operand), words.clean(curve.worst[place])
     low, high = words.decimal(curve.edges[place]), words.decimal(curve.edges[place + 1])
     fmt = formats.FORMATS.get(dtype)
@@ -67,7 +69,7 @@ def reading(curve: Curve, place: int, dtype: str) -> str:
 
 
 class _Scale:
-    """Errors on a logarithmic axis from 0.01 ULP upwards; NaN and infinity lie in a lane above."""
+    """Maps errors to a logarithmic axis from 0.01 ULP upwards. NaN and infinity lie in a lane above."""
 
     def __init__(self, values: Sequence[float]) -> None:
         finite = [value for value in values if math.isfinite(value) and value > 0]
@@ -85,7 +87,7 @@ class _Scale:
 
 
 def decades(exponents: range, y: Callable[[float], float], left: float, width: float) -> list[str]:
-    """Lines at powers of ten, each with its label at the left."""
+    """Returns lines at powers of ten, each with its label at the left."""
     lines = []
     for decade in exponents:
         at, text = y(10.0**decade), f"{10.0**decade:g}" if decade < 5 else f"1e{decade}"
@@ -106,7 +108,7 @@ def _steps(values: Sequence[float], counts: Sequence[int], scale: _Scale, step: 
 
 
 def _stairs(levels: Sequence[float | None], left: float, step: float) -> str:
-    """One path of horizontal pieces in whole pixels, joined where neighbours both have a level."""
+    """Returns one path of horizontal pieces in whole pixels, joined where neighbours both have a level."""
     path: list[str] = []
     height: int | None = None
     for place, level in enumerate(levels):
@@ -123,7 +125,7 @@ def _stairs(levels: Sequence[float | None], left: float, step: float) -> str:
 
 
 def _crosses(values: Sequence[float], counts: Sequence[int], step: float) -> list[str]:
-    """A cross in the lane above for every bin with NaN or infinity, as many as can be seen apart."""
+    """Returns a cross in the lane above for every bin with NaN or infinity. Omits crosses that would overlap."""
     marks = []
     last = -math.inf
     for place, value in enumerate(values):
@@ -140,7 +142,7 @@ def _crosses(values: Sequence[float], counts: Sequence[int], step: float) -> lis
 
 
 def _ticks(curve: Curve, step: float) -> list[str]:
-    """Round numbers on the axis, zero and whole numbers first, wherever they do not collide."""
+    """Returns round numbers on the axis, zero and whole numbers first. Omits numbers that would collide."""
     edges = [value_of(edge) for edge in curve.edges]
     parts = []
     ticks = [f"M{LEFT:g} {BOTTOM:g}H{WIDTH:g}"]
@@ -175,7 +177,7 @@ def _ticks(curve: Curve, step: float) -> list[str]:
 
 
 def _edge(value: float) -> str:
-    """0, -5, 0.25, 2^-24, -3e38."""
+    """Returns for example 0, -5, 0.25, 2^-24 or -3e38."""
     size = abs(value)
     if size == 0 or 1e-2 <= size < 1000:
         return f"{value:g}"
@@ -188,7 +190,7 @@ def _edge(value: float) -> str:
 
 
 def spark(values: Sequence[Number], limit: float | None = None, *, label: str) -> Markup:
-    """A small step line of errors on a logarithmic scale; NaN and infinity at the upper edge, in red."""
+    """Returns a small step line of errors on a logarithmic scale, with NaN and infinity at the upper edge, in red."""
     from markupsafe import Markup, escape
 
     numbers = [value_of(value) for value in values]

@@ -1,6 +1,6 @@
-"""The drawings of the HTML report, as inline SVG: an error on a log scale, the signed histogram.
+"""Draws the HTML report's strips and histograms as inline SVG: an error on a log scale, and signed errors.
 
-Pure geometry: where a figure of the record lies on paper. Colours come from the page's style sheet.
+This is pure geometry: it places the figures of the record. The page's style sheet has the colours.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from verify.report.words import power
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-# The strip runs from 0.1 to 1e9 ULP; NaN and infinity stand in a lane of their own at the right.
+# The strip runs from 0.1 to 1e9 ULP. NaN and infinity lie in a separate lane at the right.
 STRIP_WIDTH, STRIP_HEIGHT = 132, 14
 _FIRST, _LAST = -1.0, 9.0
 _LANE = 118.0
 
 WIDTH, HEIGHT = 560.0, 168.0
-GUTTER = 44.0  # left of the bars, for the counts
+GUTTER = 44.0  # room left of the bars, for the counts
 TOP, BASELINE = 14.0, 132.0
 
 
 def strip_position(value: Number) -> float:
-    """Where an error lies on the strip, in pixels from its left edge."""
+    """Returns the position of an error on the strip, in pixels from its left edge."""
     error = abs(value_of(value))
     if not math.isfinite(error):
         return (_LANE + STRIP_WIDTH) / 2
@@ -35,7 +35,7 @@ def strip_position(value: Number) -> float:
 
 
 def strip(maximum: Number, baseline: Number | None, limit: float | None, *, bad: bool) -> Markup:
-    """One line with a dot for the kernel's maximum, a ring for PyTorch's, and a tick at the limit."""
+    """Returns a line with a dot for the kernel's maximum, a ring for PyTorch's, and a tick at the limit."""
     from markupsafe import Markup
 
     middle = STRIP_HEIGHT / 2
@@ -56,10 +56,10 @@ def strip(maximum: Number, baseline: Number | None, limit: float | None, *, bad:
 
 
 def histogram_svg(histogram: Histogram, *, name: str, at: str) -> Markup:
-    """Signed errors in octave bins, log counts; the band is where a result is correctly rounded.
+    """Returns signed errors in octave bins, with log counts. The band marks correctly rounded results.
 
-    `name` ends the text alternative. `at` is where the result stands in the embedded record, from which the page reads
-    what a bin says when it is pointed at or reached by keyboard.
+    `name` ends the text alternative. `at` is the place of the result in the embedded record. If a reader points at a
+    bin or reaches it by keyboard, the page reads its text from there.
     """
     from markupsafe import Markup, escape
 
@@ -79,7 +79,7 @@ def histogram_svg(histogram: Histogram, *, name: str, at: str) -> Markup:
 
 
 def _band(edges: list[Number], step: float) -> list[str]:
-    """The region from -1/2 to 1/2."""
+    """Returns the region from -1/2 to 1/2."""
     inside = [index for index, edge in enumerate(edges) if abs(value_of(edge)) <= 0.5]
     if len(inside) < 2:
         return []
@@ -99,14 +99,14 @@ def _gridlines(top: int, unit: float) -> list[str]:
 
 
 def _bars(histogram: Histogram, step: float, unit: float) -> list[str]:
-    """All bars of one tone as one path of thick strokes: a page may hold thousands of bars."""
+    """Returns all bars of one tone as one path of thick strokes, because a page may hold thousands of bars."""
     edges, counts = histogram.edges, histogram.counts
     gap = min(1.5, step / 6)
     drawn: dict[str, list[str]] = {"rounded": [], "faithful": [], "beyond": []}
     for index, count in enumerate(counts):
         if not count:
             continue
-        height = max(2.0, math.log10(count + 1) * unit)  # one error among 2^32 must still be seen
+        height = max(2.0, math.log10(count + 1) * unit)  # one error among 2^32 must be visible
         reach = max(abs(value_of(edges[index])), abs(value_of(edges[index + 1])))
         tone = "rounded" if reach <= 0.5 else "faithful" if reach <= 1 else "beyond"
         drawn[tone].append(f"M{GUTTER + (index + 0.5) * step:.0f} {BASELINE:g}v-{height:.0f}")
@@ -115,7 +115,7 @@ def _bars(histogram: Histogram, step: float, unit: float) -> list[str]:
 
 
 def _axis(edges: list[Number], step: float) -> list[str]:
-    """Labels where they do not collide: zero first, then the halves, then outwards."""
+    """Returns labels where they do not collide: zero first, then the halves, then outwards."""
     parts: list[str] = []
     ticks = [f"M{GUTTER:g} {BASELINE:g}H{WIDTH:g}"]
     taken: list[tuple[float, float]] = []

@@ -1,9 +1,9 @@
-"""The report as one HTML file that needs nothing else: no server, no network, no other file.
+"""Writes the report as one HTML file that needs no server, no network and no other file.
 
-The page's policy forbids every request, and style and script run only because their hashes are in it. What has no
-room, and the record itself, lie in the page compressed: sections of kernels beyond the first ones, which are unpacked
-when they are opened, rows of peers beyond the first ones, many plots of speed. Where all of it together would be more
-than a page should weigh, sections of peers are shortened: the record holds the rest.
+The page's policy forbids every request, and style and script run only because the policy has their hashes. The page
+holds the record compressed, and other parts if they do not fit: sections of kernels beyond the first ones, rows of
+peers beyond the first ones, many plots of speed. They are unpacked when a reader opens them. If the page would still be
+too large, sections of peers are shortened: the record holds the rest.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     from verify.records.bounds.verdict import Verdict
     from verify.records.compare import Comparison
 
-WEIGHT = 1_650_000  # characters of a page; what is judged is shown in full even if it does not fit
-# characters that are written out; the rest is compressed
-INLINE = 80_000  # of kernel sections, the one that opens with the page first
-ROWS = 150_000  # of the table; what is judged is written out in any case
+WEIGHT = 1_650_000  # characters of a page; judged kernels are shown in full even if they do not fit
+# Characters that are written out; the rest is compressed.
+INLINE = 80_000  # of kernel sections, the one that is open at first before the others
+ROWS = 150_000  # of the table; rows of judged kernels are always written out
 SPEEDS = 40_000  # of plots of accuracy against speed
-CROWD = 12  # more peers than these stand apart from the judged kernels, by operation
+CROWD = 12  # more peers than these are listed by operation, apart from the judged kernels
 MOST_FINDINGS = 40  # beside the first; the table has them all
-CROWDED = 40  # rows of peers beyond which they are hidden until asked for
+CROWDED = 40  # more rows of peers than these are hidden at first
 TEMPLATES = ("report", "against", "kernel", "brief", "parts", "beside", "row", "speed")
 COLUMNS = (  # key, heading, numeric
     ("kernel", "Kernel", False),
@@ -62,7 +62,7 @@ COLUMNS = (  # key, heading, numeric
 
 @dataclass(frozen=True)
 class Cell:
-    """What a table cell shows, and what numeric columns are sorted by (empty sorts last)."""
+    """Holds the text of a table cell, and the sort key of numeric columns (empty sorts last)."""
 
     text: str
     key: str = ""
@@ -71,7 +71,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Group:
-    """Kernels that stand together in the page; without a title they are simply next."""
+    """Holds kernels that the page shows together. Without a title they simply follow."""
 
     title: str
     kernels: list[SimpleNamespace]
@@ -79,7 +79,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: a result, or a kernel that has none."""
+    """Holds one line of the table: a result, or a kernel that has none."""
 
     id: str
     anchor: str
@@ -99,7 +99,7 @@ def render(
     history: History | None = None,
     whole: Sequence[str] = (),
 ) -> str:
-    """The whole page; `base`, `gate` and `history` are shown beside the run where they are given.
+    """Returns the whole page. `base`, `gate` and `history` are shown with the run if they are present.
 
     `whole` names peers whose sections are not shortened.
     """
@@ -122,7 +122,7 @@ def render(
     environment.globals.update(unproven_statuses=UNPROVEN, region=views.region)
     kernels = [views.kernel_view(kernel, history) for kernel in facts.kernels]
     section, brief = environment.get_template("kernel.html.j2"), environment.get_template("brief.html.j2")
-    # the worst wrong result, or of a run without one the result that comes closest to its limit
+    # The worst wrong result. Without one, the result that comes closest to its limit.
     headline = next(iter(facts.findings), None) or facts.closest
     first = "" if headline is None else f"kernel-{headline.owner.index}"
     written, packed = _sections({view.anchor: section.render(kernel=view) for view in kernels}, first)
@@ -176,7 +176,7 @@ def render(
 
 
 def _packed(sections: dict[str, str], shortened: dict[str, str], room: int) -> str:
-    """The compressed part of the page, with as many short sections in the place of whole ones as room demands."""
+    """Returns the compressed part of the page. Replaces as many sections by short ones as the room requires."""
     if not sections:
         return ""
     found = compressed(json.dumps(sections).encode())
@@ -192,14 +192,14 @@ def _packed(sections: dict[str, str], shortened: dict[str, str], room: int) -> s
 
 
 def _foldable(text: str) -> Markup:
-    """A name that may be broken after an underscore or a bracket, as it is copied."""
+    """Returns a name that may be broken after an underscore or a bracket, and that copies without the breaks."""
     from markupsafe import Markup, escape
 
     return Markup(re.sub(r"([_(@=])", r"\1<wbr>", str(escape(text))))
 
 
 def _table(rows: list[Row], texts: list[str]) -> tuple[list[str], list[str]]:
-    """Which rows are written out and which are compressed: the last ones, and of peers only."""
+    """Divides the rows into written and compressed ones. Only the last ones are compressed, and only of peers."""
     room = ROWS
     for place, (row, text) in enumerate(zip(rows, texts, strict=True)):
         room -= len(text)
@@ -209,7 +209,7 @@ def _table(rows: list[Row], texts: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _groups(kernels: list[SimpleNamespace]) -> list[Group]:
-    """Kernels in the order of the record; many peers by operation, below what is judged."""
+    """Returns kernels in the order of the record. Many peers are grouped by operation, below the judged kernels."""
     peers = [kernel for kernel in kernels if kernel.record.peer]
     if len(peers) <= CROWD or len(peers) == len(kernels):
         return [Group("", kernels)] if kernels else []
@@ -221,7 +221,7 @@ def _groups(kernels: list[SimpleNamespace]) -> list[Group]:
 
 
 def _sections(sections: dict[str, str], first: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Which sections are written out, the one that opens with the page first, and which are compressed."""
+    """Divides the sections into written and compressed ones. The section that is open at first is written first."""
     order = sorted(sections, key=lambda anchor: anchor != first)
     written: dict[str, str] = {}
     room = INLINE
@@ -234,7 +234,7 @@ def _sections(sections: dict[str, str], first: str) -> tuple[dict[str, str], dic
 
 
 def _machine(run: Run) -> str:
-    """What it was measured on: the GPU and its driver, PyTorch, Triton."""
+    """Returns the machine of the run: the GPU and its driver, PyTorch, Triton."""
     known = {name: value for name, value in run.environment.items() if isinstance(value, str) and value != "absent"}
     device = "gpu" if "gpu" in known else "cpu"
     names = (("", device), ("driver ", "driver"), ("torch ", "torch"), ("Triton ", "triton"))
@@ -242,13 +242,13 @@ def _machine(run: Run) -> str:
 
 
 def _beside(facts: Facts, base: Comparison | None, gate: Verdict | None, history: History | None) -> list[Against]:
-    """What the page leads with where it is given: change, trend, and the verdict of the bounds."""
+    """Returns the tables at the top of the page: changes, trend, and the verdict of the bounds, if they are present."""
     found = [None if base is None else against.base(base), against.over_time(facts, history)]
     return [each for each in (*found, None if gate is None else against.bounds(gate)) if each is not None]
 
 
 def _broken(facts: Facts) -> list[dict[str, Any]]:
-    """Broken laws; those of one kernel with one message, such as what it raises at every call, are one entry."""
+    """Returns broken laws. Laws of one kernel with one message, such as an exception at every call, are one entry."""
     found: dict[tuple[int, str], dict[str, Any]] = {}
     for kernel in facts.judged:
         for law in kernel.run.laws:
@@ -272,7 +272,7 @@ def _broken(facts: Facts) -> list[dict[str, Any]]:
 
 
 def _selftest(run: Run) -> dict[str, Any] | None:
-    """The kill matrix: a row per mutant, a column per law that killed any."""
+    """Returns the kill matrix: a row per mutant, a column per law that killed any."""
     if run.selftest is None:
         return None
     kills, laws = run.selftest.kills, run.selftest.laws
@@ -290,13 +290,13 @@ def _selftest(run: Run) -> dict[str, Any] | None:
 
 
 def asset(name: str) -> str:
-    """A file of the assets folder; newlines as browsers see them, or the hash would not match."""
+    """Returns a file of the assets folder, with newlines as browsers see them: otherwise the hash would not match."""
     text = files("verify.report.html").joinpath("assets", name).read_text(encoding="utf-8")
     return text.replace("\r\n", "\n")
 
 
 def policy(style: str, script: str) -> str:
-    """The Content-Security-Policy: nothing is fetched, and only our own style and script apply."""
+    """Returns the Content-Security-Policy: nothing is fetched, and only the page's own style and script apply."""
 
     def hashed(text: str) -> str:
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
@@ -309,12 +309,12 @@ def policy(style: str, script: str) -> str:
 
 
 def compressed(data: bytes) -> str:
-    """Bytes as the page holds them: gzip in base64, the same text for the same bytes on every day."""
+    """Returns bytes in the form of the page: gzip in base64, equal text for equal bytes on every day."""
     return base64.b64encode(gzip.compress(data, 9, mtime=0)).decode()
 
 
 def rows(facts: Facts, history: History | None = None) -> list[Row]:
-    """All lines of the table, worst first: the order in which the page opens."""
+    """Returns all lines of the table, worst first, as the page shows them at first."""
     return [_bare_row(line) if line.result is None else _row(line, line.result, history) for line in facts.rows]
 
 
@@ -361,7 +361,7 @@ def _class_cell(each: ResultFacts, name: str, unit: str) -> Cell:
 
 
 def _by_input(result: Result) -> tuple[list[Number], float]:
-    """The largest error in each bin of the input, or in each regime where a row decides."""
+    """Returns the largest error in each bin of the input, or in each regime of a row op."""
     if result.curve is not None:
         pairs = zip(result.curve.max_ulp, result.curve.counts, strict=True)
         return [value for value, count in pairs if count], result.limit
@@ -371,7 +371,7 @@ def _by_input(result: Result) -> tuple[list[Number], float]:
 
 
 def sort_key(value: Any) -> str:
-    """A number that scripts compare: NaN above infinity above every finite one."""
+    """Returns a number for scripts to compare: NaN above infinity above every finite one."""
     number = value_of(value)
     if math.isnan(number):
         return "Infinity"
@@ -379,7 +379,7 @@ def sort_key(value: Any) -> str:
 
 
 def _counts(facts: Facts) -> list[tuple[str, str, str]]:
-    """(standing, figure, noun) for the line under the verdict."""
+    """Returns (standing, figure, noun) for the line under the verdict."""
     nouns = {**WORDS, "error": "raised", "peer": "peer" if facts.counts.get("peer") == 1 else "peers"}
     labels = [each.kind for kernel in facts.judged for each in kernel.results]
     line = [("", f"{len(facts.kernels):,}", "kernel" if len(facts.kernels) == 1 else "kernels")]
@@ -392,7 +392,9 @@ def _counts(facts: Facts) -> list[tuple[str, str, str]]:
 
 
 def _of_classes(facts: Facts) -> list[tuple[str, str, str]]:
-    """The same for the classes of inputs: the error that is the largest multiple of its limit, and that limit."""
+    """Returns the same for the classes of inputs: the error that is the largest multiple of its limit, and that
+    limit.
+    """
     line = []
     results = [each.result for kernel in facts.judged for each in kernel.results]
     for name in CLASSES:
@@ -411,11 +413,13 @@ def _of_classes(facts: Facts) -> list[tuple[str, str, str]]:
 
 
 def _failures(kernels: Sequence[KernelFacts]) -> list[dict[str, Any]]:
-    """Kernels without figures; those that say the same, as where the device is lost, are one entry."""
+    """Returns kernels without figures. Kernels with one message, for example after the device was lost, are one
+    entry.
+    """
     found: dict[tuple[str, str, str], dict[str, Any]] = {}
     for kernel in kernels:
         message = kernel.run.message
-        # peers that fail are not what a reader has to mend: not beside those that are
+        # A reader need not fix a failing peer, so it is never in one entry with a judged kernel.
         entry = found.setdefault(
             (kernel.standing + kernel.run.status, message, kernel.advice),
             {

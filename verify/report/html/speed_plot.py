@@ -1,4 +1,4 @@
-"""Accuracy against speed: every implementation of one operation as a numbered point, fast to the left, exact below."""
+"""Plots accuracy against speed: every implementation of one operation as a numbered point, fast left, exact below."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LEFT, TOP, BOTTOM = 40.0, 12.0, 168.0
 
 @dataclass(frozen=True)
 class Point:
-    """One implementation: its time and its worst error in the results of that pass."""
+    """Holds one implementation: its time and its worst error in the results of that pass."""
 
     kernel: str
     peer: bool
@@ -33,7 +33,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Plot:
-    """The implementations of one operation in one dtype, direction and shape."""
+    """Holds the implementations of one operation in one dtype, direction and shape."""
 
     title: str
     points: list[Point]
@@ -41,7 +41,7 @@ class Plot:
 
 
 def plots(facts: Facts) -> list[Plot]:
-    """One plot per operation, dtype and direction, at the largest shape that was timed."""
+    """Returns one plot per operation, dtype and direction, at the largest shape that was timed."""
     groups: dict[tuple[str, str, str], dict[str, tuple[tuple[int, ...], Point]]] = {}
     for each in facts.kernels:
         kernel = each.run
@@ -75,10 +75,11 @@ def _rank(error: Number) -> tuple[bool, float]:
 
 
 def scatter(points: list[Point], title: str) -> Markup:
-    """Time on a linear axis from zero, error on a logarithmic one; NaN and infinity at the top."""
+    """Draws time on a linear axis from zero, error on a logarithmic one, NaN and infinity at the top."""
     from markupsafe import Markup, escape
 
-    slowest = max((point.milliseconds for point in points), default=1.0) * 1.08 or 1.0  # room for the last number
+    # leaves room for the last number
+    slowest = max((point.milliseconds for point in points), default=1.0) * 1.08 or 1.0
     finite = [value_of(point.error) for point in points if math.isfinite(value_of(point.error))]
     low = -1.0
     high = max(1.0, math.ceil(math.log10(max([*finite, 1.0])) + 0.05))

@@ -1,4 +1,4 @@
-"""The table of a run as a piece of HTML for a notebook: small, complete in itself, without a script."""
+"""Makes the table of a run as a piece of HTML for a notebook: small, complete in itself, without a script."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from verify.report.signs import STYLES, Signs
 from verify.report.terminal import results_table
 from verify.report.terminal.results_table import HEADERS, RIGHT
 
-ROOM = 1 << 20  # more than any layout takes
+ROOM = 1 << 20  # columns, more than any layout takes
 COLOURS = {"green": "#1a7f37", "yellow": "#9a6700", "bold red": "#cf222e", "dim": "#6e7781"}
 
 
 def render(run: Run) -> str:
-    """Returns the verdict, the table and its notes; text of kernels is escaped."""
+    """Returns the verdict, the table and its notes. Text of kernels is escaped."""
     signs = Signs.choose(True)
     facts = present(run)
     rows = results_table.rows_of(facts, signs)

@@ -1,6 +1,6 @@
-"""Makes what templates cannot read from the facts of a run by themselves: drawings, and groups of laws and elements.
+"""Makes drawings, and groups of laws and elements, for the templates of the HTML report.
 
-A view is a namespace. Templates read the rest from `facts` and `record` in it, and the page cleans every text.
+A view is a namespace. Templates read all other facts from `facts` and `record` in it, and the page cleans every text.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ GRADIENT_LAWS = ("gradcheck", "gradgradcheck")
 
 
 def kernel_view(kernel: KernelFacts, history: against.History | None = None) -> SimpleNamespace:
-    """The section of one kernel. `stands_in` is PyTorch in the place of another kernel, shown beside that one too."""
+    """Returns the section of one kernel.
+
+    `stands_in` marks PyTorch in the place of another kernel, which is also shown with that kernel.
+    """
     run = kernel.run
     return SimpleNamespace(
         facts=kernel,
@@ -39,14 +42,14 @@ def kernel_view(kernel: KernelFacts, history: against.History | None = None) -> 
 
 
 def _differs(kernel: KernelFacts) -> list[str]:
-    """That the calls of a kernel differ, and what follows from it."""
+    """Returns lines that say that the calls of a kernel differ, and what follows from it."""
     if not kernel.run.unrepeatable:
         return []
     return [words.clean(f"Not deterministic: {kernel.run.unrepeatable}"), *filter(None, [kernel.besides()])]
 
 
 def _laws(laws: Sequence[LawRun]) -> SimpleNamespace:
-    """The laws of one kernel: broken ones in full, kept ones by name, the others by their reason."""
+    """Returns the laws of one kernel: broken ones in full, kept ones by name, the others by their reason."""
     kept: dict[str, list[str]] = {}
     for law in laws:
         if law.status == "ok" and law.law not in GRADIENT_LAWS:
@@ -61,7 +64,7 @@ def _laws(laws: Sequence[LawRun]) -> SimpleNamespace:
 
 
 def result_view(each: ResultFacts, at: str = "", history: against.History | None = None) -> SimpleNamespace:
-    """One result of a kernel; `at` is its place in the embedded record."""
+    """Returns the view of one result of a kernel. `at` is its place in the embedded record."""
     result, unit = each.result, words.UNIT[each.result.gate]
     title = f"{words.clean(result.output)} {words.clean(result.dtype)}"
     named = f"{words.clean(each.owner.run.name)} {title}"
@@ -83,7 +86,7 @@ def result_view(each: ResultFacts, at: str = "", history: against.History | None
 
 
 def finding_view(each: ResultFacts) -> SimpleNamespace:
-    """One result with the element that shows its error."""
+    """Returns one result with the element that shows its error."""
     result, trouble = each.result, result_words.trouble(each.result)
     return SimpleNamespace(
         facts=each,
@@ -115,7 +118,7 @@ def _truth(result: Result) -> str:
 
 
 def region(part: RegimeFigures, result: Result) -> SimpleNamespace:
-    """The errors of one region on a scale, and whether they are beyond the limit."""
+    """Returns the errors of one region on a scale, and whether they are beyond the limit."""
     measured = judged(part.figures, result.gate)
     theirs = None if part.baseline is None else judged(part.baseline, result.gate).upper
     bad = not (value_of(measured.upper) <= result.limit)
@@ -123,7 +126,7 @@ def region(part: RegimeFigures, result: Result) -> SimpleNamespace:
 
 
 def _elements(result: Result) -> list[SimpleNamespace]:
-    """The worst elements of all, then those of regions that are not among them."""
+    """Returns the worst elements of all, then those of regions that are not among them."""
     regions: list[tuple[Worst, list[str]]] = [(item, []) for item in result.worst]
     for part in result.regimes:
         if part.worst is None:
@@ -137,7 +140,7 @@ def _elements(result: Result) -> list[SimpleNamespace]:
 
 
 def worst_view(item: Worst, result: Result, regions: str = "") -> SimpleNamespace:
-    """One bad element."""
+    """Returns the view of one bad element."""
     return SimpleNamespace(
         record=item,
         index=result_words.index_text(item),

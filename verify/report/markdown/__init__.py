@@ -1,1 +1,1 @@
-"""Text for a pull request."""
+"""Makes text for a pull request."""

@@ -1,7 +1,7 @@
-"""The verdict of the gate as a comment on a pull request: what changed first, changed rows only, one line if none.
+"""Writes the verdict of the gate as a comment on a pull request: changed rows only, changes first, one line if none.
 
-A row is about one result, and names the regime with the largest error. The worst rows are visible, the others are
-folded away: a reader meets 25 lines at most, however much changed.
+A row is about one result, and names the regime with the largest error. The worst rows are visible and the others are
+folded: a reader sees at most 25 lines, however much changed.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ CHANGED = (
     "| --- | --- | --- | --- | ---: | ---: | ---: | --- | --- |"
 )
 LIMIT = 60_000
-MANY = 8  # figures of one reason beyond which it has one line
-OPEN = 4  # rows of each part that are not folded away
+MANY = 8  # more figures than these of one reason have one line
+OPEN = 4  # rows of each part that are not folded
 
 
 def render(verdict: Verdict, comparison: Comparison | None = None, *, limit: int = LIMIT) -> str:
-    """The whole comment, at most `limit` bytes; a single line when there is nothing to tell."""
+    """Returns the whole comment, at most `limit` bytes. It is a single line if there is nothing to report."""
     sign = GLYPHS[STANDING[verdict.word]]
     said = inert("; ".join(gate_words.clauses(verdict)))
     changed = [] if comparison is None else comparison.listed
@@ -54,10 +54,10 @@ def render(verdict: Verdict, comparison: Comparison | None = None, *, limit: int
     waived = [row for row in notable if row.status == "waived"]
     rest = [row for row in notable if row.status not in ("waived", *gate_words.WITH_FIGURES)]
     grouped = gate_words.groups(rest)
-    # Rows are told apart by identity: comparing thousands with each other takes a minute.
+    # Rows are distinguished by identity: comparing thousands with each other takes a minute.
     few = {id(row) for *_, members in grouped if len(members) <= FEW for row in members if row.readings}
     with_figures = [row for row in notable if row.status in gate_words.WITH_FIGURES or id(row) in few]
-    shown = {id(row) for row in with_figures if row.status not in UNPROVEN}  # whose reason a row does not say
+    shown = {id(row) for row in with_figures if row.status not in UNPROVEN}  # rows whose reason the table does not show
     details = [
         _detail(*group) for group in _by_result(row for row in notable if row.status in ("breached", "nonfinite"))
     ]
@@ -75,7 +75,7 @@ def render(verdict: Verdict, comparison: Comparison | None = None, *, limit: int
 
 
 def compared(found: Comparison, *, limit: int = LIMIT) -> str:
-    """What changed between two records, without a verdict on bounds."""
+    """Returns a comment on the changes between two records, without a verdict on bounds."""
     budget = Budget(limit)
     sign = {PASS: "✓", WRONG: "✗"}.get(found.exit_code, "○")
     budget.must(f"### {sign} verify compare: {inert(compare_words.sentence(found))}\n")
@@ -84,7 +84,7 @@ def compared(found: Comparison, *, limit: int = LIMIT) -> str:
 
 
 def _fill(budget: Budget, pieces: list[str], what: str, *, head: str = "", share: float = 1.0) -> None:
-    """The first pieces open, the others folded below them."""
+    """Appends the first pieces visibly, the others folded below them."""
     shown, folded = (pieces, []) if len(pieces) <= OPEN + 1 else (pieces[:OPEN], pieces[OPEN:])
     budget.fill(shown, what, head=head, share=share)
     fold = f"<details><summary>{len(folded):,} more {what}</summary>\n\n{head}"
@@ -92,7 +92,7 @@ def _fill(budget: Budget, pieces: list[str], what: str, *, head: str = "", share
 
 
 def _by_result(rows: Iterable[Row]) -> list[tuple[Row, int]]:
-    """One row of each result and status, that of its largest error, and how many regimes it stands for."""
+    """Returns one row for each result and status, that of its largest error, with the number of its regimes."""
     groups: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         key = row.key
@@ -105,7 +105,7 @@ def _size(row: Row) -> float:
 
 
 def _larger(pair: Pair) -> float:
-    """The larger figure of two records."""
+    """Returns the larger figure of two records."""
     return max(_order(reading) for reading in (pair.base, pair.head) if reading is not None)
 
 
@@ -118,7 +118,9 @@ def _regime(name: str, count: int) -> str:
 
 
 def _fill_changes(budget: Budget, found: Comparison, *, share: float = 1.0) -> None:
-    """A row for each result and kind of change; many that have no counterpart for one reason are a line."""
+    """Appends a row for each result and kind of change. Many figures that one reason leaves without a counterpart have
+    a line.
+    """
     count = Counter((pair.change, compare_words.why(pair)) for pair in found.listed)
     apart = [
         pair
@@ -172,7 +174,7 @@ def _changed(pair: Pair, count: int) -> str:
 
 
 def _unjudged(rows: Sequence[Row]) -> list[str]:
-    """Keys without a verdict of their own, one line for each kernel and reason."""
+    """Returns a line for each kernel and reason of keys without a verdict."""
     return [
         f"- {code(kernel)} ({inert(arch)}): {words.plural(len(members), 'key')} {_state(members[0].status, reason)}"
         for arch, kernel, reason, members in gate_words.groups(rows)

@@ -1,6 +1,6 @@
-"""The report as GitHub Markdown, for a pull request or job summary: verdict first, details folded.
+"""Writes the report as GitHub Markdown, for a pull request or job summary: verdict first, details folded.
 
-Results in order are rows while there are few; of many, each kernel is one line.
+Results in order have a row each while there are few. If there are many, each kernel has one line.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOST_ROWS = 60  # of results in order, and of peers
 
 
 def render(run: Run, *, limit: int = 60_000, record: str = "") -> str:
-    """The whole comment, at most `limit` bytes; `record` is the path for the next command."""
+    """Returns the whole comment, at most `limit` bytes. `record` is the path for the next command."""
     facts, sign, budget = present(run), GLYPHS[STANDING[run.verdict]], Budget(limit)
     budget.must(f"### {sign} verify: **{run.verdict}:** {inert('; '.join(facts.clauses))}\n")
     setting = f"<sub>{inert(facts.setting)}; record {code(run.id)}</sub>"
@@ -38,10 +38,10 @@ def render(run: Run, *, limit: int = 60_000, record: str = "") -> str:
     failed = [_failure(kernel) for kernel in facts.failures]
     loud = [_row(row) for row in facts.rows if row.standing not in CALM]
     calm = [_row(row) for row in facts.rows if row.standing in CALM]
-    # a long table must not crowd out the worst inputs
+    # A long table must leave room for the worst inputs.
     share = 0.6 if wrong or failed or unproven else 1.0
     budget.fill(loud, "rows", head=HEADER, foot=_notes(facts), share=share)
-    budget.fill(wrong, "wrong results", share=0.95)  # what follows needs room to say how much of it is left out
+    budget.fill(wrong, "wrong results", share=0.95)  # later parts need room to note how much is omitted
     budget.fill(unproven, "results without a verdict")
     budget.fill(failed, "failed kernels")
     judged = [(kernel.run.name, result) for kernel in facts.judged for result in kernel.run.results]
@@ -75,7 +75,7 @@ def _notes(facts: Facts) -> str:
 
 
 def _calm_kernels(facts: Facts) -> list[str]:
-    """A line for each kernel with results in order, peers last."""
+    """Returns a line for each kernel with results in order, peers last."""
     kernels = [kernel for kernel in facts.kernels if any(each.standing in CALM for each in kernel.results)]
     return [
         f"- {GLYPHS[kernel.standing]} {code(kernel.name)}: {inert(kernel.summary)}"
@@ -104,7 +104,7 @@ def _row(row: Row) -> str:
 
 
 def _folded(heading: str, facts: list[tuple[str, str]], command: str = "") -> str:
-    """A table of facts behind a heading, and a command that shows them again."""
+    """Returns a table of facts behind a heading, and a command that shows them again."""
     table = "\n".join(f"| {name} | {value} |" for name, value in facts)
     again = f"{fenced(command)}\n" if command else ""
     return f"<details><summary>{heading}</summary>\n\n| | |\n| --- | --- |\n{table}\n\n{again}</details>\n"

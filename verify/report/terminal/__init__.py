@@ -1,1 +1,1 @@
-"""Text for a terminal of a given width."""
+"""Makes text for a terminal of a given width."""

@@ -1,7 +1,7 @@
-"""The table of `verify bench`: every implementation of an op, its worst errors beside its speed.
+"""Makes the table of `verify bench`: every implementation of an op, its worst errors and its speed.
 
-One line per implementation, dtype and shape. The error columns hold the judged maximum of the outputs and of the
-gradients, each with its basis. Speed is the time of a copy of the same bytes (or of the bare matrix products)
+There is one line per implementation, dtype and shape. The error columns hold the judged maximum of the outputs and of
+the gradients, each with its basis. Speed is the time of a copy of the same bytes (or of the bare matrix products)
 divided by the time of the pass: 1 is memory speed.
 """
 
@@ -22,7 +22,7 @@ LEFT = {"implementation", "dtype", "shape", "output", "gradient", "verdict", "ba
 
 @dataclass(frozen=True)
 class Line:
-    """One line of the table: an implementation in one dtype, at one shape if it was timed."""
+    """Holds one line of the table: an implementation in one dtype, at one shape if it was timed."""
 
     kernel: KernelRun
     dtype: str
@@ -30,7 +30,7 @@ class Line:
 
 
 def render(run: Run, *, glyphs: bool = True) -> str:
-    """The whole text: a table per op, what the columns mean, what was not measured, the verdict."""
+    """Returns the whole text: a table per op, the meaning of the columns, missing measurements, the verdict."""
     signs = Signs.choose(glyphs)
     facts = present(run, dash=signs.dash)
     text = [*tables(run, glyphs=glyphs), *notes(run), facts.setting]
@@ -45,7 +45,7 @@ def render(run: Run, *, glyphs: bool = True) -> str:
 
 
 def tables(run: Run, *, glyphs: bool = True) -> list[str]:
-    """A table per op that has something to show, each with its heading and a blank line behind it."""
+    """Returns a table per op that has lines, each with its heading and a blank line after it."""
     text: list[str] = []
     for title, kernels in _by_op(run).items():
         if shown := lines(kernels):
@@ -54,7 +54,7 @@ def tables(run: Run, *, glyphs: bool = True) -> list[str]:
 
 
 def _missing(run: Run) -> list[str]:
-    """What was not measured; kernels that were skipped for one reason share a line."""
+    """Returns the missing measurements. Kernels that were skipped for one reason share a line."""
     reasons: dict[str, list[str]] = {}
     for kernel in run.kernels:
         if kernel.status == "skipped" and not kernel.speed:
@@ -71,7 +71,7 @@ def _by_op(run: Run) -> dict[str, list[KernelRun]]:
 
 
 def lines(kernels: list[KernelRun]) -> list[Line]:
-    """By dtype, then as recorded: implementations of one dtype stand under each other."""
+    """Returns lines by dtype, then as recorded, so that implementations of one dtype follow each other."""
     found = [Line(kernel, dtype, shape) for kernel in kernels for dtype, shape in _settings(kernel)]
     dtypes = list(dict.fromkeys(line.dtype for line in found))
     return sorted(found, key=lambda line: dtypes.index(line.dtype))
@@ -153,7 +153,7 @@ def _ratio(speed: Speed | None) -> str:
 
 
 def notes(run: Run) -> list[str]:
-    """What the columns mean, as far as they occur."""
+    """Returns the meaning of the columns and marks that occur."""
     found = ["output, gradient: the largest error found, in ULP, of the worst output and the worst gradient"]
     gates = {result.gate for kernel in run.kernels for result in kernel.results}
     found += [f"{words.MARK[gate].strip()}: {text}" for gate, text in words.LEGEND.items() if gate in gates]

@@ -1,4 +1,4 @@
-"""Changes of bounds in the terminal: old and new value, what they rest on, and the worst input behind them."""
+"""Shows changes of bounds in the terminal: old and new value, their basis, and the worst input behind them."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from verify.report.terminal.text_page import Cell, Page, Terminal
 
 MOST_ROWS = 60
 MOST_KEYS = 60  # of one kernel, named in one paragraph
-MOST_BLOCKS = 12  # bounds that did not get looser, shown with their worst input
+MOST_BLOCKS = 12  # bounds that did not get looser and are shown with their worst input
 STYLE = {"looser": "bold red", "removed": "bold red", "tighter": "green", "new": "", "restated": "dim"}
 SIGN = {"looser": "wrong", "removed": "wrong", "tighter": "ok", "new": "ok", "restated": "ok"}
 
 
-Behind = Mapping[Key, Reading]  # what bounds rest on, as far as records were given
+Behind = Mapping[Key, Reading]  # the readings on which bounds rest, if their records are known
 Files = Mapping[str, str]  # id of a record -> its path
 
 
 def changes(page: Page, found: Sequence[Change], behind: Behind | None = None, files: Files | None = None) -> None:
-    """A table per kernel, then the reason for each loosening; with records, the worst input of what has one."""
+    """Prints a table per kernel, then the reason for each loosening. With records, it adds the worst inputs."""
     behind, files = behind or {}, files or {}
     tabled = found[:MOST_ROWS]
     for arch, kernel in dict.fromkeys((change.key.arch, change.key.kernel) for change in tabled):
@@ -41,7 +41,7 @@ def changes(page: Page, found: Sequence[Change], behind: Behind | None = None, f
     for change in found:
         if change.kind == "looser":
             _loosened(page, change, behind, files)
-    # the largest first: a maximum that correct rounding may have needs no explanation
+    # The largest first. A maximum that correct rounding may have needs no explanation.
     calm = [change for change in found if change.kind != "looser" and _element(change, behind) is not None]
     calm = sorted(calm, key=lambda change: -behind[change.key].value)
     for change in calm[:MOST_BLOCKS]:
@@ -57,7 +57,7 @@ def _element(change: Change, behind: Behind) -> Reading | None:
 
 
 def _calm(page: Page, change: Change, behind: Behind, files: Files) -> None:
-    """A bound that did not get looser, with the worst input behind it."""
+    """Prints a bound that did not get looser, with the worst input behind it."""
     assert change.new is not None
     _heading(page, change)
     page.field("bound", f"{value(change.old)} to {value(change.new)} ULP" if change.old else f"{value(change.new)} ULP")
@@ -71,7 +71,7 @@ def _heading(page: Page, change: Change) -> None:
 
 
 def proposal(found: Proposal, terminal: Terminal, *, written: Sequence[str], dry: bool = False) -> str:
-    """What was proposed, what could not be, and the next command."""
+    """Returns the proposal, the rows that it could not cover, and the next command."""
     page = Page(terminal)
     changes(page, found.changes)
     for (arch, kernel, status), rows in _left(found).items():
@@ -85,7 +85,7 @@ def proposal(found: Proposal, terminal: Terminal, *, written: Sequence[str], dry
             Cell(kernel, "bold"),
             f" {what} ({arch}): {reason if status == 'crashed' else f'{status}, {reason}'}",
         )
-        keys = [str(row.key) for row in rows if row.key.output]  # a kernel that failed before it had any is one row
+        keys = [str(row.key) for row in rows if row.key.output]  # a kernel that failed early is one row without keys
         more = [f"{page.signs.ellipsis} {len(keys) - MOST_KEYS:,} more"] if len(keys) > MOST_KEYS else []
         if keys:
             page.line(", ".join([*keys[:MOST_KEYS], *more]), indent=4)
@@ -97,7 +97,7 @@ def proposal(found: Proposal, terminal: Terminal, *, written: Sequence[str], dry
 
 
 def _left(found: Proposal) -> dict[tuple[str, str, Status], list[Row]]:
-    """What was left, by machine, kernel and status: one paragraph each."""
+    """Groups the uncovered rows by machine, kernel and status. Each group is one paragraph."""
     groups: dict[tuple[str, str, Status], list[Row]] = {}
     for row in found.left:
         groups.setdefault((row.key.arch, row.key.kernel, row.status), []).append(row)
@@ -105,7 +105,7 @@ def _left(found: Proposal) -> dict[tuple[str, str, Status], list[Row]]:
 
 
 def summary(found: Sequence[Change], written: Sequence[str], dry: bool) -> str:
-    """`12 new bounds, 3 tighter, in reports/bounds/sm_90/gelu.toml`."""
+    """Returns for example `12 new bounds, 3 tighter, in reports/bounds/sm_90/gelu.toml`."""
     if not found:
         return "nothing to propose: every bound that was measured is as tight as the measurement supports"
     kinds = [change.kind for change in found]
@@ -125,7 +125,7 @@ def accepted(
     behind: Behind | None = None,
     files: Files | None = None,
 ) -> str:
-    """One loosening, in full."""
+    """Returns one loosening, in full."""
     page = Page(terminal)
     _loosened(page, change, behind or {}, files or {})
     page.blank()
@@ -135,7 +135,7 @@ def accepted(
 
 
 def waived(added: Sequence[Waiver], terminal: Terminal, *, written: Sequence[str]) -> str:
-    """Shows the waivers that were written."""
+    """Returns the waivers that were written."""
     page = Page(terminal)
     for waiver in added:
         page.line(page.sign("skipped"), Cell(waiver.key, "bold"), f"  {waiver.arch}")
@@ -155,7 +155,7 @@ def review(
     behind: Behind | None = None,
     files: Files | None = None,
 ) -> str:
-    """What changed since a commit, promises taken back first."""
+    """Returns the changes since a commit, promises taken back first."""
     page = Page(terminal)
     changes(page, found, behind, files)
     page.blank()
@@ -173,7 +173,7 @@ def review(
 
 
 def review_sentence(found: Sequence[Change], base: str) -> str:
-    """`3 bounds changed since HEAD: 1 looser with its reason, 2 tighter`."""
+    """Returns for example `3 bounds changed since HEAD: 1 looser with its reason, 2 tighter`."""
     if not found:
         return f"no bound changed since {words.clean(base)}"
     parts = []
@@ -207,7 +207,7 @@ def _cells(change: Change, signs: Signs) -> list[Cell]:
 
 
 def value(bound: Bound | None) -> str:
-    """The value, marked where it is of the scaled error."""
+    """Returns the value, marked if it is of the scaled error or in noise."""
     return "-" if bound is None else words.decimal(bound.value) + words.MARK[bound.gate]
 
 

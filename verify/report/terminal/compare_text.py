@@ -1,4 +1,4 @@
-"""A comparison in words: a sentence, and a table of what changed."""
+"""Shows a comparison in the terminal: a sentence, and a table of changes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STATUS: dict[str, str] = {
 
 
 def render(found: Comparison, terminal: Terminal, *, everything: bool = False, ends: bool = True) -> str:
-    """What changed from base to head. `ends` adds which records they are."""
+    """Returns the changes from base to head. `ends` adds which records they are."""
     page = Page(terminal)
     if ends:
         page.line(Cell("base  ", "dim"), _about(found.base))
@@ -89,7 +89,7 @@ def _block(page: Page, pair: Pair) -> None:
 
 
 def _apart(page: Page, pairs: Sequence[Pair]) -> None:
-    """What stands on one side only or cannot be compared, one line per kernel and reason."""
+    """Prints figures that are on one side only or cannot be compared, one line per kernel and reason."""
     found: dict[tuple[str, str, str], int] = {}
     for pair in pairs:
         if pair.change in ("incomparable", "removed", "added"):

@@ -1,4 +1,6 @@
-"""The verdict of the gate in the terminal: what broke and on which input first, the sentence and next command last."""
+"""Shows the verdict of the gate in the terminal: breaches and their inputs first, the sentence and next command
+last.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ def render(
     everything: bool = False,
     records: Sequence[str] = (),
 ) -> str:
-    """The whole verdict; `everything` also lists what is in order. `records` are paths, for the next command."""
+    """Returns the whole verdict. `everything` also lists keys in order. `records` are paths, for the next command."""
     page = Page(terminal)
     shown = [row for row in verdict.rows if row.status in gate_words.WITH_FIGURES or (everything and row.readings)]
     _table(page, shown)
@@ -66,7 +68,7 @@ def _table(page: Page, rows: Sequence[Row]) -> None:
     if rows:
         page.line(
             Cell(
-                "bound, measured: largest error in ULP; s: scaled, where the op cancels; n: in a program's noise",
+                "bound, measured: largest error in ULP; s: scaled, where the op cancels; n: in units of noise",
                 "dim",
             )
         )
@@ -88,7 +90,7 @@ def _cells(row: Row, signs: Signs) -> list[Cell]:
 
 
 def element(page: Page, reading: Reading, files: Mapping[str, str]) -> None:
-    """The worst element behind a figure: where, from what, what came out, what is right, how to see it again."""
+    """Prints the worst element behind a figure: its input, the kernel's value, the truth, and the replay command."""
     assert reading.worst is not None
     page.field("input", gate_words.where(reading.worst))
     page.field("got", f"{reading.worst.got} ({reading.worst.got_hex})")
@@ -99,7 +101,7 @@ def element(page: Page, reading: Reading, files: Mapping[str, str]) -> None:
 
 
 def _block(page: Page, row: Row, verdict: Verdict, records: Sequence[str], *, whole: bool = False) -> None:
-    """One breach. A long replay command names its place in the record, unless the `whole` is asked for."""
+    """Prints one breach. A long replay command names its place in the record, unless `whole` requests all of it."""
     reading = row.leading
     assert reading is not None
     page.blank()
@@ -107,7 +109,7 @@ def _block(page: Page, row: Row, verdict: Verdict, records: Sequence[str], *, wh
     page.field("error", f"{gate_words.figure(reading)}, {words.basis(reading.basis)}")
     if row.status == "nonfinite":
         page.field("why", row.reason)
-        page.field("key", str(row.key))  # for a waiver: no bound can allow it
+        page.field("key", str(row.key))  # for a waiver, because no bound can allow it
     elif row.bound is not None:
         bound = row.bound
         evidence = f"{words.basis_short(bound.basis)}, {bound.evidence.date}, commit {bound.evidence.commit[:7]}"
@@ -130,7 +132,7 @@ def _lines(page: Page, status: Status, rows: Sequence[Row]) -> None:
     found = gate_words.groups(rows)
     page.blank()
     page.line(page.sign(SIGN.get(status, "skipped"), status), Cell(MEANING[status], "dim"))
-    most = len(found) if status == "waived" else MOST_LINES  # no waiver is used without being told
+    most = len(found) if status == "waived" else MOST_LINES  # each waiver in use is shown
     for arch, kernel, reason, members in found[:most]:
         said = Cell(f"{gate_words.keys(kernel, members)} ({arch}): {reason}", "yellow" if status == "waived" else "")
         page.line(Cell(kernel, "bold"), said, indent=4)

@@ -1,4 +1,4 @@
-"""Figures over time in the terminal: a table with a sparkline, or the list of runs in which a figure changed."""
+"""Shows figures over time in the terminal: a table with a sparkline, or the list of runs in which a figure changed."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ BARS = "▁▂▃▄▅▆▇█"
 ASCII_BARS = "_.-=+*#@"
 BARS_ROOMY, BARS_NARROW = 24, 12
 MOST_SKIPPED = 5
-MOST_EVENTS = 40  # the latest, of each line
+MOST_EVENTS = 40  # the latest ones, of each line
 
 
 def table(kernel: str, found: Sequence[Summary], refresh: Refresh, terminal: Terminal) -> str:
-    """One line per result: the last figure, since when, the extremes, and the shape of the latest runs."""
+    """Returns one line per result: the last figure, since when, the extremes, and the shape of the latest runs."""
     page = Page(terminal)
     headers = ["output", "dtype", "regime", "now", "least", "most", "runs", "since", "commit", "latest runs"]
     if not any(item.series.regime for item in found):
@@ -39,7 +39,7 @@ def table(kernel: str, found: Sequence[Summary], refresh: Refresh, terminal: Ter
         )
     page.line(Cell("largest error in ULP; the bars are on a logarithmic scale, the latest run is on the right", "dim"))
     if any(not math.isfinite(value) for item in found for value in (item.last.value, item.most)):
-        page.line(Cell("beside NaN and infinity: the largest number, of the regimes now, of the runs in most", "dim"))
+        page.line(Cell("after NaN or infinity: the largest number of the regimes (now) or of the runs (most)", "dim"))
     _skipped(page, refresh)
     page.blank()
     changed = [item for item in found if item.before is not None]
@@ -51,7 +51,7 @@ def table(kernel: str, found: Sequence[Summary], refresh: Refresh, terminal: Ter
 def events(
     kernel: str, found: Sequence[tuple[Series, Sequence[Event], Point]], refresh: Refresh, terminal: Terminal
 ) -> str:
-    """Every run that changed a figure, the first figure of each line before them."""
+    """Returns every run that changed a figure, after the first figure of its line."""
     page = Page(terminal)
     for line, changes, first in found:
         page.line(Cell(kernel, "bold"), f" {name_of(line)}", Cell(f"  {line.arch}", "dim"))
@@ -78,7 +78,7 @@ def events(
 
 
 def kernels(found: Sequence[tuple[str, int, str]], refresh: Refresh, terminal: Terminal) -> str:
-    """Which kernels the records have."""
+    """Lists the kernels in the records."""
     page = Page(terminal)
     page.table(
         ("kernel", "runs", "last run"),
@@ -94,7 +94,7 @@ def kernels(found: Sequence[tuple[str, int, str]], refresh: Refresh, terminal: T
 
 
 def sparkline(values: Sequence[float], glyphs: bool = True) -> str:
-    """Each value as a bar between the least and the largest, by its logarithm; `x` is NaN, `^` infinity.
+    """Returns each value as a bar between the least and the largest, by its logarithm. `x` is NaN, `^` infinity.
 
     >>> sparkline([0.5, 0.5, 64.0, 0.5], glyphs=False)
     '__@_'
@@ -102,7 +102,7 @@ def sparkline(values: Sequence[float], glyphs: bool = True) -> str:
     bars = BARS if glyphs else ASCII_BARS
     sizes = [math.log2(max(value, 2.0**-24)) for value in values if math.isfinite(value)]
     low, high = (min(sizes), max(sizes)) if sizes else (0.0, 0.0)
-    # differences below a quarter octave are noise in a picture: they fill a part of the height only
+    # Differences below a quarter octave are noise in a picture, so they fill only a part of the height.
     span = max(high - low, 0.25)
     text = ""
     for value in values:
@@ -114,18 +114,18 @@ def sparkline(values: Sequence[float], glyphs: bool = True) -> str:
 
 
 def name_of(line: Series) -> str:
-    """`dx bfloat16`, `dx bfloat16 positive (sweep)`."""
+    """Returns for example `dx bfloat16` or `dx bfloat16 positive (sweep)`."""
     parts = [line.output, line.dtype, *([line.regime] if line.regime else [])]
     return " ".join(map(words.clean, parts)) + ("" if line.source == "run" else f" ({line.source})")
 
 
 def ulp(value: float) -> str:
-    """A figure of the table."""
+    """Returns a figure of the table."""
     return words.ulp(number(value))
 
 
 def beside(value: float, finite: float) -> str:
-    """A figure; where it is none, with the largest number beside it: `NaN, 0.62`."""
+    """Returns a figure. NaN and infinity are followed by the largest number: `NaN, 0.62`."""
     return ulp(value) if math.isfinite(value) or math.isnan(finite) else f"{ulp(value)}, {ulp(finite)}"
 
 

@@ -1,8 +1,8 @@
-"""The report for a terminal: table, a block per wrong result, what is missing, verdict.
+"""Writes the report for a terminal: table, a block per wrong result, missing parts, verdict.
 
-Colour is never alone: every coloured word is preceded by a glyph (`glyphs=False` gives ASCII ones).
-Text that a kernel supplies reaches the screen through `text_page`, which spells out control characters and parses no
-markup: a name cannot move the cursor or forge a line.
+Colour is never alone: a glyph precedes every coloured word (`glyphs=False` gives ASCII ones). Text from a kernel
+reaches the screen through `text_page`, which spells out control characters and parses no markup: a name cannot move the
+cursor or forge a line.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from verify.report.terminal.text_page import Cell, Page, Terminal
 MARGIN = 4  # of the details below a heading
 NAME, MOST_NAME = 7, 20  # columns for the name of a field
 MOST_BLOCKS = 12  # wrong results shown in full
-MOST_REASONS = 16  # why laws were not tried, and notes
-# A failure takes eight lines, as far as the screen is wide enough: these, and heading, reason or advice, command.
+MOST_REASONS = 16  # reasons why laws were not tried, and notes
+# If the screen is wide enough, a failure takes eight lines: these, and heading, reason or advice, command.
 MOST_FACTS = 5
 MOST_LINES = 4  # of a message, which may be a whole traceback; the record has the rest
 
 
 def render(run: Run, terminal: Terminal, *, record: str = "") -> str:
-    """The whole report as text, ending in a newline.
+    """Returns the whole report as text that ends in a newline.
 
-    No line is longer than the terminal is wide except commands, which stay whole so that they can be copied.
-    `record` is the path of the saved record, for the next command; empty when it was not saved.
+    Only commands may be longer than the terminal is wide, so that they can be copied. `record` is the path of the saved
+    record, for the next command, or "".
     """
     page = Page(terminal)
     facts = present(run, dash=page.signs.dash)
@@ -54,17 +54,17 @@ def render(run: Run, terminal: Terminal, *, record: str = "") -> str:
         _failure(page, kernel, closing)
     _listing(page, "limits", "limit", [(f"{kernel.name} {text}",) for kernel, text in facts.limits])
     _not_measured(page, facts, closing)
-    # what was noticed about judged kernels: figures that are not there must not look like figures in order
+    # Remarks about judged kernels: a missing figure must not look like a figure in order.
     notes = [(f"{kernel.run.name}: {note}",) for kernel in facts.judged for note in kernel.notes]
     _listing(page, "notes", "note", notes)
-    # a law that is not tried must not look like one that holds
+    # A law that was not tried must not look like a law that holds.
     _listing(page, "laws not applicable", "reason", facts.untried_laws)
     _closing(page, facts, closing)
     return page.text()
 
 
 def _more(page: Page, count: int, noun: str, how: str) -> None:
-    """How many blocks were left out; nothing if there is room for all."""
+    """Prints how many blocks were omitted. Prints nothing if there is room for all."""
     if (rest := count - MOST_BLOCKS) > 0:
         page.blank(top=True)
         said = words.plural(rest, f"more {noun}") if noun else f"{rest:,} more without a verdict"
@@ -72,7 +72,7 @@ def _more(page: Page, count: int, noun: str, how: str) -> None:
 
 
 def _wrong(page: Page, found: ResultFacts, short: str) -> None:
-    """One wrong result; `short` is the replay by its place in the record, for a case that would fill the screen."""
+    """Prints one wrong result. `short` replaces the replay command of a case that would fill the screen."""
     result, worst = found.result, found.worst
     _heading(page, "wrong", found.title, "wrong")
     why, besides = _why(found)
@@ -94,7 +94,7 @@ def _wrong(page: Page, found: ResultFacts, short: str) -> None:
 
 
 def _unproven(page: Page, found: ResultFacts) -> None:
-    """A result that is neither right nor wrong, and what can be done about that."""
+    """Prints a result that is neither right nor wrong, and the next step."""
     result = found.result
     _heading(page, result.status, found.title, result.status)
     page.field("why", f"{words.clean(result.reason)}; {words.basis_of(result, short=True)}", width=NAME)
@@ -105,7 +105,7 @@ def _unproven(page: Page, found: ResultFacts) -> None:
 
 
 def _why(found: ResultFacts) -> tuple[str, str]:
-    """Why a result is wrong, with what it rests on; the maximum and the count of NaN where that does not say them."""
+    """Returns why a result is wrong, with its basis; and the maximum and the count of NaN if the reason lacks them."""
     result = found.result
     size = value_of(result_words.judged(result.figures, result.gate).maximum)
     said = [] if found.maximum == "NaN" else [f"max {found.figure}"]
@@ -121,7 +121,7 @@ def _why(found: ResultFacts) -> tuple[str, str]:
 
 
 def _unrepeatable(page: Page, kernel: KernelFacts) -> None:
-    """A kernel whose calls differ with the same input, above what follows from it."""
+    """Prints a kernel whose calls differ with the same input. It precedes the findings that may follow from that."""
     _heading(page, "wrong", kernel.name, "not deterministic")
     page.field("why", kernel.run.unrepeatable, width=NAME)
     if besides := kernel.besides():
@@ -142,7 +142,7 @@ def _law(page: Page, kernel: KernelFacts, law: LawRun) -> None:
 
 
 def _failure(page: Page, kernel: KernelFacts, closing: str) -> None:
-    """A kernel without figures; its command is left to the last line where that has it."""
+    """Prints a kernel without figures. Omits its command if the last line has it."""
     _heading(page, kernel.standing, kernel.name, kernel.word)
     for line in kernel.last_words(MOST_LINES, page.signs.ellipsis):
         page.line(line, indent=MARGIN)
@@ -158,7 +158,7 @@ def _not_measured(page: Page, facts: Facts, closing: str) -> None:
     _heading(page, "skipped", "not measured")
     for gap in facts.missing:
         page.line(gap.text, indent=MARGIN)
-    # where time ran out, all kernels have the same hint
+    # If time ran out, all kernels have the same hint.
     some = [kernel for kernel in facts.run.kernels if kernel.status in ("interrupted", "skipped")]
     for hint in dict.fromkeys(words.clean(kernel.hint) for kernel in some):
         if hint not in ("", closing):
@@ -166,7 +166,9 @@ def _not_measured(page: Page, facts: Facts, closing: str) -> None:
 
 
 def _listing(page: Page, title: str, noun: str, entries: Sequence[Sequence[str]]) -> None:
-    """The first entries, each a line and perhaps a dim one below it, and how many more there are; nothing of none."""
+    """Prints the first entries, each a line and perhaps a dim one below it, and the number of others. Nothing if
+    empty.
+    """
     if not entries:
         return
     _heading(page, "skipped", title)
@@ -188,7 +190,7 @@ def _closing(page: Page, facts: Facts, command: str) -> None:
     page.line(Cell(f"{page.signs.status[status]} {word}:", STYLES[status]), Cell(rest, "not bold default"))
     worst = facts.worst
     if worst is not None and worst.worst is not None and len(command) > words.LONG:
-        command = f"the replay command of {worst.title}, above"  # once is enough
+        command = f"the replay command of {worst.title}, above"  # the command is printed once
     page.command(f"next: {command}")
 
 

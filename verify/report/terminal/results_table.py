@@ -1,7 +1,7 @@
-"""The table of a run for the terminal: a row per kernel x output x dtype, as wide as there is room.
+"""Makes the table of a run for the terminal: a row per kernel x output x dtype, as wide as there is room.
 
-Nothing is ever cut. Where the width does not suffice, columns leave in a fixed order, and kernel
-names that are too long for a column become lines of their own above their rows.
+Nothing is ever cut. If the screen is too narrow, columns are dropped in a fixed order, and long kernel names become
+lines of their own above their rows.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HEADERS = {
 }
 RIGHT = frozenset({"max", "p999", "misrounded", "baseline", *CLASSES})
 
-# From the most to the least room. The basis stays beside the maximum in every one of them.
+# From the most to the least room. In every layout the basis follows the maximum.
 LAYOUTS = tuple(
     tuple(columns.split())
     for columns in (
@@ -47,7 +47,7 @@ LAYOUTS = tuple(
     )
 )
 
-# The same with a maximum for each class of inputs; where that has no room, of ordinary ones and of all.
+# The same with a maximum for each class of inputs. On narrower screens, of ordinary inputs and of all.
 CLASSED: tuple[tuple[str, ...], ...] = (
     *(tuple(name for each in layout for name in (CLASSES if each == "max" else (each,))) for layout in LAYOUTS),
     ("output", "dtype", ORDINARY, "max", "basis_short", "baseline", "status"),
@@ -58,17 +58,17 @@ CLASSED: tuple[tuple[str, ...], ...] = (
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table; `cells` holds the text of every column that any layout may show."""
+    """Holds one line of the table. `cells` holds the text of every column that any layout may show."""
 
     kernel: KernelFacts
     status: str
     cells: dict[str, str]
-    first: bool  # of its kernel
+    first: bool  # True: the first line of its kernel
     beyond: frozenset[str] = frozenset()  # classes of inputs on which it is wrong
 
 
 def show(page: Page, facts: Facts) -> None:
-    """Print the table and the footnotes that it needs."""
+    """Prints the table and the footnotes that it needs."""
     rows = rows_of(facts, page.signs)
     columns = choose_layout(rows, page.width)
     if not columns:
@@ -80,7 +80,7 @@ def show(page: Page, facts: Facts) -> None:
 
 
 def _stacked(page: Page, rows: list[Row]) -> None:
-    """No columns at all, for screens on which not even the fewest fit: one sentence per result."""
+    """Prints one sentence per result, for screens that are too narrow for any layout."""
     for row in rows:
         if row.first:
             _group(page, row)
@@ -91,7 +91,7 @@ def _stacked(page: Page, rows: list[Row]) -> None:
 
 
 def _group(page: Page, row: Row) -> None:
-    """The heading of a kernel's rows: its name, whole, and its state if it has no rows."""
+    """Prints the heading of a kernel's rows: its whole name, and its state if it has no rows."""
     heading = [Cell(row.kernel.name, "bold"), Cell(f"  {row.kernel.call}", "dim")]
     if not row.kernel.results:
         heading += [Cell("  ", "bold"), Cell(row.cells["status"], f"bold {STYLES[row.status]}")]
@@ -99,7 +99,7 @@ def _group(page: Page, row: Row) -> None:
 
 
 def _columns(page: Page, rows: list[Row], columns: tuple[str, ...]) -> None:
-    """A grid for each line, with the widths fixed: the headings of groups stand between the lines."""
+    """Prints a grid for each line, with fixed widths, because headings of groups come between the lines."""
     grouped = "kernel" not in columns
     widths = [column_width(name, rows) for name in columns]
     right, indent = [name for name in columns if name in RIGHT], GAP if grouped else 0
@@ -121,7 +121,7 @@ def _style(row: Row, column: str) -> str:
 
 
 def choose_layout(rows: list[Row], width: int) -> tuple[str, ...]:
-    """The first layout whose widest cells fit beside each other; empty when none does."""
+    """Returns the first layout whose widest cells fit beside each other, or () if none does."""
     classed = any(result.classes for row in rows for result in row.kernel.run.results)
     for columns in CLASSED if classed else LAYOUTS:
         indent = 0 if "kernel" in columns else GAP
@@ -132,14 +132,14 @@ def choose_layout(rows: list[Row], width: int) -> tuple[str, ...]:
 
 
 def column_width(name: str, rows: list[Row]) -> int:
-    """Terminal cells that a column needs so that nothing in it is cut."""
+    """Returns the terminal cells that a column needs so that nothing in it is cut."""
     from rich.cells import cell_len
 
     return max(cell_len(text) for text in (HEADERS[name], *(row.cells[name] for row in rows)))
 
 
 def footnotes(rows: list[Row]) -> list[str]:
-    """Explanations of marks, only of those that occur."""
+    """Returns explanations of the marks that occur."""
     notes = []
     if any(result.classes for row in rows for result in row.kernel.run.results):
         notes.append("ordinary, demanding, extreme: the largest error in ULP on inputs of that class")

@@ -1,6 +1,6 @@
-"""A page of terminal text: headings, fields, tables and commands, as wide as the screen and never cut.
+"""Collects a page of terminal text: headings, fields, tables and commands, as wide as the screen and never cut.
 
-What comes from a record is cleaned here, so that no caller can forget it.
+Text from a record is cleaned here, so that no caller can forget it.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 GAP = 2
 MARGIN = 4
-ROOMY = 100  # columns from which a result and its figures stand on one line
+ROOMY = 100  # from this number of columns, a result and its figures are on one line
 
 
 @dataclass(frozen=True)
 class Terminal:
-    """What the terminal can show; its caller finds that out."""
+    """Describes the abilities of the terminal. Its caller determines them."""
 
     width: int
     color: bool = False
     glyphs: bool = True
 
     def console(self) -> Console:
-        """A console of rich that collects text."""
+        """Returns a console of rich that collects text."""
         from rich.console import Console
 
         return Console(
@@ -44,25 +44,25 @@ class Terminal:
             markup=False,
             emoji=False,
             legacy_windows=False,
-            _environ={},  # the caller decides; COLUMNS and NO_COLOR must not be read a second time
+            _environ={},  # the caller decides; rich must not read COLUMNS and NO_COLOR again
         )
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Text from anywhere, with a style."""
+    """Holds text from anywhere, with a style."""
 
     text: str
     style: str = ""
 
     @property
     def clean(self) -> str:
-        """The text on one line, without control characters."""
+        """Returns the text on one line, without control characters."""
         return words.clean(self.text)
 
 
 class Page:
-    """Collects lines; `text()` is the page."""
+    """Collects lines. `text()` returns the page."""
 
     def __init__(self, terminal: Terminal) -> None:
         self.width = terminal.width
@@ -70,30 +70,30 @@ class Page:
         self._console = terminal.console()
 
     def blank(self, *, top: bool = False) -> None:
-        """An empty line, except after another and, unless `top`, at the top."""
+        """Prints an empty line, except after another and, unless `top`, at the top."""
         stream = self._stream().getvalue()
         if (stream or top) and not stream.endswith("\n\n"):
             self._console.print()
 
     def line(self, *cells: Cell | str, indent: int = 0) -> None:
-        """Cells one after the other, folded at the edge of the screen, under their own beginning."""
+        """Prints cells one after the other, folded at the edge of the screen, under their own beginning."""
         from rich.padding import Padding
 
         self._console.print(Padding(_joined(cells), (0, 0, 0, indent)))
 
     def sign(self, status: str, word: str = "", style: str | None = None) -> Cell:
-        """The beginning of a line, `✗ wrong  `, in the colour of the status unless a `style` is given."""
+        """Returns the beginning of a line, `✗ wrong  `, in the colour of the status or in `style`."""
         return Cell(
             f"{self.signs.status[status]} " + f"{word}  " * bool(word), STYLES[status] if style is None else style
         )
 
     def more(self, rest: int, what: str = "more; --json has them all", *, indent: int = 4) -> None:
-        """How many were left out; nothing if none."""
+        """Prints how many were omitted. Prints nothing for 0."""
         if rest > 0:
             self.line(f"{self.signs.ellipsis} {rest:,} {what}", indent=indent)
 
     def field(self, name: str, value: str, *, width: int = 8) -> None:
-        """`    name    value`, the value folded beside its name."""
+        """Prints `    name    value`, the value folded beside its name."""
         from rich.padding import Padding
         from rich.table import Table
         from rich.text import Text
@@ -105,7 +105,7 @@ class Page:
         self._console.print(Padding(row, (0, 0, 0, MARGIN)))
 
     def command(self, text: str, *, indent: int = 0) -> None:
-        """A command, whole on one line so that it can be copied."""
+        """Prints a command, whole on one line so that it can be copied."""
         from rich.text import Text
 
         self._console.print(Text(" " * indent + words.clean(text)), soft_wrap=True)
@@ -113,7 +113,7 @@ class Page:
     def table(
         self, headers: Sequence[str], rows: Sequence[Sequence[Cell]], *, right: Sequence[str] = (), indent: int = 0
     ) -> None:
-        """Aligned columns; where they do not fit beside each other, two lines per row."""
+        """Prints aligned columns, or two lines per row if they do not fit beside each other."""
         if not rows:
             return
         widths = _widths(headers, rows)
@@ -123,7 +123,9 @@ class Page:
         self.grid([[Cell(header, "dim") for header in headers], *rows], headers, widths, right, indent)
 
     def results(self, headers: Sequence[str], rows: Sequence[Sequence[Cell]], *, right: Sequence[str] = ()) -> None:
-        """A table whose first columns are output and dtype; on a narrow screen each result is a heading instead."""
+        """Prints a table whose first columns are output and dtype. On a narrow screen each result has a heading
+        instead.
+        """
         if self.width >= ROOMY or not rows:
             self.table(headers, rows, right=right, indent=GAP)
             return
@@ -150,7 +152,9 @@ class Page:
         *,
         filled: bool = True,
     ) -> None:
-        """Cells in columns of given widths, those named in `right` to the right; `filled` styles their blanks too."""
+        """Prints cells in columns of given widths. Columns in `right` are right-aligned. `filled` styles their blanks
+        too.
+        """
         from rich.padding import Padding
         from rich.table import Table
         from rich.text import Text
@@ -166,7 +170,7 @@ class Page:
     def _stacked(
         self, headers: Sequence[str], rows: Sequence[Sequence[Cell]], right: Sequence[str], indent: int
     ) -> None:
-        """What names a row on its first line, its numbers with their headers on the second."""
+        """Prints the names of a row on its first line, its numbers with their headers on the second."""
         for row in rows:
             named = [cell for header, cell in zip(headers, row, strict=True) if header not in right and cell.clean]
             self.line(*_spaced(named), indent=indent)
@@ -180,8 +184,8 @@ class Page:
                 self.line(*numbers[:-1], indent=indent + MARGIN)
 
     def text(self) -> str:
-        """The page, ending in a newline."""
-        # rich pads folded lines to the full width; trailing blanks are noise in a file or a diff
+        """Returns the page, which ends in a newline."""
+        # rich pads folded lines to the full width. Trailing blanks are noise in a file or a diff.
         return "\n".join(line.rstrip() for line in self._stream().getvalue().splitlines()) + "\n"
 
     def _stream(self) -> io.StringIO:
@@ -191,7 +195,7 @@ class Page:
 
 
 def _widths(headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[int]:
-    """Terminal cells that each column needs so that nothing in it is cut."""
+    """Returns the terminal cells that each column needs so that nothing in it is cut."""
     from rich.cells import cell_len
 
     return [
