@@ -135,7 +135,7 @@ def test_special_inputs_are_compared_one_by_one_whatever_the_other_cases_are() -
     assert found.special[0].worse
     assert found.exit_code == 1  # right before, wrong now
     assert command.about(found) == [
-        "special 1 of 2 special inputs are answered otherwise",
+        "special 1 of 2 special inputs have another answer",
         "        gelu y bfloat16 at x = inf (0x7f80): inf, now nan: wrong now",
         "",
     ]
@@ -162,7 +162,7 @@ def test_many_special_inputs_are_cut_on_the_screen_and_the_wrong_ones_come_first
     other.append(msgspec.structs.replace(rows[-1], got="nan", status="wrong"))
     found = both(with_special(*rows), with_special(*other))
     lines = command.about(found)
-    assert lines[0] == "special 20 of 20 special inputs are answered otherwise"
+    assert lines[0] == "special 20 of 20 special inputs have another answer"
     assert lines[1].endswith("at x = 19: 1, now nan: wrong now")
     assert lines[-2:] == [f"        and {20 - command.MOST_SPECIAL} more: --json PATH has all", ""]
     assert len(command.data(found)["special"]) == 20

@@ -1,4 +1,6 @@
-"""The command line: `verify COMMAND`. One module per command; nothing heavy is imported until it runs."""
+"""Defines the command line, `verify COMMAND`. There is one module per command; heavy imports wait until a
+command runs.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +40,9 @@ from verify.cli import (
 from verify.cli.parsing import Parser
 from verify.errors import InternalError, KernelError, TruthError, UsageError, VerifyError, WriteError, no_verdict
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)  # no command is wrong that meets these
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)  # the system is at fault, not the command
 
-# in workflow order
+# In workflow order.
 COMMANDS = (
     doctor,
     init,
@@ -67,7 +69,7 @@ COMMANDS = (
 
 
 def parser() -> argparse.ArgumentParser:
-    """The whole command line."""
+    """Returns the parser of the whole command line."""
     from verify import __version__
 
     codes = "; ".join(f"{code} {meaning.partition(':')[0]}" for code, meaning in exits.MEANING.items())
@@ -84,7 +86,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; errors that a user can mend are one block on stderr."""
+    """Runs one command. An error that a user can fix is one block on stderr."""
     _open_streams()
     if foreign := _other_verify():
         _say(f"verify: {foreign}\n  next: pip uninstall verify, then pip install --force-reinstall verify-kernels")
@@ -104,7 +106,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _other_verify() -> str:
-    """Says that the package `verify` of another distribution replaced files of this one; empty if it did not."""
+    """Returns a message if another distribution's package `verify` replaced files of this one, else ""."""
     import verify
 
     if "kernel" in getattr(verify, "__all__", ()):
@@ -137,7 +139,7 @@ def _run(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         _say("verify: interrupted")
         return exits.INCOMPLETE
-    except BrokenPipeError:  # `verify run | head -1`: whoever reads has what they wanted
+    except BrokenPipeError:  # `verify run | head -1`: the reader has read enough
         _discard(sys.stdout)
         return exits.UNREAD
     except OSError as error:
@@ -147,12 +149,12 @@ def _run(options: argparse.Namespace) -> int:
         _say(f"verify: cannot write{place}: {error.strerror} ({errno.errorcode[error.errno]})")
         _discard(sys.stdout)
         return exits.UNWRITTEN
-    except Exception:  # an interpreter that ends with a traceback has the exit code of a wrong result
+    except Exception:  # a traceback would end with exit code 1, that of a wrong result
         return _failed()
 
 
 def _failed() -> int:
-    """What the harness did not expect says nothing of a kernel."""
+    """Reports an unexpected exception. It says nothing about a kernel, so the exit code is INCOMPLETE."""
     import traceback
 
     _say(f"{traceback.format_exc()}verify: {no_verdict(InternalError('the traceback is above'))}")
@@ -160,7 +162,7 @@ def _failed() -> int:
 
 
 def _say(text: str) -> None:
-    """Lines on stderr, which may be closed: the exit code is what it is. No text from elsewhere steers the terminal."""
+    """Prints lines on stderr, without control characters. If stderr is closed, nothing is printed."""
     with contextlib.suppress(OSError):
         print("\n".join(map(screen.plain, text.split("\n"))), file=sys.stderr)
     _flush(sys.stderr)
@@ -174,16 +176,18 @@ def _flush(stream: TextIO) -> None:
 
 
 def _discard(stream: TextIO) -> None:
-    """It takes nothing any more; what is buffered for it would be tried again at the end, with a traceback."""
+    """Redirects a broken stream to nowhere. Otherwise Python would flush it again at the end, with a traceback."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _open_streams() -> None:
-    """What a caller has closed goes nowhere: else the next file, or the pipe of a worker, is taken for a stream."""
+    """Opens a null file for every closed standard stream: otherwise the next opened file or pipe would take its
+    place.
+    """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # takes the lowest free number, for workers too
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # takes the lowest free number; workers inherit it
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115

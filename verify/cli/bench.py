@@ -1,4 +1,4 @@
-"""`verify bench`: accuracy and speed of every implementation of an op, in one table."""
+"""Defines `verify bench`: accuracy and speed of every implementation of an op, in one table."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser."""
+    """Adds the command to the parser."""
     parser = commands.add_parser(
         "bench",
         help="accuracy and speed of every implementation, side by side",
-        description="Compare implementations: the kernels of the named targets, or for the name of an op everything "
-        "declared that computes it ([tool.verify] kernels and peers in pyproject.toml), each beside PyTorch eager and "
+        description="Compare the kernels of targets. The name of an op selects every declared kernel that computes it "
+        "([tool.verify] kernels and peers in pyproject.toml). Each kernel is compared with PyTorch eager and "
         "torch.compile. Speed is measured on a GPU only, interleaved, as a fraction of a copy of the same bytes.",
         examples=(
             "verify bench gelu --dtype bfloat16",
@@ -49,7 +49,7 @@ def add(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Compare and report; the exit code is that of `verify run` over the judged kernels."""
+    """Compares and reports. The exit code is that of `verify run` over the judged kernels."""
     from verify.declare import config
     from verify.measure.bench import Bench, bench
     from verify.measure.session import Session
@@ -93,7 +93,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _pool(settings: Config, here: Path) -> tuple[str, ...]:
-    """The configured targets, as they are found from a folder."""
+    """Returns the configured targets, relative to a folder."""
     from verify.declare.target import Target
 
     def placed(target: str) -> str:

@@ -1,4 +1,4 @@
-"""`verify bounds`: propose bounds from records, review what changed, accept a loosening, waive findings."""
+"""Defines `verify bounds`: propose bounds from records, review changes, accept a loosening, waive findings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def add(commands: Any) -> None:
-    """Add the command and its three steps to the parser."""
+    """Adds the command and its four steps to the parser."""
     parser = commands.add_parser(
         "bounds",
         help="propose, review and accept bounds; waive findings",
@@ -33,9 +33,9 @@ def _propose(steps: Any) -> None:
     parser = steps.add_parser(
         "propose",
         help="write new and tighter bounds from records",
-        description="Write a bound for every figure that has none and tighten those that a record shows to be loose. "
-        "No bound ever gets looser, none is removed, but for --move. Exit code 1: done, and some figure is beyond its "
-        "bound, or with --move some bound is left as it is.",
+        description="Write a bound for every figure that has none, and tighten bounds that a record shows to be loose. "
+        "Without --move no bound gets looser and none is removed. Exit code 1: the bounds are written, but some figure "
+        "is beyond its bound, or --move left some bound unchanged.",
         examples=(
             "verify bounds propose run.json",
             "verify bounds propose run.json --kernel my_gelu --dry-run",
@@ -49,13 +49,13 @@ def _propose(steps: Any) -> None:
         "--margin",
         type=options.share,
         metavar="SHARE",
-        help="how much looser than its measurement supports a bound may stay (default 0.05)",
+        help="how much looser a bound may be than its measurement supports before it is tightened (default 0.05)",
     )
     parser.add_argument(
         "--move",
         metavar="REASON",
         help="also replace bounds of results that are judged by another gate now, or on other cases; the reason stays "
-        "in the file. Bounds of wrong, vacuous and undecided results are left",
+        "in the file. Bounds of wrong, vacuous and undecided results stay unchanged",
     )
     parser.add_argument("--dry-run", action="store_true", help="show, and write nothing")
     options.add(parser, "--on-ci")
@@ -67,9 +67,9 @@ def _review(steps: Any) -> None:
     parser = steps.add_parser(
         "review",
         help="show what changed in the bounds since a commit",
-        description="Show every bound and waiver that changed since a commit, what was loosened or removed first. With "
-        "the record behind the bounds: the worst input of each, what came out and the command that shows it again. "
-        "Exit code 1: a bound was loosened or removed, or a waiver added or extended.",
+        description="Show every bound and waiver that changed since a commit, loosened and removed ones first. With "
+        "the record behind the bounds, also show the worst input of each, the kernel's answer and the command that "
+        "replays it. Exit code 1: a bound was loosened or removed, or a waiver added or extended.",
         examples=("verify bounds review", "verify bounds review --base origin/main --run run.json"),
     )
     options.add(parser, "--base", default="HEAD")
@@ -100,19 +100,19 @@ def _waive(steps: Any) -> None:
         help="excuse findings until a day, with the reason in the file",
         description="Write a waiver for each finding that `verify gate` has for these records: a breach, NaN, a kernel "
         "that does not run. If all regimes of a result have a finding, one waiver excuses the result.",
-        examples=("verify bounds waive run.json --reason 'mended by issue 12' --until 2027-01-31",),
+        examples=("verify bounds waive run.json --reason 'fixed by issue 12' --until 2027-01-31",),
     )
     parser.add_argument("records", nargs="+", metavar="RUN.json", help="records of runs")
     options.some(parser, "--kernel")
     options.add(parser, "--reason", required=True)
-    parser.add_argument("--until", required=True, metavar="DATE", help="the last day on which they hold, in UTC")
+    parser.add_argument("--until", required=True, metavar="DATE", help="the last day of the waivers, in UTC")
     options.add(parser, "--bounds", "--on-ci")
     options.sinks(parser, "the waivers", "--json")
     parser.set_defaults(handler=waive)
 
 
 def propose(options: argparse.Namespace) -> int:
-    """New and tighter bounds; exit 1 when a figure is beyond what is promised already."""
+    """Writes new and tighter bounds. Exit code 1 if a figure is beyond its present bound."""
     from verify.records.bounds import changes, committed
     from verify.records.files import load
     from verify.report import gate_data
@@ -150,7 +150,7 @@ def propose(options: argparse.Namespace) -> int:
 
 
 def review(options: argparse.Namespace) -> int:
-    """Old and new; exit 1 when a promise was taken back."""
+    """Shows old and new bounds. Exit code 1 if a promise was taken back."""
     from verify.records.bounds import changes, waivers
     from verify.records.bounds.at_commit import book_at, waivers_at
     from verify.records.files import load
@@ -177,7 +177,7 @@ def review(options: argparse.Namespace) -> int:
 
 
 def accept(options: argparse.Namespace) -> int:
-    """Loosen one bound."""
+    """Loosens one bound."""
     from verify.records.bounds import changes, committed
     from verify.records.files import load
     from verify.report import gate_data
@@ -249,7 +249,7 @@ def _book(options: argparse.Namespace) -> Book:
     from verify.declare import config
     from verify.records.bounds import committed
 
-    # the first proposal makes the folder
+    # The first proposal creates the folder.
     return committed.load(given.bounds_folder(options, config.find(), created=True))
 
 

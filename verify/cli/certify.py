@@ -1,4 +1,4 @@
-"""`verify certify`: measure the fast reference against the exact one and write its error bound."""
+"""Defines `verify certify`: measure the fast reference against the exact one and write its error bound."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser."""
+    """Adds the command to the parser."""
     parser = commands.add_parser(
         "certify",
         help="measure the fast reference against the exact one",
@@ -35,7 +35,7 @@ def add(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Certify; exit 1 when a reference is worse than the target."""
+    """Certifies. Exit code 1 if a reference is worse than the target."""
     import msgspec
 
     from verify.measure.requests import Certify

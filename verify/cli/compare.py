@@ -1,4 +1,4 @@
-"""`verify compare`: two records of the same cases, figure by figure."""
+"""Defines `verify compare`: two records of the same cases, figure by figure."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ MOST_SPECIAL = 12  # special inputs on the screen; --json has all
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser."""
+    """Adds the command to the parser."""
     parser = commands.add_parser(
         "compare",
         help="compare two records of the same cases",
         description="Compare two run records: what got worse, what got better, and whether any bit changed. They may "
-        "come from two commits, two devices or two versions of Triton; what was not measured on the same cases is said "
-        "to be incomparable. Exit code 1: something got worse; 3: something could not be compared.",
+        "come from two commits, two devices or two versions of Triton; figures of other cases are "
+        "incomparable. Exit code 1: something got worse; 3: something could not be compared.",
         examples=("verify compare before.json after.json", "verify compare sm_90.json interpreter.json --all"),
     )
     parser.add_argument("base", metavar="BASE.json", help="the record from before")
@@ -31,7 +31,7 @@ def add(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Compare."""
+    """Compares. The exit code is that of the comparison."""
     from verify.records.compare import compare
     from verify.records.files import load
     from verify.report.terminal import compare_text
@@ -48,11 +48,11 @@ def main(options: argparse.Namespace) -> int:
 
 
 def about(found: Comparison) -> list[str]:
-    """What differs below the kernels, and the special inputs that are answered otherwise; above the table."""
+    """Returns the lines above the table: differences below the kernels, and special inputs with other answers."""
     lines = [f"{name:<7} {before}, now {after}" for name, before, after in found.beneath]
     if found.special_tried:
-        lines.append(f"special {len(found.special):,} of {found.special_tried:,} special inputs are answered otherwise")
-    # what is wrong now comes first: the list is cut
+        lines.append(f"special {len(found.special):,} of {found.special_tried:,} special inputs have another answer")
+    # Wrong answers come first, because the list is cut.
     for item in sorted(found.special, key=lambda item: not item.worse)[:MOST_SPECIAL]:
         inputs = ", ".join(f"{name} = {value}" for name, value in item.head.inputs.items())
         verdict = ": wrong now" if item.worse else ""
@@ -64,7 +64,7 @@ def about(found: Comparison) -> list[str]:
 
 
 def data(found: Comparison) -> dict[str, Any]:
-    """The comparison for programs."""
+    """Returns the comparison for programs."""
     from verify.report import gate_data
 
     return gate_data.of_comparison(found) | {

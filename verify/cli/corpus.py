@@ -1,4 +1,4 @@
-"""`verify corpus`: the pinned cases that every later run tries again."""
+"""Defines `verify corpus`: the pinned cases that every later run tries again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser."""
+    """Adds the command to the parser."""
     parser = commands.add_parser(
         "corpus",
         help="list, add, remove or replay the pinned cases",
@@ -33,8 +33,8 @@ def add(commands: Any) -> None:
     adding = actions.add_parser(
         "add",
         help="pin a case",
-        description="Try a case once and pin it with what it shows today: element 0 of y, or what --result and --index "
-        "say, or the law in --law.",
+        description="Run a case once and pin it with today's outcome: element 0 of y, the element of --result and "
+        "--index, or the law of --law.",
         examples=("""verify corpus add k.py::gelu '{"dtype":"float32","dims":[8],"fill":"ones"}'""",),
     )
     adding.add_argument("target", metavar="TARGET", help="FILE.py::KERNEL or MODULE::KERNEL")
@@ -70,7 +70,7 @@ def add(commands: Any) -> None:
 
 
 def list_entries(options: argparse.Namespace) -> int:
-    """Show."""
+    """Lists the entries."""
     found = [item for item in _entries() if not options.kernels or item.kernel in options.kernels]
     sinks.deliver_data(options, lambda: [_plain(item) for item in found], lambda: sinks.lines(*_listed(found)))
     return exits.PASS
@@ -88,7 +88,7 @@ def _listed(found: list[Entry]) -> list[str]:
 
 
 def add_entry(options: argparse.Namespace) -> int:
-    """Try once, then pin with what it showed."""
+    """Runs a case once and pins it with its outcome."""
     from verify.search.hunt.requests import Pin
     from verify.workers.process import Worker, ask_about
 
@@ -96,7 +96,7 @@ def add_entry(options: argparse.Namespace) -> int:
     with Worker(options.backend) as worker:
         reply = ask_about(worker, request, options.target, timeout=options.timeout)
     item = reply.entry
-    state = "pinned" if reply.new else "pinned before, and left as it was"
+    state = "pinned" if reply.new else "pinned before, unchanged"
     sentence = f"{state}: {item.id}  {_about(item)}{_then(item)}"
     end = sinks.ending(sentence, f"verify corpus replay {item.id}")
     sinks.deliver_data(
@@ -108,7 +108,7 @@ def add_entry(options: argparse.Namespace) -> int:
 
 
 def remove_entries(options: argparse.Namespace) -> int:
-    """Unpin."""
+    """Unpins entries."""
     from verify.search.hunt.requests import Unpin
 
     removed = _corpus(Unpin(options.ids))
@@ -119,7 +119,7 @@ def remove_entries(options: argparse.Namespace) -> int:
 
 
 def replay_entries(options: argparse.Namespace) -> int:
-    """Try again; exit 1 when one still shows, 3 when one could not be tried."""
+    """Replays entries. Exit code 1 if one is still wrong, 3 if one could not be tried."""
     from verify.declare import config
     from verify.errors import UsageError
     from verify.workers.process import Worker
@@ -154,7 +154,7 @@ def _replayed(tried: list[tuple[Entry, str, str]]) -> list[str]:
 
 
 def _again(worker: Any, item: Entry, timeout: float) -> tuple[str, str]:
-    """Whether a pinned case is right now, and what it shows."""
+    """Returns the state of a pinned case, "right", "wrong" or "not tried", and what it shows."""
     import json
 
     from verify.diagnose.requests import ReplayElement, ReplayLaw
@@ -176,7 +176,7 @@ def _again(worker: Any, item: Entry, timeout: float) -> tuple[str, str]:
 
 
 def _plain(item: Entry) -> dict[str, Any]:
-    """An entry as JSON values, with its id."""
+    """Returns an entry as JSON values, with its id."""
     import msgspec
 
     return {"id": item.id, **msgspec.to_builtins(item)}
@@ -188,7 +188,7 @@ def _about(item: Entry) -> str:
 
 
 def _then(item: Entry) -> str:
-    """What it showed when it was pinned."""
+    """Returns the outcome of the case when it was pinned."""
     if item.error is None:
         return f"  (then: {item.showed})" if item.showed else ""
     size = item.error if isinstance(item.error, str) else f"{item.error:.6g}"
@@ -203,7 +203,7 @@ def _entries() -> list[Entry]:
 
 
 def _corpus(request: Request[list[Entry]]) -> list[Entry]:
-    """Cases are read in a worker: this process never imports torch."""
+    """Asks for entries in a worker: it reads cases, and this process never imports torch."""
     from verify.workers.process import START_SECONDS, Worker, ask_about
 
     with Worker("cpu") as worker:

@@ -1,4 +1,4 @@
-"""`verify doctor`: what this machine can do, what is missing, and how to get it."""
+"""Defines `verify doctor`: the abilities of this machine, missing packages, and how to install them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from verify.cli import exits, options, sinks
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser."""
+    """Adds the command to the parser."""
     parser = commands.add_parser(
         "doctor",
         help="show the backend, versions, probes, and what is missing",
         description="Show which backend runs kernels here, the versions and arithmetic probes that every "
-        "record carries, and what is missing with the step that gets it.",
+        "record carries, and what is missing with the step to get it.",
         examples=("verify doctor", "verify doctor --json -"),
     )
     options.add(parser, "--backend")
@@ -24,14 +24,14 @@ def add(commands: Any) -> None:
     parser.set_defaults(handler=main)
 
 
-# what, why, how to get it
+# Name, purpose, how to get it.
 _TOOLS = (
     ("nvcc", "builds the CUDA C++ kernels", "install the CUDA toolkit"),
     ("compute-sanitizer", "checks memory accesses on a GPU", "install the CUDA toolkit"),
     ("g++", "torch.compile needs a C++ compiler on a CPU", "apt-get install g++"),
 )
 _PACKAGES = (
-    ("torch", "holds tensors, and says what a kernel computes", "pip install torch"),
+    ("torch", "holds tensors, and defines what a kernel computes", "pip install torch"),
     ("triton", "runs Triton kernels", "pip install triton"),
     ("flint", "Arb: the second route to every exact value", "pip install python-flint"),
     ("gmpy2", "makes mpmath faster", "pip install gmpy2"),
@@ -42,7 +42,7 @@ _NEEDED = ("torch", "flint")
 
 
 def main(options: argparse.Namespace) -> int:
-    """Examine; exit 3 when something needed is missing."""
+    """Examines the machine. Exit code 3 if something needed is missing."""
     import msgspec
 
     from verify import backends
@@ -66,7 +66,8 @@ def main(options: argparse.Namespace) -> int:
     if not broken:
         with Worker(options.backend) as worker:
             about = msgspec.to_builtins(worker.ask(Environment(), timeout=START_SECONDS))
-    about["other_verify"] = importlib.util.find_spec("verify.base") is not None  # the assertion library's files
+    # a file of the assertion library of that name
+    about["other_verify"] = importlib.util.find_spec("verify.base") is not None
     about["never_run"] = [name for name, each in backends.BACKENDS.items() if not each.tested]
     sinks.deliver_data(options, lambda: {**about, "missing": missing}, lambda: sinks.lines(*_lines(about, missing)))
     return exits.INCOMPLETE if broken else exits.PASS

@@ -1,4 +1,4 @@
-"""`verify explain`: shows what rounding each step of a computation does to one element."""
+"""Defines `verify explain`: shows what rounding each step of a computation does to one element."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser."""
+    """Adds the command to the parser."""
     parser = commands.add_parser(
         "explain",
         help="show which step of the computation makes the error of one element",
@@ -39,7 +39,7 @@ def add(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Explain; a report, not a verdict: exit 0 whatever the error is."""
+    """Explains an element. This is a report, not a verdict, so the exit code is always 0."""
     import msgspec
 
     from verify.diagnose.requests import Explain
@@ -54,7 +54,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _blind(options: argparse.Namespace) -> int:
-    """Print the blind spots of a kernel's limits."""
+    """Prints the blind spots of a kernel's limits."""
     import msgspec
 
     from verify.diagnose.requests import FindBlindSpots
@@ -79,7 +79,7 @@ def _blind(options: argparse.Namespace) -> int:
 
 
 def lines_of(found: Explanation) -> list[str]:
-    """An explanation as a person reads it."""
+    """Returns the lines of an explanation for the screen."""
     element = found.replay
     unit = UNIT[element.gate]
     worst = element.worst
@@ -116,7 +116,7 @@ def _steps(found: Explanation) -> list[str]:
 
 
 def _wholes(found: Explanation, whose: str, unit: str) -> list[str]:
-    """The error with no step rounded, where it is not zero by definition, and with every step rounded."""
+    """Returns the error with no step rounded, unless it is zero by definition, and with every step rounded."""
     lines = [f"{whose} as a whole"]
     if found.formula is not None:
         lines.append(f"  {_figure(found.formula):>12}{unit}  no step rounded")

@@ -1,4 +1,4 @@
-"""`verify gate`: judge run records by the committed bounds, or measure base and head and judge the head."""
+"""Defines `verify gate`: judge run records by the committed bounds, or measure base and head and judge the head."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser."""
+    """Adds the command to the parser."""
     parser = commands.add_parser(
         "gate",
         help="judge records by the committed bounds",
@@ -45,7 +45,7 @@ def add(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Judge; the exit code is the verdict."""
+    """Judges. The exit code is the verdict."""
     from verify import api
     from verify.declare import config
     from verify.errors import UsageError
@@ -61,7 +61,7 @@ def main(options: argparse.Namespace) -> int:
     if options.base is not None:
         base, judged, paths = _both(options)
         comparison = compare(base, judged)
-        if options.targets:  # nothing else was asked for; a kernel that only the base has is missed
+        if options.targets:  # only these targets were requested; a kernel that only the base has is missed
             kernels = kernels or judged_kernels([base, judged])
     elif unused:
         raise UsageError(
@@ -98,7 +98,7 @@ def _text(options: argparse.Namespace, verdict: Verdict, comparison: Comparison 
 
 
 def _both(options: argparse.Namespace) -> tuple[Run, Run, list[str]]:
-    """The records of the base and of the head, measured one after the other."""
+    """Measures base and head one after the other. Returns their records, and the head's file if it is kept."""
     import tempfile
 
     from verify.records.bounds import worktree
@@ -125,7 +125,7 @@ def _both(options: argparse.Namespace) -> tuple[Run, Run, list[str]]:
 
 
 def _targets(options: argparse.Namespace) -> list[str]:
-    """What to measure, the same for both: the head's own configuration unless named."""
+    """Returns the targets to measure on both sides: the head's own configuration unless some are named."""
     from verify.declare import config
     from verify.errors import UsageError
 

@@ -1,4 +1,4 @@
-"""What was given on a command line: its targets and folders, or what is configured for them; the command again."""
+"""Reads targets and folders of a command line, with their configured defaults, and rebuilds the command."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PATHS = (
 
 
 def targets(options: argparse.Namespace, settings: Config) -> list[str]:
-    """The targets that were given, else the configured ones, to whose folder the command then changes."""
+    """Returns the targets of the command line, else the configured ones. For the latter it changes to their folder."""
     if options.targets:
         return list(options.targets)
     if not settings.kernels:
@@ -43,7 +43,7 @@ def targets(options: argparse.Namespace, settings: Config) -> list[str]:
 
 
 def enter(options: argparse.Namespace, root: Path) -> None:
-    """Change to the folder that configured targets are relative to; what is to be written stays where it was meant."""
+    """Changes to the folder that configured targets are relative to. Makes the paths of output files absolute first."""
     if root.resolve() == Path.cwd():
         return
     for name in _PATHS:
@@ -54,7 +54,9 @@ def enter(options: argparse.Namespace, root: Path) -> None:
 
 
 def bounds_folder(options: argparse.Namespace, settings: Config, *, created: bool = False) -> Path:
-    """The folder of the bounds; a given one exists, unless this command creates it."""
+    """Returns the folder of the bounds. Raises UsageError if --bounds names a missing one, unless this command creates
+    it.
+    """
     if options.bounds is None:
         return settings.bounds
     folder = Path(options.bounds)
@@ -65,12 +67,12 @@ def bounds_folder(options: argparse.Namespace, settings: Config, *, created: boo
 
 
 def runs_folder(options: argparse.Namespace, settings: Config) -> Path:
-    """The folder of the records."""
+    """Returns the folder of the records."""
     return settings.runs if options.runs is None else Path(options.runs)
 
 
 def arguments(options: argparse.Namespace, function: Callable[..., Any], **others: Any) -> dict[str, Any]:
-    """Returns the options as arguments of the public function of a command, by name, and `others` beside them."""
+    """Maps the parameters of a command's public function to the options of their names, and adds `others`."""
     from inspect import signature
 
     names = {name: {"dtypes": "dtype", "results": "result"}.get(name, name) for name in signature(function).parameters}
@@ -81,7 +83,7 @@ def arguments(options: argparse.Namespace, function: Callable[..., Any], **other
 
 # -- the command again --------------------------------------------------------------------------------------
 
-# options that say where results go, how long to wait and how many work: no figure depends on them
+# Options for the place of results, waiting times and the number of workers: no figure depends on them.
 _APART = {
     *("json", "html", "markdown", "snippet", "output", "runs", "bounds", "keep", "pin", "resume"),
     *("jobs", "gpus", "scheduler", "timeout", "budget"),
@@ -89,12 +91,12 @@ _APART = {
 
 
 def again(options: argparse.Namespace, *, everything: bool = False) -> str:
-    """Returns the command as it was typed: what determines its figures, or `everything` that was given."""
+    """Returns the command as it was typed: the options on which its figures depend, or `everything`."""
     return f"verify {shlex.join(words(options, everything=everything))}"
 
 
 def words(options: argparse.Namespace, *, everything: bool = False) -> list[str]:
-    """The command as it was typed, without `verify`: what determines its figures, or `everything` that was given."""
+    """Returns the same as words, without `verify`."""
     command: argparse.ArgumentParser = options.command
     found = command.prog.split()[1:]
     for action in command._actions:
@@ -112,7 +114,7 @@ def _typed(action: argparse.Action, value: Any) -> list[str]:
     flag = action.option_strings[0]
     if action.nargs == 0:
         return [flag]
-    # a value that begins with a minus, such as -1:0.5, is no option only behind an equals sign
+    # After an equals sign, a value that begins with a minus, such as -1:0.5, is not taken for an option.
     pairs = [[f"{flag}={text}"] if text.startswith("-") else [flag, text] for text in texts]
     return [word for pair in pairs for word in pair]
 

@@ -1,4 +1,4 @@
-"""`verify history`: how the figures of a kernel changed over the saved records."""
+"""Defines `verify history`: how the figures of a kernel changed over the saved records."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser."""
+    """Adds the command to the parser."""
     parser = commands.add_parser(
         "history",
         help="show how a kernel's figures changed over time",
@@ -35,7 +35,7 @@ def add(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Answer from the records of the folder."""
+    """Shows figures from the records of the folder."""
     from verify.declare import config
     from verify.records.history import History
 

@@ -1,4 +1,4 @@
-"""`verify hunt`: search for the worst input where trying every input is impossible."""
+"""Defines `verify hunt`: search for the worst input where trying every input is impossible."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from verify.search.hunt.schedule import HuntSummary
 
 FAILED = {"error", "crashed", "timeout"}
-LONG = 600  # characters of a replay command that still goes on a screen
+LONG = 600  # characters; a longer replay command is not printed
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser."""
+    """Adds the command to the parser."""
     parser = commands.add_parser(
         "hunt",
         help="search for the worst input where trying every input is impossible",
         description="Search for the worst input of each result: rows, pairs, float64, dot products, sums over rows. "
-        "What is found is judged exactly and comes with a command that replays it. A hunt proves that an error "
+        "Every find is judged exactly and comes with a command that replays it. A hunt proves that an error "
         "exists, never that none does.",
         examples=(
             "verify hunt accuracy.py::my_norm --result dx --duration 5m",
@@ -57,7 +57,7 @@ def add(commands: Any) -> None:
         "--strategy",
         choices=("hunt", "random"),
         default="hunt",
-        help="random: every candidate fresh, to see what searching is worth",
+        help="random: draw every candidate fresh, for comparison",
     )
     parser.add_argument("--pin", action="store_true", help="add the worst find of each result to the corpus")
     options.add(parser, "--backend")
@@ -68,7 +68,7 @@ def add(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Hunt; exit 1 when something beyond a limit was found."""
+    """Hunts. Exit code 1 if an error beyond a limit was found."""
     from verify import api
     from verify.declare import config
 
@@ -81,7 +81,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _then(options: argparse.Namespace, done: CompletedRun) -> str:
-    """The next command: the pinned finds again, the search with its finds pinned, what failed, or another seed."""
+    """Returns the next command: replay the pinned finds, search again and pin, run what failed, or use another seed."""
     states: dict[str, str] = {kernel.status: kernel.target for kernel in done.record.kernels if not kernel.peer}
     again = argparse.Namespace(**vars(options))
     if any(summary.pinned for summary in done.finds):
@@ -96,7 +96,7 @@ def _then(options: argparse.Namespace, done: CompletedRun) -> str:
 
 
 def text(done: CompletedRun, then: str) -> list[str]:
-    """The finds as a person reads them."""
+    """Returns the finds as lines for the screen."""
     result = done.record
     summaries = {(item.target, item.hunt.dtype, item.hunt.result): item for item in done.finds}
     lines: list[str] = []
@@ -166,4 +166,4 @@ def _found(kernel: KernelRun, found: Result, summary: HuntSummary) -> list[str]:
 
 
 def _stopping() -> None:
-    print("\nverify: stopping; what was found is judged and kept. Ctrl-C again abandons it.", file=sys.stderr)
+    print("\nverify: stopping; the finds are judged and kept. Ctrl-C again abandons them.", file=sys.stderr)

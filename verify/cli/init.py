@@ -1,4 +1,4 @@
-"""`verify init`: writes a CI workflow and a skeleton of declarations, one for each public function of a project."""
+"""Defines `verify init`: writes a CI workflow and a skeleton of declarations for the public functions of a project."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DECLARATION, WORKFLOW = "accuracy.py", ".github/workflows/accuracy.yml"
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser."""
+    """Adds the command to the parser."""
     parser = commands.add_parser(
         "init",
         help="write a skeleton of declarations and a CI workflow",
@@ -35,7 +35,7 @@ def add(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Find the functions, write both files, name the next command."""
+    """Finds the functions, writes both files, and names the next command."""
     folder = Path(options.folder)
     if not folder.exists():
         raise UsageError(f"PATH is a folder or a Python file; there is none at {folder}", hint="verify init src")
@@ -89,7 +89,8 @@ def _skeletons(folder: Path) -> Iterator[tuple[str, str]]:
         module = _module(path.resolve())
         for node in tree.body:
             if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
-                jit = any("triton" in ast.unparse(each) for each in node.decorator_list)  # its launcher is called
+                # a declaration calls its launcher
+                jit = any("triton" in ast.unparse(each) for each in node.decorator_list)
                 required = node.args.args[: len(node.args.args) - len(node.args.defaults)]
                 names = [each.arg for each in (*node.args.posonlyargs, *required)]
                 if names and not jit:
@@ -115,9 +116,9 @@ import torch  # noqa: F401
 import verify  # noqa: F401'''
 
 _SKELETON = """\
-TODO {place}: fill in like=, the PyTorch function that says what is right, and the shapes of its
+TODO {place}: fill in like=, the PyTorch function that defines the right answer, and the shapes of its
 tensors, which elementwise functions do not need. An argument that is no tensor gets a value in the call.
-Then take away the # of the lines below.
+Then remove the # of the lines below.
 from {module} import {name} as _{name}
 @verify.kernel(like=..., shapes={{{shapes}}}, dtypes=["float32", "bfloat16", "float16"], gradients=False)
 def {name}({a}):

@@ -1,4 +1,4 @@
-"""`verify judge`: a referee for solutions that are not trusted."""
+"""Defines `verify judge`: a referee for untrusted solutions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser."""
+    """Adds the command to the parser."""
     parser = commands.add_parser(
         "judge",
         help="judge solutions that are not trusted",
@@ -48,7 +48,7 @@ def add(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Judge; the exit code is the verdict."""
+    """Judges. The exit code is the verdict."""
     from verify import api
     from verify.errors import UsageError
     from verify.referee.plan import schema
@@ -82,7 +82,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _many(options: argparse.Namespace, given: dict[str, Any]) -> int:
-    """Prints each judgement as it is made; --json gets all of them, the best first."""
+    """Prints each judgement as it is made. --json gets all of them, the best first."""
     import json
 
     from verify import api

@@ -1,4 +1,4 @@
-"""`verify list`: the kernels that files declare, or the ops that kernels can compute."""
+"""Defines `verify list`: the kernels that files declare, or the ops that kernels can compute."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser."""
+    """Adds the command to the parser."""
     parser = commands.add_parser(
         "list",
         help="show the declared kernels, or the known ops",
@@ -28,7 +28,7 @@ def add(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """List."""
+    """Lists kernels or ops."""
     return _ops(options) if options.ops or options.op else _kernels(options)
 
 

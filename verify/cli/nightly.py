@@ -1,4 +1,6 @@
-"""`verify nightly`: accuracy, laws, sweeps, hunts, speed, gate and report in one command, within a time budget."""
+"""Defines `verify nightly`: accuracy, laws, sweeps, hunts, speed, gate and report in one command, within a time
+budget.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,14 @@ STAGES = ("accuracy", "sweep", "bench", "hunt", "laws")
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser."""
+    """Adds the command to the parser."""
     parser = commands.add_parser(
         "nightly",
         help="everything: accuracy, laws, sweeps, hunts, speed, gate, report",
         description="Measure everything, judge it by the committed bounds and write one report, within a time budget. "
-        "Every finished part is kept: the same command goes on where an interrupted one stopped. Without a target the "
-        "configured `peers` are measured too. --timeout stops in accuracy one dtype of a kernel, in sweep one span of "
-        "inputs, in bench what is timed together in one dtype, in hunt one result in one dtype beyond its own time, in "
+        "Every finished part is kept: the same command continues an interrupted one. Without a target the configured "
+        "`peers` are measured too. --timeout limits a part of a stage: in accuracy one dtype of a kernel, in sweep one "
+        "span of inputs, in bench the timings of one dtype, in hunt one result in one dtype beyond its own time, in "
         "laws one law of one kernel in one dtype.",
         examples=(
             "verify nightly --budget 60m --keep",
@@ -58,7 +60,7 @@ def add(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Do the stages, judge, report; the exit code is the worst of it."""
+    """Runs the stages, judges and reports. The exit code is the worst of all."""
     from verify import api, nightly
     from verify.declare import config
     from verify.laws.profiles import seed_of_today
@@ -91,12 +93,12 @@ def main(options: argparse.Namespace) -> int:
             record = nightly.run(night, stages, command)
         except KeyboardInterrupt:
             progress.clear()
-            print(f"verify: interrupted; what is finished is kept in {folder}", file=sys.stderr)
+            print(f"verify: interrupted; finished parts are kept in {folder}", file=sys.stderr)
             print(f"  next: {again}", file=sys.stderr)
             return exits.INCOMPLETE
     progress.clear()
     try:
-        asked = [record] if options.targets else []  # without targets, each bound of this machine is asked for
+        asked = [record] if options.targets else []  # without targets, every bound of this machine is judged
         verdict = _judge(record, given.bounds_folder(options, settings, created=True), asked)
     except UsageError:  # bounds that cannot be read
         sinks.write({folder / "run.json": lambda: encode(record)})
@@ -116,13 +118,13 @@ def main(options: argparse.Namespace) -> int:
         kind="record",
         json=lambda: encode(record),
     )
-    screen.complain([*night.usage, *([f"what is finished is not kept: {night.lost}"] if night.lost else [])])
+    screen.complain([*night.usage, *([f"finished parts are not saved: {night.lost}"] if night.lost else [])])
     sinks.write({**makes, folder / "exit": f"{code}\n".encode})
     return code
 
 
 def _judge(record: Run, folder: Path, asked: list[Run]) -> Verdict | None:
-    """The gate's verdict; None while the project has no bounds. Bounds of kernels that `asked` lacks are left out."""
+    """Returns the gate's verdict, None if the project has no bounds. Omits bounds of kernels that `asked` lacks."""
     from verify.records.bounds import committed, waivers
     from verify.records.bounds.verdict import judged_kernels
 
@@ -140,7 +142,7 @@ def _exit(record: Run, verdict: Verdict | None) -> int:
 
 
 def _reports(night: Night, record: Run, verdict: Verdict | None, runs: Path) -> tuple[sinks.Make, sinks.Make]:
-    """What makes the comment and the page."""
+    """Returns the functions that make the comment and the page."""
     from verify.cli.report import comment, earlier
     from verify.report.html import record_html
 
@@ -152,7 +154,7 @@ def _reports(night: Night, record: Run, verdict: Verdict | None, runs: Path) -> 
 
 
 def _text(record: Run, verdict: Verdict | None, path: Path, again: str) -> str:
-    """The report; `again` goes on in the same folder, which the record's own command does not name."""
+    """Returns the report. `again` continues in the same folder, which the record's own command does not name."""
     import msgspec
 
     from verify.report.terminal import gate_text, record_text

@@ -1,7 +1,7 @@
-"""The options that several commands have: each is spelled, explained and checked here and nowhere else.
+"""Defines the options that several commands share. Each is spelled, explained and checked here and nowhere else.
 
-A command takes them by name, `add(parser, "--dtype", "--backend")`, or by a function where it says what they apply to,
-`timeout(parser, "one kernel")`. What only one command has stands in its own module.
+A command adds them by name, `add(parser, "--dtype", "--backend")`, or by a function if the help says what they apply
+to, `timeout(parser, "one kernel")`. An option of a single command is defined in the command's module.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from verify.errors import UsageError
 
-PROFILES = ("quick", "ci", "nightly", "exhaustive")  # verify.laws.profiles has how many cases each tries
+PROFILES = ("quick", "ci", "nightly", "exhaustive")  # verify.laws.profiles has the number of cases of each
 TIMEOUT = 600.0  # seconds
 CONFIGURED = "everything under `[tool.verify] kernels` in pyproject.toml"
 
@@ -21,7 +21,7 @@ CONFIGURED = "everything under `[tool.verify] kernels` in pyproject.toml"
 
 
 def count(text: str) -> int:
-    """An argument that is a count: 0 to 1000."""
+    """Parses a count: 0 to 1000."""
     value = int(text) if text.isdigit() else -1
     if not 0 <= value <= 1000:
         raise argparse.ArgumentTypeError(f"a count from 0 to 1000; received {text!r}")
@@ -29,7 +29,7 @@ def count(text: str) -> int:
 
 
 def seconds(text: str) -> float:
-    """An argument that is a time: seconds of 90, 90s, 1.5m, 20m or 1h30m."""
+    """Parses a time into seconds: 90, 90s, 1.5m, 20m or 1h30m."""
     parts = re.fullmatch(r"(?:([\d.]+)h)?(?:([\d.]+)m)?(?:([\d.]+)s?)?", text.strip().lower())
     try:
         hours, minutes, rest = (float(part or 0) for part in parts.groups()) if parts else (0.0, 0.0, 0.0)
@@ -42,7 +42,7 @@ def seconds(text: str) -> float:
 
 
 def whole_number(text: str) -> int:
-    """An argument that is a seed or an index: a whole number from 0 that fits 63 bits."""
+    """Parses a seed or an index: a whole number from 0 that fits 63 bits."""
     value = int(text) if text.isdecimal() else -1
     if not 0 <= value < 1 << 63:
         raise argparse.ArgumentTypeError(f"a whole number from 0; received {text!r}")
@@ -50,7 +50,7 @@ def whole_number(text: str) -> int:
 
 
 def size(text: str) -> int:
-    """An argument that is a size of memory: bytes, or 512M, 2G."""
+    """Parses a size of memory: bytes, or 512M, 2G."""
     number, unit = text[:-1], " KMG".find(text[-1:].upper())
     digits, scale = (number, 1 << 10 * unit) if unit > 0 else (text, 1)
     if not digits.isdecimal() or not 0 < int(digits) * scale < 1 << 50:
@@ -59,7 +59,7 @@ def size(text: str) -> int:
 
 
 def share(text: str) -> float:
-    """An argument that is a share of something: 0.1 for a tenth."""
+    """Parses a share, such as 0.1 for a tenth."""
     try:
         value = float(text)
     except ValueError:
@@ -70,7 +70,7 @@ def share(text: str) -> float:
 
 
 def dtype_name(text: str) -> str:
-    """An argument that is a dtype: its name without `torch.`; empty where an option is left at its default."""
+    """Parses a dtype into its name without `torch.`. An empty text, the default of an option, remains."""
     if not text:
         return text
     from verify.truth.formats import named
@@ -82,7 +82,7 @@ def dtype_name(text: str) -> str:
 
 
 def law_name(text: str) -> str:
-    """An argument that is a law: its name, or the same with hyphens; empty where an option is left at its default."""
+    """Parses the name of a law, also with hyphens. An empty text, the default of an option, remains."""
     from verify.laws.profiles import named
 
     try:
@@ -93,7 +93,7 @@ def law_name(text: str) -> str:
 
 # -- the table ----------------------------------------------------------------------------------------------
 
-# Choices among kernels, their results and records. A command that measures takes several of each, one that shows an
+# Choices among kernels, their results and records. A command that measures takes several of each; one that shows an
 # element takes one.
 _CHOICES: dict[str, dict[str, Any]] = {
     "--dtype": {"type": dtype_name, "metavar": "DTYPE", "help": "only this dtype, e.g. bfloat16"},
@@ -119,7 +119,7 @@ _SHARED: dict[str, dict[str, Any]] = {
         "type": size,
         "default": 0,
         "metavar": "SIZE",
-        "help": "what judging a case may take beside the kernel and its inputs, e.g. 512M or 8G; beyond it some "
+        "help": "memory for judging a case, beside the kernel and its inputs, e.g. 512M or 8G; of a larger case some "
         "elements are judged (default: 2G, or a quarter of the device where that is less)",
     },
     "--fail-fast": {
@@ -136,7 +136,7 @@ _SHARED: dict[str, dict[str, Any]] = {
         "metavar": "DIR",
         "help": "folder of earlier records (default: [tool.verify] runs, reports/runs; `report`: no history)",
     },
-    "--all": {"action": "store_true", "help": "list what is in order too"},
+    "--all": {"action": "store_true", "help": "also list figures in order"},
     "--reason": {"metavar": "TEXT", "help": "why, in words that stay in the file"},
     "--headroom": {
         "type": share,
@@ -144,7 +144,7 @@ _SHARED: dict[str, dict[str, Any]] = {
         "help": "added to observed maxima: other seeds find larger ones (default: 0.25 or more, by cases)",
     },
     "--on-ci": {"action": "store_true", "help": "write although this is a CI machine"},
-    "--resume": {"metavar": "PATH", "help": "keep what is finished there, and go on from what an earlier start kept"},
+    "--resume": {"metavar": "PATH", "help": "keep finished parts there, and continue from those of an earlier start"},
     "--gpus": {
         "metavar": "all|N|LIST",
         "help": "a worker on each of these GPUs of this machine: all, a count, or numbers such as 0,2",
@@ -157,13 +157,13 @@ _SHARED: dict[str, dict[str, Any]] = {
 
 
 def add(parser: Any, *flags: str, **changes: Any) -> None:
-    """Add options of the table; `changes` are a default or a `required` that this command has."""
+    """Adds options of the table. `changes` are a default or a `required` of this command."""
     for flag in flags:
         parser.add_argument(flag, **(_SHARED[flag] | changes))
 
 
 def some(parser: Any, *flags: str) -> None:
-    """Options that choose among results and may be given several times."""
+    """Adds options that choose among results and may be repeated."""
     for flag in flags:
         settings = _CHOICES[flag]
         repeated = settings | {"help": f"{settings['help']} (repeatable)"}
@@ -171,25 +171,25 @@ def some(parser: Any, *flags: str) -> None:
 
 
 def one(parser: Any, *flags: str) -> None:
-    """The same options where there is one element, figure or case to choose."""
+    """Adds the same options for a single element, figure or case."""
     for flag in flags:
         parser.add_argument(flag, default="", **_CHOICES[flag])
 
 
 def timeout(parser: Any, what: str, *, default: float = TIMEOUT) -> None:
-    """`--timeout`: `what` is stopped after this time."""
+    """Adds `--timeout`, after which `what` is stopped."""
     text = f"stop {what} after this time, e.g. 90s, 20m or 1h30m (default {default / 60:g}m)"
     parser.add_argument("--timeout", type=seconds, default=default, metavar="TIME", help=text)
 
 
 def seed(parser: Any, what: str, *, default: int | None = 0, named: str = "0") -> None:
-    """`--seed`: where `what` is drawn from."""
+    """Adds `--seed`, from which `what` is drawn."""
     text = f"seed of {what} (default {named})"
     parser.add_argument("--seed", type=whole_number, default=default, metavar="N", help=text)
 
 
 def profile(parser: Any, *, default: str, named: str, laws: bool = True) -> None:
-    """`--profile`: how many cases there are, of laws where any are tried; `--without`: which are left out."""
+    """Adds `--profile`, which sets the number of cases, and with `laws` also `--without`, which leaves out laws."""
     text = f"try the cases of this profile; `run` and `nightly`: of the laws (default: {named})"
     parser.add_argument("--profile", choices=PROFILES, default=default, help=text)
     if laws:
@@ -197,7 +197,7 @@ def profile(parser: Any, *, default: str, named: str, laws: bool = True) -> None
 
 
 def sinks(parser: Any, what: str, *flags: str) -> None:
-    """`--json` for `what`, the other forms for its report; `verify.cli.sinks` writes them."""
+    """Adds `--json` for `what`, and the other forms for its report. `verify.cli.sinks` writes them."""
     forms = {
         "--json": f"{what} as JSON",
         "--html": "the report as one self-contained HTML page",
@@ -211,12 +211,12 @@ def sinks(parser: Any, what: str, *flags: str) -> None:
 
 
 def folder(parser: Any, what: str, *, named: str) -> None:
-    """`--output`: the folder that a command writes `what` into; `named` is the default."""
+    """Adds `--output`, the folder that a command writes `what` into. `named` is the default."""
     parser.add_argument("--output", metavar="DIR", help=f"write {what} into this folder (default: {named})")
 
 
 def spread(parser: Any) -> None:
-    """`--gpus` and `--scheduler`, of which one may be given; `verify.cli.spread` starts what they ask for."""
+    """Adds `--gpus` and `--scheduler`, which exclude each other."""
     add(parser.add_mutually_exclusive_group(), "--gpus", "--scheduler")
 
 
@@ -224,7 +224,7 @@ def spread(parser: Any) -> None:
 
 
 def targets(parser: Any, *, also: str = "") -> None:
-    """The positional targets, none for the configured ones; `also` is what else the command takes there."""
+    """Adds the positional targets, by default the configured ones. `also` names what else the command accepts there."""
     parser.add_argument(
         "targets",
         nargs="*",

@@ -1,4 +1,4 @@
-"""The parser of one command: examples in its help, errors that end with the next command, options with one spelling."""
+"""Parses one command: adds examples to its help, ends errors with the next command, and refuses abbreviated options."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from verify.cli import exits
 
 
 class Parser(argparse.ArgumentParser):
-    """As argparse has it, with `examples` below the help; `command` in the options is the parser that was taken.
+    """Extends argparse: `examples` below the help, and the parser of the chosen command as `command` in the options.
 
     Abbreviated options are refused: `--res` would be a second spelling of `--result`.
     """
@@ -24,7 +24,7 @@ class Parser(argparse.ArgumentParser):
         self.set_defaults(command=self)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """What a command does not know is an error with its own usage; that of `verify` would say nothing of it."""
+        """Parses and reports unknown arguments with the command's own usage, which helps more than that of `verify`."""
         options, unknown = super().parse_known_args(args, namespace)
         if unknown:
             known = [flag for action in self._actions for flag in action.option_strings]
@@ -34,7 +34,7 @@ class Parser(argparse.ArgumentParser):
         return options, unknown
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """A misspelled command gets the closest one instead of the list of all, which the usage line names."""
+        """Reports a misspelled command with the closest one. The usage line already lists all of them."""
         if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
             if near := _closest(value, list(action.choices), 0.6):
                 self.error(f"no command is named {value!r} (closest: {near})", then=f"{self.prog} {near} --help")
@@ -42,13 +42,13 @@ class Parser(argparse.ArgumentParser):
         super()._check_value(action, value)
 
     def error(self, message: str, *, then: str = "") -> NoReturn:
-        """Usage, the error and the next command (default: the help) on stderr; exit code 2."""
+        """Prints the usage, the error and the next command (default: the help) on stderr. The exit code is 2."""
         self.print_usage(sys.stderr)
         self.exit(exits.USAGE, f"{self.prog}: error: {message}\n  next: {then or f'{self.prog} --help'}\n")
 
 
 class _Help(argparse.HelpFormatter):
-    """Examples keep their lines; every other text is wrapped."""
+    """Keeps the lines of examples, and wraps every other text."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         if text.startswith("examples:"):
@@ -57,7 +57,7 @@ class _Help(argparse.HelpFormatter):
 
 
 def _closest(given: str, known: Sequence[str], cutoff: float) -> str:
-    """The known word that is near the given one; empty where none is."""
+    """Returns the known word that is closest to the given one, or ""."""
     import difflib
 
     return next(iter(difflib.get_close_matches(given, known, n=1, cutoff=cutoff)), "")

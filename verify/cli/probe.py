@@ -1,4 +1,4 @@
-"""`verify probe`: what a kernel takes, found by trying, as a declaration to paste."""
+"""Defines `verify probe`: finds by trial which inputs a kernel accepts, and prints a declaration to paste."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ TRIES = 32  # trials that may end the kernel's process
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser."""
+    """Adds the command to the parser."""
     parser = commands.add_parser(
         "probe",
-        help="find what a kernel takes, and print the declaration that says so",
-        description="Try dtypes, ranks, sizes, memory layouts and magnitudes of inputs, one at a time, and print what "
-        "the kernel refuses and the arguments of @verify.kernel that say what it takes. A trial that ends the "
-        "kernel's process or hangs is named, and the others are tried in a fresh process.",
+        help="find what a kernel accepts, and print its declaration",
+        description="Try dtypes, ranks, sizes, memory layouts and magnitudes of inputs, one at a time. Print what the "
+        "kernel refuses, and the arguments of @verify.kernel that declare what it accepts. A trial that ends the "
+        "kernel's process or hangs is named, and the others are tried in a new process.",
         examples=("verify probe accuracy.py::my_softmax",),
     )
     parser.add_argument("target", help="FILE::KERNEL or MODULE::KERNEL")
@@ -28,7 +28,7 @@ def add(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Probe one kernel; what it refuses is no failure of the command."""
+    """Probes one kernel. A refusal by the kernel is no failure of the command."""
     from verify.declare.requests import declared_by
     from verify.diagnose.requests import Probe
     from verify.errors import UsageError

@@ -1,4 +1,4 @@
-"""`verify replay`: run one case again and judge one element of it exactly."""
+"""Defines `verify replay`: run one case again and judge one element of it exactly."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser."""
+    """Adds the command to the parser."""
     parser = commands.add_parser(
         "replay",
         help="reproduce one failing element",
@@ -43,7 +43,9 @@ def add(commands: Any) -> None:
 
 
 def add_place(parser: Any) -> None:
-    """What names an element: shared with `verify explain`, which takes the arguments of a replay as they are."""
+    """Adds the arguments that name an element. `verify explain` has the same, so it accepts those of a replay
+    command.
+    """
     parser.add_argument(
         "target",
         metavar="TARGET",
@@ -63,7 +65,7 @@ def add_place(parser: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Replay; exit 1 when the element is beyond the kernel's own limit."""
+    """Replays. Exit code 1 if the element is beyond the kernel's own limit."""
     from verify.diagnose.requests import ReplayElement
     from verify.errors import UsageError
 
@@ -88,7 +90,7 @@ def main(options: argparse.Namespace) -> int:
     found = reply.replay
     if found.smaller is not None:
         recorded = None  # it is about another element
-    # not (error > limit): a NaN is not within
+    # not (error > limit): a NaN is not within.
     within, snippet = found.judged <= found.limit, reply.snippet
     if within:
         end = sinks.ending("within its limit", f"verify run {shlex.quote(options.target)}")
@@ -106,7 +108,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _plain(found: Replay, recorded: Recorded | None) -> dict[str, Any]:
-    """The element for programs, with what a record says of it."""
+    """Returns the element for programs, with the finding of a record about it."""
     import msgspec
 
     said = {} if recorded is None else {"got_hex": recorded.worst.got_hex, "backend": recorded.backend}
@@ -114,7 +116,7 @@ def _plain(found: Replay, recorded: Recorded | None) -> dict[str, Any]:
 
 
 def _explained(found: Replay, asked: list[str]) -> str:
-    """The command that explains the element: the smaller one where there is one, else as it was asked for."""
+    """Returns the command that explains the element: the smaller one if there is one, else the requested one."""
     from verify.records.record import replay_command
 
     if found.smaller:
@@ -123,7 +125,7 @@ def _explained(found: Replay, asked: list[str]) -> str:
 
 
 def place(options: argparse.Namespace) -> Any:
-    """Fill in what a record knows about the element asked for; what it says of it, or None."""
+    """Fills in the options from a record, and returns the record's finding about the element. None without a record."""
     from verify.errors import UsageError
 
     if (options.dtype or options.regime) and (options.case or not options.run):
@@ -156,7 +158,7 @@ def place(options: argparse.Namespace) -> Any:
 
 
 def ask(options: argparse.Namespace, request: Request[R]) -> R:
-    """The worker's reply to a request about the target."""
+    """Returns the worker's reply to a request about the target."""
     from verify.workers.process import Worker, ask_about
 
     with Worker(options.backend) as worker:
@@ -164,7 +166,9 @@ def ask(options: argparse.Namespace, request: Request[R]) -> R:
 
 
 def element_lines(found: Replay, recorded: Recorded | None) -> list[str]:
-    """One element as a person reads it: where, from what, what came out, what it should be, how to see it again."""
+    """Returns one element as lines for the screen: its place, inputs, the kernel's value, the truth, the replay
+    command.
+    """
     from verify.records.record import INTEGERS, replay_command
 
     worst, smaller, baseline = found.worst, found.smaller, found.baseline
@@ -204,7 +208,7 @@ def _effort(smaller: Smaller, origin: Origin | None) -> str:
     spent = f"{smaller.evaluations} evaluations"
     if smaller.original == origin:
         return f"nothing smaller breaks in the same way, in {spent}"
-    return f"found in {spent}" + (", which are all that it may take" if smaller.exhausted else "")
+    return f"found in {spent}" + (", the most it may use" if smaller.exhausted else "")
 
 
 def _law(options: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""`verify report`: render a saved run record again, beside bounds, another run or history if asked."""
+"""Defines `verify report`: render a saved run record again, with bounds, another run or history if requested."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from verify.report.html.against import Earlier
 
 RECENT = 24  # earlier figures in a sparkline
-HALF = 30_000  # characters of a comment that the bounds may take, the run has the rest
+HALF = 30_000  # characters of a comment for the bounds; the run has the rest
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser."""
+    """Adds the command to the parser."""
     parser = commands.add_parser(
         "report",
         help="render a saved run record",
@@ -53,7 +53,7 @@ def add(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Render."""
+    """Renders the record."""
     import tempfile
 
     from verify.errors import UsageError
@@ -97,7 +97,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _record(options: argparse.Namespace) -> tuple[Run, str]:
-    """The record that is shown, and the file that commands may name."""
+    """Returns the record to show, and the file that commands may name."""
     import shlex
 
     from verify.errors import UsageError
@@ -133,7 +133,9 @@ def _gate(options: argparse.Namespace, run: Run) -> Verdict | None:
 
 
 def earlier(folder: str | os.PathLike[str] | None, run: Run) -> dict[tuple[str, str, str, str], Earlier]:
-    """Figures of earlier runs on the same architecture, by result, without infinite inputs as in the run itself."""
+    """Returns figures of earlier runs on the same architecture, by result. Omits infinite inputs, as the run itself
+    does.
+    """
     if folder is None:
         return {}
     from verify.errors import UsageError
@@ -174,7 +176,9 @@ def earlier(folder: str | os.PathLike[str] | None, run: Run) -> dict[tuple[str, 
 
 
 def comment(run: Run, record: str, base: Comparison | None, verdict: Verdict | None) -> str:
-    """The Markdown of a run, below that of the gate or a base if there is one; together short enough for a comment."""
+    """Returns the Markdown of a run, below that of the gate or a base if there is one. Together they fit one
+    comment.
+    """
     from verify.report.markdown import gate_markdown, record_markdown
 
     if verdict is not None:

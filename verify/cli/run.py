@@ -1,4 +1,4 @@
-"""`verify run`: measure kernels against the exact answer, print the verdict, write the record and report."""
+"""Defines `verify run`: measure kernels against the exact answer, print the verdict, write the record and report."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser."""
+    """Adds the command to the parser."""
     parser = commands.add_parser(
         "run",
         help="measure kernels against the exact answer",
@@ -30,7 +30,7 @@ def add(commands: Any) -> None:
             "verify run accuracy.py --profile quick                 # the laws too",
             "verify run accuracy.py --profile ci --without compiled",
             "verify run accuracy.py --json run.json --html report.html",
-            "verify run accuracy.py --resume build/run        # or goes on there",
+            "verify run accuracy.py --resume build/run        # or continues there",
         ),
     )
     options.targets(parser)
@@ -40,8 +40,8 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--like",
         metavar="RUN.json",
-        help="measure the cases of this record again, with its seed and as many as its backend gets; without a target "
-        "the kernels that it judged",
+        help="measure the cases of this record again, with its seed and its backend's number of cases; without a "
+        "target the kernels that it judged",
     )
     options.add(parser, "--backend", "--jobs")
     options.timeout(parser, "one dtype of a kernel")
@@ -52,7 +52,7 @@ def add(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Run and report; the exit code is the verdict."""
+    """Runs and reports. The exit code is the verdict."""
     from verify import api
     from verify.declare import config
     from verify.errors import UsageError, WriteError
@@ -66,7 +66,7 @@ def main(options: argparse.Namespace) -> int:
     if options.like:
         targets, seed, plan = _like(options)
         if not options.targets:
-            given.enter(options, settings.root)  # which the record's targets are relative to
+            given.enter(options, settings.root)  # the folder that the record's targets are relative to
     else:
         targets = given.targets(options, settings)
     progress = screen.Progress()
@@ -77,7 +77,7 @@ def main(options: argparse.Namespace) -> int:
             own = {"seed": seed, "cases_of": plan, "resume": kept, "progress": progress, "partial": True}
             done = api.run(targets, **given.arguments(options, api.run, **own))
         progress.clear()
-        # where nothing was measured, what is wrong with the command is all there is to say
+        # If nothing was measured, the problems of the command are the only output.
         sinks.deliver_run(options, done.record, (lambda: "") if done.problems and not done.record.kernels else None)
     except WriteError as error:
         raise error if kept is None or kept.lost else WriteError(str(error), hint=_on(options, kept)) from None
@@ -95,22 +95,24 @@ AGAIN = ("interrupted", "timeout", "crashed", "judge failed", "out of time")  # 
 
 
 def _keep_or_clear(options: argparse.Namespace, result: Run, kept: PartStore) -> None:
-    """The finished parts stay where another start can go on from them."""
+    """Keeps the finished parts if another start can continue from them. Otherwise removes them."""
     if not (kept.begun or kept.lost) or not any(gap.kind in AGAIN for gap in result.incomplete):
         kept.clear()
     elif not kept.lost:
-        screen.complain([f"what is finished is kept in {kept.path}\n  next: {_on(options, kept)}"])
+        screen.complain([f"finished parts are kept in {kept.path}\n  next: {_on(options, kept)}"])
 
 
 def _on(options: argparse.Namespace, kept: PartStore) -> str:
-    """The command that goes on from what is kept."""
+    """Returns the command that continues from the kept parts."""
     again = argparse.Namespace(**{**vars(options), "resume": str(kept.path)})
     return given.again(again, everything=True)
 
 
 @contextlib.contextmanager
 def _terminated_as_interrupted() -> Iterator[None]:
-    """A scheduler whose time is up sends SIGTERM: what was measured is shown then, as after Ctrl-C."""
+    """Treats SIGTERM as Ctrl-C: a scheduler sends it when the time is up, and the finished measurements are then
+    shown.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -122,7 +124,7 @@ def _terminated_as_interrupted() -> Iterator[None]:
 
 
 def _like(options: argparse.Namespace) -> tuple[list[str], int, str]:
-    """Targets, seed and plan of the record whose cases are to be measured again."""
+    """Returns targets, seed and plan of the record whose cases are to be measured again."""
     from verify.errors import UsageError
     from verify.records.files import load
 

@@ -1,4 +1,4 @@
-"""`verify sanitize`: compute-sanitizer on kernels, where there is a GPU."""
+"""Defines `verify sanitize`: compute-sanitizer on kernels, on a GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _RULE = "sanitize runs kernels on a GPU under compute-sanitizer, which comes wit
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser."""
+    """Adds the command to the parser."""
     parser = commands.add_parser(
         "sanitize",
         help="run kernels under compute-sanitizer (GPU only)",
@@ -33,7 +33,7 @@ def add(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Run the tools; 1 when one of them finds something, 3 when one of them could not say."""
+    """Runs the tools. Exit code 1 if one of them finds something, 3 if one of them gave no verdict."""
     from verify.backends import named, runs_on
     from verify.declare import config
     from verify.declare.requests import declared_by
@@ -74,7 +74,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def lines_of(outcome: Any) -> list[str]:
-    """One tool on one kernel, as a person reads it."""
+    """Returns the findings of one tool on one kernel as lines for the screen."""
     head = f"{outcome.kernel}  {outcome.tool}"
     if outcome.status == "clean":
         return [f"{head}: nothing found in {outcome.cases} cases, {outcome.seconds:.0f} s"]

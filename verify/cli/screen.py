@@ -1,4 +1,6 @@
-"""The terminal: its width, whether to colour, one line of progress on stderr, text that cannot steer it."""
+"""Describes and writes to the terminal: width, colour, one line of progress on stderr, text without control
+characters.
+"""
 
 from __future__ import annotations
 
@@ -17,26 +19,26 @@ QUIET_SECONDS = 30.0  # between two lines of progress in a log
 
 
 def width() -> int:
-    """Columns of the terminal; 120 where output goes to a file or a pipe."""
+    """Returns the columns of the terminal, or 120 if the output is a file or a pipe."""
     if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
         return 120
     return shutil.get_terminal_size((120, 40)).columns
 
 
 def colour() -> bool:
-    """Whether to colour: only on a terminal, and never with NO_COLOR set."""
+    """True if output is coloured: only on a terminal, and never with NO_COLOR set."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
 def terminal() -> Terminal:
-    """What the pages of the report are told about the terminal."""
+    """Returns the abilities of the terminal for the pages of the report."""
     from verify.report.terminal.text_page import Terminal
 
     return Terminal(width(), colour())
 
 
 class Progress:
-    """One line on stderr that says what the command is doing; where that is no terminal, a line now and then."""
+    """Shows the progress in one line on stderr. If stderr is no terminal, it prints a line every QUIET_SECONDS."""
 
     def __init__(self) -> None:
         self._shown = sys.stderr.isatty()
@@ -51,18 +53,18 @@ class Progress:
             print(f"\r\x1b[2K{plain(text)[:columns]}", end="", file=sys.stderr, flush=True)
 
     def clear(self) -> None:
-        """Remove the line."""
+        """Removes the line."""
         if self._shown:
             print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
 
 
 def plain(text: str) -> str:
-    """Text from elsewhere without control characters: it must not steer the terminal."""
+    """Returns text without control characters, so that it cannot steer the terminal."""
     return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
 
 
 def complain(problems: Iterable[str]) -> None:
-    """What was wrong with the command although it ran: one block on stderr for each problem."""
+    """Prints one block on stderr for each problem of a command that did run."""
     for problem in problems:
         for number, line in enumerate(problem.splitlines()):
             print(f"{'' if number else 'verify: '}{plain(line)}", file=sys.stderr)

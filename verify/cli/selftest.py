@@ -1,4 +1,4 @@
-"""`verify selftest`: shows that every law can fail on this machine, on kernels with one seeded bug each."""
+"""Defines `verify selftest`: shows that every law can fail on this machine, on kernels with one seeded bug each."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser."""
+    """Adds the command to the parser."""
     parser = commands.add_parser(
         "selftest",
         help="show that every law can fail here",
         description="Try each law on a kernel with one seeded bug, which it must find, and on the same kernel without "
-        "it, which it must leave alone. A law that needs what this machine lacks is listed as not tried.",
+        "the bug, on which it must find nothing. A law that this machine cannot try is listed as not tried.",
         examples=("verify selftest", "verify selftest --law determinism --law 'batch invariance'"),
     )
     options.some(parser, "--law")
@@ -29,7 +29,7 @@ def add(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Run it; exit 1 when a bug survives or a law raises a false alarm, 3 when nothing could be tried."""
+    """Runs the self-test. Exit code 1 if a bug survives or a law raises a false alarm, 3 if nothing could be tried."""
     import msgspec
 
     from verify.laws.requests import TrySeeded

@@ -1,4 +1,4 @@
-"""Where a finished result goes: files, pages, and the screen, whose last lines are the verdict and the next command."""
+"""Delivers a finished result to files, pages and the screen, whose last lines are the verdict and the next command."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from verify.records.record import Run
 
 Make = Callable[[], bytes]
-SINKS = {  # and what the file is called
+SINKS = {  # and the name of the file in messages
     "json": "result",
     "markdown": "report",
     "html": "report",
@@ -27,23 +27,23 @@ SINKS = {  # and what the file is called
 
 
 def check(options: argparse.Namespace) -> None:
-    """Two results cannot share stdout; said before anything is measured."""
+    """Raises UsageError if two results would share stdout. Commands call it before they measure."""
     taken = [f"--{name}" for name in SINKS if getattr(options, name, None) == "-"]
     if len(taken) > 1:
         raise UsageError(f"one result goes to stdout; received - for {' and '.join(taken)}")
 
 
 def quiet(options: argparse.Namespace) -> bool:
-    """Whether stdout belongs to a result that programs read, so that no text for people goes there."""
+    """True if stdout belongs to a result for programs, so that no text for readers goes there."""
     return any(getattr(options, name, None) == "-" for name in SINKS)
 
 
 def deliver(options: argparse.Namespace, text: Callable[[], str], *, kind: str = "result", **makers: Make) -> None:
-    """Name the files that --json, --markdown and --html ask for and print `text`; then write them.
+    """Names the files that --json, --markdown and --html request, prints `text`, and writes the files.
 
-    `makers` has what makes the bytes, by the option's name. With `-` stdout gets these bytes and nothing else. The line
-    that names the file of --json calls it `kind`. The file of --json is written before anything is rendered, and a
-    full disk is reported after what was found is on the screen.
+    `makers` maps the name of an option to the function that makes its bytes. With `-` stdout gets these bytes and
+    nothing else. The line that names the file of --json calls it `kind`. The file of --json is written before anything
+    is rendered, and a full disk is reported after the result is on the screen.
     """
     given = {name: path for name in makers if (path := getattr(options, name, None))}
     files = {path: makers[name] for name, path in given.items() if path != "-" and name != "json"}
@@ -58,20 +58,20 @@ def deliver(options: argparse.Namespace, text: Callable[[], str], *, kind: str =
         if shown:
             sys.stdout.write(text())
         sys.stdout.flush()
-    finally:  # nor is a closed pipe in the way of the files
+    finally:  # a closed pipe does not prevent the files
         failed += _unwritten(files)
         if failed:
             raise WriteError("; ".join(failed))
 
 
 def write(files: Mapping[str | Path, Make]) -> None:
-    """Write files; those that can be written are, also where others cannot."""
+    """Writes files. Writes as many as possible before it raises WriteError about the others."""
     if failed := _unwritten(files):
         raise WriteError("; ".join(failed))
 
 
 def _unwritten(files: Mapping[str | Path, Make]) -> list[str]:
-    """Writes the files and returns why some could not be."""
+    """Writes the files and returns why some could not be written."""
     from verify.records.files import write_atomically
 
     failed = []
@@ -84,12 +84,12 @@ def _unwritten(files: Mapping[str | Path, Make]) -> list[str]:
 
 
 def deliver_data(options: argparse.Namespace, data: Callable[[], Any], text: Callable[[], str]) -> None:
-    """The same for a result that is no run record: `data` is what --json writes."""
+    """Delivers a result that is no run record. --json writes `data`."""
     deliver(options, text, json=lambda: as_json(data()))
 
 
 def deliver_run(options: argparse.Namespace, run: Run, text: Callable[[], str] | None = None) -> None:
-    """The same for a run record; without `text` the screen gets its table."""
+    """Delivers a run record. Without `text` the screen gets its table."""
     from verify.records.files import encode
 
     record = options.json if options.json and options.json != "-" else ""
@@ -113,7 +113,9 @@ def deliver_run(options: argparse.Namespace, run: Run, text: Callable[[], str] |
 
 
 def as_json(data: Any) -> bytes:
-    """Sorted and indented; numbers that JSON lacks are the words "nan", "inf" and "-inf", as in a record."""
+    """Returns sorted and indented JSON. Numbers that JSON lacks are the words "nan", "inf" and "-inf", as in a
+    record.
+    """
     import json
 
     return f"{json.dumps(_finite(data), indent=1, sort_keys=True, allow_nan=False)}\n".encode()
@@ -128,10 +130,10 @@ def _finite(value: Any) -> Any:
 
 
 def ending(verdict: str, then: str) -> list[str]:
-    """The last two lines of a text: the verdict as a sentence, and the next command."""
+    """Returns the last two lines of a text: the verdict as a sentence, and the next command."""
     return [verdict, f"next: {then}"]
 
 
 def lines(*texts: str) -> str:
-    """Lines for the screen, none of which can steer the terminal."""
+    """Returns lines for the screen, without control characters."""
     return "".join(f"{screen.plain(text)}\n" for text in texts)

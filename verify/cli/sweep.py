@@ -1,4 +1,4 @@
-"""`verify sweep`: judge every input of a kernel, so that its maximum error is a proof."""
+"""Defines `verify sweep`: judge every input of a kernel, so that its maximum error is a proof."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from verify.cli import exits, given, options, screen, sinks
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser."""
+    """Adds the command to the parser."""
     parser = commands.add_parser(
         "sweep",
         help="judge every input: a proof",
         description="Run elementwise kernels on every input of a dtype, or of a range, and judge every result "
-        "against the exact value. Without a GPU float32 is swept where --dtype, --range or --regime asks for it.",
+        "against the exact value. Without a GPU float32 is swept only with --dtype, --range or --regime.",
         examples=(
             "verify sweep accuracy.py::my_gelu --dtype bfloat16",
             "verify sweep accuracy.py::my_gelu --range=-6:-5 --hardest 10",
@@ -46,7 +46,7 @@ def add(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Sweep and report; the exit code is the verdict, 3 after Ctrl-C."""
+    """Sweeps and reports. The exit code is the verdict, or 3 after Ctrl-C."""
     from verify import api
     from verify.declare import config
     from verify.search.sweep.drive import InterruptedSweepError
@@ -59,15 +59,15 @@ def main(options: argparse.Namespace) -> int:
     except InterruptedSweepError as interrupted:
         options.resume = str(interrupted.path)
         again = given.again(options, everything=True)
-        print(f"\nverify: interrupted; what is done is in {interrupted.path}\n  next: {again}", file=sys.stderr)
+        print(f"\nverify: interrupted; finished chunks are in {interrupted.path}\n  next: {again}", file=sys.stderr)
         return exits.INCOMPLETE
     progress.clear()
-    sinks.deliver_run(options, done.record)  # which says what was not swept, too
+    sinks.deliver_run(options, done.record)  # the record also lists what was not swept
     return done.exit_code
 
 
 def _range(text: str | None) -> tuple[float, float] | None:
-    """LO:HI as two numbers."""
+    """Returns LO:HI as two numbers."""
     from verify.errors import UsageError
 
     if text is None:
