@@ -136,7 +136,7 @@ def test_what_cannot_be_imported_is_a_problem_of_the_run(project: Path) -> None:
         (lambda: verify.run(["a.py", "b.py"], kernels=["f"]), "kernels= chooses among those of one file or module"),
         (
             lambda: verify.run(len),
-            "len is no declared kernel, so that like= or op= says what it computes; received neither",
+            "len is no declared kernel: like= or op= must define what it computes; received neither",
         ),
         (lambda: verify.run(len, like=len, shape="n"), r"received like, shape \(unknown: shape\)"),
         (

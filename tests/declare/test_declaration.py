@@ -146,7 +146,7 @@ demanding, extreme; received float32",
         ),
         (
             {"operand_dtypes": {"x": "float64"}},
-            "what float64 operands give is judged in cases of float64; received 'float64' for x beside float32",
+            "results of float64 operands are judged in cases of float64; received 'float64' for x beside float32",
         ),
         (
             {"output_dtypes": {"y": "float64"}, "max_ulp": {"float64": 1}, "dtypes": "float32"},

@@ -42,7 +42,7 @@ def main(options: argparse.Namespace) -> int:
     skeletons = dict(_skeletons(folder))
     if not skeletons:
         rule = f"no public function that takes an argument in {folder}, in a file that imports triton"
-        raise UsageError(rule, hint="verify init FILE.py reads a file whatever it imports")
+        raise UsageError(rule, hint="verify init FILE.py reads a file with any imports")
     install = " -e ." if any(Path(name).exists() for name in ("pyproject.toml", "setup.py")) else ""
     texts = {
         DECLARATION: "\n\n\n".join([_HEAD, *skeletons.values()]) + "\n",

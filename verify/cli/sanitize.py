@@ -66,7 +66,7 @@ def main(options: argparse.Namespace) -> int:
             if not sinks.quiet(options):
                 print(sinks.lines(*lines_of(outcome)), end="", flush=True)
     if not outcomes:
-        return _cannot(f"{', '.join(targets)}: no kernel for cuda in the dtypes asked for")
+        return _cannot(f"{', '.join(targets)}: no kernel for cuda in the requested dtypes")
     verdict, code = _verdict(outcomes)
     end = sinks.ending(verdict, shlex.join(["verify", "run", *targets]))
     sinks.deliver_data(options, lambda: [outcome.plain() for outcome in outcomes], lambda: sinks.lines(*end))

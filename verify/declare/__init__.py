@@ -1,1 +1,1 @@
-"""What a user declares: the kernel and its promise, where targets are found, the project's configuration."""
+"""Reads declarations of users: a kernel and its promise, the places of targets, the project's configuration."""

@@ -1,7 +1,7 @@
-"""How a kernel by `like=` takes its operands, and the op of its definition.
+"""Describes how a kernel by `like=` receives its operands, and makes the op of its definition.
 
-Operands arrive one by one, in one order. A kernel may take some of them by keyword alone, several as one list, and not
-take those from which others are derived: `Calling` puts them in their places.
+Operands arrive one by one, in one order. A kernel may take some of them by keyword alone, or several as one list. It
+may not take the operands from which others are derived. `Calling` puts them in their places.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _PLAIN = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEY
 
 @dataclass(frozen=True)
 class Calling:
-    """The places of operands among the arguments of a function. `lists` has the operands of each list."""
+    """Holds the places of operands among the arguments of a function. `lists` has the operands of each list."""
 
     function: Callable[..., Any]
-    operands: tuple[str, ...]  # in their order
-    taken: tuple[str, ...]  # its arguments with operands
+    operands: tuple[str, ...]  # all operands, in their order
+    taken: tuple[str, ...]  # the arguments of the function that hold operands
     by_keyword: tuple[str, ...]
     lists: Mapping[str, tuple[str, ...]]
 
     def placed(self, given: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Returns the arguments by position and by keyword; `given` has the value of each operand."""
+        """Returns the arguments by position and by keyword. `given` has the value of each operand."""
         values = {
             name: [given[each] for each in self.lists[name]] if name in self.lists else given[name]
             for name in self.taken
@@ -45,7 +45,7 @@ class Calling:
         return [name + each for name, each in zip(names, text, strict=True)]
 
     def adapted(self) -> Callable[..., Any]:
-        """Returns the function of all operands by position."""
+        """Returns a function that takes all operands by position."""
 
         @functools.wraps(self.function)
         def call(*operands: Any, **keywords: Any) -> Any:
@@ -68,7 +68,9 @@ def _parameters(function: Any) -> list[inspect.Parameter]:
 
 @dataclass(frozen=True)
 class Declared:
-    """A kernel by `like=` as functions of operands, with their shapes and those operands that it does not take."""
+    """Holds a kernel by `like=` as functions of operands, with their shapes. `hidden` are operands that it does not
+    take.
+    """
 
     function: Callable[..., Any]
     like: Callable[..., Any]
@@ -85,12 +87,12 @@ def by_operand(
 ) -> Declared:
     """Returns a kernel and its definition as functions of operands by position.
 
-    They stay as they are where there is no list, no operand by keyword alone, and none that the kernel does not take.
+    They stay unchanged if there is no list, no operand by keyword alone, and no hidden operand.
     """
     lists = {name: each for name, each in (shapes or {}).items() if not isinstance(each, str)}
     own = [each for each in _parameters(function) if each.default is each.empty]
     taken = [each.name for each in own if each.kind in (*_PLAIN, inspect.Parameter.KEYWORD_ONLY)]
-    taken = taken or list(shapes or ())  # of a function that takes any number of them
+    taken = taken or list(shapes or ())  # for a function with variable arguments
     by_keyword = tuple(each.name for each in own if each.kind is inspect.Parameter.KEYWORD_ONLY)
     members: dict[str, tuple[str, ...]] = {}
     for name, each in lists.items():
@@ -121,7 +123,7 @@ def by_operand(
 
 
 def _of_flat(like: Callable[..., Any], members: Mapping[str, tuple[str, ...]]) -> Callable[..., Any]:
-    """Returns a definition that takes the tensors of each list as operands of their own, by name."""
+    """Returns a definition that takes the tensors of each list as separate operands, by name."""
     names = [each.name for each in _parameters(like) if each.default is each.empty]
     inside = {name: members[name] for name in names if name in members}
     if not inside:
@@ -146,7 +148,7 @@ def op_of(
     outputs: Iterable[str] | None,
     said: Mapping[str, Any],
 ) -> Op:
-    """The op of a PyTorch function, whose operands have the names of the kernel's arguments."""
+    """Returns the op of a PyTorch function. Its operands have the names of the kernel's arguments."""
     from verify.ops.graph.like import Definition
 
     about = f"kernel {label!r}"

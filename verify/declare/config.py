@@ -1,4 +1,4 @@
-"""`[tool.verify]` of the nearest pyproject.toml: the project's kernels, and where its bounds and records live."""
+"""Reads `[tool.verify]` of the nearest pyproject.toml: the project's kernels, and the folders of bounds and records."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _KNOWN = {"kernels", "peers", *_FOLDERS}
 
 @dataclass(frozen=True)
 class Config:
-    """The settings of a project; `root` is the folder that holds pyproject.toml.
+    """Holds the settings of a project. `root` is the folder of pyproject.toml.
 
-    kernels: what `verify run`, `sweep`, `hunt` and `nightly` measure when no target is named.
-    peers: other implementations of the same ops, which `verify bench` and `nightly` set beside them.
-    bounds, corpus, runs: folders of the committed bounds, the pinned cases and the saved records.
+    kernels: targets of `verify run`, `sweep`, `hunt` and `nightly` if the command names none. peers: other
+    implementations of the same ops, which `verify bench` and `nightly` compare with them. bounds, corpus, runs: folders
+    of the committed bounds, the pinned cases and the saved records.
     """
 
     root: Path
@@ -31,7 +31,7 @@ class Config:
 
 
 def find(start: Path | None = None) -> Config:
-    """The configuration above `start` (default: the working directory); an empty one if there is none."""
+    """Returns the configuration above `start` (default: the working directory), or an empty one if there is none."""
     here = (start or Path.cwd()).resolve()
     for folder in (here, *here.parents):
         path = folder / "pyproject.toml"

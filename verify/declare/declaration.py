@@ -1,12 +1,12 @@
-"""The declaration of a kernel under test.
+"""Declares a kernel under test.
 
     @verify.kernel(op="gelu", params={"approximate": "tanh"}, dtypes=["bfloat16", "float32"])
     def my_gelu(x):
         return fast_gelu(x)
 
-A declaration says which operation the kernel computes and what it promises. The decorated name stays
-callable. Tensors arrive positionally in the op's order; parameters arrive by keyword where the function
-accepts them, else they are taken to be baked in.
+A declaration names the operation that the kernel computes, and its promises. The decorated name stays callable. Tensors
+arrive by position in the op's order. Parameters arrive by keyword if the function accepts them. If it does not, its
+parameters must be fixed inside.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from verify.truth.ulp import Policy
 LAYOUTS = ("any", "contiguous")
 DEFAULT_DTYPES = ("float32", "bfloat16", "float16")
 
-# by module and function, the lines where a kernel of that name is declared: of two the module has only the second left
+# By module and function, the lines that declare a kernel of that name: the module itself keeps only the last one.
 declared_lines: dict[str, dict[str, set[int]]] = {}
 
 
@@ -50,7 +50,7 @@ def _elsewhere(*arguments: Any, **keywords: Any) -> Any:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One implementation under test. Made by `verify.kernel`; calling it calls the function."""
+    """Describes one implementation under test. `verify.kernel` makes it; calling it calls the function."""
 
     name: str
     function: Callable[..., Any]
@@ -62,7 +62,7 @@ class Kernel:
     layouts: Literal["any", "contiguous"]
     gradients: tuple[str, ...] | Literal["auto"]
     max_ulp: Mapping[str, float]
-    backends: tuple[str, ...]  # where it can run; everywhere if empty
+    backends: tuple[str, ...]  # backends on which it can run; empty: all
     peer: bool
     policy: Policy
     module: str
@@ -72,41 +72,43 @@ class Kernel:
     requires: tuple[str, ...] = ()
     largest: Mapping[str, Largest] = field(default_factory=dict)  # by dtype: see `Largest`
     class_limits: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)  # by dtype, then by class
-    where: str = ""  # a condition on sizes, of an op that verify names: see `Geometry.sizes`
+    where: str = ""  # a condition on sizes, for an op of verify: see `Geometry.sizes`
     refuses: bool = True
-    # by the dtype of a case, then by name: what has another one
+    # By the dtype of a case, then by name: operands or outputs with another dtype.
     operand_dtypes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     output_dtypes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     max_noise: Mapping[str, float] = field(default_factory=dict)  # by result
     max_bias: Mapping[str, float] = field(default_factory=dict)  # by result
-    vacuous: Mapping[str, str] = field(default_factory=dict)  # by result, why a vacuous verdict on it is accepted
-    encoding: Encoding | None = None  # of what a quantiser returns
+    vacuous: Mapping[str, str] = field(default_factory=dict)  # by result: why a vacuous verdict is accepted
+    encoding: Encoding | None = None  # what a quantiser returns
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         calling = getattr(self.function, "calling", None)
         return (calling.function if calling else self.function)(*args, **kwargs)
 
     def described(self) -> dict[str, Any]:
-        """The declaration without the function, as JSON: for a process that does not import the kernel's module."""
+        """Returns the declaration as JSON, without the function, for a process that does not import the kernel's
+        module.
+        """
         names = [item.name for item in dataclasses.fields(self) if item.name not in ("function", "encoding")]
         fields = {name: getattr(self, name) for name in names}
         return dict(msgspec.to_builtins({**fields, "op": self.op.name}))
 
     @staticmethod
     def of_description(description: Mapping[str, Any]) -> Kernel:
-        """The kernel of a description, which nobody can call here; its op is one of verify's own."""
+        """Returns the kernel of a description. This process cannot call it. Its op must be one of verify's own."""
         types = get_type_hints(Kernel)
         fields = {name: msgspec.convert(description[name], types[name]) for name in description if name != "op"}
         return Kernel(function=_elsewhere, op=ops.get(description["op"]), **fields)
 
     @property
     def absent(self) -> tuple[str, ...]:
-        """Optional operands that this kernel does not take."""
+        """Returns the optional operands that this kernel does not take."""
         return tuple(o.name for o in self.op.operands if o.name not in self.operands)
 
     @property
     def differentiable(self) -> tuple[Operand, ...]:
-        """Operands of this kernel for which the op defines a gradient and the kernel may have one."""
+        """Returns the operands for which the op defines a gradient and the kernel may have one."""
         return tuple(
             operand
             for operand in self.op.operands
@@ -116,37 +118,39 @@ class Kernel:
         )
 
     def operand_dtype(self, dtype: str, operand: str) -> str:
-        """The dtype of an operand, and of its gradient, in the cases of a dtype."""
+        """Returns the dtype of an operand, and of its gradient, in the cases of a dtype."""
         return self.operand_dtypes.get(dtype, {}).get(operand, dtype)
 
     def result_dtype(self, dtype: str, result: str) -> str | None:
-        """The dtype of a result in the cases of a dtype; None: a statistic, which may have any if none is declared."""
+        """Returns the dtype of a result in the cases of a dtype. None: a statistic without a declared dtype may have
+        any.
+        """
         if result not in self.outputs:
             return self.operand_dtype(dtype, result.removeprefix("d"))
         if result in self.op.integers:
-            return "float64"  # compared as such
+            return "float64"  # integers are compared in this dtype
         return self.output_dtypes.get(dtype, {}).get(result, dtype if result == "y" else None)
 
     def torch_dtype(self, dtype: str, result: str) -> Any:
-        """The same as PyTorch has it."""
+        """Returns the same as a PyTorch dtype."""
         name = self.result_dtype(dtype, result)
         return None if name is None else torch_dtype(named(name))
 
     def mixed(self, dtype: str) -> dict[str, str]:
-        """Operands and outputs that are declared with another dtype than that of the case."""
+        """Returns the operands and outputs that are declared with another dtype than that of the case."""
         some = [promises.differing(dtype, each.get(dtype, {})) for each in (self.operand_dtypes, self.output_dtypes)]
         return some[0] | some[1]
 
     def limit(self, dtype: str, result: str = "") -> float:
-        """The error beyond which a result of ordinary inputs in a dtype is wrong by this kernel's own word.
+        """Returns the declared error beyond which a result of ordinary inputs in a dtype is wrong.
 
-        In the unit of the op's gate: ULP, or multiples of the program's noise.
+        Its unit is that of the op's gate: ULP, or multiples of the program's noise.
         """
         by_noise = self.op.gate_of(result) == "noise"
         return self.noise_limit(dtype, result) if by_noise else self.ulp_limit(dtype, result)
 
     def limit_of(self, dtype: str, of_class: str, result: str = "") -> float | None:
-        """The limit of a class of inputs in the same unit; None where nothing is promised."""
+        """Returns the limit of a class of inputs in the same unit. None: the class has no promise."""
         name = self._limited(dtype, result)
         ulp = self.class_limits.get(name, {}).get(of_class, self.max_ulp[name])
         if ulp is None or self.op.gate_of(result) != "noise":
@@ -155,20 +159,22 @@ class Kernel:
         return self.noise_limit(dtype, result) * ((ulp - 0.5) / (ordinary - 0.5) if ordinary > 0.5 else 1.0)
 
     def ulp_limit(self, dtype: str, result: str = "") -> float:
-        """The limit of ordinary inputs in ULP."""
+        """Returns the limit of ordinary inputs in ULP."""
         return self.max_ulp[self._limited(dtype, result)]
 
     def noise_limit(self, dtype: str, result: str) -> float:
-        """The limit of a result of a program, in units of its noise beyond half a ULP."""
+        """Returns the limit of a result of a program, in units of its noise beyond half a ULP."""
         default = promises.default_noise(self.result_dtype(dtype, result) or dtype)
         return self.max_noise.get(result, self.max_noise.get("", default))
 
     def noise_floor(self, dtype: str, result: str) -> float:
-        """The least unit of such a result, in ULP: an error within `ulp_limit` is then within `noise_limit`."""
+        """Returns the least unit of such a result, in ULP. With it, an error within `ulp_limit` is within
+        `noise_limit`.
+        """
         return (self.ulp_limit(dtype, result) - 0.5) / self.noise_limit(dtype, result)
 
     def _limited(self, dtype: str, result: str) -> str:
-        """The name under which a result's limits stand: its own, that of its dtype, or that of the case's dtype."""
+        """Returns the key of a result's limits: its own, that of its dtype, or that of the case's dtype."""
         own = self.result_dtype(dtype, result) if result else None
         for name in (f"{result} {own or dtype}", own):
             if name in self.max_ulp:
@@ -176,21 +182,21 @@ class Kernel:
         return dtype
 
     def allows(self, dims: Sequence[int]) -> bool:
-        """Whether sizes belong to the kernel's domain."""
+        """True if sizes belong to the kernel's domain."""
         return self.op.geometry.allows(tuple(dims)) and holds(self.where, self.op.geometry.sizes_by_name(tuple(dims)))
 
     def promised_to(self, dtype: str, operand: str) -> float:
-        """The magnitude of an operand up to which anything is promised."""
+        """Returns the magnitude of an operand up to which the kernel promises anything."""
         return up_to(self.largest.get(dtype), operand)
 
     @property
     def lacking(self) -> tuple[str, ...]:
-        """Modules that this kernel requires and that are not installed: it is skipped, and not imported."""
+        """Returns the required modules that are not installed. The kernel is then skipped."""
         return tuple(name for name in self.requires if importlib.util.find_spec(name) is None)
 
     @property
     def promise(self) -> str:
-        """One line on what is promised."""
+        """Describes the promise in one line."""
         parts = [" ".join(self.dtypes), f"layouts: {self.layouts}"]
         if self.gradients == "auto":
             parts.append("gradients: where autograd gives one")
@@ -252,60 +258,59 @@ def kernel(
     output_dtypes: Mapping[str, Any] | None = None,
     quantise: Encoding | None = None,
 ) -> Callable[[Callable[..., Any]], Kernel]:
-    """Declare the function below as a kernel.
+    """Declares the function below as a kernel.
 
-    op: the operation it computes, by name (`verify list --ops`).
-    like: instead of op, a PyTorch function or module that says what the kernel computes (docs/like.md). Its shapes
-        follow from shapes={"x": "n d", ...} in named dimensions or from examples=[(x, ...)] or a function that returns
-        one; without both it is elementwise. integers= says what integer operands hold, {"label": "0 <= label < v"} or
-        "bool". outputs= names what it returns.
-    where: which sizes it takes, such as "d % 16 == 0 and d <= 4096", in the dimensions of shapes=. Of an op by name
-        they are m rows of n columns, and their rank; m, k and n of a product. No others are tried.
+    op: the operation that it computes, by name (`verify list --ops`).
+    like: instead of op, a PyTorch function or module that defines what the kernel computes (docs/like.md). Its shapes
+        follow from shapes={"x": "n d", ...} in named dimensions, or from examples=[(x, ...)] or a function that returns
+        one. Without both it is elementwise. integers= describes the values of integer operands, {"label":
+        "0 <= label < v"} or "bool". outputs= names its results.
+    where: the sizes that it accepts, such as "d % 16 == 0 and d <= 4096", in the dimensions of shapes=. For an op by
+        name the dimensions are m rows of n columns, and their rank; m, k and n of a product. No others are tried.
     params: values of the op's parameters that this kernel implements.
-    dtypes: the dtypes it promises, default float32, bfloat16, float16.
-    operands: the operands it takes, default all of the op's; leave out optional ones such as "bias".
-    outputs: the outputs it returns, default the op's without the optional ones.
-    layouts: "any", or "contiguous" when it refuses other layouts with an error.
+    dtypes: the dtypes that it promises, default float32, bfloat16, float16.
+    operands: the operands that it takes, default all of the op's. Leave out optional ones such as "bias".
+    outputs: the outputs that it returns, default the op's without the optional ones.
+    layouts: "any", or "contiguous" if it refuses other layouts with an error.
     gradients: "auto" (test those that autograd provides), True (all must exist), False, or operand names.
-    max_ulp: the error beyond which a result is wrong by this kernel's own word; one number, or one per dtype, or one
-        per class of inputs, {"ordinary": 0.51, "extreme": None}, or classes per dtype, or any of these per result,
-        {"y": 1, "dsink": 8}. A class that is not named has the limit of the one before it, in the order ordinary,
-        demanding, extreme; None promises nothing of it: there PyTorch's own result is the limit. Default 4 in float32
-        and float64 (10 of an elementwise function by like=), 1 in 16 bits, 0.51 in 8 bits; with like= nothing is
-        promised of extreme inputs by default.
-    max_noise: with like=, how many times the program's own noise beyond half a ULP is right as well (docs/limits.md);
-        one number, or one per result; default 8, in 16 bits 5.
-    accumulate: with like=, what products are computed in: "tf32" grants operands of 10 bits to float32 ones.
-    intermediate: with like=, what lies between operators: "eager" has the dtype of the case there, as eager PyTorch,
-        "float32" demands that nothing in between is rounded to 16 bits, as in a fused kernel. Default "eager", and
-        "float32" where max_ulp= promises a number of ULP.
-    max_bias: the mean error away from zero beyond which a result is wrong, in ULP (of a program: in units of what its
-        noise explains); one number, or one per result. Without it the bias is only reported.
-    vacuous: results whose limit trivial answers would keep, and why that is accepted, {"dx": "saturated"}.
-    backends: where it can run, such as "cuda"; without it everywhere. Elsewhere it is skipped and the reason reported.
+    max_ulp: the error beyond which a result is wrong. One number, or one per dtype, or one per class of inputs,
+        {"ordinary": 0.51, "extreme": None}, or classes per dtype, or any of these per result, {"y": 1, "dsink": 8}. A
+        class that is not named has the limit of the one before it, in the order ordinary, demanding, extreme. None is
+        no promise: then PyTorch's own result is the limit. Default 4 in float32 and float64 (10 of an elementwise
+        function by like=), 1 in 16 bits, 0.51 in 8 bits. With like= the default promises nothing of extreme inputs.
+    max_noise: with like=, the multiple of the program's own noise beyond half a ULP that is also right
+        (docs/limits.md). One number, or one per result; default 8, in 16 bits 5.
+    accumulate: with like=, the format in which products are computed: "tf32" allows operands of 10 bits for float32.
+    intermediate: with like=, the format between operators. "eager" is the dtype of the case, as in eager PyTorch.
+        "float32" forbids rounding to 16 bits in between, as in a fused kernel. Default "eager", and "float32" if
+        max_ulp= promises a number of ULP.
+    max_bias: the mean error away from zero beyond which a result is wrong, in ULP (of a program: in units of the bias
+        that its noise explains). One number, or one per result. Without it the bias is only reported.
+    vacuous: results whose limit trivial answers would keep, and the reason to accept that, {"dx": "saturated"}.
+    backends: where it can run, such as "cuda"; default everywhere. Elsewhere it is skipped, with the reason.
     peer: measured and shown for comparison, never judged (PyTorch's own kernel, a competitor).
-    policy: what counts as an error where IEEE leaves room, see `verify.Policy`.
-    requires: packages that the function imports; where one is not installed the kernel is skipped and says so.
+    policy: the definition of an error where IEEE leaves room, see `verify.Policy`.
+    requires: packages that the function imports. If one is not installed, the kernel is skipped, with the reason.
     largest: the magnitude of inputs up to which the limit is promised: one number, one per dtype, one per operand
-        (`{"x": 100.0}`), or one per operand of a dtype (`{"float16": {"x": 100.0}}`); default all finite
-        ones. Cases have no larger ones, hunts search none, and where all inputs are tried those beyond are not judged.
+        (`{"x": 100.0}`), or one per operand of a dtype (`{"float16": {"x": 100.0}}`). Default all finite numbers. Cases
+        have no larger inputs, hunts search none, and larger ones are not judged where all inputs are tried.
     domain: the numbers that operands hold, `{"v": "0 <= v", "g": "-8 <= g < 0"}`, by one bound or two. Cases and hunts
-        stay inside; where all inputs are tried those outside are not judged. NaN and infinities are in no domain.
-    writes: with like=, operands that the kernel writes into and the results that it leaves there, `{"p": "p_"}`.
+        stay inside. Numbers outside are not judged where all inputs are tried. No domain has NaN and infinities.
+    writes: with like=, operands that the kernel writes into, and the results that it writes there, `{"p": "p_"}`.
     derive: with like=, operands that are computed from others, `{"offsets": lambda lengths: ...}`.
     into: with like=, arguments that are buffers for the results of these names, `["y"]`.
-    operand_dtypes: operands that have another dtype than the case, `{"weight": "float32"}`, and so their gradients; by
-        the dtype of the case where it matters, `{"bfloat16": {"weight": "float32"}}`.
-    output_dtypes: the same of outputs, `{"rstd": "float32"}`: each is judged in ULP of its own dtype, and by the limit
-        that max_ulp names for it. Without it y has the dtype of the case, and a statistic any.
-    refuses: whether it may raise an error on a case, which is reported as a limit of it; False promises to take all.
-    quantise: `verify.quantised(...)` says what codes and scales the kernel returns, of x or, with like=, of its result
-        (docs/low-precision.md).
+    operand_dtypes: operands that have another dtype than the case, `{"weight": "float32"}`; their gradients have it
+        too. Or by the dtype of the case, `{"bfloat16": {"weight": "float32"}}`.
+    output_dtypes: the same for outputs, `{"rstd": "float32"}`. Each is judged in ULP of its own dtype, and by the limit
+        of that dtype in max_ulp. Without it y has the dtype of the case, and a statistic any.
+    refuses: True: it may raise an error on a case, which is reported as its limit. False promises to accept all cases.
+    quantise: `verify.quantised(...)` describes the codes and scales that the kernel returns, of x or, with like=, of
+        its result (docs/low-precision.md).
     """
     if quantise is not None:
         quantise, like, shapes, where, operands = quantiser(quantise, like, shapes, where, operands, op)
         gradients = False
-    # the declaring module, not the function's: a library function may be declared as it is
+    # Take the declaring module, not the function's: a declaration may name a library function.
     caller = sys._getframe(1).f_globals
     module, file = caller.get("__name__", ""), caller.get("__file__", "")
     named_op = _op(received, op) if like is None else ""
@@ -326,7 +331,7 @@ def kernel(
         )
     if like is not None and (received or op is not None or params):
         raise UsageError(
-            "like= says what the kernel computes, so that there is neither op= nor params=",
+            "like= defines what the kernel computes, and excludes op= and params=",
             hint="@verify.kernel(like=functools.partial(function, eps=1e-6)) fixes a parameter of the function",
         )
 
@@ -420,11 +425,11 @@ def kernel(
     return declare
 
 
-# -- checks: each states the rule and what was received -------------------------------------------------
+# -- checks: each states the rule and the received value ------------------------------------------------
 
 
 def _op(received: tuple[object, ...], op: str | Op | None) -> str | Op:
-    """The op of a declaration; without one, what was written instead and what to write."""
+    """Returns the op of a declaration. Without one, raises UsageError that says what to write."""
     if received or op is None:
         first = received[0] if received else "no op"
         name = getattr(first, "__name__", None) if callable(first) else None
@@ -449,10 +454,12 @@ def _called(kind: type) -> str:
 
 
 def _takes(where: str, declared: Kernel) -> None:
-    """Refuse a function that cannot be called as it will be: the operands by position, then parameters by keyword."""
+    """Raises UsageError if the function cannot be called with the operands by position and the parameters by
+    keyword.
+    """
     function, op, operands, accepted = declared.function, declared.op, declared.operands, declared.accepted
     if isinstance(getattr(function, "__self__", None), type):
-        return  # Function.apply takes whatever comes
+        return  # Function.apply accepts any arguments
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -558,7 +565,7 @@ def _where(about: str, op: Op, text: str) -> str:
 
 def _accepted(function: Callable[..., Any], op: Op) -> frozenset[str]:
     if isinstance(getattr(function, "__self__", None), type):
-        return frozenset()  # Function.apply: its signature says **kwargs, its forward takes none
+        return frozenset()  # Function.apply: its signature has **kwargs, its forward has none
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -575,6 +582,6 @@ def expected_shape(op: Op, dims: Shape, params: Params, output: str) -> Shape:
 
 
 def shapes_of(op: Op, dims: Shape, params: Params, outputs: Iterable[str]) -> dict[str, Shape]:
-    """Of the operands, and as "d" + output of outputs and the gradients that arrive there."""
+    """Maps operands to their shapes, and "d" + output to the shape of that output and of its arriving gradient."""
     results = op.result_shapes(dims, params)
     return op.shapes(dims, params) | {"d" + name: results[name] for name in outputs}

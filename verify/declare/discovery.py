@@ -1,4 +1,4 @@
-"""Where declarations are found: the kernels of a file or a module, imported once."""
+"""Finds declarations: imports a file or a module once and returns its kernels."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from verify.errors import UsageError, said_by
 
 
 def load(target: Target) -> list[Kernel]:
-    """The kernels of a target, in the order of their definition."""
+    """Returns the kernels of a target, in the order of their definition."""
     module = _import(target)
     found = [value for value in vars(module).values() if isinstance(value, Kernel) and value.module == module.__name__]
     unique = list({id(item): item for item in found}.values())
@@ -88,7 +88,7 @@ def _import(target: Target) -> ModuleType:
 
 
 def reach(target: Target) -> None:
-    """Put the folders from which a target imports on sys.path."""
+    """Puts the folders from which a target imports on sys.path."""
     folders = [Path.cwd()]
     if target.is_file:
         path = Path(target.source).resolve()
@@ -99,7 +99,7 @@ def reach(target: Target) -> None:
 
 
 def _in_folder(folder: Path) -> str:
-    """The next command where no file was named: one of the files there that declare kernels."""
+    """Returns the next command if no file was named: it names a file of the folder that declares kernels, if any."""
     try:
         files = [item for item in sorted(folder.glob("*.py")) if "verify.kernel" in item.read_text("utf-8", "ignore")]
     except OSError:
@@ -110,14 +110,14 @@ def _in_folder(folder: Path) -> str:
 
 
 def _within(shown: str, error: UsageError) -> UsageError:
-    """The error of a declaration with the file that it stands in, unless it names it."""
+    """Returns the error of a declaration with its file, unless the message already names it."""
     if shown in error.message:
         return error
     return UsageError(f"{shown}: {error.message}", hint=error.hint)
 
 
 def _import_file(path: Path, shown: str) -> ModuleType:
-    # a name of its own: two accuracy.py in two folders are two modules
+    # A name of its own, so that two accuracy.py in two folders are two modules.
     digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:12]
     label = f"verify_target_{path.stem.replace('.', '_')}_{digest}"
     if label in sys.modules:
@@ -127,7 +127,7 @@ def _import_file(path: Path, shown: str) -> ModuleType:
         raise UsageError(f"{shown} cannot be imported as a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[label] = module
-    declared_lines.pop(label, None)  # of an import that failed, before the file was mended
+    declared_lines.pop(label, None)  # of a failed import, before the user fixed the file
     try:
         before = path.read_bytes()
         spec.loader.exec_module(module)

@@ -1,6 +1,6 @@
-"""What a declaration says by dtype: limits by class of inputs, magnitudes, other dtypes of operands and outputs.
+"""Checks the parts of a declaration that depend on dtypes: limits by class of inputs, magnitudes, other dtypes.
 
-Each check states the rule and what was received.
+Each check states the rule and the received value.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from verify.truth.formats import FORMATS, named
 from verify.truth.ordinals import between
 
 DEFAULT_LIMIT = 4.0
-WIDE = 10.0  # of an elementwise function by like=: PyTorch's own mish is off by 8.7
+WIDE = 10.0  # for an elementwise function by like=: the error of PyTorch's own mish is 8.7
 DEFAULT_NOISE = 8.0
-NARROW_NOISE = 5.0  # up to 16 bits: few roundings make the noise, so that their sum ends sooner
+NARROW_NOISE = 5.0  # up to 16 bits, because few roundings make the noise, and their sum ends sooner
 
 
 def default_limit(dtype: str, wide: float = DEFAULT_LIMIT) -> float:
-    """Returns the limit in ULP of a format for which nothing else is declared; `wide` is that of float32."""
+    """Returns the default limit in ULP of a format. `wide` is that of float32 and float64."""
     bits = named(dtype).bits
     return 0.51 if bits <= 8 else 1.0 if bits <= 16 else wide
 
 
 def default_noise(dtype: str) -> float:
-    """Returns the limit in units of noise of a format for which nothing else is declared."""
+    """Returns the default limit in units of noise of a format."""
     return NARROW_NOISE if named(dtype).bits <= 16 else DEFAULT_NOISE
 
 
@@ -48,7 +48,7 @@ def limits(
 ) -> dict[str, dict[str, float | None]]:
     """Maps a dtype, or "RESULT DTYPE", to the limit of each class of inputs.
 
-    The dtypes are those of the cases, and those of `others` (single operands, outputs). `wide` is the default in
+    The dtypes come from the cases, and from `others` (single operands, outputs). `wide` is the default in
     float32 and float64. With `relative` the default promises nothing of extreme inputs.
     """
     others = tuple(others)
@@ -91,7 +91,7 @@ def _class_limits(where: str, limit: Any) -> dict[str, float | None]:
 
 
 def noise(where: str, given: Any, gate: str, results: Sequence[str]) -> dict[str, float]:
-    """Maps a result to its limit in units of noise; "" stands for those that are not named."""
+    """Maps a result to its limit in units of noise; "" stands for all other results."""
     if given is not None and gate != "noise":
         raise UsageError(
             f"{where}: max_noise is about the results of a program that adds up numbers, as like= follows it",
@@ -104,7 +104,7 @@ def noise(where: str, given: Any, gate: str, results: Sequence[str]) -> dict[str
 
 
 def by_result(where: str, what: str, given: Any, results: Sequence[str]) -> dict[str, float]:
-    """Maps a result to a number that is not negative; "" stands for those that are not named."""
+    """Maps a result to a number of at least 0; "" stands for all other results."""
     each = given if isinstance(given, Mapping) else {} if given is None else {"": given}
     for name, one in each.items():
         if name and name not in results:
@@ -118,7 +118,7 @@ def by_result(where: str, what: str, given: Any, results: Sequence[str]) -> dict
 
 
 def reasons(where: str, given: Any, results: Sequence[str]) -> dict[str, str]:
-    """Maps a result to the reason for which a vacuous verdict on it is accepted."""
+    """Maps a result to the reason to accept a vacuous verdict on it."""
     each = {} if given is None else given
     if not isinstance(each, Mapping) or any(not isinstance(text, str) or not text.strip() for text in each.values()):
         raise UsageError(
@@ -133,7 +133,7 @@ def reasons(where: str, given: Any, results: Sequence[str]) -> dict[str, str]:
 
 
 def of_limits(max_ulp: Mapping[str, float], max_noise: Mapping[str, float], gate: str) -> str:
-    """`max 4 ULP`, `max ULP scaled: 4 in float32, 1 in float16`, `max 4 ULP or 8x noise`."""
+    """Returns for example `max 4 ULP`, `max ULP scaled: 4 in float32, 1 in float16` or `max 4 ULP or 8x noise`."""
     unit = " scaled" if gate == "scaled" else ""
     if gate == "noise":
         said = [f"{limit:g}x noise{f' in {name}' if name else ''}" for name, limit in max_noise.items()]
@@ -145,7 +145,9 @@ def of_limits(max_ulp: Mapping[str, float], max_noise: Mapping[str, float], gate
 
 
 def of_classes(limits: Mapping[str, float | None]) -> str:
-    """`demanding 8 ULP, extreme inputs: no promise`, of the classes that have not the limit of ordinary inputs."""
+    """Returns `demanding 8 ULP, extreme inputs: no promise`, for classes whose limit differs from that of ordinary
+    inputs.
+    """
     others = {name: limit for name, limit in limits.items() if limit != limits[ORDINARY]}
     return ", ".join(f"{name} inputs: {'no promise' if x is None else f'{x:g} ULP'}" for name, x in others.items())
 
@@ -227,7 +229,9 @@ def domains(
 def other_dtypes(
     where: str, what: str, given: Any, dtypes: tuple[str, ...], names: Sequence[str]
 ) -> dict[str, dict[str, str]]:
-    """By the dtype of a case, those of the operands or outputs that are named: by name, or by dtype and name."""
+    """Maps the dtype of a case to the dtypes of the named operands or outputs. Raises UsageError for wrong names or
+    formats.
+    """
     if given is None:
         return {}
     kind = what.partition("_")[0] + "s"
@@ -247,8 +251,8 @@ def other_dtypes(
                 )
             if kind == "operands" and named(str(item)).name == "float64" != dtype:
                 raise UsageError(
-                    f"{where}: what float64 operands give is judged in cases of float64; received {item!r} for {name} "
-                    f"beside {dtype}",
+                    f"{where}: results of float64 operands are judged in cases of float64; received {item!r} for "
+                    f"{name} beside {dtype}",
                     hint=f"dtypes=['float64'], {what}={{...}} for the narrower ones",
                 )
         if kind == "operands" and set(some) == set(names):
@@ -261,12 +265,12 @@ def other_dtypes(
 
 
 def differing(dtype: str, some: Mapping[str, str]) -> dict[str, str]:
-    """Those that have another dtype than the case."""
+    """Returns the names whose dtype differs from that of the case."""
     return {name: item for name, item in some.items() if item != dtype}
 
 
 def of_others(verb: str, given: Mapping[str, Mapping[str, str]]) -> Iterable[str]:
-    """`weight as float32 beside bfloat16, float16` for each set of names that have another dtype than the case."""
+    """Yields `weight as float32 beside bfloat16, float16` for each set of names with another dtype than the case."""
     beside: dict[str, list[str]] = {}
     for dtype, some in given.items():
         if other := differing(dtype, some):
@@ -275,7 +279,9 @@ def of_others(verb: str, given: Mapping[str, Mapping[str, str]]) -> Iterable[str
 
 
 def strings(where: str, what: str, value: Any, allowed: Sequence[str] = ()) -> tuple[str, ...]:
-    """Returns the strings of a declaration, each of which it names once, and which are among those allowed."""
+    """Returns the strings of a declaration. Raises UsageError if there is none, or if one is repeated or not
+    allowed.
+    """
     if isinstance(value, str) or not isinstance(value, Iterable):
         value = (value,)
     items = tuple(str(item) for item in value)
@@ -292,7 +298,7 @@ def strings(where: str, what: str, value: Any, allowed: Sequence[str] = ()) -> t
 
 
 def required(where: str, requires: str | Iterable[str], file: str) -> tuple[str, ...]:
-    """Returns the packages that a kernel needs."""
+    """Returns the packages that a kernel needs. Raises UsageError for names that cannot be imported."""
     if not requires:
         return ()
     names = strings(where, "requires", requires)
@@ -311,7 +317,7 @@ def required(where: str, requires: str | Iterable[str], file: str) -> tuple[str,
 
 
 def choice(where: str, what: str, value: str, allowed: Sequence[str]) -> Any:
-    """Returns a value that is one of those allowed."""
+    """Returns the value. Raises UsageError if it is not one of those allowed."""
     if value not in allowed:
         raise UsageError(
             f"{where}: {what} is one of {', '.join(allowed)}; received {value!r}", hint=f"{what}={allowed[0]!r}"

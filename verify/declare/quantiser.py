@@ -33,8 +33,8 @@ def quantiser(
         )
     if op is not None:
         raise UsageError(
-            f"quantise= says what a kernel returns of x, or of the result of like=; received op={op!r} beside it",
-            hint="like=FUNCTION says what is quantised",
+            f"quantise= is about x, or about the result of like=; received op={op!r} beside it",
+            hint="like=FUNCTION computes the result that is quantised",
         )
     if like is not None:
         if shapes is None:

@@ -1,4 +1,4 @@
-"""What a worker is asked of files, modules and ops."""
+"""Defines the requests to workers about files, modules and ops, and their replies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from verify.workers.requests import Died, Late, Request
 
 
 class Listed(msgspec.Struct, frozen=True):
-    """The kernels of a target, and a digest of every module of its project that they load, in all and by file."""
+    """Holds the kernels of a target, and a digest of every module of its project that they load: of all, and by
+    file.
+    """
 
     sources: str
     kernels: list[Declared]
@@ -22,7 +24,7 @@ class Listed(msgspec.Struct, frozen=True):
 
 
 class ListKernels(Request[Listed], frozen=True, tag="list"):
-    """The kernels that a target declares."""
+    """Asks for the kernels that a target declares."""
 
     lists: ClassVar[bool] = True
     target: str
@@ -39,21 +41,21 @@ class ListKernels(Request[Listed], frozen=True, tag="list"):
 
 
 class Description(msgspec.Struct, frozen=True):
-    """A declaration as JSON, see `Kernel.described`; whether its op is one of verify's own."""
+    """Holds a declaration as JSON, see `Kernel.described`. `own_op`: its op is one of verify's own."""
 
     kernel: dict[str, Any]
     own_op: bool
 
 
 class Describe(Request[Description], frozen=True, tag="describe"):
-    """What one kernel declares, for whoever judges it and does not import its module."""
+    """Asks for the declaration of one kernel, for a judge that does not import its module."""
 
     lists: ClassVar[bool] = True
     target: str
 
 
 class OpAbout(msgspec.Struct, frozen=True):
-    """What `verify list --ops` says of an op."""
+    """Holds the facts of an op that `verify list --ops` prints."""
 
     name: str
     summary: str
@@ -66,12 +68,12 @@ class OpAbout(msgspec.Struct, frozen=True):
 
 
 class ListOps(Request[list[OpAbout]], frozen=True, tag="ops"):
-    """Every op, or the one of that name."""
+    """Asks for every op, or for the one of a name."""
 
     op: str = ""
 
 
-Known = dict[str, Listed]  # what targets declare that were asked before, where no declaration changes meanwhile
+Known = dict[str, Listed]  # the listings of targets that were requested before, if no declaration changes meanwhile
 
 
 def _listed(worker: Answers, target: str, timeout: float, known: Known | None) -> Listed:
@@ -84,13 +86,15 @@ def _listed(worker: Answers, target: str, timeout: float, known: Known | None) -
 
 
 def sources_of(worker: Answers, targets: Iterable[str], known: Known | None = None) -> dict[str, str]:
-    """A digest for each target of every module of its project that it imports: a changed kernel is another kernel."""
+    """Returns a digest for each target of every module of its project that it imports: a changed kernel is another
+    kernel.
+    """
     found = {}
     for target in targets:
         try:
             found[target] = _listed(worker, target, START_SECONDS, known).sources
         except VerifyError as error:
-            # what cannot be imported is reported when it is run; that it could not is part of the settings
+            # A failing import is reported when the target runs. Its message becomes part of the settings.
             found[target] = error.message if isinstance(error, UsageError) else str(error)
     return found
 
@@ -98,7 +102,9 @@ def sources_of(worker: Answers, targets: Iterable[str], known: Known | None = No
 def declared_by(
     worker: Answers, target: str, timeout: float = START_SECONDS, known: Known | None = None
 ) -> list[Declared]:
-    """The kernels that a target declares; an error with the command that shows why it cannot be imported."""
+    """Returns the kernels that a target declares. If importing it fails, raises UsageError with the command that shows
+    why.
+    """
     try:
         return _listed(worker, target, timeout, known).kernels
     except Late:

@@ -1,10 +1,10 @@
-"""The sources that a kernel depends on: a digest of what its project has loaded, and the files of its modules.
+"""Finds the sources that a kernel depends on: a digest of the loaded modules of its project, and their files.
 
-As a process it prints the latter as one line of JSON, module to file:
+As a process it prints the files as one line of JSON, module to file:
 
     python -m verify.declare.sources BACKEND TARGET...
 
-BACKEND may be empty. A target that cannot be imported is left out: the run of that target reports it.
+BACKEND may be empty. A target that cannot be imported is omitted: the run of that target reports it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 
 class SourceWatch:
-    """Notices that a source changed while a run went on. `files` are digests from the worker that imported them.
+    """Notices a change of the sources during a run. `files` are digests from the worker that imported them.
 
-    A worker elsewhere (not `local`) may have other files of these names: only equal ones are watched then.
+    A worker on another machine (not `local`) may have other files of these names. Then only equal files are watched.
     """
 
     def __init__(self, files: Mapping[str, str], *, local: bool) -> None:
@@ -37,7 +37,7 @@ class SourceWatch:
         self.demand_unchanged()
 
     def demand_unchanged(self) -> None:
-        """Raises UsageError if a file differs from what was imported first."""
+        """Raises UsageError if a file differs from the one that was imported first."""
         for file, known in self._known.items():
             if digest(Path(file)) != known:
                 raise UsageError(
@@ -48,12 +48,12 @@ class SourceWatch:
 
 
 def sources_of(kernel: Kernel) -> str:
-    """Digest of every module of the kernel's project that is loaded: a changed kernel is another kernel."""
+    """Returns a digest of every loaded module of the kernel's project: a changed kernel is another kernel."""
     return hashlib.sha256(" ".join(sorted(digests_of(kernel).values())).encode()).hexdigest()[:12]
 
 
 def digests_of(kernel: Kernel) -> dict[str, str]:
-    """Maps the file of every module of the kernel's project that is loaded to its digest."""
+    """Maps the file of every loaded module of the kernel's project to its digest."""
     return {file: digest(Path(file)) for file in _loaded_files(kernel)}
 
 
@@ -75,12 +75,14 @@ def _loaded_files(kernel: Kernel) -> list[str]:
 
 @cache
 def _folders_of(file: str) -> frozenset[Path]:
-    """The folders around the file of a module; kept, as links are followed at each of thousands of modules."""
+    """Returns the folders around the file of a module. Cached, because following links is slow for thousands of
+    modules.
+    """
     return frozenset(Path(file).resolve().parents)
 
 
 def main(arguments: list[str]) -> int:
-    """Import the targets and say which files that loaded."""
+    """Imports the targets and prints the files that this loaded."""
     from verify import backends
     from verify.declare.discovery import load
     from verify.declare.target import Target
@@ -90,13 +92,13 @@ def main(arguments: list[str]) -> int:
     for target in targets:
         with contextlib.suppress(UsageError):
             load(Target.parse(target))
-    # some modules that are made at run time name a file that is not there, such as torch's "_classes.py"
+    # Some modules that are made at run time name a file that does not exist, such as torch's "_classes.py".
     files = {
         name: file
         for name, module in list(sys.modules.items())
         if isinstance(file := getattr(module, "__file__", None), str) and os.path.isabs(file)
     }
-    print("\n" + json.dumps(files))  # on a line of its own, whatever the modules print
+    print("\n" + json.dumps(files))  # on a line of its own, because modules may print while they are imported
     return 0
 
 

@@ -1,10 +1,10 @@
-"""PyTorch in the place of a kernel: the same op, parameters, operands and outputs, computed by the op's baseline.
+"""Puts PyTorch in the place of a kernel: the same op, parameters, operands and outputs, computed by the op's baseline.
 
     accuracy.py::my_gelu@eager      PyTorch eager, as most users run it today
     accuracy.py::my_gelu@compile    the same, through torch.compile
 
-A stand-in is an ordinary kernel that is measured and never judged, so every command takes it as a target: what
-`verify bench` shows beside a kernel can be run and replayed by itself.
+A stand-in is an ordinary kernel that is measured and never judged. Every command accepts it as a target. So a stand-in
+that `verify bench` shows beside a kernel can be run and replayed by itself.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from verify.declare.promises import DEFAULT_LIMIT
 from verify.errors import UsageError
 from verify.truth.formats import named, torch_dtype
 
-RECOMPILATIONS = 64  # a row-wise op meets many widths; beyond torch's own limit of 8 it would silently run eagerly
+RECOMPILATIONS = 64  # a row-wise op gets many widths; beyond torch's own limit of 8 it would silently run eagerly
 
 
 def label(device: str) -> str:
-    """The PyTorch that stands in: its version, and on a CPU the instruction set that it picked its code by."""
+    """Returns the version of PyTorch and, on a CPU, the instruction set for which it chose its code."""
     picked = "" if device != "cpu" else f" ({torch.backends.cpu.get_cpu_capability()})"
     return f"torch {torch.__version__}{picked}"
 
 
 def stand_in(kernel: Kernel, form: str) -> Kernel:
-    """The PyTorch baseline of a kernel's op as a kernel of its own."""
+    """Returns the PyTorch baseline of a kernel's op as a separate kernel."""
     if form not in _FORMS:
         raise UsageError(
             f"a stand-in is KERNEL@{' or KERNEL@'.join(_FORMS)}; received {kernel.name}@{form}",
@@ -56,7 +56,9 @@ def stand_in(kernel: Kernel, form: str) -> Kernel:
 
 
 def baseline_of(kernel: Kernel) -> Kernel:
-    """PyTorch's own implementation of the kernel's op, to be measured beside it: its operands in, its outputs out."""
+    """Returns PyTorch's own implementation of the kernel's op, to be measured for comparison: same operands, same
+    outputs.
+    """
     op = kernel.op
     return dataclasses.replace(
         kernel,
@@ -68,7 +70,7 @@ def baseline_of(kernel: Kernel) -> Kernel:
 
 
 def _baseline(kernel: Kernel) -> Callable[..., Any]:
-    """The op's baseline with the kernel's signature; absent operands are None to it."""
+    """Returns the op's baseline with the kernel's signature. It receives None for absent operands."""
     op, known = kernel.op, kernel.op.all_outputs
     places = [kernel.operands.index(o.name) if o.name in kernel.operands else None for o in op.operands]
     wanted = [known.index(name) for name in kernel.outputs]
@@ -85,10 +87,10 @@ def _baseline(kernel: Kernel) -> Callable[..., Any]:
 
 
 def _in_one_dtype(kernel: Kernel, arguments: Sequence[Tensor | None]) -> tuple[Sequence[Tensor | None], list[Any]]:
-    """Returns the arguments in one dtype, and the dtypes that the outputs are rounded to.
+    """Returns the arguments in one dtype, and the dtypes to which the outputs are rounded.
 
     PyTorch's own operations take one dtype. A declaration with several gets the widest of them. PyTorch has no
-    arithmetic in 8 bits: float8 becomes float32. What comes back is rounded once: PyTorch can do no better.
+    arithmetic in 8 bits, so float8 becomes float32. Each result is rounded once, as well as PyTorch can do it.
     """
     present = {name: value for name, value in zip(kernel.operands, arguments, strict=True) if value is not None}
     floating = {name: value.dtype for name, value in present.items() if value.is_floating_point()}
@@ -109,9 +111,9 @@ def _eager(baseline: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _compiled(baseline: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiled at the first call, so that declaring one costs nothing.
+    """Returns the compiled baseline. It compiles at the first call, so that declaring it costs nothing.
 
-    fullgraph: what cannot be compiled raises, instead of being measured under the wrong name.
+    With fullgraph, code that cannot be compiled raises. It is never measured eagerly under the wrong name.
     """
     compiled: list[Callable[..., Any]] = []
 
@@ -121,7 +123,7 @@ def _compiled(baseline: Callable[..., Any]) -> Callable[..., Any]:
             import torch._functorch.config
 
             torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILATIONS)
-            # a timed backward pass runs many times on one graph
+            # A timed backward pass runs many times on one graph.
             torch._functorch.config.donated_buffer = False
             compiled.append(torch.compile(baseline, fullgraph=True))
         return compiled[0](*arguments, **keywords)
@@ -129,7 +131,7 @@ def _compiled(baseline: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-# not on the interpreter: torch.compile makes C++ code there, by another compiler than the one that is asked about
+# Not on the interpreter: there torch.compile makes C++ code, by another compiler than Triton.
 _FORMS: dict[str, tuple[Callable[..., Any], str, tuple[str, ...]]] = {
     "eager": (_eager, "PyTorch eager, for comparison.", ()),
     "compile": (_compiled, "torch.compile of PyTorch's formula, for comparison.", ("cuda", "cpu")),

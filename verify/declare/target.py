@@ -1,4 +1,4 @@
-"""What a user names on a command line, and what a worker tells of a kernel found there. Importing this needs no torch.
+"""Parses a target of a command line, and holds a worker's facts about a kernel. Importing this needs no torch.
 
 >>> str(Target.parse("accuracy.py").of("my_gelu"))
 'accuracy.py::my_gelu'
@@ -24,14 +24,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Target:
-    """What the user named: a file or module, and optionally one kernel in it."""
+    """Names a file or module, and optionally one kernel in it."""
 
     source: str
     kernel: str | None = None
 
     @staticmethod
     def parse(text: str) -> Target:
-        """FILE, FILE::KERNEL, MODULE or MODULE::KERNEL; KERNEL may end in @eager or @compile (declare/standin.py)."""
+        """Parses FILE, FILE::KERNEL, MODULE or MODULE::KERNEL; KERNEL may end in @eager or @compile
+        (declare/standin.py).
+        """
         source, separator, label = text.partition("::")
         if not source or (separator and not label):
             raise UsageError(
@@ -44,31 +46,31 @@ class Target:
         return self.source if self.kernel is None else f"{self.source}::{self.kernel}"
 
     def of(self, kernel: str) -> Target:
-        """A kernel of the same source."""
+        """Returns a target for a kernel of the same source."""
         return Target(self.source, kernel)
 
     @property
     def is_file(self) -> bool:
-        """Whether the source is named as a file rather than as a module."""
+        """True if the source is a file and not a module."""
         return self.source.endswith(".py") or os.sep in self.source
 
     @property
     def file(self) -> Path | None:
-        """The Python file that is named; None for a module."""
+        """Returns the Python file, or None for a module."""
         return Path(self.source) if self.source.endswith(".py") else None
 
     @property
     def stands_in(self) -> bool:
-        """Whether it is PyTorch in a kernel's place."""
+        """True if the target is PyTorch in a kernel's place."""
         return "@" in (self.kernel or "")
 
     def import_command(self) -> str:
-        """The command that imports it and nothing else, to see what happens."""
+        """Returns a command that only imports the target, for a user who wants to see why that fails."""
         return f"python {shlex.quote(self.source)}" if self.file else f"python -c 'import {self.source}'"
 
 
 class Declared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a worker tells of a declared kernel."""
+    """Holds a worker's facts about a declared kernel."""
 
     target: str  # with the kernel's name
     name: str
@@ -80,11 +82,11 @@ class Declared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dtypes: tuple[str, ...]
     summary: str = ""
     peer: bool = False
-    lacking: tuple[str, ...] = ()  # packages that it requires and that are not installed
+    lacking: tuple[str, ...] = ()  # required packages that are not installed
 
     @staticmethod
     def of(kernel: Kernel, source: str) -> Declared:
-        """A kernel that the source declares."""
+        """Describes a kernel that the source declares."""
         return Declared(
             target=str(Target(source, kernel.name)),
             name=kernel.name,
@@ -100,7 +102,9 @@ class Declared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def run(self, status: Status, message: str = "", **more: Any) -> KernelRun:
-        """What the record says of it: `more` are further fields of a KernelRun, such as `results` and `hint`."""
+        """Returns the kernel's entry for a record. `more` are further fields of a KernelRun, such as `results` and
+        `hint`.
+        """
         fields: dict[str, Any] = {"status": status, "results": [], "message": message, **more}
         return KernelRun(
             name=self.name,
@@ -113,11 +117,11 @@ class Declared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def missing(self) -> str:
-        """Why it cannot run where its packages are not installed; empty where they are."""
+        """Returns why the kernel cannot run without its packages, or ""."""
         return f"needs {', '.join(self.lacking)}, which is not installed" if self.lacking else ""
 
     def unfit(self, backend: str, this: str) -> str:
-        """Why `this` (run, hunt) on a backend leaves it out; empty where it can run."""
+        """Returns why `this` (run, hunt) on a backend omits the kernel, or ""."""
         if missing := self.missing():
             return missing
         if not runs_on(self.backends, backend):

@@ -1,7 +1,7 @@
-"""Kernels that write into their operands or into buffers, as functions that return what was written.
+"""Turns kernels that write into operands or buffers into functions that return their results.
 
-An in-place optimiser has writes={"p": "p_"}: what it leaves in the operand p is its result p_. A kernel with an `out=`
-argument has into=["y"]: the argument y is a buffer, and what the kernel leaves there is its result y.
+An in-place optimiser has writes={"p": "p_"}: the new content of the operand p is its result p_. A kernel with an `out=`
+argument has into=["y"]: the argument y is a buffer, and its new content is the result y.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Arguments = Sequence[Tensor | None]
 
 @dataclass(frozen=True)
 class Writing:
-    """How a kernel is called that writes. Results that are neither in `writes` nor in `into` are returned by it."""
+    """Describes how to call a kernel that writes. It returns the results that are neither in `writes` nor in `into`."""
 
     function: Callable[..., Any]
     like: Callable[..., Any]
-    order: tuple[str, ...]  # of the arguments that come by position
+    order: tuple[str, ...]  # the arguments that come by position
     writes: Mapping[str, str]  # operand -> result
-    into: tuple[str, ...]  # both the argument and the result
+    into: tuple[str, ...]  # names of arguments that are also results
     outputs: tuple[str, ...]
 
     @property
@@ -38,7 +38,7 @@ class Writing:
         return tuple(name for name in self.order if name not in self.into)
 
     def buffers(self, arguments: Arguments) -> dict[str, Tensor]:
-        """Makes copies of the written operands, and buffers full of NaN (integers: of 99) that are like the results."""
+        """Copies the written operands, and makes buffers of the results' shapes, full of NaN (integers: of 99)."""
         given = dict(zip(self.operands, arguments, strict=True))
         found = {name: _copied(value) for name in self.writes if (value := given[name]) is not None}
         if self.into:
@@ -108,7 +108,7 @@ def functional(
 
 
 def _copied(value: Tensor) -> Tensor:
-    """Makes a copy in memory of its own. Its strides are the same, unless elements share memory."""
+    """Copies a tensor into memory of its own, with the same strides unless elements share memory."""
     if any(stride == 0 and size > 1 for size, stride in zip(value.shape, value.stride(), strict=True)):
         return value.detach().clone(memory_format=torch.contiguous_format)
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device).copy_(

@@ -1,6 +1,6 @@
-"""Targets for kernels and functions of a running program, which worker processes have to import.
+"""Makes targets for kernels and functions of a running program, so that worker processes can import them.
 
-A kernel that a file declares has this file as its target. For others this module writes a file into the cache:
+The target of a kernel that a file declares is this file. For others this module writes a file into the cache:
 
 * A function of a notebook's cell goes there with the functions, constants and imports that its source names. The
   constants have their present values, as if these cells ran again now.
@@ -36,7 +36,7 @@ OWN_FILE = "%%writefile kernels.py as the first line of the cell, then verify.ru
 
 
 def target_of(function: Callable[..., Any], declaration: Mapping[str, Any]) -> str:
-    """Returns a target that workers can import for a kernel, or for a function with what declares it."""
+    """Returns a target that workers can import, for a kernel, or for a function and its declaration."""
     if isinstance(function, Kernel):
         if declaration:
             raise TypeError(f"{', '.join(declaration)}: the kernel {function.name!r} is declared already")
@@ -48,7 +48,7 @@ def target_of(function: Callable[..., Any], declaration: Mapping[str, Any]) -> s
     unknown = set(declaration) - set(inspect.signature(kernel).parameters)
     if unknown or not {"like", "op"} & set(declaration):
         raise UsageError(
-            f"{_called(function)} is no declared kernel, so that like= or op= says what it computes; received "
+            f"{_called(function)} is no declared kernel: like= or op= must define what it computes; received "
             f"{', '.join(declaration) or 'neither'}" + (f" (unknown: {', '.join(sorted(unknown))})" if unknown else ""),
             hint="verify.run(function, like=torch.nn.functional.gelu), or @verify.kernel(...) above the function",
         )
@@ -68,7 +68,7 @@ def _of_file(declared: Kernel) -> str:
 
 
 class _File:
-    """The text of a module: each statement stands after the ones that it needs."""
+    """Collects the text of a module. Each statement follows the statements that it needs."""
 
     def __init__(self) -> None:
         self.lines = []
@@ -78,7 +78,7 @@ class _File:
         self._imported("verify")
 
     def written(self, name: str) -> Path:
-        """Writes the file, unless it is there, and returns its path."""
+        """Writes the file unless it exists, and returns its path."""
         text = "\n".join([f'"""Written by verify for {_word(name)}, which no file declares."""', *self.lines, ""])
         path = cache("cells") / f"{_word(name)}_{hashlib.sha256(text.encode()).hexdigest()[:12]}.py"
         if not path.exists():
@@ -86,7 +86,7 @@ class _File:
         return path
 
     def expression(self, value: Any, what: str) -> str:
-        """Returns an expression for a value, after the statements that it needs."""
+        """Returns an expression for a value. Adds the statements that it needs."""
         if isinstance(value, PLAIN) and repr(value) not in ("nan", "inf", "-inf"):
             return repr(value)
         if isinstance(value, ModuleType) and value.__name__ != MAIN:
@@ -114,7 +114,7 @@ class _File:
         return alias
 
     def definition(self, value: Any, what: str = "") -> str:
-        """Writes the def or class statement of a value, after the statements that it needs, and returns its name."""
+        """Adds the def or class statement of a value, after the statements that it needs. Returns its name."""
         about, inner = what or _called(value), _undecorated(value)
         if inner is None:
             raise UsageError(
@@ -133,7 +133,7 @@ class _File:
         return node.name
 
     def _global(self, name: str, value: Any) -> None:
-        """Writes the statements after which a name has the value that it has here."""
+        """Adds the statements that give a name its present value."""
         text = self.expression(value, name)
         self.done.add(name)
         if text != name:
@@ -141,7 +141,7 @@ class _File:
 
 
 def _paths() -> list[str]:
-    """Returns the folders that this process imports from and a worker may not: beside Python's and the current one."""
+    """Returns import folders of this process that a worker may lack: not Python's own, and not the current one."""
     own = (sys.prefix, sys.base_prefix, sys.exec_prefix)
     folders = [os.path.abspath(each) for each in sys.path]
     return [each for each in folders if os.path.isdir(each) and not each.startswith(own) and each != os.getcwd()]
@@ -156,7 +156,7 @@ def _called(value: Any) -> str:
 
 
 def _place(value: Any) -> tuple[str, str] | None:
-    """Returns the module and the name of a value that any process can import; None for others."""
+    """Returns the module and the name of a value that any process can import. None for other values."""
     inner = _undecorated(value)
     names = [getattr(each, key, None) for each in (value, inner) for key in ("__qualname__", "__name__")]
     names += [str(value).rpartition(".")[2]] if type(value).__name__ == "dtype" else []
@@ -176,7 +176,7 @@ def _place(value: Any) -> tuple[str, str] | None:
 
 
 def _undecorated(value: Any) -> Any:
-    """Returns the function or class behind decorators such as triton.jit; None where there is none."""
+    """Returns the function or class behind decorators such as triton.jit, or None."""
     for _ in range(8):
         if isinstance(value, FunctionType | type):
             return inspect.unwrap(value) if isinstance(value, FunctionType) else value

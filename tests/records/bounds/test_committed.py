@@ -144,7 +144,7 @@ LEAST = "value is a finite number of at least 0.5; received "
         ('gate = "plain"', 'gate = "both"', TABLE + "gate is one of plain, scaled, noise; received 'both'"),
         ("n = 65536", "n = 0", WHERE + "n is a positive integer; received 0"),
         ("n = 65536", "n = 65536, seed = 1.5", WHERE + "seed is an integer; received 1.5"),
-        ('run = "aa00aa00aa00"', "", TABLE + "properties: it names the hash of what was measured"),
+        ('run = "aa00aa00aa00"', "", TABLE + "properties: it has the hash of the measured cases"),
         ('run = "aa00aa00aa00"', 'run = "?"', TABLE + "properties: run is hexadecimal digits; received '?'"),
         ('run = "aa00aa00aa00"', 'walk = "aa00aa00aa00"', TABLE + "properties: unknown key 'walk'"),
         ('reason = "first measured"', 'reason = ""', WHERE + "reason is a string; received ''"),

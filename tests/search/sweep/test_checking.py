@@ -185,7 +185,7 @@ def test_what_can_be_enumerated() -> None:
         space_of(subjects.good, "k", "float32", results=("dz",))
     with pytest.raises(UsageError, match="has regimes 'vanishing', .*; received 'nowhere'"):
         space_of(subjects.good, "k", "float32", bounds="nowhere")
-    with pytest.raises(UsageError, match="bfloat16 has no number in the range asked for"):
+    with pytest.raises(UsageError, match="bfloat16 has no number in the requested range"):
         space_of(subjects.good, "k", "bfloat16", bounds=(1.001, 1.002))
 
 

@@ -101,7 +101,7 @@ def test_what_a_worker_did_not_reach_is_pending_again() -> None:
 @pytest.mark.parametrize("chunks", [(0, 7), (1, 6), (0, 0)])
 def test_an_answer_about_other_chunks_is_an_error(chunks: tuple[int, int]) -> None:
     item = driver(1, 9).spaces[0]
-    with pytest.raises(RuntimeError, match="asked for the chunks 0 to 5"):
+    with pytest.raises(RuntimeError, match="requested the chunks 0 to 5"):
         item.land((0, 6), _found(item, *chunks), 1.0)
 
 

@@ -112,7 +112,9 @@ def _proposed(row: Row, margin: float, headroom: float | None) -> Change | None:
     if tightens(reading, old, margin=margin, headroom=headroom) or (stale and value < old.value):
         return Change("tighter", old, _bound(row, reading, value, f"tightened from {old.value:g}"))
     if stale:
-        return Change("restated", old, _bound(row, reading, old.value, "measured again: what is asked has changed"))
+        return Change(
+            "restated", old, _bound(row, reading, old.value, "measured again, because its cases have changed")
+        )
     if asked != dict(old.properties):
         return Change("restated", old, dataclasses.replace(old, properties=asked))
     return None

@@ -280,7 +280,7 @@ def _properties(table: toml.Table) -> dict[str, str]:
     found = {name: table.text(name, _HASH, "hexadecimal digits") for name in sources if name in table.left}
     table.done()
     if not found:
-        raise table.fail("it names the hash of what was measured, as { run = ... }; it is empty")
+        raise table.fail("it has the hash of the measured cases, as { run = ... }; it is empty")
     return found
 
 

@@ -88,8 +88,8 @@ class Variable:
             if low <= high:
                 return low, high
         raise UsageError(
-            f"{self.name} has the domain {domain.text}, in which no {self.fmt.name} number has the magnitude of inputs "
-            "with the limit of ordinary ones",
+            f"{self.name} has the domain {domain.text}: no {self.fmt.name} number in it has a magnitude with the limit "
+            "of ordinary inputs",
             hint="max_ulp= with one limit for all classes",
         )
 

@@ -112,7 +112,7 @@ class _SweptSpace:
         outline, (low, high) = Outline.decode(found), span
         end = max((stop for _, stop in outline.chunks), default=low)
         if outline.chunks != [(low, end)] or not low < end <= high:
-            raise RuntimeError(f"asked for the chunks {low} to {high - 1}, a worker answered with {outline.chunks}")
+            raise RuntimeError(f"requested the chunks {low} to {high - 1}, a worker answered with {outline.chunks}")
         self.chunks = merged([*self.chunks, (low, end)])
         self.found.append(found)
         if len(self.found) > KEPT:

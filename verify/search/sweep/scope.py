@@ -97,7 +97,7 @@ def space_of(
     elif bounds is not None:
         start, stop = key_of_value(fmt, bounds[0]), key_of_value(fmt, bounds[1], above=True)
     if not 0 <= start < stop <= 1 << fmt.bits:
-        asked = f"the regime {bounds!r}" if isinstance(bounds, str) else "the range asked for"
+        asked = f"the regime {bounds!r}" if isinstance(bounds, str) else "the requested range"
         raise UsageError(f"{who}: {dtype} has no number in {asked}", hint=f"{again} --dtype {dtype} --range=-1:1")
     return Space(
         target=target,
