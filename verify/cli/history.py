@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from verify.cli import exits, given, options, screen, sinks
 
 if TYPE_CHECKING:
-    from verify.records.history import History, Point, Series
+    from verify.records.history import History, HistoryPoint, Series
 
 
 def add(commands: Any) -> None:
@@ -144,7 +144,7 @@ def _line(line: Series) -> dict[str, Any]:
     return dataclasses.asdict(line)
 
 
-def _point(point: Point) -> dict[str, Any]:
+def _point(point: HistoryPoint) -> dict[str, Any]:
     return {
         "ulp": point.value,
         "misrounded": point.misrounded,

@@ -139,7 +139,7 @@ def earlier(folder: str | os.PathLike[str] | None, run: Run) -> dict[tuple[str, 
     if folder is None:
         return {}
     from verify.errors import UsageError
-    from verify.records.history import EVERY, History, Point
+    from verify.records.history import EVERY, History, HistoryPoint
     from verify.records.readings import APART, arch_of
     from verify.records.record import number
     from verify.report.html.against import Earlier, size
@@ -152,7 +152,7 @@ def earlier(folder: str | os.PathLike[str] | None, run: Run) -> dict[tuple[str, 
         if not kernel.peer
         for result in kernel.results
     }
-    found: dict[tuple[str, str, str, str], dict[tuple[str, str], Point]] = {}
+    found: dict[tuple[str, str, str, str], dict[tuple[str, str], HistoryPoint]] = {}
     progress = screen.Progress()
     history = History(folder, kernels={name for name, *_ in asked})
     history.refresh(progress)

@@ -46,7 +46,7 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Point:
+class HistoryPoint:
     """Holds one figure of one record."""
 
     id: str  # digest of the record's file
@@ -67,9 +67,9 @@ class Summary:
     """Summarises a series in one line: its last figure, the run since which it has that value, and the extremes."""
 
     series: Series
-    last: Point
-    since: Point  # the first of the latest runs in a row with exactly this figure
-    before: Point | None  # the last run with another figure
+    last: HistoryPoint
+    since: HistoryPoint  # the first of the latest runs in a row with exactly this figure
+    before: HistoryPoint | None  # the last run with another figure
     count: int
     least: float
     most: float  # NaN if any run had NaN
@@ -83,8 +83,8 @@ class Event:
     """Holds two successive runs with different figures."""
 
     series: Series
-    before: Point
-    after: Point
+    before: HistoryPoint
+    after: HistoryPoint
 
     @property
     def other_question(self) -> bool:
@@ -101,7 +101,7 @@ class Refresh:
 
 
 class _Figure(msgspec.Struct, array_like=True, frozen=True):
-    """Holds a kept figure: the fields of `Series` and `Point` that do not belong to the whole record."""
+    """Holds a kept figure: the fields of `Series` and `HistoryPoint` that do not belong to the whole record."""
 
     line: tuple[str, str, str, str, str]  # output, dtype, regime, source, gate
     value: float
@@ -240,7 +240,7 @@ class History:
             and (regime is None or line.regime == regime)
         )
 
-    def points(self, line: Series) -> list[Point]:
+    def points(self, line: Series) -> list[HistoryPoint]:
         """Returns every figure of a line, the oldest first."""
         key = (line.arch, line.output, line.dtype, line.regime, line.source, line.gate)
         return [_point(known, item) for known, item in self._of(line.kernel, line.regime == EVERY)[key]]
@@ -264,7 +264,7 @@ class History:
             recent=tuple(values[-recent:]),
         )
 
-    def _largest_of_regimes(self, line: Series, point: Point) -> float:
+    def _largest_of_regimes(self, line: Series, point: HistoryPoint) -> float:
         """Returns the largest finite figure of one run's regimes. It helps where one NaN is the figure of the whole
         result.
         """
@@ -324,10 +324,10 @@ def _packed(figures: list[_Figure]) -> msgspec.Raw:
     return msgspec.Raw(msgspec.msgpack.encode(figures))
 
 
-def _point(known: _Known, item: _Figure) -> Point:
+def _point(known: _Known, item: _Figure) -> HistoryPoint:
     basis = Basis(kind=item.kind, n=item.of, seed=item.seed)  # type: ignore[arg-type]
     figures = (item.value, item.misrounded, item.n, basis, item.properties, item.bits, item.worst)
-    return Point(known.content, *figures, known.record, known.created, known.commit)
+    return HistoryPoint(known.content, *figures, known.record, known.created, known.commit)
 
 
 def _largest(values: Iterable[float]) -> float:

@@ -319,7 +319,7 @@ def _same_cause(law: LawRun | None, other: LawRun) -> bool:
 
 
 @dataclass(frozen=True)
-class Row:
+class ResultRow:
     """Holds a line of the table of results: a result, or a kernel that has none."""
 
     kernel: KernelFacts
@@ -344,15 +344,15 @@ class Facts:
         return [kernel for kernel in self.kernels if not kernel.run.peer]
 
     @cached_property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[ResultRow]:
         """Returns the table of results, worst first. Equal rows keep the order of the record."""
-        found: list[tuple[tuple[float, ...], Row]] = []
+        found: list[tuple[tuple[float, ...], ResultRow]] = []
         for kernel in self.kernels:
             for each in kernel.leading:
                 order = (-LOOKS[each.standing].rank, *(-part for part in each.badness))
-                found.append((order, Row(kernel, each, each.standing)))
+                found.append((order, ResultRow(kernel, each, each.standing)))
             if kernel.is_bare:
-                found.append(((-LOOKS[kernel.standing].rank,), Row(kernel, None, kernel.standing)))
+                found.append(((-LOOKS[kernel.standing].rank,), ResultRow(kernel, None, kernel.standing)))
         return [row for _, row in sorted(found, key=lambda pair: pair[0])]
 
     @cached_property

@@ -220,7 +220,7 @@ def test_fresh_candidates_of_attention_have_scores_that_operands_share() -> None
     shapes = {"q": "b t d", "k": "b s d", "v": "b s d"}
     kernel = verify.kernel(like=attention, shapes=shapes, dtypes=["bfloat16"])(attention)
     space = space_of(kernel, "bfloat16", "y", "cpu")
-    assert space.unit.axis == 0 and not space.shared
+    assert space.layout.axis == 0 and not space.shared
     population = fresh(space, 40, Draws(0, "0", "cpu"))
     inputs, _ = space.tensors(population, {})
     q, k = (inputs[name].double() for name in "qk")  # type: ignore[union-attr]

@@ -212,7 +212,7 @@ def test_a_sum_in_order_of_rows_is_driven_to_its_worst(backend: Backend) -> None
 def test_sums_have_as_many_rows_as_a_kernel_takes(backend: Backend) -> None:
     kernel = Kernel(**{**vars(KERNELS["later_rows_lost"]), "where": "m % 8 == 0 and n % 24 == 0"})
     space = space_of(kernel, "float32", "dweight", backend.device)
-    assert space.unit.dims == (16, 24)
+    assert space.layout.dims == (16, 24)
     assert [space.rows(turn, Draws(0, "0", "cpu")) % 8 for turn in range(12)] == [0] * 12
 
 

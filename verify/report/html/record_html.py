@@ -27,8 +27,7 @@ from verify.records.record import CLASSES, ORDINARY, UNPROVEN, Number, Result, R
 from verify.report import result_words, words
 from verify.report.html import against, curve_plot, plot, speed_plot, views
 from verify.report.html.against import Against, History
-from verify.report.present import LAW_WORD, Facts, KernelFacts, ResultFacts, present, skipped_laws
-from verify.report.present import Row as Line
+from verify.report.present import LAW_WORD, Facts, KernelFacts, ResultFacts, ResultRow, present, skipped_laws
 from verify.report.result_words import judged
 from verify.report.signs import GLYPHS, LOOKS, STANDING, WORDS
 
@@ -61,7 +60,7 @@ COLUMNS = (  # key, heading, numeric
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """Holds the text of a table cell, and the sort key of numeric columns (empty sorts last)."""
 
     text: str
@@ -78,13 +77,13 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """Holds one line of the table: a result, or a kernel that has none."""
 
     id: str
     anchor: str
     standing: str
-    cells: dict[str, Cell]
+    cells: dict[str, TableCell]
     strip: Markup | None
     spark: Markup | str
     trend: Markup | str
@@ -198,7 +197,7 @@ def _foldable(text: str) -> Markup:
     return Markup(re.sub(r"([_(@=])", r"\1<wbr>", str(escape(text))))
 
 
-def _table(rows: list[Row], texts: list[str]) -> tuple[list[str], list[str]]:
+def _table(rows: list[TableRow], texts: list[str]) -> tuple[list[str], list[str]]:
     """Divides the rows into written and compressed ones. Only the last ones are compressed, and only of peers."""
     room = ROWS
     for place, (row, text) in enumerate(zip(rows, texts, strict=True)):
@@ -313,24 +312,24 @@ def compressed(data: bytes) -> str:
     return base64.b64encode(gzip.compress(data, 9, mtime=0)).decode()
 
 
-def rows(facts: Facts, history: History | None = None) -> list[Row]:
+def rows(facts: Facts, history: History | None = None) -> list[TableRow]:
     """Returns all lines of the table, worst first, as the page shows them at first."""
     return [_bare_row(line) if line.result is None else _row(line, line.result, history) for line in facts.rows]
 
 
-def _row(line: Line, each: ResultFacts, history: History | None) -> Row:
+def _row(line: ResultRow, each: ResultFacts, history: History | None) -> TableRow:
     result = each.result
     figures = judged(result.figures, result.gate)
     baseline = None if result.baseline is None else judged(result.baseline, result.gate)
     mark = "" if each.maximum == "NaN" else each.mark
     cells = {
-        "kernel": Cell(line.kernel.name),
-        "output": Cell(words.clean(result.output)),
-        "dtype": Cell(words.dtype_of(result)),
+        "kernel": TableCell(line.kernel.name),
+        "output": TableCell(words.clean(result.output)),
+        "dtype": TableCell(words.dtype_of(result)),
         **{name: _class_cell(each, name, mark * (name == ORDINARY)) for name in CLASSES},
-        "basis": Cell(words.basis_of(result, short=True), str(result.basis.n)),
-        "baseline": Cell(each.baseline, "" if baseline is None else sort_key(baseline.upper)),
-        "verdict": Cell(each.label, str(LOOKS[line.standing].rank)),
+        "basis": TableCell(words.basis_of(result, short=True), str(result.basis.n)),
+        "baseline": TableCell(each.baseline, "" if baseline is None else sort_key(baseline.upper)),
+        "verdict": TableCell(each.label, str(LOOKS[line.standing].rank)),
     }
     theirs = None if baseline is None else baseline.upper
     strip = plot.strip(figures.upper, theirs, result.limit, bad=line.standing == "wrong")
@@ -338,26 +337,28 @@ def _row(line: Line, each: ResultFacts, history: History | None) -> Row:
     spark = curve_plot.spark(*_by_input(result), label=f"Largest error of {each.title} by input")
     trend_line = curve_plot.spark(trend, result.limit, label=f"Maximum of {each.title} over {len(trend)} runs")
     name = f"row-{line.kernel.index}/{quote(result.output, safe='')}/{result.dtype}"
-    return Row(name, _anchor(line.kernel), line.standing, cells, strip, spark, trend_line, line.kernel.call)
+    return TableRow(name, _anchor(line.kernel), line.standing, cells, strip, spark, trend_line, line.kernel.call)
 
 
-def _bare_row(line: Line) -> Row:
-    cells = {key: Cell("", "") for key, _, _ in COLUMNS}
-    cells["kernel"] = Cell(line.kernel.name)
-    cells["verdict"] = Cell(line.kernel.word, str(LOOKS[line.standing].rank))
-    return Row(f"row-{line.kernel.index}", _anchor(line.kernel), line.standing, cells, None, "", "", line.kernel.call)
+def _bare_row(line: ResultRow) -> TableRow:
+    cells = {key: TableCell("", "") for key, _, _ in COLUMNS}
+    cells["kernel"] = TableCell(line.kernel.name)
+    cells["verdict"] = TableCell(line.kernel.word, str(LOOKS[line.standing].rank))
+    return TableRow(
+        f"row-{line.kernel.index}", _anchor(line.kernel), line.standing, cells, None, "", "", line.kernel.call
+    )
 
 
 def _anchor(kernel: KernelFacts) -> str:
     return f"kernel-{kernel.index}"
 
 
-def _class_cell(each: ResultFacts, name: str, unit: str) -> Cell:
+def _class_cell(each: ResultFacts, name: str, unit: str) -> TableCell:
     result = each.result
     found = next((part for part in result.classes if part.name == name), None)
     figures = None if found is None and result.classes else (found or result).figures
     key = "" if figures is None else sort_key(judged(figures, result.gate).upper)
-    return Cell(each.classes[name] + unit, key, bool(found and found.reason))
+    return TableCell(each.classes[name] + unit, key, bool(found and found.reason))
 
 
 def _by_input(result: Result) -> tuple[list[Number], float]:

@@ -20,7 +20,7 @@ LEFT, TOP, BOTTOM = 40.0, 12.0, 168.0
 
 
 @dataclass(frozen=True)
-class Point:
+class SpeedPoint:
     """Holds one implementation: its time and its worst error in the results of that pass."""
 
     kernel: str
@@ -36,13 +36,13 @@ class Plot:
     """Holds the implementations of one operation in one dtype, direction and shape."""
 
     title: str
-    points: list[Point]
+    points: list[SpeedPoint]
     drawing: Markup
 
 
 def plots(facts: Facts) -> list[Plot]:
     """Returns one plot per operation, dtype and direction, at the largest shape that was timed."""
-    groups: dict[tuple[str, str, str], dict[str, tuple[tuple[int, ...], Point]]] = {}
+    groups: dict[tuple[str, str, str], dict[str, tuple[tuple[int, ...], SpeedPoint]]] = {}
     for each in facts.kernels:
         kernel = each.run
         for speed in kernel.speed:
@@ -55,7 +55,7 @@ def plots(facts: Facts) -> list[Plot]:
                 continue
             error, _ = max(errors, key=lambda pair: _rank(pair[0]))
             wrong = any(bad for _, bad in errors) and not kernel.peer
-            point = Point(each.name, kernel.peer, wrong, speed.milliseconds, speed.of_copy, error)
+            point = SpeedPoint(each.name, kernel.peer, wrong, speed.milliseconds, speed.of_copy, error)
             group = groups.setdefault((each.call, speed.dtype, speed.direction), {})
             before = group.get(kernel.target)
             if before is None or math.prod(before[0]) < math.prod(speed.shape):
@@ -74,7 +74,7 @@ def _rank(error: Number) -> tuple[bool, float]:
     return (math.isnan(value), 0.0 if math.isnan(value) else value)
 
 
-def scatter(points: list[Point], title: str) -> Markup:
+def scatter(points: list[SpeedPoint], title: str) -> Markup:
     """Draws time on a linear axis from zero, error on a logarithmic one, NaN and infinity at the top."""
     from markupsafe import Markup, escape
 

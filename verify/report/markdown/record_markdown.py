@@ -8,7 +8,7 @@ from __future__ import annotations
 from verify.records.record import LawRun, Run, replay_command
 from verify.report import result_words, words
 from verify.report.markdown.comment import Budget, code, fenced, inert, table_row
-from verify.report.present import Facts, KernelFacts, ResultFacts, Row, law_word, present
+from verify.report.present import Facts, KernelFacts, ResultFacts, ResultRow, law_word, present
 from verify.report.result_words import limit_of, on_average, remedy, result_notes
 from verify.report.signs import GLYPHS, STANDING
 
@@ -83,7 +83,7 @@ def _calm_kernels(facts: Facts) -> list[str]:
     ]
 
 
-def _row(row: Row) -> str:
+def _row(row: ResultRow) -> str:
     sign, each = GLYPHS[row.standing], row.result
     if each is None:
         return table_row([code(row.kernel.name), *[""] * 7, f"{sign} {row.kernel.word}"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from verify.records.history import Event, Point, Refresh, Series, Summary
+from verify.records.history import Event, HistoryPoint, Refresh, Series, Summary
 from verify.records.readings import UNKNOWN
 from verify.records.record import number
 from verify.report import words
@@ -49,7 +49,7 @@ def table(kernel: str, found: Sequence[Summary], refresh: Refresh, terminal: Ter
 
 
 def events(
-    kernel: str, found: Sequence[tuple[Series, Sequence[Event], Point]], refresh: Refresh, terminal: Terminal
+    kernel: str, found: Sequence[tuple[Series, Sequence[Event], HistoryPoint]], refresh: Refresh, terminal: Terminal
 ) -> str:
     """Returns every run that changed a figure, after the first figure of its line."""
     page = Page(terminal)
@@ -178,11 +178,11 @@ def _sentence(found: Sequence[Summary], changed: Sequence[Summary]) -> str:
     )
 
 
-def _day(point: Point) -> str:
+def _day(point: HistoryPoint) -> str:
     return words.clean(point.created[:10]) or "no date"
 
 
-def _commit(point: Point) -> str:
+def _commit(point: HistoryPoint) -> str:
     return point.commit[:7] if point.commit not in ("", UNKNOWN) else "-"
 
 

@@ -57,7 +57,7 @@ CLASSED: tuple[tuple[str, ...], ...] = (
 
 
 @dataclass(frozen=True)
-class Row:
+class TerminalRow:
     """Holds one line of the table. `cells` holds the text of every column that any layout may show."""
 
     kernel: KernelFacts
@@ -79,7 +79,7 @@ def show(page: Page, facts: Facts) -> None:
         page.line(Cell(note, "dim"))
 
 
-def _stacked(page: Page, rows: list[Row]) -> None:
+def _stacked(page: Page, rows: list[TerminalRow]) -> None:
     """Prints one sentence per result, for screens that are too narrow for any layout."""
     for row in rows:
         if row.first:
@@ -90,7 +90,7 @@ def _stacked(page: Page, rows: list[Row]) -> None:
             page.line(text, Cell(cells["status"], STYLES[row.status]))
 
 
-def _group(page: Page, row: Row) -> None:
+def _group(page: Page, row: TerminalRow) -> None:
     """Prints the heading of a kernel's rows: its whole name, and its state if it has no rows."""
     heading = [Cell(row.kernel.name, "bold"), Cell(f"  {row.kernel.call}", "dim")]
     if not row.kernel.results:
@@ -98,7 +98,7 @@ def _group(page: Page, row: Row) -> None:
     page.line(*heading)
 
 
-def _columns(page: Page, rows: list[Row], columns: tuple[str, ...]) -> None:
+def _columns(page: Page, rows: list[TerminalRow], columns: tuple[str, ...]) -> None:
     """Prints a grid for each line, with fixed widths, because headings of groups come between the lines."""
     grouped = "kernel" not in columns
     widths = [column_width(name, rows) for name in columns]
@@ -112,7 +112,7 @@ def _columns(page: Page, rows: list[Row], columns: tuple[str, ...]) -> None:
             page.grid([cells], columns, widths, right, indent, filled=False)
 
 
-def _style(row: Row, column: str) -> str:
+def _style(row: TerminalRow, column: str) -> str:
     if column in ("verdict", "status"):
         return STYLES[row.status]
     if column == "kernel":
@@ -120,7 +120,7 @@ def _style(row: Row, column: str) -> str:
     return "red" if (column == "max" or column in row.beyond) and row.status == "wrong" else ""
 
 
-def choose_layout(rows: list[Row], width: int) -> tuple[str, ...]:
+def choose_layout(rows: list[TerminalRow], width: int) -> tuple[str, ...]:
     """Returns the first layout whose widest cells fit beside each other, or () if none does."""
     classed = any(result.classes for row in rows for result in row.kernel.run.results)
     for columns in CLASSED if classed else LAYOUTS:
@@ -131,14 +131,14 @@ def choose_layout(rows: list[Row], width: int) -> tuple[str, ...]:
     return ()
 
 
-def column_width(name: str, rows: list[Row]) -> int:
+def column_width(name: str, rows: list[TerminalRow]) -> int:
     """Returns the terminal cells that a column needs so that nothing in it is cut."""
     from rich.cells import cell_len
 
     return max(cell_len(text) for text in (HEADERS[name], *(row.cells[name] for row in rows)))
 
 
-def footnotes(rows: list[Row]) -> list[str]:
+def footnotes(rows: list[TerminalRow]) -> list[str]:
     """Returns explanations of the marks that occur."""
     notes = []
     if any(result.classes for row in rows for result in row.kernel.run.results):
@@ -162,17 +162,17 @@ def footnotes(rows: list[Row]) -> list[str]:
     return notes
 
 
-def rows_of(facts: Facts, signs: Signs) -> list[Row]:
+def rows_of(facts: Facts, signs: Signs) -> list[TerminalRow]:
     """Returns the lines of the table: the results of each kernel, and a kernel without any."""
     rows = []
     for kernel in facts.kernels:
         for position, each in enumerate(kernel.results):
             beyond = frozenset(part.name for part in each.result.classes if part.reason)
-            rows.append(Row(kernel, each.standing, _cells(each, signs), position == 0, beyond))
+            rows.append(TerminalRow(kernel, each.standing, _cells(each, signs), position == 0, beyond))
         if kernel.is_bare:
             word = f"{signs.status[kernel.standing]} {kernel.word}"
             cells = {**dict.fromkeys(HEADERS, ""), "kernel": kernel.name, "verdict": word, "status": word}
-            rows.append(Row(kernel, kernel.standing, cells, not kernel.results))
+            rows.append(TerminalRow(kernel, kernel.standing, cells, not kernel.results))
     return rows
 
 

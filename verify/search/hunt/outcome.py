@@ -95,7 +95,7 @@ def _result(space: SearchSpace, settings: Settings, found: Searched, finds: list
             kernel.op.name, kernel.op.resolve(kernel.params), space.result, architecture(backend.device)
         )[1]
     )
-    meaning = f" {kernel.op.meaning.identity(space.unit.dims)}" if kernel.op.meaning else ""
+    meaning = f" {kernel.op.meaning.identity(space.layout.dims)}" if kernel.op.meaning else ""
     return Result(
         output=space.result,
         dtype=space.dtype,

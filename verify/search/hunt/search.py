@@ -178,7 +178,7 @@ class Search:
             return shared
         turn = climb - climb // 2
         shared = fresh_shared(self.space, turn, draws)
-        if self.space.unit.most_rows:
+        if self.space.layout.most_rows:
             shared[ROWS] = torch.tensor(self.space.rows(turn, draws))
         return shared
 

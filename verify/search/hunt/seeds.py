@@ -13,9 +13,9 @@ from torch import Tensor
 from verify.cases.scores import RECIPES as SCORE_RECIPES
 from verify.cases.scores import fill_scores
 from verify.cases.values import ROW_REGIMES, fill
+from verify.search.hunt.candidate_layout import whole_numbers
 from verify.search.hunt.draws import Draws
 from verify.search.hunt.space import Candidates, SearchSpace, Variable
-from verify.search.hunt.units import whole_numbers
 from verify.truth.ordinals import of_tensor
 
 _ELEMENT = ("bits", "active", "near", "normal")
@@ -70,7 +70,7 @@ def _score(space: SearchSpace, recipe: str, found: Candidates, chosen: Tensor, d
 
 def fresh_shared(space: SearchSpace, turn: int, draws: Draws) -> Candidates:
     """Makes the shared variables and integer operands of a climb. Each turn uses the next recipe of each variable."""
-    found = whole_numbers(space.kernel, space.unit.dims, draws)
+    found = whole_numbers(space.kernel, space.layout.dims, draws)
     for variable in space.shared:
         chosen = torch.full((1,), turn % len(recipes(variable)), dtype=torch.int64, device=draws.device)
         found[variable.name] = _filled(space, variable, chosen, draws)

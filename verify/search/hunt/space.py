@@ -1,9 +1,9 @@
 """Defines the candidates of one result of one kernel, and how many of them make one call.
 
 A candidate is the smallest input that an output element depends on: one element of every operand, one row, one row of a
-dot product, or a small case of a PyTorch function (`units`). Each operand adds one variable to it: a line of numbers.
-Thousands of candidates fill the tensors of one call and share its other operands. One candidate alone, or a few copies
-of it, make a `Case` that every user can replay.
+dot product, or a small case of a PyTorch function (`candidate_layout`). Each operand adds one variable to it: a line of
+numbers. Thousands of candidates fill the tensors of one call and share its other operands. One candidate alone, or a
+few copies of it, make a `Case` that every user can replay.
 
 A gradient that sums over rows depends on all of them. There a candidate is a few rows of every operand and of every
 arriving gradient. The rows repeat up to the number of rows of the climb, and each candidate has a call of its own.
@@ -30,8 +30,8 @@ from verify.measure.call import run_kernel
 from verify.ops.domain import Domain
 from verify.ops.op import Largest, largest_words, up_to
 from verify.records.record import DEMANDING, EXTREME
+from verify.search.hunt.candidate_layout import CandidateLayout, allowed, copied, layout_of
 from verify.search.hunt.draws import Draws
-from verify.search.hunt.units import Unit, allowed, copied, unit_of
 from verify.truth.formats import Format, named, of
 from verify.truth.ordinals import between, folded, to_tensor
 
@@ -104,7 +104,7 @@ class SearchSpace:
     dtype: str
     result: str
     fmt: Format  # of the result
-    unit: Unit
+    layout: CandidateLayout
     variables: tuple[Variable, ...]
     shared: tuple[Variable, ...]
     largest: Largest | None = None  # the magnitude that no input exceeds
@@ -113,12 +113,12 @@ class SearchSpace:
     @property
     def alone(self) -> bool:
         """True if each candidate has a call of its own."""
-        return self.unit.axis is None
+        return self.layout.axis is None
 
     @property
     def changing(self) -> bool:
         """True if candidates share a number of rows or integer operands, in which small steps lead nowhere."""
-        return bool(self.unit.most_rows) or any(operand.range is not None for operand in self.kernel.op.operands)
+        return bool(self.layout.most_rows) or any(operand.range is not None for operand in self.kernel.op.operands)
 
     @property
     def side_by_side(self) -> bool:
@@ -144,8 +144,8 @@ class SearchSpace:
     @property
     def sentence(self) -> str:
         """Returns one line that says what is searched. It is part of the property hash."""
-        sizes = map("{} = {}".format, self.kernel.op.geometry.dims, self.unit.dims)
-        what = self.unit.what or f"cases of {', '.join(sizes)}"
+        sizes = map("{} = {}".format, self.kernel.op.geometry.dims, self.layout.dims)
+        what = self.layout.what or f"cases of {', '.join(sizes)}"
         given = ", ".join(variable.name for variable in (*self.variables, *self.shared))
         range_ = "finite"
         if isinstance(self.largest, dict):
@@ -162,28 +162,28 @@ class SearchSpace:
     def fits(self, count: int) -> int:
         """Returns the largest number of candidates, up to `count`, that the kernel accepts in one call."""
         fewer = range(count, 0, -1) if self.kernel.op.geometry.named else ()
-        return next((size for size in fewer if self.kernel.allows(self.unit.times(size))), count)
+        return next((size for size in fewer if self.kernel.allows(self.layout.times(size))), count)
 
     def rows(self, turn: int, draws: Draws) -> int:
         """Returns the number of rows of a climb: one beside a split in every second turn, otherwise any number."""
-        most = self.unit.most_rows
+        most = self.layout.most_rows
         splits = [split for split in _SPLITS if split < most]
         if turn % 2 == 0:
             rows = splits[turn // 2 % len(splits)] + (-1 if turn // 2 // len(splits) % 2 else 1)
         else:
             rows = min(1 + int(draws.step(1, most.bit_length() - 1)[0]), most)
-        return allowed(self.kernel, self.unit.of_rows(rows), 0)
+        return allowed(self.kernel, self.layout.of_rows(rows), 0)
 
     def tensors(self, population: Candidates, shared: Candidates) -> tuple[dict[str, Tensor | None], dict[str, Tensor]]:
         """Returns the operands and the arriving gradients of one call."""
         inputs, upstream = self._tensors(population, shared)
-        if self.unit.most_rows:
+        if self.layout.most_rows:
             rows = int(shared[ROWS])
             data = {operand.name for operand in self.kernel.op.operands if operand.role == "data"}
             upstream = {name: repeated(value, rows) for name, value in upstream.items()}
             inputs |= {name: repeated(value, rows) for name in data if (value := inputs[name]) is not None}
         if self.kernel.op.derived:
-            case = case_of(self.kernel, self.dtype, dims=self.unit.times(size_of(population)))
+            case = case_of(self.kernel, self.dtype, dims=self.layout.times(size_of(population)))
             inputs = derive_all(self.kernel.op, case, inputs, next(iter(population.values())).device)
         return inputs, upstream
 
@@ -195,7 +195,7 @@ class SearchSpace:
         upstream: dict[str, Tensor] = {}
         for variable in (*self.variables, *self.shared):
             tensor = self._laid(to_tensor((population | shared)[variable.name], variable.fmt), variable)
-            if self.unit.most_rows and variable.role in ("data", "upstream"):
+            if self.layout.most_rows and variable.role in ("data", "upstream"):
                 tensor = tensor[: int(shared[ROWS])].contiguous()
             if variable.role == "upstream":
                 upstream[variable.name[1:]] = tensor
@@ -211,7 +211,7 @@ class SearchSpace:
         if self.side_by_side:
             line = math.gcd(count, _LINE)
             return value.expand(count // line, line).contiguous()
-        return copied(value, count) if name in self.unit.laid else value
+        return copied(value, count) if name in self.layout.laid else value
 
     def _laid(self, tensor: Tensor, variable: Variable) -> Tensor:
         """Lays the numbers of all candidates out as an operand: elements side by side, other candidates one behind the
@@ -239,7 +239,7 @@ class SearchSpace:
         inputs, upstream = self._tensors(many, shared)
         values = {name: spell(tensor) for name, tensor in inputs.items() if tensor is not None}
         values |= {"d" + name: spell(tensor) for name, tensor in upstream.items()}
-        dims = self.unit.of_rows(int(shared[ROWS])) if self.unit.most_rows else self.unit.times(copies)
+        dims = self.layout.of_rows(int(shared[ROWS])) if self.layout.most_rows else self.layout.times(copies)
         return _case(self.kernel, self.dtype, dims, gradient=self.gradient, values=values)
 
     def contexts(self) -> list[int]:
@@ -255,8 +255,8 @@ class SearchSpace:
 
     def copies(self, case: Case) -> int:
         """Returns the number of candidates in a case."""
-        axis = self.unit.axis
-        return 1 if axis is None else case.dims[axis] // self.unit.dims[axis]
+        axis = self.layout.axis
+        return 1 if axis is None else case.dims[axis] // self.layout.dims[axis]
 
 
 def _case(kernel: Kernel, dtype: str, dims: tuple[int, ...], *, gradient: bool, values: Mapping[str, str]) -> Case:
@@ -329,11 +329,11 @@ def _narrowed(variable: Variable, least: float, most: float) -> Variable:
 
 def _space(kernel: Kernel, dtype: str, result: str, device: str, width: int, largest: Largest | None) -> SearchSpace:
     op = kernel.op
-    unit = unit_of(kernel, dtype, result, device, width)
-    space = SearchSpace(kernel, dtype, result, named(dtype), unit, (), (), largest)
-    call = (3, 16) if space.side_by_side else unit.times(space.fits(3))
+    layout = layout_of(kernel, dtype, result, device, width)
+    space = SearchSpace(kernel, dtype, result, named(dtype), layout, (), (), largest)
+    call = (3, 16) if space.side_by_side else layout.times(space.fits(3))
     found = results_with(result, kernel, dtype, device, call)
-    shapes = shapes_of(op, unit.dims, op.resolve(kernel.params), op.all_outputs)
+    shapes = shapes_of(op, layout.dims, op.resolve(kernel.params), op.all_outputs)
     drawn = [each for each in op.operands if each.range is None and each.derive is None]
     operands = [each for each in drawn if each.name not in kernel.absent]
     given: list[tuple[str, str, Format]]
@@ -348,12 +348,12 @@ def _space(kernel: Kernel, dtype: str, result: str, device: str, width: int, lar
             role,
             _limit(fmt, up_to(largest, "" if role == "upstream" else name)),
             row=not space.side_by_side and math.prod(shapes[name]) > 1,
-            columns_first=bool(unit.most_rows) and role == "upstream",
+            columns_first=bool(layout.most_rows) and role == "upstream",
             domain=None if role == "upstream" else op.domains.get(name),
         )
         for name, role, fmt in given
     )
-    own = tuple(variable for variable in variables if unit.axis is None or variable.name in unit.laid)
+    own = tuple(variable for variable in variables if layout.axis is None or variable.name in layout.laid)
     shared = tuple(variable for variable in variables if variable not in own)
     return replace(space, fmt=found[result], variables=own, shared=shared)
 

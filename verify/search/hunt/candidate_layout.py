@@ -34,7 +34,7 @@ _TRIED = 2_000  # number of sizes to choose from, the plainest first
 
 
 @dataclass(frozen=True)
-class Unit:
+class CandidateLayout:
     """Holds the sizes of one candidate, and how candidates are laid in one call.
 
     `axis` is the dimension in which they lie, None if each has a call of its own. `laid` names the tensors that have
@@ -60,24 +60,24 @@ class Unit:
         return (*self.dims[:axis], size, *self.dims[axis + 1 :])
 
 
-def unit_of(kernel: Kernel, dtype: str, result: str, device: str, width: int) -> Unit:
-    """Returns the unit of one result. `width` 0 is the default length of rows and dot products."""
+def layout_of(kernel: Kernel, dtype: str, result: str, device: str, width: int) -> CandidateLayout:
+    """Returns the layout of one result. `width` 0 is the default length of rows and dot products."""
     op = kernel.op
     data = frozenset(operand.name for operand in op.operands if operand.role == "data")
     data |= {"d" + name for name in op.all_outputs}
     if op.geometry.by_element:
-        return Unit((1, 1), 1, data | {operand.name for operand in op.operands}, what="single elements")
+        return CandidateLayout((1, 1), 1, data | {operand.name for operand in op.operands}, what="single elements")
     if result in summed_results(kernel):
         return _sum_of_rows(kernel, dtype, result, device, width or WIDTH_SUMS)
     width = width or (WIDTH_FLOAT64 if dtype == "float64" else WIDTH)
     if op.geometry.named:
         return _of_function(kernel, result, width)
     what = "rows" if op.geometry.by_row else "dot products"
-    return Unit(op.geometry.dims_of(1, width), 0, data, what=f"{what} of {width}")
+    return CandidateLayout(op.geometry.dims_of(1, width), 0, data, what=f"{what} of {width}")
 
 
-def _sum_of_rows(kernel: Kernel, dtype: str, result: str, device: str, width: int) -> Unit:
-    """Returns the unit of a sum over rows. Raises UsageError if a case could not spell out its rows."""
+def _sum_of_rows(kernel: Kernel, dtype: str, result: str, device: str, width: int) -> CandidateLayout:
+    """Returns the layout of a sum over rows. Raises UsageError if a case could not spell out its rows."""
     width = allowed(kernel, kernel.op.geometry.dims_of(PERIOD, width, WIDTH_SUMS), 1)
     if width * PERIOD > LIMIT:
         raise UsageError(
@@ -85,7 +85,7 @@ def _sum_of_rows(kernel: Kernel, dtype: str, result: str, device: str, width: in
         )
     most = _MOST_ROWS_CPU if dtype == "float64" or device == "cpu" else _MOST_ROWS
     dims = kernel.op.geometry.dims_of(PERIOD, width, WIDTH_SUMS)
-    return Unit(dims, None, most_rows=most, what=f"sums over rows of {width}")
+    return CandidateLayout(dims, None, most_rows=most, what=f"sums over rows of {width}")
 
 
 def allowed(kernel: Kernel, dims: Dims, axis: int) -> int:
@@ -97,18 +97,18 @@ def allowed(kernel: Kernel, dims: Dims, axis: int) -> int:
     return dims[axis]
 
 
-def _of_function(kernel: Kernel, result: str, elements: int) -> Unit:
-    """Returns the unit of a PyTorch function. Its operands have at most `elements` numbers if the domain allows it."""
+def _of_function(kernel: Kernel, result: str, elements: int) -> CandidateLayout:
+    """Returns the layout of a PyTorch function. An operand has at most `elements` numbers if the domain allows it."""
     op = kernel.op
     if op.geometry.examples:
-        found = Unit(min(op.geometry.examples, key=lambda dims: _numbers(op, dims)), None)
+        found = CandidateLayout(min(op.geometry.examples, key=lambda dims: _numbers(op, dims)), None)
     else:
         found = _chosen(op, elements, None)
         for axis in range(len(op.geometry.dims)):
             dims = _chosen(op, elements, axis).dims
-            unit = Unit(dims, axis, _laid(kernel, dims, axis))
-            if unit.laid and _is_apart(kernel, result, unit):
-                found = unit
+            layout = CandidateLayout(dims, axis, _laid(kernel, dims, axis))
+            if layout.laid and _is_apart(kernel, result, layout):
+                found = layout
                 break
     if (numbers := _numbers(op, found.dims)) > LIMIT:
         raise UsageError(
@@ -124,7 +124,7 @@ def _numbers(op: Op, dims: Dims) -> int:
     return max(math.prod(shape) for shape in op.shapes(dims, op.params).values())
 
 
-def _chosen(op: Op, elements: int, axis: int | None) -> Unit:
+def _chosen(op: Op, elements: int, axis: int | None) -> CandidateLayout:
     """Returns the largest sizes with at most `elements` numbers, preferably square. The size along `axis` is the
     smallest.
     """
@@ -138,7 +138,7 @@ def _chosen(op: Op, elements: int, axis: int | None) -> Unit:
         numbers = _numbers(op, dims)
         return (True, min(rest, default=1), numbers) if numbers <= elements else (False, -numbers, 0)
 
-    return Unit(max(sizes, key=order), axis)
+    return CandidateLayout(max(sizes, key=order), axis)
 
 
 def _laid(kernel: Kernel, dims: Dims, axis: int) -> frozenset[str]:
@@ -147,7 +147,7 @@ def _laid(kernel: Kernel, dims: Dims, axis: int) -> frozenset[str]:
     Returns none if `axis` changes a tensor in another way, or if an output does not have it. Tripling the size shows
     that a dimension is `axis` itself and not computed from it.
     """
-    many = Unit(dims, axis).times(3)
+    many = CandidateLayout(dims, axis).times(3)
     if not kernel.allows(many):
         return frozenset()
     op = kernel.op
@@ -162,24 +162,24 @@ def _laid(kernel: Kernel, dims: Dims, axis: int) -> frozenset[str]:
     return frozenset(found) if whole else frozenset()
 
 
-def _is_apart(kernel: Kernel, result: str, unit: Unit) -> bool:
+def _is_apart(kernel: Kernel, result: str, layout: CandidateLayout) -> bool:
     """True if the first candidate's result has the same bits beside any other candidates of the call."""
-    op, size = kernel.op, unit.dims[unit.axis or 0]
+    op, size = kernel.op, layout.dims[layout.axis or 0]
     gradient = result not in op.all_outputs
-    if (result[1:] if gradient else "d" + result) not in unit.laid:
+    if (result[1:] if gradient else "d" + result) not in layout.laid:
         return False
-    case = Case("float32", unit.times(3), "normal", absent=kernel.absent)
+    case = Case("float32", layout.times(3), "normal", absent=kernel.absent)
     inputs = inputs_of(op, case, "cpu")
     arriving: dict[str, Tensor] = {}
     if gradient:
         draws = Draws(0, "beside", "cpu")
         for name in op.all_outputs:
             if name not in op.integers:
-                shape = expected_shape(op, unit.times(3), op.params, name)
+                shape = expected_shape(op, layout.times(3), op.params, name)
                 arriving[name] = (draws.uniform(math.prod(shape)) - 0.5).reshape(shape)
     seen = []
     for factor in (1.0, -3.0, 1000.0):
-        given = {name: _beside(value, size, factor, name in unit.laid) for name, value in inputs.items()}
+        given = {name: _beside(value, size, factor, name in layout.laid) for name, value in inputs.items()}
         given = derive_all(op, case, given, "cpu")
         upstream = {name: _beside(value, size, factor, True) for name, value in arriving.items()}
         problem = Problem(inputs=given, params=op.resolve(kernel.params), upstream=upstream, results=(result,))  # type: ignore[arg-type]
