@@ -115,6 +115,7 @@ def _other_verify() -> str:
 
 
 def _run(options: argparse.Namespace) -> int:
+    """Runs the command of the options, and turns each kind of error into a message and an exit code."""
     try:
         sinks.check(options)
         code = int(options.handler(options))

@@ -51,6 +51,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _lines(options: argparse.Namespace, history: History) -> list[Series]:
+    """Returns the lines of figures that the options select. Raises UsageError if there are none."""
     from verify.errors import UsageError
     from verify.records.history import EVERY
 

@@ -124,6 +124,7 @@ def text(done: CompletedRun, then: str) -> list[str]:
 
 
 def _found(kernel: KernelRun, found: Result, summary: HuntSummary) -> list[str]:
+    """Returns the lines about the worst find of one result."""
     from verify.records.record import replay_command, value_of
     from verify.report import words
 

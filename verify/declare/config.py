@@ -41,6 +41,7 @@ def find(start: Path | None = None) -> Config:
 
 
 def _read(path: Path) -> Config:
+    """Reads one pyproject.toml. Raises UsageError for wrong settings."""
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

@@ -87,9 +87,7 @@ class Kernel:
         return (calling.function if calling else self.function)(*args, **kwargs)
 
     def described(self) -> dict[str, Any]:
-        """Returns the declaration as JSON, without the function, for a process that does not import the kernel's
-        module.
-        """
+        """Returns the declaration as JSON, without the function, for processes that do not import its module."""
         names = [item.name for item in dataclasses.fields(self) if item.name not in ("function", "encoding")]
         fields = {name: getattr(self, name) for name in names}
         return dict(msgspec.to_builtins({**fields, "op": self.op.name}))
@@ -122,9 +120,7 @@ class Kernel:
         return self.operand_dtypes.get(dtype, {}).get(operand, dtype)
 
     def result_dtype(self, dtype: str, result: str) -> str | None:
-        """Returns the dtype of a result in the cases of a dtype. None: a statistic without a declared dtype may have
-        any.
-        """
+        """Returns the dtype of a result in the cases of a dtype. None: any, for an undeclared statistic."""
         if result not in self.outputs:
             return self.operand_dtype(dtype, result.removeprefix("d"))
         if result in self.op.integers:
@@ -168,9 +164,7 @@ class Kernel:
         return self.max_noise.get(result, self.max_noise.get("", default))
 
     def noise_floor(self, dtype: str, result: str) -> float:
-        """Returns the least unit of such a result, in ULP. With it, an error within `ulp_limit` is within
-        `noise_limit`.
-        """
+        """Returns the least unit of such a result, in ULP: an error within `ulp_limit` is within `noise_limit`."""
         return (self.ulp_limit(dtype, result) - 0.5) / self.noise_limit(dtype, result)
 
     def _limited(self, dtype: str, result: str) -> str:
@@ -263,8 +257,8 @@ def kernel(
     op: the operation that it computes, by name (`verify list --ops`).
     like: instead of op, a PyTorch function or module that defines what the kernel computes (docs/like.md). Its shapes
         follow from shapes={"x": "n d", ...} in named dimensions, or from examples=[(x, ...)] or a function that returns
-        one. Without both it is elementwise. integers= describes the values of integer operands, {"label":
-        "0 <= label < v"} or "bool". outputs= names its results.
+        one. Without both it is elementwise. integers= describes the values of integer operands,
+        {"label": "0 <= label < v"} or "bool". outputs= names its results.
     where: the sizes that it accepts, such as "d % 16 == 0 and d <= 4096", in the dimensions of shapes=. For an op by
         name the dimensions are m rows of n columns, and their rank; m, k and n of a product. No others are tried.
     params: values of the op's parameters that this kernel implements.
@@ -454,9 +448,7 @@ def _called(kind: type) -> str:
 
 
 def _takes(where: str, declared: Kernel) -> None:
-    """Raises UsageError if the function cannot be called with the operands by position and the parameters by
-    keyword.
-    """
+    """Raises UsageError if the function does not take the operands by position and the parameters by keyword."""
     function, op, operands, accepted = declared.function, declared.op, declared.operands, declared.accepted
     if isinstance(getattr(function, "__self__", None), type):
         return  # Function.apply accepts any arguments

@@ -61,6 +61,7 @@ def load(target: Target) -> list[Kernel]:
 
 
 def _import(target: Target) -> ModuleType:
+    """Imports the module of a target. Raises UsageError with the next command if that fails."""
     path = Path(target.source).resolve()
     if path.is_dir() and not (target.source.isidentifier() and (path / "__init__.py").is_file()):
         raise UsageError(
@@ -117,6 +118,7 @@ def _within(shown: str, error: UsageError) -> UsageError:
 
 
 def _import_file(path: Path, shown: str) -> ModuleType:
+    """Imports a file as a module, once. Raises UsageError if it changes meanwhile."""
     # A name of its own, so that two accuracy.py in two folders are two modules.
     digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:12]
     label = f"verify_target_{path.stem.replace('.', '_')}_{digest}"
@@ -143,6 +145,7 @@ def _import_file(path: Path, shown: str) -> ModuleType:
 
 
 def _import_failure(shown: str, error: BaseException) -> UsageError:
+    """Returns the error of a failed import, with the place in the file."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     if isinstance(error, SyntaxError) and error.filename:

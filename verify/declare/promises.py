@@ -75,6 +75,7 @@ def limits(
 
 
 def _class_limits(where: str, limit: Any) -> dict[str, float | None]:
+    """Returns the limit of each class. A class without one has the limit of the class before it."""
     given = limit if isinstance(limit, Mapping) else {ORDINARY: limit}
     if unknown := set(given) - set(CLASSES):
         raise UsageError(
@@ -163,6 +164,7 @@ def _limit(where: str, limit: Any) -> float:
 
 
 def largest(where: str, largest: Any, dtypes: tuple[str, ...], operands: Sequence[str]) -> dict[str, Largest]:
+    """Maps each dtype to the magnitude of inputs up to which the limit is promised."""
     if largest is None:
         return {}
     each = largest if isinstance(largest, Mapping) else dict.fromkeys(dtypes, largest)

@@ -181,6 +181,7 @@ def _by_question(run: Run) -> dict[_Question, Reading]:
 
 
 def _pair(question: _Question, base: Reading | None, head: Reading | None, arch: str) -> Pair:
+    """Pairs two readings of one question, and says how the figure and the bits changed."""
     *names, source = question
     key = Key(arch, *names)
     if base is None or head is None:

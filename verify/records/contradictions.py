@@ -47,6 +47,7 @@ def contradictions_of(run: Run) -> Found:
 
 
 def _of_result(result: Result) -> Found:
+    """Yields the contradictions in one result, each with its place below it."""
     parts = [("", ".figures", result.figures)]
     parts += [(part.name, f".regimes[{at}].figures", part.figures) for at, part in enumerate(result.regimes)]
     classes = [(f".classes[{at}].figures", each.figures) for at, each in enumerate(result.classes)]
@@ -145,6 +146,7 @@ def _of_errors(result: Result) -> Found:
 
 
 def _of_figures(figures: Figures) -> Found:
+    """Yields negative errors, impossible counts, and maxima beyond their upper end."""
     for name in ("max_ulp", "max_upper", "p999", "mean", "scaled_max", "scaled_upper", "scaled_p999"):
         if (value := getattr(figures, name)) is not None and value_of(value) < 0:
             yield f".{name}", f"an error is at least 0, and this is {value}"

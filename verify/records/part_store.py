@@ -124,6 +124,7 @@ class PartStore:
             self.path.unlink()
 
     def _lines(self) -> dict[str, msgspec.Raw]:
+        """Reads the parts of the file. Cuts a torn last line off, and ignores lines with a wrong digest."""
         try:
             data = self.path.read_bytes() if self.path.exists() else b""
         except OSError as error:

@@ -118,6 +118,7 @@ def readings(run: Run) -> Iterator[Reading]:
 
 
 def _of_result(kernel: KernelRun, result: Result, about: tuple[str, str, str, str]) -> Iterator[Reading]:
+    """Yields a reading for each regime of a result."""
     arch, record, commit, created = about
     for part in _parts(result):
         value = judged(part.figures, result.gate)

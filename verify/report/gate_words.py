@@ -53,6 +53,7 @@ def clauses(verdict: Verdict) -> list[str]:
 
 
 def _clause(status: Status, rows: Sequence[Row]) -> str:
+    """Returns the part of the sentence about the rows of one status."""
     count = len(rows)
     if status == "crashed":
         kernels = len({(row.key.arch, row.key.kernel) for row in rows})

@@ -472,6 +472,9 @@ class Facts:
         return f"{who} within the declared limits ({plural(results, 'result')})"
 
     def _failed(self, total: int) -> list[str]:
+        """Returns the parts of a failing sentence: counts, the worst result, kernels that differ or fail, broken
+        laws.
+        """
         counted: list[str] = []
         for status in FAILED:
             if count := self.counts.get(status, 0):
@@ -492,6 +495,7 @@ class Facts:
         return parts
 
     def _missing(self) -> str:
+        """Describes missing parts: interrupted or skipped kernels, missing verdicts, and gaps."""
         found = self.counts
         counts = [(status, found[status]) for status in ("interrupted", "skipped") if found.get(status)]
         parts = [f"{plural(count, 'kernel')} {'was' if count == 1 else 'were'} {status}" for status, count in counts]

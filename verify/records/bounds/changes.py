@@ -97,6 +97,7 @@ def _moved(row: Row, reason: str, today: str, headroom: float | None) -> Change 
 
 
 def _proposed(row: Row, margin: float, headroom: float | None) -> Change | None:
+    """Returns a new, tighter or restated bound, or None if the readings change nothing or cannot carry a bound."""
     usable = _usable(row.readings)
     if not usable or len(usable) < len(row.readings):
         return None
@@ -216,6 +217,7 @@ def _usable(found: Iterable[Reading]) -> list[Reading]:
 
 
 def _bound(row: Row, reading: Reading, value: float, reason: str) -> Bound:
+    """Returns the bound of a row with a value, a reason and the evidence of a reading."""
     old = row.bound
     asked: dict[str, str] = {item.source: item.properties for item in _usable(row.readings)}
     same_gate = old is not None and old.gate == reading.gate

@@ -264,6 +264,7 @@ def _basis(row: toml.Table) -> Basis:
 
 
 def _evidence(table: toml.Table) -> Evidence:
+    """Reads the evidence that all rows of a table share."""
     found = Evidence(
         record=table.text("record"),
         commit=table.text("commit"),

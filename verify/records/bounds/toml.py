@@ -67,10 +67,12 @@ class Table:
         self.left = dict(values)
 
     def fail(self, text: str) -> UsageError:
+        """Returns an error with the file and the place in it."""
         where = f"{self.where}: " if self.where else ""
         return UsageError(f"{self.source}: {where}{text}")
 
     def take(self, name: str, rule: str, holds: Callable[[Any], bool], default: Any = _MISSING) -> Any:
+        """Takes the value of a key. Raises UsageError with the rule if it is missing or breaks the rule."""
         if name not in self.left:
             if default is _MISSING:
                 raise self.fail(f"{name} is missing; it is {rule}")
@@ -89,6 +91,8 @@ class Table:
         empty: bool = False,
         default: Any = _MISSING,
     ) -> str:
+        """Takes a string, which matches the pattern if there is one."""
+
         def holds(value: Any) -> bool:
             return isinstance(value, str) and (empty or bool(value)) and (not pattern or bool(pattern.fullmatch(value)))
 
@@ -96,20 +100,25 @@ class Table:
         return found
 
     def choice(self, name: str, allowed: tuple[str, ...]) -> str:
+        """Takes one of the allowed strings."""
         found: str = self.take(name, f"one of {', '.join(allowed)}", lambda v: isinstance(v, str) and v in allowed)
         return found
 
     def figure(self, name: str, *, least: float) -> float:
+        """Takes a finite number of at least `least`."""
+
         def holds(value: Any) -> bool:
             return type(value) in (int, float) and abs(value) <= 1e300 and value >= least
 
         return float(self.take(name, f"a finite number of at least {least:g}", holds))
 
     def table(self, name: str) -> Table:
+        """Takes an inner table."""
         where = f"{self.where}: {name}" if self.where else name
         return Table(self.source, where, self.take(name, "a table", lambda v: isinstance(v, dict)))
 
     def done(self) -> None:
+        """Raises UsageError if the table has keys that were not taken."""
         if self.left:
             raise self.fail(f"unknown key {', '.join(map(repr, sorted(self.left)))}")
 

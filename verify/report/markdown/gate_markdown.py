@@ -193,6 +193,7 @@ def _waived(rows: Sequence[Row]) -> list[str]:
 
 
 def _detail(row: Row, count: int) -> str:
+    """Returns a folded block for one breach: figures, input, the kernel's value, the truth and the replay command."""
     reading = row.leading
     assert reading is not None
     facts = [("measured", f"{gate_words.figure(reading)}, {inert(words.basis(reading.basis))}")]

@@ -144,6 +144,7 @@ def _unproven(found: ResultFacts) -> str:
 
 
 def _worst(found: ResultFacts) -> str:
+    """Returns a folded block for one wrong result."""
     result, worst = found.result, found.worst
     facts = [("why", inert(result.reason))] if result.reason else []
     if worst is not None:

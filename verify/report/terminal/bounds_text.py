@@ -212,6 +212,7 @@ def value(bound: Bound | None) -> str:
 
 
 def _loosened(page: Page, change: Change, behind: Behind, files: Files) -> None:
+    """Prints a loosened bound, with its reason, evidence and worst input."""
     assert change.new is not None
     bound = change.new
     _heading(page, change)

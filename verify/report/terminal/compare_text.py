@@ -75,6 +75,7 @@ def _cells(pair: Pair, signs: Signs) -> list[Cell]:
 
 
 def _block(page: Page, pair: Pair) -> None:
+    """Prints a figure that got worse, with its input and replay command."""
     assert pair.head is not None and pair.base is not None
     page.blank()
     page.line(page.sign("wrong", "worse"), Cell(compare_words.title(pair), "bold"))

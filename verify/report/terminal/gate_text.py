@@ -127,6 +127,7 @@ def _block(page: Page, row: Row, verdict: Verdict, records: Sequence[str], *, wh
 
 
 def _lines(page: Page, status: Status, rows: Sequence[Row]) -> None:
+    """Prints the rows of one status without figures, a line for each kernel and reason."""
     if not rows:
         return
     found = gate_words.groups(rows)

@@ -147,6 +147,7 @@ def _cells(item: Summary, bars: int, glyphs: bool) -> dict[str, Cell]:
 
 
 def _event(event: Event, signs: Signs) -> list[Cell]:
+    """Returns the table row of a change."""
     before, after = event.before, event.after
     worse = math.isnan(after.value) or (not math.isnan(before.value) and after.value > before.value)
     word = "other cases" if event.other_question else "worse" if worse else "better"

@@ -53,6 +53,7 @@ class Assessor:
         return Assessed(*(torch.cat([getattr(one, name) for one in each]) for name in ("figure", "element", "got")))
 
     def _call(self, population: Candidates, shared: Candidates) -> Assessed:
+        """Judges a population by one call of the kernel, and counts its elements."""
         space, candidates = self.space, size_of(population)
         inputs, upstream = space.tensors(population, shared)
         problem = Problem(inputs=inputs, params=self.params, upstream=upstream, results=(space.result,))

@@ -68,6 +68,7 @@ def hunt(
 
 
 def _result(space: SearchSpace, settings: Settings, found: Searched, finds: list[Find], backend: Backend) -> Result:
+    """Makes the result of a hunt. Open finds make it undecided, unless another find is wrong."""
     kernel = space.kernel
     gate, limit = kernel.op.gate_of(space.result), kernel.limit(space.dtype, space.result)
     proven = [find for find in finds if not find.open]
@@ -140,6 +141,7 @@ def _reason(find: Find, limit: float, gate: str) -> str:
 
 
 def _notes(space: SearchSpace, found: Searched, finds: list[Find]) -> list[str]:
+    """Returns remarks for the record: what shares mean, an early stop, and finds that need other inputs beside them."""
     about = f"{space.result} {space.dtype}"
     notes = [f"{about}: the shares and quantiles of a hunt describe what it tried, which is biased towards the worst"]
     if found.stopped:

@@ -328,6 +328,7 @@ def _narrowed(variable: Variable, least: float, most: float) -> Variable:
 
 
 def _space(kernel: Kernel, dtype: str, result: str, device: str, width: int, largest: Largest | None) -> SearchSpace:
+    """Returns the space over all magnitudes up to `largest`."""
     op = kernel.op
     layout = layout_of(kernel, dtype, result, device, width)
     space = SearchSpace(kernel, dtype, result, named(dtype), layout, (), (), largest)

@@ -271,6 +271,7 @@ class Sweep:
     # -- judgement -------------------------------------------------------------------------------
 
     def _figures_for(self, label: str, result: str) -> _Figures:
+        """Returns the figures of a result, and makes them on the device at the first slab."""
         if label in self.figures:
             return self.figures[label]
         device, parts, chunks = self.device, len(self.plan.names), self.high - self.low

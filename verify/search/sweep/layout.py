@@ -82,6 +82,7 @@ class Plan:
         return self.part(regime, level if other is None else max(level, level_at(self.bands, other)))
 
     def _pieces(self, first: int, last: int) -> Iterator[Piece]:
+        """Yields the pieces of a range of points, cut at regimes, bins and levels."""
         per = self.space.per_key
         start, stop = first // per, last // per
         ends = [start, *(key for key in self.cuts if start < key < stop), stop]

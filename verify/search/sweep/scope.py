@@ -126,6 +126,7 @@ def undeclared(kernel: Kernel, target: str, received: Sequence[str]) -> UsageErr
 
 
 def _regime_keys(kernel: Kernel, fmt: Format, name: str, again: str) -> tuple[int, int]:
+    """Returns the keys of a regime. Raises UsageError if the op has no such regime."""
     regimes = kernel.op.landmarks.regimes(kernel.op.resolve(kernel.params))
     for regime in regimes:
         if regime.name == name:

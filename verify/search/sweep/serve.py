@@ -58,6 +58,7 @@ def spaces(request: ListSpaces, backend: Backend) -> Spaces:
 
 
 def _spaces_of(kernel: Kernel, target: str, request: ListSpaces, backend: Backend) -> list[Space]:
+    """Returns the spaces of a kernel, one for each dtype. Raises UsageError if it cannot be swept."""
     who = f"kernel {kernel.name!r}"
     if not runs_on(kernel.backends, backend.name):
         raise UsageError(

@@ -97,6 +97,7 @@ def table_for(curve: str, approximate: str, slope: bool) -> Table:
 
 
 def _made(curve: str, approximate: str, slope: bool) -> Table:
+    """Makes a table: adds cells in batches until the remainder has vanished."""
     nodes = _nodes()
     solver = _solver(nodes)
     rows = [_near_row(curve, approximate, slope, nodes)]
