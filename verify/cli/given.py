@@ -43,7 +43,7 @@ def targets(options: argparse.Namespace, settings: Config) -> list[str]:
 
 
 def enter(options: argparse.Namespace, root: Path) -> None:
-    """Changes to the folder that configured targets are relative to. Makes the paths of output files absolute first."""
+    """Changes to the folder that configured targets are relative to. First makes the paths of options absolute."""
     if root.resolve() == Path.cwd():
         return
     for name in _PATHS:

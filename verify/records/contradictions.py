@@ -108,7 +108,7 @@ def _of_sums(result: Result) -> Found:
 def _of_basis(result: Result) -> Found:
     """Checks the number of inputs of an exhaustive result: all numbers of a format or all pairs of them.
 
-    A packed result has two elements for each pair. Two kinds of results may have fewer inputs, but more than one: a
+    A packed result has two elements for each of these. Two kinds of results may have fewer inputs, but more than one: a
     sweep of a range, which the name of the output shows, and a quantiser, whose limit is 0. A quantiser is tried with
     all magnitudes of a block or an element.
     """

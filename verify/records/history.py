@@ -1,7 +1,7 @@
 """Follows figures over time, from the record files of a folder.
 
 The record files are the source. Reading a record costs 1 to 60 ms, so the figures of each are kept in a small file
-beside the user's caches. These files can be deleted at any time: a missing, old or corrupt one is made again. A file
+in the user's cache. These files can be deleted at any time: a missing, old or corrupt one is made again. A file
 that is not a record is named and skipped.
 """
 
@@ -34,7 +34,7 @@ RACY = 2_000_000_000  # ns; a file changed this shortly before it was read may c
 
 @dataclass(frozen=True, order=True)
 class Series:
-    """Names a line of figures. `regime` is empty for the whole result."""
+    """Identifies a series of comparable figures over time. `regime` is empty for the whole result."""
 
     arch: str
     kernel: str
@@ -228,7 +228,7 @@ class History:
     def series(
         self, kernel: str, *, output: str = "", dtype: str = "", regime: str | None = EVERY, arch: str = ""
     ) -> list[Series]:
-        """Returns the lines of a kernel. `regime`: a name, "" for whole results, None for every regime."""
+        """Returns the series of a kernel. `regime`: a name, "" for whole results, None for every regime."""
         both = [self._of(kernel, whole) for whole in (True, False) if regime is None or whole == (regime == EVERY)]
         return sorted(
             line
@@ -241,12 +241,12 @@ class History:
         )
 
     def points(self, line: Series) -> list[HistoryPoint]:
-        """Returns every figure of a line, the oldest first."""
+        """Returns every figure of a series, the oldest first."""
         key = (line.arch, line.output, line.dtype, line.regime, line.source, line.gate)
         return [_point(known, item) for known, item in self._of(line.kernel, line.regime == EVERY)[key]]
 
     def summary(self, line: Series, recent: int = 24) -> Summary:
-        """Summarises a line."""
+        """Summarises a series."""
         points = self.points(line)
         last, values = points[-1], [point.value for point in points]
         other = [place for place, value in enumerate(values) if not _same(value, last.value)]

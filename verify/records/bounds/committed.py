@@ -117,7 +117,7 @@ def proposal(reading: Reading, headroom: float | None = None) -> float:
 
 
 def tightens(reading: Reading, bound: Bound, *, margin: float = MARGIN, headroom: float | None = None) -> bool:
-    """True if a bound is looser, by the margin, than a measurement supports that proves at least as much.
+    """True if a bound is looser, by the margin, than a measurement supports, and the measurement proves as much.
 
     A better basis tightens without a margin: it replaces an observation by a proof.
     """

@@ -80,7 +80,7 @@ def _matches(wanted: Sequence[str], parts: Sequence[str]) -> bool:
 
 
 def _may_excuse(waiver: Waiver, row: Row) -> bool:
-    """True if a waiver of a figure meets a figure, and a waiver of a kernel one that no longer runs."""
+    """True if the kinds match: a kernel's waiver excuses only that it does not run, any other only figures."""
     return (waiver.key == _name(row.key.kernel)) == (row.status == "crashed")
 
 
@@ -111,9 +111,7 @@ def _shown(path: Path) -> str:
 
 
 def read(files: Iterable[tuple[str, PurePath, bytes]]) -> tuple[Waiver, ...]:
-    """Reads the waivers of files. Each file has its name in errors, its place in the folder of the bounds, and its
-    bytes.
-    """
+    """Reads the waivers of files, each given by its name for errors, its place below the bounds, and its bytes."""
     found: dict[tuple[str, str], Waiver] = {}
     for source, inside, data in files:
         if len(inside.parts) > 2:

@@ -161,9 +161,9 @@ def _power(exponent):
 def _judge(got, high, low, bound, MANTISSA: tl.constexpr, EMIN: tl.constexpr, EMAX: tl.constexpr):
     """Returns the error of `got` against high + low, as `verify.truth.ulp.errors` does under the default policy.
 
-    high and low are never added where the sum would round. Returns the signed error, an upper bound of its magnitude,
-    and as booleans: misrounded, undecided, a non-finite mismatch, NaN against a number. The last two values are for the
-    distance from a midpoint.
+    The error is computed from high and low separately, not from their rounded sum. Returns the signed error, an upper
+    bound of its magnitude, and as booleans: misrounded, undecided, a non-finite mismatch, NaN against a number. The
+    last two values are for the distance from a midpoint.
     """
     inf = float("inf")
     value = high + low

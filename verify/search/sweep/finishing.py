@@ -103,7 +103,7 @@ class _Finished:
         self.bounds = {item.name: item for item in kernel.op.landmarks.regimes(kernel.op.resolve(kernel.params))}
 
     def result(self) -> Result:
-        """Returns the whole result."""
+        """Returns the result for the record."""
         kernel, space = self.kernel, self.space
         found = _Judging(kernel, space, self.name, self.part)
         parts = _parts(found)
@@ -199,7 +199,7 @@ class _Finished:
 
 
 class _Judging:
-    """Holds the tallies of one part. Their maxima are judged exactly where that can change a figure."""
+    """Holds the tallies of one result. Their maxima are judged exactly where that can change a figure."""
 
     def __init__(self, kernel: Kernel, space: Space, name: str, part: Part) -> None:
         self.kernel, self.space, self.name, self.part = kernel, space, name, part
