@@ -1,6 +1,4 @@
-"""Defines the command line, `verify COMMAND`. There is one module per command; heavy imports wait until a
-command runs.
-"""
+"""Defines the command line, `verify COMMAND`, with one module per command. Heavy imports wait until it runs."""
 
 from __future__ import annotations
 
@@ -182,9 +180,7 @@ def _discard(stream: TextIO) -> None:
 
 
 def _open_streams() -> None:
-    """Opens a null file for every closed standard stream: otherwise the next opened file or pipe would take its
-    place.
-    """
+    """Opens a null file for every closed standard stream. Otherwise the next opened file would take its place."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)

@@ -54,9 +54,7 @@ def enter(options: argparse.Namespace, root: Path) -> None:
 
 
 def bounds_folder(options: argparse.Namespace, settings: Config, *, created: bool = False) -> Path:
-    """Returns the folder of the bounds. Raises UsageError if --bounds names a missing one, unless this command creates
-    it.
-    """
+    """Returns the folder of the bounds. Raises UsageError if --bounds names a missing one, unless `created`."""
     if options.bounds is None:
         return settings.bounds
     folder = Path(options.bounds)

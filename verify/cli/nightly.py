@@ -1,6 +1,4 @@
-"""Defines `verify nightly`: accuracy, laws, sweeps, hunts, speed, gate and report in one command, within a time
-budget.
-"""
+"""Defines `verify nightly`: accuracy, laws, sweeps, hunts, speed, gate and report, within a time budget."""
 
 from __future__ import annotations
 

@@ -43,9 +43,7 @@ def add(commands: Any) -> None:
 
 
 def add_place(parser: Any) -> None:
-    """Adds the arguments that name an element. `verify explain` has the same, so it accepts those of a replay
-    command.
-    """
+    """Adds the arguments that name an element, the same for `verify replay` and `verify explain`."""
     parser.add_argument(
         "target",
         metavar="TARGET",
@@ -166,9 +164,7 @@ def ask(options: argparse.Namespace, request: Request[R]) -> R:
 
 
 def element_lines(found: Replay, recorded: Recorded | None) -> list[str]:
-    """Returns one element as lines for the screen: its place, inputs, the kernel's value, the truth, the replay
-    command.
-    """
+    """Returns one element as lines for the screen: place, inputs, the kernel's value, the truth, the command."""
     from verify.records.record import INTEGERS, replay_command
 
     worst, smaller, baseline = found.worst, found.smaller, found.baseline

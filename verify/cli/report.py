@@ -133,9 +133,7 @@ def _gate(options: argparse.Namespace, run: Run) -> Verdict | None:
 
 
 def earlier(folder: str | os.PathLike[str] | None, run: Run) -> dict[tuple[str, str, str, str], Earlier]:
-    """Returns figures of earlier runs on the same architecture, by result. Omits infinite inputs, as the run itself
-    does.
-    """
+    """Returns figures of earlier runs on the same architecture, by result, without infinite inputs."""
     if folder is None:
         return {}
     from verify.errors import UsageError
@@ -176,9 +174,7 @@ def earlier(folder: str | os.PathLike[str] | None, run: Run) -> dict[tuple[str, 
 
 
 def comment(run: Run, record: str, base: Comparison | None, verdict: Verdict | None) -> str:
-    """Returns the Markdown of a run, below that of the gate or a base if there is one. Together they fit one
-    comment.
-    """
+    """Returns the Markdown of a run, below that of the gate or a base, together short enough for a comment."""
     from verify.report.markdown import gate_markdown, record_markdown
 
     if verdict is not None:

@@ -110,9 +110,7 @@ def _on(options: argparse.Namespace, kept: PartStore) -> str:
 
 @contextlib.contextmanager
 def _terminated_as_interrupted() -> Iterator[None]:
-    """Treats SIGTERM as Ctrl-C: a scheduler sends it when the time is up, and the finished measurements are then
-    shown.
-    """
+    """Treats SIGTERM as Ctrl-C: a scheduler sends it, and the finished measurements are then shown."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,6 +1,4 @@
-"""Describes and writes to the terminal: width, colour, one line of progress on stderr, text without control
-characters.
-"""
+"""Writes to the terminal: width, colour, a line of progress on stderr, text without control characters."""
 
 from __future__ import annotations
 

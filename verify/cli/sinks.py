@@ -113,9 +113,7 @@ def deliver_run(options: argparse.Namespace, run: Run, text: Callable[[], str] |
 
 
 def as_json(data: Any) -> bytes:
-    """Returns sorted and indented JSON. Numbers that JSON lacks are the words "nan", "inf" and "-inf", as in a
-    record.
-    """
+    """Returns sorted and indented JSON. NaN and infinity are the words "nan", "inf" and "-inf", as in a record."""
     import json
 
     return f"{json.dumps(_finite(data), indent=1, sort_keys=True, allow_nan=False)}\n".encode()

@@ -68,9 +68,7 @@ def _parameters(function: Any) -> list[inspect.Parameter]:
 
 @dataclass(frozen=True)
 class Declared:
-    """Holds a kernel by `like=` as functions of operands, with their shapes. `hidden` are operands that it does not
-    take.
-    """
+    """Holds a kernel by `like=` as functions of operands. It does not take the `hidden` ones."""
 
     function: Callable[..., Any]
     like: Callable[..., Any]

@@ -146,9 +146,7 @@ def of_limits(max_ulp: Mapping[str, float], max_noise: Mapping[str, float], gate
 
 
 def of_classes(limits: Mapping[str, float | None]) -> str:
-    """Returns `demanding 8 ULP, extreme inputs: no promise`, for classes whose limit differs from that of ordinary
-    inputs.
-    """
+    """Returns `demanding 8 ULP, extreme inputs: no promise`, for classes with another limit than ordinary inputs."""
     others = {name: limit for name, limit in limits.items() if limit != limits[ORDINARY]}
     return ", ".join(f"{name} inputs: {'no promise' if x is None else f'{x:g} ULP'}" for name, x in others.items())
 
@@ -231,9 +229,7 @@ def domains(
 def other_dtypes(
     where: str, what: str, given: Any, dtypes: tuple[str, ...], names: Sequence[str]
 ) -> dict[str, dict[str, str]]:
-    """Maps the dtype of a case to the dtypes of the named operands or outputs. Raises UsageError for wrong names or
-    formats.
-    """
+    """Maps the dtype of a case to the dtypes of named operands or outputs. Raises UsageError for wrong ones."""
     if given is None:
         return {}
     kind = what.partition("_")[0] + "s"
@@ -281,9 +277,7 @@ def of_others(verb: str, given: Mapping[str, Mapping[str, str]]) -> Iterable[str
 
 
 def strings(where: str, what: str, value: Any, allowed: Sequence[str] = ()) -> tuple[str, ...]:
-    """Returns the strings of a declaration. Raises UsageError if there is none, or if one is repeated or not
-    allowed.
-    """
+    """Returns the strings of a declaration. Raises UsageError if none, or a repeated or forbidden one."""
     if isinstance(value, str) or not isinstance(value, Iterable):
         value = (value,)
     items = tuple(str(item) for item in value)

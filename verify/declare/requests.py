@@ -14,9 +14,7 @@ from verify.workers.requests import Died, Late, Request
 
 
 class Listed(msgspec.Struct, frozen=True):
-    """Holds the kernels of a target, and a digest of every module of its project that they load: of all, and by
-    file.
-    """
+    """Holds the kernels of a target, and a digest of the modules of its project: of all, and by file."""
 
     sources: str
     kernels: list[Declared]
@@ -86,9 +84,7 @@ def _listed(worker: Answers, target: str, timeout: float, known: Known | None) -
 
 
 def sources_of(worker: Answers, targets: Iterable[str], known: Known | None = None) -> dict[str, str]:
-    """Returns a digest for each target of every module of its project that it imports: a changed kernel is another
-    kernel.
-    """
+    """Returns a digest for each target of its project's imported modules: a changed kernel is another kernel."""
     found = {}
     for target in targets:
         try:
@@ -102,9 +98,7 @@ def sources_of(worker: Answers, targets: Iterable[str], known: Known | None = No
 def declared_by(
     worker: Answers, target: str, timeout: float = START_SECONDS, known: Known | None = None
 ) -> list[Declared]:
-    """Returns the kernels that a target declares. If importing it fails, raises UsageError with the command that shows
-    why.
-    """
+    """Returns the kernels of a target. If importing fails, raises UsageError with a command that shows why."""
     try:
         return _listed(worker, target, timeout, known).kernels
     except Late:

@@ -75,9 +75,7 @@ def _loaded_files(kernel: Kernel) -> list[str]:
 
 @cache
 def _folders_of(file: str) -> frozenset[Path]:
-    """Returns the folders around the file of a module. Cached, because following links is slow for thousands of
-    modules.
-    """
+    """Returns the folders around a module's file. Cached: following links is slow for thousands of modules."""
     return frozenset(Path(file).resolve().parents)
 
 

@@ -56,9 +56,7 @@ def stand_in(kernel: Kernel, form: str) -> Kernel:
 
 
 def baseline_of(kernel: Kernel) -> Kernel:
-    """Returns PyTorch's own implementation of the kernel's op, to be measured for comparison: same operands, same
-    outputs.
-    """
+    """Returns PyTorch's implementation of the kernel's op, for comparison: same operands, same outputs."""
     op = kernel.op
     return dataclasses.replace(
         kernel,

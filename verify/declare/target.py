@@ -31,9 +31,7 @@ class Target:
 
     @staticmethod
     def parse(text: str) -> Target:
-        """Parses FILE, FILE::KERNEL, MODULE or MODULE::KERNEL; KERNEL may end in @eager or @compile
-        (declare/standin.py).
-        """
+        """Parses FILE, FILE::KERNEL, MODULE or MODULE::KERNEL; KERNEL may end in @eager or @compile (standin.py)."""
         source, separator, label = text.partition("::")
         if not source or (separator and not label):
             raise UsageError(
@@ -102,9 +100,7 @@ class Declared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def run(self, status: Status, message: str = "", **more: Any) -> KernelRun:
-        """Returns the kernel's entry for a record. `more` are further fields of a KernelRun, such as `results` and
-        `hint`.
-        """
+        """Returns the kernel's entry for a record. `more` are further fields, such as `results` and `hint`."""
         fields: dict[str, Any] = {"status": status, "results": [], "message": message, **more}
         return KernelRun(
             name=self.name,

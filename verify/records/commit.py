@@ -1,6 +1,4 @@
-"""Finds the commit that a project has checked out. Records and pinned cases name it, so that others can check it
-out.
-"""
+"""Finds the commit that a project has checked out. Records and pinned cases name it as evidence."""
 
 from __future__ import annotations
 

@@ -38,9 +38,7 @@ class SealedRun(Run, frozen=True, kw_only=True):
 
 
 def encode(run: Run) -> bytes:
-    """Returns the record as canonical JSON on one line: fields in the order of their class, names of a mapping
-    sorted.
-    """
+    """Returns canonical JSON on one line: fields in the order of their class, names of a mapping sorted."""
     # A 0 in the place of 0.0 would be read as 0.0 and then have another digest. So encode the record as it will be
     # read.
     return _sealed(msgspec.json.decode(msgspec.json.encode(run), type=Run))
@@ -52,9 +50,7 @@ def _sealed(run: Run) -> bytes:
 
 
 def decode(data: bytes, *, source: str = "record") -> Run:
-    """Reads a record from JSON, compressed or not. Raises UsageError that names the file, the bad field and the
-    rule.
-    """
+    """Reads a record from JSON. Raises UsageError that names the file, the bad field and the rule."""
     again = "verify run --json PATH measures again"
     try:
         data = _expanded(data)
@@ -89,9 +85,7 @@ def decode(data: bytes, *, source: str = "record") -> Run:
 
 
 def _twice(data: bytes) -> str:
-    """Returns the place of a name that occurs twice in one object, or "". JSON readers silently take one of the two
-    values.
-    """
+    """Returns the place of a name that occurs twice in one object, or "". Readers would take one of the two."""
     doubled: dict[int, str] = {}
 
     def object_of(members: list[tuple[str, Any]]) -> dict[str, Any]:

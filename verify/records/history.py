@@ -265,9 +265,7 @@ class History:
         )
 
     def _largest_of_regimes(self, line: Series, point: HistoryPoint) -> float:
-        """Returns the largest finite figure of one run's regimes. It helps where one NaN is the figure of the whole
-        result.
-        """
+        """Returns the largest finite figure of one run's regimes, for a result whose figure is NaN."""
         regimes = self.series(line.kernel, output=line.output, dtype=line.dtype, regime=None, arch=line.arch)
         alike = [other for other in regimes if other.regime and (other.source, other.gate) == (line.source, line.gate)]
         return _largest(each.value for other in alike for each in self.points(other) if each.id == point.id)

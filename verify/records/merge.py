@@ -57,9 +57,7 @@ def merge(runs: Sequence[Run], *, command: str, profile: str, stages: Sequence[S
 
 
 def shards(runs: Sequence[Run], command: str) -> Run:
-    """Returns one record of runs that divided the work: different kernels or dtypes of one command, each
-    measured once.
-    """
+    """Returns one record of runs of one command that divided kernels or dtypes, each measured once."""
     for name in ("profile", "seed"):
         if len(found := {getattr(run, name) for run in runs}) > 1:
             raise UsageError(f"records of one {name} merge; received {', '.join(map(str, sorted(found)))}")

@@ -52,17 +52,13 @@ class Key:
     regime: str
 
     def __str__(self) -> str:
-        """Returns a text such as `gelu/y/bfloat16/around zero`, as `verify bounds accept` takes it. The record has the
-        arch.
-        """
+        """Returns for example `gelu/y/bfloat16/around zero`, as `verify bounds accept` takes it, without the arch."""
         return "/".join(map(_part, (self.kernel, self.output, self.dtype, self.regime)))
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Holds one figure of one record. `value` is the judged figure, the upper end of its interval, in the unit of its
-    gate.
-    """
+    """Holds one figure of one record. `value` is the upper end of the judged figure, in the unit of its gate."""
 
     key: Key
     gate: Gate
@@ -144,9 +140,7 @@ def _of_result(kernel: KernelRun, result: Result, about: tuple[str, str, str, st
 
 
 def _parts(result: Result) -> list[RegimeFigures]:
-    """Returns the regimes. Adds the whole result if its maximum exceeds that of every regime, so that no error
-    is lost.
-    """
+    """Returns the regimes, and the whole result if its maximum exceeds theirs, so that no error is lost."""
     parts = [part for part in result.regimes if part.name != BEYOND]
     whole = judged(result.figures, result.gate)
     known = [judged(part.figures, result.gate) for part in parts if part.name != NONFINITE]
@@ -176,9 +170,7 @@ def _bits(result: Any) -> str:
 
 
 def _worst(result: Result, part: RegimeFigures, value: float) -> Worst | None:
-    """Returns the worst element of a regime. If the record names none, finds it among the worst elements of the
-    result.
-    """
+    """Returns the worst element of a regime, if necessary from the worst elements of the whole result."""
     if part.worst is not None:
         return part.worst
     for worst in result.worst:
@@ -220,9 +212,7 @@ def _lies_in(worst: Worst, result: Result, part: RegimeFigures) -> bool:
 
 
 def decimal(text: str) -> float:
-    """Returns the number in `-4.34 (0xc08b)` or `-4.34`. Returns 0 for other text, which lies in no particular
-    regime.
-    """
+    """Returns the number in `-4.34 (0xc08b)` or `-4.34`. Other text gives 0, which fits no regime in particular."""
     try:
         return float(text.partition(" ")[0])
     except ValueError:
@@ -235,9 +225,7 @@ def rank(basis: Basis) -> tuple[int, int]:
 
 
 def as_strong(basis: Basis, as_: Basis) -> bool:
-    """True if a maximum on `basis` proves at least as much as one on `as_`. The number of inputs counts only if
-    observed.
-    """
+    """True if a maximum on `basis` proves as much as one on `as_`. Numbers of inputs count only if observed."""
     own, other = STRENGTH[basis.kind], STRENGTH[as_.kind]
     return own > other or (own == other and (basis.kind != "observed" or basis.n >= as_.n))
 

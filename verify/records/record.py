@@ -162,9 +162,7 @@ class RegimeFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
 
 
 class ClassFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Holds the figures of one class of inputs, without infinities and NaN. Without a `limit` the class has no
-    promise.
-    """
+    """Holds the figures of a class of inputs, without infinities and NaN. No `limit`: no promise."""
 
     name: str
     figures: Figures
@@ -457,9 +455,7 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
 
     @property
     def verdict(self) -> Literal["pass", "fail", "incomplete"]:
-        """Returns "fail" if something is wrong. Else "incomplete" if something was not measured or not decided. Else
-        "pass".
-        """
+        """Returns "fail" if something is wrong, "incomplete" if something has no verdict, else "pass"."""
         judged = [kernel.status for kernel in self.kernels if not kernel.peer]
         if set(judged) & {"wrong", "error", "crashed", "timeout"}:
             return "fail"

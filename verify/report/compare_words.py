@@ -12,9 +12,7 @@ from verify.report.gaps import FEW, GapLine
 
 
 def sentence(found: Comparison) -> str:
-    """Returns for example `worse: 2 of 48 figures grew; the most is ...` or `same: no maximum changed in 48 figures,
-    ...`.
-    """
+    """Returns for example `worse: 2 of 48 figures grew; the most is ...`."""
     pairs = found.pairs
     alike = [pair for pair in pairs if pair.change in ("worse", "better", "same")]
     worse, better = found.of("worse"), found.of("better")
@@ -96,9 +94,7 @@ ALONE = {"incomparable": "not comparable", "removed": "only in base", "added": "
 
 
 def alone(pairs: Sequence[Pair]) -> list[GapLine]:
-    """Returns a line for each reason why figures are on one side only or cannot be compared. A line names the
-    kernels.
-    """
+    """Returns a line, with the kernels, for each reason why figures are unpaired or cannot be compared."""
     found: dict[tuple[str, str], dict[str, int]] = {}
     for pair in pairs:
         if pair.change in ALONE:

@@ -115,9 +115,7 @@ def waiver(row: Row) -> str:
 
 
 def keys(kernel: str, members: Sequence[Row]) -> str:
-    """Names the keys of a kernel in one line: ` 8 keys`, ` y float16 positive`, or nothing if it is about the whole
-    kernel.
-    """
+    """Names keys of a kernel: ` 8 keys`, ` y float16 positive`, or nothing if the whole kernel is meant."""
     named = [row for row in members if row.key.output or row.key.dtype or row.key.regime]
     if len(named) > 1:
         return f" {words.plural(len(named), 'key')}"
@@ -195,9 +193,7 @@ def next_command(verdict: Verdict, records: Sequence[str] = ()) -> str:
 
 
 def short_replay(reading: Reading | None, files: Mapping[str, str]) -> str:
-    """Returns a replay command that names a long case by its place in the record. "" if the file is unknown or the case
-    short.
-    """
+    """Returns a replay command that names a long case by its place in the record. "" if that is impossible."""
     if reading is None or reading.worst is None or len(replay_command(reading.worst.origin)) <= words.LONG:
         return ""
     if (path := files.get(reading.record)) is None:

@@ -138,9 +138,7 @@ class ResultFacts:
         return clean("; ".join(f"{name} {', '.join(each)}" for name, each in outputs.items()) + more)
 
     def short_replay(self, record: str) -> str:
-        """Returns a replay command that names a long case by its place in the record. "" for a short case or without a
-        record.
-        """
+        """Returns a replay command that names a long case by its place in the record, or ""."""
         if not record or self.worst is None or len(replay_command(self.worst.origin)) <= words.LONG:
             return ""
         place = ["--result", clean(self.result.output), "--dtype", clean(self.result.dtype)]
@@ -472,9 +470,7 @@ class Facts:
         return f"{who} within the declared limits ({plural(results, 'result')})"
 
     def _failed(self, total: int) -> list[str]:
-        """Returns the parts of a failing sentence: counts, the worst result, kernels that differ or fail, broken
-        laws.
-        """
+        """Returns the parts of a failing sentence: counts, the worst result, kernels that differ, broken laws."""
         counted: list[str] = []
         for status in FAILED:
             if count := self.counts.get(status, 0):
@@ -582,9 +578,7 @@ def _by_cause(results: Sequence[ResultFacts], cause: Callable[[ResultFacts], tup
 
 
 def _cause(each: ResultFacts) -> tuple[str, ...]:
-    """Returns the cause of an error. One output in several dtypes has one cause. NaN has one, as gradients
-    inherit it.
-    """
+    """Returns the cause of an error: one output in all dtypes has one, and so has NaN, as gradients inherit it."""
     nan = each.worst is not None and each.worst.got == "nan"
     return each.owner.run.target, result_words.worst_class(each.result), "nan" if nan else each.result.output
 

@@ -72,9 +72,7 @@ def limit_of(result: Result) -> str:
 
 
 def on_average(result: Result) -> str:
-    """Returns `rms 1.3, bias +0.02 +- 0.01; misrounded 12%, PyTorch 10%; as PyTorch`, for ordinary inputs if there are
-    any.
-    """
+    """Returns `rms 1.3, bias +0.02 +- 0.01; misrounded 12%, PyTorch 10%; as PyTorch` of ordinary inputs, or of all."""
     part = next((each for each in result.classes if each.name == ORDINARY), result)
     own, theirs, parts = part.figures, part.baseline, []
     if result.counts:
@@ -155,9 +153,7 @@ def shown_worst(result: Result) -> Worst | None:
 
 
 def badness(result: Result) -> tuple[int, int, float]:
-    """Returns a sort key of results: first by the class of inputs, then NaN, infinity, and the multiple of the
-    limit.
-    """
+    """Returns a sort key of results: the class of inputs, then NaN, infinity, the multiple of the limit."""
     of = worst_class(result)
     return (len(CLASSES) - CLASSES.index(of) if of else 0, *size_of(result.figures, result.gate, result.limit))
 
@@ -226,9 +222,7 @@ def inputs_text(worst: Worst) -> str:
 
 
 def named_values(inputs: Mapping[str, str]) -> str:
-    """Returns the same for any named inputs, with arriving gradients last. A file has the names in alphabetical
-    order.
-    """
+    """Returns the same for any named inputs, arriving gradients last: a file sorts names by letter."""
     ordered = sorted(inputs.items(), key=lambda item: item[0].startswith("d"))
     return ", ".join(f"{clean(name)} = {clean(value)}" for name, value in ordered)
 

@@ -41,9 +41,7 @@ def rows_of(run: Run) -> list[Row]:
 
 
 def worst_of(run: Run) -> Row | None:
-    """Returns the row of the result furthest beyond its limit, or closest to it if none is wrong. None without
-    results.
-    """
+    """Returns the row of the result furthest beyond its limit, or closest to it. None without results."""
     facts = present(run)
     found = facts.worst or facts.closest
     return None if found is None else _row(found.owner, found)

@@ -1,6 +1,4 @@
-"""Defines the look of each status: glyph, colour, word, rank. A glyph always has its word beside it; red means
-worse.
-"""
+"""Defines the look of each status: glyph, colour, word, rank. A word is beside every glyph; red means worse."""
 
 from __future__ import annotations
 

@@ -210,9 +210,7 @@ def _kind(before: Bound | None, after: Bound | None) -> Kind:
 
 
 def _usable(found: Iterable[Reading]) -> list[Reading]:
-    """Returns the readings on which a bound may rest: proven, finite, without a flaw, of a known machine and known
-    cases.
-    """
+    """Returns readings that can carry a bound: proven, finite, without a flaw, of a known machine and cases."""
     return [reading for reading in found if gate.fitness(reading)[0] == "ok"]
 
 

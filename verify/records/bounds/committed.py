@@ -333,9 +333,7 @@ def _tables(bounds: Iterable[Bound]) -> dict[tuple[Any, ...], list[dict[str, Any
 
 
 def agreeing(bounds: Iterable[Bound]) -> list[tuple[list[str], Bound]]:
-    """Groups the regimes of a result that have equal bounds. Returns their names, and the bound with the largest
-    error.
-    """
+    """Groups regimes with equal bounds. Returns their names, and the bound with the largest error."""
     groups: dict[tuple[Any, ...], list[Bound]] = {}
     for bound in sorted(bounds, key=lambda item: item.key):
         said = dataclasses.replace(bound.evidence, measured=0.0, worst="")

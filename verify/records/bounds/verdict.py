@@ -51,9 +51,7 @@ MEANING: dict[Status, str] = {
 
 @dataclass(frozen=True)
 class Waiver:
-    """Excuses findings. Its key is a key as the gate prints it, one with `*`, or the name of a kernel that does not
-    run.
-    """
+    """Excuses findings. Its key is one that the gate prints, one with `*`, or a kernel that does not run."""
 
     key: str
     reason: str
@@ -150,9 +148,7 @@ def judged_kernels(runs: Iterable[Run]) -> list[str]:
 
 
 def _selection(runs: Sequence[Run], book: Book, kernels: Sequence[str]) -> Callable[[str], bool]:
-    """Returns a test for the requested kernels. Raises UsageError for an unknown name, which would select nothing and
-    pass.
-    """
+    """Returns a test for the requested kernels. Raises UsageError for an unknown name, which would pass."""
     known = {kernel.name for run in runs for kernel in run.kernels} | {key.kernel for key in book.bounds}
     for name in kernels:
         if name not in known:
@@ -226,9 +222,7 @@ def _against(reading: Reading, bound: Bound | None, book: Book) -> tuple[Status,
 
 
 def fitness(reading: Reading) -> tuple[Status, str]:
-    """Returns "ok" if a figure can be judged, else a status and a reason. NaN comes first: it is wrong beside any
-    bound.
-    """
+    """Returns "ok" if a figure can be judged, else a status and a reason. NaN is wrong beside any bound."""
     if not reading.finite:
         count, n = reading.figures.nonfinite, reading.figures.n
         return "nonfinite", f"NaN or infinity on one side only, at {count:,} of {n:,} elements"

@@ -155,9 +155,7 @@ def _day(value: Any) -> datetime.date | None:
 
 
 def of_findings(found: Verdict, reason: str, expires: datetime.date) -> list[Waiver]:
-    """Makes a waiver for each finding of a verdict, and a single one with `*` if all regimes of a result have
-    findings.
-    """
+    """Makes a waiver for each finding, and one with `*` if all regimes of a result have findings."""
     results: dict[Key, list[Row]] = {}
     for row in found.rows:
         results.setdefault(dataclasses.replace(row.key, regime=""), []).append(row)

@@ -88,9 +88,7 @@ def git(where: Path, *arguments: str) -> str:
 
 
 def measure(side: Side, found: Checkout, arguments: Sequence[str], record: Path) -> Run:
-    """Runs `verify run` with these arguments in one state of the project. Writes the record to `record` and
-    returns it.
-    """
+    """Runs `verify run` in one state of the project. Writes the record to `record` and returns it."""
     with _environment(side, found) as environment:
         shown = sys.stderr.isatty()
         done = subprocess.run(

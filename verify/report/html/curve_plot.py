@@ -24,9 +24,7 @@ SPARK_WIDTH, SPARK_HEIGHT = 96.0, 18.0
 
 
 def curve_svg(curve: Curve, limit: float, dtype: str, *, name: str, at: str) -> Markup:
-    """Returns the whole plot. `name` begins the text alternative. `at` is the place of the result in the embedded
-    record.
-    """
+    """Returns the whole plot. `name` begins the text alternative, `at` is the result's place in the record."""
     from markupsafe import Markup, escape
 
     if not any(curve.counts):

@@ -393,9 +393,7 @@ def _counts(facts: Facts) -> list[tuple[str, str, str]]:
 
 
 def _of_classes(facts: Facts) -> list[tuple[str, str, str]]:
-    """Returns the same for the classes of inputs: the error that is the largest multiple of its limit, and that
-    limit.
-    """
+    """Returns the same for classes of inputs: the largest multiple of a limit, and that limit."""
     line = []
     results = [each.result for kernel in facts.judged for each in kernel.results]
     for name in CLASSES:
@@ -414,9 +412,7 @@ def _of_classes(facts: Facts) -> list[tuple[str, str, str]]:
 
 
 def _failures(kernels: Sequence[KernelFacts]) -> list[dict[str, Any]]:
-    """Returns kernels without figures. Kernels with one message, for example after the device was lost, are one
-    entry.
-    """
+    """Returns kernels without figures. Kernels with one message, as after a lost device, are one entry."""
     found: dict[tuple[str, str, str], dict[str, Any]] = {}
     for kernel in kernels:
         message = kernel.run.message

@@ -118,9 +118,7 @@ def _regime(name: str, count: int) -> str:
 
 
 def _fill_changes(budget: Budget, found: Comparison, *, share: float = 1.0) -> None:
-    """Appends a row for each result and kind of change. Many figures that one reason leaves without a counterpart have
-    a line.
-    """
+    """Appends a row for each result and kind of change. Many unpaired figures of one reason have one line."""
     count = Counter((pair.change, compare_words.why(pair)) for pair in found.listed)
     apart = [
         pair

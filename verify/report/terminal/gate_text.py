@@ -1,6 +1,4 @@
-"""Shows the verdict of the gate in the terminal: breaches and their inputs first, the sentence and next command
-last.
-"""
+"""Shows the verdict of the gate in the terminal: breaches first, the sentence and next command last."""
 
 from __future__ import annotations
 

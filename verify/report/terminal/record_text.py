@@ -166,9 +166,7 @@ def _not_measured(page: Page, facts: Facts, closing: str) -> None:
 
 
 def _listing(page: Page, title: str, noun: str, entries: Sequence[Sequence[str]]) -> None:
-    """Prints the first entries, each a line and perhaps a dim one below it, and the number of others. Nothing if
-    empty.
-    """
+    """Prints the first entries, each a line and perhaps a dim one, and the number of others. Nothing if empty."""
     if not entries:
         return
     _heading(page, "skipped", title)

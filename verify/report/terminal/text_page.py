@@ -123,9 +123,7 @@ class Page:
         self.grid([[Cell(header, "dim") for header in headers], *rows], headers, widths, right, indent)
 
     def results(self, headers: Sequence[str], rows: Sequence[Sequence[Cell]], *, right: Sequence[str] = ()) -> None:
-        """Prints a table whose first columns are output and dtype. On a narrow screen each result has a heading
-        instead.
-        """
+        """Prints a table that begins with output and dtype. On a narrow screen each result has a heading instead."""
         if self.width >= ROOMY or not rows:
             self.table(headers, rows, right=right, indent=GAP)
             return
@@ -152,9 +150,7 @@ class Page:
         *,
         filled: bool = True,
     ) -> None:
-        """Prints cells in columns of given widths. Columns in `right` are right-aligned. `filled` styles their blanks
-        too.
-        """
+        """Prints cells in columns of given widths, aligned right if in `right`. `filled` styles blanks too."""
         from rich.padding import Padding
         from rich.table import Table
         from rich.text import Text

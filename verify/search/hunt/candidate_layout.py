@@ -125,9 +125,7 @@ def _numbers(op: Op, dims: Dims) -> int:
 
 
 def _chosen(op: Op, elements: int, axis: int | None) -> CandidateLayout:
-    """Returns the largest sizes with at most `elements` numbers, preferably square. The size along `axis` is the
-    smallest.
-    """
+    """Returns the largest, squarest sizes with at most `elements` numbers. The size along `axis` is the smallest."""
     sizes = list(islice(sizes_within(op.geometry, LIMIT), _TRIED))
     if axis is not None:
         least = min(dims[axis] for dims in sizes)

@@ -84,9 +84,7 @@ class _Rerun:
     device: str
 
     def confirmed(self, member: Elite) -> Find:
-        """Returns the worst find of a candidate. Stops at the first number of copies that shows the error of the
-        search.
-        """
+        """Returns the worst find of a candidate, at the first number of copies that shows the error of the search."""
         best: Find | None = None
         for copies in self.space.contexts():
             find = self.alone(self.space.case(member.candidate, member.shared, copies))

@@ -189,9 +189,7 @@ class _Hunts(Source[_Hunting, HuntReply]):
         self.sorts = deque(each.sort for each in self.waiting)  # the kind of each hunt, in the order of the queue
 
     def on_interrupt(self) -> None:
-        """Creates the file `stop` at the first Ctrl-C, here and on every machine that runs a hunt. It ends the hunts
-        early.
-        """
+        """Creates the file `stop`, here and on every machine that runs a hunt, which ends the hunts early."""
         self.was_interrupted = True
         self.stop.touch()
         self.session.stopping()

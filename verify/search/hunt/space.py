@@ -67,9 +67,7 @@ class Variable:
         return math.prod(self.shape[1:] if self.columns_first else self.shape[:-1])
 
     def within(self, ordinals: Tensor) -> Tensor:
-        """Moves ordinals into the range to try: too large ones to the limit, too small ones to 0, and all into the
-        domain.
-        """
+        """Moves ordinals into the range to try: large ones to the limit, small ones to 0, all into the domain."""
         inside = ordinals.clamp(-self.limit, self.limit)
         if self.domain is not None:
             inside = folded(inside, *self._span(self.domain))
@@ -96,9 +94,7 @@ class Variable:
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """Holds all candidates of one result. Candidates of a climb have equal `shared` variables, for example weight and
-    bias.
-    """
+    """Holds all candidates of one result. A climb has equal `shared` variables, for example weight and bias."""
 
     kernel: Kernel
     dtype: str
@@ -214,9 +210,7 @@ class SearchSpace:
         return copied(value, count) if name in self.layout.laid else value
 
     def _laid(self, tensor: Tensor, variable: Variable) -> Tensor:
-        """Lays the numbers of all candidates out as an operand: elements side by side, other candidates one behind the
-        other.
-        """
+        """Lays all candidates out as an operand: elements side by side, others one behind the other."""
         if self.side_by_side:
             count, size = tensor.shape
             line = math.gcd(count, _LINE)

@@ -58,9 +58,7 @@ def certify_fused(
 
 
 def _keys(first: int, last_row: int, seed: int) -> torch.Tensor:
-    """Returns keys of float32 numbers of both signs: in every cell, at its ends, and in every octave below the first
-    cell.
-    """
+    """Returns float32 keys of both signs: in every cell, at its ends, and in every octave below the first cell."""
     fmt = named("float32")
     cells = torch.arange(first, first + last_row - 1, dtype=torch.int64)
     starts = cells << CELL_BITS

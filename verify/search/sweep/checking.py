@@ -22,9 +22,7 @@ Progress = Callable[[int], None]  # receives the number of finished chunks
 
 
 def route_of(kernel: Kernel, space: Space, backend: Backend) -> str:
-    """Returns how `check` judges: "fused sm_90", "torch sm_90" or "torch cpu". Figures of different routes never
-    merge.
-    """
+    """Returns the route, such as "fused sm_90" or "torch cpu". Figures of different routes never merge."""
     kind = architecture(backend.device)
     if backend.fused:
         from verify.search.sweep import fused

@@ -143,9 +143,7 @@ def sweep(settings: SweepSettings, command: str) -> Run:
 
 
 def _declared(pool: Pool, targets: Sequence[str]) -> dict[str, Declared]:
-    """Returns all kernels that the sources of the targets declare, by target, and PyTorch stand-ins that a target
-    names.
-    """
+    """Returns the kernels in the sources of the targets, by target, and PyTorch stand-ins that a target names."""
     parsed = [Target.parse(target) for target in targets]
     asked = dict.fromkeys(str(target) if target.stands_in else target.source for target in parsed)
     return {kernel.target: kernel for target in asked for kernel in declared_by(pool, target)}
@@ -277,9 +275,7 @@ class _Sharing(Source[_Task, Any]):
         return None, None
 
     def begin(self, task: _Task) -> SweepChunks | RecordSweep:
-        """Returns the request for a span or for a record. Exact judging of the worst takes time, so all workers make
-        records.
-        """
+        """Returns the request for a span or for a record. Judging exactly takes time, so all workers make records."""
         item = task.item
         if task.span is not None:
             return SweepChunks(item.space, task.span, SPAN_SECONDS)

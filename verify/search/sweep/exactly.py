@@ -21,9 +21,7 @@ def halves(space: Space, result: str) -> int:
 
 
 def problem_at(kernel: Kernel, space: Space, result: str, places: Sequence[int]) -> tuple[Problem, list[int]]:
-    """Returns a problem that holds the points of some places, one per row, and the flat indices of the places in its
-    result.
-    """
+    """Returns a problem with the points of some places, one per row, and the places' flat indices in its result."""
     found = points_of(space, result, list(places))
     inputs = at_points(space, kernel.op, [point for point, _ in found])
     shape = (len(places),) if space.shape == "unary" else (len(places), 1)

@@ -1,6 +1,4 @@
-"""Turns the counts of a sweep into its record: judges the worst elements exactly and adds figures, curve and hard
-inputs.
-"""
+"""Makes the record of a sweep: judges the worst elements exactly and adds figures, curve and hard inputs."""
 
 from __future__ import annotations
 
@@ -216,9 +214,7 @@ class _Judging:
         return self.exact[leader.place]
 
     def _settled(self, tally: Tally) -> Tally:
-        """Returns the tally with an exact maximum. The upper end of the maximum covers every element that was not
-        judged.
-        """
+        """Returns the tally with an exact maximum, whose upper end covers every element that was not judged."""
         highest = 0.0
         for leader in tally.leaders:
             if value_of(leader.upper) < highest:

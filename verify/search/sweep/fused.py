@@ -339,9 +339,7 @@ class Sweep:
             )  # fmt: skip
 
     def _sample(self, reference: Reference) -> None:
-        """Checks the reference against exact values at random inputs of the range. Raises TruthError if its bound
-        breaks.
-        """
+        """Checks the reference against exact values at random inputs. Raises TruthError if its bound breaks."""
         low, high = (point // self.space.per_key for point in (self.first, self.last - 1))
         low, high = max(low, self.plan.finite[0]), min(high, self.plan.finite[1] - 1)
         if low <= high:
@@ -387,9 +385,7 @@ class Sweep:
 
     @cached_property
     def _slots(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Returns for every unit: its part, the deciding key of its first element, the other key, and the end of the
-        other keys.
-        """
+        """Returns for every unit: its part, the deciding key and other key of its first element, the last other key."""
         rows, piece = self.pieces, self.owner
         parts = torch.tensor([item.part for item in self.plan.pieces], device=self.device)
         slot = torch.arange(self.plan.count, device=self.device)
@@ -407,9 +403,7 @@ class Sweep:
         return gate * (width * SIDE) + (half * SIDE if width == 2 else 0) + other
 
     def _curve(self, result: str, column: _Column) -> list[Peak]:
-        """Returns the largest error of every bin, at the first place that has it. The host searches unit by unit in
-        order.
-        """
+        """Returns the largest error of every bin, at its first place. The host searches the units in order."""
         error, within = column.error.cpu().numpy(), column.place.cpu().numpy()
         found: list[Peak] = []
         for piece in self.plan.pieces:

@@ -79,9 +79,7 @@ def check_reference(reference: Reference, space: Space, low: int, high: int, cou
 
 
 def distances(reference: Reference, keys: Tensor) -> list[float]:
-    """Returns the reference's distance from the exact value at keys of finite numbers, in units of 2^-53 of its
-    scale.
-    """
+    """Returns the distance from the exact value at keys of finite numbers, in units of 2^-53 of the scale."""
     parts = [part.cpu().tolist() for part in reference.at(keys.to(reference.rows.device))]
     x = values_at(keys, named(reference.dtype))
     points = points_of(reference.curve, reference.params, reference.slope, x)

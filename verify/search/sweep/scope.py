@@ -31,9 +31,7 @@ def shape_of(op: Op) -> Literal["unary", "pairs", "packed pairs"] | None:
 
 
 def apart(kernel: Kernel, dtype: str) -> dict[str, str]:
-    """Maps each operand whose dtype differs from the case's to that dtype. Inputs of two dtypes have no common
-    order.
-    """
+    """Maps each operand whose dtype differs from the case's to that dtype. Such operands have no common order."""
     return differing(dtype, kernel.operand_dtypes.get(dtype, {}))
 
 
@@ -113,9 +111,7 @@ def space_of(
 
 
 def undeclared(kernel: Kernel, target: str, received: Sequence[str]) -> UsageError:
-    """Returns the error about dtypes that a kernel does not declare. Its hint names the first declared dtype to
-    sweep.
-    """
+    """Returns the error about undeclared dtypes. Its hint names the first declared dtype that can be swept."""
     most = 32 if shape_of(kernel.op) == "unary" else PAIR_BITS
     declared, where = ", ".join(kernel.dtypes), shlex.quote(target)
     able = next((name for name in kernel.dtypes if named(name).bits <= most), None)
@@ -172,9 +168,7 @@ def level_at(starts: Sequence[tuple[int, int]], key: int) -> int:
 
 
 def parts_of(regimes: Sequence[str]) -> list[str]:
-    """Returns the parts of a result that are counted separately: each regime with each class, then the special
-    parts.
-    """
+    """Returns the separately counted parts of a result: each regime with each class, then the special parts."""
     return [*(part_named(regime, name) for regime in regimes for name in CLASSES), NONFINITE, BEYOND]
 
 

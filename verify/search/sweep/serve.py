@@ -1,6 +1,4 @@
-"""Answers requests of a sweep in a worker: the spaces of a target, chunks of a space, and the record of all
-findings.
-"""
+"""Answers requests of a sweep in a worker: the spaces of a target, chunks of a space, and the record."""
 
 from __future__ import annotations
 
@@ -103,9 +101,7 @@ def _spaces_of(kernel: Kernel, target: str, request: ListSpaces, backend: Backen
 
 
 def chunks(request: SweepChunks, backend: Backend, progress: OnProgress) -> str:
-    """Returns the partial result of some chunks of a space, of only the first ones if all take longer than
-    `seconds`.
-    """
+    """Returns the partial result of some chunks, of only the first ones if all take longer than `seconds`."""
     kernel = load(Target.parse(request.space.target))[0]
     last = time.monotonic()
 

@@ -116,15 +116,11 @@ class _Collector:
         check_bound(self.kernel.op.points(problem, self.result, chosen), truth, chosen)
 
     def _places(self, got: Tensor, first: int) -> Tensor:
-        """Returns the place of every element: its index in the result of the whole space, as if that were one
-        tensor.
-        """
+        """Returns the place of every element: its index in the result of the whole space, seen as one tensor."""
         return torch.arange(got.numel(), dtype=torch.int64, device=got.device) + first * self.width
 
     def _settled(self, found: Errors, places: Tensor, patterns: Tensor) -> tuple[Errors, int]:
-        """Judges open elements exactly, the lowest place first, as many as the chunk's limit allows. Returns their
-        number too.
-        """
+        """Judges open elements exactly up to the chunk's limit, the lowest place first. Returns their number too."""
         where = torch.nonzero(found.undecided).reshape(-1)[: self.judgements_left]
         indices = where.tolist()
         self.judgements_left -= len(indices)
