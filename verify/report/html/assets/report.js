@@ -3,7 +3,7 @@
   const find = (selector, root = document) => root.querySelector(selector);
   const all = (selector, root = document) => [...root.querySelectorAll(selector)];
   const store = {
-    // storage is refused to files in some browsers: the page works without
+    // Some browsers refuse storage to files: the page works without it.
     get: (key) => { try { return localStorage.getItem(key); } catch { return null; } },
     set: (key, value) => { try { localStorage.setItem(key, value); } catch { /* not kept */ } },
   };
@@ -200,7 +200,7 @@
     };
   }
 
-  // Drawings: what the bin under the pointer says, or the one that the arrow keys have reached.
+  // Drawings: the text of the bin under the pointer, or of the bin that the arrow keys have reached.
   const number = (value) => (typeof value === "string" ? { nan: "NaN" }[value] ?? value : String(Number(value.toPrecision(6))));
   const size = (value) => (typeof value === "number" && value >= 1e4 ? value.toExponential(2) : number(value));
   const power = (edge) => {
@@ -261,7 +261,7 @@
       cursor.removeAttribute("d");
       reading.textContent = "";
     };
-    // a slider: that is what moves along bins with the arrow keys, for those who do not see it too
+    // A slider, so that the arrow keys move along the bins, with a screen reader too.
     drawing.setAttribute("role", "slider");
     drawing.setAttribute("aria-label", label);
     drawing.setAttribute("aria-valuemin", 1);
@@ -286,7 +286,7 @@
     });
   };
 
-  // Sections: a link opens what it points to; everything but groups of peers is open on paper; packed ones are filled when opened.
+  // Sections: a link opens its target. On paper everything but groups of peers is open. Packed sections are filled when opened.
   const sections = all("details.kernel");
   let texts = {};
   const fill = (box, markup) => {
@@ -315,7 +315,7 @@
   };
   addEventListener("hashchange", reveal);
   document.addEventListener("click", (event) => {
-    // a second click on the link of a section that was closed by hand: the hash does not change
+    // A second click on the link of a section that was closed by hand does not change the hash.
     if (event.target.closest("a[href^='#kernel-']")) setTimeout(reveal);
   });
   reveal();
