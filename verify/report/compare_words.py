@@ -77,7 +77,7 @@ def figure(reading: Reading | None) -> str:
 
 
 def change_text(pair: Pair) -> str:
-    """Returns the text of the last column. It adds that only the maximum is the same."""
+    """Returns the text of the last column: the change, or `same maximum` if other figures differ."""
     if pair.change == "same" and pair.figures_differ:
         return "same maximum"
     return pair.change

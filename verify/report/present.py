@@ -191,7 +191,7 @@ class KernelFacts:
 
     @cached_property
     def leading(self) -> list[ResultFacts]:
-        """Returns one result for each output and dtype: the heaviest among those of a run, a sweep and a hunt."""
+        """Returns one result for each output and dtype: of a run, a sweep and a hunt the one with the largest error."""
         found: dict[tuple[str, str], ResultFacts] = {}
         for each in self.results:
             key = (each.result.output, each.result.dtype)
@@ -383,7 +383,7 @@ class Facts:
 
     @cached_property
     def unrepeatable(self) -> list[KernelFacts]:
-        """Returns judged kernels whose calls differ with the same input. It may explain their other errors."""
+        """Returns judged kernels whose calls differ with the same input. That may explain their other errors."""
         return [kernel for kernel in self.judged if kernel.run.unrepeatable]
 
     @cached_property

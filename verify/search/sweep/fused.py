@@ -385,7 +385,7 @@ class Sweep:
 
     @cached_property
     def _slots(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Returns for every unit: its part, the deciding key and other key of its first element, the last other key."""
+        """Returns for every unit: its part, deciding and other key of its first element, the end of the other keys."""
         rows, piece = self.pieces, self.owner
         parts = torch.tensor([item.part for item in self.plan.pieces], device=self.device)
         slot = torch.arange(self.plan.count, device=self.device)
