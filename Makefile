@@ -11,7 +11,7 @@ OUT    := build/verify
 JOBS   ?= $(shell echo $$(($$(nproc 2>/dev/null || echo 2) + 1)))
 
 .DEFAULT_GOAL := help
-.PHONY: help verify test lint types unit docs certify clean
+.PHONY: help verify test lint types unit docs site certify clean
 
 # Re-made when the pins change. The stamp is written last, so an interrupted install starts again.
 $(STAMP): pyproject.toml
@@ -28,6 +28,7 @@ help:
 	@echo "make test      lint, types, unit tests and property suites"
 	@echo "make lint | types | unit    one of the three"
 	@echo "make docs      write the generated pages and the sections of figures"
+	@echo "make site      build docs/ as a site with search in build/site"
 	@echo "make certify   measure the fast references again, write the certificate"
 	@echo "make clean     remove what the targets left behind, except the environment"
 	@echo "With PYTHON=python3.12 another interpreter makes the environment in $(VENV)."
@@ -60,6 +61,14 @@ docs: $(STAMP)
 	$(BIN)/python docs/generate_cli.py
 	$(BIN)/python -m verify.laws.reference docs/laws.md
 	$(BIN)/python docs/generate_figures.py
+
+# In an environment of its own: nothing of the site is needed elsewhere.
+site:
+	@test -x build/site-env/bin/python || $(PYTHON) -m venv build/site-env
+	@build/site-env/bin/python -m pip install --quiet --disable-pip-version-check mkdocs-material==9.8.2
+	@NO_MKDOCS_2_WARNING=1 build/site-env/bin/mkdocs build --strict --quiet
+	@echo "site: $(abspath build/site/index.html)"
+	@echo "with its search: python3 -m http.server --directory build/site"
 
 # Measure the fast reference against the exact one and write its error bound into the package.
 certify: $(STAMP)
