@@ -1,4 +1,4 @@
-"""Rules that arguments of several families have to meet, and what is said where they do not."""
+"""Rules for arguments that several families share, and the messages of their errors."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 def check_approximate(op: str, approximate: str) -> None:
+    """Raises ValueError if `approximate` is neither "none" nor "tanh"."""
     if approximate not in ("none", "tanh"):
         raise ValueError(f'{op}: approximate must be "none" or "tanh", got {approximate!r}')
 
 
 def check_dtype(op: str, name: str, t: torch.Tensor) -> None:
+    """Raises TypeError if a tensor has a dtype that the kernels do not compute."""
     if t.dtype not in DTYPES:
         raise TypeError(
             f"{op}: {name} must be float64, float32, float16 or bfloat16, got {t.dtype}; "
@@ -21,6 +23,7 @@ def check_dtype(op: str, name: str, t: torch.Tensor) -> None:
 
 
 def check_like(op: str, name: str, t: torch.Tensor, like_name: str, like: torch.Tensor) -> None:
+    """Raises ValueError if a tensor differs from `like` in shape, dtype or device."""
     if t.shape != like.shape or t.dtype != like.dtype or t.device != like.device:
         raise ValueError(
             f"{op}: {name} must have {like_name}'s shape, dtype and device "

@@ -1,8 +1,8 @@
-"""Unevaluated pairs high + low of one format, about twice as precise as one number, as device functions.
+"""Device functions for unevaluated pairs high + low of one format, about twice as precise as one number.
 
-Sums are exact (Knuth, Dekker), products lose only the product of the two low parts: in float32 and float64 alike, as
-long as nothing overflows. The kernels of gelu.py and geglu.py forbid the compiler to fuse what is not written as a
-fused multiply-add.
+Sums are exact (Knuth, Dekker). Products lose only the product of the two low parts. Both hold in float32 and float64 if
+nothing overflows. The kernels of gelu.py and geglu.py compile with enable_fp_fusion=False: the compiler fuses no
+other operation than the fused multiply-adds in the source.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from kernels.arithmetic import const, neg
 
 @triton.jit
 def fast_two_sum(a, b):
-    """a + b = s + error exactly, for |a| >= |b|."""
+    """Returns s and error with a + b = s + error exactly, for |a| >= |b|."""
     s = a + b
     return s, (a - s) + b
 
 
 @triton.jit
 def two_sum(a, b):
-    """a + b as an unevaluated pair: RN(a + b) and its exact rounding error."""
+    """Returns RN(a + b) and its exact rounding error."""
     s = a + b
     t = s - a
     return s, (a - (s - t)) + (b - t)
@@ -30,30 +30,31 @@ def two_sum(a, b):
 
 @triton.jit
 def cut(value, unit):
-    """`value` as a multiple of 2^-52 `unit` and the rest, both exact: n such multiples add up exactly.
+    """Splits `value` into a multiple of 2^-52 `unit` and the rest, both exact. Sums of n such multiples are exact.
 
-    `unit` is a power of two, at least 4 n |value|."""
+    `unit` must be a power of two and at least 4 n |value|.
+    """
     high = (value + unit) - unit
     return high, value - high
 
 
 @triton.jit
 def mul_pair(ah, al, bh, bl):
-    """(ah + al)(bh + bl) as a pair, without the product of the two low parts."""
+    """Returns (ah + al)(bh + bl) as a pair, without the product of the two low parts."""
     p = ah * bh
     return p, tl.fma(ah, bl, tl.fma(al, bh, tl.fma(ah, bh, neg(p))))
 
 
 @triton.jit
 def reciprocal_pair(d, low):
-    """1/(d + low) = r (1 + e): r is rounded, e its relative residual."""
+    """Returns r and e with 1/(d + low) = r (1 + e): r is rounded, e its relative residual."""
     r = 1.0 / d
     return r, tl.fma(neg(r), low, tl.fma(neg(r), d, const(d, 1.0)))
 
 
 @triton.jit
 def sum_with_head(tau, coefs: tl.constexpr, low: tl.constexpr, degree: tl.constexpr):
-    """coefs[0] + low + tau (coefs[1] + tau (coefs[2] + ...)) as a pair, and the two innermost sums as pairs."""
+    """Returns coefs[0] + low + tau (coefs[1] + tau (coefs[2] + ...)) as a pair; the last two additions are exact."""
     q = tl.full(tau.shape, coefs[degree], tl.float64)
     for i in tl.static_range(degree - 1, 1, -1):
         q = tl.fma(q, tau, const(tau, coefs[i]))
@@ -68,7 +69,7 @@ def sum_with_head(tau, coefs: tl.constexpr, low: tl.constexpr, degree: tl.conste
 
 @triton.jit
 def times_pair(m, h, low):
-    """m (h + low) with one rounding; m h alone where that is 0, infinite or NaN."""
+    """Returns m (h + low) with one rounding, or m h alone if that is 0, infinite or NaN."""
     p = m * h
     plain = (p == 0) | (tl.abs(p) == float("inf"))
     return tl.where(plain, p, tl.fma(m, h, m * low))

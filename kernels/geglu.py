@@ -7,18 +7,18 @@
     dx1  = dy gelu(x2)
     dx2  = dy x1 gelu'(x2)
 
-The backward of the packed form is one kernel that writes both halves of the gradient into one packed
-tensor: no concatenation, every input read once. Rows of the input may be any distance apart.
+The backward kernel of the packed form reads every input once and writes both halves of the gradient into one packed
+tensor; nothing is concatenated. Rows of the input may be any distance apart.
 
-Guaranteed against the real-valued function: float16 and bfloat16 at most 0.51 ULP for all 2^32
-pairs (gelu(x2) is never rounded to 16 bits, only the product is); float32 at most 0.82 ULP seen, forward
-and both gradients; float64 at most 2.6 ULP seen.
-gelu(x2) reaches far below the smallest float32 where a large x1 still lifts the product into range:
-float32 results and dx2 in bfloat16 are computed in float64, the other bfloat16 ones in factors of which none
-underflows first. No formula depends on the data.
-In float64 the power of two comes last where gelu(x2) or dy x1 alone is beyond the format.
+Errors against the real-valued function: float16 and bfloat16 at most 0.51 ULP for all 2^32 pairs; float32 at most 0.82
+ULP seen, forward and both gradients; float64 at most 2.6 ULP seen.
 
-GELU itself, its two forms and how each dtype computes them, is explained in gelu_math.py.
+gelu(x2) is never rounded to 16 bits; only the product is. gelu(x2) reaches far below the smallest float32, and a large
+x1 can bring the product back into range. So float32 results and dx2 in bfloat16 are computed in float64. The other
+bfloat16 results are products whose factors do not underflow before the result does. In float64 the power of two is
+applied last if gelu(x2) or dy x1 alone leaves the format. No formula branches on the data.
+
+gelu_math.py explains GELU itself, its two forms and how each dtype computes them.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ BF_MILLS_SLOPE_NUM: tl.constexpr = tl.constexpr((
 
 @triton.jit
 def _erf32_any(x):
-    """gelu(x) for x down to -24: it underflows float32 long before, and a large factor brings it back."""
+    """Returns gelu(x) in float64 for x down to -24, where float32 cannot hold it but a large factor can lift it."""
     u = at_most(tl.abs(x), 24.0).to(tl.float64)
     tail = (horner(u, MILLS_NUM, 4) * gauss(u)) * reciprocal64(horner(u, MILLS_DEN, 5))
     return tl.fma(neg(u), tail, minuend(x).to(tl.float64))
@@ -95,16 +95,17 @@ def _erf32_any(x):
 
 @triton.jit
 def _erf32_both(x):
-    """gelu(x) and gelu'(x): one exponential, and two ratios of one denominator."""
+    """Returns gelu(x) and gelu'(x) in float64: one exponential, and two ratios of one denominator."""
     u = at_most(tl.abs(x), 24.0).to(tl.float64)
     w = gauss(u) * reciprocal64(horner(u, MILLS_DEN, 5))
     y = tl.fma(neg(u), horner(u, MILLS_NUM, 4) * w, minuend(x).to(tl.float64))
-    d = (ERF_ZERO - u) * (horner(u, MILLS_SLOPE_NUM, 5) * w)  # the difference is exact next to the zero
+    d = (ERF_ZERO - u) * (horner(u, MILLS_SLOPE_NUM, 5) * w)  # the difference is exact near the zero
     return y, tl.where(x < 0, d, 1.0 - d)
 
 
 @triton.jit
 def _erf_times_bf(m, x):
+    """Returns m gelu(x), erf form, for bfloat16."""
     u = at_most(tl.abs(x), 19.25)
     r = reciprocal_approx(horner(u, BF_MILLS_DEN, 4))
     w = u * (horner(u, BF_MILLS_NUM, 3) * r)
@@ -113,6 +114,7 @@ def _erf_times_bf(m, x):
 
 @triton.jit
 def _tanh_times_bf(m, x):
+    """Returns m gelu(x), tanh form, for bfloat16."""
     u = at_most(tl.abs(x), 13.3125)
     h = root_decay_bf(x, u, u * u)
     w = u * reciprocal_approx(tl.fma(h, h, const(h, 1.0)))
@@ -121,7 +123,7 @@ def _tanh_times_bf(m, x):
 
 @triton.jit
 def _value_times(m, x, TANH: tl.constexpr):
-    """m gelu(x) before its one rounding to x's dtype."""
+    """Returns m gelu(x) before its one rounding to x's dtype."""
     if x.dtype == tl.float64:
         if TANH:
             y = tanh64(x)
@@ -149,7 +151,7 @@ def _value_times(m, x, TANH: tl.constexpr):
 
 @triton.jit
 def _gradients32(dy, x1, x2, TANH: tl.constexpr):
-    """dy gelu(x2) and dy x1 gelu'(x2) in float64, where dy x1 is exact."""
+    """Returns dy gelu(x2) and dy x1 gelu'(x2) in float64, for float32 inputs; dy x1 is exact."""
     if TANH:
         y = tanh32(x2)
         d = tanh_slope32(x2)
@@ -161,7 +163,7 @@ def _gradients32(dy, x1, x2, TANH: tl.constexpr):
 
 @triton.jit
 def _gradients_bf(dy, x1, x, TANH: tl.constexpr):
-    """dy gelu(x) and dy x1 gelu'(x), exp(-u^2/2) taken as q^4."""
+    """Returns dy gelu(x) and dy x1 gelu'(x) for bfloat16; exp(-u^2/2) is q^4."""
     if TANH:
         u = at_most(tl.abs(x), 15.375)
         s = u * u
@@ -175,7 +177,7 @@ def _gradients_bf(dy, x1, x, TANH: tl.constexpr):
         u = at_most(tl.abs(x), 23.75)
         q = exp2_approx(u * u * (NEG_HALF_LOG2E / 4))
         r = reciprocal_approx(horner(u, BF_MILLS_DEN, 4))
-        # no bfloat16 is so close to the zero that the low part of it shows
+        # the low part of the zero is omitted: no bfloat16 is close enough for it to matter
         w = (ERF_ZERO32 - u) * (horner(u, BF_MILLS_SLOPE_NUM, 4) * r)
         v = u * (horner(u, BF_MILLS_NUM, 3) * r)
     return gradients_bf(dy, x1, x, q, v, w)
@@ -183,7 +185,7 @@ def _gradients_bf(dy, x1, x, TANH: tl.constexpr):
 
 @triton.jit
 def _tile(rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Row and column numbers of this program's tile and its mask; rows are 64-bit, a scalar where there is one."""
+    """Returns the rows (64-bit; a scalar if ROWS is 1) and columns of this program's tile, and its mask."""
     across = tl.program_id(0)
     down = tl.program_id(1) + tl.program_id(2) * tl.num_programs(1)
     column = across.to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
@@ -209,7 +211,7 @@ def _forward_kernel(
     TANH: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
-    SILU: tl.constexpr = False,  # silu(x2) in the place of gelu(x2): swiglu.py
+    SILU: tl.constexpr = False,  # silu(x2) replaces gelu(x2): swiglu.py
 ):
     row, column, mask = _tile(rows, columns, ROWS, COLUMNS)
     x1 = tl.load(x1_ptr + row * x1_stride + column, mask=mask, other=0.0)
@@ -248,7 +250,7 @@ def _backward_kernel(
         dy = tl.load(dy_ptr) + tl.zeros_like(x1)
     else:
         dy = tl.load(dy_ptr + row * dy_stride + column, mask=mask, other=0.0)
-    # dy x1 is exact in the next wider format; bfloat16 has the range of float32 and keeps the factors apart
+    # dy x1 is exact in the next wider format. bfloat16 has float32's range, so its factors stay separate.
     if SILU:
         v, d = silu_gradients(dy, x1, x2)
     elif x2.dtype == tl.bfloat16:
@@ -295,7 +297,7 @@ def _second_kernel(
     dy = tl.load(dy_ptr + row * dy_stride + column, mask=mask, other=0.0)
     x1 = tl.load(x1_ptr + row * x1_stride + column, mask=mask, other=0.0)
     x2 = tl.load(x2_ptr + row * x2_stride + column, mask=mask, other=0.0)
-    # everything in float64, from the float32 or the float64 formulas
+    # all in float64, by the formulas for float32 or float64
     if x2.dtype == tl.float64:
         wide = x2
     else:
@@ -320,7 +322,8 @@ def _second_kernel(
 
 
 _OF_ANY_ALIGNMENT = {kernel: of_any_alignment(kernel) for kernel in (_forward_kernel, _backward_kernel, _second_kernel)}
-# Elements and warps of a program, the fastest of fourteen on an H200: erf form (forward, backward), tanh form.
+# (elements, warps) of a program, the fastest of fourteen on an H200:
+# ((erf forward, erf backward), (tanh forward, tanh backward))
 _CONFIG = {
     torch.float64: (((512, 4), (512, 4)), ((512, 4), (512, 4))),
     torch.float32: (((256, 1), (256, 2)), ((256, 1), (256, 2))),
@@ -337,13 +340,13 @@ def _check(op: str, name: str, x: torch.Tensor, approximate: str) -> None:
 
 
 def _as_rows(t: torch.Tensor, columns: int) -> torch.Tensor:
-    """t as [rows, columns], consecutive in a row: a view where the strides allow it, else a copy."""
+    """Returns t as [rows, columns], consecutive in a row: a view if the strides allow it, else a copy."""
     t = t.reshape(-1, columns)
     return t if t.stride(1) == 1 or columns == 1 else t.contiguous()
 
 
 def _halves(x: torch.Tensor, gate_last: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """(multiplied half, gate) of a packed tensor, as views."""
+    """Returns the multiplied half and the gate of a packed tensor, as views."""
     first, second = x.chunk(2, dim=-1)
     return (first, second) if gate_last else (second, first)
 
@@ -357,6 +360,7 @@ def _launch(
     backward: bool,
     **meta: Any,
 ) -> None:
+    """Launches a kernel; `backward` picks the column of _CONFIG."""
     block, warps = _CONFIG[tensors[-1].dtype][meta["TANH"]][backward]
     launch(kernel, block, warps, tensors, strides, rows, columns, **meta)
 
@@ -371,19 +375,20 @@ def launch(
     columns: int,
     **meta: Any,
 ) -> None:
-    """One of the kernels above, in tiles of `block` elements."""
+    """Launches one of the kernels above, in tiles of `block` elements."""
     if INTERPRETED:
         block = min(INTERPRETER_BLOCK, triton.next_power_of_2(rows) * triton.next_power_of_2(columns))
     across = min(block, triton.next_power_of_2(columns))
     down = block // across
-    # rows on two dimensions, of 65,535 programs each: a division in the kernel costs as much as a polynomial
+    # A dimension of the grid has at most 65,535 programs, so rows take two. A division in the kernel would cost as much
+    # as a polynomial.
     tiles = triton.cdiv(rows, down)
     deep = triton.cdiv(tiles, 65535)
     if columns % 16 or any(stride % 16 for stride in strides) or any(t.data_ptr() % 16 for t in tensors):
         kernel = _OF_ANY_ALIGNMENT[kernel]
     grid = (triton.cdiv(columns, across), triton.cdiv(tiles, deep), deep)
-    # The tensor's device, not the current one. enable_fp_fusion=False: only the fused
-    # multiply-adds written in the source are fused, so that the interpreter gives the same bits.
+    # The tensor's device may differ from the current one. enable_fp_fusion=False: only fused multiply-adds written in
+    # the source are fused, so the interpreter gives the same bits.
     with torch.cuda.device_of(tensors[-1]):
         run(
             kernel, grid, *tensors, *strides, rows, columns,
@@ -392,7 +397,8 @@ def launch(
 
 
 def _run_forward(x1: torch.Tensor, x2: torch.Tensor, approximate: str) -> torch.Tensor:
-    y = torch.empty_like(x1)  # the layout that torch's own elementwise operators give
+    """Returns x1 gelu(x2)."""
+    y = torch.empty_like(x1)  # the layout that torch's elementwise operators give
     if y.numel() == 0:
         return y
     columns = y.shape[-1] if y.dim() else 1
@@ -600,7 +606,7 @@ def _check_split(x1: torch.Tensor, x2: torch.Tensor, approximate: str) -> None:
 
 
 def geglu(x: torch.Tensor, approximate: str = "none", *, gate_last: bool = True) -> torch.Tensor:
-    """x1 gelu(x2) for x1, x2 = x.chunk(2, -1); gate_last=False: gelu(x1) x2.
+    """Returns x1 gelu(x2) for x1, x2 = x.chunk(2, -1); gate_last=False: gelu(x1) x2.
 
     x may have any strides between rows; a last dimension that is not consecutive is copied first.
     """
@@ -608,5 +614,5 @@ def geglu(x: torch.Tensor, approximate: str = "none", *, gate_last: bool = True)
 
 
 def geglu_split(x1: torch.Tensor, x2: torch.Tensor, approximate: str = "none") -> torch.Tensor:
-    """x1 gelu(x2) for two tensors of one shape, dtype and device."""
+    """Returns x1 gelu(x2) for two tensors of one shape, dtype and device."""
     return _split.checked(_check_split, x1, x2, approximate)

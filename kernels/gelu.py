@@ -1,25 +1,27 @@
-"""GELU with every result right to its last bit, or the next one, at memory speed (Triton).
+"""GELU, each result within one unit of its last bit, at the speed of a copy (Triton).
 
     gelu(x)                       x Phi(x)                                  "none", the erf form
     gelu(x, approximate="tanh")   x S(2 z), z = sqrt(2/pi) (x + 0.044715 x^3), S the logistic function
     gelu_backward(dy, x)          dy gelu'(x)
 
-Guaranteed against the real-valued function, specials and subnormals included: float16 and bfloat16
-correctly rounded for all 65,536 inputs, function and derivative; float32 over all 2^32 inputs at most
-0.76 ULP (erf), 0.54 (tanh), derivatives 0.80 and 0.51; float64 at most 1.8 ULP seen. NaN only for NaN;
-gelu(-inf) = -0, the limit; gelu(-0) = -0; gelu' is 1 at +inf and -0 at -inf. dy gelu' is rounded once.
+Errors against the real-valued function, specials and subnormals included:
 
-float32 in the erf form is computed in float64 where a GPU has half as many units for it, else in float32 pairs: 0.76
-ULP seen as well, 0.8 where the result is subnormal.
-The formulas for each dtype, and why those, are in gelu_math.py; here a launch reads x, applies one of them and rounds
-its result once. No formula depends on the data: every element runs the same instructions.
+    float16, bfloat16   correctly rounded for all 65,536 inputs, function and derivative
+    float32             at most 0.76 ULP (erf) and 0.54 (tanh) over all 2^32 inputs, derivatives 0.80 and 0.51
+    float64             at most 1.8 ULP seen
 
-The same bits come from Triton's interpreter with fused multiply-adds and a right rounding of casts
-(verify's backend), except where exp2 or a reciprocal of the hardware is in its last bits: bfloat16
-before its rounding.
+NaN comes only from NaN. gelu(-inf) = -0, the limit; gelu(-0) = -0; gelu' is 1 at +inf and -0 at -inf. dy gelu' is
+rounded once.
 
-Layouts: any dense order of dimensions is read as it lies in memory; an input with gaps or overlap is
-copied once. The result has the layout that PyTorch's elementwise operators give.
+gelu_math.py has the formulas of each dtype and their reasons. A launch reads x, applies one of them and rounds its
+result once. No formula branches on the data. On a GPU with few float64 units, float32 in the erf form is computed in
+float32 pairs: 0.76 ULP seen as well, 0.8 for subnormal results.
+
+Triton's interpreter gives the same bits if its fused multiply-adds and casts round once, as in verify's backend. One
+exception: in bfloat16 the hardware's exp2 and reciprocal may differ in their last bits before the rounding.
+
+Layouts: any dense order of dimensions is read in place; an input with gaps or overlap is copied once. The result has
+the layout that PyTorch's elementwise operators give.
 """
 
 from __future__ import annotations
@@ -95,7 +97,8 @@ def _second_kernel(
     tl.store(out_ptr + start + offset, ((g * dy) * curvature(x, TANH)).to(x.dtype), mask=mask)
 
 
-# Elements and warps of a program, the fastest of fourteen or more on an H200: erf form (forward, backward), tanh form.
+# (elements, warps) of a program, the fastest of fourteen or more on an H200:
+# ((erf forward, erf backward), (tanh forward, tanh backward))
 _CONFIG = {
     torch.float64: (((512, 4), (512, 4)), ((512, 4), (512, 4))),
     torch.float32: (((4096, 4), (256, 1)), ((512, 2), (256, 1))),
@@ -105,6 +108,7 @@ _CONFIG = {
 
 
 def _check(x: torch.Tensor, approximate: str, op: str = "gelu") -> None:
+    """Raises if x or `approximate` breaks a rule."""
     check_approximate(op, approximate)
     check_dtype(op, "x", x)
     check_strided(op, "x", x)
@@ -117,13 +121,14 @@ def _check_backward(dy: torch.Tensor, x: torch.Tensor, approximate: str) -> None
 
 
 def _launch(kernel: Any, tensors: tuple[torch.Tensor, ...], n: int, backward: bool, **meta: Any) -> None:
+    """Launches a kernel over n elements; `backward` picks the column of _CONFIG."""
     if n == 0:
         return
     block, warps = _CONFIG[tensors[-1].dtype][meta["TANH"]][backward]
     if INTERPRETED:
         block = min(INTERPRETER_BLOCK, triton.next_power_of_2(n))
-    # The tensor's device, not the current one. enable_fp_fusion=False: only the fused
-    # multiply-adds written in the source are fused, so that the interpreter gives the same bits.
+    # The tensor's device may differ from the current one. enable_fp_fusion=False: only fused multiply-adds written in
+    # the source are fused, so the interpreter gives the same bits.
     with torch.cuda.device_of(tensors[-1]):
         grid = (triton.cdiv(n, block),)
         run(kernel, grid, *tensors, n, BLOCK=block, num_warps=warps, enable_fp_fusion=False, **meta)
@@ -131,8 +136,8 @@ def _launch(kernel: Any, tensors: tuple[torch.Tensor, ...], n: int, backward: bo
 
 @operator("precise_gelu::forward")
 def _forward(x: torch.Tensor, approximate: str) -> torch.Tensor:
-    y = torch.empty_like(x)  # the layout that torch's own elementwise operators give
-    x = dense_like(x, y)  # gaps or overlap: made dense, at the price of one copy
+    y = torch.empty_like(x)  # the layout that torch's elementwise operators give
+    x = dense_like(x, y)  # copies an x with gaps or overlap
     tanh = approximate == "tanh"
     pairs = x.dtype == torch.float32 and not tanh and few_float64(x.device)
     _launch(_forward_kernel, (x, y), x.numel(), False, TANH=tanh, PAIRS=pairs)
@@ -162,10 +167,10 @@ make_differentiable_twice(_forward, _backward, _second)
 
 
 def gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
-    """GELU of x, elementwise; the signature and the layout rules of torch.nn.functional.gelu."""
+    """Returns GELU of x, elementwise, with the signature and layout rules of torch.nn.functional.gelu."""
     return _forward.checked(_check, x, approximate)
 
 
 def gelu_backward(dy: torch.Tensor, x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
-    """dy * gelu'(x), the product rounded once."""
+    """Returns dy * gelu'(x), the product rounded once."""
     return _backward.checked(_check_backward, dy, x, approximate)

@@ -1,4 +1,4 @@
-"""GELU's three operators for the compiler and for autograd, whatever language their kernels are written in.
+"""Registers GELU's three operators with the compiler and autograd, for the Triton and the CUDA C++ kernels.
 
 forward(x, approximate)          gelu(x)
 backward(dy, x, approximate)     dy gelu'(x)
@@ -13,7 +13,7 @@ import torch
 
 
 def make_differentiable_twice(forward: Any, backward: Any, second: Any) -> None:
-    """Registers shapes and derivatives of three operators made by torch.library.custom_op."""
+    """Registers the shapes and derivatives of three operators made by `operator` of operators.py."""
     forward.register_fake(lambda x, approximate: torch.empty_like(x))
     backward.register_fake(lambda dy, x, approximate: torch.empty_like(x))
     second.register_fake(lambda g, dy, x, approximate: torch.empty_like(x))

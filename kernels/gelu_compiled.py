@@ -3,15 +3,14 @@
     gelu(x)                      x erfc(-x / sqrt 2) / 2                ("none", the erf form)
     gelu(x, approximate="tanh")  x sigmoid(2 sqrt(2/pi) (x + 0.044715 x^3))
 
-These are the two definitions in the forms that do not cancel: `1 + erf` and `1 + tanh` lose every digit of the
-negative tail (100% wrong by -6 in float32), erfc and sigmoid do not. It is the baseline beside gelu.py: the
-accuracy that the compiler's own erfc and exp give, at the speed that its code generator gives.
+`1 + erf` and `1 + tanh` lose every digit of the negative tail (100% wrong by -6 in float32); erfc and sigmoid do not.
+This is the baseline for gelu.py: the accuracy of the compiler's own erfc and exp, at the speed of its generated code.
 
-Rounding points: float16 and bfloat16 are widened to float32 once, computed there, and rounded once at the end
-(float32 and float64 stay what they are, and every operation rounds). A subnormal or lost tail is not rescued:
-erfc in float32 is 0 from x = -14.2, where GELU still has the subnormal value -2e-44.
+Rounding points: float16 and bfloat16 are widened to float32 once, computed there, and rounded once at the end. In
+float32 and float64, every operation rounds. A tail that the format cannot hold is lost: erfc in float32 is 0 from
+x = -14.2 on, where GELU still has the subnormal value -2e-44.
 
-Differentiation is autograd's, through the compiled graph; torch.compile does not support double backward.
+autograd differentiates the compiled graph. torch.compile does not support double backward.
 """
 
 from __future__ import annotations
@@ -24,18 +23,18 @@ import torch
 
 from kernels.checks import check_approximate, check_dtype
 
-# exp(-2 z) overflows nowhere below: beyond |x| = 32 sigmoid(2 z) is 0 or 1 in every format but for float64
-# at x < -21.6, whose true value is below the smallest subnormal.
+# 2 sqrt(2 / pi). Beyond |x| = 32, where the clamps below cut, sigmoid(2 z) is 0 or 1 in every format: exp(-2 z) is
+# below the smallest float64 from x = 21.6 on.
 _SLOPE = 2 * math.sqrt(2 / math.pi)
 
 
 def _erf_form(x: torch.Tensor) -> torch.Tensor:
-    # x = -inf: -inf * 0 is NaN, the limit is -0. The clamp keeps NaN, and erfc is 0 at -64 in every format.
+    # At x = -inf, -inf * 0 would be NaN; the limit is -0. The clamp keeps NaN, and erfc is 0 at -64 in every format.
     return 0.5 * x.clamp(min=-64.0) * torch.erfc(x * -math.sqrt(0.5))
 
 
 def _tanh_form(x: torch.Tensor) -> torch.Tensor:
-    # The clamps keep x^3 finite (NaN passes through them) and -inf * 0 out of the product.
+    # The clamps keep x^3 finite and prevent -inf * 0. NaN passes through them.
     c = x.clamp(min=-32.0, max=32.0)
     return x.clamp(min=-32.0) * torch.sigmoid(_SLOPE * c * (1 + 0.044715 * c * c))
 
@@ -43,6 +42,8 @@ def _tanh_form(x: torch.Tensor) -> torch.Tensor:
 def _widened(
     form: Callable[[torch.Tensor], torch.Tensor],
 ) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Returns `form` with 16-bit inputs widened to float32 and its result rounded back."""
+
     def f(x: torch.Tensor) -> torch.Tensor:
         wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
         return form(wide).to(x.dtype)
@@ -52,12 +53,13 @@ def _widened(
 
 @functools.cache
 def _compiled(approximate: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Returns the compiled function of a form, compiled at its first call."""
     form = _tanh_form if approximate == "tanh" else _erf_form
     return torch.compile(_widened(form), dynamic=True)
 
 
 def gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
-    """GELU of x, elementwise; the signature of torch.nn.functional.gelu."""
+    """Returns GELU of x, elementwise, with the signature of torch.nn.functional.gelu."""
     check_approximate("gelu", approximate)
     check_dtype("gelu", "x", x)
     return _compiled(approximate)(x)

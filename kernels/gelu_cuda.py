@@ -1,14 +1,14 @@
-"""GELU in CUDA C++ (gelu.cu beside this file), compiled at the first call; the signature of gelu.py.
+"""GELU in CUDA C++ (gelu.cu in this folder), compiled at the first call; the signature of gelu.py.
 
     gelu(x)                      x Phi(x)
     gelu(x, approximate="tanh")  x S(2 sqrt(2/pi) (x + 0.044715 x^3)), S the logistic function
 
-The numerics are those of gelu_math.py, whose docstring explains them, with the same coefficients (derive/gelu.py writes
-them into both) and the same operations in the same order: correctly rounded in float16 and bfloat16, at most
-0.8 ULP in float32 and 1.8 in float64, function and derivative.
+The numerics equal gelu_math.py's: the same operations in the same order. derive/gelu.py writes the coefficients into
+both. float16 and bfloat16 are correctly rounded, float32 is within 0.8 ULP, float64 within 1.8, function
+and derivative.
 
-Launches are checked, indices are 64 bits, loads are 16 bytes where the pointers allow it. Needs nvcc and a C++
-compiler at the first call; the build is kept beside PyTorch's other extensions. Differentiable twice, as gelu.py is.
+Launches are checked, indices have 64 bits, and loads have 16 bytes if the pointers allow it. The first call needs nvcc
+and a C++ compiler. The build is stored with PyTorch's other extensions. Differentiable twice, like gelu.py.
 """
 
 from __future__ import annotations
@@ -37,16 +37,17 @@ void gelu_second_launch(const at::Tensor& g, const at::Tensor& dy, const at::Ten
 
 
 _NAME = "precise_gelu_cuda"
-# only the fused multiply-adds written in the source: the bits do not depend on the compiler
+# -fmad=false: only fused multiply-adds written in the source are fused, so the bits do not depend on the compiler
 _FLAGS = ["-O3", "-fmad=false"]
 
 
 @functools.cache
 def _library() -> ModuleType:
-    """The compiled extension: built once per source, PyTorch and kind of GPU, and loaded by every other process.
+    """Returns the compiled extension. One process builds it for each source, PyTorch and kind of GPU; the others load
+    it.
 
-    Left to itself, PyTorch asks ninja in every process, which builds for a minute wherever the toolkit's files seem
-    to be newer than what was built.
+    PyTorch alone would run ninja in every process. ninja builds for a minute if the toolkit's files seem newer than the
+    build.
     """
     from torch.utils import cpp_extension
 
@@ -57,16 +58,17 @@ def _library() -> ModuleType:
     folder.mkdir(parents=True, exist_ok=True)
     built = folder / "built"
     with (folder / "waiting").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # until this process has built it, or ends
+        fcntl.flock(file, fcntl.LOCK_EX)  # released when this process has built it, or ends
         if built.exists():
             return _loaded(folder / f"{_NAME}.so")
-        (folder / "lock").unlink(missing_ok=True)  # of a build that was stopped: PyTorch would wait for it for ever
+        (folder / "lock").unlink(missing_ok=True)  # left by a stopped build; PyTorch would wait for it for ever
         library = _build(source, folder)
         built.touch()
     return library
 
 
 def _build(source: str, folder: Path) -> ModuleType:
+    """Compiles gelu.cu in `folder`. Raises RuntimeError if there is no nvcc."""
     from torch.utils import cpp_extension
 
     nvcc = Path(cpp_extension.CUDA_HOME or "/nonexistent") / "bin" / "nvcc"
@@ -86,6 +88,7 @@ def _build(source: str, folder: Path) -> ModuleType:
 
 
 def _loaded(path: Path) -> ModuleType:
+    """Imports a compiled extension from its file."""
     spec = importlib.util.spec_from_file_location(_NAME, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"gelu_cuda: {path} is no library; remove {path.parent}")
@@ -96,8 +99,8 @@ def _loaded(path: Path) -> ModuleType:
 
 @operator("precise_gelu_cuda::forward")
 def _forward(x: torch.Tensor, approximate: str) -> torch.Tensor:
-    y = torch.empty_like(x)  # the layout that torch's own elementwise operators give
-    x = dense_like(x, y)  # gaps or overlap: made dense, at the price of one copy
+    y = torch.empty_like(x)  # the layout that torch's elementwise operators give
+    x = dense_like(x, y)  # copies an x with gaps or overlap
     _library().gelu_launch(x, x, y, approximate == "tanh", False)
     return y
 
@@ -122,7 +125,7 @@ make_differentiable_twice(_forward, _backward, _second)
 
 
 def gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
-    """GELU of x, elementwise; the signature and the layout rules of torch.nn.functional.gelu."""
+    """Returns GELU of x, elementwise, with the signature and layout rules of torch.nn.functional.gelu."""
     check_approximate("gelu", approximate)
     check_dtype("gelu", "x", x)
     if not x.is_cuda and x.device.type != "meta":

@@ -1,32 +1,34 @@
 """The mathematics of GELU and its derivatives as device functions, shared by gelu.py and geglu.py.
 
-With u = |x|, both forms are `x - u tail(u)` for x >= 0 and `-u tail(u)` for x < 0: no 1 + erf or 1 + tanh, which
-cancel for negative x. What differs is the tail:
+With u = |x|, both forms are `x - u tail(u)` for x >= 0 and `-u tail(u)` for x < 0. The textbook terms 1 + erf and
+1 + tanh cancel for negative x; these do not. The two forms differ in the tail:
 
     erf form     tail = exp(-u^2/2) M(u), M a ratio of polynomials (the Mills ratio over sqrt(2 pi)); in float32 the
-                 128th power of a polynomial, the root of Phi(-u), in float16 the 4th where nothing follows
+                 128th power of a polynomial, the root of Phi(-u); in float16 the 4th power, if nothing multiplies it
     tanh form    tail = E / (1 + E), E = exp(-2 z(u))
 
-and the derivative is `D(u)` for x < 0, `1 - D(u)` for x >= 0, with a zero at -0.7518 (erf), -0.7525 (tanh):
+The derivative is `D(u)` for x < 0 and `1 - D(u)` for x >= 0. D is zero at u = 0.7518 (erf) and 0.7525 (tanh):
 
-    erf form     D = (zero - u) exp(-u^2/2) V(u), V another ratio: the zero is a factor, nothing cancels
-    tanh form    D = E (1 + E - u w') / (1 + E)^2, w = 2 z; next to the zero computed precisely enough
+    erf form     D = (zero - u) exp(-u^2/2) V(u), V another ratio: the zero is a factor, so nothing cancels
+    tanh form    D = E (1 + E - u w') / (1 + E)^2, w = 2 z; computed with more precision near the zero
 
-Which arithmetic. float32 results come from float64 arithmetic cut to what they need (relative error
-2^-25.5) and rounded once, at the store: 16 to 26 float64 operations, less than an H200 issues while a copy
-moves the same bytes. Terms that cannot reach the result's last bits are float32 operations. On GPUs with
-few float64 units (all but the data-centre ones) that is as accurate and several times slower; there gelu itself,
-in the erf form, is computed in float32 pairs (docs/kernels.md has the counts of the others). bfloat16 uses
-float32 and the hardware's approximate exp2 (right for any error of it up to 4 ULP); float16, three bits
-finer, uses float32 without it. float64 works in pairs of float64 where one rounding more would show.
+Arithmetic of each dtype:
 
-No function rounds its result to the dtype of x: that is the kernels' one rounding, at the store. No formula depends
-on the data: every element runs the same instructions. linear_act.py and linear_geglu.py use the cheaper formulas of
-gelu_of_sums.py, which hide behind a product.
+    float32      float64 arithmetic with a relative error of 2^-25.5, rounded once, at the store: 16 to 26 float64
+                 operations, fewer than an H200 issues while a copy moves the same bytes. Terms too small to reach the
+                 result's last bits are float32 operations. On a GPU with few float64 units (all but the data-centre
+                 ones) this is as accurate and several times slower. There the erf form of gelu uses float32 pairs.
+    bfloat16     float32 and the hardware's approximate exp2; any error of exp2 up to 4 ULP keeps the result right
+    float16      three bits finer than bfloat16, so float32 without the approximate exp2
+    float64      float64, and pairs of float64 for each step whose rounding would show
 
-The coefficients are made by derive/gelu.py, which writes them into gelu.cu as well. A NEG_ constant holds minus the
-number that it is named after, as the decaying exponentials need it: NEG_HALF_LOG2E = -log2(e)/2, and with A and B
-from 2 z(u) = A u + B u^3, NEG_TANH_A = -A, NEG_TANH_B = -B, NEG_TANH_3B = -3 B.
+No function rounds its result to the dtype of x. The kernel does that, once, at the store. No formula branches on the
+data: every element runs the same instructions. linear_act.py and linear_geglu.py use the cheaper formulas of
+gelu_of_sums.py, which run while the matrix units multiply.
+
+derive/gelu.py makes the coefficients and writes them here and into gelu.cu. A NEG_ constant is minus the number in its
+name, as the decaying exponentials need it: NEG_HALF_LOG2E = -log2(e)/2. With A and B from 2 z(u) = A u + B u^3,
+NEG_TANH_A = -A, NEG_TANH_B = -B and NEG_TANH_3B = -3 B.
 """
 
 from __future__ import annotations
@@ -187,36 +189,36 @@ ROOT_HIGH: tl.constexpr = tl.constexpr((
 
 
 def _pair32(c: float) -> tuple[float, float]:
-    """c as the sum of two float32 numbers."""
+    """Returns c as the sum of two numbers, the first a float32."""
     high = struct.unpack("f", struct.pack("f", c))[0]
     return high, c - high
 
 
 ROOT_PAIRS: tl.constexpr = tl.constexpr(tuple(_pair32(c) for c in ROOT_LOW.value[:7]))
 TINY: tl.constexpr = tl.constexpr(2.0**-136)
-NUDGE: tl.constexpr = tl.constexpr(2.0**-47)  # taken off |x| in float16's tanh form: it decides a tie
+NUDGE: tl.constexpr = tl.constexpr(2.0**-47)  # float16's tanh form subtracts it from |x|, which decides a tie
 NORMAL64: tl.constexpr = tl.constexpr(2.0**-1022)  # the smallest normal float64
 
 
 @triton.jit
 def zero_at_minus_inf(x, y):
-    """y, and -0 where x is -inf: there gelu and gelu' are 0, so that an infinite factor gives NaN.
+    """Returns y, but -0 for x = -inf: gelu and gelu' are 0 there, so that an infinite other factor gives NaN.
 
-    The formulas stop at a finite |x|, because to a finite factor the tail beyond is nothing: the value at -inf
-    would be that of a finite x, times an infinite factor an infinity.
+    The formulas clamp |x|, because the tail past the clamp is too small for any finite factor. Without this function
+    -inf would get the value at the clamp, and an infinite factor would turn it into an infinity.
     """
     return tl.where(x == float("-inf"), neg(const(y, 0.0)), y)  # a literal -0.0 would become 0.0
 
 
 @triton.jit
 def annulled_at_minus_inf(m, x):
-    """m, and m 0 at x = -inf, where a gate is 0, for formulas that give a finite tail there: zero_at_minus_inf."""
+    """Returns m, but 0 m for x = -inf, where the gate is 0 and the formulas have a finite tail."""
     return tl.where(x == float("-inf"), m * 0.0, m)
 
 
 @triton.jit
 def minuend(x):
-    """What u tail is subtracted from: x, or -0 for x < 0 (float32). As unsigned bits that is a minimum."""
+    """Returns the number that u tail is subtracted from: x, or -0 for x < 0 (float32), by an unsigned minimum."""
     return tl.minimum(x.to(tl.uint32, bitcast=True), 0x80000000).to(tl.float32, bitcast=True)
 
 
@@ -225,9 +227,10 @@ def minuend(x):
 
 @triton.jit
 def gauss(u):
-    """exp(-u^2/2) to 2^-28, for 0 <= u <= 24. u^2 of a float32 is exact.
+    """Returns exp(-u^2/2) to 2^-28, for 0 <= u <= 24. u^2 of a float32 is exact.
 
-    2^f = 1 + f (ln 2 + f curve), |f| <= 1/2: float32 is enough for the curve, an eleventh of the result at most.
+    2^f = 1 + f (ln 2 + f curve), |f| <= 1/2. The curve adds at most an eleventh of the result, so float32 is enough for
+    it.
     """
     s = u * u
     shifted = tl.fma(s, const(s, NEG_HALF_LOG2E), const(s, MAGIC))
@@ -239,9 +242,10 @@ def gauss(u):
 
 @triton.jit
 def erf32(x):
-    """Phi(-u) as the 128th power of a polynomial: no exponential, no division, no case distinction.
+    """Returns gelu(x) in float64, erf form: Phi(-u) is the 128th power of a polynomial.
 
-    Its high terms, together at most 2^-9.7 of the sum, are float32 operations: half the float64 work.
+    There is no exponential, no division and no case distinction. The polynomial's high terms, together at most 2^-9.7
+    of the sum, are float32 operations, which halves the float64 work.
     """
     u = at_most(tl.abs(x), ROOT_LIMIT)
     t = tl.fma(u, const(u, ROOT_SCALE), const(u, -1.0))
@@ -258,10 +262,11 @@ def erf32(x):
 
 @triton.jit
 def _erf32_pairs(x):
-    """What erf32 is, in float32 pairs, for GPUs with few float64 units: 150 operations in the place of 17 of float64.
+    """Returns what erf32 returns, in float32 pairs: 150 float32 operations replace 17 of float64.
 
-    The root of Phi(-u) is a pair from the seventh term on, good to 2^-36, and squared six times: u Phi(-u) is the last
-    square, of which one factor takes u 2^32, so that no part is below float32; results below are rounded twice.
+    The root of Phi(-u) is a pair from the seventh term on, good to 2^-36, and squared six times. u Phi(-u) is the
+    seventh square. One of its factors carries u 2^32, so no part underflows float32. A subnormal result is rounded
+    twice.
     """
     u = at_most(tl.abs(x), ROOT_LIMIT)
     p = u * ROOT_SCALE
@@ -285,6 +290,7 @@ def _erf32_pairs(x):
 
 @triton.jit
 def _erf_slope32(x):
+    """Returns gelu'(x) in float64, erf form."""
     u = at_most(tl.abs(x), 24.0).to(tl.float64)
     v = (horner(u, SLOPE_NUM, 4) * gauss(u)) * reciprocal64(horner(u, SLOPE_DEN, 4))
     d = (ERF_ZERO - u) * v  # the difference is exact next to the zero: relative precision is kept
@@ -293,7 +299,10 @@ def _erf_slope32(x):
 
 @triton.jit
 def _decay32(x, degree: tl.constexpr):
-    """min(x, 15.5), its square and exp(-2 z(x)), for x >= -15.5: a float64 holds every exponent met."""
+    """Returns w = min(x, 15.5), w^2 and exp(-2 z(w)), for x >= -15.5; float64 holds all its exponents.
+
+    `degree` 6 gives the exponential to 2^-30, degree 11 to 2^-53.
+    """
     w = at_most(x, 15.5).to(tl.float64)
     s = w * w
     a = w * tl.fma(s, const(s, NEG_TANH_B_LOG2E), const(s, NEG_TANH_A_LOG2E))
@@ -308,6 +317,7 @@ def _decay32(x, degree: tl.constexpr):
 
 @triton.jit
 def tanh32(x):
+    """Returns gelu(x) in float64, tanh form."""
     c = tl.where(x < -15.5, -15.5, x)  # the product is -0 there, and -inf * 0 is avoided
     w, s, e = _decay32(c, 6)
     return c.to(tl.float64) * reciprocal64(1.0 + e)
@@ -315,8 +325,9 @@ def tanh32(x):
 
 @triton.jit
 def tanh_slope32(x):
+    """Returns gelu'(x) in float64, tanh form."""
     c = tl.where(x < -15.5, -15.5, x)
-    # The two terms cancel at the zero, -0.7525: E to 2^-53 leaves 2^-28 of the closest float32.
+    # The two terms cancel at the zero, -0.7525. E to 2^-53 leaves a relative error of 2^-28 at the closest float32.
     w, s, e = _decay32(c, 11)
     g = tl.fma(w, tl.fma(s, const(s, -NEG_TANH_3B), const(s, -NEG_TANH_A)), const(s, 1.0))
     r = reciprocal64(1.0 + e)
@@ -328,7 +339,7 @@ def tanh_slope32(x):
 
 @triton.jit
 def _exp2_half(a, b, coefs: tl.constexpr):
-    """2^(a b): the reduction is one fused multiply-add, exact up to the rounding of its result."""
+    """Returns 2^(a b). The reduction is one fused multiply-add, exact up to the rounding of its result."""
     shifted = tl.fma(a, b, const(a, MAGIC32))
     f = tl.fma(a, b, MAGIC32 - shifted)
     bits = horner(f, coefs, 5).to(tl.int32, bitcast=True) + (shifted.to(tl.int32, bitcast=True) << 23)
@@ -337,13 +348,14 @@ def _exp2_half(a, b, coefs: tl.constexpr):
 
 @triton.jit
 def _reciprocal_half(d):
-    """1/d to its last bit, whatever the last bit of the hardware's approximation."""
+    """Returns 1/d to its last bit, for either last bit of the hardware's approximation."""
     r = reciprocal_approx(d)
     return tl.fma(r, tl.fma(neg(d), r, const(d, 1.0)), r)
 
 
 @triton.jit
 def erf_half(x):
+    """Returns gelu(x), erf form, as a factor for a float16 product."""
     u = at_most(tl.abs(x), 7.5)
     e = _exp2_half(u * u, const(u, HALF_SCALE), HALF_ERF_EXP2)
     tail = (horner(u, HALF_ERF_NUM, 3) * e) * _reciprocal_half(horner(u, HALF_ERF_DEN, 4))
@@ -352,9 +364,11 @@ def erf_half(x):
 
 @triton.jit
 def _erf_root_half(x):
-    """gelu(x), right as soon as it is rounded to float16: Phi(-u) as the 4th power of a polynomial, as in erf32.
+    """Returns gelu(x), erf form, correctly rounded once the store rounds it to float16.
 
-    Six operations fewer than erf_half, whose result may still be multiplied: 28 took longer than a copy of 16 bits."""
+    Phi(-u) is the 4th power of a polynomial, as in erf32: 22 operations, fewer than a copy of 16 bits leaves time for.
+    erf_half needs 28, because its result may still be multiplied.
+    """
     u = at_most(tl.abs(x), HALF_ROOT_LIMIT)
     p = horner(tl.fma(u, const(u, HALF_ROOT_SCALE), const(u, -1.0)), HALF_ROOT, 13)
     p = p * p
@@ -363,6 +377,7 @@ def _erf_root_half(x):
 
 @triton.jit
 def _erf_slope_half(x):
+    """Returns gelu'(x), erf form, for float16."""
     u = at_most(tl.abs(x), 9.25)
     e = _exp2_half(u * u, const(u, HALF_SCALE), HALF_SLOPE_EXP2)
     v = (horner(u, HALF_SLOPE_NUM, 4) * e) * _reciprocal_half(horner(u, HALF_SLOPE_DEN, 4))
@@ -372,16 +387,18 @@ def _erf_slope_half(x):
 
 @triton.jit
 def tanh_half(x):
+    """Returns gelu(x), tanh form, for float16."""
     u = at_most(tl.abs(x), 7.5)
     a = tl.fma(u * u, const(u, HALF_TANH_ARG[1]), const(u, HALF_TANH_ARG[0]))
     e = _exp2_half(u, a, HALF_TANH_EXP2)
-    # less 2^-47: decides the tie x/2 of the smallest x, which the erf form's rounding errors happen to decide
+    # For the smallest x, x/2 is a tie. 2^-47 less decides it; in the erf form rounding errors happen to do so.
     nudged = tl.maximum(u - NUDGE, const(u, 0.0), propagate_nan=tl.PropagateNan.ALL)
     return tl.fma(neg(nudged), e * _reciprocal_half(1.0 + e), minuend(x))
 
 
 @triton.jit
 def _tanh_slope_half(x):
+    """Returns gelu'(x), tanh form, for float16."""
     u = at_most(tl.abs(x), 9.25)
     s = u * u
     a = tl.fma(s, const(s, HALF_TANH_SLOPE_ARG[1]), const(s, HALF_TANH_SLOPE_ARG[0]))
@@ -389,10 +406,10 @@ def _tanh_slope_half(x):
     d = 1.0 + e
     r = reciprocal_approx(d)
     residual = tl.fma(neg(d), r, const(d, 1.0))
-    residual = tl.fma(neg(e - (d - 1.0)), r, residual)  # what 1 + e lost in rounding
+    residual = tl.fma(neg(e - (d - 1.0)), r, residual)  # the rounding error of 1 + e
     r = tl.fma(r, residual, r)
     w = u * tl.fma(s, const(s, HALF_TANH_SLOPE_W[1]), const(s, HALF_TANH_SLOPE_W[0]))
-    # 1 - w r, and next to its zero (zero - u) times a polynomial
+    # n = 1 - w r; near its zero, (zero - u) times a polynomial
     t = (TANH_ZERO32 - u) + TANH_ZERO32_LO
     n = tl.where(tl.abs(t) < 0.0625, t * horner(t, HALF_TANH_NEAR, 2), tl.fma(neg(w), r, const(w, 1.0)))
     n = n * r
@@ -400,36 +417,39 @@ def _tanh_slope_half(x):
 
 
 # --- bfloat16 in and out: float32 arithmetic and the hardware exponential, good to 2^-20 ---
-# m gelu(x) for any m: gelu(-u) reaches 2^-262 before m gelu(-u) underflows, below float32. So the
-# tail is E w with E = h h, and m h comes first: no factor leaves the range before the result does.
+# m gelu(x) for any m. A large m brings gelu(-u) down to 2^-262 back into range, and float32 cannot hold that. So the
+# tail is E w with E = h h, and m h is formed first: the result leaves the range before any factor does.
 
 
 @triton.jit
 def twelve(x):
-    """12, and -inf for infinite x: -2^-149 |x| is lost in rounding for every finite x."""
+    """Returns 12 for finite x and -inf for infinite x: the rounding loses the term -2^-149 |x| of every finite x."""
     return tl.fma(tl.abs(x), const(x, -1.401298464324817e-45), const(x, 12.0))
 
 
 @triton.jit
 def root_gauss_bf(x, u):
-    """exp(-u^2/4), u = min(|x|, 19.25): 2^12 times too large for the exponential, which would flush it.
+    """Returns exp(-u^2/4) for u = min(|x|, 19.25), and 0 for infinite x (see zero_at_minus_inf).
 
-    0 for infinite x, not its value at the limit: see zero_at_minus_inf. One fused multiply-add, where a choice takes
-    two operations.
+    The argument of exp2 has 12 added, because exp2 flushes subnormal results to zero; a factor 2^-12 follows. twelve
+    makes it -inf for infinite x, in one operation where a choice takes two.
     """
     return exp2_approx(tl.fma(u * u, const(u, NEG_HALF_LOG2E / 2), twelve(x))) * (1.0 / 4096.0)
 
 
 @triton.jit
 def root_decay_bf(x, u, s):
-    """exp(-z(u)), u = min(|x|, 13.3) and s its square; 0 for infinite x."""
+    """Returns exp(-z(u)) for u = min(|x|, 13.3) and s = u^2, and 0 for infinite x."""
     a = tl.fma(s, const(s, NEG_TANH_B_LOG2E / 2), const(s, NEG_TANH_A_LOG2E / 2))
     return exp2_approx(tl.fma(u, a, twelve(x))) * (1.0 / 4096.0)
 
 
 @triton.jit
 def combine_bf(m, x, h, w, base, SIGN: tl.constexpr):
-    """x < 0: SIGN m h h w; x >= 0: m (base - h h w). m h and h w are rounded to float32, then one product."""
+    """Returns SIGN m h h w for x < 0 and m (base - h h w) for x >= 0.
+
+    m h and h w are rounded to float32; then follows one product.
+    """
     hw = h * w
     outer = tl.where(x < 0, (m * SIGN) * h, m)
     return outer * tl.where(x < 0, hw, tl.fma(neg(h), hw, base))
@@ -437,14 +457,14 @@ def combine_bf(m, x, h, w, base, SIGN: tl.constexpr):
 
 @triton.jit
 def gradients_bf(dy, x1, x, q, v, w):
-    """dy g(x) and dy x1 g'(x) of a gate with g(-u) = -q^4 v, g'(-u) = q^4 w, g(u) = u - q^4 v, g'(u) = 1 - q^4 w.
+    """Returns dy g(x) and dy x1 g'(x) of a gate g: g(-u) = -q^4 v, g'(-u) = q^4 w, g(u) = u - q^4 v, g'(u) = 1 - q^4 w.
 
-    The first in float32. The second in float64, because dy x1 may leave float32's range and the result not: q is a
-    normal float32 as far down as dy x1 = 2^256 can save the product.
+    The first is float32. The second is float64, because dy x1 may leave float32's range although the result does not. q
+    is a normal float32 for all u at which dy x1 <= 2^256 gives a result above 0.
     """
     dy = annulled_at_minus_inf(dy, x)
     h = q * q
-    # Where h would underflow, finite dy leave nothing: an infinite one has to meet a tail that is not 0.
+    # If h underflows, the result is 0 for finite dy. For infinite dy the tail must not be 0, so h is kept above TINY.
     y = combine_bf(dy, x, tl.maximum(h, const(h, TINY)), v, x, -1.0)
     h = q.to(tl.float64)
     h = h * h
@@ -455,9 +475,9 @@ def gradients_bf(dy, x1, x, q, v, w):
 
 @triton.jit
 def _tail_to_value_bf(x, u, tail):
-    """`tail` is 2^12 times too large (a normal float32 throughout), so u is made 2^12 times smaller.
+    """Returns gelu(x) from a `tail` times 2^12, which keeps it a normal float32; u is multiplied by 2^-12 instead.
 
-    Less 2^-149: tiny x have x/2 on a rounding boundary of subnormals; the value itself lies just above.
+    u is lowered by 2^-149. For tiny x, x/2 is a rounding boundary of subnormals, and the true value lies just above it.
     """
     scaled = tl.fma(u, const(u, 1.0 / 4096.0), const(u, -1.401298464324817e-45))
     scaled = tl.maximum(scaled, const(u, 0.0), propagate_nan=tl.PropagateNan.ALL)
@@ -466,6 +486,7 @@ def _tail_to_value_bf(x, u, tail):
 
 @triton.jit
 def _erf_bf(x):
+    """Returns gelu(x), erf form, for bfloat16."""
     u = at_most(tl.abs(x), 13.75)
     e = exp2_approx(tl.fma(u * u, const(u, NEG_HALF_LOG2E), const(u, 12.0)))
     r = reciprocal_approx(horner(u, BF_MILLS_DEN, 4))
@@ -474,6 +495,7 @@ def _erf_bf(x):
 
 @triton.jit
 def _tanh_bf(x):
+    """Returns gelu(x), tanh form, for bfloat16."""
     u = at_most(tl.abs(x), 10.34375)  # 2^-134.4 there: rounds to -0, E still normal
     a = tl.fma(u * u, const(u, NEG_TANH_B_LOG2E), const(u, NEG_TANH_A_LOG2E))
     e = exp2_approx(tl.fma(u, a, const(u, 12.0)))
@@ -483,6 +505,7 @@ def _tanh_bf(x):
 
 @triton.jit
 def _erf_slope_times_bf(m, x):
+    """Returns m gelu'(x), erf form, for bfloat16."""
     u = at_most(tl.abs(x), 19.25)
     r = reciprocal_approx(horner(u, BF_SLOPE_DEN, 3))
     w = ((ERF_ZERO32 - u) + ERF_ZERO32_LO) * (horner(u, BF_SLOPE_NUM, 3) * r)
@@ -491,6 +514,7 @@ def _erf_slope_times_bf(m, x):
 
 @triton.jit
 def _tanh_slope_times_bf(m, x):
+    """Returns m gelu'(x), tanh form, for bfloat16."""
     u = at_most(tl.abs(x), 13.3125)
     s = u * u
     h = root_decay_bf(x, u, s)
@@ -505,7 +529,7 @@ def _tanh_slope_times_bf(m, x):
 
 @triton.jit
 def exp_pair(h, low):
-    """exp(h + low) = (p + q) 2^n: p + q good to 2^-58, n in the low bits of `shifted`."""
+    """Returns p, q, shifted with exp(h + low) = (p + q) 2^n, p + q good to 2^-58, n in the low bits of `shifted`."""
     shifted = tl.fma(h, const(h, LOG2E), const(h, MAGIC))
     n = shifted - MAGIC
     rh = tl.fma(n, const(h, -LN2_HI), h)  # exact: LN2_HI has 40 bits and |n| < 2^11
@@ -519,6 +543,7 @@ def exp_pair(h, low):
 
 @triton.jit
 def _erf64_parts(u):
+    """Returns exp(-u^2/2) as in exp_pair, 1/(u + 3) as r (1 + e), and that minus 0.1, the variable of MILLS64."""
     hu = -0.5 * u
     hs = u * hu
     p, q, shifted = exp_pair(hs, tl.fma(u, hu, neg(hs)))
@@ -529,20 +554,21 @@ def _erf64_parts(u):
 
 @triton.jit
 def one_minus(p, q, a, b):
-    """1 - (p + q) a b with one rounding that matters."""
+    """Returns 1 - (p + q) a b as a pair, with one rounding that matters."""
     t, low = two_sum(const(p, 1.0), neg((p * a) * b))
     return t, low - (q * a) * b
 
 
 @triton.jit
 def erf64(x):
+    """Returns gelu(x) in float64, erf form."""
     u = at_most(tl.abs(x), 39.0)
     p, q, shifted, r, e, tau = _erf64_parts(u)
     h, hl = sum_with_head(tau, MILLS64, MILLS64_LO, 26)
     p, q = mul_pair(h, hl, p, q)
     p, q = mul_pair(p, q, r, r * e)
     a, b = pow2_halves(shifted)
-    # x < 0: -u tail, scaled last: a subnormal result is rounded a second time only there
+    # x < 0: -u tail, scaled last, so only a subnormal result is rounded a second time
     vh, vl = mul_pair(p, q, u, 0.0 * u)
     negative = neg(((vh + vl) * a) * b)
     t, low = one_minus(p, q, a, b)
@@ -552,7 +578,7 @@ def erf64(x):
 
 @triton.jit
 def _erf_slope64(x):
-    """gelu'(x) as a pair: its product with the upstream gradient is rounded once."""
+    """Returns gelu'(x) as a pair, erf form, so that its product with the upstream gradient is rounded once."""
     u = at_most(tl.abs(x), 39.5)
     p, q, shifted, r, e, tau = _erf64_parts(u)
     h, hl = sum_with_head(tau, SLOPE64, SLOPE64_LO, 22)
@@ -561,13 +587,13 @@ def _erf_slope64(x):
     p, q = mul_pair(p, q, w, wl + ERF_ZERO_LO)
     a, b = pow2_halves(shifted)
     t, low = one_minus(p, q, a, b)
-    p, q = two_sum(p, q)  # next to the zero all of it is in q
+    p, q = two_sum(p, q)  # near the zero, q holds all of the value
     return tl.where(x < 0, (p * a) * b, t), tl.where(x < 0, (q * a) * b, low)
 
 
 @triton.jit
 def _tanh_argument64(u, c, c_low, b, b_low):
-    """u (c + b u^2) as a pair, all constants as pairs."""
+    """Returns u (c + b u^2) as a pair; c and b are pairs."""
     s = u * u
     ph, pl = mul_pair(b, b_low, s, tl.fma(u, u, neg(s)))
     vh, ve = two_sum(c, ph)
@@ -576,7 +602,7 @@ def _tanh_argument64(u, c, c_low, b, b_low):
 
 @triton.jit
 def _tanh64_parts(u):
-    """exp(-2 z(u)) as a pair and scaled, and the reciprocal of 1 + it."""
+    """Returns E = exp(-2 z(u)) as (p + q) a b, 1 + E as a pair, and 1 / (1 + E) as r (1 + e)."""
     wh, wl = _tanh_argument64(
         u, const(u, NEG_TANH_A), const(u, NEG_TANH_A_LO), const(u, NEG_TANH_B), const(u, NEG_TANH_B_LO)
     )
@@ -590,6 +616,7 @@ def _tanh64_parts(u):
 
 @triton.jit
 def tanh64(x):
+    """Returns gelu(x) in float64, tanh form."""
     u = at_most(tl.abs(x), 22.0)
     p, q, a, b, d, low, r, e = _tanh64_parts(u)
     p, q = mul_pair(p, q, r, r * e)
@@ -601,10 +628,10 @@ def tanh64(x):
 
 @triton.jit
 def _tanh_slope64(x):
+    """Returns gelu'(x) as a pair, tanh form."""
     u = at_most(tl.abs(x), 22.0)
     p, q, a, b, d, low, r, e = _tanh64_parts(u)
-    # E (1 + E - u w') / (1 + E)^2 with -w' = A + 3 B u^2; the numerator next to its zero by a
-    # polynomial
+    # E (1 + E - u w') / (1 + E)^2 with -w' = A + 3 B u^2; near its zero the numerator is a polynomial
     gh, gl = _tanh_argument64(
         u, const(u, NEG_TANH_A), const(u, NEG_TANH_A_LO), const(u, NEG_TANH_3B), const(u, NEG_TANH_3B_LO)
     )
@@ -617,16 +644,16 @@ def _tanh_slope64(x):
     p, q = mul_pair(p, q, r, r * e)
     p, q = mul_pair(p, q, tl.where(near, mh, nh), tl.where(near, ml, ne + (low + gl)))
     t, rest = one_minus(p, q, a, b)
-    p, q = two_sum(p, q)  # next to the zero all of it is in q
+    p, q = two_sum(p, q)  # near the zero, q holds all of the value
     return tl.where(x < 0, (p * a) * b, t), tl.where(x < 0, (q * a) * b, rest)
 
 
 @triton.jit
 def lifted64(m, e, x, TANH: tl.constexpr, SLOPE: tl.constexpr):
-    """m 2^e gelu(x), or m 2^e gelu'(x), for an x so deep that float64 cannot hold the function, and |m| >= 1.
+    """Returns m 2^e gelu(x), or m 2^e gelu'(x) if SLOPE, for x so far below 0 that float64 cannot hold the function.
 
-    The power of two comes last. At 55 (erf form) and 28 (tanh form) nothing is left for any two factors m 2^e.
-    Phi(-u) is its asymptotic series, which is good to 2^-60 from u = 37 on; 1 + E is 1.
+    Needs |m| >= 1. The power of two is applied last. Past u = 55 (erf form) or 28 (tanh form) the result is 0 for any m
+    2^e of two factors. Phi(-u) is its asymptotic series, good to 2^-60 from u = 37 on; 1 + E is 1.
     """
     m = annulled_at_minus_inf(m, x)
     if TANH:
@@ -661,7 +688,7 @@ def lifted64(m, e, x, TANH: tl.constexpr, SLOPE: tl.constexpr):
 
 @triton.jit
 def slope_times64(m, e, x, TANH: tl.constexpr):
-    """m 2^e gelu'(x); e is 0, or 1024 for an m from 1 on."""
+    """Returns m 2^e gelu'(x). e is 0, or 1024 if |m| >= 1."""
     if TANH:
         h, low = _tanh_slope64(x)
     else:
@@ -677,7 +704,7 @@ def slope_times64(m, e, x, TANH: tl.constexpr):
 
 @triton.jit
 def value(x, TANH: tl.constexpr, PAIRS: tl.constexpr = False):
-    """gelu(x) before its one rounding to x's dtype; PAIRS: without float64 where there is a formula for that."""
+    """Returns gelu(x) before its one rounding to x's dtype. PAIRS: float32 pairs, not float64 (float32, erf form)."""
     if x.dtype == tl.float64:
         if TANH:
             y = tanh64(x)
@@ -705,7 +732,7 @@ def value(x, TANH: tl.constexpr, PAIRS: tl.constexpr = False):
 
 @triton.jit
 def slope_times(m, x, TANH: tl.constexpr):
-    """m gelu'(x) before its one rounding to x's dtype; m may be wider than x (float32 for 16-bit x)."""
+    """Returns m gelu'(x) before its one rounding to x's dtype. m may be wider than x: float32 for 16-bit x."""
     if x.dtype == tl.float64:
         d = slope_times64(m, tl.zeros_like(x).to(tl.int64), x, TANH)
     elif x.dtype == tl.float32:
@@ -728,7 +755,7 @@ def slope_times(m, x, TANH: tl.constexpr):
 
 @triton.jit
 def curvature(x, TANH: tl.constexpr):
-    """gelu''(x) in float64, by the plain formulas: double backward needs no more."""
+    """Returns gelu''(x) in float64, by the plain formulas: double backward needs no more."""
     v = x.to(tl.float64)
     v = tl.maximum(at_most(v, 40.0), const(v, -40.0), propagate_nan=tl.PropagateNan.ALL)
     s = v * v

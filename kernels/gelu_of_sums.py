@@ -1,8 +1,8 @@
-"""GELU and its slope applied to the sums of a product, before their one rounding: device functions.
+"""Device functions for GELU and its slope, applied to the sums of a product before their one rounding.
 
-They cost less than those of gelu_math.py, because they have to hide behind a product, and their argument is a
-float32 sum, not a 16-bit number. Activations of a 16-bit result are float32 arithmetic with one exp2, 2^-12.6
-(bfloat16) or 2^-18 (float16) relative in the whole tail; those of float32 and float64 results are float64.
+They cost less than gelu_math.py's formulas, because they must finish while the matrix units multiply. Their argument is
+a float32 sum, not a 16-bit number. For 16-bit results they use float32 arithmetic with one exp2; the whole tail has a
+relative error of 2^-12.6 (bfloat16) or 2^-18 (float16). Float32 and float64 results use float64 arithmetic.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-# 12 + log2 Phi(-u) on [0, cap]: minimax, lowest first. The tests regenerate them. Past the cap u Phi(-u)
-# rounds to zero in that format. The 12 keeps the exponential out of the subnormals, which exp2 flushes,
-# and u 2^-12 is still exact for the smallest bfloat16.
+# 12 + log2 Phi(-u) on [0, cap]: minimax coefficients, lowest first. The tests compute them again. Past the cap
+# u Phi(-u) rounds to zero in that format. The 12 keeps the exponential above the subnormals, which exp2 flushes to
+# zero, and u 2^-12 is still exact for the smallest bfloat16.
 CAP_FP16: tl.constexpr = tl.constexpr(5.9)
 TAIL_FP16: tl.constexpr = tl.constexpr((
     11.00000469669497,
@@ -37,9 +37,9 @@ TAIL_BF16: tl.constexpr = tl.constexpr((
     -1.567263761500613e-06,
     2.3864744366851683e-08,
 ))  # fmt: skip
-# Past the cap, where a large factor still lifts it into range: log2 of gelu(-cap - t) / gelu(-cap), or of gelu' there,
-# as t times a polynomial, minimax up to -19.5 (bfloat16) and -9.4 (float16). From a last coefficient below 0 on,
-# an infinite t gives 0.
+# Past the cap a large factor can still lift the function into range: log2 of gelu(-cap - t) / gelu(-cap), or the same
+# of gelu', as t times a polynomial, minimax for x down to -19.5 (bfloat16) and -9.4 (float16). The last coefficient is
+# below 0, so an infinite t gives 0.
 FAR_BF16: tl.constexpr = tl.constexpr((-19.763910402274607, -0.7214095477670118))
 FAR_SLOPE_BF16: tl.constexpr = tl.constexpr((
     -19.658522261169292,
@@ -53,8 +53,8 @@ FAR_SLOPE_FP16: tl.constexpr = tl.constexpr((
     0.0024436885697398606,
     -0.0001554355960361235,
 ))  # fmt: skip
-# Left of these edges gelu and gelu' are worked on times 2^126, and the other factor times 2^-126: float32 holds the
-# product where it does not hold the function, which ends at the square of float32's range.
+# Below these edges the functions return gelu and gelu' times 2^126, and the other factor is multiplied by 2^-126. The
+# product may lie in float32's range although gelu alone, down to the square of the smallest float32, does not.
 EDGE: tl.constexpr = tl.constexpr((-13.0, -10.0))  # erf, tanh
 LIFT: tl.constexpr = tl.constexpr(126.0)
 UNLIFT: tl.constexpr = tl.constexpr(2.0**-126)
@@ -71,7 +71,7 @@ TANH_B_LOG2E: tl.constexpr = tl.constexpr(0.1029432395800235)
 
 @triton.jit
 def _log_tail(u, BF16: tl.constexpr):
-    """12 + log2 Phi(-u) for 0 <= u <= cap."""
+    """Returns 12 + log2 Phi(-u) for 0 <= u <= cap."""
     if BF16:
         p = u * TAIL_BF16[8] + TAIL_BF16[7]
         for i in tl.static_range(6, -1, -1):
@@ -85,13 +85,13 @@ def _log_tail(u, BF16: tl.constexpr):
 
 @triton.jit
 def _tail(u, BF16: tl.constexpr):
-    """2^12 Phi(-u) for 0 <= u <= cap: a polynomial and one exp2."""
+    """Returns 2^12 Phi(-u) for 0 <= u <= cap: a polynomial and one exp2."""
     return tl.exp2(_log_tail(u, BF16))
 
 
 @triton.jit
 def _past(t, coefs: tl.constexpr, terms: tl.constexpr):
-    """t (coefs[0] + coefs[1] t + ...)"""
+    """Returns t (coefs[0] + coefs[1] t + ...), of `terms` coefficients."""
     p = t * coefs[terms - 1] + coefs[terms - 2]
     for i in tl.static_range(terms - 3, -1, -1):
         p = p * t + coefs[i]
@@ -100,24 +100,24 @@ def _past(t, coefs: tl.constexpr, terms: tl.constexpr):
 
 @triton.jit
 def _clamped(x, LOW: tl.constexpr, HIGH: tl.constexpr):
-    """x in [LOW, HIGH]; NaN stays."""
+    """Returns x clamped to [LOW, HIGH]; NaN stays NaN."""
     y = tl.maximum(x, LOW, propagate_nan=tl.PropagateNan.ALL)
     return tl.minimum(y, HIGH, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
 def gelu_value(x, TANH: tl.constexpr, BF16: tl.constexpr):
-    """gelu(x): x is float64, or the float32 of a result that will be rounded to 16 bits."""
+    """Returns gelu(x). x is float64, or a float32 whose result will be rounded to 16 bits (BF16: to bfloat16)."""
     if x.dtype == tl.float64:
         if TANH:
-            v = tl.maximum(x, -40.0, propagate_nan=tl.PropagateNan.ALL)  # -inf -> -0, not -inf / inf
+            v = tl.maximum(x, -40.0, propagate_nan=tl.PropagateNan.ALL)  # -inf gives -0, not the NaN of -inf / inf
             y = v / (1.0 + libdevice.exp(-v * (TANH_A + TANH_B * v * v)))
         else:
             v = tl.maximum(x, -40.0, propagate_nan=tl.PropagateNan.ALL)
             y = (0.5 * v) * libdevice.erfc(-v * RSQRT2)
     else:
         if TANH:
-            # both sides of the fraction scaled, so that exp2 overflows only where y rounds to zero
+            # numerator and denominator are scaled, so exp2 overflows only if y rounds to zero
             v = tl.maximum(x, -40.0, propagate_nan=tl.PropagateNan.ALL)
             t = v * (v * v * -TANH_B_LOG2E - TANH_A_LOG2E) - 12.0
             y = (v * UNSCALE) / (UNSCALE + tl.exp2(t))
@@ -130,7 +130,10 @@ def gelu_value(x, TANH: tl.constexpr, BF16: tl.constexpr):
 
 @triton.jit
 def unlifted(m, x, TANH: tl.constexpr, BF16: tl.constexpr):
-    """m, times 2^-126 where gelu_slope(x) is lifted. A choice of results: a choice of factors spills registers."""
+    """Returns m, times 2^-126 if gelu_slope(x) is lifted by 2^126.
+
+    The choice is between two products. A choice between two factors would spill registers.
+    """
     if BF16 and x.dtype == tl.float32:
         m = tl.where(x < EDGE[TANH], m * UNLIFT, m)
     return m
@@ -138,11 +141,11 @@ def unlifted(m, x, TANH: tl.constexpr, BF16: tl.constexpr):
 
 @triton.jit
 def times_gelu(m, x, TANH: tl.constexpr, BF16: tl.constexpr):
-    """m gelu(x). A large m lifts the tail into range, so float16 gets the polynomial of bfloat16."""
+    """Returns m gelu(x). A large m lifts the tail into range, so float16 uses the polynomial of bfloat16."""
     if BF16 and x.dtype == tl.float32:
         deep = x < EDGE[TANH]
         m = unlifted(m, x, TANH, True)
-        if TANH:  # as in gelu_value, with both sides of the fraction divided by 2^126
+        if TANH:  # as in gelu_value; 2^126 is divided out of the denominator
             v = tl.maximum(x, -40.0, propagate_nan=tl.PropagateNan.ALL)
             t = v * (v * v * -TANH_B_LOG2E - TANH_A_LOG2E) - 12.0
             e = tl.exp2(tl.where(deep, t - LIFT, t))
@@ -154,13 +157,13 @@ def times_gelu(m, x, TANH: tl.constexpr, BF16: tl.constexpr):
     else:
         y = gelu_value(x, TANH, True)
         if x.dtype == tl.float32 and not TANH:
-            y = tl.where(x < -CAP_BF16, y * 0.0, y)  # not its value at the cap: 1e3 gelu(-20) would be -1e-37
+            y = tl.where(x < -CAP_BF16, y * 0.0, y)  # with the value at the cap 1e3 gelu(-20) would be -1e-37
     return m * y
 
 
 @triton.jit
 def gelu_slope(x, TANH: tl.constexpr, BF16: tl.constexpr):
-    """gelu'(x) as a factor, for x as in gelu_value; for bfloat16 lifted: the other factor has to be unlifted."""
+    """Returns gelu'(x) as a factor, x as in gelu_value. In bfloat16 it is lifted: pass the other factor to unlifted."""
     if x.dtype == tl.float64:
         if TANH:
             v = _clamped(x, -21.0, 21.0)

@@ -1,19 +1,19 @@
-"""A product of 16-bit matrices, A @ B^T, on Hopper: one warp fetches, two warp groups multiply and finish.
+"""A product of 16-bit matrices, A @ B^T, on Hopper: one warp loads, two warp groups multiply and finish.
 
-Two warp groups own the upper and the lower 64 rows of a 128 x 256 tile. The copy engine fills STAGES buffers
-of 64 steps of k; `ready` and `free` are their barriers. Every other 64 columns of a tile's sums stay in
-registers and are finished while the matrix units already work on the next tile.
+The two warp groups own the upper and the lower 64 rows of a 128 x 256 tile. The copy engine fills STAGES buffers of 64
+steps of k; `ready` and `free` are their barriers. A warp group finishes half of a tile's columns (every other 64) at
+once. It keeps the sums of the other half in registers and finishes them while the matrix units work on the next tile.
 
-What becomes of the sums is the caller's function FINISH, called for two pieces of each tile:
+FINISH, a function of the caller, turns sums into results. It runs twice for each half of a tile:
 
     FINISH(x, row, col, y_desc, pre_desc, extra, out_bufs, M, N, WG, LATE, PART, MODE)
 
-with float32 sums x of 64 rows from `row` on and twice 64 columns, those of the tile's two blocks of B: halves(x)
-takes them apart. LATE says whether the columns are the first or the last 64 of each block, PART (0, then 1) which
-call it is for this x. FINISH rounds to the result's dtype and hands 64 x 64 numbers to the copy engine by `send`.
+x holds the float32 sums of 64 rows from `row` on, and of 64 columns of each of the tile's two blocks of B; halves(x)
+separates the two. LATE is 0 for the first 64 columns of each block, 1 for the last. PART is 0 in the first call for
+this x, then 1. FINISH rounds to the result's dtype and hands 64 x 64 numbers to the copy engine by `send`.
 
-Sums are float32, k ascending in one chain, the same bits as those of the tile kernels in linear_act.py,
-linear_geglu.py and linear_weight.py.
+A sum is one float32 chain in the order of k, with the same bits as the tile kernels in linear_act.py, linear_geglu.py
+and linear_weight.py.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _fetch(
     STEP: gl.constexpr, A_T: gl.constexpr, B_T: gl.constexpr,
     GROUP: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """The fetching warp. B's tile is two blocks of 128 rows, `gap` rows apart."""
+    """Loads the tiles of A and B: the loading warp. B's tile is two blocks of 128 rows, `gap` rows apart."""
     tiles_m = gl.cdiv(M, 128)
     tiles_n = gl.cdiv(N, STEP)
     i = 0
@@ -95,7 +95,7 @@ def _multiply(
 
 @gluon.jit
 def halves(x):
-    """Columns [0, n/2) and [n/2, n): no data moves, since a thread holds columns of both."""
+    """Returns columns [0, n/2) and [n/2, n). No data moves, because each thread holds columns of both."""
     m: gl.constexpr = x.shape[0]
     n: gl.constexpr = x.shape[1] // 2
     lo, hi = gl.split(gl.permute(gl.reshape(x, [m, 2, n]), (0, 2, 1)))
@@ -105,7 +105,7 @@ def halves(x):
 
 @gluon.jit
 def _quarters(acc):
-    """Columns 0-63 and 128-191 of a tile, and columns 64-127 and 192-255, as two 64 x 128."""
+    """Returns columns 0-63 and 128-191 of a tile, and columns 64-127 and 192-255, as two 64 x 128."""
     x = gl.permute(gl.reshape(acc, [64, 2, 2, 64]), (0, 1, 3, 2))
     early, late = gl.split(x)
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16])
@@ -115,7 +115,7 @@ def _quarters(acc):
 
 @gluon.jit
 def send(y, desc, buf, row, col):
-    """Hands 64 x 64 results to the copy engine; the buffer used two calls ago is free again."""
+    """Hands 64 x 64 results to the copy engine. Waits until the buffer of two calls ago is free again."""
     tma.store_wait(1)
     buf.store(y.to(desc.dtype))
     fence_async_shared()
@@ -127,7 +127,7 @@ def plain_finish(
     x, row, col, y_desc, pre_desc, extra, out_bufs, M, N,
     WG: gl.constexpr, LATE: gl.constexpr, PART: gl.constexpr, MODE: gl.constexpr,
 ):  # fmt: skip
-    """The FINISH of a product and no more: the sums are rounded and sent."""
+    """Rounds the sums and sends them: the FINISH of a plain product."""
     lo, hi = halves(x)
     if PART == 0:
         v = lo
@@ -143,19 +143,19 @@ def _consume(
     STEP: gl.constexpr, A_T: gl.constexpr, B_T: gl.constexpr, GROUP: gl.constexpr,
     STAGES: gl.constexpr, FINISH: gl.constexpr,
 ):  # fmt: skip
-    """A multiplying warp group. K > 128: every tile has at least three steps."""
+    """Multiplies and finishes tiles: one of the two warp groups. Needs K > 128: each tile has three steps or more."""
     tiles_m = gl.cdiv(M, 128)
     tiles_n = gl.cdiv(N, STEP)
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16])
     zeros = gl.zeros([64, 256], gl.float32, layout)
     early, late = _quarters(zeros)
-    row = tiles_m * 128  # there is no tile before the first: the copy engine drops rows past M
+    row = tiles_m * 128  # before the first tile `late` holds nothing: the copy engine drops rows past M
     col = 0
     i = 0
     for t in range(gl.program_id(0), tiles, gl.num_programs(0)):
         acc = _multiply(zeros, i, a_bufs, b_bufs, ready, True, WG, A_T, B_T, STAGES)
         acc = _multiply(acc, i + 1, a_bufs, b_bufs, ready, False, WG, A_T, B_T, STAGES)
-        # `late` passes through the waits, or the compiler would finish it before it multiplies
+        # `late` is an argument of the waits; else the compiler would move FINISH before the products
         acc, late = warpgroup_mma_wait(1, deps=[acc, late])
         mbarrier.arrive(free.index(i % STAGES))
         FINISH(late, row, col, y_desc, pre_desc, extra, out_bufs, M, N, WG, 1, 0, MODE)
@@ -195,12 +195,12 @@ def hopper_kernel(
     b_desc,  # B, [N, K] likewise
     y_desc,  # the result in boxes of 64 x 64
     pre_desc,  # the rounded pre-activation, if saved
-    extra,  # what FINISH needs beyond that: a pointer or a matrix in boxes of 64 x 64
+    extra,  # one more operand of FINISH: a pointer or a matrix in boxes of 64 x 64
     bias_ptr,  # [bias_size], contiguous; only with HAS_BIAS
     M,
     N,
     K,
-    tiles,  # how many to compute, in the order of tile_of
+    tiles,  # number of tiles to compute, in the order of tile_of
     gap,  # rows of B between the two halves of a tile
     bias_size,
     MODE: gl.constexpr,
@@ -239,7 +239,7 @@ def hopper_kernel(
 
 
 def _copyable(t: Tensor) -> bool | None:
-    """How the copy engine can address a matrix: False as it is, True transposed, None not at all."""
+    """Returns how the copy engine can read a matrix: False directly, True transposed, None not at all."""
     for transposed in (False, True):
         rows, cols = t.stride()[:: -1 if transposed else 1]
         if cols == 1 and rows * t.element_size() % 16 == 0 and t.data_ptr() % 16 == 0 and rows > 0:
@@ -251,12 +251,12 @@ _SHARED = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank
 
 
 def boxes(t: Tensor, rows: int, cols: int) -> Any:
-    """A matrix for the copy engine, in boxes of rows x cols."""
+    """Returns the tensor descriptor of a matrix, in boxes of rows x cols."""
     return TensorDescriptor(t, list(t.shape), list(t.stride()), [rows, cols], _SHARED)
 
 
 def transposed_operands(a: Tensor, b: Tensor, n: int) -> tuple[bool, bool] | None:
-    """Whether A and B are read transposed, or None where the Hopper kernel does not apply."""
+    """Returns (A is read transposed, B is), or None if the Hopper kernel cannot compute this product."""
     if INTERPRETED or a.element_size() != 2 or n % 8 or a.shape[1] <= 128:
         return None
     if torch.cuda.get_device_capability(a.device)[0] != 9:
@@ -283,10 +283,10 @@ def launch(
     group: int,
     finish: Any,
 ) -> None:
-    """The first `tiles` tiles of y = finish(a @ b^T + bias) on `units` multiprocessors; y is [M, N]."""
+    """Computes the first `tiles` tiles of y = finish(a @ b^T + bias) on `units` multiprocessors; y is [M, N]."""
     (m, k), n = a.shape, y.shape[1]
     a_t, b_t = transposed
-    # no more programs than the last round needs: an idle one would only draw power
+    # all rounds are equally full; more programs would idle in the last round and draw power
     run(
         hopper_kernel, (triton.cdiv(tiles, triton.cdiv(tiles, units)),),
         boxes(a.t(), 64, 128) if a_t else boxes(a, 128, 64),

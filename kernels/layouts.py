@@ -1,4 +1,4 @@
-"""Memory layouts: which tensors a kernel can read as they lie, and the copies of those that it cannot."""
+"""Memory layouts: which tensors a kernel reads in place, and copies of the others."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import torch
 
 
 def same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Equal memory order: strides agree wherever a dimension has more than one element."""
+    """True if two tensors have the same memory order: equal strides in each dimension of two elements or more."""
     return all(s == t for n, s, t in zip(a.shape, a.stride(), b.stride(), strict=True) if n > 1)
 
 
 def dense_like(t: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """t, or a copy in the layout of `like`, of t's dtype and device, where t has gaps, overlaps or another order."""
+    """Returns t, or a copy in the layout of `like` if t has gaps, overlaps or another order."""
     return t if same_layout(t, like) else torch.empty_like(like).copy_(t)
 
 
 def aligned(t: torch.Tensor) -> torch.Tensor:
-    """t, contiguous or not, or a contiguous copy where it does not start at a multiple of 16 bytes."""
+    """Returns t, or a contiguous copy if t starts off a multiple of 16 bytes. t need not be contiguous."""
     return t if t.data_ptr() % 16 == 0 else t.clone(memory_format=torch.contiguous_format)
 
 
 def dense(t: torch.Tensor) -> torch.Tensor:
-    """t, or a copy where it is not contiguous or starts off a multiple of 16 bytes.
+    """Returns t, or a copy if t is not contiguous or starts off a multiple of 16 bytes.
 
-    Triton compiles a kernel again for another alignment or a stride of 1, with another distribution of a tile's rows
-    over threads: a sum over rows then has another order. Of a dense tensor there is one such kernel for each shape.
+    Triton compiles another kernel for another alignment or a stride of 1. That kernel may distribute the rows of a tile
+    differently over threads, so a sum over rows has another order. Each shape of a dense tensor has one kernel.
     """
     return aligned(t.contiguous())

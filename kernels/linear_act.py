@@ -10,32 +10,23 @@ Mathematics, with a = x @ W^T + b (x: [..., K], W: [N, K], b: [N]):
     "gelu_tanh"     a S(a)                     S(a) + a S'(a),  S(a) = sigmoid(2 sqrt(2/pi) (a + 0.044715 a^3))
     "squared_relu"  max(a, 0)^2                2 max(a, 0)
 
-Rounding points. Products are exact (16-bit), or fused (float32, float64); sums are float32 (float64 for
-float64), k ascending in one chain, whatever the tile shape, the strides and the number of rows: one row gives
-the same bits alone and among others. The bias is added to that sum, the activation is applied to that, and
-the result is rounded to the output's dtype: once, where a product followed by PyTorch's activation rounds
-twice. float32 is IEEE float32 throughout; `allow_tf32=True` lets the matrix units drop 13 bits of x and W.
+Rounding points. Products are exact (16 bits) or fused (float32, float64). A sum is one chain in the order of k, float32
+(float64 for float64). It does not depend on the tile shape, the strides or the number of rows: a row gives the same
+bits alone and among others. The kernel adds the bias to that sum, applies the activation and rounds once to the
+output's dtype. A product followed by PyTorch's activation rounds twice. float32 is IEEE float32 throughout; with
+`allow_tf32=True` the matrix units drop 13 bits of x and W. gelu_of_sums.py has the activations and their errors.
 
-How the activations of a sum are computed, and how exactly, is in gelu_of_sums.py.
+Launches. On Hopper, a persistent kernel computes 16-bit products (hopper_product.py). It computes half of a tile's
+activations while the matrix units work on the next tile. A plain tiled kernel computes the same sums, bit for bit, on
+other devices, for K <= 128, and for shapes and strides that the copy engine cannot address. On Hopper it also computes
+the last few tiles, cut into tiny ones, if the whole rounds of one tile per processor leave only few (_rounds). At M, K,
+N = 8192, 4096, 16384, where 4 of 4096 tiles are left, the forward pass then takes 1.000 (bfloat16) and 0.991 (float16)
+of the time of cuBLAS's bare product on an H200; without it 1.027 and 1.019 (kernels/bench/linear.py).
 
-On Hopper a 16-bit product runs in a persistent kernel of three warp groups (hopper_product.py): one warp fetches
-tiles with the tensor copy engine, two warp groups multiply 64 x 256 each; half of a tile's activations are computed
-between the next tile's products. Elsewhere, for K <= 128, and for shapes and strides that the copy engine cannot
-address, a plain tiled kernel computes the same sums, bit for bit. It also computes the last few tiles on Hopper,
-cut into tiny ones, where whole rounds of a tile per processor leave only few: see _rounds.
-
-Measured on an H200 at M, K, N = 8192, 4096, 16384 (kernels/bench/linear.py prints the table), where 4 of 4096 tiles
-are left after 31 rounds of 132: with bias and GELU the forward pass takes 1.000 (bfloat16) and 0.991 (float16) of the
-time of cuBLAS's product without either, medians of 60 rounds side by side; with the 4 tiles in a round of their own
-1.027 and 1.019. So computed, the product alone took 0.95 of cuBLAS's time, bias and GELU 7 percent of the product,
-the forward pass 0.88 of torch.compile and 0.89 of eager, the backward pass 0.94 of torch.compile. Letting one warp
-group lag one or two steps behind the other changed nothing: a chip at its power limit would explain that, but its
-power was not read.
-
-Backward: g = dy * act'(pre) and db in one pass, then dx = g @ W with the same kernels, and dW = g^T @ x, a sum over the
-rows, in two or three levels (linear_weight.py). `pre` is the rounded pre-activation. The forward pass stores it if a
-gradient is wanted; recompute=True stores nothing, and the backward pass computes it again: a fourth product. Every sum
-has a fixed order; a dy that is not contiguous, or starts off a multiple of 16 bytes, is copied first for it.
+Backward. One pass computes g = dy * act'(pre) and db. Then dx = g @ W uses the kernels above. dW = g^T @ x is a sum
+over rows in two or three levels (linear_weight.py). `pre` is the rounded pre-activation. The forward pass stores it if
+a gradient is needed. With recompute=True it stores nothing and the backward pass computes it again: a fourth product.
+Every sum has a fixed order, so a dy that is not contiguous or starts off a multiple of 16 bytes is copied first.
 """
 
 from __future__ import annotations
@@ -81,14 +72,14 @@ from kernels.operators import launcher_of, operator
 from kernels.plans import run
 
 _ACTIVATIONS = {"id": 0, "gelu": 1, "gelu_tanh": 2, "squared_relu": 3}
-# A kernel's MODE: the activation, and these
+# A kernel's MODE is the number of the activation plus any of these.
 GRAD: tl.constexpr = tl.constexpr(4)  # multiply the sum by act'(the saved pre-activation)
 SAVE: tl.constexpr = tl.constexpr(8)  # also store the rounded pre-activation
 
 
 @triton.jit
 def _value(x, ACT: tl.constexpr, OUT: tl.constexpr):
-    """act(x) of a float32 or float64 sum, not yet rounded to OUT."""
+    """Returns act(x) of a float32 or float64 sum, not yet rounded to OUT."""
     if ACT == 0:
         y = x
     elif ACT == 3:
@@ -103,7 +94,7 @@ def _value(x, ACT: tl.constexpr, OUT: tl.constexpr):
 
 @triton.jit
 def _times_slope(m, x, ACT: tl.constexpr, OUT: tl.constexpr):
-    """m act'(x) of float32 or float64 numbers, not yet rounded to OUT."""
+    """Returns m act'(x) of float32 or float64 numbers, not yet rounded to OUT."""
     if ACT == 0:
         y = m
     elif ACT == 3:
@@ -177,7 +168,7 @@ def _tile_kernel(
 
 _strided_tile_kernel = of_any_alignment(_tile_kernel)
 
-# ------------------------------------------------------ the end of a tile of hopper_product.py, 16 bits
+# ---------------------------------------------------------- the FINISH of hopper_product.py, 16 bits
 
 
 @gluon.jit
@@ -185,7 +176,7 @@ def _finish(
     x, row, col, y_desc, pre_desc, extra, out_bufs, M, N,
     WG: gl.constexpr, LATE: gl.constexpr, PART: gl.constexpr, MODE: gl.constexpr,
 ):  # fmt: skip
-    """64 x 64 of the tile's sums: activation or slope, rounding, store."""
+    """Finishes 64 x 64 of a tile's sums: activation or slope, rounding, store."""
     ACT: gl.constexpr = MODE % 4
     out: gl.constexpr = y_desc.dtype
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
@@ -216,8 +207,8 @@ def _finish(
 
 @triton.jit(do_not_specialize=["M"])
 def _gradient_kernel(
-    dy_ptr,  # [M, N], contiguous, like all pointers here from a multiple of 16 bytes on: see dense
-    pre_ptr,  # [M, N], contiguous; not read where the activation is "id"
+    dy_ptr,  # [M, N]; this and all pointers here: contiguous, at a multiple of 16 bytes (see dense)
+    pre_ptr,  # [M, N], contiguous; not read if the activation is "id"
     g_ptr,  # [M, N], contiguous: dy * act'(pre), rounded once; only with STORE
     part_ptr,  # [ceil(M / ROWS), N], float32 or float64: sums of ROWS rows of g before rounding; only with SUM
     M,
@@ -258,19 +249,21 @@ def _configs(dtype: torch.dtype, allow_tf32: bool) -> list[Config]:
 
 
 _GROUP = 8  # rows of tiles that stay together
-_TINY = (64, 32, 128)  # BM, BN, BK of the tiles that the Hopper kernel's last round is cut into
+_TINY = (64, 32, 128)  # BM, BN, BK of the tiny tiles that replace the Hopper kernel's last round
 
 
 def _rounds(tiles_m: int, tiles_n: int, units: int, group: int) -> tuple[int, int, int]:
-    """(tiles for the Hopper kernel, rows and columns of tiles left to the tile kernel), one tile to a unit in a round.
+    """Returns the tiles for the Hopper kernel, and the rows and columns of tiles left to the tile kernel.
 
-    A round lasts as long for one tile as for all units. Where the last round's tiles, cut into tiny ones, still have a
-    unit each, only the whole rounds are the Hopper kernel's; 0 and 0 where there is no whole round, or where the
-    last tiles in the order of tile_of are not one rectangle of the last group, in the lowest right corner."""
+    The Hopper kernel gives each unit one tile in a round, and a round with one tile lasts as long as a full one. If the
+    tiles of the last round, cut into tiny ones, still have a unit each, the tile kernel computes them. Rows and columns
+    are 0 if the Hopper kernel computes all tiles: there is no whole round, or the last tiles in the order of tile_of
+    are not one rectangle in the lower right corner of the last group.
+    """
     tiles = tiles_m * tiles_n
     left = tiles % units
     pieces = (128 // _TINY[0]) * (256 // _TINY[1])
-    height = (tiles_m - 1) % group + 1  # of the last group, whose columns are the order's last
+    height = (tiles_m - 1) % group + 1  # rows of the last group; its columns come last in the order
     if 0 < left < tiles and left * pieces <= units:
         if left <= height:
             return tiles - left, left, 1
@@ -290,15 +283,15 @@ def _launch_hopper(
     has_bias: bool,
     transposed: tuple[bool, bool],
 ) -> None:
-    """_launch_tiles with the persistent kernel and, where a few tiles are left after whole rounds, tiny tiles."""
+    """Computes what _launch_tiles returns with the persistent kernel, and tiny tiles for the last few."""
     (m, k), n = a.shape, b.shape[0]
     tiles_m, tiles_n = triton.cdiv(m, 128), triton.cdiv(n, 256)
     units = torch.cuda.get_device_properties(a.device).multi_processor_count
     bm, bn, bk = _TINY
     tiles, rest_m, rest_n = tiles_m * tiles_n, 0, 0
-    # With another K the last step of bk would add more zeros than the Hopper kernel's of 64, which may turn a sum of -0
-    # into 0. Of a transposed A the tile kernel loads single numbers, one step after the other. By the times above, at
-    # K = 4096 a round takes 52 us and the second launch 8; that it pays from K = 1024 on is an estimate.
+    # K must be a multiple of bk: else the last step would add more zeros than the Hopper kernel's step of 64, and zeros
+    # can turn a sum of -0 into 0. A must not be transposed: the tile kernel would load it number by number. At K = 4096
+    # a round takes 52 us and the second launch 8 us (H200). K >= 1024 is an estimate of where it pays.
     if k >= 1024 and k % bk == 0 and not transposed[0] and in_sixteens(a, b, bias, gate, y, pre):
         tiles, rest_m, rest_n = _rounds(tiles_m, tiles_n, units, _GROUP)
     hopper_product.launch(
@@ -329,14 +322,14 @@ def _launch_tiles(
     mode: int,
     allow_tf32: bool,
 ) -> None:
-    """y = act(a @ b^T + bias), or (a @ b^T) * act'(gate); a [M, K] and b [N, K] of any strides."""
+    """Writes y = act(a @ b^T + bias), or (a @ b^T) * act'(gate); a [M, K] and b [N, K] have any strides."""
     (m, k), n = a.shape, b.shape[0]
     if m == 0 or n == 0:
         return
     has_bias = bias is not None
-    # an argument that a mode does not read still has to be a tensor
+    # each argument must be a tensor, even if the mode does not read it
     bias, gate, pre = (y if t is None else t for t in (bias, gate, pre))
-    with torch.cuda.device_of(a):  # the tensor's device, not the current one
+    with torch.cuda.device_of(a):  # which may differ from the current device
         transposed = hopper_product.transposed_operands(a, b, n)
         if transposed is not None:
             _launch_hopper(a, b, bias, gate, y, pre, mode, has_bias, transposed)
@@ -359,6 +352,7 @@ def _launch_tiles(
 
 
 def _launch_gradient(dy: Tensor, pre: Tensor, g: Tensor | None, part: Tensor | None, act: int) -> None:
+    """Writes g = dy * act'(pre) and partial column sums of g; None: not written."""
     m, n = dy.shape
     dy = dense(dy)
     pre = dy if act == 0 else dense(pre)
@@ -377,6 +371,7 @@ def _launch_gradient(dy: Tensor, pre: Tensor, g: Tensor | None, part: Tensor | N
 def _layer_outputs(
     x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, save_pre: bool, allow_tf32: bool
 ) -> tuple[Tensor, Any]:
+    """Returns memory for the result, and for the pre-activation if `save_pre`, else None."""
     y = x.new_empty((*x.shape[:-1], weight.shape[0]))
     return y, torch.empty_like(y) if save_pre else None
 
@@ -385,7 +380,7 @@ def _layer_outputs(
 def _linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, save_pre: bool, allow_tf32: bool
 ) -> tuple[Tensor, Tensor]:
-    """(act(x @ weight^T + bias), the pre-activation if `save_pre`)"""
+    """Returns act(x @ weight^T + bias), and the pre-activation if `save_pre`, else None."""
     y, pre = _layer_outputs(x, weight, bias, activation, save_pre, allow_tf32)
     mode = _ACTIVATIONS[activation] + (SAVE.value if save_pre else 0)
     bias = None if bias is None else bias.contiguous()
@@ -398,7 +393,7 @@ _linear.register_fake(_layer_outputs)
 
 @operator("verify_kernels::linear_act_data_grad")
 def _data_grad(dy: Tensor, weight: Tensor, pre: Tensor, activation: str, allow_tf32: bool) -> Tensor:
-    """(dy @ weight) * act'(pre)"""
+    """Returns (dy @ weight) * act'(pre)."""
     dx = dy.new_empty((*dy.shape[:-1], weight.shape[1]))
     mode, pre = _ACTIVATIONS[activation] + GRAD.value, matrix(pre).contiguous()
     _launch_tiles(matrix(dy), weight.t(), None, pre, matrix(dx), None, mode, allow_tf32)
@@ -412,7 +407,7 @@ def _(dy: Tensor, weight: Tensor, pre: Tensor, activation: str, allow_tf32: bool
 
 @operator("verify_kernels::linear_act_gradient")
 def _gradient(dy: Tensor, pre: Tensor, activation: str, store: bool, total: bool) -> tuple[Tensor, Tensor]:
-    """(dy * act'(pre), its column sums), each absent unless asked for. pre is not read for "id"."""
+    """Returns dy * act'(pre) if `store`, its column sums if `total`, else None. pre is not read for "id"."""
     m, n = dy.shape
     g: Any = dy.new_empty((m, n)) if store else None
     wide = WIDE.get(dy.dtype, torch.float32)
@@ -434,13 +429,18 @@ def _gradients(
     activation: str, need_x: bool, need_w: bool, need_b: bool, allow_tf32: bool,
     call: Callable[[Any], Any] = lambda operator: operator,
 ) -> tuple[Any, Any, Any]:  # fmt: skip
-    """(dx, dweight, dbias) for gradients of the result and of the saved pre-activation, each absent where not wanted.
+    """Returns dx, dweight and dbias, None for each that is not needed.
 
-    Made of operators, which are differentiable themselves, so that it is; or of what `call` makes of an operator."""
+    It calls operators, which are differentiable, so its results are. If `call` is given, it calls call(operator).
+
+    Args:
+        dy: gradient of the result, or None
+        dpre: gradient of the saved pre-activation, or None
+    """
     linear, gradient, shape, x = call(_linear), call(_gradient), x.shape, matrix(x)
     g = db = None
     if dy is not None:
-        g = dy = matrix(dy).contiguous()  # one copy at most for three readers
+        g = dy = matrix(dy).contiguous()  # one copy serves three readers
         if activation != "id":
             pre = linear(x, weight, bias, "id", False, allow_tf32)[0] if pre is None else matrix(pre)
             g, db = gradient(dy, pre, activation, True, need_b)
@@ -463,7 +463,7 @@ def _backward(
     dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, pre: Tensor | None, activation: str,
     need_x: bool, need_w: bool, need_b: bool, allow_tf32: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """All of a backward pass as one operator, where it is not differentiated again."""
+    """Computes a whole backward pass as one operator, for gradients that are not differentiated again."""
     arguments = (x, weight, bias, pre, activation, need_x, need_w, need_b, allow_tf32)
     return _gradients(dy, None, *arguments, call=launcher_of)
 
@@ -475,7 +475,7 @@ _backward.register_fake(fake_gradients)
 
 
 def _curvature(x: Tensor, activation: str) -> Tensor:
-    """act''(x) in differentiable operations: only a second derivative needs it."""
+    """Returns act''(x) in differentiable operations, for second derivatives."""
     if activation == "gelu":
         return (2.0 - x * x) * torch.exp(-0.5 * x * x) * RSQRT_2PI.value
     if activation == "gelu_tanh":
@@ -487,7 +487,7 @@ def _curvature(x: Tensor, activation: str) -> Tensor:
 
 
 def _product(a: Tensor, b: Tensor, allow_tf32: bool) -> Tensor:
-    """a @ b^T"""
+    """Returns a @ b^T."""
     return _linear(a, b, None, "id", False, allow_tf32)[0]
 
 
@@ -585,10 +585,10 @@ def linear_act(
     recompute: bool = False,
     allow_tf32: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """act(x @ weight.T + bias), rounded once; with return_pre also the rounded pre-activation.
+    """Returns act(x @ weight.T + bias), rounded once; with return_pre=True also the rounded pre-activation.
 
-    x: [..., K] and weight: [N, K], of any strides (weight.t() of a [K, N] matrix is read as it is). For a backward
-    pass the pre-activation is stored, rounded to x's dtype; recompute=True stores nothing and computes it again.
+    x: [..., K] and weight: [N, K] may have any strides; weight.t() of a [K, N] matrix is read in place. If a gradient
+    is needed, the pre-activation is stored, rounded to x's dtype. recompute=True stores nothing and computes it again.
     """
     x, weight, bias = autocast(x, weight, bias)
     wanted = not recompute and activation != "id" and wants_gradient(x, weight, bias)
@@ -597,7 +597,7 @@ def linear_act(
 
 
 def linear_data_grad(dy: Tensor, weight: Tensor, pre: Tensor, activation: str, *, allow_tf32: bool = False) -> Tensor:
-    """(dy @ weight) * act'(pre) in one kernel: the gradient that the layer before this one needs.
+    """Returns (dy @ weight) * act'(pre) in one kernel: the gradient that the previous layer needs.
 
     dy: [..., N], weight: [N, K]; pre: [..., K], the pre-activation whose activation was this layer's input.
     """

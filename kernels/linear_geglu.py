@@ -7,22 +7,21 @@ Mathematics (x: [..., K], W: [2d, K], b: [2d], y: [..., d]), with p = x @ W^T + 
     y = p1 gelu(p2)        dp1 = dy gelu(p2)        dp2 = dy p1 gelu'(p2)
     gelu(a) = a Phi(a) ("none") or a sigmoid(2 sqrt(2/pi) (a + 0.044715 a^3)) ("tanh")
 
-Rounding points. Products are exact (16-bit), or fused (float32, float64); sums are float32 (float64 for
-float64), k ascending in one chain, whatever the tile shape, the strides and the number of rows. A tile holds the
-same columns of both halves, so bias, gelu and the product are applied to the unrounded sums, and y is rounded
-once. float32 is IEEE float32 throughout; `allow_tf32=True` lets the matrix units drop 13 bits of x and W.
-In bfloat16 gelu(p2) and gelu'(p2) reach down to 2^-252, far below float32: a large factor lifts them into range again.
+Rounding points. Products are exact (16 bits) or fused (float32, float64). A sum is one chain in the order of k, float32
+(float64 for float64), and does not depend on the tile shape, the strides or the number of rows. A tile holds the same
+columns of both halves. So bias, gelu and the product are applied to the unrounded sums, and y is rounded once. float32
+is IEEE float32 throughout; with `allow_tf32=True` the matrix units drop 13 bits of x and W. In bfloat16 gelu(p2) and
+gelu'(p2) reach down to 2^-252, far below float32, because a large factor can bring the product back into range.
 
-The Hopper kernel for 16-bit inputs is that of hopper_product.py: one warp fetches, two warp groups multiply. Here
-the second 128 rows of B's tile are the same features of the second half, and 32 rows of tiles, not 8, stay
-together. Measured on an H200 at M, K, 2d = 8192, 4096, 22016 (kernels/bench/linear.py prints the table): forward
-0.998 (bfloat16) and 0.989 (float16) of the time of cuBLAS's product alone, medians of 60 rounds side by side (1.001
-and 0.992 with 8 rows). With 8 rows forward took 0.89 of torch.compile, backward 0.86.
+Launches. On Hopper, hopper_product.py computes 16-bit products. The second 128 rows of B's tile are the same features
+of the second half, and 32 rows of tiles stay together, which is faster than 8. At M, K, 2d = 8192, 4096, 22016 the
+forward pass takes 0.998 (bfloat16) and 0.989 (float16) of the time of cuBLAS's bare product on an H200
+(kernels/bench/linear.py).
 
-Backward: one kernel writes dp1 and dp2 into one packed [M, 2d] tensor and sums its columns (db); then dx = dp @ W is a
-product of its own, and so is dW = dp^T @ x, a sum over the rows in two or three levels (linear_weight.py). p is
-saved, or computed again (recompute=True). Every sum has a fixed order; a dy that is not contiguous, or starts off a
-multiple of 16 bytes, is copied first for it.
+Backward. One kernel writes dp1 and dp2 into one packed [M, 2d] tensor and sums its columns (db). dx = dp @ W is a
+product of its own. So is dW = dp^T @ x, a sum over rows in two or three levels (linear_weight.py). p is stored, or
+computed again with recompute=True. Every sum has a fixed order, so a dy that is not contiguous or starts off a multiple
+of 16 bytes is copied first.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ from kernels.linear_weight import weight_gradient
 from kernels.operators import launcher_of, operator
 from kernels.plans import run
 
-# A kernel's MODE: 0 is a plain product, 1 GEGLU with erf, 2 GEGLU with tanh; and this
+# A kernel's MODE: 0 a plain product, 1 GEGLU with erf, 2 GEGLU with tanh; plus this or not
 SAVE: tl.constexpr = tl.constexpr(4)  # also store the rounded pre-activation
 
 
@@ -112,7 +111,7 @@ def _tile_kernel(
         b = tl.load(b_at, mask=b_mask, other=0.0)
         acc = tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=wide)
         if MODE % 4 != 0:
-            gap = tl.cast(N, tl.int64)  # N.to would not compile for N = 1, which Triton makes a plain number
+            gap = tl.cast(N, tl.int64)  # Triton makes N = 1 a plain number, which has no N.to
             b = tl.load(b_at + gap * stride_bn, mask=b_mask, other=0.0)
             second = tl.dot(a, b, second, input_precision=PRECISION, out_dtype=wide)
     mask = (rows < M)[:, None] & (cols < N)[None, :]
@@ -136,7 +135,7 @@ def _tile_kernel(
 
 _strided_tile_kernel = of_any_alignment(_tile_kernel)
 
-# ------------------------------------------------------ the end of a tile of hopper_product.py, 16 bits
+# ---------------------------------------------------------- the FINISH of hopper_product.py, 16 bits
 
 
 @gluon.jit
@@ -144,7 +143,7 @@ def _finish(
     x, row, col, y_desc, pre_desc, extra, out_bufs, M, N,
     WG: gl.constexpr, LATE: gl.constexpr, PART: gl.constexpr, MODE: gl.constexpr,
 ):  # fmt: skip
-    """64 x 64 results: of the two halves in x, or, in a plain product, of one of them."""
+    """Finishes 64 x 64 results: GEGLU of the two halves in x or, in a plain product, one of them rounded."""
     if MODE % 4 == 0:
         plain_finish(x, row, col, y_desc, pre_desc, extra, out_bufs, M, N, WG, LATE, PART, MODE)
     elif PART == 0:
@@ -162,7 +161,7 @@ def _finish(
 
 @triton.jit(do_not_specialize=["M"])
 def _gradient_kernel(
-    dy_ptr,  # [M, N], contiguous, like all pointers here from a multiple of 16 bytes on: see dense
+    dy_ptr,  # [M, N]; this and all pointers here: contiguous, at a multiple of 16 bytes (see dense)
     pre_ptr,  # [M, 2N], contiguous
     dp_ptr,  # [M, 2N], contiguous: both halves, rounded once; only with STORE
     part_ptr,  # [ceil(M / ROWS), 2N], float32 or float64: column sums of ROWS rows, unrounded; only with SUM
@@ -180,7 +179,7 @@ def _gradient_kernel(
     cols = (tl.program_id(0) % tiles_n).to(tl.int64) * BN + tl.arange(0, BN)
     out: tl.constexpr = dy_ptr.dtype.element_ty
     wide: tl.constexpr = tl.float64 if out == tl.float64 else tl.float32
-    # float32 gradients are computed in float64 and rounded once, 16-bit ones in float32 but for one product
+    # float32 gradients are computed in float64 and rounded once, 16-bit ones in float32 except for one product
     math: tl.constexpr = tl.float64 if out == tl.float32 else wide
     sum1 = tl.zeros((BM, BN), wide)
     sum2 = tl.zeros((BM, BN), wide)
@@ -193,7 +192,7 @@ def _gradient_kernel(
         p2 = tl.load(pre_ptr + at + N, mask=mask, other=0.0).to(math)
         d1 = times_gelu(dy, p2, TANH, out == tl.bfloat16)
         slope = gelu_slope(p2, TANH, True)
-        if out == tl.bfloat16:  # dy p1 may be as far from 1 as the square of float32's range; both products are exact
+        if out == tl.bfloat16:  # dy p1 may leave float32's range; both products are exact in float64
             d2 = unlifted(dy.to(tl.float64) * p1.to(tl.float64) * slope.to(tl.float64), p2, TANH, True).to(tl.float32)
         else:
             d2 = unlifted(dy * p1, p2, TANH, True) * slope
@@ -227,14 +226,14 @@ def _configs(dtype: torch.dtype, allow_tf32: bool) -> list[Config]:
 def _launch_tiles(
     a: Tensor, b: Tensor, bias: Tensor | None, y: Tensor, pre: Tensor | None, mode: int, allow_tf32: bool
 ) -> None:
-    """y = a @ b^T + bias, or GEGLU of it; a [M, K] and b [N, K] or [2N, K] of any strides."""
+    """Writes y = a @ b^T + bias, or GEGLU of it; a [M, K] and b [N, K] or [2N, K] have any strides."""
     (m, k), n = a.shape, y.shape[1]
     if m == 0 or n == 0:
         return
     has_bias = bias is not None
-    # an argument that a mode does not read still has to be a tensor
+    # each argument must be a tensor, even if the mode does not read it
     bias, pre = (y if t is None else t for t in (bias, pre))
-    with torch.cuda.device_of(a):  # the tensor's device, not the current one
+    with torch.cuda.device_of(a):  # which may differ from the current device
         transposed = hopper_product.transposed_operands(a, b, n)
         if transposed is not None:
             step, gap = (256, 128) if mode == 0 else (128, n)
@@ -264,6 +263,7 @@ def _launch_tiles(
 
 
 def _launch_gradient(dy: Tensor, pre: Tensor, dp: Tensor | None, part: Tensor | None, tanh: bool) -> None:
+    """Writes dp and partial column sums of it; None: not written."""
     m, n = dy.shape
     dy, pre = dense(dy), dense(pre)
     bm, bn = (ROWS, 128) if INTERPRETED else (8, 128)
@@ -281,6 +281,7 @@ def _launch_gradient(dy: Tensor, pre: Tensor, dp: Tensor | None, part: Tensor | 
 def _layer_outputs(
     x: Tensor, weight: Tensor, bias: Tensor | None, approximate: str, save_pre: bool, allow_tf32: bool
 ) -> tuple[Tensor, Any]:
+    """Returns memory for the result, and for p if `save_pre`, else None."""
     y = x.new_empty((*x.shape[:-1], weight.shape[0] // 2))
     return y, x.new_empty((*x.shape[:-1], weight.shape[0])) if save_pre else None
 
@@ -289,7 +290,7 @@ def _layer_outputs(
 def _linear_geglu(
     x: Tensor, weight: Tensor, bias: Tensor | None, approximate: str, save_pre: bool, allow_tf32: bool
 ) -> tuple[Tensor, Tensor]:
-    """(GEGLU of p = x @ weight^T + bias, and p if `save_pre`)"""
+    """Returns GEGLU of p = x @ weight^T + bias, and p if `save_pre`, else None."""
     y, pre = _layer_outputs(x, weight, bias, approximate, save_pre, allow_tf32)
     mode = (2 if approximate == "tanh" else 1) + (SAVE.value if save_pre else 0)
     bias = None if bias is None else bias.contiguous()
@@ -302,7 +303,7 @@ _linear_geglu.register_fake(_layer_outputs)
 
 @operator("verify_kernels::linear_geglu_product")
 def _product(a: Tensor, b: Tensor, bias: Tensor | None, allow_tf32: bool) -> Tensor:
-    """a @ b^T + bias: the pre-activation, and dx."""
+    """Returns a @ b^T + bias: the pre-activation, and dx."""
     y = a.new_empty((a.shape[0], b.shape[0]))
     _launch_tiles(a, b, bias, y, None, 0, allow_tf32)
     return y
@@ -315,7 +316,7 @@ def _(a: Tensor, b: Tensor, bias: Tensor | None, allow_tf32: bool) -> Any:
 
 @operator("verify_kernels::linear_geglu_gradient")
 def _gradient(dy: Tensor, pre: Tensor, approximate: str, total: bool) -> tuple[Tensor, Tensor]:
-    """(dp, its column sums if `total`, else absent); dp is [M, 2d], both halves in one tensor."""
+    """Returns dp, [M, 2d] with both halves in one tensor, and its column sums if `total`, else None."""
     m, n = dy.shape
     dp = dy.new_empty((m, 2 * n))
     wide = WIDE.get(dy.dtype, torch.float32)
@@ -333,7 +334,7 @@ def _(dy: Tensor, pre: Tensor, approximate: str, total: bool) -> Any:
 
 
 def _column_sums(t: Tensor) -> Tensor:
-    """t.sum(0) of a fresh dense copy: PyTorch's order of the sum follows strides and alignment."""
+    """Returns t.sum(0) of a fresh dense copy: PyTorch's order of the sum depends on strides and alignment."""
     return t.clone(memory_format=torch.contiguous_format).sum(0)
 
 
@@ -342,15 +343,20 @@ def _gradients(
     approximate: str, need_x: bool, need_w: bool, need_b: bool, allow_tf32: bool,
     call: Callable[[Any], Any] = lambda operator: operator,
 ) -> tuple[Any, Any, Any]:  # fmt: skip
-    """(dx, dweight, dbias) for gradients of the result and of the saved pre-activation, each absent where not wanted.
+    """Returns dx, dweight and dbias, None for each that is not needed.
 
-    Made of operators, which are differentiable themselves, so that it is; or of what `call` makes of an operator."""
+    It calls operators, which are differentiable, so its results are. If `call` is given, it calls call(operator).
+
+    Args:
+        dy: gradient of the result, or None
+        dpre: gradient of the saved pre-activation, or None
+    """
     product, gradient, shape, x = call(_product), call(_gradient), x.shape, matrix(x)
     dp = db = None
     if dy is not None:
         pre = product(x, weight, bias, allow_tf32) if pre is None else matrix(pre)
         dp, db = gradient(matrix(dy), pre, approximate, need_b)
-    if dpre is not None:  # from a second derivative
+    if dpre is not None:  # in a second derivative
         dpre = matrix(dpre)
         dp = dpre if dp is None else dp + dpre
         if need_b:
@@ -368,7 +374,7 @@ def _backward(
     dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, pre: Tensor | None, approximate: str,
     need_x: bool, need_w: bool, need_b: bool, allow_tf32: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """All of a backward pass as one operator, where it is not differentiated again."""
+    """Computes a whole backward pass as one operator, for gradients that are not differentiated again."""
     arguments = (x, weight, bias, pre, approximate, need_x, need_w, need_b, allow_tf32)
     return _gradients(dy, None, *arguments, call=launcher_of)
 
@@ -380,7 +386,7 @@ _backward.register_fake(fake_gradients)
 
 
 def _gelu_derivatives(x: Tensor, approximate: str) -> tuple[Tensor, Tensor, Tensor]:
-    """gelu, gelu' and gelu'' in differentiable operations: only second derivatives need them."""
+    """Returns gelu, gelu' and gelu'' in differentiable operations, for second derivatives."""
     if approximate == "tanh":
         a, b = TANH_A.value, TANH_B.value
         s = torch.sigmoid(x * (a + b * x * x))
@@ -425,7 +431,10 @@ def _save_gradient(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _differentiate_gradient(ctx: Any, u: Tensor | None, ub: Tensor | None) -> tuple[Any, ...]:
-    """With u for dp (and u's columns from db): d dy = u1 gelu + u2 p1 gelu', and so on; in float64."""
+    """Returns the gradients of dy and of the pre-activation, in float64.
+
+    With upstream u of dp, to which the upstream of db is added: d dy = u1 gelu + u2 p1 gelu', and so on.
+    """
     dy, pre = ctx.saved_tensors
     if ctx.total and ub is not None:
         u = ub.expand(pre.shape) if u is None else u + ub
@@ -463,10 +472,10 @@ def linear_geglu(
     recompute: bool = False,
     allow_tf32: bool = False,
 ) -> Tensor:
-    """p1 * gelu(p2) with p = x @ weight.T + bias and its halves p1, p2; rounded once.
+    """Returns p1 * gelu(p2), rounded once, with p = x @ weight.T + bias and its halves p1, p2.
 
-    x: [..., K], weight: [2d, K], of any strides; the result is [..., d]. For a backward pass, p is stored
-    (rounded to x's dtype); recompute=True stores nothing and computes p again.
+    x: [..., K] and weight: [2d, K] may have any strides; the result is [..., d]. If a gradient is needed, p is stored,
+    rounded to x's dtype. recompute=True stores nothing and computes p again.
     """
     x, weight, bias = autocast(x, weight, bias)
     save = not recompute and wants_gradient(x, weight, bias)

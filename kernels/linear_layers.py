@@ -1,4 +1,4 @@
-"""What the linear layers share around their kernels: tiles, the choice of their shape, sums of parts, arguments."""
+"""Parts that the linear layers share: order and shape of tiles, sums of parts, backward passes, rules for arguments."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from kernels.launch import INTERPRETED, autocasts, check_device
 from kernels.plans import run, unrecorded
 
 Config = tuple[int, int, int, int, int]  # BM, BN, BK, num_warps, num_stages
-WIDE = {torch.float64: torch.float64}  # the dtype of column sums; those of everything else are float32
-ROWS = 256  # rows of one partial column sum: fixed, so that db has the same bits on every device
-FEW_TILES = 64  # at most so many tiles: nothing is timed
+WIDE = {torch.float64: torch.float64}  # dtype of column sums; float32 for all other dtypes
+ROWS = 256  # rows of one partial column sum; a constant, so db has the same bits on every device
+FEW_TILES = 64  # up to this number of tiles nothing is timed
 fastest: dict[tuple[Any, ...], Config] = {}  # the configurations chosen so far
-# Of a plain product, and of one with an activation: what to choose from, by what adds up the products (see configs_of)
+# Tile shapes of a product with or without an activation, by the unit that adds the products (see configs_of)
 PRODUCT_CONFIGS: dict[str, list[Config]] = {
     "float64": [(64, 64, 16, 4, 3)],
     "float32": [(128, 64, 16, 8, 3), (64, 64, 16, 8, 2), (128, 128, 16, 8, 3)],
@@ -31,7 +31,7 @@ PRODUCT_CONFIGS: dict[str, list[Config]] = {
 
 @triton.jit
 def tile_of(t, tiles_m, tiles_n, GROUP: tl.constexpr):
-    """Tile t in an order that keeps GROUP rows of tiles together, so that L2 serves A and B."""
+    """Returns row and column of tile t. The order keeps GROUP rows of tiles together, so L2 serves A and B."""
     per_group = GROUP * tiles_n
     first = (t // per_group) * GROUP
     rows = tl.minimum(tiles_m - first, GROUP)
@@ -40,12 +40,14 @@ def tile_of(t, tiles_m, tiles_n, GROUP: tl.constexpr):
 
 
 def configs_of(table: dict[str, list[Config]], dtype: torch.dtype, allow_tf32: bool) -> list[Config]:
-    """Those of `table` for a dtype ("float64", "float32", "tf32", "16 bits"), to choose from: all give the same bits.
+    """Returns the tile shapes of `table` for a dtype. Its keys are "float64", "float32", "tf32" and "16 bits".
 
-    float32 and float64 sums are chains of fused multiply-adds in the order of k. The matrix units add 16
-    (tf32: 8) products at a time, in the order of k, if BM >= 64 on Hopper (smaller tiles use an older
-    instruction); float64 has one entry, because its instruction depends on the tile. A list has one BK: the zeros
-    that fill the last step turn a sum of -0 into 0."""
+    All shapes of one list give the same bits, so the fastest may be chosen. float32 and float64 sums are chains of
+    fused multiply-adds in the order of k. The matrix units add 16 products at a time (tf32: 8), in the order of k, if
+    BM >= 64 on Hopper; smaller tiles use an older instruction. float64 has one entry, because its instruction depends
+    on the tile. All entries of a list have one BK, because the zeros that fill the last step can turn a sum of -0 into
+    0.
+    """
     if INTERPRETED:
         return [(64, 64, 32, 4, 1)]
     if dtype.itemsize == 2:
@@ -54,13 +56,15 @@ def configs_of(table: dict[str, list[Config]], dtype: torch.dtype, allow_tf32: b
 
 
 def few(elements: int, configs: list[Config]) -> list[Config]:
-    """Only the smallest tile where there are few tiles: each has a processor of its own, and nothing is to be timed."""
+    """Returns only the smallest tile if there are at most FEW_TILES of it. Each has its own processor, so no timing is
+    needed.
+    """
     small = min(configs, key=lambda config: config[0] * config[1])
     return [small] if elements <= FEW_TILES * small[0] * small[1] else configs
 
 
 def choose(key: tuple[Any, ...], configs: list[Config], launch: Callable[[Config], None]) -> Config:
-    """The fastest of `configs` for this key, timed once; each writes the same bits to the same output."""
+    """Returns the fastest of `configs` for this key, timed once. Each writes the same bits to the same output."""
     if len(configs) == 1 or torch.cuda.is_current_stream_capturing():
         return fastest.get(key, configs[0])  # a capture cannot be timed
     if key not in fastest:
@@ -80,18 +84,18 @@ def choose(key: tuple[Any, ...], configs: list[Config], launch: Callable[[Config
 
 
 def in_sixteens(a: Tensor, b: Tensor, *others: Tensor) -> bool:
-    """Whether the tile kernel for multiples of 16 applies: K, the strides of A and B but for those of 1, addresses."""
+    """True if the tile kernel for multiples of 16 applies: to K, to addresses, and to strides other than 1."""
     sixteens = all(min(t.stride()) == 1 and max(t.stride()) % 16 == 0 for t in (a, b))
     return sixteens and a.shape[1] % 16 == 0 and all(t.data_ptr() % 16 == 0 for t in (a, b, *others))
 
 
 def matrix(x: Tensor) -> Tensor:
-    """[..., K] as [M, K]: a view where the leading dimensions allow one, else a copy."""
+    """Returns [..., K] as [M, K]: a view if the leading dimensions allow one, else a copy."""
     return x if x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
 def shaped(t: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """What `matrix` undoes; a tensor of two dimensions is no view of itself."""
+    """Undoes `matrix`. Returns t itself for two dimensions, because an operator must not return a view of it."""
     return t if len(shape) == 2 else t.view(shape)
 
 
@@ -116,23 +120,24 @@ def _added_kernel(
         d += tl.load(at + 3 * row, mask=mask & (i + 3 < parts), other=0.0).to(tl.float64)
     total = ((a + b) + c) + d
     out = sum_ptr.dtype.element_ty
-    if out != tl.float64:  # by way of float32, as PyTorch converts
+    if out != tl.float64:  # PyTorch converts by way of float32 too
         total = total.to(tl.float32)
     tl.store(sum_ptr + cols, total.to(out), mask=mask)
 
 
 def parts_added(part: Tensor, total: Tensor) -> None:
-    """total = the sums of part: [parts, ...] over its first dimension, added in float64 in one order, then rounded."""
+    """Writes the sums of part: [parts, ...] over its first dimension to total, added in float64 in a fixed order."""
     n = total.numel()
     block = 128 if n < 1 << 16 else 1024
     run(_added_kernel, (triton.cdiv(n, block),), part, total, part.shape[0], n, BLOCK=block, num_warps=4)
 
 
 def added(part: Tensor, dtype: torch.dtype) -> Tensor:
-    """Partial column sums added in float64, in an order that depends on their number alone.
+    """Returns partial column sums added in float64, in an order that depends only on their number.
 
-    PyTorch's sum takes 20 us of the host's time; the kernel adds in the same order, four sums in turns, as long as
-    PyTorch lets one thread add up a column."""
+    PyTorch's sum costs 20 us of the host's time. The kernel adds four chains as PyTorch does, which holds below 64
+    parts: there PyTorch has one thread per column.
+    """
     parts, n = part.shape
     if not 0 < parts < 64 or n == 0:
         return part.sum(0, dtype=torch.float64).to(dtype)
@@ -144,9 +149,13 @@ def added(part: Tensor, dtype: torch.dtype) -> Tensor:
 def differentiated(
     ctx: Any, dy: Tensor | None, dpre: Tensor | None, how: str, gradients: Callable[..., Any], backward: Any
 ) -> tuple[Any, ...]:
-    """A layer's backward pass: by the operator `backward`, or by `gradients`, where it is differentiated again.
+    """Returns a layer's gradients, by the operator `backward`, or by `gradients` if they are differentiated again.
 
-    Also where PyTorch adds up the columns (see added), which no plan repeats; a tensor without memory has no plan."""
+    `gradients` is also used if no plan can repeat the pass: PyTorch adds the columns (see added), or dy has no memory.
+
+    Args:
+        how: the activation, as an argument of both
+    """
     x, weight, bias, pre = ctx.saved_tensors
     need_x, need_w, need_b = ctx.needs_input_grad[:3]
     needs = need_x, need_w, need_b and bias is not None
@@ -173,13 +182,13 @@ def fake_gradients(
     need_b: bool,
     allow_tf32: bool,
 ) -> tuple[Any, ...]:
-    """Without memory: the gradients of x, weight and bias, absent where not wanted."""
+    """Returns the gradients of x, weight and bias without memory, None for each that is not needed."""
     wanted = ((need_x, x.shape), (need_w, weight.shape), (need_b, weight.shape[:1]))
     return tuple(x.new_empty(shape) if need else None for need, shape in wanted)
 
 
 def autocast(*tensors: Any) -> tuple[Any, ...]:
-    """Under torch.autocast, what torch.nn.functional.linear does: everything but float64 is cast."""
+    """Casts the tensors as torch.nn.functional.linear does under torch.autocast: all but float64."""
     kind = autocasts(tensors[0])
     if kind is None:
         return tensors
@@ -189,12 +198,12 @@ def autocast(*tensors: Any) -> tuple[Any, ...]:
 
 
 def wants_gradient(*tensors: Any) -> bool:
-    """Whether a backward pass may follow."""
+    """True if a backward pass may follow."""
     return torch.is_grad_enabled() and any(getattr(t, "requires_grad", False) for t in tensors)
 
 
 def check_operands(op: str, name: str, x: Tensor, others: tuple[Any, ...]) -> None:
-    """One dtype and one device for x, called `name`, and all of `others`: (name, tensor or None)."""
+    """Raises unless x, called `name`, and all of `others`, (name, tensor or None), share a dtype and a device."""
     check_dtype(op, name, x)
     for other, t in others:
         if t is None:
@@ -210,6 +219,7 @@ def check_operands(op: str, name: str, x: Tensor, others: tuple[Any, ...]) -> No
 
 
 def check_weight(op: str, name: str, x: Tensor, weight: Tensor) -> None:
+    """Raises ValueError unless weight has two dimensions and x at least one."""
     if weight.dim() != 2:
         raise ValueError(f"{op}: weight must have 2 dimensions [out, in], got shape {tuple(weight.shape)}")
     if x.dim() == 0:
@@ -217,7 +227,7 @@ def check_weight(op: str, name: str, x: Tensor, weight: Tensor) -> None:
 
 
 def check_layer(op: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    """The shapes of x @ weight.T + bias."""
+    """Raises ValueError unless the shapes fit x @ weight.T + bias."""
     check_weight(op, "x", x, weight)
     n, k = weight.shape
     if x.shape[-1] != k:

@@ -1,41 +1,37 @@
-"""The gradient of a linear layer's weight, g^T @ x: a sum over rows, of which there may be millions.
+"""The gradient of a linear layer's weight, g^T @ x: a sum over rows, possibly millions of them.
 
     weight_gradient(g, x, allow_tf32)        g.t() @ x, for g: [M, N] and x: [M, K]
 
 Mathematics: dW[n, k] = g[0, n] x[0, k] + ... + g[M - 1, n] x[M - 1, k].
 
-Rounding points. Products are exact (16-bit), or fused (float32, float64). Sums have two or three levels, whose ends are
-fixed rows, the same for every tile shape, layout and device:
+Rounding points. Products are exact (16 bits) or fused (float32, float64). Sums have two or three levels. Each level
+ends at fixed rows, the same for every tile shape, layout and device:
 
     1.  rows in one chain, ascending: BLOCK = 128 of them; in 16 bits, and in float32 with allow_tf32, a whole part
     2.  the blocks of a part of PARTS[dtype] rows, one after the other, in the dtype of the chain: float32 (or float64)
     3.  the parts in float64 (parts_added in linear_layers.py), rounded to float32 and, in 16 bits, once more
 
-Up to 128 rows (in 16 bits up to one part) the one chain is the sum that linear_act.py and linear_geglu.py would form,
-bit for bit.
+Up to 128 rows (in 16 bits up to one part) the result has the bits of the product in linear_act.py and linear_geglu.py.
 
-Error of float32, in units of the scale |g|^T @ |x|: levels 1 and 2 are 128 + 128 roundings, level 3 is one, and each
-is 2^-24 of the scale at most, half a unit to a whole one. So 257 are a bound for any M. Equal products err to the
-same side at every step, but early sums are small: at most 3/8 of it remain, 97 (for sums of 4/3 of a power of two).
-The worst of 200,000 such parts has 56; one chain of 65,537 rows, as it was before, gives up to 15,033 (a hunt on an
-H200 found 13,301).
+Error of float32, in units of the scale |g|^T @ |x|. Levels 1 and 2 have 128 + 128 roundings and level 3 has one. Each
+rounds by at most 2^-24 of the scale, half a unit to a whole one. So 257 units are a bound for any M. Equal products
+round to the same side at every step, but early sums are small. At most 3/8 of the bound remain, 97 units, reached by
+sums of 4/3 of a power of two. The worst of 200,000 such parts has 56. One chain of 65,537 rows has up to 15,033.
 
-That is of products in float32's range. Those below 2^-126 are rounded to multiples of 2^-149 as they are added, half a
-unit of the smallest sums for each row: a hunt found 15,059 units for 65,537 products of 2^-140. So sums of more than
-one block below TINY are made once more in float64 (_tiny_kernel), unless the largest g times the largest x is larger:
-then they cancel, or are 0. One launch more, which reads what was stored.
+This holds for products in float32's range. Products below 2^-126 are rounded to multiples of 2^-149 as they are added,
+half a unit of the smallest sums for each row: 65,537 products of 2^-140 were 15,059 units off. So _tiny_kernel computes
+sums of more than one block below TINY again in float64. It skips a sum if the largest g times the largest x is larger
+than TINY: then its terms cancel or are 0.
 
-Error of 16 bits: a step of the matrix units aligns 16 products and the sum so far to the largest, cuts off what is
-below 2^-25 of it, and cuts the result to float32: 5 units of float32 in a step at most, toward zero. The 1024 steps
-of a float16 part of 2^14 rows lose at most 1.25 ULP of float16, those of equal products 3/8 of that, 0.47, beside 0.5
-for the rounding. The worst part that a model of the units gives has 0.33, one chain of 65,536 rows 1.33. A unit of
-bfloat16 is 8 times as large, and a part has 8 times the rows.
+Error of 16 bits. A step of the matrix units aligns 16 products and the sum so far to the largest of them, cuts off the
+bits below 2^-25 of it, and cuts the result to float32: at most 5 float32 units a step, toward zero. The 1024 steps of a
+float16 part of 2^14 rows lose at most 1.25 ULP of float16. Equal products lose 3/8 of that, 0.47, besides 0.5 for the
+rounding. The worst part in a model of the units loses 0.33, one chain of 65,536 rows 1.33. A unit of bfloat16 is 8
+times as large, and a part has 8 times the rows.
 
-Cost, from counts; nothing of it was timed. The end of a block is one addition and one move after 128 multiplications
-of each sum. Parts are programs of their own, which fill a GPU where the result is small; they store 4 bytes a number
-(float64: 8), in all ceil(M / PARTS) N K numbers, and these are read again. On an H200 8 bytes are 1.7 ps at 4.8 TB/s,
-and the 2^14 products between them 44 ps in float16 (750 TFLOP/s), 600 ps in float32 (55 TFLOP/s). bfloat16 has no
-parts up to 131,072 rows. Of several parts of 16 bits the sums come from the kernel for any device, also on Hopper.
+Cost, from counts (not timed). The end of a block is one addition and one move after 128 multiplications of each sum.
+Parts are separate programs, which fill a GPU if the result is small. They store ceil(M / PARTS) N K numbers of 4 bytes
+(float64: 8), which are read again. In 16 bits several parts run in the kernel for any device, also on Hopper.
 """
 
 from __future__ import annotations
@@ -54,7 +50,7 @@ from kernels.operators import operator
 from kernels.plans import run
 
 BLOCK = 128  # rows in one chain of float32 or float64 additions
-TINY = tl.constexpr(2.0**-108)  # of a larger sum 2^14 roundings to multiples of 2^-149 are less than 1/8 of a unit
+TINY = tl.constexpr(2.0**-108)  # for a larger sum 2^14 roundings to multiples of 2^-149 are less than 1/8 of a unit
 PARTS = {torch.float64: 1 << 14, torch.float32: 1 << 14, torch.float16: 1 << 14, torch.bfloat16: 1 << 17}
 _GROUP = 8  # rows of tiles that stay together
 
@@ -64,16 +60,18 @@ _GROUP = 8  # rows of tiles that stay together
 
 @triton.jit
 def _hidden_zero(r, BLOCK: tl.constexpr):
-    """0 where r is a multiple of BLOCK, by an instruction that the compiler must not run in vain.
+    """Returns 0 if r is a multiple of BLOCK, by an instruction that the compiler must not execute needlessly.
 
-    So it keeps the branch around it. Otherwise it adds at every step and selects what was before: 32 additions and 64
-    selections a thread beside 512 multiplications. A barrier would keep the branch, but end the pipeline of loads."""
+    So the compiler keeps the branch around it. Otherwise it would add at every step and select the old value: 32
+    additions and 64 selections a thread for 512 multiplications. A barrier would keep the branch too, but end the
+    pipeline of loads.
+    """
     return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [r % BLOCK], tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit
 def _loaded(g_ptr, x_ptr, ns, ks, at, M, N, K, stride_gm, stride_gn, stride_xm, stride_xk):
-    """The rows `at` of g, transposed, and of x."""
+    """Returns the rows `at` of g, transposed, and of x."""
     g = tl.load(
         g_ptr + ns[:, None] * stride_gn + at[None, :] * stride_gm,
         mask=(ns < N)[:, None] & (at < M)[None, :],
@@ -91,7 +89,7 @@ def _loaded(g_ptr, x_ptr, ns, ks, at, M, N, K, stride_gm, stride_gn, stride_xm, 
 def _weight_kernel(
     g_ptr,  # [M, N], any strides
     x_ptr,  # [M, K], any strides
-    w_ptr,  # the gradient, [N, K], contiguous; where M > PART the parts' sums, [parts, N, K], float32 or float64
+    w_ptr,  # the gradient, [N, K], contiguous; if M > PART the parts' sums, [parts, N, K], float32 or float64
     M,
     N,
     K,
@@ -115,8 +113,8 @@ def _weight_kernel(
     ks = tile_k.to(tl.int64) * BK + tl.arange(0, BK)
     rows = part * PART + tl.arange(0, BM)
     wide: tl.constexpr = tl.float64 if g_ptr.dtype.element_ty == tl.float64 else tl.float32
-    acc = tl.zeros((BN, BK), wide)  # of a block
-    total = tl.zeros((BN, BK), wide)  # of the blocks before it
+    acc = tl.zeros((BN, BK), wide)  # the sum of a block
+    total = tl.zeros((BN, BK), wide)  # the sum of the blocks before it
     length = tl.minimum(M - part * PART, PART).to(tl.int32)
     for r in range(0, length, BM):
         if BLOCK > 0:
@@ -139,7 +137,7 @@ _strided_weight_kernel = of_any_alignment(_weight_kernel)
 
 @triton.jit
 def _exponent(top):
-    """e with 2^e <= top of numbers that are not negative; 1000 of 0, whose products are right."""
+    """Returns e with 2^e <= top for each top > 0, and 1000 for 0, whose products need no correction."""
     return tl.where(top == 0, 1000, (top.to(tl.int32, bitcast=True) >> 23) - 127)
 
 
@@ -157,10 +155,13 @@ def _tiny_kernel(
     stride_xm,
     stride_xk,
     PART: tl.constexpr,
-    SIDE: tl.constexpr,  # of the square of sums that a program looks at
+    SIDE: tl.constexpr,  # side of the square of sums that a program checks
     BM: tl.constexpr,
 ):
-    """Sums below TINY once more, in float64, where no product of their columns is larger: see Error of float32."""
+    """Computes sums below TINY again in float64, if no product of their columns is larger than TINY.
+
+    See "Error of float32" above.
+    """
     tiles_k = tl.cdiv(K, SIDE)
     tiles = tl.cdiv(N, SIDE) * tiles_k
     part = (tl.program_id(0) // tiles).to(tl.int64)
@@ -195,18 +196,22 @@ def _configs(dtype: torch.dtype, allow_tf32: bool) -> list[Config]:
 
 
 def _aligned(g: Tensor, x: Tensor, w: Tensor) -> bool:
-    """Whether the kernel for multiples of 16 applies: sizes of the result, strides but for those of 1, addresses."""
+    """True if the kernel for multiples of 16 applies: to sizes of the result, addresses, and strides other than 1."""
     strides = all(min(t.stride()) == 1 and max(t.stride()) % 16 == 0 for t in (g, x))
     return strides and not any(size % 16 for size in w.shape) and all(t.data_ptr() % 16 == 0 for t in (g, x, w))
 
 
 def _launch_weight(g: Tensor, x: Tensor, w: Tensor, sums: Tensor | None, allow_tf32: bool) -> None:
-    """w = g^T @ x; `sums` are [parts, N, K] numbers for the sums of parts, None where one part is all."""
+    """Writes w = g^T @ x.
+
+    Args:
+        sums: [parts, N, K] memory for the sums of parts; None: one part holds all rows
+    """
     (m, n), k = g.shape, x.shape[1]
     part = PARTS[g.dtype]
     parts = 1 if sums is None else len(sums)
     out = w if sums is None else sums
-    with torch.cuda.device_of(g):  # the tensor's device, not the current one
+    with torch.cuda.device_of(g):  # which may differ from the current device
         transposed = hopper_product.transposed_operands(g.t(), x.t(), k) if parts == 1 else None
         if transposed is not None:
             units = torch.cuda.get_device_properties(g.device).multi_processor_count
@@ -246,7 +251,7 @@ def _launch_weight(g: Tensor, x: Tensor, w: Tensor, sums: Tensor | None, allow_t
 
 @operator("verify_kernels::linear_weight_gradient")
 def weight_gradient(g: Tensor, x: Tensor, allow_tf32: bool) -> Tensor:
-    """g^T @ x for g: [M, N] and x: [M, K] of any strides."""
+    """Returns g^T @ x for g: [M, N] and x: [M, K] of any strides."""
     w = g.new_empty((g.shape[1], x.shape[1]))
     if w.numel() > 0:
         parts = triton.cdiv(len(g), PARTS[g.dtype])
@@ -269,7 +274,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _differentiate(ctx: Any, u: Tensor) -> tuple[Any, ...]:
-    """x @ u^T and g @ u, each the product of this module for transposed operands."""
+    """Returns x @ u^T and g @ u, each computed by weight_gradient of transposed operands."""
     g, x = ctx.saved_tensors
     of_g = weight_gradient(x.t(), u.t(), ctx.allow_tf32) if ctx.needs_input_grad[0] else None
     of_x = weight_gradient(g.t(), u, ctx.allow_tf32) if ctx.needs_input_grad[1] else None

@@ -1,14 +1,14 @@
-"""The kernels as modules that take the places of PyTorch's: the same constructors, parameters and state dicts.
+"""The kernels as modules that replace PyTorch's: the same constructors, parameters and state dicts.
 
-    GELU, LayerNorm, RMSNorm    torch.nn's classes of these names, and subclasses of them
+    GELU, LayerNorm, RMSNorm    subclasses of torch.nn's classes of the same names
     GEGLU, SwiGLU               gates without parameters, on one packed tensor or on two
-    LinearGELU, LinearGEGLU     torch.nn.Linear and what follows it, in one kernel
+    LinearGELU, LinearGEGLU     torch.nn.Linear and its activation in one kernel
 
 >>> block.norm = LayerNorm(4096, device="cuda", dtype=torch.bfloat16)
 >>> block.norm.load_state_dict(torch.nn.LayerNorm(4096).state_dict())
 
-The norms take a residual, too: `norm(x, residual)` is (y, s), s = x + residual and y the norm of the unrounded sum.
-Results have x's dtype, whatever the parameters have.
+The norms accept a residual too. `norm(x, residual)` returns (y, s): s = x + residual, and y is the norm of the
+unrounded sum. Results have x's dtype, even if the parameters have another one.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ __all__ = ["GEGLU", "GELU", "LayerNorm", "LinearGEGLU", "LinearGELU", "RMSNorm",
 
 
 class GELU(nn.GELU):
+    """torch.nn.GELU with this repository's kernel."""
+
     def forward(self, input: Tensor) -> Tensor:
         return gelu(input, self.approximate)
 
@@ -45,7 +47,7 @@ def _normalised(
     *vectors: Tensor | None,
     eps: float,
 ) -> Any:
-    """One of the two functions over the last dimensions of x, which normalized_shape names."""
+    """Calls `plain`, or `summed` if there is a residual, on x with its last dimensions (normalized_shape) as one."""
     shape: Any = module.normalized_shape
     if len(shape) == 1 and x.shape[-1:] == shape:
         return plain(x, *vectors, eps=eps) if residual is None else summed(x, residual, *vectors, eps=eps)
@@ -60,13 +62,18 @@ def _normalised(
 
 
 class LayerNorm(nn.LayerNorm):
+    """torch.nn.LayerNorm with this repository's kernel and an optional residual."""
+
     def forward(self, input: Tensor, residual: Tensor | None = None) -> Any:
         functions = layer_norm, layer_norm_residual
         return _normalised(self, *functions, input, residual, self.weight, self.bias, eps=self.eps)
 
 
 class RMSNorm(nn.RMSNorm):
-    """eps=None is the epsilon of float32, for float64 that of float64: PyTorch computes 16 bits in float32."""
+    """torch.nn.RMSNorm with this repository's kernel and an optional residual.
+
+    eps=None means the epsilon of float32, or of float64 for float64, as in PyTorch, which computes 16 bits in float32.
+    """
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Any:
         eps = self.eps
@@ -76,7 +83,7 @@ class RMSNorm(nn.RMSNorm):
 
 
 class GEGLU(nn.Module):
-    """x1 gelu(x2), of the halves of one tensor (gate_last=False: gelu(x1) x2), or of two tensors."""
+    """x1 gelu(x2) of two tensors, or of the halves of one tensor; gate_last=False: gelu(x1) x2 of the halves."""
 
     def __init__(self, approximate: str = "none", *, gate_last: bool = True) -> None:
         super().__init__()
@@ -92,7 +99,7 @@ class GEGLU(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """x1 silu(x2), of the halves of one tensor (gate_last=False: silu(x1) x2), or of two tensors."""
+    """x1 silu(x2) of two tensors, or of the halves of one tensor; gate_last=False: silu(x1) x2 of the halves."""
 
     def __init__(self, *, gate_last: bool = True) -> None:
         super().__init__()
@@ -106,7 +113,7 @@ class SwiGLU(nn.Module):
 
 
 class LinearGELU(nn.Linear):
-    """torch.nn.Linear and GELU of its result."""
+    """torch.nn.Linear followed by GELU, in one kernel."""
 
     def __init__(
         self,
@@ -131,7 +138,7 @@ class LinearGELU(nn.Linear):
 
 
 class LinearGEGLU(nn.Linear):
-    """torch.nn.Linear and GEGLU of its result: out_features are the linear layer's, two for each that comes out."""
+    """torch.nn.Linear followed by GEGLU, in one kernel. out_features counts the linear layer's: twice the result's."""
 
     def __init__(
         self,

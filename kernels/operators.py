@@ -1,4 +1,4 @@
-"""Custom operators that a plain call goes past.
+"""Custom operators for PyTorch, with a fast path for plain calls.
 
     @operator("namespace::name")
     def name(x: Tensor, flag: bool) -> Tensor: ...        allocates and launches; absent results of a tuple are None
@@ -6,15 +6,17 @@
     name.register_autograd(backward, setup_context)       as for torch.library.custom_op
 
     name(x, flag)
-    name.checked(check, x, flag)                          after check(x, flag), unless this form of arguments has a plan
+    name.checked(check, x, flag)                          calls check(x, flag) first, unless the form has a plan
 
-torch.library's dispatch costs tens of microseconds a call. So a call with nothing but dense tensors on the kernels'
-device runs the launcher, from a plan (plans.py), where a gradient is wanted inside a torch.autograd.Function of the
-same two functions. The registered operator is called by what looks at operators: compilers and their fake tensors,
-dispatch modes, transforms of torch.func, tensor subclasses, tensors with a pending negation. There an absent result is
-an empty tensor.
+torch.library's dispatch costs tens of microseconds a call. A plain call has only dense tensors on the kernels' device
+and skips this dispatch. It runs the launcher from a plan (plans.py). If a gradient is needed, it does so inside a
+torch.autograd.Function made of the same two functions.
 
-Forward-mode derivatives are refused: the registered operator would return tangents of zero without a word.
+Code that works on operators gets the registered operator: compilers and their fake tensors, dispatch modes, transforms
+of torch.func, tensor subclasses and tensors with a pending negation. The registered operator returns an empty tensor
+for an absent result.
+
+Forward-mode derivatives raise NotImplementedError, because the registered operator would return zeros for them.
 """
 
 from __future__ import annotations
@@ -30,13 +32,13 @@ from torch.compiler import is_compiling
 
 from kernels.plans import Plan, Planned, form_of
 
-_thread = threading.local()  # known: the plan and the form of the arguments whose Function is being applied
+_thread = threading.local()  # .known: plan and form of the call whose autograd Function is running
 _transforms, _modes = torch._C._are_functorch_transforms_active, torch._C._len_torch_dispatch_stack
 _tracing = torch._C._get_tracing_state
 
 
 def _differentiates() -> bool:
-    """Whether a transform of torch.func or forward mode is at work that needs the derivatives of a function."""
+    """True if forward mode or a transform of torch.func is active that needs derivatives of a function."""
     if not _transforms():
         return forward_ad._current_level >= 0
     functorch = torch._C._functorch
@@ -44,6 +46,8 @@ def _differentiates() -> bool:
 
 
 class Operator:
+    """An operator: its launcher with plans, PyTorch's registered operator, and an autograd Function if it has one."""
+
     __name__: str
 
     def __init__(self, name: str, launcher: Any) -> None:
@@ -56,6 +60,8 @@ class Operator:
 
     @staticmethod
     def _filled(launcher: Any) -> Any:
+        """Returns `launcher` with an empty tensor for each absent result, as a registered operator needs."""
+
         def registered(*args: Any) -> Any:
             results = launcher(*args)
             if isinstance(results, tuple):
@@ -66,10 +72,12 @@ class Operator:
         return registered
 
     def register_fake(self, fake: Any) -> Any:
+        """Registers the function that returns results without memory, for compilers."""
         self._definition.register_fake(self._filled(fake))
         return fake
 
     def register_autograd(self, backward: Any, setup_context: Any) -> None:
+        """Registers the derivatives, for the registered operator and for plain calls."""
         self._definition.register_autograd(backward, setup_context=setup_context)
 
         def forward(*args: Any) -> Any:
@@ -92,13 +100,18 @@ class Operator:
             (torch.autograd.Function,),
             {name: staticmethod(member) for name, member in members.items()} | {"generate_vmap_rule": True},
         )
-        # torch.autograd.Function.apply matches the arguments with forward's signature, which takes twenty microseconds
+        # torch.autograd.Function.apply also binds the arguments to forward's signature, which takes 20 microseconds
         self._apply = super(torch.autograd.Function, self.function).apply  # type: ignore[misc]
 
     def __call__(self, *args: Any) -> Any:
         return self.checked(None, *args)
 
     def checked(self, check: Any, *args: Any) -> Any:
+        """Calls the operator. Calls check(*args) first, unless a plan shows that this form passed before.
+
+        Args:
+            check: raises if the arguments break a rule; None: nothing is checked
+        """
         if is_compiling():
             if check is not None:
                 check(*args)
@@ -121,9 +134,10 @@ class Operator:
 
 
 def launcher_of(of: Operator) -> Any:
-    """An operator's own function, for a launcher that is made of several."""
+    """Returns the undecorated launcher of an operator, for a launcher that calls several."""
     return of.launcher.launcher
 
 
 def operator(name: str) -> Any:
+    """Returns a decorator that makes an Operator of a launcher; `name` is "namespace::name"."""
     return functools.partial(Operator, name)

@@ -1,17 +1,17 @@
-"""Launches that are worked out once for each form of their operands and then repeated: what a call costs the host.
+"""Plans: launches that are recorded once and then repeated, to save the host's time in each call.
 
     launcher(x, y, flag)     allocates, makes views, launches by run(kernel, grid, *args, **options)
-    Planned(launcher)        the same, faster
+    Planned(launcher)        does the same, faster
 
-What a launcher does may depend on the form of its arguments alone: dtype, shape, strides, device and alignment of a
-tensor, and the plain values beside the tensors. The first call of a form runs the launcher. The second runs it as well
-and records what it allocated, what it launched, and where in which tensor each pointer points. From the third on
-nothing is worked out again: outputs are allocated, all scratch memory at once, and the compiled kernels launched with
-pointers in their places, past Triton's look-up of the kernel, which costs several times as much as the launch.
+The form of a call is the dtype, shape, strides, device and alignment of each tensor, and the value of each other
+argument. A launcher may decide by the form alone. The first call of a form runs the launcher. The second call runs it
+too and records its allocations, its launches, and the tensor and offset that each pointer argument points to. Every
+later call repeats the recording. It allocates the outputs and one block of scratch memory, and launches the compiled
+kernels with the new pointers. It skips Triton's look-up of the kernel, which costs several times as much as the launch.
 
-A form for which the launcher does something else than allocate, view and launch (a copy of an operand with gaps, a
-sum) is not repeated. Nor is anything where a launch is more than that: on the interpreter, in versions of Triton whose
-launcher was not read, under launch hooks (profilers), in debug mode, and where JITFunction.run was replaced.
+A form has no plan if its launcher does more than allocate, view and launch, for example copies an operand with gaps.
+Some launches do more than these steps, so no plan is used for them: on the interpreter, in a version of Triton whose
+launcher this module does not know, under launch hooks (profilers), in debug mode, and if JITFunction.run was replaced.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ from triton.runtime import JITFunction
 
 from kernels.launch import INTERPRETED
 
-FORMS = 1024  # that a launcher remembers at most; then it starts anew
-# In this version CompiledKernel and CudaLauncher were read: the order of what a launch takes, pointers as integers.
+FORMS = 1024  # a launcher drops all its plans when it has this many
+# _launcher relies on how CompiledKernel and CudaLauncher take arguments in this version: order, pointers as integers.
 REPEATS = not INTERPRETED and triton.__version__.startswith("3.6.") and torch.version.cuda is not None
 
 _aten = torch.ops.aten
 _MADE = (_aten.empty.memory_format, _aten.empty_like.default, _aten.empty_strided.default, _aten.new_empty.default)
 _ZEROED = (_aten.zeros.default, _aten.new_zeros.default)
-_ALIGNMENT = 256  # bytes, of every part of the scratch memory; Triton's kernels for aligned pointers ask for 16
+_ALIGNMENT = 256  # bytes, of each tensor in scratch memory; Triton's kernels for aligned pointers need 16
 _SEEN, _NEVER = "called once", "not to be repeated"
 _thread = threading.local()
 
 
 def _is_view(func: Any) -> bool:
-    """Whether an operator's results are views, or no tensors."""
+    """True if an operator returns only views or values that are not tensors."""
     infos = [result.alias_info for result in func._schema.returns if "Tensor" in str(result.type)]
     return all(info is not None and not info.is_write for info in infos)
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A launch as it was made: kernel[grid](...) with the values of all its parameters, and what it returned."""
+    """A launch of kernel[grid](...): the values of all its parameters, and the compiled kernel that it returned."""
 
     kernel: Any
     compiled: Any
@@ -66,18 +66,18 @@ class Launch:
 
 
 class _Recorder(TorchDispatchMode):
-    """What a launcher allocates and launches; `repeatable` unless it does something else."""
+    """Records a launcher's allocations and launches. `repeatable` is False once it does anything else."""
 
     def __init__(self) -> None:
         super().__init__()
         self.launches: list[Launch] = []
-        self.made: list[tuple[Tensor, bool]] = []  # and whether it is zeroed
+        self.made: list[tuple[Tensor, bool]] = []  # allocated tensor, True if it is zeroed
         self.repeatable = True
         self.launching = False
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # as True, which is what it is else, the first call imports the compiler: seconds
+        return False  # True, the default, would import the compiler at the first call, which takes seconds
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -93,7 +93,7 @@ class _Recorder(TorchDispatchMode):
 
 
 def run(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
-    """kernel[grid](*args, **options), for a recorder to see."""
+    """Launches kernel[grid](*args, **options), and adds the launch to the recorder of this thread if there is one."""
     recorder = getattr(_thread, "recorder", None)
     if recorder is None:
         kernel[grid](*args, **options)
@@ -109,6 +109,7 @@ def run(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
 
 @contextmanager
 def _recorded_by(recorder: _Recorder | None) -> Iterator[None]:
+    """Makes `recorder` the recorder of this thread inside a with block; None records nothing."""
     before, _thread.recorder = getattr(_thread, "recorder", None), recorder
     try:
         yield
@@ -117,23 +118,26 @@ def _recorded_by(recorder: _Recorder | None) -> Iterator[None]:
 
 
 def unrecorded() -> AbstractContextManager[None]:
-    """For launches that only try something out."""
+    """Keeps launches inside a with block out of a recording, for example those that compare tile shapes."""
     return _recorded_by(None)
 
 
 @dataclass(frozen=True)
 class _Descriptor:
-    """What stands for a tensor descriptor: where it points, and its tensor map for any address."""
+    """A tensor descriptor in a recording: its base tensor, and a function from an address to a tensor map."""
 
     base: Tensor
     map_at: Callable[[int], Any]
 
 
 def _map_of(like: Any, meta: Any) -> Callable[[int], Any]:
-    """The tensor map of a descriptor at any address; a kernel gets a copy of it, so that one can be used again."""
+    """Returns a function from an address to the tensor map of a descriptor like `like` there.
+
+    A launch copies the map, so the function keeps 64 maps and hands them out again.
+    """
     from triton.backends.nvidia.driver import make_tensordesc_arg
 
-    form = {"shape": like.shape, "strides": like.strides, "padding": like.padding}  # not `like`, which has a tensor
+    form = {"shape": like.shape, "strides": like.strides, "padding": like.padding}  # `like` would keep its tensor
 
     def map_at(address: int) -> Any:
         return make_tensordesc_arg(SimpleNamespace(base=SimpleNamespace(data_ptr=lambda: address), **form), meta)[0]
@@ -150,6 +154,7 @@ _ENTER, _LEAVE = (getattr(_runtime, f"launch_{when}_hook", None) for when in ("e
 
 
 def _launch_is_plain() -> bool:
+    """True if a launch runs the kernel and nothing else: no hook, no debug mode, Triton's own `run`."""
     return (
         JITFunction.run is _RUN
         and _runtime.launch_enter_hook is _ENTER
@@ -160,16 +165,18 @@ def _launch_is_plain() -> bool:
 
 
 def _launcher(launch: Launch) -> tuple[Any, tuple[Any, ...], list[Any]] | None:
-    """What launches a compiled kernel, what it takes after the stream and before the kernel's parameters, and these.
+    """Returns the function that launches a compiled kernel, the arguments between the stream and the kernel's, and the
+    latter.
 
-    The place of a tensor descriptor is taken by what makes its tensor map, its sizes and its strides. None for a kernel
-    with scratch memory of Triton's, which its launcher allocates."""
+    A tensor descriptor becomes its _Descriptor, its sizes and its strides. Returns None for a kernel that needs scratch
+    memory of Triton, because Triton's launcher allocates it.
+    """
     compiled, values = launch.compiled, launch.values
     launcher = compiled.run
     if launcher.global_scratch_size or launcher.profile_scratch_size:
         return None
     options = launcher.launch_cooperative_grid, launcher.launch_pdl
-    # no scratch memory, no metadata of the launch, no hooks
+    # the None values: no scratch memory, no launch metadata, no hooks
     fixed = (compiled.function, *options, None, None, compiled.packed_metadata, None, None, None)
     metas = iter(getattr(compiled.metadata, "tensordesc_meta", None) or ())
     flat = []
@@ -185,24 +192,28 @@ def _launcher(launch: Launch) -> tuple[Any, tuple[Any, ...], list[Any]] | None:
 
 @dataclass(frozen=True)
 class Plan:
-    """The launches of a form. Bases are addresses: of operands, outputs, scratch and zeroed scratch memory."""
+    """The launches of one form, ready to repeat.
+
+    A base is an address. Bases are numbered: operands first, then outputs, scratch memory and zeroed scratch memory.
+    """
 
     index: int  # of the device
     device: torch.device
     outputs: tuple[tuple[Any, ...], ...]  # shape, strides, dtype
-    # takes what the launcher returns out of [*outputs, None]; None: the only output
+    # picks the launcher's results from [*outputs, None]; None: the result is the only output
     returned: Callable[..., Any] | None
     scratch: int  # bytes
     zeroed: int
-    places: tuple[tuple[int, int], ...]  # what is pointed to: a base, and bytes from there
-    # of tensor descriptors: where each points to, and its map for an address
+    places: tuple[tuple[int, int], ...]  # of each pointer argument: base, and bytes from there
+    # of each tensor descriptor: its position in [stream, *places], and the function from an address to its map
     maps: tuple[tuple[int, Callable[..., Any]], ...]
-    values: tuple[Any, ...]  # grids, parameters, whatever else a launch takes
-    launches: tuple[tuple[Any, ...], ...]  # launcher, and what it takes out of [stream, *places, *maps, *values]
-    hooks: tuple[list[Any], ...]  # of the kernels, before a launch
-    compiled: tuple[Any, ...]  # the compiled kernels, which must not be unloaded
+    values: tuple[Any, ...]  # grids, parameters and other values
+    launches: tuple[tuple[Any, ...], ...]  # launcher, and a getter for [stream, *places, *maps, *values]
+    hooks: tuple[list[Any], ...]  # of each kernel: its pre_run_hooks
+    compiled: tuple[Any, ...]  # keeps the compiled kernels loaded
 
     def __call__(self, bases: list[int]) -> Any:
+        """Allocates, launches and returns the outputs. `bases` holds the addresses of the operands."""
         outputs = []
         for shape, strides, dtype in self.outputs:
             made = torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
@@ -225,12 +236,15 @@ class Plan:
 
 
 def _span(t: Tensor) -> int:
-    """Bytes from the first to the last element."""
+    """Returns the number of bytes from the first to the last element."""
     return (1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))) * t.element_size()
 
 
 def _apart(tensors: list[Tensor]) -> list[Tensor]:
-    """The tensors, or copies of the same form where their memory overlaps: then a pointer tells whose it is."""
+    """Returns the tensors, or copies of the same form if their memory overlaps.
+
+    An address then belongs to one tensor, so the recording can tell which operand a pointer argument belongs to.
+    """
     ends = sorted((t.data_ptr(), t.data_ptr() + _span(t)) for t in tensors)
     if all(end <= start for (_, end), (start, _) in itertools.pairwise(ends)):
         return tensors
@@ -244,13 +258,14 @@ def _apart(tensors: list[Tensor]) -> list[Tensor]:
 
 
 class _Pool:
-    """What the launches of a plan take their arguments from: numbered places, tensor maps and values."""
+    """The arguments of a plan's launches, numbered: pointers (places), tensor maps, other values."""
 
     def __init__(self, starts: list[tuple[int, int, int, int]]) -> None:
         self.starts = starts  # base, first address, address after the last byte, bytes from the base
         self.kinds: tuple[list[Any], list[Any], list[Any]] = [], [], []
 
     def place(self, address: int) -> int:
+        """Returns the number of the place at an address. Raises LookupError if no single tensor holds it."""
         found = [(base, address - start + shift) for base, start, end, shift in self.starts if start <= address < end]
         if len(found) != 1:
             raise LookupError("a kernel was given a tensor that is neither an operand nor made by its launcher")
@@ -260,17 +275,20 @@ class _Pool:
         return self.kinds[0].index(place)
 
     def name(self, value: Any) -> tuple[int, int]:
-        """The kind of a launch's argument, and its number among those."""
+        """Adds an argument of a launch. Returns its kind (0 place, 1 map, 2 value) and its number within the kind."""
         if isinstance(value, Tensor) and value.data_ptr():
             return 0, self.place(value.data_ptr())
         if isinstance(value, _Descriptor):
             self.kinds[1].append((1 + self.place(value.base.data_ptr()), value.map_at))
             return 1, len(self.kinds[1]) - 1
-        self.kinds[2].append(0 if isinstance(value, Tensor) else value)  # a tensor of no elements has no address
+        self.kinds[2].append(0 if isinstance(value, Tensor) else value)  # an empty tensor has no address
         return 2, len(self.kinds[2]) - 1
 
     def getter(self, names: list[tuple[int, int]]) -> operator.itemgetter[Any]:
-        """What takes the named arguments out of [stream, *places, *maps, *values]; the fourth is the stream."""
+        """Returns a function that takes the named arguments out of [stream, *places, *maps, *values].
+
+        It inserts the stream as the fourth argument, after the three sizes of the grid.
+        """
         first = (1, 1 + len(self.kinds[0]), 1 + len(self.kinds[0]) + len(self.kinds[1]))
         numbers = [first[kind] + number for kind, number in names]
         wanted: Any = (*numbers[:3], 0, *numbers[3:])
@@ -278,14 +296,14 @@ class _Pool:
 
 
 def _plan_of(recorder: _Recorder, tensors: list[Tensor], result: Any) -> Plan | None:
-    """The plan of what was recorded, None where it cannot be repeated."""
+    """Returns the plan of a recording, or None if it cannot be repeated."""
     if not recorder.repeatable or not recorder.launches or (isinstance(result, tuple) and len(result) < 2):
         return None
     results = result if isinstance(result, tuple) else (result,)
     outputs = [t for t in results if t is not None]
     made = {t.untyped_storage().data_ptr(): (t, zeroed) for t, zeroed in recorder.made if t.numel()}
     starts = [(i, t.data_ptr(), t.data_ptr() + _span(t), 0) for i, t in enumerate(tensors)]
-    for t in outputs:  # each has memory of its own
+    for t in outputs:  # each must have its own memory
         whole, zeroed = made.pop(t.untyped_storage().data_ptr(), (None, False))
         if whole is None or zeroed or t.storage_offset() or t.numel() != whole.numel():
             return None
@@ -311,7 +329,7 @@ def _plan_of(recorder: _Recorder, tensors: list[Tensor], result: Any) -> Plan | 
             return None
     pointed = {base for base, _ in pool.kinds[0]}
     if not pointed.issuperset(range(len(tensors), len(tensors) + len(outputs))):
-        return None  # an output that no kernel was given
+        return None  # no kernel writes one of the outputs
     numbers = iter(range(len(outputs)))
     places = [-1 if t is None else next(numbers) for t in results]
     return Plan(
@@ -335,10 +353,12 @@ Form = tuple[tuple[Any, ...], list[int], bool]
 
 
 def form_of(args: tuple[Any, ...]) -> Form | None:
-    """The form of arguments, the addresses of their tensors, and whether a gradient is wanted of one.
+    """Returns the form of a call, the addresses of its tensors, and whether one of them needs a gradient.
 
-    None where a kernel cannot be given an argument as it is: other tensors than dense ones with memory on its device
-    (of a subclass, fake, without memory, sparse, to be negated), other values than plain ones."""
+    Returns None if a kernel cannot take an argument as it is. A tensor must be dense and have memory on the kernels'
+    device. It must not be a subclass, a fake tensor or have a pending negation. Any other argument must be a plain
+    value.
+    """
     key, bases, wanted, recording = [], [], False, torch.is_grad_enabled()
     try:
         for arg in args:
@@ -354,7 +374,7 @@ def form_of(args: tuple[Any, ...]) -> Form | None:
                 key.append(arg)
             else:
                 return None
-    except RuntimeError:  # no address, or no strides
+    except RuntimeError:  # a tensor without address or strides
         return None
     return tuple(key), bases, wanted
 
@@ -363,13 +383,13 @@ _everyone: list[Planned] = []
 
 
 def forget() -> None:
-    """For tests that change what a launcher does."""
+    """Drops all plans, for tests that replace a part of a launcher."""
     for each in _everyone:
         each.plans.clear()
 
 
 class Planned:
-    """A launcher whose launches are repeated; see above."""
+    """A launcher that repeats its launches by plans. `plans` maps a form to its plan, or to a mark that it has none."""
 
     def __init__(self, launcher: Any) -> None:
         self.launcher = launcher
@@ -381,7 +401,7 @@ class Planned:
         return self.launcher(*args) if form is None else self.by(self.plans.get(form[0]), form, args)
 
     def by(self, plan: Plan | str | None, form: Form, args: tuple[Any, ...]) -> Any:
-        """The launcher's results, by what `plans` has for this form of arguments."""
+        """Returns the launcher's results. `plan` is the entry of `plans` for this form, None if it has none yet."""
         if type(plan) is not Plan:
             return self._unplanned(form[0], args, plan)
         if any(plan.hooks) or not _launch_is_plain():
@@ -392,6 +412,7 @@ class Planned:
             return plan(form[1])
 
     def _unplanned(self, key: tuple[Any, ...], args: tuple[Any, ...], known: Plan | str | None) -> Any:
+        """Runs the launcher for a form without a plan. Records a plan at the second call of the form."""
         if not REPEATS:
             return self.launcher(*args)
         if known is None:

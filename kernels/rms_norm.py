@@ -3,27 +3,29 @@
 >>> y = rms_norm(x, weight, eps=1e-6)
 >>> y, s = rms_norm_residual(x, residual, weight)  # s = x + residual
 
-Each row v of N numbers (v = x, or the sum s *before* it is rounded to the residual's dtype) gives
+Each row v of N numbers gives
 
     rstd = 1 / sqrt(sum(v^2) / N + eps)         xhat = v rstd         y = xhat weight
 
-and, for upstream gradients dy (of y) and ds (of s), with g = dy weight and c2 = sum(g xhat) / N,
+v is x, or the sum s *before* it is rounded to the residual's dtype. For upstream gradients dy (of y) and ds (of s),
+with g = dy weight and c2 = sum(g xhat) / N, a row gives
 
     dx = dresidual = rstd (g - xhat c2) + ds                dweight = sum over rows of dy xhat
 
-The kernels are those of layer_norm/, compiled with CENTRE = 0: the choice of paths, hard rows, column sums, orders of
-sums and rules for layouts are explained there. Rounding points, in ulps of |weight xhat|, of
-rstd (|g| + |xhat| mean|g xhat|) and of sum|dy xhat|:
+The kernels are those of layer_norm/, compiled with CENTRE = 0. Its modules explain the paths, hard rows, column sums,
+orders of sums and layouts. Rounding points, in ULP of |weight xhat|, of rstd (|g| + |xhat| mean|g xhat|) and of
+sum|dy xhat|:
 
-- A sum of squares has positive terms alone and is a float64 sum: it is off by less than N 2^-53 of itself, rstd by half
-  of that. No row is hard because of its mean; 16-bit sums that leave float32 are done in float64 pairs.
-- FAST (16 bits): v up, a power of two, is exact; rstd, times it, times weight round to 24 bits: 0.5 + 2^-11.4 at worst
-  for float16, 2^-14.4 for bfloat16. With a residual v is rounded to 24 bits once more. The backward pass: backward.py.
+- A sum of squares has only positive terms and is a float64 sum. It is off by less than N 2^-53 of itself, rstd by half
+  of that. No row is hard because of its mean. 16-bit sums that leave float32 are computed in float64 pairs.
+- FAST (16 bits): v up is exact, because `up` is a power of two. rstd, the product with it and the product with weight
+  round to 24 bits: at worst 0.5 + 2^-11.4 for float16, 2^-14.4 for bfloat16. A residual adds one rounding of v to 24
+  bits. backward.py has the backward pass.
 - EXACT (float32 rows): float64 throughout, one rounding at the output. PAIRED: backward_paired.py, without C.
-- WIDE (float64): the squares are added up with an error-free cut, rows are scaled by a power of two; then v up rstd
+- WIDE (float64): the squares are added with an error-free cut, and rows are scaled by a power of two. Then v up rstd
   weight has three roundings, rstd two: below 4.
 
-Layouts: bit for bit the results of contiguous operands (layer_norm/launch.py). Derivatives of any order.
+Layouts: results have the bits that contiguous operands give (layer_norm/launch.py). Derivatives of any order.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ Maybe = Tensor | None
 
 @operator("verify_kernels::rms_norm")
 def forward_op(x: Tensor, residual: Maybe, weight: Maybe, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """(y, s, stats); s is absent without a residual, stats is float64 [rows, 4]."""
+    """Returns y, s and stats; s is None without a residual, stats is float64 [rows, 4]."""
     if x.numel() == 0:
         return _forward_fake(x, residual, weight, eps)
     return launch_forward(x, residual, None, weight, None, eps, centre=False)
@@ -63,7 +65,10 @@ def _forward_fake(x: Tensor, residual: Tensor | None, weight: Tensor | None, eps
 def backward_op(
     dy: Tensor, ds: Maybe, x: Tensor, residual: Maybe, weight: Maybe, stats: Tensor, eps: float, need_w: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(dx, dresidual, dweight), absent where not wanted, dresidual also where it equals dx: both have one dtype."""
+    """Returns dx, dresidual and dweight, None for each that is not needed.
+
+    dresidual is also None if it equals dx: both have one dtype.
+    """
     if x.numel() == 0:
         fakes = _backward_fake(dy, ds, x, residual, weight, stats, eps, need_w)
         zeros: Any = tuple(None if t is None else t.zero_() for t in fakes)
@@ -114,12 +119,13 @@ def _setup_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _differentiate_backward(ctx: Any, u: Tensor | None, ur: Tensor | None, uw: Tensor | None) -> tuple[Any, ...]:
-    """Gradients of the backward operator in differentiable torch operations in float64.
+    """Returns gradients of the backward operator, in differentiable torch operations in float64.
 
     With P(a) = a - xhat mean(a xhat), the Jacobian of xhat is rstd P, and dx = rstd P(g). For upstream u of dx and q of
     dweight:
       of dy:  rstd P(u) w + q xhat            of weight:  sum over rows of rstd P(u) dy
-      of x:   rstd P(q dy - rstd (c2 u + mean(u xhat) g)) - rstd^2 xhat (mean(u g) - mean(u xhat) c2)."""
+      of x:   rstd P(q dy - rstd (c2 u + mean(u xhat) g)) - rstd^2 xhat (mean(u g) - mean(u xhat) c2).
+    """
     dy, ds, x, residual, weight = ctx.saved_tensors
     terms = [t.double() for t in (u, ur) if t is not None and t.shape == x.shape]
     total: Any = sum(terms) if terms else torch.zeros_like(x, dtype=torch.float64)
@@ -157,7 +163,7 @@ backward_op.register_autograd(_differentiate_backward, setup_context=_setup_back
 
 
 def _check_as(name: str) -> Callable[..., None]:
-    """Layer norm's rules for the operands that there are here."""
+    """Returns layer norm's check for RMS norm's arguments."""
     check = _checks(name)
     return lambda x, residual, weight, eps: check(x, residual, None, weight, None, eps)
 
@@ -171,10 +177,10 @@ def _call(name: str, x: Tensor, residual: Tensor | None, weight: Tensor | None, 
 
 
 def rms_norm(x: Tensor, weight: Maybe = None, *, eps: float = 1e-6) -> Tensor:
-    """RMS norm of x over its last dimension, in x's dtype; weight of any dtype."""
+    """Returns the RMS norm of x over its last dimension, in x's dtype; weight has any dtype."""
     return _call("rms_norm", x, None, weight, eps)[0]
 
 
 def rms_norm_residual(x: Tensor, residual: Tensor, weight: Maybe = None, *, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
-    """(y, s): s = x + residual in the residual's dtype, y the RMS norm of the unrounded sum."""
+    """Returns y and s: s = x + residual in the residual's dtype, y the RMS norm of the unrounded sum."""
     return _call("rms_norm_residual", x, residual, weight, eps)[:2]

@@ -7,12 +7,13 @@
     dx1  = dy silu(x2)
     dx2  = dy x1 silu'(x2)
 
-The kernels are geglu.py's with another gate, silu_math.py, which says how each dtype computes it and where it rounds:
-silu(x2) is never rounded to 16 bits, only the product is; dy x1 is exact, or its power of two is kept apart. Guaranteed
-against the real-valued function: float16 and bfloat16 at most 0.51 ULP, float32 at most 1, forward and both gradients.
+The kernels are geglu.py's with the gate of silu_math.py, which has the arithmetic and rounding points of each
+dtype. silu(x2) is never rounded to 16 bits; only the product is. dy x1 is exact, or its power of two is separate.
+Errors against the real-valued function: float16 and bfloat16 at most 0.51 ULP, float32 at most 1, forward and both
+gradients.
 
-Two contiguous tensors are one long row. Otherwise rows may be any distance apart, and a last dimension that is not
-consecutive is copied first. Gradients of gradients are torch operations in float64.
+Two contiguous tensors are processed as one long row. Otherwise rows may be any distance apart, and a last dimension
+that is not consecutive is copied first. Gradients of gradients are torch operations in float64.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from kernels.operators import operator
 
 __all__ = ["swiglu", "swiglu_split"]
 
-# Elements and warps of a program: forward, backward; the fastest of eight on an H200.
+# (elements, warps) of a program, forward and backward; the fastest of eight on an H200.
 _CONFIG = {
     torch.float64: ((512, 4), (512, 4)),
     torch.float32: ((512, 2), (256, 2)),
@@ -41,12 +42,14 @@ _CONFIG = {
 def _launch(
     kernel: Any, tensors: tuple[Tensor, ...], strides: tuple[int, ...], rows: int, columns: int, **meta: Any
 ) -> None:
+    """Launches a kernel of geglu.py with silu as its gate."""
     block, warps = _CONFIG[tensors[-1].dtype][kernel is _backward_kernel]
     launch(kernel, block, warps, tensors, strides, rows, columns, TANH=False, SILU=True, **meta)
 
 
 def _run_forward(x1: Tensor, x2: Tensor) -> Tensor:
-    y = torch.empty_like(x1)  # the layout that torch's own elementwise operators give
+    """Returns x1 silu(x2)."""
+    y = torch.empty_like(x1)  # the layout that torch's elementwise operators give
     if not y.numel():
         return y
     if x1.is_contiguous() and x2.is_contiguous():
@@ -81,7 +84,10 @@ def _run_backward(dy: Tensor, x1: Tensor, x2: Tensor, dx1: Tensor, dx2: Tensor) 
 
 
 def _second(g1: Tensor | None, g2: Tensor | None, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What upstream gradients of dx1 and dx2 are to dy, x1 and x2, in differentiable operations in float64."""
+    """Returns the gradients of dy, x1 and x2 for upstream gradients g1 of dx1 and g2 of dx2.
+
+    They are differentiable torch operations in float64.
+    """
     zero = torch.zeros((), dtype=torch.float64, device=x1.device)
     g1, g2 = (zero if g is None else g.double() for g in (g1, g2))
     v, m, x = dy.double(), x1.double(), x2.double()
@@ -184,13 +190,14 @@ def _check_split(x1: Tensor, x2: Tensor) -> None:
 
 
 def swiglu(x: Tensor, *, gate_last: bool = True) -> Tensor:
-    """x1 silu(x2) for x1, x2 = x.chunk(2, -1); gate_last=False: silu(x1) x2, as Llama's gate and up projections lie.
+    """Returns x1 silu(x2) for x1, x2 = x.chunk(2, -1).
 
-    x may have any strides between rows; a last dimension that is not consecutive is copied first.
+    gate_last=False returns silu(x1) x2, for models that store the gate first, such as Llama. x may have any strides
+    between rows; a last dimension that is not consecutive is copied first.
     """
     return _packed.checked(_check_packed, x, gate_last)
 
 
 def swiglu_split(x1: Tensor, x2: Tensor) -> Tensor:
-    """x1 silu(x2) for two tensors of one shape, dtype and device."""
+    """Returns x1 silu(x2) for two tensors of one shape, dtype and device."""
     return _split.checked(_check_split, x1, x2)

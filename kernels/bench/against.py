@@ -1,12 +1,12 @@
-"""The kernels of another checkout beside these, in one process: speed side by side, and whether the bits are the same.
+"""Compares these kernels with another checkout's in one process: speed side by side, and the bits of the results.
 
     python -m kernels.bench.against /path/to/other/checkout [--function gelu ...] [--dtype bfloat16 ...] [--json PATH]
 
-A time is the median over rounds in which both checkouts have their turn; the ratio is this checkout's time divided by
-the other's, below 1 where this one is faster. "large": one call after writing 256 MiB, which hides the launch and
-clears the cache. "small": 50 calls in a row, which the host's work decides. Results are compared bit for bit, forward
-and backward, for odd and even shapes, dense and with padded rows; the last row holds random bit patterns. The exit code
-is 1 where a bit differs.
+A time is the median over rounds; in each round both checkouts run in turn. The ratio is this checkout's time over the
+other's: below 1 this one is faster. "large" is one call after writing 256 MiB, which hides the launch and clears the
+cache. "small" is 50 calls in a row, where the host's work decides. Results are compared bit for bit, forward and
+backward, for odd and even shapes, dense and with padded rows. The last row holds random bit patterns. The exit code is
+1 if a bit differs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SHAPES = (
 
 
 def loaded(root: pathlib.Path, suffix: str) -> SimpleNamespace:
-    """The public functions of a checkout; its operators get names of their own, as two of one name cannot be."""
+    """Returns the public functions of a checkout. Its operators get a suffix, because names must be unique."""
     kept = {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == "kernels"}
     original = torch.library.custom_op
     torch.library.custom_op = lambda name, *a, **k: original(name.replace("::", f"_{suffix}::"), *a, **k)
@@ -60,7 +60,7 @@ def loaded(root: pathlib.Path, suffix: str) -> SimpleNamespace:
 
 
 def problems(tree: SimpleNamespace, m: int, n: int, wanted: set[str]) -> dict:
-    """name -> (function, shapes of its arguments), for m rows of n numbers."""
+    """Returns name -> (function, shapes of its arguments), for m rows of n numbers."""
     row, vector = (m, n), (n,)
     table = {
         "swiglu": (tree.swiglu, [(m, 2 * n)]),
@@ -84,7 +84,9 @@ def problems(tree: SimpleNamespace, m: int, n: int, wanted: set[str]) -> dict:
 
 
 def drawn(shapes: list, dtype: torch.dtype, device: str, padded: bool) -> list[torch.Tensor]:
-    """Normal numbers, weights scaled to give sums of ordinary size; random bits in the last row of the first."""
+    """Returns normal numbers, scaled as weights so that sums have ordinary size; the last row of the first is random
+    bits.
+    """
     torch.manual_seed(len(shapes) + shapes[0][-1])
     made = [torch.randn(*s[:-1], s[-1] + 16 * padded, dtype=torch.float32).to(dtype) for s in shapes]
     made = [t[..., 8:-8] if padded and t.dim() == 2 else t[..., : s[-1]] for t, s in zip(made, shapes, strict=True)]
@@ -96,7 +98,7 @@ def drawn(shapes: list, dtype: torch.dtype, device: str, padded: bool) -> list[t
 
 
 def results(function, arguments: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The outputs and the gradients of all arguments."""
+    """Returns the outputs and the gradients of all arguments."""
     leaves = [t.detach().requires_grad_() for t in arguments]
     y = function(*leaves)
     outputs = list(y) if isinstance(y, tuple) else [y]
@@ -105,12 +107,13 @@ def results(function, arguments: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """True if two tensors have equal shapes, strides and bits."""
     integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[a.dtype.itemsize]
     return a.shape == b.shape and a.stride() == b.stride() and torch.equal(a.view(integer), b.view(integer))
 
 
 def times(calls: list, rounds: int, repeats: int) -> list[float]:
-    """Milliseconds of each call, made in turns."""
+    """Returns milliseconds of each call; the calls take turns."""
     spacer = torch.empty(1 << 28, dtype=torch.int8, device="cuda")
     found: list[list[float]] = [[] for _ in calls]
     for turn in range(rounds + 3):
@@ -129,6 +132,7 @@ def times(calls: list, rounds: int, repeats: int) -> list[float]:
 
 
 def timed(function, arguments: list[torch.Tensor], direction: str):
+    """Returns a call of the forward pass without gradients, or of the backward pass alone."""
     if direction == "forward":
         return torch.no_grad()(lambda: function(*arguments))
     leaves = [t.detach().requires_grad_() for t in arguments]
@@ -139,7 +143,7 @@ def timed(function, arguments: list[torch.Tensor], direction: str):
 
 
 def compare_bits(trees: list[SimpleNamespace], dtypes: list[str], wanted: set[str], shapes: tuple, device: str):
-    """A row for each function, dtype, shape and layout."""
+    """Yields a row for each function, dtype, shape and layout."""
     for name, shape, padded in itertools.product(dtypes, shapes, (False, True)):
         both = [problems(tree, *shape, wanted) for tree in trees]
         for what, (_, sizes) in both[0].items():
@@ -150,7 +154,7 @@ def compare_bits(trees: list[SimpleNamespace], dtypes: list[str], wanted: set[st
 
 
 def compare_times(trees: list[SimpleNamespace], dtypes: list[str], wanted: set[str], rounds: int):
-    """A row for each function, direction, dtype and size."""
+    """Yields a row for each function, direction, dtype and size."""
     for name, (size, m, n, repeats) in itertools.product(dtypes, (("small", 64, 256, 50), ("large", 8192, 4096, 1))):
         both = [problems(tree, m, n, wanted) for tree in trees]
         for what, direction in itertools.product(both[0], ("forward", "backward")):

@@ -1,20 +1,21 @@
-"""A decoder block, forward and backward, with these kernels and with PyTorch's and Liger's, in one run.
+"""Measures a decoder block, forward and backward, with these kernels and with PyTorch's and Liger's, in one run.
 
     python -m kernels.bench.block [--size 4x2048 ...] [--block rms+swiglu ...] [--seconds 100] [--json PATH]
 
-The block is what stands around attention, whose place a linear layer takes: it gets the output x of the one before and
-the residual stream r, and gives its own: s = r + x, t = s + linear(norm(s)), out = MLP(norm(t)); (out, t). In bfloat16,
-2,048 features wide and 5,632 inside (--width, --inner). "rms+swiglu" has RMS norm and
-SwiGLU, "layer+geglu" layer norm and GEGLU of the tanh form. Each contender has the layout that suits it: ours one
-packed projection to both halves, the others two. "ours" are kernels/modules.py, "eager" PyTorch's functions, "compile"
-torch.compile of those, "liger" liger_kernel's functions where that package is installed,
-"ours compiled" torch.compile of our modules; "ours fused" has LinearGEGLU, which SwiGLU has no
-counterpart of.
+The block is a decoder block with a linear layer in the place of attention. From the output x of the previous block and
+the residual stream r it computes s = r + x, t = s + linear(norm(s)) and out = MLP(norm(t)), and returns (out, t). It is
+bfloat16, 2,048 features wide and 5,632 inside (--width, --inner). "rms+swiglu" has RMS norm and SwiGLU, "layer+geglu"
+layer norm and GEGLU of the tanh form.
 
-Wall: the median over rounds, in which all have their turn, of the time per step of several steps with one wait at the
-end. GPU: that of a CUDA graph of one step. Error: the norm of the difference to the same block in float64 over the norm
-of that, of out + t, of x's gradient (which is r's) and the worst of the parameters', on a small size. A contender
-that fails is one line that says why. What no time is left for is not begun.
+Each contender has the weight layout that suits it: ours one packed projection to both halves, the others two. "ours" is
+kernels/modules.py, "eager" PyTorch's functions, "compile" torch.compile of those, "liger" liger_kernel's functions if
+that package is installed, and "ours compiled" torch.compile of our modules. "ours fused" uses LinearGEGLU; SwiGLU has
+no such kernel.
+
+Wall: time per step, from several steps with one wait at the end; the median over rounds in which contenders take turns.
+GPU: the same of a CUDA graph of one step. Error: the norm of the difference to the same block in float64, relative to
+the norm of the latter, at a small size. It is printed for out + t, for x's gradient (equal to r's), and for the worst
+gradient of a parameter. A contender that fails has one line with the reason. After --seconds nothing new is begun.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ EPS = 1e-5
 
 
 def parameters(block: str, width: int, inner: int, dtype: torch.dtype, device: str) -> dict[str, Tensor]:
-    """Weights of ordinary sizes, the same for all contenders."""
+    """Returns weights of ordinary sizes, the same for all contenders."""
     torch.manual_seed(0)
     shapes = {"mix": (width, width), "gate": (inner, width), "up": (inner, width), "down": (width, inner)}
     made = {name: torch.randn(shape) * shape[1] ** -0.5 for name, shape in shapes.items()}
@@ -52,7 +53,7 @@ def parameters(block: str, width: int, inner: int, dtype: torch.dtype, device: s
 
 
 def plain(block: str):
-    """The block in PyTorch's functions, of any dtype."""
+    """Returns the block in PyTorch's functions, for any dtype."""
 
     def norm(x, p, name):
         if block == "rms+swiglu":
@@ -72,7 +73,7 @@ def plain(block: str):
 
 
 def liger(block: str):
-    """The block in the functions of liger_kernel."""
+    """Returns the block in the functions of liger_kernel."""
     from liger_kernel.ops.geglu import LigerGELUMulFunction
     from liger_kernel.ops.layer_norm import LigerLayerNormFunction
     from liger_kernel.ops.rms_norm import LigerRMSNormFunction
@@ -132,14 +133,16 @@ class Ours(torch.nn.Module):
         return self.down(self.gated(y)), t
 
     def gradients(self, found: dict[str, Tensor]) -> dict[str, Tensor]:
-        """By the names that `parameters` gives."""
+        """Returns gradients by the names that `parameters` uses."""
         named = {name.removesuffix(".weight").replace(".bias", " bias"): t for name, t in found.items()}
         up, gate = next(named.pop(name) for name in ("gated", "gated.0") if name in named).chunk(2)
         return named | {"up": up, "gate": gate}
 
 
 def made(contender: str, block: str, p: dict[str, Tensor]):
-    """(function of x and r, its leaves by name, how their gradients are named)."""
+    """Returns a function of x and r, its leaves by name, and a function that names their gradients as `parameters`
+    does.
+    """
     if contender.startswith("ours"):
         module = Ours(block, {name: t.clone() for name, t in p.items()}, contender == "ours fused")
         step = torch.compile(module, dynamic=False) if contender == "ours compiled" else module
@@ -152,11 +155,12 @@ def made(contender: str, block: str, p: dict[str, Tensor]):
 
 
 def error(got: Tensor, want: Tensor) -> float:
+    """Returns the norm of the difference relative to the norm of `want`."""
     return ((got.double() - want).norm() / want.norm()).item()
 
 
 def errors(contender: str, block: str, rows: int, width: int, inner: int, dtype, device: str) -> dict[str, float]:
-    """Relative errors of out + t, dx and the worst of the parameters' gradients."""
+    """Returns relative errors of out + t, of dx, and of the worst of the parameters' gradients."""
     torch.compiler.reset()
     p = parameters(block, width, inner, dtype, device)
     x, r, *upstream = (torch.randn(rows, width).to(device, dtype) for _ in range(4))
@@ -175,7 +179,7 @@ def errors(contender: str, block: str, rows: int, width: int, inner: int, dtype,
 
 
 def captured(step):
-    """A CUDA graph of one step."""
+    """Returns a CUDA graph of one step."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -183,7 +187,7 @@ def captured(step):
             step()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    gc.collect()  # what an earlier graph held must not be freed while this one is captured: that fails both
+    gc.collect()  # memory of an earlier graph freed during this capture would fail both
     gc.disable()
     try:
         with torch.cuda.graph(graph, stream=stream):
@@ -194,13 +198,15 @@ def captured(step):
 
 
 def waves(*shape: int) -> Tensor:
-    """Numbers between -1.5 and 1.5 that no generator makes: a capture that failed leaves the device's unusable."""
+    """Returns numbers between -1.5 and 1.5 without a generator: a failed capture leaves the device's generator
+    unusable.
+    """
     places = torch.arange(math.prod(shape), device="cuda", dtype=torch.float32)
     return (places * 0.7548776662).sin_().add_((places * 0.5698402910).cos_(), alpha=0.5).to(torch.bfloat16).view(shape)
 
 
 def timed(call, steps: int) -> float:
-    """Milliseconds per call, with one wait at the end."""
+    """Returns milliseconds per call, with one wait at the end."""
     torch.cuda.synchronize()
     start = time.perf_counter()
     for _ in range(steps):
@@ -210,7 +216,7 @@ def timed(call, steps: int) -> float:
 
 
 def times(block: str, size: str, width: int, inner: int, names: list[str], until: float) -> list[dict]:
-    """Per contender the milliseconds of a step, wall and GPU, or what went wrong."""
+    """Returns a row per contender: milliseconds of a step, wall and GPU, or the reason why it failed."""
     torch.compiler.reset()  # each shape gets its own code, not one of many guarded variants
     batch, length = map(int, size.split("x"))
     p = parameters(block, width, inner, torch.bfloat16, "cuda")
@@ -255,14 +261,17 @@ def times(block: str, size: str, width: int, inner: int, names: list[str], until
 
 
 def reason(problem: Exception) -> str:
+    """Returns the first line of an error."""
     return f"{type(problem).__name__}: {str(problem).strip().splitlines()[0] if str(problem).strip() else ''}"[:160]
 
 
 def contenders(block: str, names: list[str]) -> list[str]:
+    """Returns the names that the block has: only "layer+geglu" has "ours fused"."""
     return [name for name in names if name != "ours fused" or block == "layer+geglu"]
 
 
 def accuracy(block: str, names: list[str], small: dict) -> list[dict]:
+    """Returns a row of errors per contender."""
     found = []
     for name in names:
         row = {"block": block, "contender": name}
@@ -275,6 +284,7 @@ def accuracy(block: str, names: list[str], small: dict) -> list[dict]:
 
 
 def line(row: dict) -> str:
+    """Returns a row as text."""
     head = f"{row['block']:12} {row.get('size', ''):7} {row['contender']:14}"
     if "failed" in row:
         return f"{head} failed: {row['failed']}"
@@ -296,7 +306,7 @@ def main(arguments: list[str] | None = None) -> list[dict]:
     parser.add_argument("--json", default=None, help="default: $OUT/block.json if OUT is set")
     options = parser.parse_args(arguments)
     until = time.monotonic() + options.seconds
-    cpu = INTERPRETED and not torch.cuda.is_available()  # errors alone: no time of an interpreter says anything
+    cpu = INTERPRETED and not torch.cuda.is_available()  # errors only: times of an interpreter mean nothing
     device = "cpu, interpreted" if cpu else report.device("kernels.bench.block")
     print(f"{device}; width {options.width}, inner {options.inner}, bfloat16")
     small = {"rows": options.rows, "width": options.width, "inner": options.inner}

@@ -1,14 +1,14 @@
-"""The speed table of the GELU family and SwiGLU on one GPU: every kernel as a fraction of a copy of the same bytes.
+"""Measures the speed of the GELU family and SwiGLU on one GPU, as a fraction of a copy of the same bytes.
 
     python -m kernels.bench.gelu                     2^27 elements, all dtypes, forms and distributions
     python -m kernels.bench.gelu --log2 28 --json out.json
 
-1.00 means as fast as `copy_` moving the same number of bytes (each input read once, each output written once),
-measured in the same run; above it, a kernel reads more than it writes, which the memory likes better than a copy.
-All contenders of a row take turns, and the figure is the ratio of medians over the rounds; 1 GiB written before
-every call keep launch time out of it and clear the cache. "liger" is liger_kernel's Triton kernel where that package
-is installed (GEGLU of the tanh form, SwiGLU). Three distributions, because arithmetic draws power and branches depend
-on data: normal of standard deviation 1 and 3, and finite values of uniformly random bits.
+1.00 means as fast as a `copy_` of the same number of bytes in the same run; each input is read once and each output
+written once. A kernel can exceed 1.00 if it reads more than it writes, which memory does faster than a copy. All
+contenders of a row take turns, and the figure is the ratio of medians over the rounds. Before every call 1 GiB is
+written, which hides the launch and clears the cache. "liger" is liger_kernel's Triton kernel if that package is
+installed (GEGLU of the tanh form, SwiGLU). There are three distributions, because arithmetic draws power and branches
+depend on data: normal of standard deviation 1 and 3, and finite values of uniformly random bits.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ Runs = dict[str, Callable[[], object]]
 
 
 def draw(n: int, dtype: torch.dtype, distribution: str) -> torch.Tensor:
+    """Returns n numbers of a distribution."""
     if distribution != "bits":
         return (torch.randn(n, device="cuda") * float(distribution.split()[1])).to(dtype)
     integer = torch.int16 if dtype.itemsize == 2 else torch.int32
@@ -47,7 +48,7 @@ def draw(n: int, dtype: torch.dtype, distribution: str) -> torch.Tensor:
 
 
 def medians(calls: Runs, rounds: int) -> dict[str, float]:
-    """Milliseconds of each call; all take turns."""
+    """Returns milliseconds of each call; all take turns."""
     spacer = torch.empty(1 << 30, dtype=torch.int8, device="cuda")
     for call in calls.values():
         call()
@@ -73,7 +74,7 @@ def eager_geglu(x: torch.Tensor, form: str) -> torch.Tensor:
 
 
 def gradient(f: Callable, x: torch.Tensor, dy: torch.Tensor) -> Callable[[], object]:
-    """The backward pass of f alone, on a graph made once."""
+    """Returns the backward pass of f alone, on a graph made once."""
     leaf = x.detach().requires_grad_()
     y = f(leaf)
     return lambda: torch.autograd.grad(y, leaf, dy, retain_graph=True)
@@ -120,7 +121,7 @@ def geglu_runs(form: str) -> Callable[[torch.Tensor, torch.Tensor], dict[str, Ru
             },
         }
         if liger is not None and form == "tanh":
-            # it takes gelu of the first of two tensors, and overwrites them with their gradients
+            # liger takes gelu of the first of two tensors, and overwrites them with their gradients
             b, a = (t.contiguous() for t in x.chunk(2, -1))
             table["forward"]["liger"] = lambda: liger.geglu_forward(a, b)
             table["backward"]["liger"] = lambda: liger.geglu_backward(a, b, dy)
@@ -130,7 +131,7 @@ def geglu_runs(form: str) -> Callable[[torch.Tensor, torch.Tensor], dict[str, Ru
 
 
 def swiglu_runs(_: str) -> Callable[[torch.Tensor, torch.Tensor], dict[str, Runs]]:
-    """On two tensors, as models call it."""
+    """Returns the contenders on two tensors, as models call it."""
 
     def eager(first, second):
         return first * F.silu(second)
@@ -150,7 +151,7 @@ def swiglu_runs(_: str) -> Callable[[torch.Tensor, torch.Tensor], dict[str, Runs
             "backward": {name: backward(f, pair, dy) for name, f in functions.items()},
         }
         if liger_swiglu is not None:
-            # it takes silu of the first of two tensors, and overwrites them with their gradients
+            # liger takes silu of the first of two tensors, and overwrites them with their gradients
             b, a = (t.clone() for t in pair)
             table["forward"]["liger"] = lambda: liger_swiglu.swiglu_forward(a, b)
             table["backward"]["liger"] = lambda: liger_swiglu.swiglu_backward(a, b, dy)
@@ -165,7 +166,7 @@ RUNS = {"gelu": gelu_runs, "geglu": geglu_runs, "swiglu": swiglu_runs}
 def measure(
     log2: int, rounds: int, dtypes: list[str], functions: list[str], distributions: list[str]
 ) -> list[dict[str, object]]:
-    """One row per function, direction, dtype, form and distribution: the fraction of copy of each contender."""
+    """Returns a row per function, direction, dtype, form and distribution: the fraction of copy of each contender."""
     rows: list[dict[str, object]] = []
     n = 1 << log2
     gated = {"forward": 1.5, "backward": 2.5}
@@ -175,7 +176,7 @@ def measure(
         for form in ("none", "tanh"):
             for function in functions:
                 if function == "swiglu" and form == "tanh":
-                    continue  # it has one form
+                    continue  # swiglu has one form
                 runs = RUNS[function](form)
                 for distribution in distributions:
                     x, dy = draw(n, dtype, distribution), draw(n, dtype, "normal 1")

@@ -1,16 +1,17 @@
-"""What a call costs the host and what it costs the GPU: every public function beside its peers, at ordinary sizes.
+"""Measures the host and GPU time of a call: every public function next to its peers, at ordinary sizes.
 
     python -m kernels.bench.host                                     the table, on the current GPU
     python -m kernels.bench.host --shape 512 1024 --function gelu    one function at one shape
-    python -m kernels.bench.host --profile gelu                      where the host's time goes, function by function
+    python -m kernels.bench.host --profile gelu                      the host's time by function, from a profiler
 
-Host: wall time of a call in microseconds, the median over rounds of ten calls that nothing waits for, contenders in
-turns. GPU: time of a call captured in a CUDA graph, ten calls a graph, the median over replays. "forward" wants no
-gradients, "step" is a forward pass that records and its backward pass, "backward" the latter alone. "bare" is the least
-that a function in Triton costs: one output, one launch of a compiled kernel each way, one autograd.Function. Peers:
-PyTorch eager, Liger's Triton kernels and xformers' (which has no gradients) where those packages are installed, and
-torch.compile, at the first shape only and last, beside ours once more, as compiling takes longest. A contender that
-fails is a line of its own.
+Host: wall time of a call in microseconds, the median over rounds of ten calls without a wait; contenders take turns.
+GPU: time of a call captured in a CUDA graph, ten calls a graph, the median over replays. "forward" needs no gradients.
+"step" is a forward pass that records, and its backward pass. "backward" is that backward pass alone. "bare" is the
+least cost of a function in Triton: one output, one launch of a compiled kernel each way, one autograd.Function.
+
+Peers: PyTorch eager, and the Triton kernels of Liger and xformers (which has no gradients) if those packages are
+installed. torch.compile runs last and only at the first shape, next to ours again, because compiling takes longest. A
+contender that fails has a line of its own.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ def _residual_eager(x, residual, weight, bias):
 
 
 def problems(m: int, n: int) -> dict[str, tuple[list[tuple[int, ...]], dict[str, Callable]]]:
-    """name -> (shapes of its arguments, contenders), for m rows of n numbers; "eager" is compiled, too."""
+    """Returns name -> (shapes of its arguments, contenders), for m rows of n numbers; "eager" is compiled too."""
     row, vector, square = (m, n), (n,), (n, n)
     act = partial(linear_act, activation="gelu")
     table = {
@@ -170,13 +171,13 @@ def problems(m: int, n: int) -> dict[str, tuple[list[tuple[int, ...]], dict[str,
 
 
 def passes(function: Callable, arguments: list[torch.Tensor]) -> dict[str, Callable]:
-    """The calls that are timed, by name: the forward pass alone where there are no gradients."""
+    """Returns the calls to time, by name: only the forward pass if there are no gradients."""
 
     def outputs(leaves):
         y = function(*leaves)
         return [o for o in (y if isinstance(y, tuple) else (y,)) if o.requires_grad]
 
-    # a step has leaves of its own: a graph that is kept would tie theirs to the stream it was made on
+    # A step has its own leaves: the graph of `kept` ties its leaves to the stream that made it.
     once, leaves = ([t.detach().requires_grad_() for t in arguments] for _ in range(2))
     kept = outputs(once)
     if not kept:
@@ -190,7 +191,7 @@ def passes(function: Callable, arguments: list[torch.Tensor]) -> dict[str, Calla
 
 
 def host_times(calls: dict[str, Callable], rounds: int) -> dict[str, float]:
-    """Microseconds of wall time of each call, made in turns; the queue is empty at the start and never full."""
+    """Returns microseconds of wall time of each call, in turns; the queue is empty at the start and never full."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds + 3):
         for name, call in calls.items():
@@ -204,13 +205,14 @@ def host_times(calls: dict[str, Callable], rounds: int) -> dict[str, float]:
 
 
 def gpu_time(call: Callable) -> float:
-    """Microseconds of a call in a CUDA graph."""
-    gc.collect()  # a graph of autograd's that waits for it would tie the capture to the stream it was made on
+    """Returns microseconds of a call in a CUDA graph."""
+    gc.collect()  # an uncollected autograd graph would tie the capture to the stream that made it
     graph = captured(lambda: [call() for _ in range(CALLS)], torch.cuda.Stream())
     return medians({"graph": graph.replay}, 9)["graph"] * 1e3 / CALLS
 
 
 def profiled(call: Callable) -> str:
+    """Returns a profile of a call's host time as text."""
     profile = cProfile.Profile()
     for _ in range(20):
         call()
@@ -230,8 +232,8 @@ def profiled(call: Callable) -> str:
 
 
 def rows_of(name: str, sizes: list, contenders: dict[str, Callable], dtype: torch.dtype, rounds: int):
-    """A row for each contender of a function: its figures, and its error where it has none."""
-    torch.manual_seed(0)  # on the host: a capture that failed may leave the device's generator unusable
+    """Returns a row for each contender of a function: its figures, and its error if it failed."""
+    torch.manual_seed(0)  # on the host: a failed capture may leave the device's generator unusable
     arguments = [torch.randn(size).mul_(size[-1] ** -0.5).to(dtype).cuda() for size in sizes]
     made, rows = {}, {c: {"function": name, "contender": c, "host_us": {}, "gpu_us": {}} for c in contenders}
 
@@ -239,7 +241,7 @@ def rows_of(name: str, sizes: list, contenders: dict[str, Callable], dtype: torc
     def noted(*which):
         try:
             yield
-        except Exception as error:  # of a peer, or of ours: the others still have their turn
+        except Exception as error:  # the other contenders still have their turn
             for contender in which:
                 rows[contender]["error"] = f"{type(error).__name__}: {(str(error) or '-').splitlines()[0]}"
                 made.pop(contender, None)

@@ -1,13 +1,13 @@
-"""Speed of kernels/layer_norm or kernels/rms_norm.py beside a copy, PyTorch eager and torch.compile, in one run.
+"""Compares kernels/layer_norm or kernels/rms_norm.py with a copy, PyTorch eager and torch.compile, in one run.
 
     python -m kernels.bench.layer_norm [--norm rms] [--elements 268435456 ...] [--columns 4096 ...] [--json PATH]
 
-Each figure is the time of a device-to-device copy that moves the same bytes, divided by the time of
-the contender (higher is better, 1.00 is memory speed). Bytes counted: forward reads x and writes y,
-backward reads x and dy and writes dx. All contenders are captured as CUDA graphs and run in turns
-with the copy, so that neither launch overhead nor a drifting clock favours one; the figure is the
-median over the rounds. "liger" is liger_kernel's Triton kernel, where that package is installed. "host" is the wall
-time of a call, forward or backward, with nothing waited for in between: what small tensors cost."""
+Each figure is the time of a device-to-device copy of the same bytes over the time of the contender: higher is better,
+1.00 is memory speed. The forward pass reads x and writes y; the backward pass reads x and dy and writes dx. All
+contenders are CUDA graphs and run in turns with the copy, so neither launch overhead nor a drifting clock favours one.
+The figure is the median over the rounds. "liger" is liger_kernel's Triton kernel if that package is installed. "host"
+is the wall time of a call, forward or backward, without a wait in between: the cost of small tensors.
+"""
 
 import argparse
 import itertools
@@ -32,20 +32,20 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 
 def captured(function, stream):
-    """A graph that calls `function` once; warmed up on the same stream."""
+    """Returns a graph that calls `function` once, warmed up on the same stream."""
     with torch.cuda.stream(stream):
         for _ in range(3):
             function()
     stream.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
-        # what the graph reads and writes has to live as long as the graph
+        # the graph keeps the memory that it reads and writes
         graph.kept = function, function()
     return graph
 
 
 def medians(calls, rounds):
-    """Milliseconds of each call, made in turns."""
+    """Returns milliseconds of each call; the calls take turns."""
     times = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
@@ -59,7 +59,7 @@ def medians(calls, rounds):
 
 
 def host_us(call, calls=200):
-    """Microseconds of the host for one call."""
+    """Returns microseconds of the host for one call."""
     for _ in range(10):
         call()
     torch.cuda.synchronize()
@@ -74,7 +74,7 @@ def host_us(call, calls=200):
 
 
 def rows_of(norm, columns, dtype, elements, rounds):
-    """The two table rows, forward and backward, of one shape and dtype."""
+    """Returns the two rows, forward and backward, of one shape and dtype."""
     torch.compiler.reset()  # each shape gets its own code, not one of many guarded variants
     stream = torch.cuda.Stream()
     shape = (elements // columns, columns)
@@ -94,7 +94,7 @@ def rows_of(norm, columns, dtype, elements, rounds):
         "compile": torch.compile(reference, dynamic=False),
     }
     if liger is not None:
-        # RMS norm would write dx over dy, which all share
+        # False: else liger's RMS norm writes dx over dy, which all contenders share
         last = (1e-5,) if norm == "layer" else (1e-5, 0.0, "llama", False)
         contenders["liger"] = lambda *operands: liger.apply(*operands, *last)
     out = torch.empty_like(x)
@@ -118,7 +118,7 @@ def rows_of(norm, columns, dtype, elements, rounds):
                     host[name] = host_us(grad)
         source, target = (x, out) if direction == "forward" else (one_and_half, other)
         calls = {name: graph.replay for name, graph in graphs.items()}
-        # not captured: as a graph node this copy runs at two thirds of its speed
+        # not captured, because a copy in a graph runs at two thirds of its speed
         calls["copy"] = partial(target.copy_, source)
         times = medians(calls, rounds)
         bytes_moved = (2 if direction == "forward" else 3) * elements * x.element_size()

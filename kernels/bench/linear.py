@@ -1,14 +1,13 @@
-"""How fast the fused linear kernels are, beside cuBLAS, eager PyTorch and torch.compile, in one run.
+"""Compares the speed of the fused linear kernels with cuBLAS, eager PyTorch and torch.compile, in one run.
 
     python -m kernels.bench.linear                              the table, on the current GPU
     python -m kernels.bench.linear --kind gelu --json out.json  one layer's half of it, and all times in a file
     python -m kernels.bench.linear --max-autotune               also torch.compile(mode="max-autotune")
 
-Each line is one problem: the median over interleaved rounds, so that clocks and temperature treat all
-candidates alike, and the time of this repository's kernel as a fraction of it (below 1: ours is faster), the median
-of the rounds' fractions. "cublas" is the matrix product alone, without bias and activation; "product" is this
-repository's product alone. The file is written again after every line, so a run that is cut short leaves the lines it
-printed.
+Each line is one problem. It shows the median time over rounds in which all candidates take turns, and in parentheses
+our time as a fraction of the candidate's, the median of the rounds' fractions: below 1 ours is faster. "cublas" is the
+matrix product alone, without bias and activation; "product" is our product alone. The file is written again after every
+line, so an interrupted run keeps the lines that it printed.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ DTYPES = ("bfloat16", "float16")
 
 
 def times_of(candidates: Candidates, rounds: int, calls: int) -> dict[str, list[float]]:
-    """Milliseconds per call in each of `rounds`, in which every candidate has its turn."""
+    """Returns milliseconds per call in each of `rounds`; all candidates take turns in a round."""
     for run in candidates.values():
         run()
         run()
@@ -40,7 +39,7 @@ def times_of(candidates: Candidates, rounds: int, calls: int) -> dict[str, list[
     for _ in range(rounds):
         for name, run in candidates.items():
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            run()  # not timed: the candidate before it leaves its data in L2
+            run()  # not timed: the previous candidate left its data in L2
             start.record()
             for _ in range(calls):
                 run()
@@ -60,7 +59,7 @@ def eager_geglu(x, weight, bias):
 
 
 def problem(kind: str, dtype: torch.dtype, sizes: tuple[int, int, int], modes: dict) -> tuple[Candidates, ...]:
-    """Candidates for the forward pass (no gradients) and for the backward pass of one layer."""
+    """Returns candidates for the forward pass (no gradients) and for the backward pass of one layer."""
     m, k, n = sizes
     torch.manual_seed(0)
     x = torch.randn(m, k, device="cuda", dtype=dtype)

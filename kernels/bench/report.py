@@ -1,4 +1,4 @@
-"""What the scripts of kernels/bench share around their tables: the device, and the JSON file."""
+"""The device line and the JSON file of the scripts in kernels/bench."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 
 
 def device(program: str) -> str:
-    """The GPU and torch's version; ends the program where there is no GPU."""
+    """Returns the name of the GPU and the version of torch. Ends the program if there is no GPU."""
     if not torch.cuda.is_available():
         sys.exit(f"{program}: it times kernels on a CUDA device; torch sees none")
     return f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
 
 
 def save(path: str | None, name: str, **content: object) -> None:
-    """Writes `content` to `path`, or to $OUT/name.json if OUT is set, else nowhere."""
+    """Writes `content` to `path`, or to $OUT/name.json if OUT is set. Otherwise writes nothing."""
     folder = os.environ.get("OUT")
     path = path or (folder and os.path.join(folder, f"{name}.json"))
     if path:

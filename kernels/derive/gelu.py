@@ -1,25 +1,24 @@
-"""Every constant and coefficient in gelu_math.py, geglu.py and gelu.cu, from the definitions.
+"""Derives every constant and coefficient of gelu_math.py, geglu.py and gelu.cu from the definitions.
 
     python -m kernels.derive.gelu            prints the generated blocks (about 20 seconds)
-    python -m kernels.derive.gelu --write    puts them between the markers of the three files
-    python -m kernels.derive.gelu --check    exits 1 where a file differs from what is derived here
+    python -m kernels.derive.gelu --write    writes them between the markers of the three files
+    python -m kernels.derive.gelu --check    exits 1 if a file differs from its derivation
 
-What is approximated (u = |x|):
+The approximated functions (u = |x|):
 
-- `mills(u) = Phi(-u) exp(u^2/2)`: algebraic, like 1/u for large u; ratio of polynomials with positive
-  coefficients. gelu(-u) = -u exp(-u^2/2) mills(u) keeps its relative precision in the whole tail.
-- `erf_slope(u) = (Phi(-u) - u phi(u)) exp(u^2/2) / (z - u)` with z = 0.7518 the zero of the derivative: with
-  the zero divided out, gelu'(-u) keeps its relative precision next to it, where the two terms cancel.
-- `Phi(-u)^(1/128)` on [0, 14.375]: so flat that a polynomial follows it; seven squarings undo it.
-- `tanh_near(t)`: the same division by the zero for the tanh form, near its zero only (no closed form helps).
-- `Phi(-u)^(1/4)` on [0, 5.75] likewise, for gelu in float16: less closely where the result is subnormal.
+- `mills(u) = Phi(-u) exp(u^2/2)`: algebraic, like 1/u for large u. The approximation is a ratio of polynomials with
+  positive coefficients. gelu(-u) = -u exp(-u^2/2) mills(u) keeps its relative precision in the whole tail.
+- `erf_slope(u) = (Phi(-u) - u phi(u)) exp(u^2/2) / (z - u)`, z = 0.7518 the zero of the derivative. The two terms
+  cancel near z. With the zero divided out, gelu'(-u) keeps its relative precision there.
+- `Phi(-u)^(1/128)` on [0, 14.375]: flat enough for a polynomial; seven squarings give Phi(-u).
+- `tanh_near(t)`: the same division by the zero for the tanh form, only near its zero.
+- `Phi(-u)^(1/4)` on [0, 5.75] likewise, for gelu in float16; less precise if the result is subnormal.
 - 2^f on [-1/2, 1/2] and (exp(r) - 1 - r) / r^2 on [-ln 2 / 2, ln 2 / 2].
 
-All by `remez` in 260-bit arithmetic for the smallest maximum relative error, then rounded to the precision in
-which the kernel holds them. The float16 kernels work in float32, whose rounding errors alone would misround
-a handful of the 65,536 inputs: `settle` moves the last bits of a few coefficients, by a fixed pseudorandom
-sequence, until no input is misrounded, whatever the last bit of the hardware reciprocal. bfloat16 and the wider
-types need no such step.
+`remez` minimises the largest relative error in 260-bit arithmetic. Then the coefficients are rounded to the kernel's
+precision. The float16 kernels work in float32, and its rounding errors would misround a handful of the 65,536 inputs.
+`settle` moves the last bits of a few coefficients, by a fixed pseudorandom sequence, until no input is misrounded for
+any last bit of the hardware reciprocal. bfloat16 and the wider types need no such step.
 """
 
 from __future__ import annotations
@@ -48,30 +47,32 @@ TANH_B = TANH_A * CUBIC
 
 
 def phi(u):
-    """Phi(-u), the tail of the normal distribution."""
+    """Returns Phi(-u), the tail of the normal distribution."""
     return mp.erfc(u / mp.sqrt(2)) / 2
 
 
 def mills(u):
+    """Returns Phi(-u) exp(u^2/2)."""
     return phi(u) * mp.exp(u * u / 2)
 
 
 def erf_zero():
-    """u where gelu'(-u) = Phi(-u) - u phi(u) is 0."""
+    """Returns the u at which gelu'(-u) = Phi(-u) - u phi(u) is 0."""
     return mp.findroot(lambda u: phi(u) - u * mp.exp(-u * u / 2) / SQRT_2PI, mp.mpf("0.7518"))
 
 
 def tanh_decay(u):
-    """exp(-2 z(u))."""
+    """Returns exp(-2 z(u))."""
     return mp.exp(-(TANH_A * u + TANH_B * u**3))
 
 
 def tanh_numerator(u):
-    """gelu'(-u) = E / (1 + E) * tanh_numerator(u) with E = tanh_decay(u)."""
+    """Returns N of gelu'(-u) = E / (1 + E) N, E = tanh_decay(u)."""
     return 1 - u * (TANH_A + 3 * TANH_B * u * u) / (1 + tanh_decay(u))
 
 
 def tanh_zero():
+    """Returns the u at which the tanh form's gelu'(-u) is 0."""
     return mp.findroot(tanh_numerator, mp.mpf("0.7525"))
 
 
@@ -79,43 +80,49 @@ ERF_ZERO, TANH_ZERO = erf_zero(), tanh_zero()
 
 
 def _away(t):
-    """t, moved off 0 by 2^-60: a quotient 0/0 there is its limit to 60 bits."""
+    """Returns t, moved off 0 by 2^-60: a quotient 0/0 then gives its limit to 60 bits."""
     return t if abs(t) > mp.mpf(2) ** -60 else mp.mpf(2) ** -60
 
 
 def erf_slope(u):
+    """Returns the erf form's slope with the zero divided out."""
     t = _away(ERF_ZERO - u)
     return (mills(ERF_ZERO - t) - (ERF_ZERO - t) / SQRT_2PI) / t
 
 
 def tanh_near(t):
-    """tanh_numerator(z - t) / t."""
+    """Returns tanh_numerator(z - t) / t."""
     t = _away(t)
     return tanh_numerator(TANH_ZERO - t) / t
 
 
 def tanh_near_sum(v, centre):
-    """(1 + E(u) - u w'(u)) / (z - u) at u = centre + v: the float64 form, without the division by 1 + E."""
+    """Returns (1 + E(u) - u w'(u)) / (z - u) at u = centre + v: float64's form, without the division by 1 + E."""
     u = TANH_ZERO - _away(TANH_ZERO - centre - v)
     return tanh_numerator(u) * (1 + tanh_decay(u)) / (TANH_ZERO - u)
 
 
 def exp2_curve(f):
-    """(2^f - 1 - f ln 2) / f^2: what float32 adds to the first two terms, at most 2^-3.5 of 2^f."""
+    """Returns (2^f - 1 - f ln 2) / f^2. float32 adds this part of 2^f, at most 2^-3.5 of it."""
     f = _away(f)
     return (mp.mpf(2) ** f - 1 - f * LN2) / (f * f)
 
 
 def exp_tail(r):
+    """Returns (exp(r) - 1 - r) / r^2."""
     r = _away(r)
     return (mp.exp(r) - 1 - r) / (r * r)
 
 
 def remez(f: Callable, p: int, q: int, lo, hi, grid: int = 400, weight: Callable = lambda v: 1):
-    """N, D, e: N(v)/D(v) of degrees (p, q) with D(0) = 1 closest to f relatively; e the largest error, times `weight`.
+    """Returns N, D and e: N(v)/D(v) of degrees (p, q) with D(0) = 1 has the least relative error from f; e is its
+    largest.
 
-    Exchange on a Chebyshev grid; the equations N - f D (1 + s E) = 0 are linear in N and D and, for q > 0, are
-    solved by Newton's method in E. Raises when the error does not level: no silent second-best.
+    Exchanges points on a Chebyshev grid. The equations N - f D (1 + s E) = 0 are linear in N and D. For q > 0, Newton's
+    method in E solves them. Raises ArithmeticError if the errors do not become equal.
+
+    Args:
+        weight: factor of the relative error at v
     """
     n = p + q + 2
     lo, hi = mp.mpf(lo), mp.mpf(hi)
@@ -162,19 +169,22 @@ def remez(f: Callable, p: int, q: int, lo, hi, grid: int = 400, weight: Callable
 
 
 def doubles(coefs) -> list[float]:
+    """Returns the coefficients rounded to float64."""
     return [float(c) for c in coefs]
 
 
 def singles(coefs) -> list[float]:
+    """Returns the coefficients rounded to float32."""
     return [float(F32(float(c))) for c in coefs]
 
 
 def pair(v) -> tuple[float, float]:
-    """v as the sum of two doubles."""
+    """Returns v as the sum of two doubles."""
     return float(v), float(v - mp.mpf(float(v)))
 
 
 def pair32(v) -> tuple[float, float]:
+    """Returns v as the sum of two float32 numbers."""
     high = float(F32(float(v)))
     return high, float(F32(float(v - mp.mpf(high))))
 
@@ -183,7 +193,10 @@ def pair32(v) -> tuple[float, float]:
 
 
 def fma(a, b, c):
-    """a b + c rounded once to float32: the float64 sum, moved off a tie of float32 that it only rounds to."""
+    """Returns a b + c rounded once to float32.
+
+    The float64 sum may round to a tie of float32; it is then moved off the tie to the side of the exact sum.
+    """
     p = np.float64(1) * a * b
     total = np.asarray(p + c)
     tie = (total.view(np.int64) & 0x1FFFFFFF) == 0x10000000
@@ -196,6 +209,7 @@ def fma(a, b, c):
 
 
 def horner(coefs, u):
+    """Returns the polynomial by float32 fused multiply-adds."""
     p = np.full(u.shape, F32(coefs[-1]), F32)
     for c in coefs[-2::-1]:
         p = fma(p.astype(np.float64), u.astype(np.float64), np.float64(F32(c)))
@@ -207,7 +221,7 @@ def _f(v):
 
 
 def half_exp2(a, b, coefs):
-    """2^(a b): reduction, polynomial and exponent field by float32 operations alone."""
+    """Returns 2^(a b): reduction, polynomial and exponent field by float32 operations alone."""
     magic = F32(12582912.0)
     shifted = fma(_f(a), _f(b), _f(magic))
     f = fma(_f(a), _f(b), _f(magic - shifted))
@@ -216,7 +230,7 @@ def half_exp2(a, b, coefs):
 
 
 def half_reciprocal(d, low, last_bit):
-    """1/(d + low): an approximation off by `last_bit` units, and one Newton step."""
+    """Returns 1/(d + low): an approximation off by `last_bit` units, and one Newton step."""
     r = (1 / _f(d)).astype(F32)
     r = (r.view(np.uint32) + np.uint32(last_bit & 0xFFFFFFFF)).view(F32)
     e = fma(-_f(d), _f(r), _f(1))
@@ -225,9 +239,9 @@ def half_reciprocal(d, low, last_bit):
     return fma(_f(r), _f(e), _f(r))
 
 
-HALF_LIMIT = 9.25  # dy x1 gelu' underflows float16 beyond, for every finite dy and x1
-HALF_VALUE_LIMIT = 7.5  # and x1 gelu for every finite x1
-HALF_NUDGE = 2.0**-47  # taken off |x| in the tanh form: it decides the tie x/2 of the smallest x
+HALF_LIMIT = 9.25  # from here on dy x1 gelu' underflows float16, for every finite dy and x1
+HALF_VALUE_LIMIT = 7.5  # from here on x1 gelu underflows, for every finite x1
+HALF_NUDGE = 2.0**-47  # the tanh form subtracts it from |x|: it decides the tie x/2 of the smallest x
 HALF_SCALE = float(F32(float(-1 / (2 * LN2))))
 
 
@@ -242,7 +256,7 @@ def half_erf(x, g, last_bit):
     return half_value(x, (horner(g["num"], u) * e) * r, u)
 
 
-HALF_ROOT_LIMIT = 5.75  # u Phi(-u) < 2^-25 there: the result rounds to 0
+HALF_ROOT_LIMIT = 5.75  # from here on u Phi(-u) < 2^-25, which rounds to 0
 HALF_ROOT_SCALE = 87 / 256  # t = HALF_ROOT_SCALE u - 1
 
 
@@ -288,7 +302,7 @@ def half_tanh_slope(x, g, last_bit):
 
 
 def exact_value(x, tanh: bool, slope: bool):
-    """gelu or gelu' of a Python float, to the working precision."""
+    """Returns gelu or gelu' of a Python float, to the working precision."""
     u = mp.mpf(abs(x))
     if tanh:
         e = tanh_decay(u)
@@ -299,9 +313,9 @@ def exact_value(x, tanh: bool, slope: bool):
 
 
 def half_references(tanh: bool, slope: bool):
-    """All finite nonzero float16 inputs and the correctly rounded results.
+    """Returns all finite nonzero float16 inputs and their correctly rounded results.
 
-    float64 in stable forms decides where the result is not within 2^-40 of a rounding boundary; 260 bits where it is.
+    float64 in stable forms decides a result unless it is within 2^-40 of a rounding boundary; then 260 bits decide.
     """
     x = np.arange(65536, dtype=np.uint16).view(np.float16).astype(np.float64)
     x = x[np.isfinite(x) & (x != 0)]
@@ -318,7 +332,7 @@ def half_references(tanh: bool, slope: bool):
     y = np.where(x < 0, tail, 1 - tail) if slope else np.where(x < 0, tail, x + tail)
     down, up = (y * (1 - 2.0**-40)).astype(np.float16), (y * (1 + 2.0**-40)).astype(np.float16)
     out = y.astype(np.float16)
-    # near its zero the derivative's two terms cancel: float64 is not trusted there either
+    # near its zero the derivative's two terms cancel, so 260 bits decide there too
     unsure = (down != up) | (slope & (np.abs(u - 0.752) < 0.01))
     for i in np.flatnonzero(unsure):
         out[i] = _round_half(exact_value(float(x[i]), tanh, slope))
@@ -326,7 +340,7 @@ def half_references(tanh: bool, slope: bool):
 
 
 def _round_half(y) -> float:
-    """y to the nearest float16, ties to even (a tie is 30 digits away from every value met here)."""
+    """Returns y rounded to float16, ties to even. Every y here is 30 digits away from a tie."""
     m, e = mp.frexp(abs(y))
     step = mp.mpf(2) ** (max(e - 1, -14) - 10)
     return float(mp.sign(y) * mp.nint(abs(y) / step) * step)
@@ -335,7 +349,10 @@ def _round_half(y) -> float:
 def settle(
     name: str, kernel, groups: dict, movable, tanh: bool, slope: bool, seed: int = 1, rounds: int = 20000
 ) -> dict:
-    """The groups with last bits moved so that `kernel` misrounds no float16 input; raises if none is found."""
+    """Returns the groups with last bits moved so that `kernel` misrounds no float16 input.
+
+    Raises ArithmeticError if it finds none.
+    """
     x, want = half_references(tanh, slope)
 
     def misrounded(g, x, want):
@@ -346,7 +363,7 @@ def settle(
             total += int(np.count_nonzero(got.view(np.uint16) != want.view(np.uint16)))
         return total
 
-    # only inputs whose result sits within 2^-19 of a rounding boundary can change under such moves
+    # such moves can change only results within 2^-19 of a rounding boundary
     y = kernel(x, groups, 0).astype(np.float64)
     lo, hi = (y * (1 - 2.0**-19)).astype(np.float16), (y * (1 + 2.0**-19)).astype(np.float16)
     hard = (lo != hi) | (y.astype(np.float16) != want)
@@ -370,11 +387,11 @@ def settle(
     return best
 
 
-# --- what each file holds ---
+# --- the constants of each file ---
 
 
 def shared_block() -> dict[str, object]:
-    """Constants of gelu_math.py and gelu.cu."""
+    """Returns the constants of gelu_math.py and gelu.cu."""
     out: dict[str, object] = {}
     exp2 = lambda f: mp.mpf(2) ** f  # noqa: E731
     # float32 kernels, in float64 arithmetic. |u| to 24: dy x1 gelu'(x2) underflows float32 beyond.
@@ -424,7 +441,7 @@ def shared_block() -> dict[str, object]:
 
 
 def half_constants() -> dict[str, object]:
-    """The float16 coefficients, settled."""
+    """Returns the float16 coefficients, settled."""
     out: dict[str, object] = {}
     exp2 = singles(remez(lambda f: mp.mpf(2) ** f, 5, 0, -0.5, 0.5)[0])
     scale = HALF_SCALE
@@ -433,7 +450,7 @@ def half_constants() -> dict[str, object]:
     coefs = [("exp2", i) for i in range(3)]
     rational = [*coefs, *(("num", i) for i in range(3)), *(("den", i) for i in range(1, 4))]
     logistic = [*coefs, ("exp2", 3), ("arg", 0), ("arg", 1)]
-    # what 2^(scale u^2) with the float32 scale leaves: the rational takes over the rounding of scale
+    # exp(-u^2/2) over 2^(scale u^2): the rational function corrects for the rounding of scale to float32
     rest = lambda u: mp.exp(-u * u / 2) / mp.mpf(2) ** (mp.mpf(scale) * u * u)  # noqa: E731
     num, den, _ = remez(lambda u: mills(u) * rest(u), 3, 4, 0, mp.mpf(HALF_VALUE_LIMIT))
     g = {"exp2": exp2, "num": singles(num), "den": singles(den)}
@@ -463,14 +480,14 @@ def half_constants() -> dict[str, object]:
 
 
 ROOT_POWER = 128
-ROOT_LIMIT = 14.375  # u Phi(-u) < 2^-150 there: float32 results beyond are zeros
-ROOT_SCALE = 285 / 2048  # t = ROOT_SCALE u - 1 in [-1, 1.0005]: exact in both precisions but for one rounding
+ROOT_LIMIT = 14.375  # from here on u Phi(-u) < 2^-150, which float32 rounds to 0
+ROOT_SCALE = 285 / 2048  # t = ROOT_SCALE u - 1 in [-1, 1.0005]: one rounding in both precisions
 ROOT_DEGREE = 19
-ROOT_LOW_TERMS = 8  # terms in float64; the rest is at most 2^-9.7 of the sum and is left to float32
+ROOT_LOW_TERMS = 8  # float64 terms; the others are float32 and at most 2^-9.7 of the sum
 
 
 def root_block() -> dict[str, object]:
-    """The root of Phi(-u) as a polynomial in t, its high terms in float32."""
+    """Returns the root of Phi(-u) as a polynomial in t, its high terms in float32."""
     scale = mp.mpf(ROOT_SCALE)
     root = lambda t: phi((t + 1) / scale) ** (mp.mpf(1) / ROOT_POWER)  # noqa: E731
     num, _, _ = remez(root, ROOT_DEGREE, 0, -1, scale * ROOT_LIMIT - 1)
@@ -479,9 +496,9 @@ def root_block() -> dict[str, object]:
 
 
 def geglu_block() -> dict[str, object]:
-    """Constants of geglu.py alone: |u| to 24, since x1 gelu(x2) underflows float32 only beyond.
+    """Returns the constants of geglu.py alone: |u| to 24, because x1 gelu(x2) underflows float32 only beyond.
 
-    Its backward needs tail and slope at one point: the slope's ratio gets the denominator of the tail's.
+    Its backward pass needs tail and slope at one point, so the slope's ratio has the denominator of the tail's.
     """
     out: dict[str, object] = {}
     num, den, _ = remez(mills, 4, 5, 0, 24)
@@ -494,6 +511,7 @@ def geglu_block() -> dict[str, object]:
 
 
 def python_text(block: dict[str, object]) -> str:
+    """Returns a block as Python source."""
     lines = ["# fmt: off"]
     for name, value in block.items():
         text = f"{name}: tl.constexpr = tl.constexpr({tuple(value) if isinstance(value, list) else value!r})"
@@ -505,6 +523,7 @@ def python_text(block: dict[str, object]) -> str:
 
 
 def cuda_text(block: dict[str, object]) -> str:
+    """Returns a block as CUDA C++ source."""
     lines = []
     for name, value in block.items():
         single = name.startswith(("HALF_", "BF_", "ROOT_HIGH", "EXP2_CURVE")) or "32" in name
@@ -518,14 +537,14 @@ def cuda_text(block: dict[str, object]) -> str:
 
 
 def marked(text: str, name: str, comment: str) -> tuple[int, int]:
-    """Start and end of the region between the two marker lines of a block."""
+    """Returns start and end of the region between the two marker lines of a block."""
     start = f"{comment} >>> {name}: generated by kernels/derive/gelu.py\n"
     end = f"{comment} <<< {name}\n"
     return text.index(start) + len(start), text.index(end)
 
 
 def wanted() -> list[tuple[Path, str, str, str]]:
-    """(file, block name, comment sign, text) of every generated block."""
+    """Returns (file, block name, comment sign, text) of every generated block."""
     shared = shared_block()
     return [
         (ROOT / "gelu_math.py", "constants", "#", python_text(shared)),

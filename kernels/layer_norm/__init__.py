@@ -1,25 +1,24 @@
-"""Layer norm in Triton, forward and backward, with one rounding per output in practice.
+"""Layer norm in Triton, forward and backward; results are nearly always rounded only once.
 
 >>> y = layer_norm(x, weight, bias, eps=1e-5)
 >>> y, s = layer_norm_residual(x, residual, weight, bias)  # s = x + residual
 >>> y, s = layer_norm_residual_bias(x, residual, input_bias)  # s = x + input_bias + residual
 
-Each row v of N numbers (v = x, or the exact sum s *before* it is rounded to the residual's dtype)
-gives
+Each row v of N numbers gives
 
     mean = sum(v) / N      var = sum((v - mean)^2) / N      rstd = 1 / sqrt(var + eps)
     xhat = (v - mean) rstd                                  y = xhat weight + bias
 
-and, for upstream gradients dy (of y) and ds (of s), with g = dy weight, c1 = sum(g) / N and
-c2 = sum(g xhat) / N,
+v is x, or the exact sum s *before* it is rounded to the residual's dtype. For upstream gradients dy (of y) and ds (of
+s), with g = dy weight, c1 = sum(g) / N and c2 = sum(g xhat) / N, a row gives
 
     dx = dresidual = rstd (g - c1 - xhat c2) + ds           dinput_bias = sum over rows of dx
     dweight = sum over rows of dy xhat                      dbias = sum over rows of dy
 
-Rounding points are named, in ulps and with their derivations, in the module of each path; which path a call takes, by
-its sizes and dtypes, is decided in plan.py. From the mathematics to the public functions:
+The module of each path names its rounding points, in ULP, and derives them. plan.py chooses the path of a call by its
+sizes and dtypes. From the mathematics to the public functions:
 
-    operands.py          what is added up, scaled, shifted and rounded
+    operands.py          reads the operands of a row, adds, scales, shifts and rounds them
     moments.py           mean, variance, statistics
     forward.py           forward, rows that fit into registers       FAST, EXACT
     forward_rows.py      forward, short rows, several at once         FAST
@@ -31,16 +30,15 @@ its sizes and dtypes, is decided in plan.py. From the mathematics to the public 
     plan.py, launch.py   the choice of kernels, and the launches
     operators.py         operators, and derivatives of any order
 
-**Order.** Every sum has an order fixed by (M, N, dtypes) and by which rows are hard: no atomics;
-results depend neither on scheduling nor on the number of multiprocessors. A row's y, s and dx do not
-depend on M. Each of a fixed number of programs sums the columns over its own rows; a second kernel
-adds these partial sums in float64. The same bits come out of a faithful interpreter except for the
-order inside a block's sum and rsqrt of float64 (1 ulp), both about 2^-52 before a rounding to 24 bits
-or fewer.
+**Order.** (M, N, dtypes) and the set of hard rows fix the order of every sum. There are no atomics, and results depend
+neither on scheduling nor on the number of multiprocessors. A row's y, s and dx do not depend on M. Each of a fixed
+number of programs sums the columns over its own rows; a second kernel adds these partial sums in float64. A faithful
+interpreter gives the same bits with two exceptions, both about 2^-52 before a rounding to 24 bits or fewer: the order
+inside a block's sum, and rsqrt of float64 (1 ULP).
 
-**Layouts.** Results are bit for bit those of contiguous operands; launch.py says which are copied first.
+**Layouts.** Results have the bits that contiguous operands give. launch.py copies some layouts first.
 
-GPUs with few float64 units will run EXACT and WIDE much slower than an H200 does.
+EXACT and WIDE are much slower on a GPU with few float64 units than on an H200.
 """
 
 from __future__ import annotations
@@ -59,7 +57,7 @@ __all__ = ["layer_norm", "layer_norm_residual", "layer_norm_residual_bias"]
 
 
 def _checks(name: str) -> Callable[..., None]:
-    """What raises where the arguments of this function do not fit together."""
+    """Returns a function that raises if the arguments of the function `name` break a rule."""
 
     def check(
         x: Tensor,
@@ -114,9 +112,10 @@ def _call(
 
 
 def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *, eps: float = 1e-5) -> Tensor:
-    """Layer norm of x over its last dimension, in x's dtype; weight and bias of any dtype.
+    """Returns the layer norm of x over its last dimension, in x's dtype; weight and bias have any dtype.
 
-    Under torch.autocast it is PyTorch's: operands of 16 bits are cast to float32."""
+    Under torch.autocast 16-bit operands are cast to float32, as PyTorch does.
+    """
     if autocasts(x):
         wide: Any = (t.float() if t is not None and t.dtype.itemsize == 2 else t for t in (x, weight, bias))
         x, weight, bias = wide
@@ -131,7 +130,10 @@ def layer_norm_residual(
     *,
     eps: float = 1e-5,
 ) -> tuple[Tensor, Tensor]:
-    """(y, s): s = x + residual in the residual's dtype, y the layer norm of the unrounded sum; so under autocast."""
+    """Returns y and s: s = x + residual in the residual's dtype, y the layer norm of the unrounded sum.
+
+    torch.autocast does not change dtypes here.
+    """
     return _call("layer_norm_residual", x, residual, None, weight, bias, eps)[:2]
 
 
@@ -144,5 +146,5 @@ def layer_norm_residual_bias(
     *,
     eps: float = 1e-5,
 ) -> tuple[Tensor, Tensor]:
-    """(y, s): s = x + input_bias + residual, otherwise as layer_norm_residual."""
+    """Returns y and s: s = x + input_bias + residual; everything else as in layer_norm_residual."""
     return _call("layer_norm_residual_bias", x, residual, input_bias, weight, bias, eps)[:2]

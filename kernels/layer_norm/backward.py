@@ -1,28 +1,28 @@
 """The backward kernel: dx of a row, and partial column sums, EXACT, WIDE or FAST.
 
-Rounding points, in ulps of rstd (|g| + mean|g| + |xhat| mean|g xhat|) for dx, of sum|dy xhat| for dweight, sum|dy| for
-dbias:
-- EXACT and WIDE: float64 throughout, one rounding at the output; column sums in float64. EXACT: dx
-  of marked rows is redone from pairs, and so are the column sums of programs that had such a row.
-- One column: xhat = g - c1 = 0 in every path, NaN where a row is not finite; so dx = ds.
-- FAST (rows and vectors of 16 bits, up to 8,192 columns): float32 throughout, far below a 16-bit
-  ulp; a float32 column sum takes at most 1,024 rows, sums of these are float64. xhat is 2^64 times as large, so that
-  it is no subnormal number where dy brings it back. float32 is not
-  enough where terms leave its range, or are so large that the ulp of the output stops growing with
-  them: rows with rstd |g| >= 2^17 (float16) or 2^116 (bfloat16), |dy| or |g| >= 2^40, both sums below
-  2^-60, or hard in the forward pass. They are found from the sums themselves (one of them is scaled
-  by a power of two that makes it overflow) and redone in float64 (hard_rows.py).
-- FAST RMS norm: no c1 is subtracted, and an xhat of its own size may be far below 1. So dx = g rstd - v b, where
-  b = rstd^3 sum(g v) / N, and only the last sum and products can underflow, at the size of dx: eight roundings
-  of 2^-24 (g, rstd, their product, rstd^3, b, 1 / N, the sum over the row, the fused one). Redone are rows with |b|
-  outside 2^-100..2^120 or |sum(g v)| / N < 2^-100, unless all v are 0, rows with rstd outside 2^-40..2^40, where v and
-  v up do not both fit in float32, and those that the other conditions above name.
+Rounding points, in ULP of rstd (|g| + mean|g| + |xhat| mean|g xhat|) for dx, of sum|dy xhat| for dweight, and of
+sum|dy| for dbias:
 
-Rows of more than 4,096 columns (FAST: 8,192), and all WIDE rows, are worked on in blocks of columns: row_sums_kernel
-gives c1 and c2 first.
+- EXACT and WIDE: float64 throughout, one rounding at the output; column sums in float64. EXACT computes dx of marked
+  rows again from pairs, and the column sums of each program that had a marked row.
+- One column: xhat = g - c1 = 0 in every path, NaN if the row is not finite. So dx = ds.
+- FAST (rows and vectors of 16 bits, up to 8,192 columns): float32 throughout, far below a 16-bit ULP. A float32 column
+  sum adds at most 1,024 rows; float64 adds these sums. xhat is multiplied by 2^64, so it is not subnormal if a large dy
+  brings it back into range. float32 is not enough if terms leave its range, or if they are so large that the output's
+  ulp no longer grows with them. Such rows are computed again in float64 (hard_rows.py): rstd |g| >= 2^17 (float16) or
+  2^116 (bfloat16), |dy| or |g| >= 2^40, both sums below 2^-60, or hard in the forward pass. The kernel detects them by
+  their sums: it scales one sum by a power of two at which it overflows for such a row.
+- FAST RMS norm: no c1 is subtracted, and an xhat may be far below 1. So dx = g rstd - v b with b = rstd^3 sum(g v) / N.
+  Only the last sum and products can underflow, at the size of dx. Eight roundings of 2^-24: g, rstd, their product,
+  rstd^3, b, 1 / N, the sum over the row, the fused one. Rows are computed again by the other conditions above, if |b|
+  is outside 2^-100..2^120 or |sum(g v)| / N < 2^-100 (unless all v are 0), and if rstd is outside 2^-40..2^40, because
+  float32 cannot hold both v and v up.
 
-Memory: rows that fit in registers are loaded and stored once. The next rows are on their way into shared memory or
-registers while the present one is reduced (AHEAD). Longer rows are read twice, from L2 if they fit there.
+Rows of more than 4,096 columns (FAST: 8,192), and all WIDE rows, are processed in blocks of columns. row_sums_kernel
+computes their c1 and c2 first.
+
+Memory: rows that fit into registers are loaded and stored once. The next rows are loaded into shared memory or
+registers while the present row is reduced (AHEAD). Longer rows are read twice, from L2 if they fit there.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def row_sums_kernel(
     i_ptr,  # [N] input bias; only with HAS_I
     w_ptr,  # [N] weight; only with HAS_W
     stats_ptr,  # [M, 4] float64: the statistics of moments.py
-    sums_ptr,  # [M, 2] float64, out: c1, c2; then, if WIDE, [M]: the power of two they are multiplied by
+    sums_ptr,  # [M, 2] float64, out: c1, c2; then, if WIDE, [M]: the power of two that multiplies them
     dy_stride,
     x_stride,
     r_stride,
@@ -56,10 +56,11 @@ def row_sums_kernel(
     HAS_W: tl.constexpr,
     CENTRE: tl.constexpr = 1,  # 0: RMS norm, whose c1 is 0
 ):
-    """c1 and c2 of one row per program, read block by block.
+    """Computes c1 and c2 of one row per program, block by block.
 
-    WIDE: those of rows of small gradients times 2^512, because rstd may be far above 1 and would magnify
-    the rounding of subnormal numbers. RMS norm: c2 times 2^712, because xhat may be subnormal beside large ones."""
+    WIDE: the sums of a row with small gradients are stored times 2^512, because a large rstd would magnify the rounding
+    of subnormal numbers. RMS norm: c2 is stored times 2^712, because xhat may be subnormal next to large ones.
+    """
     row = tl.program_id(0).to(tl.int64)
     up, mean, mean_low, rstd = load_stats(stats_ptr + row * 4, True)
     acc1 = tl.zeros((BLOCK,), tl.float64)
@@ -118,9 +119,9 @@ def backward_kernel(
     i_ptr,  # [N] input bias; only with HAS_I
     w_ptr,  # [N] weight; only with HAS_W
     stats_ptr,  # [M, 4] float64: the statistics of moments.py
-    sums_ptr,  # as row_sums_kernel leaves it (if WHOLE: [M, 2], out, with NEED_I)
-    hard_ptr,  # REDO: [programs] int32, out: how many rows were redone
-    suspect_ptr,  # FAST: [M] int32, out: 0, or 1 if the row is to be redone, 2 if only unless dy = 0
+    sums_ptr,  # as row_sums_kernel stores it; if WHOLE: [M, 2], out, with NEED_I
+    hard_ptr,  # REDO: [programs] int32, out: number of rows redone
+    suspect_ptr,  # FAST: [M] int32, out: 0; 1 for a row to redo; 2 for a row to redo unless dy = 0
     dx_ptr,  # [M, N] contiguous, out, in x's dtype
     dr_ptr,  # [M, N] contiguous, out, in the residual's dtype
     part_ptr,  # [NEED_W + NEED_B + NEED_I, programs, N] out: partial column sums
@@ -132,10 +133,10 @@ def backward_kernel(
     n_cols,
     BLOCK: tl.constexpr,
     FULL: tl.constexpr,
-    WHOLE: tl.constexpr,  # a block holds the whole row: c1 and c2 are computed here
+    WHOLE: tl.constexpr,  # a block holds the whole row, so this kernel computes c1 and c2
     FAST: tl.constexpr,
     WIDE: tl.constexpr,
-    TOP: tl.constexpr,  # FAST: rows with rstd |g| < 2^TOP are worked on in float32
+    TOP: tl.constexpr,  # FAST: float32 is enough for rows with rstd |g| < 2^TOP
     HAS_R: tl.constexpr,
     HAS_I: tl.constexpr,
     HAS_W: tl.constexpr,
@@ -144,15 +145,16 @@ def backward_kernel(
     NEED_W: tl.constexpr,
     NEED_B: tl.constexpr,
     NEED_I: tl.constexpr,
-    REDO: tl.constexpr,  # FAST or with marked rows, columns all in one block: hard rows are redone here
-    AHEAD: tl.constexpr,  # the next rows: 0 there are none, 1 one in registers, k > 1 k - 1 in shared memory
+    REDO: tl.constexpr,  # this kernel redoes hard rows: FAST or marked rows, all columns in one block
+    AHEAD: tl.constexpr,  # next rows in flight: 0 none, 1 one in registers, k > 1: k - 1 in shared memory
     CENTRE: tl.constexpr = 1,  # 0: RMS norm
-    LIFT: tl.constexpr = 0,  # FAST: xhat and the partial sums of dweight are 2^LIFT times as large
+    LIFT: tl.constexpr = 0,  # FAST: xhat and the partial sums of dweight are multiplied by 2^LIFT
 ):
-    """dx of rows p, p + P, p + 2P, ... in one block of columns, and their column sums.
+    """Computes dx of rows p, p + P, p + 2P, ... in one block of columns, and their column sums.
 
-    REDO: hard rows once more, in float64 pairs, after the others. The column sums of programs that had
-    such rows are redone by the kernel that follows."""
+    REDO: then computes hard rows again, in float64 pairs. columns_kernel computes the column sums again of each program
+    that had a hard row.
+    """
     pid = tl.program_id(0).to(tl.int64)
     programs = tl.num_programs(0)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -166,9 +168,9 @@ def backward_kernel(
         w_raw = tl.load(w_ptr + cols, mask=mask, other=0.0)
     if FAST and HAS_I:
         i_raw = tl.load(i_ptr + cols, mask=mask, other=0.0)
-    # The next row's data and statistics are loaded while this row is reduced: without it each
-    # row waits for memory twice (0.74 of copy instead of 0.94 at N = 4096). Shared memory, filled by the
-    # loop's pipeline, holds two rows; registers are what unaligned rows and small GPUs have.
+    # The next row's data and statistics are loaded while this row is reduced. Otherwise each row waits for memory twice
+    # (0.74 of copy instead of 0.94 at N = 4096). The loop's pipeline fills shared memory. Unaligned rows and GPUs with
+    # little shared memory use registers.
     there = mask & (pid < n_rows)
     if AHEAD == 1:
         x_next = tl.load(x_ptr + pid * x_stride + cols, mask=there, other=0.0)
@@ -183,9 +185,9 @@ def backward_kernel(
         up_n, mean_n, low_n, rstd_n = load_stats(stats_ptr + pid * 4, pid < n_rows)
     seen = programs * 0
     for row_ in tl.range(pid, n_rows, programs, num_stages=max(AHEAD, 1)):
-        row = pid * 0 + row_  # 64 bits wide, interpreted too
+        row = pid * 0 + row_  # 64 bits, also on the interpreter
         nxt = row + programs
-        # (loads before what waits for them: the compiler keeps this order)
+        # (loads first: the compiler keeps this order)
         if AHEAD > 0:
             up64, mean64, low64, rstd64 = up_n, mean_n, low_n, rstd_n
             up_n, mean_n, low_n, rstd_n = load_stats(stats_ptr + nxt * 4, nxt < n_rows)
@@ -252,8 +254,7 @@ def backward_kernel(
             acc_b += dy
         g = dy * w_raw.to(T) if HAS_W else dy
         if FAST:
-            # 2^lift makes float32 overflow where |dy| or |g| reaches 2^TOP / rstd or 2^40: then the
-            # sum is inf or NaN.
+            # 2^lift makes float32 overflow if |dy| or |g| reaches 2^TOP / rstd or 2^40; the sum is then inf or NaN.
             lift = tl.minimum(tl.maximum(128 - TOP + e + 1, 88), 126)
             lifted = dy * power_of_two_32(lift)
             if HAS_W:
@@ -284,14 +285,14 @@ def backward_kernel(
         if REDO and not FAST:
             seen = tl.maximum(seen, (up != 1).to(tl.int32))
         xhat, g = one_column(xhat, g, c1, BLOCK == 1, CENTRE)
-        # (one number is negated, not a row; -c2 would be 0 - c2, which is no free change of sign)
+        # (The scalar c2 is negated, not a row. Triton's -c2 would be a subtraction, 0 - c2.)
         if WIDE and not CENTRE:
-            # where c2 has its 2^712: 2^912 dx, which leaves float64's range for nothing that dx itself holds
+            # if c2 carries 2^712: 2^912 dx, which is finite for every finite dx
             lifted = tl.fma(xhat, c2 * -1.0, g * 2.0**400)
             lifted = (((lifted * 2.0**-456) * rstd) * up) * 2.0**-456
             dx = tl.where(lift != 1, lifted, (tl.fma(xhat * 2.0**-200, c2 * -1.0, g) * rstd) * up)
         elif FAST and not CENTRE:
-            b = c2 * (rstd64 * rstd64 * rstd64).to(T)  # the factor is there before c2 is
+            b = c2 * (rstd64 * rstd64 * rstd64).to(T)  # this factor is ready before c2
             dx = tl.fma(v, b * -1.0, g * rstd)
         else:
             dx = tl.fma(xhat, c2 * -(2.0**-LIFT), g)
@@ -308,7 +309,7 @@ def backward_kernel(
         tl.store(dx_ptr + row * n_cols + cols, rounded(dx, dx_ptr), mask=mask)
         if HAS_DR:
             tl.store(dr_ptr + row * n_cols + cols, rounded(dx, dr_ptr), mask=mask)
-        if FAST:  # asked here, where nothing waits for the answer
+        if FAST:  # decided here, where nothing waits for it
             usual = (size >= 2.0**-60) & (size < float("inf"))
             if not CENTRE:  # mean64 is the mean square
                 held = (tl.abs(c2) >= 2.0**-100) & (tl.abs(b) >= 2.0**-100) & (tl.abs(b) < 2.0**120)

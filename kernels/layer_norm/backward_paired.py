@@ -1,20 +1,19 @@
 """The backward kernel for many float32 rows of 4,097 to 8,192 columns: PAIRED.
 
-Their float64 intermediates do not fit in the registers of a multiprocessor. c1 and c2 come from float64 sums. With
-d = v - mean_high, g + g_low = dy weight exactly and, as float32 pairs, r = rstd, B = rstd^2 c2 and
+The float64 intermediates of such rows do not fit into the registers of a multiprocessor. c1 and c2 come from float64
+sums. With d = v - mean_high, g + g_low = dy weight exactly and, as float32 pairs, r = rstd, B = rstd^2 c2 and
 C = B mean_low - rstd c1,
 
     dx = g r + (-d B + (C + low)),      low = all products with a low part
 
-Rounding points, in the units of backward.py: d (1 ulp of the xhat term), C + low, the inner and the outer FMA (1/2
-each, not all at once): below 2, 0.53 measured on random data. dbias is summed in float64; dweight in float32 over
-at most 64 rows, then in float64: 0.1 on random data, 16 at worst if all 64 rows are the same.
+Rounding points, in the units of backward.py: d (1 ULP of the xhat term), C + low, the inner and the outer FMA (1/2
+each, not all at once): below 2, 0.53 measured on random data. dbias is summed in float64. dweight is summed in float32
+over at most 64 rows, then in float64: 0.1 on random data, at worst 16, if all 64 rows are the same. dweight uses
+2^64 xhat, which is not subnormal if a large dy brings it back into range.
 
-dweight takes 2^64 xhat, which is no subnormal number where dy brings it back.
-
-Rows that float32 may not hold (|dy| or |g| >= 2^40, rstd >= 2^24, c1 and c2 both below 2^-60,
-(|c1| + |c2|) min(1, rstd^2) below 2^-100 or rstd^2 times them beyond 2^120) are redone (hard_rows.py), RMS
-norm's with rstd < 2^-40, too.
+Rows that float32 may not hold are computed again (hard_rows.py): |dy| or |g| >= 2^40, rstd >= 2^24, c1 and c2 both
+below 2^-60, (|c1| + |c2|) min(1, rstd^2) below 2^-100, or rstd^2 (|c1| + |c2|) beyond 2^120. In RMS norm also rows with
+rstd < 2^-40.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ def backward_paired_kernel(
     stats_ptr,  # [M, 4] float64: the statistics of moments.py
     dx_ptr,  # [M, N] contiguous, out
     part_ptr,  # [NEED_W + NEED_B, programs, N] float64, out
-    sums_ptr,  # [M, 3] float64, out: c1, c2 of rows that are redone
-    hard_ptr,  # [programs] int32, out: how many rows of a program were redone
+    sums_ptr,  # [M, 3] float64, out: c1, c2 of redone rows
+    hard_ptr,  # [programs] int32, out: number of rows redone
     suspect_ptr,  # [M] int32, out, as in backward_kernel
     dy_stride,
     x_stride,
@@ -47,13 +46,14 @@ def backward_paired_kernel(
     HAS_W: tl.constexpr,
     NEED_W: tl.constexpr,
     NEED_B: tl.constexpr,
-    AHEAD: tl.constexpr,  # this row and the next ones: AHEAD - 1 rows in shared memory
+    AHEAD: tl.constexpr,  # AHEAD - 1 next rows are in shared memory
     CENTRE: tl.constexpr = 1,  # 0: RMS norm
 ):
-    """backward_kernel for long float32 rows: float32 pairs where they matter, fewer registers.
+    """Computes what backward_kernel does, for long float32 rows: float32 pairs only for values that need them.
 
-    The row lives in PARTS blocks, worked on one after the other to keep few temporaries alive. weight stays in
-    registers."""
+    The row lives in PARTS blocks, processed one after the other, so that few temporaries are alive. weight stays in
+    registers.
+    """
     pid = tl.program_id(0).to(tl.int64)
     programs = tl.num_programs(0)
     cols = tl.arange(0, BLOCK)
@@ -130,12 +130,12 @@ def backward_paired_kernel(
             low = tl.fma(g, r_low, tl.fma(g_low, r, tl.fma(d, b_low * -1.0, c_low)))
             dx = tl.fma(g, r, tl.fma(d, b_high * -1.0, c_high + low)) * up
             tl.store(dx_ptr + row * n_cols + cols + k * BLOCK, dx, mask=mask)
-        # (Asked here, where nothing waits for the answer.) b d is of ordinary size where b may not be.
-        # rstd < 2^24: rstd |g| < 2^116
+        # (Decided here, where nothing waits for it.) b d may be of ordinary size if b is not.
+        # With |g| < 2^40, rstd < 2^24 gives rstd |g| < 2^116.
         size = (tl.abs(s1) + tl.abs(s2) * rstd) * inv
         usual = (size * tl.minimum(rstd * rstd, 1.0) >= 2.0**-100) & (size >= 2.0**-60) & (size < 2.0**120)
         usual = usual & (size * rstd * rstd < 2.0**120) & (rstd * up64 < 2.0**24)
-        if not CENTRE:  # without c1, both parts of b have to be there
+        if not CENTRE:  # without c1, both parts of b must be normal numbers
             usual = usual & ((tl.abs(b) >= 2.0**-76) | (b == 0)) & (up64 == 1)
         suspect = tl.where(usual, 0, 1)
         suspect = tl.where(size == 0, suspect * 2, suspect)

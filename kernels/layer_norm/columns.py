@@ -1,8 +1,8 @@
 """Column sums (dweight, dbias, dinput_bias) from the partial sums of the backward kernels' programs.
 
-Each of a fixed number of programs sums the columns over its own rows; the kernel here adds these partial sums in
-float64, in a fixed order. The partial sums of programs that had a hard row are replaced by float64 sums over all of
-their rows.
+Each of a fixed number of programs sums the columns over its own rows. columns_kernel adds these partial sums in
+float64, in a fixed order. Float64 sums over all of a program's rows replace its partial sums if one of its rows was
+hard.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ def _hard_columns(
     HAS_R: tl.constexpr, HAS_I: tl.constexpr, HAS_W: tl.constexpr, HAS_DS: tl.constexpr,
     NEED_W: tl.constexpr, NEED_B: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, CENTRE: tl.constexpr,
 ):  # fmt: skip
-    """What all rows of the programs with hard rows, or all_rows, add to the sum number `which` of these columns."""
+    """Returns the sum number `which` of these columns over all rows of programs with hard rows, or all rows if
+    all_rows.
+    """
     cols = columns[None, :]
     acc = tl.zeros((ROWS, BLOCK), tl.float64)
     for start in range(0, n_rows, ROWS):
@@ -65,7 +67,7 @@ def columns_kernel(
     w_ptr,  # [N] weight; only with HAS_W
     stats_ptr,  # [M, 4] float64: the statistics of moments.py
     sums_ptr,  # [M, 2] float64: c1, c2
-    hard_ptr,  # [programs] int32: how many rows of a program were redone
+    hard_ptr,  # [programs] int32: number of rows redone
     dy_stride,
     ds_stride,
     x_stride,
@@ -74,8 +76,8 @@ def columns_kernel(
     programs,
     n_cols,
     REDO: tl.constexpr,
-    FLOAT16: tl.constexpr,  # REDO: sums of a float16 pass, where large partial sums are redone
-    LIFT: tl.constexpr,  # the partial sums of dweight are 2^LIFT times as large
+    FLOAT16: tl.constexpr,  # REDO: float16 pass, so large partial sums are redone
+    LIFT: tl.constexpr,  # the partial sums of dweight are multiplied by 2^LIFT
     HAS_R: tl.constexpr,
     HAS_I: tl.constexpr,
     HAS_W: tl.constexpr,
@@ -87,18 +89,18 @@ def columns_kernel(
     BLOCK: tl.constexpr,
     CENTRE: tl.constexpr = 1,
 ):
-    """The partial column sums added up, in float64 and in a fixed order.
+    """Adds the partial column sums in float64, in a fixed order.
 
-    REDO: those of programs with hard rows are redone. FLOAT16: all of a block in which a column's partial sums have
-    magnitudes of together 2^17 or more, because an ulp of float16 grows no further from 2^15 on: what float32 loses of
-    larger sums shows where they cancel. (Rows that cancel within a program, of which it has up to 1,024, are not seen.)
+    REDO: sums of programs with hard rows are computed again. FLOAT16: a whole block is computed again if the magnitudes
+    of a column's partial sums add up to 2^17 or more. float16's ulp does not grow above 2^15, so the float32 error of
+    larger sums shows if they cancel. Rows that cancel within one program (up to 1,024 rows) are not detected.
     """
     which = tl.program_id(1)
     cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     rows = tl.arange(0, ROWS)[:, None].to(tl.int64)
-    # (nested conditions: the outer one is decided when the kernel is compiled)
+    # (In nested conditions the outer one is decided when the kernel is compiled.)
     acc = tl.zeros((ROWS, BLOCK), tl.float64)
-    size = tl.zeros((ROWS, BLOCK), tl.float32)  # of magnitudes: half the registers
+    size = tl.zeros((ROWS, BLOCK), tl.float32)  # sums of magnitudes, in half the registers
     hard = tl.zeros((ROWS, 1), tl.int32)
     part_ptr += which.to(tl.int64) * programs * n_cols
     for start in range(0, programs, ROWS):

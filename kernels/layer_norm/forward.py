@@ -1,15 +1,16 @@
 """The forward kernel for rows that fit into registers: one row per program, EXACT or FAST.
 
-Rounding points, in ulps of |weight xhat| + |bias|:
-- EXACT (rows or residuals in float32, float64 weights): v - mean, times rstd, times weight plus bias in
-  float64; y is rounded to float32 and, for 16-bit outputs, once more: 0.5 + 2^-13.
-- FAST (16-bit rows): the row's statistics become float32 pairs, scaled by `up`, a power of two (1
-  unless rstd is outside 2^-40..2^40) that keeps rows near 1e38 or 1e-40 in range; three float32
-  FMAs, then the output's rounding: 0.502 (float16), 0.5002 (bfloat16). With a residual, v is a
-  float32 pair, d = (high - mean_high) + (low - mean_low) is rounded to 24 bits of d and off by 2^-48 |mean| more.
-  Rows with |mean| rstd > 2^14, or where a sum leaves float32, are done in float64 pairs (hard_rows.py).
+Rounding points, in ULP of |weight xhat| + |bias|:
 
-Memory: a row is loaded and stored once; with 16 bits, later rows are on their way into L2 meanwhile (LATER). float32
+- EXACT (rows or residuals in float32, float64 weights): v - mean, times rstd, times weight plus bias are float64
+  operations. y is rounded to float32 and, for 16-bit outputs, once more: 0.5 + 2^-13.
+- FAST (16-bit rows): the row's statistics become float32 pairs, scaled by `up`, a power of two. `up` is 1 unless rstd
+  is outside 2^-40..2^40; it keeps rows near 1e38 or 1e-40 in range. Then follow three float32 FMAs and the output's
+  rounding: 0.502 (float16), 0.5002 (bfloat16). With a residual, v is a float32 pair. d = (high - mean_high) +
+  (low - mean_low) is rounded to 24 bits and off by 2^-48 |mean| more. Rows with |mean| rstd > 2^14, and rows with a sum
+  that leaves float32, are computed in float64 pairs (hard_rows.py).
+
+Memory: a row is loaded and stored once. In 16 bits the program also prefetches a later row into L2 (LATER). float32
 rows of 8,192 columns are read twice, the second time from L1 (AGAIN).
 """
 
@@ -37,9 +38,11 @@ from kernels.layer_norm.operands import half_pair, operands, rounded, scale_and_
 
 @triton.jit
 def _packed(pointer, zero, BLOCK: tl.constexpr):
-    """BLOCK bfloat16 numbers as float32, read two to an int32: they share a register until they are taken apart.
+    """Returns BLOCK bfloat16 numbers as float32, read two to an int32, so two share a register until they are used.
 
-    A `zero` that the compiler does not know keeps it from doing that early."""
+    Args:
+        zero: a 0 that the compiler does not know: it keeps the compiler from separating the pairs early
+    """
     pairs = tl.load(pointer.to(tl.pointer_type(tl.int32), bitcast=True) + tl.arange(0, BLOCK // 2))
     low = (pairs << (16 + zero)).to(tl.float32, bitcast=True)
     high = (pairs & (-65536 + zero)).to(tl.float32, bitcast=True)
@@ -48,7 +51,7 @@ def _packed(pointer, zero, BLOCK: tl.constexpr):
 
 @triton.jit
 def _read_row(pointer, cols, mask, BLOCK: tl.constexpr, PACKED: tl.constexpr):
-    """16-bit numbers; as float32 if they are PACKED."""
+    """Returns 16-bit numbers of a row, as float32 if PACKED."""
     if PACKED:
         return _packed(pointer, 0, BLOCK)
     else:
@@ -57,7 +60,7 @@ def _read_row(pointer, cols, mask, BLOCK: tl.constexpr, PACKED: tl.constexpr):
 
 @triton.jit
 def _prefetch(pointers):
-    """Ask for these addresses to be read into the second-level cache: no registers, no waiting."""
+    """Requests these addresses for the second-level cache; needs no registers and does not wait."""
     code: tl.constexpr = "prefetch.global.L2 [$1]; mov.b32 $0, 0;"
     tl.inline_asm_elementwise(code, "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1)
 
@@ -80,17 +83,17 @@ def forward_kernel(
     BLOCK: tl.constexpr,
     FULL: tl.constexpr,  # n_cols == BLOCK
     FAST: tl.constexpr,
-    MARK: tl.constexpr,  # FAST: the backward pass adds up in float64; RMS norm: both parts of a sum are squared
-    PACKED: tl.constexpr,  # FAST with HAS_R: FULL, and all operands and vectors are bfloat16
-    LATER: tl.constexpr,  # FAST, FULL: the row so many programs later is asked for as well, unless 0
-    AGAIN: tl.constexpr,  # x is read twice, the second time from the first-level cache: float64 takes the registers
+    MARK: tl.constexpr,  # FAST, backward adds in float64: mark rows; RMS norm: square both parts of a sum
+    PACKED: tl.constexpr,  # FAST with HAS_R: rows are FULL, all operands and vectors bfloat16
+    LATER: tl.constexpr,  # FAST, FULL: prefetch the row this many programs later; 0: none
+    AGAIN: tl.constexpr,  # x is read again from the first-level cache, because float64 values fill the registers
     HAS_R: tl.constexpr,
     HAS_I: tl.constexpr,
     HAS_W: tl.constexpr,
     HAS_B: tl.constexpr,
     CENTRE: tl.constexpr = 1,  # 0: RMS norm, whose rows have no mean
 ):
-    """One row per program, held in registers (but see AGAIN)."""
+    """Computes one row per program, held in registers (except with AGAIN)."""
     row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
     mask = tl.full((BLOCK,), True, tl.int1) if FULL else cols < n_cols
@@ -116,7 +119,7 @@ def forward_kernel(
             if CENTRE:
                 i0 = tl.load(i_ptr) if HAS_I else 0.0
                 shift, shift_low = half_pair(tl.load(x_ptr), i0, tl.load(r_ptr), HAS_I, HAS_R)
-            # stored now, the sum takes no registers beside the pair; rows that are redone write it again
+            # Stored now, so the sum needs no registers besides the pair. forward_hard_row writes it again.
             tl.store(s_ptr + row * n_cols + cols, x, mask=mask)
             if CENTRE:
                 shift = shift.to(tl.float64)
@@ -131,7 +134,7 @@ def forward_kernel(
             x = x.to(tl.float32)
             d = x.to(tl.float64)
     else:
-        # All loads first; weight and bias, too, where adding up leaves them time to arrive and registers are left.
+        # All loads first. Weight and bias too if the additions give them time to arrive and registers are free.
         x, r, i = operands(x_ptr, r_ptr, i_ptr, cols, mask, HAS_R, HAS_I)
         x0, r0, i0 = operands(x_ptr, r_ptr, i_ptr, 0, True, HAS_R, HAS_I)
         if HAS_R and not HAS_I:
@@ -143,10 +146,10 @@ def forward_kernel(
             shift = summed(x0, r0, i0, HAS_R, HAS_I)
             d = v - shift if FULL else tl.where(mask, v - shift, 0.0)
         else:
-            d = v  # 0 beyond the row, as it was read
+            d = v  # 0 beyond the row, as loaded
     if CENTRE:
         s1, s2 = sums(d, d * d)
-        n = row.to(tl.float64) * 0.0 + n_cols  # n_cols itself is no tensor when it is 1
+        n = row.to(tl.float64) * 0.0 + n_cols  # Triton makes n_cols = 1 a plain number, no tensor
         mean, mean_low, var = moments(s1, s2, shift, n, float64_of(inv_bits))
         if not FAST:  # noqa: SIM102 (decided when the kernel is compiled)
             if is_outlier(shift, mean, var):
@@ -162,7 +165,7 @@ def forward_kernel(
         mean, mean_low, var = mean_square(d * d, float64_of(inv_bits))
     rstd = tl.rsqrt(var + float64_of(eps_bits))
     if FAST and HAS_R:
-        # the pairs hold 48 bits of v; NaN (or infinite): a sum left float32, or the row has inf or NaN
+        # The pairs hold 48 bits of v. If they are NaN or infinite, a sum left float32, or the row has inf or NaN.
         if CENTRE:
             mean_low += shift_low.to(tl.float64)  # a constant row has v - mean = 0 exactly
             near = tl.abs(mean) * rstd <= FAR
@@ -171,7 +174,7 @@ def forward_kernel(
         if near:
             mark = mark_of(mean, var) if MARK and CENTRE else 1.0
             up, mean, mean_low, rstd = scaled_stats(mean, mean_low, rstd)
-            # before y is made, which needs their registers
+            # before y, which needs their registers
             store_stats(
                 stats_ptr + row * 4, up * mark, (mean if CENTRE else var) * mark, mean_low * mark, rstd / mark
             )  # fmt: skip
@@ -188,7 +191,7 @@ def forward_kernel(
                 y = weighted_xhat(y, stats[0], stats[3], w, y_ptr, HAS_W)
             tl.store(y_ptr + row * n_cols + cols, y, mask=mask)
         else:
-            tl.debug_barrier()  # other threads store these elements of s
+            tl.debug_barrier()  # other threads store these elements of s first
             forward_hard_row(
                 x_ptr, i_ptr, r_ptr, w_ptr, b_ptr, y_ptr + row * n_cols, s_ptr + row * n_cols, stats_ptr + row * 4,
                 n_cols, float64_of(eps_bits), float64_of(inv_bits),

@@ -1,12 +1,13 @@
 """The forward kernel for rows of any length and for all float64 rows: one row per program, block by block.
 
-Rounding points, in ulps of |weight xhat| + |bias|:
+Rounding points, in ULP of |weight xhat| + |bias|:
+
 - EXACT (more than 16,384 columns): as in forward.py. Rows are read twice, from L2 if they fit there.
-- WIDE (x, residual or input_bias in float64): differences from the row's first element as float64 pairs, scaled by a
-  power of two that brings the largest element into [1, 2). S1 is cut twice (error-free extraction), good to about
-  N^3 2^-147 of the largest difference, so that the mean's two parts hold where large ones cancel; S2, the squares of
-  what differs from the mean, is cut once. Then the mean's two parts, rstd, weight and bias: below 4. The mean stored
-  is that of the differences.
+- WIDE (x, residual or input_bias in float64): the differences from the row's first element are float64 pairs, scaled by
+  a power of two that brings the largest element into [1, 2). S1 is cut twice (error-free extraction). It is good to
+  about N^3 2^-147 of the largest difference, so the mean's two parts hold even if large differences cancel. S2, the
+  squares of the differences from the mean, is cut once. Then follow the mean's two parts, rstd, weight and bias: below
+  4. The stored mean is that of the differences.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from kernels.layer_norm.operands import affine, pair_from_first, rounded, value_
 
 @triton.jit
 def _exponent_of(largest):
-    """That of a number that may be subnormal; at most 1022."""
+    """Returns floor(log2(largest)), also of a subnormal number; at most 1022."""
     return tl.minimum(tl.where(largest < 2.0**-900, exponent(largest * 2.0**200) - 200, exponent(largest)), 1022)
 
 
@@ -60,7 +61,7 @@ def forward_blocks_kernel(
     HAS_B: tl.constexpr,
     CENTRE: tl.constexpr = 1,  # 0: RMS norm
 ):
-    """One row per program, read block by block: rows of any length, and all float64 rows."""
+    """Computes one row per program, block by block: rows of any length, and all float64 rows."""
     row = tl.program_id(0).to(tl.int64)
     x_ptr += row * x_stride
     r_ptr += row * r_stride
@@ -82,7 +83,7 @@ def forward_blocks_kernel(
         up = power_of_two(-k)
         if CENTRE:
             top = _exponent_of(tl.max(acc_low, 0))
-        size = power_of_two(tl.maximum(top - k, -1000))  # of the largest number that is added up
+        size = power_of_two(tl.maximum(top - k, -1000))  # the power of two of the largest number in the sums
         acc_low = tl.zeros((BLOCK,), tl.float64)
         mean = inv * 0.0
         mean_low = inv * 0.0
@@ -122,14 +123,14 @@ def forward_blocks_kernel(
             sq = d * d
             high, rest = cut(sq, SIGMA * size * size)
             rest += tl.fma(d, d, -sq)
-            if not CENTRE:  # inf - inf would be NaN: numbers beside an infinity are 0 of its size
+            if not CENTRE:  # the cut of an infinity would be inf - inf, NaN
                 high = tl.where(sq == float("inf"), sq, high)
                 rest = tl.where(sq == float("inf"), 0.0, rest)
             acc += high
             acc_low += rest
         s2, s2_low = sums(acc, acc_low)
         var = (s2 + s2_low) * inv
-        # Where eps up^2 underflows and the row is constant as far as var can tell, scaling would leave 0 * inf.
+        # If eps up^2 underflows and var is 0, rstd would be infinite and xhat 0 * inf: such a row is not scaled.
         back = tl.where(var + (eps * up) * up == 0, power_of_two(k), 1.0)
         mean *= back
         mean_low *= back

@@ -1,7 +1,7 @@
-"""The forward kernel for short rows of 16 bits, x alone: a warp has several rows, computed as forward.py's FAST ones.
+"""The forward kernel for short rows of 16 bits, x alone: a warp computes several rows as forward.py's FAST path does.
 
-A multiprocessor holds 32 programs. Of one row each, 256 columns in 16 bits, those have 16 KiB on their way from memory,
-a third of what its speed takes. The sums of a row have forward.py's order: the same lanes hold the same columns.
+A multiprocessor holds 32 programs. With one row of 256 columns each, their loads in flight are 16 KiB, a third of what
+the memory's speed needs. The sums of a row have forward.py's order: the same lanes hold the same columns.
 """
 
 from __future__ import annotations

@@ -1,10 +1,13 @@
-"""Rows that the fast arithmetic cannot hold, once more in float64 pairs, block by block.
+"""Hard rows: rows that the fast arithmetic cannot hold, computed again in float64 pairs, block by block.
 
-Forward: marked rows (moments.py), and rows of 16-bit sums with |mean| rstd > 2^14 or where a sum leaves float32.
-Backward: marked rows; rows that backward.py (FAST) and backward_paired.py call suspect, because a term of theirs may
-leave float32. A suspect row with dy = 0 is not redone: sums of 0 are right where all terms are 0. Large sums of many
-small terms are redone, too: right, and slower. In all of them the roundings are those of WIDE (forward_blocks.py,
-backward.py); the column sums of programs that had such a row are redone by columns.py.
+Forward: marked rows (moments.py), and rows of 16-bit sums with |mean| rstd > 2^14 or a sum that leaves float32.
+
+Backward: marked rows, and rows that backward.py (FAST) and backward_paired.py call suspect because one of their terms
+may leave float32. A suspect row with dy = 0 is skipped: sums of zeros are right. Large sums of many small terms are
+suspect too; their result stays right and takes longer.
+
+The roundings are WIDE's (forward_blocks.py, backward.py). columns.py computes the column sums again of each
+program that had a hard row.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from kernels.layer_norm.operands import affine, rounded, value_pair
 def moments_around(
     mean, mean_low, x_ptr, r_ptr, i_ptr, n_cols, n, inv, BLOCK: tl.constexpr, HAS_R: tl.constexpr, HAS_I: tl.constexpr
 ):  # fmt: skip
-    """Mean (a pair) and variance of a row from sums around a pair that is nearly its mean, read block by block."""
+    """Returns the mean (a pair) and variance of a row from sums around a pair close to its mean, block by block."""
     acc1 = tl.zeros((BLOCK,), tl.float64)
     acc2 = tl.zeros((BLOCK,), tl.float64)
     for start in range(0, n_cols, BLOCK):
@@ -49,7 +52,7 @@ def forward_hard_row(
     x_ptr, i_ptr, r_ptr, w_ptr, b_ptr, y_ptr, s_ptr, stats_ptr, n_cols, eps, inv,
     BLOCK: tl.constexpr, HAS_I: tl.constexpr, HAS_W: tl.constexpr, HAS_B: tl.constexpr, CENTRE: tl.constexpr = 1,
 ):  # fmt: skip
-    """One row of sums in float64 pairs, read block by block: the pointers are those of the row."""
+    """Computes one row of sums in float64 pairs, block by block. The pointers point to the row."""
     n = inv * 0.0 + n_cols
     acc1 = tl.zeros((BLOCK,), tl.float64)
     acc2 = tl.zeros((BLOCK,), tl.float64)
@@ -78,7 +81,7 @@ def forward_hard_row(
         y = affine(y, w_ptr, b_ptr, cols, mask, HAS_W, HAS_B)
         tl.store(y_ptr + cols, rounded(y, y_ptr), mask=mask)
         tl.store(s_ptr + cols, rounded(v, s_ptr), mask=mask)
-    # marked; the mean may be no float32, the backward pass finds these rows hard, too
+    # Marked. The mean may not fit in float32; the backward pass finds these rows hard too.
     store_stats(stats_ptr, 0.5, (mean if CENTRE else var) * 0.5, mean_low * 0.5, rstd * 2.0)
 
 
@@ -88,7 +91,7 @@ def forward_hard_rows_kernel(
     ROWS: tl.constexpr, BLOCK: tl.constexpr, HAS_R: tl.constexpr, HAS_I: tl.constexpr, HAS_W: tl.constexpr,
     HAS_B: tl.constexpr,
 ):  # fmt: skip
-    """The marked rows of a forward kernel that added up residuals in float64, in float64 pairs."""
+    """Computes the marked rows again, after a forward kernel that added residuals in float64."""
     start = tl.program_id(0).to(tl.int64) * ROWS
     rows = start + tl.arange(0, ROWS)
     if tl.min(tl.load(stats_ptr + rows * 4, mask=rows < n_rows, other=1.0), 0) < 1:
@@ -108,7 +111,7 @@ def _backward_hard_row(
     BLOCK: tl.constexpr, HAS_R: tl.constexpr, HAS_I: tl.constexpr, HAS_W: tl.constexpr,
     HAS_DS: tl.constexpr, HAS_DR: tl.constexpr, CENTRE: tl.constexpr = 1,
 ):  # fmt: skip
-    """dx, c1 and c2 of one row in float64, read block by block; the pointers are those of the row."""
+    """Computes dx, c1 and c2 of one row in float64, block by block. The pointers point to the row."""
     up, mean, mean_low, rstd = load_stats(stats_ptr, True)
     acc1 = tl.zeros((BLOCK,), tl.float64)
     acc2 = tl.zeros((BLOCK,), tl.float64)
@@ -147,12 +150,12 @@ def _backward_hard_row(
 
 @triton.jit
 def _is_hard(dy_ptr, stats_ptr, suspect_ptr, n_cols, MARKED: tl.constexpr, BLOCK: tl.constexpr):
-    """Whether a row is to be redone: a marked one, or a suspect one, unless only dy = 0 made it suspect."""
+    """True if a row must be computed again: a marked one, or a suspect one unless only dy = 0 made it suspect."""
     if MARKED:
         hard = (tl.load(stats_ptr) != 1).to(tl.int32)
     else:
         hard = tl.load(suspect_ptr)
-    if hard == 2:  # sums of 0 are right where all terms are 0
+    if hard == 2:  # if all terms are 0, the sums of 0 are right
         top = tl.zeros((BLOCK,), tl.float32)
         for first in range(0, n_cols, BLOCK):
             cols = first + tl.arange(0, BLOCK)
@@ -169,14 +172,16 @@ def redo_rows(
     MARKED: tl.constexpr, BLOCK: tl.constexpr, HAS_R: tl.constexpr, HAS_I: tl.constexpr, HAS_W: tl.constexpr,
     HAS_DS: tl.constexpr, HAS_DR: tl.constexpr, CENTRE: tl.constexpr = 1,
 ):  # fmt: skip
-    """dx, c1 and c2 of this program's hard rows in float64 pairs, and how many there are.
+    """Computes dx, c1 and c2 of this program's hard rows in float64 pairs, and stores how many there are.
 
-    seen: 0 if none of its rows can be hard."""
+    Args:
+        seen: 0 if none of its rows can be hard
+    """
     pid = tl.program_id(0).to(tl.int64)
     programs = tl.num_programs(0)
     redone = programs * 0
     if seen > 0:
-        tl.debug_barrier()  # other threads stored what is read and overwritten here
+        tl.debug_barrier()  # other threads stored the data that is read and overwritten here
         for row_ in range(pid, n_rows, programs):
             row = pid * 0 + row_
             hard = _is_hard(
@@ -200,7 +205,7 @@ def marked_rows_kernel(
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
     HAS_R: tl.constexpr, HAS_I: tl.constexpr, HAS_W: tl.constexpr, HAS_DS: tl.constexpr, HAS_DR: tl.constexpr,
 ):  # fmt: skip
-    """What redo_rows does, where several programs share a row: of marked rows; hard_ptr was 0."""
+    """Does the work of redo_rows for marked rows if several programs share a row. hard_ptr must hold zeros."""
     start = tl.program_id(0).to(tl.int64) * ROWS
     rows = start + tl.arange(0, ROWS)
     marks = (tl.load(stats_ptr + rows * 4, mask=rows < n_rows, other=1.0) != 1).to(tl.int32)

@@ -1,9 +1,9 @@
-"""The launchers: operands as the kernels read them, memory for the results, and the kernels that a plan names.
+"""The launchers: they lay out the operands, allocate the results, and run the kernels that the plan names.
 
-Layouts: results are bit for bit those of contiguous operands. A row stride is taken as it is where Triton compiles the
-same kernel for it as for N: both are multiples of 16 or neither, and neither is 1. All else is copied first: other row
-strides, a last dimension of stride other than 1, leading dimensions that do not collapse to one row stride, strided
-vectors, and whatever does not start at a multiple of 16 bytes.
+Layouts: results are bit for bit those of contiguous operands. A row stride is used unchanged if Triton compiles the
+same kernel for it as for N: both are multiples of 16 or neither is, and neither is 1. Everything else is copied first:
+other row strides, a last dimension of stride other than 1, leading dimensions without a common row stride, strided
+vectors, and tensors that do not start at a multiple of 16 bytes.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ from kernels.plans import run
 
 
 def _bits(value: float) -> int:
-    """The bits of a float64 as a signed integer."""
+    """Returns the bits of a float64 as a signed integer."""
     return struct.unpack("<q", struct.pack("<d", value))[0]
 
 
 def as_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor` as [rows, columns] with column stride 1: a view where strides allow, else a copy.
+    """Returns `tensor` as [rows, columns] with column stride 1: a view if strides allow, else a copy.
 
-    Triton compiles one kernel for pointers and strides that are multiples of 16 and another for those
-    that are not, and strides of 1 apart. Their loads have other widths, hence their sums another order.
-    So a view has the address and the stride of its contiguous copy as far as these classes go."""
+    Triton compiles different kernels for pointers and strides that are multiples of 16, for others, and for strides of
+    1. Their loads have different widths, so their sums have different orders. A view is therefore used only if its
+    address and stride fall into the same classes as those of its contiguous copy.
+    """
     n = tensor.shape[-1]
     if tensor.stride(-1) == 1 or n == 1:
         try:
@@ -57,7 +58,7 @@ def as_rows(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _on_device_of(tensor: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Launches go to the tensor's device, which need not be the current one."""
+    """Returns a context whose launches go to the tensor's device. Raises RuntimeError if no kernel runs there."""
     if not (tensor.is_cuda or INTERPRETED):
         raise RuntimeError(
             "layer_norm: it runs on CUDA tensors, or under Triton's interpreter; "
@@ -68,11 +69,11 @@ def _on_device_of(tensor: torch.Tensor) -> contextlib.AbstractContextManager[Any
 
 @functools.cache
 def _shared_memory(device: torch.device) -> int:
-    """Bytes of shared memory that a program can have on a CUDA device."""
+    """Returns the bytes of shared memory that a program can have on a CUDA device."""
     return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0)
 
 
-# A plan depends on nothing but its arguments, and takes longer to make than to look up: 10 us of the host's time.
+# A plan depends only on its arguments. To make one takes 10 us of the host's time, longer than a look-up.
 planned_forward = functools.lru_cache(maxsize=4096)(forward_plan)
 planned_backward = functools.lru_cache(maxsize=4096)(backward_plan)
 
@@ -94,14 +95,14 @@ def launch_forward(
     eps: float,
     centre: bool = True,
 ) -> tuple[Any, ...]:
-    """centre=False: RMS norm, whose rows have no mean."""
+    """Returns y, s and stats. centre=False: RMS norm, whose rows have no mean."""
     x2 = as_rows(x)
     m, n = x2.shape
     r2 = x2 if residual is None else as_rows(residual)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     s = None if residual is None else torch.empty(x.shape, dtype=residual.dtype, device=x.device)
     stats = torch.empty((m, 4), dtype=torch.float64, device=x.device)
-    # a pointer that a kernel does not read still has to be a tensor
+    # each pointer argument must be a tensor, even if the kernel does not read it
     weight_, bias_, input_bias_ = (x2 if t is None else dense(t) for t in (weight, bias, input_bias))
     common = (x2, r2, input_bias_, weight_, bias_, y, y if s is None else s, stats, x2.stride(0), r2.stride(0), n)
     scalars = (_bits(float(eps)), _bits(1.0 / n))
@@ -152,7 +153,12 @@ def launch_backward(
     need: tuple[bool, bool, bool],
     centre: bool = True,
 ) -> tuple[Any, ...]:
-    """need: whether the gradients of weight, bias and input_bias are wanted."""
+    """Returns dx, dresidual, dinput_bias, dweight and dbias, None for each that is not needed.
+
+    Args:
+        need: True for each needed gradient of weight, bias and input_bias
+        centre: False: RMS norm
+    """
     x2, dy2 = as_rows(x), as_rows(dy)
     m, n = x2.shape
     r2 = x2 if residual is None else as_rows(residual)

@@ -1,12 +1,13 @@
-"""Reading and adding up what a row is made of, scaling and shifting it, rounding it: device functions.
+"""Device functions that read the operands of a row and add, scale, shift and round them.
 
 v is x, or the exact sum s of x, input_bias and residual *before* it is rounded to the residual's dtype.
+
 - float64 sums (summed, value_of): exact for 16-bit and float32 operands unless their exponents lie more than 29
   binades apart; then off by 2^-53 |v|. For sums of 16-bit operands v - k is the float64 sum of the differences of
   their two parts.
-- float64 pairs (value_pair): for float64 operands and for rows that are redone. Three operands that need more than
-  106 bits are not exact.
-- float32 pairs (half_pair) of 16-bit operands: error-free sums; three operands leave 2^-48 of the largest.
+- float64 pairs (value_pair): for float64 operands and for rows that are computed again. Three operands that need more
+  than 106 bits are not exact.
+- float32 pairs (half_pair) of 16-bit operands: error-free sums; with three operands off by 2^-48 of the largest.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from kernels.float_pairs import two_sum
 
 @triton.jit
 def rounded(value, pointer):
-    """`value` as float32, unless `pointer` holds float64; the store rounds float32 to 16 bits."""
+    """Returns `value` as float64 if `pointer` holds float64, else as float32; the store rounds float32 to 16 bits."""
     if pointer.dtype.scalar.element_ty == tl.float64:
         return value.to(tl.float64)
     else:
@@ -28,14 +29,14 @@ def rounded(value, pointer):
 
 @triton.jit
 def _sum_of_three(x, i, r):
-    """x + i + r to 2^-52 of the sum, also where r cancels what hid a small i."""
+    """Returns x + i + r to 2^-52 of the sum, even if r cancels a large x that hid a small i."""
     v, e = two_sum(x, i)
-    return (v + r) + tl.where(e == e, e, 0.0)  # an infinite v has no error term: inf - inf is NaN
+    return (v + r) + tl.where(e == e, e, 0.0)  # the error term of an infinite v is inf - inf, NaN
 
 
 @triton.jit
 def operands(x_ptr, r_ptr, i_ptr, cols, mask, HAS_R: tl.constexpr, HAS_I: tl.constexpr):
-    """What is added up: x, residual, input_bias; x in the place of those that are absent."""
+    """Returns x, residual and input_bias, with x for each that is absent."""
     x = tl.load(x_ptr + cols, mask=mask, other=0.0)
     r = tl.load(r_ptr + cols, mask=mask, other=0.0) if HAS_R else x
     i = tl.load(i_ptr + cols, mask=mask, other=0.0) if HAS_I else x
@@ -44,7 +45,7 @@ def operands(x_ptr, r_ptr, i_ptr, cols, mask, HAS_R: tl.constexpr, HAS_I: tl.con
 
 @triton.jit
 def summed(x, r, i, HAS_R: tl.constexpr, HAS_I: tl.constexpr):
-    """x [+ input_bias] [+ residual] in float64: exact unless exponents are 29 binades apart."""
+    """Returns x [+ input_bias] [+ residual] in float64: exact unless exponents are 29 binades apart."""
     v = x.to(tl.float64)
     if HAS_I:
         v = _sum_of_three(v, i.to(tl.float64), r.to(tl.float64)) if HAS_R else v + i.to(tl.float64)
@@ -55,20 +56,21 @@ def summed(x, r, i, HAS_R: tl.constexpr, HAS_I: tl.constexpr):
 
 @triton.jit
 def value_of(x_ptr, r_ptr, i_ptr, cols, mask, HAS_R: tl.constexpr, HAS_I: tl.constexpr):
+    """Reads the operands and returns their float64 sum."""
     x, r, i = operands(x_ptr, r_ptr, i_ptr, cols, mask, HAS_R, HAS_I)
     return summed(x, r, i, HAS_R, HAS_I)
 
 
 @triton.jit
 def value_pair(x_ptr, r_ptr, i_ptr, cols, mask, HAS_R: tl.constexpr, HAS_I: tl.constexpr):
-    """x [+ input_bias] [+ residual] as a float64 pair, for float64 operands and for rows that are redone."""
+    """Returns x [+ input_bias] [+ residual] as a float64 pair, for float64 operands and rows computed again."""
     v = tl.load(x_ptr + cols, mask=mask, other=0.0).to(tl.float64)
     low = v * 0.0
     plain = v
     if HAS_I:
         term = tl.load(i_ptr + cols, mask=mask, other=0.0).to(tl.float64)
         if HAS_R:
-            # Operands of opposite signs first: no partial sum overflows where the whole does not.
+            # Operands of opposite signs first, so no partial sum overflows unless the whole sum does.
             other = tl.load(r_ptr + cols, mask=mask, other=0.0).to(tl.float64)
             same = (v < 0) == (term < 0)
             last = tl.where(same, term, other)
@@ -81,8 +83,8 @@ def value_pair(x_ptr, r_ptr, i_ptr, cols, mask, HAS_R: tl.constexpr, HAS_I: tl.c
             last = tl.load(r_ptr + cols, mask=mask, other=0.0).to(tl.float64)
         plain += last
         v, e = two_sum(v, last)
-        v, low = two_sum(v, low + e)  # v is the rounded sum, also where the terms cancel
-    # an infinite sum has no error term: inf - inf would make it NaN
+        v, low = two_sum(v, low + e)  # v is the rounded sum, even if the terms cancel
+    # the error term of an infinite sum would be inf - inf, NaN
     infinite = tl.abs(plain) == float("inf")
     v = tl.where(infinite, plain, v)
     low = tl.where(infinite, 0.0, low)
@@ -91,9 +93,10 @@ def value_pair(x_ptr, r_ptr, i_ptr, cols, mask, HAS_R: tl.constexpr, HAS_I: tl.c
 
 @triton.jit
 def pair_from_first(x_ptr, r_ptr, i_ptr, cols, mask, up, HAS_R: tl.constexpr, HAS_I: tl.constexpr):
-    """`up` times the difference of value_pair from that of the row's first element, off by 2^-104 of itself.
+    """Returns `up` times the difference of value_pair from that of the row's first element, off by 2^-104 of itself.
 
-    So a row is known that varies by less than 2^-106 of its largest operand; one that does not vary is 0."""
+    So even a row that varies by less than 2^-106 of its largest operand keeps its differences. A constant row gives 0.
+    """
     v, low = value_pair(x_ptr, r_ptr, i_ptr, cols, mask, HAS_R, HAS_I)
     first, first_low = value_pair(x_ptr, r_ptr, i_ptr, 0, True, HAS_R, HAS_I)
     v, e = two_sum(v * up, -first * up)
@@ -104,9 +107,10 @@ def pair_from_first(x_ptr, r_ptr, i_ptr, cols, mask, up, HAS_R: tl.constexpr, HA
 
 @triton.jit
 def half_pair(x, i, r, HAS_I: tl.constexpr, HAS_R: tl.constexpr):
-    """x [+ i] [+ r] of 16-bit numbers as a float32 pair; NaN where a sum leaves float32.
+    """Returns x [+ i] [+ r] of 16-bit numbers as a float32 pair; NaN if a sum leaves float32.
 
-    Exact for two operands. The low parts of three are added with one rounding, 2^-48 of the largest."""
+    Exact for two operands. With three, the low parts are added with one rounding, 2^-48 of the largest.
+    """
     v = x.to(tl.float32)
     low = v * 0.0
     if HAS_I:
@@ -114,7 +118,7 @@ def half_pair(x, i, r, HAS_I: tl.constexpr, HAS_R: tl.constexpr):
     if HAS_R:
         v, e = two_sum(v, r.to(tl.float32))
         if HAS_I:
-            # v is to be the rounded sum. Where h and r cancel, v is 0 or more than ulp(h) >= |low + e|:
+            # v becomes the rounded sum. If h and r cancel, v is 0 or more than ulp(h) >= |low + e|, so these
             # three operations are exact.
             low += e
             h = v
@@ -127,7 +131,7 @@ def half_pair(x, i, r, HAS_I: tl.constexpr, HAS_R: tl.constexpr):
 
 @triton.jit
 def vectors(w_ptr, b_ptr, cols, mask, HAS_W: tl.constexpr, HAS_B: tl.constexpr):
-    """weight and bias, whatever is there in the place of an absent one."""
+    """Returns weight and bias, 1 and 0 for absent ones."""
     w = tl.load(w_ptr + cols, mask=mask, other=0.0) if HAS_W else 1.0
     b = tl.load(b_ptr + cols, mask=mask, other=0.0) if HAS_B else 0.0
     return w, b
@@ -135,7 +139,7 @@ def vectors(w_ptr, b_ptr, cols, mask, HAS_W: tl.constexpr, HAS_B: tl.constexpr):
 
 @triton.jit
 def scale_and_shift(y, w, b, HAS_W: tl.constexpr, HAS_B: tl.constexpr):
-    """y weight + bias, one rounding in y's dtype."""
+    """Returns y weight + bias with one rounding in y's dtype."""
     if HAS_W:
         y = tl.fma(y, w.to(y.dtype), b.to(y.dtype)) if HAS_B else y * w.to(y.dtype)
     elif HAS_B:
@@ -145,6 +149,6 @@ def scale_and_shift(y, w, b, HAS_W: tl.constexpr, HAS_B: tl.constexpr):
 
 @triton.jit
 def affine(y, w_ptr, b_ptr, cols, mask, HAS_W: tl.constexpr, HAS_B: tl.constexpr):
-    """y weight + bias, one rounding in y's dtype."""
+    """Reads weight and bias and returns y weight + bias with one rounding in y's dtype."""
     w, b = vectors(w_ptr, b_ptr, cols, mask, HAS_W, HAS_B)
     return scale_and_shift(y, w, b, HAS_W, HAS_B)

@@ -1,4 +1,4 @@
-"""The two operators that torch knows, and their derivatives: the second ones in torch operations in float64."""
+"""The two registered operators and their derivatives. Second derivatives are torch operations in float64."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Maybe = Tensor | None
 def forward_op(
     x: Tensor, residual: Maybe, input_bias: Maybe, weight: Maybe, bias: Maybe, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(y, s, stats); s is absent without a residual, stats is float64 [rows, 4]."""
+    """Returns y, s and stats; s is None without a residual, stats is float64 [rows, 4]."""
     if x.numel() == 0:
         return _forward_fake(x, residual, input_bias, weight, bias, eps)
     return launch_forward(x, residual, input_bias, weight, bias, eps)
@@ -53,9 +53,10 @@ def backward_op(
     need_b: bool,
     need_i: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """(dx, dresidual, dinput_bias, dweight, dbias), absent where not wanted.
+    """Returns dx, dresidual, dinput_bias, dweight and dbias, None for each that is not needed.
 
-    dresidual is absent also where it equals dx, that is where both have one dtype."""
+    dresidual is also None if it equals dx: both have one dtype.
+    """
     if x.numel() == 0:
         fakes = _backward_fake(dy, ds, x, residual, input_bias, weight, bias, stats, eps, need_w, need_b, need_i)
         zeros: Any = tuple(None if t is None else t.zero_() for t in fakes)
@@ -126,13 +127,14 @@ def _setup_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 def _differentiate_backward(
     ctx: Any, u: Tensor | None, ur: Tensor | None, ui: Tensor | None, uw: Tensor | None, ub: Tensor | None
 ) -> tuple[Any, ...]:
-    """Gradients of the backward op, written in differentiable torch operations in float64.
+    """Returns gradients of the backward operator, in differentiable torch operations in float64.
 
     With P(a) = a - mean(a) - xhat mean(a xhat), the Jacobian of xhat is rstd P, and
     dx = rstd P(g). For upstream u of dx, q of dweight, t of dbias (rows: mean over columns):
       of dy:  rstd P(u) w + q xhat + t            of weight:  sum over rows of rstd P(u) dy
       of x:   rstd P(q dy - rstd (c2 u + mean(u xhat) g)) - rstd^2 xhat cov,
-              cov = mean(u g) - mean(u) mean(g) - mean(u xhat) c2."""
+              cov = mean(u g) - mean(u) mean(g) - mean(u xhat) c2.
+    """
     dy, ds, x, residual, input_bias, weight, bias = ctx.saved_tensors
     n = x.shape[-1]
     need_w, need_b, _ = ctx.need

@@ -1,10 +1,10 @@
-"""Which kernels a call runs, and how: pure functions from sizes and dtypes to plans, which can be printed.
+"""Plans: which kernels a call runs, and with which options. Pure functions make them from sizes and dtypes.
 
 >>> call = Call(rows=4096, columns=4096, x=torch.bfloat16, weight=torch.bfloat16, bias=torch.bfloat16)
 >>> forward_plan(call, prefetches=True).path
 'fast'
 
-The paths, whose roundings the modules of that name explain:
+The paths, with the modules that explain their roundings:
 
     fast     16-bit rows of up to 8,192 columns (forward: 16,384), float32 arithmetic    forward.py, backward.py
     exact    other rows, up to 4,096 columns (forward: 16,384), float64 arithmetic        forward.py, backward.py
@@ -12,7 +12,7 @@ The paths, whose roundings the modules of that name explain:
     long     longer rows, block by block, float64 arithmetic                              forward_blocks.py, backward.py
     wide     x, residual or input_bias in float64, block by block, pairs of float64       forward_blocks.py, backward.py
 
-Whatever decides the order of a sum depends on the call alone, not on the device.
+Each choice that decides the order of a sum depends on the call alone, not on the device.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from dataclasses import dataclass
 import torch
 import triton
 
-# Programs that an H200 holds at once (rows of up to 1,024 columns in 16 bits); a constant, so that
-# results do not depend on the device.
+# Number of programs that an H200 holds at once (rows of up to 1,024 columns in 16 bits). A constant, so results do not
+# depend on the device.
 PROGRAMS = 1056
-# The same for the paired kernel; the rows that one program sums in float32; and the rows from which
-# it is used: with few terms the rounding of xhat shows in dweight (2 ulp).
+# Of the paired kernel: the same number; how many rows one program sums in float32; and the least number of rows. With
+# few terms the rounding of xhat would show in dweight (2 ULP).
 PAIRED_PROGRAMS, PAIRED_SUM, PAIRED_ROWS = 132, 64, 1024
 
 
 @dataclass(frozen=True)
 class Call:
-    """Sizes and dtypes of a call; the dtype of an absent operand is None."""
+    """The sizes and dtypes of a call; the dtype of an absent operand is None."""
 
     rows: int
     columns: int
@@ -41,29 +41,32 @@ class Call:
     input_bias: torch.dtype | None = None
     weight: torch.dtype | None = None
     bias: torch.dtype | None = None
-    # of the backward pass: upstream gradients of y and s, and which column sums are wanted
+    # backward pass: dtypes of the upstream gradients of y and s, and the column sums that are needed
     dy: torch.dtype | None = None
     ds: torch.dtype | None = None
     need_weight: bool = False
     need_bias: bool = False
     need_input_bias: bool = False
-    centre: bool = True  # layer norm; else RMS norm, whose rows are never marked: no mean hides what is left of a sum
+    centre: bool = True  # layer norm; False: RMS norm, whose rows are never marked, because it subtracts no mean
 
     @property
     def block(self) -> int:
+        """Returns the columns rounded up to a power of two."""
         return triton.next_power_of_2(self.columns)
 
     @property
     def plain(self) -> bool:
+        """True if x is the only operand."""
         return self.residual is None and self.input_bias is None
 
     @property
     def wide(self) -> bool:
+        """True if x, residual or input_bias is float64."""
         return torch.float64 in (self.x, self.residual, self.input_bias)
 
     @property
     def kinds(self) -> int:
-        """How many kinds of column sums are wanted."""
+        """Returns the number of kinds of column sums that are needed."""
         return self.need_weight + self.need_bias + self.need_input_bias
 
 
@@ -73,20 +76,22 @@ def _are_half(*dtypes: torch.dtype | None) -> bool:
 
 @dataclass(frozen=True)
 class ForwardPlan:
+    """The kernel and options of a forward pass."""
+
     path: str  # fast, exact, long, wide
-    block: int  # columns worked on at once: the row, or less if long or wide
+    block: int  # columns in registers at once: the row, or less if long or wide
     warps: int
     maxnreg: int | None = None  # registers of a thread at most
-    mark: bool = False  # fast: the backward pass adds up in float64: rows are marked, or (RMS norm) both parts squared
+    mark: bool = False  # fast, backward pass adds in float64: mark rows, or (RMS norm) square both parts
     packed: bool = False  # fast: two bfloat16 numbers share a register until they are needed
-    later: int = 0  # fast: the row so many programs later is asked for, too
+    later: int = 0  # fast: prefetch the row this many programs later
     again: bool = False  # exact: x is read twice, the second time from L1
-    hard_rows: bool = False  # marked rows are redone by a kernel that follows
-    rows: int = 1  # fast: of a program; several: forward_rows.py
+    hard_rows: bool = False  # a second kernel redoes marked rows
+    rows: int = 1  # fast: rows of a program; more than 1: forward_rows.py
 
 
 def forward_plan(call: Call, prefetches: bool) -> ForwardPlan:
-    """The plan of the forward pass; `prefetches`: the device can ask for memory in advance (NVIDIA)."""
+    """Returns the plan of the forward pass. `prefetches`: the device has prefetch instructions (NVIDIA)."""
     block, n, residual = call.block, call.columns, call.residual is not None
     if call.wide or block > 16384:
         path = "wide" if call.wide else "long"
@@ -99,18 +104,19 @@ def forward_plan(call: Call, prefetches: bool) -> ForwardPlan:
             "fast",
             block,
             warps=max(1, min(16, block // (512 if residual else 1024))),
-            # 64 registers: a quarter more rows in flight than the 79 the compiler would take
+            # 64 registers give a quarter more rows in flight than the 79 that the compiler would use
             maxnreg=64 if block >= 2048 or residual else None,
             mark=not _are_half(call.weight, call.bias) or (call.centre and block > 8192),
             packed=full and residual and all(dtype in (None, torch.bfloat16) for dtype in operands),
-            # half as many rows later as an H200 works on at a time, or a quarter where two operands are read
+            # half as many rows later as an H200 has in flight, or a quarter if two operands are read
             later=(132 if residual else 264) * 8192 // block if full and prefetches else 0,
             rows=4 if call.plain and n in (256, 512) else 1,
         )
     if residual and block <= 4096:
         warps, maxnreg = max(1, block // (256 if call.input_bias is None else 512)), 64
     elif call.plain and block == n >= 8192:
-        # in float64 a multiprocessor's registers would hold two rows; three wait less for each other; of 16,384 two
+        # A multiprocessor's registers hold two such rows in float64. This limit makes room for three (16,384 columns:
+        # two), which wait less for each other.
         return ForwardPlan("exact", block, warps=16, maxnreg=40 if n == 8192 else 64, again=True)
     else:
         warps, maxnreg = max(1 if block < 1024 else 2, min(16, block // 1024)), None
@@ -119,25 +125,27 @@ def forward_plan(call: Call, prefetches: bool) -> ForwardPlan:
 
 @dataclass(frozen=True)
 class BackwardPlan:
+    """The kernels and options of a backward pass."""
+
     path: str  # fast, exact, paired, long, wide
     block: int  # columns of a program; of each of its 8 parts if paired
     blocks: int  # programs that share a row
-    programs: int  # each sums the columns over its own rows
+    programs: int  # number; each sums the columns over its own rows
     warps: int
-    ahead: int  # the next rows: 0 there are none, 1 one in registers, k > 1 k - 1 in shared memory
+    ahead: int  # next rows in flight: 0 none, 1 one in registers, k > 1: k - 1 in shared memory
     maxnreg: int | None  # registers of a thread at most
-    redo: str  # hard rows: never, inside (by the kernel itself), after (by a kernel that follows)
-    marked: bool  # only rows that the forward pass marked can be hard
-    separate_sums: bool  # c1 and c2 have memory of their own
-    top: int  # fast: rows with rstd |g| < 2^top are worked on in float32
+    redo: str  # who redoes hard rows: never, inside (the kernel itself), after (a second kernel)
+    marked: bool  # only rows marked by the forward pass can be hard
+    separate_sums: bool  # c1 and c2 have their own memory
+    top: int  # fast: float32 is enough for rows with rstd |g| < 2^top
     float16: bool  # some column sums may be float16
-    lift: int  # the partial sums of dweight are 2^lift times as large
-    column_block: int  # columns and programs at once, where partial sums are added up
+    lift: int  # the partial sums of dweight are multiplied by 2^lift
+    column_block: int  # columns and programs at once when partial sums are added
     column_depth: int
 
     @property
     def whole(self) -> bool:
-        """A program has the whole row and computes c1 and c2 itself."""
+        """True if a program has the whole row and computes c1 and c2 itself."""
         return self.path in ("fast", "exact")
 
 
@@ -156,14 +164,14 @@ def _backward_path(call: Call) -> str:
 
 
 def _programs_and_warps(call: Call, path: str) -> tuple[int, int]:
-    """(programs, warps) before the programs are limited to the rows."""
+    """Returns (programs, warps), before the programs are limited to the number of rows."""
     m, n, block, plain = call.rows, call.columns, call.block, call.plain
-    aligned = n % 16 == 0  # strides and addresses are, too: see launch.as_rows
+    aligned = n % 16 == 0  # strides and addresses are aligned too: see launch.as_rows
     if path == "paired":
         return PAIRED_PROGRAMS * triton.cdiv(m, PAIRED_PROGRAMS * PAIRED_SUM), 8
     if path in ("long", "wide"):
         return max(PROGRAMS // 64, triton.cdiv(PROGRAMS, triton.cdiv(n, min(block, 1024)))), 4
-    if not call.kinds:  # nothing to sum over rows: one row per program
+    if not call.kinds:  # no column sums: one row per program
         return m, max(1, min(16, block // (1024 if path == "fast" and plain else 512)))
     if path == "exact":
         share = 512 if aligned and call.need_input_bias else 256
@@ -171,16 +179,16 @@ def _programs_and_warps(call: Call, path: str) -> tuple[int, int]:
     if plain:
         programs = max(PROGRAMS * 1024 // max(block, 1024), triton.cdiv(m, 1024))
         return programs, max(1, min(16, block // 512))
-    # four rows are read, half as many programs have as much of them in flight
+    # a row has four operands, so half as many programs have as many bytes in flight
     programs = max(PROGRAMS // 2 * 1024 // max(block, 1024), PROGRAMS // 8, triton.cdiv(m, 1024))
     return programs, max(1, min(16, block // (512 if aligned else 256)))
 
 
 def _maxnreg(call: Call, path: str, warps: int) -> int | None:
-    """Sixteen warps on a multiprocessor, or eight that add up several operands.
+    """Returns the limit of registers a thread: for 16 warps on a multiprocessor, or 8 that add several operands.
 
-    Said also where the compiler arrives at this by itself: given a limit, it does not keep the next row's statistics
-    in uniform registers, for which it waits in the middle of this row (float32, N = 4096: 248 us instead of 207).
+    The limit is set even if the compiler would reach it anyway. Without one it keeps the next row's statistics in
+    uniform registers and waits for them in the middle of this row (float32, N = 4096: 248 us instead of 207).
     """
     if path == "paired":
         return 255
@@ -192,16 +200,20 @@ def _maxnreg(call: Call, path: str, warps: int) -> int | None:
 
 
 def _ahead(call: Call, path: str, stages: int, shared_memory: int | None) -> int:
-    """`stages` if shared memory holds one block less than that of every operand read by rows, else 1."""
+    """Returns `stages` if shared memory holds stages - 1 blocks of each operand that is read by rows, else 1."""
     read = [call.x, call.dy or call.x, call.residual, call.ds]
-    if path != "fast":  # which reads input_bias once, others with every row
+    if path != "fast":  # fast reads input_bias once, the others with every row
         read.append(call.input_bias)
     size = sum((stages - 1) * call.block * dtype.itemsize for dtype in read if dtype is not None)
     return stages if shared_memory is None or size + 16384 <= shared_memory else 1
 
 
 def backward_plan(call: Call, shared_memory: int | None) -> BackwardPlan:
-    """The plan of the backward pass; shared_memory: bytes of it that a program can have, None if that is no limit."""
+    """Returns the plan of the backward pass.
+
+    Args:
+        shared_memory: bytes of it that a program can have; None: no limit
+    """
     m, n, block = call.rows, call.columns, call.block
     path = _backward_path(call)
     programs, warps = _programs_and_warps(call, path)
@@ -229,7 +241,7 @@ def backward_plan(call: Call, shared_memory: int | None) -> BackwardPlan:
         redo=redo,
         marked=marked,
         separate_sums=not (path == "exact" and redo == "never"),
-        # no dx of 2^17 is a float16; a bfloat16 may have 2^127, and the terms of its sum are larger than the sum
+        # float16 holds no dx of 2^17. bfloat16 holds up to 2^127, and the terms of a sum may exceed the sum.
         top=17 if torch.float16 in (call.x, call.residual) else 116,
         float16=torch.float16 in (call.x, call.residual, call.weight, call.bias),
         lift={"fast": 64, "wide": 0 if call.centre else 200}.get(path, 0),

@@ -32,6 +32,7 @@ DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [
     *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "tests/README.md")),
     ROOT / "mutants" / "README.md",
+    ROOT / "kernels" / "README.md",
     *DOCS,
 ]
 HAS_ITS_OWN_TEST = {"README.md", "explain.md", "failures.md", "foreign-kernels.md", "judge.md"}
