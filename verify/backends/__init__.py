@@ -1,6 +1,7 @@
-"""Where kernels run: on a GPU, on the CPU through a Triton interpreter made faithful, or on the CPU as PyTorch code.
+"""Backends: where kernels run. On a GPU, on the CPU through a faithful Triton interpreter, or on the CPU as PyTorch
+code.
 
->>> backend = select()          # a GPU if there is one, else the interpreter, without Triton the CPU
+>>> backend = select()          # a GPU if there is one, else the interpreter; without Triton the CPU
 >>> activate(backend)           # before the modules with the kernels are imported
 
 A result carries the name of its backend, and bounds of one backend never apply to another. Importing this package
@@ -40,7 +41,7 @@ __all__ = [
     "select",
 ]
 
-#: verify's own, in the order in which one is looked for.
+#: verify's own backends, in the order in which `select` tries them.
 BACKENDS: dict[str, type[Backend]] = {each.name: each for each in (Cuda, Rocm, Xpu, Interpreter, Cpu)}
 
 
@@ -55,12 +56,13 @@ def named(name: str) -> type[Backend]:
 
 
 def known() -> list[str]:
-    """Returns the names of all backends, those that packages add too."""
+    """Returns the names of all backends, including those that packages add."""
     return [*BACKENDS, *sorted(_added().names)]
 
 
 @cache
 def _added() -> EntryPoints:
+    """Returns the entry points of backends that packages add."""
     from importlib.metadata import entry_points
 
     return entry_points(group="verify.backends")
@@ -105,7 +107,7 @@ def activate(backend: Backend) -> None:
 
 
 def architecture(device: Any) -> str:
-    """Returns what decides the bits of torch's functions on a device: "cpu", "sm_90", "gfx90a" and the like."""
+    """Returns the name that determines the bits of torch's functions on a device: "cpu", "sm_90", "gfx90a"."""
     import torch
 
     kind = torch.device(device).type
@@ -114,15 +116,15 @@ def architecture(device: Any) -> str:
 
 
 def runs_on(declared: Collection[str], name: str) -> bool:
-    """Returns True if a kernel that is declared for some backends runs on one; without any it runs on all."""
+    """True if a kernel declared for these backends runs on the named one; declared for none, it runs on all."""
     return not declared or name in declared
 
 
 def may_compile(requested: str | None) -> bool:
-    """Returns True if Triton, should it be imported, is to compile kernels."""
+    """True if Triton would compile kernels once it is imported."""
     return "TRITON_INTERPRET" not in os.environ and (requested is None or named(requested).triton == "compiled")
 
 
 def gpu_expected() -> bool:
-    """Returns True if the driver of a GPU is loaded, as far as that is known without torch."""
+    """True if the driver of a GPU is loaded, as far as a process without torch can tell."""
     return any(each.driver is not None and each.driver.exists() for each in BACKENDS.values())

@@ -1,7 +1,8 @@
-"""The protocol of a backend: what verify asks about a place where kernels run.
+"""The protocol of a backend: the questions that verify asks about a place where kernels run.
 
-The class answers without torch: the parent process knows a backend by its name alone. An instance is a device that was
-found. A package adds a backend by an entry point in the group "verify.backends" (tests/backends/test_added.py).
+The class answers without torch, because the parent process knows only the name of a backend. An instance is a device
+that was found. A package adds a backend by an entry point in the group "verify.backends"
+(tests/backends/test_added.py).
 """
 
 from __future__ import annotations
@@ -15,24 +16,24 @@ NEVER_RUN = "no test of verify has run there, so nothing is known of its results
 
 @dataclass(frozen=True)
 class Backend:
-    """A device on which kernels run. `device` is torch's name for it, `label` is what reports print."""
+    """A device on which kernels run. `device` is its name in torch, `label` its name in reports."""
 
     device: str
     label: str = ""
 
-    name: ClassVar[str]  # as records and --backend have it
-    tested: ClassVar[bool] = False  # verify's own tests have run there; without them it is selected by name only
+    name: ClassVar[str]  # its name in records and in --backend
+    tested: ClassVar[bool] = False  # True: verify's own tests have run there; False: it must be selected by name
     scale: ClassVar[Literal["small", "large"]] = "small"  # the sizes of cases, searches and sweeps that are affordable
-    gpu: ClassVar[bool] = False  # one process keeps the device busy in a sweep; the CPU's model decides no figure
+    gpu: ClassVar[bool] = False  # one process keeps the device busy in a sweep; figures do not depend on the CPU
     forks: ClassVar[bool] = True  # a process may fork after it used the device
-    triton: ClassVar[Literal["", "compiled", "interpreted"]] = ""  # how its kernels run; "": verify imports no Triton
+    triton: ClassVar[Literal["", "compiled", "interpreted"]] = ""  # how Triton kernels run; "": no Triton
     clock: ClassVar[bool] = False  # `measure/timing.py` can time kernels
     streams: ClassVar[bool] = False  # torch.cuda has streams, graphs and free memory: `laws/device.py` needs them
     fused: ClassVar[bool] = False  # the fused checker of a sweep was tested
     sanitizer: ClassVar[bool] = False  # compute-sanitizer can check memory accesses
-    arches: ClassVar[str] = ""  # how its architectures begin, "" for NAME_; others get none of its bounds
+    arches: ClassVar[str] = ""  # prefix of its architectures, "" for NAME_; bounds apply to no other
     visible: ClassVar[str] = "CUDA_VISIBLE_DEVICES"  # the variable that selects devices for a process
-    driver: ClassVar[Path | None] = None  # a file that its driver makes: work may begin before torch is imported
+    driver: ClassVar[Path | None] = None  # a file that exists if its driver is loaded
 
     @classmethod
     def lacking(cls) -> str:
@@ -50,10 +51,10 @@ class Backend:
         return found if found.startswith(cls.arches or f"{cls.name}_") else ""
 
     def activate(self) -> None:
-        """Prepares the process, before kernels are imported. May be called twice."""
+        """Prepares the process; called before kernels are imported. May be called twice."""
 
     def usable(self) -> bool:
-        """Returns False if this process can no longer use the device, as after an illegal access."""
+        """Returns False if this process can no longer use the device, for example after an illegal access."""
         return True
 
     def workers(self, cores: int) -> int:
@@ -61,5 +62,5 @@ class Backend:
         return cores
 
     def environment(self) -> dict[str, str]:
-        """Returns what records say beside the fingerprint that is common to all backends."""
+        """Returns entries of a record in addition to the fingerprint that all backends share."""
         return {} if self.tested else {"untested": NEVER_RUN}

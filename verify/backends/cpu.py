@@ -1,4 +1,4 @@
-"""The CPU: PyTorch code as it is, or Triton kernels through Triton's interpreter made faithful (`interpreter/`)."""
+"""The CPU: PyTorch code unchanged, or Triton kernels through Triton's interpreter, corrected by `interpreter/`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from verify.errors import UsageError
 
 
 class Cpu(Backend):
-    """PyTorch code: any function of tensors, C++ extensions too. It needs no GPU and never imports Triton."""
+    """PyTorch code: any function of tensors, including C++ extensions. It needs no GPU and never imports Triton."""
 
     name, tested = "cpu", True
 
@@ -23,7 +23,7 @@ class Cpu(Backend):
         return cls("cpu", "CPU (PyTorch)")
 
     def environment(self) -> dict[str, str]:
-        """Returns what PyTorch picks its code by, such as cpu_avx2: figures differ between instruction sets."""
+        """Returns the instruction set by which PyTorch picks its code, such as cpu_avx2; figures depend on it."""
         import torch
 
         picked = torch.backends.cpu.get_cpu_capability()
@@ -34,8 +34,8 @@ class Cpu(Backend):
 class Interpreter(Backend):
     """Triton kernels, interpreted.
 
-    Casts, fma, min and max, bfloat16 arithmetic and libdevice's exact functions are as on sm_90. Approximations (exp2,
-    erf, tanh, division) are correctly rounded, and a * b + c is never fused.
+    Casts, fma, min and max, bfloat16 arithmetic and libdevice's exact functions give the bits of sm_90. Approximations
+    (exp2, erf, tanh, division) are correctly rounded, and a * b + c is never fused.
     """
 
     name, tested, triton = "interpreter", True, "interpreted"
@@ -72,14 +72,14 @@ def demand_triton() -> None:
 
 
 def told_to_interpret() -> bool:
-    """Returns True if the environment tells Triton to interpret, by Triton's own reading of the variable."""
+    """True if the environment requests Triton's interpreter, read as Triton reads the variable."""
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "y", "yes")
 
 
 def triton_interprets() -> bool | None:
-    """Returns how the Triton of this process was imported: to interpret, to compile, or not yet (None)."""
+    """Returns True if this process imported Triton to interpret, False to compile, None if not at all."""
     standard = sys.modules.get("triton.language.standard")
     if standard is None:
         return None
-    # Triton decides for its own library functions when it is imported, and not again.
+    # Triton decides this for its own library functions once, at its import.
     return type(standard.sum).__name__ == "InterpretedFunction"

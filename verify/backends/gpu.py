@@ -1,4 +1,4 @@
-"""GPUs that torch drives: NVIDIA's, on which verify is at home, and two kinds on which it was never run."""
+"""GPUs that torch drives: NVIDIA's, on which verify is tested, and two kinds on which it never ran."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from verify.backends.backend import Backend
 from verify.backends.cpu import demand_triton, triton_interprets
 from verify.errors import UsageError
 
-SHARE = 4 << 30  # bytes of a GPU for one of several workers: its context, and a case with its truth
-MOST_LETTERS = 27  # of a GPU's name in its architecture
+SHARE = 4 << 30  # bytes of GPU memory for each worker: its context, and a case with its truth
+MOST_LETTERS = 27  # of a GPU's name that its architecture keeps
 
 
 class Gpu(Backend):
@@ -58,7 +58,7 @@ class Gpu(Backend):
             )
 
     def usable(self) -> bool:
-        """Asks the GPU: an illegal access poisons the context of the process, and every later call fails."""
+        """Asks the GPU: after an illegal access every later call of the process fails."""
         import torch
 
         if not self.torch_module().is_initialized():
@@ -70,7 +70,7 @@ class Gpu(Backend):
             return False
 
     def workers(self, cores: int) -> int:
-        """Returns one per core, as exact verdicts are the CPU's work, or as many as fit the GPU's memory."""
+        """Returns one per core, because exact verdicts are the CPU's work, or as many as fit into the GPU's memory."""
         memory: int = self.torch_module().get_device_properties(self.device).total_memory
         return max(1, min(cores, memory // SHARE))
 
@@ -92,19 +92,19 @@ class Cuda(Gpu):
 
 
 class Rocm(Gpu):
-    """AMD. Its PyTorch goes by the names of CUDA; the capability (9, 0) that it reports is no sm_90."""
+    """AMD. Its PyTorch uses the names of CUDA; the capability (9, 0) that it reports does not mean sm_90."""
 
     name, arches, visible, hip = "rocm", "gfx", "HIP_VISIBLE_DEVICES", True
     clock = streams = True
 
     @classmethod
     def architecture(cls, device: Any) -> str:
-        # gfx90a:sramecc+:xnack- is a gfx90a with two features
+        # such as gfx90a:sramecc+:xnack-, gfx90a with two features
         return str(cls.torch_module().get_device_properties(device).gcnArchName).partition(":")[0]
 
 
 class Xpu(Gpu):
-    """Intel. torch has no shorter name of an architecture than the GPU's own."""
+    """Intel. torch has no name of the architecture, so the GPU's own name serves."""
 
     name = driven_by = "xpu"
 

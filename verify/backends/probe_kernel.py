@@ -1,4 +1,4 @@
-"""The kernel behind `probes`: one product. Importing this module imports Triton, so it is imported late."""
+"""The kernel of `probes`: one product. Importing this module imports Triton, so `probes` imports it late."""
 
 from __future__ import annotations
 

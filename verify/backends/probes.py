@@ -1,10 +1,10 @@
-"""What a machine does to numbers: flush-to-zero, TF32, reduced-precision sums, and its fingerprint.
+"""Measures how a machine treats numbers: flush-to-zero, TF32, reduced-precision sums; and its fingerprint.
 
 >>> probe("cpu").torch_flushes_results
 False
 
-Everything is measured where it can be: a flag says what was asked for, a product says what happened. Nothing
-raises: what is not there is the string "absent", with the reason where there is one.
+A flag shows a setting, a product shows the behaviour, so behaviour is measured if possible. No probe raises: a missing
+value is the string "absent", with the reason if there is one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from verify.backends import architecture
 from verify.backends.cpu import triton_interprets
 
 ABSENT = "absent"
-#: A measurement: what was seen, or why nothing was.
+#: A measurement, or the reason why there is none.
 Seen = bool | str
 
 
@@ -45,7 +45,7 @@ class Probes:
 
 
 def probe(device: str = "cpu") -> Probes:
-    """Measure a device; the Triton figures are those of the backend that is active in this process."""
+    """Measures a device. The Triton figures belong to the backend that is active in this process."""
     inputs, results = _attempt_pair(_torch_flushes, device)
     triton_inputs, triton_results = _attempt_pair(_triton_flushes, device)
     return Probes(
@@ -64,7 +64,7 @@ def probe(device: str = "cpu") -> Probes:
 
 
 def fingerprint(device: str = "cpu") -> dict[str, str]:
-    """Names and versions of everything that can change a result."""
+    """Returns names and versions of everything that can change a result."""
     entries: dict[str, Callable[[], Any]] = {
         "gpu": lambda: _gpu(device, "name"),
         "arch": lambda: _gpu(device, "arch"),
@@ -81,7 +81,7 @@ def fingerprint(device: str = "cpu") -> dict[str, str]:
 
 
 def _attempt(measure: Callable[[], Any]) -> Any:
-    """The value, or "absent: why"; a probe that cannot be made must not stop a run."""
+    """Returns the value, or "absent: why", because a failed probe must not stop a run."""
     try:
         value = measure()
     except Exception as error:
@@ -91,6 +91,7 @@ def _attempt(measure: Callable[[], Any]) -> Any:
 
 
 def _attempt_pair(measure: Callable[[str], tuple[Seen, Seen]], device: str) -> tuple[Seen, Seen]:
+    """Returns the pair, or twice the reason why there is none."""
     value = _attempt(lambda: measure(device))
     return value if isinstance(value, tuple) else (value, value)
 
@@ -103,9 +104,10 @@ _SUBNORMAL_RESULT = (2.0**-100, 2.0**-40)
 
 
 def _torch_flushes(device: str) -> tuple[Seen, Seen]:
+    """Returns whether torch flushes subnormal inputs, and subnormal results."""
     import torch
 
-    # From bits: with the flush mode on, even making the tensor from a Python float could flush it.
+    # Made from bits: in flush mode, a conversion from Python floats could already flush the numbers.
     x = torch.tensor([_bits(_SUBNORMAL_INPUT[0]), _bits(_SUBNORMAL_RESULT[0])], dtype=torch.int32)
     y = torch.tensor([_bits(_SUBNORMAL_INPUT[1]), _bits(_SUBNORMAL_RESULT[1])], dtype=torch.int32)
     product = x.to(device).view(torch.float32) * y.to(device).view(torch.float32)
@@ -114,6 +116,7 @@ def _torch_flushes(device: str) -> tuple[Seen, Seen]:
 
 
 def _triton_flushes(device: str) -> tuple[Seen, Seen]:
+    """Returns whether Triton flushes subnormal inputs, and subnormal results."""
     import torch
 
     if not device.startswith("cuda") and not triton_interprets():
@@ -138,10 +141,10 @@ def _bits(value: float) -> int:
 
 
 def _tf32_measured(device: str) -> bool:
-    """Whether a float32 matrix product loses the 13 low bits of its operands."""
+    """Returns True if a float32 matrix product drops the 13 low bits of its operands."""
     import torch
 
-    # 1 + 2^-20 is no tf32 (11 bits) and no bfloat16 pair (16 bits); times the identity it must come back.
+    # Neither tf32 (11 bits) nor a bfloat16 pair (16 bits) holds 1 + 2^-20. Times the identity it must stay the same.
     a = torch.full((64, 64), 1.0 + 2.0**-20, dtype=torch.float32, device=device)
     eye = torch.eye(64, dtype=torch.float32, device=device)
     return bool((a @ eye != a).any().item())
@@ -187,7 +190,7 @@ def _gpu(device: str, what: str) -> str | None:
 
 
 def _driver(loaded: Path = Path("/proc/driver/nvidia/version")) -> str | None:
-    """Its version, from the file of the kernel module: nvidia-smi says the same after up to seconds."""
+    """Returns the driver's version, from the kernel module's file: nvidia-smi, asked next, may take seconds."""
     text = loaded.read_text() if loaded.exists() else ""
     if found := re.search(r"NVRM version:.*?\s(\d{3,}(?:\.\d+)+)\s", text):
         return found[1]

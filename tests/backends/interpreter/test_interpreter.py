@@ -411,7 +411,7 @@ def test_a_triton_without_the_expected_attributes_is_refused(shipped: None, monk
     with pytest.raises(UsageError) as error:
         install.install()
     message = str(error.value)
-    assert "it mends the interpreter of Triton 3.6 to 3.9; Triton 3." in message
+    assert "it corrects the interpreter of Triton 3.6 to 3.9; Triton 3." in message
     assert "lacks triton.runtime.interpreter.ReduceOps.generic_reduce" in message
     assert "next: pip install 'triton>=3.6,<3.10'" in message
     monkeypatch.undo()

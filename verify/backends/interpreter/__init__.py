@@ -1,1 +1,1 @@
-"""Triton's interpreter made faithful: `install` puts the operations of the other modules in its place."""
+"""Triton's interpreter made faithful to a GPU: `install` replaces its operations by those of the other modules."""

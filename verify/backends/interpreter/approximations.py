@@ -1,9 +1,9 @@
-"""The GPU's approximate instructions: what they do for certain, with the approximation itself rounded.
+"""The GPU's approximate instructions: their defined part exactly, the approximation correctly rounded.
 
-A `.approx` instruction has a defined part (what `.ftz` flushes, which bits of the operand are read, how an
-argument is reduced) and an approximation of some accuracy. The defined part is imitated; the approximation is
-replaced by the correctly rounded value. On an H200 (compare_hardware.py) the difference is at most 2 ULP for
-ex2, rcp, rsqrt, sqrt and div; 2^-22 absolute for lg2 near 1 and for sin and cos; 2^-11 relative for tanh.
+A `.approx` instruction has a defined part (what `.ftz` flushes, how many bits of the operand it reads, how it reduces
+an argument) and an approximation of some accuracy. The defined part is imitated; the correctly rounded value replaces
+the approximation. On an H200 (compare_hardware.py) the difference is at most 2 ULP for ex2, rcp, rsqrt, sqrt and div,
+2^-22 absolute for lg2 near 1 and for sin and cos, and 2^-11 relative for tanh.
 """
 
 from __future__ import annotations
@@ -20,14 +20,17 @@ from verify.backends.interpreter.rounding import F32, F64, Array, flush, to_floa
 Function = Callable[..., Array]
 _LOG2_E = np.float32(1.4426950408889634)
 _TINY64 = 2.0**-1022
-#: 1 / (2 pi) as the hardware has it: a float32 one ULP below the nearest.
+#: 1 / (2 pi) in the hardware: a float32 one ULP below the nearest.
 _TURNS = 0.15915493667125702
 
 
 def in_float32(f: Callable[..., Any], *, inputs: bool = True, result: bool = True) -> Function:
-    """A float32 function rounded once; the flags say what is flushed.
+    """Returns f as a float32 function, rounded once.
 
-    `f` is an `Evaluated`, or an operation whose float64 result rounds on correctly.
+    Args:
+        f: an `Evaluated`, or an operation whose float64 result rounds correctly to float32
+        inputs: True flushes subnormal arguments
+        result: True flushes subnormal results
     """
 
     def call(*args: F32) -> F32:
@@ -44,15 +47,15 @@ lg2 = in_float32(functions.log2)
 
 
 def exp_by_ex2(x: F32) -> F32:
-    """tl.exp on float32: 2^(x log2 e) with the product rounded to float32, up to 62 ULP off at 88."""
+    """Computes tl.exp in float32: 2^(x log2 e) with the product rounded to float32, up to 62 ULP off at 88."""
     return ex2_keeping_subnormals(x * _LOG2_E)
 
 
 def _of_turns(f: Evaluated) -> Function:
-    """Sine or cosine of the angle that is left after x / (2 pi) is cut to float32.
+    """Returns sine or cosine after the hardware's reduction: x / (2 pi) is cut to float32.
 
-    A large argument loses its fraction there: sin.approx(2^24) has nothing to do with the sine. Of the
-    rest 25 fraction bits are read, so that sin.approx(1e-7) is 0. `f` takes half turns.
+    A large argument loses its fraction, so sin.approx(2^24) is unrelated to the sine. Of the fraction 25 bits are used,
+    so sin.approx(1e-7) is 0. `f` takes half turns.
     """
 
     def call(x: F32) -> F32:
@@ -68,7 +71,7 @@ sin_approx, cos_approx = _of_turns(functions.sinpi), _of_turns(functions.cospi)
 
 
 def div_approx(x: F32, y: F32, *, ftz: bool = True) -> F32:
-    """`div.approx`: x times the reciprocal of y, which is 0 for divisors beyond 2^126."""
+    """Computes `div.approx`: x times the reciprocal of y, which is 0 for divisors beyond 2^126."""
     if ftz:
         x, y = flush(x), flush(y)
     out = (x.astype(np.float64) / y.astype(np.float64)).astype(np.float32)
@@ -79,10 +82,11 @@ def div_approx(x: F32, y: F32, *, ftz: bool = True) -> F32:
 
 
 def upper_words(f: Callable[[F64], F64]) -> Function:
-    """`rcp.approx.ftz.f64` and its like: upper 32 bits of the operand in, upper 32 of the result out.
+    """Returns f like `rcp.approx.ftz.f64`: it reads the upper 32 bits of the operand and gives the upper 32 of the
+    result.
 
-    That is a seed of 20 bits, not a reciprocal; what a kernel makes of it with Newton steps starts
-    there. Of 3,800 reciprocals 93% had the hardware's bits, the others its neighbour's.
+    The result is a seed of 20 bits for Newton steps, not a reciprocal. Of 3,800 reciprocals 93% had the hardware's
+    bits, the others the neighbour's.
     """
 
     def upper(x: Array) -> F64:
@@ -97,5 +101,5 @@ def upper_words(f: Callable[[F64], F64]) -> Function:
 
 
 def saturate(x: F32) -> F32:
-    """Clamp to [0, 1]; NaN and -0 give +0."""
+    """Clamps to [0, 1]; NaN and -0 give +0."""
     return np.where(x > 0, np.minimum(x, np.float32(1)), np.float32(0)).astype(np.float32)

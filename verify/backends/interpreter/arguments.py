@@ -1,12 +1,15 @@
-"""Launch arguments as a compiled kernel sees them: an int of 1 is a constant, a bool one bit, `n: tl.int64` wide.
+"""Launch arguments as a compiled kernel gets them: an int of 1 is a constant, a bool is one bit, `n: tl.int64` is wide.
 
-Read in Triton 3.6.0 to 3.9.0 (`JITFunction.run`, `KernelParam` and `native_specialize_impl`; the rule is the same in
-all four): an int argument that is 1 is compiled in as `tl.constexpr(1)`, unless the parameter is listed in
-`do_not_specialize` or annotated with a type. `do_not_specialize_on_alignment` concerns divisibility by 16 alone, bools
-and floats are never constants, and None always is one. An int inside a tuple argument follows the same rule, whatever
-is said of the tuple. An attribute of a constant is looked up on the Python number, so `n.to(tl.int64)` compiles for
-every n but 1. What an assignment takes (`m = n`) is a tensor again, and in Triton 3.6 what a device function returns;
-from 3.7 a constant that is returned stays one, so `tl.cdiv(n, 4).to(tl.int64)` compiles for n = 1 in 3.6 alone.
+The rules come from Triton 3.6.0 to 3.9.0, where they agree (`JITFunction.run`, `KernelParam`,
+`native_specialize_impl`):
+
+- An int argument of 1 is compiled in as `tl.constexpr(1)`, unless `do_not_specialize` lists the parameter or it has a
+  type annotation. An int inside a tuple always follows the first half of this rule.
+- `do_not_specialize_on_alignment` affects only divisibility by 16. Bools and floats are never constants; None always
+  is.
+- An attribute of a constant is looked up on the Python number, so `n.to(tl.int64)` compiles for every n except 1.
+- An assignment (`m = n`) makes a tensor again. In Triton 3.6 a device function's return does too. From 3.7 a returned
+  constant stays one, so `tl.cdiv(n, 4).to(tl.int64)` compiles for n = 1 only in 3.6.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ import torch
 
 
 class Constant(int):
-    """An int argument of 1, and what is computed from it and other constants. It has no tensor's attributes."""
+    """An int argument of 1, or a value computed from it and other constants. It has no attributes of a tensor."""
 
     parameter: str
 
@@ -34,7 +37,7 @@ class Constant(int):
 
     @property
     def value(self) -> int:
-        """What tl.constexpr has besides the number's own attributes."""
+        """Returns the number; tl.constexpr has this attribute too."""
         return int(self)
 
     def __getattr__(self, attribute: str) -> Any:
@@ -47,9 +50,11 @@ class Constant(int):
 
 
 def _operator(name: str, of_int: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a method that computes with the ints and wraps an int result as a Constant."""
+
     def method(self: Constant, *others: Any) -> Any:
         out = of_int(int(self), *others)
-        return Constant(out, self.parameter) if type(out) is int else out  # NotImplemented: a tensor's turn
+        return Constant(out, self.parameter) if type(out) is int else out  # NotImplemented: tensor next
 
     method.__name__ = name
     return method
@@ -64,7 +69,7 @@ for _name in "neg pos invert".split():
 
 
 class Arguments:
-    """What Triton does to the arguments of one kernel."""
+    """The conversion of the arguments of one kernel."""
 
     def __init__(self, fn: Any, options: dict[str, Any]) -> None:
         from triton.runtime.jit import KernelParam
@@ -76,7 +81,7 @@ class Arguments:
         }
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of a launch, converted; a default that needs it is passed as a keyword."""
+        """Returns the converted arguments of a launch; a default that needs conversion becomes a keyword."""
         names = list(self.parameters)
         positional = (*(self._converted(n, a) for n, a in zip(names, args, strict=False)), *args[len(names) :])
         named = {n: self._converted(n, a) if n in self.parameters else a for n, a in kwargs.items()}
@@ -98,6 +103,7 @@ class Arguments:
 
 
 def _constants(argument: Any, name: str) -> Any:
+    """Returns an argument with each int of 1 as a Constant, also inside tuples."""
     if isinstance(argument, tuple):
         items = [_constants(a, name) for a in argument]
         return type(argument)(*items) if hasattr(argument, "_fields") else type(argument)(items)
@@ -107,7 +113,7 @@ def _constants(argument: Any, name: str) -> Any:
 
 
 def _typed(argument: int | float, annotation: str) -> Any:
-    """A scalar of the annotated type; the launcher packs the number into it."""
+    """Returns a scalar of the annotated type, as the launcher packs the number."""
     import triton.language as tl
     from triton.language import core
 
@@ -124,9 +130,9 @@ def _scalar(argument: bool | int | float, dtype: Any) -> Any:
 
 
 def converting(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Triton's conversion of a single argument: a float is a float32 scalar, a bool one bit, a constant itself."""
+    """Replaces Triton's conversion of an argument: a float becomes a float32 scalar, a bool one bit, a Constant stays."""
 
-    pointers: dict[Any, Any] = {}  # the type of a pointer to each kind of element
+    pointers: dict[Any, Any] = {}  # element type -> pointer type
 
     def convert(argument: Any) -> Any:
         from triton.language import core
@@ -152,7 +158,7 @@ _known: WeakKeyDictionary[Any, Arguments] = WeakKeyDictionary()
 
 
 def launching(original: Callable[..., Any]) -> Callable[..., Any]:
-    """InterpretedFunction.run, whose arguments are those of a compiled kernel."""
+    """Replaces InterpretedFunction.run: converts the arguments as for a compiled kernel."""
 
     def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         if self not in _known:
@@ -164,7 +170,7 @@ def launching(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def augmented(self: Any, node: ast.AugAssign) -> Any:
-    """ASTTransformer.visit_AugAssign: `n += 1` is the assignment `n = n + 1`, after which n is a tensor."""
+    """Replaces ASTTransformer.visit_AugAssign: `n += 1` is the assignment `n = n + 1`, after which n is a tensor."""
     if not isinstance(node.target, ast.Name):
         return self.generic_visit(node)
     sum_ = ast.BinOp(ast.Name(node.target.id, ast.Load()), node.op, node.value)
@@ -172,7 +178,7 @@ def augmented(self: Any, node: ast.AugAssign) -> Any:
 
 
 def returning(original: Callable[..., Any], semantic: Any) -> Callable[..., Any]:
-    """InterpretedFunction.__call__: numbers that a device function returns are tensors where a compiled one's are."""
+    """Replaces InterpretedFunction.__call__: a device function's returned numbers become tensors, as compiled."""
     from triton.compiler.code_generator import CodeGenerator
     from triton.language import core
 

@@ -1,11 +1,11 @@
 """Inline PTX on the CPU: straight-line code of arithmetic, conversions and moves, on numpy arrays.
 
-`tl.inline_asm_elementwise` hands over PTX text. Here it is read statement by statement; a register is an array
-with one pattern per instance of the code. Instructions with one defined result (fma, add, min, cvt, ...) give
-exactly that result. The `.approx` ones (ex2, lg2, rcp, rsqrt, sqrt, sin, cos, tanh, div) and `div.full` are
-computed correctly rounded, honouring `.ftz`: they are what the hardware approximates, not its bits.
+`tl.inline_asm_elementwise` passes PTX text. This module executes it statement by statement. A register is an array with
+one pattern per instance of the code. An instruction with one defined result (fma, add, min, cvt, ...) gives that
+result. The `.approx` ones (ex2, lg2, rcp, rsqrt, sqrt, sin, cos, tanh, div) and `div.full` are computed correctly
+rounded, with `.ftz`: the value that the hardware approximates, not the hardware's bits.
 
-Branches, predicated statements, memory and everything else that is not listed are refused by name.
+Branches, predicated statements, memory and everything else that is not listed raise UsageError.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 @dataclass(frozen=True)
 class Packing:
-    """How `pack` elements of one tensor lie in registers: `per_register` elements in each of `count`."""
+    """The layout of `pack` elements of one tensor in registers: `per_register` elements in each of `count`."""
 
     per_register: int
     count: int
@@ -43,7 +43,7 @@ def run(
     outputs: list[tuple[np.dtype[np.generic], str]],
     pack: int,
 ) -> list[Array]:
-    """The output arrays of one inline assembly; `inputs` are (array, Triton type), `outputs` (storage, type)."""
+    """Returns the outputs of an inline assembly; `inputs` are (array, Triton type), `outputs` (storage, type)."""
     shape = np.broadcast_shapes(*(a.shape for a, _ in inputs)) if inputs else (1,)
     size = int(np.prod(shape))
     if size % pack != 0:
@@ -78,7 +78,7 @@ def run(
 
 
 def _pack(array: Array, packing: Packing) -> list[Array]:
-    """Registers of a tensor: element j of a group in register j // per_register, low bits first."""
+    """Returns the registers of a tensor: element j of a group is in register j // per_register, low bits first."""
     word = np.ascontiguousarray(array).reshape(-1, packing.count, packing.per_register)
     bits = word.view(_WORDS[array.dtype.itemsize])
     if packing.per_register == 1:
@@ -97,11 +97,11 @@ def _unpack(registers: list[Array], dtype: np.dtype[np.generic], packing: Packin
 
 
 def statements(asm: str) -> list[str]:
-    """The statements of PTX text, without comments, scopes and register declarations."""
+    """Returns the statements of PTX text, without comments, scopes and register declarations."""
     text = re.sub(r"/\*.*?\*/", " ", re.sub(r"//[^\n]*", " ", asm), flags=re.DOTALL)
     out = []
     for raw in text.split(";"):
-        # A brace that opens a statement is a scope; inside a statement it is a vector operand.
+        # A brace at the start of a statement is a scope; inside a statement it is a vector operand.
         statement = re.sub(r"^[\s{}]+", "", raw).strip()
         if statement and not statement.startswith(".reg"):
             out.append(" ".join(statement.split()))
@@ -109,6 +109,7 @@ def statements(asm: str) -> list[str]:
 
 
 def _execute(statement: str, registers: dict[str, Array]) -> None:
+    """Executes one statement."""
     match = _STATEMENT.match(statement)
     if match is None or statement.startswith("@"):
         raise _unknown(statement)
@@ -129,7 +130,7 @@ def _execute(statement: str, registers: dict[str, Array]) -> None:
 
 
 def _move_vector(destination: str, source: str, registers: dict[str, Array]) -> None:
-    """`mov.b32 {a, b}, r` and `mov.b32 r, {a, b}`: halves to and from a whole, low half first."""
+    """Executes `mov.b32 {a, b}, r` or `mov.b32 r, {a, b}`: splits or joins a word, low half first."""
     if destination.startswith("{"):
         names = [n.strip() for n in destination.strip("{}").split(",")]
         whole = registers[source]
@@ -148,7 +149,7 @@ def _move_vector(destination: str, source: str, registers: dict[str, Array]) -> 
 
 
 def _read(operand: str, width: int, registers: dict[str, Array], statement: str) -> Array:
-    """The patterns of a register or an immediate, as unsigned integers of the instruction's width."""
+    """Returns the patterns of a register or an immediate, as unsigned integers of the instruction's width."""
     if operand in registers:
         value = registers[operand]
         if value.dtype == np.bool_ or width == 0 or value.dtype.itemsize * 8 == width:

@@ -1,4 +1,4 @@
-"""libdevice's integer and bit functions on numpy arrays: exact, and signed or unsigned as the symbol says."""
+"""libdevice's integer and bit functions on numpy arrays: exact, signed or unsigned by the symbol."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ def _unsigned(x: Array) -> Array:
 
 
 def _bits(x: Array) -> Array:
-    """The bits of each element along a last axis, most significant first."""
+    """Returns the bits of each element along a last axis, most significant first."""
     big_endian = np.ascontiguousarray(x).astype(x.dtype.newbyteorder(">"))
     size = x.dtype.itemsize
     return np.unpackbits(big_endian.view(np.uint8).reshape(*x.shape, size), axis=-1)
 
 
 def clz(x: Array) -> Array:
-    """Count of leading zeros; the width for 0."""
+    """Counts leading zeros; the width for 0."""
     bits = _bits(x)
     out: Array = np.where(bits.any(axis=-1), bits.argmax(axis=-1), bits.shape[-1]).astype(np.int32)
     return out
 
 
 def popc(x: Array) -> Array:
-    """Count of set bits."""
+    """Counts set bits."""
     out: Array = _bits(x).sum(axis=-1).astype(np.int32)
     return out
 
 
 def ffs(x: Array) -> Array:
-    """1 + position of the lowest set bit; 0 for 0."""
+    """Returns 1 + the position of the lowest set bit; 0 for 0."""
     bits = _bits(x)[..., ::-1]
     return np.where(bits.any(axis=-1), bits.argmax(axis=-1) + 1, 0).astype(np.int32)
 
 
 def brev(x: Array) -> Array:
-    """The bits in reverse order."""
+    """Returns the bits in reverse order."""
     packed = np.packbits(_bits(x)[..., ::-1], axis=-1)
     return packed.view(x.dtype.newbyteorder(">")).reshape(x.shape).astype(x.dtype)
 
 
 def byte_perm(x: Array, y: Array, selector: Array) -> Array:
-    """Four bytes chosen from the eight of (y, x) by the low three bits of each nibble of the selector."""
+    """Returns four bytes of the eight of (y, x), chosen by the low three bits of each nibble of the selector."""
     both = (_unsigned(y).astype(np.uint64) << np.uint64(32)) | _unsigned(x).astype(np.uint64)
     out = np.zeros_like(both)
     for i in range(4):
@@ -56,13 +56,13 @@ def byte_perm(x: Array, y: Array, selector: Array) -> Array:
 
 
 def mulhi32(x: Array, y: Array) -> Array:
-    """High half of the 64-bit product, signed or unsigned by the arrays' type."""
+    """Returns the high half of the 64-bit product, signed or unsigned by the arrays' type."""
     wide = np.int64 if x.dtype.kind == "i" else np.uint64
     return ((x.astype(wide) * y.astype(wide)) >> 32).astype(x.dtype)
 
 
 def mulhi64(x: Array, y: Array) -> Array:
-    """High half of the 128-bit product, through 32-bit halves; signed operands are corrected afterwards."""
+    """Returns the high half of the 128-bit product, by 32-bit halves; signed operands are corrected afterwards."""
     a, b = _unsigned(x), _unsigned(y)
     low, shift = np.uint64(0xFFFFFFFF), np.uint64(32)
     al, ah, bl, bh = a & low, a >> shift, b & low, b >> shift
@@ -74,7 +74,7 @@ def mulhi64(x: Array, y: Array) -> Array:
 
 
 def mul24(x: Array, y: Array) -> Array:
-    """Low 32 bits of the product of the low 24 bits, sign-extended for signed types."""
+    """Returns the low 32 bits of the product of the low 24 bits, sign-extended for signed types."""
 
     def low24(v: Array) -> Array:
         eight = v.dtype.type(8)
@@ -85,7 +85,7 @@ def mul24(x: Array, y: Array) -> Array:
 
 
 def sad(x: Array, y: Array, z: Array) -> Array:
-    """|x - y| + z, modulo 2^32."""
+    """Returns |x - y| + z, modulo 2^32."""
     distance = np.abs(x.astype(np.int64) - y.astype(np.int64)).astype(np.uint32)
     return (distance + _unsigned(z)).view(x.dtype)
 

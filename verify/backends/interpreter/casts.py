@@ -1,23 +1,21 @@
 """Casts between Triton's number types, bit for bit as an NVIDIA GPU performs them, on numpy arrays.
 
-`convert(data, "fp32", "bf16")` takes and returns the arrays that Triton's interpreter stores: bfloat16 as
-uint16, float8 as uint8, the rest as numpy's own types. Types are named as Triton names them.
+`convert(data, "fp32", "bf16")` takes and returns arrays as Triton's interpreter stores them: bfloat16 as uint16, float8
+as uint8, others as numpy's own types. Types have Triton's names.
 
-What the hardware does was read from the PTX that Triton 3.6.0 emits for sm_90 (and sm_80 where it differs):
+The hardware's rules come from the PTX that Triton 3.6.0 emits for sm_90 (and sm_80 if it differs):
 
-- Float to narrower float: one rounding to nearest even, also for float64 to bfloat16 and float16
-  (`cvt.rn.bf16.f64`; for sm_80 the compiler goes through float32 rounded to odd, which is the same value).
-  NaN becomes the canonical pattern 0x7fff.
-- Float to float8: `cvt.rn.satfinite`: everything beyond the largest finite number, infinity included, becomes
-  that number (448, 57344); NaN stays NaN (0x7f). PyTorch's own casts do not saturate.
-- `fp_downcast_rounding="rtz"` truncates. To float8e5 it goes through float16, keeps infinity, and does not
-  saturate it. Pairs that Triton cannot lower (rtz from float64, rtz to float8e4nv, float64 to float8) give
-  the single rounding here; on a GPU they do not compile.
-- float8e5 to bfloat16 is a shift and a multiplication by 2^112 on sm_90, which maps infinity to 65536 and the
-  three NaNs to 81920, 98304 and 114688. That is reproduced.
-- Float to integer (`cvt.rzi`): truncation, saturation at the ends of the range. NaN gives 0 for float16,
-  bfloat16 and float32 sources with destinations up to 32 bits, else the pattern 100...0. 8-bit destinations
-  saturate to 16 bits and keep the low byte: 300.0 becomes 44.
+- Float to narrower float: one rounding to nearest even, also for float64 to bfloat16 and float16 (`cvt.rn.bf16.f64`;
+  on sm_80 the compiler goes through float32 rounded to odd, which gives the same value). NaN becomes 0x7fff.
+- Float to float8: `cvt.rn.satfinite`. Everything beyond the largest finite number (448, 57344), infinity included,
+  becomes that number. NaN stays NaN (0x7f). PyTorch's own casts do not saturate.
+- `fp_downcast_rounding="rtz"` truncates. To float8e5 it goes through float16 and keeps infinity. Pairs that Triton
+  cannot compile (rtz from float64, rtz to float8e4nv, float64 to float8) give the single rounding here.
+- float8e5 to bfloat16 is a shift and a multiplication by 2^112 on sm_90. It maps infinity to 65536 and the three NaNs
+  to 81920, 98304 and 114688; so does this module.
+- Float to integer (`cvt.rzi`): truncation, saturation at the ends of the range. NaN gives 0 for float16, bfloat16 and
+  float32 sources with destinations up to 32 bits, else the pattern 100...0. 8-bit destinations saturate to 16 bits
+  and keep the low byte: 300.0 becomes 44.
 - Integer to float: one rounding to nearest even.
 """
 
@@ -34,7 +32,7 @@ from verify.backends.interpreter.rounding import F32, F64, Array, narrow_to_odd,
 
 @dataclass(frozen=True)
 class Float8:
-    """Layout of a float8 type; `max_bits` is its largest finite pattern, `has_inf` whether one follows."""
+    """The layout of a float8 type; `max_bits` is its largest finite pattern, after which `has_inf` puts infinity."""
 
     mantissa: int
     bias: int
@@ -46,7 +44,7 @@ FLOAT8 = {
     "fp8e4nv": Float8(mantissa=3, bias=7, max_bits=0x7E, has_inf=False),
     "fp8e5": Float8(mantissa=2, bias=15, max_bits=0x7B, has_inf=True),
 }
-#: What the interpreter stores for each float type.
+#: The numpy type that the interpreter stores for each float type.
 STORAGE: dict[str, np.dtype[Any]] = {
     "fp64": np.dtype(np.float64),
     "fp32": np.dtype(np.float32),
@@ -58,13 +56,13 @@ STORAGE: dict[str, np.dtype[Any]] = {
 
 
 def is_float(name: str) -> bool:
-    """Whether a Triton type name is a float type that this module converts."""
+    """True if a Triton type name is a float type that this module converts."""
     return name in STORAGE
 
 
 @quiet
 def convert(data: Array, src: str, dst: str, rounding: str = "rtne") -> Array:
-    """Cast between two float types; `rounding` is Triton's "rtne" or "rtz" and matters when narrowing."""
+    """Casts between two float types; `rounding` is Triton's "rtne" or "rtz" and matters for narrower types."""
     _known(src)
     _known(dst)
     if src == dst:
@@ -75,7 +73,7 @@ def convert(data: Array, src: str, dst: str, rounding: str = "rtne") -> Array:
 
 
 def widen(data: Array, src: str) -> Array:
-    """The values as float32, or float64 for float64: exact, since every other type fits float32."""
+    """Returns the values as float32, or float64 for float64. This is exact, because float32 holds every other type."""
     if src == "bf16":
         return (data.astype(np.uint32) << np.uint32(16)).view(np.float32)
     if src in FLOAT8:
@@ -87,7 +85,7 @@ def widen(data: Array, src: str) -> Array:
 
 @quiet
 def narrow(values: Array, dst: str, rounding: str = "rtne") -> Array:
-    """float32 or float64 values, rounded once to the type named `dst`, in its storage."""
+    """Rounds float32 or float64 values once to the type `dst`, in its storage."""
     if rounding not in ("rtne", "rtz"):
         raise ValueError(f"fp_downcast_rounding is 'rtne' or 'rtz'; got {rounding!r}")
     wide = values.dtype == np.float64
@@ -129,7 +127,7 @@ def _to_float16(x: F32, rounding: str) -> Array:
     out = x.astype(np.float16)
     if rounding == "rtz":
         too_far = np.abs(out.astype(np.float32)) > np.abs(x)
-        # One step towards zero is one less in sign-magnitude bits, from infinity to 65504 as well.
+        # One step towards zero is one less in sign-magnitude bits, also from infinity to 65504.
         out = (out.view(np.uint16) - too_far).astype(np.uint16).view(np.float16)
     nan = np.isnan(x)
     if np.count_nonzero(nan):
@@ -164,7 +162,7 @@ def _to_float8(x: F32, dst: str, rounding: str) -> Array:
 
 @functools.cache
 def _float8_values(name: str) -> F32:
-    """All 256 values of a float8 type."""
+    """Returns all 256 values of a float8 type."""
     spec = FLOAT8[name]
     code = np.arange(256)
     exponent, fraction = (code & 0x7F) >> spec.mantissa, code & ((1 << spec.mantissa) - 1)
@@ -179,7 +177,7 @@ def _float8_values(name: str) -> F32:
 
 @functools.cache
 def _float8e5_to_bfloat16() -> Array:
-    """The sm_90 lowering on all 256 codes: mantissa and exponent moved into place, then times 2^112."""
+    """Returns sm_90's result for all 256 codes: mantissa and exponent shifted into place, then times 2^112."""
     code = np.arange(256, dtype=np.uint16)
     moved = ((code & 0x7F) << 5) | ((code & 0x80) << 8)
     return _to_bfloat16(widen(moved, "bf16") * np.float32(2.0**112), "rtne")
@@ -187,10 +185,10 @@ def _float8e5_to_bfloat16() -> Array:
 
 @quiet
 def float_to_int(data: Array, src: str, dst: np.dtype[np.generic]) -> Array:
-    """Truncate to an integer type as `cvt.rzi` does: saturating, with PTX's own rule for NaN."""
+    """Truncates to an integer type as `cvt.rzi` does: saturating, with PTX's own rule for NaN."""
     values = widen(data, src)
     bits = dst.itemsize * 8
-    # There is no 8-bit conversion: the compiler converts to 16 bits and the store keeps the low byte.
+    # PTX has no 8-bit conversion: the compiler converts to 16 bits and the store keeps the low byte.
     target = np.dtype(f"{dst.kind}{max(bits, 16) // 8}")
     info = np.iinfo(target)
     wide: F64 = values.astype(np.float64)
@@ -210,7 +208,7 @@ def float_to_int(data: Array, src: str, dst: np.dtype[np.generic]) -> Array:
 
 @quiet
 def int_to_float(data: Array, dst: str) -> Array:
-    """Integer (or bool) to a float type, rounded once to nearest even."""
+    """Converts an integer or bool to a float type, rounded once to nearest even."""
     _known(dst)
     if dst in ("fp32", "fp64"):
         return data.astype(STORAGE[dst])  # a single hardware conversion from every integer type
@@ -220,11 +218,11 @@ def int_to_float(data: Array, dst: str) -> Array:
 
 
 def int64_to_odd(data: Array) -> F64:
-    """64-bit integers as float64 rounded to odd: 53 bits that round on to any narrower format correctly."""
+    """Returns 64-bit integers as float64 rounded to odd, which rounds correctly to any narrower format."""
     return to_odd(*int64_parts(data))
 
 
 def int64_parts(data: Array) -> tuple[F64, F64]:
-    """64-bit integers as (nearest float64, exact rest)."""
+    """Returns 64-bit integers as (nearest float64, exact rest)."""
     high = (data >> 32).astype(np.float64) * 4294967296.0
     return two_sum(high, (data & 0xFFFFFFFF).astype(np.float64))

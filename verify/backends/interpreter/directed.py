@@ -14,21 +14,22 @@ from verify.backends.interpreter.fma import fma, fma_float64, step
 from verify.backends.interpreter.rounding import F32, F64, Array, flush, to_float32, to_odd, two_sum
 
 Function = Callable[..., Array]
-#: Suffixes of libdevice and the PTX direction they mean.
+#: Suffixes of libdevice and their PTX directions.
 DIRECTIONS = {"rn": "rn", "rz": "rz", "rd": "rm", "ru": "rp"}
 
 
 def _wide(f: Callable[..., F64]) -> Callable[..., F64]:
+    """Returns f on operands widened to float64."""
     return lambda *args: f(*(a.astype(np.float64) for a in args))
 
 
 def _add_odd(x: F32, y: F32) -> F64:
-    """x + y of float32, exact or rounded to odd."""
+    """Returns x + y of float32, exact or rounded to odd."""
     return to_odd(*two_sum(x.astype(np.float64), y.astype(np.float64)))
 
 
-#: float32 operations whose float64 value rounds on correctly in every direction. A float64 quotient,
-#: root or reciprocal of 24-bit numbers cannot fall on a 25-bit boundary unless it is exact.
+#: float32 operations whose float64 value rounds correctly to float32 in every direction. A float64 quotient, root or
+#: reciprocal of 24-bit numbers cannot lie on a 25-bit boundary unless it is exact.
 OPERATIONS32: dict[str, Callable[..., F64]] = {
     "add": _add_odd,
     "sub": lambda x, y: _add_odd(x, -y),
@@ -40,7 +41,7 @@ OPERATIONS32: dict[str, Callable[..., F64]] = {
 
 
 def arithmetic() -> dict[str, Function]:
-    """The libdevice symbols."""
+    """Returns the libdevice symbols of arithmetic and their functions."""
     table: dict[str, Function] = {"__nv_fmaf": _fma32("rn"), "__nv_fma": _fma64("rn")}
     for suffix, direction in DIRECTIONS.items():
         for name in ("mul", "div", "rcp", "sqrt"):
@@ -73,7 +74,7 @@ def _fma32(direction: str) -> Function:
 
 
 def _add32(direction: str, sign: int) -> Function:
-    # fma(x, 1, y) also gives an exact zero the sign that its direction asks for.
+    # fma(x, 1, y) also gives an exact zero the sign of its rounding direction.
     def call(x: F32, y: F32) -> F32:
         addend = flush(y) if sign > 0 else -flush(y)
         return flush(fma(flush(x), np.ones_like(x), addend, "fp32", direction))
@@ -90,7 +91,7 @@ def _add64(direction: str, sign: int) -> Function:
 
 
 def _mul64(direction: str) -> Function:
-    # The added zero has the sign of the product, so that a zero product keeps it.
+    # The added zero has the sign of the product, so a zero product keeps its sign.
     def call(x: F64, y: F64) -> F64:
         zero = np.where(np.signbit(x) ^ np.signbit(y), -0.0, 0.0)
         return fma_float64(x, y, zero, direction)
@@ -99,7 +100,7 @@ def _mul64(direction: str) -> Function:
 
 
 def _divide64(name: str, direction: str) -> Function:
-    """float64 quotient, reciprocal or root: the nearest on mantissas, moved by its exact residual."""
+    """Returns a float64 quotient, reciprocal or root: the nearest on mantissas, moved by its exact residual."""
     if direction == "rn":
         nearest: dict[str, Function] = {"ddiv": np.divide, "drcp": functions.reciprocal, "dsqrt": np.sqrt}
         return nearest[name]

@@ -1,19 +1,19 @@
-"""tl.dot on the CPU, with the roundings of the GPU's units: bit for bit those of an H200.
+"""tl.dot on the CPU with the roundings of the GPU's units: bit for bit an H200's.
 
 - float32 with `input_precision="ieee"` is a chain of `fma.rn.f32` in the order of k; float64 likewise.
-- float32 with "tf32": Triton hands the raw float32 patterns to the matrix unit, which ignores the low
-  13 bits: operands are truncated to 11 significant bits, not rounded.
-- float32 with "tf32x3": each operand is a rounded tf32 (`cvt.rna`: ties away from zero) plus the rest,
-  truncated; small * big, then big * small, then big * big are accumulated from zero (NaN among the small
-  terms replaced by 0), and the accumulator is added last.
+- float32 with "tf32": Triton passes the float32 patterns to the matrix unit, which ignores the low 13 bits. Operands
+  are truncated to 11 significant bits, not rounded.
+- float32 with "tf32x3": each operand is a rounded tf32 (`cvt.rna`: ties away from zero) plus the rest, truncated.
+  small * big, then big * small, then big * big are added from zero. NaN among the small terms is replaced by 0. The
+  accumulator is added last.
 - float16, bfloat16, float8: products are exact.
 
-The matrix units do not add as IEEE 754 says; `_matrix_unit` says how they do. It was fitted to 104 products
-of 64 x k by k x 64 matrices (k = 16 to 128) recorded on an H200 and agrees with all 425,984 elements.
+The matrix units do not add as IEEE 754 requires; `_matrix_unit` imitates them. It was fitted to 104 products of 64 x k
+by k x 64 matrices (k = 16 to 128) recorded on an H200, and agrees with all 425,984 elements.
 
-Three things can still differ on a GPU: `acc += tl.dot(a, b)` becomes `tl.dot(a, b, acc)` when compiled;
-other architectures, and blocks too small for `wgmma`, may sum other groups with other widths;
-and a `max_num_imprecise_acc` below k makes float8 products leave the matrix unit in between.
+Three things can still differ on a GPU. The compiler turns `acc += tl.dot(a, b)` into `tl.dot(a, b, acc)`. Other
+architectures, and blocks too small for `wgmma`, may sum other groups with other widths. A `max_num_imprecise_acc` below
+k makes float8 products leave the matrix unit in between.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ _ABSENT = -(2**20)  # the exponent of a zero, below every other
 
 @quiet
 def dot(a: Array, b: Array, acc: Array, operands: str, other: str, result: str, precision: str) -> Array:
-    """a @ b + acc in the storage of the Triton type `result`; batches lead.
+    """Returns a @ b + acc in the storage of the Triton type `result`; batches lead.
 
-    `operands` is the type of a, `other` that of b, which differs for float8 only.
+    `operands` is the type of a, `other` the type of b; they differ only for float8.
     """
     if operands.startswith(("int", "uint")):
         product: Array = np.matmul(a, b, dtype=acc.dtype)
@@ -70,10 +70,11 @@ def dot(a: Array, b: Array, acc: Array, operands: str, other: str, result: str, 
 
 
 def _unpadded(product: Callable[[Array, Array, Array], Array], a: Array, b: Array, acc: Array) -> Array:
-    """A product without the rows of a and the columns of b that are zeros: there the accumulator stays as it is.
+    """Computes a product without zero rows of a and zero columns of b; the accumulator stays unchanged there.
 
-    Blocks are padded, those of a small tensor nearly everywhere. Zeros make NaN of what is not finite, +0 of an
-    accumulator of -0, and a unit for float8 cuts even the accumulator: then all is computed.
+    Padding makes most rows and columns of a small tensor zero. Everything is computed if a or b is not finite (0 * inf
+    is NaN) or acc has a -0 (which becomes +0). A float8 unit cuts even the accumulator, so `dot` does not use this
+    function for it.
     """
     leading = tuple(range(a.ndim - 2))
     rows, columns = a.any(axis=(*leading, -1)), b.any(axis=(*leading, -2))
@@ -87,27 +88,29 @@ def _unpadded(product: Callable[[Array, Array, Array], Array], a: Array, b: Arra
 
 
 def truncate_tf32(x: F32) -> F32:
-    """What a matrix unit sees of a float32: the low 13 bits are not read."""
+    """Returns a float32 as the matrix unit reads it, without the low 13 bits."""
     bits = np.ascontiguousarray(x).view(np.uint32)
     return (bits & np.uint32(0xFFFFE000)).view(np.float32)
 
 
 def round_tf32(x: F32) -> F32:
-    """`cvt.rna.tf32.f32`: the nearest tf32, ties away from zero; infinities and NaN unchanged."""
+    """Computes `cvt.rna.tf32.f32`: the nearest tf32, ties away from zero; infinities and NaN unchanged."""
     bits = np.ascontiguousarray(x).view(np.uint32)
     rounded = ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
     return np.where(np.isfinite(x), rounded, x)
 
 
 def _fma_chain(a: Array, b: Array, acc: Array, name: str) -> Array:
+    """Computes a product by one chain of fma per element, in the order of k."""
     out = np.ascontiguousarray(acc)
-    a, b = a.astype(np.float64), b.astype(np.float64)  # once, instead of in each product of float32
+    a, b = a.astype(np.float64), b.astype(np.float64)  # converted once, not in each step
     for k in range(a.shape[-1]):
         out = fma(a[..., :, k : k + 1], b[..., k : k + 1, :], out, name)
     return out
 
 
 def _three_products(a: F32, b: F32) -> Array:
+    """Computes a tf32x3 product of float32, without the accumulator."""
     a_big, b_big = round_tf32(a), round_tf32(b)
     a_small, b_small = truncate_tf32(a - a_big), truncate_tf32(b - b_big)
     zero = np.zeros((*a.shape[:-1], b.shape[-1]), np.float32)
@@ -118,12 +121,12 @@ def _three_products(a: F32, b: F32) -> Array:
 
 
 def _matrix_unit(a: F32, b: F32, acc: Array, operands: str, result: str) -> Array:
-    """Products and accumulator, cut to fixed point, added exactly; one group of k after the other.
+    """Adds products and accumulator as the unit does: cuts them to fixed point and adds exactly, one group of k at a
+    time.
 
-    The fixed point hangs on the largest exponent among the products (the sum of the operands' exponents,
-    whether or not the product carries) and the accumulator: `fraction` bits below it are kept, the rest is
-    cut off. The sum is then truncated to float32, to 14 significant bits for float8 operands, or rounded
-    to nearest for a float16 accumulator.
+    The largest exponent among the products and the accumulator sets the fixed point; a product's exponent is the sum of
+    its operands', even if the product carries. `fraction` bits below it are kept, the rest is cut off. Then the sum is
+    truncated to float32, to 14 significant bits for float8 operands, or rounded to nearest for a float16 accumulator.
     """
     unit = _UNITS[operands]
     a64, b64 = a.astype(np.float64), b.astype(np.float64)
@@ -131,11 +134,11 @@ def _matrix_unit(a: F32, b: F32, acc: Array, operands: str, result: str) -> Arra
     out = widen(acc, result).astype(np.float64)
     for start in range(0, a.shape[-1], unit.group):
         ks = slice(start, min(start + unit.group, a.shape[-1]))
-        # a group at once, with k between rows and columns: what is added are whole numbers below 2^33, in any order;
-        # from -0, so that a sum of nothing but -0 keeps its sign
+        # One group at a time, k between rows and columns. The addends are whole numbers below 2^33, so any order is
+        # exact. The sum starts from -0, so a sum of only -0 keeps its sign.
         exponents = a_exponent[..., :, ks, None] + b_exponent[..., None, ks, :]
         top = np.maximum(_exponent(out), exponents.max(axis=-2))
-        # All zero, or so small that float64 could not scale it: any scale is exact then.
+        # -400: if all terms are zero or tiny, any scale that float64 holds is exact.
         scale = np.ldexp(1.0, unit.fraction - np.maximum(top, -400))
         products = a64[..., :, ks, None] * b64[..., None, ks, :]
         products *= scale[..., :, None, :]
@@ -149,11 +152,12 @@ def _matrix_unit(a: F32, b: F32, acc: Array, operands: str, result: str) -> Arra
 
 
 def _exponent(x: F64) -> Array:
+    """Returns floor(log2 |x|), and _ABSENT for 0."""
     return np.where(x == 0, _ABSENT, np.frexp(x)[1] - 1)
 
 
 def _leave(total: F64, operands: str, result: str) -> F64:
-    """What the unit writes of its exact sum."""
+    """Returns the unit's output for its exact sum."""
     if result == "fp16":
         return widen(narrow(total, "fp16"), "fp16").astype(np.float64)
     if operands.startswith("fp8"):

@@ -1,12 +1,12 @@
 """Fused multiply-add with one rounding, on numpy arrays, in every format and rounding direction.
 
-float32, float16 and bfloat16: the product of two 24-bit numbers is exact in float64; its sum with the third
-operand, rounded to odd in float64, then takes its single rounding to the format (see `rounding`).
+float32, float16 and bfloat16: float64 holds the product of two 24-bit numbers exactly. Its sum with the third operand
+is rounded to odd in float64 and then once to the format (see `rounding`).
 
-float64: product and sum become error-free pairs (Veltkamp and Dekker; Knuth), on mantissas scaled into
-[1/2, 1) so that nothing overflows or underflows on the way, and the parts are recombined with one rounding
-to odd as Boldo and Melquiond prove. A result in the subnormal range would be rounded a second time when it
-is scaled back; the exact residual tells where that second rounding met a false tie, and corrects it.
+float64: product and sum become error-free pairs (Veltkamp and Dekker; Knuth), on mantissas scaled into [1/2, 1), so
+that no step overflows or underflows. Boldo and Melquiond prove that one rounding to odd combines the parts correctly. A
+subnormal result is rounded a second time when it is scaled back. The exact residual shows where this second rounding
+met a false tie, and corrects it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SPLITTER = 134217729.0  # 2^27 + 1: Veltkamp's constant for a 53-bit significan
 
 @quiet
 def fma(x: Array, y: Array, z: Array, name: str, direction: str = "rn") -> Array:
-    """x * y + z with one rounding, in the storage of the Triton type `name`."""
+    """Returns x * y + z with one rounding, in the storage of the Triton type `name`."""
     if name == "fp64":
         return fma_float64(x, y, z, direction)
     if name == "fp32" and direction == "rn":
@@ -35,12 +35,11 @@ def fma(x: Array, y: Array, z: Array, name: str, direction: str = "rn") -> Array
 
 
 def _float32(x: F32, y: F32, z: F32) -> F32:
-    """x * y + z in float32 with one rounding to nearest even.
+    """Returns x * y + z in float32 with one rounding to nearest even.
 
-    The float64 sum is inexact almost always, but rounding it on to float32 is wrong only where it landed
-    exactly half-way between two float32 (one element in 2^29) or among the subnormals, whose half-ways lie
-    elsewhere. Only those take the careful path: 3 times faster than rounding everything to odd. A sum of zero,
-    which padding is full of, is exact.
+    The float64 sum is nearly always inexact. Rounding it to float32 is wrong only if it lies exactly half-way between
+    two float32 numbers (one element in 2^29) or is subnormal, where the half-ways lie elsewhere. Only these elements
+    are rounded to odd first, which is 3 times faster than rounding all. A sum of zero, frequent in padding, is exact.
     """
     wide = np.multiply(x, y, dtype=np.float64)
     wide += z
@@ -58,13 +57,13 @@ def _float32(x: F32, y: F32, z: F32) -> F32:
 
 @quiet
 def fma_odd(x: Array, y: Array, z: Array) -> F64:
-    """x * y + z of values of at most 24 bits, as float64 rounded to odd."""
+    """Returns x * y + z of values of at most 24 bits, as float64 rounded to odd."""
     product = x.astype(np.float64) * y.astype(np.float64)
     return to_odd(*two_sum(product, z.astype(np.float64)))
 
 
 def zero_sign(out: Array, zero: Array, x: Array, y: Array, z: Array, direction: str) -> Array:
-    """An exact zero sum of opposite signs is -0 when rounding towards -inf (IEEE 754-2019, 6.3)."""
+    """Returns -0 for an exact zero sum of opposite signs if rounding towards -inf (IEEE 754-2019, 6.3)."""
     if direction != "rm":
         return out
     all_positive = ~(np.signbit(x) ^ np.signbit(y)) & ~np.signbit(z)
@@ -73,7 +72,7 @@ def zero_sign(out: Array, zero: Array, x: Array, y: Array, z: Array, direction: 
 
 @quiet
 def fma_float64(x: F64, y: F64, z: F64, direction: str = "rn") -> F64:
-    """x * y + z in float64 with one rounding, subnormals and overflow included."""
+    """Returns x * y + z in float64 with one rounding, subnormals and overflow included."""
     if not x.shape == y.shape == z.shape:
         x, y, z = np.broadcast_arrays(x, y, z)
     if _comfortable(x, 400) and _comfortable(y, 400) and _comfortable(z, 800):
@@ -84,16 +83,16 @@ def fma_float64(x: F64, y: F64, z: F64, direction: str = "rn") -> F64:
         out = step(out, rest, direction)
     else:
         out, zero = _scaled(x, y, z, direction)
-    # An exact zero takes its sign from the plain sum, whose product is exact then too.
+    # An exact zero takes its sign from the plain sum; its product is exact in that case.
     out = np.where(zero, x * y + z, out) if np.count_nonzero(zero) else out
     return zero_sign(out, zero, x, y, z, direction)
 
 
 def _nearest(x: F64, y: F64, z: F64) -> F64:
-    """The common case: nothing near overflow or underflow, rounding to nearest.
+    """Returns x * y + z rounded to nearest, for values far from overflow and underflow: the common case.
 
-    s + c is the sum to about 106 bits, so its float64 rounding is right unless it sits within 2^-52 |c| of
-    a tie; nudging c both ways finds those elements, and only they take the careful path.
+    s + rest is the sum to about 106 bits, so its float64 rounding is right unless it lies within 2^-52 |rest| of a tie.
+    Changing rest slightly both ways finds these elements, and only they take the careful path.
     """
     product, error = _two_product(x, y)
     s, rest = two_sum(product, z)
@@ -109,7 +108,7 @@ def _nearest(x: F64, y: F64, z: F64) -> F64:
 
 
 def step(nearest: F64, rest: F64, direction: str) -> F64:
-    """The directed rounding of nearest + rest, given its rounding to nearest."""
+    """Returns the directed rounding of nearest + rest, given its rounding to nearest."""
     if direction == "rz":
         wrong, target = (rest != 0) & ((rest < 0) == (nearest > 0)) & (nearest != 0), np.zeros(1)
     elif direction == "rm":
@@ -122,7 +121,7 @@ def step(nearest: F64, rest: F64, direction: str) -> F64:
 
 
 def _comfortable(a: F64, limit: int) -> bool:
-    """Whether no element, zero apart, comes near overflow or underflow in an error-free product."""
+    """True if no element except zeros comes near overflow or underflow in an error-free product."""
     size = np.abs(a)
     if np.count_nonzero(size < 2.0**limit) < size.size:
         return False
@@ -130,7 +129,7 @@ def _comfortable(a: F64, limit: int) -> bool:
 
 
 def _sum_of_product(x: F64, y: F64, z: F64) -> tuple[F64, F64]:
-    """x * y + z rounded to nearest, and a rest with the sign of the exact remainder (0 if exact)."""
+    """Returns x * y + z rounded to nearest, and a rest with the sign of the exact remainder (0 if exact)."""
     high, low = _two_product(x, y)
     t_high, t_low = two_sum(z, low)
     v_high, v_low = two_sum(high, t_high)
@@ -138,7 +137,7 @@ def _sum_of_product(x: F64, y: F64, z: F64) -> tuple[F64, F64]:
 
 
 def _two_product(x: F64, y: F64) -> tuple[F64, F64]:
-    """x * y as (rounded product, exact error)."""
+    """Returns the rounded product x * y and its exact error."""
     p = x * y
     cx, cy = _SPLITTER * x, _SPLITTER * y
     xh, yh = cx - (cx - x), cy - (cy - y)
@@ -147,20 +146,20 @@ def _two_product(x: F64, y: F64) -> tuple[F64, F64]:
 
 
 def _scaled(x: F64, y: F64, z: F64, direction: str) -> tuple[F64, Array]:
-    """The general case, on mantissas and exponents apart; also says where the exact result is zero."""
+    """Returns x * y + z of any values, computed on mantissas and exponents, and a mask of exact zeros."""
     mx, ex = np.frexp(x)
     my, ey = np.frexp(y)
     mz, ez = np.frexp(z)
     exponent = ex + ey
     distance = np.where(mz != 0, ez - exponent, 0)
-    # Beyond a distance of 130 bits the smaller addend is only a sticky bit, so the distance may be cut.
+    # Beyond 130 bits the smaller addend affects only the sign of the remainder, so the distance may be cut.
     exponent = np.where(distance > 130, ez - 130, exponent)
     nearest, rest = _sum_of_product(mx, my, np.ldexp(mz, np.clip(distance, -130, 130)))
 
     out = np.ldexp(nearest, exponent)
-    lost = nearest - np.ldexp(out, -exponent)  # what scaling into the subnormal range rounded off; exact
+    lost = nearest - np.ldexp(out, -exponent)  # the exact error of scaling into the subnormal range
     if direction == "rn":
-        # A tie that is none: ldexp saw exactly half a step, but the rest leans the other way than "even" took.
+        # A false tie: ldexp met exactly half a step, but the rest lies on the other side than the even number.
         half_step = np.ldexp(0.5, -1074 - exponent)
         false_tie = (np.abs(lost) == half_step) & (lost * rest > 0)
         out = np.where(false_tie, np.nextafter(out, np.where(lost > 0, np.inf, -np.inf)), out)

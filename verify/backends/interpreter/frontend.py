@@ -1,10 +1,9 @@
-"""What Triton's frontend works out anew for each operation of an interpreted kernel, worked out once.
+"""Caches work that Triton's frontend repeats for each operation of an interpreted kernel.
 
-Two thirds of a launch on a small tensor went into the types of the frontend, none into numbers: each tensor wrapped
-its shape in new constants and named their types, every integer sum was computed and compared in int64 for an assertion
-that nobody makes, every launch searched triton.language for builtins. `replacements` are the same functions with
-a memory. Where one has nothing to remember it calls the shipped function, so that Triton stays the judge of what is
-right; the types and the numbers that come out are the shipped ones.
+Two thirds of a launch on a small tensor went into the frontend's types, not into numbers. Each tensor wrapped its shape
+in new constants and named their types. Every integer sum was computed again in int64 for an assertion that is off.
+Every launch searched triton.language for builtins. `replacements` are the same functions with a cache. Without a cached
+value they call the shipped function, so Triton still decides which types and numbers result.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ from triton.runtime.interpreter import TensorHandle, _get_np_dtype
 
 from verify.backends.interpreter.programs import check, now, spread, stacked
 
-#: Where a type remembers what follows from it alone: its tensors' attributes, its numpy type, blocks of other elements,
-#: arrays of constants, the sizes that fit.
+#: Attributes in which a type caches values that follow from it: its tensors' attributes, its numpy type, block types of
+#: other elements, arrays of constants, element sizes that fit.
 _TENSOR, _STORED, _OTHERS = "_verify_tensor", "_verify_stored", "_verify_others"
 _CONSTANTS, _FITS = "_verify_constants", "_verify_fits"
-#: As many shapes as one process remembers before it starts again: a campaign meets a few hundred.
+#: Shapes in a cache before it is cleared; a campaign has a few hundred.
 _SHAPES = 4096
-#: As many constants of one type, and none larger: 16 KiB in float32.
+#: Constants of one type in a cache before it is cleared, and their largest size: 16 KiB in float32.
 _NUMBERS, _ELEMENTS = 64, 4096
 
 
 def np_dtype(dtype: Any) -> Any:
-    """The numpy type in which the interpreter stores a Triton type; as shipped, a dictionary is built to look it up."""
+    """Returns the numpy type that stores a Triton type. The shipped function builds a dictionary for each look-up."""
     stored = vars(dtype).get(_STORED)
     if stored is None:
         stored = vars(dtype)[_STORED] = _get_np_dtype(dtype)
@@ -41,7 +40,7 @@ def np_dtype(dtype: Any) -> Any:
 
 
 def replacements() -> Iterator[tuple[Any, str, Any]]:
-    """(owner, attribute, function) for each function of Triton that is given a memory, if this version has it."""
+    """Yields (owner, attribute, function) for each function of Triton to replace, if this version has it."""
     builder, semantic = interpreter.interpreter_builder, interpreter.interpreter_semantic
     kind = type(semantic)
     for owner, name, remembering in (
@@ -63,12 +62,12 @@ def replacements() -> Iterator[tuple[Any, str, Any]]:
         if hasattr(owner, name):
             yield owner, name, remembering(getattr(owner, name))
     if not builder.options.debug:
-        # Each int32 sum is computed again in int64 for a device_assert, which is a no-op without `debug`.
+        # Each int32 sum would be computed again in int64 for a device_assert that does nothing without `debug`.
         yield builder, "options", dataclasses.replace(builder.options, sanitize_overflow=False)
 
 
 def _tensor(original: Callable[..., None]) -> Callable[..., None]:
-    """tensor.__init__: all but the handle follows from the type."""
+    """Replaces tensor.__init__: all attributes except the handle follow from the type, so they are cached there."""
 
     def init(self: Any, handle: Any, type: Any) -> None:
         known = type.__dict__.get(_TENSOR)
@@ -85,25 +84,25 @@ def _tensor(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _handle(original: Callable[..., None]) -> Callable[..., None]:
-    """TensorHandle.__init__: whether the elements of an array fit a type is known by their size."""
+    """Replaces TensorHandle.__init__: caches by element size whether the elements of an array fit a type."""
 
     def init(self: Any, data: Any, dtype: Any, attr: dict[str, Any] | None = None) -> None:
         self.data, self.dtype = data, dtype
         self.attr = {} if attr is None else attr
         known = dtype.__dict__.get(_FITS)
         if known is None or not known.get(data.itemsize):
-            self.__post_init__()  # asks `_fitting`, which remembers
+            self.__post_init__()  # calls `_fitting`, which caches
 
     return init
 
 
 def _block(original: Callable[..., None]) -> Callable[..., None]:
-    """block_type.__init__: equal types of the same elements are one set of attributes."""
+    """Replaces block_type.__init__: equal block types share one set of attributes."""
     known: dict[tuple[int, ...], tuple[Any, dict[str, Any]]] = {}
 
     def init(self: Any, element_ty: Any, shape: Any) -> None:
         sides = tuple(shape)
-        # A float is no size, but 16.0 == 16: the shipped function has to see it.
+        # 16.0 == 16, but a float is no size: the shipped function must reject it.
         if not all(type(side) is int for side in sides):
             original(self, element_ty, shape)
             return
@@ -114,13 +113,13 @@ def _block(original: Callable[..., None]) -> Callable[..., None]:
         original(self, element_ty, shape)
         if len(known) >= _SHAPES:
             known.clear()
-        known[key] = (element_ty, _shared(self))  # with the element type itself, so that its id stays its own
+        known[key] = (element_ty, _shared(self))  # keeps the element type alive, so its id stays unique
 
     return init
 
 
 def _pointer(original: Callable[..., None]) -> Callable[..., None]:
-    """pointer_type.__init__: each launch makes those of its arguments, and equal ones are one set of attributes."""
+    """Replaces pointer_type.__init__: equal pointer types share one set of attributes."""
     known: dict[tuple[Any, ...], tuple[Any, dict[str, Any]]] = {}
 
     def init(self: Any, element_ty: Any, address_space: int = 1, const: bool = False) -> None:
@@ -138,17 +137,17 @@ def _pointer(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _shared(one: Any) -> dict[str, Any]:
-    """The attributes of an object as a dict that others may have too.
+    """Returns the attributes of an object as a dict that other objects may share.
 
-    Since Python 3.13 the dict that an object is born with lies in the object, and the garbage collector looks for its
-    values there alone: whatever only another object with that dict could reach was cleared.
+    Since Python 3.13 an object's first dict lies inside the object. The garbage collector would visit its values only
+    from there and clear values that another object with the same dict still uses. So the object gets a new dict.
     """
     shared = one.__dict__ = dict(vars(one))
     return shared
 
 
 def _of_other_elements(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """block_type.with_element_ty: made once for each pair of types."""
+    """Replaces block_type.with_element_ty: makes each pair of types once."""
 
     def with_element_ty(self: Any, element_ty: Any) -> Any:
         others, key = vars(self).setdefault(_OTHERS, {}), id(vars(element_ty))
@@ -162,25 +161,26 @@ def _of_other_elements(original: Callable[[Any, Any], Any]) -> Callable[[Any, An
 
 
 def _same(original: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
-    """dtype.__eq__: a type equals itself."""
+    """Replaces dtype.__eq__: a type equals itself without a further look."""
     return lambda self, other: self is other or original(self, other)
 
 
 def _unwrapping(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """_unwrap_if_constexpr: what is neither a constant nor a sequence is itself."""
+    """Replaces _unwrap_if_constexpr: returns values that are neither constants nor sequences at once."""
     plain = {int, float, bool, str, type(None), core.dtype, core.pointer_type, core.block_type, core.tensor}
     return lambda value: value if type(value) in plain else original(value)
 
 
 def _known_tensor(original: Callable[..., Any]) -> Callable[..., Any]:
-    """TritonSemantic.to_tensor, which every assignment asks: a tensor is one."""
+    """Replaces TritonSemantic.to_tensor, called by every assignment: returns a tensor unchanged."""
     return lambda self, x, check_type=True: x if type(x) is core.tensor else original(self, x, check_type)
 
 
 def _casting(original: Callable[..., Any]) -> Callable[..., Any]:
-    """TritonSemantic.cast: to the type that a tensor has is the tensor; frequent casts are told by their pair of types.
+    """Replaces TritonSemantic.cast: returns a tensor that has the type already, and takes frequent casts by their pair
+    of types.
 
-    They are those that the shipped function hands to the builder in one step, which is `cast_impl` for each of them.
+    For these pairs the shipped function too makes one call of the builder, `cast_impl`.
     """
     floats = [core.float16, core.bfloat16, core.float32, core.float64]
     pairs = [(core.float32, other) for other in floats] + [(core.float64, other) for other in floats]
@@ -203,10 +203,10 @@ def _casting(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _pairing(original: Callable[..., Any]) -> Callable[..., Any]:
-    """TritonSemantic.binary_op_type_checking_impl: operands of one of four types need no agreement on a common one.
+    """Replaces TritonSemantic.binary_op_type_checking_impl: two operands of one common type need no conversion.
 
-    A number beside a tensor becomes a constant of the tensor's type and shape. Its array, which nothing writes to,
-    serves every later operation with the number and such a tensor.
+    A number becomes a constant of the tensor's type and shape. Its array is read-only and serves every later operation
+    of this number with such a tensor.
     """
     settled = {
         **{id(dtype): (int, float) for dtype in (core.float32, core.float64)},
@@ -245,12 +245,12 @@ def _pairing(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _named(number: float) -> tuple[float | str, type]:
-    """A number as it is remembered: 1 is not 1.0, nor 0.0 the -0.0 that Triton 3.9 makes of it."""
+    """Returns the key of a number: 1 and 1.0 differ, and so do 0.0 and the -0.0 that Triton 3.9 makes of it."""
     return number or repr(number), type(number)
 
 
 def _fitting(original: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
-    """_validate_np_data_size: whether the elements of an array fit a type is known by their size."""
+    """Replaces _validate_np_data_size: caches by element size whether the elements of an array fit a type."""
 
     def fits(array: Any, dtype: Any) -> bool:
         known = vars(dtype).setdefault(_FITS, {})
@@ -262,7 +262,7 @@ def _fitting(original: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]
 
 
 def _broadcasting(original: Callable[..., Any]) -> Callable[..., Any]:
-    """TritonSemantic.broadcast_impl_value, without the frontend's way of comparing shapes."""
+    """Replaces TritonSemantic.broadcast_impl_value, without the frontend's comparison of shapes."""
 
     def filled(scalar: Any, block: Any) -> Any:
         handle, kind = scalar.handle, block.with_element_ty(scalar.type.scalar)
@@ -301,12 +301,12 @@ def _broadcasting(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _patching(original: Callable[..., None], builder: Any, semantic: Any) -> Callable[..., None]:
-    """_patch_builtin: the builtins of a module or class are searched once, and wrapped once."""
+    """Replaces _patch_builtin: searches the builtins of a module or class once, and wraps each once."""
     found: dict[tuple[Any, int], list[tuple[str, Any, Any]]] = {}
     wrapped: dict[Any, Callable[..., Any]] = {}
 
     def searched(package: Any) -> list[tuple[str, Any, Any]]:
-        """(name, builtin, wrapped) of what is a builtin, or was one when this launch began."""
+        """Returns (name, builtin, wrapped) of each builtin, also of those that are wrapped already."""
         ours = {made: member for member, made in wrapped.items()}
         members = [(name, ours.get(m, m)) for name, m in inspect.getmembers(package) if inspect.isroutine(m)]
         builtins = [(name, m) for name, m in members if core.is_builtin(m)]
@@ -323,7 +323,7 @@ def _patching(original: Callable[..., None], builder: Any, semantic: Any) -> Cal
             now = getattr(package, name)
             if now is member:
                 scope.set_attr(package, name, made)
-            elif now is not made and core.is_builtin(now):  # another one stands there by now
+            elif now is not made and core.is_builtin(now):  # someone replaced the builtin meanwhile
                 del found[key]
                 patch(package, for_builder, scope)
                 return
@@ -332,8 +332,8 @@ def _patching(original: Callable[..., None], builder: Any, semantic: Any) -> Cal
 
 
 def bound(function: Callable[..., Any], semantic: Any) -> Callable[..., Any]:
-    """A builtin of triton.language with the interpreter filled in."""
-    checked = core.builtin(bound).__code__  # the wrapper that asks whether it is
+    """Returns a builtin of triton.language that passes the interpreter's semantic."""
+    checked = core.builtin(bound).__code__  # the wrapper that checks for `_semantic`
     if getattr(function, "__code__", None) is checked and hasattr(function, "__wrapped__"):
         function = function.__wrapped__
 
@@ -342,16 +342,16 @@ def bound(function: Callable[..., Any], semantic: Any) -> Callable[..., Any]:
         return function(*args, **kwargs)
 
     direct = _DIRECT.get((function.__module__, function.__qualname__))
-    # with `debug` the frontend asserts that no integer overflows
+    # in `debug` mode the frontend checks for integer overflow, so the fast path is off
     wrapped = call if direct is None or semantic.builder.options.debug else direct(call, semantic.builder)
     wrapped.__name__, wrapped.__doc__ = function.__name__, function.__doc__
     return wrapped
 
 
-# -- the shortest way, for what most operations are ------------------------------------------------------
+# -- fast paths for the most frequent operations ---------------------------------------------------------
 #
-# Operands of one type, or a scalar of the block's elements beside it: all that the frontend does with them is to
-# hand them to the builder, which asks numpy. Everything else goes to the frontend.
+# Operands of one type, or a block and a scalar of its element type: the frontend would only pass them to the builder,
+# which calls numpy. All other operands go to the frontend.
 
 _NONE: dict[Any, Any] = {}
 _COUNTED = {id(dtype) for dtype in (core.int32, core.int64)}
@@ -359,7 +359,7 @@ _NUMERIC = _COUNTED | {id(dtype) for dtype in (core.float32, core.float64)}
 
 
 def _kind(x: Any, y: Any) -> Any:
-    """The type of a result of two tensors, or None where the frontend has to say it."""
+    """Returns the type of a result of two tensors, or None if the frontend must determine it."""
     one, other = x.type, y.type
     if one.__dict__ is other.__dict__:
         return one
@@ -371,12 +371,17 @@ def _kind(x: Any, y: Any) -> Any:
 
 
 def _aligned(block: Any) -> bool:
-    """Whether numpy may lay a scalar over the block; else, where each program that is run at once has a scalar of its
-    own and the block has several sides, the frontend makes a block of the scalar first."""
+    """True if numpy may broadcast a scalar over the block.
+
+    Otherwise the frontend makes a block of the scalar first: programs that run together have one scalar each, and the
+    block has several sides.
+    """
     return not now.lanes or len(block.shape) < 2
 
 
 def _operator(ufunc: Any, *, swapped: bool = False, compares: bool = False) -> Callable[..., Any]:
+    """Returns a maker of a fast binary operator: operands of one type, or a block and a scalar or number."""
+
     def made(call: Callable[..., Any], builder: Any) -> Callable[..., Any]:
         def operate(x: Any, y: Any) -> Any:
             scalar, left = x.dtype, x.handle
@@ -404,7 +409,7 @@ def _operator(ufunc: Any, *, swapped: bool = False, compares: bool = False) -> C
             return core.tensor(TensorHandle(data, scalar), kind)
 
         def moved(pointer: Any, offset: Any) -> Any:
-            """A pointer, or a block of them, and signed offsets of its shape."""
+            """Adds signed offsets to a pointer or a block of pointers."""
             kind, by = pointer.type, offset.type
             if by.is_block() and not kind.is_block():
                 kind = by.with_element_ty(kind)
@@ -420,7 +425,7 @@ def _operator(ufunc: Any, *, swapped: bool = False, compares: bool = False) -> C
 
 
 def _fused(call: Callable[..., Any], builder: Any) -> Callable[..., Any]:
-    """tl.fma of three tensors of one type, of which y and z may be scalars."""
+    """Returns a fast tl.fma for three tensors of one type; y and z may be scalars."""
 
     def fma(x: Any, y: Any, z: Any, **named: Any) -> Any:
         if type(x) is type(y) is type(z) is core.tensor and id(x.dtype) in _NUMERIC:
@@ -434,7 +439,7 @@ def _fused(call: Callable[..., Any], builder: Any) -> Callable[..., Any]:
 
 
 def _selected(call: Callable[..., Any], builder: Any) -> Callable[..., Any]:
-    """tl.where of one shape."""
+    """Returns a fast tl.where for operands of one shape."""
 
     def where(condition: Any, x: Any, y: Any, **named: Any) -> Any:
         if type(condition) is type(x) is type(y) is core.tensor and condition.dtype is core.int1:
@@ -448,7 +453,7 @@ def _selected(call: Callable[..., Any], builder: Any) -> Callable[..., Any]:
 
 
 def _filled(call: Callable[..., Any], builder: Any) -> Callable[..., Any]:
-    """tl.full of a number, which coefficients of polynomials are: the array, which nothing writes to, is made once."""
+    """Returns a tl.full that makes the array of a number, such as a coefficient, once; the array is read-only."""
     known: dict[Any, tuple[Any, Any, Any, Any]] = {}
 
     def full(shape: Any, value: Any, dtype: Any, **named: Any) -> Any:
@@ -470,7 +475,7 @@ def _filled(call: Callable[..., Any], builder: Any) -> Callable[..., Any]:
             if len(known) >= _SHAPES:
                 known.clear()
             out.handle.data.flags.writeable = False
-            # with the type itself, so that its id stays its own; a zero of a uint32 has the elements of an int32
+            # keeps the type alive, so its id stays unique; tl.full of a uint32 zero has int32 elements
             known[key] = dtype, out.type, out.handle.dtype, out.handle.data
         return out
 

@@ -1,9 +1,9 @@
-"""Elementary and special functions, correctly rounded: what the GPU's approximations stand for.
+"""Elementary and special functions, correctly rounded. They stand in for the GPU's approximations.
 
-Each is an `Evaluated`: a proposal in float64, from NumPy, from PyTorch or composed of theirs, and the ball of Arb that
-has the last word. The proposals need to be within 2^-44 only; near zeros and in tails that takes the care below.
-Nothing proposes gamma, and nothing good its logarithm near the zeros on the negative axis: there all are balls.
-fmod and remainder are exact in float64.
+Each is an `Evaluated`: NumPy or PyTorch proposes a float64 value, and a ball of Arb decides. A proposal must be within
+2^-44 of the value; near zeros and in tails this needs the formulas below. Gamma has no proposal, and its logarithm has
+no good one near the zeros on the negative axis: balls compute all values there. fmod and remainder are exact in
+float64.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ from verify.backends.interpreter.rounding import F64
 
 Unary = Callable[[F64], F64]
 _SQRT_HALF = math.sqrt(0.5)
-#: sqrt(1/2) - _SQRT_HALF, so that x / sqrt(2) is known to twice the precision.
+#: sqrt(1/2) - _SQRT_HALF: with it x / sqrt(2) has twice the precision.
 _SQRT_HALF_LOW = -4.833646656726457e-17
 _TWO_OVER_SQRT_PI = 1.1283791670955126
 
 
 def reciprocal(x: F64) -> F64:
-    """One division: every machine rounds it alike."""
+    """Returns 1 / x: one division, which every machine rounds alike."""
     return 1.0 / x
 
 
-# -- what Arb and NumPy both have -----------------------------------------------------------------
+# -- functions that Arb and NumPy both have -------------------------------------------------------
 
 
 def _cube_root(x: Any) -> Any:
+    """Returns the real cube root as a ball."""
     return -((-x).root(3)) if x < 0 else x.root(3)
 
 
@@ -71,7 +72,7 @@ tanh = Evaluated(np.tanh, lambda x: x.tanh())
 
 
 def _torch(name: str) -> Unary:
-    """A float64 function of torch.special, on numpy arrays."""
+    """Returns a float64 function of torch.special that takes numpy arrays."""
 
     def call(x: F64) -> F64:
         import torch
@@ -89,9 +90,9 @@ _torch_erfcx, _ndtri = _torch("erfcx"), _torch("ndtri")
 
 
 def _erfcx(x: F64) -> F64:
-    """exp(x^2) erfc(x), with the exact square in the exponent; PyTorch's erfcx where x is large.
+    """Returns exp(x^2) erfc(x), with the exact square in the exponent; for large x PyTorch's erfcx.
 
-    PyTorch's own function is 400 ULP off at -24: it squares with one rounding.
+    PyTorch's own function is 400 ULP off at -24, because it rounds the square.
     """
     square = x * x
     rest = fma_float64(x, x, -square)
@@ -101,7 +102,7 @@ def _erfcx(x: F64) -> F64:
 
 
 def _erfcx_ball(x: Any) -> Any:
-    """The product, or beyond 2^20, where exp(x^2) may be too large, the alternating series in 1 / (2 x^2)."""
+    """Returns exp(x^2) erfc(x): the product or, from 2^20 on, where exp(x^2) may be too large, a series."""
     if x < 2**20:
         return (x * x).exp() * x.erfc()
     step, total, term, n = 1 / (2 * x * x), arb(1), arb(1), 0
@@ -109,15 +110,15 @@ def _erfcx_ball(x: Any) -> Any:
         n += 1
         term = -term * (2 * n - 1) * step
         total += term
-    # the terms alternate and fall, so that the rest is less than the last
+    # the terms alternate and decrease, so the remainder is less than the last term
     return (total + arb(0, abs(term).upper())) / (x * arb.pi().sqrt())
 
 
 def _normcdf(x: F64) -> F64:
-    """The normal distribution function erfc(-x / sqrt 2) / 2.
+    """Returns the normal distribution function erfc(-x / sqrt 2) / 2.
 
-    The rounding of the argument alone would cost x^2 / 2 ULP (700 at -37), so its error is carried as a
-    first-order correction: d/dt erfc(t) = -2/sqrt(pi) exp(-t^2).
+    Rounding the argument alone would cost x^2 / 2 ULP (700 at -37). So its error is corrected to first order:
+    d/dt erfc(t) = -2/sqrt(pi) exp(-t^2).
     """
     t = -x * _SQRT_HALF
     t_low = fma_float64(-x, np.full_like(x, _SQRT_HALF), -t) - x * _SQRT_HALF_LOW
@@ -127,22 +128,22 @@ def _normcdf(x: F64) -> F64:
 
 
 def _normcdfinv(p: F64) -> F64:
-    """The inverse of normcdf; one Newton step from PyTorch's ndtri on the smaller tail, erfinv in the middle."""
+    """Returns the inverse of normcdf: PyTorch's ndtri on the smaller tail and one Newton step, in the middle erfinv."""
     upper = p > 0.5
     tail = np.where(upper, 1.0 - p, p)  # exact for p in [1/2, 1]
     x = _ndtri(tail)
     density = np.exp(-0.5 * x * x) / math.sqrt(2.0 * math.pi)
     step = (_normcdf(x) - tail) / density
     x = x - np.where(np.isfinite(step), step, 0.0)
-    middle = (p > 0.25) & (p < 0.75)  # where 2 p - 1 is exact, and the result may be small
+    middle = (p > 0.25) & (p < 0.75)  # 2 p - 1 is exact here, and the result may be small
     return np.where(middle, _erfinv(2.0 * p - 1.0) / _SQRT_HALF, np.where(upper, -x, x))
 
 
 def _erfcinv(y: F64) -> F64:
-    """The inverse of erfc on (0, 2): -normcdfinv(y / 2) / sqrt 2, and erfinv(1 - y) where that is exact."""
+    """Returns the inverse of erfc on (0, 2): -normcdfinv(y / 2) / sqrt 2, or erfinv(1 - y) if 1 - y is exact."""
     middle = (y > 0.5) & (y < 1.5)
     out = np.where(middle, _erfinv(1.0 - y), -_normcdfinv(0.5 * y) * _SQRT_HALF)
-    return np.where(y < 0, np.nan, out)  # half of the smallest negative number is -0
+    return np.where(y < 0, np.nan, out)  # for the smallest negative y, y / 2 is -0
 
 
 erf = Evaluated(_erf, lambda x: x.erf())
@@ -158,13 +159,13 @@ normcdfinv = Evaluated(_normcdfinv, lambda p: -arb(2).sqrt() * (2 * p).erfcinv()
 
 
 def _length(*parts: F64) -> F64:
-    """sqrt(x^2 + y^2 + ...) without overflow on the way."""
+    """Returns sqrt(x^2 + y^2 + ...) without intermediate overflow."""
     out: F64 = functools.reduce(np.hypot, parts)
     return out
 
 
 def _reciprocal_length(*parts: F64) -> F64:
-    """1 / sqrt(sum of squares), also where the length itself would overflow."""
+    """Returns 1 / sqrt(sum of squares), even if the length itself overflows."""
     length, quarter = (_length(*(s * p for p in parts)) for s in (1.0, 0.25))
     return np.where(np.isinf(length), 0.25 / quarter, 1.0 / length)
 
@@ -181,14 +182,14 @@ rhypot = rnorm3d = rnorm4d = Evaluated(_reciprocal_length, lambda *parts: 1 / _l
 
 
 def _turns(x: F64) -> tuple[F64, F64]:
-    """x modulo 2 as (quadrant of half turns 0..3, rest in [-1/4, 1/4]), both exact."""
+    """Returns x modulo 2 as a quadrant of half turns 0..3 and a rest in [-1/4, 1/4], both exact."""
     r = np.fmod(x, 2.0)
     quadrant = np.rint(2.0 * r)
     return np.mod(quadrant, 4.0), r - 0.5 * quadrant
 
 
 def _sinpi(x: F64) -> F64:
-    """sin(pi x), exact at the zeros; the sign of an exact zero is that of x."""
+    """Returns sin(pi x), exact at the zeros; an exact zero has the sign of x."""
     quadrant, rest = _turns(x)
     s, c = np.sin(np.pi * rest), np.cos(np.pi * rest)
     out = np.choose(np.where(np.isfinite(x), quadrant, 0).astype(np.int64), [s, c, -s, -c])
@@ -196,7 +197,7 @@ def _sinpi(x: F64) -> F64:
 
 
 def _cospi(x: F64) -> F64:
-    """cos(pi x), exact at the zeros, which are +0."""
+    """Returns cos(pi x), exact at the zeros, which are +0."""
     quadrant, rest = _turns(x)
     s, c = np.sin(np.pi * rest), np.cos(np.pi * rest)
     out = np.choose(np.where(np.isfinite(x), quadrant, 0).astype(np.int64), [c, -s, -c, s])
@@ -211,7 +212,7 @@ cospi = Evaluated(_cospi, lambda x: x.cos_pi())
 
 
 def _tgamma_limits(x: F64) -> F64:
-    """What gamma is at its poles and beyond the range of float64, and any number of its sign elsewhere."""
+    """Returns gamma's values at its poles and beyond float64's range; elsewhere any number of its sign."""
     whole = np.floor(x)
     odd = np.fmod(whole, 2.0) != 0
     out = np.where(x > 180, np.inf, np.where((x < 0) & odd, -1.0, 1.0))
@@ -221,11 +222,12 @@ def _tgamma_limits(x: F64) -> F64:
 
 
 def _tgamma_ball(x: Any) -> Any:
+    """Returns gamma as a ball; NaN beyond 2^20, where _tgamma_limits gives the value."""
     return x.gamma() if abs(x) < 2**20 else arb.nan()  # beyond, the limits say all
 
 
 def _lgamma_ball(x: Any) -> Any:
-    """log |gamma(x)|; on the negative axis by reflection."""
+    """Returns log |gamma(x)|; on the negative axis by reflection."""
     return x.lgamma() if x > 0 else abs(arb.pi() / (x * x.sin_pi())).log() - (-x).lgamma()
 
 
@@ -241,13 +243,13 @@ def fmod(x: F64, y: F64) -> F64:
 
 
 def remainder(x: F64, y: F64) -> F64:
-    """IEEE remainder: x - n y with n the integer nearest x / y, ties to even; exact."""
+    """Returns the IEEE remainder x - n y, n the integer nearest x / y, ties to even; exact."""
     size = np.abs(y)
     r = np.fmod(np.abs(x), 2.0 * size)
     r = np.where(np.isfinite(2.0 * size), r, np.abs(x))
     big = r > 1.5 * size
     middle = (r > 0.5 * size) & ~big
-    # The quotient of the part below 2|y| is 0, 1 or 2; on its ties (1/2, 3/2) the even one is 0 and 2.
+    # r / |y| < 2 rounds to 0, 1 or 2; its ties 1/2 and 3/2 round to the even 0 and 2.
     middle = middle & ~(r == 0.5 * size)
     big = big | (r == 1.5 * size)
     middle = middle & ~big

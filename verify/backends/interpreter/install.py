@@ -1,10 +1,9 @@
-"""Mend Triton's interpreter, so that kernels run on the CPU compute what a GPU would.
+"""Corrects Triton's interpreter, so that kernels on the CPU compute what a GPU would.
 
-`install()` replaces, in Triton's interpreter, the operations that are not faithful as shipped, and `uninstall()`
-puts the shipped ones back. What is replaced, and why (Triton 3.6.0; 3.9 ships a part of it, and the rest holds for
-3.7 to 3.9 too):
+`install()` replaces the operations of Triton's interpreter that are not faithful; `uninstall()` restores them. The list
+is for Triton 3.6.0. Triton 3.9 ships some of these corrections; the others apply to 3.7 to 3.9 too:
 
-| as shipped | here |
+| shipped | here |
 |---|---|
 | float32 to bfloat16 truncates; float8 is rounded without ties or saturation | `casts` |
 | bfloat16 arithmetic, comparison, min/max works on the uint16 patterns | `operators` |
@@ -12,20 +11,20 @@ puts the shipped ones back. What is replaced, and why (Triton 3.6.0; 3.9 ships a
 | bfloat16 scalars (`x * 2.0`) fail; float to int out of range is undefined | `operators`, `casts` |
 | tl.dot multiplies bfloat16 patterns, has no tf32, sums in an order that depends on the machine | `dot` |
 | no libdevice: `libdevice.erf(x)` is None or an error; no inline assembly | `libdevice`, `assembly` |
-| functions differ with the processor that numpy finds | `evaluated`, `functions` |
+| functions differ with the processor on which numpy runs | `evaluated`, `functions` |
 | NaN padding of bfloat16 blocks is 0; no atomic addition of bfloat16 | `operators` |
 | sum over bfloat16 adds patterns; other reductions take one Python call per element | `reduce` |
 | `for i in range(0, n)` with a run-time n fails with numpy 2.4 | `_index` |
 | a float argument stays a Python float: no `eps.to(tl.float32)`, and float64 arithmetic | `arguments` |
 | an int argument of 1 is a tensor, in a compiled kernel it is a constant; a bool argument fails | `arguments` |
 | annotated arguments (`n: tl.int64`) keep the type of the number; `n += 1` and `return 1` keep numbers | `arguments` |
-| `and`, `or`, `not` of tensors are Python's, which takes a block for true; `a < b < c` runs | `logic` |
-| an autotuned kernel with several configurations asks for a GPU driver | `_first_config` |
+| `and`, `or`, `not` of tensors are Python's, for which a block is true; `a < b < c` runs | `logic` |
+| an autotuned kernel with several configurations needs a GPU driver | `_first_config` |
 | programs run one after the other | `programs` |
-| each operation's types, int64 sums and broadcasts worked out anew: two thirds of a launch | `frontend` |
+| types, int64 sums and broadcasts are computed again for each operation: two thirds of a launch | `frontend` |
 | names imported from triton.language (`from triton.language import exp`) are not interpreted | `_bind_globals` |
 
-`operators` lists what stays different from a GPU.
+`operators` lists the remaining differences from a GPU.
 """
 
 from __future__ import annotations
@@ -44,20 +43,23 @@ _MISSING = object()
 
 
 class _Patches:
-    """Attributes that were replaced, so that they can be put back."""
+    """Replaced attributes and items, with their old values."""
 
     def __init__(self) -> None:
         self._saved: list[tuple[Any, str, Any]] = []
 
     def set(self, owner: Any, name: str, value: Any) -> None:
+        """Replaces an attribute."""
         self._saved.append((owner, name, inspect.getattr_static(owner, name, _MISSING)))
         setattr(owner, name, value)
 
     def set_item(self, namespace: dict[str, Any], name: str, value: Any) -> None:
+        """Replaces an item of a namespace."""
         self._saved.append((namespace, name, namespace[name]))
         namespace[name] = value
 
     def restore(self) -> None:
+        """Restores all old values, the last replaced first."""
         while self._saved:
             owner, name, value = self._saved.pop()
             if isinstance(owner, dict):
@@ -72,12 +74,12 @@ _active: _Patches | None = None
 
 
 def installed() -> bool:
-    """Whether the faithful operations are in place."""
+    """True if the faithful operations are installed."""
     return _active is not None
 
 
 def install() -> None:
-    """Put the faithful operations in place; a second call does nothing."""
+    """Installs the faithful operations; a second call does nothing."""
     global _active
     if _active is not None:
         return
@@ -118,7 +120,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Put Triton's own operations back."""
+    """Restores Triton's own operations."""
     global _active
     if _active is not None:
         _active.restore()
@@ -127,10 +129,10 @@ def uninstall() -> None:
 
 @contextmanager
 def untraced() -> Iterator[None]:
-    """While open, `torch.compile` runs what the interpreter launches, instead of tracing the interpreter's numpy code.
+    """Makes `torch.compile` run what the interpreter launches, instead of tracing the interpreter's numpy code.
 
-    A `triton_op` stays one call, too: its launches are nodes of a graph only where they are compiled.
-    Not for good: `torch.compiler.disable` imports the compiler, which takes seconds.
+    A `triton_op` stays one call too: its launches are nodes of a graph only if they are compiled. This is a context,
+    not permanent, because `torch.compiler.disable` imports the compiler, which takes seconds.
     """
     import torch
     from torch.export import _trace
@@ -149,7 +151,7 @@ def untraced() -> Iterator[None]:
 
 # -- compatibility --------------------------------------------------------------------------------
 
-#: What must exist in Triton for the replacements to mean something: module -> dotted attributes.
+#: The attributes of Triton that the replacements need: module -> dotted attributes.
 REQUIRED: dict[str, tuple[str, ...]] = {
     "triton.runtime.interpreter": (
         *("TensorHandle", "InterpreterBuilder.create_atomic_rmw", "GridExecutor.__call__", "ReduceOps.apply_impl"),
@@ -177,7 +179,7 @@ REQUIRED: dict[str, tuple[str, ...]] = {
 
 
 def _targets() -> dict[str, Any]:
-    """The modules to patch, after a check that all the attributes are there."""
+    """Returns the modules to patch. Raises UsageError if an attribute of REQUIRED is missing."""
     import importlib
 
     import triton
@@ -195,7 +197,7 @@ def _targets() -> dict[str, Any]:
         missing += _missing_methods(modules["triton.runtime.interpreter"].InterpreterBuilder)
     if missing:
         raise UsageError(
-            f"interpreter backend: it mends the interpreter of Triton 3.6 to 3.9; Triton {triton.__version__} lacks "
+            f"interpreter backend: it corrects the interpreter of Triton 3.6 to 3.9; Triton {triton.__version__} lacks "
             f"{', '.join(missing[:5])}{f' and {len(missing) - 5} more' if len(missing) > 5 else ''}",
             hint="pip install 'triton>=3.6,<3.10', or run on a machine with a GPU",
         )
@@ -211,6 +213,7 @@ def _has(owner: Any, dotted: str) -> bool:
 
 
 def _missing_methods(builder: type) -> list[str]:
+    """Returns the builder methods that are to be replaced but missing."""
     from verify.backends.interpreter import operators
 
     return [f"InterpreterBuilder.{name}" for name in operators.METHODS if not hasattr(builder, name)]
@@ -220,11 +223,14 @@ def _missing_methods(builder: type) -> list[str]:
 
 
 def _run(call: Callable[..., Any], runs: list[set[int]]) -> Callable[..., Any]:
-    """One launch, without numpy's warnings: NaN, infinity and underflow are results, and masked lanes
-    may divide by zero. `runs` remembers the namespaces that are interpreted already in this launch,
-    those of triton.language among them.
+    """Returns GridExecutor.__call__ without numpy's warnings: NaN, infinity and underflow are results.
 
-    Tensors without values, of which a `triton_op` makes its fake result, get none, as where the kernel is compiled."""
+    Masked lanes may divide by zero. A launch on fake tensors, as a `triton_op` makes for its fake result, does nothing,
+    like a compiled one.
+
+    Args:
+        runs: one set per active launch: the namespaces that are already interpreted, including triton.language's
+    """
     from torch._subclasses.fake_tensor import FakeTensor
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -241,13 +247,15 @@ def _run(call: Callable[..., Any], runs: list[set[int]]) -> Callable[..., Any]:
 
 
 def _index(tensor: Any) -> int:
-    """A scalar tensor as a Python integer; the interpreter keeps scalars as arrays of one element."""
+    """Returns a scalar tensor as a Python integer. The interpreter stores scalars as arrays of one element."""
     from verify.backends.interpreter import programs
 
     return int(programs.agreed(tensor.handle.data))
 
 
 def _tensor_patcher(original: Callable[..., Any], truth: Callable[[Any], bool]) -> Callable[..., Any]:
+    """Returns _patch_lang_tensor that also sets __index__, __bool__ and T."""
+
     def patch(tensor: Any, scope: Any) -> None:
         original(tensor, scope)
         scope.set_attr(tensor, "__index__", _index)
@@ -258,13 +266,14 @@ def _tensor_patcher(original: Callable[..., Any], truth: Callable[[Any], bool]) 
 
 
 def _transposed(tensor: Any) -> Any:
-    """A matrix with its sides exchanged."""
+    """Returns a matrix with its last two dimensions exchanged."""
     handle, (*lead, rows, columns) = tensor.handle, tensor.type.shape
     data = type(handle)(handle.data.swapaxes(-1, -2), handle.dtype)
     return type(tensor)(data, type(tensor.type)(tensor.dtype, [*lead, columns, rows]))
 
 
 def _core_patcher(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns _patch_lang_core that also sets tl.range."""
     from verify.backends.interpreter import programs
 
     def patch(lang: Any, scope: Any) -> None:
@@ -275,12 +284,12 @@ def _core_patcher(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _first_config(self: Any, *args: Any, config: Any, **meta: Any) -> list[float]:
-    """Replacement of Autotuner._bench: nothing is timed, so the first configuration that was not pruned wins."""
+    """Replaces Autotuner._bench: nothing is timed, so the first configuration that is not pruned wins."""
     return [0.0, 0.0, 0.0]
 
 
 def _bind_libdevice(patches: _Patches, shipped: Any) -> None:
-    """Both spellings of libdevice call the interpreter; the portable one is a list of empty functions."""
+    """Makes both spellings of libdevice call the interpreter; the portable one has only empty functions."""
     import triton.language.extra.libdevice as portable
     from triton.language import core
     from triton.language.extra.cuda import libdevice as cuda
@@ -296,6 +305,8 @@ def _bind_libdevice(patches: _Patches, shipped: Any) -> None:
 
 
 def _not_on_cuda(name: str) -> Callable[..., Any]:
+    """Returns a function that raises UsageError."""
+
     def call(*args: Any, **kwargs: Any) -> Any:
         raise UsageError(f"libdevice.{name}: Triton has no CUDA version of it", hint="call another function")
 
@@ -303,13 +314,13 @@ def _not_on_cuda(name: str) -> Callable[..., Any]:
 
 
 def _binding(original: Callable[..., Any], patches: _Patches, shipped: Any, runs: list[set[int]]) -> Callable[..., Any]:
-    """_patch_lang, and then the names that a kernel's module imported from triton.language directly.
+    """Returns _patch_lang that also binds the names which a kernel's module imported from triton.language.
 
-    As shipped every call of a device function searches triton.language anew, 0.7 ms each; once per
-    launch is enough, and once for the names of each module.
+    The shipped function searches triton.language for every call of a device function, 0.7 ms each. Once per launch is
+    enough, and once for the names of each module.
     """
     languages, math = {id(shipped.tl), id(shipped.tl.core)}, shipped.tl.math
-    bound: dict[int, tuple[int, ...]] = {}  # what each namespace held when its names were last bound
+    bound: dict[int, tuple[int, ...]] = {}  # the contents of each namespace when its names were last bound
     nothing = shipped._LangPatchScope()
 
     def patch_lang(fn: Any) -> Any:
@@ -331,6 +342,7 @@ def _binding(original: Callable[..., Any], patches: _Patches, shipped: Any, runs
 
 
 def _bind_globals(namespace: dict[str, Any], patches: _Patches, shipped: Any) -> None:
+    """Binds builtins and libdevice functions in the namespace of a kernel to the interpreter."""
     import triton.language as tl
 
     from verify.backends.interpreter.frontend import bound

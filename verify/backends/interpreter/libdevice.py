@@ -1,18 +1,18 @@
 """libdevice on the CPU: every symbol that a kernel can reach, as a function on numpy arrays.
 
-`lookup("__nv_erff")(x)` takes and returns the arrays of Triton's interpreter. Three kinds of symbols:
+`lookup("__nv_erff")(x)` takes and returns the arrays of Triton's interpreter. There are three kinds of symbols:
 
-- *exact* (arithmetic in a stated direction, fma, conversions, rounding to integers, bit operations): the
-  hardware's bits, on all 195 such symbols and 4,096 arguments each.
-- *evaluated* (erf, exp, tanh, ...): the correctly rounded value, from `functions`. The hardware's own result differs
-  by 1 to 3 ULP for the float32 functions measured (more for lgamma, tgamma and integer powers); the results here
-  say nothing about that.
-- *fast* (`fast_expf`, `fast_powf`, ...): the instruction sequence of the hardware, each instruction rounded
-  correctly. Their large errors come from the sequence, so they appear here too.
+- *exact* (arithmetic in a stated direction, fma, conversions, rounding to integers, bit operations): the hardware's
+  bits, checked for all 195 such symbols with 4,096 arguments each.
+- *evaluated* (erf, exp, tanh, ...): the correctly rounded value, from `functions`. The hardware's result differs by 1
+  to 3 ULP for the measured float32 functions (more for lgamma, tgamma and integer powers). So results here do not show
+  the hardware's error.
+- *fast* (`fast_expf`, `fast_powf`, ...): the instruction sequence of the hardware, each instruction correctly rounded.
+  The sequence causes their large errors, so these appear here too.
 
-Triton compiles libdevice with flush-to-zero (`enable_reflect_ftz`, on by default): most float32 functions
-take subnormal arguments as zeros and return zeros for subnormal results. Triton's own operators (+, *, tl.fma)
-do not. Who does what was read from the PTX for sm_90 and measured on an H200 with compare_hardware.py.
+Triton compiles libdevice with flush-to-zero (`enable_reflect_ftz`, on by default). Most float32 functions take
+subnormal arguments as zeros and return zeros for subnormal results. Triton's own operators (+, *, tl.fma) do not. Which
+function flushes what comes from the PTX for sm_90 and was measured on an H200 with compare_hardware.py.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _LOG_TINY = 87.33654475055310  # -log(_TINY)
 
 
 def lookup(symbol: str) -> Function:
-    """The function behind a libdevice symbol."""
+    """Returns the function of a libdevice symbol. Raises UsageError if there is none."""
     try:
         return SYMBOLS[symbol]
     except KeyError:
@@ -73,7 +73,7 @@ def _to_integer(source: str, target: str, suffix: str) -> Function:
 
     def call(x: Array) -> Array:
         whole = integral(flush(x) if source == "fp32" else x)
-        # libdevice declares the unsigned conversions as signed results of the same bits.
+        # libdevice declares unsigned results as signed ones of the same bits.
         return float_to_int(whole, source, dtype).view(f"i{dtype.itemsize}")
 
     return call
@@ -114,7 +114,7 @@ def _conversions() -> dict[str, Function]:
 
 
 def half_away(x: Array) -> Array:
-    """Round to the nearest integer, ties away from zero."""
+    """Rounds to the nearest integer, ties away from zero."""
     whole = np.trunc(x)
     return np.where(np.abs(x - whole) >= 0.5, whole + np.copysign(x.dtype.type(1), x), whole)
 
@@ -132,7 +132,7 @@ _EVALUATED: dict[str, Callable[..., Any]] = {
     "ceil": np.ceil, "fabs": np.abs, "floor": np.floor, "nearbyint": np.rint, "pow": functions.power,
     "rint": np.rint, "round": half_away, "sqrt": np.sqrt, "trunc": np.trunc,
 }  # fmt: skip
-#: float32: (subnormal arguments are flushed, subnormal results are flushed); unlisted ones do both.
+#: float32: (flushes subnormal arguments, flushes subnormal results); functions not listed do both.
 _FLUSHES: dict[str, tuple[bool, bool]] = {
     "exp": (True, False), "exp10": (True, False), "log": (False, False), "log2": (False, False),
     "log10": (False, False), "erfinv": (False, False), "pow": (False, True),
@@ -163,7 +163,7 @@ def _evaluated() -> dict[str, Function]:
 
 
 def _vanishing(f: Callable[..., Any], exponent: Callable[[Array], Array]) -> Function:
-    """erfcf and normcdff multiply by exp(-exponent(x)), and only that factor is flushed."""
+    """Returns f for erfcf and normcdff: they multiply by exp(-exponent(x)) and flush only that factor."""
     plain = in_float32(f, result=False)
 
     def call(x: F32) -> F32:
@@ -175,7 +175,9 @@ def _vanishing(f: Callable[..., Any], exponent: Callable[[Array], Array]) -> Fun
 
 
 def _without_subnormals(f: Function) -> Function:
-    """cbrtf and rcbrtf of a subnormal are NaN: an exponent that was flushed meets one that was not."""
+    """Returns f for cbrtf and rcbrtf, which give NaN for a subnormal: they combine a flushed exponent with an unflushed
+    one.
+    """
 
     def call(x: F32) -> F32:
         return np.where((np.abs(x) < _TINY) & (x != 0), np.float32(np.nan), f(x))
@@ -184,12 +186,12 @@ def _without_subnormals(f: Function) -> Function:
 
 
 def _normcdfinvf(p: F32) -> F32:
-    # It is -sqrt(2) erfcinv(2 p), and the doubled argument is what is flushed.
+    """Returns normcdfinv in float32: it is -sqrt(2) erfcinv(2 p), and 2 p is flushed."""
     return in_float32(functions.normcdfinv, inputs=False)(flush(p + p) * np.float32(0.5))
 
 
 def _remainderf(x: F32, y: F32) -> F32:
-    """A remainder that is the fmod is flushed; one that took another subtraction is not."""
+    """Returns the float32 remainder: flushed if it equals the fmod, not after one more subtraction."""
     out = in_float32(functions.remainder, result=False)(x, y)
     return np.where(np.signbit(out) == np.signbit(x), flush(out), out)
 
@@ -236,7 +238,7 @@ def _logb(x: Array) -> Array:
 
 
 def _ldexp(x: Array, n: Array) -> Array:
-    # float32 libdevice scales a subnormal by two, whatever n is.
+    # float32 libdevice multiplies a subnormal by two for any n.
     return np.where(_subnormal32(x), x + x, np.ldexp(x, n))
 
 

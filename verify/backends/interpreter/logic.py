@@ -1,8 +1,8 @@
-"""`and`, `or`, `not` and comparisons as Triton compiles them: of tensors element by element, each operand evaluated.
+"""`and`, `or`, `not` and comparisons as Triton compiles them: on tensors, element by element, every operand evaluated.
 
-As shipped the interpreter runs them as Python does. There a block is true, so that `(r < m) and (c < n)` is the second
-mask alone and a load beyond the tensor ends the process; of scalars the second may not be evaluated. Read in Triton
-3.6.0 (`CodeGenerator.visit_BoolOp`, `visit_UnaryOp`, `visit_Compare`).
+The shipped interpreter runs them as Python does. In Python a block is true, so `(r < m) and (c < n)` is the second mask
+alone, and a load beyond the tensor crashes the process. Of two scalars Python may not evaluate the second. The rules
+come from Triton 3.6.0 (`CodeGenerator.visit_BoolOp`, `visit_UnaryOp`, `visit_Compare`).
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ from typing import Any
 
 from verify.backends.interpreter import programs
 
-#: What a rewritten kernel calls: names in Triton's interpreter, which puts its own into the kernel's module.
+#: Names that a rewritten kernel calls. They live in Triton's interpreter, which adds its names to the kernel's module.
 COMBINED, NEGATED, CHAINED = "_verify_combined", "_verify_negated", "_verify_chained"
 COUNTED = "_verify_range"
 
 
 def combined(method: str, *operands: Callable[[], Any]) -> Any:
-    """`and` (logical_and) or `or` (logical_or): what is no tensor decides or says nothing, tensors are all combined."""
+    """Computes `and` (logical_and) or `or` (logical_or).
+
+    Operands that are no tensors short-circuit as in Python; tensors are combined element by element.
+    """
     from triton.language import core
 
     tensors, value = [], None
@@ -38,14 +41,14 @@ def combined(method: str, *operands: Callable[[], Any]) -> Any:
 
 
 def negated(value: Any) -> Any:
-    """`not`."""
+    """Computes `not`."""
     from triton.language import core
 
     return value.__not__() if isinstance(value, core.tensor) else not value
 
 
 def chained(text: str) -> Any:
-    """`a < b < c`, which no compiled kernel has."""
+    """Raises TypeError for `a < b < c`, which Triton does not compile."""
     raise TypeError(
         f"simultaneous multiple comparison is not supported: {text} does not compile on a GPU. Next: (a < b) & (b < c)"
     )
@@ -56,7 +59,7 @@ def _called(name: str, arguments: list[ast.expr], node: ast.expr) -> ast.Call:
 
 
 def bool_op(self: ast.NodeTransformer, node: ast.BoolOp) -> ast.expr:
-    """ASTTransformer.visit_BoolOp."""
+    """Replaces ASTTransformer.visit_BoolOp: calls `combined`."""
     self.generic_visit(node)
     method = ast.Constant("logical_and" if isinstance(node.op, ast.And) else "logical_or")
     nothing = ast.arguments([], [], None, [], [], None, [])
@@ -64,13 +67,13 @@ def bool_op(self: ast.NodeTransformer, node: ast.BoolOp) -> ast.expr:
 
 
 def unary_op(self: ast.NodeTransformer, node: ast.UnaryOp) -> ast.expr:
-    """ASTTransformer.visit_UnaryOp."""
+    """Replaces ASTTransformer.visit_UnaryOp: calls `negated` for `not`."""
     self.generic_visit(node)
     return _called(NEGATED, [node.operand], node) if isinstance(node.op, ast.Not) else node
 
 
 def compare(self: ast.NodeTransformer, node: ast.Compare) -> ast.expr:
-    """ASTTransformer.visit_Compare."""
+    """Replaces ASTTransformer.visit_Compare: calls `chained` for a chain."""
     if len(node.ops) > 1:
         return _called(CHAINED, [ast.Constant(ast.unparse(node))], node)
     self.generic_visit(node)
@@ -78,7 +81,7 @@ def compare(self: ast.NodeTransformer, node: ast.Compare) -> ast.expr:
 
 
 def assigning(original: Callable[..., Any]) -> Callable[..., Any]:
-    """ASTTransformer.visit_Assign, which as shipped leaves what is assigned as it is written."""
+    """Replaces ASTTransformer.visit_Assign: also visits the assigned value, which the shipped method skips."""
 
     def visit(self: Any, node: ast.Assign) -> Any:
         node.value = self.visit(node.value)
@@ -88,7 +91,7 @@ def assigning(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def loop(self: ast.NodeTransformer, node: ast.For) -> ast.For:
-    """ASTTransformer.visit_For: `range`, which a compiled kernel takes for tl.range."""
+    """Replaces ASTTransformer.visit_For: `range` becomes tl.range, as in a compiled kernel."""
     self.generic_visit(node)
     if isinstance(node.iter, ast.Call) and isinstance(node.iter.func, ast.Name) and node.iter.func.id == "range":
         node.iter.func.id = COUNTED

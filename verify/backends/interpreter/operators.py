@@ -1,22 +1,21 @@
-"""The builder methods that the faithful interpreter puts in place of Triton's own.
+"""The builder methods of the faithful interpreter, which replace Triton's own.
 
-Triton's frontend asks a builder for each operation (`create_fadd`, `create_exp`, ...). In the interpreter a
-builder method takes and returns handles: a numpy array and a Triton type. Each function here computes what the
-PTX that Triton emits for the same request computes on sm_90. It was read for Triton 3.6.0; the PTX of 56 operations
-in four dtypes was compared with that of 3.7.1, 3.8.0 and 3.9.0 (docs/toolchains.md has what differs). In particular:
+Triton's frontend calls a builder for each operation (`create_fadd`, `create_exp`, ...). In the interpreter a builder
+method takes and returns handles: a numpy array and a Triton type. Each function here computes what the PTX computes
+that Triton emits for the same call on sm_90. The PTX was read for Triton 3.6.0. For 56 operations in four dtypes it was
+compared with that of 3.7.1, 3.8.0 and 3.9.0 (docs/toolchains.md lists the differences):
 
-- bfloat16 and float16 arithmetic is one rounding of the exact result per operation. (As shipped, the
-  interpreter adds the *patterns* of bfloat16 numbers.)
+- bfloat16 and float16 arithmetic is one rounding of the exact result per operation. The shipped interpreter adds the
+  *patterns* of bfloat16 numbers.
 - `x % y` is x - trunc(x / y) * y with a fused last step, not fmod.
-- float32 `tl.exp2`, `tl.sqrt`, `tl.rsqrt`, `tl.floor` and `tl.ceil` flush subnormals (`.ftz` in the PTX);
-  `tl.exp`, `tl.sqrt_rn` and the arithmetic operators do not.
-- float32 `tl.exp` is 2^(x * log2(e)) with the product rounded to float32, which costs up to 62 ULP at 88,
-  there as here.
-- `-x` is 0 - x until Triton 3.7, so -0.0 for x = +0.0 is never made; from 3.8 it flips the sign bit. The frontend of
-  each version asks for the one or the other.
-- A bfloat16 constant goes through C's "%f", so 1e-7 becomes 0; a float16 constant through float32.
+- float32 `tl.exp2`, `tl.sqrt`, `tl.rsqrt`, `tl.floor` and `tl.ceil` flush subnormals (`.ftz` in the PTX). `tl.exp`,
+  `tl.sqrt_rn` and the arithmetic operators do not.
+- float32 `tl.exp` is 2^(x * log2(e)) with the product rounded to float32, which costs up to 62 ULP at 88, as on a GPU.
+- `-x` is 0 - x until Triton 3.7, so -0.0 never results from x = +0.0. From 3.8 it flips the sign bit. The frontend of
+  each version calls the right method.
+- A bfloat16 constant goes through C's "%f", so 1e-7 becomes 0; a float16 constant goes through float32.
 
-What is not imitated: the compiler's freedom to fuse `a * b + c` (here each written operation rounds once), the
+Three things are not imitated: the compiler's freedom to fuse `a * b + c` (here each written operation rounds once), the
 last ULPs of the hardware's approximations (here correctly rounded), and its order of summation.
 """
 
@@ -62,8 +61,8 @@ def _arithmetic(operation: str, ufunc: Callable[..., Any]) -> Method:
         if name in ("fp32", "fp64"):
             return TensorHandle(ufunc(lhs.data, rhs.data), lhs.dtype.scalar)
         _refuse_float8(name, operation)
-        # float32 holds 24 >= 2 * 11 + 2 bits, so its rounding is invisible after the next one, and the
-        # product of two bfloat16 that float32 cannot hold is too small to matter to bfloat16.
+        # float32 holds 24 >= 2 * 11 + 2 bits, so rounding to it first does not change the result. A product of two
+        # bfloat16 that float32 cannot hold is too small to change a bfloat16.
         out = ufunc(casts.widen(lhs.data, name), casts.widen(rhs.data, name))
         return TensorHandle(casts.narrow(out, name), lhs.dtype.scalar)
 
@@ -71,14 +70,14 @@ def _arithmetic(operation: str, ufunc: Callable[..., Any]) -> Method:
 
 
 def _negate(self: Any, x: Any) -> Any:
-    """The sign bit flipped, that of NaN too; Triton 3.8 and later ask for it."""
+    """Flips the sign bit, also of NaN. Triton 3.8 and later call it."""
     _refuse_float8(_name(x), "-")
     bits = x.data.view(np.dtype(f"u{x.data.dtype.itemsize}"))
     return TensorHandle((bits ^ bits.dtype.type(1 << (8 * bits.dtype.itemsize - 1))).view(x.data.dtype), x.dtype.scalar)
 
 
 def _approximate_division(self: Any, lhs: Any, rhs: Any) -> Any:
-    """tl.fdiv(x, y, approx=True) of Triton 3.9: div.approx.f32, which keeps subnormals."""
+    """Computes tl.fdiv(x, y, approx=True) of Triton 3.9: div.approx.f32, which keeps subnormals."""
     return TensorHandle(approximations.div_approx(lhs.data, rhs.data, ftz=False), lhs.dtype.scalar)
 
 
@@ -118,7 +117,7 @@ def _clamp(self: Any, x: Any, low: Any, high: Any, propagate_nans: Any) -> Any:
 
 
 def _ordered(ufunc: Callable[..., Any], *, negate: bool = False, ordered_only: bool = False) -> Method:
-    """A float comparison; `negate` turns e.g. OGE into ULT, which is true for NaN."""
+    """Returns a float comparison; `negate` turns OGE into ULT, which is true for NaN, and so on."""
 
     def method(self: Any, lhs: Any, rhs: Any) -> Any:
         name = _name(lhs)
@@ -133,7 +132,7 @@ def _ordered(ufunc: Callable[..., Any], *, negate: bool = False, ordered_only: b
 
 
 def _integer(ufunc: Callable[..., Any]) -> Method:
-    # As shipped the result claims the operands' type, so a later cast would read booleans as that type.
+    # The shipped result has the operands' type, so a later cast would read booleans as that type.
     return lambda self, lhs, rhs: TensorHandle(ufunc(lhs.data, rhs.data), tl.int1)
 
 
@@ -211,7 +210,7 @@ def _extern(self: Any, lib_name: str, lib_path: str, symbol: str, args: Any, ret
 
 
 class _Results:
-    """What create_inline_asm returns: the frontend asks it for each result."""
+    """The result of create_inline_asm; the frontend fetches each output by its index."""
 
     def __init__(self, handles: list[Any]) -> None:
         self.handles = handles
@@ -241,7 +240,7 @@ def _dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprec
 
 
 def _padding(option: Any, shape: tuple[int, ...], dtype: Any) -> Any:
-    """What lies outside a block: nothing said, zeros, or NaN in the patterns of the type."""
+    """Returns the value outside a block: None, zeros, or NaN in the patterns of the type."""
     if option is None:
         return None
     if option not in (ir.PADDING_OPTION.PAD_ZERO, ir.PADDING_OPTION.PAD_NAN):
@@ -266,13 +265,13 @@ def _descriptor_load(self: Any, desc: Any, indices: Any, *policy: Any) -> Any:
     other = _padding(desc.padding, ptrs.data.shape, ptrs.get_element_ty())
     out = self.create_masked_load(ptrs, mask, other, *policy, False)
     if getattr(desc, "round_f32_to_tf32", False) and _name(out) == "fp32":
-        # A descriptor of Triton 3.9 can ask the copy engine for tf32: nearest, ties to even.
+        # A descriptor of Triton 3.9 can make the copy engine round to tf32: nearest, ties to even.
         return TensorHandle(interpreter._round_f32_to_tf32(out.data), out.dtype.scalar)
     return out
 
 
 def _atomic(shipped: Method) -> Method:
-    """Atomic addition of bfloat16, which the shipped interpreter does not know; the rest is its own."""
+    """Returns atomic operations with addition of bfloat16, which the shipped interpreter lacks."""
 
     def method(self: Any, operation: Any, ptr: Any, val: Any, mask: Any, sem: Any, scope: Any) -> Any:
         if _name(val) != "bf16" or operation != ir.ATOMIC_OP.FADD:
@@ -337,7 +336,7 @@ METHODS: dict[str, Method] = {
     "create_descriptor_load": _descriptor_load,
     "create_atomic_rmw": _atomic(InterpreterBuilder.create_atomic_rmw),
 }
-#: Methods that some versions of the shipped builder lack; where they lack, nothing asks for them, or we supply them.
+#: Methods that some versions of the shipped builder lack; those versions do not call them, or need ours.
 NEW_METHODS: dict[str, Method] = {
     "get_bf16": _bfloat16_constant,  # from 3.9
     "create_fneg": _negate,  # from 3.8

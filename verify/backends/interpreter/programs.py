@@ -1,14 +1,15 @@
-"""The programs of a launch that take the same way, run at once: one numpy call for what each of them would call.
+"""Runs several programs of a launch at once: one numpy call replaces one call for each of them.
 
-An operation on a small block is all overhead, and a program is a hundred of them or more. So a dozen programs are run
-as one: their program ids are an array, and whatever follows from them has one more axis, the first. Everything else has
-the shape of one program and is broadcast. The number of programs at once is no power of two, which all sides of blocks
-are (the last program is run twice if need be): an array whose first side is that number has the axis, and no other has.
+An operation on a small block is all overhead, and a program has a hundred of them or more. So a dozen programs run as
+one. Their program ids are an array, and each value computed from them has one more axis, the first. All other values
+have the shape of one program and are broadcast. Sides of blocks are powers of two. The number of programs at once is
+none: if it were, the last program runs twice. So an array has the additional axis exactly if its first side is that
+number.
 
-Bits are those of one program after the other, because every operation of this interpreter works element by element or
-along an axis in an order of its own. What does not (atomics, block pointers, printing), and whatever fails, is run
-again program by program. Where programs would part, at an `if` or in the bounds of a loop, what they stored is taken
-back, and those that go the same way are run again together.
+The bits are those of programs run one after the other, because every operation of this interpreter works element by
+element, or along an axis in its own order. Operations that do not (atomics, block pointers, printing), and programs
+that fail, run again program by program. If programs part, at an `if` or in the bounds of a loop, their stores are
+undone. Then the programs that take the same branch run again together.
 """
 
 from __future__ import annotations
@@ -32,17 +33,20 @@ from verify.backends.interpreter.rounding import Array
 
 Id = tuple[int, int, int]
 
-#: Programs at once: before it is known how large their blocks are, and at most.
+#: Programs at once, before the size of their blocks is known, and at most.
 _FIRST, _MOST = 7, 48
-#: Elements of an array that still fits into a cache near the core, whatever their type.
+#: Elements of an array that fits into a cache near the core, in any type.
 _ELEMENTS = 1 << 15
-#: As many kernels and constants are remembered.
+#: Plans in the cache before it is cleared.
 _KNOWN = 4096
 
 
 class Parted(BaseException):
-    """Programs that are run at once would go different ways: `ways` has a number for each, or is empty if each has to
-    be run alone. No Exception, so that neither Triton nor a kernel takes it for one of its own."""
+    """Raised if programs that run together take different branches.
+
+    `ways` has a number for each program; it is empty if each must run alone. This is no Exception, so that neither
+    Triton nor a kernel catches it.
+    """
 
     def __init__(self, ways: Array | None = None) -> None:
         super().__init__()
@@ -50,31 +54,31 @@ class Parted(BaseException):
 
 
 class _Now:
-    """What is being run at once: nothing while `lanes` is 0."""
+    """The programs that run together now; `lanes` is 0 if none do."""
 
     def __init__(self) -> None:
         self.lanes = 0
         self.largest = 1  # elements of the largest block of one program so far
         self.ids: tuple[Array, ...] = ()
-        self.stored: list[tuple[Array, Array, Array]] = []  # addresses, what stood there, which of them
+        self.stored: list[tuple[Array, Array, Array]] = []  # addresses, earlier contents, mask
 
 
 now = _Now()
 
 
 def stacked(data: Array) -> bool:
-    """Whether an array has one entry for each of the programs that are run at once."""
+    """True if an array has one entry for each program that runs now."""
     return now.lanes > 0 and data.ndim > 0 and data.shape[0] == now.lanes
 
 
 def spread(data: Array, shape: Sequence[int]) -> Array:
-    """A scalar of each program, or a block with sides of one, as a block of each program."""
+    """Returns a scalar or block of each program as a block of the given shape of each program."""
     sides = data.shape[1:] if data.ndim == len(shape) + 1 else (1,) * len(shape)
     return np.broadcast_to(data.reshape(now.lanes, *sides), (now.lanes, *shape))
 
 
 def check(data: Array, kind: Any) -> None:
-    """A tensor that was made while programs run at once has the shape of its type, for all of them or for each."""
+    """Raises Parted unless a new tensor has the shape of its type, once or for each program."""
     shape = data.shape[1:] if stacked(data) else data.shape
     if shape != (tuple(kind.shape) if kind.is_block() else (1,)):
         raise Parted
@@ -82,7 +86,7 @@ def check(data: Array, kind: Any) -> None:
 
 
 def agreed(data: Array) -> Any:
-    """The number in a scalar, in which all programs have to agree."""
+    """Returns the number in a scalar. Raises Parted if the programs have different numbers."""
     if data.size != 1 and stacked(data):
         if (data != data[0]).any():
             raise Parted(data)
@@ -91,7 +95,7 @@ def agreed(data: Array) -> Any:
 
 
 def ranging(original: Callable[..., Any]) -> Callable[..., Any]:
-    """tl.range, or range, whose bounds may differ where the number of turns does not."""
+    """Returns tl.range or range with bounds that may differ between programs if the number of turns does not."""
 
     def of(arg1: Any, arg2: Any = None, step: Any = None, **named: Any) -> Any:
         bounds = [0, arg1, 1] if arg2 is None else [arg1, arg2, 1]
@@ -125,20 +129,20 @@ def ranging(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclasses.dataclass
 class _Plan:
-    """What is known of a kernel with its constants from earlier programs."""
+    """Knowledge about a kernel with its constants from earlier programs."""
 
-    block: int = 0  # elements of its largest block; 0: not known
-    alone: bool = False  # its programs cannot be run at once, or part at every turn
-    axis: int | None = None  # of the grid, by which they part
+    block: int = 0  # elements of its largest block; 0: unknown
+    alone: bool = False  # its programs cannot run together, or part too often
+    axis: int | None = None  # axis of the grid by which its programs part; None: unknown
 
 
 _plans: dict[Hashable, _Plan] = {}
-_defaults: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()  # of a kernel's parameters, in their order
+_defaults: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()  # defaults of a kernel's parameters, in order
 _PLAIN = (int, float, str, NoneType, core.dtype, core.constexpr, core.tensor)
 
 
 def launching(shipped: Callable[..., Any]) -> Callable[..., Any]:
-    """GridExecutor.__call__: all programs are run by `_launch`, and what is on this processor is copied nowhere."""
+    """Replaces GridExecutor.__call__: `_launch` runs all programs, and tensors on the CPU are not copied."""
 
     def call(executor: Any, *args: Any, **kwargs: Any) -> Any:
         bound = _bound(executor.fn, args, kwargs)
@@ -160,7 +164,7 @@ def launching(shipped: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _bound(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
-    """The arguments by their names; None where the shipped executor has tensors to copy, or a complaint."""
+    """Returns the arguments by name, or None if the shipped executor must copy tensors or raise an error."""
     if fn not in _defaults:
         _defaults[fn] = {name: each.default for name, each in inspect.signature(fn).parameters.items()}
     defaults = _defaults[fn]
@@ -172,13 +176,14 @@ def _bound(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, 
 
 
 def _stays(value: Any) -> bool:
+    """True if an argument needs no copy: a tensor on the CPU, or a plain value."""
     if type(value) in (torch.Tensor, torch.nn.Parameter):
         return bool(value.device.type == "cpu")
     return isinstance(value, _PLAIN)
 
 
 def _run_all(executor: Any, grid: Any, args: dict[str, Any]) -> tuple[int]:
-    """Run all programs of a launch. The grid that this returns leaves none to Triton's own loop."""
+    """Runs all programs of a launch. Returns an empty grid, so Triton's own loop runs none."""
     fn, sides = executor.fn, grid(args) if callable(grid) else grid
     assert len(sides) <= 3, "grid must have at most 3 dimensions"
     x, y, z = (*sides, 1, 1)[:3]
@@ -197,6 +202,7 @@ def _run_all(executor: Any, grid: Any, args: dict[str, Any]) -> tuple[int]:
 
 
 def _launch(call: Callable[[], Any], ids: list[Id], plan: _Plan) -> None:
+    """Runs programs in groups, as many at once as the plan allows; groups split where their programs part."""
     groups = _by_way(ids, [each[plan.axis] for each in ids]) if plan.axis is not None else [ids]
     groups.reverse()
     while groups:
@@ -224,12 +230,14 @@ def _launch(call: Callable[[], Any], ids: list[Id], plan: _Plan) -> None:
 
 
 def _one_by_one(call: Callable[[], Any], ids: list[Id]) -> None:
+    """Runs programs one after the other."""
     for each in ids:
         interpreter.interpreter_builder.set_grid_idx(*each)
         call()
 
 
 def _by_way(ids: list[Id], ways: Sequence[Any]) -> list[list[Id]]:
+    """Groups programs by their branch."""
     parts: dict[Any, list[Id]] = {}
     for way, each in zip(ways, ids, strict=True):
         parts.setdefault(way, []).append(each)
@@ -237,7 +245,7 @@ def _by_way(ids: list[Id], ways: Sequence[Any]) -> list[list[Id]]:
 
 
 def _axis(parts: list[list[Id]], programs: int) -> int | None:
-    """The axis of the grid that says which part a program is in, if a few of its values do."""
+    """Returns the axis of the grid that determines the part of a program, if few of its values do; else None."""
     for axis in range(3):
         values = [{each[axis] for each in part} for part in parts]
         several = sum(map(len, values))
@@ -247,18 +255,21 @@ def _axis(parts: list[list[Id]], programs: int) -> int | None:
 
 
 def _lanes(programs: int, plan: _Plan) -> int:
-    """How many of these programs to run at once; 0 if each is better run alone."""
+    """Returns how many of these programs to run at once; 0 if each runs better alone."""
     lanes = 0 if plan.alone else min(programs, _MOST, _ELEMENTS // plan.block if plan.block else _FIRST)
     return lanes if lanes > 1 else 0
 
 
 def _at_once(call: Callable[[], Any], ids: list[Id]) -> list[Any] | None:
-    """Run these programs together. None: done. Else nothing has happened, and this is the way that each would go, or
-    nothing if they cannot be run together."""
+    """Runs these programs together. Returns None if they ran.
+
+    Otherwise nothing has changed, and it returns the branch of each program, or an empty list if they cannot run
+    together.
+    """
     builder = interpreter.interpreter_builder
     shipped, programs = builder.__class__, len(ids)
     if programs & (programs - 1) == 0:
-        ids = [*ids, ids[-1]]  # step by step with its twin, it reads and stores the same
+        ids = [*ids, ids[-1]]  # the copy reads and stores the same values at the same time
     now.lanes, now.largest, now.stored = len(ids), 1, []
     now.ids = tuple(np.array(axis, dtype=np.int32).reshape(-1, 1) for axis in zip(*ids, strict=True))
     builder.__class__ = Together
@@ -268,7 +279,7 @@ def _at_once(call: Callable[[], Any], ids: list[Id]) -> list[Any] | None:
         _take_back()
         return (parted.ways or [])[:programs]
     except Exception:
-        _take_back()  # alone, each says what is wrong
+        _take_back()  # run alone, the failing program raises its own error
         return []
     finally:
         builder.__class__ = shipped
@@ -277,12 +288,13 @@ def _at_once(call: Callable[[], Any], ids: list[Id]) -> list[Any] | None:
 
 
 def _take_back() -> None:
+    """Undoes all stores, the last first."""
     for addresses, before, which in reversed(now.stored):
         native.store(addresses, before, which)
 
 
 class Together(InterpreterBuilder):  # type: ignore[misc]
-    """The builder while programs run at once: operations whose shapes say which axis is which."""
+    """The builder while programs run together: operations whose shapes show which axis is which."""
 
     def create_get_program_id(self, axis: int) -> Any:
         ids = now.ids[axis]
@@ -339,12 +351,12 @@ class Together(InterpreterBuilder):  # type: ignore[misc]
 
 
 def _for_each(handle: Any) -> Any:
-    """A tensor that is the same for all programs, with their axis."""
+    """Returns a tensor that is equal for all programs, with their axis."""
     return TensorHandle(np.broadcast_to(handle.data, (now.lanes, *handle.data.shape)), handle.dtype)
 
 
 def alike(*handles: Any) -> list[Any]:
-    """The same, of one shape."""
+    """Returns the handles, broadcast to one shape."""
     if len({handle.data.shape for handle in handles}) == 1:
         return list(handles)
     arrays = np.broadcast_arrays(*(handle.data for handle in handles))
@@ -352,6 +364,8 @@ def alike(*handles: Any) -> list[Any]:
 
 
 def _alone(name: str) -> Callable[..., Any]:
+    """Returns a builder method that raises Parted, so that each program runs alone."""
+
     def method(self: Any, *args: Any, **named: Any) -> Any:
         raise Parted
 

@@ -1,7 +1,7 @@
-"""The PTX instructions that the interpreter knows, as functions from register patterns to register patterns.
+"""The PTX instructions of the interpreter, as functions from register patterns to register patterns.
 
-`decode("fma.rn.ftz.f32")` gives an `Instruction`, or None for one that is not known. Patterns are unsigned
-integer arrays; the instruction's type says how they are read.
+`decode("fma.rn.ftz.f32")` returns an `Instruction`, or None for an unknown one. Patterns are unsigned integer arrays;
+the type in the opcode says how to read them.
 """
 
 from __future__ import annotations
@@ -49,18 +49,19 @@ BASES = frozenset(
 
 @dataclass(frozen=True)
 class Instruction:
-    """An instruction: how many sources it reads, their widths in bits, and what it computes."""
+    """An instruction: the number of its sources, their widths in bits, and its function."""
 
     operands: int
     widths: tuple[int, ...]
     compute: Callable[..., Array]
 
     def width(self, i: int) -> int:
+        """Returns the width of source i; the last width serves all later sources."""
         return self.widths[min(i, len(self.widths) - 1)]
 
 
 def decode(opcode: str) -> Instruction | None:
-    """The instruction behind an opcode with its modifiers, or None."""
+    """Returns the instruction of an opcode with its modifiers, or None."""
     base, *modifiers = opcode.split(".")
     if base not in BASES or not modifiers:
         return None
@@ -85,22 +86,24 @@ def _select(a: Array, b: Array, p: Array) -> Array:
 
 
 def _width(kind: str) -> int:
+    """Returns the bits of a PTX type; 0 for an unknown one."""
     return {"f64": 64, "f32": 32, "f16": 16, "bf16": 16, "f16x2": 32, "bf16x2": 32}.get(kind) or (
         _INTEGERS[kind].itemsize * 8 if kind in _INTEGERS else 0
     )
 
 
 def _read(bits: Array, name: str) -> Array:
-    """Patterns as the interpreter's storage of a Triton float type."""
+    """Returns patterns in the interpreter's storage of a Triton float type."""
     return bits.view(casts.STORAGE[name])
 
 
 def _write(values: Array) -> Array:
+    """Returns values as patterns."""
     return np.ascontiguousarray(values).view(f"u{values.dtype.itemsize}")
 
 
 def _pairwise(base: str, flags: list[str], kind: str) -> Instruction | None:
-    """Two 16-bit operations in one register."""
+    """Returns an instruction that computes two 16-bit operations in one register."""
     single = _float(base, flags, _FLOATS[kind])
     if single is None:
         return None
@@ -114,7 +117,7 @@ def _pairwise(base: str, flags: list[str], kind: str) -> Instruction | None:
 
 
 def _float(base: str, flags: list[str], name: str) -> Instruction | None:
-    """Arithmetic on one float type."""
+    """Returns an arithmetic instruction on one float type, or None."""
     known = {*DIRECTIONS, "ftz", "sat", "approx", "full", "NaN", "xorsign", "abs"}
     if not set(flags) <= known:
         return None
@@ -136,6 +139,7 @@ def _float(base: str, flags: list[str], name: str) -> Instruction | None:
 
 
 def _float_function(base: str, flags: list[str], name: str, direction: str) -> tuple[int, Callable[..., Array] | None]:
+    """Returns the number of sources and the function of a float instruction; None: unknown."""
     if base in ("fma", "mad"):
         return 3, (lambda x, y, z: fma(x, y, z, name, direction))
     if base in ("min", "max"):
@@ -195,6 +199,7 @@ def _extremum(base: str, flags: list[str], name: str) -> Callable[..., Array]:
 
 
 def _comparison(flags: list[str], kind: str) -> Instruction | None:
+    """Returns a setp instruction, or None."""
     if len(flags) != 1:
         return None
     unordered = (flags[0].endswith("u") and flags[0] != "neu") or flags[0] == "neu"
@@ -213,6 +218,7 @@ def _comparison(flags: list[str], kind: str) -> Instruction | None:
 
 
 def _integer(base: str, flags: list[str], kind: str) -> Instruction | None:
+    """Returns an integer instruction, or None."""
     if kind not in _INTEGERS:
         return None
     dtype = _INTEGERS[kind]
@@ -223,7 +229,7 @@ def _integer(base: str, flags: list[str], kind: str) -> Instruction | None:
         return lambda *values: f(*(v.view(dtype) for v in values)).astype(dtype).view(unsigned)
 
     def shift(f: Callable[..., Array]) -> Callable[..., Array]:
-        # PTX clamps the amount: beyond the width a shift gives 0, or the sign for shr.s.
+        # PTX clamps the amount: from the width on, a shift gives 0, or the sign for shr.s.
         def compute(a: Array, amount: Array) -> Array:
             count = np.minimum(amount, amount.dtype.type(bits - 1)).astype(dtype)
             out = f(a.view(dtype), count)
@@ -259,7 +265,7 @@ def _integer(base: str, flags: list[str], kind: str) -> Instruction | None:
 
 
 def _conversion(modifiers: list[str]) -> Instruction | None:
-    """`cvt` with its destination and source types last."""
+    """Returns a `cvt` instruction, or None; destination and source types come last in the opcode."""
     if len(modifiers) < 2:
         return None
     *flags, target, source = modifiers

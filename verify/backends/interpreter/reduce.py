@@ -1,13 +1,13 @@
-"""Reductions and scans of the faithful interpreter: by the kernel's own combine function, in log2(n) steps.
+"""Reductions and scans of the faithful interpreter: they call the kernel's combine function in log2(n) steps.
 
-A reduction combines neighbours pairwise (0 with 1, 2 with 3, ...) until one is left; an inclusive scan
-combines each element with the one 1, 2, 4, ... before it, as a warp does with shuffles. Both apply the
-combine function to whole blocks at once, in the element type, so bfloat16 sums round after every addition as
-they do on a GPU. The order in which a GPU sums depends on the layout that the compiler picks; this order is
-one of the possible ones, has the same depth, and is the same on every machine.
+A reduction combines neighbours pairwise (0 with 1, 2 with 3, ...) until one is left. An inclusive scan combines each
+element with the one 1, 2, 4, ... before it, as a warp does with shuffles. Both apply the combine function to whole
+blocks, in the element type, so a bfloat16 sum rounds after every addition as on a GPU. The order of a GPU's sum depends
+on the layout that the compiler picks. This order is one of the possible ones, has the same depth, and is the same on
+every machine.
 
-A combine function that asks for the truth of its operands (`and`, `or`, `if`) works on scalars only; it is
-detected when it asks, and Triton's own element-by-element loop takes over.
+A combine function that needs the truth of its operands (`and`, `or`, `if`) works only on scalars. It raises ScalarsOnly
+on its first test of a block; then Triton's own element-by-element loop runs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Combine = Callable[[Arrays, Arrays], Arrays]
 
 
 class ScalarsOnly(Exception):
-    """A combine function wanted one truth value from a block."""
+    """Raised if a combine function needs one truth value of a block."""
 
 
 _combining_blocks = False
@@ -38,6 +38,7 @@ _combining_blocks = False
 
 @contextlib.contextmanager
 def _blocks() -> Iterator[None]:
+    """Marks that a combine function runs on blocks, inside a with block."""
     global _combining_blocks
     before, _combining_blocks = _combining_blocks, True
     try:
@@ -47,7 +48,7 @@ def _blocks() -> Iterator[None]:
 
 
 def truth(tensor: Any) -> bool:
-    """What `bool(tensor)` means in the interpreter; replaces the shipped rule, which is True for any block."""
+    """Returns the value of `bool(tensor)` in the interpreter. The shipped rule is True for any block."""
     data = tensor.handle.data
     if data.size == 1:
         return bool(data.item())
@@ -59,7 +60,7 @@ def truth(tensor: Any) -> bool:
 
 
 def reduce(self: Any, inputs: tuple[Any, ...]) -> Any:
-    """Replacement of ReduceOps.apply_impl."""
+    """Replaces ReduceOps.apply_impl."""
     axis, arrays = self.axis, [handle.data for handle in alike(*(t.handle for t in inputs))]
     rank, lanes = len(inputs[0].shape), arrays[0].shape[: int(stacked(arrays[0]))]
     dtypes = [t.dtype for t in inputs]
@@ -79,7 +80,7 @@ def reduce(self: Any, inputs: tuple[Any, ...]) -> Any:
 
 
 def scan(self: Any, inputs: tuple[Any, ...]) -> Any:
-    """Replacement of ScanOps.apply_impl."""
+    """Replaces ScanOps.apply_impl."""
     dtypes, arrays = [t.dtype for t in inputs], [handle.data for handle in alike(*(t.handle for t in inputs))]
     axis = self.axis + (self.axis >= 0 and stacked(arrays[0]))
     moved = [np.moveaxis(a, axis, -1) for a in arrays]
@@ -95,18 +96,18 @@ def scan(self: Any, inputs: tuple[Any, ...]) -> Any:
 
 
 def _tree(arrays: Arrays, combine: Combine) -> Arrays:
-    """Neighbours combined until one is left along the last axis, whose length is a power of two."""
+    """Combines neighbours until one is left along the last axis, whose length is a power of two."""
     while arrays[0].shape[-1] > 1:
         arrays = combine([a[..., 0::2] for a in arrays], [a[..., 1::2] for a in arrays])
     return [a[..., 0] for a in arrays]
 
 
 def _doubling(arrays: Arrays, combine: Combine) -> Arrays:
-    """Inclusive scan along the last axis."""
+    """Computes an inclusive scan along the last axis."""
     arrays = [np.array(a) for a in arrays]
     distance = 1
     while distance < arrays[0].shape[-1]:
-        # Whole blocks again, as Triton knows only powers of two; the wrapped-around part is not used.
+        # Whole blocks, because Triton allows only powers of two; the wrapped-around part is dropped.
         later = combine([np.roll(a, distance, axis=-1) for a in arrays], arrays)
         for array, new in zip(arrays, later, strict=True):
             array[..., distance:] = new[..., distance:]
@@ -115,13 +116,14 @@ def _doubling(arrays: Arrays, combine: Combine) -> Arrays:
 
 
 def _scalar_scan(self: Any, inputs: tuple[Any, ...]) -> Any:
+    """Computes a scan by Triton's own loop, element by element."""
     flipped = [_tensor(np.flip(t.handle.data, axis=self.axis), t.dtype) for t in inputs] if self.reverse else inputs
     out = self.generic_scan(flipped)
     return [_tensor(np.flip(t.handle.data, axis=self.axis), t.dtype) for t in out] if self.reverse else out
 
 
 def _tensor(array: Array, dtype: Any) -> Any:
-    """A Triton tensor; a scalar is stored as one element, as everywhere in the interpreter."""
+    """Returns a Triton tensor; a scalar is stored as one element, as everywhere in the interpreter."""
     sides = array.shape[1:] if stacked(array) else array.shape
     if not sides:
         return tl.core.tensor(TensorHandle(array.reshape(*array.shape, 1), dtype.scalar), dtype.scalar)
@@ -132,7 +134,7 @@ def _tensor(array: Array, dtype: Any) -> Any:
 
 
 def _combiner(function: Any, dtypes: list[Any]) -> Combine:
-    """The combine function on lists of arrays: directly for Triton's own, through the interpreter for others."""
+    """Returns the combine function on lists of arrays: a fast one for Triton's own, else through the interpreter."""
     standard = tl.standard
     floating = is_float(dtypes[0].scalar.name)
     builder = shipped.interpreter_builder
@@ -168,7 +170,7 @@ def _combiner(function: Any, dtypes: list[Any]) -> Combine:
 
 
 def _with_index(name: str, compare: Callable[..., Any], tie_break_left: bool) -> Combine:
-    """(value, index) pairs; the first wins where it compares so, or ties with a smaller index."""
+    """Returns a combiner of (value, index): the first wins if it compares so, or ties with a smaller index."""
 
     def combine(x: Arrays, y: Arrays) -> Arrays:
         first, second = (widen(v, name) if is_float(name) else v for v in (x[0], y[0]))
@@ -181,7 +183,7 @@ def _with_index(name: str, compare: Callable[..., Any], tie_break_left: bool) ->
 
 
 def _cause(error: BaseException) -> BaseException:
-    """ScalarsOnly if that is what the interpreter's wrapping hides, else the error itself."""
+    """Returns the ScalarsOnly behind an interpreter's error, else the error itself."""
     found: BaseException | None = error
     while found is not None:
         if isinstance(found, ScalarsOnly):

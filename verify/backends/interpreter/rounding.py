@@ -1,10 +1,9 @@
-"""Exact residuals and every rounding direction, on numpy arrays: what fma and the casts are built from.
+"""Exact residuals and every rounding direction, on numpy arrays; fma and the casts use them.
 
-The idea that carries the whole backend is *rounding to odd* (Boldo and Melquiond, "Emulation of a FMA and
-correctly rounded sums", 2008): if an exact value is first squeezed into p + 2 or more bits in such a way that
-an inexact result always has its last bit set, a second rounding to p bits, in any direction, gives what one
-single rounding of the exact value would have given. float64 therefore serves as an exact middle step for
-everything narrower, although it cannot hold the exact value.
+The backend relies on *rounding to odd* (Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums", 2008).
+First an exact value is rounded to p + 2 or more bits such that an inexact result has its last bit set. A second
+rounding to p bits, in any direction, then gives what one rounding of the exact value gives. So float64 is an exact
+middle step for all narrower formats, although it cannot hold the exact value.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _SILENT: ContextVar[bool] = ContextVar("numpy gives no warnings here", default=F
 
 @contextmanager
 def silent() -> Iterator[None]:
-    """Without numpy's warnings: NaN, infinity and underflow are results."""
+    """Turns numpy's warnings off inside a with block: NaN, infinity and underflow are results."""
     token = _SILENT.set(True)
     try:
         with np.errstate(all="ignore"):
@@ -42,8 +41,11 @@ def silent() -> Iterator[None]:
 
 
 def quiet(function: Callable[P, T]) -> Callable[P, T]:
-    """A function that is `silent`. `np.errstate` as a decorator costs more than a small array does, so a launch, or
-    another such function, asks for it once."""
+    """Returns the function without numpy's warnings.
+
+    `np.errstate` as a decorator costs more than a small array. So it is entered only once, by a launch or by the
+    outermost such function.
+    """
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -56,17 +58,16 @@ def quiet(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def two_sum(a: F64, b: F64) -> tuple[F64, F64]:
-    """a + b as (rounded sum, exact error); the error is NaN where the sum is not finite."""
+    """Returns the rounded sum a + b and its exact error; the error is NaN if the sum is not finite."""
     s = a + b
     t = s - a
     return s, (a - (s - t)) + (b - t)
 
 
 def to_odd(s: F64, residual: F64) -> F64:
-    """The value s + residual rounded to odd, where s is its nearest float64 and residual the exact rest.
+    """Returns s + residual rounded to odd; s is its nearest float64 and residual the exact rest.
 
-    Only the sign of the residual matters, so any value of the right sign does. A NaN residual (of an
-    infinite or NaN s) counts as exact.
+    Only the sign of the residual matters. A NaN residual (of an infinite or NaN s) counts as exact.
     """
     bits = np.ascontiguousarray(s).view(np.int64)
     inexact_even = (np.abs(residual) > 0) & ((bits & 1) == 0)
@@ -77,7 +78,7 @@ def to_odd(s: F64, residual: F64) -> F64:
 
 @quiet
 def narrow_to_odd(x: F64) -> F32:
-    """float64 to float32, rounded to odd: the safe middle step towards every format of at most 22 bits."""
+    """Returns float64 as float32 rounded to odd: the safe middle step to every format of at most 22 bits."""
     y = x.astype(np.float32)
     bits = y.view(np.int32)
     back = y.astype(np.float64)
@@ -88,7 +89,7 @@ def narrow_to_odd(x: F64) -> F32:
 
 @quiet
 def to_float32(x: F64, direction: str = "rn") -> F32:
-    """float64 to float32 in one of the four PTX directions, subnormals and overflow included."""
+    """Returns float64 rounded to float32 in one of the four PTX directions, subnormals and overflow included."""
     y = x.astype(np.float32)
     if direction == "rn":
         return y
@@ -96,7 +97,7 @@ def to_float32(x: F64, direction: str = "rn") -> F32:
 
 
 def toward(nearest: Array, exact: Array, back: Array, direction: str) -> Array:
-    """Move `nearest` one step where it lies on the wrong side of `exact`; `back` is `nearest`, widened."""
+    """Moves `nearest` one step if it lies on the wrong side of `exact`; `back` is `nearest`, widened."""
     if direction == "rz":
         wrong = np.abs(back) > np.abs(exact)
         target: Array = np.zeros_like(nearest)
@@ -110,7 +111,7 @@ def toward(nearest: Array, exact: Array, back: Array, direction: str) -> Array:
 
 
 def flush(x: Array) -> Array:
-    """float32 with subnormals replaced by zeros of the same sign: what `.ftz` does to inputs and results."""
+    """Returns float32 with zeros of the same sign for subnormals, as `.ftz` does to inputs and results."""
     subnormal = (np.abs(x) < np.float32(2.0**-126)) & (x != 0)
     if not np.count_nonzero(subnormal):
         return x
