@@ -1,6 +1,6 @@
-"""Judges solutions that are not trusted: `verify judge` (docs/judge.md).
+"""Judges untrusted solutions: `verify judge` (docs/judge.md).
 
 `judging.py` plans a judgement and reads the record of its run. `formats/` reads problems, and `problem.py` declares
-them as kernels. `host.py` calls a solution, which runs in a process of its own (`runner.py`) behind the limits of
+them as kernels. `host.py` calls a solution, which runs in a separate process (`runner.py`) behind the limits of
 `sandbox.py`.
 """

@@ -1,7 +1,7 @@
-"""Calls a solution in a process of its own, and records its behaviour. This process never imports the solution.
+"""Calls a solution in a separate process, and records its behaviour. This process never imports the solution.
 
-The process of a solution begins as a copy of this one before the problem was imported. It gets the arguments of each
-call as bits, and answers with bits. Its answers are judged; nothing else that it says or does reaches the verdict.
+The process of a solution starts as a copy of this one before the problem was imported. It gets the arguments of each
+call as bits and answers with bits. Only its answers are judged; its other behaviour does not reach the verdict.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from verify.referee.plan import Observed
 from verify.referee.sandbox import NEVER_WRITTEN, PROCESSES
 from verify.workers import process_tree
 
-EXTRA = 3  # calls beside each that is judged are fewer than this
+EXTRA = 3  # each judged call has fewer additional calls than this
 LOOK_SECONDS = 0.1
-SLOW = 2.4  # times as long may a solution take to be built, and to answer its first call, which compiles
+SLOW = 2.4  # factor of the time limit for the build and for the first call, which compiles
 SCRATCH_BYTES = 1 << 30
 HEAD = 1 << 20  # bytes of an answer without its tensors
 UNFORGEABLE = "it wrote into the connection of its own process: what arrived is no answer to the call"
@@ -69,7 +69,7 @@ class SolutionProcess:
                     env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
                 ).pid
             else:
-                from verify.referee import runner  # so that its process has imported it
+                from verify.referee import runner  # imported before the fork
 
                 process_tree.adopt_orphans()
                 sys.stdout.flush()
@@ -112,7 +112,7 @@ class SolutionProcess:
                 raise KernelError(f"its process {reason}; stopped")
 
     def _exceeds(self) -> str:
-        """Returns which limit was exceeded that the kernel of the machine does not hold."""
+        """Returns the exceeded limit among those that the kernel of this machine does not enforce; "" if none."""
         if len(process_tree.living({self.pid}, "")) > PROCESSES:
             return f"started more than {PROCESSES} processes"
         used = 0
@@ -167,7 +167,7 @@ class Host:
         self._answers: dict[bytes, tuple[int, bytes]] = {}  # digests of results: the call, and that of its arguments
 
     def build(self, tensors: Sequence[Tensor]) -> None:
-        """Has the solution imported. Raises KernelError if that fails."""
+        """Makes the process import the solution. Raises KernelError if that fails."""
         self._demand()
         if self._built:
             return
@@ -206,7 +206,7 @@ class Host:
         given = {**state, **arguments}
         forms = tuple(form_of(name, value) for name, value in given.items())
         again, watched = self._random.random() < 0.5, seen.calls % 8 == 2
-        request = Call(secrets.randbits(50), forms, tuple(state), again, watched)  # the number of no call is known
+        request = Call(secrets.randbits(50), forms, tuple(state), again, watched)  # a solution cannot guess the number
         tensors = list(given.values())
         try:
             answer, results = self._answer(request, tensors)
@@ -241,7 +241,7 @@ class Host:
             raise KernelError(UNFORGEABLE) from None
 
     def _compare(self, given: Sequence[Tensor], arguments: dict[str, Tensor], results: Sequence[Tensor]) -> None:
-        """Looks for what answers have in common with earlier ones and with the arguments."""
+        """Compares answers with earlier ones and with the arguments, and records what they share."""
         seen, number = self.observed, self.observed.calls
         inputs = _digest(given)
         first, known = self._answers.setdefault(_digest(results), (number, inputs))
@@ -265,7 +265,7 @@ class Host:
         seen.constant = "" if unwritten else seen.constant
 
     def lack(self, names: Sequence[str], numbers: int) -> None:
-        """Writes down that the solution's module has no place for some parameters."""
+        """Records that the solution's module has no place for some parameters."""
         self.observed.dropped = tuple(names)
         self.observed.places = sum(math.prod(form.shape) for form in self.state), numbers
         self._save()
@@ -279,12 +279,12 @@ def _digest(tensors: Sequence[Tensor]) -> bytes:
 
 
 def _tells(result: Tensor) -> bool:
-    """True if equal bits of two answers are no chance: finite numbers, more than two of them different."""
+    """True if equal bits of two answers cannot be chance: finite numbers, more than two of them different."""
     return bool(torch.isfinite(result).all()) and torch.unique(result).numel() > 2
 
 
 def _fits(results: Sequence[Tensor], kind: torch.dtype) -> bool:
-    """True if a format of 16 bits holds all of the float32 numbers, which no function gives by chance."""
+    """True if a 16-bit format holds all of the float32 numbers, which does not happen by chance."""
     wide = [each for each in results if each.dtype == torch.float32 and each.numel() > 16]
     return bool(wide) and all(bool(torch.equal(each.to(kind).to(each.dtype), each)) for each in wide)
 

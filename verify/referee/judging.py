@@ -1,4 +1,4 @@
-"""Judges one solution: writes the plan, measures by the engine of `verify run`, and makes the judgement."""
+"""Judges one solution: writes the plan, measures with the engine of `verify run`, and makes the judgement."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ class Settings:
 
     profile: str = "quick"
     backend: str | None = None
-    seed: int | None = None  # chosen by chance without one
-    timeout: float | None = None  # seconds of one problem of a file; that of the profile without one
-    memory: int | None = None  # bytes of a solution; MEMORY without it, more beside a GPU
+    seed: int | None = None  # None: random
+    timeout: float | None = None  # seconds of one problem of a file; None: the profile's
+    memory: int | None = None  # bytes of a solution; None: MEMORY, or more with a GPU
     progress: Callable[[str], None] = lambda text: None
 
     def __post_init__(self) -> None:
@@ -119,7 +119,7 @@ def judge_many(pairs: Sequence[tuple[str, str]], settings: Settings, jobs: int) 
     try:
         for done in as_completed([threads.submit(one, pair) for pair in pairs]):
             yield done.result()
-    finally:  # at Ctrl-C nothing more begins, and what goes on loses its worker
+    finally:  # after Ctrl-C nothing more begins, and running judgements lose their workers
         threads.shutdown(wait=False, cancel_futures=True)
         for each in pools:
             each.stop()
@@ -150,7 +150,7 @@ def digest(path: Path) -> str:
 
 @dataclass(frozen=True)
 class _Judging:
-    """One solution on its way to a judgement."""
+    """One judgement in progress."""
 
     plan: Plan
     folder: Path
@@ -159,7 +159,7 @@ class _Judging:
     backend: str
 
     def judgement(self, solution: str, fixed: dict[str, str]) -> Judgement:
-        """Measures the solution and reads what came of it."""
+        """Measures the solution and reads the record."""
         plan, file = self.plan, self.folder / FILE
         encoded = msgspec.json.encode(plan)
         (self.folder / "plan.json").write_bytes(encoded)
@@ -232,7 +232,7 @@ class _Judging:
         return found
 
     def _wrong(self, run: Run, wrong: Sequence[Result]) -> WrongInput | None:
-        """Returns the smallest input that is found from the worst one, at its worst element."""
+        """Returns the smallest input found from the worst one, at its worst element."""
         results = ((kernel, result) for kernel in run.kernels for result in kernel.results if result in wrong)
         for kernel, result in results:
             for worst in result.worst[:1]:
@@ -261,10 +261,10 @@ def _has_room(seen: Observed) -> bool:
 
 @dataclass(frozen=True)
 class Sign:
-    """Recognises a trick: `evidence` returns text from the observations, empty if there is none.
+    """Recognises a trick: `evidence` returns text from the observations, "" if there is none.
 
-    With `honest` an honest mistake looks the same: the numbers alone give the verdict. With `always` the trick is
-    looked for in right solutions too.
+    `honest`: an honest mistake looks the same, so the numbers alone give the verdict. `always`: right solutions are
+    checked for the trick too.
     """
 
     name: str
@@ -307,9 +307,9 @@ AS_PYTORCH = (
 
 
 def _excused(result: Result) -> bool:
-    """True if a result is wrong where PyTorch, running the reference, is nearly as wrong.
+    """True if a result is wrong only where PyTorch, running the reference, is nearly as wrong.
 
-    The reference itself would be rejected otherwise: PyTorch's gelu loses its tail.
+    Otherwise the reference itself would be rejected: PyTorch's gelu loses its tail.
     """
 
     def largest(figures: Figures | None) -> float:
@@ -340,7 +340,7 @@ class _Found:
 
     @property
     def verdict(self) -> tuple[SolutionVerdict, str]:
-        """The verdict and its reason."""
+        """Returns the verdict and its reason."""
         kernels = self.run.kernels
         if self.cheats:
             return "cheats", "; ".join(self.cheats)
@@ -359,7 +359,7 @@ class _Found:
 
     @property
     def errors(self) -> list[dict[str, Any]]:
-        """The errors of each result. Infinite ones are texts, which JSON has."""
+        """Returns the errors of each result. Infinity becomes a text, because JSON has none."""
         rows = ({name: row[name] for name in COLUMNS} for row in rows_of(self.run) if row["result"])
         return [{name: "inf" if value == math.inf else value for name, value in row.items()} for row in rows]
 

@@ -1,4 +1,4 @@
-"""Messages between the host of a solution and its process: JSON, with tensors as plain bytes behind it."""
+"""Messages between the host of a solution and its process: JSON, followed by tensors as plain bytes."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Form(msgspec.Struct, frozen=True):
 
 
 class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Says how a solution is called.
+    """Describes how to call a solution.
 
-    The solution is the first of `names` that its file defines. With `init` that is a class, and the solution is an
-    instance of it with these arguments, made after torch was seeded with `seed`. `arguments` is the template of the
-    call. `into` are buffers that the call fills: its last arguments.
+    The solution is the first of `names` that its file defines. With `init` that is a class; the solution is an instance
+    made with these arguments after torch.manual_seed(seed). `arguments` is the template of the call. `into` are buffers
+    that the call fills, its last arguments.
     """
 
     names: tuple[str, ...]
@@ -38,7 +38,7 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Build(msgspec.Struct, frozen=True, tag="build"):
-    """Import the solution in `file` of the scratch folder, within limits."""
+    """Asks for the import of the solution in `file` of the scratch folder, within limits."""
 
     folder: str
     file: str
@@ -50,7 +50,7 @@ class Build(msgspec.Struct, frozen=True, tag="build"):
 
 
 class Built(msgspec.Struct, frozen=True):
-    """Reports the limits that hold, and the parameters and buffers of the solution's module."""
+    """Reports the enforced limits, and the parameters and buffers of the solution's module."""
 
     holds: tuple[str, ...]
     lacks: tuple[str, ...]
@@ -58,13 +58,14 @@ class Built(msgspec.Struct, frozen=True):
 
 
 class Call(msgspec.Struct, frozen=True, tag="call"):
-    """Call the solution. `state` are names in the module's state whose values come first, then the arguments.
+    """Asks for a call of the solution.
 
-    `again` reuses the addresses of an earlier call of the same form. `watched` asks for the functions of PyTorch in the
-    call, and for changes of the process.
+    `state` are names in the module's state; their values come first, then the arguments. `again` reuses the addresses
+    of an earlier call of the same form. `watched` also asks for the functions of PyTorch in the call, and for changes
+    of the process.
     """
 
-    number: int  # by chance, and repeated in the answer
+    number: int  # random; the answer repeats it
     tensors: tuple[Form, ...]
     state: tuple[str, ...] = ()
     again: bool = False
@@ -77,12 +78,12 @@ class Answer(msgspec.Struct, frozen=True):
     number: int
     tensors: tuple[Form, ...] = ()
     raised: str = ""
-    changed: tuple[str, ...] = ()  # arguments that it wrote into
-    late: bool = False  # an earlier answer was written to after it was given
-    lazy: str = ""  # results that are no plain tensors
+    changed: tuple[str, ...] = ()  # arguments that the solution wrote into
+    late: bool = False  # True: the solution wrote into an earlier answer
+    lazy: str = ""  # describes a result that is no plain tensor
     functions: tuple[str, ...] = ()  # of PyTorch, in a watched call
     replaced: tuple[str, ...] = ()  # attributes of torch, verify and others
-    modes: tuple[str, ...] = ()  # that decide how PyTorch computes, and were changed
+    modes: tuple[str, ...] = ()  # changed settings of PyTorch's arithmetic
 
 
 Asked = Build | Call
@@ -90,12 +91,12 @@ KINDS = {str(kind): kind for kind in vars(torch).values() if isinstance(kind, to
 
 
 def form_of(name: str, tensor: Tensor) -> Form:
-    """Returns how a tensor is announced."""
+    """Returns the announcement of a tensor."""
     return Form(name, str(tensor.dtype), tuple(tensor.shape))
 
 
 def bytes_of(tensor: Tensor) -> bytes:
-    """Returns the elements of a tensor in their order, as the memory of the host has them."""
+    """Returns the elements of a tensor in order, as bytes of the host."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
@@ -113,7 +114,7 @@ def tensor_of(form: Form, data: bytes) -> Tensor:
 
 
 def send(connection: Connection, message: msgspec.Struct, tensors: Sequence[Tensor] = ()) -> None:
-    """Sends a message and the bytes of tensors behind it."""
+    """Sends a message and then the bytes of tensors."""
     connection.send_bytes(msgspec.json.encode(message))
     for tensor in tensors:
         connection.send_bytes(bytes_of(tensor))
@@ -128,7 +129,7 @@ def receive_tensors(connection: Connection, forms: Sequence[Form]) -> list[Tenso
 
 
 def template_of(value: Any, names: Iterator[str]) -> tuple[Template, dict[str, Tensor]]:
-    """Returns a value as JSON with the next name in the place of each tensor, and these tensors.
+    """Returns a value as JSON with the next name in the place of each tensor, and these tensors by name.
 
     Raises TypeError unless it is a tensor, number, text, None, dtype, or a list, tuple or dict of these.
     """

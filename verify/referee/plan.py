@@ -14,13 +14,13 @@ SolutionVerdict = Literal["accepted", "wrong", "cheats", "fails", "undecided"]
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """Everything that decides about a solution: it is hashed before the solution starts."""
+    """All settings that decide about a solution. It is hashed before the solution starts."""
 
     format: str
     problem: str  # absolute path of a file or folder, or FILE::KERNEL
     scratch: str  # where the solution may write
-    file: str  # of the solution in there
-    notes: str  # the folder where the host keeps what it observes
+    file: str  # of the solution in the scratch folder
+    notes: str  # folder for the observations of the host
     seed: int
     profile: str
     seconds: float  # of one call
@@ -29,7 +29,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class Observed(msgspec.Struct):
-    """Observations of a solution, beside its results."""
+    """Observations of a solution besides its results."""
 
     calls: int = 0
     holds: tuple[str, ...] = ()
@@ -41,11 +41,11 @@ class Observed(msgspec.Struct):
     replayed: str = ""  # an answer with the bits of an earlier one to other arguments
     late: bool = False
     changed: tuple[str, ...] = ()
-    copies: str = ""  # of which argument every answer was a copy
-    constant: str = ""  # the number that every answer held
+    copies: str = ""  # the argument of which every answer was a copy
+    constant: str = ""  # the only number in all answers
     narrow: str = ""  # a format of 16 bits that holds every answer
     unwritten: int = 0  # elements of answers that were never written
-    dropped: tuple[str, ...] = ()  # parameters of the problem that the solution's module has no place for
+    dropped: tuple[str, ...] = ()  # parameters of the problem without a place in the solution's module
     places: tuple[int, int] = (0, 0)  # numbers in the module's state, and in the problem's
     functions: tuple[str, ...] = ()
     replaced: tuple[str, ...] = ()
@@ -91,7 +91,7 @@ class Judgement(msgspec.Struct, frozen=True):
     speed: str = "not timed"
     isolation: list[str] = []
     not_isolated: list[str] = []
-    fixed: dict[str, str] = {}  # digests that were taken before the solution started
+    fixed: dict[str, str] = {}  # digests from before the solution started
     profile: str = "quick"
     backend: str = ""
     seed: int = 0

@@ -2,8 +2,8 @@
 
     problems_of(reference, calls, Entry(names=("solve",), arguments={}))
 
-`declared` makes the kernels that verify judges: `like=` is the reference, and the function is a solution in another
-process. It runs where the reference is imported: nothing here imports a solution.
+`declared` makes the kernels that verify judges: `like=` is the reference, and the function calls a solution in another
+process. This module runs in the process that imports the reference. It never imports a solution.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from verify.truth import formats
 
 Tensors = Mapping[str, Tensor]
 OTHER_SIZES = (1, 7)  # more rows than an example has
-SEEDS = 3  # cases of each recipe where the arguments are small: a rare mistake shows among many elements
+SEEDS = 3  # cases of each recipe if the arguments are small, so that rare mistakes show
 
 
 @dataclass(frozen=True)
 class Problem:
     """A reference as a function or module `like`, and calls of it.
 
-    `operands` are the names of its tensors; those in `state` are tensors of a module's state, under these names there.
-    `examples` are arguments as `verify.kernel` takes them, `tensors` those of the first example by operand. Of a
-    declaration `like` is its kernel. `made` are tensors among the arguments of `entry.init`. `check` is the problem's
-    own check of the results for `tensors`, and `rule` its name.
+    `operands` are the names of its tensors. `state` maps operands that are tensors of a module's state to their names
+    there. `examples` are arguments as `verify.kernel` takes them, `tensors` those of the first example by operand. In a
+    problem made from a declaration, `like` is its kernel. `made` are tensors among the arguments of `entry.init`.
+    `check` is the problem's own check of the results for `tensors`, and `rule` its name.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Reference:
     names: tuple[str, ...]
 
     def __call__(self, *tensors: Tensor) -> Any:
-        # a reference that writes into its arguments must not write into those of the judge
+        # clones, because a reference may write into its arguments
         given = dict(zip(self.names, (tensor.clone() for tensor in tensors), strict=True))
         found = tuple(results_in(self.function(*value_of(self.template, given))))
         return found[0] if len(found) == 1 else found
@@ -76,10 +76,12 @@ def problems_of(
     entry: Entry,
     check: Callable[[Problem, list[Tensor]], bool] | None = None,
 ) -> list[Problem]:
-    """Returns the problems of a function: calls that differ in the sizes of tensors alone are one.
+    """Returns the problems of a function: calls that differ only in the sizes of tensors make one problem.
 
-    `calls` are the arguments of each call. The arguments of the entry are filled in here. `check` is the problem's own,
-    without it `is_close`.
+    Args:
+        calls: the arguments of each call
+        entry: how to call a solution; its arguments are filled in here
+        check: the problem's own check; None: `is_close`
     """
     grouped: dict[bytes, tuple[Template, list[dict[str, Tensor]]]] = {}
     for call in calls:
@@ -99,7 +101,7 @@ def problems_of(
 
 
 def resized(problem: Problem) -> list[Problem]:
-    """Returns a problem at other first sizes, where all arguments share theirs and the reference takes others."""
+    """Returns a problem at other first sizes, if all arguments share one and the reference accepts others."""
     own = {name: tensor for name, tensor in problem.tensors.items() if name not in problem.state}
     sizes = {tensor.shape[0] if tensor.ndim else 0 for tensor in own.values()}
     size = sizes.pop() if len(sizes) == 1 and len(own) == len(problem.examples[0]) else 0
@@ -109,7 +111,7 @@ def resized(problem: Problem) -> list[Problem]:
         try:
             with torch.no_grad():
                 problem.like(*values)
-        except Exception:  # its author says which sizes it takes
+        except Exception:  # the reference accepts no other sizes
             return []
         examples.append(values)
     if not examples:
@@ -155,7 +157,7 @@ def declared(plan: Plan, problems: Callable[[], list[Problem]], module: str, fil
 
 
 class Solution:
-    """The function of a kernel: it has another process call the solution."""
+    """The function of a kernel: it calls the solution in another process."""
 
     def __init__(self, plan: Plan, problem: Problem, process: SolutionProcess) -> None:
         forms = tuple(form_of(name, tensor) for name, tensor in problem.made.items())
@@ -170,7 +172,7 @@ class Solution:
             found = self._results([problem.tensors[name] for name in problem.operands], alone=True)
             try:
                 passes = "passes" if problem.check(problem, found) else "fails"
-            except Exception as error:  # of the problem's own code: it says nothing of the solution
+            except Exception as error:  # the problem's own code failed, not the solution
                 passes = f"raises {type(error).__name__} in"
             host.observed.own_check = f"{passes} {problem.rule} on the problem's own inputs"
         results = [each.to(operands[0].device) for each in self._results(operands)]
@@ -196,7 +198,7 @@ class Solution:
 
 
 def _of_declaration(problem: Problem, solution: Solution) -> Kernel:
-    """A declaration with a solution in the place of its function; gradients are not asked for."""
+    """Returns a declaration whose function is the solution, without gradients."""
     given: Kernel = problem.like
     return dataclasses.replace(
         given,
@@ -210,7 +212,7 @@ def _of_declaration(problem: Problem, solution: Solution) -> Kernel:
 
 
 def _kernel(problem: Problem, solution: Solution) -> Kernel:
-    """Declares a solution: it takes every input of these shapes, and returns what the reference returns."""
+    """Declares a solution: it accepts every input of these shapes and returns what the reference returns."""
     values = problem.examples[0]
     floats = {name: each for name, each in problem.tensors.items() if each.is_floating_point()}
     if not floats:
@@ -244,7 +246,7 @@ def _kernel(problem: Problem, solution: Solution) -> Kernel:
 
 
 def _drawn(problem: Problem, floats: Tensors) -> list[Any]:
-    """Returns other arguments than those of the first example: normal numbers."""
+    """Returns normal numbers as arguments of the forms in the first example."""
     generator = torch.Generator().manual_seed(0)
     names = [name for name in problem.operands if name not in problem.state]
     first = problem.examples[0]
@@ -257,9 +259,10 @@ def _drawn(problem: Problem, floats: Tensors) -> list[Any]:
 
 
 def _domain(floats: Tensors, own: Sequence[Any], others: Sequence[Any]) -> dict[str, str]:
-    """Returns bounds of operands that are positive in the examples, where the reference has no value without them.
+    """Returns bounds for operands that are positive in the examples, if the reference has no value without these
+    bounds.
 
-    `own` are the results of the first example, `others` those of normal numbers.
+    `own` are the results of the first example, `others` those for normal numbers.
     """
     if all(map(_finite, others)) or not all(map(_finite, own)):
         return {}

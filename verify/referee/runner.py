@@ -1,7 +1,7 @@
-"""Runs a solution in a process of its own: it has the arguments of one call and nothing else of the judge.
+"""Runs a solution in a separate process: it has the arguments of one call and nothing else of the judge.
 
-A solution that changes this process changes its own answers alone. This module also reports observations, such as a
-write into the arguments. They are evidence for people: the judge decides by the numbers.
+A solution that changes this process changes only its own answers. This module also reports observations, such as a
+write into the arguments. They are evidence for people; the judge decides by the numbers.
 """
 
 from __future__ import annotations
@@ -45,8 +45,14 @@ from verify.referee.messages import (
     value_of,
 )
 
-KEPT = {"PATH", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_VISIBLE_DEVICES", "TRITON_INTERPRET"}  # of the environment
-HELD_BYTES = 1 << 26  # of arguments of earlier calls, which stay in memory: no address comes again by chance
+KEPT = {
+    "PATH",
+    "LD_LIBRARY_PATH",
+    "CUDA_HOME",
+    "CUDA_VISIBLE_DEVICES",
+    "TRITON_INTERPRET",
+}  # variables that stay
+HELD_BYTES = 1 << 26  # arguments of earlier calls that stay in memory, so no address repeats by chance
 
 
 def main(connection: Connection) -> None:
@@ -66,19 +72,19 @@ def main(connection: Connection) -> None:
 
 
 def _close_all_but(kept: int) -> None:
-    """Closes every file of this process but its connection, its output and an empty input."""
+    """Closes every file of this process except its connection, its output and an empty input."""
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.closerange(3, kept)
     os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX") if os.sysconf("SC_OPEN_MAX") < 1 << 20 else 1 << 16)
 
 
 class Runner:
-    """The solution, and what it was seen to do."""
+    """The solution, and observations of its behaviour."""
 
     def __init__(self, connection: Connection, holds: list[str], lacks: list[str]) -> None:
         self._connection, self._holds, self._lacks = connection, holds, lacks
         self._held: list[dict[str, Tensor]] = []  # arguments of the last calls
-        self._given: list[tuple[Tensor, bytes]] = []  # results of the last call, and their bytes when it returned
+        self._given: list[tuple[Tensor, bytes]] = []  # results of the last call, and their bytes at its return
         self._state: tuple[bytes, ...] = ()
         self._module: Module | None = None
 
@@ -118,7 +124,7 @@ class Runner:
         send(self._connection, built)
 
     def _new(self) -> Any:
-        """Returns the function, or a module that was made anew after the same seed."""
+        """Returns the function, or a module made again after the same seed."""
         if self._entry.init is None:
             return self._made
         torch.manual_seed(self._entry.seed)
@@ -157,7 +163,7 @@ class Runner:
         return Answer(asked.number, forms, "", changed, late, lazy, functions, replaced, modes), copies
 
     def _load(self, names: Sequence[str], values: Sequence[Tensor]) -> None:
-        """Makes the module anew where its state is another one than in the last call."""
+        """Makes the module again if its state differs from the last call."""
         data = tuple(map(bytes_of, values))
         if self._module is None or not names or data == self._state:
             return
@@ -169,7 +175,9 @@ class Runner:
                 known[name].copy_(value)
 
     def _placed(self, asked: Call, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Returns the arguments, at new addresses or at those of an earlier call; PyTorch counts no change of these."""
+        """Returns the arguments, at new addresses or at those of an earlier call. PyTorch's version counters do not
+        change.
+        """
         count = len(asked.state)
         given = dict(zip((form.name for form in asked.tensors[count:]), tensors[count:], strict=True))
         old = next((each for each in reversed(self._held) if asked.again and _alike(each, given)), None)
@@ -184,7 +192,7 @@ class Runner:
         return placed
 
     def _fill_freed(self, arguments: Sequence[Tensor]) -> None:
-        """Fills memory that the next tensors on a GPU get; that of the host is filled by the C library."""
+        """Fills memory that the next tensors on a GPU get. The C library fills that of the host."""
         if self._device != "cpu":
             sizes = {len(bytes_of(each)) for each in (*arguments, *(result for result, _ in self._given))}
             new = {"dtype": torch.uint8, "device": self._device}
@@ -215,6 +223,7 @@ def _imported(path: Path) -> ModuleType:
 
 
 def _taken(module: ModuleType, entry: Entry) -> Any:
+    """Returns the solution: the first name of the entry that the module defines."""
     for name in entry.names:
         if callable(found := getattr(module, name, None)):
             return found
@@ -226,7 +235,7 @@ def _state_of(module: Module | None) -> dict[str, Tensor]:
 
 
 def _lazy(item: Any) -> str:
-    """Returns what a result is that is no plain tensor with its values in memory; else nothing."""
+    """Returns a description of a result that is no plain tensor with values in memory; "" for a plain one."""
     if type(item) not in (Tensor, Parameter):
         return f"a {type(item).__qualname__} in the place of a tensor"
     if item.layout is not torch.strided or item.is_neg() or item.is_conj() or item._is_zerotensor():
@@ -245,7 +254,7 @@ def _described(error: BaseException) -> str:
 
 
 class _Recording(TorchFunctionMode):
-    """Writes down the functions of PyTorch that are called."""
+    """Records the functions of PyTorch that are called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -258,7 +267,9 @@ class _Recording(TorchFunctionMode):
 
 @contextmanager
 def _recorded(watched: bool) -> Iterator[set[str]]:
-    """Yields the functions of PyTorch that are called. Few calls are watched: it changes how PyTorch compiles."""
+    """Yields the functions of PyTorch that are called. Only few calls are watched, because this changes how PyTorch
+    compiles.
+    """
     recording = _Recording()
     with recording if watched else nullcontext():
         yield recording.names

@@ -1,7 +1,7 @@
 """Limits of a process that runs untrusted code, as far as the kernel of this machine enforces them.
 
-`isolate` gives the calling process namespaces of its own, and `confine` takes rights away from it for good. Both return
-the limits that hold, and those that this machine lacks. Linux alone has these; elsewhere everything is lacking.
+`isolate` gives the calling process its own namespaces, and `confine` removes rights permanently. Both return the limits
+that are enforced and those that this machine lacks. Only Linux has them; elsewhere all are lacking.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from contextlib import suppress
 from pathlib import Path
 
 FILE_BYTES = 1 << 28  # of one file
-PROCESSES, FILES = 512, 1024  # threads count; a namespace cannot be limited to fewer than 301
-_PID_MAX_IS_LOCAL = (6, 14)  # the kernel since which each namespace has a limit of its own
+PROCESSES, FILES = 512, 1024  # threads count as processes; the limit of a namespace is at least 301
+_PID_MAX_IS_LOCAL = (6, 14)  # the kernel version since which each namespace has its own limit
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _POISON = 0x01  # glibc fills freed memory with this byte, and new memory with its complement
 NEVER_WRITTEN = 0xFE  # the byte of memory that a solution never wrote
@@ -34,13 +34,13 @@ _RULESET, _RULE, _RESTRICT = 444, 445, 446  # landlock's system calls, the same 
 # landlock's rights, in the order of their bits
 _EXECUTE, _WRITE, _READ, _LIST = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _IOCTL = 1 << 15
-# A process of root owns its disks too: it may write into these alone.
+# A process of root owns the disks too, so it may write only into these devices.
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/*random", "/dev/nvidia*", "/dev/kfd", "/dev/dri")
 _SYSTEM = (
     *("/usr", "/lib", "/lib64", "/bin", "/sbin", "/opt", "/proc", "/sys", "/etc/alternatives", "/etc/ld.so.cache"),
     *("/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/localtime", "/etc/ld.so.conf", "/etc/ld.so.conf.d"),
 )
-_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}  # how many there are, by version; 16 later
+_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}  # number of rights by version; 16 in later versions
 
 # system calls that reach other processes or the kernel itself, by architecture
 _FORBIDDEN = {
@@ -50,9 +50,10 @@ _FORBIDDEN = {
 
 
 def isolate() -> tuple[list[str], list[str]]:
-    """Gives this process namespaces and goes on in a child of it, the first process there.
+    """Gives this process namespaces and goes on in a child, the first process there.
 
-    The parent waits for the child and ends as it did. If either is killed, every process of the namespace ends.
+    The parent waits for the child and ends with its exit code or signal. If either is killed, every process of the
+    namespace ends.
     """
     os.setsid()
     die_with_parent()
@@ -84,11 +85,12 @@ def _kernel() -> tuple[int, ...]:
 
 
 def die_with_parent() -> None:
-    """Has the kernel kill this process when its parent ends."""
+    """Makes the kernel kill this process when its parent ends."""
     _LIBC.prctl(_DEATH, signal.SIGKILL, 0, 0, 0)
 
 
 def _end_as(child: int) -> None:
+    """Waits for the child and ends as it did."""
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if code < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -98,7 +100,7 @@ def _end_as(child: int) -> None:
 
 
 def confine(folder: str, readable: Iterable[str], memory: int, *, namespaces: bool) -> tuple[list[str], list[str]]:
-    """Lets this process write below `folder` alone, read `readable` folders, and use so much more memory."""
+    """Lets this process write only below `folder`, read `readable` folders, and use `memory` more bytes."""
     holds, lacks = _limits(memory), list[str]()
     _LIBC.mallopt(-6, _POISON)  # M_PERTURB
     _LIBC.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
@@ -159,7 +161,7 @@ def _landlock(folder: str, readable: Iterable[str]) -> bool:
 
 
 def _filter(*, kills: bool) -> bool:
-    """Forbids system calls with EPERM; `kills` allows kill(2), where no other process can be seen."""
+    """Makes forbidden system calls fail with EPERM. `kills` allows kill(2), if the process sees no other process."""
     known = _FORBIDDEN.get(platform.machine())
     if known is None:
         return False
@@ -189,7 +191,7 @@ def _filter(*, kills: bool) -> bool:
 
 
 def folders_to_read() -> tuple[str, ...]:
-    """Returns the folders of the system, of Python and of its packages: those of problems are not among them."""
+    """Returns the folders of the system, of Python and of its packages, without those of problems."""
     package = Path(__file__).parents[2]
     own = (sys.prefix, sys.base_prefix, *site.getsitepackages(), site.getusersitepackages(), package / "verify")
     added = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))

@@ -1,4 +1,4 @@
-"""A judgement as text: the answer, the errors, then the results that were checked and those that were not."""
+"""Writes a judgement as text: the answer, the errors, then the results that were checked and those that were not."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Processes that may crash or hang, on this machine or on a cluster, and what is sent to them."""
+"""Processes that may crash or hang, on this machine or on a cluster, and the messages sent to them."""

@@ -1,10 +1,10 @@
-"""A call: one request to another process over a connection, and what comes of it until a deadline.
+"""A call: one request to another process over a connection, and its outcome by a deadline.
 
     outcome = process.call(request, deadline=time.monotonic() + 60)   # Reply | Failure | Died | Late
 
-A connection is a `multiprocessing.connection.Connection` over a pair of sockets, which frames messages and limits their
-size. Its `send` and `recv` pickle and are never used. Messages are JSON (`verify.workers.requests`); tensors follow as
-messages of plain bytes. Sockets cannot be opened through /proc, so a kernel reaches no connection but its own.
+A connection is a `multiprocessing.connection.Connection` over a pair of sockets. It frames messages and limits their
+size. Its `send` and `recv`, which pickle, are never used. Messages are JSON (`verify.workers.requests`); tensors follow
+as messages of plain bytes. Sockets cannot be opened through /proc, so a kernel reaches no connection but its own.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LONGEST = 1 << 28  # bytes of a message
 FOREIGN = "it wrote into the connection of its own process: what arrived is no message of verify"
 UNUSABLE = "after which its process could not use the GPU any more"
 
-AskKernel = Callable[[bytes | msgspec.Raw, int], Outcome]  # a request, and how many bytes may come beside the reply
+AskKernel = Callable[[bytes | msgspec.Raw, int], Outcome]  # request, limit of bytes with the reply -> outcome
 
 
 class Foreign(Exception):
@@ -53,7 +53,7 @@ class Callee(ABC):
     who: Who
 
     def __init__(self) -> None:
-        self._unread = 0  # answers to earlier requests, to be dropped
+        self._unread = 0  # answers to earlier requests, which are dropped
         self._broken: Failure | None = None  # its only answer once it wrote into its connection
 
     def call(
@@ -65,10 +65,13 @@ class Callee(ABC):
         most: int = 0,
         kernel: AskKernel | None = None,
     ) -> Outcome:
-        """Sends a request in JSON and waits for its answer until `deadline`, a time of `time.monotonic()`.
+        """Sends a request in JSON and waits for its outcome until `deadline`, a time of `time.monotonic()`.
 
-        At most so many bytes come beside the reply. `kernel` calls the kernel for a process that judges. A process that
-        died, is late or cannot be used any more is ended.
+        Ends a process that died, is late or cannot be used any more.
+
+        Args:
+            most: limit of the bytes that come with the reply
+            kernel: calls the kernel for a process that judges
         """
         if self._broken is not None:
             return self._broken
@@ -119,7 +122,7 @@ class Callee(ABC):
 
     @abstractmethod
     def _connected(self) -> Connection:
-        """Returns the connection to the process, which is started if there is none."""
+        """Returns the connection to the process; starts the process if there is none."""
 
     @abstractmethod
     def stop(self, *, at_once: bool = False) -> object:
@@ -127,16 +130,16 @@ class Callee(ABC):
 
     @abstractmethod
     def died(self) -> Outcome:
-        """Ends a process that closed its end of the connection; returns why it gave no answer."""
+        """Ends a process that closed its end of the connection. Returns why there is no answer."""
 
     @abstractmethod
     def wrote_into_connection(self) -> Outcome:
-        """Ends a process that sent no message of verify; returns the outcome."""
+        """Ends a process that sent something other than a message of verify. Returns the outcome."""
 
 
 @contextmanager
 def expiring(connection: Connection, deadline: float) -> Iterator[threading.Event]:
-    """Hangs up at `deadline`, so that nothing waits there beyond it; the event says whether that happened."""
+    """Hangs up at `deadline`, so that no wait lasts longer. Yields an event that is set then."""
     late = threading.Event()
 
     def expire() -> None:
@@ -157,20 +160,20 @@ def expiring(connection: Connection, deadline: float) -> Iterator[threading.Even
 
 
 def hang_up(connection: Connection) -> None:
-    """Ends both directions of a connection: a thread that waits there goes on with EOFError."""
+    """Ends both directions of a connection; a waiting thread gets EOFError."""
     with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as end:
         end.shutdown(socket.SHUT_RDWR)
 
 
 def send(connection: Connection, event: Event, parts: Iterable[bytes | memoryview] = ()) -> None:
-    """Sends an event and the bytes beside it."""
+    """Sends an event and then its bytes."""
     connection.send_bytes(msgspec.json.encode(event))
     for part in parts:
         connection.send_bytes(part)
 
 
 def send_outcome(connection: Connection, outcome: Outcome) -> None:
-    """Sends what came of a call to a third process."""
+    """Sends the outcome of a call to a third process."""
     if isinstance(outcome, Reply):
         send(connection, Replied(outcome.value, len(outcome.parts)), outcome.parts)
     else:
@@ -178,7 +181,7 @@ def send_outcome(connection: Connection, outcome: Outcome) -> None:
 
 
 def receive(connection: Connection, most: int = 0) -> tuple[Event, list[bytes]]:
-    """Returns the next event, with at most so many bytes beside it.
+    """Returns the next event and its bytes, at most `most`.
 
     Raises Foreign for anything else, EOFError or ConnectionError at the end.
     """
@@ -193,7 +196,7 @@ def receive(connection: Connection, most: int = 0) -> tuple[Event, list[bytes]]:
     except ConnectionError:
         raise
     except OSError as error:
-        if connection.readable:  # it ended in the midst of a message
+        if connection.readable:  # it ended amid a message
             raise EOFError from error
-        raise Foreign from error  # it is longer, and nothing more is read
+        raise Foreign from error  # the message is too long, so reading stops
     return event, parts

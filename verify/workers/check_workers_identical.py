@@ -1,4 +1,4 @@
-"""Figures of one record come from equal workers: what has to be the same, and the refusal of one that differs."""
+"""Checks that all workers of one record are equal, and rejects one that differs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from verify.workers.requests import About, Environment
 
 
 def equal_workers(found: dict[str, dict[str, str]]) -> dict[str, str]:
-    """What the workers of one run share, by name of the worker; an error that names who differs in what."""
+    """Returns the facts that all workers share. Raises UsageError naming a worker that differs."""
     first, *others = sorted(found)
     for name in (first, *others):
         refuse_unlike(found[first], name, found[name])
@@ -20,7 +20,7 @@ def equal_workers(found: dict[str, dict[str, str]]) -> dict[str, str]:
 
 
 def refuse_unlike(reference: dict[str, str], name: str, about: dict[str, str]) -> None:
-    """An error where one worker is not as the others are."""
+    """Raises UsageError if a worker differs from the reference."""
     if "error" in about:
         raise UsageError(f"worker {name} cannot run verify: {about['error']}")
     for key, value in reference.items():
@@ -31,19 +31,19 @@ def refuse_unlike(reference: dict[str, str], name: str, about: dict[str, str]) -
             )
 
 
-# The same GPU gives the same bits under another kernel of the operating system; sources are compared themselves.
+# The same GPU gives the same bits under another kernel of the operating system. Sources are compared by their digests.
 _MAY_DIFFER = frozenset({"platform", "commit", "dirty"})
 
 
 def identity_of(about: About) -> dict[str, str]:
-    """What must be equal among the workers of one run, as text."""
+    """Returns the facts that must be equal among the workers of one run, as text."""
     ignored = _MAY_DIFFER | ({"cpu"} if named(about.backend).gpu else set())
     found = {name: str(value) for name, value in about.environment.items() if name not in ignored}
     return {**found, "backend": about.backend}
 
 
 def check_equal(pool: Pool) -> None:
-    """Refuse GPUs of one machine that differ. All processes start meanwhile."""
+    """Raises UsageError if the GPUs of one machine differ. Starts all processes."""
 
     def asked(worker: AnyWorker) -> dict[str, str]:
         try:

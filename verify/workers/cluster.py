@@ -1,16 +1,15 @@
-"""Several machines: the requests of `verify.worker`, answered by the workers of a Dask cluster.
+"""Several machines: the workers of a Dask cluster answer the requests of `verify.worker`.
 
-A `RemoteWorker` answers like `verify.workers.process.Worker`, so a pool spreads its jobs over a cluster as it does over
-processes of this machine. On the other side each Dask worker keeps one isolated worker process of its own: a kernel
-that crashes or hangs takes that process down, never the cluster's. A request whose Dask worker is lost is given to
-another one by the scheduler; figures do not depend on which one answered, because every request is complete in itself
-and partial results merge exactly.
+A `RemoteWorker` has the interface of `verify.workers.process.Worker`, so a pool spreads jobs over a cluster as over
+processes of this machine. Each Dask worker has one isolated worker process. A kernel that crashes or hangs ends that
+process, never the Dask worker. If a Dask worker is lost, the scheduler gives its request to another one. Figures do not
+depend on the worker, because every request is complete in itself and partial results merge exactly.
 
-Only equal workers may answer: same backend, GPU, driver, torch, triton, verify and target files. An unequal
-one is refused by name before anything runs, and an answer from one that joined later is refused too.
+Only equal workers may answer: same backend, GPU, driver, torch, triton, verify and target files. An unequal worker is
+rejected by name before anything runs. So is an answer from an unequal one that joined later.
 
-Dask connects without a password unless TLS is configured, and runs what it is sent: use a scheduler that
-only trusted people can reach.
+Dask connects without a password unless TLS is configured, and it runs any code that it receives. Only trusted people
+must be able to reach its scheduler.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from verify.workers.process import START_SECONDS, Worker
 from verify.workers.requests import Died, Environment, Failure, OnProgress, Progressed, R, Reply, Request
 
 CONNECT_SECONDS = 20.0
-LOOK_SECONDS = 5.0  # between looks at whether a request's worker is still there
+LOOK_SECONDS = 5.0  # between checks that a request's worker is still there
 TOPIC = "verify-progress"
 
 _MISSING = "distributing work needs Dask distributed"
@@ -40,7 +39,7 @@ _INSTALL = 'python -m pip install "verify-kernels[cluster]"'
 
 
 class _Answer(msgspec.Struct):
-    """What comes back through Dask, as JSON."""
+    """An answer as it returns through Dask, as JSON."""
 
     reply: msgspec.Raw = msgspec.Raw(b"null")
     failure: Failure | None = None
@@ -53,7 +52,7 @@ _workers: dict[str, Worker] = {}
 
 
 def serve(request: bytes, backend: str, timeout: float, ticket: str) -> bytes:
-    """Answer one request in this Dask worker's isolated process."""
+    """Answers one request in this Dask worker's isolated process."""
     with _lock:
         try:
             deadline = time.monotonic() + timeout
@@ -72,7 +71,7 @@ def _process(backend: str) -> Worker:
 
 
 def stop_worker(backend: str) -> None:
-    """End this Dask worker's isolated process; the next request starts a fresh one."""
+    """Ends this Dask worker's isolated process; the next request starts a new one."""
     with _lock:
         worker = _workers.pop(backend, None)
         if worker is not None:
@@ -80,22 +79,22 @@ def stop_worker(backend: str) -> None:
 
 
 def raise_flag(path: str) -> None:
-    """Make the file by which a running request is asked to end, on this machine."""
+    """Creates the file that asks a running request on this machine to end."""
     flag = Path(path)
     flag.parent.mkdir(parents=True, exist_ok=True)
     flag.touch()
 
 
 def lower_flag(path: str) -> None:
-    """Remove it again."""
+    """Removes that file."""
     flag = Path(path)
     flag.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # never made here, or shared with the machine that made it
+    with contextlib.suppress(OSError):  # never created here, or shared with another machine
         flag.parent.rmdir()
 
 
 def identify(backend: str, sources: tuple[str, ...]) -> dict[str, str]:
-    """What must be equal among the workers of one run, as text."""
+    """Returns the facts that must be equal among the workers of one run, as text."""
     with _lock:
         try:
             found = identity_of(_process(backend).ask(Environment(), timeout=START_SECONDS))
@@ -108,24 +107,24 @@ def identify(backend: str, sources: tuple[str, ...]) -> dict[str, str]:
 
 
 def _forward(ticket: str) -> OnProgress:
-    """Send a worker's progress to the side that asked, as an event of the cluster."""
+    """Returns a function that sends a worker's progress to the command, as an event of the cluster."""
     from distributed import get_worker
 
     def forward(text: str) -> None:
-        with contextlib.suppress(ValueError):  # no Dask worker around us
+        with contextlib.suppress(ValueError):  # raised outside a Dask worker
             get_worker().log_event(TOPIC, {"ticket": ticket, "step": msgspec.to_builtins(Progressed.of(text))})
 
     return forward
 
 
-# -- on the side that asks ------------------------------------------------------------------------------
+# -- on the side of the command -------------------------------------------------------------------------
 
 
 class RemoteWorker:
     """One place in a cluster's queue, with the interface of `verify.workers.process.Worker`.
 
-    Its requests go to the Dask worker at `address`, which has compiled what the earlier ones needed; to any other
-    once that one is lost.
+    Its requests go to the Dask worker at `address`, which has compiled the code of earlier ones; if that worker is
+    lost, to any other.
     """
 
     alive = True
@@ -136,15 +135,15 @@ class RemoteWorker:
         self._address = address
 
     def ask(self, request: Request[R], *, timeout: float, progress: OnProgress = lambda text: None) -> R:
-        """Send one request and wait for its reply."""
+        """Sends one request and waits for its reply."""
         return self._cluster.ask(request, timeout=timeout, progress=progress, ticket=self._name, address=self._address)
 
     def stop(self) -> None:
-        """Nothing to do: the process belongs to the Dask worker."""
+        """Does nothing: the process belongs to the Dask worker."""
 
 
 class Cluster:
-    """A set of equal Dask workers. Make one with `connect`; use it in a `with` block."""
+    """A set of equal Dask workers. `connect` makes one; use it in a `with` block."""
 
     def __init__(self, client: Any, backend: str | None, sources: Sequence[str]) -> None:
         self._client = client
@@ -163,7 +162,7 @@ class Cluster:
 
     @classmethod
     def connect(cls, address: str, backend: str | None, sources: Sequence[str] = ()) -> Cluster:
-        """An existing cluster, by the address of its scheduler (tcp://HOST:PORT)."""
+        """Connects to an existing cluster by the address of its scheduler (tcp://HOST:PORT)."""
         distributed = _distributed()
         try:
             client = distributed.Client(address, set_as_default=False, timeout=CONNECT_SECONDS)
@@ -181,17 +180,17 @@ class Cluster:
         self.close()
 
     def pool(self) -> Pool:
-        """Its workers, as many as there are whenever they are asked for."""
+        """Returns a pool of its workers; their number may change."""
         return Pool(self.workers, self.flag)
 
     def workers(self) -> list[RemoteWorker]:
-        """As many places in the queue as there are workers."""
+        """Returns one place in the queue for each worker that is there now."""
         addresses = sorted(self._client.scheduler_info(n_workers=-1)["workers"])
-        # without an address: all of them may be starting again
+        # an empty address: all workers may be restarting
         return [RemoteWorker(self, f"{id(self):x}.{place}", item) for place, item in enumerate(addresses or [""])]
 
     def ask(self, request: Request[R], *, timeout: float, progress: OnProgress, ticket: str, address: str) -> R:
-        """One request, answered by one worker; the exceptions are those of a local one."""
+        """Sends one request to one worker; raises the exceptions of a local worker."""
         from distributed.scheduler import KilledWorker
 
         self._listeners[ticket] = progress
@@ -221,7 +220,7 @@ class Cluster:
         return request.read(answer.reply)
 
     def _waits_in_vain(self, future: Any, address: str) -> bool:
-        """Whether Dask keeps a request for a worker that is gone: it does where no other was there at that moment."""
+        """True if Dask keeps a request for a worker that is gone, as it does if no other worker was there."""
         there = self._client.scheduler_info(n_workers=-1)["workers"]
         if future.done() or not there or address in there:
             return False
@@ -229,13 +228,15 @@ class Cluster:
 
     @contextlib.contextmanager
     def flag(self, path: Path) -> Iterator[Callable[[], None]]:
-        """What raises a flag at `path` on the machine of every worker; it is gone at the end of the block."""
+        """Yields a function that creates a flag file at `path` on every worker's machine; the end of the block removes
+        it.
+        """
         raised = False
 
         def put_up() -> None:
             nonlocal raised
             raised = True
-            self._client.run(raise_flag, str(path), on_error="ignore")  # a lost worker has nothing to end
+            self._client.run(raise_flag, str(path), on_error="ignore")  # a lost worker has no request to end
 
         try:
             yield put_up
@@ -244,8 +245,8 @@ class Cluster:
                 self._client.run(lower_flag, str(path), on_error="ignore")
 
     def close(self) -> None:
-        """End the workers' isolated processes; the Dask workers stay."""
-        with contextlib.suppress(Exception):  # workers that are gone have nothing left to stop
+        """Ends the workers' isolated processes; the Dask workers stay."""
+        with contextlib.suppress(Exception):  # lost workers have no process to end
             self._client.run(stop_worker, self._backend)
         self._client.close()
 
@@ -256,14 +257,14 @@ class Cluster:
             listener(msgspec.convert(said["step"], Progressed).step)
 
     def _equal(self, sources: tuple[str, ...]) -> dict[str, str]:
-        """The environment that all workers share; an error that names who differs in what."""
+        """Returns the environment that all workers share. Raises UsageError naming a worker that differs."""
         self._sources = sources
         found: dict[str, dict[str, str]] = self._client.run(identify, self._backend, sources)
         self._known = set(found)
         return equal_workers(found)
 
     def _admit(self, address: str) -> None:
-        """A worker that joined during the run: its answers count if it is equal to the others."""
+        """Checks a worker that joined during the run. Raises UsageError if it differs."""
         found = self._client.run(identify, self._backend, self._sources, workers=[address])
         about = found.get(address, {"error": "it left before it could be identified"})
         refuse_unlike(self.environment, address, about)
@@ -271,7 +272,7 @@ class Cluster:
 
 
 def _answer(request: bytes, backend: str, timeout: float, ticket: str) -> tuple[str, bytes]:
-    """`serve`, with the address of the Dask worker that answered."""
+    """Returns the address of this Dask worker, and its answer by `serve`."""
     from distributed import get_worker
 
     return get_worker().address, serve(request, backend, timeout, ticket)

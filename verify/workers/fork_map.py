@@ -1,6 +1,6 @@
-"""Forks of this process answer questions side by side, while it goes on.
+"""Forks of this process answer questions in parallel, while it goes on.
 
-Answers are taken in the order of the questions, so that the results do not depend on which came first.
+Answers are taken in the order of the questions, so results do not depend on which one came first.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ def ran_out(error: BaseException) -> bool:
 
 @dataclass
 class _Question(Generic[Key, Answer]):
-    """A question with its answer, or with the fork that sends it."""
+    """A question with its answer, or with the fork that computes it."""
 
     key: Key
     think: Callable[[], Answer]
     answer: Answer | None = None
-    lost: str = ""  # why there is no answer
-    again: bool = False  # the first fork was killed
+    lost: str = ""  # reason for no answer
+    again: bool = False  # True: the first fork was killed
     fork: BaseProcess | None = None
     connection: Connection | None = None
 
 
 class ForkMap(Generic[Key, Answer]):
-    """At most so many forks at a time; with one, this process answers. `take` gets the answers, of type `kind`.
+    """Runs at most `most` forks at a time; with one, this process answers. `take` gets the answers, of type `kind`.
 
-    `lost` gets the questions without an answer, with the reason: memory ran out, two forks were killed, or no answer
-    came until that time of `time.monotonic()`, when forks are ended.
+    `lost` gets the questions without an answer, with the reason: out of memory, two forks killed, or no answer by
+    `until`, a time of `time.monotonic()` at which forks are ended.
     """
 
     def __init__(
@@ -77,13 +77,13 @@ class ForkMap(Generic[Key, Answer]):
         try:
             if kind is None:
                 self._settle(0)
-        finally:  # also where an answer that was worked out here raised
+        finally:  # also after an answer in this process raised
             for question in self._questions:
                 _kill(question)
             self._questions.clear()
 
     def ask(self, key: Key, think: Callable[[], Answer], *, here: bool = False) -> None:
-        """Has a question answered, by a fork unless it must be `here`: then, or where this process is all there is."""
+        """Answers a question in a fork, or at once in this process if `here` or if there are no forks."""
         question = _Question(key, think)
         if self._most > 1 and here:
             self._answer(question)
@@ -94,11 +94,11 @@ class ForkMap(Generic[Key, Answer]):
         self._settle(self._most)
 
     def _settle(self, running: int) -> None:
-        """Hears the forks until at most so many are left; takes the answers at the front."""
+        """Reads answers until at most `running` forks run; takes the answers at the front."""
         while True:
             while self._questions and self._questions[0].fork is None:
                 question = self._questions.popleft()
-                if question.answer is None and not question.lost:  # its fork raised, or there is none
+                if question.answer is None and not question.lost:  # its fork raised, or it has none
                     with phase("judge in this process"):
                         self._answer(question)
                 if question.lost:
@@ -121,11 +121,11 @@ class ForkMap(Generic[Key, Answer]):
         assert question.connection is not None
         try:
             question.answer = msgspec.msgpack.decode(question.connection.recv_bytes(), type=self._kind)
-        except (EOFError, OSError):  # OSError: in the midst of it
+        except (EOFError, OSError):  # OSError: amid a message
             code = _ended(question)
             if code < 0 and question.again:
                 question.lost = f"died of {signal.Signals(-code).name}"
-            elif code < 0:  # a system without memory may have chosen it
+            elif code < 0:  # the system may have killed it for want of memory
                 question.again = True
                 _start_fork(question)
         else:
@@ -149,9 +149,9 @@ def _start_fork(question: _Question[Any, Any]) -> None:
     sys.stdout.flush()
     fork = multiprocessing.get_context("fork").Process(target=_think, args=(theirs, question.think))
     collects = gc.isenabled()
-    gc.disable()  # and so it stays in the fork, where nothing of a GPU may be freed
+    gc.disable()  # also in the fork, which must not free GPU memory
     with theirs, warnings.catch_warnings():
-        # a fork computes on the host and ends: it takes no lock that a thread of a driver may hold
+        # a fork computes on the host and ends, so it needs no lock that a driver's thread may hold
         warnings.simplefilter("ignore", DeprecationWarning)
         fork.start()
     if collects:
@@ -160,14 +160,15 @@ def _start_fork(question: _Question[Any, Any]) -> None:
 
 
 def _think(connection: Connection, think: Callable[[], Any]) -> None:
+    """Computes an answer and sends it: the fork."""
     try:
         connection.send_bytes(msgspec.msgpack.encode(think()))
-    except Exception:  # the question is answered again where that can be raised
+    except Exception:  # the parent answers again and raises there
         os._exit(1)
 
 
 def _ended(question: _Question[Any, Any]) -> int:
-    """The exit code of a fork that has closed its connection."""
+    """Returns the exit code of a fork that closed its connection."""
     assert question.connection is not None and question.fork is not None
     question.connection.close()
     question.fork.join(END_SECONDS)

@@ -1,13 +1,13 @@
 """Starts processes for the code of kernels: forks of a server that never imports a kernel.
 
-A worker judges, and each kernel runs in a process of its own beside it. That process is a fork of a server. The worker
-forks the server after all imports and before anything else, so no state passes from one kernel to the next, nor from a
-kernel to its judge. A new process costs 10 ms instead of an import of torch. A server has to be made before anything
-initialises CUDA, which no fork survives.
+A worker judges, and each kernel runs in a separate process. That process is forked from a server. The worker forks the
+server after all imports and before anything else, so no state passes from one kernel to the next or from a kernel to
+its judge. A new process costs 10 ms instead of an import of torch. The server must start before anything initialises
+CUDA, because a fork cannot use an initialised GPU.
 
-`multiprocessing` starts and ends the forks. Its own forkserver is not used: it is a new interpreter, which would import
-torch a second time in each worker, and each of its forks would import the worker's main module again. A fork takes its
-function and its connection from the server's memory: nothing is pickled.
+`multiprocessing` starts and ends the forks. Its own forkserver is not used: it is a new interpreter, so it would import
+torch again in each worker, and each of its forks would import the worker's main module again. A fork inherits its
+function and its connection from the server's memory, so nothing is pickled.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from verify.workers import process_tree
 from verify.workers.calls import FOREIGN, Callee, hang_up
 from verify.workers.requests import Died, Failure, R, Request, Who, demand_reply
 
-KEPT = 32 << 10  # bytes that are kept of the beginning and of the end
+KEPT = 32 << 10  # bytes kept of the beginning, and of the end
 CLOSED = "the process closed its connection to verify and went on; stopped"
-GRACE = 1.0  # seconds that a process has to end by itself once its connection is closed
+GRACE = 1.0  # seconds for a process to end by itself after its connection is closed
 
 FORK = multiprocessing.get_context("fork")
 _LIBC = ctypes.CDLL(None)
@@ -47,12 +47,12 @@ class Output:
     """Keeps the beginning and the end of the text that a process prints into a pipe."""
 
     def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor  # -1 where nothing can print into it any more
+        self.descriptor = descriptor  # -1: closed
         os.set_blocking(descriptor, False)
         self._head, self._tail, self._printed = b"", b"", 0
 
     def read(self) -> None:
-        """Takes what lies in the pipe."""
+        """Reads all text that is in the pipe."""
         while self.descriptor >= 0:
             try:
                 data = os.read(self.descriptor, 1 << 16)
@@ -66,13 +66,13 @@ class Output:
             self._tail = (self._tail + data[room:])[-KEPT:]
 
     def close(self) -> None:
-        """Takes nothing more."""
+        """Stops reading."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
         self.descriptor = -1
 
     def taken(self) -> Printed | None:
-        """Returns the text since the last time."""
+        """Returns the text since the last call, or None if there is none."""
         self.read()
         if not self._printed:
             return None
@@ -84,11 +84,11 @@ class Output:
 
 
 class Fork(Callee):
-    """A process that a server began: it calls kernels, or judges."""
+    """A process that a server started: it calls kernels, or judges."""
 
     def __init__(self, server: ForkServer, pid: int, connection: Connection, output: int, who: Who) -> None:
         super().__init__()
-        self.pid, self.who, self.output = pid, who, Output(output)  # the pid is 0 once it was ended
+        self.pid, self.who, self.output = pid, who, Output(output)  # pid 0: ended
         self._server, self._connection = server, connection
 
     def ask(self, request: Request[R], **options: Any) -> R:
@@ -97,12 +97,12 @@ class Fork(Callee):
 
     @property
     def alive(self) -> bool:
-        """True if it was not ended from here."""
+        """True unless this object ended the process."""
         return self.pid > 0
 
     @property
     def ended(self) -> bool:
-        """True if the process is gone, so that a new one may take its place."""
+        """True if the process is gone, so that a new one may replace it."""
         if not self.alive:
             return self._broken is None
         with socket.socket(fileno=os.dup(self._connection.fileno())) as end:
@@ -114,13 +114,13 @@ class Fork(Callee):
                 return True
 
     def stop(self, *, at_once: bool = False) -> int | None:
-        """Ends the process; its exit code, None where it did not end by itself."""
+        """Ends the process. Returns its exit code, None if it did not end by itself."""
         if not self.alive:
             return None
         if at_once:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
-        hang_up(self._connection)  # forks that judge have it too
+        hang_up(self._connection)  # forks that judge have a copy of it
         self._connection.close()
         code = self._server.end(self.pid)
         self.pid = 0
@@ -129,12 +129,12 @@ class Fork(Callee):
         return code
 
     def died(self) -> Died:
-        """Ends a process that closed its end of the connection; returns why it gave no answer."""
+        """Ends a process that closed its end of the connection. Returns why there is no answer."""
         code = self.stop()
         return Died(CLOSED, who=self.who) if code is None else Died.of(code, who=self.who)
 
     def wrote_into_connection(self) -> Failure:
-        """Ends a process that sent no message of verify: only a kernel's own code does."""
+        """Ends a process that sent something other than a message of verify. Only a kernel's code does that."""
         self.stop(at_once=True)
         self._broken = Failure("kernel", FOREIGN)
         return self._broken
@@ -149,21 +149,21 @@ class Fork(Callee):
 
 
 class _Begin(msgspec.Struct, tag="begin"):
-    """Begin a fork; its connection and the pipe that it prints into follow."""
+    """Starts a fork. Its connection and the pipe for its output follow."""
 
     given: msgspec.Raw
 
 
 class _End(msgspec.Struct, tag="end"):
-    """End a fork whose connection is closed."""
+    """Ends a fork whose connection is closed."""
 
     pid: int
 
 
 class ForkServer:
-    """Forks processes that begin as this one is now; each runs `run(connection, given)` and ends.
+    """Forks processes from the present state of this one; each runs `run(connection, given)` and ends.
 
-    `prepare(given)` runs in the server before, for imports that all later forks share. Forks do not get `closed`, a
+    `prepare(given)` runs in the server first, for imports that all later forks share. Forks do not inherit `closed`, a
     connection of this process.
     """
 
@@ -181,7 +181,7 @@ class ForkServer:
             self._process.start()
 
     def fork(self, given: bytes = b"null", who: Who = "kernel") -> Fork:
-        """Begins one more process, which gets `given`, some JSON."""
+        """Starts a process that gets `given`, some JSON."""
         ours, theirs = Pipe()
         read, write = os.pipe()
         with theirs:
@@ -192,12 +192,12 @@ class ForkServer:
         return Fork(self, self._answer() or 0, ours, read, who)
 
     def end(self, pid: int) -> int | None:
-        """Ends a fork, unless it has ended; its exit code, None where it did not end by itself."""
+        """Ends a fork, unless it has ended. Returns its exit code, None if it did not end by itself."""
         self._connection.send_bytes(msgspec.json.encode(_End(pid)))
         return self._answer()
 
     def stop(self) -> None:
-        """Ends the server; forks of it notice."""
+        """Ends the server. Its forks notice that by their connections."""
         hang_up(self._connection)
         self._connection.close()
         self._process.join()
@@ -224,23 +224,23 @@ class ForkServer:
                     child = self._begin(asked, bytes(request.given))
                     answer, children[child.pid] = child.pid, child
                 asked.send_bytes(msgspec.json.encode(answer))
-        except (EOFError, ConnectionError):  # the worker has ended
+        except (EOFError, ConnectionError):  # the worker ended
             pass
         finally:
-            os._exit(0)  # forks are not waited for
+            os._exit(0)  # does not wait for forks
 
     def _begin(self, asked: Connection, given: bytes) -> BaseProcess:
         with Connection(recv_handle(asked)) as connection:
             output = recv_handle(asked)
             self._prepare(given)
-            gc.freeze()  # what all forks share stays: a collector that walks it took an eighth of judging rows
+            gc.freeze()  # the collector then skips objects that forks share: an eighth of the time of judging rows
             child = FORK.Process(target=self._run_child, args=(asked, connection, output, given))
             child.start()
         os.close(output)
         return child
 
     def _run_child(self, asked: Connection, connection: Connection, output: int, given: bytes) -> None:
-        """Is a fork, to the end of its process."""
+        """Runs a fork to the end of its process."""
         asked.close()
         os.dup2(output, 1)
         os.dup2(output, 2)
@@ -252,7 +252,7 @@ class ForkServer:
 
 
 def flush() -> None:
-    """Flushes the streams of Python and C; a kernel may have closed either."""
+    """Flushes the streams of Python and C. A kernel may have closed either."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):
             stream.flush()
@@ -260,9 +260,9 @@ def flush() -> None:
 
 
 def _ended(child: BaseProcess) -> int | None:
-    """The exit code of a fork whose connection is closed; None where it went on and was killed.
+    """Returns the exit code of a fork whose connection is closed, None if it went on and was killed.
 
-    Asks again and again: what `join` waits for is a pipe that a kernel can close.
+    Polls, because `join` waits for a pipe that a kernel can close.
     """
     for seconds in (GRACE, process_tree.END_SECONDS):
         until = time.monotonic() + seconds

@@ -1,4 +1,4 @@
-"""The GPUs of one machine, by their entries of a variable such as CUDA_VISIBLE_DEVICES."""
+"""The GPUs of one machine, as entries of a variable such as CUDA_VISIBLE_DEVICES."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from verify.errors import UsageError
 def gpus(request: str, seen: int, visible: str = "CUDA_VISIBLE_DEVICES") -> list[str]:
     """Returns the devices that `--gpus` names (all, a count, or a list such as 0,2) as entries of a variable.
 
-    `seen` is how many GPUs the process sees; a list that the user has set in the variable is kept.
+    `seen` is the number of GPUs that the process sees. If the user has set the variable, its entries are used.
     """
     listed = os.environ.get(visible)
     names = listed.split(",") if listed else [str(number) for number in range(seen)]

@@ -1,8 +1,8 @@
 """Memory for the frames of Python calls.
 
-CPython keeps frames in chunks of 16 KiB and gives an empty one back at once: a loop that calls across the border of two
-maps and unmaps one with every call (150,000 of each in one test of an interpreted kernel, a third of its time). A frame
-that asks for half a MiB gets a chunk of one, and all that is called from it has the other half.
+CPython keeps frames in chunks of 16 KiB and frees an empty chunk at once. A loop of calls across the border of two
+chunks maps and unmaps one with every call: 150,000 times in one test of an interpreted kernel, a third of its time. A
+frame that needs half a MiB gets a chunk of one MiB, and all calls inside it use the other half.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ R = TypeVar("R")
 
 
 def with_large_stack_chunk(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """`function(*args, **kwargs)`, called from a frame that has memory for all that it calls."""
+    """Returns `function(*args, **kwargs)`, called from a frame whose chunk has room for all calls inside."""
     return function(*args, **kwargs)
 
 

@@ -1,7 +1,7 @@
-"""Where the seconds of a command go: with VERIFY_TIMES=FILE every process of it adds a line for each phase.
+"""Writes down the time of a command's phases: with VERIFY_TIMES=FILE each process adds a line for each phase.
 
-A line says how long after the command's start the phase began, how long it took, the process, and the phase; the file
-sorts by time (`sort -n FILE`). The clock is the system's, the same for all processes of a machine.
+A line has the start of the phase after the command's start, its duration, the process, and the phase. `sort -n FILE`
+sorts by time. The clock is the system's, the same for all processes of a machine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ VARIABLE, _SINCE = "VERIFY_TIMES", "VERIFY_TIMES_SINCE"
 
 @contextmanager
 def phase(name: str, begun: float | None = None) -> Iterator[None]:
-    """What is done inside is one phase; `begun` is a moment of time.monotonic() before."""
+    """Records the with block as one phase; `begun` is an earlier start, a time of time.monotonic()."""
     file = os.environ.get(VARIABLE)
     if not file:
         yield
@@ -27,5 +27,5 @@ def phase(name: str, begun: float | None = None) -> Iterator[None]:
         yield
     finally:
         line = f"{begun - since:8.3f} s  took {time.monotonic() - begun:7.3f} s  process {os.getpid():<7}  {name}\n"
-        with open(file, "a", encoding="utf-8") as log:  # one write: lines of several processes do not mix
+        with open(file, "a", encoding="utf-8") as log:  # one write, so lines of several processes do not mix
             log.write(line)

@@ -1,9 +1,9 @@
 """One pool of workers for runs, sweeps, hunts, laws and nights.
 
-A policy is a function `take(last)` that gives the next job. The pool does what every queue of jobs needs: threads,
-starting and replacing processes, the import of a target outside a job's time, deadlines, Ctrl-C, and errors of the
-harness. What a job came to is handed to its `done` or `failed`; `take`, `done` and `failed` are called under one lock,
-so that a policy needs none of its own.
+A policy is a function `take(last)` that returns the next job. The pool does the work that all queues of jobs share: it
+starts and replaces processes, imports a target outside a job's time, and handles threads, deadlines, Ctrl-C and errors
+of the harness. It calls `done` or `failed` of a job with its outcome. It calls `take`, `done` and `failed` under one
+lock, so a policy needs none.
 
     def take(last: Job[Any] | None) -> Job[Any] | None:
         return Job(request, timeout=600, done=results.append, failed=errors.append) if requests else None
@@ -31,13 +31,13 @@ from verify.workers import process
 from verify.workers.process import START_SECONDS, Answers, AnyWorker, OutOfTime
 from verify.workers.requests import About, Died, Environment, Late, OnProgress, R, Request, kind_of
 
-WAIT_SECONDS = 0.2  # a wait without an end does not notice Ctrl-C everywhere
-STOP_SECONDS = 0.1  # after which workers are stopped again: a thread that was about to ask starts a process
+WAIT_SECONDS = 0.2  # on some systems an endless wait does not notice Ctrl-C
+STOP_SECONDS = 0.1  # then workers are stopped again: a thread may have started a process meanwhile
 
 
 @dataclass(frozen=True)
 class Job(Generic[R]):
-    """One request for one worker, and what is done with what it comes to.
+    """One request for one worker, and the functions that take its outcome.
 
     `failed` gets a UsageError, TruthError, KernelError, InternalError, Died, Late or OutOfTime.
     """
@@ -46,10 +46,10 @@ class Job(Generic[R]):
     done: Callable[[R], object]
     failed: Callable[[VerifyError], object]
     timeout: float
-    until: float | None = None  # of time.monotonic(): the reply is not waited for beyond it
-    prepare: Callable[[Answers], object] | None = None  # in a fresh process, outside the job's time
+    until: float | None = None  # a time of time.monotonic(); a later reply is dropped
+    prepare: Callable[[Answers], object] | None = None  # called in a new process, outside the job's time
     progress: OnProgress = lambda text: None
-    about: Any = None  # what the policy knows the job by
+    about: Any = None  # a value by which the policy recognises the job
 
 
 Take = Callable[[Job[Any] | None], Job[Any] | None]
@@ -57,26 +57,26 @@ Take = Callable[[Job[Any] | None], Job[Any] | None]
 
 @dataclass
 class Pool:
-    """Workers, and where they are: processes of this machine, one on each of its GPUs, or places in a cluster."""
+    """Workers: processes of this machine, one process on each of its GPUs, or places in a cluster."""
 
     list_workers: Callable[[], Sequence[AnyWorker]]
     flag: Callable[[Path], AbstractContextManager[Callable[[], None]]] = lambda path: nullcontext(path.touch)
-    more: Callable[[], None] | None = None  # adds a worker; None where there are as many as there can be
+    more: Callable[[], None] | None = None  # adds a worker; None: the pool cannot grow
 
     def __post_init__(self) -> None:
-        # what each worker, by its place, has been at: seconds by kind of request; and how many requests of each kind
+        # seconds by (number of the worker, kind of request); number of requests by kind
         self.spent: defaultdict[tuple[int, str], float] = defaultdict(float)
         self.requests: Counter[str] = Counter()
         self._counting = threading.Lock()
 
     @classmethod
     def of(cls, workers: Sequence[AnyWorker]) -> Pool:
-        """A pool of these workers and no others."""
+        """Returns a pool of these workers and no others."""
         return cls(lambda: workers)
 
     @classmethod
     def started(cls, backend: str | None, count: int = 1) -> Pool:
-        """Processes of this machine, each of which begins with its first request. `grow` adds some."""
+        """Returns a pool of processes on this machine. Each starts with its first request; `grow` adds more."""
 
         def make() -> AnyWorker:
             return process.Worker(backend)
@@ -86,7 +86,7 @@ class Pool:
 
     @classmethod
     def on_gpus(cls, devices: Sequence[str], backend: str) -> Pool:
-        """One process on each GPU of this machine; `devices` are entries of the backend's variable."""
+        """Returns a pool of one process on each GPU; `devices` are entries of the backend's variable."""
         workers = [process.Worker(backend, {named(backend).visible: device}) for device in devices]
         return cls(lambda: workers)
 
@@ -98,18 +98,19 @@ class Pool:
 
     @property
     def workers(self) -> Sequence[AnyWorker]:
-        """As many as there are now: those of a cluster come and go."""
+        """Returns the current workers: workers of a cluster may come and go."""
         return self.list_workers()
 
     def grow(self, count: int) -> None:
-        """So many workers, where processes are started here; a cluster and the GPUs of a machine are what they are."""
+        """Adds workers up to `count` if the pool starts processes itself. Clusters and pools of GPUs do not change."""
         while self.more is not None and len(self.workers) < count:
             self.more()
 
     def begin(self, count: int, ahead: Request[Any] | None = None) -> None:
-        """Start so many processes before they are asked, where they are started here.
+        """Starts the first `count` processes before their first request, if the pool starts processes itself.
 
-        All but the first do `ahead` then, which the first is asked: what it says, and where that fails, is heard of it.
+        With `ahead` all but the first process run this request, to load its modules; its outcome is dropped. The caller
+        sends the same request to the first process.
         """
         self.grow(count)
         for place, worker in enumerate(self.workers[:count]):
@@ -117,31 +118,32 @@ class Pool:
                 worker.begin(ahead if place else None)
 
     def stop(self, keep: int = 0) -> None:
-        """End the processes, but the first so many; the next request starts a fresh one."""
+        """Ends all processes except the first `keep`; a next request starts a new process."""
         for worker in self.workers[keep:]:
             worker.stop()
 
     def ask(self, request: Request[R], *, timeout: float, progress: OnProgress = lambda text: None) -> R:
-        """One request to the first worker: what there is to do, for example."""
+        """Sends one request to the first worker and returns the reply, for example the list of kernels."""
         with self.counted(0, request):
             return self.workers[0].ask(request, timeout=timeout, progress=progress)
 
     def probe(self) -> None:
-        """Let a process that is started here look for versions and probes, for which `about` then waits no longer."""
-        if self.more is not None:  # others were asked when they joined
+        """Makes a local process look up versions and probes in the background, so that `about` returns sooner."""
+        if self.more is not None:  # workers of other pools were probed when they joined
             self.ask(Environment(probed=False), timeout=START_SECONDS)
 
     def about(self) -> About:
-        """Where the workers run."""
+        """Returns where the workers run."""
         return self.ask(Environment(), timeout=START_SECONDS)
 
     def run(self, take: Take, *, on_interrupt: Callable[[], None] | None = None) -> None:
-        """Do every job that `take` gives, on all workers at a time, until it gives none and none is running.
+        """Runs every job that `take` returns, on all workers, until it returns None and no job runs.
 
-        `take` gets the last job of the worker that is free. Where it gives None while jobs are running, it is asked
-        again when one has ended. At Ctrl-C, and at an exception that no job expects, everything stops, the workers
-        too, and what comes of the jobs that were running is dropped. With `on_interrupt` the first Ctrl-C calls it
-        instead: no job begins from then on, and those that run may end.
+        `take` gets the last job of the free worker. If it returns None while jobs run, it is called again when one
+        ends. Ctrl-C and unexpected exceptions stop everything, also the workers, and drop the outcome of running jobs.
+
+        Args:
+            on_interrupt: called at the first Ctrl-C instead; no further job begins, and running jobs may end
         """
         workers = self.workers
         round_ = _Round(self, take)
@@ -167,7 +169,7 @@ class Pool:
 
     @contextmanager
     def counted(self, place: int, request: Request[Any]) -> Iterator[None]:
-        """Counts a request, and the seconds of the block inside."""
+        """Counts a request and the seconds of the with block."""
         begun, kind = time.monotonic(), kind_of(request)
         try:
             yield
@@ -179,7 +181,7 @@ class Pool:
 
 @contextmanager
 def using(pool: Pool | None, backend: str | None) -> Iterator[Pool]:
-    """The caller's pool, which stays; without one a new pool of one worker, stopped at the end."""
+    """Yields the caller's pool, which stays open; without one, a new pool of one worker, stopped at the end."""
     if pool is not None:
         yield pool
         return
@@ -188,14 +190,14 @@ def using(pool: Pool | None, backend: str | None) -> Iterator[Pool]:
 
 
 class _Round:
-    """One call of `Pool.run`: who is at what."""
+    """The state of one call of `Pool.run`."""
 
     def __init__(self, pool: Pool, take: Take) -> None:
         self.pool, self.take = pool, take
         self.changed = threading.Condition()
         self.running = 0
-        self.closing = False  # no job begins
-        self.ended = False  # what comes of a job is dropped: its worker was stopped, which is no kernel's crash
+        self.closing = False  # True: no further job begins
+        self.ended = False  # True: outcomes are dropped, because their workers were stopped
 
     def end(self) -> None:
         with self.changed:
@@ -203,7 +205,7 @@ class _Round:
             self.changed.notify_all()
 
     def serve(self, place: int, worker: AnyWorker) -> None:
-        """Do jobs on one worker until there are no more."""
+        """Runs jobs on one worker until there are no more."""
         job: Job[Any] | None = None
         try:
             while (job := self._next(job)) is not None:
@@ -218,7 +220,7 @@ class _Round:
                 job = None if self.closing else self.take(last)
                 if job is not None:
                     self.running += 1
-                    self.changed.notify_all()  # taking one may have left others to take
+                    self.changed.notify_all()  # another thread may find a job now
                     return job
                 if self.running == 0:
                     break
@@ -233,7 +235,7 @@ class _Round:
         except VerifyError as raised:
             error = raised
         except Exception:
-            if not self.ended:  # a worker that is stopped while it is asked has a closed pipe
+            if not self.ended:  # stopping a worker during a request closes its pipe
                 raise
         with self.changed:
             self.running -= 1
@@ -246,7 +248,7 @@ class _Round:
 
 
 def _ask(worker: AnyWorker, job: Job[R]) -> R:
-    """The reply to a job, within its time."""
+    """Returns the reply to a job, within its time."""
     if job.until is not None and time.monotonic() >= job.until:
         raise OutOfTime(begun=False)
     if job.prepare is not None and not worker.alive:
@@ -265,7 +267,7 @@ def _ask(worker: AnyWorker, job: Job[R]) -> R:
 
 
 def _settle(serving: Sequence[Future[None]]) -> None:
-    """Wait for all of them; the first exception is raised at once."""
+    """Waits for all threads; raises the first exception at once."""
     left = set(serving)
     while left:
         done, left = wait(left, timeout=WAIT_SECONDS)

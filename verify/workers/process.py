@@ -1,10 +1,10 @@
-"""A worker process for code that may hang, crash or exhaust memory: the parent goes on.
+"""A worker process for code that may hang, crash or exhaust memory; the parent survives.
 
-A worker that dies or exceeds its time is killed with everything that it started, and a new one takes the next request.
-So is one that says it cannot be used any more. Nothing is waited for without a limit.
+A worker that dies or is late is killed with everything that it started, and a new one takes the next request. So is a
+worker that reports that it cannot be used any more. Every wait has a limit.
 
-`subprocess` starts it, because a worker has an environment and a session of its own. A process that `multiprocessing`
-starts without a fork imports the main module of the user's program, which a worker must not do.
+`subprocess` starts it, because a worker has its own environment and session. A process that `multiprocessing` starts
+without a fork would import the main module of the user's program, which a worker must not do.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ START_SECONDS = 180.0  # importing torch on a cold, slow disk, then the user's m
 
 
 class OutOfTime(VerifyError):
-    """The time budget ended before the reply came; nothing is known of the kernel."""
+    """The time budget ended before the reply came; the kernel is not to blame."""
 
     def __init__(self, *, begun: bool) -> None:
         super().__init__(f"not {'finished' if begun else 'begun'}: {SPENT}")
 
 
 class Answers(Protocol):
-    """What takes a request: a worker, or a pool."""
+    """An object that takes requests: a worker, or a pool."""
 
     def ask(self, request: Request[R], *, timeout: float, progress: OnProgress = ...) -> R: ...
 
@@ -54,9 +54,9 @@ class AnyWorker(Answers, Protocol):
 
 
 class Worker(Callee):
-    """Runs requests in a child process: `ask` returns the reply, or raises the error that came instead.
+    """Runs requests in a child process: `ask` returns the reply, or raises the error.
 
-    `environment` is set in the process beside the parent's own variables.
+    `environment` is added to the parent's own variables.
     """
 
     who = "judge"
@@ -68,7 +68,7 @@ class Worker(Callee):
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
         self._mark = ""
-        self._changing = threading.RLock()  # held while a process begins or ends
+        self._changing = threading.RLock()  # held while a process starts or ends
 
     def __enter__(self) -> Worker:
         return self
@@ -78,30 +78,31 @@ class Worker(Callee):
 
     @property
     def alive(self) -> bool:
-        """True if a process is there to take the next request."""
+        """True if a process is ready for the next request."""
         return self._process is not None and self._process.poll() is None
 
     def ask(self, request: Request[R], *, timeout: float, progress: OnProgress = lambda text: None) -> R:
-        """Sends one request and waits for its reply, at most `timeout` seconds."""
+        """Sends one request and returns its reply, which must come within `timeout` seconds."""
         with phase(f"parent: ask for {kind_of(request)}"):
             deadline = time.monotonic() + timeout
             outcome = self.call(msgspec.json.encode(request), deadline=deadline, progress=progress)
             return request.read(demand_reply(outcome).value)
 
     def stop(self, *, at_once: bool = True) -> None:
-        """Kills the worker and everything it started; from any thread, also while another one asks."""
+        """Kills the worker and everything it started. Any thread may call this, also while another one asks."""
         with self._changing:
             process, self._process = self._process, None
             if process is None or self._connection is None:
                 return
-            hang_up(self._connection)  # a thread that waits there has a reference too; the last one closes it
+            hang_up(self._connection)  # a waiting thread also refers to it; the last reference closes it
             self._connection = None
             process_tree.end(process, self._mark)
 
     def begin(self, ahead: Request[Any] | None = None) -> None:
-        """Starts the process, unless there is one; it imports what every request needs at once.
+        """Starts the process, unless there is one. It imports the modules that every request needs.
 
-        A new one does `ahead` then, whose reply is dropped: what the request loads is there when it is asked again.
+        Args:
+            ahead: a request that a new process runs first, to load its modules; its reply is dropped
         """
         with self._changing:
             if self.alive:
@@ -123,7 +124,7 @@ class Worker(Callee):
                 )
             self._unread = 0
             if ahead is not None:
-                with suppress(ConnectionError):  # the next request finds out
+                with suppress(ConnectionError):  # the next request reports it
                     self._connection.send_bytes(msgspec.json.encode(ahead))
                     self._unread = 1
 
@@ -134,7 +135,7 @@ class Worker(Callee):
             return self._connection
 
     def died(self) -> Died:
-        """Ends a process that closed its end of the connection; returns why it gave no answer."""
+        """Ends a process that closed its end of the connection. Returns why there is no answer."""
         process, code = self._process, 0
         try:
             code = process.wait(timeout=process_tree.END_SECONDS) if process is not None else 0
@@ -146,13 +147,13 @@ class Worker(Callee):
         return Died.of(code, who="judge")
 
     def wrote_into_connection(self) -> Died:
-        """Ends a process that sent no message of verify; returns the outcome."""
+        """Ends a process that sent something other than a message of verify. Returns the outcome."""
         self.stop()
         return Died("the process sent no message of verify; stopped", who="judge")
 
 
 def ask_about(worker: Answers, request: Request[R], subject: str, *, timeout: float) -> R:
-    """The reply; a kernel that raises, hangs or ends the process is an error that names the subject, no traceback."""
+    """Returns the reply. Raises UsageError with the subject if the kernel raises, hangs or ends the process."""
     try:
         return worker.ask(request, timeout=timeout)
     except KernelError as error:

@@ -1,7 +1,7 @@
-"""Every process that a process started, also those in sessions of their own, which its process group has lost.
+"""Finds and kills every process that a process started, also in sessions outside its process group.
 
-`/proc` says who is whose child, and who has inherited a mark in the environment: what was orphaned in between is found
-by that. Without `/proc` there is the group alone.
+`/proc` shows parents and the environment. Each started process inherits a mark in its environment, which identifies
+processes whose parent has ended. Without `/proc` only the process group is known.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from collections.abc import Iterable
 from typing import Any
 
 MARK = "VERIFY_FAMILY"
-END_SECONDS = 5.0  # after which a process that was killed is left behind
+END_SECONDS = 5.0  # wait for a killed process to end
 LOOK_SECONDS = 0.01
 _ADOPT = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)
 
 
 def new_mark() -> str:
-    """What to set as MARK in the environment of a process that is to be ended with its family."""
+    """Returns a value for MARK in the environment of a process that is to be ended with all its descendants."""
     return secrets.token_hex(16)
 
 
 def adopt_orphans() -> None:
-    """Descendants whose parent ended become children of this process, so that they are found, mark or no mark."""
+    """Makes descendants whose parent ended children of this process, so that they are found even without the mark."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_ADOPT, 1, 0, 0, 0)
 
 
 def living(members: Iterable[int], mark: str) -> set[int]:
-    """Those of `members` that live, their descendants, and whoever has the mark; not this process."""
+    """Returns the living ones of `members`, their descendants, and processes with the mark; not this process."""
     parents: dict[int, int] = {}
     found, wanted = set(members), f"{MARK}={mark}".encode()
     for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
@@ -44,13 +44,13 @@ def living(members: Iterable[int], mark: str) -> set[int]:
         try:
             with open(f"/proc/{name}/stat", "rb") as stat:
                 state, parent = stat.read().rpartition(b")")[2].split()[:2]
-            if state in b"ZX":  # ended, and not yet collected
+            if state in b"ZX":  # ended, not yet collected
                 continue
             parents[int(name)] = int(parent)
             with open(f"/proc/{name}/environ", "rb") as environment:
                 if mark and wanted in environment.read().split(b"\0"):
                     found.add(int(name))
-        except (OSError, ValueError):  # it ended meanwhile, or is another user's
+        except (OSError, ValueError):  # the process ended meanwhile, or belongs to another user
             continue
     while more := {child for child, parent in parents.items() if parent in found} - found:
         found |= more
@@ -58,9 +58,10 @@ def living(members: Iterable[int], mark: str) -> set[int]:
 
 
 def kill(leader: int | None, mark: str) -> set[int]:
-    """Kill a process, its group and its family, again and again until none lives; those that live after END_SECONDS.
+    """Kills a process, its group and its descendants until none lives. Returns those that live after END_SECONDS.
 
-    This process itself, as the leader, stays; None is a leader who has ended.
+    Args:
+        leader: the process; None if it has ended. This process itself is not killed.
     """
     deadline = time.monotonic() + END_SECONDS
     found = living(() if leader is None else {leader}, mark)
@@ -79,7 +80,7 @@ def kill(leader: int | None, mark: str) -> set[int]:
 
 
 def end(process: subprocess.Popen[Any], mark: str) -> None:
-    """Kill a process and its family and collect it. What cannot be ended is named on stderr, and not waited for."""
+    """Kills a process with its descendants and collects it. Names on stderr the processes that do not end."""
     left = kill(process.pid if process.returncode is None else None, mark)
     try:
         process.wait(timeout=END_SECONDS)
@@ -87,4 +88,4 @@ def end(process: subprocess.Popen[Any], mark: str) -> None:
         left = left | {process.pid}
     if left:
         named = ", ".join(map(str, sorted(left)))
-        print(f"verify: processes that do not end {END_SECONDS:g} s after SIGKILL are left: {named}", file=sys.stderr)
+        print(f"verify: these processes still run {END_SECONDS:g} s after SIGKILL: {named}", file=sys.stderr)

@@ -1,11 +1,11 @@
-"""What is asked of a worker and what it answers: one Struct for each request, which names the type of its reply.
+"""Requests to a worker and their replies: one Struct for each request, which names the type of its reply.
 
     class Environment(Request[About], frozen=True, tag="environment"): ...
 
-    about = worker.ask(Environment(), timeout=180)   # an About, or the exception of what went wrong
+    about = worker.ask(Environment(), timeout=180)   # an About; raises if there is no reply
 
-A request stands in the room whose code answers it; `verify.worker` knows them all. Requests and the events that answer
-them are JSON; `verify.workers.calls` sends them.
+A request is defined in the package whose code answers it; `verify.worker` imports them all. Requests and the events
+that answer them are JSON. `verify.workers.calls` sends them.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from verify.errors import (
 
 R = TypeVar("R")
 
-MOST_PARTS = 1 << 10  # messages of bytes beside a reply
+MOST_PARTS = 1 << 10  # most messages of bytes with a reply
 
 
 class Request(msgspec.Struct, Generic[R], frozen=True, forbid_unknown_fields=True, tag_field="do"):
     """A request whose reply is an R."""
 
-    lists: ClassVar[bool] = False  # asks what is declared, and calls no kernel
+    lists: ClassVar[bool] = False  # True: asks for declarations and calls no kernel
 
     def read(self, reply: bytes | msgspec.Raw) -> R:
-        """The reply, from JSON. One of another type is an error of the harness."""
+        """Returns the reply, decoded from JSON. Raises InternalError if it has another type."""
         try:
             found: R = msgspec.json.decode(reply, type=_reply_type(type(self)))
         except msgspec.DecodeError as error:
@@ -49,6 +49,7 @@ class Request(msgspec.Struct, Generic[R], frozen=True, forbid_unknown_fields=Tru
 
 
 def _reply_type(request: type[Request[Any]]) -> Any:
+    """Returns the R of a class Request[R]."""
     for base in getattr(request, "__orig_bases__", ()):
         if getattr(base, "__origin__", None) is Request:
             return base.__args__[0]
@@ -56,36 +57,36 @@ def _reply_type(request: type[Request[Any]]) -> Any:
 
 
 def kind_of(request: Request[Any]) -> str:
-    """The name of a request, as it stands in its field `do`."""
+    """Returns the name of a request, the value of its field `do`."""
     return str(type(request).__struct_config__.tag)
 
 
 class About(msgspec.Struct, frozen=True):
-    """What a worker says of where it runs."""
+    """A worker's description of where it runs."""
 
     backend: str
     device: str
     environment: dict[str, Any]
-    workers: int = 1  # that work side by side here: one per core, as many as fit the GPU
+    workers: int = 1  # processes that can work here at once: one per core, as many as fit on the GPU
 
 
 class Environment(Request[About], frozen=True, tag="environment"):
-    """The backend, versions and probes; without `probed` no more than where it is, while the rest is looked for."""
+    """Asks for backend, versions and probes; with probed=False only for the backend, while the rest is looked up."""
 
     probed: bool = True
 
 
 class CountGpus(Request[int], frozen=True, tag="gpus"):
-    """How many GPUs the process sees."""
+    """Asks how many GPUs the process sees."""
 
 
-# -- what comes of a call ----------------------------------------------------------------------------------
+# -- outcomes of a call ------------------------------------------------------------------------------------
 
 Who = Literal["kernel", "judge"]  # a process that calls kernels, or one that judges and calls none
 
 
 class _NoAnswer(VerifyError):
-    """A process gave no answer; `who` says which kind it was."""
+    """A process gave no answer; `who` is its kind."""
 
     def __init__(self, text: str, *, who: Who = "kernel") -> None:
         super().__init__(text)
@@ -126,17 +127,17 @@ _KINDS: dict[str, type[VerifyError]] = {  # the first that fits
 
 
 class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Why a request has no reply."""
+    """The reason why a request has no reply."""
 
-    kind: str  # of _KINDS
+    kind: str  # a key of _KINDS
     text: str
     hint: str | None = None
-    who: Who | None = None  # gave no answer
+    who: Who | None = None  # the process that gave no answer
 
     @staticmethod
     def of(error: Exception) -> Failure:
-        """Returns what an exception says, as it is sent."""
-        if isinstance(error, MemoryError):  # of a kernel it was raised in its call, and is a KernelError
+        """Returns an exception in the form in which it is sent."""
+        if isinstance(error, MemoryError):  # a kernel's MemoryError is a KernelError by now
             return Failure("judge", "the judge ran out of memory")
         for kind, error_type in _KINDS.items():
             if isinstance(error, error_type):
@@ -145,14 +146,14 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
         return Failure("internal", f"{type(error).__name__}: {said_by(error)}")
 
     def error(self) -> VerifyError:
-        """Returns the exception on the side that asked."""
+        """Returns the exception again, on the side that sent the request."""
         more = {name: given for name in ("hint", "who") if (given := getattr(self, name)) is not None}
         return _KINDS.get(self.kind, InternalError)(self.text, **more)
 
 
 @dataclass(frozen=True)
 class Reply:
-    """The reply to a request, in JSON, and bytes beside it."""
+    """The reply to a request, in JSON, and the bytes sent with it."""
 
     value: msgspec.Raw
     parts: list[bytes] = field(default_factory=list)
@@ -162,7 +163,7 @@ Outcome = Reply | Failure | Died | Late
 
 
 def demand_reply(outcome: Outcome) -> Reply:
-    """Returns the reply; raises what came instead of one."""
+    """Returns the reply. Raises the outcome if it is none."""
     if isinstance(outcome, Reply):
         return outcome
     raise outcome.error() if isinstance(outcome, Failure) else outcome
@@ -172,7 +173,7 @@ def demand_reply(outcome: Outcome) -> Reply:
 
 
 class Step(str):
-    """A line that says how far a request is; where units are counted, `number` of `total` is being done."""
+    """A line of progress; if units are counted, number `number` of `total` is running."""
 
     unit: str
     number: int
@@ -186,7 +187,7 @@ class Step(str):
 
 
 class Progressed(msgspec.Struct, frozen=True, tag_field="event", tag="progress", omit_defaults=True):
-    """A `Step`, as it is sent."""
+    """A `Step` in the form in which it is sent."""
 
     text: str
     unit: str = ""
@@ -197,18 +198,18 @@ class Progressed(msgspec.Struct, frozen=True, tag_field="event", tag="progress",
     def of(text: str) -> Progressed:
         """Returns the event for a line of progress."""
         step = text if isinstance(text, Step) else Step(text)
-        return Progressed(str(text), step.unit, step.number, step.total)  # str: msgspec sends no subclass of it
+        return Progressed(str(text), step.unit, step.number, step.total)  # str, because msgspec sends no subclass of it
 
     @property
     def step(self) -> str:
-        """The line on the side that asked."""
+        """Returns the line again, on the side that sent the request."""
         return Step(self.text, self.unit, self.number, self.total) if self.total else self.text
 
 
 class KernelWanted(msgspec.Struct, frozen=True, tag_field="event", tag="kernel"):
-    """A process that judges asks for a call in the kernel's process, with at most so many bytes beside the reply.
+    """Asks the other side, from a process that judges, for a call in the kernel's process.
 
-    The side that asked sends what came of it: `Replied` or `Failed`.
+    `most` limits the bytes that come with the reply. The other side answers with `Replied` or `Failed`.
     """
 
     request: msgspec.Raw
@@ -216,15 +217,15 @@ class KernelWanted(msgspec.Struct, frozen=True, tag_field="event", tag="kernel")
 
 
 class Replied(msgspec.Struct, frozen=True, tag_field="event", tag="reply"):
-    """The reply, after which so many messages of plain bytes follow."""
+    """The reply; `parts` messages of plain bytes follow."""
 
     reply: msgspec.Raw
     parts: Annotated[int, msgspec.Meta(ge=0, le=MOST_PARTS)] = 0
-    usable: bool = True  # else the process is replaced before the next request
+    usable: bool = True  # False: the process is replaced before the next request
 
 
 class Failed(msgspec.Struct, frozen=True, tag_field="event", tag="failed"):
-    """There is no reply."""
+    """Reports that there is no reply."""
 
     failure: Failure
     usable: bool = True

@@ -1,4 +1,4 @@
-"""Answers one request after the other, in a worker and in a kernel's process."""
+"""Answers requests one after the other, in a worker and in a kernel's process."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ WATCH_SECONDS = 0.5
 
 
 class WithBytes(NamedTuple):
-    """A reply beside which bytes travel."""
+    """A reply with bytes to send after it."""
 
     reply: Any
     parts: Sequence[memoryview]
 
 
-Emit = Callable[..., None]  # sends an event, and bytes beside it
+Emit = Callable[..., None]  # sends an event, and bytes after it
 Respond = Callable[[msgspec.Raw, OnProgress], Any]  # returns the reply to a request, or raises
 
 
 def serve(
     connection: Connection, respond: Respond, usable: Callable[[], bool], flush: Callable[[], object] = lambda: None
 ) -> None:
-    """Answers requests until the other side closes the connection. `flush` is called before each event is sent."""
+    """Answers requests until the other side closes the connection. Calls `flush` before each event."""
 
     def emit(event: Event, parts: Sequence[memoryview] = ()) -> None:
         flush()
         try:
             send(connection, event, parts)
-        except ConnectionError:  # the command was killed: nothing reads this, nor a trace of it
+        except ConnectionError:  # the command was killed, so this and any traceback have no reader
             os._exit(1)
 
     while True:
@@ -63,7 +63,7 @@ def serve(
 
 
 def answer(request: bytes, emit: Emit, respond: Respond, usable: Callable[[], bool]) -> None:
-    """Answers one request with what `respond` returns or raises; `usable` says whether the process can go on."""
+    """Answers one request with the result of `respond`. `usable` is True if the process can go on."""
     parts: Sequence[memoryview] = ()
     try:
         reply = with_large_stack_chunk(respond, msgspec.Raw(request), lambda text: emit(Progressed.of(text)))
@@ -73,16 +73,16 @@ def answer(request: bytes, emit: Emit, respond: Respond, usable: Callable[[], bo
     except (UsageError, TruthError, KernelError, Died, Late) as error:
         emit(Failed(Failure.of(error), usable()))
     except Exception as error:
-        # what failed where no code expects it, or for want of memory, leaves a process that may fail again
+        # after an unexpected error, or without memory, the process may fail again
         if not isinstance(error, MemoryError | InternalError):
-            with suppress(OSError):  # nothing reads its stderr any more
+            with suppress(OSError):  # stderr may be closed
                 traceback.print_exc()
         emit(Failed(Failure.of(error), usable=False))
 
 
 def watch(parent: int) -> None:
-    """Ends with the parent: one that was killed cannot stop its worker, whose kernel would run on."""
+    """Ends this process with its parent, because a killed parent cannot stop a worker whose kernel still runs."""
     while os.getppid() == parent:
         time.sleep(WATCH_SECONDS)
     process_tree.kill(os.getpid(), os.environ.get(process_tree.MARK, ""))
-    os.killpg(0, signal.SIGKILL)  # the worker leads a group of its own, with everything that it started
+    os.killpg(0, signal.SIGKILL)  # the worker leads the group of everything that it started

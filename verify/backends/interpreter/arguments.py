@@ -130,7 +130,7 @@ def _scalar(argument: bool | int | float, dtype: Any) -> Any:
 
 
 def converting(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Replaces Triton's conversion of an argument: a float becomes a float32 scalar, a bool one bit, a Constant stays."""
+    """Replaces Triton's conversion: a float becomes a float32 scalar, a bool one bit; a Constant stays."""
 
     pointers: dict[Any, Any] = {}  # element type -> pointer type
 

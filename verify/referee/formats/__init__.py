@@ -21,7 +21,7 @@ from verify.referee.plan import Plan
 if TYPE_CHECKING:
     from verify.declare.declaration import Kernel
 
-NAMES = ("declaration", "task", "shapes", "trace", "model")  # the first that fits a problem is taken
+NAMES = ("declaration", "task", "shapes", "trace", "model")  # the first format that fits is used
 
 
 def named(name: str) -> Any:
@@ -39,7 +39,7 @@ def format_of(problem: str) -> str:
 
 
 def place(name: str, problem: str, solution: Path, scratch: Path) -> str:
-    """Copies a solution into its scratch folder under a name that says nothing, and returns that name."""
+    """Copies a solution into its scratch folder under a neutral name, and returns that name."""
     placed: Callable[[str, Path, Path], str] = getattr(named(name), "place", copied)
     return placed(problem, solution, scratch)
 

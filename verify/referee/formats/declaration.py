@@ -1,4 +1,4 @@
-"""A declaration `FILE.py::KERNEL` of verify's own; the solution defines a function of the kernel's name.
+"""A declaration `FILE.py::KERNEL` of verify's own. The solution defines a function of the kernel's name.
 
 The function of the declaration itself is not called.
 """

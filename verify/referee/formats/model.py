@@ -1,7 +1,7 @@
-"""A file with `Model`, `get_inputs` and `get_init_inputs`; the solution defines `ModelNew`, as KernelBench has it.
+"""A file with `Model`, `get_inputs` and `get_init_inputs`; the solution defines `ModelNew`, as in KernelBench.
 
-The parameters of the model are operands: each call has others, which the module of the solution gets under the same
-names. A module with other names is judged with the weights that both make after the same seed.
+The model's parameters are operands: each call has other values, which the solution's module gets under the same names.
+A module with other names is judged with weights that both make after the same seed.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from verify.referee.formats import defines, imported
 from verify.referee.plan import Plan
 
 FORM = "a file with Model, get_inputs and get_init_inputs"
-SEEDS = 2  # of weights, where they are no operands
+SEEDS = 2  # of weights, if they are no operands
 
 
 def fits(problem: str) -> bool:
-    """True if the file has what the format needs."""
+    """True if the file defines all three."""
     return problem.endswith(".py") and defines(Path(problem), "class Model", "def get_inputs", "def get_init_inputs")
 
 
@@ -63,7 +63,7 @@ def of_model(
 
 
 def _labels(model: Any, values: Sequence[Any], taken: set[str]) -> list[str]:
-    """Returns names for the tensors among the arguments: those of `forward`, unless parameters have them."""
+    """Returns names for the tensors among the arguments: `forward`'s names, unless parameters have them."""
     import torch
 
     known = list(inspect.signature(model.forward).parameters)[: len(values)]

@@ -1,6 +1,6 @@
 """A folder with `reference.py` and `shapes.py`; the solution defines `Model` too.
 
-Each of `SHAPES` sets constants of the reference: `{"rows": 4}` sets `ROWS`. The solution has the same parameters.
+Each entry of `SHAPES` sets constants of the reference: `{"rows": 4}` sets `ROWS`. The solution has the same parameters.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A folder with `task.yml` and `reference.py`: `generate_input`, `ref_kernel`; the solution is `custom_kernel(data)`.
+"""A folder with `task.yml` and `reference.py`: `generate_input`, `ref_kernel`. The solution is `custom_kernel(data)`.
 
-Of task.yml only the lists `files` and `tests` are read, one flow mapping in each line, as in
+This module reads only the lists `files` and `tests` of task.yml, one flow mapping in each line, as in
 `- {"m": 64, "seed": 1}`.
 """
 
@@ -17,7 +17,7 @@ from verify.referee.formats import copied, imported
 from verify.referee.plan import Plan
 
 FORM = "a folder with task.yml and reference.py, which has generate_input and ref_kernel"
-KEPT_BACK = ("reference.py", "eval.py")  # files of the task that a solution does not get
+KEPT_BACK = ("reference.py", "eval.py")  # files of the task that are hidden from a solution
 
 
 def fits(problem: str) -> bool:

@@ -1,6 +1,7 @@
-"""A Definition in JSON, with workloads beside it; the solution is a Solution in JSON, as FlashInfer-Bench has them.
+"""A Definition in JSON, with workloads in a file of the same name. The solution is a Solution in JSON, as
+FlashInfer-Bench.
 
-`entry_point` names the file and the function. With `destination_passing_style` the outputs are passed in, after the
+`entry_point` names the file and the function. With `destination_passing_style` the outputs are arguments too, after the
 inputs.
 """
 
@@ -16,7 +17,7 @@ from verify.referee.formats import defines
 from verify.referee.plan import Plan
 
 FORM = "a Definition in JSON, with axes, inputs, outputs and reference"
-SIZE = 5  # of a variable axis that no workload gives a size
+SIZE = 5  # of a variable axis without a size in the workload
 CONTENT = "solution.json"
 
 
@@ -83,7 +84,7 @@ def problems(plan: Plan) -> list[Any]:
 
 
 def _workloads(problem: Path) -> list[dict[str, Any]]:
-    """Returns the workloads in NAME.jsonl beside NAME.json, alone or in traces; an empty one without such a file."""
+    """Returns the workloads in NAME.jsonl for NAME.json, plain or in traces; one empty workload without that file."""
     path = problem.with_suffix(".jsonl")
     lines = path.read_text().splitlines() if path.is_file() else ["{}"]
     given = [json.loads(line) for line in lines if line.strip()]
