@@ -1,4 +1,4 @@
-"""What the GEGLU kernels promise: y = x1 * gelu(x2). Figures are ULP against the exact value of the given inputs."""
+"""Promises of the GEGLU kernels, y = x1 * gelu(x2). Figures are ULP against the exact value of the given inputs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 import verify
 from kernels import geglu as triton_geglu
 
-# float64 works, at most 2.6 ULP seen also where gelu(x2) or dy * x1 leaves its range; no limit is promised yet
+# float64 works too: at most 2.6 ULP seen, even if gelu(x2) or dy * x1 leaves its range. No limit is promised yet.
 FLOATS = ["bfloat16", "float16", "float32"]
 LIMITS = {"bfloat16": 0.51, "float16": 0.51, "float32": 1.0}
 
@@ -38,15 +38,15 @@ def geglu_split_tanh(x1, x2):
     return triton_geglu.geglu_split(x1, x2, approximate="tanh")
 
 
-# Packed and split operands share launcher and kernels, in which constants pick the formula and its casts (and the size
-# of a block, but for the interpreter, which has one for all). All laws on packed operands in one dtype; on split ones
-# what their operators have of their own; in the other dtypes what depends on these constants, so that each two of
-# operands, form and dtype meet (tests/kernels/test_geglu.py and test_gated.py hold all three together against Arb). A
-# night's stage of laws tries all laws on every kernel.
+# Packed and split operands share launcher and kernels. Compile-time constants pick the formula, its casts and the size
+# of a block (the interpreter has one size). So packed operands get all laws in one dtype. Split operands get the laws
+# about their own operators, and the other dtypes those that depend on the constants. Thus each pair of operands, form
+# and dtype is tested. tests/kernels/test_geglu.py and test_gated.py compare all triples with Arb. A night tries all
+# laws on every kernel.
 FORMULA = ["accuracy", "special values", "gradcheck", "gradgradcheck", "exact identities", "monotone", "mixed dtypes"]
 SHARED = ["determinism", "batch invariance", "many rows"]
 
-# Three hundred calls in a row differ from one where programs run at the same time, as on a GPU.
+# Three hundred calls in a row can differ from one only if programs run at the same time, as on a GPU.
 test_geglu = verify.laws_for(geglu, dtypes=["bfloat16"], without=["determinism"])
 test_geglu_in_a_row = pytest.mark.slow(verify.laws_for(geglu, dtypes=["bfloat16"], laws=["determinism"]))
 test_geglu_others = verify.laws_for(geglu, dtypes=["float16", "float32"], laws=FORMULA)

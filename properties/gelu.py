@@ -1,4 +1,4 @@
-"""What the GELU kernels promise. Figures are ULP against the exact value of the given inputs."""
+"""Promises of the GELU kernels. Figures are ULP against the exact value of the given inputs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def gelu_tanh(x):
     return triton_gelu.gelu(x, approximate="tanh")
 
 
-# On a CPU torch.compile writes C++, which is no peer of a GPU's kernels and takes half a minute to compile.
+# On a CPU torch.compile writes C++: no peer of a GPU's kernels, and half a minute to compile.
 @verify.kernel(op="gelu", dtypes=["bfloat16", "float16", "float32"], peer=True, backends=["cuda"])
 def compiled_gelu(x):
     """torch.compile of the stable erf formula."""
@@ -62,9 +62,9 @@ def torch_gelu_tanh(x):
     return torch.nn.functional.gelu(x, approximate="tanh")
 
 
-# The forms and dtypes share operators, launcher and kernels, in which constants pick the formula and its casts (and the
-# size of a block, but for the interpreter, which has one for all): all laws in one dtype, and in the others and of the
-# tanh form what depends on these. A night's stage of laws tries all laws on every kernel.
+# The forms and dtypes share operators, launcher and kernels. Compile-time constants pick the formula, its casts and the
+# size of a block (the interpreter has one size). So one dtype gets all laws; the other dtypes and the tanh form get the
+# laws that depend on the constants. A night tries all laws on every kernel.
 FORMULA = ["accuracy", "special values", "gradcheck", "gradgradcheck", "exact identities", "monotone", "mixed dtypes"]
 
 test_gelu = verify.laws_for(gelu, dtypes=["bfloat16"])

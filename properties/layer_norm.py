@@ -1,5 +1,4 @@
-"""What the layer norm kernels promise. Figures are ULP of a scale, |weight * xhat| + |bias| and likewise:
-docs/reductions.md."""
+"""Promises of the layer norm kernels. Limits are ULP of a scale (docs/reductions.md), y of |weight * xhat| + |bias|."""
 
 from __future__ import annotations
 
@@ -11,18 +10,17 @@ from kernels import layer_norm as triton_layer_norm
 
 FLOATS = ["bfloat16", "float16", "float32", "float64"]
 COMPARED = ["bfloat16", "float16", "float32"]
-# Half an ulp of rounding. In float32 one more where an element lies within 2^-24 deviations of its row's mean, which
-# float64 sums do not resolve: every regime measured stays at 0.51, hunts found 1.39, and 1.56 in a row that begins with
-# an outlier, whose sums are made once more around its mean since. float64 has no wider format to compute in. Row sums
-# of y are compensated: about four roundings and the reciprocal root's two units. A gradient has three times as many and
-# two plain sums: 21 units at worst for rows of 16 numbers, as hunts have them, which found 11.7; random rows reach 2.6.
-# Of extreme float64 nothing is promised: what is subnormal has lost bits that a weight of 2^40 shows.
+# 16 bits: half an ULP for the rounding. float32: one ULP more, for elements within 2^-24 deviations of their row's
+# mean, which float64 sums do not resolve. Measured cases stay at 0.51; hunts found 1.39. float64: there is no wider
+# format. y has compensated row sums, about four roundings and 2 ULP of the reciprocal root. A gradient has three times
+# as many roundings and two plain sums: at worst 21 ULP for the rows of 16 numbers that hunts use. Hunts found 11.7;
+# random rows reach 2.6. Extreme inputs have no limit: a weight of 2^40 shows the bits that subnormal numbers lack.
 LIMITS = {"bfloat16": 0.51, "float16": 0.51, "float32": 1.5, "float64": {"ordinary": 24, "extreme": None}}
-# Beyond, squares and the terms of gradients leave float64, and a pair of float64 holds no sum of three operands that
-# lie further apart than 2^100: 106 bits less the result's. (A constant one of two may be larger by any factor: a hunt
-# found 1.5e9 ULP when a row's mean was that of its numbers, not of their differences.)
+# Beyond, squares and the terms of gradients leave float64. A float64 pair holds the sum of three operands only if they
+# lie within a factor of 2^100: 106 bits less the result's. (Of two operands, a constant one may be larger by any
+# factor.)
 LARGEST = {"float64": 2.0**40}
-# Sums over thousands of rows are judged by the magnitude of their terms: 1% of what is left is below half an ulp.
+# Sums over thousands of rows are judged by the magnitude of their terms; 1% of a cancelled sum is below half an ULP.
 CANCELLED = "1% of a sum over thousands of rows is less than half an ULP of its terms"
 LARGEST_OF_THREE = LARGEST | {"bfloat16": 2.0**60, "float32": 2.0**60}
 
@@ -83,10 +81,10 @@ def torch_layer_norm(x, weight, bias, *, eps):
     return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
 
 
-# The plain kernel in one dtype has the laws that no test in tests/kernels is about. test_layer_norm.py there tests rows
-# alone and among others, calls that repeat, layouts of inputs and of upstream gradients, and sums in every regime with
-# and without weight, bias and residual; test_plans.py tests new values in launches that are repeated. The kernel with
-# most operands has the sums of three, memory, and gradients in float64. Slow runs try the other laws too.
+# The plain kernel gets, in one dtype, the laws without a test of their own in tests/kernels. test_layer_norm.py tests
+# rows alone and among others, repeated calls, layouts of inputs and upstream gradients, and sums in every regime with
+# and without weight, bias and residual. test_plans.py tests new values in repeated launches. The kernel with the most
+# operands gets the laws about sums of three, memory, and gradients in float64. Slow runs try the other laws too.
 TESTED = ["batch invariance", "no stale results", "layout independence", "upstream layout independence"]
 LONG = ["many rows", "determinism"]
 DIFFERENT = ["accuracy", "initialised memory"]

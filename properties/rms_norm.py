@@ -1,4 +1,4 @@
-"""What the RMS norm kernels promise. Figures are ULP of a scale, |weight * xhat| and likewise: docs/reductions.md."""
+"""Promises of the RMS norm kernels. Figures are ULP of a scale, |weight * xhat| for y (docs/reductions.md)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from kernels import rms_norm as triton_rms_norm
 
 FLOATS = ["bfloat16", "float16", "float32", "float64"]
 COMPARED = ["bfloat16", "float16", "float32"]
-# As layer norm's (properties/layer_norm.py), but no mean is subtracted: what float32 has beyond half an ulp is for many
-# long rows, whose gradients are made of float32 pairs.
+# The limits of layer norm (properties/layer_norm.py). No mean is subtracted; float32's allowance above half an ULP is
+# for many long rows, whose gradients are computed in float32 pairs.
 LIMITS = {"bfloat16": 0.51, "float16": 0.51, "float32": 1.5, "float64": {"ordinary": 24, "extreme": None}}
 LARGEST = {"float64": 2.0**40}
 
@@ -42,10 +42,10 @@ def torch_rms_norm(x, weight, *, eps):
     return torch.nn.functional.rms_norm(x, x.shape[-1:], weight, eps)
 
 
-# The kernels, their launcher, memory and layouts are layer norm's, and have its laws: here it is what has other
-# formulas. Gradients are those of the residual kernel, which have every term of the plain one's. Sums, and that nothing
-# given is written to, are in tests/kernels/test_rms_norm.py, and in slow runs here. `verify run --profile ci` takes
-# every law to every dtype.
+# Kernels, launcher, memory and layouts are layer norm's, whose laws test them. Here are the laws about the formulas.
+# The residual kernel's gradients contain every term of the plain kernel's. tests/kernels/test_rms_norm.py tests the
+# sums, and that operands are not written to; here only slow runs do. `verify run --profile ci` tries every law in every
+# dtype.
 LAWS = ["special values", "shapes"]
 OF_SUMS = ["accuracy", "nothing overwritten"]
 GRADIENTS = ["gradcheck", "gradgradcheck"]

@@ -1,11 +1,11 @@
-"""What the SwiGLU kernels promise: y = x1 * silu(x2). Figures are ULP against the exact value of the given inputs."""
+"""Promises of the SwiGLU kernels, y = x1 * silu(x2). Figures are ULP against the exact value of the given inputs."""
 
 from __future__ import annotations
 
 import verify
 from kernels import swiglu as triton_swiglu
 
-# float64 works, too; next to the zero of the slope it is good to 2^-58 of 1, and no limit is promised
+# float64 works too; near the zero of the slope it is good to 2^-58 of 1. No limit is promised.
 FLOATS = ["bfloat16", "float16", "float32"]
 LIMITS = {"bfloat16": 0.51, "float16": 0.51, "float32": 1.0}
 
@@ -22,9 +22,9 @@ def swiglu_split(x1, x2):
     return triton_swiglu.swiglu_split(x1, x2)
 
 
-# The kernels and what launches them are GEGLU's, which have every law: here it is what has other formulas, or operators
-# of its own, whose registration and compiled calls tests/kernels/test_swiglu.py has. `verify run --profile ci` takes
-# every law to every dtype.
+# Kernels and launchers are GEGLU's, which get every law. Here are the laws about the formulas and SwiGLU's own
+# operators. tests/kernels/test_swiglu.py tests their registration and compiled calls. `verify run --profile ci` tries
+# every law in every dtype.
 SHARED = ["determinism", "batch invariance", "many rows", "compiled", "custom operators"]
 LAWS = ["accuracy", "special values", "layout independence", "upstream layout independence"]
 
