@@ -1,4 +1,4 @@
-"""How often balls decide where float64 does not, and what that costs: python -m benchmarks.like_balls docs/like.md
+"""How often balls decide what float64 does not, and the cost: python -m benchmarks.like_balls docs/like-tables.md
 
 PyTorch's own float32 results are judged for functions at sizes where a verdict takes seconds, with the cases of a run.
 *Open* is the share of elements whose rounding float64's interval leaves open, *balls* that of the time of the whole

@@ -1,4 +1,4 @@
-"""Shipped ops against PyTorch programs of the same function: python -m benchmarks.like_equal docs/like.md
+"""Shipped ops against PyTorch programs of the same function: python -m benchmarks.like_equal docs/like-tables.md
 
 Elementwise ops at all inputs of 16 bits and at random float32 ones of all exponents, the others at random ones: the
 interval of the program and the certified float64 reference of the op must overlap at every element; at some the number

@@ -1,4 +1,4 @@
-"""Every rule of the intervals against Arb: python -m benchmarks.like_rules docs/like.md [--rules exp log]
+"""Every rule of the intervals against Arb: python -m benchmarks.like_rules docs/like-tables.md [--rules exp log]
 
 Intervals hold numbers of all exponents, subnormal ones, numbers beside overflow and beside kinks; half of them are
 single numbers, the others narrow or wide. From each a number is drawn, and what Arb makes of the numbers must lie in

@@ -2,7 +2,8 @@
 
 Causal attention, forward and backward, bfloat16: `truth` are intervals of every element of the output and of three
 gradients, `judged` the largest error that each of PyTorch's own results can have by them. One element of a gradient at
-this size depends on four million scores: what Arb says of single elements is measured at smaller ones (docs/like.md).
+this size depends on four million scores. docs/like-tables.md measures what Arb computes of single elements, at smaller
+sizes.
 `first` includes what is done once for a shape: the program is followed, and kernels are loaded.
 """
 

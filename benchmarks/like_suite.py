@@ -1,4 +1,4 @@
-"""Functions that people write kernels for, each with its truth: python -m benchmarks.like_suite docs/like.md
+"""Functions that people write kernels for, each with its truth: python -m benchmarks.like_suite docs/like-tables.md
 
 For each the program is followed forward and backward at random float32 inputs. Counted are the elements whose interval
 is at most a thousandth of 4 float32 ULP of their terms, as their noise has it; some of each result are evaluated in

@@ -658,7 +658,7 @@ def speed_page() -> str:
     """The line of the index about docs/speed.md, which exists once a record of `verify bench` is published."""
     if not (HERE / "speed.md").exists():
         return ""
-    return "- [speed.md](speed.md): what `verify bench` measured (generated)\n"
+    return "- [speed.md](speed.md): speeds measured by `verify bench` (generated)\n"
 
 
 def _up(value: float) -> str:

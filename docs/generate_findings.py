@@ -1,15 +1,15 @@
-"""Writes docs/findings.md from docs/findings.toml (what is asked and said) and docs/findings.json (what came out).
+"""Writes docs/findings.md from docs/findings.toml (questions and texts) and docs/findings.json (answers).
 
     python docs/generate_findings.py                       write docs/findings.md
     python docs/generate_findings.py --check               exit 1 if it differs
-    python docs/generate_findings.py --measure PATH        ask every kernel on this machine, write the answers
-    python docs/generate_findings.py --merge PATH          take such answers into findings.json, and write the page
+    python docs/generate_findings.py --measure PATH        measure every kernel on this machine, write the answers
+    python docs/generate_findings.py --merge PATH          add such answers to findings.json, and write the page
 
-`--measure PATH --only ID ...` asks for some. Answers of the environment that findings.json has for a backend join those
-that it has; those of another one take their place.
+`--measure PATH --only ID ...` measures some findings. Merged answers are added to those of the same environment, and
+replace those of another environment of the same backend.
 
-Answers of a GPU and of the interpreter stand side by side; a kernel whose package is not installed is left out, as is
-one that this backend does not run (`backend = "cuda"`).
+The page shows answers of a GPU and of the interpreter. It omits a kernel whose package is not installed, or that this
+backend does not run (`backend = "cuda"`).
 """
 
 from __future__ import annotations
@@ -38,20 +38,19 @@ PACKAGES = (
 )
 HEAD = """# Findings
 
-What `verify` says about kernels that nobody here wrote. Written by `python docs/generate_findings.py`: every figure
-comes from `docs/findings.json`, which that script measures, and every command can be run.
+Errors that `verify` found in PyTorch and other packages. `python docs/generate_findings.py` writes this page from
+`docs/findings.json`, which it measures. Each entry has the command that shows it.
 
-How to read it. An error is in ULP of the output format at the exact value; 255 in bfloat16, or 1.7e+07 in float32,
-means that no digit is right. "s" marks an error in ULP of the magnitude of the summed terms, where an op cancels by
-nature. "interpreter" is a CPU: PyTorch's own CPU kernels, and Triton kernels through the faithful interpreter. Most
-of these inputs are rare, and some do not occur in a healthy network: each entry says so, and what is by design. That
-a kernel is listed says that it was looked at closely, not that it is worse than another: on nearly all ordinary
-inputs PyTorch's kernels and those of these packages are right to within a few roundings.
+An error is in ULP of the output format at the exact value. 255 in bfloat16, or 1.7e+07 in float32, means that no digit
+is right. "s" marks an error in ULP of the magnitude of the summed terms. "interpreter" is a CPU: PyTorch's own CPU
+kernels, and Triton kernels through the faithful interpreter. Most of these inputs are rare; each entry says if the
+behaviour is by design. A listed package was examined closely; it is not worse than others. For nearly all ordinary
+inputs these kernels are right to within a few roundings.
 """
 
 
 def findings() -> list[dict[str, Any]]:
-    """The questions and the words."""
+    """Returns the questions and texts."""
     return tomllib.loads(TEXT.read_text(encoding="utf-8"))["finding"]
 
 
@@ -59,7 +58,7 @@ def findings() -> list[dict[str, Any]]:
 
 
 def measure(backend: Any, only: list[str] | None = None) -> dict[str, Any]:
-    """Every question, or `only` those of these ids, put to its kernel on this backend."""
+    """Returns the answers of this backend to every question, or only to those with these ids."""
     asked = [finding for finding in findings() if only is None or finding["id"] in only]
     if unknown := set(only or ()) - {finding["id"] for finding in asked}:
         raise SystemExit(f"{TEXT.name} has no finding {', '.join(sorted(unknown))}; its ids are the `id` of each entry")
@@ -72,7 +71,7 @@ def measure(backend: Any, only: list[str] | None = None) -> dict[str, Any]:
 
 
 def environment(backend: Any) -> dict[str, str]:
-    """What the answers depend on."""
+    """Returns the versions and the device that the answers depend on."""
     import torch
 
     where = (
@@ -96,7 +95,7 @@ def _version(name: str) -> str:
 
 
 def ask(finding: dict[str, Any], backend: Any) -> dict[str, Any] | None:
-    """The answer to one question; None where the kernel's package is not installed."""
+    """Returns the answer to one question; None if the package is missing or the backend cannot run the kernel."""
     from verify.cases import Case
     from verify.declare.discovery import load
     from verify.declare.target import Target
@@ -178,14 +177,14 @@ def holds(finding: dict[str, Any], answer: dict[str, Any]) -> bool:
 
 
 def page() -> str:
-    """The whole document."""
+    """Returns the whole document."""
     places = json.loads(ANSWERS.read_text(encoding="utf-8"))
     parts = [HEAD, "| answers from | versions |", "|---|---|"]
     parts += [_place_row(place["environment"]) for _, place in sorted(places.items())]
     about = ""
     for finding in findings():
         if not any(finding["id"] in place["answers"] for place in places.values()):
-            continue  # asked of a GPU, which has not answered yet
+            continue  # has no answer yet, for example of a GPU
         if finding["about"] != about:
             about = finding["about"]
             parts += ["", f"## {about}"]
@@ -210,8 +209,9 @@ def _section(finding: dict[str, Any], places: dict[str, Any]) -> list[str]:
     else:
         lines += ["| on | |", "|---|---|"]
         lines += [f"| {name} | {_said(answer)} |" for name, answer in answers.items() if answer]
-    lines += ["", "```sh", command(finding, answers), "```", "", f"**Cause.** {finding['cause']}", ""]
-    lines.append(f"**By design?** {finding['design']}")
+    lines += ["", "```sh", command(finding, answers), "```", ""]
+    lines += [f"**Cause.** {finding['cause']}", ""] if finding["cause"] else []
+    lines.append(f"**Intended?** {finding['design']}")
     if finding["threads"]:
         lines += ["", "Threads: " + ", ".join(f"[{_short(url)}]({url})" for url in finding["threads"])]
     return lines
@@ -242,7 +242,7 @@ def _judged_row(name: str, answer: dict[str, Any]) -> str:
 
 
 def error_of(answer: dict[str, Any]) -> str:
-    """The largest error as a table shows it; "s" marks ULP of the magnitude of the terms."""
+    """Returns the largest error as the table shows it; "s" marks ULP of the magnitude of the terms."""
     from verify.report import words
 
     scaled = answer["gate"] == "scaled"
@@ -250,7 +250,7 @@ def error_of(answer: dict[str, Any]) -> str:
 
 
 def _exact(truth: str) -> str:
-    """The exact value, unless its exponent is longer than a table cell."""
+    """Returns the exact value, unless its exponent is longer than a table cell."""
     exponent = truth.partition("e")[2]
     if len(exponent) <= 6:
         return truth
@@ -265,7 +265,7 @@ def _said(answer: dict[str, Any]) -> str:
 
 
 def command(finding: dict[str, Any], answers: dict[str, Any]) -> str:
-    """The command that shows it again."""
+    """Returns the command that shows it again."""
     if finding.get("contract"):
         return f"verify run {finding['target']}"
     if "law" in finding:
