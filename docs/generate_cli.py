@@ -1,9 +1,9 @@
-"""Writes docs/cli.md from the parser, so that the reference says what the command does.
+"""Writes docs/cli.md from the parser, so that the reference matches the commands.
 
     python docs/generate_cli.py            write docs/cli.md
     python docs/generate_cli.py --check    exit 1 if it differs
 
-The layout is made here and not by argparse, whose help differs between Python versions.
+The layout is not argparse's, whose help differs between Python versions.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from verify.cli import exits, parser
 PAGE = Path(__file__).with_name("cli.md")
 HEAD = """# Command line
 
-Written by `python docs/generate_cli.py` from the parser; `verify COMMAND --help` says the same. An option has one
-spelling and one meaning in all commands. Results go to stdout, progress goes to stderr where that is a terminal, and
+`python docs/generate_cli.py` writes this page from the parser; `verify COMMAND --help` prints the same. An option has
+one spelling and one meaning in all commands. Results go to stdout. Progress goes to stderr if that is a terminal.
 `NO_COLOR` is honoured.
 
-`--json PATH` writes the result for programs, with every figure and nothing cut; `--html` and `--markdown` write its
-report. With the path `-` the result goes to stdout and nothing else does. Paths are relative to the working directory.
+`--json PATH` writes the whole result for programs; `--html` and `--markdown` write its report. The path `-` writes to
+stdout and suppresses other output there. Paths are relative to the working directory.
 
 {codes}
-Where an exit code of a command says something else, its description does.
+A command's description names exit codes with another meaning.
 """
 
 
 def page() -> str:
-    """The whole reference."""
+    """Returns the whole reference."""
     top = parser()
     codes = ["| exit code | |", "|---|---|", *(f"| {code} | {meaning} |" for code, meaning in exits.MEANING.items())]
     parts = [HEAD.format(codes="\n".join(codes) + "\n")]
