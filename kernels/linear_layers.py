@@ -56,8 +56,9 @@ def configs_of(table: dict[str, list[Config]], dtype: torch.dtype, allow_tf32: b
 
 
 def few(elements: int, configs: list[Config]) -> list[Config]:
-    """Returns only the smallest tile if there are at most FEW_TILES of it. Each has its own processor, so no timing is
-    needed.
+    """Returns only the smallest tile if it occurs at most FEW_TILES times, else all.
+
+    Then each tile has its own processor, and no timing is needed.
     """
     small = min(configs, key=lambda config: config[0] * config[1])
     return [small] if elements <= FEW_TILES * small[0] * small[1] else configs
@@ -151,7 +152,7 @@ def differentiated(
 ) -> tuple[Any, ...]:
     """Returns a layer's gradients, by the operator `backward`, or by `gradients` if they are differentiated again.
 
-    `gradients` is also used if no plan can repeat the pass: PyTorch adds the columns (see added), or dy has no memory.
+    `gradients` is also used if no plan can repeat the pass: PyTorch adds the columns (see added), or dy is empty.
 
     Args:
         how: the activation, as an argument of both

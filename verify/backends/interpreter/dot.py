@@ -121,8 +121,7 @@ def _three_products(a: F32, b: F32) -> Array:
 
 
 def _matrix_unit(a: F32, b: F32, acc: Array, operands: str, result: str) -> Array:
-    """Adds products and accumulator as the unit does: cuts them to fixed point and adds exactly, one group of k at a
-    time.
+    """Adds products to the accumulator group by group of k: cuts both to fixed point, then adds exactly.
 
     The largest exponent among the products and the accumulator sets the fixed point; a product's exponent is the sum of
     its operands', even if the product carries. `fraction` bits below it are kept, the rest is cut off. Then the sum is
