@@ -43,9 +43,9 @@ Errors that `verify` found in PyTorch and other packages. `python docs/generate_
 
 An error is in ULP of the output format at the exact value. 255 in bfloat16, or 1.7e+07 in float32, means that no digit
 is right. "s" marks an error in ULP of the magnitude of the summed terms. "interpreter" is a CPU: PyTorch's own CPU
-kernels, and Triton kernels through the faithful interpreter. Most of these inputs are rare; each entry says if the
-behaviour is by design. A listed package was examined closely; it is not worse than others. For nearly all ordinary
-inputs these kernels are right to within a few roundings.
+kernels, and Triton kernels through the faithful interpreter. Most of these inputs are rare. An entry without
+"Intended?" is about a behaviour of which no report is known. A listed package was examined closely; it is not worse
+than others. For nearly all ordinary inputs these kernels are right to within a few roundings.
 """
 
 
@@ -211,10 +211,10 @@ def _section(finding: dict[str, Any], places: dict[str, Any]) -> list[str]:
         lines += [f"| {name} | {_said(answer)} |" for name, answer in answers.items() if answer]
     lines += ["", "```sh", command(finding, answers), "```", ""]
     lines += [f"**Cause.** {finding['cause']}", ""] if finding["cause"] else []
-    lines.append(f"**Intended?** {finding['design']}")
+    lines += [f"**Intended?** {finding['design']}", ""] if finding["design"] else []
     if finding["threads"]:
-        lines += ["", "Threads: " + ", ".join(f"[{_short(url)}]({url})" for url in finding["threads"])]
-    return lines
+        lines += ["Threads: " + ", ".join(f"[{_short(url)}]({url})" for url in finding["threads"])]
+    return lines[:-1] if not lines[-1] else lines
 
 
 def _subject(finding: dict[str, Any]) -> str:
