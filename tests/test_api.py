@@ -17,7 +17,7 @@ import pytest
 import verify
 from tests.cli.here import Here, said
 from tests.records.bounds.gate_records import book, bound, kernel, result, run
-from verify.cli import exits, parser
+from verify.cli import exits, parser, sinks
 from verify.errors import UsageError
 from verify.records import files
 from verify.records.bounds import committed
@@ -208,7 +208,7 @@ def test_a_sweep_and_a_hunt_are_those_of_the_commands(project: Path) -> None:
 def test_every_option_of_a_command_is_an_argument_of_its_function(name: str) -> None:
     """`--like RUN.json` of a run is its seed and `cases_of`; files and the terminal are the command's own."""
     [commands] = parser()._subparsers._group_actions  # type: ignore[union-attr]
-    options = {action.dest for action in commands.choices[name]._actions} - {"help", "json", "html", "markdown", "like"}  # type: ignore[index]
+    options = {action.dest for action in commands.choices[name]._actions} - {*sinks.SINKS, "help", "github", "like"}  # type: ignore[index]
     spelled = {"dtype": "dtypes", "result": "results", "no_curve": "curve"}
     arguments = set(inspect.signature(getattr(verify, name)).parameters)
     assert {spelled.get(option, option) for option in options} <= arguments

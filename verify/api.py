@@ -131,6 +131,7 @@ class CompletedGate:
 
     judged: Verdict
     records: tuple[str, ...] = ()  # the files of the judged records, for the next command
+    bounds: Path = Path()  # the folder of the bounds
 
     @property
     def verdict(self) -> Literal["pass", "fail", "incomplete"]:
@@ -351,7 +352,7 @@ def gate(
             paths.append(os.fspath(each))
             each = load(each)
         records.append(each.record if isinstance(each, CompletedRun) else each)
-    return CompletedGate(waivers.judge(records, committed.load(folder), kernels=list(kernels)), tuple(paths))
+    return CompletedGate(waivers.judge(records, committed.load(folder), kernels=list(kernels)), tuple(paths), folder)
 
 
 @dataclass(frozen=True, repr=False)

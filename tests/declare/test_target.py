@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from verify.declare.target import Declared, Target
+from verify.declare.target import Declared, Target, declared_at
 from verify.errors import UsageError
 from verify.records.record import KernelRun
 
@@ -56,3 +56,30 @@ def test_why_a_kernel_cannot_run_here() -> None:
     assert DECLARED.unfit("interpreter", "hunt") == "declared for cuda; this hunt is on interpreter"
     lacking = msgspec.structs.replace(DECLARED, lacking=("quack", "liger"))
     assert lacking.unfit("cuda", "run") == lacking.missing() == "needs quack, liger, which is not installed"
+
+
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [
+        ("import verify\n\n@verify.kernel(op='gelu')\ndef k(x): ...\n", 3),
+        ("@first\n@verify.kernel(\n    op='gelu',\n)\ndef k(x): ...\n", 1),
+        ("def k(x): ...\n\n@verify.kernel(op='gelu', name='k')\ndef other(x): ...\n", 3),
+        ("def make():\n    def k(x): ...\n\n@verify.kernel(op='gelu')\ndef k(x): ...\n", 4),
+        ("k = 1\nkernel = verify.kernel(op='gelu', name='k')(abs)\n", 2),
+        ("other = 1\nk = verify.kernel(op='gelu')(abs)\n", 2),
+        ("@verify.kernel(op='k')\ndef other(x): ...\n", 1),
+        ("def k(:\n", 1),
+        ("\x00", 1),
+        (None, 1),
+    ],
+)
+def test_a_declaration_is_found_by_reading_its_file(
+    source: str | None, line: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if source is not None:
+        Path("a.py").write_text(source)
+        (tmp_path / "src" / "package").mkdir(parents=True)
+        (tmp_path / "src" / "package" / "__init__.py").write_text(source)
+        assert declared_at(Target.parse("package::k@eager")) == ("src/package/__init__.py", line)
+    assert declared_at(Target.parse("a.py::k")) == ("a.py", line)

@@ -33,7 +33,8 @@ def add(commands: Any) -> None:
     options.add(parser, "--bounds")
     options.some(parser, "--kernel")
     options.add(parser, "--all")
-    options.sinks(parser, "the verdict", "--json", "--markdown")
+    options.sinks(parser, "the verdict", "--json", "--markdown", "--sarif", "--junit")
+    options.add(parser, "--github")
     both = parser.add_argument_group("measuring a commit and the working tree")
     options.add(both, "--base")
     options.some(both, "--dtype")
@@ -52,6 +53,7 @@ def main(options: argparse.Namespace) -> int:
     from verify.records.bounds.verdict import judged_kernels
     from verify.records.compare import compare
     from verify.report import gate_data
+    from verify.report.checks import of_verdict
     from verify.report.markdown import gate_markdown
 
     measuring = ("dtype", "seed", "backend", "timeout", "output")
@@ -81,6 +83,7 @@ def main(options: argparse.Namespace) -> int:
     sinks.deliver(
         options,
         lambda: _text(options, done.judged, comparison, paths),
+        checks=lambda: of_verdict(done.judged, done.bounds),
         json=lambda: sinks.as_json(data()),
         markdown=lambda: gate_markdown.render(done.judged, comparison).encode(),
     )

@@ -21,6 +21,8 @@ _PATHS = (
     "markdown",
     "csv",
     "schema",
+    "sarif",
+    "junit",
     "resume",
     "output",
     "bounds",
@@ -84,6 +86,7 @@ def arguments(options: argparse.Namespace, function: Callable[..., Any], **other
 # Options for the place of results, waiting times and the number of workers: no figure depends on them.
 _APART = {
     *("json", "html", "markdown", "snippet", "output", "runs", "bounds", "keep", "pin", "resume"),
+    *("sarif", "junit", "github"),
     *("jobs", "gpus", "scheduler", "timeout", "budget"),
 }
 

@@ -43,7 +43,8 @@ def add(commands: Any) -> None:
     options.seed(parser, "weights and inputs", default=None, named="by chance, and in the answer")
     options.add(parser, "--backend", "--jobs")
     options.timeout(parser, "one problem of a file")
-    options.sinks(parser, "the judgement", "--json", "--schema")
+    options.sinks(parser, "the judgement", "--json", "--schema", "--sarif", "--junit")
+    options.add(parser, "--github")
     parser.set_defaults(handler=main)
 
 
@@ -52,6 +53,7 @@ def main(options: argparse.Namespace) -> int:
     from verify import api
     from verify.errors import UsageError
     from verify.referee.plan import schema
+    from verify.referee.words import checks_of
 
     if options.schema and not options.problem and not options.many:
         sinks.deliver(options, lambda: "", schema=lambda: sinks.as_json(schema()))
@@ -75,6 +77,7 @@ def main(options: argparse.Namespace) -> int:
     sinks.deliver(
         options,
         lambda: sinks.lines(*str(done).splitlines()),
+        checks=lambda: checks_of([done.judgement]),
         json=lambda: sinks.as_json(done.data()),
         schema=lambda: sinks.as_json(schema()),
     )
@@ -87,6 +90,7 @@ def _many(options: argparse.Namespace, given: dict[str, Any]) -> int:
 
     from verify import api
     from verify.errors import UsageError
+    from verify.referee.words import checks_of
 
     if not Path(options.many).is_file():
         raise UsageError(f"--many names a file with PROBLEM SOLUTION in each line; there is none at {options.many}")
@@ -97,11 +101,15 @@ def _many(options: argparse.Namespace, given: dict[str, Any]) -> int:
     found: list[CompletedJudgement] = []
     for done in api.judge_many([(pair[0], pair[1]) for pair in pairs], jobs=options.jobs or 1, **given):
         found.append(done)
-        if options.json != "-":
+        if not sinks.quiet(options):
             print(json.dumps(done.data(), sort_keys=True), flush=True)
     ranked = sorted(found, key=lambda each: each.rank)
-    if options.json:
-        sinks.deliver(options, lambda: "", json=lambda: sinks.as_json([each.data() for each in ranked]))
+    sinks.deliver(
+        options,
+        lambda: "",
+        checks=lambda: checks_of(each.judgement for each in ranked),
+        json=lambda: sinks.as_json([each.data() for each in ranked]),
+    )
     return max(
         (each.exit_code for each in found), key=(exits.PASS, exits.INCOMPLETE, exits.WRONG).index, default=exits.PASS
     )

@@ -149,6 +149,10 @@ _SHARED: dict[str, dict[str, Any]] = {
         "metavar": "all|N|LIST",
         "help": "a worker on each of these GPUs of this machine: all, a count, or numbers such as 0,2",
     },
+    "--github": {
+        "action": "store_true",
+        "help": "in a step of GitHub Actions: annotate the lines of the findings, and add the report to its summary",
+    },
     "--scheduler": {
         "metavar": "ADDRESS",
         "help": "the workers of a running Dask cluster, e.g. tcp://HOST:8786",
@@ -204,6 +208,8 @@ def sinks(parser: Any, what: str, *flags: str) -> None:
         "--markdown": "the report as Markdown",
         "--csv": "a row for each result as CSV",
         "--schema": "the JSON schema of a record",
+        "--sarif": "the findings as SARIF 2.1.0",
+        "--junit": "every check as JUnit XML",
     }
     for flag in flags:
         text = f"write {forms[flag]} to this file; with - to stdout, and nothing else there"

@@ -32,13 +32,15 @@ def add(commands: Any) -> None:
             "verify report run.json --html report.html --open",
             "verify report run.json --compare old.json --bounds reports/bounds",
             "verify report run.json --csv rows.csv",
+            "verify report run.json --sarif run.sarif --junit run.xml",
             "verify report a.json b.json --merge --json run.json",
             "verify report --schema schema.json             # needs no record",
         ),
     )
     parser.add_argument("records", metavar="RUN.json", nargs="*", help="the record to show; with --merge several")
     parser.add_argument("--merge", action="store_true", help="show several records of one command's parts as one")
-    options.sinks(parser, "the record", "--html", "--markdown", "--csv", "--schema", "--json")
+    options.sinks(parser, "the record", "--html", "--markdown", "--csv", "--schema", "--json", "--sarif", "--junit")
+    options.add(parser, "--github")
     parser.add_argument("--open", action="store_true", help="open the HTML page in the browser")
     parser.add_argument("--compare", metavar="RUN.json", help="show what changed since this earlier run")
     options.add(parser, "--bounds", "--runs")
@@ -59,6 +61,7 @@ def main(options: argparse.Namespace) -> int:
     from verify.errors import UsageError
     from verify.records import files
     from verify.report import rows
+    from verify.report.checks import of_run
     from verify.report.html import record_html
 
     if not options.records:
@@ -75,13 +78,14 @@ def main(options: argparse.Namespace) -> int:
     if unknown := set(options.whole) - {kernel.name for kernel in run.kernels}:
         raise UsageError(f"--whole names a kernel of the record; it has no {', '.join(sorted(unknown))}")
     base, verdict = _base(options.compare, run), _gate(options, run)
-    asked = page or options.markdown or options.csv or options.schema or options.json
+    asked = page or any(getattr(options, name) for name in sinks.SINKS if name != "snippet")
     history = earlier(options.runs, run)
     if options.open and not options.html:
         options.html = os.path.join(tempfile.mkdtemp(prefix="verify-"), "report.html")
     sinks.deliver(
         options,
         lambda: "" if asked else _terminal(run, path, base, verdict),
+        checks=lambda: of_run(run),
         json=lambda: files.encode(run),
         markdown=lambda: comment(run, path, base, verdict).encode(),
         html=lambda: record_html.render(run, base=base, gate=verdict, history=history, whole=options.whole).encode(),

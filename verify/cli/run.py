@@ -30,6 +30,7 @@ def add(commands: Any) -> None:
             "verify run accuracy.py --profile quick                 # the laws too",
             "verify run accuracy.py --profile ci --without compiled",
             "verify run accuracy.py --json run.json --html report.html",
+            "verify run accuracy.py --sarif run.sarif --junit run.xml",
             "verify run accuracy.py --resume build/run        # or continues there",
         ),
     )
@@ -47,7 +48,8 @@ def add(commands: Any) -> None:
     options.timeout(parser, "one dtype of a kernel")
     options.add(parser, "--memory", "--fail-fast", "--resume")
     options.spread(parser)
-    options.sinks(parser, "the run record", "--json", "--html", "--markdown")
+    options.sinks(parser, "the run record", "--json", "--html", "--markdown", "--sarif", "--junit")
+    options.add(parser, "--github")
     parser.set_defaults(handler=main)
 
 

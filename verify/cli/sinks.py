@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import math
+import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,7 @@ from verify.errors import UsageError, WriteError
 
 if TYPE_CHECKING:
     from verify.records.record import Run
+    from verify.report.checks import Check
 
 Make = Callable[[], bytes]
 SINKS = {  # and the name of the file in messages
@@ -23,6 +26,8 @@ SINKS = {  # and the name of the file in messages
     "csv": "rows",
     "schema": "schema",
     "snippet": "script",
+    "sarif": "findings",
+    "junit": "checks",
 }
 
 
@@ -38,13 +43,23 @@ def quiet(options: argparse.Namespace) -> bool:
     return any(getattr(options, name, None) == "-" for name in SINKS)
 
 
-def deliver(options: argparse.Namespace, text: Callable[[], str], *, kind: str = "result", **makers: Make) -> None:
+def deliver(
+    options: argparse.Namespace,
+    text: Callable[[], str],
+    *,
+    kind: str = "result",
+    checks: Callable[[], Sequence[Check]] | None = None,
+    **makers: Make,
+) -> None:
     """Names the files that --json, --markdown and --html request, prints `text`, and writes the files.
 
     `makers` maps the name of an option to the function that makes its bytes. With `-` stdout gets these bytes and
     nothing else. The line that names the file of --json calls it `kind`. The file of --json is written before anything
-    is rendered, and a full disk is reported after the result is on the screen.
+    is rendered, and a full disk is reported after the result is on the screen. --sarif, --junit and --github show
+    `checks`.
     """
+    if checks is not None:
+        makers |= _of_checks(found := functools.cache(checks))
     given = {name: path for name in makers if (path := getattr(options, name, None))}
     files = {path: makers[name] for name, path in given.items() if path != "-" and name != "json"}
     shown = not quiet(options)
@@ -62,6 +77,36 @@ def deliver(options: argparse.Namespace, text: Callable[[], str], *, kind: str =
         failed += _unwritten(files)
         if failed:
             raise WriteError("; ".join(failed))
+    if checks is not None and getattr(options, "github", False):
+        _annotate(found(), makers.get("markdown"))
+
+
+def _of_checks(checks: Callable[[], Sequence[Check]]) -> dict[str, Make]:
+    def findings() -> bytes:
+        from verify.report import sarif
+
+        return sarif.render(checks())
+
+    def cases() -> bytes:
+        from verify.report import junit
+
+        return junit.render(checks())
+
+    return {"sarif": findings, "junit": cases}
+
+
+def _annotate(checks: Sequence[Check], summary: Make | None) -> None:
+    """Writes annotations to stderr, where the runner of GitHub finds them too, and adds to the summary of the step."""
+    from verify.report import annotations
+
+    sys.stderr.write(annotations.render(checks))
+    sys.stderr.flush()
+    if path := os.environ.get("GITHUB_STEP_SUMMARY"):
+        try:
+            with open(path, "ab") as file:
+                file.write(annotations.summary(checks).encode() if summary is None else summary())
+        except OSError as error:
+            raise WriteError(f"cannot write the summary {path}: {error.strerror}") from error
 
 
 def write(files: Mapping[str | Path, Make]) -> None:
@@ -109,7 +154,13 @@ def deliver_run(options: argparse.Namespace, run: Run, text: Callable[[], str] |
 
         return record_html.render(run).encode()
 
-    deliver(options, text or table, kind="record", json=lambda: encode(run), markdown=markdown, html=html)
+    def checks() -> Sequence[Check]:
+        from verify.report.checks import of_run
+
+        return of_run(run)
+
+    makers = {"json": lambda: encode(run), "markdown": markdown, "html": html}
+    deliver(options, text or table, kind="record", checks=checks, **makers)
 
 
 def as_json(data: Any) -> bytes:

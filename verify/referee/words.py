@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable
 from typing import Any
 
 from verify.records.record import CLASSES
 from verify.referee.plan import Judgement
+from verify.report.checks import Check, verdict_check
+from verify.report.words import clean
 
 SIGNS = {"accepted": "✓", "wrong": "✗", "cheats": "✗", "fails": "✗", "undecided": "?"}
 MOST = 160  # characters of a long text
@@ -37,9 +40,29 @@ def lines_of(judgement: Judgement) -> list[str]:
         ("lacks", judgement.not_isolated),
     ):
         found += [f"    {label:<8} {_short(text)}" for text in texts]
-    again = shlex.join(["verify", "judge", judgement.problem, judgement.solution, "--profile", judgement.profile])
     plan = f"    plan     {judgement.fixed.get('plan', '')[:12]}, fixed before the solution started"
-    return [*found, plan, f"next: {again} --seed {judgement.seed}  # the same inputs"]
+    return [*found, plan, f"next: {command(judgement)}  # the same inputs"]
+
+
+def command(judgement: Judgement) -> str:
+    """Returns the command that judges with the same inputs."""
+    again = ["verify", "judge", judgement.problem, judgement.solution, "--profile", judgement.profile]
+    return shlex.join([*again, "--seed", str(judgement.seed)])
+
+
+def checks_of(judgements: Iterable[Judgement]) -> list[Check]:
+    """Returns the checks of judgements for CI: a solution each."""
+    checks = []
+    for each in judgements:
+        lines = [f"{each.solution}: {each.verdict}" + (f": {each.message}" if each.message else "")]
+        lines += [f"trick: {trick.name}: {trick.evidence}" for trick in each.tricks]
+        if wrong := each.wrong:
+            lines += [f"why: {wrong.reason}", f"input: {wrong.input} at {wrong.result} [{wrong.index}]"]
+            lines += [f"got: {wrong.got}", f"truth: {wrong.truth}"]
+        message, rule = "\n".join(map(clean, lines)), f"solution-{each.verdict}"
+        suite, name, replay = clean(each.solution), clean(each.problem), clean(command(each))
+        checks.append(Check(rule, suite, name, (each.solution, 1), message, replay, each.seconds))
+    return checks or [verdict_check("incomplete", "no solution was judged", checks)]
 
 
 def _row(row: dict[str, Any]) -> str:

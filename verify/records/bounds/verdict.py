@@ -6,8 +6,8 @@ skipped: it gets a status of its own, and that status fails.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import date
 from typing import Literal, get_args
 
@@ -86,6 +86,7 @@ class Verdict:
     notes: tuple[str, ...] = ()
     idle: tuple[str, ...] = ()  # waivers that excuse nothing
     records: tuple[str, ...] = ()  # ids
+    targets: Mapping[str, str] = field(default_factory=dict)  # of the judged kernels, by name
 
     def count(self, status: Status) -> int:
         """Returns the number of keys with a status."""
@@ -139,6 +140,7 @@ def judge(
         missing=tuple(missing),
         notes=(*_notes(runs, chosen), *of_others),
         records=tuple(dict.fromkeys(run.id for run in runs)),
+        targets={kernel.name: kernel.target for run in runs for kernel in run.kernels if not kernel.peer},
     )
 
 

@@ -1,0 +1,217 @@
+"""A run, a verdict of the gate or judgements as a list of checks: what SARIF, JUnit and GitHub's annotations show.
+
+A check is one decision of a command: about a result, a law, a bound or a solution. Its rule names the outcome and has
+the level. The last check is the verdict of the command. So no list is empty, and a missing verdict is no pass.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from verify.declare.target import Target, declared_at
+from verify.records.bounds.committed import file_name
+from verify.records.bounds.verdict import BREACH, INCOMPLETE, MEANING, SEVERITY, Row, Verdict
+from verify.records.record import Run, replay_command
+from verify.report import gate_words, result_words, words
+from verify.report.gaps import gathered
+from verify.report.present import KernelFacts, ResultFacts, present
+
+Level = Literal["none", "note", "warning", "error"]  # as SARIF names them
+Place = tuple[str, int]  # a file and a line in it
+MOST_LINES = 12  # of the message of a kernel that failed
+
+
+def _level(status: str) -> Level:
+    if status in BREACH:
+        return "error"
+    return "warning" if status in INCOMPLETE else "note" if status == "waived" else "none"
+
+
+# Rule -> its level, and its meaning. A warning is a missing verdict: exit code 3.
+RULES: dict[str, tuple[Level, str]] = {
+    "within-limit": ("none", "The result is within the limit of its kernel."),
+    "wrong": ("error", "The result is beyond the limit of its kernel, or not a number where the exact answer is one."),
+    "undecided": ("warning", "The result is not proven within the limit of its kernel."),
+    "vacuous": ("warning", "Trivial answers would keep the limit of the kernel too."),
+    "not-deterministic": ("error", "Calls of the kernel with the same input give different bits."),
+    "law-kept": ("none", "The kernel keeps a law."),
+    "law-broken": ("error", "The kernel breaks a law that every correct kernel keeps."),
+    "kernel-failed": ("error", "The kernel raised an error, crashed or exceeded its time."),
+    "kernel-skipped": ("none", "The declaration of the kernel rules this machine out."),
+    "not-measured": ("warning", "A part of the run did not happen."),
+    **{f"bound-{status}": (_level(status), f"The figure is {MEANING[status]}.") for status in SEVERITY},
+    "solution-accepted": ("none", "The solution is accepted."),
+    "solution-wrong": ("error", "The solution is wrong on an input."),
+    "solution-cheats": ("error", "The solution gets its answers by a trick."),
+    "solution-fails": ("error", "The solution cannot be built or called."),
+    "solution-undecided": ("warning", "The solution has no verdict."),
+    "pass": ("none", "The command passes."),
+    "fail": ("error", "The command finds something wrong."),
+    "incomplete": ("warning", "The command has no complete verdict."),
+}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One decision. `repeats` is True if another check has its cause: then only JUnit lists it."""
+
+    rule: str
+    suite: str  # the kernel or solution
+    name: str
+    place: Place
+    message: str = ""
+    replay: str = ""  # the command that shows it again
+    seconds: float = 0.0
+    repeats: bool = False
+
+    @property
+    def level(self) -> Level:
+        return RULES[self.rule][0]
+
+    @property
+    def text(self) -> str:
+        """The message with the command behind it."""
+        return f"{self.message}\nreplay: {self.replay}" if self.replay else self.message
+
+
+def findings(checks: Iterable[Check]) -> list[Check]:
+    """Returns the checks to act on, errors first, one for each cause."""
+    found = [each for each in checks if each.level != "none" and not each.repeats]
+    return sorted(found, key=lambda each: ("error", "warning", "note").index(each.level))
+
+
+def in_checkout(file: str) -> tuple[bool, str]:
+    """Returns whether a file lies in the checkout of this folder, and its path there, else the absolute path."""
+    here, path = Path.cwd(), Path(os.path.abspath(file))
+    root = next((folder for folder in (here, *here.parents) if (folder / ".git").exists()), here)
+    return (True, path.relative_to(root).as_posix()) if path.is_relative_to(root) else (False, str(path))
+
+
+# -- a run ----------------------------------------------------------------------------------------------------
+
+
+def of_run(run: Run) -> list[Check]:
+    """Returns the checks of a run: of each judged kernel its results and laws, then the parts that did not happen."""
+    facts = present(run)
+    first_of_cause = {id(each.result): each for each in (*facts.findings, *facts.unproven)}
+    checks: list[Check] = []
+    for kernel in facts.judged:
+        place = declared_at(Target.parse(kernel.run.target))
+        checks += _of_kernel(kernel, place)
+        checks += [_of_result(each, first_of_cause.get(id(each.result)), place) for each in kernel.results]
+        checks += _of_laws(kernel, place)
+    checks += _missing((gap.text for gap in run.incomplete), _first_place(checks))
+    return [*checks, verdict_check(run.verdict, facts.sentence, checks)]
+
+
+def _of_kernel(kernel: KernelFacts, place: Place) -> list[Check]:
+    run, checks = kernel.run, []
+    if run.status in ("error", "crashed", "timeout"):
+        lines = "\n".join([f"{kernel.name}: {kernel.word}", *kernel.last_words(MOST_LINES)])
+        checks.append(Check("kernel-failed", kernel.name, "runs", place, lines, kernel.rerun, run.seconds))
+    elif run.status == "skipped":
+        message = f"{kernel.name} was skipped: {words.clean(run.message)}"
+        checks.append(Check("kernel-skipped", kernel.name, "runs", place, message))
+    if run.unrepeatable:
+        lines = "\n".join(filter(None, (f"{kernel.name}: {words.clean(run.unrepeatable)}", kernel.besides())))
+        checks.append(Check("not-deterministic", kernel.name, "same bits again", place, lines, kernel.replay))
+    return checks
+
+
+def _of_result(found: ResultFacts, first: ResultFacts | None, place: Place) -> Check:
+    """Returns the check of a result; `first` is the same with the results of its cause, if it leads them."""
+    result, worst = found.result, found.worst
+    source = "" if result.source == "run" else f" ({result.source})"
+    name = f"{words.clean(result.output)} {words.clean(result.dtype)}{source}"
+    if result.status == "ok":
+        return Check("within-limit", found.owner.name, name, place, f"{found.title}: {found.label}")
+    lines = [f"{found.title}: {found.label}", f"why: {words.clean(result.reason)}" if result.reason else ""]
+    replay = ""
+    if worst is not None and result.status == "wrong":
+        got = words.clean(worst.got) + ("" if result.counts else f" ({words.clean(worst.got_hex)})")
+        lines += [
+            f"input: {result_words.inputs_text(worst)} at {result_words.index_text(worst) or 'the only element'}",
+            f"got: {got}",
+            f"truth: {words.truth(worst.truth)}",
+            f"error: {result_words.error_text(worst, result.gate, counts=result.counts)}",
+        ]
+        replay = words.clean(replay_command(worst.origin))
+    lines += [f"limit: {result_words.limit_of(result)}", f"also: {first.also_words}" if first and first.also else ""]
+    lines += [f"next: {result_words.remedy(result)}"] if result.status != "wrong" else []
+    message = "\n".join(filter(None, lines))
+    return Check(result.status, found.owner.name, name, place, message, replay, repeats=first is None)
+
+
+def _of_laws(kernel: KernelFacts, place: Place) -> list[Check]:
+    first, checks = set(map(id, kernel.broken_laws)), []
+    for law in kernel.run.laws:
+        name = f"law of {words.clean(law.law)} {words.clean(law.dtype)}"
+        if law.status == "ok":
+            checks.append(Check("law-kept", kernel.name, name, place))
+        elif law.status == "broken":
+            lines = [f"{kernel.law_title(law)}: {words.clean(law.message)}"]
+            lines += [f"{words.clean(key)}: {words.clean(value)}" for key, value in law.facts.items()]
+            replay, repeats = words.clean(replay_command(law.origin)), id(law) not in first
+            checks.append(Check("law-broken", kernel.name, name, place, "\n".join(lines), replay, repeats=repeats))
+    return checks
+
+
+def _missing(lines: Iterable[str], place: Place) -> list[Check]:
+    """One check for each reason."""
+    return [Check("not-measured", "verify", gap.text, place, gap.text) for gap in gathered(lines)]
+
+
+def verdict_check(word: str, sentence: str, checks: Sequence[Check]) -> Check:
+    """Returns the last check: a verdict in one word and one sentence. It repeats a check of its own level."""
+    place, known = _first_place(checks), {each.level for each in checks if not each.repeats}
+    return Check(word, "verify", "verdict", place, words.clean(sentence), repeats=RULES[word][0] in known)
+
+
+def _first_place(checks: Sequence[Check]) -> Place:
+    """Returns the place of findings that are about no kernel: GitHub demands a file of each."""
+    return checks[0].place if checks else ("pyproject.toml", 1)
+
+
+# -- the gate -------------------------------------------------------------------------------------------------
+
+
+def of_verdict(verdict: Verdict, bounds: Path) -> list[Check]:
+    """Returns the checks of the gate: a row each. A kernel that no record has is placed at its file of bounds."""
+    places = {name: declared_at(Target.parse(target)) for name, target in verdict.targets.items()}
+    alike: dict[tuple[str, ...], list[Row]] = {}
+    for row in (*gate_words.breaches(verdict), *verdict.rows):
+        alike.setdefault(_cause(row), []).append(row)
+    checks = []
+    for row in verdict.rows:
+        file = bounds / row.key.arch / file_name(row.key.kernel)
+        rows = alike[_cause(row)]
+        checks.append(_of_row(row, places.get(row.key.kernel, (str(file), 1)), rows))
+    checks += _missing(verdict.missing, _first_place(checks))
+    return [*checks, verdict_check(verdict.word, gate_words.sentence(verdict), checks)]
+
+
+def _cause(row: Row) -> tuple[str, ...]:
+    """Regimes of one result that are beyond their bounds have one; so have keys of a kernel with the same reason."""
+    key, figures = row.key, row.status in gate_words.WITH_FIGURES
+    return (key.arch, key.kernel, row.status, *((key.output, key.dtype) if figures else (gate_words.why(row),)))
+
+
+def _of_row(row: Row, place: Place, alike: Sequence[Row]) -> Check:
+    """Returns the check of a row; `alike` are the rows of its cause, the worst first."""
+    name = " ".join(words.clean(part) for part in (row.key.output, row.key.dtype, row.key.regime, row.key.arch) if part)
+    lines = [f"{gate_words.measured(row)}: {words.clean(gate_words.why(row) or row.status)}"]
+    replay, reading = "", row.leading
+    if row.status in BREACH and reading is not None:
+        lines.append(f"limit: {gate_words.bound_text(row.bound)}")
+        if (worst := reading.worst) is not None:
+            lines += [f"input: {gate_words.where(worst)}", f"got: {words.clean(worst.got)}"]
+            lines.append(f"truth: {words.truth(worst.truth)}")
+            replay = words.clean(replay_command(worst.origin))
+    if others := len({each.key for each in alike}) - 1:
+        lines.append(f"also: {words.plural(others, 'other key')} of this kernel")
+    message, rule = "\n".join(lines), f"bound-{row.status}"
+    return Check(rule, words.clean(row.key.kernel), name, place, message, replay, repeats=alike[0] is not row)
