@@ -29,7 +29,7 @@ RECIPES = [
 def test_the_commands_of_the_action_exist_with_their_options() -> None:
     found = [parser().parse_args(words).command.prog for words in check_commands(ROOT / "action.yml")]
     assert found == ["verify gate", "verify bounds review"]
-    assert all(step.get("shell") == "bash" for step in ACTION["runs"]["steps"])
+    assert all(("uses" in step) != (step.get("shell") == "bash") for step in ACTION["runs"]["steps"])
 
 
 def test_the_commands_of_workflows_exist_with_their_options() -> None:
@@ -51,6 +51,7 @@ def test_the_commands_of_workflows_exist_with_their_options() -> None:
 
 def test_every_action_is_pinned_by_its_commit_with_the_version_beside_it() -> None:
     places = [*(ROOT / ".github" / "workflows").glob("*.yml"), ROOT / "docs" / "gate.md", ROOT / "verify/cli/init.py"]
+    places.append(ROOT / "action.yml")
     used = [line for path in places for line in re.findall(r"uses: (.*)", path.read_text())]
     foreign = [line for line in used if not line.startswith(("./", "OWNER/REPOSITORY@COMMIT"))]
     assert len(foreign) >= 15
@@ -78,6 +79,8 @@ def test_what_is_handed_to_an_action_is_something_that_it_takes() -> None:
     for script in scripts(ACTION):
         assert "${{" not in script  # what a pull request names would be run
     for step in ACTION["runs"]["steps"]:
+        if "run" not in step:
+            continue
         given = set(re.findall(r"\$\{?([A-Z]+)\b", step["run"])) - {"GITHUB"}
         assert given <= set(step.get("env", {})), step["run"]
 
@@ -150,6 +153,53 @@ def test_a_comment_is_overwritten_only_where_this_account_wrote_it(
     log = (tmp_path / "log").read_text()
     assert f"api {call} -F body=@{tmp_path}/body.md" in log and log.count("--method") == 1
     assert (tmp_path / "body.md").read_text() == f"{MARK}\n### ✓ verify gate\n"
+
+
+VERIFY = """#!/bin/sh
+echo "$@" >> "$LOG"
+test "$CODE" = 3 || touch "$OUTPUT/comment.md"
+test "$CODE" = 3 || echo '{}' > "$OUTPUT/gate.sarif"
+exit "$CODE"
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "base", "code"),
+    [("origin/main", "origin/main", 0), ("0" * 40, "HEAD~1", 1), ("", "HEAD~1", 3), ("00ff", "00ff", 1)],
+)
+def test_the_step_of_the_gate_finds_its_base_and_reports_what_there_is(
+    tmp_path: Path, given: str, base: str, code: int
+) -> None:
+    """The step as it stands, with a `verify` that writes files; a push of a new branch names zeros."""
+    [step] = [step for step in ACTION["runs"]["steps"] if step.get("id") == "gate"]
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "verify").write_text(VERIFY)
+    (tmp_path / "bin" / "verify").chmod(0o755)
+    environment = {
+        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+        "LOG": str(tmp_path / "log"),
+        "CODE": str(code),
+        "GITHUB_OUTPUT": str(tmp_path / "outputs"),
+        "OUTPUT": str(tmp_path / "gate"),
+        "TARGETS": "a.py b.py",
+        "BASE": given,
+        "BACKEND": "cuda",
+    }
+    script = ["bash", "-eo", "pipefail", "-c", step["run"]]
+    done = subprocess.run(script, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "log").read_text().startswith(f"gate a.py b.py --base {base} --backend cuda ")
+    outputs = (tmp_path / "outputs").read_text().splitlines()
+    assert outputs == [f"base={base}", f"status={code}", *(["sarif=true"] if code != 3 else [])]
+
+
+def test_the_comment_is_left_to_the_summary_where_the_runner_has_no_gh(tmp_path: Path) -> None:
+    [step] = [step for step in ACTION["runs"]["steps"] if step.get("name", "").startswith("One comment")]
+    (tmp_path / "comment.md").write_text("### ✓ verify gate\n")
+    script = ["/bin/bash", "-eo", "pipefail", "-c", step["run"]]
+    done = subprocess.run(script, env={"PATH": str(tmp_path), "OUTPUT": str(tmp_path)}, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout == "::notice::gh is not here: only the summary has the comment\n"
+    assert not (tmp_path / "body.md").exists()
 
 
 def test_the_verdict_of_the_action_is_that_of_the_gate() -> None:
