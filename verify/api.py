@@ -180,6 +180,7 @@ def run(
     resume: AnyPath | PartStore | None = None,
     gpus: str | None = None,
     scheduler: str | None = None,
+    pool: Pool | None = None,
     progress: Progress = _silent,
     command: str = "",
     partial: bool = False,
@@ -218,7 +219,7 @@ def run(
     )
     said = {"dtype": dtypes, "profile": profile, "without": without, "seed": seed, "backend": backend}
     said |= {"memory": memory, "fail-fast": fail_fast}
-    with workers(gpus, scheduler, named, backend) as settings.pool:
+    with workers(gpus, scheduler, named, backend, pool) as settings.pool:
         record = session.run(named, settings, command or _command("run", named, said))
     if not partial and any(gap.kind == "interrupted" for gap in record.incomplete):
         raise KeyboardInterrupt
@@ -396,11 +397,12 @@ def judge(
     backend: str | None = None,
     seed: int | None = None,
     timeout: float | None = None,
+    pool: Pool | None = None,
     progress: Progress = _silent,
 ) -> CompletedJudgement:
     """Judges an untrusted solution, as `verify judge` does (docs/judge.md)."""
     settings = judging.Settings(profile, backend, seed, timeout, progress=progress)
-    return CompletedJudgement(judging.judge(os.fspath(problem), os.fspath(solution), settings))
+    return CompletedJudgement(judging.judge(os.fspath(problem), os.fspath(solution), settings, pool))
 
 
 def judge_many(
@@ -422,9 +424,9 @@ def load(path: AnyPath) -> CompletedRun:
 
 @contextlib.contextmanager
 def workers(
-    gpus: str | None, scheduler: str | None, targets: Sequence[str], backend: str | None
+    gpus: str | None, scheduler: str | None, targets: Sequence[str], backend: str | None, pool: Pool | None = None
 ) -> Iterator[Pool | None]:
-    """Yields workers on GPUs of this machine or in a Dask cluster; None without `gpus` and `scheduler`."""
+    """Yields workers on GPUs of this machine or in a Dask cluster; `pool` without `gpus` and `scheduler`."""
     if process_tree.MARK in os.environ:
         raise UsageError(
             "a worker imports the file of a kernel, and importing it measured kernels again",
@@ -446,7 +448,7 @@ def workers(
             check_equal(found)
             yield found
     else:
-        yield None
+        yield pool
 
 
 def _kept(resume: AnyPath | PartStore | None, targets: Sequence[str]) -> PartStore | None:

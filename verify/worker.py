@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Union
 import msgspec
 
 from verify import backends
-from verify.declare.requests import Describe, Description, Listed, ListKernels, ListOps, OpAbout
+from verify.declare.requests import Describe, Description, Forget, Listed, ListKernels, ListOps, OpAbout
 from verify.declare.target import Declared, Target
 from verify.diagnose.requests import (
     BlindSpots,
@@ -187,6 +187,11 @@ def _gpus(request: CountGpus, backend: Backend, progress: OnProgress) -> int:
     import torch
 
     return torch.cuda.device_count()
+
+
+def _forget(request: Forget, backend: Backend, progress: OnProgress) -> None:
+    """Drops the facts of the environment, which name the commit. `KernelProcesses` ends the process of the target."""
+    _environment_of.cache_clear()
 
 
 def _list(request: ListKernels, backend: Backend, progress: OnProgress) -> Listed:
@@ -461,6 +466,7 @@ HANDLERS: dict[type[Request[Any]], Callable[[Any, Any, OnProgress], Any]] = {
     Environment: _environment,
     CountGpus: _gpus,
     ListKernels: _list,
+    Forget: _forget,
     ListOps: _ops,
     Measure: _measure,
     CallKernel: _call,

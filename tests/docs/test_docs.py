@@ -35,7 +35,7 @@ PAGES = [
     ROOT / "kernels" / "README.md",
     *DOCS,
 ]
-HAS_ITS_OWN_TEST = {"README.md", "explain.md", "failures.md", "foreign-kernels.md", "judge.md"}
+HAS_ITS_OWN_TEST = {"README.md", "explain.md", "failures.md", "foreign-kernels.md", "judge.md", "serve.md"}
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 

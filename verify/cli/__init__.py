@@ -32,6 +32,7 @@ from verify.cli import (
     sanitize,
     screen,
     selftest,
+    serve,
     sinks,
     sweep,
 )
@@ -52,6 +53,7 @@ COMMANDS = (
     judge,
     replay,
     explain,
+    serve,
     corpus,
     probe,
     sanitize,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from verify.cli import exits, given, options, sinks
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from verify.diagnose.requests import LawReplayed, Replay, Smaller
     from verify.records.record import Origin
     from verify.records.recorded import Recorded
+    from verify.workers.process import Answers
     from verify.workers.requests import R, Request
 
 
@@ -62,18 +64,43 @@ def add_place(parser: Any) -> None:
     options.sinks(parser, "what was found", "--json")
 
 
+class Outcome(NamedTuple):
+    """Holds what a replay found: for programs, as an exit code, and as lines for people."""
+
+    data: dict[str, Any]
+    exit_code: int
+    lines: list[str]
+
+
 def main(options: argparse.Namespace) -> int:
     """Replays. Exit code 1 if the element is beyond the kernel's own limit."""
-    from verify.diagnose.requests import ReplayElement
     from verify.errors import UsageError
+    from verify.workers.process import Worker
 
-    if options.law:
-        if options.snippet:
-            raise UsageError(
-                f"a script shows one element and its exact value; the law of {options.law} is not about one",
-                hint="verify replay TARGET CASE --result R --index I --snippet PATH",
-            )
-        return _law(options)
+    if options.law and options.snippet:
+        raise UsageError(
+            f"a script shows one element and its exact value; the law of {options.law} is not about one",
+            hint="verify replay TARGET CASE --result R --index I --snippet PATH",
+        )
+    with Worker(options.backend) as worker:
+        done = outcome(options, worker)
+    sinks.deliver(
+        options,
+        lambda: sinks.lines(*done.lines),
+        json=lambda: sinks.as_json(done.data),
+        snippet=lambda: str(done.data["snippet"]).encode(),
+    )
+    return done.exit_code
+
+
+def outcome(options: argparse.Namespace, worker: Answers) -> Outcome:
+    """Replays on a worker: the law if the options name one, else an element."""
+    return _law(options, worker) if options.law else _element(options, worker)
+
+
+def _element(options: argparse.Namespace, worker: Answers) -> Outcome:
+    from verify.diagnose.requests import ReplayElement
+
     asked = given.words(argparse.Namespace(**{**vars(options), "shrink": False}))
     recorded = place(options)
     request = ReplayElement(
@@ -84,7 +111,7 @@ def main(options: argparse.Namespace) -> int:
         shrink=options.shrink,
         snippet=options.snippet is not None,
     )
-    reply = ask(options, request)
+    reply = ask(options, request, worker)
     found = reply.replay
     if found.smaller is not None:
         recorded = None  # it is about another element
@@ -96,13 +123,8 @@ def main(options: argparse.Namespace) -> int:
         end = sinks.ending("wrong: beyond its limit", f"python {shlex.quote(options.snippet)}  (needs no verify)")
     else:
         end = sinks.ending("wrong: beyond its limit", _explained(found, asked))
-    sinks.deliver(
-        options,
-        lambda: sinks.lines(*element_lines(found, recorded), *end),
-        json=lambda: sinks.as_json(_plain(found, recorded) | ({} if snippet is None else {"snippet": snippet})),
-        snippet=lambda: str(snippet).encode(),
-    )
-    return exits.PASS if within else exits.WRONG
+    data = _plain(found, recorded) | ({} if snippet is None else {"snippet": snippet})
+    return Outcome(data, exits.PASS if within else exits.WRONG, [*element_lines(found, recorded), *end])
 
 
 def _plain(found: Replay, recorded: Recorded | None) -> dict[str, Any]:
@@ -155,12 +177,12 @@ def place(options: argparse.Namespace) -> Any:
     return known
 
 
-def ask(options: argparse.Namespace, request: Request[R]) -> R:
-    """Returns the worker's reply to a request about the target."""
+def ask(options: argparse.Namespace, request: Request[R], worker: Answers | None = None) -> R:
+    """Returns the worker's reply to a request about the target. Without a worker it starts one."""
     from verify.workers.process import Worker, ask_about
 
-    with Worker(options.backend) as worker:
-        return ask_about(worker, request, options.target, timeout=options.timeout)
+    with nullcontext(worker) if worker is not None else Worker(options.backend) as answers:
+        return ask_about(answers, request, options.target, timeout=options.timeout)
 
 
 def element_lines(found: Replay, recorded: Recorded | None) -> list[str]:
@@ -207,7 +229,7 @@ def _effort(smaller: Smaller, origin: Origin | None) -> str:
     return f"found in {spent}" + (", the most it may use" if smaller.exhausted else "")
 
 
-def _law(options: argparse.Namespace) -> int:
+def _law(options: argparse.Namespace, worker: Answers) -> Outcome:
     import msgspec
 
     from verify.diagnose.requests import ReplayLaw
@@ -215,10 +237,10 @@ def _law(options: argparse.Namespace) -> int:
 
     if not options.target or not options.case:
         raise UsageError("--law tries a law on a case: give TARGET and CASE")
-    reply = ask(options, ReplayLaw(options.target, options.case, options.law, options.shrink))
+    reply = ask(options, ReplayLaw(options.target, options.case, options.law, options.shrink), worker)
     whole = {**msgspec.to_builtins(reply.law), "smaller": msgspec.to_builtins(reply.smaller)}
-    sinks.deliver_data(options, lambda: whole, lambda: sinks.lines(*_law_lines(options, reply)))
-    return exits.WRONG if reply.law.status == "broken" else exits.PASS
+    code = exits.WRONG if reply.law.status == "broken" else exits.PASS
+    return Outcome(whole, code, _law_lines(options, reply))
 
 
 def _law_lines(options: argparse.Namespace, reply: LawReplayed) -> list[str]:

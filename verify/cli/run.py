@@ -75,7 +75,7 @@ def main(options: argparse.Namespace) -> int:
     path = Path(options.resume) if options.resume else temporary(f"{Path.cwd()} {given.again(options)}")
     kept = None if path is None else PartStore(path)
     try:
-        with _terminated_as_interrupted():
+        with terminated_as_interrupted():
             own = {"seed": seed, "cases_of": plan, "resume": kept, "progress": progress, "partial": True}
             done = api.run(targets, **given.arguments(options, api.run, **own))
         progress.clear()
@@ -111,7 +111,7 @@ def _on(options: argparse.Namespace, kept: PartStore) -> str:
 
 
 @contextlib.contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
+def terminated_as_interrupted() -> Iterator[None]:
     """Treats SIGTERM as Ctrl-C: a scheduler sends it, and the finished measurements are then shown."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -167,14 +167,14 @@ def as_json(data: Any) -> bytes:
     """Returns sorted and indented JSON. NaN and infinity are the words "nan", "inf" and "-inf", as in a record."""
     import json
 
-    return f"{json.dumps(_finite(data), indent=1, sort_keys=True, allow_nan=False)}\n".encode()
+    return f"{json.dumps(finite(data), indent=1, sort_keys=True, allow_nan=False)}\n".encode()
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 

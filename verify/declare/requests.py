@@ -52,6 +52,10 @@ class Describe(Request[Description], frozen=True, tag="describe"):
     target: str
 
 
+class Forget(Request[None], frozen=True, tag="forget"):
+    """Asks to end the process of the last target, so that the next request imports the files as they are then."""
+
+
 class OpAbout(msgspec.Struct, frozen=True):
     """Holds the facts of an op that `verify list --ops` prints."""
 

@@ -26,7 +26,7 @@ from verify import backends
 from verify.backends import Backend
 from verify.declare.declaration import Kernel
 from verify.declare.discovery import load, reach
-from verify.declare.requests import Describe, ListKernels
+from verify.declare.requests import Describe, Forget, ListKernels
 from verify.declare.target import Target
 from verify.errors import JudgeFailed, KernelError, UsageError
 from verify.measure import call
@@ -119,6 +119,9 @@ class KernelProcesses:
         """
         asked = self._handler.read(request)
         targets = targets_of(asked)
+        if isinstance(asked, Forget) and self._kernel is not None:
+            self._kernel.stop()
+            self._kernel, self._targets = None, []
         if not targets:
             return self._handler.answer(asked, self.backend, progress)
         beside = list(asked.beside) if isinstance(asked, Time) else []

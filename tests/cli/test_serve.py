@@ -1,0 +1,354 @@
+"""`verify serve`: JSON lines and MCP over one pipe; a bad line costs nobody else, and nothing is left behind."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.here import hears_ctrl_c
+from verify.cli import main
+from verify.cli.door import LONGEST, VERSIONS, Door
+from verify.cli.tools import TOOLS, Answer, options_of, schema_of
+from verify.errors import UsageError
+from verify.records import files
+from verify.workers.lanes import Stopped, Task
+
+ROOT = Path(__file__).parents[2]
+SOURCE = """
+import torch, verify
+
+@verify.kernel(op="silu", dtypes=["float16"], gradients=False)
+def mine(x):
+    wide = x.double().clamp(min=-1000)
+    return (wide / (1 + torch.exp(-wide)) * FACTOR).to(x.dtype)
+"""
+CASE = {"dtype": "float16", "dims": [65536], "fill": "patterns"}
+
+
+class Waiting:
+    """Lanes that begin nothing: a test says what comes of a task."""
+
+    def __init__(self) -> None:
+        self.tasks: dict[Any, Task] = {}
+        self.cancelled: list[Any] = []
+
+    def submit(self, task: Task) -> None:
+        self.tasks[task.key] = task
+
+    def cancel(self, key: Any) -> bool:
+        self.cancelled.append(key)
+        return key in self.tasks
+
+
+class Spoken:
+    """A door whose answers are kept."""
+
+    def __init__(self) -> None:
+        self.lines: list[dict[str, Any]] = []
+        self.lanes = Waiting()
+        self.door = Door(lambda line: self.lines.append(json.loads(line)), self.lanes, 5.0, "cpu")  # type: ignore[arg-type]
+
+    def say(self, *messages: Any) -> list[dict[str, Any]]:
+        """What is answered at once."""
+        before = len(self.lines)
+        text = b"".join(each if isinstance(each, bytes) else json.dumps(each).encode() + b"\n" for each in messages)
+        self.door.read(io.BytesIO(text))
+        return self.lines[before:]
+
+
+@pytest.fixture
+def spoken() -> Spoken:
+    return Spoken()
+
+
+def rpc(method: str, identity: Any = None, **params: Any) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "method": method, "params": params} | ({} if identity is None else {"id": identity})
+
+
+# -- lines of JSON --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "rule", "received"),
+    [
+        (b"verify run\n", "a line is one JSON object", "other text (JSON is malformed: invalid character (byte 0))"),
+        (b"[1, 2]\n", "a line is one JSON object", "list"),
+        (b"\xff\xfe{}\n", "a line is one JSON object", "other text (JSON is malformed: invalid character (byte 0))"),
+        (b"[" * 100_000 + b"\n", "a line is one JSON object", ""),
+        (b'{"id": "' + b"x" * LONGEST + b'"}\n', f"a request has at most {LONGEST:,} bytes", "more"),
+        (b'{"do": "run"}\n', "a request has an id, a text or a whole number", "none"),
+        (b'{"id": true, "do": "run"}\n', "a request has an id, a text or a whole number", "none"),
+        (b'{"id": 1, "do": "rnu"}\n', "do is run, judge, replay, explain or cancel", "'rnu'"),
+        (b'{"id": 1}\n', "do is run, judge, replay, explain or cancel", "None"),
+        (b'{"id": 1, "do": "run"}\n', "run needs targets", "no targets"),
+        (b'{"id": 1, "do": "judge", "problem": "p.py"}\n', "judge needs problem and solution", "no solution"),
+        (b'{"id": 1, "do": "run", "targets": "a.py", "seed": "x"}\n', "argument --seed: a whole number from 0", "'x'"),
+        (b'{"id": 1, "do": "run", "targets": "a.py", "html": "x"}\n', "run takes targets, dtype, profile", "html"),
+        (b'{"id": 1, "do": "run", "targets": [{"a": 1}]}\n', "targets is text or a number", '{"a": 1}'),
+    ],
+)
+def test_a_bad_line_is_answered_with_the_rule_and_the_next_line_is_taken(
+    spoken: Spoken, line: bytes, rule: str, received: str
+) -> None:
+    first, second = spoken.say(line, b"\n", {"id": 2, "do": "cancel", "request": 7})
+    assert first["exit_code"] == 2 and first["error"]["kind"] == "usage"
+    assert first["error"]["rule"].startswith(rule) and first["error"]["received"].startswith(received)
+    assert first["id"] == (1 if b'"id": 1' in line else None)
+    assert second == {"id": 2, "exit_code": 0, "result": {"cancelled": False}}
+    assert spoken.lanes.cancelled == [("line", 7)] and not spoken.lanes.tasks
+
+
+def test_a_request_is_answered_with_what_came_of_it(spoken: Spoken) -> None:
+    assert spoken.say({"id": "a", "do": "run", "targets": "k.py"}, {"id": 1, "do": "run", "targets": ["k.py"]}) == []
+    task = spoken.lanes.tasks["line", "a"]
+    assert task.seconds == 5.0
+    task.done(Answer({"verdict": "pass"}, 0, "text"))
+    spoken.lanes.tasks["line", 1].done(Stopped("it took more than 5 s"))
+    assert spoken.lines == [
+        {"id": "a", "exit_code": 0, "result": {"verdict": "pass"}},
+        {
+            "id": 1,
+            "exit_code": 3,
+            "error": {"kind": "stopped", "rule": "it took more than 5 s", "received": "", "hint": ""},
+        },
+    ]
+
+
+def test_options_are_those_of_the_commands() -> None:
+    found = options_of("run", {"targets": ["a.py", "b.py"], "dtype": "bfloat16", "seed": 3, "fail_fast": True}, "cpu")
+    assert (found.targets, found.dtype, found.seed, found.fail_fast) == (["a.py", "b.py"], ["bfloat16"], 3, True)
+    assert found.backend == "cpu" and options_of("run", {"targets": "a.py", "fail_fast": False}, None).backend is None
+    found = options_of("replay", {"target": "a.py::k", "case": CASE, "index": 7}, None)
+    assert (found.target, json.loads(found.case), found.index) == ("a.py::k", CASE, 7)
+    assert options_of("replay", {"case": "{}"}, None).target == ""
+    assert options_of("judge", {"problem": "--many", "solution": "-x"}, None).problem == "--many"
+    with pytest.raises(UsageError, match=r"received target \(closest: targets\)"):
+        options_of("run", {"target": "a.py"}, None)
+    with pytest.raises(UsageError, match=r"received \\x1b\[2J"):
+        options_of("run", {"\x1b[2J": 1}, None)
+
+
+NASTY: tuple[Any, ...] = (None, True, [], {}, [[]], {"a": [1]}, -1, 1.5, "", "\x00", "\x1b[2J", 10**30, ["a", 1, None])
+
+
+def test_no_value_of_a_field_ends_the_door(spoken: Spoken) -> None:
+    """Each is answered, or taken for a request whose lane answers; and the last line is answered as ever."""
+    lines = []
+    for value in NASTY:
+        lines += [{"id": value, "do": "run", "targets": "a.py"}, {"id": 1, "do": value}]
+        lines += [{"id": 1, "do": "cancel", "request": value}]
+        lines += [{"id": 1, "do": "replay", name: value} for name in TOOLS["replay"].names]
+        lines += [{"id": 1, "do": "run", "targets": "a.py", name: value} for name in TOOLS["run"].names]
+        lines += [rpc("ping", value), {"jsonrpc": value, "id": 1, "method": value, "params": value}]
+        lines += [rpc("tools/call", 1, name=value, arguments=value, _meta=value)]
+        lines += [rpc("tools/call", 1, name="run", arguments={"targets": value}, _meta={"progressToken": value})]
+        lines += [rpc("initialize", 1, protocolVersion=value), rpc("notifications/cancelled", requestId=value)]
+    answers = spoken.say(*lines)
+    assert len(answers) > len(NASTY) * 10
+    assert spoken.say({"id": 2, "do": "cancel", "request": 7})[-1]["id"] == 2
+    [refused] = spoken.say({"id": 3, "do": "run", "targets": "a.py", "fail_fast": "false"})
+    assert refused["error"] == {
+        "kind": "usage",
+        "rule": "fail_fast is true or false",
+        "received": '"false"',
+        "hint": "",
+    }
+
+
+# -- MCP ------------------------------------------------------------------------------------------------------
+
+
+def test_a_client_of_mcp_begins_lists_tools_and_calls_one(spoken: Spoken) -> None:
+    begun, tools, pong = spoken.say(
+        rpc("initialize", 0, protocolVersion=VERSIONS[1], capabilities={}, clientInfo={"name": "c", "version": "1"}),
+        rpc("notifications/initialized"),
+        rpc("tools/list", 1),
+        rpc("ping", "p"),
+        rpc(
+            "tools/call", 2, name="judge", arguments={"problem": "p.py", "solution": "s.py"}, _meta={"progressToken": 9}
+        ),
+    )
+    assert begun["result"]["protocolVersion"] == VERSIONS[1] and begun["result"]["capabilities"] == {"tools": {}}
+    assert begun["result"]["serverInfo"]["name"] == "verify"
+    assert [tool["name"] for tool in tools["result"]["tools"]] == list(TOOLS)
+    for tool in tools["result"]["tools"]:
+        assert tool["description"] and tool["inputSchema"] == schema_of(tool["name"])
+        assert set(tool["inputSchema"]["properties"]) == set(TOOLS[tool["name"]].names)
+    assert pong == {"jsonrpc": "2.0", "id": "p", "result": {}}
+    spoken.lanes.tasks["mcp", 2].done(Answer({"verdict": "wrong"}, 1, "✗ wrong"))
+    assert spoken.lines[-1] == {
+        "jsonrpc": "2.0",
+        "id": 2,
+        "result": {
+            "content": [{"type": "text", "text": "✗ wrong"}],
+            "structuredContent": {"exit_code": 1, "result": {"verdict": "wrong"}},
+            "isError": False,
+        },
+    }
+
+
+def test_another_version_of_mcp_gets_the_newest(spoken: Spoken) -> None:
+    for asked in ("1999-01-01", None, "2025-03-26"):
+        [begun] = spoken.say(rpc("initialize", 1, protocolVersion=asked))
+        assert begun["result"]["protocolVersion"] == VERSIONS[0]
+
+
+def test_errors_of_mcp_have_its_codes_and_those_of_a_tool_are_for_the_agent(spoken: Spoken) -> None:
+    spoken.say(rpc("initialize", 0))
+    bad, method, tool, arguments, unread = spoken.say(
+        b"{\n",
+        rpc("resources/list", 1),
+        rpc("tools/call", 2, name="bench"),
+        rpc("tools/call", 3, name="run", arguments=[1]),
+        rpc("tools/call", 4, name="run", arguments={"target": "a.py"}),
+    )
+    assert (bad["id"], bad["error"]["code"]) == (None, -32700)
+    assert (method["id"], method["error"]["code"]) == (1, -32601)
+    assert (tool["error"]["code"], arguments["error"]["code"]) == (-32602, -32602)
+    assert (
+        unread["result"]["isError"] and "received target (closest: targets)" in unread["result"]["content"][0]["text"]
+    )
+    assert unread["result"]["structuredContent"]["error"]["kind"] == "usage"
+
+
+def test_a_cancelled_call_has_no_answer_and_answers_to_nothing_are_dropped(spoken: Spoken) -> None:
+    asked = rpc("tools/call", 5, name="run", arguments={"targets": ["a.py"]})
+    assert (
+        spoken.say(asked, rpc("notifications/cancelled", requestId=5), {"jsonrpc": "2.0", "id": 1, "result": {}}) == []
+    )
+    assert spoken.lanes.cancelled == [("mcp", 5)]
+    spoken.lanes.tasks["mcp", 5].done(Stopped("cancelled"))
+    assert spoken.lines == []
+    spoken.lanes.tasks["mcp", 5].done(Stopped("interrupted"))
+    assert spoken.lines[0]["result"]["isError"]
+
+
+# -- the command ----------------------------------------------------------------------------------------------
+
+
+class Session:
+    """`verify serve` in a process of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "verify", "serve", "--backend", "cpu"],
+            cwd=folder,
+            env={**environment, "PYTHONPATH": str(ROOT)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            preexec_fn=hears_ctrl_c,
+        )
+
+    def send(self, **request: Any) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(request).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        return dict(json.loads(self.process.stdout.readline()))
+
+    def ask(self, **request: Any) -> dict[str, Any]:
+        self.send(**request)
+        return self.answer()
+
+
+def children(pid: int) -> set[int]:
+    """Every living descendant of a process."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+            except OSError:
+                continue
+            if state not in "ZX":
+                parents[int(entry.name)] = int(parent)
+    found = {pid}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found - {pid}
+
+
+def gone(members: set[int]) -> bool:
+    until = time.monotonic() + 10
+    while time.monotonic() < until:
+        if not any(Path(f"/proc/{member}").exists() for member in members):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Iterator[Session]:
+    (tmp_path / "k.py").write_text(SOURCE.replace("FACTOR", "1.0"))
+    made = Session(tmp_path)
+    yield made
+    made.process.kill()
+    made.process.wait()
+
+
+def test_one_session_answers_edits_of_a_file_and_the_end_of_input(session: Session, tmp_path: Path) -> None:
+    first = session.ask(id=1, do="run", targets="k.py")
+    assert (first["id"], first["exit_code"]) == (1, 0), first.get("error")
+    run = files.decode(json.dumps(first["result"]).encode(), source="the answer")
+    assert run.verdict == "pass" and run.command == "verify run k.py --backend cpu"
+    workers = children(session.process.pid)
+
+    (tmp_path / "k.py").write_text(SOURCE.replace("FACTOR", "1.01"))
+    second = session.ask(id=2, do="run", targets=["k.py"])
+    assert second["exit_code"] == 1 and second["result"]["kernels"][0]["status"] == "wrong"
+    replayed = session.ask(id=3, do="replay", target="k.py::mine", case=CASE, index=17411)
+    assert (replayed["exit_code"], replayed["result"]["worst"]["got_hex"]) == (1, "0x43f6")
+    explained = session.ask(id=4, do="explain", target="k.py::mine", case=CASE, index=17411)
+    assert explained["exit_code"] == 0 and explained["result"]["cause"]
+    missing = session.ask(id=5, do="run", targets="nowhere.py")
+    assert missing["error"]["rule"] == "no such file: nowhere.py" and missing["error"]["hint"] == "verify run k.py"
+    assert workers & children(session.process.pid), "the worker is the same process"
+
+    workers = children(session.process.pid)
+    session.send(id=6, do="run", targets="k.py")
+    assert session.process.stdin is not None
+    session.process.stdin.close()
+    assert session.answer()["id"] == 6  # what was asked before the end is answered
+    assert session.process.wait(30) == 0 and gone(workers)
+
+
+def test_ctrl_c_ends_it_with_everything_that_runs(session: Session, tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SOURCE.replace("wide =", "import time; time.sleep(600); wide =") + "FACTOR = 1\n")
+    session.send(id=1, do="run", targets="slow.py", progress=True)
+    session.send(id=2, do="run", targets="k.py")
+    until = time.monotonic() + 60
+    while "mine float16" not in session.answer()["progress"]:
+        assert time.monotonic() < until
+    workers = children(session.process.pid)
+    session.process.send_signal(signal.SIGINT)
+    assert session.process.wait(30) == 3 and workers and gone(workers)
+    assert session.process.stdout is not None
+    rest = [json.loads(line) for line in session.process.stdout.read().splitlines()]
+    stopped = {line["id"]: line["error"]["rule"] for line in rest if "error" in line}
+    assert stopped == {1: "interrupted", 2: "interrupted"}
+
+
+def test_a_client_that_has_gone_ends_it(session: Session) -> None:
+    assert session.process.stdout is not None
+    session.process.stdout.close()
+    session.send(id=1, do="nothing")  # stdin stays open
+    assert session.process.wait(30) == 3
+
+
+def test_help_says_that_there_is_no_port(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    assert "no network port" in " ".join(capsys.readouterr().out.split())

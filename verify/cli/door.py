@@ -1,0 +1,192 @@
+"""The two languages of `verify serve` over one pipe: a JSON object on each line, and MCP.
+
+MCP is JSON-RPC; a line with `jsonrpc` is of it. Four requests and two notifications are all that a server of tools
+needs. The official SDK is not used: it brings an HTTP server and an event loop, and it would own the pipe.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any, BinaryIO
+
+import msgspec
+
+from verify import __version__
+from verify.cli import exits
+from verify.cli.tools import TOOLS, Answer, described, options_of, schema_of
+from verify.errors import UsageError, VerifyError
+from verify.workers.lanes import Lanes, Stopped, Task
+from verify.workers.requests import Failure
+
+LONGEST = 1 << 20  # bytes of a line
+VERSIONS = ("2025-11-25", "2025-06-18", "2024-11-05")  # of MCP; 2025-03-26 also sends several messages on a line
+Reply = Callable[[Any], None]  # an Answer, or the error in its place
+
+
+class Door:
+    """Reads requests, hands them to the lanes, and writes each answer as it is made."""
+
+    def __init__(
+        self, write: Callable[[bytes], None], lanes: Lanes, seconds: float, backend: str | None = None
+    ) -> None:
+        self._write, self._lanes, self._seconds, self._backend = write, lanes, seconds, backend
+        self._writing = threading.Lock()
+        self._speaks_mcp = False
+
+    def read(self, stream: BinaryIO) -> None:
+        """Takes lines until the end of the stream."""
+        while line := stream.readline(LONGEST + 1):
+            if len(line) > LONGEST:
+                while line and not line.endswith(b"\n"):
+                    line = stream.readline(LONGEST)
+                self._refuse(UsageError(f"a request has at most {LONGEST:,} bytes; received more"))
+            elif line.strip():
+                self._take(line)
+
+    def _take(self, line: bytes) -> None:
+        try:
+            message = msgspec.json.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            return self._refuse(UsageError(f"a line is one JSON object; received other text ({error})"))
+        if not isinstance(message, dict):
+            return self._refuse(UsageError(f"a line is one JSON object; received {type(message).__name__}"))
+        if "jsonrpc" in message:
+            return self._take_mcp(message)
+        return self._take_plain(message)
+
+    def _refuse(self, error: UsageError) -> None:
+        """Answers a line that cannot be read."""
+        if self._speaks_mcp:
+            self._rpc_error(None, -32700, error.message)
+        else:
+            self.send({"id": None, **_failed(error)})
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Writes one line."""
+        line = msgspec.json.encode(message) + b"\n"
+        with self._writing:
+            self._write(line)
+
+    def _start(
+        self, key: Any, name: str, wanted: dict[str, Any], reply: Reply, progress: Callable[[str], None]
+    ) -> None:
+        chosen = options_of(name, wanted, self._backend)
+        work = partial(TOOLS[name].work, chosen)
+        self._lanes.submit(Task(key, lambda pool: work(pool, progress), reply, self._seconds))
+
+    # -- lines of JSON --------------------------------------------------------------------------------------
+
+    def _take_plain(self, message: dict[str, Any]) -> None:
+        identity, name, told = (message.pop(key, None) for key in ("id", "do", "progress"))
+
+        def reply(outcome: Any) -> None:
+            self.send({"id": identity, **_found(outcome)})
+
+        def progress(text: str) -> None:
+            if told:
+                self.send({"id": identity, "progress": text})
+
+        try:
+            if not _is_id(identity):
+                identity = None
+                raise UsageError("a request has an id, a text or a whole number; received none")
+            if name == "cancel":
+                other = message.get("request")
+                done = _is_id(other) and self._lanes.cancel(("line", other))
+                return self.send({"id": identity, "exit_code": exits.PASS, "result": {"cancelled": done}})
+            if not isinstance(name, str) or name not in TOOLS:
+                raise UsageError(f"do is {', '.join(TOOLS)} or cancel; received {name!r}", hint="docs/serve.md")
+            self._start(("line", identity), name, message, reply, progress)
+        except VerifyError as error:
+            reply(error)
+        return None
+
+    # -- MCP ------------------------------------------------------------------------------------------------
+
+    def _take_mcp(self, message: dict[str, Any]) -> None:
+        method, identity, given = message.get("method"), message.get("id"), message.get("params")
+        given = given if isinstance(given, dict) else {}
+        if method == "notifications/cancelled" and _is_id(given.get("requestId")):
+            self._lanes.cancel(("mcp", given["requestId"]))
+        if "id" not in message or "method" not in message:
+            return None  # other notifications, and answers to nothing
+        if not _is_id(identity) or not isinstance(method, str):
+            return self._rpc_error(None, -32600, "the id of a request is a text or a whole number, its method a text")
+        if method == "tools/call":
+            return self._call(identity, given)
+        results: dict[str, Callable[[], dict[str, Any]]] = {
+            "initialize": lambda: _initialized(given.get("protocolVersion")),
+            "ping": dict,
+            "tools/list": lambda: {"tools": [_tool(name) for name in TOOLS]},
+        }
+        self._speaks_mcp |= method == "initialize"
+        if method not in results:
+            return self._rpc_error(identity, -32601, f"no method {method!r}; known: {', '.join(results)}, tools/call")
+        return self.send({"jsonrpc": "2.0", "id": identity, "result": results[method]()})
+
+    def _rpc_error(self, identity: Any, code: int, text: str) -> None:
+        self.send({"jsonrpc": "2.0", "id": identity, "error": {"code": code, "message": text}})
+
+    def _call(self, identity: Any, given: dict[str, Any]) -> None:
+        name, wanted = given.get("name"), given.get("arguments") or {}
+        meta = given.get("_meta")
+        token = meta.get("progressToken") if isinstance(meta, dict) else None
+        steps = iter(range(1, 1 << 62))
+
+        def reply(outcome: Any) -> None:
+            if not isinstance(outcome, Stopped) or outcome.args[0] != "cancelled":  # the client waits for no answer
+                self.send({"jsonrpc": "2.0", "id": identity, "result": _content(outcome)})
+
+        def progress(text: str) -> None:
+            if token is not None:
+                told = {"progressToken": token, "progress": next(steps), "message": text}
+                self.send({"jsonrpc": "2.0", "method": "notifications/progress", "params": told})
+
+        if not isinstance(name, str) or name not in TOOLS or not isinstance(wanted, dict):
+            return self._rpc_error(identity, -32602, f"a tool is {', '.join(TOOLS)}; received {name!r}")
+        try:
+            self._start(("mcp", identity), name, wanted, reply, progress)
+        except VerifyError as error:
+            reply(error)
+        return None
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, str | int) and not isinstance(value, bool)
+
+
+def _found(outcome: Any) -> dict[str, Any]:
+    """Returns an answer as it is sent, or an error with its rule, the received value and the next step."""
+    if isinstance(outcome, Answer):
+        return {"exit_code": outcome.exit_code, "result": outcome.result}
+    return _failed(outcome)
+
+
+def _failed(error: VerifyError) -> dict[str, Any]:
+    failure = Failure("stopped", str(error)) if isinstance(error, Stopped) else Failure.of(error)
+    rule, _, received = failure.text.partition("; received ")
+    told = {"kind": failure.kind, "rule": rule, "received": received, "hint": failure.hint or ""}
+    return {"exit_code": exits.USAGE if failure.kind in ("usage", "kernel") else exits.INCOMPLETE, "error": told}
+
+
+def _initialized(version: Any) -> dict[str, Any]:
+    chosen = version if version in VERSIONS else VERSIONS[0]
+    about = {"name": "verify", "version": __version__}
+    return {"protocolVersion": chosen, "capabilities": {"tools": {}}, "serverInfo": about}
+
+
+def _tool(name: str) -> dict[str, Any]:
+    return {"name": name, "description": described(name), "inputSchema": schema_of(name)}
+
+
+def _content(outcome: Any) -> dict[str, Any]:
+    """Returns the result of a tool: the text of the command for the reader, and its JSON beside it."""
+    found = _found(outcome)
+    text = outcome.text if isinstance(outcome, Answer) else str(outcome)
+    return {
+        "content": [{"type": "text", "text": text}],
+        "structuredContent": found,
+        "isError": not isinstance(outcome, Answer),
+    }

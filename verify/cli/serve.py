@@ -1,0 +1,59 @@
+"""`verify serve`: judge, run, replay and explain by warm workers, as JSON lines or MCP over stdin and stdout."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import threading
+from typing import Any
+
+from verify.cli import exits, options
+from verify.cli.run import terminated_as_interrupted
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "serve",
+        help="answer requests of programs by warm workers",
+        description="Read requests from stdin, a line of JSON each, and write answers to stdout: run, judge, replay "
+        "and explain, with the options and the JSON of these commands. The same pipe takes MCP, for agents. Workers "
+        "stay warm between requests. There is no network port. At the end of stdin all requests are answered first; "
+        "Ctrl-C ends the command at once (docs/serve.md).",
+        examples=("verify serve", "verify serve --jobs 4 --backend cuda --timeout 2m"),
+    )
+    options.add(parser, "--backend")
+    options.add(parser, "--jobs", help="worker processes at a time (default: one)")
+    options.timeout(parser, "a request")
+    parser.set_defaults(handler=main)
+
+
+def main(options: argparse.Namespace) -> int:
+    """Answer until the end of stdin."""
+    from verify.cli.door import Door
+    from verify.declare.requests import Forget
+    from verify.workers.lanes import Lanes
+
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # other output is no answer
+    sys.stdout = sys.stderr
+    reader = threading.get_ident()
+
+    def write(line: bytes) -> None:
+        try:
+            answers.write(line)
+            answers.flush()
+        except OSError:  # the client has gone
+            signal.pthread_kill(reader, signal.SIGTERM)
+
+    with terminated_as_interrupted():
+        lanes = Lanes(options.backend, options.jobs or 1, Forget())
+        try:
+            Door(write, lanes, options.timeout, options.backend).read(sys.stdin.buffer)
+            lanes.close()
+        except BaseException:
+            lanes.close(reason="interrupted")
+            raise
+    return exits.PASS

@@ -1,0 +1,154 @@
+"""Carries out the requests of `verify serve`: four commands, each by its own parser, on a pool of warm workers."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import msgspec
+
+from verify import api
+from verify.cli import exits, explain, given, judge, options, replay, run, sinks
+from verify.cli.parsing import Parser, _closest
+from verify.cli.screen import plain
+from verify.diagnose.requests import Explain
+from verify.errors import UsageError
+from verify.records import files
+from verify.workers.pool import Pool
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Holds the result of a command as JSON, its exit code, and its text for people."""
+
+    result: Any
+    exit_code: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A command, the options that a request may have, and the function that does it."""
+
+    command: Any  # its module
+    names: tuple[str, ...]
+    required: tuple[str, ...]
+    work: Callable[[argparse.Namespace, Pool, Progress], Answer]
+
+
+def _run(options: argparse.Namespace, pool: Pool, progress: Progress) -> Answer:
+    own = {"seed": options.seed or 0, "jobs": 1, "pool": pool, "progress": progress}
+    done = api.run(options.targets, **given.arguments(options, api.run, **own))
+    if done.problems and not done.record.kernels:
+        message, _, hint = done.problems[0].partition("\n  next: ")
+        raise UsageError(message, hint=hint or None)
+    return Answer(msgspec.Raw(files.encode(done.record).strip()), done.exit_code, str(done))
+
+
+def _judge(options: argparse.Namespace, pool: Pool, progress: Progress) -> Answer:
+    chosen = {"profile": options.profile, "seed": options.seed, "backend": options.backend}
+    done = api.judge(options.problem, options.solution, pool=pool, progress=progress, **chosen)
+    return Answer(sinks.finite(done.data()), done.exit_code, str(done))
+
+
+def _replay(options: argparse.Namespace, pool: Pool, progress: Progress) -> Answer:
+    done = replay.outcome(options, pool)
+    return Answer(sinks.finite(done.data), done.exit_code, "\n".join(done.lines))
+
+
+def _explain(options: argparse.Namespace, pool: Pool, progress: Progress) -> Answer:
+    replay.place(options)
+    request = Explain(options.target, options.case, options.result, options.index, options.law or "")
+    found = replay.ask(options, request, pool)
+    return Answer(sinks.finite(msgspec.to_builtins(found)), exits.PASS, "\n".join(explain.lines_of(found)))
+
+
+PLACE = ("target", "case", "result", "index", "law", "run", "dtype", "regime", "timeout")
+TOOLS = {
+    "run": Tool(
+        run, ("targets", "dtype", "profile", "without", "seed", "memory", "fail_fast", "timeout"), ("targets",), _run
+    ),
+    "judge": Tool(judge, ("problem", "solution", "profile", "seed"), ("problem", "solution"), _judge),
+    "replay": Tool(replay, (*PLACE, "shrink"), (), _replay),
+    "explain": Tool(explain, PLACE, (), _explain),
+}
+
+
+class _Commands(Parser):
+    """Raises an error instead of ending the process."""
+
+    def error(self, message: str, *, then: str = "") -> NoReturn:
+        raise UsageError(message, hint=then or f"{self.prog} --help")
+
+
+def _parsers() -> dict[str, argparse.ArgumentParser]:
+    commands = _Commands(prog="verify").add_subparsers()
+    for tool in TOOLS.values():
+        tool.command.add(commands)
+    return dict(commands.choices)
+
+
+PARSERS = _parsers()
+
+
+def options_of(name: str, wanted: Mapping[str, Any], backend: str | None) -> argparse.Namespace:
+    """Returns the options of a command from JSON. Raises UsageError for an unknown field or a wrong value."""
+    tool = TOOLS[name]
+    if unknown := next((key for key in wanted if key not in tool.names), None):
+        near = _closest(unknown, tool.names, 0.6)
+        raise UsageError(
+            f"{name} takes {', '.join(tool.names)}; received {plain(unknown)}" + (f" (closest: {near})" if near else "")
+        )
+    if lacking := [key for key in tool.required if not wanted.get(key)]:
+        raise UsageError(f"{name} needs {' and '.join(tool.required)}; received no {' and no '.join(lacking)}")
+    flags, places = [f"--backend={backend}"] if backend else [], list[str]()
+    for action in _actions(name):
+        value = wanted.get(action.dest)
+        values = value if isinstance(value, list) else [] if value in (None, False) else [value]
+        if action.nargs == 0 and not isinstance(value, bool | None):
+            raise UsageError(f"{action.dest} is true or false; received {plain(json.dumps(value)[:80])}")
+        texts = [_text(action.dest, each) for each in values]
+        if not action.option_strings:
+            places += texts or [""] * (action.nargs == "?")
+        else:
+            flag = action.option_strings[0]
+            flags += [flag if action.nargs == 0 else f"{flag}={text}" for text in texts]
+    while places and not places[-1]:
+        places.pop()
+    return PARSERS[name].parse_args([*flags, "--", *places] if places else flags)
+
+
+def _text(name: str, value: Any) -> str:
+    if isinstance(value, dict) and name == "case":
+        return json.dumps(value)
+    if not isinstance(value, str | int | float):
+        raise UsageError(f"{name} is text or a number; received {plain(json.dumps(value)[:80])}")
+    return str(value)
+
+
+def _actions(name: str) -> list[argparse.Action]:
+    return [action for action in PARSERS[name]._actions if action.dest in TOOLS[name].names]
+
+
+def schema_of(name: str) -> dict[str, Any]:
+    """Returns the JSON schema of a request, made from the options of the command."""
+    fields = {}
+    for action in _actions(name):
+        whole = action.type in (options.whole_number, options.count)
+        kind: dict[str, Any] = {"type": "boolean" if action.nargs == 0 else "integer" if whole else "string"}
+        kind |= {"enum": list(action.choices)} if action.choices else {}
+        if action.nargs == "*" or isinstance(action, argparse._AppendAction):
+            kind = {"type": "array", "items": kind}
+        fields[action.dest] = kind | {"description": str(action.help).replace("%%", "%")}
+    required = {"required": list(TOOLS[name].required)} if TOOLS[name].required else {}
+    return {"type": "object", "properties": fields, "additionalProperties": False} | required
+
+
+def described(name: str) -> str:
+    """Returns the description of a command from its help."""
+    return str(PARSERS[name].description)
