@@ -23,6 +23,7 @@ FAMILIES = (
     "launch",
     "shaped",
     "attention",
+    "stochastic",
 )
 
 

@@ -214,7 +214,7 @@ def _measure(request: Measure, backend: Backend, progress: OnProgress) -> Kernel
 
     kernel = _one(request.target)
     done = measure_kernel(kernel, request, backend, progress=progress)
-    if request.laws:
+    if request.laws or not request.accuracy:
         from verify.laws.suite import with_laws  # imports Hypothesis
 
         done = with_laws(done, kernel, backend, request, progress)

@@ -27,6 +27,7 @@ from verify.backends import known
 from verify.declare import promises
 from verify.declare.calling import by_operand, op_of
 from verify.declare.quantiser import quantiser
+from verify.declare.stochastic import STOCHASTIC_NOISE, stochastic_limits, stochastic_results
 from verify.declare.writing import functional
 from verify.errors import UsageError
 from verify.ops.geometry import Params, Shape
@@ -81,6 +82,7 @@ class Kernel:
     max_bias: Mapping[str, float] = field(default_factory=dict)  # by result
     vacuous: Mapping[str, str] = field(default_factory=dict)  # by result: why a vacuous verdict is accepted
     encoding: Encoding | None = None  # what a quantiser returns
+    stochastic: Mapping[str, str] = field(default_factory=dict)  # results that are rounded at random -> their seed
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         calling = getattr(self.function, "calling", None)
@@ -206,6 +208,10 @@ class Kernel:
         parts += promises.of_others("returns ", self.output_dtypes)
         if not self.refuses:
             parts.append("refuses nothing")
+        if self.stochastic:
+            parts.append(
+                "rounds at random: " + ", ".join(f"{name} by {seed}" for name, seed in self.stochastic.items())
+            )
         if self.where:
             parts.append(f"sizes: {self.where}")
         if writing := getattr(self.function, "writing", None):
@@ -251,6 +257,7 @@ def kernel(
     operand_dtypes: Mapping[str, Any] | None = None,
     output_dtypes: Mapping[str, Any] | None = None,
     quantise: Encoding | None = None,
+    stochastic: str | Mapping[str, str] | None = None,
 ) -> Callable[[Callable[..., Any]], Kernel]:
     """Declares the function below as a kernel.
 
@@ -298,6 +305,8 @@ def kernel(
     output_dtypes: the same for outputs, `{"rstd": "float32"}`. Each is judged in ULP of its own dtype, and by the limit
         of that dtype in max_ulp. Without it y has the dtype of the case, and a statistic any.
     refuses: True: it may raise an error on a case, which is reported as its limit. False promises to accept all cases.
+    stochastic: with like=, the operand that seeds the rounding of all outputs, `"seed"`, or of some, `{"p_": "seed"}`.
+        Such a result is one of the two neighbours of the exact number (docs/like.md).
     quantise: `verify.quantised(...)` describes the codes and scales that the kernel returns, of x or, with like=, of
         its result (docs/low-precision.md).
     """
@@ -317,6 +326,7 @@ def kernel(
         "writes": writes,
         "into": into,
         "derive": derive,
+        "stochastic": stochastic,
     }
     if like is None and (named_alone := [f"{name}=" for name, value in alone.items() if value]):
         raise UsageError(
@@ -359,7 +369,7 @@ def kernel(
                 "examples": examples,
                 "accumulate": promises.choice(about, "accumulate", accumulate, ("float32", "tf32")),
                 "intermediate": promises.choice(about, "intermediate", intermediate, ("", "eager", "float32"))
-                or ("" if max_ulp is None else "float32"),
+                or ("" if max_ulp is None and stochastic is None else "float32"),
             }
             definition = op_of(label, written, operands, returns, said)
             taken = None
@@ -380,6 +390,11 @@ def kernel(
         beyond = promises.WIDE if like is not None and definition.gate == "plain" else promises.DEFAULT_LIMIT
         relative = like is not None and quantise is None
         limits = promises.limits(about, max_ulp, promised, others, results, wide=beyond, relative=relative)
+        noises = promises.noise(about, max_noise, definition.gate, results)
+        seeds = stochastic_results(about, stochastic, definition, returned, promised, of_outputs)
+        if seeds and max_ulp is None:
+            limits |= stochastic_limits(seeds, promised, of_outputs)
+            noises = dict.fromkeys(seeds, STOCHASTIC_NOISE) | noises
         declared = Kernel(
             name=label,
             function=called,
@@ -405,10 +420,11 @@ def kernel(
             largest=magnitudes,
             operand_dtypes=of_operands,
             output_dtypes=of_outputs,
-            max_noise=promises.noise(about, max_noise, definition.gate, results),
+            max_noise=noises,
             max_bias=promises.by_result(about, "max_bias", max_bias, results),
             vacuous=promises.reasons(about, vacuous, results),
             encoding=quantise,
+            stochastic=seeds,
         )
         _takes(about, declared)
         code = getattr(function, "__code__", None)

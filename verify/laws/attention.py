@@ -336,6 +336,7 @@ LAWS: Sequence[Law] = (
         applies=_is_alone,
         examples=_plain,
         share=0.5,
+        nearest=True,
     ),
     Law(
         name="grouped heads",
@@ -345,5 +346,6 @@ LAWS: Sequence[Law] = (
         applies=_is_grouped,
         examples=_plain,
         share=0.5,
+        nearest=True,
     ),
 )

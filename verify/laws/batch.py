@@ -153,5 +153,6 @@ LAWS: Sequence[Law] = (
         applies=_applies,
         examples=_examples,
         share=0.5,
+        nearest=True,
     ),
 )

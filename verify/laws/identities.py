@@ -257,6 +257,7 @@ LAWS: Sequence[Law] = (
         check=_check,
         applies=_applies,
         share=0.5,
+        nearest=True,
     ),
     Law(
         name="linear backward",

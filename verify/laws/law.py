@@ -123,6 +123,7 @@ class Law:
     applies: Callable[[Subject], str | None] = always
     examples: Callable[[Subject, CaseSpace], tuple[Case, ...]] = lambda subject, space: space.each_choice()
     rows: bool = False  # True: the law is about rows of data, which a PyTorch function need not have
+    nearest: bool = False  # True: results that are rounded at random need not keep the law
     share: float = 1.0  # share of a profile's drawn cases; expensive laws take fewer
 
     def reason(self, subject: Subject) -> str | None:
@@ -131,6 +132,8 @@ class Law:
             return "it is about numbers; a quantiser has laws of its own, which every run tries"
         if self.rows and subject.kernel.op.geometry.named:
             return "it is about rows of data, which a PyTorch function need not have; its sizes are tried by accuracy"
+        if self.nearest and subject.kernel.stochastic:
+            return f"{', '.join(subject.kernel.stochastic)} is rounded at random, by the place of an element"
         return self.applies(subject)
 
     def cases(self, subject: Subject) -> st.SearchStrategy[Case]:

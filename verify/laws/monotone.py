@@ -103,5 +103,6 @@ LAWS: Sequence[Law] = (
         check=_check,
         applies=_applies,
         examples=_examples,
+        nearest=True,
     ),
 )

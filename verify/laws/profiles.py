@@ -13,12 +13,13 @@ from verify.errors import UsageError
 # The laws in the order of `registry.ALL`.
 NAMES = tuple(
     """\
-determinism, accuracy, mixed dtypes, special values, gradcheck, gradgradcheck, layout independence, upstream layout \
-independence, memory bounds, initialised memory, nothing overwritten, no stale results, batch invariance, causality, \
-decode equals prefill, grouped heads, shapes, many rows, exact identities, linear backward, monotone, configuration \
-independence, error contract, compiled, custom operators, autocast, side stream, CUDA graph, other device, large \
-offsets, large tensors""".split(", ")
+determinism, accuracy, mixed dtypes, stochastic rounding, special values, gradcheck, gradgradcheck, \
+layout independence, upstream layout independence, memory bounds, initialised memory, nothing overwritten, \
+no stale results, batch invariance, causality, decode equals prefill, grouped heads, shapes, many rows, \
+exact identities, linear backward, monotone, configuration independence, error contract, compiled, custom operators, \
+autocast, side stream, CUDA graph, other device, large offsets, large tensors""".split(", ")
 )
+ALWAYS = ("stochastic rounding",)  # of a kernel that declares it, without a profile too: no maximum shows it
 EXAMPLES = {"quick": 5, "ci": 8, "nightly": 400, "exhaustive": 4000}
 PREFIX = "verify-"  # prefix of the Hypothesis profiles; Hypothesis and other projects have a profile "ci" of their own
 

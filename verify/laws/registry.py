@@ -18,6 +18,7 @@ from verify.laws import (
     monotone,
     shapes,
     special,
+    stochastic,
 )
 from verify.laws.law import Law
 from verify.laws.profiles import named
@@ -25,6 +26,7 @@ from verify.laws.profiles import named
 ALL: tuple[Law, ...] = (
     *determinism.LAWS,  # first: if a kernel is not deterministic, no other verdict can be trusted
     *accuracy.LAWS,
+    *stochastic.LAWS,
     *special.LAWS,
     *gradcheck.LAWS,
     *layouts.LAWS,

@@ -11,7 +11,7 @@ import msgspec
 from verify.backends import Backend
 from verify.declare.declaration import Kernel
 from verify.laws import engine, registry
-from verify.laws.profiles import NAMES, remaining
+from verify.laws.profiles import ALWAYS, NAMES, remaining
 from verify.laws.schedule import left_out
 from verify.laws.shrink import shrink_law
 from verify.measure.requests import Measure
@@ -75,14 +75,15 @@ def with_laws(
 
     Returns the record unchanged if the kernel was not measured.
 
-    `asked.laws` names the profile. A seed other than 0 replaces the profile's own seed.
+    `asked.laws` names the profile. Without one the laws of `ALWAYS` are tried, with the profile "quick". A seed other
+    than 0 replaces the profile's own seed.
     """
     if done.status not in RESULT_STATUSES:
         return done
     started = time.monotonic()
-    chosen, dtypes = engine.profile_named(asked.laws, asked.seed or None), asked.dtypes or kernel.dtypes
+    chosen, dtypes = engine.profile_named(asked.laws or "quick", asked.seed or None), asked.dtypes or kernel.dtypes
     tried = []
-    wanted = [(name, dtype) for name in remaining(asked.without) for dtype in dtypes]
+    wanted = [(name, dtype) for name in (remaining(asked.without) if asked.laws else ALWAYS) for dtype in dtypes]
     for number, (name, dtype) in enumerate(wanted, 1):
         progress(Step(f"{kernel.name} {dtype}, law {number} of {len(wanted)}: {name}", "law", number, len(wanted)))
         law = registry.get(name)

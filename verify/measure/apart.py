@@ -218,7 +218,7 @@ class KernelProcesses:
             finally:
                 judge.stop()
         lives = replace_ended()
-        if request.laws and lives and done.status in RESULT_STATUSES:
+        if (request.laws or description.kernel["stochastic"]) and lives and done.status in RESULT_STATUSES:
             try:
                 of_laws = msgspec.structs.replace(request, accuracy=False)
                 tried = kernel.ask(of_laws, progress=progress, deadline=until)

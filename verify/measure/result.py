@@ -33,6 +33,7 @@ KEEP_SPECIAL = 3  # worst elements in the record for infinite and NaN inputs
 FEWEST = 16  # fewer elements than this have no verdict on their root mean square
 # limits of the root mean square: for wide formats, and for 16 bits, where correct kernels reach 1.2
 RMS_LIMIT, RMS_LIMIT_NARROW = 3.0, 1.4
+RANDOMLY = 1.5  # times these limits for results that are rounded at random
 SURE = 3.0  # a mean must exceed its limit by this many standard errors
 _UNBOUNDED = Regime("", math.nan, math.nan)
 
@@ -111,7 +112,7 @@ def check_limit(
     found: list[tuple[ResultStatus, str, bool]] = []
     gate = kernel.op.gate_of(result)
     bias = kernel.max_bias.get(result, kernel.max_bias.get("", math.inf))
-    rms = rms_limit(kernel.result_dtype(dtype, result) or dtype)
+    rms = _rms_limit_of(kernel, dtype, result)
     for name in CLASSES:
         counted, limit = finite(parts, name), kernel.limit_of(dtype, name, result)
         figures = counted.figures()
@@ -164,6 +165,11 @@ def rms_limit(dtype: str) -> float:
     return RMS_LIMIT if named(dtype).bits > 16 else RMS_LIMIT_NARROW
 
 
+def _rms_limit_of(kernel: Kernel, dtype: str, result: str) -> float:
+    """Returns that limit for a result. Stochastic rounding has the variance ulp^2 / 6, to nearest it is ulp^2 / 12."""
+    return rms_limit(kernel.result_dtype(dtype, result) or dtype) * (RANDOMLY if result in kernel.stochastic else 1.0)
+
+
 def _on_average(figures: Figures, gate: str, of_class: str, max_bias: float, rms: float) -> tuple[ResultStatus, str]:
     """Returns the verdict on the root mean square and on the mean of one class, and the reason."""
     if gate == "noise" and figures.weighed >= FEWEST and figures.rms is not None and not figures.rms <= rms:
@@ -187,7 +193,7 @@ def _vacuous(kernel: Kernel, dtype: str, result: str, own: Tally, trivial: Mappi
     if own.n and 2 * own.open > own.n:
         return f"nothing is known of {own.open:,} of {own.n:,} elements on ordinary inputs", accepted
     whole = max((each.n for each in trivial.values()), default=0)
-    rms = rms_limit(kernel.result_dtype(dtype, result) or dtype)
+    rms = _rms_limit_of(kernel, dtype, result)
     for name, each in trivial.items():
         figures = each.figures()
         passes = _judged(figures, gate, limit, ORDINARY)[0] != "wrong"

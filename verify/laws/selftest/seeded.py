@@ -8,7 +8,7 @@ kernels compute in float64 and round once.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
@@ -251,6 +251,28 @@ def _attending(law: str, bug: str, note: str) -> Seeded:
     return Seeded(law, bug, note, declare(_identifier(bug), bug), declare(f"{_identifier(bug)}_twin", ""))
 
 
+# -- a copy in bfloat16, for the law about rounding at random -------------------------------------------------
+
+
+def _stored(x: Tensor, seed: Tensor, bug: str) -> Tensor:
+    """x in bfloat16: 16 random bits decide whether the 16 bits that are cut off count."""
+    generator = torch.Generator(x.device).manual_seed(0 if bug else int(seed))
+    random = torch.randint(0, 1 << 16, x.shape, dtype=torch.int32, device=x.device, generator=generator)
+    bits = x.contiguous().view(torch.int32)
+    up = (random < (bits & 0xFFFF)).to(torch.int32) << 16
+    return ((bits & -0x10000) + up).view(torch.float32).bfloat16()
+
+
+def _rounding() -> Seeded:
+    bug = "the seed is ignored"
+    names = _identifier(bug), f"{_identifier(bug)}_twin"
+    options: dict[str, Any] = {"shapes": {"x": "n", "seed": ""}, "integers": {"seed": "0 <= seed < 2**31"}}
+    options |= {"dtypes": ["float32"], "output_dtypes": {"y": "bfloat16"}, "gradients": False, "stochastic": "seed"}
+    twin = kernel(like=lambda x, seed: x, **options, name=names[1])(lambda x, seed: _stored(x, seed, ""))
+    wrong = replace(twin, name=names[0], function=lambda x, seed: _stored(x, seed, bug))
+    return Seeded("stochastic rounding", bug, "every call rounds alike", wrong, twin)
+
+
 # -- the list -----------------------------------------------------------------------------------------------
 
 Function = Callable[..., Any]
@@ -289,7 +311,7 @@ _ORDINARY: tuple[tuple[str, str, str, Function, str], ...] = (
 def seeded() -> tuple[Seeded, ...]:
     """Returns one seeded bug for every law, nearly in the order of the registry."""
     found = [_ordinary(*row) for row in _ORDINARY]
-    found.insert(1, _mixed())
+    found[1:1] = [_mixed(), _rounding()]
     found += [
         _attending("causality", "a trace of masked keys", "with a weight of 1e-3"),
         _attending("decode equals prefill", "half of the keys for one query", "it sees the later half alone"),
@@ -349,7 +371,7 @@ def seen_by_assert_close(item: Seeded, device: str, **tolerance: float) -> bool:
     results = run_tensors(declared, inputs, params, {"y": dy} if declared.differentiable else {})
     try:
         for name, value in expected.items():
-            torch.testing.assert_close(results[name], value, **tolerance)
+            torch.testing.assert_close(results[name], value.to(results[name].dtype), **tolerance)
     except AssertionError:
         return True
     return False

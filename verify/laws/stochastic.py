@@ -1,0 +1,292 @@
+"""Stochastic rounding: a result is one of the two neighbours of the exact number, and only its seed decides which.
+
+The law calls a kernel with eight seeds. It looks at the results that `stochastic=` names:
+
+* neighbours: each is a neighbour of the exact number in its format. An exact number that the format has must stay.
+  Where the kernel computes in float32 before it rounds, the exact number may move by 8 times its noise.
+* mean: of numbers at a quarter of the way between their neighbours, a quarter goes up. So the mean error is zero within
+  five standard errors: of all elements, of each sign, of each eighth of the way, and at each of 64 lanes.
+* independence: whether an element goes up says nothing about another one, at any distance, in the same call or in the
+  call with another seed. Seeds are tried in a row, and half of their range apart.
+* the same seed gives the same bits.
+
+Exact numbers have known chances, so the variance of each sum is known as well. Bernstein's inequality bounds the sum:
+by five standard errors, and by more where few elements count or many sums are looked at. Tensors of fewer than 4,096
+elements are asked for neighbours and bits alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from verify.cases import Case, inputs_of, problem_of
+from verify.cases.sizes import largest_of
+from verify.cases.strategies import CaseSpace, space
+from verify.declare.declaration import Kernel
+from verify.laws.compare import demand_same, place, show
+from verify.laws.law import Broken, Law, Subject, plain_case
+from verify.measure.call import run_tensors
+from verify.truth.fast import evaluate
+from verify.truth.formats import Format, named
+from verify.truth.ulp import ulp_exponent, widen
+
+Inputs = dict[str, Tensor | None]
+_ELEMENTS = {"small": 1 << 14, "large": 1 << 18}  # of the case whose means are looked at, by the backend
+_FEWEST = 1 << 12
+_SEEDS = 4  # in a row, and as many half of the range away
+_NEAR = 8.0  # times the noise: so far a kernel's number may be from the exact one
+_LEAST_ROOM = 1 / 16  # of the spacing: numbers that may move further tell nothing about means
+_EXPONENT = 12.5  # of the probability of a false alarm: that of five standard errors
+_PARTS = tuple(f"{part}/8 to {part + 1}/8 of the way" for part in range(8))
+_LANES = tuple(f"lane {lane} of 64" for lane in range(64))
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Where exact numbers lie between their neighbours, in units of the spacing there. Tensors are flat."""
+
+    unit: Tensor
+    at: Tensor  # the exact numbers
+    room: Tensor  # how far the number that a kernel rounds may be from it
+    known: Tensor  # whether anything is demanded
+
+    @cached_property
+    def share(self) -> Tensor:
+        """How far an exact number is from its lower neighbour: its chance to go up."""
+        return self.at - self.at.floor()
+
+    @cached_property
+    def counted(self) -> Tensor:
+        """Whether both neighbours are the same for every number that a kernel may round."""
+        inside = (self.share >= self.room) & (self.share + self.room <= 1)
+        return self.known & inside & (self.room <= _LEAST_ROOM)
+
+    @cached_property
+    def groups(self) -> dict[tuple[str, ...], Tensor]:
+        """The groups of elements whose means are looked at: for each kind, what its groups are called, and which group
+        an element is in."""
+        count = torch.arange(len(self.at), device=self.at.device)
+        return {
+            ("all",): torch.zeros_like(count),
+            ("positive", "negative"): (self.at < 0).long(),
+            _PARTS: (self.share * len(_PARTS)).long().clamp(max=len(_PARTS) - 1),
+            _LANES: count % len(_LANES),
+        }
+
+    @cached_property
+    def variance(self) -> Tensor:
+        """The variance of going up; 0 where nothing is counted."""
+        return torch.where(self.counted, self.share * (1 - self.share), 0.0)
+
+
+def _reason(subject: Subject) -> str | None:
+    kernel = subject.kernel
+    if not kernel.stochastic:
+        return "the declaration has no stochastic="
+    case = _plain(subject)
+    for seed in set(kernel.stochastic.values()):
+        low, high = _range(subject, case, seed)
+        if high - low < 2 * _SEEDS:
+            return f"{seed} has fewer than {2 * _SEEDS} values"
+    inputs = inputs_of(kernel.op, case, subject.backend.device)
+    for name in kernel.stochastic:
+        if not bool((_places(subject, case, inputs, name).variance > 0).any()):
+            return f"{name} has nothing to round: the exact numbers of ordinary inputs are numbers of its format"
+    return None
+
+
+def _plain(subject: Subject) -> Case:
+    return plain_case(subject, largest_of(subject.kernel.op, _ELEMENTS[subject.backend.scale]))
+
+
+def _space(subject: Subject) -> CaseSpace:
+    return space(subject.kernel, subject.dtype, sizes=subject.sizes, upstream=("",))
+
+
+def _examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
+    return (_plain(subject), *chosen.each_choice())
+
+
+def _range(subject: Subject, case: Case, seed: str) -> tuple[int, int]:
+    operand = next(each for each in subject.kernel.op.operands if each.name == seed)
+    assert operand.range is not None
+    return operand.range(case.dims)
+
+
+def _format(subject: Subject, result: str) -> Format:
+    return named(subject.kernel.result_dtype(subject.dtype, result) or subject.dtype)
+
+
+def _places(subject: Subject, case: Case, inputs: Inputs, result: str) -> _Places:
+    op, fmt = subject.kernel.op, _format(subject, result)
+    problem = problem_of(op, case, inputs, {}, (result,))
+    truth = evaluate(op, problem, {result: fmt})[result]
+    assert op.meaning is not None
+    exact, bound = truth.value.reshape(-1), truth.bound.reshape(-1)
+    noise = op.meaning.deviation(problem, result).to(exact.device).reshape(-1)
+    known = torch.isfinite(exact) & torch.isfinite(bound) & torch.isfinite(noise)
+    known &= exact.abs() < float(fmt.max_finite)
+    for other in (truth.unknown, None if truth.ends is None else truth.ends[0] != truth.ends[1]):
+        known &= True if other is None else ~other.reshape(-1)
+    exact = torch.where(known, exact, 0.0)
+    unit = torch.ldexp(torch.ones_like(exact), ulp_exponent(exact, fmt))
+    return _Places(unit, exact / unit, torch.where(known, bound + _NEAR * noise, 0.0) / unit, known)
+
+
+def _check(subject: Subject, case: Case) -> None:
+    kernel = subject.kernel
+    inputs = inputs_of(kernel.op, case, subject.backend.device)
+    for seed in dict.fromkeys(kernel.stochastic.values()):
+        names = [name for name, its in kernel.stochastic.items() if its == seed]
+        seeds = _seeds(inputs, seed, _range(subject, case, seed))
+        calls = _called(kernel, case, inputs, seed, seeds)
+        again = run_tensors(kernel, inputs, case.params, {})
+        expected = {name: calls[0][name] for name in names}
+        demand_same(case, again, expected, "the same seed gives other bits", labels=("second call", "first call"))
+        for name in names:
+            places, got = _places(subject, case, inputs, name), [call[name] for call in calls]
+            _demand_neighbours(case, name, got, seeds, places)
+            if got[0].numel() < _FEWEST:
+                continue
+            up = torch.stack([widen(each).reshape(-1) / places.unit > places.at for each in got])
+            moved = torch.where(places.counted, up.double() - places.share, 0.0)
+            _demand_independence(case, name, moved, places)
+            _demand_means(case, name, moved.sum(0), len(seeds), places)
+            coarse = {each: _rounded(value, got[0].dtype) for each, value in inputs.items()}
+            exact = [call[name] for call in _called(kernel, case, coarse, seed, seeds)]
+            _demand_neighbours(case, name, exact, seeds, _places(subject, case, coarse, name))
+
+
+def _seeds(inputs: Inputs, seed: str, ends: tuple[int, int]) -> list[int]:
+    """Returns the seed of a case with those that follow it, and the same half of the range away."""
+    given, (low, high) = inputs[seed], ends
+    assert given is not None
+    far = (high - low) // 2
+    return [low + (int(given) - low + step + away) % (high - low) for away in (0, far) for step in range(_SEEDS)]
+
+
+def _called(kernel: Kernel, case: Case, inputs: Inputs, seed: str, seeds: Sequence[int]) -> list[dict[str, Tensor]]:
+    """Returns the outputs of the kernel for each seed."""
+    given = inputs[seed]
+    assert given is not None
+    each_seed = [torch.full_like(given, value) for value in seeds]
+    return [run_tensors(kernel, {**inputs, seed: each}, case.params, {}) for each in each_seed]
+
+
+def _rounded(value: Tensor | None, kind: torch.dtype) -> Tensor | None:
+    """Returns numbers as a narrower format has them, so that a kernel meets exact ones, in the dtype that they had."""
+    return value if value is None or not value.is_floating_point() else value.to(kind).to(value.dtype)
+
+
+def _demand_neighbours(case: Case, name: str, got: list[Tensor], seeds: list[int], places: _Places) -> None:
+    least, most = (places.at - places.room).floor(), (places.at + places.room).ceil()
+    for each, seed in zip(got, seeds, strict=True):
+        steps = widen(each).reshape(-1) / places.unit
+        wrong = torch.nonzero(places.known & ~((steps >= least) & (steps <= most))).reshape(-1)
+        if wrong.numel():
+            index = int(wrong[0])
+            unit = float(places.unit[index])
+            low, high = (float(end[index]) * unit for end in (least, most))
+            facts = {
+                "at": f"{name} {place(each, index)}, {wrong.numel():,} in all, seed {seed}",
+                "got": show(each, index),
+                "exact": f"{float(places.at[index]) * unit!r}",
+                "neighbours": f"{low!r}" if low == high else f"{low!r} and {high!r}",
+            }
+            raise Broken("a result is no neighbour of the exact number", case, facts, result=name, index=index)
+
+
+def _limit(variance: Tensor, sums: int) -> Tensor:
+    """Returns how large a sum of independent terms, each at most 1, may be; `sums` of them are looked at."""
+    exponent = _EXPONENT + math.log(sums)
+    return exponent / 3 + torch.sqrt(exponent**2 / 9 + 2 * exponent * variance)
+
+
+def _demand_means(case: Case, name: str, moved: Tensor, calls: int, places: _Places) -> None:
+    """`moved` has for each element how much more often it went up than its chance says."""
+    sums = sum(map(len, places.groups))
+    for labels, group in places.groups.items():
+        total, variance, room, number = (
+            torch.bincount(group, weights=each.double())
+            for each in (
+                moved,
+                calls * places.variance,
+                calls * torch.where(places.counted, places.room, 0.0),
+                calls * places.counted,
+            )
+        )
+        excess = total.abs() - room - _limit(variance, sums)
+        worst = int(excess.argmax())
+        if not float(excess[worst]) <= 0:
+            chance = float(torch.where(places.counted & (group == worst), places.share, 0.0).sum()) * calls
+            of = float(number[worst])
+            facts = {
+                "of": f"{of:,.0f} elements of {name}, {labels[worst]}",
+                "went up": f"{(chance + float(total[worst])) / of:.4f} of them",
+                "should": f"{chance / of:.4f} +- {math.sqrt(float(variance[worst])) / of:.2g}",
+                "mean error": f"{float(total[worst]) / of:+.3g} of the spacing",
+            }
+            raise Broken("upper neighbours are not taken as often as they are near", case, facts, result=name)
+
+
+def _demand_independence(case: Case, name: str, moved: Tensor, places: _Places) -> None:
+    """No product of two elements' deviations has a mean: within calls, and between calls with other seeds.
+
+    A kernel may round the values or the magnitudes of two elements by one random number, so both are looked at. What a
+    group of elements has in common in all calls is a mean, and is taken out.
+    """
+    _, signs, parts, lanes = places.groups.values()
+    for group in (signs * len(_PARTS) + parts, lanes):
+        number = len(moved) * torch.bincount(group, weights=places.counted.double())
+        mean = torch.bincount(group, weights=moved.sum(0)) / number.clamp(min=1)
+        moved = torch.where(places.counted, moved - mean[group], 0.0)
+    count, everyone = moved.shape[-1], list(range(2 * _SEEDS))
+    spread = torch.fft.rfft(places.variance, 2 * count)
+    expected = torch.fft.irfft(spread.conj() * spread, 2 * count).clamp(min=0)
+    pairs = {
+        "in the call with the next seed": (
+            [at for at in everyone if (at + 1) % _SEEDS],
+            [at for at in everyone if at % _SEEDS],
+        ),
+        "in the call with a seed half of the range away": (everyone[:_SEEDS], everyone[_SEEDS:]),
+        "in the same call": (everyone, everyone),
+    }
+    found = list[tuple[float, dict[str, str]]]()
+    for what, sign in (("values", 1.0), ("magnitudes", places.at.sign())):
+        waves = torch.fft.rfft(moved * sign, 2 * count)
+        for words, (one, other) in pairs.items():
+            total = torch.fft.irfft((waves[one].conj() * waves[other]).sum(0), 2 * count)
+            excess = total.abs() / _limit(len(one) * expected, 4 * count)
+            if one == other:
+                excess[0] = 0.0  # an element and itself
+            worst = int(excess.argmax())
+            distance = worst if worst <= count else worst - 2 * count
+            size = float(total[worst]) / max(len(one) * float(expected[worst]), 1e-300)
+            facts = {
+                "of": f"{what} of {name}, elements {distance} places apart, {words}",
+                "correlation": f"{size:+.3g} of what equal random numbers give, in {len(one)} calls of {count:,}",
+            }
+            found.append((float(excess[worst]), facts))
+    # one defect makes other sums uncertain too: the one that stands out most names it
+    size, facts = max(found, key=lambda each: math.inf if math.isnan(each[0]) else each[0])
+    if not size <= 1:
+        raise Broken("elements do not round independently", case, facts, result=name)
+
+
+LAWS: Sequence[Law] = (
+    Law(
+        name="stochastic rounding",
+        summary="results are neighbours of the exact numbers, unbiased, independent, and follow from the seed",
+        space=_space,
+        check=_check,
+        applies=_reason,
+        examples=_examples,
+        share=0.25,
+    ),
+)
