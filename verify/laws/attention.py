@@ -31,7 +31,7 @@ from verify.declare.declaration import Kernel
 from verify.laws.accuracy import judge_results, keeps
 from verify.laws.compare import demand_same
 from verify.laws.law import Broken, Law, Subject, plain_cases, plain_space, said_of
-from verify.laws.locality import Rows, reference
+from verify.laws.locality import Rows, agree, reference
 from verify.measure.call import Measured, run_kernel, run_tensors
 from verify.ops.graph.shapes import NamedDims
 from verify.ops.op import Op, ScorePart
@@ -39,7 +39,6 @@ from verify.truth.ulp import same_bits
 
 Inputs = dict[str, Tensor | None]
 _LENGTHS = (5, 33, 129)
-_CLOSE = 1e-9  # relative difference of equal results in float64
 
 
 def _space(subject: Subject) -> CaseSpace:
@@ -185,16 +184,9 @@ def _is_alone(subject: Subject) -> str | None:
             return "the declaration does not allow one query alone with as many keys"
         given = inputs_of(op, case, "cpu")
         whole, alone = reference(op, given), reference(op, rows.pick(given, {}, slice(-1, None))[0])
-        if not _agree(alone, {name: rows.of(name, value, slice(-1, None)) for name, value in whole.items()}):
+        if not agree(alone, {name: rows.of(name, value, slice(-1, None)) for name, value in whole.items()}):
             reason = "the last query alone has another result than among others"
     return reason
-
-
-def _agree(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
-    return all(
-        value.shape == other[name].shape and torch.allclose(value, other[name], _CLOSE, _CLOSE, True)
-        for name, value in one.items()
-    )
 
 
 _ADDING = re.compile(r"mm|mv$|dot|sum|mean|softmax|attention|conv|norm|var|index_add|scatter")
@@ -289,7 +281,7 @@ def _order(op: Op, case: Case) -> int | None:
     given = inputs_of(op, case, "cpu")
     found = _repeated(op, case, given)
     whole = reference(op, given)
-    return next((n for n, some in enumerate(found[1]) if _agree(whole, reference(op, some))), None) if found else None
+    return next((n for n, some in enumerate(found[1]) if agree(whole, reference(op, some))), None) if found else None
 
 
 def _is_grouped(subject: Subject) -> str | None:

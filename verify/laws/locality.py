@@ -76,6 +76,7 @@ def leading_rows(kernel: Kernel, case: Case) -> Rows:
     return Rows(dict.fromkeys((*data_operands(kernel), *kernel.outputs), 0), case.dims[0])
 
 
+_CLOSE = 1e-9  # relative difference of equal results in float64
 _FOLLOWED = 256  # number of elements of an output whose operands are traced
 
 
@@ -150,6 +151,14 @@ def reference(op: Op, inputs: Mapping[str, Tensor | None]) -> Tensors:
     made = op.baseline(*wide, **op.resolve({}))
     made = made if isinstance(made, tuple | list) else (made,)
     return dict(zip(op.outputs, (each.double() for each in made if each is not None), strict=True))
+
+
+def agree(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    """True if two results of PyTorch in float64 are as close as its sums are."""
+    return all(
+        value.shape == other[name].shape and torch.allclose(value, other[name], _CLOSE, _CLOSE, True)
+        for name, value in one.items()
+    )
 
 
 def flattened(

@@ -15,9 +15,10 @@ NAMES = tuple(
     """\
 determinism, accuracy, mixed dtypes, stochastic rounding, special values, gradcheck, gradgradcheck, \
 layout independence, upstream layout independence, memory bounds, initialised memory, nothing overwritten, \
-no stale results, batch invariance, causality, decode equals prefill, grouped heads, shapes, many rows, \
-exact identities, linear backward, monotone, configuration independence, error contract, compiled, custom operators, \
-autocast, side stream, CUDA graph, other device, large offsets, large tensors""".split(", ")
+no stale results, batch invariance, causality, decode equals prefill, grouped heads, varlen equals padded, \
+permutation of experts, shapes, many rows, exact identities, linear backward, monotone, configuration independence, \
+error contract, compiled, custom operators, autocast, side stream, CUDA graph, other device, large offsets, \
+large tensors""".split(", ")
 )
 ALWAYS = ("stochastic rounding",)  # of a kernel that declares it, without a profile too: no maximum shows it
 EXAMPLES = {"quick": 5, "ci": 8, "nightly": 400, "exhaustive": 4000}

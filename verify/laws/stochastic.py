@@ -2,17 +2,17 @@
 
 The law calls a kernel with eight seeds. It looks at the results that `stochastic=` names:
 
-* neighbours: each is a neighbour of the exact number in its format. An exact number that the format has must stay.
-  Where the kernel computes in float32 before it rounds, the exact number may move by 8 times its noise.
-* mean: of numbers at a quarter of the way between their neighbours, a quarter goes up. So the mean error is zero within
-  five standard errors: of all elements, of each sign, of each eighth of the way, and at each of 64 lanes.
-* independence: whether an element goes up says nothing about another one, at any distance, in the same call or in the
-  call with another seed. Seeds are tried in a row, and half of their range apart.
-* the same seed gives the same bits.
+* Neighbours. Each result is a neighbour of the exact number in its format. A number that the format has must stay. The
+  float32 number that a kernel rounds may be off by 8 times its noise.
+* Mean. A number at a quarter of the way between its neighbours goes up once in four times. So the mean error is zero
+  within five standard errors: of all elements, of each sign, of each eighth of the way, and at each of 64 lanes.
+* Independence. Two elements at any distance go up independently of each other, in one call and in calls with different
+  seeds. Seeds are tried in a row, and half of their range apart.
+* The same seed gives the same bits.
 
-Exact numbers have known chances, so the variance of each sum is known as well. Bernstein's inequality bounds the sum:
-by five standard errors, and by more where few elements count or many sums are looked at. Tensors of fewer than 4,096
-elements are asked for neighbours and bits alone.
+The chance of each element is known, so the variance of each sum is known as well. Bernstein's inequality then bounds
+the sum, by five standard errors. The bound is wider for few elements, and for many sums. In tensors of fewer than 4,096
+elements only neighbours and bits are looked at.
 """
 
 from __future__ import annotations
@@ -236,10 +236,10 @@ def _demand_means(case: Case, name: str, moved: Tensor, calls: int, places: _Pla
 
 
 def _demand_independence(case: Case, name: str, moved: Tensor, places: _Places) -> None:
-    """No product of two elements' deviations has a mean: within calls, and between calls with other seeds.
+    """Raises Broken if two elements go up together, within calls or between calls with different seeds.
 
-    A kernel may round the values or the magnitudes of two elements by one random number, so both are looked at. What a
-    group of elements has in common in all calls is a mean, and is taken out.
+    A kernel may round the values or the magnitudes of two elements by one random number, so both are looked at. The
+    mean of each group of elements over all calls is subtracted first.
     """
     _, signs, parts, lanes = places.groups.values()
     for group in (signs * len(_PARTS) + parts, lanes):

@@ -21,6 +21,8 @@ from verify.measure.call import run_tensors
 from verify.ops.graph.like import Definition
 from verify.ops.op import Op
 
+Function = Callable[..., Any]
+
 
 @dataclass(frozen=True)
 class Seeded:
@@ -251,6 +253,41 @@ def _attending(law: str, bug: str, note: str) -> Seeded:
     return Seeded(law, bug, note, declare(_identifier(bug), bug), declare(f"{_identifier(bug)}_twin", ""))
 
 
+# -- tokens of experts and sequences with padding, for the laws about them -----------------------------------
+
+
+def _experts(x: Tensor, gate: Tensor, w: Tensor, bug: str = "") -> Tensor:
+    """The products of each token with the matrices of all experts, weighted by a softmax."""
+    scores, matrices = x.double() @ gate.double(), w.double()
+    if bug == "the first expert twice":
+        matrices = torch.cat([matrices[:1], matrices[:1], matrices[2:]])
+    return torch.einsum("te,td,edf->tf", torch.softmax(scores, -1), x.double(), matrices).to(x.dtype)
+
+
+def _log_sum(x: Tensor, lengths: Tensor, bug: str = "") -> Tensor:
+    """The logarithm of the sum of exponentials of each sequence. A maximum below 0 is taken as 0."""
+    seen = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
+    wide = x.double()
+    highest = (wide if bug == "the maximum of padding" else wide.masked_fill(~seen, 0.0)).amax(-1, keepdim=True)
+    found = torch.where(seen, (wide - highest).exp(), 0.0).sum(-1).log() + highest[:, 0]
+    return found.to(x.dtype)
+
+
+@cache
+def _shaped_op(function: Function) -> Op:
+    shapes = {"x": "t d", "gate": "d e", "w": "e d f"} if function is _experts else {"x": "b s", "lengths": "b"}
+    integers = None if function is _experts else {"lengths": "1 <= lengths <= s"}
+    return Definition(function, tuple(shapes), shapes=shapes, integers=integers).op()
+
+
+def _shaped(law: str, function: Function, bug: str, note: str) -> Seeded:
+    def declare(name: str, seed: str) -> Kernel:
+        options: dict[str, Any] = {"op": _shaped_op(function), "dtypes": ["float32"], "max_ulp": 4, "gradients": False}
+        return kernel(**options, name=name)(lambda *operands: function(*operands, seed))
+
+    return Seeded(law, bug, note, declare(_identifier(bug), bug), declare(f"{_identifier(bug)}_twin", ""))
+
+
 # -- a copy in bfloat16, for the law about rounding at random -------------------------------------------------
 
 
@@ -275,7 +312,6 @@ def _rounding() -> Seeded:
 
 # -- the list -----------------------------------------------------------------------------------------------
 
-Function = Callable[..., Any]
 _ORDINARY: tuple[tuple[str, str, str, Function, str], ...] = (
     ("accuracy", "tail cancels", "0.5 x (1 + tanh(x / 2)) in float32", _plain, "float32"),
     ("special values", "NaN swallowed", "a NaN becomes 0", _plain, "float32"),
@@ -316,6 +352,8 @@ def seeded() -> tuple[Seeded, ...]:
         _attending("causality", "a trace of masked keys", "with a weight of 1e-3"),
         _attending("decode equals prefill", "half of the keys for one query", "it sees the later half alone"),
         _attending("grouped heads", "heads in another order where none are shared", "each has its neighbour's keys"),
+        _shaped("varlen equals padded", _log_sum, "the maximum of padding", "all exponentials become 0"),
+        _shaped("permutation of experts", _experts, "the first expert twice", "in place of the second"),
     ]
     return tuple(found)
 

@@ -1,0 +1,233 @@
+"""Varlen equals padded: a sequence alone has the same results, and padding behind it changes none.
+
+Sequences come in two forms. Packed ones lie one behind the other, and their lengths add up to the number of tokens. The
+law calls the kernel with each sequence alone: its results have the bits that they have among others, or are within the
+kernel's limit. Padded ones have a number of places each, and lengths up to it. The law writes large numbers of both
+signs behind each sequence: results that do not depend on them in float64 keep their bits.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import torch
+from torch import Tensor
+
+from verify.cases import Case, inputs_of
+from verify.cases.case import derive_all
+from verify.cases.sizes import sizes_of
+from verify.cases.strategies import CaseSpace
+from verify.cases.values import inside
+from verify.laws.accuracy import judge_results
+from verify.laws.compare import demand_same
+from verify.laws.law import Broken, Law, Subject, plain_cases, plain_space, said_of
+from verify.laws.locality import agree, filled_like, reference
+from verify.measure.call import run_kernel, run_tensors
+from verify.ops.graph.shapes import NamedDims
+from verify.ops.op import Op
+from verify.truth.ulp import same_bits
+
+Inputs = dict[str, Tensor | None]
+_LARGE = 2.0**14  # every format of 16 bits has it
+
+
+@dataclass(frozen=True)
+class _Sequences:
+    """How a declaration tells sequences apart: the operand of their lengths, its dimension, and that of tokens."""
+
+    lengths: str
+    many: str
+    tokens: str
+    packed: bool
+
+
+def _sequences(op: Op) -> _Sequences | None:
+    geometry = op.geometry
+    if not isinstance(geometry, NamedDims) or geometry.examples:
+        return None
+    for operand in op.operands:
+        shape, held = geometry.table[operand.name], operand.range
+        if held is None or operand.derive is not None or len(shape) != 1 or shape[0] not in geometry.dims:
+            continue
+        end = held.total if held.structure == "sum" else held.high if not held.structure else None
+        words = {each.id for each in ast.walk(end) if isinstance(each, ast.Name)} if end is not None else set()
+        if len(words) == 1 and words != {shape[0]}:
+            return _Sequences(operand.name, str(shape[0]), words.pop(), held.structure == "sum")
+    return None
+
+
+def _space(subject: Subject) -> CaseSpace:
+    op, found = subject.kernel.op, _sequences(subject.kernel.op)
+    shapes = sizes_of(op, 1 << 12)[:12]
+    if found is not None:
+        place = op.geometry.dims.index(found.many)
+        shapes = tuple(dims for dims in shapes if dims[place] > 1)[:5] or shapes[:1]
+    return plain_space(subject, shapes)
+
+
+def _reason(subject: Subject) -> str | None:
+    op, found = subject.kernel.op, _sequences(subject.kernel.op)
+    if found is None:
+        return f"{said_of(subject)} has no operand that holds the lengths of sequences"
+    tried = plain_cases(subject, _space(subject))
+    if found.packed and not any(_alone(op, case, inputs_of(op, case, "cpu"), found) for case in tried):
+        return "a sequence alone has another result than among others, or the declaration does not allow it"
+    if not found.packed and not any(_kept(op, case, found) for case in tried):
+        return "every result depends on what lies behind the sequences"
+    return None
+
+
+# -- packed ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Alone:
+    """One sequence of a packed case: the case and the operands of it alone, and where its results lie among others."""
+
+    case: Case
+    inputs: Inputs
+    places: dict[str, tuple[int, slice]]  # by output: axis and indices
+
+    def of(self, results: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Returns the results of the sequence among others."""
+        return {
+            n: results[n].narrow(a, at.start, at.stop - at.start).contiguous() for n, (a, at) in self.places.items()
+        }
+
+
+def _alone(op: Op, case: Case, inputs: Inputs, found: _Sequences) -> list[_Alone]:
+    """Each sequence alone that the declaration allows. Empty if float64 gives one of them other results then."""
+    geometry, whole, lengths = op.geometry, reference(op, inputs), inputs[found.lengths]
+    assert isinstance(geometry, NamedDims) and lengths is not None
+    tokens, many = (_axes_of_outputs(op, case, name) for name in (found.tokens, found.many))
+    made, start = list[_Alone](), 0
+    if set(tokens) | set(many) != set(op.outputs) or set(tokens) & set(many):
+        return []
+    for number, length in enumerate(lengths.tolist()):
+        part, own, start = slice(start, start + length), slice(number, number + 1), start + length
+        sizes = {found.tokens: length, found.many: 1}
+        dims = tuple(sizes.get(name, size) for name, size in zip(geometry.dims, case.dims, strict=True))
+        if not length or not geometry.allows(dims):
+            continue
+        given = dict(inputs)
+        for name, shape in geometry.table.items():
+            for dimension, at in ((found.tokens, part), (found.many, own)):
+                value = given.get(name)
+                if dimension in shape and value is not None:
+                    axis = shape.index(dimension)
+                    given[name] = value.narrow(axis, at.start, at.stop - at.start).contiguous()
+        each = msgspec.structs.replace(case, dims=dims)
+        given = derive_all(op, each, given, lengths.device) if op.derived else given
+        places = {name: (axis, part) for name, axis in tokens.items()} | {name: (a, own) for name, a in many.items()}
+        made.append(_Alone(each, given, places))
+        if not agree(made[-1].of(whole), reference(op, given)):
+            return []
+    return made
+
+
+def _axes_of_outputs(op: Op, case: Case, dimension: str) -> dict[str, int]:
+    """The axis of each output that has as many indices as a dimension, where that is one axis."""
+    place = op.geometry.dims.index(dimension)
+    larger = (*case.dims[:place], case.dims[place] + 1, *case.dims[place + 1 :])
+    before, after = (op.result_shapes(dims, op.params) for dims in (case.dims, larger))
+    found = {}
+    for name in op.outputs:
+        differing = [axis for axis, pair in enumerate(zip(before[name], after[name], strict=True)) if len({*pair}) > 1]
+        if len(differing) == 1 and before[name][differing[0]] == case.dims[place]:
+            found[name] = differing[0]
+    return found
+
+
+def _check_packed(subject: Subject, case: Case, found: _Sequences) -> None:
+    kernel, op = subject.kernel, subject.kernel.op
+    whole = run_kernel(kernel, msgspec.structs.replace(case, upstream=""), subject.backend.device)
+    for number, alone in enumerate(_alone(op, case, dict(whole.inputs), found)):
+        results = run_tensors(kernel, alone.inputs, case.params, {})
+        expected = alone.of(whole.results)
+        if same_bits([results[name] for name in expected], list(expected.values())):
+            continue
+        try:
+            judge_results(subject, alone.case, alone.inputs, {}, results)
+        except Broken as broken:
+            facts = {"sequence": str(number), **broken.facts}
+            raise broken.restated("a sequence alone is beyond the limit", case, facts) from None
+
+
+# -- padded ----------------------------------------------------------------------------------------------
+
+
+def _shortened(op: Op, case: Case, inputs: Inputs, found: _Sequences) -> Inputs:
+    """The operands with at least one place behind each sequence, where the declaration allows that."""
+    lengths, held = inputs[found.lengths], next(each.range for each in op.operands if each.name == found.lengths)
+    assert lengths is not None and held is not None
+    most = max(case.dims[op.geometry.dims.index(found.tokens)] - 1, held(case.dims)[0])
+    changed = {**inputs, found.lengths: lengths.clamp(max=most)}
+    return derive_all(op, case, changed, lengths.device) if op.derived else changed
+
+
+def _padded(op: Op, case: Case, inputs: Inputs, found: _Sequences, value: float) -> Inputs:
+    """The operands with a number in every place behind a sequence."""
+    geometry, lengths, changed = op.geometry, inputs[found.lengths], dict(inputs)
+    assert isinstance(geometry, NamedDims) and lengths is not None
+    size = case.dims[geometry.dims.index(found.tokens)]
+    behind = torch.arange(size, device=lengths.device) >= lengths[:, None]
+    for operand in op.operands:
+        shape, held = geometry.table[operand.name], inputs[operand.name]
+        if held is None or not held.is_floating_point() or not {found.many, found.tokens} <= set(shape):
+            continue
+        number = filled_like(held, value)
+        number = number if operand.domain is None else inside(number, operand.domain)
+        many, tokens = shape.index(found.many), shape.index(found.tokens)
+        mask = behind if many < tokens else behind.mT
+        mask = mask.reshape([length if axis in (many, tokens) else 1 for axis, length in enumerate(held.shape)])
+        changed[operand.name] = torch.where(mask, number, held)
+    return derive_all(op, case, changed, lengths.device) if op.derived else changed
+
+
+def _kept(op: Op, case: Case, found: _Sequences) -> dict[str, Tensor]:
+    """Maps outputs to the elements that have the same bits in float64 with and without padding; empty if none has."""
+    given = _shortened(op, case, inputs_of(op, case, "cpu"), found)
+    if not bool((given[found.lengths] < case.dims[op.geometry.dims.index(found.tokens)]).all()):  # type: ignore[operator]
+        return {}
+    before = reference(op, given)
+    others = [reference(op, _padded(op, case, given, found, value)) for value in (_LARGE, -_LARGE)]
+    kept = {name: (before[name] == others[0][name]) & (before[name] == others[1][name]) for name in op.outputs}
+    return kept if any(bool(mask.any()) for mask in kept.values()) else {}
+
+
+def _check_padded(subject: Subject, case: Case, found: _Sequences) -> None:
+    kernel, op, device = subject.kernel, subject.kernel.op, subject.backend.device
+    kept = {name: mask.to(device) for name, mask in _kept(op, case, found).items()}
+    if not kept:
+        return
+    given = _shortened(op, case, inputs_of(op, case, device), found)
+    whole = run_tensors(kernel, given, case.params, {})
+    expected = {name: whole[name] for name in kept}
+    for value in (_LARGE, -_LARGE):
+        changed = run_tensors(kernel, _padded(op, case, given, found, value), case.params, {})
+        got = {name: torch.where(kept[name], changed[name], result) for name, result in expected.items()}
+        rule = "a result depends on what lies behind its sequence"
+        demand_same(case, got, expected, rule, labels=(f"{value:g} behind sequences", "as drawn"))
+
+
+def _check(subject: Subject, case: Case) -> None:
+    found = _sequences(subject.kernel.op)
+    assert found is not None
+    (_check_packed if found.packed else _check_padded)(subject, case, found)
+
+
+LAWS: Sequence[Law] = (
+    Law(
+        name="varlen equals padded",
+        summary="a sequence alone has the same results, and padding behind it changes none",
+        space=_space,
+        check=_check,
+        applies=_reason,
+        examples=lambda subject, chosen: plain_cases(subject, chosen),
+        nearest=True,
+        share=0.5,
+    ),
+)
