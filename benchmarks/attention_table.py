@@ -1,0 +1,517 @@
+"""The tables of docs/attention.md: how wrong shipped kernels of attention, losses and norms are, and on which input.
+
+    python -m benchmarks.attention_table                     both tables on a GPU, in at most 8 minutes
+    python -m benchmarks.attention_table --quick             tiny ones on a CPU: whether everything runs
+    python -m benchmarks.attention_table --table losses --only eager
+    python -m benchmarks.attention_table --report            the record and the page again from what is measured
+
+Each kernel is a part, measured in a process of its own and kept in --out after each step. Another start continues with
+the missing steps. A part measures each dtype at each regime, its time, and what hunts find. Processes share the
+GPU, but one that takes times has it alone. A kernel that a machine lacks, and a step that the time did not reach, is a
+line with its reason.
+
+Writes OUT/attention.json and, with --page, the page with the tables.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import fcntl
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from verify.records.files import write_atomically
+
+ROOT = Path(__file__).parents[1]
+DTYPES = ("bfloat16", "float16", "float32")
+LEAST = 0.5  # units of noise: an error below is none
+LARGEST = 8.0  # magnitude of hunted inputs: what training and inference see
+GRACE = 20.0  # seconds after the end in which a process may finish its step
+LONGEST = 200  # characters of a reason
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table: the files of its kernels, the recipes of its inputs, and the sizes of a case by dimension."""
+
+    title: str
+    files: tuple[str, ...]
+    regimes: tuple[str, ...]
+    sizes: dict[str, int]
+    timed: dict[str, int]
+    quick: dict[str, int]
+    only: tuple[str, ...] = ()  # parts of the names of its kernels; all if empty
+
+
+TABLES = {
+    "attention": Table(
+        title="Causal attention",
+        files=("examples/attention.py", "examples/public/fla_kernels.py"),
+        regimes=("randn", "scores below -87", "rising maxima", "falling maxima", "sinks", "repeated tokens"),
+        sizes={"b": 2, "h": 4, "s": 257, "t": 257, "d": 64},
+        timed={"b": 2, "h": 16, "s": 2048, "t": 2048, "d": 64},
+        quick={"b": 1, "h": 1, "s": 33, "t": 33, "d": 16},
+        only=("attention.py", "::causal_attention"),
+    ),
+    "losses": Table(
+        title="Losses and norms",
+        files=("examples/losses_and_norms.py", "examples/liger.py", "examples/public/liger_kernels.py"),
+        regimes=("randn", "mean 1e3", "outlier", "constant", "spread", "ramp"),
+        sizes={"n": 64, "d": 1025, "v": 1025, "": 64},
+        timed={"n": 4096, "d": 4096, "v": 32768, "": 4096},
+        quick={"n": 3, "d": 33, "v": 33, "": 3},
+        only=(
+            "losses_and_norms",
+            "liger.py::liger_layer_norm",
+            "liger.py::liger_rms_norm",
+            "liger_kernels.py::cross_en",
+        ),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one process measures, where it keeps it, and until when."""
+
+    table: str
+    target: str
+    out: Path
+    quick: bool
+    hunt: float  # seconds of each hunt
+    until: float
+
+    @property
+    def path(self) -> Path:
+        """The file of the part."""
+        name = self.target.replace("/", ".").replace("::", ".")
+        return self.out / f"{self.table}.{name}.json"
+
+
+# -- one part -----------------------------------------------------------------------------------------------
+
+
+class Part:
+    """What is measured of one kernel, kept after each step. A step that is there is not measured again."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.steps: dict[str, Any] = {}
+        if plan.path.exists():
+            self.steps = json.loads(plan.path.read_text())["steps"]
+
+    def step(self, name: str, measure: Callable[[], Any]) -> Any:
+        """Measures a step, unless it is known or the time is over. An error is its reason."""
+        if name not in self.steps and time.time() < self.plan.until:
+            try:
+                self.steps[name] = measure()
+            except Exception as error:  # whatever a kernel of somebody else raises is the result of this step
+                self.steps[name] = {"reason": reason(error)}
+            self.save()
+        return self.steps.get(name)
+
+    def save(self, *, done: bool = False) -> None:
+        """Writes the part."""
+        held = {"target": self.plan.target, "table": self.plan.table, "done": done, "steps": self.steps}
+        write_atomically(self.plan.path, json.dumps(held, indent=1).encode())
+
+
+def reason(error: Exception) -> str:
+    """The first line of an error, without what differs between machines."""
+    text = str(error).strip().splitlines() or [type(error).__name__]
+    return text[0].replace(str(ROOT) + "/", "")[:LONGEST]
+
+
+@contextlib.contextmanager
+def turn(out: Path, *, alone: bool) -> Iterator[None]:
+    """Shares the device with other processes, or has it alone. A process that waits for it alone is the next."""
+    with (out / "next.lock").open("w") as following, (out / "device.lock").open("w") as device:
+        fcntl.flock(following, fcntl.LOCK_EX)
+        fcntl.flock(device, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        if not alone:
+            fcntl.flock(following, fcntl.LOCK_UN)
+        yield
+
+
+def measure_part(plan: Plan) -> None:
+    """Measures one kernel."""
+    from verify import backends
+    from verify.backends.probes import fingerprint
+    from verify.declare.discovery import load
+    from verify.declare.target import Target
+
+    backend = backends.select()
+    backends.activate(backend)
+    (kernel,) = load(Target.parse(plan.target))
+    part = Part(plan)
+    part.steps["environment"] = {"backend": backend.name, **fingerprint(backend.device)}
+    if kernel.lacking:
+        part.steps["absent"] = {"reason": f"{', '.join(kernel.lacking)} is not installed"}
+        return part.save(done=True)
+    measured = _Measured(kernel, plan, backend)
+    part.step("promise", lambda: {"promise": kernel.promise})
+    for dtype in (each for each in DTYPES if each in kernel.dtypes):
+        for regime in TABLES[plan.table].regimes[: 2 if plan.quick else None]:
+            part.step(f"{dtype}/{regime}", lambda dtype=dtype, regime=regime: measured.regime(dtype, regime))
+    for dtype in (each for each in DTYPES if each in kernel.dtypes):
+        if "reason" not in (part.steps.get(f"{dtype}/randn") or {"reason": ""}):
+            part.step(f"{dtype}/time", lambda dtype=dtype: measured.times(dtype))
+    for dtype in (each for each in DTYPES if each in kernel.dtypes):
+        for result in part.steps.get(f"{dtype}/randn", {}).get("results", {}):
+            part.step(f"{dtype}/hunt {result}", lambda dtype=dtype, result=result: measured.hunted(dtype, result))
+    return part.save(done=time.time() < plan.until)
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """Measures one kernel on one backend."""
+
+    kernel: Any
+    plan: Plan
+    backend: Any
+
+    def dims(self, sizes: dict[str, int]) -> tuple[int, ...]:
+        """The sizes of a case. An op by name has rows and columns."""
+        geometry = self.kernel.op.geometry
+        if not geometry.named:
+            return sizes[""], sizes["d"]
+        return tuple(sizes[name] for name in geometry.dims)
+
+    def case(self, dtype: str, regime: str, sizes: dict[str, int]) -> Any:
+        from verify.cases import case_of
+
+        return case_of(self.kernel, dtype, dims=self.dims(sizes), fill=regime, regime=regime)
+
+    def regime(self, dtype: str, regime: str) -> dict[str, Any]:
+        """The figures of every result on the inputs of one recipe, and whether a second call has the same bits."""
+        from verify.measure.call import run_kernel
+        from verify.truth.ulp import same_bits
+
+        table = TABLES[self.plan.table]
+        case = self.case(dtype, regime, table.quick if self.plan.quick else table.sizes)
+        with turn(self.plan.out, alone=False):
+            measured = run_kernel(self.kernel, case, self.backend.device)
+            again = run_kernel(self.kernel, case, self.backend.device)
+            found = figures(self.kernel, case, measured)
+        for name, each in found.items():
+            each["same bits"] = same_bits([again.results[name]], [measured.results[name]])
+        return {"results": found, "replay": f"verify replay {self.plan.target} '{case.to_json()}'"}
+
+    def times(self, dtype: str) -> dict[str, Any]:
+        """Milliseconds of a forward pass, and of a backward pass where there is one: the median of 20."""
+        import torch
+
+        from verify.cases import inputs_of
+        from verify.measure.call import call_tensors
+
+        table = TABLES[self.plan.table]
+        case = self.case(dtype, "randn", table.quick if self.plan.quick else table.timed)
+        given = inputs_of(self.kernel.op, case, self.backend.device)
+        smooth = bool(case.upstream)
+        on_gpu = self.backend.device != "cpu"
+
+        def now() -> float:
+            if on_gpu:
+                torch.cuda.synchronize()
+            return time.perf_counter()
+
+        forward, backward = [], []
+        with turn(self.plan.out, alone=True):
+            for _ in range(25 if on_gpu else 3):
+                begun = now()
+                graph = call_tensors(self.kernel, given, case.params, differentiate=smooth)
+                between = now()
+                if graph.leaves and smooth:
+                    outputs = [each for each in graph.outputs.values() if each.requires_grad]
+                    ones = [torch.ones_like(each) for each in outputs]
+                    torch.autograd.grad(outputs, list(graph.leaves.values()), ones, allow_unused=True)
+                    backward.append(now() - between)
+                forward.append(between - begun)
+        warm = 5 if on_gpu else 1
+        found = {"dims": list(case.dims), "forward": 1e3 * statistics.median(forward[warm:])}
+        return found | ({"backward": 1e3 * statistics.median(backward[warm:])} if backward else {})
+
+    def hunted(self, dtype: str, result: str) -> dict[str, Any]:
+        """The worst input that a hunt finds, with the command that replays it."""
+        from verify.records.record import replay_command
+        from verify.search.hunt.outcome import hunt
+        from verify.search.hunt.requests import Hunt
+        from verify.search.hunt.settings import Settings
+
+        spent = {"evaluations": 16} if self.plan.quick else {"seconds": self.plan.hunt}
+        budget = Settings(largest=LARGEST, **spent)
+        with turn(self.plan.out, alone=False):
+            done = hunt(self.kernel, self.plan.target, self.backend, Hunt(dtype, result), budget)
+        of, gate = done.result.figures, self.kernel.op.gate_of(result)
+        largest = of.max_upper if gate == "plain" else of.scaled_upper
+        worst = done.result.worst[0] if done.result.worst else None
+        return {
+            "max": largest,
+            "evaluations": done.state.evaluations,
+            "replay": "" if worst is None else replay_command(worst.origin),
+            "got": "" if worst is None else worst.got,
+            "truth": "" if worst is None else worst.truth,
+        }
+
+
+def figures(kernel: Any, case: Any, measured: Any) -> dict[str, dict[str, Any]]:
+    """The figures of each result of one call, by certified intervals of every element."""
+    from verify.cases import problem_of
+    from verify.measure.counting import tally
+    from verify.measure.judge import with_noise_again
+    from verify.truth import formats
+    from verify.truth.fast import evaluate
+    from verify.truth.ulp import errors
+
+    op, results = kernel.op, measured.results
+    problem = problem_of(op, case, measured.inputs, measured.upstream, tuple(results))
+    kinds = {name: formats.of(value.dtype) for name, value in results.items()}
+    found = {}
+    for name, truth in evaluate(op, problem, kinds).items():
+        got, fmt, gate = results[name].to(truth.value.device), kinds[name], op.gate_of(name)
+        near = with_noise_again(op, problem, name, got, truth, fmt).for_result(got)
+        unit = near.unit(gate, kernel.noise_floor(case.dtype, name))
+        seen = errors(got, near.value, fmt, low=near.low, bound=near.bound, scale=unit, policy=kernel.policy)
+        of = tally(seen)[0].figures()
+        found[name] = {
+            "format": fmt.name,
+            "unit": {"plain": "ULP", "scaled": "ULP of the scale", "noise": "noise"}[gate],
+            "max": of.max_upper if gate == "plain" else of.scaled_upper,
+            "max ULP": of.max_upper,
+            "limit": kernel.limit(case.dtype, name),
+            "n": of.n,
+            "misrounded": of.misrounded,
+            "undecided": of.undecided,
+            "bias": of.bias,
+            "bias error": of.bias_error,
+        }
+    return found
+
+
+# -- all parts ----------------------------------------------------------------------------------------------
+
+
+def targets(table: Table, only: str) -> list[str]:
+    """The kernels of a table, by the functions that its files decorate: no file is imported here."""
+    found = []
+    for file in table.files:
+        for each in ast.parse((ROOT / file).read_text()).body:
+            words = [ast.unparse(one) for one in each.decorator_list] if isinstance(each, ast.FunctionDef) else []
+            if any(not word.startswith(("triton.", "functools.")) for word in words):
+                found.append(f"{file}::{each.name}")  # type: ignore[union-attr]
+    wanted = [each for each in found if not table.only or any(part in each for part in table.only)]
+    return [each for each in wanted if only in each]
+
+
+def run_parts(plans: list[Plan], jobs: int) -> None:
+    """Measures the parts that are not done, several at a time, each in a process of its own until the time is over."""
+    waiting = [plan for plan in plans if not (plan.path.exists() and json.loads(plan.path.read_text())["done"])]
+    running: list[tuple[Plan, subprocess.Popen[bytes]]] = []
+    while waiting or running:
+        while waiting and len(running) < jobs:
+            plan = waiting.pop(0)
+            command = [sys.executable, "-m", "benchmarks.attention_table", "--part", plan.target, "--table", plan.table]
+            command += ["--out", str(plan.out), "--hunt", str(plan.hunt), "--until", str(plan.until)]
+            log = plan.path.with_suffix(".log").open("wb")
+            process = subprocess.Popen(command + ["--quick"] * plan.quick, stdout=log, stderr=log, cwd=ROOT)
+            running.append((plan, process))
+        time.sleep(0.2)
+        for plan, process in running[:]:
+            if time.time() > plan.until + GRACE and process.poll() is None:
+                process.kill()
+            if process.poll() is not None:
+                running.remove((plan, process))
+                print(f"{plan.target}: {'done' if process.returncode == 0 else f'ended with {process.returncode}'}")
+        if waiting and time.time() > waiting[0].until:
+            waiting.clear()
+
+
+def record_of(plans: list[Plan]) -> dict[str, Any]:
+    """One record of all parts. A part without a file was not reached."""
+    tables: dict[str, Any] = {}
+    for plan in plans:
+        held = json.loads(plan.path.read_text()) if plan.path.exists() else {"steps": {}, "done": False}
+        if not held["steps"]:
+            log = plan.path.with_suffix(".log")
+            last = log.read_text(errors="replace").strip().splitlines()[-1:] if log.exists() else []
+            held["steps"] = {"absent": {"reason": (last or ["the time did not reach it"])[0][:LONGEST]}}
+        of_table = tables.setdefault(plan.table, {})
+        left = (
+            {}
+            if held["done"] or "absent" in held["steps"]
+            else {"rest": {"reason": "the time did not reach all of it"}}
+        )
+        of_table[plan.target] = held["steps"] | left
+    environments = [
+        steps["environment"] for each in tables.values() for steps in each.values() if "environment" in steps
+    ]
+    return {"schema": 1, "environment": environments[0] if environments else {}, "tables": tables}
+
+
+# -- the page -----------------------------------------------------------------------------------------------
+
+
+def page(record: dict[str, Any]) -> str:
+    """The page: how to read it, then the tables of the record."""
+    environment = record["environment"]
+    where = next((environment[each] for each in ("gpu", "cpu") if environment.get(each, "absent") != "absent"), "-")
+    versions = ", ".join(f"{name} {environment[name]}" for name in ("torch", "triton") if environment.get(name))
+    lines = [
+        "# Attention, losses and norms: how wrong shipped kernels are",
+        "",
+        "`python -m benchmarks.attention_table` measures these tables and writes this page. An error is in units of",
+        "the [noise](like.md#the-noise) of the definition, beyond half a ULP. A kernel that rounds as PyTorch does has",
+        "about 1 to 5. The first number of a cell is the largest error on normal random inputs. The number behind the",
+        "arrow is the largest on all inputs: recipes where attention goes wrong, and what [hunts](hunt.md) find.",
+        "",
+        f"Measured on {where}, {versions}.",
+    ]
+    for name, table in record["tables"].items():
+        title = TABLES[name].title
+        lines += ["", f"## {title}", "", *_sizes(name)]
+        for dtype in DTYPES:
+            rows = [row for target, steps in table.items() if (row := _row(target, steps, dtype))]
+            lines += ["", f"### {title} in {dtype}", "", *_head(), *rows] if rows else []
+        lines += ["", f"### Worst inputs of {title.lower()}", "", *_finds(table)]
+        if missing := [line for target, steps in table.items() if (line := _missing(target, steps))]:
+            lines += ["", "Not measured:", "", *missing]
+    return "\n".join(lines) + "\n"
+
+
+def _sizes(name: str) -> list[str]:
+    table = TABLES[name]
+    shown = [n for n in table.sizes if n not in ("", "t")]
+    sizes, timed = (", ".join(f"{n} {each[n]:,}" for n in shown) for each in (table.sizes, table.timed))
+    return [f"Errors at {sizes}; times at {timed}. Inputs: {', '.join(table.regimes)}."]
+
+
+def _head() -> list[str]:
+    names = ["kernel", "result", "error", "misrounded", "bias", "same bits", "forward, backward"]
+    return ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
+
+
+def _row(target: str, steps: dict[str, Any], dtype: str) -> str:
+    """The lines of one kernel in one dtype: one for each result."""
+    randn = steps.get(f"{dtype}/randn", {}).get("results", {})
+    lines = []
+    for result, plain in randn.items():
+        others = [
+            (each["results"][result], name)
+            for name, each in steps.items()
+            if name.startswith(f"{dtype}/") and result in each.get("results", {})
+        ]
+        largest = max((_number(each["max"]) for each, _ in others), default=math.nan)
+        hunted = steps.get(f"{dtype}/hunt {result}", {})
+        largest = max(largest, _number(hunted.get("max", 0.0)))
+        same = all(each["same bits"] for each, _ in others)
+        times = steps.get(f"{dtype}/time", {})
+        spent = ", ".join(f"{times[each]:.3g} ms" for each in ("forward", "backward") if each in times)
+        name = target.partition("::")[2] if not lines else ""
+        error = f"{_shown(plain['max'])} → {_shown(largest)}"
+        share = f"{plain['misrounded'] / max(plain['n'], 1):.1%}"
+        bias = f"{plain['bias']:+.2g} ± {plain['bias error']:.1g}"
+        lines.append(
+            f"| {name} | {result} | {error} | {share} | {bias} | {'yes' if same else 'no'} | {spent if name else ''} |"
+        )
+    return "\n".join(lines)
+
+
+def _number(value: Any) -> float:
+    """A figure of a record; NaN is the worst."""
+    found = float(value) if value is not None else math.nan
+    return math.inf if math.isnan(found) else found
+
+
+def _shown(value: Any) -> str:
+    found = _number(value)
+    return "∞" if math.isinf(found) else f"{found:.3g}"
+
+
+def _finds(table: dict[str, Any]) -> list[str]:
+    """The worst find of each kernel: how many times what random inputs show, and how to see it again."""
+    lines = []
+    for target, steps in table.items():
+        found = []
+        for name, each in steps.items():
+            dtype, _, what = name.partition("/")
+            plain = steps.get(f"{dtype}/randn", {}).get("results", {})
+            if what.startswith("hunt ") and each.get("replay"):
+                found.append((what[5:], dtype, _number(each["max"]), plain, each["replay"]))
+            elif "results" in each and what != "randn":
+                found += [(r, dtype, _number(it["max"]), plain, each["replay"]) for r, it in each["results"].items()]
+        rated = [
+            (size / max(_number(plain[result]["max"]), LEAST), result, dtype, size, plain, replay)
+            for result, dtype, size, plain, replay in found
+            if result in plain
+        ]
+        if rated:
+            _, result, dtype, size, plain, replay = max(rated, key=lambda each: each[0])
+            name, before = target.partition("::")[2], _shown(plain[result]["max"])
+            lines.append(f"- **{name}**, {result} in {dtype}: {_shown(size)} where random inputs show {before}")
+            lines += ["", "  ```sh", f"  {replay}", "  ```"] if len(replay) < 3_000 else []
+    return lines or ["Nothing was found."]
+
+
+def _missing(target: str, steps: dict[str, Any]) -> str:
+    reasons = dict.fromkeys(
+        f"{name.partition('/')[0]}: {each['reason']}" if "/" in name else each["reason"]
+        for name, each in steps.items()
+        if "reason" in each
+    )
+    told = list(reasons)[:3]
+    return f"- {target.partition('::')[2]}: {'; '.join(told)}" if told else ""
+
+
+def main() -> int:
+    """The command of the docstring."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "attention", help="folder of parts and record")
+    parser.add_argument("--table", choices=list(TABLES), help="one table alone")
+    parser.add_argument("--only", default="", help="kernels whose target contains this")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes and two regimes")
+    parser.add_argument("--seconds", type=float, default=420.0, help="for all parts together")
+    parser.add_argument("--hunt", type=float, default=3.0, help="seconds of each hunt")
+    parser.add_argument("--jobs", type=int, default=max(1, min(8, (os.cpu_count() or 2) // 2)))
+    parser.add_argument("--page", type=Path, help="the page to write, such as docs/attention.md")
+    parser.add_argument("--report", action="store_true", help="measure nothing")
+    parser.add_argument("--part", help=argparse.SUPPRESS)
+    parser.add_argument("--until", type=float, default=0.0, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    out = options.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    until = options.until or time.time() + options.seconds
+    if options.part:
+        measure_part(Plan(options.table, options.part, out, options.quick, options.hunt, until))
+        return 0
+    plans = [
+        Plan(name, target, out, options.quick, options.hunt, until)
+        for name, table in TABLES.items()
+        if options.table in (None, name)
+        for target in targets(table, options.only)
+    ]
+    if not options.report:
+        run_parts(plans, options.jobs)
+    record = record_of(plans)
+    write_atomically(out / "attention.json", json.dumps(record, indent=1).encode())
+    print(f"{out / 'attention.json'}: {sum(map(len, record['tables'].values()))} kernels")
+    text = page(record)
+    if options.page is not None:
+        write_atomically(options.page, text.encode())
+    else:
+        print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

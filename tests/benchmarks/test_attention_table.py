@@ -1,0 +1,80 @@
+"""The tables of attention: their kernels, one part with its steps, an end before the end, and the page."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import attention_table
+from benchmarks.attention_table import TABLES, Part, Plan, measure_part, page, record_of, targets
+from verify.backends import Backend
+
+MATH = "examples/attention.py::sdpa_math"
+
+
+def plan(out: Path, target: str = MATH, until: float = 1e12) -> Plan:
+    return Plan("attention", target, out, quick=True, hunt=0.1, until=until)
+
+
+def test_a_table_has_every_kernel_of_its_files() -> None:
+    names = [each.partition("::")[2] for each in targets(TABLES["attention"], "")]
+    assert names[:4] == ["sdpa_math", "sdpa_flash", "sdpa_efficient", "sdpa_cudnn"]
+    assert {"compiled", "flex", "triton_tutorial", "triton_tutorial_lse"} < set(names)
+    assert not any(name.startswith("_") for name in names) and names[-1] == "causal_attention"
+    losses = targets(TABLES["losses"], "")
+    assert "examples/liger.py::liger_rms_norm" in losses and "examples/losses_and_norms.py::layer_norm" not in losses
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the part of one kernel in one dtype at tiny sizes."""
+    out = tmp_path_factory.mktemp("attention")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention_table, "DTYPES", ("bfloat16",))
+        measure_part(plan(out))
+    return out
+
+
+def test_a_part_has_figures_times_and_finds_with_replays(measured: Path, backend: Backend) -> None:
+    held = json.loads(plan(measured).path.read_text())
+    steps = held["steps"]
+    assert held["done"] and not any("reason" in each for each in steps.values())
+    randn = steps["bfloat16/randn"]
+    assert randn["replay"].startswith(f"verify replay {MATH} '{{")
+    assert list(randn["results"]) == ["y", "dq", "dk", "dv"]
+    for each in randn["results"].values():
+        assert each["unit"] == "noise" and 0 <= each["max"] <= each["limit"] and each["same bits"]
+        assert each["n"] == 33 * 16 and 0 <= each["misrounded"] < each["n"]
+    assert steps["bfloat16/time"]["forward"] > 0 and steps["bfloat16/time"]["backward"] > 0
+    assert all(steps[f"bfloat16/hunt {name}"]["replay"].startswith("verify replay") for name in randn["results"])
+
+
+def test_a_step_that_is_kept_is_not_measured_again(measured: Path) -> None:
+    part = Part(plan(measured))
+    before = part.steps["bfloat16/randn"]
+    assert part.step("bfloat16/randn", lambda: pytest.fail("it is measured again")) == before
+
+
+def test_an_error_and_the_end_of_the_time_are_reasons(tmp_path: Path) -> None:
+    def fails() -> Any:
+        raise RuntimeError("no viable backend\nand more")
+
+    part = Part(plan(tmp_path))
+    part.step("float16/randn", fails)
+    assert json.loads(part.plan.path.read_text())["steps"]["float16/randn"] == {"reason": "no viable backend"}
+    late = Part(plan(tmp_path, until=time.time() - 1))
+    assert late.step("float16/sinks", fails) is None and "float16/sinks" not in late.steps
+    text = page(record_of([plan(tmp_path), plan(tmp_path, "examples/attention.py::flex")]))
+    assert "- sdpa_math: float16: no viable backend; the time did not reach all of it" in text
+    assert "- flex: the time did not reach it" in text
+
+
+def test_the_page_has_a_row_for_each_result_and_the_worst_input(measured: Path) -> None:
+    text = page(record_of([plan(measured)]))
+    rows = [line for line in text.splitlines() if line.startswith(("| sdpa_math", "|  | d"))]
+    assert len(rows) == 4 and all(row.count("|") == 8 and "→" in row for row in rows)
+    assert "**sdpa_math**" in text and f"verify replay {MATH}" in text
