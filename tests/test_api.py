@@ -375,6 +375,7 @@ def test_the_page_describes_every_column_and_every_argument() -> None:
         "CompletedGate",
         "assert_close",
         "assert_ulp",
+        "capture",
         "close_to",
         "gate",
         "hunt",

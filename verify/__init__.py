@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from verify.api import run as run
     from verify.api import sweep as sweep
     from verify.cases import Case as Case
+    from verify.declare.captured import capture as capture
     from verify.declare.declaration import Kernel as Kernel
     from verify.declare.declaration import kernel as kernel
     from verify.errors import KernelError as KernelError
@@ -59,6 +60,7 @@ _HOME = {
     "VerifyError": "verify.errors",
     "assert_close": "verify.measure.assertions",
     "assert_ulp": "verify.measure.assertions",
+    "capture": "verify.declare.captured",
     "close_to": "verify.measure.assertions",
     "gate": "verify.api",
     "hunt": "verify.api",

@@ -102,6 +102,7 @@ def inputs_of(op: Op, case: Case, device: torch.device | str, *, shared: bool = 
     result: dict[str, Tensor | None] = {}
     data = 0
     _known(op, case)
+    held = op.captured.of(case.fill) if op.captured is not None else {}
     for operand in op.operands:
         if operand.name in case.absent:
             if not operand.optional:
@@ -111,10 +112,13 @@ def inputs_of(op: Op, case: Case, device: torch.device | str, *, shared: bool = 
         if operand.derive is not None:
             result[operand.name] = None  # computed after all other operands
             continue
+        if operand.name in held:
+            result[operand.name] = _captured(op, case, operand, device)
+            continue
         if operand.range is not None:
             result[operand.name] = _whole_numbers(operand, case, shapes[operand.name], device)
             continue
-        recipe = case.fill
+        recipe = op.geometry.fill if held else case.fill
         if operand.role == "data":
             data += 1
             if data > 1 and recipe == "mixed":
@@ -200,6 +204,27 @@ def _whole_numbers(operand: Operand, case: Case, shape: tuple[int, ...], device:
     return lay_out(values, "contiguous")
 
 
+def _captured(op: Op, case: Case, operand: Operand, device: torch.device | str) -> Tensor:
+    """Returns an operand from the file of captured calls. Raises UsageError if its numbers are not those declared."""
+    values, name = op.captured.tensor(case.fill, operand.name), operand.name
+    if operand.range is None:
+        fmt = formats.named(operand_dtype(case, operand))
+        values = override(values, fmt, name, case.values.get(name), case.edits.get(name))
+        _demand_inside(operand, values)
+    else:
+        values, (low, high) = values.to(torch.int64), operand.range(case.dims)
+        inside = not values.numel() or (low <= int(values.min()) and int(values.max()) < high)
+        if not inside or not torch.equal(values, operand.range.arranged(values, case.dims)):
+            structure = f", as a {operand.range.structure}" if operand.range.structure else ""
+            raise UsageError(
+                f"{op.captured.path.name}: {name} holds whole numbers from {low} to below {high}{structure}; received "
+                "others",
+                hint="integers= says what an integer operand holds",
+            )
+        values = values.bool() if operand.boolean else values
+    return lay_out(values.to(device), case.layouts.get(name, "contiguous"))
+
+
 def _demand_inside(operand: Operand, values: Tensor) -> None:
     """Raises UsageError if a case spells out a number outside of the operand's domain."""
     if operand.domain is None:
@@ -209,7 +234,7 @@ def _demand_inside(operand: Operand, values: Tensor) -> None:
     if outside.numel():
         place = int(outside[0])
         raise UsageError(
-            f"operand {operand.name!r} is declared with the domain {operand.domain.text}; the case spells out "
+            f"operand {operand.name!r} is declared with the domain {operand.domain.text}; the case has "
             f"{float(wide[place]):.9g} at {place}",
             hint="another case, or another domain= in the declaration of the kernel",
         )
@@ -238,8 +263,18 @@ def upstream_of(op: Op, case: Case, outputs: dict[str, Tensor], *, shared: bool 
     shared = shared and all(output.numel() <= SMALL for output in outputs.values())
     for name, output in outputs.items():
         fmt, label = formats.of(output.dtype), "d" + name
+        if op.captured is not None and label in op.captured.of(case.upstream):
+            found = op.captured.tensor(case.upstream, label)
+            if found.shape != output.shape or found.dtype != output.dtype:
+                raise UsageError(
+                    f"{op.captured.path.name}: {label} has {found.dtype} {list(found.shape)}; the kernel returns "
+                    f"{output.dtype} {list(output.shape)}",
+                    hint="the gradient that arrives at an output has its shape and dtype",
+                )
+            upstream[name] = found.to(output.device)
+            continue
         filled = fill(
-            case.upstream,
+            "normal" if op.captured is not None and op.captured.of(case.upstream) else case.upstream,
             fmt,
             tuple(output.shape),
             Stream(case.seed, f"upstream/{name}", output.device),

@@ -18,6 +18,7 @@ from verify.cases import Case, case_of, counter
 from verify.cases.scores import RECIPES as SCORE_RECIPES
 from verify.cases.sizes import REACHES, Reach, fitted, long_sizes, sizes_of, with_keys
 from verify.cases.values import MATRIX_REGIMES, ROW_REGIMES
+from verify.declare.captured import PREFIX, fits
 from verify.declare.declaration import Kernel
 from verify.ops.geometry import ByGeometry
 from verify.truth.formats import named
@@ -41,7 +42,8 @@ class Group:
     exhaustive: True: the cases are the whole input space.
     label: appended to gradient names ("dx" + label).
     only_gradients: True: another group has the outputs.
-    pinned: True: the cases come from the project's corpus and have results of their own.
+    pinned: True: the cases come from the project's corpus or from a file, and have results of their own.
+    space: what names their inputs in the property hash of these results.
     results: only these results are judged; empty: all.
     """
 
@@ -50,6 +52,7 @@ class Group:
     label: str = ""
     only_gradients: bool = False
     pinned: bool = False
+    space: str = "pinned"
     results: tuple[str, ...] = ()
 
     def judges(self, result: str) -> bool:
@@ -136,6 +139,24 @@ def pinned(kernel: Kernel, dtype: str, cases: Sequence[Case]) -> list[Group]:
             group = tuple(Case.from_json(text) for text in chosen)
             groups.append(Group(group, label=" (pinned)", only_gradients=upstream, pinned=True))
     return groups
+
+
+def captured(kernel: Kernel, dtype: str) -> list[Group]:
+    """Returns the calls of the file of inputs= that have this dtype, without and with gradients."""
+    found, named_dtypes = kernel.op.captured, kernel.captured_dtypes(dtype)
+    if found is None:
+        return []
+    recipes = [f"{PREFIX}{number}" for number, call in enumerate(found.calls) if fits(call, named_dtypes)]
+    groups = []
+    for upstream in [False, True] if kernel.differentiable else [False]:
+        cases = tuple(
+            case_of(kernel, dtype, dims=found.dims(kernel.op, int(recipe.removeprefix(PREFIX))), fill=recipe,
+                    upstream=recipe if upstream else "", regime=kernel.op.geometry.regime(recipe))
+            for recipe in recipes
+        )  # fmt: skip
+        space = f"captured {found.digest}"
+        groups.append(Group(cases, label=" (captured)", only_gradients=upstream, pinned=True, space=space))
+    return groups if recipes else []
 
 
 def _case(kernel: Kernel, dtype: str, seed: int, **fields: object) -> Case:

@@ -26,6 +26,7 @@ from verify import ops
 from verify.backends import known
 from verify.declare import promises
 from verify.declare.calling import by_operand, op_of
+from verify.declare.captured import captured
 from verify.declare.quantiser import quantiser
 from verify.declare.stochastic import STOCHASTIC_NOISE, stochastic_limits, stochastic_results
 from verify.declare.writing import functional
@@ -133,6 +134,11 @@ class Kernel:
         """Returns the same as a PyTorch dtype."""
         name = self.result_dtype(dtype, result)
         return None if name is None else torch_dtype(named(name))
+
+    def captured_dtypes(self, dtype: str) -> dict[str, Any]:
+        """Maps the floating-point operands to PyTorch's dtypes in the cases of a dtype."""
+        names = [each.name for each in self.op.operands if each.name in self.operands and each.range is None]
+        return _kinds(dtype, names, self.operand_dtypes)
 
     def mixed(self, dtype: str) -> dict[str, str]:
         """Returns the operands and outputs that are declared with another dtype than that of the case."""
@@ -258,6 +264,7 @@ def kernel(
     output_dtypes: Mapping[str, Any] | None = None,
     quantise: Encoding | None = None,
     stochastic: str | Mapping[str, str] | None = None,
+    inputs: str | None = None,
 ) -> Callable[[Callable[..., Any]], Kernel]:
     """Declares the function below as a kernel.
 
@@ -305,6 +312,8 @@ def kernel(
     output_dtypes: the same for outputs, `{"rstd": "float32"}`. Each is judged in ULP of its own dtype, and by the limit
         of that dtype in max_ulp. Without it y has the dtype of the case, and a statistic any.
     refuses: True: it may raise an error on a case, which is reported as its limit. False promises to accept all cases.
+    inputs: with like=, a file of captured operands, `"acts.safetensors"` or `.npz`, beside the declaring file. They are
+        measured too, with results of their own. `verify.capture` writes such a file.
     stochastic: with like=, the operand that seeds the rounding of all outputs, `"seed"`, or of some, `{"p_": "seed"}`.
         Such a result is one of the two neighbours of the exact number (docs/like.md).
     quantise: `verify.quantised(...)` describes the codes and scales that the kernel returns, of x or, with like=, of
@@ -327,6 +336,7 @@ def kernel(
         "into": into,
         "derive": derive,
         "stochastic": stochastic,
+        "inputs": inputs,
     }
     if like is None and (named_alone := [f"{name}=" for name, value in alone.items() if value]):
         raise UsageError(
@@ -376,9 +386,9 @@ def kernel(
         else:
             definition = named_op if isinstance(named_op, Op) else ops.get(named_op)
         definition.resolve(params or {})
-        taken = _operands(about, definition, taken)
+        taken = promises.operands(about, definition, taken)
         promised = _dtypes(about, dtypes)
-        returned = _outputs(about, definition, returns)
+        returned = promises.outputs(about, definition, returns)
         floating = [o.name for o in definition.operands if o.name in taken and not o.range]
         of_operands = promises.other_dtypes(about, "operand_dtypes", operand_dtypes, promised, floating)
         magnitudes = promises.largest(about, largest, promised, floating)
@@ -395,6 +405,9 @@ def kernel(
         if seeds and max_ulp is None:
             limits |= stochastic_limits(seeds, promised, of_outputs)
             noises = dict.fromkeys(seeds, STOCHASTIC_NOISE) | noises
+        if inputs is not None:
+            kinds = {each: _kinds(each, floating, of_operands) for each in promised}
+            definition = dataclasses.replace(definition, captured=captured(about, inputs, definition, kinds, file))
         declared = Kernel(
             name=label,
             function=called,
@@ -494,6 +507,11 @@ def _takes(where: str, declared: Kernel) -> None:
         ) from None
 
 
+def _kinds(dtype: str, names: Sequence[str], others: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+    """Maps operands to PyTorch's dtypes in the cases of a dtype."""
+    return {name: torch_dtype(named(others.get(dtype, {}).get(name, dtype))) for name in names}
+
+
 def _dtypes(where: str, dtypes: Iterable[str] | None) -> tuple[str, ...]:
     if dtypes is None:
         return DEFAULT_DTYPES
@@ -507,40 +525,6 @@ def _dtypes(where: str, dtypes: Iterable[str] | None) -> tuple[str, ...]:
                 hint=f"dtypes={list(DEFAULT_DTYPES)!r}, which is also what is measured without dtypes=",
             ) from None
     return tuple(names)
-
-
-def _operands(where: str, op: Op, operands: Iterable[str] | None) -> tuple[str, ...]:
-    known = [operand.name for operand in op.operands]
-    if operands is None:
-        return tuple(known)
-    chosen = promises.strings(where, "operands", operands)
-    for item in chosen:
-        if item not in known:
-            raise UsageError(
-                f"{where}: op {op.name!r} has operands {', '.join(known)}; received {item!r}",
-                hint=f"verify list --op {op.name}",
-            )
-    for operand in op.operands:
-        if not operand.optional and operand.name not in chosen:
-            raise UsageError(
-                f"{where}: op {op.name!r} requires operand {operand.name!r}; operands omits it",
-                hint=f"operands={[item.name for item in op.operands if not item.optional or item.name in chosen]!r}",
-            )
-    return tuple(item for item in known if item in chosen)
-
-
-def _outputs(where: str, op: Op, outputs: Iterable[str] | None) -> tuple[str, ...]:
-    known = op.all_outputs
-    if outputs is None:
-        return op.required_outputs
-    chosen = promises.strings(where, "outputs", outputs)
-    for item in chosen:
-        if item not in known:
-            raise UsageError(
-                f"{where}: op {op.name!r} has outputs {', '.join(known)}; received {item!r}",
-                hint=f"verify list --op {op.name}",
-            )
-    return chosen
 
 
 def _gradients(where: str, op: Op, gradients: Any, taken: Sequence[str]) -> tuple[str, ...] | Literal["auto"]:

@@ -193,6 +193,42 @@ def largest(where: str, largest: Any, dtypes: tuple[str, ...], operands: Sequenc
     }
 
 
+def operands(where: str, op: Op, operands: Iterable[str] | None) -> tuple[str, ...]:
+    """Returns the operands of a kernel, by default all of the op."""
+    known = [operand.name for operand in op.operands]
+    if operands is None:
+        return tuple(known)
+    chosen = strings(where, "operands", operands)
+    for item in chosen:
+        if item not in known:
+            raise UsageError(
+                f"{where}: op {op.name!r} has operands {', '.join(known)}; received {item!r}",
+                hint=f"verify list --op {op.name}",
+            )
+    for operand in op.operands:
+        if not operand.optional and operand.name not in chosen:
+            raise UsageError(
+                f"{where}: op {op.name!r} requires operand {operand.name!r}; operands omits it",
+                hint=f"operands={[item.name for item in op.operands if not item.optional or item.name in chosen]!r}",
+            )
+    return tuple(item for item in known if item in chosen)
+
+
+def outputs(where: str, op: Op, outputs: Iterable[str] | None) -> tuple[str, ...]:
+    """Returns the outputs of a kernel, by default those that the op requires."""
+    known = op.all_outputs
+    if outputs is None:
+        return op.required_outputs
+    chosen = strings(where, "outputs", outputs)
+    for item in chosen:
+        if item not in known:
+            raise UsageError(
+                f"{where}: op {op.name!r} has outputs {', '.join(known)}; received {item!r}",
+                hint=f"verify list --op {op.name}",
+            )
+    return chosen
+
+
 def domains(
     about: str,
     given: Any,

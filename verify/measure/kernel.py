@@ -15,7 +15,7 @@ from torch import Tensor
 from verify.backends import Backend
 from verify.cases import Case, corpus, problem_of
 from verify.cases.fingerprint import fingerprint
-from verify.cases.plan import Group, pinned, plan
+from verify.cases.plan import Group, captured, pinned, plan
 from verify.cases.regimes import deciding_operand
 from verify.declare.declaration import Kernel
 from verify.declare.standin import label
@@ -148,7 +148,7 @@ class Judging:
         try:
             cases = [entry.case for entry in corpus.cases_for(kernel.name, dtype) if entry.result]
             planned = plan(kernel, dtype, cases_of, self.seed, rows_of=self.backend.name)
-            groups += map(_GroupJudging, [*planned, *pinned(kernel, dtype, cases)])
+            groups += map(_GroupJudging, [*planned, *pinned(kernel, dtype, cases), *captured(kernel, dtype)])
             numbers, total = itertools.count(1), sum(len(each.group.cases) for each in groups)
             with ForkMap(self.judges, Pieces, _collect, lost=lose, until=self.until) as forks:
                 for each in groups:
@@ -416,5 +416,5 @@ def _properties(kernel: Kernel, name: str, dtype: str, group: Group, cases: Sequ
     the corpus count as one property, so pinning a case keeps its bound comparable.
     """
     if group.pinned:
-        return fingerprint(kernel, group.named(name), dtype, space="pinned")
+        return fingerprint(kernel, group.named(name), dtype, space=group.space)
     return fingerprint(kernel, name, dtype, cases)

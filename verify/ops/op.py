@@ -241,6 +241,7 @@ class Op:
     meaning: Meaning | None = field(default=None, compare=False, repr=False)  # the PyTorch function that defines it
     symmetry: Symmetry | None = None  # exact identity of a shipped op (`verify.laws.identities`)
     gate_curve: str = ""  # name of the op whose curve it contains
+    captured: Any = field(default=None, compare=False, repr=False)  # calls of a file, see `verify.declare.captured`
     scores: Scores | None = field(default=None, compare=False, repr=False)  # operands of a softmax over a product
 
     @property
