@@ -25,13 +25,16 @@ from torch.nn import functional as F  # noqa: N812
 
 import verify
 from benchmarks.like_rules import write
+from examples.random_numbers import rounded_at_random
 from examples.structured import BACK, BACKWARD, GATED, PERMUTED, ROUNDED, VARLEN, gradients, scores
 from verify import backends
 from verify.cases import Case, case_of, problem_of
 from verify.cases.sizes import sizes_of
 from verify.declare.declaration import Kernel
 from verify.errors import VerifyError
+from verify.laws import registry
 from verify.laws.accuracy import judge_measured
+from verify.laws.engine import PROFILES, run_law
 from verify.laws.law import Broken, Subject
 from verify.measure.call import run_kernel
 from verify.truth.fast import evaluate
@@ -139,6 +142,9 @@ def _judged(kernel: Kernel, cases: Iterable[Case]) -> tuple[str, str]:
             return unknown, f"{broken.result} at {case.fill} {list(case.dims)}: {broken}"
         except VerifyError as error:
             return unknown, str(error)
+    if kernel.stochastic:  # which element goes up is no matter of its limit
+        found = run_law(registry.get("stochastic rounding"), kernel, kernel.dtypes[0], backend, PROFILES["quick"])
+        return unknown, "" if found.status == "ok" else f"{found.status}: {found.message}"
     return unknown, ""
 
 
@@ -452,6 +458,20 @@ row(
 )  # fmt: skip
 
 
+def dropped(x: Tensor, seed: Tensor, *, first: int = 0) -> Tensor:
+    """Dropout by the numbers of Triton's generator."""
+    u = verify.philox_uniform(verify.philox(seed, torch.arange(len(x)) + first)[0])
+    return torch.where(u > 0.125, x / 0.875, 0.0)
+
+
+SEEDED = {"shapes": {"x": "n", "seed": ""}, "integers": {"seed": "0 <= seed < 2**31"}}
+row("dropout by a seed, Philox", dropped, dropped, lambda x, seed: dropped(x, seed, first=1), largest=1e4, **SEEDED)
+row(
+    "stochastic rounding", lambda x, seed: x, rounded_at_random, lambda x, seed: rounded_at_random(x, 0 * seed),
+    stochastic="seed", output_dtypes={"y": "bfloat16"}, **SEEDED,
+)  # fmt: skip
+
+
 def scan(x: Tensor, a: Tensor, *, kept: Callable[[Tensor], Tensor] = lambda state: state) -> Tensor:
     """A recurrence with a decay for each token."""
     state, found = torch.zeros_like(x[0]), []
@@ -577,7 +597,6 @@ row(
     shapes={"x": "n d"},
 )
 waits("MXFP8, MXFP4, NVFP4 codes", "formats e8m0 and e2m1 (5 of 9)")
-waits("stochastic rounding, Philox", "random= (part 6)")
 waits("complex numbers", "real numbers alone")
 
 
