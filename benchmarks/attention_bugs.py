@@ -1,4 +1,4 @@
-"""The six defects of shipped attention under `verify run --profile ci`, and their twins.
+"""The six defects of shipped attention under `verify run --profile ci --fail-fast`, and their twins.
 
     python -m benchmarks.attention_bugs                        each kernel alone, with its verdict and its time
     python -m benchmarks.attention_bugs --seconds 60           an error if one takes longer
@@ -36,7 +36,8 @@ def main() -> int:
     for name in (name for name in KERNELS if options.only in name):
         started = time.monotonic()
         target = f"{__file__}::{name}"
-        command = [sys.executable, "-m", "verify", "run", target, "--profile", "ci", "--backend", options.backend]
+        command = [sys.executable, "-m", "verify", "run", target, "--profile", "ci", "--fail-fast"]
+        command += ["--backend", options.backend]
         done = subprocess.run(command, capture_output=True, text=True)
         seconds = time.monotonic() - started
         right = (done.returncode == 0) == (name in twins) and done.returncode in (0, 1) and seconds <= options.seconds

@@ -50,6 +50,18 @@ def test_single_laws_are_left_out_of_a_suite_whose_ids_have_no_spaces() -> None:
         verify.laws_for(silu, without=["speed"])
 
 
+def test_a_run_that_fails_fast_tries_no_law_after_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tried(law: Law, kernel: Kernel, dtype: str, *rest: object, **more: object) -> LawRun:
+        return LawRun(law.name, dtype, "broken" if law.name == "mixed dtypes" else "ok", 1)
+
+    monkeypatch.setattr(suite.engine, "try_law", tried)
+    silu = kernel(op="silu", dtypes=["float32"])(lambda x: x)
+    done = KernelRun("silu", "here.py::silu", "silu", {}, "", "ok", [])
+    for fast, count in ((False, len(profiles.NAMES)), (True, 3)):
+        found = suite.with_laws(done, silu, backends.select(), Measure("", laws="ci", fail_fast=fast))
+        assert (found.status, len(found.laws)) == ("wrong", count)
+
+
 def test_a_run_says_which_laws_it_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def kept(law: Law, kernel: Kernel, dtype: str, *rest: object, **more: object) -> LawRun:
         return LawRun(law.name, dtype, "ok", 1)

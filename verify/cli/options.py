@@ -124,7 +124,7 @@ _SHARED: dict[str, dict[str, Any]] = {
     },
     "--fail-fast": {
         "action": "store_true",
-        "help": "try no further case of a dtype once a result is wrong on ordinary inputs",
+        "help": "try no further case of a dtype once a result is wrong on ordinary inputs, and no law after a finding",
     },
     "--index": {"type": whole_number, "metavar": "N", "help": "flat index of the element in its result"},
     "--base": {"metavar": "REF", "help": "the commit to compare the working tree with"},

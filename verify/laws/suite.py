@@ -90,6 +90,8 @@ def with_laws(
         tried.append(
             engine.try_law(law, kernel, dtype, backend, chosen, done.target, engine.Options(shrink=shrink_law))
         )
+        if asked.fail_fast and tried[-1].status == "broken":
+            break
     tried += left_out(asked.without, dtypes)
     return msgspec.structs.replace(
         done,

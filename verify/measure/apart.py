@@ -218,7 +218,10 @@ class KernelProcesses:
             finally:
                 judge.stop()
         lives = replace_ended()
-        if (request.laws or description.kernel["stochastic"]) and lives and done.status in RESULT_STATUSES:
+        wanted = bool(request.laws or description.kernel["stochastic"])
+        if wanted and request.fail_fast and done.status == "wrong":
+            done.notes.append("the laws were not tried: a result is wrong, and --fail-fast stops there")
+        elif wanted and lives and done.status in RESULT_STATUSES:
             try:
                 of_laws = msgspec.structs.replace(request, accuracy=False)
                 tried = kernel.ask(of_laws, progress=progress, deadline=until)

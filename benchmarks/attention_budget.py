@@ -1,0 +1,81 @@
+"""How long `verify run --profile ci` takes for causal attention, forward and backward, at the size of a model.
+
+    python -m benchmarks.attention_budget                      2 x 16 x 2048 x 128 in bfloat16, each kernel within 60 s
+    python -m benchmarks.attention_budget --size 1,2,64,32     another size
+    verify run benchmarks/attention_budget.py::sdpa --profile ci
+
+Prints the verdict and the slowest phases of each run (VERIFY_TIMES). Exits with 1 if a run takes longer or has no
+verdict.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+import verify
+from examples.attention import causal, triton_tutorial
+
+SIZE = "VERIFY_ATTENTION_SIZE"
+DEFAULT = "2,16,2048,128"
+
+
+def given() -> tuple[torch.Tensor, ...]:
+    """Operands of the size that the environment names."""
+    shape = tuple(map(int, os.environ.get(SIZE, DEFAULT).split(",")))
+    return tuple(torch.empty(shape, dtype=torch.bfloat16) for _ in "qkv")
+
+
+@verify.kernel(like=causal, examples=given, dtypes=["bfloat16"])
+def sdpa(q, k, v):
+    """PyTorch's choice among its kernels."""
+    return causal(q, k, v)
+
+
+@verify.kernel(like=causal, examples=given, dtypes=["bfloat16"])
+def tutorial(q, k, v):
+    """The kernel as Triton's tutorial teaches it."""
+    return triton_tutorial(q, k, v)
+
+
+def main() -> int:
+    """The command of the docstring."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", default=DEFAULT, help="batch, heads, positions, features")
+    parser.add_argument("--seconds", type=float, default=60.0, help="more is an error")
+    parser.add_argument("--only", choices=["sdpa", "tutorial"])
+    options = parser.parse_args()
+    failed = False
+    for name in ("sdpa", "tutorial") if options.only is None else (options.only,):
+        with tempfile.TemporaryDirectory() as folder:
+            times = Path(folder) / "times.txt"
+            command = [sys.executable, "-m", "verify", "run", f"{__file__}::{name}", "--profile", "ci"]
+            begun = time.monotonic()
+            done = subprocess.run(
+                command,
+                env={**os.environ, SIZE: options.size, "VERIFY_TIMES": str(times)},
+                capture_output=True,
+                text=True,
+            )
+            seconds = time.monotonic() - begun
+            phases = times.read_text().splitlines() if times.exists() else []
+        right = done.returncode in (0, 1) and seconds <= options.seconds
+        failed |= not right
+        print(f"{'ok ' if right else 'BAD'} {seconds:6.1f} s  {name} of {options.size}, exit code {done.returncode}")
+        slowest = sorted(phases, key=lambda line: -float(line.partition("took")[2].split()[0]))[:8]
+        verdict = next((line for line in done.stdout.splitlines() if line.startswith(("✓", "✗", "○ incomplete"))), "")
+        print("\n".join([verdict, *slowest]), flush=True)
+        if not right:
+            print(done.stdout[-3000:], done.stderr[-2000:])
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
