@@ -31,7 +31,7 @@ from verify.declare.declaration import Kernel
 from verify.laws.accuracy import judge_results, keeps
 from verify.laws.compare import demand_same
 from verify.laws.law import Broken, Law, Subject, plain_cases, plain_space, said_of
-from verify.laws.locality import Rows, agree, reference
+from verify.laws.locality import Rows, agree, growing, reference
 from verify.measure.call import Measured, run_kernel, run_tensors
 from verify.ops.graph.shapes import NamedDims
 from verify.ops.op import Op, ScorePart
@@ -165,14 +165,10 @@ def _queries(op: Op, case: Case) -> Rows | None:
     larger = (*case.dims[:place], case.dims[place] + 1, *case.dims[place + 1 :])
     if not (geometry.allows(larger) and geometry.allows((*case.dims[:place], 1, *case.dims[place + 1 :]))):
         return None
-    before, after = (op.result_shapes(dims, op.params) for dims in (case.dims, larger))
-    for name in op.outputs:
-        both = enumerate(zip(before[name], after[name], strict=True))
-        differing = [axis for axis, (one, other) in both if one != other]
-        if len(differing) != 1:
-            return None
-        axes[name] = differing[0]
-    return Rows(axes, case.dims[place], dimension)
+    longer = growing(op, case, dimension)
+    if any(len(longer.get(name, ())) != 1 for name in op.outputs):
+        return None
+    return Rows(axes | {name: next(iter(longer[name])) for name in op.outputs}, case.dims[place], dimension)
 
 
 def _is_alone(subject: Subject) -> str | None:

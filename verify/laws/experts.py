@@ -21,7 +21,7 @@ from verify.cases.sizes import sizes_of
 from verify.cases.strategies import CaseSpace
 from verify.laws.accuracy import judge_results
 from verify.laws.law import Broken, Law, Subject, plain_cases, plain_space, said_of
-from verify.laws.locality import agree, reference
+from verify.laws.locality import agree, growing, reference
 from verify.measure.call import run_kernel, run_tensors
 from verify.ops.graph.shapes import NamedDims
 from verify.ops.op import Op
@@ -83,11 +83,8 @@ def _experts(op: Op, case: Case) -> list[_Experts]:
     """The dimensions that count experts, at the sizes of a case."""
     found = []
     for each in _candidates(op):
-        place = op.geometry.dims.index(each.dimension)
-        larger = (*case.dims[:place], case.dims[place] + 1, *case.dims[place + 1 :])
-        if not op.geometry.allows(larger) or case.dims[place] < _FEWEST:
-            continue
-        if op.result_shapes(case.dims, op.params) != op.result_shapes(larger, op.params):
+        place, longer = op.geometry.dims.index(each.dimension), growing(op, case, each.dimension)
+        if not longer or any(longer[name] for name in op.outputs) or case.dims[place] < _FEWEST:
             continue
         given = inputs_of(op, case, "cpu")
         whole = reference(op, given)

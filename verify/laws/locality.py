@@ -93,27 +93,32 @@ def independent_rows(kernel: Kernel, case: Case) -> list[Rows]:
     inputs = inputs_of(op, case_of(kernel, case.dtype, dims=case.dims), "cpu", shared=True)
     found = []
     fixed = {name for each in op.operands if each.range is not None for name in each.range.fixed_by}
-    for place, (dimension, size) in enumerate(zip(op.geometry.dims, case.dims, strict=True)):
+    for dimension, size in zip(op.geometry.dims, case.dims, strict=True):
         if dimension in fixed:  # a permutation does not have independent rows
             continue
-        larger = (*case.dims[:place], size + 1, *case.dims[place + 1 :])
-        try:
-            before, after = (
-                {**op.shapes(dims, case.params), **op.result_shapes(dims, case.params)} for dims in (case.dims, larger)
-            )
-        except UsageError:
-            continue
-        axes = {
-            name: [
-                axis for axis, (one, other) in enumerate(zip(before[name], after[name], strict=True)) if one != other
-            ]
-            for name in before
-        }
-        single = all(len(some) < 2 for some in axes.values()) and all(axes[name] for name in op.outputs)
-        rows = Rows({name: some[0] for name, some in axes.items() if some}, size, dimension)
-        if single and size > 1 and all(before[name][axis] == size for name, axis in rows.axes.items()):
+        axes = growing(op, case, dimension)
+        single = all(len(some) < 2 for some in axes.values()) and all(axes.get(name) for name in op.outputs)
+        rows = Rows({name: next(iter(some)) for name, some in axes.items() if some}, size, dimension)
+        if single and size > 1 and all(set(some.values()) <= {size} for some in axes.values()):
             found += [rows] if _is_local(op, case, inputs, rows) and _is_alike(op, inputs, rows) else []
     return found
+
+
+def growing(op: Op, case: Case, dimension: str) -> dict[str, dict[int, int]]:
+    """Maps operands and outputs to the axes that get longer with a dimension, and to their lengths in a case.
+
+    It is empty if the function has no result for one index more.
+    """
+    place = op.geometry.dims.index(dimension)
+    larger = (*case.dims[:place], case.dims[place] + 1, *case.dims[place + 1 :])
+    try:
+        before, after = (
+            {**op.shapes(dims, case.params), **op.result_shapes(dims, case.params)} for dims in (case.dims, larger)
+        )
+    except UsageError:
+        return {}
+    pairs = {name: enumerate(zip(before[name], after[name], strict=True)) for name in before}
+    return {name: {axis: one for axis, (one, other) in some if one != other} for name, some in pairs.items()}
 
 
 def _is_local(op: Op, case: Case, inputs: dict[str, Tensor | None], rows: Rows) -> bool:

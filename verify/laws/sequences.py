@@ -9,7 +9,7 @@ signs behind each sequence: results that do not depend on them in float64 keep t
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -24,7 +24,7 @@ from verify.cases.values import inside
 from verify.laws.accuracy import judge_results
 from verify.laws.compare import demand_same
 from verify.laws.law import Broken, Law, Subject, plain_cases, plain_space, said_of
-from verify.laws.locality import agree, filled_like, reference
+from verify.laws.locality import agree, filled_like, growing, reference
 from verify.measure.call import run_kernel, run_tensors
 from verify.ops.graph.shapes import NamedDims
 from verify.ops.op import Op
@@ -85,60 +85,41 @@ def _reason(subject: Subject) -> str | None:
 
 @dataclass(frozen=True)
 class _Alone:
-    """One sequence of a packed case: the case and the operands of it alone, and where its results lie among others."""
+    """One sequence of a packed case: its case, its operands, and the part of each tensor that belongs to it."""
 
     case: Case
     inputs: Inputs
-    places: dict[str, tuple[int, slice]]  # by output: axis and indices
-
-    def of(self, results: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Returns the results of the sequence among others."""
-        return {
-            n: results[n].narrow(a, at.start, at.stop - at.start).contiguous() for n, (a, at) in self.places.items()
-        }
+    part: Callable[[str, Tensor], Tensor]
 
 
 def _alone(op: Op, case: Case, inputs: Inputs, found: _Sequences) -> list[_Alone]:
     """Each sequence alone that the declaration allows. Empty if float64 gives one of them other results then."""
-    geometry, whole, lengths = op.geometry, reference(op, inputs), inputs[found.lengths]
-    assert isinstance(geometry, NamedDims) and lengths is not None
-    tokens, many = (_axes_of_outputs(op, case, name) for name in (found.tokens, found.many))
-    made, start = list[_Alone](), 0
-    if set(tokens) | set(many) != set(op.outputs) or set(tokens) & set(many):
+    whole, lengths, made, start = reference(op, inputs), inputs[found.lengths], list[_Alone](), 0
+    axes = {dimension: growing(op, case, dimension) for dimension in (found.tokens, found.many)}
+    if lengths is None or any(sum(len(some.get(name, ())) for some in axes.values()) != 1 for name in op.outputs):
         return []
     for number, length in enumerate(lengths.tolist()):
-        part, own, start = slice(start, start + length), slice(number, number + 1), start + length
-        sizes = {found.tokens: length, found.many: 1}
-        dims = tuple(sizes.get(name, size) for name, size in zip(geometry.dims, case.dims, strict=True))
-        if not length or not geometry.allows(dims):
+        sizes = {found.tokens: (start, length), found.many: (number, 1)}
+        start += length
+
+        def part(name: str, value: Tensor, sizes: dict[str, tuple[int, int]] = sizes) -> Tensor:
+            for dimension, some in axes.items():
+                for axis in some[name]:
+                    value = value.narrow(axis, *sizes[dimension])
+            return value.contiguous()
+
+        named = zip(op.geometry.dims, case.dims, strict=True)
+        dims = tuple(sizes[name][1] if name in sizes else size for name, size in named)
+        if not length or not op.geometry.allows(dims):
             continue
-        given = dict(inputs)
-        for name, shape in geometry.table.items():
-            for dimension, at in ((found.tokens, part), (found.many, own)):
-                value = given.get(name)
-                if dimension in shape and value is not None:
-                    axis = shape.index(dimension)
-                    given[name] = value.narrow(axis, at.start, at.stop - at.start).contiguous()
+        own = {each.name for each in op.operands if each.derive is None}
+        given = {n: None if v is None else part(n, v) for n, v in inputs.items() if n in own}
         each = msgspec.structs.replace(case, dims=dims)
-        given = derive_all(op, each, given, lengths.device) if op.derived else given
-        places = {name: (axis, part) for name, axis in tokens.items()} | {name: (a, own) for name, a in many.items()}
-        made.append(_Alone(each, given, places))
-        if not agree(made[-1].of(whole), reference(op, given)):
+        given = derive_all(op, each, {name: given.get(name) for name in inputs}, lengths.device)
+        made.append(_Alone(each, given, part))
+        if not agree({name: part(name, value) for name, value in whole.items()}, reference(op, given)):
             return []
     return made
-
-
-def _axes_of_outputs(op: Op, case: Case, dimension: str) -> dict[str, int]:
-    """The axis of each output that has as many indices as a dimension, where that is one axis."""
-    place = op.geometry.dims.index(dimension)
-    larger = (*case.dims[:place], case.dims[place] + 1, *case.dims[place + 1 :])
-    before, after = (op.result_shapes(dims, op.params) for dims in (case.dims, larger))
-    found = {}
-    for name in op.outputs:
-        differing = [axis for axis, pair in enumerate(zip(before[name], after[name], strict=True)) if len({*pair}) > 1]
-        if len(differing) == 1 and before[name][differing[0]] == case.dims[place]:
-            found[name] = differing[0]
-    return found
 
 
 def _check_packed(subject: Subject, case: Case, found: _Sequences) -> None:
@@ -146,8 +127,7 @@ def _check_packed(subject: Subject, case: Case, found: _Sequences) -> None:
     whole = run_kernel(kernel, msgspec.structs.replace(case, upstream=""), subject.backend.device)
     for number, alone in enumerate(_alone(op, case, dict(whole.inputs), found)):
         results = run_tensors(kernel, alone.inputs, case.params, {})
-        expected = alone.of(whole.results)
-        if same_bits([results[name] for name in expected], list(expected.values())):
+        if same_bits([results[name] for name in op.outputs], [alone.part(n, whole.results[n]) for n in op.outputs]):
             continue
         try:
             judge_results(subject, alone.case, alone.inputs, {}, results)
