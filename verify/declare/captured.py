@@ -218,6 +218,9 @@ def capture(module: torch.nn.Module, path: str, *, calls: int = 1) -> Iterator[N
     found: dict[str, Tensor] = {}
     begun = [0]
 
+    def arrived(name: str, gradient: Tensor) -> None:
+        found[name] = gradient.detach().clone()
+
     def before(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         if begun[0] < calls:
             given = inspect.signature(module.forward).bind(*args, **kwargs).arguments
@@ -231,7 +234,7 @@ def capture(module: torch.nn.Module, path: str, *, calls: int = 1) -> Iterator[N
         for place, value in enumerate(outputs, 1):
             name = f"{begun[0] - 1}/dy" + (str(place) if len(outputs) > 1 else "")
             if begun[0] <= calls and value.requires_grad:
-                value.register_hook(lambda gradient, name=name: found.__setitem__(name, gradient.detach().clone()))
+                value.register_hook(partial(arrived, name))  # type: ignore[no-untyped-call]
 
     handles = [module.register_forward_pre_hook(before, with_kwargs=True), module.register_forward_hook(after)]
     try:

@@ -23,7 +23,7 @@ from verify.laws.accuracy import judge_results
 from verify.laws.law import Broken, Law, Subject, plain_cases, plain_space, said_of
 from verify.laws.locality import agree, growing, reference
 from verify.measure.call import run_kernel, run_tensors
-from verify.ops.graph.shapes import NamedDims
+from verify.ops.graph.shapes import NamedDims, Range
 from verify.ops.op import Op
 from verify.truth.ulp import same_bits
 
@@ -60,7 +60,7 @@ def _candidates(op: Op) -> list[_Experts]:
     for dimension in geometry.dims:
         axes = {o.name: geometry.table[o.name].index(dimension) for o in whole if dimension in geometry.table[o.name]}
         inside = {word for shape in geometry.table.values() for word in shape if isinstance(word, str)}
-        ranges = {o.name: o.range for o in whole if o.range is not None}
+        ranges = {o.name: o.range for o in whole if isinstance(o.range, Range)}
         numbers = tuple(
             name
             for name, each in ranges.items()

@@ -26,7 +26,7 @@ from verify.laws.compare import demand_same
 from verify.laws.law import Broken, Law, Subject, plain_cases, plain_space, said_of
 from verify.laws.locality import agree, filled_like, growing, reference
 from verify.measure.call import run_kernel, run_tensors
-from verify.ops.graph.shapes import NamedDims
+from verify.ops.graph.shapes import NamedDims, Range
 from verify.ops.op import Op
 from verify.truth.ulp import same_bits
 
@@ -50,7 +50,12 @@ def _sequences(op: Op) -> _Sequences | None:
         return None
     for operand in op.operands:
         shape, held = geometry.table[operand.name], operand.range
-        if held is None or operand.derive is not None or len(shape) != 1 or shape[0] not in geometry.dims:
+        if (
+            not isinstance(held, Range)
+            or operand.derive is not None
+            or len(shape) != 1
+            or shape[0] not in geometry.dims
+        ):
             continue
         end = held.total if held.structure == "sum" else held.high if not held.structure else None
         words = {each.id for each in ast.walk(end) if isinstance(each, ast.Name)} if end is not None else set()
@@ -170,7 +175,8 @@ def _padded(op: Op, case: Case, inputs: Inputs, found: _Sequences, value: float)
 def _kept(op: Op, case: Case, found: _Sequences) -> dict[str, Tensor]:
     """Maps outputs to the elements that have the same bits in float64 with and without padding; empty if none has."""
     given = _shortened(op, case, inputs_of(op, case, "cpu"), found)
-    if not bool((given[found.lengths] < case.dims[op.geometry.dims.index(found.tokens)]).all()):  # type: ignore[operator]
+    lengths = given[found.lengths]
+    if lengths is None or not bool((lengths < case.dims[op.geometry.dims.index(found.tokens)]).all()):
         return {}
     before = reference(op, given)
     others = [reference(op, _padded(op, case, given, found, value)) for value in (_LARGE, -_LARGE)]
