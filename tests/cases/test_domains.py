@@ -195,10 +195,10 @@ def test_the_ends_of_a_domain_are_tried() -> None:
 def test_a_case_that_spells_out_a_number_outside_is_an_error() -> None:
     kernel = kernels().root
     case = case_of(kernel, "float32", dims=(2,), values={"x": "3f800000" + "bf800000"})
-    rule = "operand 'x' is declared with the domain 0.01 <= x; the case spells out -1 at 1"
+    rule = "operand 'x' is declared with the domain 0.01 <= x; the case has -1 at 1"
     with pytest.raises(UsageError, match=rule):
         inputs_of(kernel.op, case, "cpu")
-    with pytest.raises(UsageError, match="spells out nan at 0"):
+    with pytest.raises(UsageError, match="has nan at 0"):
         inputs_of(kernel.op, msgspec.structs.replace(case, values={}, edits={"x": {"0": "7fc00000"}}), "cpu")
     inputs_of(kernel.op, msgspec.structs.replace(case, values={"x": "3f800000" * 2}), "cpu")
 
