@@ -24,6 +24,7 @@ FAMILIES = (
     "shaped",
     "attention",
     "stochastic",
+    "company",
 )
 
 
