@@ -103,3 +103,6 @@ def test_a_function_needs_lengths_and_results_that_padding_does_not_reach() -> N
     said = {"shapes": {"x": "b s", "lengths": "b"}, "integers": {"lengths": "1 <= lengths <= s"}, "gradients": False}
     mean = verify.kernel(like=lambda x, lengths: x.sum(-1) / lengths, dtypes=["float32"], name="k", **said)
     skips(LAW, mean(lambda x, lengths: x.sum(-1) / lengths), "every result depends on what lies behind")
+    table = {"shapes": {"w": "v d", "ids": "n"}, "integers": {"ids": "0 <= ids < v"}, "gradients": False}
+    rows = verify.kernel(like=lambda w, ids: w[ids], dtypes=["float32"], name="k", **table)
+    skips(LAW, rows(lambda w, ids: w[ids]), "holds the lengths")

@@ -125,7 +125,8 @@ def _check(subject: Subject, case: Case) -> None:
         for order in _orders(case.dims[op.geometry.dims.index(each.dimension)]):
             inputs = each.ordered(op, case, dict(whole.inputs), order)
             results = run_tensors(kernel, inputs, case.params, whole.upstream)
-            if same_bits([results[name] for name in op.outputs], [whole.results[name] for name in op.outputs]):
+            pairs = [results[name] for name in op.outputs], [whole.results[name] for name in op.outputs]
+            if not whole.upstream and same_bits(*pairs):
                 continue
             try:
                 judge_results(subject, case, inputs, whole.upstream, results)

@@ -50,17 +50,17 @@ def _sequences(op: Op) -> _Sequences | None:
         return None
     for operand in op.operands:
         shape, held = geometry.table[operand.name], operand.range
-        if (
-            not isinstance(held, Range)
-            or operand.derive is not None
-            or len(shape) != 1
-            or shape[0] not in geometry.dims
-        ):
+        if not isinstance(held, Range) or operand.derive is not None or len(shape) != 1:
             continue
-        end = held.total if held.structure == "sum" else held.high if not held.structure else None
+        packed = held.structure == "sum"
+        end = held.total if packed else held.high if not held.structure else None
         words = {each.id for each in ast.walk(end) if isinstance(each, ast.Name)} if end is not None else set()
-        if len(words) == 1 and words != {shape[0]}:
-            return _Sequences(operand.name, str(shape[0]), words.pop(), held.structure == "sum")
+        if len(words) != 1 or words == {shape[0]} or shape[0] not in geometry.dims:
+            continue
+        found = _Sequences(operand.name, str(shape[0]), words.pop(), packed)
+        padded = (each for each in op.operands if each.range is None and each.derive is None)
+        if packed or any({found.many, found.tokens} <= set(geometry.table[each.name]) for each in padded):
+            return found
     return None
 
 
