@@ -146,6 +146,8 @@ def turn(out: Path, *, alone: bool) -> Iterator[None]:
 
 def measure_part(plan: Plan) -> None:
     """Measures one kernel."""
+    import torch._dynamo
+
     from verify import backends
     from verify.backends.probes import fingerprint
     from verify.declare.discovery import load
@@ -153,6 +155,7 @@ def measure_part(plan: Plan) -> None:
 
     backend = backends.select()
     backends.activate(backend)
+    torch._dynamo.config.recompile_limit = 64  # three dtypes at three sizes: beyond it nothing is compiled
     (kernel,) = load(Target.parse(plan.target))
     part = Part(plan)
     part.steps["environment"] = {"backend": backend.name, **fingerprint(backend.device)}
@@ -218,29 +221,29 @@ class _Measured:
         table = TABLES[self.plan.table]
         case = self.case(dtype, "randn", table.quick if self.plan.quick else table.timed)
         given = inputs_of(self.kernel.op, case, self.backend.device)
-        smooth = bool(case.upstream)
-        on_gpu = self.backend.device != "cpu"
+        on_gpu, smooth = self.backend.device != "cpu", bool(case.upstream)
 
         def now() -> float:
             if on_gpu:
                 torch.cuda.synchronize()
             return time.perf_counter()
 
-        forward, backward = [], []
+        def call() -> tuple[float, float]:
+            begun = now()
+            graph = call_tensors(self.kernel, given, case.params, differentiate=smooth)
+            between = now()
+            if graph.leaves and smooth:
+                outputs = [each for each in graph.outputs.values() if each.requires_grad]
+                ones = [torch.ones_like(each) for each in outputs]
+                torch.autograd.grad(outputs, list(graph.leaves.values()), ones, allow_unused=True)
+            return between - begun, now() - between
+
+        with turn(self.plan.out, alone=False):
+            call()  # compiles
         with turn(self.plan.out, alone=True):
-            for _ in range(25 if on_gpu else 3):
-                begun = now()
-                graph = call_tensors(self.kernel, given, case.params, differentiate=smooth)
-                between = now()
-                if graph.leaves and smooth:
-                    outputs = [each for each in graph.outputs.values() if each.requires_grad]
-                    ones = [torch.ones_like(each) for each in outputs]
-                    torch.autograd.grad(outputs, list(graph.leaves.values()), ones, allow_unused=True)
-                    backward.append(now() - between)
-                forward.append(between - begun)
-        warm = 5 if on_gpu else 1
-        found = {"dims": list(case.dims), "forward": 1e3 * statistics.median(forward[warm:])}
-        return found | ({"backward": 1e3 * statistics.median(backward[warm:])} if backward else {})
+            forward, backward = zip(*(call() for _ in range(20 if on_gpu else 3)), strict=True)
+        found = {"dims": list(case.dims), "forward": 1e3 * statistics.median(forward)}
+        return found | ({"backward": 1e3 * statistics.median(backward)} if smooth else {})
 
     def hunted(self, dtype: str, result: str) -> dict[str, Any]:
         """The worst input that a hunt finds, with the command that replays it."""
