@@ -83,7 +83,7 @@ TABLES = {
 
 @dataclass(frozen=True)
 class Plan:
-    """What one process measures, where it keeps it, and until when."""
+    """The work of one process, its folder and its end."""
 
     table: str
     target: str

@@ -81,7 +81,7 @@ def sdpa_cudnn(q, k, v):
 
 @statistic(dtypes=NARROW)
 def sdpa_flash_lse(q, k):
-    """What FlashAttention in PyTorch keeps."""
+    """The statistic of FlashAttention in PyTorch."""
     q, k = q.contiguous(), k.contiguous()
     if q.is_cpu:
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, k, 0.0, True)[1].float()
@@ -90,7 +90,7 @@ def sdpa_flash_lse(q, k):
 
 @statistic()
 def sdpa_efficient_lse(q, k):
-    """What the memory-efficient attention keeps, in whole blocks of 32."""
+    """The statistic of the memory-efficient attention, which has whole blocks of 32."""
     q, k = q.contiguous(), k.contiguous()
     kept = torch.ops.aten._scaled_dot_product_efficient_attention(q, k, k, None, True, 0.0, True)[1]
     return kept[..., : q.shape[-2]].contiguous()
@@ -98,7 +98,7 @@ def sdpa_efficient_lse(q, k):
 
 @statistic(dtypes=NARROW)
 def sdpa_cudnn_lse(q, k):
-    """What cuDNN's attention keeps."""
+    """The statistic of cuDNN's attention."""
     q, k = q.contiguous(), k.contiguous()
     kept = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, k, None, True, 0.0, True)[1]
     return kept.reshape(q.shape[:-1])
@@ -286,5 +286,5 @@ def triton_tutorial(q, k, v):
 
 @statistic()
 def triton_tutorial_lse(q, k):
-    """What its forward pass keeps."""
+    """The statistic of its forward pass."""
     return _forward(q.contiguous(), k.contiguous(), k.contiguous())[1]

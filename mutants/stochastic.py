@@ -1,4 +1,4 @@
-"""Stochastic rounding of float32 to bfloat16 with one defect each: five ways in which a step of training drifts.
+"""Stochastic rounding of float32 to bfloat16 with one defect each: five ways to let training drift.
 
 The twin takes 16 bits of Philox for each element and goes up in magnitude where they are below the 16 bits that are cut
 off.

@@ -1,4 +1,4 @@
-"""Reads and writes files of captured tensors: what a kernel is called with in a real model.
+"""Reads and writes files of captured tensors: operands of a kernel from a real model.
 
     with verify.capture(model.layers[3].norm, "norm.safetensors", calls=4):
         model(batch)

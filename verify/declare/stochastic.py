@@ -1,4 +1,4 @@
-"""Checks what a declaration says about results that are rounded at random, and gives them limits."""
+"""Checks stochastic= of a declaration, and gives limits to results that are rounded at random."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ def _check(subject: Subject, case: Case) -> None:
 
 
 def _seeds(inputs: Inputs, seed: str, ends: tuple[int, int]) -> list[int]:
-    """Returns the seed of a case with those that follow it, and the same half of the range away."""
+    """Returns four seeds in a row from that of a case on, and four more half of the range away."""
     given, (low, high) = inputs[seed], ends
     assert given is not None
     far = (high - low) // 2
