@@ -10,7 +10,7 @@ the missing steps. A part measures each dtype at each regime, its time, and what
 GPU, but one that takes times has it alone. A kernel that a machine lacks, and a step that the time did not reach, is a
 line with its reason.
 
-Writes OUT/attention.json and, with --page, the page with the tables.
+Writes OUT/attention.json.gz and, with --page, the page with the tables.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ from verify.records.files import write_atomically
 
 ROOT = Path(__file__).parents[1]
 DTYPES = ("bfloat16", "float16", "float32")
+SHORT = 400  # characters of a replay that the page shows
+RECORD = "../reports/benchmarks/sm_90/attention.json.gz"  # where the record of the page is committed
 LEAST = 0.5  # units of noise: an error below is none
 LARGEST = 8.0  # magnitude of hunted inputs: what training and inference see
 GRACE = 20.0  # seconds after the end in which a process may finish its step
@@ -377,6 +380,8 @@ def page(record: dict[str, Any]) -> str:
         "the [noise](like.md#the-noise) of the definition, beyond half a ULP. A kernel that rounds as PyTorch does has",
         "about 1 to 5. The first number of a cell is the largest error on normal random inputs. The number behind the",
         "arrow is the largest on all inputs: recipes where attention goes wrong, and what [hunts](hunt.md) find.",
+        "`compiled` is attention as users write it: products, a softmax and a product, with results in the dtype between",
+        "them. The other kernels keep float32 there.",
         "",
         f"Measured on {where}, {versions}.",
     ]
@@ -388,7 +393,7 @@ def page(record: dict[str, Any]) -> str:
             lines += ["", f"### {title} in {dtype}", "", *_head(), *rows] if rows else []
         lines += ["", f"### Worst inputs of {title.lower()}", "", *_finds(table)]
         if missing := [line for target, steps in table.items() if (line := _missing(target, steps))]:
-            lines += ["", "Not measured:", "", *missing]
+            lines += ["", "Not measured to the end:", "", *missing]
     return "\n".join(lines) + "\n"
 
 
@@ -459,10 +464,17 @@ def _finds(table: dict[str, Any]) -> list[str]:
             if result in plain
         ]
         if rated:
-            _, result, dtype, size, plain, replay = max(rated, key=lambda each: each[0])
-            name, before = target.partition("::")[2], _shown(plain[result]["max"])
-            lines.append(f"- **{name}**, {result} in {dtype}: {_shown(size)} where random inputs show {before}")
-            lines += ["", "  ```sh", f"  {replay}", "  ```"] if len(replay) < 3_000 else []
+            name, (_, result, dtype, size, plain, replay) = target.partition("::")[2], max(rated, key=itemgetter(0))
+            before = _shown(plain[result]["max"])
+            lines.append(f"- **{name}**, {result} in {dtype}: {_shown(size)} where random inputs show {before}.")
+            shown = [each for each in rated if len(each[-1]) <= SHORT]
+            if len(replay) > SHORT:  # a hunt spells its operands out
+                lines[-1] += f" The [record]({RECORD}) has its replay of {len(replay):,} characters."
+                if shown:
+                    _, result, dtype, size, plain, replay = max(shown, key=itemgetter(0))
+                    before = _shown(plain[result]["max"])
+                    lines[-1] += f" By a recipe {result} in {dtype} has {_shown(size)}, on random inputs {before}:"
+            lines += ["", "  ```sh", f"  {replay}", "  ```", ""] if len(replay) <= SHORT else []
     return lines or ["Nothing was found."]
 
 
@@ -506,8 +518,8 @@ def main() -> int:
     if not options.report:
         run_parts(plans, options.jobs)
     record = record_of(plans)
-    write_atomically(out / "attention.json", json.dumps(record, indent=1).encode())
-    print(f"{out / 'attention.json'}: {sum(map(len, record['tables'].values()))} kernels")
+    write_atomically(out / "attention.json.gz", json.dumps(record, indent=1).encode())
+    print(f"{out / 'attention.json.gz'}: {sum(map(len, record['tables'].values()))} kernels")
     text = page(record)
     if options.page is not None:
         write_atomically(options.page, text.encode())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ from benchmarks import attention_table
 from benchmarks.attention_table import TABLES, Part, Plan, measure_part, page, record_of, targets
 from verify.backends import Backend
 
+ROOT = Path(__file__).parents[2]
 MATH = "examples/attention.py::sdpa_math"
 
 
@@ -78,3 +80,8 @@ def test_the_page_has_a_row_for_each_result_and_the_worst_input(measured: Path) 
     rows = [line for line in text.splitlines() if line.startswith(("| sdpa_math", "|  | d"))]
     assert len(rows) == 4 and all(row.count("|") == 8 and "→" in row for row in rows)
     assert "**sdpa_math**" in text and f"verify replay {MATH}" in text
+
+
+def test_the_page_is_made_of_the_record() -> None:
+    record = json.loads(gzip.decompress((ROOT / "reports/benchmarks/sm_90/attention.json.gz").read_bytes()))
+    assert (ROOT / "docs" / "attention.md").read_text() == page(record)
