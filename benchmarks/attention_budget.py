@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,7 @@ from examples.attention import causal, triton_tutorial
 
 SIZE = "VERIFY_ATTENTION_SIZE"
 DEFAULT = "2,16,2048,128"
+GRACE = 20.0  # seconds after which a run that is too long is interrupted
 
 
 def given() -> tuple[torch.Tensor, ...]:
@@ -58,22 +60,23 @@ def main() -> int:
             times = Path(folder) / "times.txt"
             command = [sys.executable, "-m", "verify", "run", f"{__file__}::{name}", "--profile", "ci"]
             begun = time.monotonic()
-            done = subprocess.run(
-                command,
-                env={**os.environ, SIZE: options.size, "VERIFY_TIMES": str(times)},
-                capture_output=True,
-                text=True,
-            )
+            environment = {**os.environ, SIZE: options.size, "VERIFY_TIMES": str(times)}
+            run = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            try:
+                said, told = run.communicate(timeout=options.seconds + GRACE)
+            except subprocess.TimeoutExpired:
+                run.send_signal(signal.SIGINT)  # it prints what it has
+                said, told = run.communicate()
             seconds = time.monotonic() - begun
             phases = times.read_text().splitlines() if times.exists() else []
-        right = done.returncode in (0, 1) and seconds <= options.seconds
+        right = run.returncode in (0, 1) and seconds <= options.seconds
         failed |= not right
-        print(f"{'ok ' if right else 'BAD'} {seconds:6.1f} s  {name} of {options.size}, exit code {done.returncode}")
+        print(f"{'ok ' if right else 'BAD'} {seconds:6.1f} s  {name} of {options.size}, exit code {run.returncode}")
         slowest = sorted(phases, key=lambda line: -float(line.partition("took")[2].split()[0]))[:8]
-        verdict = next((line for line in done.stdout.splitlines() if line.startswith(("✓", "✗", "○ incomplete"))), "")
+        verdict = next((line for line in said.splitlines() if line.startswith(("✓", "✗", "○ incomplete"))), "")
         print("\n".join([verdict, *slowest]), flush=True)
         if not right:
-            print(done.stdout[-3000:], done.stderr[-2000:])
+            print(said[-3000:], told[-2000:])
     return int(failed)
 
 

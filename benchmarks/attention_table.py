@@ -380,8 +380,8 @@ def page(record: dict[str, Any]) -> str:
         "the [noise](like.md#the-noise) of the definition, beyond half a ULP. A kernel that rounds as PyTorch does has",
         "about 1 to 5. The first number of a cell is the largest error on normal random inputs. The number behind the",
         "arrow is the largest on all inputs: recipes where attention goes wrong, and what [hunts](hunt.md) find.",
-        "`compiled` is attention as users write it: products, a softmax and a product, with results in the dtype between",
-        "them. The other kernels keep float32 there.",
+        "`compiled` is attention as users write it: two products and a softmax, with the dtype between them.",
+        "The other kernels keep float32 there.",
         "",
         f"Measured on {where}, {versions}.",
     ]
