@@ -89,7 +89,7 @@ def test_bounds_are_read(text: str, low: float | None, high: float | None) -> No
     + ["0 <= __import__('os')", "nan <= x", "٠ <= x", 3, None],
 )
 def test_other_texts_are_refused(text: Any) -> None:
-    with pytest.raises(UsageError, match="a domain says low <= x <= high"):
+    with pytest.raises(UsageError, match="a domain has the form low <= x <= high"):
         Domain.of("kernel 'k'", "x", text)
 
 

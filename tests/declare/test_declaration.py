@@ -521,7 +521,7 @@ def test_the_range_of_an_integer_operand_is_a_condition_and_its_magnitude_no_pro
         return torch.nn.functional.embedding(at, weight)
 
     about = {"like": take, "shapes": {"weight": "v n", "at": "m"}, "dtypes": ["float32"], "gradients": False}
-    with pytest.raises(UsageError, match=r"says low <= at < high; received \(0, 'v'\)") as found:
+    with pytest.raises(UsageError, match=r"the form low <= at < high; received \(0, 'v'\)") as found:
         kernel(**about, integers={"at": (0, "v")})(take)
     assert found.value.hint == "integers={'at': '0 <= at < v'}, '0 <= at <= t, sum t', 'permutation n' or 'bool'"
     whole = {**about, "integers": {"at": "0 <= at < v"}}

@@ -178,8 +178,8 @@ def test_hunts_draw_the_structure_and_derive_again() -> None:
 @pytest.mark.parametrize(
     ("said", "rule"),
     [
-        ({"integers": {"p": "permutation d"}}, "the last dimension of a permutation has its size"),
-        ({"integers": {"p": "1 <= p <= 4, total n"}}, "says low <= p < high"),
+        ({"integers": {"p": "permutation d"}}, "a permutation has the size of the last dimension"),
+        ({"integers": {"p": "1 <= p <= 4, total n"}}, "the form low <= p < high"),
         ({"derive": {"z": lambda x: x}}, "derive= has a function for an operand"),
         ({"derive": {"p": lambda nothing: nothing}}, "shapes= has no entry for nothing"),
         ({"derive": {"p": lambda x: x.sum()}}, "returns numbers of the shape"),

@@ -39,8 +39,8 @@ class Domain:
         bounds = [] if found is None else [float(each) for each in found.group(1, 4) if each]
         if found is None or not bounds or not all(map(math.isfinite, bounds)):
             raise UsageError(
-                f"{about}: a domain says low <= {operand} <= high, or one side of it, with < or <= and finite decimal "
-                f"numbers; received {text!r}",
+                f"{about}: a domain has the form low <= {operand} <= high, or one side of it, with < or <= and "
+                f"finite decimal numbers; received {text!r}",
                 hint=f'domain={{{operand!r}: "0 <= {operand}"}}',
             )
         low, high = -_LARGEST, _LARGEST

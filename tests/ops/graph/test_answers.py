@@ -11,7 +11,6 @@ from torch import Tensor
 
 import verify
 from tests.measure.test_kernel import CPU, few_cases
-from verify.errors import UsageError
 from verify.measure.kernel import measure_kernel
 from verify.measure.requests import Measure
 from verify.ops.graph.like import Definition
@@ -83,12 +82,3 @@ def test_a_kernel_for_argmax_is_verified(bug: bool, monkeypatch: pytest.MonkeyPa
     made = floating(lambda x: x.argmax().float())
     run = measure_kernel(made, Measure("answers.py::floating"), CPU)
     assert "must return integers or conditions as y" in run.message
-
-
-def test_what_is_no_answer_of_these_kinds_is_refused() -> None:
-    with pytest.raises(UsageError, match="computes from positions as y"):
-        Definition(lambda x: torch.stack([x.argmax(), x.argmin()]), ["x"], examples=[(torch.ones(3),)]).op()
-    with pytest.raises(UsageError, match="max_pool1d without its indices"):
-        Definition(
-            lambda x: torch.nn.functional.max_pool1d(x, 2, return_indices=True), ["x"], examples=[(torch.ones(1, 4),)]
-        ).op()

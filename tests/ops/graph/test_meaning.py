@@ -246,11 +246,6 @@ def test_gradients_of_selections_go_where_the_elements_are(function: Callable[[T
     assert max(_errors(function, {"x": x}, got, "dx", up, examples=[(x,)])) == 0.0
 
 
-def test_a_scatter_by_mixed_ranks_is_refused() -> None:
-    with pytest.raises(UsageError, match="by one rank of each: aten.scatter.*test_meaning"):
-        trace(lambda x: _zeros(x).scatter(-1, x.topk(4, -1).indices.mT, 1.0), {"x": torch.zeros(4, 4)})
-
-
 # -- legal programs have a verdict -------------------------------------------------------------------------
 
 

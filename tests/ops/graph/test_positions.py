@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from verify.cases import Case
-from verify.errors import UsageError
 from verify.laws.locality import independent_rows
 from verify.ops.graph.like import Definition
 from verify.ops.graph.selecting import rivals
@@ -131,16 +130,3 @@ def test_a_dimension_by_whose_order_rows_move_is_not_independent() -> None:
         like=lambda x, s: x[s.argsort()], shapes={"x": "n d", "s": "n"}, dtypes=["float32"], name="m"
     )(lambda x, s: x[s.argsort()])
     assert [rows.dimension for rows in independent_rows(moved, Case("float32", (4, 6), "randn"))] == ["d"]
-
-
-@pytest.mark.parametrize(
-    ("function", "rule"),
-    [
-        (lambda x: x[x > 0], "picks elements by positions that it computes from its values"),
-        (lambda x: x[x[:, 0].argsort(), x[0].argsort()], "picks elements by positions that it computes"),
-        (lambda x: torch.bincount(x[0].argsort()) * x, "the length of a bincount depends on values"),
-    ],
-)
-def test_what_has_no_shape_is_refused(function: Callable[[Tensor], Tensor], rule: str) -> None:
-    with pytest.raises(UsageError, match=rule):
-        Definition(function, ["x"], shapes={"x": "n n"}).op()

@@ -239,36 +239,6 @@ def test_an_interval_without_an_end_decides_nothing_and_arb_is_asked() -> None:
     assert arb is not None and abs(arb(128) - 0.9375) < 1e-30
 
 
-@pytest.mark.parametrize(
-    ("function", "words"),
-    [
-        (lambda x: functional.dropout(x, 0.5), "random"),
-        (lambda x: torch.bernoulli(x.sigmoid()), "random"),
-        (lambda x: torch.fft.rfft(x).abs(), "real numbers alone"),
-        (lambda x: functional.grid_sample(x[None, None], x[None, None], "nearest"), "has grid_sample with mode"),
-        (lambda x: x if bool(x.sum() > 0) else -x, "cannot be followed"),
-        (lambda x: torch.linalg.svd(x)[1], "no real meaning"),
-        (lambda x: 3.0, "returns tensors"),
-        (lambda x: x.reshape(3), "fails for zeros of the shapes x"),
-        (lambda x: torch.linalg.inv(x.sum() + torch.zeros(9, 9)), "square matrices with up to 8 rows"),
-        (lambda x: torch.special.zeta(2.5, x), "whole numbers s from 2"),
-        (lambda x: _Twice.apply(x), "written by hand"),
-        (lambda x: (x, (x, x)), "a tuple in a tuple"),
-        (lambda x: x.cummax(-1)[1] * x, "no real meaning"),
-        (lambda x: x.scatter_reduce(0, x.long(), x, "prod"), "scatter_reduce for"),
-    ],
-)
-def test_what_cannot_be_followed_is_named(function: Callable[..., Any], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        trace(function, {"x": torch.zeros(2, 2)})
-
-
-class _Twice(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return 2 * x
-
-
 def test_shapes_where_and_integers_say_what_is_promised() -> None:
     op = Definition(
         functional.cross_entropy,

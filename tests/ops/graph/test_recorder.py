@@ -249,38 +249,15 @@ def _expanded(x: Tensor) -> Tensor:
     return y.index_add_(0, torch.tensor([0, 1, 2]), x)
 
 
-def _data(x: Tensor) -> Tensor:
-    y = x * 1
-    y.data = x.t()
-    return y
-
-
-@pytest.mark.parametrize(
-    ("function", "words"),
-    [
-        (_expanded, "elements share memory|single memory location"),
-        (_data, "sets tensor.data"),
-        (lambda x: torch._foreach_add_([x.clone()], 1.0), "_foreach_add_.Scalar writes to its arguments"),
-        (lambda x: x.view(torch.int64), "reads the bits of numbers"),
-        (lambda x: x * x.sum().item(), "_local_scalar_dense.default looks at the values"),
-        (lambda x: x[x > 0], "picks elements by positions that it computes"),
-        (lambda x: x[torch.nonzero(x[0])[:, 0]], "nonzero.default looks at the values"),
-        (lambda x: x + torch.empty(5).normal_(), "random numbers: aten.normal_"),
-        (lambda x: torch.linalg.svd(x)[1], "no real meaning for: aten._linalg_svd"),
-    ],
-)
-def test_what_is_refused_is_named_with_its_line(function: Callable[..., Any], words: str) -> None:
-    with pytest.raises(UsageError, match=words) as raised:
-        trace(function, {"x": torch.zeros(3, 5)})
-    first = function.__code__.co_firstlineno
-    lines = [f'test_recorder.py", line {first + more}, in' for more in range(4)]
-    assert any(line in str(raised.value) for line in lines) or "for zeros" in str(raised.value)
+def test_a_write_to_elements_that_share_memory_is_refused() -> None:
+    with pytest.raises(UsageError, match="share memory|single memory location"):  # the second is PyTorch's own
+        trace(_expanded, {"x": torch.zeros(3, 5)})
 
 
 def test_a_tensor_that_outlives_its_function_is_named() -> None:
     kept: list[Tensor] = []
     trace(lambda x: (kept.append(x), x * 2)[1], {"x": torch.zeros(3)})
-    with pytest.raises(UsageError, match="keeps a tensor after it returns"):
+    with pytest.raises(UsageError, match="received a tensor of an earlier call"):
         kept[-1] + 1
 
 

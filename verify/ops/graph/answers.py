@@ -34,8 +34,8 @@ def demand_answers(program: Program, name: str, function: str) -> None:
     if step.real or isinstance(base, WhereExtreme | RankIndex | Plain | Leaf) or _is_map(base):
         return
     raise UsageError(
-        f"like={function} returns integers that it computes from positions as {name}",
-        hint="return the positions themselves, as x.argmax(-1) or x.topk(k).indices",
+        f"like={function} returns {name}, integers that it computes from indices; verify judges the indices themselves",
+        hint="return the indices as PyTorch gives them: x.argmax(-1), x.topk(k).indices",
     )
 
 

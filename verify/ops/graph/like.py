@@ -161,7 +161,7 @@ class _Like:
         elementwise = self.shapes is None
         if elementwise and not program.elementwise:
             raise UsageError(
-                f"like={self.meaning.name} is not elementwise, so that verify cannot know the shapes of its operands",
+                f"like={self.meaning.name} is not elementwise, so verify needs the shapes of its operands",
                 hint="shapes={" + ", ".join(f"{name!r}: 'n d'" for name in names) + "}, or examples=[(tensor, ...)]",
             )
         smooth = [name for name in program.results if name not in program.integers]

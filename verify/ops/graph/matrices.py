@@ -23,7 +23,7 @@ def _rows(x: Tensor, name: str, most: int) -> int:
     """Returns the number of rows. Raises UsageError unless x is square with 1 to `most` rows."""
     if x.ndim < 2 or x.shape[-1] != x.shape[-2] or not 0 < x.shape[-1] <= most:
         raise UsageError(
-            f"like= has {name} of square matrices with up to {most} rows; received the shape {tuple(x.shape)}",
+            f"like= supports {name} of square matrices with up to {most} rows; received the shape {tuple(x.shape)}",
             hint="declare smaller sizes by shapes= or where=",
         )
     return x.shape[-1]
@@ -117,7 +117,10 @@ def cholesky_solve(b: Tensor, factor: Tensor, upper: bool = False) -> Tensor:
 
 def cov(x: Tensor, *, correction: int = 1, fweights: Any = None, aweights: Any = None) -> Tensor:
     if fweights is not None or aweights is not None:
-        raise UsageError("like= has cov without weights", hint="write the weights as a product of matrices")
+        given = "fweights" if fweights is not None else "aweights"
+        raise UsageError(
+            f"like= supports cov without weights; received {given}", hint="write it as a product of matrices"
+        )
     rows = x if x.ndim == 2 else x.reshape(1, -1)
     around = rows - rows.mean(1, True)
     made = around @ around.mT / (rows.shape[1] - correction)

@@ -293,7 +293,7 @@ def trace(
         shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in operands.items())
         raise UsageError(
             f"like= fails for zeros of the shapes {shapes}: {type(error).__name__}: {lines[0][:300]}",
-            hint="declare by shapes= and integers= which shapes and integers it takes; docs/like.md",
+            hint="declare the shapes that it takes by shapes=, and its integers by integers= (docs/like.md)",
         ) from error
     labels = list(outputs or names_of(len(plain)))
     if len(labels) != len(plain):
@@ -315,7 +315,9 @@ def trace(
             ends = [(made[place], gradient) for place, gradient in zip(smooth, upstream, strict=True)]
             sums = [_ending(value, gradient) for value, gradient in ends if value.requires_grad]
             if not sums:
-                raise UsageError("like= has no gradient: PyTorch differentiates none of its results")
+                raise UsageError(
+                    "like= has no gradient: no result of it can be differentiated", hint="declare gradients=False"
+                )
             wanted = [values[names.index(name)] for name in differentiable]
             found = torch.autograd.grad(sums, wanted, allow_unused=True)
         return [value.detach() for value in made], list(found)
@@ -333,8 +335,8 @@ def trace(
             raise
         except Exception as error:
             raise UsageError(
-                f"like= cannot be followed: {type(error).__name__}: {str(error).strip().splitlines()[0][:300]}",
-                hint="write it without branches on the values of tensors; docs/like.md says what can be followed",
+                f"like= cannot be traced: {type(error).__name__}: {str(error).strip().splitlines()[0][:300]}",
+                hint="replace branches on values by torch.where; docs/like.md lists what is refused",
             ) from error
 
     leaves: list[Step] = []
@@ -461,8 +463,7 @@ def _called(function: Callable[..., Any], values: Sequence[Tensor]) -> list[Tens
     if strange:
         raise UsageError(
             f"like= is a function of tensors that returns tensors; it returned {type(strange[0]).__name__}",
-            hint="return a scalar as a tensor: x.sum(), not float(x.sum()); return the tensors in a nested tuple, such "
-            "as that of nn.LSTM, one by one",
+            hint="return a scalar as a tensor (x.sum(), not float(x.sum())), and tensors of a nested tuple one by one",
         )
     return made
 

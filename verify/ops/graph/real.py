@@ -91,7 +91,7 @@ class Real(TorchFunctionMode):
             return args[0].double()
         if name == "__set__" and function == _SET_DATA and any(isinstance(each, Traced) for each in args):
             raise UsageError(
-                f"like= cannot be followed: it sets tensor.data{at_line()}",
+                f"like= cannot be traced: it sets tensor.data{at_line()}",
                 hint="use tensor.copy_(...) to write to a tensor",
             )
         kept = 1 if _writes(name) else 0  # a tensor that is written to must not be replaced by a copy
@@ -226,9 +226,9 @@ def _grid_sample(
     """Returns the sum of all pixels, weighted by nearness. The weight is 0 from a distance of 1 on."""
     if mode != "bilinear" or padding_mode == "reflection":
         raise UsageError(
-            f"like= has grid_sample with mode='bilinear' and padding of zeros or by the border; received {mode!r}, "
-            f"{padding_mode!r}",
-            hint="write the function with operators that docs/like.md lists",
+            "like= supports grid_sample with mode='bilinear' and padding_mode='zeros' or 'border'; "
+            f"received {mode!r} and {padding_mode!r}",
+            hint="compute the weight of each pixel in the function",
         )
     sizes, weights = x.shape[2:], []
     for place, size in enumerate(reversed(sizes)):
@@ -248,7 +248,7 @@ def _no_indices(name: str) -> Callable[..., Any]:
 
     def refused(*args: Any, **kwargs: Any) -> Any:
         shown = name.removesuffix("_with_indices")
-        raise UsageError(f"like= has {shown} without its indices", hint="return the values alone")
+        raise UsageError(f"like= supports {shown} without return_indices=True", hint="return the values only")
 
     return refused
 
@@ -268,8 +268,9 @@ def _median(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
 def _quantile(x: Tensor, q: Any, dim: int | None = None, keepdim: bool = False, **kwargs: Any) -> Tensor:
     if isinstance(q, Tensor) or kwargs.get("interpolation", "linear") != "linear":
         raise UsageError(
-            "like= has quantile for a number q and linear interpolation",
-            hint="quantile(x, 0.5, dim) of one q at a time",
+            f"like= supports quantile for a number q with interpolation='linear'; received "
+            f"{'a tensor q' if isinstance(q, Tensor) else kwargs['interpolation']}",
+            hint="call torch.quantile(x, 0.5, dim) once for each q",
         )
     row = x.reshape(-1) if dim is None else x.movedim(dim, -1)
     ordered, place = row.sort(-1)[0], q * (row.shape[-1] - 1)
@@ -301,7 +302,8 @@ def _embedding_bag(
 ) -> Tensor:
     if max_norm is not None or padding_idx is not None or (offsets is not None and mode == "max"):
         raise UsageError(
-            "like= has embedding_bag without max_norm and padding_idx, and mode='max' for bags of one size",
+            "like= supports embedding_bag without max_norm and padding_idx, and mode='max' without offsets; "
+            f"received max_norm={max_norm}, padding_idx={padding_idx}, mode={mode!r}",
             hint="use functional.embedding and a sum, mean or amax",
         )
     rows = functional.embedding(indices, weight, scale_grad_by_freq=scale_grad_by_freq)
@@ -322,8 +324,8 @@ def _scatter_reduce(
 ) -> Tensor:
     if reduce not in ("sum", "mean"):
         raise UsageError(
-            f"like= has scatter_reduce for 'sum' and 'mean'; received {reduce!r}",
-            hint="reduce the elements of each place by amax, amin or prod, or use 'sum' or 'mean'",
+            f"like= supports scatter_reduce with reduce='sum' or 'mean'; received {reduce!r}",
+            hint="gather the elements of each place, then call amax, amin or prod",
         )
     met = torch.zeros(x.shape, dtype=torch.int64, device=x.device).scatter_add(dim, index, torch.ones_like(index))
     base = x if include_self else torch.where(met > 0, 0.0, x)
@@ -394,8 +396,8 @@ def _bincount(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> T
     """Counts up to `minlength`, which is required: the length of the result must not depend on values."""
     if not minlength:
         raise UsageError(
-            f"like= cannot be followed: the length of a bincount depends on values{at_line()}",
-            hint="torch.bincount(x, minlength=n), of numbers below n",
+            f"like= has shapes that do not depend on values; torch.bincount received no minlength={at_line()}",
+            hint="torch.bincount(x, minlength=n), where all numbers are below n",
         )
     member = x.reshape(-1, 1) == torch.arange(minlength, device=x.device)
     return member.sum(0) if weights is None else (member * weights.reshape(-1, 1)).sum(0)

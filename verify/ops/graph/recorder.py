@@ -82,8 +82,8 @@ class Traced(Tensor):
     ) -> Any:
         """Raises UsageError. PyTorch calls this without a recorder: the function kept the tensor after its call."""
         raise UsageError(
-            f"like= keeps a tensor after it returns: {func} received it in a later call",
-            hint="keep no tensor of a call outside the function",
+            f"like= keeps no tensor from one call to the next; {func} received a tensor of an earlier call",
+            hint="compute the tensor anew in each call, or pass it as an operand",
         )
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
@@ -137,8 +137,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Records one operator, by its formula in `table`, by PyTorch's decomposition, or as one node."""
         if base_name(func).removesuffix("_") in RANDOM:
             raise UsageError(
-                f"like= uses random numbers: {func}{at_line()}",
-                hint="pass them as an operand, or switch dropout off with .eval()",
+                f"like= gives the same result in each call; {func} draws random numbers{at_line()}",
+                hint="pass the random numbers as an operand; module.eval() switches dropout off",
             )
         if func in _LIFTS and not isinstance(args[0], Traced):
             return self._traced(args[0])
@@ -159,7 +159,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return func.decompose(*args, **kwargs)
         if func._schema.is_mutable:
             raise UsageError(
-                f"like= cannot be followed: {func} writes to its arguments{at_line()}",
+                f"like= cannot be traced: {func} writes to its arguments{at_line()}",
                 hint="use an operator that returns its result",
             )
         return self._called(func, args, kwargs)
@@ -198,8 +198,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         found = func(*mapped(args, self.value), **mapped(kwargs, self.value)) if fixed else None
         if not fixed or (isinstance(found, Tensor) and found.is_floating_point()):
             raise UsageError(
-                f"like= cannot be followed: {func} looks at the values of a tensor{at_line()}",
-                hint="write it without branches on the values of tensors; docs/like.md says what can be followed",
+                f"like= cannot be traced: {func} reads the values of a tensor{at_line()}",
+                hint="replace branches on values by torch.where; docs/like.md lists what is refused",
             )
         return mapped(found, self._traced)
 
@@ -213,8 +213,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 made += map(self._traced, self.value(self.node(index)).nonzero(as_tuple=True))
             else:
                 raise UsageError(
-                    f"like= picks elements by positions that it computes from its values: {func}{at_line()}",
-                    hint="pass the positions as an integer operand: integers={...}",
+                    f"like= has shapes that do not depend on values; {func} received a mask{at_line()}",
+                    hint="torch.where(mask, x, 0) keeps the shape; or pass the indices as an operand: integers={...}",
                 )
         return made
 
@@ -264,7 +264,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         if overlaps(meta):
             raise UsageError(
-                f"like= cannot be followed: it writes to a tensor whose elements share memory{at_line()}",
+                f"like= cannot be traced: it writes to a tensor whose elements share memory{at_line()}",
                 hint="call clone() on the tensor first",
             )
         with self:
@@ -295,7 +295,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         sizes, strides = memory.layout
         if overlaps(shadow := torch.empty_strided(sizes, strides, device="meta")) or shadow.numel() != memory.numel:
             raise UsageError(
-                f"like= cannot be followed: it writes to a part of a tensor with gaps in its memory{at_line()}",
+                f"like= cannot be traced: it writes to a part of a tensor with gaps in its memory{at_line()}",
                 hint="call clone() on the tensor first",
             )
         order = in_order(strides, sizes)

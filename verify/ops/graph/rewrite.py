@@ -95,8 +95,8 @@ class Rewriter:
         found = node.value
         if isinstance(found, Tensor) and found.is_complex():
             raise UsageError(
-                f"like= has real numbers alone; {target}{node.place} makes complex ones",
-                hint="compute with real and imaginary parts as separate tensors",
+                f"like= supports real numbers only; {target} returns complex numbers{node.place}",
+                hint="keep the real and the imaginary part in two tensors",
             )
         if isinstance(found, Tensor) and self._is_plain(args, kwargs, found):
             return self._plain(target, args, kwargs, found)
@@ -107,8 +107,8 @@ class Rewriter:
         name = name if name in RULES else name.removesuffix("_copy")
         if name not in RULES:
             raise UsageError(
-                f"like= uses an operator that verify has no real meaning for: {target}{node.place}",
-                hint="write the function with the operators that docs/like.md lists",
+                f"like= does not support the operator {target}{node.place}",
+                hint="write it with other operators, such as a sum of its series (docs/like.md)",
             )
         return self._typed(RULES[name](self, *args, **kwargs), found)
 

@@ -140,9 +140,10 @@ def _round(r: Rewriter, a: Step, *, decimals: int = 0) -> Step:
 def _zeta(r: Rewriter, order: Any, a: Any) -> Step:
     """Rewrites Hurwitz's zeta function of an integer order to a derivative of digamma over a factorial."""
     if not isinstance(a, Step) or isinstance(order, Step) or not float(order).is_integer() or not 2 <= order <= 64:
+        received = "a number x" if not isinstance(a, Step) else "a tensor s" if isinstance(order, Step) else order
         raise UsageError(
-            "like= has special.zeta(s, x) for whole numbers s from 2 to 64 and a tensor x",
-            hint="the order is a number, as in special.zeta(2, x)",
+            f"like= supports special.zeta(s, x) of a tensor x if s is a whole number from 2 to 64; received {received}",
+            hint="pass s as a number: torch.special.zeta(2, x)",
         )
     whole = int(order)
     return r.map("divide", r.map(polygamma(whole - 1), a), float((-1) ** whole * math.factorial(whole - 1)))
@@ -442,8 +443,9 @@ def _logical_not(r: Rewriter, a: Step) -> Step:
 def _shift(r: Rewriter, a: Any, b: Any) -> Step:
     if isinstance(b, Step) or not 0 <= b < 64:
         raise UsageError(
-            f"like= has shifts by a constant from 0 to 63: {r.node.target}{r.node.place}",
-            hint="multiply or divide by a power of two instead",
+            f"like= supports shifts by a constant from 0 to 63; {r.node.target} received "
+            f"{'a tensor' if isinstance(b, Step) else b}{r.node.place}",
+            hint="multiply or divide by a power of two: x * 2**shift",
         )
     left = name_of(r) in ("__lshift__", "bitwise_left_shift")
     return r.map("multiply" if left else "floor quotient", a, 2.0**b)

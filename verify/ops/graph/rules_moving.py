@@ -44,8 +44,8 @@ def _view_rule(operator_: str) -> Rule:
         call = getattr(packet, overload if overload in packet.overloads() else "default")
         if overload == "dtype":
             raise UsageError(
-                f"like= reads the bits of numbers as others: {r.node.target}{r.node.place}",
-                hint="a real number has no bits; .to(dtype) rounds and casts",
+                f"like= computes with real numbers, which have no bits; {r.node.target} reads bits{r.node.place}",
+                hint="x.to(dtype) converts the numbers",
             )
         if operator_ in ("view", "_unsafe_view"):
             return (
@@ -206,8 +206,9 @@ def _need_plain(r: Rewriter, steps: Sequence[Step]) -> None:
     """Raises UsageError if positions are computed from values."""
     if not all(is_integer(each) for each in steps):
         raise UsageError(
-            f"like= picks elements by positions that it computes from its values: {r.node.target}{r.node.place}",
-            hint="pass the positions as an integer operand: integers={...}",
+            f"like= supports one index computed from values, to read or add elements; received {r.node.target}"
+            f"{r.node.place}",
+            hint="pass the indices as an operand: integers={'index': '0 <= index < n'}",
         )
 
 
@@ -349,9 +350,11 @@ def _scatter_to_extremes(
     places = viewed(index, best, torch.arange(math.prod(best.shape)).reshape(best.shape)).movedim(dim, 0)
     ranks = best.shape[-1] if isinstance(best, RankIndex) else 1
     if count > _MOST or any(len((part % ranks).unique()) > 1 for part in places):
+        received = f"{count:,} of them" if count > _MOST else "them in another order"
         raise UsageError(
-            f"like= scatters to up to {_MOST} places of each row, by one rank of each: {r.node.target}{r.node.place}",
-            hint="scatter to the indices as topk or sort returns them",
+            f"like= supports a scatter to at most {_MOST} indices of topk or sort in each row, in their order; "
+            f"{r.node.target} received {received}{r.node.place}",
+            hint="pass the indices to scatter as topk or sort returns them",
         )
     for at, part in enumerate(places):
         line = moved(given, lambda tensor, at=at: tensor.narrow(dim, at, 1))  # type: ignore[misc]

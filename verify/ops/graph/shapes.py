@@ -349,8 +349,8 @@ def ranges_of(
             high = check(rest, dims)
             if kind == "permutation" and shapes is not None and rest.strip() != str((*shapes.table[name], "")[-2]):
                 raise UsageError(
-                    f"integers={{{name!r}: {text!r}}}: the last dimension of a permutation has its size; the operand "
-                    f"has the shape {' '.join(map(str, shapes.table[name])) or 'of a scalar'!r}",
+                    f"integers={{{name!r}: {text!r}}}: a permutation has the size of the last dimension; the shape "
+                    f"is {' '.join(map(str, shapes.table[name])) or 'of a scalar'!r}",
                     hint="shapes={'p': 'n'}, integers={'p': 'permutation n'}",
                 )
             found[name] = Range(ast.Constant(0), high, dims, structure=kind)  # type: ignore[arg-type]
@@ -373,7 +373,7 @@ def _bounded(name: str, text: Any, dims: tuple[str, ...]) -> Range:
     form = isinstance(body, ast.Compare) and len(body.ops) == 2 and ast.unparse(body.comparators[0]) == name
     if not form or (comma and total is None) or not all(isinstance(each, ast.Lt | ast.LtE) for each in body.ops):  # type: ignore[union-attr]
         raise UsageError(
-            f"integers={{{name!r}: ...}} says low <= {name} < high; received {text!r}",
+            f"integers={{{name!r}: ...}} has the form low <= {name} < high; received {text!r}",
             hint=f"integers={{{name!r}: '0 <= {name} < v'}}, '0 <= {name} <= t, sum t', 'permutation n' or 'bool'",
         )
     assert isinstance(body, ast.Compare)

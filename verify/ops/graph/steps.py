@@ -147,7 +147,10 @@ class Run:
         """
         found = self.span_of(step)
         if found.open is not None and bool(found.open.any()):
-            raise UsageError(f"like= picks elements by positions that rounding decides: {step.origin}")
+            raise UsageError(
+                f"like= computes indices with real numbers, and rounding could change one: {step.origin}",
+                hint="compute the indices with integers, or pass them as an operand: integers={...}",
+            )
         value: Tensor = found.value
         return value
 
