@@ -29,10 +29,17 @@ def test_a_target_is_read_and_said_alike(
     assert str(target) == text and Target.parse(str(target.of("g"))) == Target(source, "g")
 
 
+@pytest.mark.parametrize(("text", "path"), [("a.py", True), ("a.py::k", True), ("dir/a", True), ("some.module", False)])
+def test_a_path_is_told_from_a_module(text: str, path: bool) -> None:
+    assert Target.parse(text).is_file == path
+
+
 @pytest.mark.parametrize("text", ["", "::f", "k.py::"])
 def test_what_is_no_target_says_the_rule(text: str) -> None:
-    with pytest.raises(UsageError, match="a target is FILE, MODULE, FILE::KERNEL or MODULE::KERNEL; received"):
+    with pytest.raises(UsageError) as caught:
         Target.parse(text)
+    assert caught.value.message == f"a target is FILE, MODULE, FILE::KERNEL or MODULE::KERNEL; received {text!r}"
+    assert caught.value.hint == "verify run accuracy.py::my_gelu"
 
 
 def test_the_command_that_imports_a_target() -> None:

@@ -43,7 +43,7 @@ def test_an_operand_that_is_not_updated_is_caught(backend: Backend) -> None:
 
 def test_an_operand_that_is_not_declared_as_written_must_stay(backend: Backend) -> None:
     run = measured(writing_kernels.squares_g_in_place, backend)
-    assert run.status == "error" and "must not change its inputs; g differs after the call" in run.message, run
+    assert run.status == "error" and "g differs" in run.message, run
 
 
 def test_a_buffer_is_full_of_nan_before_the_call(backend: Backend) -> None:
@@ -93,7 +93,7 @@ def test_a_kernel_that_returns_too_much_or_too_little_is_an_error() -> None:
     kernel = verify.kernel(
         like=lambda x: (2 * x, x + 1), dtypes=["float32"], writes={"x": "x_"}, outputs=["x_", "y"], name="lacks"
     )(lambda x: x.mul_(2) and None)
-    with pytest.raises(KernelError, match="it returns y beside what it writes; received 1 value|must return"):
+    with pytest.raises(KernelError, match="returns y beside what it writes|must return"):
         run_kernel(kernel, case_of(kernel, "float32", dims=(1,)), "cpu")
 
 

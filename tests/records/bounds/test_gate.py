@@ -222,10 +222,8 @@ def test_a_bound_that_names_no_property_of_a_command_does_not_pass_what_it_measu
     assert one(found) == ("incomparable", 3)
     assert found.rows[0].reason == "the bound has the property of a run, and none of a sweep"
     other = judge([run(kernel(result(0.98)))], book(bound(1.0, properties={"hunt": OTHER, "sweep": OTHER})))
-    assert (one(other), other.rows[0].reason) == (
-        ("incomparable", 3),
-        "the bound has the property of a hunt and a sweep, and none of a run",
-    )
+    assert one(other) == ("incomparable", 3)
+    assert " of a hunt and a sweep, and none of a run" in other.rows[0].reason
     # a promise is about the key: what is beyond it is beyond it whoever measured
     assert one(judge([run(kernel(result(1.1, source="sweep", properties=OTHER)))], BOOKS[0])) == ("breached", 1)
 
