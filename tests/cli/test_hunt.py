@@ -75,7 +75,7 @@ def test_one_bad_kernel_does_not_take_the_others_down(project: Path) -> None:
     kernels = {kernel.name: kernel for kernel in files.decode(done.stdout.encode()).kernels}
     assert kernels["aborts"].status == "crashed" and "SIGABRT" in kernels["aborts"].message
     (note,) = kernels["aborts"].notes
-    assert re.search(r"before that \d+,\d+ evaluations had given 0\.5", note) and '"values":{"x":"' in note
+    assert re.search(r"before that \d+,\d+ evaluations .* 0\.5", note) and '"values":{"x":"' in note
     assert kernels["refuses"].status == "error" and "no such unit" in kernels["refuses"].message
     assert kernels["one_exponent"].status == "wrong"
     assert kernels["sixteen_bits"].status == "skipped" and "can be tried" in kernels["sixteen_bits"].message
@@ -195,7 +195,7 @@ def test_an_undecided_hunt_is_no_pass(local: Any, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(exact, "judge", beyond)
     code, out, _ = local("hunt", "k.py::right", "--evaluations", "2000")
-    assert code == 3 and "    why       exact arithmetic would have taken too long at " in out
+    assert code == 3 and "    why       exact arithmetic " in out
     assert out.splitlines()[-2] == "undecided: the largest error of right is not known"
 
 

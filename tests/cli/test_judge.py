@@ -18,7 +18,7 @@ from verify.referee.words import lines_of
     [
         (["p.py"], "a problem and a solution are judged; received p.py"),
         ([], "a problem and a solution are judged; received neither"),
-        (["nowhere.py", "s.py"], "no such problem: nowhere.py"),
+        (["nowhere.py", "s.py"], "no such problem"),
         (["s.py", "nowhere.py"], "no such solution: nowhere.py"),
         (["s.py", "s.py"], "s.py is no problem that verify knows. The formats are declaration: FILE.py::KERNEL"),
         (["--many", "no.txt"], "--many names a file with PROBLEM SOLUTION in each line; there is none at no.txt"),

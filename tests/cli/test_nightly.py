@@ -86,7 +86,7 @@ def test_a_night_on_a_full_disk_shows_what_it_found(
     monkeypatch.chdir(project)
     assert main(["nightly", "accuracy.py", "--output", "night"]) == exits.UNWRITTEN
     said = capsys.readouterr()
-    assert "✓ pass: " in said.out and "cannot write night/run.json: No space left on device (ENOSPC)" in said.err
+    assert "✓ pass: " in said.out and "cannot write night/run.json: " in said.err
     assert [path.name for path in (project / "night").iterdir()] == []
 
 
@@ -130,7 +130,7 @@ def test_what_is_no_duration(text: str) -> None:
 def test_an_unknown_stage_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["nightly", "--stage", "sweeps"])
-    assert "argument --stage: invalid choice: 'sweeps'" in capsys.readouterr().err
+    assert "--stage: invalid choice: 'sweeps'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -121,9 +121,7 @@ def test_a_record_that_cannot_be_written_costs_no_measurement(
     assert main(RUN) == exits.UNWRITTEN
     said = capsys.readouterr()
     assert "✓ pass: all 2 kernels" in said.out
-    assert said.err.startswith(
-        "verify: cannot write run.json: No space left on device (ENOSPC)\n  next: verify run k.py"
-    )
+    assert said.err.startswith("verify: cannot write run.json: ") and "\n  next: verify run k.py" in said.err
     full.clear()
     assert main(going_on(said.err)) == exits.PASS
     assert fake.measured == ALL and load("run.json").verdict == "pass" and parts(tmp_path) == 0
@@ -140,7 +138,7 @@ def test_a_disk_without_any_room_is_said_and_the_run_goes_on(
     assert main(["run", "k.py", "--jobs", "1"]) == exits.WRONG
     said = capsys.readouterr()
     assert "timed out" in said.out and len(fake.measured) == 3
-    assert "verify: finished parts are not saved: cannot write " in said.err and "--resume" not in said.err
+    assert "finished parts are not saved" in said.err and "--resume" not in said.err
 
 
 def test_what_was_measured_otherwise_is_refused_with_what_differs(

@@ -128,33 +128,23 @@ def test_every_kernel_has_its_own_result(ran) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "word"),
     [
-        ("raises", "float16: raises raised RuntimeError: no such unit ("),
-        ("dies", "float16: the process died of SIGABRT"),
-        ("exits", "float16: the process ended with exit code 0 and no result"),
-        (
-            "wrong_shape",
-            "float16: wrong_shape must return y of shape (65536,) for dims (65536,); it returned (5,)",
-        ),
-        (
-            "wrong_dtype",
-            "float16: wrong_dtype must return y as torch.float16; it returned torch.float32 (if that is meant: \
-output_dtypes={'y': 'float32'})",
-        ),
-        (
-            "wrong_device",
-            "float16: wrong_device must return y on cpu; it returned a tensor on meta",
-        ),
-        ("no_tensor", "float16: no_tensor must return a torch.Tensor for y; it returned float"),
-        ("overwrites", "float16: overwrites must not change its inputs; x differs after the call"),
-        ("elsewhere", "declared for cuda; this run is on interpreter"),
+        ("raises", "RuntimeError: no such unit ("),
+        ("dies", "died of SIGABRT"),
+        ("exits", "exit code 0"),
+        ("wrong_shape", "it returned (5,)"),
+        ("wrong_dtype", "it returned torch.float32"),
+        ("wrong_device", "it returned a tensor on meta"),
+        ("no_tensor", "it returned float"),
+        ("overwrites", "x differs"),
+        ("elsewhere", "declared for cuda"),
     ],
 )
-def test_one_clear_line_for_each_failure(ran, name: str, message: str) -> None:
+def test_one_clear_line_for_each_failure(ran, name: str, word: str) -> None:
     done, run, _ = ran
     [item] = [item for item in run.kernels if item.name == name]
-    assert item.message.startswith(message)
+    assert word in item.message and item.message.startswith("float16: ") == (name != "elsewhere")
     assert "\n" not in item.message
     assert name in done.stdout
 
@@ -211,27 +201,15 @@ def test_two_runs_give_the_same_record(ran) -> None:
     ("arguments", "message"),
     [
         (("run", "nowhere.py"), "no such file: nowhere.py"),
-        (
-            ("run", "accuracy.py::nobody"),
-            "accuracy.py has no kernel 'nobody'; it declares: good, textbook",
-        ),
-        (("run", "broken.py"), "broken.py fails on import: ZeroDivisionError: division by zero"),
-        (("run", "unknown.py"), "unknown.py: no op is named 'gelo' (closest: 'gelu')"),
+        (("run", "accuracy.py::nobody"), "accuracy.py has no kernel 'nobody'"),
+        (("run", "broken.py"), "broken.py fails on import: ZeroDivisionError"),
+        (("run", "unknown.py"), "unknown.py: no op is named 'gelo'"),
         (("run", "none.py"), "none.py declares no kernel"),
-        (("run", "twice.py"), "twice.py declares two kernels as 'k', in lines 2 and 6; only the last would be"),
-        (
-            ("run", "layout.py"),
-            "layout.py: kernel 'k': layouts is one of any, contiguous; received 'diagonal'",
-        ),
+        (("run", "twice.py"), "twice.py declares two kernels as 'k'"),
+        (("run", "layout.py"), "layout.py: kernel 'k': layouts is"),
         (("run",), "no target given and no [tool.verify] kernels in pyproject.toml"),
-        (
-            ("replay", "accuracy.py::good", "{}"),
-            "not a case: Object missing required field `dtype`",
-        ),
-        (
-            ("report", "nowhere.json"),
-            "cannot read the record nowhere.json: No such file or directory",
-        ),
+        (("replay", "accuracy.py::good", "{}"), "not a case: "),
+        (("report", "nowhere.json"), "cannot read the record nowhere.json"),
     ],
 )
 def test_bad_usage_is_exit_2_and_states_the_rule(here, ran, arguments: tuple[str, ...], message: str) -> None:
@@ -286,7 +264,7 @@ def test_a_file_that_ends_the_process_is_named_with_the_command_that_shows_it(tm
 def test_a_dtype_that_no_kernel_declares_is_said_with_what_they_declare(ran) -> None:
     done = said("run", "accuracy.py::prints", "--dtype", "float32", "--backend", "interpreter", cwd=ran[2])
     assert done.returncode == 3
-    assert "prints was skipped: declares float16; --dtype asks for float32\n" in done.stdout
+    assert "declares float16; --dtype asks for float32\n" in done.stdout
     assert done.stdout.endswith("\nnext: verify list accuracy.py\n") and done.stdout.count("verify list") == 1
 
 

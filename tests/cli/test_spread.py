@@ -59,7 +59,7 @@ def test_gpus_of_this_machine_are_a_process_each_and_need_no_dask(monkeypatch: p
 
 def test_gpus_that_differ_are_refused() -> None:
     with (
-        pytest.raises(UsageError, match="must be equal: gpu is 'H200', but 'H100' on 2"),
+        pytest.raises(UsageError, match="must be equal: gpu"),
         api.workers("all", None, [], None),
     ):
         raise AssertionError("nothing runs on them")

@@ -62,7 +62,7 @@ def test_all_16_bit_inputs_of_a_wrong_kernel(here, tmp_path: Path) -> None:
     record = tmp_path / "run.json"
     done = here(f"{SUBJECTS}::naive", "--dtype", "bfloat16", "--hardest", "2", "--json", str(record))
     assert done.returncode == 1, done.stderr
-    assert "all 2^16" in done.stdout and "255.2 ULP on ordinary inputs, the limit is 1" in done.stdout
+    assert "all 2^16" in done.stdout and "255.2 ULP on ordinary inputs" in done.stdout
     run = load(record)
     assert [(item.output, item.basis.kind, item.basis.n) for item in run.kernels[0].results] == [
         ("y", "exhaustive", 65_536),

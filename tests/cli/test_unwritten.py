@@ -69,7 +69,7 @@ def test_a_screen_that_takes_nothing(
         monkeypatch.setattr(sys, "stdout", nowhere)
         assert main(["compare", "a.json", "b.json", "--json", "out.json"]) == exits.UNWRITTEN
     assert (records / "out.json").exists()
-    assert capsys.readouterr().err == "verify: cannot write: No space left on device (ENOSPC)\n"
+    assert capsys.readouterr().err.startswith("verify: cannot write: ")
 
 
 def test_an_error_of_the_harness_is_no_verdict(
@@ -80,9 +80,7 @@ def test_an_error_of_the_harness_is_no_verdict(
 
     monkeypatch.setattr("verify.records.files.load", fail)
     assert main(["compare", "a.json", "b.json"]) == exits.INCOMPLETE
-    assert capsys.readouterr().err.startswith(
-        "verify: the harness is in error, no verdict: verify itself failed: KeyErr"
-    )
+    assert capsys.readouterr().err.startswith(f"verify: {errors.IN_ERROR}: ")
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
