@@ -209,7 +209,7 @@ def test_a_finding_excuses_its_own_kernel_inputs_and_results_alone() -> None:
 def test_a_finding_that_nothing_shows_is_an_error() -> None:
     found = summary([_gelu(True)])
     assert not found.failed and found.honest == 2 and not found.separates
-    assert found.stale == ["GELU is computed as 1 + erf(x), which has no digits left in the tail"]
+    assert len(found.stale) == 1 and found.stale[0].startswith("GELU is computed as 1 + erf(x)")
 
 
 def test_nothing_measured_separates_nothing() -> None:

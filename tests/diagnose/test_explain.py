@@ -219,7 +219,7 @@ def test_a_backward_pass_written_by_hand_has_the_steps_of_the_definition() -> No
 
 def test_a_row_of_one_column() -> None:
     found = ask(with_gradient, Case(dtype="float32", dims=(6, 1), fill="randn"))
-    assert found.cause == "rounding the result: it is the exact value, rounded once"
+    assert found.cause.startswith("rounding the result: ")
 
 
 def test_results_in_float64_are_not_divided() -> None:
@@ -249,7 +249,7 @@ def test_what_rounding_a_step_does_to_the_element() -> None:
         second = torch.log((1 + torch.exp(x)).to(dtype).double())
         for row, moved in zip(found.steps, (first, second, exact.to(dtype).double()), strict=True):
             assert value_of(row.moves[name]) == pytest.approx(float(moved - exact) / ulp, rel=1e-6)
-    assert found.cause.startswith("t2 = t1 + 1 in bfloat16 moves the result most") and found.compared == 64
+    assert found.cause.startswith("t2 = t1 + 1 in bfloat16 moves") and found.compared == 64
 
 
 def test_a_kernel_that_does_every_step_in_its_dtype_has_the_bits_of_the_program() -> None:

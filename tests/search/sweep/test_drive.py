@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from verify.declare.target import Declared
-from verify.errors import SPENT, TruthError
+from verify.errors import IN_ERROR, SPENT, TruthError
 from verify.records.merge import ORDER
 from verify.records.record import Gap, KernelRun
 from verify.search.sweep.drive import KEPT, MOST, SweepSettings, _gap, _records, _Sharing, _SweptSpace, _together
@@ -218,7 +218,7 @@ def test_a_space_about_which_the_harness_fails_is_left_where_the_caller_goes_on(
         *(
             Gap(
                 "harness error",
-                f"sweep of f.py::k{number} float32: the harness is in error, no verdict: two routes disagree",
+                f"sweep of f.py::k{number} float32: {IN_ERROR}: two routes disagree",
                 f"f.py::k{number}",
             )
             for number in (0, 1)

@@ -158,7 +158,7 @@ def test_a_span_that_ends_early_gives_the_bytes_of_what_it_reached(monkeypatch: 
 
 def test_a_changed_input_is_noticed() -> None:
     space = around(1.0, "float32", 500, 500, results=("y",))
-    with pytest.raises(KernelError, match=r"in_place must not change its inputs; [\d,]+ elements differ"):
+    with pytest.raises(KernelError, match=r"its inputs; [\d,]+ elements differ"):
         check(subjects.in_place, space, (0, space.chunks), HERE, route=FUSED)
 
 
