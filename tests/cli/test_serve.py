@@ -81,9 +81,9 @@ def rpc(method: str, identity: Any = None, **params: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("line", "rule", "received"),
     [
-        (b"verify run\n", "a line is one JSON object", "other text (JSON is malformed: invalid character (byte 0))"),
+        (b"verify run\n", "a line is one JSON object", "other text (JSON is malformed: "),
         (b"[1, 2]\n", "a line is one JSON object", "list"),
-        (b"\xff\xfe{}\n", "a line is one JSON object", "other text (JSON is malformed: invalid character (byte 0))"),
+        (b"\xff\xfe{}\n", "a line is one JSON object", "other text (JSON is malformed: "),
         (b"[" * 100_000 + b"\n", "a line is one JSON object", ""),
         (b'{"id": "' + b"x" * LONGEST + b'"}\n', f"a request has at most {LONGEST:,} bytes", "more"),
         (b'{"do": "run"}\n', "a request has an id, a text or a whole number", "none"),

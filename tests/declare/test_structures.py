@@ -163,13 +163,13 @@ def test_hunts_draw_the_structure_and_derive_again() -> None:
         inputs, upstream = space.tensors(population, shared)
         assert not upstream
         if result == "dx":
-            assert space.unit.axis == 0
+            assert space.layout.axis == 0
             x, mean = inputs["x"], inputs["mean"]
             assert x is not None and mean is not None and torch.equal(mean, x.double().mean(-1).float())
         else:
             lengths, offsets = inputs["lengths"], inputs["offsets"]
             assert lengths is not None and offsets is not None
-            assert int(lengths.sum()) == space.unit.dims[0] == int(offsets[-1])
+            assert int(lengths.sum()) == space.layout.dims[0] == int(offsets[-1])
         case = space.case({name: value[:1] for name, value in population.items()}, shared, 1)
         assert not case.values.keys() & {"mean", "rstd", "offsets"}
         inputs_of(kernel.op, case, "cpu")

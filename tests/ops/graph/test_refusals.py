@@ -1,4 +1,4 @@
-"""What like= refuses: each message states what is supported, what was received and where, and its hint what to do."""
+"""Each refusal of like= names what is supported, what was received and its line; its hint says what to do."""
 
 from __future__ import annotations
 
