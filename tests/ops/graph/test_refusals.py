@@ -246,3 +246,25 @@ def test_what_cannot_be_declared_is_refused(
     with pytest.raises(UsageError) as raised:
         Definition(function, ["x"], **given).op()
     assert (raised.value.message, raised.value.hint) == (message, hint)
+
+
+class _TwiceWithoutGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return 0 * gradient
+
+
+_taken_before = _TwiceWithoutGradient.apply
+
+
+@pytest.mark.parametrize(
+    "function", [_taken_before, lambda x: _taken_before(x * 3) + x], ids=["itself", "in a function"]
+)
+def test_a_gradient_written_by_hand_is_no_truth_if_apply_was_taken_from_its_class_before(function: Any) -> None:
+    with pytest.raises(UsageError, match="autograd.Function _TwiceWithoutGradient"):
+        trace(function, {"x": torch.zeros(3)}, differentiable=("x",))
+    trace(function, {"x": torch.zeros(3)})  # without its gradient the function is its forward pass

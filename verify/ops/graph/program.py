@@ -312,6 +312,7 @@ def trace(
                 value.detach().requires_grad_(name in differentiable) for name, value in zip(names, given, strict=True)
             ]
             made = called(values)
+            _refuse_functions(made)
             ends = [(made[place], gradient) for place, gradient in zip(smooth, upstream, strict=True)]
             sums = [_ending(value, gradient) for value, gradient in ends if value.requires_grad]
             if not sums:
@@ -490,15 +491,36 @@ class _no_functions:  # noqa: N801
         def refused(cls: Any, *args: Any, **kwargs: Any) -> Any:
             if cls is StraightThrough:
                 return self.before.__get__(None, cls)(*args, **kwargs)
-            raise UsageError(
-                f"like= calls the torch.autograd.Function {cls.__name__}, whose gradient is written by hand",
-                hint="write the computation with PyTorch's own operators",
-            )
+            raise _written_by_hand(cls)
 
         torch.autograd.Function.apply = classmethod(refused)  # type: ignore[assignment]
 
     def __exit__(self, *raised: object) -> None:
         torch.autograd.Function.apply = self.before  # type: ignore[method-assign]
+
+
+def _written_by_hand(cls: type) -> UsageError:
+    return UsageError(
+        f"like= calls the torch.autograd.Function {cls.__name__}, whose gradient is written by hand",
+        hint="write the computation with PyTorch's own operators",
+    )
+
+
+def _refuse_functions(made: Sequence[Tensor]) -> None:
+    """Raises UsageError if a torch.autograd.Function made one of the tensors or a step before it.
+
+    `_no_functions` does not see the calls of an `apply` that was taken from its class before, as `like=T.apply` does.
+    """
+    seen, waiting = set[Any](), [value.grad_fn for value in made]
+    while waiting:
+        step = waiting.pop()
+        if step is None or step in seen:
+            continue
+        seen.add(step)
+        cls = getattr(step, "_forward_cls", None)
+        if cls not in (None, StraightThrough):
+            raise _written_by_hand(cls)
+        waiting.extend(before for before, _ in step.next_functions)
 
 
 def _in_order(results: Any) -> list[Step]:
