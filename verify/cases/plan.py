@@ -16,7 +16,7 @@ import msgspec
 from verify import backends
 from verify.cases import Case, case_of, counter
 from verify.cases.scores import RECIPES as SCORE_RECIPES
-from verify.cases.sizes import REACHES, Reach, fitted, long_sizes, sizes_of, with_keys
+from verify.cases.sizes import REACHES, Reach, fitted, long_sizes, sizes_of, with_keys, work_of
 from verify.cases.values import MATRIX_REGIMES, ROW_REGIMES
 from verify.declare.captured import PREFIX, fits
 from verify.declare.declaration import Kernel
@@ -30,8 +30,9 @@ _DISTINCT = 1000  # up to this many rows all differ; exact arithmetic takes a ro
 # Numbers of keys for each recipe of scores. The law of accuracy tries all pairs. Exact values in float64 are expensive.
 _KEYS = {"scores below -87": (1, 33, 192), "rising maxima": (128, 257), "falling maxima": (129,)}
 _KEYS_ELSE, _KEYS_FLOAT64 = (65,), (5,)
-# One recipe of ordinary values, two of demanding ones and one of extreme ones, for examples with more elements.
-_AT_LARGE, _LARGE = ("randn", "mean 1e3", "outlier", "huge 1e30"), 1 << 24
+# One recipe of ordinary values, two of demanding ones and one of extreme ones, for examples with more elements, or with
+# more sums and products, as a network of a small image has.
+_AT_LARGE, _LARGE, _LARGE_WORK = ("randn", "mean 1e3", "outlier", "huge 1e30"), 1 << 24, 1 << 30
 FEW = 4  # number of small and of larger sizes of a PyTorch function
 
 
@@ -233,7 +234,7 @@ def _graph(kernel: Kernel, dtype: str, scale: str, seed: int) -> list[Group]:
         if place:  # an exact verdict is expensive for badly conditioned inputs, so sizes take turns
             some = some[place % 2 :][:1]
         if kernel.op.geometry.examples:
-            some = [dims for dims in sizes if recipe in _AT_LARGE or _elements(kernel, dims) <= _LARGE]
+            some = [dims for dims in sizes if recipe in _AT_LARGE or not _is_large(kernel, dims)]
         chosen += [(dims, recipe) for dims in some]
     chosen += [(dims, ROW_REGIMES[0]) for dims in long_dims(kernel, dtype, REACHES[scale])]
     for recipe in SCORE_RECIPES if kernel.op.scores else ():
@@ -247,8 +248,9 @@ def _graph(kernel: Kernel, dtype: str, scale: str, seed: int) -> list[Group]:
     return [Group(tuple(cases))]
 
 
-def _elements(kernel: Kernel, dims: tuple[int, ...]) -> int:
-    return sum(map(math.prod, kernel.op.shapes(dims, kernel.op.params).values()))
+def _is_large(kernel: Kernel, dims: tuple[int, ...]) -> bool:
+    elements = sum(map(math.prod, kernel.op.shapes(dims, kernel.op.params).values()))
+    return elements > _LARGE or work_of(kernel.op, dims) > _LARGE_WORK
 
 
 def long_dims(kernel: Kernel, dtype: str, reach: Reach) -> list[tuple[int, ...]]:

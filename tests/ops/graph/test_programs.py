@@ -574,3 +574,13 @@ def test_operands_without_a_gradient_in_pytorch_have_none_here() -> None:
 def test_outputs_by_name_are_those_of_a_mapping() -> None:
     op = Definition(lambda x: {"a": x * 2, "b": x.sum(-1)}, ["x"], shapes={"x": "n d"}).op()
     assert op.outputs == ("y1", "y2") and [made.ndim for made in op.baseline(torch.ones(2, 3))] == [2, 1]
+
+
+def test_a_network_deeper_than_the_calls_of_python_is_followed() -> None:
+    def deep(x: Tensor) -> Tensor:
+        for _ in range(700):
+            x = functional.relu6(x + 1.0)
+        return x
+
+    program = trace(deep, {"x": torch.zeros(3)}, differentiable=["x"])
+    assert len(program.steps) > 1400

@@ -83,8 +83,15 @@ class Meaning:
 
 
 def moved_module(module: torch.nn.Module, dtype: torch.dtype, device: torch.device) -> torch.nn.Module:
-    """Copies a module to a dtype and device, tensors in plain attributes included."""
-    made = copy.deepcopy(module).to(device=device, dtype=dtype).requires_grad_(False)
+    """Copies a module to a dtype and device, tensors in plain attributes included.
+
+    Moves each parameter once, without a copy in its own dtype: a wide layer has gigabytes.
+    """
+    memo: dict[int, Any] = {}
+    for held in (*module.parameters(), *module.buffers()):
+        moved = held.detach().to(device, dtype if held.is_floating_point() else None, copy=True)
+        memo[id(held)] = torch.nn.Parameter(moved, False) if isinstance(held, torch.nn.Parameter) else moved
+    made = copy.deepcopy(module, memo)
     for part in made.modules():
         for name, value in vars(part).items():
             if isinstance(value, Tensor):

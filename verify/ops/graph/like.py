@@ -238,8 +238,10 @@ class _Like:
 
         Calls each function of derive= once to see whether it returns integers.
         """
-        given = {name: self._sample(name, shapes, self._dtype(name, torch.float64)) for name in shapes}
         found: dict[str, Range] = {}
+        if not self.derived:  # zeros of the shape of an example may be gigabytes
+            return found
+        given = {name: self._sample(name, shapes, self._dtype(name, torch.float64)) for name in shapes}
         for name, each in self.derived.items():
             made = each.kind(given)
             given[name] = made

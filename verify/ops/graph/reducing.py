@@ -141,6 +141,7 @@ class Spread(Step):
     places: Callable[[list[Tensor]], Tensor] = lambda fixed: fixed[0]
     by: tuple[Step, ...] = ()  # the steps whose integers `places` receives
     kept: int = 0  # number of leading dimensions over which it repeats; `places` does not have them
+    whole: bool = False  # whole slices move, by the first of `by`: the dimensions after that one stay as they are
 
     def _destination(self, run: Run) -> Tensor:
         """Returns the flat place in the result of each element of the input."""

@@ -190,7 +190,9 @@ class Rewriter:
 
 def constant(value: Tensor) -> Step:
     """Returns the step of a constant tensor."""
-    held = value.detach().to(torch.float64) if value.is_floating_point() else value.detach()
+    held = value.detach()
+    if value.is_floating_point() and value.dtype != torch.float32:  # weights of float32 take half the memory
+        held = held.to(torch.float64)
     return Plain(tuple(held.shape), (), held.is_floating_point(), compute=lambda given: held)
 
 
@@ -245,8 +247,15 @@ def is_integer(step: Step) -> bool:
 
 
 def _on_operands(step: Step) -> bool:
-    """True if a step depends on the values of an operand."""
-    return isinstance(step, Leaf) or any(_on_operands(each) for each in step.inputs)
+    """True if a step depends on the values of an operand. A network is deeper than Python's calls may be."""
+    pending, seen = [step], {id(step)}
+    while pending:
+        one = pending.pop()
+        if isinstance(one, Leaf):
+            return True
+        pending += [each for each in one.inputs if id(each) not in seen]
+        seen.update(map(id, one.inputs))
+    return False
 
 
 def through_moves(step: Step) -> Step:

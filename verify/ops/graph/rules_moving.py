@@ -104,8 +104,9 @@ def _cat(r: Rewriter, tensors: list[Step], dim: int = 0) -> Step:
     kept = [each for each in tensors if each.shape != (0,)]
     joined = r.alike(*kept)
     real = joined[0].real if joined else r.node.value.is_floating_point()
-    before = dim % max(len(r.shape), 1) if name_of(r) == "cat" else 0
-    return Move(r.shape, joined, real, move=lambda parts, fixed, fill: call(list(parts), dim), kept=before)
+    before, count = (dim % max(len(r.shape), 1), len(r.shape)) if name_of(r) == "cat" else (0, 1)
+    after = max(count - before - 1, 0)
+    return Move(r.shape, joined, real, move=lambda parts, by, fill: call(list(parts), dim), kept=before, after=after)
 
 
 @rule("flip", "roll", "repeat", "pixel_shuffle", "pixel_unshuffle", "rot90")
@@ -130,7 +131,9 @@ def _pad(r: Rewriter, a: Step, pads: list[int], value: float = 0.0) -> Step:
     def move(parts: list[Tensor], fixed: list[Tensor], fill: float) -> Tensor:
         return torch.nn.functional.pad(parts[0], pads, value=fill)
 
-    return Move(r.shape, (a,), a.real, move=move, fill=float(value), kept=len(a.shape) - len(pads) // 2)
+    after = next((at for at in range(len(pads) // 2) if any(pads[2 * at : 2 * at + 2])), 0)
+    kept = len(a.shape) - len(pads) // 2
+    return Move(r.shape, (a,), a.real, move=move, fill=float(value), kept=kept, after=after)
 
 
 @rule("gather", "index_select", "embedding", "index", "take_along_dim")
@@ -152,10 +155,12 @@ def _gather(r: Rewriter, a: Step, *args: Any, **kwargs: Any) -> Step:
         return result
 
     kept = int(args[0]) % max(len(a.shape), 1) if name == "index_select" else 0
-    if name == "index":  # if the indexed dimensions are neighbours, the leading dimensions stay in front
+    after = len(a.shape) - kept - 1 if name in ("index_select", "embedding") and a.shape else 0
+    if name == "index":  # if the indexed dimensions are neighbours, the leading and the last dimensions stay
         held = [place for place, each in enumerate(args[0]) if each is not None]
-        kept = held[0] if held == list(range(held[0], held[-1] + 1)) else 0
-    made = Move(r.shape, (a,), a.real, move=move, by=tuple(fixed), kept=kept)
+        if held == list(range(held[0], held[-1] + 1)):
+            kept, after = held[0], len(a.shape) - held[-1] - 1
+    made = Move(r.shape, (a,), a.real, move=move, by=tuple(fixed), kept=kept, after=after)
     if name == "gather" or not fixed:
         return _by_positions(r, made, args[0] if fixed else 0, lambda: torch.arange(math.prod(made.shape)))
     listed = args[0] if name == "index" else [*([None] * (args[0] if name == "index_select" else 0)), fixed[0]]
@@ -216,7 +221,12 @@ def _need_plain(r: Rewriter, steps: Sequence[Step]) -> None:
 def _scattered_in(r: Rewriter, a: Step, b: Step, *args: Any, **kwargs: Any) -> Step:
     call: Any = r.node.target
     both = r.alike(a, b)
-    return Move(r.shape, both, both[0].real, move=lambda parts, fixed, fill: call(*parts, *args, **kwargs))
+    kept = after = 0
+    if name_of(r) == "slice_scatter":
+        kept = int(args[0] if args else kwargs.get("dim", 0)) % max(len(a.shape), 1)
+        after = max(len(a.shape) - kept - 1, 0)
+    move = lambda parts, fixed, fill: call(*parts, *args, **kwargs)  # noqa: E731
+    return Move(r.shape, both, both[0].real, move=move, kept=kept, after=after)
 
 
 @rule("copy")
@@ -291,7 +301,7 @@ def _index_add(r: Rewriter, a: Step, dim: int, index: Step, source: Step, alpha:
         numbers = torch.arange(math.prod(shape), device=by[0].device).reshape(shape)
         return numbers.index_select(0, by[0]).expand(size) if shape else numbers.expand(size)
 
-    spread = Spread(a.shape, (added, r.real(a)), places=places, by=(index,), kept=dim)
+    spread = Spread(a.shape, (added, r.real(a)), places=places, by=(index,), kept=dim, whole=bool(shape))
     return _by_positions(r, spread, dim)
 
 
@@ -347,6 +357,10 @@ def _scatter_to_extremes(
         wide, base = (moved(r.real(each), lambda tensor: tensor.movedim(dim, -1)) for each in (given, a))
         made: Step = AtRank(values.shape, (values, wide, base), largest=best.largest)
         return moved(made, lambda tensor: tensor.movedim(-1, dim))
+    if isinstance(best, WhereExtreme) and lies_as(viewed(index, best, shadow).movedim(dim, 0), shadow[None]):
+        # each row's own best: a list of all places, of a pooled example, may take gigabytes
+        chosen = moved(_has_rank(r, best, 0), lambda tensor: tensor.movedim(-1, dim))
+        return r.map("where", _resized(chosen, a.shape), _resized(given, a.shape, keep=dim), a)
     places = viewed(index, best, torch.arange(math.prod(best.shape)).reshape(best.shape)).movedim(dim, 0)
     ranks = best.shape[-1] if isinstance(best, RankIndex) else 1
     if count > _MOST or any(len((part % ranks).unique()) > 1 for part in places):
@@ -377,9 +391,10 @@ def _has_rank(r: Rewriter, best: WhereExtreme | RankIndex, rank: int) -> Step:
     values = best.inputs[0]
     if isinstance(best, WhereExtreme):
         return IsExtreme(values.shape, (values,), False, largest=best.largest, first=True)
-    one, none = torch.zeros(*values.shape[:-1], rank + 1), torch.zeros(values.shape)
-    one[..., rank] = 1.0
-    made = AtRank(values.shape, (values, constant(one), constant(none)), largest=best.largest)
+    one, none = torch.zeros(rank + 1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+    one[rank] = 1.0
+    given = one.expand(*values.shape[:-1], rank + 1), none.expand(values.shape)
+    made = AtRank(values.shape, (values, *map(constant, given)), largest=best.largest)
     return r.map("ne", made, 0.0, real=False)
 
 
@@ -423,4 +438,5 @@ def _like(r: Rewriter, a: Step, *args: Any, **kwargs: Any) -> Step:
         value = args[0] if name == "full_like" else args[1]
     found = r.node.value
     dtype = torch.float64 if found.is_floating_point() else found.dtype
-    return constant(torch.full(tuple(found.shape), value, dtype=dtype))
+    # one number in memory, whatever the shape: that of an example may have gigabytes
+    return constant(torch.full((1,) * found.ndim, value, dtype=dtype).expand(found.shape))

@@ -7,6 +7,7 @@ alone, never at the operands' names.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -14,9 +15,11 @@ import torch
 
 from verify.ops.graph.elementwise import Map
 from verify.ops.graph.program import Program
-from verify.ops.graph.reducing import Contract, Reduce
-from verify.ops.graph.steps import Leaf, Places, Run, Step
+from verify.ops.graph.reducing import Contract, Reduce, Spread
+from verify.ops.graph.steps import Leaf, Move, Places, Run, Step
 from verify.ops.op import ScorePart, Scores
+
+_LISTED = 1 << 27  # elements of a step whose positions may be listed
 
 
 def scores_of(program: Program) -> Scores | None:
@@ -135,11 +138,18 @@ def _leaves(program: Program) -> Iterator[Leaf]:
 
 
 def _places(program: Program, step: Step, wanted: Places, of: Step) -> Places:
-    """Returns the elements of the step `of` that the wanted elements of `step` need."""
+    """Returns the elements of `of` that the wanted elements of `step` need; none if that takes gigabytes."""
     leaves = {
-        each.name: torch.zeros(each.shape, dtype=torch.float64 if each.real else torch.int64)
+        each.name: torch.zeros((), dtype=torch.float64 if each.real else torch.int64).expand(each.shape)
         for each in _leaves(program)
     }
     part = Program(program.steps, {"part": step}, program.leaves)
+    listed = [each for each in part.needed_for(["part"]) if isinstance(each, Spread | Move) and not _is_view(each)]
+    if any(math.prod(one.shape) > _LISTED for each in listed for one in (each, *each.inputs)):
+        return np.zeros(0, dtype=np.int64)
     found = part.places(Run(leaves, torch.device("cpu")), "part", wanted.tolist(), {}, every=True)
     return found[id(of)][0] if id(of) in found else np.zeros(0, dtype=np.int64)
+
+
+def _is_view(step: Step) -> bool:
+    return isinstance(step, Move) and step.view and len(step.inputs) == 1

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ Box = tuple[Line, ...]
 Needs = tuple[list[Box | None], Callable[[list[Any]], Step]]  # boxes of the inputs; a function from cut inputs to step
 
 _PRODUCTS = 16  # multiply-adds of a matrix product that cost as much as one element of another step
-_COPIES = 6  # numbers in memory per live element: both ends of its interval, its value, and temporaries
+_INTERVAL, _VALUE = 8, 4  # numbers in memory for each element of the step at hand, for its interval and its value alone
 _NUMBERED = 1 << 27  # most elements of a move for which a table of places is made
 _REMEMBERED = 1 << 22  # most elements of such a table that is kept for the next box
 
@@ -56,27 +57,44 @@ def taken(tensor: Tensor, box: Box) -> Tensor:
     """Returns the elements of a tensor that a box names."""
     dims = [dim for dim, line in enumerate(box) if len(line) != tensor.shape[dim]]
     for dim in sorted(dims, key=lambda dim: len(box[dim]) / tensor.shape[dim]):
-        tensor = tensor.index_select(dim, torch.from_numpy(box[dim]).to(tensor.device))
+        line = box[dim]
+        if line.size and line[-1] - line[0] == line.size - 1:
+            tensor = tensor.narrow(dim, int(line[0]), line.size)
+        else:
+            tensor = tensor.index_select(dim, torch.from_numpy(line).to(tensor.device))
     return tensor
 
 
 def cost_of(steps: Sequence[Step], size: Callable[[Step], float]) -> tuple[float, float]:
     """Returns the number of elements that some steps evaluate, weighted by cost, and the bytes of memory at the peak.
 
-    `size(step)` returns the number of elements of a step.
+    `size(step)` returns the number of elements of a step. Numbers stay in memory until the last step that needs them:
+    both ends of an interval, one of an operand or a constant; or the values, with the deviation of each step that
+    rounds. A view takes no memory, but the tensor that it shows stays.
     """
-    last = {id(each): number for number, step in enumerate(steps) for each in step.inputs}
-    work = live = peak = kept = 0.0
-    ends: dict[int, float] = {}
+    shown: dict[int, Step] = {}
+    last: dict[int, int] = {}
     for number, step in enumerate(steps):
-        count = size(step)
+        inputs = [shown[id(each)] for each in step.inputs if id(each) in shown]  # of some a part needs nothing
+        shown[id(step)] = inputs[0] if inputs and isinstance(step, Move) and step.view else step
+        last |= {id(each): number for each in inputs}
+    work = enclosed = valued = rounded = 0.0
+    live = np.zeros(2)  # ends of intervals, and values
+    ends: dict[int, Any] = {}
+    for number, step in enumerate(steps):
+        count, given = size(step), isinstance(step, Leaf | Plain)
         work += _work(step, count)
-        kept += count if isinstance(step, Contract | Reduce | Running | Spread) else 0.0
-        live += count
-        peak = max(peak, live)
-        ends[last.get(id(step), len(steps))] = ends.get(last.get(id(step), len(steps)), 0.0) + count
+        sums = isinstance(step, Contract | Reduce | Running | Spread)
+        own = max(count, sum(map(size, step.inputs))) if sums else count
+        rounded += 0.0 if given or isinstance(step, Move) else count
+        if shown[id(step)] is step:
+            held = np.array([count if given else 2 * count, count])
+            live += held
+            end = last.get(id(step), len(steps))
+            ends[end] = ends.get(end, 0.0) + held
+        enclosed, valued = max(enclosed, live[0] + _INTERVAL * own), max(valued, live[1] + _VALUE * own)
         live -= ends.pop(number, 0.0)
-    return work, 8 * (_COPIES * peak + kept)
+    return work, 8 * max(enclosed, valued + rounded)
 
 
 class Cut:
@@ -108,7 +126,7 @@ class Cut:
     def bytes(self) -> float:
         """The bytes of memory that the evaluation takes at its peak."""
         steps = [step for step in self._steps if id(step) in self._boxes]
-        return cost_of(steps, lambda step: size_of(self._boxes[id(step)]))[1]
+        return cost_of(steps, lambda step: size_of(self._boxes[id(step)]) if id(step) in self._boxes else 0)[1]
 
     def made(self) -> tuple[Program, Run]:
         """Returns the smaller program, and a run with its tensors."""
@@ -167,11 +185,28 @@ def _joined(boxes: list[Box]) -> Box:
     """Returns the smallest box that contains all boxes."""
     first, *rest = boxes
     for box in rest:
-        first = tuple(
-            a if len(a) == len(b) and bool((a == b).all()) else np.union1d(a, b)
-            for a, b in zip(first, box, strict=True)
-        )
+        first = tuple(_union(a, b) for a, b in zip(first, box, strict=True))
     return first
+
+
+def _union(a: Line, b: Line) -> Line:
+    """The indices of two lines. A line without a gap often holds the other: then nothing is compared."""
+    if not (a.size and b.size):
+        return a if a.size else b
+    for one, other in ((a, b), (b, a)):
+        if one[0] <= other[0] and other[-1] <= one[-1] == one[0] + one.size - 1:
+            return one
+    return distinct(np.concatenate([a, b]), int(max(a[-1], b[-1])) + 1)
+
+
+def distinct(indices: Line, size: int) -> Line:
+    """Returns the different ones of some indices below `size`, ascending. Marks cost less than a sort of many."""
+    if size > 64 * indices.size:
+        ordered = np.sort(indices, axis=None)
+        return ordered[np.diff(ordered, prepend=-1) > 0]
+    marked = np.zeros(size, dtype=bool)
+    marked[indices] = True
+    return np.flatnonzero(marked)
 
 
 def _grown(step: Step, box: Box) -> Box:
@@ -277,23 +312,52 @@ def _of_view(step: Move, run: Run, box: Box) -> Needs:
         total = total + sum(int(start[at][0]) * math.prod(source[at + 1 :]) for at in own)
         coordinates = _digits(total, source)
         for at in own:
-            lines[at] = np.unique(coordinates[at])
+            lines[at] = distinct(coordinates[at], source[at])
         spots.append((own, [coordinates[at] for at in own]))
     shape, inner = _shape(box), tuple(lines)
 
     def make(given: list[Any]) -> Step:
         steps = np.cumprod([1, *(len(line) for line in reversed(inner))])[::-1][1:]
-        index = np.zeros((1,) * len(box), dtype=np.int64)
-        for own, found in spots:
-            for at, places in zip(own, found, strict=True):
-                index = index + np.searchsorted(inner[at], places) * steps[at]
-        index = np.broadcast_to(index, shape).reshape(-1)
-        if index.size == size_of(inner) and bool((index == np.arange(index.size)).all()):
-            return _moved(given[0], shape, lambda tensor: tensor.reshape(shape), view=True)
-        where = torch.from_numpy(index.copy()).to(run.device)
+        found = [
+            sum((_within(inner[at], each) * steps[at] for at, each in zip(*spot, strict=True)), np.int64(0))
+            for spot in spots
+        ]
+        strided = _strided(found, len(box))
+        if strided is not None:  # a view in memory too: nothing is copied
+            return _moved(given[0], shape, partial(_strided_view, shape, *strided), view=True)
+        index = sum(found, np.zeros((1,) * len(box), dtype=np.int64))
+        where = torch.from_numpy(np.broadcast_to(index, shape).reshape(-1).copy()).to(run.device)
         return _moved(given[0], shape, lambda tensor: tensor.reshape(-1)[where.to(tensor.device)].reshape(shape))
 
     return [inner], make
+
+
+def _strided(parts: Sequence[Any], count: int) -> tuple[list[int], int] | None:
+    """Returns the strides of a view that reads places with these parts, and where it begins; None for no view."""
+    strides, start = [0] * count, 0
+    for part in parts:
+        if not part.size:
+            return None
+        first = int(part.flat[0])
+        even = np.full((1,) * count, first)
+        for dim, size in enumerate(part.shape):
+            stride = int(part.take(1, dim).flat[0]) - first if size > 1 else 0
+            even = even + _along(np.arange(size) * stride, dim, count)
+            strides[dim] += stride
+        if not np.array_equal(part, even):
+            return None
+        start += first
+    return strides, start
+
+
+def _strided_view(shape: tuple[int, ...], strides: list[int], start: int, tensor: Tensor) -> Tensor:
+    line = tensor.contiguous()
+    return line.as_strided(shape, strides, line.storage_offset() + start)
+
+
+def _within(line: Line, indices: Line) -> Line:
+    """Where indices stand in a line that holds them."""
+    return indices - line[0] if line[-1] - line[0] == line.size - 1 else np.searchsorted(line, indices)
 
 
 def _groups(parts: list[Line], source: tuple[int, ...]) -> list[tuple[list[int], list[int]]]:
@@ -315,10 +379,11 @@ def _groups(parts: list[Line], source: tuple[int, ...]) -> list[tuple[list[int],
 def _of_move(step: Move, run: Run, box: Box) -> Needs:
     """Returns the needs of a box of any other move, by a table of the places that elements come from.
 
-    The table leaves out the `kept` dimensions, over which the move repeats.
+    The table leaves out the first `kept` and the last `after` dimensions, over which the move repeats.
     """
-    lead, tail = box[: step.kept], box[step.kept :]
-    tails = [each.shape[step.kept :] for each in step.inputs]
+    end = len(box) - step.after
+    lead, tail, rest = box[: step.kept], box[step.kept : end], box[end:]
+    tails = [each.shape[step.kept : len(each.shape) - step.after] for each in step.inputs]
     sizes = [math.prod(each) for each in tails]
     starts = np.cumsum([0, *sizes])
     places = taken(_numbers(step, run, tails, starts), tail).cpu().reshape(-1).numpy()
@@ -330,21 +395,21 @@ def _of_move(step: Move, run: Run, box: Box) -> Needs:
             boxes.append(None)
             continue
         digits = _digits(places[mine] - start, inner)
-        lines = tuple(map(np.unique, digits))
+        lines = tuple(map(distinct, digits, inner))
         own = np.zeros(int(mine.sum()), dtype=np.int64)
         for line, digit in zip(lines, digits, strict=True):
             own = own * len(line) + np.searchsorted(line, digit)
         index[mine] = own + count
         count += size_of(lines)
-        boxes.append((*lead, *lines))
+        boxes.append((*lead, *lines, *rest))
     padded = bool((index == NOTHING).any())
     where = torch.from_numpy(np.where(index == NOTHING, count, index)).to(run.device)
-    shape, outer = _shape(box), size_of(lead)
+    shape, outer, apart = _shape(box), size_of(lead), size_of(rest)
 
     def move(tensors: list[Tensor], fixed: list[Tensor], fill: float) -> Tensor:
-        lines = [tensor.reshape(outer, -1) for tensor in tensors]
+        lines = [tensor.reshape(outer, -1, apart) for tensor in tensors]
         if padded:
-            lines.append(torch.full((outer, 1), fill, dtype=lines[0].dtype, device=lines[0].device))
+            lines.append(torch.full((outer, 1, apart), fill, dtype=lines[0].dtype, device=lines[0].device))
         line = lines[0] if len(lines) == 1 else torch.cat(lines, 1)
         return line[:, where.to(line.device)].reshape(shape)
 
@@ -360,14 +425,14 @@ def _of_move(step: Move, run: Run, box: Box) -> Needs:
 
 def _numbers(step: Move, run: Run, tails: Sequence[tuple[int, ...]], starts: Line) -> Tensor:
     """Returns the place that each element of a move comes from. The inputs' places are numbered in turn."""
-    shape = step.shape[step.kept :]
+    shape = step.shape[step.kept : len(step.shape) - step.after]
     if id(step) in run.numbers:
         return run.numbers[id(step)]
     if max(math.prod(shape), int(starts[-1])) > _NUMBERED:
         raise BeyondEffort(f"{step.origin} moves {math.prod(step.shape):,} elements by positions")
-    ones = (1,) * step.kept
+    before, after = (1,) * step.kept, (1,) * step.after
     given = [
-        torch.arange(int(first), int(last), device=run.device).reshape((*ones, *tail))
+        torch.arange(int(first), int(last), device=run.device).reshape((*before, *tail, *after))
         for first, last, tail in zip(starts[:-1], starts[1:], tails, strict=True)
     ]
     found = step.move(given, [run.fixed(each) for each in step.by], NOTHING).reshape(shape)
@@ -379,13 +444,45 @@ def _numbers(step: Move, run: Run, tails: Sequence[tuple[int, ...]], starts: Lin
 def _of_spread(step: Spread, run: Run, box: Box) -> Needs:
     """Returns the needs of a box of a spread: the elements that it adds to the elements of the box."""
     lead, tail = box[: step.kept], box[step.kept :]
+    lines, here = (_slices_to if step.whole else _elements_to)(step, run, tail)
+    added = all(map(len, lines))
+    boxes: list[Box | None] = [(*lead, *lines) if added else None]
+    boxes += [box] * (len(step.inputs) - 1)
+
+    def make(given: list[Any]) -> Step:
+        if added:
+            places = here.to(run.device)
+            return replace(
+                step, shape=_shape(box), inputs=tuple(given), places=lambda fixed: places, by=(), whole=False
+            )
+        if len(given) > 1:
+            return _moved(given[1], _shape(box), lambda tensor: tensor, view=True)
+        return _constant(step, torch.zeros(_shape(box), dtype=torch.float64, device=run.device))
+
+    return boxes, make
+
+
+def _slices_to(step: Spread, run: Run, box: Box) -> tuple[Box, Tensor]:
+    """The slices along the first dimension that are added to a box, and where their elements go in it."""
+    index = run.fixed(step.by[0])
+    at = torch.full((step.shape[step.kept],), NOTHING, device=index.device)
+    at[torch.from_numpy(box[0]).to(index.device)] = torch.arange(len(box[0]), device=index.device)
+    goes = at[index]
+    mine = torch.nonzero(goes >= 0).reshape(-1)
+    inner = np.arange(size_of(box[1:])).reshape(_shape(box[1:]))
+    places = _along(goes[mine].cpu().numpy(), 0, len(box)) * inner.size + inner
+    return (mine.cpu().numpy(), *box[1:]), torch.from_numpy(places)
+
+
+def _elements_to(step: Spread, run: Run, box: Box) -> tuple[Box, Tensor]:
+    """The elements that are added to a box, and where each goes in it."""
     if max(math.prod(each.shape[step.kept :]) for each in step.inputs) > _NUMBERED:
         raise BeyondEffort(f"{step.origin} adds elements at positions that are too many to follow")
     goes = step.places([run.fixed(each) for each in step.by])
     inner = tuple(goes.shape)
     left, local, inside = goes.reshape(-1), torch.zeros_like(goes.reshape(-1)), goes.reshape(-1) >= 0
     stride = 1
-    for size, line in zip(reversed(step.shape[step.kept :]), reversed(tail), strict=True):
+    for size, line in zip(reversed(step.shape[step.kept :]), reversed(box), strict=True):
         at = torch.full((size,), NOTHING, dtype=torch.int64, device=goes.device)
         at[torch.from_numpy(line).to(goes.device)] = torch.arange(len(line), device=goes.device)
         found = at[left.clamp(min=0) % size]
@@ -393,17 +490,5 @@ def _of_spread(step: Spread, run: Run, box: Box) -> Needs:
         local, left, stride = local + found * stride, left.clamp(min=0) // size, stride * len(line)
     local = torch.where(inside, local, NOTHING).reshape(inner)
     digits = _digits(torch.nonzero(inside).reshape(-1).cpu().numpy(), inner)
-    lines = tuple(map(np.unique, digits))
-    added = bool(inside.any())
-    boxes: list[Box | None] = [(*lead, *lines) if added else None]
-    boxes += [box] * (len(step.inputs) - 1)
-    here = taken(local, lines) if added else local
-
-    def make(given: list[Any]) -> Step:
-        if added:
-            return replace(step, shape=_shape(box), inputs=tuple(given), places=lambda fixed: here, by=())
-        if len(given) > 1:
-            return _moved(given[1], _shape(box), lambda tensor: tensor, view=True)
-        return _constant(step, torch.zeros(_shape(box), dtype=torch.float64, device=run.device))
-
-    return boxes, make
+    lines = tuple(map(distinct, digits, inner))
+    return lines, taken(local, lines) if all(map(len, lines)) else local

@@ -116,7 +116,7 @@ class Run:
             if isinstance(step, Leaf):
                 found = self.leaves[step.name]
             elif isinstance(step, Plain):
-                found = step.compute([self.fixed(each) for each in step.of]).to(self.device)
+                found = _placed(step.compute([self.fixed(each) for each in step.of]), self.device)
             else:
                 found = self._computed(step)
             self.plain[id(step)] = found
@@ -160,6 +160,14 @@ class Run:
         if key not in self.maps:
             self.maps[key] = self.fixed(step).detach().cpu().reshape(-1).numpy()
         return self.maps[key]  # type: ignore[no-any-return]
+
+
+def _placed(value: Tensor, device: torch.device) -> Tensor:
+    """Moves a tensor to a device. Numbers that are repeated in memory stay one number there."""
+    if value.device == device or 0 not in value.stride():
+        return value.to(device)
+    once = value[tuple(slice(0, 1) if step == 0 else slice(None) for step in value.stride())]
+    return once.to(device).expand(value.shape)
 
 
 @dataclass(eq=False)
@@ -236,6 +244,7 @@ class Move(Step):
     view: bool = False
     within: bool = False  # True: the result is the first input, with a part overwritten by the second
     kept: int = 0  # number of leading dimensions over which it repeats the same movement; 0 for a view
+    after: int = 0  # the same of the last dimensions
 
     def span(self, run: Run, given: Sequence[Any]) -> Any:
         fixed = [run.fixed(each) for each in self.by]
