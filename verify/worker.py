@@ -36,6 +36,7 @@ from verify.diagnose.requests import (
 from verify.errors import InternalError, UsageError
 from verify.laws.requests import LawPlan, PlanLaws, Tried, TryLaw, TrySeeded
 from verify.measure.requests import (
+    Bits,
     CallKernel,
     Certify,
     Contender,
@@ -223,8 +224,11 @@ def _measure(request: Measure, backend: Backend, progress: OnProgress) -> Kernel
 
 def _call(request: CallKernel, backend: Backend, progress: OnProgress) -> WithBytes:
     from verify.measure.call import run_judged
-    from verify.measure.remote_call import bits_of_results
+    from verify.measure.remote_call import bits_of_results, let_go
 
+    let_go(backend)
+    if not request.case:
+        return WithBytes(Bits([], [], ()), ())
     kernel, case = _one_case(request.target, request.case)
     _compile_anew(case.dtype)
     return bits_of_results(run_judged(kernel, case, backend.device))

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
+import os
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,10 +25,11 @@ from verify.backends import Backend
 from verify.cases.plan import Group
 from verify.declare.declaration import Kernel, kernel
 from verify.measure import kernel as measuring
-from verify.measure.budget import DIFFERING, Budget, _line, differing, sampled
+from verify.measure.budget import DIFFERING, Budget, Queue, _line, cuts_of, differing, sampled
 from verify.measure.digest import of_many
 from verify.measure.kernel import measure_kernel
 from verify.measure.requests import Measure
+from verify.ops.graph.steps import Run
 from verify.records.record import KernelRun, value_of
 from verify.report.words import basis_short
 from verify.truth.formats import named
@@ -235,3 +241,46 @@ def test_judging_stays_within_its_memory() -> None:
     held = 14 * (4 << 22)  # inputs, results, PyTorch's and copies of them, of 2^22 float32 numbers each
     assert (status, of) == ("ok", str(1 << 22))
     assert int(before) < int(peak) < int(before) + held + (1 << 28)
+
+
+def test_declaring_and_planning_what_fills_terabytes_takes_no_memory(backend: Backend) -> None:
+    functions = {
+        "relu": (torch.relu, (1 << 20, 1 << 20)),
+        "pooling": (lambda x: functional.max_pool1d(x, 8, 1, 4, 3), (1 << 10, 1 << 10, 1 << 18)),
+        "softmax": (lambda x: functional.softmax(x, -1), (1 << 20, 1 << 20)),
+        "transposed": (lambda x: functional.conv_transpose1d(x, torch.ones(4, 4, 3)).softmax(1), (1 << 20, 4, 1 << 18)),
+    }
+    budget = Budget(2.0**31, 2 << 30, 1 << 26, 1 << 18, 2.0**24)
+    for function, shape in functions.values():
+        x = torch.empty(shape, device="meta")
+        declared = kernel(like=function, examples=[(x,)], dtypes=["float32"], name="f")(lambda x: x)
+        assert declared.op.meaning is not None
+        program = declared.op.meaning._program({"x": shape}, ("x",))
+        grad = torch.empty(program.results["y"].shape, device="meta")
+        for name in ("y", "dx"):
+            cuts = cuts_of(program, Run({"x": x, "grad y": grad}, torch.device("cpu")), name, [0, 12345], budget, 0)
+            assert cuts and all(cut.bytes <= budget.memory for cut in cuts)
+
+
+def test_judges_wait_in_their_order_for_the_memory_of_a_gpu(tmp_path: Path) -> None:
+    queue = Queue(tmp_path / "queue.json", 100.0)
+    others = [subprocess.Popen(["sleep", "60"]) for _ in range(3)]
+    (tmp_path / "queue.json").write_text(
+        json.dumps([[others[0].pid, 60.0, True], [others[1].pid, 70.0, False], [others[2].pid, 20.0, False]])
+    )
+
+    def rows() -> dict[int, bool]:
+        return {pid: runs for pid, _, runs in queue._changed(lambda rows: rows)}
+
+    waiting = threading.Thread(target=queue.enter, args=(500.0,))  # more than there is: alone
+    waiting.start()
+    for place, running in enumerate(([True, False, False], [True, True], [True])):
+        time.sleep(0.2)
+        assert waiting.is_alive() and not rows()[os.getpid()]
+        assert [rows()[each.pid] for each in others[place:]] == running
+        others[place].kill()
+        others[place].wait()
+    waiting.join(5)
+    assert not waiting.is_alive() and rows() == {os.getpid(): True}
+    queue.leave()
+    assert rows() == {}

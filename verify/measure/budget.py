@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import fcntl
 import functools
+import json
 import math
 import os
 import resource
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,6 +41,10 @@ DIFFERING = 32  # number of elements at which the kernel and PyTorch differ most
 _BOXES = 4  # number of drawn boxes
 _BLOCKS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)  # sizes of blocks whose edges are among the drawn indices
 _EDGES = 4  # one drawn index of this many is at an edge
+_THEIRS = 4  # a program's evaluation takes this many times the memory of PyTorch in float64
+_SMALL = 1 << 28  # a case of fewer bytes waits for no turn
+_SHARED = 0.85  # share of a GPU's memory that cases may take: contexts and fragments take the rest
+_AGAIN = 0.02  # seconds between two looks at a queue
 _AT_ONCE = {True: 1 << 18, False: 1 << 24}  # elements compared at a time, on a CPU (True) and on a GPU
 
 
@@ -51,19 +57,19 @@ class Budget:
     whole: int = 1 << 22  # up to this many elements of a result, all are judged
     elements: int = 1 << 16  # else this many are judged
     drawn: float = 2.0**24  # numbers in all steps, if not all elements are judged
-    seconds: float = 20.0  # after this time no further box is evaluated
+    seconds: float = 10.0  # for all such results of a kernel; after this time no further box is evaluated
     fail_fast: bool = False  # True: stop after the first finding on ordinary inputs
 
     @classmethod
     def of(cls, backend: Backend, memory: int = 0, *, fail_fast: bool = False) -> Budget:
         """Returns the budget of a backend.
 
-        `memory` replaces the default: 2 GiB, or a quarter of the device if that is less.
+        `memory` replaces the default: a quarter of a GPU, whose memory judges share (`turn`), or 2 GiB of a host.
         """
-        memory = memory or min(DEFAULT_MEMORY, total_memory(backend) // 4)
+        quarter = total_memory(backend) // 4
         if backend.scale == "large":
-            return cls(2.0**31, memory, 1 << 26, 1 << 18, 2.0**26, fail_fast=fail_fast)
-        return cls(2.0**26, memory, fail_fast=fail_fast)
+            return cls(2.0**35, memory or quarter, 1 << 26, 1 << 18, 2.0**26, fail_fast=fail_fast)
+        return cls(2.0**26, memory or min(DEFAULT_MEMORY, quarter), fail_fast=fail_fast)
 
     def halved(self) -> Budget:
         """Returns a budget of half the size, for another try after memory ran out."""
@@ -98,18 +104,75 @@ def peak_memory(backend: Backend) -> dict[str, int]:
 
 
 @contextmanager
-def turn(backend: Backend) -> Iterator[None]:
-    """Waits until no other judge of this user evaluates on the same GPU, so that they use its memory in turn."""
-    if not (backend.gpu and backend.streams):
+def turn(backend: Backend, need: float) -> Iterator[None]:
+    """Waits until a GPU has room for a case of `need` bytes. Each judge of this user writes down what it takes.
+
+    Judges are admitted in the order in which they came. A case that needs more than there is waits to be alone.
+    """
+    if not (backend.gpu and backend.streams) or need < _SMALL:
         yield
         return
     of = getattr(torch.cuda.get_device_properties(backend.device), "uuid", backend.device)
-    with open(Path(tempfile.gettempdir()) / f"verify-{os.getuid()}-{of}.lock", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            torch.cuda.empty_cache()
+    queue = Queue(Path(tempfile.gettempdir()) / f"verify-{os.getuid()}-{of}.json", _SHARED * total_memory(backend))
+    queue.enter(need)
+    try:
+        yield
+    finally:
+        torch.cuda.empty_cache()
+        queue.leave()
+
+
+@dataclass(frozen=True)
+class Queue:
+    """Processes that share a number of bytes, in a file: those that run, and those that wait, in their order."""
+
+    path: Path
+    total: float
+
+    def enter(self, need: float) -> None:
+        """Waits for room, and takes it."""
+        self._changed(lambda rows: [*rows, [os.getpid(), min(need, self.total), False]])
+        while not any(pid == os.getpid() and runs for pid, _, runs in self._changed(self._admitted)):
+            time.sleep(_AGAIN)
+
+    def leave(self) -> None:
+        """Gives the room back."""
+        self._changed(lambda rows: [row for row in rows if row[0] != os.getpid()])
+
+    def _admitted(self, rows: list[Any]) -> list[Any]:
+        free, found = self.total - sum(need for _, need, runs in rows if runs), []
+        for pid, need, runs in rows:
+            admitted = runs or need <= free
+            free = free if runs else free - need if admitted else -math.inf  # who comes later waits too
+            found.append([pid, need, admitted])
+        return found
+
+    def _changed(self, change: Callable[[list[Any]], list[Any]]) -> list[Any]:
+        """Reads the file, leaves out processes that have ended, and writes what `change` makes of the others."""
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+        with open(os.open(self.path, flags, 0o600), "r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            rows = change([row for row in json.loads(file.read() or "[]") if Path(f"/proc/{row[0]}").exists()])
+            file.seek(0)
+            file.truncate()
+            file.write(json.dumps(rows))
+            return rows
+
+
+@dataclass
+class Allowance:
+    """The seconds in which elements of results are judged where not all are: the results to come have equal shares."""
+
+    seconds: float
+    spent: float = 0.0
+    cases: int = 1  # that are to come
+
+    @contextmanager
+    def share(self, results: int) -> Iterator[float]:
+        """Yields the seconds for the first of so many results of a case, and counts what it takes."""
+        began, all_results = time.monotonic(), max(self.cases - 1, 0) * results + results
+        yield max(self.seconds - self.spent, 0.0) / all_results
+        self.spent += time.monotonic() - began
 
 
 def differing(got: Tensor, beside: Tensor | None) -> list[int]:
@@ -146,7 +209,8 @@ def sampled(op: Op, problem: Problem, result: str, singled: Sequence[int], budge
     if not cuts:
         return None
     until = time.monotonic() + budget.seconds
-    fits = cost_of(program.steps, lambda step: float(math.prod(step.shape)))[1] <= budget.memory
+    # PyTorch has one number where intervals, noise and copies have several
+    fits = cost_of(program.steps, lambda step: float(math.prod(step.shape)))[1] <= _THEIRS * budget.memory
     theirs = functools.cache(lambda: op.meaning.in_float64(problem) if fits else {})  # type: ignore[union-attr]
     return sample_of(op.meaning, problem, result, cuts, theirs, lambda: time.monotonic() < until)
 
@@ -173,9 +237,10 @@ def cuts_of(program: Program, run: Run, result: str, singled: Sequence[int], bud
         return made if made.bytes <= budget.memory else None
 
     counts, most = [1] * len(shape), budget.work
-    if cut(_box(shape, counts, seed, result), 1) is None:
+    one = cut(_box(shape, counts, seed, result), 1)
+    if one is None:
         return []
-    most = budget.drawn
+    most = min(budget.work, max(budget.drawn, 2 * one.work))  # what others of its row need, it needs too
     share = 1 if cut(_box(shape, counts, seed, result), _BOXES) is None else _BOXES
     growing = list(reversed(range(len(shape))))
     while growing:
@@ -190,7 +255,7 @@ def cuts_of(program: Program, run: Run, result: str, singled: Sequence[int], bud
     drawn = [made for box in boxes if (made := cut(box, share)) is not None]
     apart = list[Cut]()
     waiting = [list(singled)] if singled else []
-    while waiting:
+    while waiting and sum(made.work for made in apart) <= max(_BOXES * budget.drawn, one.work):
         some = waiting.pop(0)
         together = _around(some, shape)
         if (made := cut(together, share)) is not None and size_of(together) <= budget.elements / share:
@@ -199,7 +264,7 @@ def cuts_of(program: Program, run: Run, result: str, singled: Sequence[int], bud
             waiting += [some[: len(some) // 2], some[len(some) // 2 :]]
         elif (made := cut(together, 1)) is not None:
             apart.append(made)
-    return [*apart, *drawn]
+    return [*apart, *drawn] or [one]
 
 
 def _around(places: Sequence[int], shape: tuple[int, ...]) -> Box:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -17,11 +18,11 @@ from verify.cases import Case, corpus, problem_of
 from verify.cases.fingerprint import fingerprint
 from verify.cases.plan import Group, captured, pinned, plan
 from verify.cases.regimes import deciding_operand
-from verify.declare.declaration import Kernel
+from verify.declare.declaration import Kernel, expected_shape
 from verify.declare.standin import label
 from verify.errors import JudgeFailed, KernelError, TruthError, no_verdict
 from verify.measure.blind import KEPT
-from verify.measure.budget import Budget, beyond, differing, peak_memory, sampled, turn
+from verify.measure.budget import Allowance, Budget, beyond, differing, peak_memory, sampled, turn
 from verify.measure.call import Measured, run_baseline, run_judged
 from verify.measure.case import (
     BASELINE,
@@ -64,6 +65,8 @@ HALVED = 5  # at most this many plans of a case are tried, each with half the me
 MOST_ENDED = 13  # a kernel may end this many processes
 SMALL = 1 << 17  # up to this many elements, judging on a CPU is faster than launching its many steps on a GPU
 PARALLEL = 1 << 21  # the same limit if other cases run at the same time
+_TENSORS = 5  # memory of a case with gradients, in sizes of its operands and outputs: gradients, copies, PyTorch's
+_EVALUATED = 16  # the most memory for evaluating a case, in the same unit
 
 
 def measure_kernel(
@@ -92,7 +95,16 @@ def measure_kernel(
     runner = CaseRunner(kernel, asked.target, started + seconds * SHARE, seconds, lambda: calls.ended >= MOST_ENDED)
     budget = budget or Budget.of(backend, asked.memory, fail_fast=asked.fail_fast)
     judging = Judging(
-        kernel, asked.target, backend, asked.seed, asked.judges, started + seconds * JUDGED, calls, runner, budget
+        kernel,
+        asked.target,
+        backend,
+        asked.seed,
+        asked.judges,
+        started + seconds * JUDGED,
+        calls,
+        runner,
+        budget,
+        Allowance(budget.seconds),
     )
     for dtype in (asked.dtypes or kernel.dtypes) if asked.accuracy else ():
         if kernel.encoding is not None:
@@ -115,6 +127,7 @@ class Judging:
     calls: Calls
     runner: CaseRunner
     budget: Budget
+    allowance: Allowance
     notes: list[str] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
@@ -157,15 +170,17 @@ class Judging:
                             break
                         number = next(numbers)
                         progress(Step(f"{kernel.name} {dtype}, case {number} of {total}", "case", number, total))
+                        self.allowance.cases = total - number + 1
+                        waiting = time.monotonic()
                         try:
-                            made = self._called(each.group, case)
+                            with turn(self.backend, self._need(case)):
+                                self.runner.until += time.monotonic() - waiting
+                                for question, given in self._called(each.group, case) or ():
+                                    each.open += 1
+                                    ask = functools.partial(judge_case, kernel, each.group, question, given, each.found)
+                                    forks.ask((each, question.case, given), ask, here=not question.on_host)
                         except (MemoryError, JudgeFailed):
                             unjudged[NO_MEMORY] += 1
-                            continue
-                        for question, given in made or ():
-                            each.open += 1
-                            ask = functools.partial(judge_case, kernel, each.group, question, given, each.found)
-                            forks.ask((each, question.case, given), ask, here=not question.on_host)
                     each.asked = True
         except TruthError as error:
             self._no_verdict_on(dtype, error)
@@ -225,6 +240,14 @@ class Judging:
         self.notes.append(text)
         self.gaps.append(Gap("judge failed", f"{self.kernel.name}: {text}", self.target))
 
+    def _need(self, case: Case) -> float:
+        """Estimates the bytes of the GPU that a case takes: in the kernel's process, then in this one."""
+        op, params = self.kernel.op, self.kernel.op.resolve(case.params)
+        operands = sum(map(math.prod, op.shapes(case.dims, params).values()))
+        outputs = sum(math.prod(expected_shape(op, case.dims, params, name)) for name in self.kernel.outputs)
+        held = formats.named(case.dtype).bits // 8 * (operands + outputs)
+        return held * (_TENSORS if case.upstream else _TENSORS / 2) + min(self.budget.memory, _EVALUATED * held)
+
     def _called(self, group: Group, planned: Case) -> list[tuple[Question, Given]] | None:
         """Calls the kernel and PyTorch on a case. Returns None if the kernel gave no result."""
         made = self.runner.measured(self.calls, planned)
@@ -235,8 +258,7 @@ class Judging:
         given, budget = self._given(case, measured), self.budget
         for _ in range(HALVED):
             try:
-                with turn(self.backend):
-                    return self._questions(group, case, measured, given, budget)
+                return self._questions(group, case, measured, given, budget)
             except Exception as error:
                 if not ran_out(error):
                     raise
@@ -295,7 +317,8 @@ class Judging:
         for name in problem.results:
             beside = given.get(BASELINE, {}).get(name)
             singled = differing(measured.results[name], beside)
-            sample = sampled(op, problem, name, singled, budget, self.seed)
+            with self.allowance.share(len(problem.results) - len(found)) as seconds:
+                sample = sampled(op, problem, name, singled, replace(budget, seconds=seconds), self.seed)
             if sample is None:
                 self._judge_failed(f"{case.dtype}: {beyond(name, case)}")
                 continue

@@ -13,11 +13,13 @@ import msgspec
 import torch
 from torch import Tensor
 
+from verify.backends import Backend
 from verify.cases import Case, inputs_of, upstream_of
 from verify.cases.case import operand_dtype
 from verify.declare.declaration import Kernel, expected_shape
 from verify.errors import InternalError, KernelError
 from verify.measure.call import INFERENCE, Form, Measured, check_output, demand_parts, rows_and_columns, sent_all
+from verify.measure.lent import borrowed, lent
 from verify.measure.requests import Bits, CallKernel, Stored
 from verify.truth import formats
 from verify.truth.formats import torch_dtype
@@ -29,16 +31,39 @@ from verify.workers.serving import WithBytes
 Run = Callable[[Case], Measured]
 
 WIDEST = 8  # the most bytes of an element
+_LARGE = 1 << 24  # results of at least this many bytes stay on the GPU
+_kept: list[Tensor] = []  # in the kernel's process: results that the judge has not copied yet
 
 
 def bits_of_results(measured: Measured) -> WithBytes:
-    """Returns the reply of the kernel's process: names and forms of the results, and the bits of each beside them."""
+    """Returns the reply of the kernel's process: names and forms of the results, and where the bits of each are.
+
+    The bits follow the reply, or they stay on the GPU, which the judge then reads.
+    """
     held = {("", name): value for name, value in measured.to_read.results.items()}
     held |= {(mode, name): value for mode, outputs in measured.inference.items() for name, value in outputs.items()}
-    stored = [Stored(name, formats.of(item.dtype).name, tuple(item.shape), mode) for (mode, name), item in held.items()]
-    lines = [raw(item).cpu().reshape(-1) for item in held.values()]
-    parts = [memoryview(line.numpy()).cast("B") if line.numel() else memoryview(b"") for line in lines]  # type: ignore[arg-type]
+    lines = [raw(item) for item in held.values()]
+    places = [lent(line) for line in lines] if sum(line.nbytes for line in lines) >= _LARGE else []
+    parts: list[memoryview] = []
+    if places and None not in places:
+        _kept[:] = lines
+    else:
+        places = [None] * len(lines)
+        near = [line.cpu().reshape(-1) for line in lines]
+        parts = [memoryview(line.numpy()).cast("B") if line.numel() else memoryview(b"") for line in near]  # type: ignore[arg-type]
+    stored = [
+        Stored(name, formats.of(item.dtype).name, tuple(item.shape), mode, place)
+        for ((mode, name), item), place in zip(held.items(), places, strict=True)
+    ]
     return WithBytes(Bits(list(measured.results), stored, measured.missing), parts)
+
+
+def let_go(backend: Backend) -> None:
+    """Frees the results that stayed on the GPU, so that the judge has their memory."""
+    if _kept:
+        _kept.clear()
+        if backend.streams:
+            torch.cuda.empty_cache()
 
 
 def runner(kernel: Kernel, target: str, device: str, call: AskKernel) -> Run:
@@ -58,7 +83,9 @@ def runner(kernel: Kernel, target: str, device: str, call: AskKernel) -> Run:
             bits = request.read(reply.value)
         except InternalError:
             raise KernelError(FOREIGN) from None
-        found = _tensors(bits.stored, reply.parts)
+        found = _tensors(bits.stored, reply.parts, device, most)
+        if any(item.lent for item in bits.stored):
+            demand_reply(call(msgspec.json.encode(CallKernel(target, "")), 0))
         results = {name: found["", name].to(device) for name in bits.order if ("", name) in found}
         inputs = sent_all(inputs_of(op, case, device, shared=True), device)
         if kernel.encoding is not None:
@@ -77,15 +104,23 @@ def runner(kernel: Kernel, target: str, device: str, call: AskKernel) -> Run:
     return run
 
 
-def _tensors(stored: Sequence[Stored], parts: Sequence[bytes]) -> dict[tuple[str, str], Tensor]:
+def _tensors(stored: Sequence[Stored], parts: Sequence[bytes], device: str, most: int) -> dict[tuple[str, str], Tensor]:
     """Returns the tensors by mode of inference and name."""
     found: dict[tuple[str, str], Tensor] = {}
     forms = [formats.named(item.dtype) for item in stored]
     sizes = [math.prod(item.shape) * fmt.bits // 8 for item, fmt in zip(stored, forms, strict=True)]
-    if sizes != [len(part) for part in parts] or any(min(item.shape, default=0) < 0 for item in stored):
+    sent = [size for item, size in zip(stored, sizes, strict=True) if item.lent is None]
+    if sent != [len(part) for part in parts] or any(min(item.shape, default=0) < 0 for item in stored):
         raise KernelError("its process sent bits that do not match their description")
-    for item, fmt, part in zip(stored, forms, parts, strict=True):
-        line = torch.frombuffer(bytearray(part), dtype=torch_dtype(fmt)) if part else torch.empty(0)
+    if len(sent) < len(sizes) and (sum(sizes) > most or torch.device(device).type != "cuda"):
+        raise KernelError(FOREIGN)
+    left = iter(parts)
+    for item, fmt in zip(stored, forms, strict=True):
+        if item.lent is not None:
+            line = borrowed(item.lent, torch.empty(item.shape, dtype=torch_dtype(fmt), device=device))
+        else:
+            part = next(left)
+            line = torch.frombuffer(bytearray(part), dtype=torch_dtype(fmt)) if part else torch.empty(0)
         found[item.mode, item.name] = line.to(torch_dtype(fmt)).reshape(item.shape)
     return found
 

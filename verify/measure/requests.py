@@ -29,6 +29,13 @@ class Measure(Request[KernelRun], frozen=True, tag="measure"):
     fail_fast: bool = False  # True: stop after the first finding on ordinary inputs
 
 
+class Lent(msgspec.Struct, frozen=True):
+    """Where a result is on the GPU: the handle of what was allocated there, and the bytes before the result in it."""
+
+    handle: bytes
+    offset: int
+
+
 class Stored(msgspec.Struct, frozen=True):
     """Describes the form of one result."""
 
@@ -36,6 +43,7 @@ class Stored(msgspec.Struct, frozen=True):
     dtype: str
     shape: tuple[int, ...]
     mode: str = ""  # the mode of inference; empty: training
+    lent: Lent | None = None  # where the bits are on the GPU; None: they follow the reply
 
 
 class Bits(msgspec.Struct, frozen=True):
@@ -47,7 +55,10 @@ class Bits(msgspec.Struct, frozen=True):
 
 
 class CallKernel(Request[Bits], frozen=True, tag="call"):
-    """Calls a kernel on a case, in a process that does nothing else. The results travel beside the reply."""
+    """Calls a kernel on a case, in a process that does nothing else. The results travel beside the reply.
+
+    Large results on a GPU stay there until the same request without a case says that they were copied.
+    """
 
     target: str
     case: str

@@ -1,0 +1,117 @@
+"""Memory of a GPU that goes from one process to another. The driver here is a double: its GPU is the host's memory."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from verify.errors import KernelError
+from verify.measure import lent as lending
+from verify.measure import remote_call
+from verify.measure.call import Measured
+from verify.measure.requests import Lent, Stored
+
+
+class Driver:
+    """Knows one allocation, and opens it at another address."""
+
+    def __init__(self, held: torch.Tensor) -> None:
+        self.held, self.opened = held, 0
+
+    def cuMemGetAddressRange_v2(self, base: Any, size: Any, place: Any) -> int:
+        start = self.held.data_ptr()
+        base._obj.value, size._obj.value = start, self.held.nbytes
+        return 0 if start <= place.value < start + self.held.nbytes else 1
+
+    def cuIpcGetMemHandle(self, handle: Any, base: Any) -> int:
+        handle._obj.reserved = b"this one"
+        return 0
+
+    def cuIpcOpenMemHandle_v2(self, base: Any, handle: Any, flags: Any) -> int:
+        if handle.reserved != b"this one":
+            return 1
+        base._obj.value, self.opened = self.held.data_ptr(), self.opened + 1
+        return 0
+
+    def cuMemcpyDtoD_v2(self, to: Any, place: Any, count: Any) -> int:
+        ctypes.memmove(to.value, place.value, count.value)
+        return 0
+
+    def cuIpcCloseMemHandle(self, base: Any) -> int:
+        self.opened -= 1
+        return 0
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
+    made = Driver(torch.arange(100, dtype=torch.float32))
+    monkeypatch.setattr(lending, "_driver", lambda: made)
+    monkeypatch.setattr(lending, "_is_away", lambda tensor: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
+    yield made
+    assert made.opened == 0  # what was opened is closed, whatever happened
+
+
+def test_a_lent_tensor_arrives_from_the_midst_of_its_allocation(driver: Driver) -> None:
+    part = driver.held[20:60].view(4, 10)
+    place = lending.lent(part)
+    assert place is not None and place.offset == 80
+    assert torch.equal(lending.borrowed(place, torch.empty(4, 10)), part)
+
+
+@pytest.mark.parametrize(
+    ("handle", "offset", "count", "said"),
+    [
+        (b"this one", -4, 10, "less memory than the 40 bytes"),
+        (b"this one", 364, 10, "less memory than the 40 bytes"),
+        (b"other", 0, 10, "cannot be opened"),
+        (b"short", None, 10, "cannot be opened"),
+    ],
+)
+def test_memory_that_is_not_there_is_an_error_of_the_kernel(
+    driver: Driver, handle: bytes, offset: int | None, count: int, said: str
+) -> None:
+    held = Lent(handle if offset is None else handle.ljust(64, b"\0"), offset or 0)
+    with pytest.raises(KernelError, match=said):
+        lending.borrowed(held, torch.empty(count))
+
+
+def test_results_stay_where_they_are_until_they_are_copied(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_call, "_LARGE", 100)
+    y, dx = driver.held[:40], driver.held[40:80]
+    sent = remote_call.bits_of_results(Measured({}, {}, {"y": y, "dx": dx}, ()))
+    assert not sent.parts and [each.lent and each.lent.offset for each in sent.reply.stored] == [0, 160]
+    assert [each.data_ptr() for each in remote_call._kept] == [y.data_ptr(), dx.data_ptr()]
+    with pytest.raises(KernelError, match="wrote into the connection"):  # a kernel on a CPU has no memory to lend
+        remote_call._tensors(sent.reply.stored, (), "cpu", 10_000)
+    with pytest.raises(KernelError, match="bits that do not match"):
+        remote_call._tensors([Stored("y", "float32", (40,))], (), "cpu", 10_000)
+
+
+OTHER = """
+import msgspec, sys, torch
+from verify.measure.lent import lent
+x = torch.arange(1 << 24, dtype=torch.float32, device="cuda")
+print(msgspec.json.encode(lent(x[1000:])).decode(), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.gpu
+def test_memory_of_another_process_is_read_on_the_gpu() -> None:
+    with subprocess.Popen([sys.executable, "-c", OTHER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None and other.stdin is not None
+        held = msgspec.json.decode(other.stdout.readline(), type=Lent)
+        like = torch.empty((1 << 24) - 1000, device="cuda")
+        found = lending.borrowed(held, like)
+        assert torch.equal(found, torch.arange(1000, 1 << 24, dtype=torch.float32, device="cuda"))
+        with pytest.raises(KernelError, match="less memory"):
+            lending.borrowed(held, torch.empty(1 << 26, device="cuda"))
+        other.stdin.close()
