@@ -1,9 +1,10 @@
-"""Problem files at their own sizes, PyTorch as the kernel: python -m benchmarks.own_sizes FOLDER --record own.json
+"""Problem files at their own sizes, PyTorch as the kernel: python -m benchmarks.own_sizes --files DIR --record own.json
 
-FOLDER has files with a `Model`, `get_inputs()` and `get_init_inputs()`, such as a clone of a public benchmark. Nothing
-of it is committed. Each file is one `verify run`. A file is certified forward if every output has a verdict, and with
-gradients if the gradients of the inputs have one too. The record is written after each file, and a second start goes on
-there. `--sample 20` takes so many files by a seed. Exits 1 where the shares or the times are beyond their limits:
+DIR has files with a `Model`, `get_inputs()` and `get_init_inputs()`, such as a clone of a public benchmark. Nothing of
+it is committed. Each file is one `verify run`. A file is certified forward if every output has a verdict, and with
+gradients if the gradients of the inputs have one too. The record is written as each file ends, also where the command
+is interrupted, and a second start goes on there. `--sample 20 --seed S` takes so many files. `--times DIR` keeps where
+the seconds of each file went. Exits 1 where the shares or the times are beyond their limits, 130 after Ctrl-C:
 
     90% certified forward, 80% with gradients
     one file at a time: median 20 s, 90% of the files within 45 s; with --jobs: 12 files a minute
@@ -79,10 +80,14 @@ def measured(path: Path, options: argparse.Namespace) -> dict[str, Any]:
         target, record = Path(folder, "target.py"), Path(folder, "run.json")
         target.write_text(TARGET.format(path=str(path.resolve())))
         command = [sys.executable, "-m", "verify", "run", f"{target}::kernel", "--json", str(record)]
-        command += ["--timeout", f"{options.timeout:g}s", *(["--memory", options.memory] if options.memory else [])]
+        command += ["--timeout", f"{options.timeout:g}s", "--jobs", "1" if options.jobs > 1 else "4"]
+        command += ["--memory", options.memory] if options.memory else []
+        times = {"VERIFY_TIMES": str(options.times.resolve() / f"{path.stem}.txt")} if options.times else {}
         started = time.monotonic()
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=2 * options.timeout, cwd=folder)
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=2 * options.timeout, cwd=folder, env=os.environ | times
+            )
             said = (done.stderr or done.stdout).strip()
         except subprocess.TimeoutExpired:
             said = "no end"
@@ -127,48 +132,68 @@ def summary(rows: dict[str, dict[str, Any]], minutes: float, jobs: int) -> tuple
     return text, forward >= FORWARD and gradients >= WITH_GRADIENTS and timely and not killed
 
 
+def selected(options: argparse.Namespace) -> list[Path]:
+    """The problem files that are measured."""
+    paths = sorted(path for path in options.files.rglob("*.py") if re.search(options.match, path.as_posix()))
+    paths = [path for path in paths if "def get_inputs" in path.read_text()]
+    if options.sample:
+        paths = sorted(random.Random(options.seed).sample(paths, min(options.sample, len(paths))))
+    return paths
+
+
+def written(record: Path, known: dict[str, Any]) -> None:
+    """Replaces the record at once, so that no interruption leaves half of it."""
+    partial = record.with_suffix(".part")
+    partial.write_text(json.dumps(known, indent=1))
+    os.replace(partial, record)
+
+
 def main() -> int:
     """The command of the docstring."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("--files", type=Path, required=True, help="the folder of problem files")
     parser.add_argument("--record", type=Path, required=True)
     parser.add_argument("--match", default=r"level[123]/", help="regular expression that the path of a file contains")
     parser.add_argument("--sample", type=int, default=0, help="so many of the files, drawn by --seed")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1, help="files at a time")
-    parser.add_argument("--timeout", type=float, default=90.0, help="seconds of a file")
+    parser.add_argument("--timeout", type=float, default=180.0, help="seconds of a file")
     parser.add_argument("--memory", default="", help="as `verify run` takes it")
+    parser.add_argument("--times", type=Path, help="a folder for where the seconds went, by file")
     parser.add_argument("--budget", type=float, default=math.inf, help="seconds after which no further file is begun")
     options = parser.parse_args()
-    paths = sorted(path for path in options.folder.rglob("*.py") if re.search(options.match, path.as_posix()))
-    paths = [path for path in paths if "def get_inputs" in path.read_text()]
-    if options.sample:
-        paths = sorted(random.Random(options.seed).sample(paths, min(options.sample, len(paths))))
     known = json.loads(options.record.read_text()) if options.record.exists() else {"rows": {}, "minutes": 0.0}
-    rows, began = known["rows"], time.monotonic()
-    before = known["minutes"]
-    waiting = [path for path in paths if str(path.relative_to(options.folder)) not in rows]
+    rows, began, before = known["rows"], time.monotonic(), known["minutes"]
+    names = {str(path.relative_to(options.files)): path for path in selected(options)}
+    waiting = [name for name in names if name not in rows]
+    if options.times:
+        options.times.mkdir(parents=True, exist_ok=True)
 
-    def one(path: Path) -> tuple[Path, dict[str, Any] | None]:
+    def one(name: str) -> dict[str, Any] | None:
         late = time.monotonic() - began > options.budget
-        return path, None if late else measured(path, options)
+        return None if late else measured(names[name], options)
 
-    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        for path, row in pool.map(one, waiting):
-            if row is None:
+    pool = concurrent.futures.ThreadPoolExecutor(options.jobs)
+    asked = {pool.submit(one, name): name for name in waiting}
+    interrupted = False
+    try:
+        for done in concurrent.futures.as_completed(asked):
+            if (row := done.result()) is None:
                 continue
-            rows[str(path.relative_to(options.folder))] = row
+            rows[asked[done]] = row
             known["minutes"] = round(before + (time.monotonic() - began) / 60, 2)
-            print(f"{path.name}: {json.dumps(row)}", flush=True)
-            partial = options.record.with_suffix(".part")
-            partial.write_text(json.dumps(known, indent=1))
-            os.replace(partial, options.record)
+            print(f"{asked[done]}: {json.dumps(row)}", flush=True)
+            written(options.record, known)
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        pool.shutdown(wait=not interrupted, cancel_futures=True)
     if not rows:
-        print(f"no problem files in {options.folder} match {options.match}", file=sys.stderr)
+        print(f"no problem file in {options.files} matches {options.match} and was measured", file=sys.stderr)
         return 2
     text, kept = summary(rows, known["minutes"], options.jobs)
     print(text)
-    return 0 if kept else 1
+    return 130 if interrupted else 0 if kept else 1
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ def test_a_second_start_goes_on_from_the_record(tmp_path: Path) -> None:
     (tmp_path / "level1").mkdir()
     (tmp_path / "level1" / "1_small.py").write_text(PROBLEM)
     record = tmp_path / "own.json"
-    command = [sys.executable, "-m", "benchmarks.own_sizes", str(tmp_path), "--record", str(record)]
+    command = [sys.executable, "-m", "benchmarks.own_sizes", "--files", str(tmp_path), "--record", str(record)]
     first = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert first.returncode < 2, first.stdout + first.stderr  # the limits are for a machine with nothing else to do
     assert json.loads(record.read_text())["rows"]["level1/1_small.py"]["gradients"]
