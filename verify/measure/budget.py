@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -161,18 +161,32 @@ class Queue:
 
 @dataclass
 class Allowance:
-    """The seconds in which elements of results are judged where not all are: the results to come have equal shares."""
+    """The seconds for judging results of which not all elements are judged; the cases to come have equal shares."""
 
     seconds: float
+    cases: int = 1  # number of cases to come
     spent: float = 0.0
-    cases: int = 1  # that are to come
+    sampled: set[tuple[int, ...]] = field(default_factory=set)  # the sizes of such cases
+    _since: float | None = None
 
-    @contextmanager
-    def share(self, results: int) -> Iterator[float]:
-        """Yields the seconds for the first of so many results of a case, and counts what it takes."""
-        began, all_results = time.monotonic(), max(self.cases - 1, 0) * results + results
-        yield max(self.seconds - self.spent, 0.0) / all_results
-        self.spent += time.monotonic() - began
+    def begin(self, dims: tuple[int, ...]) -> None:
+        """Starts the clock for a case of which some elements are judged."""
+        self.sampled.add(dims)
+        self._since = time.monotonic()
+
+    def end(self) -> None:
+        """Stops the clock, if it runs."""
+        if self._since is not None:
+            self.spent, self._since = self.spent + time.monotonic() - self._since, None
+
+    def share(self, left: int, results: int) -> float:
+        """Returns the seconds for the next of `left` results of a case; each case has so many `results`."""
+        running = 0.0 if self._since is None else time.monotonic() - self._since
+        return max(self.seconds - self.spent - running, 0.0) / (max(self.cases - 1, 0) * results + left)
+
+    def is_spent(self, dims: tuple[int, ...]) -> bool:
+        """True if no time is left for another case of the same sizes."""
+        return self.spent >= self.seconds and dims in self.sampled
 
 
 def differing(got: Tensor, beside: Tensor | None) -> list[int]:
@@ -205,10 +219,10 @@ def sampled(op: Op, problem: Problem, result: str, singled: Sequence[int], budge
     """Returns the elements of a result to judge; None if even one element is beyond the budget."""
     assert op.meaning is not None
     program, run = op.meaning.program(problem)
-    cuts = cuts_of(program, run, result, singled, budget, seed)
+    until = time.monotonic() + budget.seconds
+    cuts = cuts_of(program, run, result, singled, budget, seed, until - budget.seconds / 2)
     if not cuts:
         return None
-    until = time.monotonic() + budget.seconds
     # PyTorch has one number where intervals, noise and copies have several
     fits = cost_of(program.steps, lambda step: float(math.prod(step.shape)))[1] <= _THEIRS * budget.memory
     theirs = functools.cache(lambda: op.meaning.in_float64(problem) if fits else {})  # type: ignore[union-attr]
@@ -220,7 +234,15 @@ def beyond(result: str, case: Case) -> str:
     return f"{result} of {list(case.dims)}: one element depends on more numbers than the judge may evaluate"
 
 
-def cuts_of(program: Program, run: Run, result: str, singled: Sequence[int], budget: Budget, seed: int) -> list[Cut]:
+def cuts_of(
+    program: Program,
+    run: Run,
+    result: str,
+    singled: Sequence[int],
+    budget: Budget,
+    seed: int,
+    until: float = math.inf,
+) -> list[Cut]:
     """Returns the parts of a program to evaluate. The parts of the elements in `singled` come first.
 
     Returns [] if even one element is beyond the budget.
@@ -243,7 +265,7 @@ def cuts_of(program: Program, run: Run, result: str, singled: Sequence[int], bud
     most = min(budget.work, max(budget.drawn, 2 * one.work))  # what others of its row need, it needs too
     share = 1 if cut(_box(shape, counts, seed, result), _BOXES) is None else _BOXES
     growing = list(reversed(range(len(shape))))
-    while growing:
+    while growing and time.monotonic() < until:
         for dim in list(growing):
             more = [min(2 * count, shape[at]) if at == dim else count for at, count in enumerate(counts)]
             box = _box(shape, more, seed, result)
@@ -255,7 +277,8 @@ def cuts_of(program: Program, run: Run, result: str, singled: Sequence[int], bud
     drawn = [made for box in boxes if (made := cut(box, share)) is not None]
     apart = list[Cut]()
     waiting = [list(singled)] if singled else []
-    while waiting and sum(made.work for made in apart) <= max(_BOXES * budget.drawn, one.work):
+    most_apart = max(_BOXES * budget.drawn, one.work)
+    while waiting and sum(made.work for made in apart) <= most_apart and (time.monotonic() < until or not apart):
         some = waiting.pop(0)
         together = _around(some, shape)
         if (made := cut(together, share)) is not None and size_of(together) <= budget.elements / share:

@@ -153,6 +153,7 @@ class Judging:
         """Calls the kernel on every case of one dtype, judges the results and adds them to the findings."""
         kernel, groups = self.kernel, list[_GroupJudging]()
         unjudged = Counter[str]()  # number of cases without a verdict, by the reason
+        left_out = 0
 
         def lose(asked: Asked, reason: str) -> None:
             asked[0].open -= 1
@@ -169,16 +170,13 @@ class Judging:
                         if self.budget.fail_fast and self._is_proven_wrong(dtype, each):
                             break
                         number = next(numbers)
+                        if self.allowance.is_spent(case.dims):
+                            left_out += 1
+                            continue
                         progress(Step(f"{kernel.name} {dtype}, case {number} of {total}", "case", number, total))
                         self.allowance.cases = total - number + 1
-                        waiting = time.monotonic()
                         try:
-                            with turn(self.backend, self._need(case)):
-                                self.runner.until += time.monotonic() - waiting
-                                for question, given in self._called(each.group, case) or ():
-                                    each.open += 1
-                                    ask = functools.partial(judge_case, kernel, each.group, question, given, each.found)
-                                    forks.ask((each, question.case, given), ask, here=not question.on_host)
+                            self._ask_about(each, case, forks)
                         except (MemoryError, JudgeFailed):
                             unjudged[NO_MEMORY] += 1
                     each.asked = True
@@ -188,6 +186,9 @@ class Judging:
         for case in itertools.chain.from_iterable(measured):
             for name, size in zip(kernel.op.geometry.dims, case.dims, strict=True) if kernel.op.geometry.named else ():
                 self.sizes[name] = max(size, self.sizes.get(name, 0))
+        if left_out:
+            spent = f"after {self.allowance.seconds:g} s of judging"
+            self.notes.append(f"{dtype}: {left_out:,} of {total:,} cases were not tried {spent} elements of others")
         for reason, count in unjudged.items():
             self._judge_failed(f"{dtype}: the judge {reason}: {count:,} of {total:,} cases have no verdict")
         try:
@@ -196,6 +197,19 @@ class Judging:
                     self.results.extend(self._results_of(dtype, each))
         except TruthError as error:
             self._no_verdict_on(dtype, error)
+
+    def _ask_about(self, judging: _GroupJudging, case: Case, forks: ForkMap[Asked, Pieces]) -> None:
+        """Calls the kernel on a case and has its results judged: here, or in forks while the next cases are called."""
+        waiting = time.monotonic()
+        with turn(self.backend, self._need(case)):
+            self.runner.until += time.monotonic() - waiting
+            try:
+                for question, given in self._called(judging.group, case) or ():
+                    judging.open += 1
+                    ask = functools.partial(judge_case, self.kernel, judging.group, question, given, judging.found)
+                    forks.ask((judging, question.case, given), ask, here=not question.on_host)
+            finally:
+                self.allowance.end()
 
     def record(self) -> KernelRun:
         """Returns the record, without the time that the measurement took."""
@@ -314,11 +328,13 @@ class Judging:
         problem = problem_of(
             op, case, measured.inputs, measured.upstream, tuple(filter(group.judges, measured.results))
         )
-        for name in problem.results:
+        self.allowance.begin(case.dims)
+        for at, name in enumerate(problem.results):
             beside = given.get(BASELINE, {}).get(name)
             singled = differing(measured.results[name], beside)
-            with self.allowance.share(len(problem.results) - len(found)) as seconds:
-                sample = sampled(op, problem, name, singled, replace(budget, seconds=seconds), self.seed)
+            count = len(problem.results)
+            seconds = self.allowance.share(count - at, count)
+            sample = sampled(op, problem, name, singled, replace(budget, seconds=seconds), self.seed)
             if sample is None:
                 self._judge_failed(f"{case.dtype}: {beyond(name, case)}")
                 continue
