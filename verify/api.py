@@ -25,7 +25,7 @@ import msgspec
 from verify.backends import named
 from verify.declare import config
 from verify.declare.target import Target
-from verify.errors import INCOMPLETE, OF_VERDICT, PASS, USAGE, WRONG, UsageError
+from verify.errors import INCOMPLETE, OF_VERDICT, PASS, USAGE, WRONG, UsageError, VerifyError
 from verify.measure import session
 from verify.records import files
 from verify.records.bounds import committed, waivers
@@ -50,7 +50,7 @@ from verify.search.sweep.space import Space
 from verify.workers import process, process_tree
 from verify.workers.check_workers_identical import check_equal
 from verify.workers.gpus import gpus as devices
-from verify.workers.pool import Pool
+from verify.workers.pool import Pool, spread
 from verify.workers.requests import CountGpus
 
 TIMEOUT = 600.0  # seconds
@@ -224,6 +224,52 @@ def run(
     if not partial and any(gap.kind == "interrupted" for gap in record.incomplete):
         raise KeyboardInterrupt
     return CompletedRun(record, tuple(settings.usage))
+
+
+def run_many(
+    targets: Sequence[str],
+    *,
+    jobs: int = 0,
+    dtypes: Iterable[str] = (),
+    profile: str = "",
+    seed: int = 0,
+    backend: str | None = None,
+    timeout: float = TIMEOUT,
+    memory: int = 0,
+    fail_fast: bool = False,
+) -> Iterator[tuple[str, CompletedRun | VerifyError, float]]:
+    """Yields each target with its run, or with the error that ended it, and its seconds, as the runs end.
+
+    `jobs` runs go on at a time, each with a worker that stays warm; 0 is one for each core. A target that ends its
+    process costs no other.
+    """
+    chosen = tuple(dtypes)
+    said = {"dtype": chosen, "profile": profile, "seed": seed, "backend": backend, "memory": memory}
+
+    def one(target: str, pool: Pool) -> tuple[str, CompletedRun | VerifyError, float]:
+        settings = session.Session(
+            backend=backend,
+            seed=seed,
+            timeout=timeout,
+            memory=memory,
+            fail_fast=fail_fast,
+            jobs=1,
+            laws=profile,
+            profile=profile or "default",
+            dtypes=chosen,
+            pool=pool,
+            whole=True,
+            by_dtype=True,
+        )
+        began = time.monotonic()
+        try:
+            record = session.run([target], settings, _command("run", [target], said | {"fail-fast": fail_fast}))
+            done: CompletedRun | VerifyError = CompletedRun(record, tuple(settings.usage))
+        except VerifyError as error:
+            done = error
+        return target, done, time.monotonic() - began
+
+    yield from spread(targets, jobs or os.cpu_count() or 1, backend, one)
 
 
 def sweep(

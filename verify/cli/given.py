@@ -24,6 +24,7 @@ _PATHS = (
     "sarif",
     "junit",
     "resume",
+    "each",
     "output",
     "bounds",
     "runs",
@@ -85,7 +86,7 @@ def arguments(options: argparse.Namespace, function: Callable[..., Any], **other
 
 # Options for the place of results, waiting times and the number of workers: no figure depends on them.
 _APART = {
-    *("json", "html", "markdown", "snippet", "output", "runs", "bounds", "keep", "pin", "resume"),
+    *("json", "html", "markdown", "snippet", "output", "runs", "bounds", "keep", "pin", "resume", "each"),
     *("sarif", "junit", "github"),
     *("jobs", "gpus", "scheduler", "timeout", "budget"),
 }

@@ -120,7 +120,7 @@ _SHARED: dict[str, dict[str, Any]] = {
         "default": 0,
         "metavar": "SIZE",
         "help": "memory for judging a case, beside the kernel and its inputs, e.g. 512M or 8G; of a larger case some "
-        "elements are judged (default: 2G, or a quarter of the device where that is less)",
+        "elements are judged (default: a quarter of a GPU; 2G, or a quarter, of a host)",
     },
     "--fail-fast": {
         "action": "store_true",

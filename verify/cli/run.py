@@ -32,6 +32,7 @@ def add(commands: Any) -> None:
             "verify run accuracy.py --json run.json --html report.html",
             "verify run accuracy.py --sarif run.sarif --junit run.xml",
             "verify run accuracy.py --resume build/run        # or continues there",
+            "verify run kernels/*.py --each records.jsonl --jobs 8",
         ),
     )
     options.targets(parser)
@@ -47,6 +48,12 @@ def add(commands: Any) -> None:
     options.add(parser, "--backend", "--jobs")
     options.timeout(parser, "one dtype of a kernel")
     options.add(parser, "--memory", "--fail-fast", "--resume")
+    parser.add_argument(
+        "--each",
+        metavar="PATH",
+        help="run each target alone, --jobs at a time, and add its record to this file as a line of JSON when it ends; "
+        "a second start leaves out the targets that are there",
+    )
     options.spread(parser)
     options.sinks(parser, "the run record", "--json", "--html", "--markdown", "--sarif", "--junit")
     options.add(parser, "--github")
@@ -71,6 +78,8 @@ def main(options: argparse.Namespace) -> int:
             given.enter(options, settings.root)  # the folder that the record's targets are relative to
     else:
         targets = given.targets(options, settings)
+    if options.each:
+        return _each(options, targets, seed)
     progress = screen.Progress()
     path = Path(options.resume) if options.resume else temporary(f"{Path.cwd()} {given.again(options)}")
     kept = None if path is None else PartStore(path)
@@ -91,6 +100,50 @@ def main(options: argparse.Namespace) -> int:
         _keep_or_clear(options, done.record, kept)
     screen.complain(done.problems)
     return done.exit_code
+
+
+def _each(options: argparse.Namespace, targets: list[str], seed: int) -> int:
+    """Runs each target alone. Prints a line and writes a line of JSON as each ends; the exit code is the worst."""
+    import json
+
+    import msgspec
+
+    from verify import api
+    from verify.errors import INCOMPLETE, UsageError
+
+    for flag in ("json", "html", "markdown", "resume", "like", "gpus", "scheduler", "without"):
+        if getattr(options, flag):
+            raise UsageError(
+                f"--each writes a record for each target; received --{flag} too",
+                hint="verify run FILE.py ... --each records.jsonl --jobs 4",
+            )
+    path, worst = Path(options.each), 0
+    known = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    codes = {row["target"]: row["exit code"] for row in known}
+    arguments = given.arguments(options, api.run_many, seed=seed)
+    del arguments["command"]
+    waiting = [target for target in targets if target not in codes]
+    with path.open("a", encoding="utf-8") as lines, _terminated_as_interrupted():
+        for target, done, seconds in api.run_many(waiting, **arguments):
+            row: dict[str, Any] = {"target": target, "seconds": round(seconds, 3), "exit code": INCOMPLETE}
+            if isinstance(done, api.CompletedRun):
+                row |= {
+                    "exit code": done.exit_code,
+                    "verdict": done.verdict,
+                    "record": msgspec.to_builtins(done.record),
+                }
+                why = "; ".join([*done.problems, *(gap.text for gap in done.record.incomplete)])
+            else:
+                row |= {"verdict": "incomplete", "problem": str(done)}
+                why = str(done)
+            codes[target] = row["exit code"]
+            lines.write(json.dumps(row) + "\n")
+            lines.flush()
+            text = f"{target}: {row['verdict']}, {seconds:.1f} s" + (f": {why}" if why else "")
+            print(screen.plain(" ".join(text.split())), flush=True)
+    for target in targets:
+        worst = max(worst, codes.get(target, INCOMPLETE), key=(0, 3, 2, 1).index)
+    return worst
 
 
 AGAIN = ("interrupted", "timeout", "crashed", "judge failed", "out of time")  # gaps that another start may fill

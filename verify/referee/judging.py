@@ -9,11 +9,9 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import msgspec
@@ -27,7 +25,7 @@ from verify.referee import formats
 from verify.referee.plan import SCHEMA, Judgement, Observed, Plan, SolutionVerdict, Trick, WrongInput
 from verify.report.result_words import judged, rank
 from verify.report.rows import Row, rows_of
-from verify.workers.pool import Pool, using
+from verify.workers.pool import Pool, spread, using
 from verify.workers.process import START_SECONDS
 from verify.workers.requests import Environment
 
@@ -101,29 +99,14 @@ def judge(problem: str, solution: str, settings: Settings, pool: Pool | None = N
 
 def judge_many(pairs: Sequence[tuple[str, str]], settings: Settings, jobs: int) -> Iterator[Judgement]:
     """Yields judgements as they are made. Each of `jobs` threads has a worker that stays warm."""
-    free: SimpleQueue[Pool] = SimpleQueue()
-    pools = [Pool.started(settings.backend) for _ in range(jobs)]
-    for each in pools:
-        free.put(each)
 
-    def one(pair: tuple[str, str]) -> Judgement:
-        pool = free.get()
+    def one(pair: tuple[str, str], pool: Pool) -> Judgement:
         try:
             return judge(*pair, settings, pool)
         except VerifyError as error:
             return _unjudged(*pair, getattr(error, "message", str(error)))
-        finally:
-            free.put(pool)
 
-    threads = ThreadPoolExecutor(jobs)
-    try:
-        for done in as_completed([threads.submit(one, pair) for pair in pairs]):
-            yield done.result()
-    finally:  # after Ctrl-C nothing more begins, and running judgements lose their workers
-        threads.shutdown(wait=False, cancel_futures=True)
-        for each in pools:
-            each.stop()
-        threads.shutdown()
+    yield from spread(pairs, jobs, settings.backend, one)
 
 
 def _unjudged(problem: str, solution: str, message: str) -> Judgement:

@@ -19,11 +19,12 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar
 
 from verify.backends import named
 from verify.errors import JudgeFailed, VerifyError
@@ -31,6 +32,7 @@ from verify.workers import process
 from verify.workers.process import START_SECONDS, Answers, AnyWorker, OutOfTime
 from verify.workers.requests import About, Died, Environment, Late, OnProgress, R, Request, kind_of
 
+T = TypeVar("T")
 WAIT_SECONDS = 0.2  # on some systems an endless wait does not notice Ctrl-C
 STOP_SECONDS = 0.1  # then workers are stopped again: a thread may have started a process meanwhile
 
@@ -177,6 +179,31 @@ class Pool:
             with self._counting:
                 self.spent[place, kind] += time.monotonic() - begun
                 self.requests[kind] += 1
+
+
+def spread(items: Sequence[T], jobs: int, backend: str | None, do: Callable[[T, Pool], R]) -> Iterator[R]:
+    """Yields what `do` returns for each item, as they end. Each of `jobs` threads has a pool of one warm worker."""
+    free: SimpleQueue[Pool] = SimpleQueue()
+    pools = [Pool.started(backend) for _ in range(min(jobs, len(items)))]
+    for each in pools:
+        free.put(each)
+
+    def one(item: T) -> R:
+        pool = free.get()
+        try:
+            return do(item, pool)
+        finally:
+            free.put(pool)
+
+    threads = ThreadPoolExecutor(max(len(pools), 1))
+    try:
+        for done in as_completed([threads.submit(one, item) for item in items]):
+            yield done.result()
+    finally:  # at Ctrl-C nothing more begins, and what goes on loses its worker
+        threads.shutdown(wait=False, cancel_futures=True)
+        for each in pools:
+            each.stop()
+        threads.shutdown()
 
 
 @contextmanager
