@@ -224,14 +224,16 @@ def _measure(request: Measure, backend: Backend, progress: OnProgress) -> Kernel
 
 def _call(request: CallKernel, backend: Backend, progress: OnProgress) -> WithBytes:
     from verify.measure.call import run_judged
-    from verify.measure.remote_call import bits_of_results, let_go
+    from verify.measure.remote_call import bits_of_results, give_back, let_go
 
     let_go(backend)
     if not request.case:
         return WithBytes(Bits([], [], ()), ())
     kernel, case = _one_case(request.target, request.case)
     _compile_anew(case.dtype)
-    return bits_of_results(run_judged(kernel, case, backend.device))
+    reply = bits_of_results(run_judged(kernel, case, backend.device))
+    give_back(backend)
+    return reply
 
 
 _dtype_called = ""

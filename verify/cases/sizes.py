@@ -15,6 +15,7 @@ from verify.errors import UsageError
 from verify.ops.geometry import ByGeometry, Shapes
 from verify.ops.graph.reducing import Contract
 from verify.ops.graph.shapes import NamedDims, Related, numbers_in, sizes_alone, sizes_within
+from verify.ops.graph.steps import Leaf, Move, Plain
 from verify.ops.op import Op, Problem
 
 Dims = tuple[int, ...]
@@ -138,6 +139,22 @@ def _is_last(op: Op, place: int, dims: Dims) -> bool:
 
 def work_of(op: Op, dims: Dims) -> float:
     """Returns the elements of all steps of an op's program for some sizes; infinity if it refuses these sizes."""
+    program = _program_of(op, dims)
+    if program is None:
+        return math.inf
+    return float(sum(_STEP + math.prod(step.shape) * _terms(step) for step in program.steps))
+
+
+def computed_by(op: Op, dims: Dims) -> float:
+    """Returns how many numbers an op's program computes for some sizes, without those that it moves or is given."""
+    program = _program_of(op, dims)
+    if program is None:
+        return math.inf
+    return float(sum(math.prod(step.shape) for step in program.steps if not isinstance(step, Leaf | Plain | Move)))
+
+
+def _program_of(op: Op, dims: Dims) -> Any:
+    """Returns an op's program for some sizes; None if it refuses these sizes."""
     assert op.meaning is not None
     shapes = op.shapes(dims, op.params)
     kinds = {each.name: torch.bool if each.boolean else torch.int64 for each in op.operands if each.range is not None}
@@ -145,8 +162,8 @@ def work_of(op: Op, dims: Dims) -> float:
     try:
         program, _ = op.meaning.program(Problem(inputs=given, params=op.params, upstream={}, results=op.outputs))
     except UsageError:
-        return math.inf
-    return float(sum(_STEP + math.prod(step.shape) * _terms(step) for step in program.steps))
+        return None
+    return program
 
 
 def _terms(step: Any) -> int:

@@ -41,6 +41,7 @@ DIFFERING = 32  # number of elements at which the kernel and PyTorch differ most
 _BOXES = 4  # number of drawn boxes
 _BLOCKS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)  # sizes of blocks whose edges are among the drawn indices
 _EDGES = 4  # one drawn index of this many is at an edge
+_WHOLE = 2.0**29  # numbers in all steps of a result of which all elements are judged: exact values are the host's work
 _THEIRS = 4  # a program's evaluation takes this many times the memory of PyTorch in float64
 _SMALL = 1 << 28  # a case of fewer bytes waits for no turn
 _SHARED = 0.85  # share of a GPU's memory that cases may take: contexts and fragments take the rest
@@ -68,7 +69,7 @@ class Budget:
         """
         quarter = total_memory(backend) // 4
         if backend.scale == "large":
-            return cls(2.0**35, memory or quarter, 1 << 26, 1 << 18, 2.0**26, fail_fast=fail_fast)
+            return cls(2.0**35, memory or quarter, 1 << 22, 1 << 18, 2.0**26, fail_fast=fail_fast)
         return cls(2.0**26, memory or min(DEFAULT_MEMORY, quarter), fail_fast=fail_fast)
 
     def halved(self) -> Budget:
@@ -81,7 +82,8 @@ class Budget:
         """True if the budget allows judging all elements of the `wanted` results."""
         most = max((math.prod(program.results[name].shape) for name in wanted), default=0)
         work, memory = cost_of(program.needed_for(wanted), lambda step: float(math.prod(step.shape)))
-        return most <= self.whole and work <= self.work * len(wanted) and memory <= self.memory
+        fits = memory <= min(self.memory, DEFAULT_MEMORY) and work <= min(self.work, _WHOLE) * len(wanted)
+        return most <= self.whole and fits
 
 
 def total_memory(backend: Backend) -> int:
@@ -131,7 +133,8 @@ class Queue:
 
     def enter(self, need: float) -> None:
         """Waits for room, and takes it."""
-        self._changed(lambda rows: [*rows, [os.getpid(), min(need, self.total), False]])
+        mine = [os.getpid(), min(need, self.total), False]
+        self._changed(lambda rows: [*(row for row in rows if row[0] != mine[0]), mine])
         while not any(pid == os.getpid() and runs for pid, _, runs in self._changed(self._admitted)):
             time.sleep(_AGAIN)
 
@@ -152,11 +155,19 @@ class Queue:
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
         with open(os.open(self.path, flags, 0o600), "r+") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            rows = change([row for row in json.loads(file.read() or "[]") if Path(f"/proc/{row[0]}").exists()])
+            rows = change([row for row in json.loads(file.read() or "[]") if _lives(row[0])])
             file.seek(0)
             file.truncate()
             file.write(json.dumps(rows))
             return rows
+
+
+def _lives(pid: int) -> bool:
+    """False for a process that has ended, also if nothing has waited for it yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return False
 
 
 @dataclass

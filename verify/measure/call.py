@@ -30,6 +30,7 @@ from verify.truth.quantised.encoding import Encoding, Parts, WrongForm
 from verify.truth.ulp import fetched, same_bits
 
 device_of_module: AbstractContextManager[Any] = nullcontext()  # set as the default device while a kernel is called
+_AGAIN = 1 << 24  # elements of results from which inputs that another kernel was given are not made again
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
@@ -173,12 +174,17 @@ def run_kernel(
     device: str,
     *,
     prepare: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+    made: Measured | None = None,
 ) -> Measured:
-    """Runs a declared kernel on a case. `prepare` may change the memory layout of each tensor, not its values."""
+    """Runs a declared kernel on a case. `prepare` may change the memory layout of each tensor, not its values.
+
+    Takes the inputs of `made`, another kernel's results of the same case, if they are large.
+    """
     if kernel.encoding is not None:
         return _run_quantiser(kernel, kernel.encoding, case, device, prepare)
     op, label, about = kernel.op, kernel.name, f"for dims {case.dims}"
-    originals = inputs_of(op, case, device, shared=True)
+    large = made is not None and sum(value.numel() for value in made.results.values()) > _AGAIN
+    originals = made.inputs if large and made else inputs_of(op, case, device, shared=True)
     given = {name: None if value is None else sent(prepare(value), device) for name, value in originals.items()}
     graph = call_tensors(kernel, given, case.params, differentiate=bool(case.upstream))
     for name, tensor in graph.outputs.items():
@@ -188,7 +194,8 @@ def run_kernel(
 
     results = graph.values
     small = all(_is_small_on_host(value) for value in originals.values() if value is not None)
-    arriving = upstream_of(op, case, results, shared=small)
+    same = large and made is not None and all(_alike(results[name], value) for name, value in made.upstream.items())
+    arriving = made.upstream if same and made else upstream_of(op, case, results, shared=small)
     upstream = {name: sent(prepare(value), device) for name, value in arriving.items()}
     missing: tuple[str, ...] = ()
     unchanged = Unchanged()
@@ -200,6 +207,10 @@ def run_kernel(
     small = small and all(map(_is_small_on_host, (*arriving.values(), *found.values())))
     on_host = Measured(originals, arriving, found, missing) if small else None
     return Measured(given, upstream, results, missing, on_host=on_host)
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device
 
 
 def _run_quantiser(
@@ -365,9 +376,9 @@ def run_judged(kernel: Kernel, case: Case, device: str) -> Measured:
     return measured if kernel.peer else replace(measured, inference=inferred(kernel, case, measured))
 
 
-def run_baseline(kernel: Kernel, case: Case, device: str) -> Measured:
-    """Runs PyTorch's implementation of the kernel's op on the same case."""
-    return run_kernel(baseline_of(kernel), case, device)
+def run_baseline(kernel: Kernel, case: Case, device: str, made: Measured | None = None) -> Measured:
+    """Runs PyTorch's implementation of the kernel's op on the same case. `made` has the kernel's own results."""
+    return run_kernel(baseline_of(kernel), case, device, made=made)
 
 
 def _call(

@@ -18,6 +18,7 @@ from verify.cases import Case, corpus, problem_of
 from verify.cases.fingerprint import fingerprint
 from verify.cases.plan import Group, captured, pinned, plan
 from verify.cases.regimes import deciding_operand
+from verify.cases.sizes import computed_by
 from verify.declare.declaration import Kernel, expected_shape
 from verify.declare.standin import label
 from verify.errors import JudgeFailed, KernelError, TruthError, no_verdict
@@ -65,8 +66,11 @@ HALVED = 5  # at most this many plans of a case are tried, each with half the me
 MOST_ENDED = 13  # a kernel may end this many processes
 SMALL = 1 << 17  # up to this many elements, judging on a CPU is faster than launching its many steps on a GPU
 PARALLEL = 1 << 21  # the same limit if other cases run at the same time
+_PATIENCE = 3  # a kernel without memory is called this many more times
+_WAITS = 6  # a case is tried this many times while others hold the memory of a GPU
 _TENSORS = 5  # memory of a case with gradients, in sizes of its operands and outputs: gradients, copies, PyTorch's
-_EVALUATED = 16  # the most memory for evaluating a case, in the same unit
+_JUDGED = 3  # the same while it is judged
+_EVALUATED = 48  # bytes of evaluation for each number of its program
 
 
 def measure_kernel(
@@ -91,7 +95,8 @@ def measure_kernel(
     once the kernel has ended MOST_ENDED processes.
     """
     started, seconds = time.monotonic(), asked.seconds
-    calls = Calls(run or (lambda case: run_judged(kernel, case, backend.device)))
+    run = run or (lambda case: run_judged(kernel, case, backend.device))
+    calls = Calls(_patient(run) if backend.streams else run)
     runner = CaseRunner(kernel, asked.target, started + seconds * SHARE, seconds, lambda: calls.ended >= MOST_ENDED)
     budget = budget or Budget.of(backend, asked.memory, fail_fast=asked.fail_fast)
     judging = Judging(
@@ -112,6 +117,22 @@ def measure_kernel(
             continue
         judging.measure(dtype, asked.plan or backend.name, progress)
     return msgspec.structs.replace(judging.record(), seconds=round(time.monotonic() - started, 3))
+
+
+def _patient(run: Run) -> Run:
+    """Returns a function that calls a kernel again if its process had no memory: other processes may hold it."""
+
+    def called(case: Case) -> Measured:
+        for again in range(_PATIENCE):
+            try:
+                return run(case)
+            except KernelError as error:
+                if "out of memory" not in str(error):
+                    raise
+            time.sleep(2.0**again)
+        return run(case)
+
+    return called
 
 
 @dataclass(frozen=True)
@@ -176,7 +197,7 @@ class Judging:
                         progress(Step(f"{kernel.name} {dtype}, case {number} of {total}", "case", number, total))
                         self.allowance.cases = total - number + 1
                         try:
-                            self._ask_about(each, case, forks)
+                            self._in_turn(each, case, forks)
                         except (MemoryError, JudgeFailed):
                             unjudged[NO_MEMORY] += 1
                     each.asked = True
@@ -198,18 +219,34 @@ class Judging:
         except TruthError as error:
             self._no_verdict_on(dtype, error)
 
-    def _ask_about(self, judging: _GroupJudging, case: Case, forks: ForkMap[Asked, Pieces]) -> None:
-        """Calls the kernel on a case and has its results judged: here, or in forks while the next cases are called."""
-        waiting = time.monotonic()
-        with turn(self.backend, self._need(case)):
-            self.runner.until += time.monotonic() - waiting
-            try:
-                for question, given in self._called(judging.group, case) or ():
-                    judging.open += 1
-                    ask = functools.partial(judge_case, self.kernel, judging.group, question, given, judging.found)
-                    forks.ask((judging, question.case, given), ask, here=not question.on_host)
-            finally:
-                self.allowance.end()
+    def _in_turn(self, judging: _GroupJudging, case: Case, forks: ForkMap[Asked, Pieces]) -> None:
+        """Judges a case once the GPU has room for it. If memory runs out, others hold it: the case waits again."""
+        for again in range(_WAITS if self.backend.streams else 1):
+            waiting = time.monotonic()
+            with turn(self.backend, self._need(case)):
+                self.runner.until += time.monotonic() - waiting
+                if self._has_memory_for(judging, case, forks):
+                    return
+            time.sleep(2.0**again if self.backend.streams else 0.0)
+        raise MemoryError
+
+    def _has_memory_for(self, judging: _GroupJudging, case: Case, forks: ForkMap[Asked, Pieces]) -> bool:
+        """Calls the kernel on a case and has its results judged: here, or in forks while the next cases are called.
+
+        Returns False if memory ran out. Whatever a case holds is free when this returns.
+        """
+        try:
+            for question, given in self._called(judging.group, case) or ():
+                ask = functools.partial(judge_case, self.kernel, judging.group, question, given, judging.found)
+                judging.open += 1
+                forks.ask((judging, question.case, given), ask, here=not question.on_host)
+            return True
+        except Exception as error:
+            if not ran_out(error):
+                raise
+            return False
+        finally:
+            self.allowance.end()
 
     def record(self) -> KernelRun:
         """Returns the record, without the time that the measurement took."""
@@ -256,11 +293,15 @@ class Judging:
 
     def _need(self, case: Case) -> float:
         """Estimates the bytes of the GPU that a case takes: in the kernel's process, then in this one."""
+        if not self.backend.streams:
+            return 0.0
         op, params = self.kernel.op, self.kernel.op.resolve(case.params)
-        operands = sum(map(math.prod, op.shapes(case.dims, params).values()))
+        operands = op.shapes(case.dims, params)
         outputs = sum(math.prod(expected_shape(op, case.dims, params, name)) for name in self.kernel.outputs)
-        held = formats.named(case.dtype).bits // 8 * (operands + outputs)
-        return held * (_TENSORS if case.upstream else _TENSORS / 2) + min(self.budget.memory, _EVALUATED * held)
+        size = formats.named(case.dtype).bits // 8
+        held = size * (sum(map(math.prod, operands.values())) + outputs)
+        numbers = computed_by(op, case.dims) if op.meaning is not None else 0.0
+        return max(_TENSORS * held + size * numbers, _JUDGED * held + min(self.budget.memory, _EVALUATED * numbers))
 
     def _called(self, group: Group, planned: Case) -> list[tuple[Question, Given]] | None:
         """Calls the kernel and PyTorch on a case. Returns None if the kernel gave no result."""
@@ -285,7 +326,7 @@ class Judging:
         if self.kernel.peer:
             return given
         try:
-            baseline = run_baseline(self.kernel, case, self.backend.device).results
+            baseline = run_baseline(self.kernel, case, self.backend.device, measured).results
         except KernelError as error:
             if error.__cause__ is None or not ran_out(error.__cause__):
                 raise

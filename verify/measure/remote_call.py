@@ -32,6 +32,7 @@ Run = Callable[[Case], Measured]
 
 WIDEST = 8  # the most bytes of an element
 _LARGE = 1 << 24  # results of at least this many bytes stay on the GPU
+_HELD = 1 << 28  # bytes that a process may hold on the GPU for later calls
 _kept: list[Tensor] = []  # in the kernel's process: results that the judge has not copied yet
 
 
@@ -60,10 +61,16 @@ def bits_of_results(measured: Measured) -> WithBytes:
 
 def let_go(backend: Backend) -> None:
     """Frees the results that stayed on the GPU, so that the judge has their memory."""
-    if _kept:
-        _kept.clear()
-        if backend.streams:
-            torch.cuda.empty_cache()
+    _kept.clear()
+    give_back(backend)
+
+
+def give_back(backend: Backend) -> None:
+    """Returns memory that PyTorch holds for later calls to the GPU, if it is much."""
+    if backend.streams and torch.cuda.memory_reserved(backend.device) > _HELD + torch.cuda.memory_allocated(
+        backend.device
+    ):
+        torch.cuda.empty_cache()
 
 
 def runner(kernel: Kernel, target: str, device: str, call: AskKernel) -> Run:
