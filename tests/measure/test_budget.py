@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from verify import backends
 from verify.backends import Backend
 from verify.cases.plan import Group
 from verify.declare.declaration import Kernel, kernel
+from verify.measure import budget as budgeting
 from verify.measure import kernel as measuring
 from verify.measure.budget import DIFFERING, Budget, Queue, _line, cuts_of, differing, sampled
 from verify.measure.digest import of_many
@@ -284,3 +286,32 @@ def test_judges_wait_in_their_order_for_the_memory_of_a_gpu(tmp_path: Path) -> N
     assert not waiting.is_alive() and rows() == {os.getpid(): True}
     queue.leave()
     assert rows() == {}
+
+
+def test_a_case_waits_while_others_hold_the_memory_of_the_gpu(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Gpu(type(backend)):  # type: ignore[misc]
+        streams = gpu = True
+
+    tried, waits = list[float](), list[float]()
+
+    def scarce(op: Any, problem: Any, name: str, singled: Any, budget: Budget, seed: int) -> Any:
+        tried.append(budget.memory)
+        assert len(json.loads(next(tmp_path.glob("verify-*.json")).read_text())) == 1  # this case has its turn
+        if len(tried) <= 7:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+        return sampled(op, problem, name, singled, budget, seed)
+
+    monkeypatch.setattr(measuring, "sampled", scarce)
+    monkeypatch.setattr(budgeting, "_SMALL", 0)
+    monkeypatch.setattr(budgeting, "total_memory", lambda backend: 1 << 40)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(measuring.time, "sleep", waits.append)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 0)
+    found = _measured(_declared("softmax"), Gpu(backend.device, backend.label), TINY)
+    assert found.status == "ok" and not found.gaps
+    assert tried[:6] == [TINY.memory / 2**n for n in (0, 1, 2, 3, 4, 0)]  # five plans, then again from the first
+    assert waits == [1.0]
+    assert json.loads(next(tmp_path.glob("verify-*.json")).read_text()) == []

@@ -301,7 +301,8 @@ class Judging:
         size = formats.named(case.dtype).bits // 8
         held = size * (sum(map(math.prod, operands.values())) + outputs)
         numbers = computed_by(op, case.dims) if op.meaning is not None else 0.0
-        return max(_TENSORS * held + size * numbers, _JUDGED * held + min(self.budget.memory, _EVALUATED * numbers))
+        evaluated = min(self.budget.memory, _EVALUATED * max(numbers, self.budget.drawn))
+        return max(_TENSORS * held + size * numbers, _JUDGED * held + evaluated)
 
     def _called(self, group: Group, planned: Case) -> list[tuple[Question, Given]] | None:
         """Calls the kernel and PyTorch on a case. Returns None if the kernel gave no result."""
