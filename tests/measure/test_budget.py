@@ -305,6 +305,7 @@ def test_a_case_waits_while_others_hold_the_memory_of_the_gpu(
 
     monkeypatch.setattr(measuring, "sampled", scarce)
     monkeypatch.setattr(budgeting, "_SMALL", 0)
+    monkeypatch.setattr(measuring, "_LITTLE", 0)
     monkeypatch.setattr(budgeting, "total_memory", lambda backend: 1 << 40)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(measuring.time, "sleep", waits.append)

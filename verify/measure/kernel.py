@@ -69,6 +69,7 @@ PARALLEL = 1 << 21  # the same limit if other cases run at the same time
 _PATIENCE = 3  # a kernel without memory is called this many more times
 _WAITS = 6  # a case is tried this many times while others hold the memory of a GPU
 _TENSORS = 5  # memory of a case with gradients, in sizes of its operands and outputs: gradients, copies, PyTorch's
+_LITTLE = 1 << 21  # a case whose operands and outputs have fewer bytes takes no memory worth a turn
 _JUDGED = 3  # the same while it is judged
 _EVALUATED = 48  # bytes of evaluation for each number of its program
 
@@ -300,7 +301,11 @@ class Judging:
         outputs = sum(math.prod(expected_shape(op, case.dims, params, name)) for name in self.kernel.outputs)
         size = formats.named(case.dtype).bits // 8
         held = size * (sum(map(math.prod, operands.values())) + outputs)
+        if held < _LITTLE:  # to follow a program of other sizes takes longer than such a case
+            return 0.0
         numbers = computed_by(op, case.dims) if op.meaning is not None else 0.0
+        if max(held, size * numbers) < 16 * _LITTLE:
+            return 0.0
         evaluated = min(self.budget.memory, _EVALUATED * max(numbers, self.budget.drawn))
         return max(_TENSORS * held + size * numbers, _JUDGED * held + evaluated)
 
