@@ -58,7 +58,7 @@ class Budget:
     whole: int = 1 << 22  # up to this many elements of a result, all are judged
     elements: int = 1 << 16  # else this many are judged
     drawn: float = 2.0**24  # numbers in all steps, if not all elements are judged
-    seconds: float = 10.0  # for all such results of a kernel; after this time no further box is evaluated
+    seconds: float = 40.0  # for all such results of a kernel; then no box but the first, and no case of these sizes
     fail_fast: bool = False  # True: stop after the first finding on ordinary inputs
 
     @classmethod
@@ -69,7 +69,7 @@ class Budget:
         """
         quarter = total_memory(backend) // 4
         if backend.scale == "large":
-            return cls(2.0**35, memory or quarter, 1 << 22, 1 << 18, 2.0**26, fail_fast=fail_fast)
+            return cls(2.0**35, memory or quarter, 1 << 22, 1 << 18, 2.0**26, 10.0, fail_fast)
         return cls(2.0**26, memory or min(DEFAULT_MEMORY, quarter), fail_fast=fail_fast)
 
     def halved(self) -> Budget:

@@ -69,9 +69,9 @@ PARALLEL = 1 << 21  # the same limit if other cases run at the same time
 _PATIENCE = 3  # a kernel without memory is called this many more times
 _WAITS = 6  # a case is tried this many times while others hold the memory of a GPU
 _TENSORS = 5  # memory of a case with gradients, in sizes of its operands and outputs: gradients, copies, PyTorch's
-_LITTLE = 1 << 21  # a case whose operands and outputs have fewer bytes takes no memory worth a turn
 _JUDGED = 3  # the same while it is judged
 _EVALUATED = 48  # bytes of evaluation for each number of its program
+_LITTLE = 1 << 21  # a case whose operands and outputs have fewer bytes takes no memory worth a turn
 
 
 def measure_kernel(
