@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 FORWARD, WITH_GRADIENTS = 0.9, 0.8
+_WAITING = 4  # times the seconds of a file, if others have the memory of the GPU before it
 MEDIAN, NINTH, RATE = 20.0, 45.0, 12.0  # seconds, seconds, files a minute
 
 TARGET = '''
@@ -83,13 +84,14 @@ def measured(path: Path, options: argparse.Namespace) -> dict[str, Any]:
         target, record = Path(folder, "target.py"), Path(folder, "run.json")
         target.write_text(TARGET.format(path=str(path.resolve())))
         command = [sys.executable, "-m", "verify", "run", f"{target}::kernel", "--json", str(record)]
-        command += ["--timeout", f"{options.timeout:g}s", "--jobs", "1"]
+        seconds = options.timeout * (1 if options.jobs == 1 else _WAITING)
+        command += ["--timeout", f"{seconds:g}s", "--jobs", "1"]
         command += ["--memory", options.memory] if options.memory else []
         times = {"VERIFY_TIMES": str(options.times.resolve() / f"{path.stem}.txt")} if options.times else {}
         started = time.monotonic()
         try:
             done = subprocess.run(
-                command, capture_output=True, text=True, timeout=2 * options.timeout, cwd=folder, env=os.environ | times
+                command, capture_output=True, text=True, timeout=2 * seconds, cwd=folder, env=os.environ | times
             )
             said = (done.stderr or done.stdout).strip()
         except subprocess.TimeoutExpired:

@@ -17,7 +17,7 @@ import resource
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -69,7 +69,7 @@ class Budget:
         """
         quarter = total_memory(backend) // 4
         if backend.scale == "large":
-            return cls(2.0**35, memory or quarter, 1 << 22, 1 << 18, 2.0**26, 10.0, fail_fast)
+            return cls(2.0**35, memory or quarter, 1 << 22, 1 << 18, 2.0**26, 6.0, fail_fast)
         return cls(2.0**26, memory or min(DEFAULT_MEMORY, quarter), fail_fast=fail_fast)
 
     def halved(self) -> Budget:
@@ -116,12 +116,11 @@ def turn(backend: Backend, need: float) -> Iterator[None]:
         return
     of = getattr(torch.cuda.get_device_properties(backend.device), "uuid", backend.device)
     queue = Queue(Path(tempfile.gettempdir()) / f"verify-{os.getuid()}-{of}.json", _SHARED * total_memory(backend))
-    queue.enter(need)
-    try:
+    with ExitStack() as last:
+        last.callback(queue.leave)
+        last.callback(torch.cuda.empty_cache)  # before it leaves
+        queue.enter(need)
         yield
-    finally:
-        torch.cuda.empty_cache()
-        queue.leave()
 
 
 @dataclass(frozen=True)
