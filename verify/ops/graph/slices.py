@@ -36,7 +36,7 @@ Needs = tuple[list[Box | None], Callable[[list[Any]], Step]]  # boxes of the inp
 
 _PRODUCTS = 16  # multiply-adds of a matrix product that cost as much as one element of another step
 _INTERVAL, _VALUE = 8, 4  # numbers in memory for each element of the step at hand, for its interval and its value alone
-_OF_INPUTS = 0.75  # the same for each element of the inputs of a sum, as a part of it
+_OF_INPUTS = {True: 0.25, False: 0.75}  # the same for each element that a sum takes: of an operand (True), of a step
 _NUMBERED = 1 << 27  # most elements of a move for which a table of places is made
 _REMEMBERED = 1 << 22  # most elements of such a table that is kept for the next box
 
@@ -86,7 +86,8 @@ def cost_of(steps: Sequence[Step], size: Callable[[Step], float]) -> tuple[float
         count, given = size(step), isinstance(step, Leaf | Plain)
         work += _work(step, count)
         sums = isinstance(step, Contract | Reduce | Running | Spread)
-        own = max(count, _OF_INPUTS * sum(map(size, step.inputs))) if sums else count
+        terms = sum(size(each) * _OF_INPUTS[isinstance(shown.get(id(each)), Leaf | Plain)] for each in step.inputs)
+        own = max(count, terms) if sums else count
         rounded += 0.0 if given or isinstance(step, Move) else count
         if shown[id(step)] is step:
             held = np.array([count if given else 2 * count, count])
