@@ -227,44 +227,18 @@ def run(
 
 
 def run_many(
-    targets: Sequence[str],
-    *,
-    jobs: int = 0,
-    dtypes: Iterable[str] = (),
-    profile: str = "",
-    seed: int = 0,
-    backend: str | None = None,
-    timeout: float = TIMEOUT,
-    memory: int = 0,
-    fail_fast: bool = False,
+    targets: Sequence[str], *, jobs: int = 0, backend: str | None = None, **options: Any
 ) -> Iterator[tuple[str, CompletedRun | VerifyError, float]]:
     """Yields each target with its run, or with the error that ended it, and its seconds, as the runs end.
 
     `jobs` runs go on at a time, each with a worker that stays warm; 0 is one for each core. A target that ends its
-    process costs no other.
+    process costs no other. `options` are the keyword arguments of `run`.
     """
-    chosen = tuple(dtypes)
-    said = {"dtype": chosen, "profile": profile, "seed": seed, "backend": backend, "memory": memory}
 
     def one(target: str, pool: Pool) -> tuple[str, CompletedRun | VerifyError, float]:
-        settings = session.Session(
-            backend=backend,
-            seed=seed,
-            timeout=timeout,
-            memory=memory,
-            fail_fast=fail_fast,
-            jobs=1,
-            laws=profile,
-            profile=profile or "default",
-            dtypes=chosen,
-            pool=pool,
-            whole=True,
-            by_dtype=True,
-        )
         began = time.monotonic()
         try:
-            record = session.run([target], settings, _command("run", [target], said | {"fail-fast": fail_fast}))
-            done: CompletedRun | VerifyError = CompletedRun(record, tuple(settings.usage))
+            done: CompletedRun | VerifyError = run(target, backend=backend, jobs=1, pool=pool, **options)
         except VerifyError as error:
             done = error
         return target, done, time.monotonic() - began

@@ -111,7 +111,8 @@ def _each(options: argparse.Namespace, targets: list[str], seed: int) -> int:
     from verify import api
     from verify.errors import INCOMPLETE, UsageError
 
-    for flag in ("json", "html", "markdown", "resume", "like", "gpus", "scheduler", "without"):
+    others = ("json", "html", "markdown", "sarif", "junit", "github", "resume", "like", "gpus", "scheduler")
+    for flag in others:
         if getattr(options, flag):
             raise UsageError(
                 f"--each writes a record for each target; received --{flag} too",
@@ -120,10 +121,10 @@ def _each(options: argparse.Namespace, targets: list[str], seed: int) -> int:
     path, worst = Path(options.each), 0
     known = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     codes = {row["target"]: row["exit code"] for row in known}
-    arguments = given.arguments(options, api.run_many, seed=seed)
-    del arguments["command"]
+    arguments = given.arguments(options, api.run, seed=seed)
+    arguments = {name: value for name, value in arguments.items() if name not in (*others, "command")}
     waiting = [target for target in targets if target not in codes]
-    with path.open("a", encoding="utf-8") as lines, _terminated_as_interrupted():
+    with path.open("a", encoding="utf-8") as lines, terminated_as_interrupted():
         for target, done, seconds in api.run_many(waiting, **arguments):
             row: dict[str, Any] = {"target": target, "seconds": round(seconds, 3), "exit code": INCOMPLETE}
             if isinstance(done, api.CompletedRun):
