@@ -107,9 +107,9 @@ def peak_memory(backend: Backend) -> dict[str, int]:
 
 @contextmanager
 def turn(backend: Backend, need: float) -> Iterator[None]:
-    """Waits until a GPU has room for a case of `need` bytes. Each judge of this user writes down what it takes.
+    """Waits until a GPU has room for a case of `need` bytes. The judges of a user share it by a queue.
 
-    Judges are admitted in the order in which they came. A case that needs more than there is waits to be alone.
+    A judge begins in the order of arrival. A case that is larger than the GPU runs alone.
     """
     if not (backend.gpu and backend.streams) or need < _SMALL:
         yield
@@ -125,32 +125,32 @@ def turn(backend: Backend, need: float) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Queue:
-    """Processes that share a number of bytes, in a file: those that run, and those that wait, in their order."""
+    """Holds the processes that share some memory, in a file: the running and the waiting ones, by arrival."""
 
     path: Path
     total: float
 
     def enter(self, need: float) -> None:
-        """Waits for room, and takes it."""
+        """Waits until `need` bytes are free, then takes them."""
         mine = [os.getpid(), min(need, self.total), False]
         self._changed(lambda rows: [*(row for row in rows if row[0] != mine[0]), mine])
         while not any(pid == os.getpid() and runs for pid, _, runs in self._changed(self._admitted)):
             time.sleep(_AGAIN)
 
     def leave(self) -> None:
-        """Gives the room back."""
+        """Returns the bytes of this process."""
         self._changed(lambda rows: [row for row in rows if row[0] != os.getpid()])
 
     def _admitted(self, rows: list[Any]) -> list[Any]:
         free, found = self.total - sum(need for _, need, runs in rows if runs), []
         for pid, need, runs in rows:
             admitted = runs or need <= free
-            free = free if runs else free - need if admitted else -math.inf  # who comes later waits too
+            free = free if runs else free - need if admitted else -math.inf  # later ones wait too
             found.append([pid, need, admitted])
         return found
 
     def _changed(self, change: Callable[[list[Any]], list[Any]]) -> list[Any]:
-        """Reads the file, leaves out processes that have ended, and writes what `change` makes of the others."""
+        """Rewrites the rows of the file by `change`, without the rows of ended processes. Returns the new rows."""
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
         with open(os.open(self.path, flags, 0o600), "r+") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -162,7 +162,7 @@ class Queue:
 
 
 def _lives(pid: int) -> bool:
-    """False for a process that has ended, also if nothing has waited for it yet."""
+    """Returns False for a process that has ended, a zombie included."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
     except OSError:
@@ -171,7 +171,7 @@ def _lives(pid: int) -> bool:
 
 @dataclass
 class Allowance:
-    """The seconds for judging results of which not all elements are judged; the cases to come have equal shares."""
+    """Counts the seconds for judging results by some of their elements. The next cases have equal shares."""
 
     seconds: float
     cases: int = 1  # number of cases to come

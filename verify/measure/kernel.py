@@ -121,7 +121,7 @@ def measure_kernel(
 
 
 def _patient(run: Run) -> Run:
-    """Returns a function that calls a kernel again if its process had no memory: other processes may hold it."""
+    """Returns a function that calls a kernel again if its process ran out of memory. Others may hold it."""
 
     def called(case: Case) -> Measured:
         for again in range(_PATIENCE):
@@ -221,7 +221,7 @@ class Judging:
             self._no_verdict_on(dtype, error)
 
     def _in_turn(self, judging: _GroupJudging, case: Case, forks: ForkMap[Asked, Pieces]) -> None:
-        """Judges a case once the GPU has room for it. If memory runs out, others hold it: the case waits again."""
+        """Judges a case when the GPU has room for it. If memory runs out, others hold it, and the case waits again."""
         for again in range(_WAITS if self.backend.streams else 1):
             waiting = time.monotonic()
             with turn(self.backend, self._need(case)):

@@ -1,8 +1,8 @@
-"""Lends tensors on a GPU to another process, which copies them there: gigabytes then never cross the host.
+"""Lends tensors on a GPU to another process, which copies them there. Gigabytes then never cross the host.
 
-The kernel's process names the memory by a handle of CUDA, and keeps it until it is asked to let go. The judge opens the
-memory, copies it and closes it. So what is judged cannot change any more. CUDA's driver is called itself: PyTorch's own
-way has the judge open files that the kernel's process names.
+The kernel's process sends a CUDA handle of the memory, and keeps the tensor until the judge has copied it. The judge
+opens the memory, copies it and closes it, so the kernel cannot change what is judged. This module calls CUDA's driver:
+with PyTorch's own functions the judge would open files that the kernel's process names.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _Handle(ctypes.Structure):
 
 @lru_cache
 def _driver() -> Any:
-    """CUDA's driver; None where there is none."""
+    """Returns CUDA's driver; None if there is none."""
     try:
         return ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -39,7 +39,7 @@ def _is_away(tensor: Tensor) -> bool:
 
 
 def lent(tensor: Tensor) -> Lent | None:
-    """Returns how another process reaches a contiguous tensor; None where none can."""
+    """Returns the handle and the place of a contiguous tensor; None if no other process can reach it."""
     driver = _driver() if _is_away(tensor) and tensor.numel() else None
     if driver is None:
         return None
@@ -54,7 +54,7 @@ def lent(tensor: Tensor) -> Lent | None:
 
 
 def borrowed(held: Lent, like: Tensor) -> Tensor:
-    """Fills a contiguous tensor with the memory that another process lent. KernelError if there is no such memory."""
+    """Copies lent memory into a contiguous tensor. Raises KernelError if there is no such memory."""
     driver, count = _driver(), like.numel() * like.element_size()
     torch.cuda.synchronize(like.device)
     base, size, start = ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_uint64()

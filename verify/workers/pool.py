@@ -182,7 +182,7 @@ class Pool:
 
 
 def spread(items: Sequence[T], jobs: int, backend: str | None, do: Callable[[T, Pool], R]) -> Iterator[R]:
-    """Yields what `do` returns for each item, as they end. Each of `jobs` threads has a pool of one warm worker."""
+    """Yields the results of `do` for all items, as they end. Each of `jobs` threads has a pool of one warm worker."""
     free: SimpleQueue[Pool] = SimpleQueue()
     pools = [Pool.started(backend) for _ in range(min(jobs, len(items)))]
     for each in pools:

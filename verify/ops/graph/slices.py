@@ -192,7 +192,7 @@ def _joined(boxes: list[Box]) -> Box:
 
 
 def _union(a: Line, b: Line) -> Line:
-    """The indices of two lines. A line without a gap often holds the other: then nothing is compared."""
+    """Returns the indices of two lines. A line without a gap often holds the other; this is tested first."""
     if not (a.size and b.size):
         return a if a.size else b
     for one, other in ((a, b), (b, a)):
@@ -202,7 +202,7 @@ def _union(a: Line, b: Line) -> Line:
 
 
 def distinct(indices: Line, size: int) -> Line:
-    """Returns the different ones of some indices below `size`, ascending. Marks cost less than a sort of many."""
+    """Returns the indices below `size`, each once, ascending. Marking is faster than sorting many."""
     if size > 64 * indices.size:
         ordered = np.sort(indices, axis=None)
         return ordered[np.diff(ordered, prepend=-1) > 0]
@@ -335,7 +335,7 @@ def _of_view(step: Move, run: Run, box: Box) -> Needs:
 
 
 def _strided(parts: Sequence[Any], count: int) -> tuple[list[int], int] | None:
-    """Returns the strides of a view that reads places with these parts, and where it begins; None for no view."""
+    """Returns the strides and the start of a view that reads these places; None if no view does."""
     strides, start = [0] * count, 0
     for part in parts:
         if not part.size:
@@ -358,7 +358,7 @@ def _strided_view(shape: tuple[int, ...], strides: list[int], start: int, tensor
 
 
 def _within(line: Line, indices: Line) -> Line:
-    """Where indices stand in a line that holds them."""
+    """Returns the positions of indices in a line that holds them."""
     return indices - line[0] if line[-1] - line[0] == line.size - 1 else np.searchsorted(line, indices)
 
 
@@ -465,7 +465,7 @@ def _of_spread(step: Spread, run: Run, box: Box) -> Needs:
 
 
 def _slices_to(step: Spread, run: Run, box: Box) -> tuple[Box, Tensor]:
-    """The slices along the first dimension that are added to a box, and where their elements go in it."""
+    """Returns the slices of the first dimension that are added to a box, and the places of their elements there."""
     index = run.fixed(step.by[0])
     at = torch.full((step.shape[step.kept],), NOTHING, device=index.device)
     at[torch.from_numpy(box[0]).to(index.device)] = torch.arange(len(box[0]), device=index.device)
@@ -477,7 +477,7 @@ def _slices_to(step: Spread, run: Run, box: Box) -> tuple[Box, Tensor]:
 
 
 def _elements_to(step: Spread, run: Run, box: Box) -> tuple[Box, Tensor]:
-    """The elements that are added to a box, and where each goes in it."""
+    """Returns the elements that are added to a box, and the place of each there."""
     if max(math.prod(each.shape[step.kept :]) for each in step.inputs) > _NUMBERED:
         raise BeyondEffort(f"{step.origin} adds elements at positions that are too many to follow")
     goes = step.places([run.fixed(each) for each in step.by])
