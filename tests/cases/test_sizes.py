@@ -42,6 +42,12 @@ def test_multiples_of_a_modulus_are_among_the_sizes() -> None:
     assert {24, 48, 72} <= {d for _, d in sizes_of(kernel.op, 1 << 12)}
 
 
+def test_of_sizes_that_are_all_larger_the_smallest_are_taken() -> None:
+    kernel = verify.kernel(like=torch.exp, shapes={"x": "n d"}, where="d % 128 == 0", dtypes=["float32"])(exp)
+    (dims,) = sizes_of(kernel.op, 64)
+    assert dims[0] * dims[1] <= 256 and kernel.op.geometry.allows(dims)
+
+
 def exp(x):
     return torch.exp(x)
 

@@ -36,3 +36,9 @@ def test_the_cast_of_the_page_is_correctly_rounded(backend: Backend) -> None:
     run = measure_kernel(declared("cast"), Measure("page.py::cast"), backend)
     assert run.status == "ok" and all(0.49 < float(each.figures.max_ulp) <= 0.5 for each in run.results)
     assert {result.limit for result in run.results} == {0.51}
+
+
+def test_the_kernel_with_a_quantised_operand_of_the_page_passes(backend: Backend) -> None:
+    run = measure_kernel(declared("w4a16"), Measure("page.py::w4a16"), backend)
+    assert run.status == "ok", run
+    assert {result.output for result in run.results} == {"y", "dx"}

@@ -175,3 +175,22 @@ def test_many_rows_are_judged_but_what_a_row_gives_alone_too_is_not_about_them()
     off = declared(softmax, lambda x: 1.01 * softmax(x))
     assert attempt("accuracy", off, profile=profile).status == "broken"
     assert attempt("many rows", off, profile=profile).status == "ok"
+
+
+def test_rows_that_share_a_scale_are_not_independent_and_parts_are_no_mistakes() -> None:
+    """Half of the rows of a block have no scale of their own; a call has no other codes than those of its case."""
+    ended = verify.quantised("e4m3", block=(128, 16), scale="float32")
+
+    @verify.kernel(
+        like=lambda a, b: a @ b.mT, shapes={"a": "m k", "b": "n k"}, operands={"a": ended, "b": ended},
+        where="k == 16", dtypes=["float32"], gradients=False,
+    )  # fmt: skip
+    def product(a_codes: Tensor, a_scales: Tensor, b_codes: Tensor, b_scales: Tensor) -> Tensor:
+        a, b = (
+            codes.float() * scales.repeat_interleave(128, 0)[: len(codes)].repeat_interleave(16, 1)
+            for codes, scales in ((a_codes, a_scales), (b_codes, b_scales))
+        )
+        return a @ b.mT
+
+    assert independent_rows(product, case_of(product, "float32", dims=(129, 16, 129))) == []
+    skips("error contract", product, "the kernel receives nothing but what is derived from other operands")

@@ -19,7 +19,7 @@ from verify.ops.graph.steps import Leaf, Move, Plain
 from verify.ops.op import Op, Problem
 
 Dims = tuple[int, ...]
-_COUNT = 40
+_COUNT, _LARGEST = 40, 1 << 16
 _fitted: dict[tuple[str, str, Dims], Dims | None] = {}
 _known: dict[tuple[str, int], tuple[Dims, ...]] = {}
 # One more than whole blocks, so that the last block has one element; one less; and whole blocks.
@@ -50,7 +50,10 @@ _long: dict[tuple[str, Reach], dict[str, tuple[Dims, ...]]] = {}
 
 
 def sizes_of(op: Op, elements: int) -> tuple[Dims, ...]:
-    """Returns sizes that the declaration allows, the plainest first. No operand has more than `elements` elements."""
+    """Returns sizes that the declaration allows, the plainest first. No operand has more than `elements` elements.
+
+    If the declaration allows none so small, as of large blocks, it returns the smallest that it allows.
+    """
     if op.geometry.examples:
         return op.geometry.examples
     if (op.name, elements) not in _known:
@@ -276,6 +279,8 @@ def _found(op: Op, elements: int) -> tuple[Dims, ...]:
             fitting.append((size, dims))
         if len(fitting) >= 4 * _COUNT:
             break
+    if not fitting and elements < _LARGEST:
+        return _found(op, 4 * elements)[:1]
     if not fitting:
         raise UsageError(
             f"op {op.name!r} allows no sizes with operands of at most {elements:,} elements",

@@ -9,13 +9,17 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from verify.declare import promises
-from verify.errors import UsageError
-from verify.ops.op import Op
+import torch
 
+from verify.declare import promises
+from verify.errors import KernelError, UsageError
+from verify.ops.op import Op
+from verify.truth.ulp import same_bits
+
+Raw = Mapping[str, Callable[[Any], Any]]  # by operand: what the kernel receives, from what cases hold
 _PLAIN = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -28,6 +32,11 @@ class Calling:
     taken: tuple[str, ...]  # the arguments of the function that hold operands
     by_keyword: tuple[str, ...]
     lists: Mapping[str, tuple[str, ...]]
+    raw: Raw = field(default_factory=dict)
+
+    def received(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the operands as the function receives them, some of them in bytes."""
+        return {name: self.raw[name](value) if name in self.raw else value for name, value in given.items()}
 
     def placed(self, given: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """Returns the arguments by position and by keyword. `given` has the value of each operand."""
@@ -49,8 +58,16 @@ class Calling:
 
         @functools.wraps(self.function)
         def call(*operands: Any, **keywords: Any) -> Any:
-            arguments, others = self.placed(dict(zip(self.operands, operands, strict=True)))
-            return self.function(*arguments, **others, **keywords)
+            given = self.received(dict(zip(self.operands, operands, strict=True)))
+            # cases hold these in another form, and do not see what is written into them
+            watched = () if torch.compiler.is_compiling() else self.raw
+            before = {name: given[name].clone() for name in watched}
+            arguments, others = self.placed(given)
+            returned = self.function(*arguments, **others, **keywords)
+            for name, value in before.items():
+                if not same_bits([value], [given[name]]):
+                    raise KernelError(f"{self.function.__name__} must not change its inputs; {name} differs")
+            return returned
 
         kept = [each for each in _parameters(self.function) if each.name not in self.taken]
         first = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY) for name in self.operands]
@@ -82,10 +99,12 @@ def by_operand(
     like: Callable[..., Any],
     shapes: Mapping[str, Any] | None,
     derive: Mapping[str, Any] | None,
+    raw: Raw | None = None,
 ) -> Declared:
     """Returns a kernel and its definition as functions of operands by position.
 
-    They stay unchanged if there is no list, no operand by keyword alone, and no hidden operand.
+    They stay unchanged if there is no list, no operand by keyword alone, and no hidden operand. `raw` says how the kernel
+    receives single operands.
     """
     lists = {name: each for name, each in (shapes or {}).items() if not isinstance(each, str)}
     own = [each for each in _parameters(function) if each.default is each.empty]
@@ -111,7 +130,7 @@ def by_operand(
             f"{about}: a kernel that writes takes each operand by its place, and all of them",
             hint="a function that calls the kernel, with the operands as its arguments",
         )
-    calling = Calling(function, (*operands, *hidden), tuple(taken), by_keyword, members)
+    calling = Calling(function, (*operands, *hidden), tuple(taken), by_keyword, members, raw or {})
     flat = {
         one: text
         for name, each in (shapes or {}).items()

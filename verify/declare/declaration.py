@@ -27,7 +27,7 @@ from verify.backends import known
 from verify.declare import promises
 from verify.declare.calling import by_operand, op_of
 from verify.declare.captured import captured
-from verify.declare.quantiser import quantiser
+from verify.declare.quantiser import Encoded, encoded, quantiser
 from verify.declare.stochastic import STOCHASTIC_NOISE, stochastic_limits, stochastic_results
 from verify.declare.writing import functional
 from verify.errors import UsageError
@@ -84,6 +84,7 @@ class Kernel:
     vacuous: Mapping[str, str] = field(default_factory=dict)  # by result: why a vacuous verdict is accepted
     encoding: Encoding | None = None  # what a quantiser returns
     stochastic: Mapping[str, str] = field(default_factory=dict)  # results that are rounded at random -> their seed
+    encoded: Encoded | None = None  # its quantised operands
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         calling = getattr(self.function, "calling", None)
@@ -91,7 +92,7 @@ class Kernel:
 
     def described(self) -> dict[str, Any]:
         """Returns the declaration as JSON, without the function, for processes that do not import its module."""
-        names = [item.name for item in dataclasses.fields(self) if item.name not in ("function", "encoding")]
+        names = [item.name for item in dataclasses.fields(self) if item.name not in ("function", "encoding", "encoded")]
         fields = {name: getattr(self, name) for name in names}
         return dict(msgspec.to_builtins({**fields, "op": self.op.name}))
 
@@ -212,6 +213,7 @@ class Kernel:
             parts.append(each if everywhere else f"{each} in {' '.join(where)}")
         parts += promises.of_others("", self.operand_dtypes)
         parts += promises.of_others("returns ", self.output_dtypes)
+        parts += [f"{name} is {each.words}" for name, each in (self.encoded.encodings if self.encoded else {}).items()]
         if not self.refuses:
             parts.append("refuses nothing")
         if self.stochastic:
@@ -239,7 +241,7 @@ def kernel(
     examples: Any = None,
     params: Mapping[str, Any] | None = None,
     dtypes: Iterable[str] | None = None,
-    operands: Iterable[str] | None = None,
+    operands: Iterable[str] | Mapping[str, Encoding] | None = None,
     outputs: Iterable[str] | None = None,
     layouts: Literal["any", "contiguous"] = "any",
     gradients: bool | Iterable[str] | Literal["auto"] = "auto",
@@ -277,7 +279,9 @@ def kernel(
         name the dimensions are m rows of n columns, and their rank; m, k and n of a product. No others are tried.
     params: values of the op's parameters that this kernel implements.
     dtypes: the dtypes that it promises, default float32, bfloat16, float16.
-    operands: the operands that it takes, default all of the op's. Leave out optional ones such as "bias".
+    operands: the operands that it takes, default all of the op's. Leave out optional ones such as "bias". With like=,
+        the quantised ones, `{"w": verify.quantised(...)}`: the kernel receives w_codes and w_scales, and like= receives
+        the numbers that they mean (docs/low-precision.md).
     outputs: the outputs that it returns, default the op's without the optional ones.
     layouts: "any", or "contiguous" if it refuses other layouts with an error.
     gradients: "auto" (test those that autograd provides), True (all must exist), False, or operand names.
@@ -369,19 +373,23 @@ def kernel(
         taken, called, returns, grads = operands, function, outputs, gradients
         if like is not None and (writes or into):
             called, returns, grads = *functional(about, function, like, writes, into, outputs, gradients), False
+        quantised = encoded(about, function, like, operands, shapes, where)
         if like is not None:
-            written = by_operand(about, called, like, shapes, derive)
+            taken = None if quantised.encodings else operands
+            all_derived = {**(derive or {}), **quantised.derive}
+            written = by_operand(about, called, quantised.like, quantised.shapes, all_derived, quantised.raw)
             called = written.function
             said = {
-                "derive": derive,
-                "where": where,
+                "derive": all_derived,
+                "where": quantised.where,
+                "shown": quantised.shown,
                 "integers": integers,
                 "examples": examples,
                 "accumulate": promises.choice(about, "accumulate", accumulate, ("float32", "tf32")),
                 "intermediate": promises.choice(about, "intermediate", intermediate, ("", "eager", "float32"))
                 or ("" if max_ulp is None and stochastic is None else "float32"),
             }
-            definition = op_of(label, written, operands, returns, said)
+            definition = op_of(label, written, taken, returns, said)
             taken = None
         else:
             definition = named_op if isinstance(named_op, Op) else ops.get(named_op)
@@ -391,6 +399,7 @@ def kernel(
         returned = promises.outputs(about, definition, returns)
         floating = [o.name for o in definition.operands if o.name in taken and not o.range]
         of_operands = promises.other_dtypes(about, "operand_dtypes", operand_dtypes, promised, floating)
+        of_operands = quantised.with_scales(of_operands, promised)
         magnitudes = promises.largest(about, largest, promised, floating)
         definition = promises.domains(about, domain, definition, floating, promised, of_operands, magnitudes)
         numbers = [item for item in returned if item not in definition.integers]
@@ -438,6 +447,7 @@ def kernel(
             vacuous=promises.reasons(about, vacuous, results),
             encoding=quantise,
             stochastic=seeds,
+            encoded=quantised if quantised.encodings else None,
         )
         _takes(about, declared)
         code = getattr(function, "__code__", None)

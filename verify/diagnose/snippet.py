@@ -40,7 +40,8 @@ _KNOWN = sys.stdlib_module_names | {"torch", "triton", "numpy"}
 
 def too_long(kernel: Kernel, case: Case, backend: Backend) -> int:
     """Returns how many elements a script of this case would spell out, if these are too many; else 0."""
-    count = sum(_memory(tensor).numel() for tensor in _tensors(run_kernel(kernel, case, backend.device)).values())
+    measured = run_kernel(kernel, case, backend.device)
+    count = sum(_memory(tensor).numel() for tensor in _tensors(kernel, measured).values())
     return count if count > LIMIT else 0
 
 
@@ -48,7 +49,7 @@ def snippet(kernel: Kernel, backend: Backend, found: Replay) -> str:
     """Returns the script that shows the element of `found`."""
     case = Case.from_json(found.case)
     measured = run_kernel(kernel, case, backend.device)
-    count = sum(_memory(tensor).numel() for tensor in _tensors(measured).values())
+    count = sum(_memory(tensor).numel() for tensor in _tensors(kernel, measured).values())
     if count > LIMIT:
         raise UsageError(
             f"a script spells out at most {LIMIT:,} elements; this case has {count:,}",
@@ -302,8 +303,10 @@ def tensor(dtype, digits, size, stride, offset=0):
     return memory.to(DEVICE).as_strided(size, stride, offset)'''
 
 
-def _tensors(measured: Measured) -> dict[str, Tensor]:
+def _tensors(kernel: Kernel, measured: Measured) -> dict[str, Tensor]:
     operands = {name: value for name, value in measured.inputs.items() if value is not None}
+    calling = getattr(kernel.function, "calling", None)
+    operands = calling.received(operands) if calling else operands
     return operands | {"d" + name: value for name, value in measured.upstream.items()}
 
 
@@ -318,7 +321,7 @@ def _operands(kernel: Kernel, case: Case, measured: Measured) -> str:
     """Returns lines that define each operand by its bits."""
     wanted = {operand.name for operand in kernel.differentiable} if case.upstream else set()
     lines = []
-    for name, value in _tensors(measured).items():
+    for name, value in _tensors(kernel, measured).items():
         offset = f", offset={value.storage_offset()}" if value.storage_offset() else ""
         digits = spell(_memory(value))
         shape = f"{tuple(value.shape)}, {tuple(value.stride())}{offset}"

@@ -70,12 +70,20 @@ def _elsewhere(tensor: Tensor) -> Tensor:
     return tensor.to("meta")
 
 
+def _seen(subject: Subject) -> list[str]:
+    """Lists the operands of which a call may have another value: none that are derived, or that no kernel receives."""
+    unseen = [each.name for each in subject.kernel.op.operands if each.derive is not None or each.hidden]
+    return [name for name in subject.kernel.operands if name not in unseen]
+
+
+def _applies(subject: Subject) -> str | None:
+    return None if _seen(subject) else "the kernel receives nothing but what is derived from other operands"
+
+
 def _mistakes(subject: Subject) -> list[Mistake]:
     """Returns the changes that make operands which no kernel of this op can accept."""
     kernel = subject.kernel
-    # no call has another value of a derived operand, and kernels do not receive hidden operands
-    unseen = [operand.name for operand in kernel.op.operands if operand.derive is not None or operand.hidden]
-    first, *others = (name for name in kernel.operands if name not in unseen)
+    first, *others = _seen(subject)
     found: list[Mistake] = []
     if not any(operand.name == first and operand.range for operand in kernel.op.operands):
         found.append((OF_INT64, first, _integers))
@@ -257,6 +265,7 @@ LAWS: Sequence[Law] = (
         summary="invalid operands raise an error with a message, and nothing else happens",
         space=_space,
         check=_check,
+        applies=_applies,
         examples=plain_cases,
         share=0.25,
     ),

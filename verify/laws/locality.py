@@ -18,6 +18,7 @@ from torch import Tensor
 from verify.cases import Case, case_of, inputs_of
 from verify.declare.declaration import Kernel
 from verify.errors import UsageError
+from verify.ops.graph.shapes import NamedDims
 from verify.ops.graph.steps import Leaf
 from verify.ops.op import Op, Problem
 
@@ -94,7 +95,7 @@ def independent_rows(kernel: Kernel, case: Case) -> list[Rows]:
     found = []
     fixed = {name for each in op.operands if each.range is not None for name in each.range.fixed_by}
     for dimension, size in zip(op.geometry.dims, case.dims, strict=True):
-        if dimension in fixed:  # a permutation does not have independent rows
+        if dimension in fixed or _shares(op, dimension):  # a permutation does not have independent rows
             continue
         axes = growing(op, case, dimension)
         single = all(len(some) < 2 for some in axes.values()) and all(axes.get(name) for name in op.outputs)
@@ -102,6 +103,11 @@ def independent_rows(kernel: Kernel, case: Case) -> list[Rows]:
         if single and size > 1 and all(set(some.values()) <= {size} for some in axes.values()):
             found += [rows] if _is_local(op, case, inputs, rows) and _is_alike(op, inputs, rows) else []
     return found
+
+
+def _shares(op: Op, dimension: str) -> bool:
+    """True if several indices of a dimension share an element of an operand, as the rows of a block share a scale."""
+    return isinstance(op.geometry, NamedDims) and op.geometry.within_expression(dimension)
 
 
 def growing(op: Op, case: Case, dimension: str) -> dict[str, dict[int, int]]:

@@ -238,7 +238,9 @@ def _applies(subject: Subject) -> str | None:
     op = subject.kernel.op
     if op.geometry.named and all(operand.range is not None or operand.domain is not None for operand in op.operands):
         return "every operand has a domain, which holds neither NaN nor an infinity"
-    if derived := [operand.name for operand in op.derived if operand.range is None]:
+    if derived := [
+        operand.name for operand in op.derived if operand.range is None and operand.derive and not operand.derive.exact
+    ]:
         return f"{', '.join(derived)} would have to be derived from NaN and infinities"
     return None
 

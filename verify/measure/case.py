@@ -39,6 +39,7 @@ from verify.measure.judge import (
     judge_by,
     with_noise_again,
 )
+from verify.measure.misread import mistake
 from verify.measure.result import KEEP_SPECIAL, Findings
 from verify.measure.tally import KEEP, Peak, Tally, merged_peaks, worst
 from verify.measure.trivial import trivial_at_ordinary
@@ -84,6 +85,7 @@ class Piece(msgspec.Struct, frozen=True):
     edges: tuple[float, ...]
     trivial: dict[str, Tally] = {}
     blind: list[Blind] = []
+    mistake: str = ""  # how the kernel reads a quantised operand wrongly
     whole: int = 0  # number of elements of the result, if only some of them were judged
     digest: str = ""  # digest of all elements, if only some of them were judged
 
@@ -111,6 +113,7 @@ class Collected:
     edges: tuple[float, ...] = ()  # edges of the bins of the curve
     trivial: dict[str, Tally] = field(default_factory=dict)  # tallies of trivial answers on ordinary inputs
     blind: list[Blind] = field(default_factory=list)  # errors in the definition that would pass
+    mistake: str = ""  # how the kernel reads a quantised operand wrongly
 
     def __post_init__(self) -> None:
         self.digest = Digest(self.fmt)
@@ -122,6 +125,7 @@ class Collected:
         for name, part in piece.trivial.items():
             self.trivial[name] = self.trivial.get(name, Tally()).merge(part)
         self.blind += piece.blind
+        self.mistake = self.mistake or piece.mistake
         self.bounds |= piece.bounds
         self.cases.append(case)
         self.escalated += piece.escalated
@@ -317,6 +321,12 @@ def judge_case(
             theirs=theirs,
         )
         pieces[by] = judging.pieces(results, known.get(by, {}))
+    if kernel.encoded is not None and not kernel.peer and question.whole is None:
+        for name, piece in pieces[KERNEL].items():
+            if name not in known[KERNEL] or not known[KERNEL][name].mistake:
+                got, near = given[KERNEL][name].to(truths[name].value.device), truths[name].value
+                words = mistake(kernel.encoded, question.definition, question.problem, name, got, near)
+                pieces[KERNEL][name] = msgspec.structs.replace(piece, mistake=words)
     if pieces.get(KERNEL) and not kernel.peer and not group.pinned and _looks_for_blind_spots(question, group):
         first = next(iter(pieces[KERNEL]))
         found = blind_spots([question.judged_by(name, truths[name]) for name in pieces[KERNEL]], question.limits)

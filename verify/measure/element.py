@@ -87,7 +87,9 @@ def _neighbours(
 
     def show(label: str, tensor: Tensor, where: tuple[int, ...]) -> None:
         held = tensor[where].reshape(-1)
-        if tensor.is_floating_point():
+        if label in meant:
+            shown = [f"{value!r}" for value in held[:FEW].tolist()]
+        elif tensor.is_floating_point():
             fmt = formats.of(tensor.dtype)
             patterns = [pattern_at(held, at) for at in range(min(held.numel(), FEW))]
             shown = [f"{decimal(fmt, pattern)} ({fmt.hex(pattern)})" for pattern in patterns]
@@ -96,6 +98,8 @@ def _neighbours(
         found[label] = ", ".join(shown + ["..."] * (held.numel() > FEW))
 
     tensors = {name: value for name, value in problem.inputs.items() if value is not None}
+    meant = {each.name: each.shown(tensors) for each in op.operands if each.shown is not None}
+    tensors = meant | {name: value for name, value in tensors.items() if name not in meant}
     if result.startswith("d"):
         tensors |= {"d" + name: value for name, value in problem.upstream.items()}
     row = op.geometry.named and result not in op.gradients  # the shape of a sum over rows may equal the shape of a row
@@ -117,6 +121,8 @@ def _neighbours(
                 show(f"{name}2", tensor, (*position[:-1], column + width))
             else:
                 show(name, tensor, (*position[:-1], column))
+        elif name in meant and tensor.ndim == 2 and shape and tensor.shape[0] == shape[-1]:
+            show(name, tensor, position[-1:])  # the row of a product's second factor
     return found
 
 

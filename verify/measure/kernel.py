@@ -440,8 +440,10 @@ class Judging:
         baseline = None
         if peer is not None:
             baseline = label(self.backend.device), replace(peer.findings, shown=[entry for _, entry in peer.worst[:1]])
+        made = result_of(kernel, dtype, name, findings, judged, basis, baseline)
         return msgspec.structs.replace(
-            result_of(kernel, dtype, name, findings, judged, basis, baseline),
+            made,
+            reason=f"{item.mistake}. {made.reason}" if made.reason and item.mistake else made.reason,
             output=group.named(name),
             properties=_properties(kernel, name, dtype, group, item.cases),
             curve=curve,

@@ -73,6 +73,10 @@ class Derived(Protocol):
 
     depth: int  # greater than the depth of each derived operand that it takes
 
+    @property
+    def exact(self) -> str:
+        """Says what is computed where it takes NaN and infinities too."""
+
     def of(self, given: Mapping[str, Tensor | None], dtype: torch.dtype | None, shape: Shape) -> Tensor:
         """Computes the operand; `dtype` is None for integers."""
 
@@ -94,6 +98,7 @@ class Operand:
     domain: Domain | None = None  # the allowed numbers; None: all
     derive: Derived | None = None  # computes it from other operands; None: the case draws it
     hidden: bool = False  # True: the kernel does not receive it; other operands are derived from it
+    shown: Callable[[Mapping[str, Tensor]], Tensor] | None = None  # what reports show, from all operands of a case
 
 
 @dataclass(frozen=True)
@@ -214,6 +219,9 @@ class Meaning(Protocol):
 
     def in_float64(self, problem: Problem) -> dict[str, Tensor]:
         """Returns PyTorch's own float64 results; {} if there are none."""
+
+    def in_place_of(self, function: Callable[..., Any], problem: Problem) -> dict[str, Tensor]:
+        """Returns PyTorch's float64 results of another function of the same operands."""
 
 
 @dataclass(frozen=True)

@@ -545,3 +545,13 @@ def test_honest_float64_is_within_eight_and_float32_is_not() -> None:
     eager = net(**inputs)
     assert judged(net, inputs, eager, "float64") <= 8
     assert judged(net, inputs, net(**{name: value.float() for name, value in inputs.items()}).double(), "float64") > 1e6
+
+
+def test_the_product_of_two_numbers_of_16_bits_is_rounded_where_it_is_stored() -> None:
+    """It fits float32, so that computing it rounds nothing, but storing it does."""
+    x, w = drawn(64, dtype=torch.bfloat16), drawn(64, seed=1, dtype=torch.bfloat16)
+    v = drawn(64, seed=2, dtype=torch.bfloat16)
+    program = lambda x, w, v: ((x * w) * v).sum()  # noqa: E731
+    deviation = at_hand(program, {"x": x, "w": w, "v": v}).noise
+    honest = ((x * w) * v).double().sum() - (x.double() * w.double() * v.double()).sum()
+    assert float(honest.abs()) <= 4 * float(deviation)

@@ -49,7 +49,10 @@ class Derivation:
         shape, or integers in place of floating-point numbers or the reverse.
         """
         values = {name: value.detach().cpu() for name in self.takes if (value := given[name]) is not None}
-        made = self._exactly(values) if dtype is None else self._rounded(values, dtype)
+        if self.exact and dtype is not None:
+            made = self._exactly(values).to(dtype)
+        else:
+            made = self._exactly(values) if dtype is None else self._rounded(values, dtype)
         if tuple(made.shape) != shape or made.is_floating_point() != (dtype is not None):
             kind = "integers" if dtype is None else "numbers"
             raise UsageError(
@@ -104,8 +107,15 @@ class Derivation:
             self.programs[key] = trace(self.function, zeros, outputs=("y",))
         return self.programs[key]
 
+    @property
+    def exact(self) -> str:
+        """Says what a function computes that returns numbers of the operand's format; empty for any other function."""
+        return str(getattr(self.function, "exact", ""))
+
     def identity(self, kinds: Mapping[str, tuple[Shape, torch.dtype]]) -> str:
         """Returns a digest of the function's program, or of its source if the program cannot be traced."""
+        if self.exact:
+            return self.exact
         try:
             return self._program({name: kinds[name] for name in self.takes}).digest
         except UsageError:

@@ -56,6 +56,7 @@ class Definition:
     intermediate: str = ""
     derive: Mapping[str, Any] | None = None
     hidden: Sequence[str] = ()  # operands that the kernel does not receive; others are derived from them
+    shown: Mapping[str, Callable[..., Tensor]] = field(default_factory=dict)  # what reports show of operands
 
     def op(self) -> Op:
         """Traces the function once and returns its op."""
@@ -71,7 +72,7 @@ class Definition:
         made = _Like(
             meaning, table, ranges, labels, tf32=self.accumulate == "tf32", fused=self.intermediate == "float32"
         )
-        made.derived, made.hidden = derived, tuple(self.hidden)
+        made.derived, made.hidden, made.shown = derived, tuple(self.hidden), self.shown
         return made.op(fuses=not self.intermediate)
 
 
@@ -145,6 +146,7 @@ class _Like:
     smooth: tuple[str, ...] = ()  # the operands that the function has a gradient for
     derived: Mapping[str, Derivation] = field(default_factory=dict)
     hidden: tuple[str, ...] = ()
+    shown: Mapping[str, Callable[..., Tensor]] = field(default_factory=dict)  # what reports show of operands
     part: tuple[Program, Run, Callable[[], dict[str, Tensor]]] | None = None  # replaces the program; see `of_part`
 
     def op(self, *, fuses: bool = False) -> Op:
@@ -251,7 +253,11 @@ class _Like:
 
     def _operand(self, name: str, shape: Shape, smooth: bool) -> Operand:
         """Returns an operand with its role, which depends on its name and on the module's parameters."""
-        kept: dict[str, Any] = {"derive": self.derived.get(name), "hidden": name in self.hidden}
+        kept: dict[str, Any] = {
+            "derive": self.derived.get(name),
+            "hidden": name in self.hidden,
+            "shown": self.shown.get(name),
+        }
         if name in self.ranges:
             given = self.ranges[name]
             return Operand(name, "integer", differentiable=False, range=given, boolean=given.boolean, **kept)
@@ -407,6 +413,10 @@ class _Like:
             return self.part[2]()
         values = [value for value in problem.inputs.values() if value is not None]
         return in_float64(self._function_on(values), problem, self.outputs, self._gradients(problem))
+
+    def in_place_of(self, function: Callable[..., Any], problem: Problem) -> dict[str, Tensor]:
+        """Returns PyTorch's float64 results of another function of the same operands."""
+        return replace(self, meaning=replace(self.meaning, function=function)).in_float64(problem)
 
     def looked_up(self, problem: Problem, result: str, fast: Fast) -> Fast:
         """Returns the reference with unbounded elements evaluated by Arb. Of an elementwise program, `fast` did it."""

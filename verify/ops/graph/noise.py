@@ -141,7 +141,8 @@ class _Samples:
         if decides(step) or (id(step) in self.deciding and step.real):
             self.held[id(step)] = value
         if id(step) in self.format.stored:
-            if deviation is not None or not self._is_kept(step):
+            # a product of two 16-bit numbers fits float32, so that it has no deviation, but not 16 bits
+            if deviation is not None or getattr(step, "rounds", False) or not self._is_kept(step):
                 self._store(step, value, deviation)
             self.kept.add(id(step))
         elif deviation is None and self._is_kept(step):

@@ -96,6 +96,11 @@ class NamedDims(Geometry):
             for name, shape in self.table.items()
         }
 
+    def within_expression(self, dimension: str) -> bool:
+        """True if the shape of some operand has this dimension in an expression, as in (n+127)//128."""
+        tokens = {token for shape in self.table.values() for token in shape if isinstance(token, str)}
+        return any(dimension in _named_in(token) for token in tokens - {dimension})
+
     def dims_of_shapes(self, shapes: Mapping[str, Shape]) -> Shape:
         """Returns the sizes of the dimensions, given the shapes of operands.
 

@@ -24,8 +24,8 @@ Packed = Literal["", "low first", "high first"]
 Swizzle = Literal["", "128x4"]
 
 POWERS: tuple[ScaleRule, ...] = ("floor", "ceil", "rceil", "even")  # rules whose scales are powers of two
-FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16}  # scales that are no codes
-_TILE = (128, 4)  # rows and columns of scales that lie together, in 512 bytes
+FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}  # scales that are no codes
+TILE = (128, 4)  # rows and columns of scales that lie together, in 512 bytes
 
 
 class WrongForm(ValueError):
@@ -105,8 +105,8 @@ class Encoding:
     def shapes(self, shape: tuple[int, int]) -> dict[str, tuple[int, ...]]:
         """Maps each part to its shape, for data of this shape."""
         grid = self.grid(shape)
-        tiles = tuple(-(-size // tile) for size, tile in zip(grid, _TILE, strict=True))
-        scales = (math.prod(tiles) * math.prod(_TILE),) if self.swizzle else grid
+        tiles = tuple(-(-size // tile) for size, tile in zip(grid, TILE, strict=True))
+        scales = (math.prod(tiles) * math.prod(TILE),) if self.swizzle else grid
         codes = (shape[0], shape[1] // 2) if self.packed else shape
         return {"codes": codes, "scales": scales, "second": (1,)}
 
@@ -140,9 +140,9 @@ class Encoding:
         held, (rows, columns) = parts.scales, self.grid(shape)
         values = held.double() if self.scale in FLOATS else code_format(self.scale).decode(_bytes(held))
         if self.swizzle:
-            high, wide = -(-rows // _TILE[0]), -(-columns // _TILE[1])
-            tiles = values.reshape(high, wide, 32, 4, 4).transpose(2, 3).reshape(high, wide, *_TILE)
-            values = tiles.transpose(1, 2).reshape(high * _TILE[0], wide * _TILE[1])[:rows, :columns]
+            high, wide = -(-rows // TILE[0]), -(-columns // TILE[1])
+            tiles = values.reshape(high, wide, 32, 4, 4).transpose(2, 3).reshape(high, wide, *TILE)
+            values = tiles.transpose(1, 2).reshape(high * TILE[0], wide * TILE[1])[:rows, :columns]
         return values.reshape(rows, columns)
 
     def second_of(self, parts: Parts) -> Tensor:

@@ -7,6 +7,7 @@ exactly a midpoint or at least 2^-33 away from one. A quotient in float64 distin
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -88,8 +89,9 @@ def _rounded(encoding: Encoding, quotient: Tensor) -> Tensor:
         return torch.where(quotient == 0, 0.0, power)
     up = encoding.rule == "up"
     if encoding.scale in FLOATS:
-        bits = 24 if encoding.scale == "float32" else 8
-        unit = torch.ldexp(torch.ones_like(quotient), power_at_most(quotient).clamp(min=-126) - bits + 1)
+        kind = torch.finfo(FLOATS[encoding.scale])
+        least = math.frexp(kind.smallest_normal)[1] - 1
+        unit = torch.ldexp(torch.ones_like(quotient), power_at_most(quotient).clamp(min=least)) * kind.eps
         return (quotient / unit).ceil() * unit if up else (quotient / unit).round() * unit
     table = code_format(encoding.scale)
     numbers = table.tensor("numbers", quotient.device)
@@ -103,8 +105,9 @@ def _held(encoding: Encoding, scale: Tensor) -> Tensor:
     if encoding.scale not in FLOATS:
         numbers = code_format(encoding.scale).numbers
         low, high = max(low, numbers[0]), numbers[-1]
-    elif encoding.rule in POWERS:
-        low = max(low, 2.0**-149)
+    else:
+        high = torch.finfo(FLOATS[encoding.scale]).max
+        low = max(low, 2.0**-149) if encoding.rule in POWERS else low
     return scale.clamp(low, high)
 
 

@@ -1,0 +1,161 @@
+"""Quantised operands: draws codes and scales, says which numbers they mean, and lays them out as kernels read them.
+
+    parts = drawn(encoding, x)                  # {"codes": ..., "scales": ...}: an element for each code and each scale
+    meant(encoding, parts)                      # the numbers, exactly, by steps that a program can follow
+    laid(encoding, "codes", parts["codes"])     # what a kernel receives: packed, in tiles
+
+An operand has any number of dimensions. The last two are rows and columns, and each matrix is quantised by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from verify.truth.codes import CodeFormat, code_format
+from verify.truth.quantised.encoding import FLOATS, TILE, Encoding
+from verify.truth.quantised.rules import places, reach, reach_of_second
+
+Shape = tuple[int, ...]
+_OWN = {"e4m3fn": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "e4m3fnuz": torch.float8_e4m3fnuz,
+        "e5m2fnuz": torch.float8_e5m2fnuz, "int8": torch.int8}  # fmt: skip
+
+
+def shapes_of(encoding: Encoding, tokens: tuple[str, ...]) -> dict[str, str]:
+    """Maps each part to its shape in named dimensions, from that of the operand."""
+    lead, matrix = tokens[:-2], ("1", *tokens)[-2:]
+    grid = [
+        "1" if not size else token if size == 1 else f"({token}+{size - 1})//{size}"
+        for token, size in zip(matrix, encoding.block, strict=True)
+    ]
+    found = {"codes": tokens, "scales": (*lead, *grid), "second": (*lead, "1")}
+    return {name: " ".join(found[name]) for name in encoding.names}
+
+
+def dtype_of(encoding: Encoding, part: str) -> str:
+    """Returns the floating-point dtype of a part; empty for codes."""
+    kind = {"scales": encoding.scale, "second": encoding.second}.get(part, "")
+    return kind if kind in FLOATS else ""
+
+
+# -- drawing ----------------------------------------------------------------------------------------------
+
+
+def drawn(encoding: Encoding, x: Tensor) -> dict[str, Tensor]:
+    """Quantises numbers by the rule of the encoding. Codes and scales with codes are int64, other scales float64.
+
+    A number that is not finite becomes NaN where the format has it, else 0.
+    """
+    wide = x.double()
+    matrices = wide.reshape(-1, *(1, *wide.shape)[-2:])
+    made = [_drawn(encoding, each) for each in matrices]
+    lead = tuple(wide.shape[:-2])
+    grid = encoding.grid((matrices.shape[1], matrices.shape[2]))
+    forms = {"codes": tuple(wide.shape), "scales": (*lead, *grid), "second": (*lead, 1)}
+    return {name: torch.stack([each[name] for each in made]).reshape(forms[name]) for name in encoding.names}
+
+
+def _drawn(encoding: Encoding, x: Tensor) -> dict[str, Tensor]:
+    shape = (x.shape[0], x.shape[1])
+    known = torch.isfinite(x)
+    sizes = torch.where(known, x, 0.0).abs()
+    amax = _by_block(encoding, sizes)
+    lowest = -encoding.data.numbers[0]
+    if lowest > encoding.data.largest:  # int8 and int4: every other block reaches the lowest code too
+        odd = torch.arange(amax.numel()).reshape(amax.shape) % 2 == 1
+        amax = torch.where(odd, amax * (encoding.data.largest / lowest), amax)
+    second = torch.ones((), dtype=torch.float64)
+    if encoding.second and float(amax.max()):
+        second = reach_of_second(encoding, amax.max(), amax.max()).nominal
+    scale = reach(encoding, amax, amax, second).nominal
+    whole = spread(encoding, scale, shape) * second
+    quotient = torch.where(whole > 0, torch.where(known, x, 0.0) / whole, 0.0)
+    at = places(encoding, quotient, quotient).nominal
+    codes = torch.tensor([encoding.data.code_of[number] for number in encoding.data.numbers])[at]
+    if encoding.data.negative_zero is not None:
+        codes = torch.where((encoding.data.tensor("numbers")[at] == 0) & (x < 0), encoding.data.negative_zero, codes)
+    codes = torch.where(known, codes, (*encoding.data.nan_codes, encoding.data.code_of.get(0.0, 0))[0])
+    return {"codes": codes, "scales": _held(encoding, scale), "second": second.reshape(1)}
+
+
+def _by_block(encoding: Encoding, values: Tensor) -> Tensor:
+    """Returns the largest number of each block."""
+    shape = (values.shape[0], values.shape[1])
+    (rows, columns), (high, wide) = encoding.block_in(shape), encoding.grid(shape)
+    full = torch.nn.functional.pad(values, (0, wide * columns - shape[1], 0, high * rows - shape[0]))
+    return full.reshape(high, rows, wide, columns).amax((1, 3))
+
+
+def _held(encoding: Encoding, scale: Tensor) -> Tensor:
+    """Returns scales as their codes, or as they are where they have none."""
+    if encoding.scale in FLOATS:
+        return scale
+    table = code_format(encoding.scale)
+    codes = torch.tensor([table.code_of[number] for number in table.numbers])
+    return codes[torch.searchsorted(table.tensor("numbers"), scale)]
+
+
+# -- meaning ----------------------------------------------------------------------------------------------
+
+
+def meant(encoding: Encoding, parts: Mapping[str, Tensor]) -> Tensor:
+    """Returns the numbers behind parts, as float64."""
+    codes, scales = parts["codes"], parts["scales"]
+    values = scales.double() if encoding.scale in FLOATS else _decoded(code_format(encoding.scale), scales)
+    shape = ("1", *codes.shape)[-2:]
+    whole = spread(encoding, values, (int(shape[0]), int(shape[1]))).reshape(codes.shape)
+    numbers = _decoded(encoding.data, codes) * whole
+    return (
+        numbers * parts["second"].double().unsqueeze(-1).reshape(*codes.shape[:-2], 1, 1)
+        if encoding.second
+        else numbers
+    )
+
+
+def _decoded(table: CodeFormat, codes: Tensor) -> Tensor:
+    numbers = table.tensor("table")
+    return (numbers if codes.device.type in ("cpu", "meta") else numbers.to(codes.device))[codes]
+
+
+def spread(encoding: Encoding, scales: Tensor, shape: tuple[int, int]) -> Tensor:
+    """Repeats the scale of each block for each of its elements."""
+    (rows, columns), (high, wide) = encoding.block_in(shape), encoding.grid(shape)
+    lead = scales.shape[:-2]
+    whole = scales[..., :, None, :, None].expand(*lead, high, rows, wide, columns)
+    whole = whole.reshape(*lead, high * rows, wide * columns)
+    return whole[..., : shape[0], : shape[1]]
+
+
+# -- layout -----------------------------------------------------------------------------------------------
+
+
+def laid(encoding: Encoding, part: str, values: Tensor) -> Tensor:
+    """Returns a part as a kernel receives it. The padding of tiles is NaN, so that no right kernel uses it."""
+    if part == "codes":
+        if encoding.packed:
+            first, then = values[..., 0::2], values[..., 1::2]
+            low, high = (first, then) if encoding.packed == "low first" else (then, first)
+            return (low | high << 4).to(torch.uint8)
+        if encoding.data.name == "int4":
+            return (values - 16 * (values >= 8)).to(torch.int8)
+        return _as(values, encoding.data.name)
+    if part == "scales" and encoding.swizzle:
+        values = tiled(values, math.nan if encoding.scale in FLOATS else 255)
+    return values if values.is_floating_point() else _as(values, encoding.scale)
+
+
+def _as(codes: Tensor, format: str) -> Tensor:
+    """Returns codes in PyTorch's dtype of their format, else as bytes."""
+    return codes.to(torch.uint8).view(_OWN.get(format, torch.uint8))
+
+
+def tiled(scales: Tensor, padding: float) -> Tensor:
+    """Returns scales in tiles of 128 x 4, one line for each matrix."""
+    rows, columns = scales.shape[-2:]
+    high, wide = -(-rows // TILE[0]), -(-columns // TILE[1])
+    full = torch.nn.functional.pad(scales, (0, wide * TILE[1] - columns, 0, high * TILE[0] - rows), value=padding)
+    tiles = full.reshape(*scales.shape[:-2], high, 4, 32, wide, 4).movedim(-2, -4).transpose(-2, -3)
+    return tiles.reshape(*scales.shape[:-2], -1).contiguous()
