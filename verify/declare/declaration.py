@@ -18,7 +18,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 import msgspec
 
@@ -32,6 +32,7 @@ from verify.declare.stochastic import STOCHASTIC_NOISE, stochastic_limits, stoch
 from verify.declare.writing import functional
 from verify.errors import UsageError
 from verify.ops.geometry import Params, Shape
+from verify.ops.graph.rounding import Accumulate
 from verify.ops.graph.shapes import check, holds
 from verify.ops.op import Largest, Op, Operand, largest_words, up_to
 from verify.records.record import ORDINARY
@@ -248,7 +249,7 @@ def kernel(
     max_ulp: float | Mapping[str, Any] | None = None,
     max_noise: float | Mapping[str, float] | None = None,
     max_bias: float | Mapping[str, float] | None = None,
-    accumulate: Literal["float32", "tf32"] = "float32",
+    accumulate: Accumulate = "float32",
     intermediate: Literal["", "eager", "float32"] = "",
     vacuous: Mapping[str, str] | None = None,
     backends: Iterable[str] | None = None,
@@ -293,6 +294,8 @@ def kernel(
     max_noise: with like=, the multiple of the program's own noise beyond half a ULP that is also right
         (docs/limits.md). One number, or one per result; default 8, in 16 bits 5.
     accumulate: with like=, the format in which products are computed: "tf32" allows operands of 10 bits for float32.
+        "14 bits" allows sums of 14 bits, as Hopper's tensor cores add products of FP8, and "14 bits, promoted every
+        128" the same for 128 products at a time, whose sums are added in float32.
     intermediate: with like=, the format between operators. "eager" is the dtype of the case, as in eager PyTorch.
         "float32" forbids rounding to 16 bits in between, as in a fused kernel. Default "eager", and "float32" if
         max_ulp= promises a number of ULP.
@@ -385,7 +388,7 @@ def kernel(
                 "shown": quantised.shown,
                 "integers": integers,
                 "examples": examples,
-                "accumulate": promises.choice(about, "accumulate", accumulate, ("float32", "tf32")),
+                "accumulate": promises.choice(about, "accumulate", accumulate, get_args(Accumulate)),
                 "intermediate": promises.choice(about, "intermediate", intermediate, ("", "eager", "float32"))
                 or ("" if max_ulp is None and stochastic is None else "float32"),
             }

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from verify.cases import Case, problem_of
-from verify.cases.classes import class_of, classed
+from verify.cases.classes import class_of, class_of_recipe, classed
 from verify.cases.plan import Group
 from verify.cases.regimes import deciding_values
 from verify.declare.declaration import Kernel
@@ -47,7 +47,7 @@ from verify.ops.graph.sampled import Sample
 from verify.ops.op import Fast, Largest, Op, Problem, Regime, remembering
 from verify.records.figure import LEAST
 from verify.records.readings import APART, BEYOND, NONFINITE
-from verify.records.record import Origin, Worst, value_of
+from verify.records.record import ORDINARY, Origin, Worst, value_of
 from verify.truth import formats
 from verify.truth.fast import Truth, device_kind, truth_of
 from verify.truth.formats import Format
@@ -321,7 +321,8 @@ def judge_case(
             theirs=theirs,
         )
         pieces[by] = judging.pieces(results, known.get(by, {}))
-    if kernel.encoded is not None and not kernel.peer and question.whole is None:
+    ordinary = class_of_recipe(question.case.regime or question.case.fill) == ORDINARY
+    if kernel.encoded is not None and not kernel.peer and question.whole is None and ordinary:
         for name, piece in pieces[KERNEL].items():
             if name not in known[KERNEL] or not known[KERNEL][name].mistake:
                 got, near = given[KERNEL][name].to(truths[name].value.device), truths[name].value

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tests.ops.graph.fp8_sums import added
 from verify.measure.judge import Effort, JudgedBy, judge_by
 from verify.ops.graph.like import Definition
 from verify.ops.graph.noise import Noise, noise_of
@@ -493,7 +494,7 @@ def test_the_noise_of_float64_is_that_of_float32_in_its_own_roundings() -> None:
         .meaning.program(problem_of(mixed, None, "y"))
     )  # type: ignore[misc]
     assert Rounding.of(run).unit == 2.0**-53, "one operand of float64 makes a float64 kernel"
-    assert Rounding.of(run, tf32=True).tf32 is False
+    assert Rounding.of(run, products="tf32").products == "float32"
 
 
 # -- what it calls right and wrong --------------------------------------------------------------------------
@@ -555,3 +556,21 @@ def test_the_product_of_two_numbers_of_16_bits_is_rounded_where_it_is_stored() -
     deviation = at_hand(program, {"x": x, "w": w, "v": v}).noise
     honest = ((x * w) * v).double().sum() - (x.double() * w.double() * v.double()).sum()
     assert float(honest.abs()) <= 4 * float(deviation)
+
+
+@pytest.mark.parametrize("inner", [32, 128, 4096])
+@pytest.mark.parametrize("sign", ["both", "one"])
+def test_sums_of_14_bits_are_as_far_off_as_the_accumulator_that_is_declared_allows(inner: int, sign: str) -> None:
+    """Tensor cores for FP8, emulated. Fewer bits, and sums that are never promoted, are beyond it."""
+    numbers = [drawn(16, inner, seed=seed) * 64 for seed in (0, 1)]
+    a, b = ((x.abs() if sign == "one" else x).to(torch.float8_e4m3fn).float() for x in numbers)
+
+    def off(accumulate: str, **how: int) -> float:
+        noise = at_hand(lambda a, b: a @ b.mT, {"a": a, "b": b}, accumulate=accumulate).noise
+        return float(((added(a, b, **how).double() - a.double() @ b.double().mT) / noise).square().mean().sqrt())
+
+    never, promoted = "14 bits", "14 bits, promoted every 128"
+    assert off("float32") > 20 and off(never) < 1.2 and off(promoted, promoted=128) < 1.2
+    assert off(never, bits=9) > 3 and off(promoted, promoted=128, bits=9) > 3
+    if inner > 128 and sign == "one":
+        assert off(promoted) > 3, "never promoted"

@@ -25,7 +25,7 @@ from verify.ops.graph.derived import Derivation, derivations
 from verify.ops.graph.float64 import in_float64, narrowed
 from verify.ops.graph.noise import Noise, noise_of, sampled_again
 from verify.ops.graph.program import Program, trace
-from verify.ops.graph.rounding import Rounding
+from verify.ops.graph.rounding import Accumulate, Rounding
 from verify.ops.graph.scores import scores_of
 from verify.ops.graph.shapes import NamedDims, Range, ranges_of, sizes_within
 from verify.ops.graph.single import ElementEvaluator, Shared
@@ -52,7 +52,7 @@ class Definition:
     examples: Any = None
     outputs: Sequence[str] | None = None
     name: str = ""
-    accumulate: str = "float32"
+    accumulate: Accumulate = "float32"
     intermediate: str = ""
     derive: Mapping[str, Any] | None = None
     hidden: Sequence[str] = ()  # operands that the kernel does not receive; others are derived from them
@@ -69,9 +69,7 @@ class Definition:
         ranges = ranges_of([each for each in meaning.names if each not in derived], self.integers or {}, table, given)
         table = table and table.with_ranges(ranges)
         labels = tuple(self.outputs) if self.outputs else None
-        made = _Like(
-            meaning, table, ranges, labels, tf32=self.accumulate == "tf32", fused=self.intermediate == "float32"
-        )
+        made = _Like(meaning, table, ranges, labels, products=self.accumulate, fused=self.intermediate == "float32")
         made.derived, made.hidden, made.shown = derived, tuple(self.hidden), self.shown
         return made.op(fuses=not self.intermediate)
 
@@ -140,7 +138,7 @@ class _Like:
     outputs: tuple[str, ...] | None
     programs: dict[Any, Program] = field(default_factory=dict, repr=False)
     by_noise: bool = False  # True: errors are measured in units of the program's noise
-    tf32: bool = False  # True: products may round their operands to TF32
+    products: Accumulate = "float32"  # how products of matrices are added up
     fused: bool = False  # True: no result between operators is rounded to 16 bits
     kind: torch.dtype = torch.float32  # dtype of operands while there is no case
     smooth: tuple[str, ...] = ()  # the operands that the function has a gradient for
@@ -395,7 +393,7 @@ class _Like:
         return found
 
     def _rounding(self, program: Program, run: Run) -> Rounding:
-        return Rounding.of(run, tf32=self.tf32, stored={} if self.fused else program.stored)
+        return Rounding.of(run, products=self.products, stored={} if self.fused else program.stored)
 
     def deviation(self, problem: Problem, result: str) -> Tensor:
         """Returns the noise of each element of a result, from more runs than `fast` takes."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -23,6 +24,10 @@ from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
 from verify.ops.graph.selecting import Positioned
 from verify.ops.graph.steps import Plain, Run, Step
 
+Accumulate = Literal["float32", "tf32", "14 bits", "14 bits, promoted every 128"]
+PROMOTED: Accumulate = "14 bits, promoted every 128"
+# Sums of 14 bits lose _CUT of the sum, relative, for each product. A promoted sum has _PROMOTED products.
+_CUT, _PROMOTED = 2.0**-13, 128
 _TF32 = 2.0**-11  # relative rounding of an operand of a product to TF32
 # Neighbours in a sum count as equal if they differ by less than _CONSTANT, relative to the largest term. If more than
 # the part _MOSTLY of them are equal, their roundings add up.
@@ -37,11 +42,13 @@ class Rounding:
     unit: float = 2.0**-24  # half an ulp, relative
     lowest: float = 2.0**-126  # smallest normal number
     largest: float = 2.0**128  # larger numbers overflow
-    tf32: bool = False  # True: products round their operands to TF32
+    products: Accumulate = "float32"  # how products of matrices are added up
     stored: Mapping[int, torch.dtype] = field(default_factory=dict)  # id(step) -> 16-bit format that stores its result
 
     @classmethod
-    def of(cls, run: Run, *, tf32: bool = False, stored: Mapping[int, torch.dtype] | None = None) -> Rounding:
+    def of(
+        cls, run: Run, *, products: Accumulate = "float32", stored: Mapping[int, torch.dtype] | None = None
+    ) -> Rounding:
         """Returns the rounding of float64 if an operand is float64, else that of float32."""
         wide = any(leaf.dtype == torch.float64 for leaf in run.leaves.values())
         kind = torch.float64 if wide else torch.float32
@@ -49,7 +56,7 @@ class Rounding:
             unit_of(kind),
             torch.finfo(kind).smallest_normal,
             math.inf if wide else 2.0**128,
-            tf32 and not wide,
+            "float32" if wide else products,
             stored or {},
         )
 
@@ -104,7 +111,11 @@ def deviation_of(
             (a != 0).double() @ (b != 0).double() if zeros else torch.tensor(float(a.shape[-1]), dtype=torch.float64)
         )
         found = _of_sum(value, squares, count.to(value.device), format, products=True)
-        return (found * found + squares * (2 * _TF32**2 / 3)).sqrt() if format.tf32 else found
+        if format.products == "tf32":
+            found = (found * found + squares * (2 * _TF32**2 / 3)).sqrt()
+        elif format.products != "float32":
+            found = torch.hypot(found, _of_14_bits(a, b, format.products))
+        return found
     if isinstance(step, Running):
         [a] = given
         squares, count = (a * a).cumsum(step.dim), (a != 0).double().cumsum(step.dim)
@@ -169,6 +180,24 @@ def _of_sum(total: Tensor, squares: Tensor, count: Tensor, format: Rounding, *, 
     low = (squares <= count * format.lowest**2) & (count > 0)
     variance = torch.where(low, variance + count * format.lowest**2, variance)
     return (variance.sqrt() / _ROOT3).nan_to_num(0.0, 0.0, 0.0)
+
+
+def _of_14_bits(a: Tensor, b: Tensor, products: Accumulate) -> Tensor:
+    """The deviation of products that tensor cores for FP8 add up with 14 bits.
+
+    Each step aligns some products and the sum so far to the largest of them, and cuts off what lies below 14 bits. Cut
+    numbers move toward zero: those of products with one sign add up.
+    """
+    inner = a.shape[-1]
+    part = _PROMOTED if products == PROMOTED else max(inner, 1)
+    variance = torch.zeros((), dtype=a.dtype, device=a.device)
+    for start in range(0, inner, part):
+        one, other = a[..., start : start + part], b[..., start : start + part, :]
+        total, squares = one @ other, (one * one) @ (other * other)
+        count = one.shape[-1]
+        together = (total * total * count / squares / 4).nan_to_num(0.0, 0.0, 0.0)
+        variance = variance + (total * total / 3 + squares / 6) * ((count + 1) / 3 + together) * _CUT**2
+    return variance.sqrt().nan_to_num(0.0, 0.0, 0.0)
 
 
 def _of_reduction(step: Reduce, total: Tensor, a: Tensor, format: Rounding) -> Tensor | None:

@@ -85,6 +85,10 @@ class Sample:
         """Returns {}: each box has its own float64 results already."""
         return {}
 
+    def in_place_of(self, function: Callable[..., Any], problem: Problem) -> dict[str, Tensor]:
+        """Returns nothing, as `in_float64` does."""
+        return {}
+
     def _joined(self, make: Callable[[int, Any, Problem], Tensor]) -> Tensor:
         """Calls `make` for each box and returns its values at the elements of the sample."""
         boxes = [make(number, *part).reshape(-1) for number, part in enumerate(self.parts)]
