@@ -64,7 +64,7 @@ def proved(kernel: Kernel, encoding: Encoding, device: str) -> dict[str, Any]:
             if case.kind == kind:
                 x = filled(case.fill, fmt, case.dims)
                 returned = kernel(x.to(device))
-                parts = Parts(*(each.cpu() for each in returned))
+                parts = Parts(**{name: each.cpu() for name, each in zip(encoding.names, returned, strict=True)})
                 judged = judge(encoding, Value.of(x), parts)
                 tried, blocks, bad = tried + case.tried, blocks + judged.kinds.numel(), bad + judged.wrong
                 all_of_them = all_of_them and case.everything

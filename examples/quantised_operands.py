@@ -17,6 +17,9 @@ MXFP4 = verify.quantised("e2m1", block=(1, 32), scale="e8m0", packed="low first"
 MXFP8 = verify.quantised("e4m3", block=(1, 32), scale="e8m0")
 NVFP4 = verify.quantised("e2m1", block=(1, 16), scale="e4m3", second="float32", packed="low first", swizzle="128x4")
 INT4 = verify.quantised("int4", block=(1, 32), scale="bfloat16", packed="low first")
+UINT4 = verify.quantised("uint4", block=(1, 32), scale="bfloat16", zero_point="uint4", packed="low first")
+HQQ = verify.quantised("uint4", block=(1, 64), scale="bfloat16", zero_point="bfloat16", packed="high first")
+INT8_TOKENS = verify.quantised("int8", block=(1, 0), scale="float32", zero_point="int8")
 INT8_ROWS = verify.quantised("int8", block=(1, 0), scale="float32")
 FP8_TOKENS = verify.quantised("e4m3", block=(1, 128), scale="float32")  # DeepSeek-V3: activations
 FP8_SQUARES = verify.quantised("e4m3", block=(128, 128), scale="float32")  # and weights
@@ -97,6 +100,20 @@ def dequantised_int4(w_codes, w_scales):
     return signed(halves(w_codes)).bfloat16() * over_columns(w_scales, 32)
 
 
+@verify.kernel(**ALONE, operands={"w": UINT4}, dtypes=["bfloat16"])
+def dequantised_uint4(w_codes, w_scales, w_zeros):
+    """Numbers of UINT4 with zero points in groups of 32, in bfloat16, as AWQ has them."""
+    centred = halves(w_codes).to(torch.int8) - over_columns(w_zeros.to(torch.int8), 32)
+    return centred.bfloat16() * over_columns(w_scales, 32)
+
+
+@verify.kernel(**ALONE, operands={"w": HQQ}, dtypes=["float32"])
+def dequantised_hqq(w_codes, w_scales, w_zeros):
+    """Numbers of UINT4 with zero points that are no integers, in groups of 64, the high code of a byte first."""
+    codes = torch.stack([w_codes >> 4, w_codes & 15], -1).flatten(-2)
+    return (codes.float() - over_columns(w_zeros, 64).float()) * over_columns(w_scales, 64).float()
+
+
 # -- products -----------------------------------------------------------------------------------------------
 
 
@@ -113,6 +130,13 @@ def w4a16(x, w_codes, w_scales):
 def w8a8(a_codes, a_scales, b_codes, b_scales):
     """A product of rows of INT8, added up in 32-bit integers."""
     return ((a_codes.int() @ b_codes.int().mT).float() * a_scales * b_scales.mT).bfloat16()
+
+
+@verify.kernel(**PRODUCT, operands={"a": INT8_TOKENS, "b": INT8_ROWS})
+def w8a8_asymmetric(a_codes, a_scales, a_zeros, b_codes, b_scales):
+    """The same with a zero point for each row of a, which is subtracted from the sum."""
+    sums = b_codes.int().sum(1)[None, :] * a_zeros.int()
+    return ((a_codes.int() @ b_codes.int().mT - sums).float() * a_scales * b_scales.mT).bfloat16()
 
 
 @verify.kernel(**PRODUCT, operands={"a": FP8_TOKENS, "b": FP8_SQUARES})

@@ -229,6 +229,38 @@ def int4_groups(x):
     return packed(codes.view(torch.uint8) & 15), scales
 
 
+def asymmetric(x, columns, first, last, least):
+    """Integers with zero points: the range of a block with 0 over all codes, rounded half to even."""
+    b = blocks(x, 1, columns or x.shape[1])
+    low, high = b.amin((-1, -2)).clamp(max=0), b.amax((-1, -2)).clamp(min=0)
+    scales = divided((high - low).clamp(min=least), last - first)
+    zeros = (first - torch.round(low / scales)).clamp(first, last)
+    codes = (torch.round(b / scales[..., None, None]) + zeros[..., None, None]).clamp(first, last)
+    return unblocked(codes.nan_to_num(nan=0.0)), scales, zeros.nan_to_num(nan=0.0)
+
+
+@verify.kernel(
+    quantise=verify.quantised("int8", block=(1, 0), scale="float32", zero_point="int8", by="division", least=1e-10),
+    dtypes=["bfloat16", "float32"],
+)
+def int8_tokens(x):
+    """INT8 activations with a scale and a zero point for each token."""
+    codes, scales, zeros = asymmetric(x, 0, -128, 127, 1e-10)
+    return codes.to(torch.int8), scales, zeros.to(torch.int8)
+
+
+UINT4 = verify.quantised(
+    "uint4", block=(1, 32), scale="float32", zero_point="uint4", by="division", least=1e-10, packed="low first"
+)
+
+
+@verify.kernel(quantise=UINT4, dtypes=["bfloat16", "float32"])
+def uint4_groups(x):
+    """UINT4 weights in groups of 32 with a scale and a zero point for each, two codes in a byte (AWQ, HQQ)."""
+    codes, scales, zeros = asymmetric(x, 32, 0, 15, 1e-10)
+    return packed(codes.to(torch.uint8)), scales, zeros.to(torch.uint8)
+
+
 # -- the way back ---------------------------------------------------------------------------------------------
 
 
@@ -242,6 +274,8 @@ def float_of(codes, name):
         normal = torch.exp2((exponent + least - 1).float()) * (1 + mantissa / (1 << bits))
         value = torch.where(exponent == 0, mantissa * 2.0 ** (least - bits), normal)
         return torch.where(codes.int() >> width & 1 == 1, -value, value)
+    if name.startswith("uint"):
+        return codes.float()
     if name.startswith("int"):
         half = 1 << int(name[3:]) - 1
         return ((codes.int() + half) % (2 * half) - half).float()

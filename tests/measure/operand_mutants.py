@@ -61,6 +61,19 @@ def nothing(w_codes, w_scales):
     return torch.zeros(w_codes.shape)
 
 
+@mutant(right.dequantised_uint4, "one_less")
+def one_less(w_codes, w_scales, w_zeros):
+    """The zero point is stored less one, as GPTQ does, and this kernel adds 1 to a zero point that is not."""
+    centred = right.halves(w_codes).to(torch.int8) - right.over_columns(w_zeros.to(torch.int8) + 1, 32)
+    return centred.bfloat16() * right.over_columns(w_scales, 32)
+
+
+@mutant(right.dequantised_uint4, "always_eight")
+def always_eight(w_codes, w_scales, w_zeros):
+    """The zero points are not read: 8 stands for them."""
+    return (right.halves(w_codes).to(torch.int8) - 8).bfloat16() * right.over_columns(w_scales, 32)
+
+
 # -- products -----------------------------------------------------------------------------------------------
 
 W4 = {"like": lambda x, w: x @ w.mT, "shapes": {"x": "m k", "w": "n k"}, "largest": 8.0, "gradients": False}
@@ -97,6 +110,8 @@ CAUSES = [
     (shifted_exponent, "w: the scale is read off by one code (+1)", right.dequantised_mxfp8),
     (unsigned_codes, "w: the codes are read as uint4, they are int4", right.dequantised_int4),
     (second_forgotten, "w: the second scale is left out", right.dequantised_nvfp4),
+    (one_less, "w: the zero point is off by one (+1)", right.dequantised_uint4),
+    (always_eight, "w: the middle of the codes is taken as the zero point", right.dequantised_uint4),
     (nothing, "every element is 0", right.dequantised_mxfp8),
     (next_group, "w: the scale is that of the next block in a row", right.w4a16),
     (fnuz, "a or b: the codes are read as e4m3fnuz, they are e4m3fn", right.mxfp8_product),

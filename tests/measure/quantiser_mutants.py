@@ -169,6 +169,26 @@ def one_off(x):
     return _mx(x, exponent=lambda amax: right.exponent_floor(amax) - 7)
 
 
+@mutant(right.int8_tokens, "zero_point_of_unrounded_codes")
+def zero_point_of_unrounded_codes(x):
+    """The zero point is cut off instead of rounded."""
+    _, scales, _ = right.int8_tokens(x)
+    low = x.float().amin(1, keepdim=True).clamp(max=0)
+    zeros = (-128 - torch.trunc(low / scales)).clamp(-128, 127)
+    codes = (torch.round(x.float() / scales) + zeros).clamp(-128, 127).nan_to_num(nan=0.0)
+    return codes.to(torch.int8), scales, zeros.nan_to_num(nan=0.0).to(torch.int8)
+
+
+@mutant(right.uint4_groups, "symmetric_scale")
+def symmetric_scale(x):
+    """The range of a block is taken as twice amax, so that half of the codes stay unused."""
+    b = right.blocks(x, 1, 32)
+    scales = right.divided((2 * right.amax_of(b)).clamp(min=1e-10), 15)
+    zeros = torch.full_like(scales, 8)
+    codes = (torch.round(b / scales[..., None, None]) + 8).clamp(0, 15).nan_to_num(nan=0.0)
+    return right.packed(right.unblocked(codes).to(torch.uint8)), scales, zeros.to(torch.uint8)
+
+
 # the words by which the verdict names each, and its twin
 CAUSES = [
     (zero_code, "only blocks with the smallest scale, 5.87747e-39, are wrong", right.mxfp8),
@@ -186,5 +206,7 @@ CAUSES = [
     (inverse_second, "the second scale is", right.nvfp4),
     (positive_zeros, "zeros are positive, the declaration says signed", right.mxfp4),
     (zeros, "every code of the wrong blocks is 0", right.mxfp8),
+    (zero_point_of_unrounded_codes, "the zero point is off (-1) in", right.int8_tokens),
+    (symmetric_scale, "the scale is off", right.uint4_groups),
     (one_off, "the scale is off by one code (+1)", right.mxfp8),
 ]

@@ -9,6 +9,7 @@ import torch
 
 from verify.ops.graph.shapes import NamedDims
 from verify.truth.quantised import Parts, Value, judge, quantised
+from verify.truth.quantised.encoding import FLOATS
 from verify.truth.quantised.misread import misread
 from verify.truth.quantised.operands import drawn, laid, meant, shapes_of, tiled
 
@@ -23,6 +24,9 @@ ENCODINGS = [
     quantised("int8", block=(0, 0), scale="float32"),
     quantised("int4", block=(1, 32), scale="float16", packed="low first"),
     quantised("int4", block=(32, 1), scale="bfloat16"),
+    quantised("uint4", block=(1, 32), scale="float16", zero_point="uint4", packed="low first"),
+    quantised("uint4", block=(1, 32), scale="bfloat16", zero_point="bfloat16", packed="high first"),
+    quantised("int8", block=(1, 0), scale="float32", zero_point="int8"),
 ]
 
 
@@ -31,13 +35,13 @@ def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def parts_of(encoding, made):
-    return Parts(*(laid(encoding, name, made[name].to(kind_of(encoding, name))) for name in encoding.names))
+    return Parts(**{name: laid(encoding, name, made[name].to(kind_of(encoding, name))) for name in encoding.names})
 
 
 def kind_of(encoding, name):
     """The dtype in which a case holds a part."""
-    kind = {"scales": encoding.scale, "second": encoding.second}.get(name, "")
-    return getattr(torch, kind, torch.int64)
+    kind = {"scales": encoding.scale, "zeros": encoding.zero_point, "second": encoding.second}.get(name, "")
+    return FLOATS.get(kind, torch.int64)
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS, ids=lambda encoding: encoding.words)
@@ -50,7 +54,9 @@ def test_what_is_laid_out_decodes_to_what_is_meant(encoding) -> None:
 
 
 @pytest.mark.parametrize(
-    "encoding", [each for each in ENCODINGS if "int" not in each.data.name], ids=lambda encoding: encoding.words
+    "encoding",
+    [each for each in ENCODINGS if each.zero_point not in ("", "bfloat16") or "int" not in each.data.name],
+    ids=lambda encoding: encoding.words,
 )
 def test_numbers_are_quantised_as_the_judge_of_quantisers_wants_it(encoding) -> None:
     x = numbers(64, 160) * 2.0**-3
@@ -59,7 +65,7 @@ def test_numbers_are_quantised_as_the_judge_of_quantisers_wants_it(encoding) -> 
 
 
 def test_integers_reach_their_lowest_code_and_floats_minus_zero() -> None:
-    for encoding in ENCODINGS[-3:]:
+    for encoding in ENCODINGS[7:10]:
         made = drawn(encoding, numbers(64, 64) if encoding.block != (0, 0) else -numbers(64, 64).abs())
         lowest = int(min(encoding.data.numbers)) % (1 << encoding.data.bits)
         assert encoding.block == (0, 0) or bool((made["codes"] == lowest).any()), encoding.words

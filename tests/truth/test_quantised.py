@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from verify.cases.blocks import block_cases, dims_of, filled
+from verify.errors import UsageError
 from verify.truth.codes import code_format
 from verify.truth.formats import floor_log2, named
 from verify.truth.quantised import Encoding, Parts, Value, WrongForm, causes, followed, judge, quantised
@@ -234,3 +235,72 @@ def test_recipes_hold_every_maximum_and_every_number() -> None:
     numbers = set(bits_of(filled(cases["rounding"].fill, fmt, cases["rounding"].dims)).reshape(-1).tolist())
     most = fmt.from_float(511.0)
     assert numbers == {bits | sign for bits in range(most) for sign in (0, fmt.sign_bit)} | {most - 1}
+
+
+# -- zero points --------------------------------------------------------------------------------------------
+
+ASYMMETRIC = quantised("uint4", block=(1, 16), scale="float32", zero_point="uint4")
+
+
+def with_zero_points(x: torch.Tensor, *, moved: int = 0) -> Parts:
+    """Quantises rows of 16 in rationals: the range of a block with 0 over 15 codes."""
+    scales, zeros, codes = [], [], []
+    for block in x.double().reshape(-1, 16).tolist():
+        low, high = min(0, *map(Fraction, block)), max(0, *map(Fraction, block))
+        scale = Fraction(float(torch.tensor(float((high - low) / 15), dtype=torch.float32)))
+        zero = round(-low / scale) + moved if scale else 0
+        scales.append(float(scale))
+        zeros.append(zero)
+        codes += [max(0, min(15, round(Fraction(each) / scale) + zero)) if scale else 0 for each in block]
+    grid = (x.shape[0], x.shape[1] // 16)
+    return Parts(
+        torch.tensor(codes, dtype=torch.uint8).reshape(x.shape),
+        torch.tensor(scales).reshape(grid),
+        zeros=torch.tensor(zeros, dtype=torch.uint8).reshape(grid),
+    )
+
+
+def test_rationals_with_zero_points_are_right_and_any_other_zero_point_is_named() -> None:
+    x = draw(4)
+    x[9], x[10] = x[9].abs(), -x[10].abs()
+    found = judge(ASYMMETRIC, Value.of(x), with_zero_points(x))
+    assert found.wrong == 0 and found.counts["right"] >= 40, found.words
+    inside = x[[0, 1, 2, 4]]  # with both signs, so that no zero point is at an end
+    for moved in (1, -1):
+        parts = with_zero_points(inside, moved=moved)
+        other = judge(ASYMMETRIC, Value.of(inside), parts)
+        assert other.wrong == 8, other.words
+        named = causes(ASYMMETRIC, other.value, parts, other)
+        assert f"the zero point is off ({moved:+d}) in 8 blocks" in named, named
+        assert "zero point" in other.facts()
+
+
+def test_the_decoded_number_is_that_of_the_distance_to_the_zero_point() -> None:
+    x = draw(5)
+    parts = with_zero_points(x)
+    numbers = ASYMMETRIC.decode(parts, (24, 32))
+    for row, column in ((0, 0), (7, 20), (23, 31)):
+        block = column // 16
+        wanted = (int(parts.codes[row, column]) - int(parts.zeros[row, block])) * float(parts.scales[row, block])
+        assert float(numbers[row, column]) == wanted
+    assert float((numbers - x.double()).abs().max() / x.double().abs().max()) < 0.1
+
+
+def test_a_tie_beside_an_odd_zero_point_is_rounded_before_it_is_added() -> None:
+    """x / scale = 0.5 rounds to 0, and to the code of the zero point; 0.5 + 7 would round to 8."""
+    x = torch.zeros(1, 16, dtype=torch.float64)
+    x[0, :3] = torch.tensor([-7.0, 8.0, 0.5])  # the scale 1 and the zero point 7
+    parts = with_zero_points(x)
+    assert (float(parts.scales[0, 0]), int(parts.zeros[0, 0]), int(parts.codes[0, 2])) == (1.0, 7, 7)
+    assert judge(ASYMMETRIC, Value.of(x), parts).counts["right"] == 1
+    changed = parts.codes.clone()
+    changed[0, 2] = 8
+    assert judge(ASYMMETRIC, Value.of(x), replace(parts, codes=changed)).wrong == 1
+    assert judge(replace(ASYMMETRIC, ties="up"), Value.of(x), replace(parts, codes=changed)).wrong == 0
+
+
+def test_zero_points_belong_to_integers() -> None:
+    for said in ({"data": "e4m3", "scale": "float32"}, {"data": "uint4", "scale": "e8m0"}):
+        data = said.pop("data")
+        with pytest.raises(UsageError, match="zero points belong to integers with scales by the rules"):
+            quantised(data, block=(1, 16), zero_point="uint4", **said)

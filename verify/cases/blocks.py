@@ -160,7 +160,8 @@ def block_cases(encoding: Encoding, fmt: Format, allows: Allows, ordinary: Seque
 
     name, size = f"block {{}} {label}", math.prod(sizes)
     for first, count, step in _maxima(encoding, fmt, size):
-        everything = step == 1 and fmt.bits <= 16
+        # with zero points a scale follows from two numbers of a block, of which not all pairs are tried
+        everything = step == 1 and fmt.bits <= 16 and not encoding.zero_point
         add("scales", count, name.format("amax") + f" from {first} by {step}", count, everything=everything)
     if not encoding.second and all(encoding.block) and fmt.bits > 16:  # 16-bit formats have all maxima above
         mantissas = sorted({1.0, 2 - 2.0**-1, _mantissa(encoding.data.largest), 1.75})

@@ -238,7 +238,7 @@ def _run_quantiser(
 def demand_parts(kernel: Kernel, encoding: Encoding, case: Case, parts: Mapping[str, Tensor]) -> None:
     """Raises KernelError unless a quantiser returned each part in the form that a case requires."""
     try:
-        encoding.demand_form(Parts(*(parts[name] for name in encoding.names)), rows_and_columns(kernel, case))
+        encoding.demand_form(Parts(**{name: parts[name] for name in encoding.names}), rows_and_columns(kernel, case))
     except (KeyError, WrongForm) as error:
         raise KernelError(f"{kernel.name}: {error}") from None
 

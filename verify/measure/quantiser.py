@@ -162,7 +162,7 @@ class QuantiserJudging:
 
     def laws(self) -> list[LawRun]:
         """Tries the laws of quantisers on one tensor. There are none for fused quantisers and large blocks."""
-        if self.encoding.fused or not all(self.encoding.block):
+        if self.encoding.fused or not self.encoding.block[0]:
             return []
         dims = dims_of(self.encoding, _BLOCKS, self.kernel.allows)
         if math.prod(dims) > LIMIT:
@@ -265,7 +265,7 @@ def _masked(after: Tensor, keep: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor
 def parts_of(measured: Measured) -> Parts:
     """Returns the parts of a call in CPU memory."""
     held = {name: value.detach().cpu() for name, value in measured.results.items()}
-    return Parts(held["codes"], held["scales"], held.get("second"))
+    return Parts(held["codes"], held["scales"], held.get("second"), held.get("zeros"))
 
 
 def _counted(found: _Found) -> str:

@@ -199,6 +199,7 @@ CODE_FORMATS: dict[str, CodeFormat] = {
         _of_floats("e2m1", 4, 1, 1, "none"),
         _of_integers("int8", 8, signed=True),
         _of_integers("int4", 4, signed=True),
+        _of_integers("uint8", 8, signed=False),
         _of_integers("uint4", 4, signed=False),
     )
 }

@@ -8,14 +8,14 @@ two, arithmetic is exact, and there is one right answer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from verify.truth.quantised.encoding import Encoding, Parts
-from verify.truth.quantised.rules import FLOAT32, LEAST_OF_ALL, Reach, places, reach, reach_of_second
+from verify.truth.quantised.rules import FLOAT32, LEAST_OF_ALL, Reach, places, reach, reach_of_second, reach_of_zero
 
 RIGHT, TIE, OTHER, WRONG, FREE = range(5)
 KINDS = ("right", "right at a tie", "right under another scale", "wrong", "not promised")
@@ -52,6 +52,8 @@ class Judged:
     scale: Tensor
     wanted: Reach  # the scales that are right
     codes: Tensor  # blocks x elements
+    zero: Reach | None = None  # the possible zero points, one for each block
+    zeros: Tensor | None = None  # the zero points of the blocks
     second: str = ""  # why the second scale is wrong
 
     @cached_property
@@ -92,10 +94,14 @@ class Judged:
         scale, low, high = (float(each[place]) for each in (self.scale, self.wanted.low, self.wanted.high))
         nominal, width = float(self.wanted.nominal[place]), -(-self.encoding.data.bits // 4)
         also = "" if low == high else f" ({low:.9g} to {high:.9g} can be reached)"
+        zero = None
+        if self.zero is not None and self.zeros is not None:
+            zero = f"{float(self.zeros[at]):g}; the rule gives {float(self.zero.nominal[at]):g}"
         amax = float(x.abs().nan_to_num(nan=0.0).max())
         return {
             "block": f"[{place[0]}, {place[1]}], amax {amax:.9g} ({amax.hex()})",
             "scale": f"{scale:.9g}; the rule gives {nominal:.9g}{also}",
+            **({} if zero is None else {"zero point": zero}),
             "codes": " ".join(f"{code:0{width}x}" for code in self.codes[at][:16].tolist()),
             "element": f"{element}: x = {float(x[element]):.9g} ({float(x[element]).hex()}), "
             f"x / scale = {float(x[element]) / scale if scale else float('nan'):.9g}, "
@@ -121,25 +127,33 @@ def judge(encoding: Encoding, value: Value, parts: Parts) -> Judged:
     codes = in_blocks(encoding.codes_of(parts), encoding, encoding.data.code_of.get(0.0, 0))
     scale, second = encoding.scales_of(parts, shape).reshape(-1), encoding.second_of(parts)
     nan, infinite = torch.isnan(low), torch.isinf(low) | torch.isinf(high)
-    least, most = _amax(low, high, nan)
+    least, most = _range(low, high, nan) if encoding.zero_point else _amax(low, high, nan)
     wanted = reach(encoding, least, most, second)
     reachable = (scale >= wanted.low) & (scale <= wanted.high)
-    numbers = encoding.data.tensor("table")[codes]
+    zeros = encoding.zeros_of(parts).expand(grid).reshape(-1, 1) if encoding.zero_point else None
+    zero = None if zeros is None else _zero(encoding, low, high, nan, scale)
+    if zero is not None and zeros is not None:
+        reachable &= (zeros[:, 0] >= zero.low) & (zeros[:, 0] <= zero.high)
+    numbers = encoding.data.tensor("table")[codes] - (0.0 if zeros is None else zeros)
     empty = (most == 0) & ~nan.any(1)
-    away = _away(encoding, low, high, (scale * second)[:, None], codes)
+    away = _away(encoding, low, high, (scale * second)[:, None], codes, zeros)
     away = torch.where(empty[:, None], torch.where(numbers == 0, 0.0, numbers.abs()), away)
     if encoding.zero != "any" and encoding.data.negative_zero is not None:
         minus = in_blocks(value.negative, encoding, False) & (encoding.zero == "signed")
         away = torch.where((numbers == 0) & (torch.signbit(numbers) != minus) & ~nan, 1.0, away)
     away = away.nan_to_num(nan=float("inf"))
-    exact = _exact(encoding, low, high, (scale * second)[:, None], codes)
+    exact = _exact(encoding, low, high, (scale * second)[:, None], codes, zeros)
     kinds = torch.full_like(codes[:, 0], RIGHT)
     kinds[~exact.all(1)] = TIE
     kinds[scale != wanted.nominal] = OTHER
+    if zero is not None and zeros is not None:
+        kinds[zeros[:, 0] != zero.nominal] = OTHER
     kinds[empty] = RIGHT
     kinds[~(away == 0).all(1) | ~(reachable | empty) | ~torch.isfinite(scale)] = WRONG
     away, kinds = _of_nan(encoding, nan, away, kinds, (numbers * scale[:, None]).isnan(), reachable)
     kinds[infinite.any(1)] = FREE
+    if encoding.zero_point:  # a range, greatest minus least, may overflow
+        kinds[most > torch.finfo(torch.float32).max] = FREE
     beyond = encoding.second and len(most) > 0 and float(most.max()) < LEAST_OF_ALL
     no_second = bool(infinite.any()) or (bool(nan.any()) and not bool(torch.isfinite(second)))
     if beyond or (encoding.second and no_second):
@@ -148,7 +162,8 @@ def judge(encoding: Encoding, value: Value, parts: Parts) -> Judged:
     if wrong_second:
         kinds[(kinds != FREE) & ~empty] = WRONG
     form = Reach(*(each.reshape(grid) for each in (wanted.nominal, wanted.low, wanted.high)))
-    return Judged(encoding, value, kinds.reshape(grid), away, scale.reshape(grid), form, codes, wrong_second)
+    shaped = (kinds.reshape(grid), away, scale.reshape(grid), form, codes)
+    return Judged(encoding, value, *shaped, zero, None if zeros is None else zeros[:, 0], wrong_second)
 
 
 def _amax(low: Tensor, high: Tensor, nan: Tensor) -> tuple[Tensor, Tensor]:
@@ -159,18 +174,33 @@ def _amax(low: Tensor, high: Tensor, nan: Tensor) -> tuple[Tensor, Tensor]:
     return near.amax(1), far.amax(1)
 
 
+def _range(low: Tensor, high: Tensor, nan: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the least and the greatest range of each block, from its least number or 0 to its greatest or 0."""
+    low, high = low.masked_fill(nan, 0.0), high.masked_fill(nan, 0.0)
+    least = low.amax(1).clamp(min=0) - high.amin(1).clamp(max=0)
+    return least, high.amax(1).clamp(min=0) - low.amin(1).clamp(max=0)
+
+
+def _zero(encoding: Encoding, low: Tensor, high: Tensor, nan: Tensor, scale: Tensor) -> Reach:
+    """Returns the zero points that each block can have at its scale."""
+    least, most = (each.masked_fill(nan, 0.0).amin(1).clamp(max=0) for each in (low, high))
+    return reach_of_zero(encoding, least, most, scale)
+
+
 def _width(scale: Tensor) -> Tensor:
     """Returns the largest relative error of x / scale in float32 arithmetic: 0 if the scale is a power of two."""
     return torch.where(torch.frexp(scale)[0] == 0.5, 0.0, FLOAT32)
 
 
-def _away(encoding: Encoding, low: Tensor, high: Tensor, scale: Tensor, codes: Tensor) -> Tensor:
+def _away(
+    encoding: Encoding, low: Tensor, high: Tensor, scale: Tensor, codes: Tensor, zeros: Tensor | None = None
+) -> Tensor:
     """Counts the codes from each element to the nearest right one."""
     width = _width(scale)
     none = scale == 0  # every code decodes to 0
     low, high = (torch.where(none, 0.0, each / scale) for each in (low, high))
     low, high = low - low.abs() * width, high + high.abs() * width
-    right = places(encoding, low, high)
+    right = places(encoding, low, high, zeros)
     got = encoding.data.tensor("places")[codes]
     off = (torch.maximum(right.low - got, got - right.high)).clamp(min=0).double().masked_fill(none, 0.0)
     special = torch.full_like(off, float("inf"))
@@ -183,11 +213,13 @@ def _away(encoding: Encoding, low: Tensor, high: Tensor, scale: Tensor, codes: T
     return torch.where(got < 0, torch.where(is_special & may, 0.0, special), torch.where(beyond, special, off))
 
 
-def _exact(encoding: Encoding, low: Tensor, high: Tensor, scale: Tensor, codes: Tensor) -> Tensor:
+def _exact(
+    encoding: Encoding, low: Tensor, high: Tensor, scale: Tensor, codes: Tensor, zeros: Tensor | None = None
+) -> Tensor:
     """Marks elements with the code of the exact quotient."""
-    ties = "even" if encoding.ties == "any" else encoding.ties
     middle = torch.where(low == high, low, (low + high) / 2) / scale
-    return (encoding.data.nearest(middle, ties) == encoding.data.tensor("places")[codes]) | (scale == 0)
+    exact = replace(encoding, ties="even") if encoding.ties == "any" else encoding
+    return (places(exact, middle, middle, zeros).nominal == encoding.data.tensor("places")[codes]) | (scale == 0)
 
 
 def _of_nan(

@@ -16,6 +16,7 @@ from verify.truth.quantised.encoding import FLOATS, POWERS, By, Encoding, Overfl
 
 ZEROS = "every code of the wrong blocks is 0"
 UNKNOWN = "no other rule or layout that verify knows explains it"
+_SHOWN = 3  # distances of zero points that are listed
 _MOST = 0.5  # largest part of the wrong blocks that may stay wrong under a change that explains something
 _NEARLY = 0.99  # part of the elements whose code an explanation must give
 _WORDS = {
@@ -121,6 +122,8 @@ def _at_once(found: Judged) -> list[str]:
         named.append(f"NaN is made: {int(made.sum()):,} blocks without NaN decode to NaN")
     if _unrounded(found, x, numbered):
         named.append("elements are divided by the scale before it is rounded to its format")
+    if found.zero is not None and found.zeros is not None:
+        named += _zeros(found, wrong & ~found.scale_off.reshape(-1) & (x != 0).any(1))
     off = wrong & found.scale_off.reshape(-1) & ~lost & ~made & (x != 0).any(1)
     if bool(off.any()):
         steps = _steps(encoding, scale[off], found.wanted.nominal.reshape(-1)[off])
@@ -132,6 +135,17 @@ def _at_once(found: Judged) -> list[str]:
         elif few:
             named.append(f"the scale is off in {len(steps):,} blocks, by {few[0]:+,} to {few[-1]:+,} codes")
     return named
+
+
+def _zeros(found: Judged, blocks: torch.Tensor) -> list[str]:
+    """Names zero points that the rule cannot give, of blocks with a right scale."""
+    assert found.zero is not None and found.zeros is not None
+    off = blocks & ~((found.zeros >= found.zero.low) & (found.zeros <= found.zero.high))
+    steps = sorted(set((found.zeros - found.zero.nominal)[off].tolist()))
+    if not steps:
+        return []
+    shown = ", ".join(f"{step:+g}" for step in steps) if len(steps) <= _SHOWN else f"{steps[0]:+g} to {steps[-1]:+g}"
+    return [f"the zero point is off ({shown}) in {int(off.sum()):,} blocks"]
 
 
 def _unrounded(found: Judged, x: torch.Tensor, blocks: torch.Tensor) -> bool:

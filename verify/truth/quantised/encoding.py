@@ -1,6 +1,6 @@
 """Declares a quantised tensor: codes, scales, their layout in memory, and the rule that chooses them.
 
-x[i, j] = table[code[i, j]] * scale[block of i, j] * second
+x[i, j] = (table[code[i, j]] - zero point[block of i, j]) * scale[block of i, j] * second
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class Parts:
     codes: Tensor
     scales: Tensor
     second: Tensor | None = None
+    zeros: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class Encoding:
     nan: Nan = "kept"
     zero: Zero = "any"
     before: str = ""
+    zero_point: str = ""
     fused: bool = False  # True: the kernel computes the numbers that it quantises, by like=
 
     # -- shapes -----------------------------------------------------------------------------------
@@ -67,7 +69,12 @@ class Encoding:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the tensors that a quantiser returns, in order."""
-        return ("codes", "scales", "second") if self.second else ("codes", "scales")
+        return ("codes", "scales", *(["zeros"] if self.zero_point else []), *(["second"] if self.second else []))
+
+    @property
+    def span(self) -> float:
+        """The amax of a block with the scale 1, or its range if it has a zero point."""
+        return self.data.largest - (self.data.numbers[0] if self.zero_point else 0.0)
 
     @property
     def words(self) -> str:
@@ -77,6 +84,7 @@ class Encoding:
         """
         sizes = " x ".join(str(size) if size else "all" for size in self.block)
         parts = [f"{self.data.name} in blocks of {sizes}, scales {self.scale} ({self.rule})"]
+        parts[0] += f", zero points {self.zero_point}" if self.zero_point else ""
         parts[0] += f", one more in {self.second}" if self.second else ""
         parts += [f"codes packed {self.packed}"] if self.packed else []
         parts += [f"scales in {self.swizzle} tiles"] if self.swizzle else []
@@ -108,7 +116,7 @@ class Encoding:
         tiles = tuple(-(-size // tile) for size, tile in zip(grid, TILE, strict=True))
         scales = (math.prod(tiles) * math.prod(TILE),) if self.swizzle else grid
         codes = (shape[0], shape[1] // 2) if self.packed else shape
-        return {"codes": codes, "scales": scales, "second": (1,)}
+        return {"codes": codes, "scales": scales, "zeros": grid, "second": (1,)}
 
     # -- reading ----------------------------------------------------------------------------------
 
@@ -118,7 +126,7 @@ class Encoding:
             part = getattr(parts, name)
             if name not in self.names:
                 continue
-            kind = {"codes": "", "scales": self.scale, "second": self.second}[name]
+            kind = {"codes": "", "scales": self.scale, "zeros": self.zero_point, "second": self.second}[name]
             is_flat = name == "second" or (name == "scales" and self.swizzle)
             if part is None or (math.prod(part.shape) != math.prod(wanted) if is_flat else tuple(part.shape) != wanted):
                 given = "nothing" if part is None else str(tuple(part.shape))
@@ -145,6 +153,22 @@ class Encoding:
             values = tiles.transpose(1, 2).reshape(high * TILE[0], wide * TILE[1])[:rows, :columns]
         return values.reshape(rows, columns)
 
+    def zeros_of(self, parts: Parts) -> Tensor:
+        """Returns the zero points as float64; 0 if there are none."""
+        held = parts.zeros if self.zero_point else None
+        if held is None:
+            return torch.zeros((), dtype=torch.float64)
+        return (
+            held.double()
+            if self.zero_point in FLOATS
+            else code_format(self.zero_point).decode(_bytes(held) & self.last_zero)
+        )
+
+    @property
+    def last_zero(self) -> int:
+        """The last code of a zero point."""
+        return len(code_format(self.zero_point).table) - 1
+
     def second_of(self, parts: Parts) -> Tensor:
         """Returns the scale of the whole tensor as float64; 1 if there is none."""
         held = parts.second if self.second else None
@@ -154,8 +178,12 @@ class Encoding:
         """Returns the numbers that the parts encode, as float64."""
         self.demand_form(parts, shape)
         (rows, columns), scales = self.block_in(shape), self.scales_of(parts, shape) * self.second_of(parts)
-        whole = scales.repeat_interleave(rows, 0).repeat_interleave(columns, 1)[: shape[0], : shape[1]]
-        return self.data.decode(self.codes_of(parts)) * whole
+        zeros = self.zeros_of(parts).expand(scales.shape)
+        scales, zeros = (
+            each.repeat_interleave(rows, 0).repeat_interleave(columns, 1)[: shape[0], : shape[1]]
+            for each in (scales, zeros)
+        )
+        return (self.data.decode(self.codes_of(parts)) - zeros) * scales
 
 
 def _bytes(part: Tensor) -> Tensor:
@@ -180,6 +208,7 @@ def quantised(
     nan: Nan = "kept",
     zero: Zero = "any",
     before: str = "",
+    zero_point: str = "",
 ) -> Encoding:
     """Returns the declaration of a quantised tensor of rows and columns.
 
@@ -208,6 +237,9 @@ def quantised(
         zero: The sign of a zero: "any", "signed" (the sign of x) or "positive".
         before: The format in which a fused kernel holds the numbers before it quantises them: "float32" or "bfloat16".
             "": both are right.
+        zero_point: The format of zero points, such as "uint4" or "int8". Each block has one, and a number is
+            (code - zero point) * scale. The scale follows from the range of the block with 0. The zero point is the
+            code of 0. "float32", "float16" and "bfloat16": zero points of operands that need not be integers.
     """
     table = code_format(data)
     if scale not in FLOATS:
@@ -229,6 +261,14 @@ def quantised(
         if value not in allowed:
             shown = ", ".join(repr(each) for each in allowed)
             raise UsageError(f"quantised: {name} is one of {shown}; received {value!r}", hint=f"{name}={allowed[-1]!r}")
+    if zero_point and zero_point not in FLOATS:
+        zero_point = code_format(zero_point).name
+    if zero_point and (any(not number.is_integer() for number in table.numbers) or rule in POWERS):
+        raise UsageError(
+            f"quantised: zero points belong to integers with scales by the rules nearest and up; received {table.name} "
+            f"by the rule {rule}",
+            hint='quantised("uint4", block=(1, 32), scale="float16", zero_point="uint4")',
+        )
     if not _is_block(block):
         raise UsageError(f"quantised: block is (rows, columns); received {block!r}", hint="block=(1, 32); 0 means all")
     if rule not in POWERS and scale == "e8m0":
@@ -239,8 +279,9 @@ def quantised(
     if packed and table.bits != 4:
         raise UsageError(f"quantised: packed is about codes of 4 bits; {table.name} has {table.bits}", hint='packed=""')
     return Encoding(
-        table, block, scale, second, packed, swizzle, rule, by, least, least_scale, ties, overflow, nan, zero, before
-    )
+        table, block, scale, second, packed, swizzle, rule, by, least, least_scale, ties, overflow, nan, zero, before,
+        zero_point
+    )  # fmt: skip
 
 
 def _is_block(block: Any) -> bool:

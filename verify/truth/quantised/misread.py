@@ -45,8 +45,31 @@ def misread(encoding: Encoding, parts: Parts) -> Iterator[Mistake]:
         else torch.full_like(scales, code_format(encoding.scale).code_of[1.0])
     )
     yield "the scales are left out", {**parts, "scales": one}, encoding
+    if encoding.zero_point:
+        yield from _other_zeros(encoding, parts)
     if encoding.second:
         yield "the second scale is left out", {**parts, "second": torch.ones_like(parts["second"])}, encoding
+
+
+def _other_zeros(encoding: Encoding, parts: Parts) -> Iterator[Mistake]:
+    """Yields the mistakes that concern zero points."""
+    zeros = parts["zeros"]
+    if encoding.zero_point in FLOATS:
+        none, middle, steps = (
+            torch.zeros_like(zeros),
+            torch.full_like(zeros, 2.0 ** (encoding.data.bits - 1)),
+            (1.0, -1.0),
+        )
+    else:
+        table = code_format(encoding.zero_point)
+        none, steps = torch.full_like(zeros, table.code_of[0.0]), (1, -1)
+        middle = torch.full_like(zeros, table.code_of.get(2.0 ** (encoding.data.bits - 1), 0))
+    yield "the zero points are left out", {**parts, "zeros": none}, encoding
+    if encoding.data.numbers[0] == 0:
+        yield "the middle of the codes is taken as the zero point", {**parts, "zeros": middle}, encoding
+    for step in steps:
+        moved = zeros + step if zeros.is_floating_point() else (zeros + step) % len(table.table)
+        yield f"the zero point is off by one ({step:+g})", {**parts, "zeros": moved}, encoding
 
 
 def _other_formats(encoding: Encoding, parts: Parts) -> Iterator[Mistake]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from verify.truth.codes import CodeFormat, code_format
 from verify.truth.quantised.encoding import FLOATS, TILE, Encoding
-from verify.truth.quantised.rules import places, reach, reach_of_second
+from verify.truth.quantised.rules import places, reach, reach_of_second, reach_of_zero
 
 Shape = tuple[int, ...]
 _OWN = {"e4m3fn": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "e4m3fnuz": torch.float8_e4m3fnuz,
@@ -31,13 +31,13 @@ def shapes_of(encoding: Encoding, tokens: tuple[str, ...]) -> dict[str, str]:
         "1" if not size else token if size == 1 else f"({token}+{size - 1})//{size}"
         for token, size in zip(matrix, encoding.block, strict=True)
     ]
-    found = {"codes": tokens, "scales": (*lead, *grid), "second": (*lead, "1")}
+    found = {"codes": tokens, "scales": (*lead, *grid), "zeros": (*lead, *grid), "second": (*lead, "1")}
     return {name: " ".join(found[name]) for name in encoding.names}
 
 
 def dtype_of(encoding: Encoding, part: str) -> str:
     """Returns the floating-point dtype of a part; empty for codes."""
-    kind = {"scales": encoding.scale, "second": encoding.second}.get(part, "")
+    kind = {"scales": encoding.scale, "zeros": encoding.zero_point, "second": encoding.second}.get(part, "")
     return kind if kind in FLOATS else ""
 
 
@@ -54,17 +54,21 @@ def drawn(encoding: Encoding, x: Tensor) -> dict[str, Tensor]:
     made = [_drawn(encoding, each) for each in matrices]
     lead = tuple(wide.shape[:-2])
     grid = encoding.grid((matrices.shape[1], matrices.shape[2]))
-    forms = {"codes": tuple(wide.shape), "scales": (*lead, *grid), "second": (*lead, 1)}
+    forms = {"codes": tuple(wide.shape), "scales": (*lead, *grid), "zeros": (*lead, *grid), "second": (*lead, 1)}
     return {name: torch.stack([each[name] for each in made]).reshape(forms[name]) for name in encoding.names}
 
 
 def _drawn(encoding: Encoding, x: Tensor) -> dict[str, Tensor]:
     shape = (x.shape[0], x.shape[1])
     known = torch.isfinite(x)
-    sizes = torch.where(known, x, 0.0).abs()
-    amax = _by_block(encoding, sizes)
-    lowest = -encoding.data.numbers[0]
-    if lowest > encoding.data.largest:  # int8 and int4: every other block reaches the lowest code too
+    finite = torch.where(known, x, 0.0)
+    lowest, least = -encoding.data.numbers[0], -_by_block(encoding, -finite).clamp(min=0)
+    amax = (
+        _by_block(encoding, finite).clamp(min=0) - least if encoding.zero_point else _by_block(encoding, finite.abs())
+    )
+    if (
+        lowest > encoding.data.largest and not encoding.zero_point
+    ):  # int8 and int4: every other block reaches the lowest code too
         odd = torch.arange(amax.numel()).reshape(amax.shape) % 2 == 1
         amax = torch.where(odd, amax * (encoding.data.largest / lowest), amax)
     second = torch.ones((), dtype=torch.float64)
@@ -72,30 +76,39 @@ def _drawn(encoding: Encoding, x: Tensor) -> dict[str, Tensor]:
         second = reach_of_second(encoding, amax.max(), amax.max()).nominal
     scale = reach(encoding, amax, amax, second).nominal
     whole = spread(encoding, scale, shape) * second
-    quotient = torch.where(whole > 0, torch.where(known, x, 0.0) / whole, 0.0)
-    at = places(encoding, quotient, quotient).nominal
+    quotient = torch.where(whole > 0, finite / whole, 0.0)
+    zeros = _zero_points(encoding, least, scale) if encoding.zero_point else None
+    shift = None if zeros is None else spread(encoding, zeros, shape)
+    at = places(encoding, quotient, quotient, shift).nominal
     codes = torch.tensor([encoding.data.code_of[number] for number in encoding.data.numbers])[at]
     if encoding.data.negative_zero is not None:
         codes = torch.where((encoding.data.tensor("numbers")[at] == 0) & (x < 0), encoding.data.negative_zero, codes)
     codes = torch.where(known, codes, (*encoding.data.nan_codes, encoding.data.code_of.get(0.0, 0))[0])
-    return {"codes": codes, "scales": _held(encoding, scale), "second": second.reshape(1)}
+    found = {"codes": codes, "scales": _held(encoding.scale, scale), "second": second.reshape(1)}
+    return found if zeros is None else {**found, "zeros": _held(encoding.zero_point, zeros)}
+
+
+def _zero_points(encoding: Encoding, least: Tensor, scale: Tensor) -> Tensor:
+    """Returns the zero points of blocks, in their format. `least` is the least number of each block, or 0."""
+    found = reach_of_zero(encoding, least, least, scale).nominal
+    return found.to(FLOATS[encoding.zero_point]).double() if encoding.zero_point in FLOATS else found
 
 
 def _by_block(encoding: Encoding, values: Tensor) -> Tensor:
-    """Returns the largest number of each block."""
+    """Returns the largest number of each block. The padding at an edge is 0."""
     shape = (values.shape[0], values.shape[1])
     (rows, columns), (high, wide) = encoding.block_in(shape), encoding.grid(shape)
     full = torch.nn.functional.pad(values, (0, wide * columns - shape[1], 0, high * rows - shape[0]))
     return full.reshape(high, rows, wide, columns).amax((1, 3))
 
 
-def _held(encoding: Encoding, scale: Tensor) -> Tensor:
-    """Returns scales as their codes, or as they are where they have none."""
-    if encoding.scale in FLOATS:
-        return scale
-    table = code_format(encoding.scale)
+def _held(format: str, values: Tensor) -> Tensor:
+    """Returns numbers of a format as their codes; those of a floating-point format as they are."""
+    if format in FLOATS:
+        return values
+    table = code_format(format)
     codes = torch.tensor([table.code_of[number] for number in table.numbers])
-    return codes[torch.searchsorted(table.tensor("numbers"), scale)]
+    return codes[torch.searchsorted(table.tensor("numbers"), values)]
 
 
 # -- meaning ----------------------------------------------------------------------------------------------
@@ -107,7 +120,12 @@ def meant(encoding: Encoding, parts: Mapping[str, Tensor]) -> Tensor:
     values = scales.double() if encoding.scale in FLOATS else _decoded(code_format(encoding.scale), scales)
     shape = ("1", *codes.shape)[-2:]
     whole = spread(encoding, values, (int(shape[0]), int(shape[1]))).reshape(codes.shape)
-    numbers = _decoded(encoding.data, codes) * whole
+    numbers = _decoded(encoding.data, codes)
+    if encoding.zero_point:
+        zeros = parts["zeros"]
+        own = zeros.double() if encoding.zero_point in FLOATS else _decoded(code_format(encoding.zero_point), zeros)
+        numbers = numbers - spread(encoding, own, (int(shape[0]), int(shape[1]))).reshape(codes.shape)
+    numbers = numbers * whole
     return (
         numbers * parts["second"].double().unsqueeze(-1).reshape(*codes.shape[:-2], 1, 1)
         if encoding.second
@@ -139,16 +157,20 @@ def laid(encoding: Encoding, part: str, values: Tensor) -> Tensor:
             first, then = values[..., 0::2], values[..., 1::2]
             low, high = (first, then) if encoding.packed == "low first" else (then, first)
             return (low | high << 4).to(torch.uint8)
-        if encoding.data.name == "int4":
-            return (values - 16 * (values >= 8)).to(torch.int8)
         return _as(values, encoding.data.name)
     if part == "scales" and encoding.swizzle:
         values = tiled(values, math.nan if encoding.scale in FLOATS else 255)
-    return values if values.is_floating_point() else _as(values, encoding.scale)
+    return (
+        values
+        if values.is_floating_point()
+        else _as(values, encoding.zero_point if part == "zeros" else encoding.scale)
+    )
 
 
 def _as(codes: Tensor, format: str) -> Tensor:
-    """Returns codes in PyTorch's dtype of their format, else as bytes."""
+    """Returns codes in PyTorch's dtype of their format, else as bytes. int4 has the numbers of int8."""
+    if format == "int4":
+        return (codes - 16 * (codes >= 8)).to(torch.int8)
     return codes.to(torch.uint8).view(_OWN.get(format, torch.uint8))
 
 

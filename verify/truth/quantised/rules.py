@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from verify.truth.codes import CodeFormat, code_format
+from verify.truth.codes import CodeFormat, Ties, code_format
 from verify.truth.quantised.encoding import FLOATS, POWERS, Encoding
 
 # Largest relative error of a quotient after four roundings to float32: amax / largest / second in any order, or
@@ -37,7 +37,7 @@ def reach(encoding: Encoding, low: Tensor, high: Tensor, second: Tensor) -> Reac
     """Returns the possible scales of blocks whose largest magnitude is between `low` and `high`."""
     low, high = low.clamp(min=encoding.least), high.clamp(min=encoding.least)
     middle = torch.where(low == high, low, (low + high) / 2)
-    largest = encoding.data.largest
+    largest = encoding.span
     if encoding.rule in ("floor", "ceil", "even"):  # exponents alone: no arithmetic rounds
         found = [_by_exponent(encoding, each) for each in (middle, low, high)]
     elif encoding.by and not encoding.second:
@@ -58,6 +58,32 @@ def reach_of_second(encoding: Encoding, low: Tensor, high: Tensor) -> Reach:
     unit = encoding.data.largest * scales
     near = (low + high) / 2 / unit
     return Reach(near.float().double(), low / unit * (1 - FLOAT32), high / unit * (1 + FLOAT32))
+
+
+def reach_of_zero(encoding: Encoding, low: Tensor, high: Tensor, scale: Tensor) -> Reach:
+    """Returns the possible zero points of blocks at their scale.
+
+    The least number of each block, or 0 if that is less, is between `low` and `high`.
+    """
+    first = encoding.data.numbers[0]
+    exact = [torch.where(scale > 0, -each / scale, 0.0) for each in (low, high)]
+    found = ((exact[0] + exact[1]) / 2, exact[1] * (1 - FLOAT32), exact[0] * (1 + FLOAT32))
+    if encoding.zero_point in FLOATS:
+        return Reach(*(first + each for each in found))
+    numbers = code_format(encoding.zero_point).numbers
+    return Reach(*((first + integers(each, "even")).clamp(numbers[0], numbers[-1]) for each in found))
+
+
+def integers(values: Tensor, ties: Ties) -> Tensor:
+    """Rounds numbers to integers."""
+    if ties == "even":
+        return values.round()
+    if ties == "truncate":
+        return values.trunc()
+    if ties == "up":
+        return (values + 0.5).floor()
+    size = values.abs()
+    return torch.copysign((size + 0.5).floor() if ties == "away" else (size - 0.5).ceil(), values)
 
 
 def power_at_most(values: Tensor) -> Tensor:
@@ -111,9 +137,21 @@ def _held(encoding: Encoding, scale: Tensor) -> Tensor:
     return scale.clamp(low, high)
 
 
-def places(encoding: Encoding, low: Tensor, high: Tensor) -> Reach:
-    """Returns the places in `data.numbers` that quotients between `low` and `high` may round to."""
+def places(encoding: Encoding, low: Tensor, high: Tensor, zero: Tensor | None = None) -> Reach:
+    """Returns the places in `data.numbers` to which quotients between `low` and `high` can round.
+
+    Beside a zero point the quotient is rounded to an integer before the zero point is added.
+    """
     table, middle = encoding.data, torch.where(low == high, low, (low + high) / 2)
+    if zero is not None:
+        first, last = table.numbers[0], len(table.numbers) - 1
+
+        def held(values: Tensor, ties: Ties) -> Tensor:
+            return (integers(values, ties) + zero - first).clamp(0, last).long()
+
+        if encoding.ties == "any":
+            return Reach(held(middle, "even"), held(low - 2.0**-40, "even"), held(high + 2.0**-40, "even"))
+        return Reach(*(held(each, encoding.ties) for each in (middle, low, high)))
     if encoding.ties == "any":
         return Reach(table.nearest(middle), torch.minimum(table.nearest(low, "to zero"), table.nearest(low, "away")),
                      torch.maximum(table.nearest(high, "to zero"), table.nearest(high, "away")))  # fmt: skip
