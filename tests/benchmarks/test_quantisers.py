@@ -49,3 +49,17 @@ def test_fewer_than_twelve_are_no_proof(monkeypatch: pytest.MonkeyPatch) -> None
         if isinstance(value, proof.Kernel) and name != "mxfp4":
             monkeypatch.delattr(quantisers, name)
     assert proof.main([]) == 1
+
+
+def test_scales_of_float32_are_tried_bit_by_bit(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A slice around 1; that of another rule fails, and the first amax is named to the bit."""
+    few = ["--all-float32", "--first", "3f7ffff0", "--count", "300", "--chunk", "128"]
+    assert proof.main(["mxfp8", "mxfp8_rceil", "fp8_blocks", *few]) == 0
+    assert "seen 300 float32 scales  0 under another scale  0 wrong" in capsys.readouterr().out
+    encoding = replace(quantisers.mxfp4.encoding, rule="ceil")
+    monkeypatch.setattr(quantisers, "mxfp4", replace(quantisers.mxfp4, encoding=encoding))
+    assert proof.main(["mxfp4", *few]) == 1
+    assert "299 wrong" in (out := capsys.readouterr().out) and "amax 0x1.fffffe0000000p-1" not in out
+    assert proof.main(["nvfp4", *few]) == 1, "no quantiser whose scale follows from amax alone"

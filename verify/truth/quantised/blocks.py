@@ -134,7 +134,7 @@ def judge(encoding: Encoding, value: Value, parts: Parts) -> Judged:
     zero = None if zeros is None else _zero(encoding, low, high, nan, scale)
     if zero is not None and zeros is not None:
         reachable &= (zeros[:, 0] >= zero.low) & (zeros[:, 0] <= zero.high)
-    numbers = encoding.data.tensor("table")[codes] - (0.0 if zeros is None else zeros)
+    numbers = encoding.data.decode(codes) - (0.0 if zeros is None else zeros)
     empty = (most == 0) & ~nan.any(1)
     away = _away(encoding, low, high, (scale * second)[:, None], codes, zeros)
     away = torch.where(empty[:, None], torch.where(numbers == 0, 0.0, numbers.abs()), away)
@@ -201,14 +201,14 @@ def _away(
     low, high = (torch.where(none, 0.0, each / scale) for each in (low, high))
     low, high = low - low.abs() * width, high + high.abs() * width
     right = places(encoding, low, high, zeros)
-    got = encoding.data.tensor("places")[codes]
+    got = encoding.data.tensor("places", codes.device)[codes]
     off = (torch.maximum(right.low - got, got - right.high)).clamp(min=0).double().masked_fill(none, 0.0)
     special = torch.full_like(off, float("inf"))
     if encoding.overflow == "saturate":
         return torch.where(got < 0, special, off)
     end = encoding.data.largest + (encoding.data.largest - encoding.data.numbers[-2]) / 2
     kinds = encoding.data.nan_codes if encoding.overflow == "nan" else encoding.data.inf_codes
-    is_special = torch.isin(codes, torch.tensor(kinds, dtype=codes.dtype))
+    is_special = torch.isin(codes, torch.tensor(kinds, dtype=codes.dtype, device=codes.device))
     beyond, may = torch.minimum(low.abs(), high.abs()) > end, torch.maximum(low.abs(), high.abs()) > end
     return torch.where(got < 0, torch.where(is_special & may, 0.0, special), torch.where(beyond, special, off))
 
@@ -219,7 +219,8 @@ def _exact(
     """Marks elements with the code of the exact quotient."""
     middle = torch.where(low == high, low, (low + high) / 2) / scale
     exact = replace(encoding, ties="even") if encoding.ties == "any" else encoding
-    return (places(exact, middle, middle, zeros).nominal == encoding.data.tensor("places")[codes]) | (scale == 0)
+    wanted = places(exact, middle, middle, zeros).nominal
+    return (wanted == encoding.data.tensor("places", codes.device)[codes]) | (scale == 0)
 
 
 def _of_nan(

@@ -161,7 +161,7 @@ def _unrounded(found: Judged, x: torch.Tensor, blocks: torch.Tensor) -> bool:
 def _steps(encoding: Encoding, got: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     """Returns the signed number of steps between two scales: codes of their format, or powers of two for floats."""
     if encoding.scale in FLOATS:
-        return torch.round(torch.log2(got.abs().clamp(min=1e-300)) - torch.log2(wanted)).long()
+        return torch.round(torch.log2(got.abs().clamp(min=1e-300)) - torch.log2(wanted.clamp(min=1e-300))).long()
     numbers = code_format(encoding.scale).tensor("numbers")
     return torch.searchsorted(numbers, got.nan_to_num(nan=float("inf"))) - torch.searchsorted(numbers, wanted)
 

@@ -157,7 +157,7 @@ class Encoding:
         """Returns the zero points as float64; 0 if there are none."""
         held = parts.zeros if self.zero_point else None
         if held is None:
-            return torch.zeros((), dtype=torch.float64)
+            return torch.zeros((), dtype=torch.float64, device=parts.codes.device)
         return (
             held.double()
             if self.zero_point in FLOATS
@@ -172,7 +172,8 @@ class Encoding:
     def second_of(self, parts: Parts) -> Tensor:
         """Returns the scale of the whole tensor as float64; 1 if there is none."""
         held = parts.second if self.second else None
-        return torch.ones((), dtype=torch.float64) if held is None else held.double().reshape(())
+        one = torch.ones((), dtype=torch.float64, device=parts.codes.device)
+        return one if held is None else held.double().reshape(())
 
     def decode(self, parts: Parts, shape: tuple[int, int]) -> Tensor:
         """Returns the numbers that the parts encode, as float64."""

@@ -42,8 +42,9 @@ def reach(encoding: Encoding, low: Tensor, high: Tensor, second: Tensor) -> Reac
         found = [_by_exponent(encoding, each) for each in (middle, low, high)]
     elif encoding.by and not encoding.second:
         inverse = torch.tensor(1.0 / largest, dtype=torch.float32)
+        divisor = torch.tensor(largest, device=low.device)  # on a GPU, PyTorch has a reciprocal of Python's numbers
         narrow = [each.float() for each in (middle, low, high)]
-        quotients = (each / largest if encoding.by == "division" else each * inverse for each in narrow)
+        quotients = (each / divisor if encoding.by == "division" else each * inverse for each in narrow)
         found = [_rounded(encoding, each.double()) for each in quotients]
     else:
         unit = largest * second
@@ -91,15 +92,20 @@ def power_at_most(values: Tensor) -> Tensor:
     return torch.frexp(values)[1].to(torch.int64) - 1
 
 
+def power(exponent: Tensor) -> Tensor:
+    """Returns 2^exponent as float64, by its bits: exact on every device."""
+    return ((exponent.clamp(-1022, 1023) + 1023) << 52).view(torch.float64)
+
+
 def _by_exponent(encoding: Encoding, amax: Tensor) -> Tensor:
     """Returns the scale by the rules "floor", "ceil" and "even", which use exponents alone."""
     exponent = power_at_most(amax)
     if encoding.rule == "even":  # the mantissa rounded to that of the data, half up: 1.75 becomes 2 in e2m1
-        exponent = power_at_most(amax + _half_ulp(encoding.data) * torch.ldexp(torch.ones_like(amax), exponent))
-    power = torch.ldexp(torch.ones_like(amax), exponent)
+        exponent = power_at_most(amax + _half_ulp(encoding.data) * power(exponent))
+    found = power(exponent)
     if encoding.rule == "ceil":
-        power = torch.where(power < amax, power * 2, power)
-    return torch.where(amax == 0, 0.0, power * 2.0**-encoding.data.emax)
+        found = torch.where(found < amax, found * 2, found)
+    return torch.where(amax == 0, 0.0, found * 2.0**-encoding.data.emax)
 
 
 def _half_ulp(data: CodeFormat) -> float:
@@ -110,14 +116,14 @@ def _half_ulp(data: CodeFormat) -> float:
 def _rounded(encoding: Encoding, quotient: Tensor) -> Tensor:
     """Rounds amax / largest to a scale by the rules "rceil", "nearest" and "up"."""
     if encoding.rule == "rceil":
-        power = torch.ldexp(torch.ones_like(quotient), power_at_most(quotient))
-        power = torch.where(power < quotient, power * 2, power)
-        return torch.where(quotient == 0, 0.0, power)
+        found = power(power_at_most(quotient))
+        found = torch.where(found < quotient, found * 2, found)
+        return torch.where(quotient == 0, 0.0, found)
     up = encoding.rule == "up"
     if encoding.scale in FLOATS:
         kind = torch.finfo(FLOATS[encoding.scale])
         least = math.frexp(kind.smallest_normal)[1] - 1
-        unit = torch.ldexp(torch.ones_like(quotient), power_at_most(quotient).clamp(min=least)) * kind.eps
+        unit = power(power_at_most(quotient).clamp(min=least)) * kind.eps
         return (quotient / unit).ceil() * unit if up else (quotient / unit).round() * unit
     table = code_format(encoding.scale)
     numbers = table.tensor("numbers", quotient.device)
