@@ -169,7 +169,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--count", type=int, default=MAGNITUDES, help="how many of them")
     parser.add_argument("--chunk", type=int, default=1 << 22, help="blocks in memory at a time")
     options = parser.parse_args(arguments)
-    known = {each.name: each for each in vars(quantisers).values() if isinstance(each, Kernel) and each.encoding}
+    declared = [each for each in vars(quantisers).values() if isinstance(each, Kernel) and each.encoding]
+    known = {each.name: each for each in declared if not each.encoding.random}
     if unknown := set(options.names) - set(known):
         parser.error(f"unknown {', '.join(sorted(unknown))}; the quantisers are {', '.join(known)}")
     if options.all_float32:

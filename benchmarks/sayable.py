@@ -25,10 +25,13 @@ from torch.nn import functional as F  # noqa: N812
 
 import verify
 from benchmarks.like_rules import write
+from examples import quantised_operands as quantised
+from examples import quantisers
 from examples.random_numbers import rounded_at_random
 from examples.structured import BACK, BACKWARD, GATED, PERMUTED, ROUNDED, VARLEN, gradients, scores
 from verify import backends
 from verify.cases import Case, case_of, problem_of
+from verify.cases.blocks import block_cases
 from verify.cases.sizes import sizes_of
 from verify.declare.declaration import Kernel
 from verify.errors import VerifyError
@@ -37,11 +40,14 @@ from verify.laws.accuracy import judge_measured
 from verify.laws.engine import PROFILES, run_law
 from verify.laws.law import Broken, Subject
 from verify.measure.call import run_kernel
+from verify.measure.quantiser import parts_of
 from verify.truth.fast import evaluate
-from verify.truth.formats import of
+from verify.truth.formats import named, of
+from verify.truth.quantised import Value, causes
 
 DEMANDING = ("outlier", "constant", "spread", "mean 1e3")
 _ELEMENTS = 160  # of the largest operand of a case
+_OF_KIND = 2  # cases of a quantiser
 
 
 @dataclass(frozen=True)
@@ -90,14 +96,17 @@ def tried(one: Row) -> Outcome:
     began = time.perf_counter()
     try:
         right, broken = (
-            verify.kernel(like=one.like, name=name, **one.said)(function)
+            verify.kernel(**({"like": one.like} if one.like else {}), name=name, **one.said)(function)
             for name, function in (("right", one.right), ("broken", one.broken))
         )
     except VerifyError as error:
         return Outcome(one, "no", failure=f"refused: {error}")
-    cases = _cases(right)
-    unknown, wrong = _judged(right, cases)
-    _, caught = _judged(broken, cases)
+    if right.encoding is not None:
+        unknown, wrong, caught = "", _blocks(right), _blocks(broken)
+    else:
+        cases = _cases(right)
+        unknown, wrong = _judged(right, cases)
+        _, caught = _judged(broken, cases)
     failures = [f"not certified: {unknown}"] if unknown else []
     failures += [f"the right kernel is wrong: {wrong}"] if wrong else []
     if bool(caught) is bool(one.blind):
@@ -123,6 +132,23 @@ def _cases(kernel: Kernel) -> list[Case]:
         )
         for seed, (dims, fill) in enumerate(dict.fromkeys(made))
     ]  # fmt: skip
+
+
+def _blocks(kernel: Kernel) -> str:
+    """Returns why a quantiser is wrong, at a few cases of each kind; empty if it is right."""
+    assert kernel.encoding is not None
+    dtype, kinds = kernel.dtypes[0], dict[str, int]()
+    for planned in block_cases(kernel.encoding, named(dtype), kernel.allows):
+        kinds[planned.kind] = kinds.get(planned.kind, 0) + 1
+        if kinds[planned.kind] <= _OF_KIND:
+            case = case_of(kernel, dtype, dims=planned.dims, fill=planned.fill, upstream="")
+            measured = run_kernel(kernel, case, "cpu")
+            x, bits = measured.inputs["x"], measured.inputs.get("bits")
+            assert x is not None
+            value, parts = Value.of(x, bits), parts_of(measured)
+            if why := causes(kernel.encoding, value, parts):
+                return why[0]
+    return ""
 
 
 def _judged(kernel: Kernel, cases: Iterable[Case]) -> tuple[str, str]:
@@ -420,6 +446,76 @@ row(
     shapes={"x": "n 2*k", "w": "k m"}, integers={"w": "0 <= w < 256"},
 )  # fmt: skip
 
+
+def codes_of(twin: Kernel, broken: Any, name: str) -> None:
+    """Adds a row of a quantiser."""
+    row(name, None, twin, broken, quantise=twin.encoding, dtypes=["bfloat16"])
+
+
+def shifted(x: Tensor) -> tuple[Tensor, Tensor]:
+    """MXFP8 with scales that are one code off."""
+    codes, scales = quantisers.mxfp8(x)
+    return codes, (scales.view(torch.uint8) ^ 1)
+
+
+def swapped(x: Tensor) -> tuple[Tensor, ...]:
+    codes, *others = quantisers.nvfp4(x)
+    return (codes << 4 | codes >> 4, *others)
+
+
+codes_of(quantisers.mxfp8, shifted, "MXFP8 codes")
+codes_of(quantisers.mxfp4, lambda x: (quantisers.mxfp4(x)[0] & 0x77, quantisers.mxfp4(x)[1]), "MXFP4 codes")
+codes_of(quantisers.nvfp4, swapped, "NVFP4 codes")
+codes_of(
+    quantisers.uint4_groups,
+    lambda x: (*quantisers.uint4_groups(x)[:2], quantisers.uint4_groups(x)[2] ^ 1),
+    "codes with zero points",
+)
+codes_of(quantisers.mxfp4_random, lambda x, bits: quantisers.mxfp4(x), "codes rounded by given random bits")
+
+
+def operands_of(twin: Kernel, broken: Any, name: str, **said: Any) -> None:
+    """Adds a row of a kernel with quantised operands."""
+    assert twin.encoded is not None
+    function = twin.function.calling.function  # type: ignore[attr-defined]
+    row(name, twin.encoded.whole, function, broken, operands=twin.encoded.encodings, dtypes=list(twin.dtypes), **said)
+
+
+ALONE, PRODUCT = ({"shapes": each["shapes"]} for each in (quantised.ALONE, quantised.PRODUCT))
+operands_of(
+    quantised.dequantised_mxfp4,
+    lambda w_codes, w_scales: quantised.dequantised_mxfp4(w_codes << 4 | w_codes >> 4, w_scales),
+    "MXFP4 dequantised", **ALONE,
+)  # fmt: skip
+operands_of(
+    quantised.dequantised_uint4,
+    lambda w_codes, w_scales, w_zeros: quantised.dequantised_uint4(w_codes, w_scales, w_zeros + 1),
+    "UINT4 with zero points, dequantised", **ALONE,
+)  # fmt: skip
+operands_of(
+    quantised.w4a16, lambda x, w_codes, w_scales: quantised.w4a16(x, w_codes, w_scales.roll(1, 0)), "W4A16",
+    shapes={"x": "m k", "w": "n k"}, largest=8.0,
+)  # fmt: skip
+
+
+def summed_in_bfloat16(a_codes: Tensor, a_scales: Tensor, b_codes: Tensor, b_scales: Tensor) -> Tensor:
+    """Blocks of the sum are added up in bfloat16."""
+    a, b = quantised.of_mxfp8(a_codes, a_scales), quantised.of_mxfp8(b_codes, b_scales)
+    total = torch.zeros(len(a), len(b), dtype=torch.bfloat16)
+    for one, other in zip(a.split(8, 1), b.split(8, 1), strict=True):
+        total += (one @ other.mT).bfloat16()
+    return total
+
+
+operands_of(quantised.mxfp8_product, summed_in_bfloat16, "MXFP8 product, block-scaled", largest=8.0, **PRODUCT)
+operands_of(
+    quantised.fp8_blocks,
+    lambda a_codes, a_scales, b_codes, b_scales: quantised.fp8_blocks(
+        a_codes, a_scales.log2().round().exp2(), b_codes, b_scales
+    ),
+    "FP8 product with scales of blocks", largest=8.0, **PRODUCT,
+)  # fmt: skip
+
 # -- optimisers, scans, convolutions, sums ---------------------------------------------------------------------
 
 
@@ -596,7 +692,6 @@ row(
     largest=400.0,
     shapes={"x": "n d"},
 )
-waits("MXFP8, MXFP4, NVFP4 codes", "formats e8m0 and e2m1 (5 of 9)")
 waits("complex numbers", "real numbers alone")
 
 

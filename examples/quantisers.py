@@ -261,6 +261,37 @@ def uint4_groups(x):
     return packed(codes.to(torch.uint8)), scales, zeros.to(torch.uint8)
 
 
+# -- stochastic rounding ----------------------------------------------------------------------------------------
+
+
+def by_bits(scaled, bits):
+    """e2m1 by 16 random bits: the fraction below the last place is cut to 16 bits and added to them; a carry rounds up.
+
+    The codes of magnitudes are in their order, so that the next code is the next magnitude.
+    """
+    size = scaled.abs().clamp(max=6.0)
+    code = torch.where(
+        size < 1, size * 2, torch.where(size < 2, size * 2, torch.where(size < 4, size + 2, size / 2 + 4))
+    )
+    whole = code.floor()
+    up = torch.floor((code - whole) * 65536) + bits >= 65536
+    return (whole + up).clamp(max=7).to(torch.uint8) | torch.where(torch.signbit(scaled), 8, 0).to(torch.uint8)
+
+
+RANDOM = verify.quantised(
+    "e2m1", block=(1, 32), scale="e8m0", packed="low first", random="add", random_bits=16, nan="block"
+)
+
+
+@verify.kernel(quantise=RANDOM, dtypes=["bfloat16"])
+def mxfp4_random(x, bits):
+    """MXFP4 with elements rounded by 16 random bits each, as `cvt.rs` does."""
+    b = blocks(x, 1, 32)
+    exponent = exponent_floor(amax_of(b)) - 2
+    scaled = b.double() * torch.exp2(-exponent.clamp(-127, 127).double())[..., None, None]
+    return packed(by_bits(unblocked(scaled).nan_to_num(nan=0.0), bits)), e8m0(exponent, amax_of(b))
+
+
 # -- the way back ---------------------------------------------------------------------------------------------
 
 

@@ -18,6 +18,8 @@ FAST = (
     "permuted and put back",
     "sort, and places",
     "rows in float8, and back",
+    "MXFP8 codes",
+    "MXFP4 dequantised",
     "layer norm backward alone",
     "a list, and an operand by keyword",
 )
@@ -53,4 +55,4 @@ def test_a_row_that_does_not_hold_fails(
 
 def test_every_row_has_a_name_of_its_own_and_says_what_it_waits_for() -> None:
     assert len(BY_NAME) == len(sayable.ROWS)
-    assert all(bool(one.waits) is (one.like is None) for one in sayable.ROWS)
+    assert all(bool(one.waits) is (one.right is None) for one in sayable.ROWS)

@@ -189,6 +189,18 @@ def symmetric_scale(x):
     return right.packed(right.unblocked(codes).to(torch.uint8)), scales, zeros.to(torch.uint8)
 
 
+@mutant(right.mxfp4_random, "bits_unused")
+def bits_unused(x, bits):
+    """Elements are rounded to nearest."""
+    return right.mxfp4(x)
+
+
+@mutant(right.mxfp4_random, "bits_compared")
+def bits_compared(x, bits):
+    """An element goes up where the bits are less than its fraction. The mean is right, the elements are not."""
+    return right.mxfp4_random(x, 65535 - bits)
+
+
 # the words by which the verdict names each, and its twin
 CAUSES = [
     (zero_code, "only blocks with the smallest scale, 5.87747e-39, are wrong", right.mxfp8),
@@ -208,5 +220,11 @@ CAUSES = [
     (zeros, "every code of the wrong blocks is 0", right.mxfp8),
     (zero_point_of_unrounded_codes, "the zero point is off (-1) in", right.int8_tokens),
     (symmetric_scale, "the scale is off", right.uint4_groups),
+    (bits_unused, "elements are rounded to nearest, without the bits", right.mxfp4_random),
+    (
+        bits_compared,
+        "elements are rounded up where the bits are less, the declaration says up where the bits carry",
+        right.mxfp4_random,
+    ),
     (one_off, "the scale is off by one code (+1)", right.mxfp8),
 ]

@@ -304,3 +304,43 @@ def test_zero_points_belong_to_integers() -> None:
         data = said.pop("data")
         with pytest.raises(UsageError, match="zero points belong to integers with scales by the rules"):
             quantised(data, block=(1, 16), zero_point="uint4", **said)
+
+
+# -- random bits --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("random", ["add", "less"])
+@pytest.mark.parametrize("count", [4, 16])
+def test_elements_are_rounded_by_their_bits_as_rationals_say(random: str, count: int) -> None:
+    encoding = quantised("e2m1", block=(1, 16), scale="e8m0", random=random, random_bits=count)  # type: ignore[arg-type]
+    x = draw(6)
+    bits = torch.randint(0, 1 << count, x.shape, generator=torch.Generator().manual_seed(7))
+    parts = quantise(x, replace(encoding, random="", random_bits=0))
+    scales = encoding.scales_of(parts, (24, 32))
+    numbers = [Fraction(each) for each in encoding.data.numbers]
+    codes = parts.codes.clone()
+    for row in range(24):
+        for column in range(32):
+            quotient = Fraction(float(x[row, column])) / Fraction(float(scales[row, column // 16]))
+            size = min(abs(quotient), numbers[-1])
+            near = max(each for each in numbers if each <= size)
+            beyond = min((each for each in numbers if each > near), default=near)
+            part = (size - near) / (beyond - near) * 2**count if beyond > near else Fraction(0)
+            drawn = int(bits[row, column])
+            up = math.floor(part) + drawn >= 2**count if random == "add" else drawn < part
+            size = beyond if up else near
+            codes[row, column] = encoding.data.code_of[float(size if quotient > 0 else -size)]
+    value = Value.of(x, bits)
+    assert judge(encoding, value, replace(parts, codes=codes)).counts["right"] == 48
+    other = judge(encoding, value, parts)
+    assert other.wrong > 20
+    assert causes(encoding, value, parts, other)[0].startswith("elements are rounded to nearest, without the bits")
+    numbers_of = encoding.decode(replace(parts, codes=codes), (24, 32))
+    moved = judge(encoding, Value.of(numbers_of, bits), replace(parts, codes=codes))
+    assert moved.wrong == 0, "what has a code is not moved by any bits"
+
+
+def test_random_bits_have_a_number_and_a_rule() -> None:
+    for said in ({"random": "add"}, {"random_bits": 8}, {"random": "less", "random_bits": 33}):
+        with pytest.raises(UsageError, match="random= and random_bits= from 1 to 32 belong together"):
+            quantised("e2m1", block=(1, 16), scale="e8m0", **said)  # type: ignore[arg-type]

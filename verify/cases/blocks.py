@@ -174,7 +174,7 @@ def block_cases(encoding: Encoding, fmt: Format, allows: Allows, ordinary: Seque
         numbers = 2 * (fmt.round(Fraction(amax)) + 1)
         if fmt.bits <= 16 and all(encoding.block):
             blocks = -(-numbers // (size - 1)) + 1
-            add("rounding", blocks, name.format("codes") + f" {bits}", numbers, everything=True)
+            add("rounding", blocks, name.format("codes") + f" {bits}", numbers, everything=not encoding.random)
             continue
         ties = 3 * (2 * len(encoding.data.numbers) - 1) + 1
         blocks = -(-ties // (size - 1)) + 1 if all(encoding.block) else 1

@@ -327,7 +327,8 @@ def kernel(
         its result (docs/low-precision.md).
     """
     if quantise is not None:
-        quantise, like, shapes, where, operands = quantiser(quantise, like, shapes, where, operands, op)
+        quantise, like, shapes, where, operands, bits = quantiser(quantise, like, shapes, where, operands, op)
+        integers = {**(integers or {}), **bits}
         gradients = False
     # Take the declaring module, not the function's: a declaration may name a library function.
     caller = sys._getframe(1).f_globals

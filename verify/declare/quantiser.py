@@ -22,6 +22,10 @@ def _itself(x: Any) -> Any:
     return x
 
 
+def _beside_bits(x: Any, bits: Any) -> Any:
+    return x
+
+
 def quantiser(
     encoding: Encoding,
     like: Callable[..., Any] | None,
@@ -29,10 +33,10 @@ def quantiser(
     where: str,
     operands: Iterable[str] | None,
     op: object,
-) -> tuple[Encoding, Callable[..., Any], Mapping[str, str], str, Iterable[str] | None]:
-    """Returns quantise=, like=, shapes=, where= and operands= of a quantiser.
+) -> tuple[Encoding, Callable[..., Any], Mapping[str, str], str, Iterable[str] | None, Mapping[str, str]]:
+    """Returns quantise=, like=, shapes=, where=, operands= and integers= of a quantiser.
 
-    Without like= it quantises its one operand, a matrix of m rows and k columns.
+    Without like= it quantises its one operand, a matrix of m rows and k columns. Random bits are a second operand.
     """
     if not isinstance(encoding, Encoding):
         raise UsageError(
@@ -47,11 +51,16 @@ def quantiser(
     if like is not None:
         if shapes is None:
             raise UsageError("quantise= with like= takes shapes=", hint='shapes={"x": "m k"}')
-        return replace(encoding, fused=True), like, shapes, where, operands
+        if encoding.random:
+            raise UsageError("quantise= with random bits takes no like=", hint="a quantiser of x and bits")
+        return replace(encoding, fused=True), like, shapes, where, operands, {}
     rows, columns = encoding.block
     divided = [f"m % {rows} == 0"] * (rows > 1) + [f"k % {columns} == 0"] * (columns > 1)
     divided += ["k % 2 == 0"] * (bool(encoding.packed) and (columns == 0 or columns % 2 == 1))
-    return encoding, _itself, {"x": "m k"}, _and(divided, where), ("x",)
+    if not encoding.random:
+        return encoding, _itself, {"x": "m k"}, _and(divided, where), ("x",), {}
+    integers = {"bits": f"0 <= bits < {2**encoding.random_bits}"}
+    return encoding, _beside_bits, {"x": "m k", "bits": "m k"}, _and(divided, where), ("x", "bits"), integers
 
 
 def _and(parts: list[str], where: str) -> str:

@@ -117,8 +117,10 @@ class QuantiserJudging:
     def value(self, case: Case, measured: Measured) -> Value:
         """Returns the numbers before they are quantised: the operand, or an enclosure of the fused function."""
         if not self.encoding.fused:
-            (x,) = (value for value in measured.inputs.values() if value is not None)
-            return Value.of(widen(x.cpu()).reshape(rows_and_columns(self.kernel, case)))
+            x, bits = measured.inputs["x"], measured.inputs.get("bits")
+            assert x is not None
+            shape = rows_and_columns(self.kernel, case)
+            return Value.of(widen(x.cpu()).reshape(shape), None if bits is None else bits.cpu().reshape(shape))
         name = self.kernel.outputs[0]
         problem = problem_of(self.kernel.op, case, measured.inputs, {}, (name,))
         return _enclosed(self.kernel, self.encoding, self.kernel.op.fast(problem)[name].cpu())
@@ -171,7 +173,8 @@ class QuantiserJudging:
         before = self.call(base)
         if before is None:
             return []
-        (x,) = (value for value in before.inputs.values() if value is not None)
+        x = before.inputs["x"]
+        assert x is not None
         laws = _Laws(self, base, widen(x.cpu()), parts_of(before), x.dtype)
         return [law for law in laws.all() if law is not None]
 
@@ -202,12 +205,13 @@ class _Laws:
             lambda after: (after, numbers * 4),
         )
         moved = self._turned(numbers, rows)
-        yield self._kept(
-            "permuted blocks",
-            "blocks in another order have other codes",
-            self._turned(self.x, rows),
-            lambda after: (after, moved),
-        )
+        if not encoding.random:  # the bits of a block stay where they are
+            yield self._kept(
+                "permuted blocks",
+                "blocks in another order have other codes",
+                self._turned(self.x, rows),
+                lambda after: (after, moved),
+            )
         yield from self._of_one_block(numbers, rows, columns)
 
     def _of_one_block(self, numbers: Tensor, rows: int, columns: int) -> Iterator[LawRun | None]:

@@ -28,12 +28,13 @@ class Value:
     low: Tensor  # float64
     high: Tensor
     negative: Tensor  # mask of the numbers with a minus sign, zeros included
+    random: Tensor | None = None  # the random bits of each element
 
     @staticmethod
-    def of(x: Tensor) -> Value:
+    def of(x: Tensor, random: Tensor | None = None) -> Value:
         """Returns the value of exact numbers."""
         wide = x.double()
-        return Value(wide, wide, torch.signbit(wide))
+        return Value(wide, wide, torch.signbit(wide), random)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -136,13 +137,14 @@ def judge(encoding: Encoding, value: Value, parts: Parts) -> Judged:
         reachable &= (zeros[:, 0] >= zero.low) & (zeros[:, 0] <= zero.high)
     numbers = encoding.data.decode(codes) - (0.0 if zeros is None else zeros)
     empty = (most == 0) & ~nan.any(1)
-    away = _away(encoding, low, high, (scale * second)[:, None], codes, zeros)
+    beside = (zeros, None if value.random is None else in_blocks(value.random.long(), encoding, 0))
+    away = _away(encoding, low, high, (scale * second)[:, None], codes, *beside)
     away = torch.where(empty[:, None], torch.where(numbers == 0, 0.0, numbers.abs()), away)
     if encoding.zero != "any" and encoding.data.negative_zero is not None:
         minus = in_blocks(value.negative, encoding, False) & (encoding.zero == "signed")
         away = torch.where((numbers == 0) & (torch.signbit(numbers) != minus) & ~nan, 1.0, away)
     away = away.nan_to_num(nan=float("inf"))
-    exact = _exact(encoding, low, high, (scale * second)[:, None], codes, zeros)
+    exact = _exact(encoding, low, high, (scale * second)[:, None], codes, *beside)
     kinds = torch.full_like(codes[:, 0], RIGHT)
     kinds[~exact.all(1)] = TIE
     kinds[scale != wanted.nominal] = OTHER
@@ -193,14 +195,20 @@ def _width(scale: Tensor) -> Tensor:
 
 
 def _away(
-    encoding: Encoding, low: Tensor, high: Tensor, scale: Tensor, codes: Tensor, zeros: Tensor | None = None
+    encoding: Encoding,
+    low: Tensor,
+    high: Tensor,
+    scale: Tensor,
+    codes: Tensor,
+    zeros: Tensor | None,
+    random: Tensor | None,
 ) -> Tensor:
     """Counts the codes from each element to the nearest right one."""
     width = _width(scale)
     none = scale == 0  # every code decodes to 0
     low, high = (torch.where(none, 0.0, each / scale) for each in (low, high))
     low, high = low - low.abs() * width, high + high.abs() * width
-    right = places(encoding, low, high, zeros)
+    right = places(encoding, low, high, zeros, random)
     got = encoding.data.tensor("places", codes.device)[codes]
     off = (torch.maximum(right.low - got, got - right.high)).clamp(min=0).double().masked_fill(none, 0.0)
     special = torch.full_like(off, float("inf"))
@@ -214,12 +222,18 @@ def _away(
 
 
 def _exact(
-    encoding: Encoding, low: Tensor, high: Tensor, scale: Tensor, codes: Tensor, zeros: Tensor | None = None
+    encoding: Encoding,
+    low: Tensor,
+    high: Tensor,
+    scale: Tensor,
+    codes: Tensor,
+    zeros: Tensor | None,
+    random: Tensor | None,
 ) -> Tensor:
     """Marks elements with the code of the exact quotient."""
     middle = torch.where(low == high, low, (low + high) / 2) / scale
     exact = replace(encoding, ties="even") if encoding.ties == "any" else encoding
-    wanted = places(exact, middle, middle, zeros).nominal
+    wanted = places(exact, middle, middle, zeros, random).nominal
     return (wanted == encoding.data.tensor("places", codes.device)[codes]) | (scale == 0)
 
 

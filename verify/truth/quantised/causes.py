@@ -16,6 +16,7 @@ from verify.truth.quantised.encoding import FLOATS, POWERS, By, Encoding, Overfl
 
 ZEROS = "every code of the wrong blocks is 0"
 UNKNOWN = "no other rule or layout that verify knows explains it"
+_RANDOM = {"": "to nearest, without the bits", "add": "up where the bits carry", "less": "up where the bits are less"}
 _SHOWN = 3  # distances of zero points that are listed
 _MOST = 0.5  # largest part of the wrong blocks that may stay wrong under a change that explains something
 _NEARLY = 0.99  # part of the elements whose code an explanation must give
@@ -26,6 +27,7 @@ _WORDS = {
     "by": "amax / largest is computed by {0}, the declaration says by {1}",
     "ties": "ties go {0}, the declaration says {1}",
     "overflow": "elements beyond the largest number become {0}, the declaration says {1}",
+    "random": "elements are rounded {0}, the declaration says {1}",
     "zero": "zeros are {0}, the declaration says {1}",
 }
 _LAYOUT = {"": "in the order of the blocks", "128x4": "in 128x4 tiles"}
@@ -64,6 +66,8 @@ def _explained(encoding: Encoding, value: Value, parts: Parts, wrong: int) -> It
                 said = (_LAYOUT[said[0]], _LAYOUT[said[1]])
             if name == "ties":
                 said = (_TIE.get(said[0], said[0]), _TIE.get(said[1], said[1]))
+            if name == "random":
+                said = (_RANDOM[said[0]], _RANDOM[said[1]])
             yield left, _WORDS[name].format(*said)
 
 
@@ -77,6 +81,9 @@ def _others(encoding: Encoding) -> Iterator[tuple[str, Any]]:
             yield "rule", rule
     if encoding.by:
         yield "by", "reciprocal" if encoding.by == "division" else "division"
+    if encoding.random:
+        yield "random", "less" if encoding.random == "add" else "add"
+        yield "random", ""
     yield from (("ties", ties) for ties in TIES if encoding.ties not in (ties, "any"))
     yield from (("overflow", each) for each in get_args(Overflow) if each != encoding.overflow)
     yield from (("zero", each) for each in ("signed", "positive") if encoding.zero not in (each, "any"))

@@ -20,6 +20,7 @@ By = Literal["", "division", "reciprocal"]
 Overflow = Literal["saturate", "nan", "inf"]
 Nan = Literal["kept", "block", "element", "any"]
 Zero = Literal["any", "signed", "positive"]
+Random = Literal["", "add", "less"]
 Packed = Literal["", "low first", "high first"]
 Swizzle = Literal["", "128x4"]
 
@@ -62,6 +63,8 @@ class Encoding:
     zero: Zero = "any"
     before: str = ""
     zero_point: str = ""
+    random: Random = ""
+    random_bits: int = 0
     fused: bool = False  # True: the kernel computes the numbers that it quantises, by like=
 
     # -- shapes -----------------------------------------------------------------------------------
@@ -86,6 +89,7 @@ class Encoding:
         parts = [f"{self.data.name} in blocks of {sizes}, scales {self.scale} ({self.rule})"]
         parts[0] += f", zero points {self.zero_point}" if self.zero_point else ""
         parts[0] += f", one more in {self.second}" if self.second else ""
+        parts += [f"elements rounded by {self.random_bits} random bits ({self.random})"] if self.random else []
         parts += [f"codes packed {self.packed}"] if self.packed else []
         parts += [f"scales in {self.swizzle} tiles"] if self.swizzle else []
         return "; ".join(parts)
@@ -210,6 +214,8 @@ def quantised(
     zero: Zero = "any",
     before: str = "",
     zero_point: str = "",
+    random: Random = "",
+    random_bits: int = 0,
 ) -> Encoding:
     """Returns the declaration of a quantised tensor of rows and columns.
 
@@ -241,6 +247,10 @@ def quantised(
         zero_point: The format of zero points, such as "uint4" or "int8". Each block has one, and a number is
             (code - zero point) * scale. The scale follows from the range of the block with 0. The zero point is the
             code of 0. "float32", "float16" and "bfloat16": zero points of operands that need not be integers.
+        random: How a quantiser rounds elements by random bits, which it receives as a second operand `bits`. An element
+            is the fraction f of the way from the code toward zero to the next one. It becomes the next one for "add" if
+            floor(f 2^n) + bits >= 2^n, as hardware does, and for "less" if bits < f 2^n.
+        random_bits: The number n of these bits, up to 32.
     """
     table = code_format(data)
     if scale not in FLOATS:
@@ -258,6 +268,7 @@ def quantised(
         ("swizzle", swizzle, get_args(Swizzle)),
         ("second", second, ("", "float32")),
         ("before", before, ("", "float32", "bfloat16")),
+        ("random", random, get_args(Random)),
     ):
         if value not in allowed:
             shown = ", ".join(repr(each) for each in allowed)
@@ -270,6 +281,11 @@ def quantised(
             f"by the rule {rule}",
             hint='quantised("uint4", block=(1, 32), scale="float16", zero_point="uint4")',
         )
+    if bool(random) != (0 < random_bits <= 32):
+        raise UsageError(
+            f"quantised: random= and random_bits= from 1 to 32 belong together; received {random!r} and {random_bits}",
+            hint='random="add", random_bits=16',
+        )
     if not _is_block(block):
         raise UsageError(f"quantised: block is (rows, columns); received {block!r}", hint="block=(1, 32); 0 means all")
     if rule not in POWERS and scale == "e8m0":
@@ -281,7 +297,7 @@ def quantised(
         raise UsageError(f"quantised: packed is about codes of 4 bits; {table.name} has {table.bits}", hint='packed=""')
     return Encoding(
         table, block, scale, second, packed, swizzle, rule, by, least, least_scale, ties, overflow, nan, zero, before,
-        zero_point
+        zero_point, random, random_bits
     )  # fmt: skip
 
 

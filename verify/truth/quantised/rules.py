@@ -143,12 +143,16 @@ def _held(encoding: Encoding, scale: Tensor) -> Tensor:
     return scale.clamp(low, high)
 
 
-def places(encoding: Encoding, low: Tensor, high: Tensor, zero: Tensor | None = None) -> Reach:
+def places(
+    encoding: Encoding, low: Tensor, high: Tensor, zero: Tensor | None = None, random: Tensor | None = None
+) -> Reach:
     """Returns the places in `data.numbers` to which quotients between `low` and `high` can round.
 
-    Beside a zero point the quotient is rounded to an integer before the zero point is added.
+    A quotient is rounded to an integer before a zero point is added. `random` has the bits of each element.
     """
     table, middle = encoding.data, torch.where(low == high, low, (low + high) / 2)
+    if random is not None and encoding.random:
+        return Reach(*(_by_bits(encoding, each, random) for each in (middle, low, high)))
     if zero is not None:
         first, last = table.numbers[0], len(table.numbers) - 1
 
@@ -162,3 +166,14 @@ def places(encoding: Encoding, low: Tensor, high: Tensor, zero: Tensor | None = 
         return Reach(table.nearest(middle), torch.minimum(table.nearest(low, "to zero"), table.nearest(low, "away")),
                      torch.maximum(table.nearest(high, "to zero"), table.nearest(high, "away")))  # fmt: skip
     return Reach(*(table.nearest(each, encoding.ties) for each in (middle, low, high)))
+
+
+def _by_bits(encoding: Encoding, quotient: Tensor, random: Tensor) -> Tensor:
+    """Returns the places of quotients that are rounded by random bits."""
+    numbers, whole = encoding.data.tensor("numbers", quotient.device), 2.0**encoding.random_bits
+    near = encoding.data.nearest(quotient, "truncate")
+    next_ = (near + torch.where(quotient < 0, -1, 1)).clamp(0, len(numbers) - 1)
+    step = (numbers[next_] - numbers[near]).abs()
+    part = torch.where(step > 0, (quotient.abs() - numbers[near].abs()) / step, 0.0).clamp(0, 1) * whole
+    up = part.floor() + random >= whole if encoding.random == "add" else random < part
+    return torch.where(up, next_, near)
