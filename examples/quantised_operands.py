@@ -26,6 +26,7 @@ FP8_SQUARES = verify.quantised("e4m3", block=(128, 128), scale="float32")  # and
 ALONE = {"like": lambda w: w, "shapes": {"w": "n k"}, "gradients": False}
 PRODUCT = {"like": lambda a, b: a @ b.mT, "shapes": {"a": "m k", "b": "n k"}, "largest": 8.0, "dtypes": ["bfloat16"],
            "gradients": False}  # fmt: skip
+WEIGHTS = {"like": lambda x, w: x @ w.mT, "shapes": {"x": "m k", "w": "n k"}, "largest": 8.0, "dtypes": ["bfloat16"]}
 
 
 # -- what codes and scales mean -----------------------------------------------------------------------------
@@ -117,9 +118,7 @@ def dequantised_hqq(w_codes, w_scales, w_zeros):
 # -- products -----------------------------------------------------------------------------------------------
 
 
-@verify.kernel(
-    like=lambda x, w: x @ w.mT, shapes={"x": "m k", "w": "n k"}, operands={"w": INT4}, dtypes=["bfloat16"], largest=8.0
-)
+@verify.kernel(**WEIGHTS, operands={"w": INT4})
 def w4a16(x, w_codes, w_scales):
     """A product with weights of INT4, which are rounded to bfloat16 before it."""
     w = signed(halves(w_codes)).to(x.dtype) * over_columns(w_scales, 32)
@@ -165,10 +164,11 @@ def of_experts(x, w, lengths):
     return torch.einsum("te,tk,enk->tn", torch.nn.functional.one_hot(expert, 3).to(x.dtype), x, w)
 
 
-@verify.kernel(
-    like=of_experts, shapes={"x": "t k", "w": "3 n k", "lengths": "3"}, operands={"x": FP8_TOKENS, "w": FP8_SQUARES},
-    integers={"lengths": "0 <= lengths <= t, sum t"}, dtypes=["bfloat16"], largest=8.0, gradients=False,
-)  # fmt: skip
+EXPERTS = {**PRODUCT, "like": of_experts, "shapes": {"x": "t k", "w": "3 n k", "lengths": "3"},
+           "integers": {"lengths": "0 <= lengths <= t, sum t"}}  # fmt: skip
+
+
+@verify.kernel(**EXPERTS, operands={"x": FP8_TOKENS, "w": FP8_SQUARES})
 def grouped_fp8(x_codes, x_scales, w_codes, w_scales, lengths):
     """A grouped product of FP8 with block scales."""
     x, w = x_codes.float() * over_columns(x_scales, 128), of_fp8_squares(w_codes, w_scales)

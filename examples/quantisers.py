@@ -239,10 +239,10 @@ def asymmetric(x, columns, first, last, least):
     return unblocked(codes.nan_to_num(nan=0.0)), scales, zeros.nan_to_num(nan=0.0)
 
 
-@verify.kernel(
-    quantise=verify.quantised("int8", block=(1, 0), scale="float32", zero_point="int8", by="division", least=1e-10),
-    dtypes=["bfloat16", "float32"],
-)
+ZERO_INT8 = verify.quantised("int8", block=(1, 0), scale="float32", zero_point="int8", by="division", least=1e-10)
+
+
+@verify.kernel(quantise=ZERO_INT8, dtypes=["bfloat16", "float32"])
 def int8_tokens(x):
     """INT8 activations with a scale and a zero point for each token."""
     codes, scales, zeros = asymmetric(x, 0, -128, 127, 1e-10)
@@ -286,10 +286,9 @@ RANDOM = verify.quantised(
 @verify.kernel(quantise=RANDOM, dtypes=["bfloat16"])
 def mxfp4_random(x, bits):
     """MXFP4 with elements rounded by 16 random bits each, as `cvt.rs` does."""
-    b = blocks(x, 1, 32)
-    exponent = exponent_floor(amax_of(b)) - 2
-    scaled = b.double() * torch.exp2(-exponent.clamp(-127, 127).double())[..., None, None]
-    return packed(by_bits(unblocked(scaled).nan_to_num(nan=0.0), bits)), e8m0(exponent, amax_of(b))
+    _, scales = mx(x, "e2m1", "floor")
+    scaled = unblocked(blocks(x, 1, 32).double() / scale_of(scales.view(torch.uint8), "e8m0")[..., None, None])
+    return packed(by_bits(scaled.nan_to_num(nan=0.0), bits)), scales
 
 
 # -- the way back ---------------------------------------------------------------------------------------------

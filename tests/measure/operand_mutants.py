@@ -6,6 +6,7 @@ import torch
 
 import verify
 from examples import quantised_operands as right
+from examples.fp8_triton import DECLARED, fp8_product
 
 
 def mutant(twin, name):
@@ -103,6 +104,13 @@ def unswizzled_product(a_codes, a_scales, a_second, b_codes, b_scales, b_second)
     return (a @ (numbers * right.over_columns(scales, 16) * b_second).mT).bfloat16()
 
 
+@verify.kernel(**DECLARED, operands=fp8_product.encoded.encodings)
+def first_scale(a_codes, a_scales, b_codes, b_scales):
+    """In Triton: every block of a row of b has the scale of the first one."""
+    first = b_scales[:, :1].expand(b_scales.shape).contiguous()
+    return fp8_product(a_codes, a_scales, b_codes, first)
+
+
 CAUSES = [
     (swapped_nibbles, "w: the codes of a byte are swapped: they lie low first", right.dequantised_mxfp4),
     (unswizzled_scales, "w: the scales are read in the order of the blocks, they lie in 128x4 tiles",
@@ -115,6 +123,7 @@ CAUSES = [
     (nothing, "every element is 0", right.dequantised_mxfp8),
     (next_group, "w: the scale is that of the next block in a row", right.w4a16),
     (fnuz, "a or b: the codes are read as e4m3fnuz, they are e4m3fn", right.mxfp8_product),
+    (first_scale, "b: the scale is that of the first block in a row", fp8_product),
     (unswizzled_product, "b: the scales are read in the order of the blocks, they lie in 128x4 tiles",
      right.nvfp4_product),
 ]  # fmt: skip

@@ -103,8 +103,8 @@ def by_operand(
 ) -> Declared:
     """Returns a kernel and its definition as functions of operands by position.
 
-    They stay unchanged if there is no list, no operand by keyword alone, and no hidden operand. `raw` says how the kernel
-    receives single operands.
+    They stay unchanged if there is no list, no operand by keyword alone, and no hidden operand. `raw` says how the
+    kernel receives single operands.
     """
     lists = {name: each for name, each in (shapes or {}).items() if not isinstance(each, str)}
     own = [each for each in _parameters(function) if each.default is each.empty]

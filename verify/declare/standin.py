@@ -88,8 +88,8 @@ def _in_one_dtype(kernel: Kernel, arguments: Sequence[Tensor | None]) -> tuple[S
     """Returns the arguments in one dtype, and the dtypes to which the outputs are rounded.
 
     PyTorch's own operations take one dtype. A declaration with several gets the widest of them. PyTorch has no
-    arithmetic in 8 bits, so float8 becomes float32. Numbers that follow from codes alone are float32 too. Each result is
-    rounded once, as well as PyTorch can do it.
+    arithmetic in 8 bits, so float8 becomes float32. Numbers that follow from codes alone are float32 too. Each result
+    is rounded once, as well as PyTorch can do it.
     """
     present = {name: value for name, value in zip(kernel.operands, arguments, strict=True) if value is not None}
     floating = {name: value.dtype for name, value in present.items() if value.is_floating_point()}

@@ -39,6 +39,8 @@ def misread(encoding: Encoding, parts: Parts) -> Iterator[Mistake]:
     if scales.shape[-1] > 1:
         yield "the scale is that of the next block in a row", {**parts, "scales": scales.roll(-1, -1)}, encoding
         yield "the scale is that of the block before in a row", {**parts, "scales": scales.roll(1, -1)}, encoding
+        first = scales[..., :1].expand(scales.shape)
+        yield "the scale is that of the first block in a row", {**parts, "scales": first}, encoding
     one = (
         torch.ones_like(scales)
         if encoding.scale in FLOATS
