@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+import multiprocessing
 import os
 import signal
 import time
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from verify.workers.fork_map import ForkMap
+
+FORK = multiprocessing.get_context("fork")
 
 
 def never(key: str, reason: str) -> None:
@@ -33,29 +35,30 @@ def test_answers_come_in_the_order_of_the_questions(most: int) -> None:
 
 
 def test_several_are_thought_about_at_a_time() -> None:
-    def think() -> float:
-        began = time.monotonic()
-        time.sleep(0.3)
-        return began
-
-    began: list[float] = []
-    with ForkMap(3, float, lambda _, answer: began.append(answer), lost=never, until=math.inf) as forks:
+    """Each waits until all three run; one after another they would wait until the deadline, which raises."""
+    together, taken = FORK.Barrier(3), []
+    with ForkMap(3, int, lambda _, answer: taken.append(answer), lost=never, until=time.monotonic() + 60) as forks:
         for _ in range(3):
-            forks.ask("", think)
-    assert max(began) - min(began) < 0.3
+            forks.ask("", together.wait)
+    assert sorted(taken) == [0, 1, 2]
 
 
 def test_a_long_thought_holds_up_no_others() -> None:
-    def think(seconds: float) -> list[float]:
-        began = time.monotonic()
-        time.sleep(seconds)
-        return [began, time.monotonic()]
+    """The first thought ends when the fourth has begun; two forks run at a time."""
+    fourth, taken = FORK.Event(), []
 
-    spans: list[list[float]] = []
-    with ForkMap(2, list[float], lambda _, answer: spans.append(answer), lost=never, until=math.inf) as forks:
-        for seconds in (1.0, 0.01, 0.01, 0.01):
-            forks.ask("", partial(think, seconds))
-    assert spans[3][0] < spans[0][1]
+    def first() -> str:
+        fourth.wait()
+        return "first"
+
+    def last() -> str:
+        fourth.set()
+        return "fourth"
+
+    with ForkMap(2, str, lambda _, answer: taken.append(answer), lost=never, until=time.monotonic() + 60) as forks:
+        for think in (first, lambda: "second", lambda: "third", last):
+            forks.ask("", think)
+    assert taken == ["first", "second", "third", "fourth"]
 
 
 def test_a_fork_that_raises_is_asked_again_here() -> None:
