@@ -110,6 +110,7 @@ class _Samples:
         self.roundings: dict[int, Tensor | float] = {}  # id(step) -> deviation; a float is relative to the numbers
         self.stored: dict[int, Tensor] = {}  # id(stored result) -> mask of the elements that its format rounds
         self.kept: set[int] = set()  # ids of steps whose numbers are all of the 16-bit format
+        self.fixed: dict[int, Tensor | None] = {}  # id(step that no disturbance reaches) -> value; None if it is large
         self.squares: dict[int, Tensor] = {}  # id(deciding step), -id(comparison) -> sum of squared changes over runs
         self.runs = 0
         self.coins: Tensor | None = None
@@ -147,6 +148,8 @@ class _Samples:
             self.kept.add(id(step))
         elif deviation is None and self._is_kept(step):
             self.kept.add(id(step))
+        if deviation is None and id(step) not in self.stored and all(id(each) in self.fixed for each in step.inputs):
+            self.fixed[id(step)] = value if value.numel() <= _FEW else None
         return value, value
 
     def _summed_again(self, step: Step, given: Sequence[Tensor], deviation: Tensor | float | None) -> Tensor | None:
@@ -252,6 +255,9 @@ class _Samples:
 
     def _disturbed_alone(self, step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Evaluates a step with a disturbance. Decisions stay as in the base run."""
+        fixed = self.fixed.get(id(step))
+        if fixed is not None:
+            return fixed, fixed
         if decides(step) and not isinstance(step, AtRank) and getattr(step, "function", "") not in _REMAINS:
             return self.held[id(step)], self.held[id(step)]
         value = self._with_base_decisions(step, given)
