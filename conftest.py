@@ -10,9 +10,13 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 
-from verify import backends
-from verify.ops import registry
-from verify.workers.large_stack import with_large_stack_chunk
+# Triton's interpreter makes short-lived objects by the million. At Python's threshold of 700 the collector walks them,
+# and every imported module, again and again: a tenth of the session, and a quarter of importing torch.
+gc.set_threshold(50_000, 20, 20)
+
+from verify import backends  # noqa: E402
+from verify.ops import registry  # noqa: E402
+from verify.workers.large_stack import with_large_stack_chunk  # noqa: E402
 
 BACKEND = backends.select()
 backends.activate(BACKEND)
@@ -28,10 +32,6 @@ settings.register_profile("ci", settings.get_profile("verify-ci"))  # what `make
 
 torch.set_num_threads(1)
 _PATH: list[str] = []  # sys.path once all tests are collected
-
-# Triton's interpreter makes short-lived objects by the million. At Python's threshold of 700 the collector walks them,
-# and every imported module, again and again: a tenth of the session.
-gc.set_threshold(50_000, 20, 20)
 
 
 def pytest_collection_finish() -> None:

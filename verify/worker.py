@@ -7,6 +7,7 @@ The module `requests` of each room has its requests.
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import sys
 import threading
@@ -93,7 +94,11 @@ class Answerer:
                 reading = threading.Thread(target=_identify_triton)
                 if _may_compile(self._requested):
                     reading.start()
-                from verify.measure.apart import KernelProcesses, RequestHandler
+                gc.disable()  # imported objects stay: walking them is a tenth of importing torch
+                try:
+                    from verify.measure.apart import KernelProcesses, RequestHandler
+                finally:
+                    gc.enable()  # before the first fork
 
                 if reading.is_alive():
                     reading.join()
