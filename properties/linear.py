@@ -137,7 +137,9 @@ TESTED = ["determinism", "batch invariance", "many rows", "nothing overwritten",
 TESTED += ["layout independence", "upstream layout independence", "compiled", "custom operators", "autocast"]
 test_linear = verify.laws_for(linear, dtypes=["bfloat16"], without=TESTED)
 test_linear_tested = pytest.mark.slow(verify.laws_for(linear, dtypes=["bfloat16"], laws=TESTED))
-test_linear_geglu_float32 = verify.laws_for(linear_geglu_float32, without=TESTED)
+# tests/kernels/test_linear_geglu.py compares gradients of the whole layer with those of the formula.
+test_linear_geglu_float32 = verify.laws_for(linear_geglu_float32, without=[*TESTED, "linear backward"])
+test_linear_geglu_backward = pytest.mark.slow(verify.laws_for(linear_geglu_float32, laws=["linear backward"]))
 # The same kernel with an activation gets the laws that an activation, applied to each sum, can affect.
 FORWARD = ["accuracy", "special values", "memory bounds", "initialised memory", "mixed dtypes"]
 test_linear_gelu = verify.laws_for(linear_gelu, dtypes=["float16"], laws=FORWARD)

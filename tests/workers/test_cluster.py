@@ -128,6 +128,7 @@ def test_each_place_asks_a_worker_of_its_own(cluster: Cluster, target: Path) -> 
     assert [worker.ask(ListKernels(f"{target}::right"), timeout=120).kernels[0].name for worker in (first, second)]
 
 
+@pytest.mark.slow
 def test_the_benchmark_says_where_the_time_went(cluster: Cluster, target: Path) -> None:
     pool = cluster.pool()
     row = row_of(pool, ListSpaces([f"{target}::right"], baseline=True), 1)

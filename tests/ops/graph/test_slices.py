@@ -49,14 +49,15 @@ def _values(program: Program, run: Run, name: str) -> Tensor:
     return program.values(run, [name], make)[name]
 
 
+@pytest.mark.parametrize("boxes", [1, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", SUITE)
-def test_a_cut_program_evaluates_the_elements_of_the_whole_one(name: str) -> None:
+def test_a_cut_program_evaluates_the_elements_of_the_whole_one(name: str, boxes: int) -> None:
     program, run = _program(*SUITE[name])
     for result, step in program.results.items():
         if not math.prod(step.shape):
             continue
         known, spans = _values(program, run, result), program.spans(run, [result])[result]
-        for seed in range(3):
+        for seed in range(boxes):
             box = _box(step.shape, seed)
             cut, its = Cut(program, run, result, box).made()
             places = torch.from_numpy(places_in(box, step.shape))
