@@ -88,6 +88,7 @@ def _kernels(*names: str) -> str:
     return "".join(chosen) + "\naborts_calls: list[int] = []\n"
 
 
+@pytest.mark.slow  # tests/search/hunt/test_hunt.py interrupts a search in this process
 def test_ctrl_c_keeps_the_best_so_far(project: Path) -> None:
     command = [sys.executable, "-m", "verify", "hunt", "k.py::one_exponent", "--duration", "1h", "--json", "cut.json"]
     process = subprocess.Popen(

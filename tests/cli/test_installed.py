@@ -85,6 +85,7 @@ print(verify.__file__)
 """
 
 
+@pytest.mark.slow  # five seconds of processor time; the workflow `release` tries the wheel
 def test_the_wheel_works_without_the_repository_and_without_triton_up_to_a_kernel(wheel: Path, tmp_path: Path) -> None:
     """Unpacked, which is what installing it does."""
     with zipfile.ZipFile(wheel) as archive:

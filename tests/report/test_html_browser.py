@@ -517,6 +517,7 @@ def test_many_peers_are_asked_for_and_their_late_rows_sort_with_the_others(
     tab.close()
 
 
+@pytest.mark.slow  # the page of the sample fits, and has contrast, in every run
 def test_the_rich_page_fits_every_screen_and_has_contrast(browser: Browser, tmp_path: Path) -> None:
     path = tmp_path / "rich.html"
     path.write_text(record_html.render(rich()), encoding="utf-8")
