@@ -41,8 +41,8 @@ def geglu_split_tanh(x1, x2):
 # Packed and split operands share launcher and kernels. Compile-time constants pick the formula, its casts and the size
 # of a block (the interpreter has one size). So packed operands get all laws in one dtype. Split operands get the laws
 # about their own operators, and the other dtypes those that depend on the constants, so that each form meets narrow and
-# wide dtypes. tests/kernels/test_geglu.py and test_gated.py compare operands, forms and dtypes with Arb. Slow runs try the
-# rest, and a night tries all laws on every kernel.
+# wide dtypes. tests/kernels/test_geglu.py and test_gated.py compare operands, forms and dtypes with Arb. Slow runs try
+# the rest, and a night tries all laws on every kernel.
 FORMULA = ["accuracy", "special values", "gradcheck", "gradgradcheck", "exact identities", "monotone", "mixed dtypes"]
 SPLIT = ["accuracy", "special values", "layout independence", "upstream layout independence", "initialised memory"]
 SPLIT += ["memory bounds", "shapes", "compiled", "custom operators"]
