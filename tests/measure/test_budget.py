@@ -106,7 +106,7 @@ def _off_at_one(y: Tensor) -> Tensor:
     return y + (y * mask + mask * 0.3)
 
 
-QUICK = ("gelu", "softmax", "convolution")
+QUICK = ("gelu", "softmax")  # tests/ops/graph/test_slices.py cuts convolutions in every run
 
 
 @pytest.mark.parametrize("change", ["right", "one element off"])
