@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -122,9 +123,13 @@ def test_a_judge_that_dies_or_hangs_is_no_fault_of_its_kernel(ran: tuple[str, Ru
 
 def test_a_kernel_that_dies_hangs_or_has_no_memory_is_at_fault(ran: tuple[str, Run, Path]) -> None:
     printed, run, folder = ran
-    assert {kernel.name: (kernel.status, kernel.message) for kernel in run.kernels if kernel.name in KERNELS} == {
+    # on a loaded machine some of the two seconds have passed when the call begins
+    found = {
+        each.name: (each.status, re.sub(r"within [12](\.\d+)? s", "within T s", each.message)) for each in run.kernels
+    }
+    assert {name: found[name] for name in KERNELS} == {
         "dies": ("crashed", "float16: the process died of SIGABRT"),
-        "hangs": ("timeout", "float16: no answer within 2 s; stopped"),
+        "hangs": ("timeout", "float16: no answer within T s; stopped"),
         "no_memory": ("error", f"float16: no_memory raised MemoryError: no message ({folder}/faults.py:39)"),
     }
     assert {gap.kind for gap in run.incomplete} == {"crashed", "timeout", "judge failed"}

@@ -82,7 +82,7 @@ def test_what_is_no_event_ends_the_process(talking: Any, message: str) -> None:
 def test_a_process_that_does_not_answer_in_time_is_killed(talking: Any, half: str) -> None:
     with talking(half + "time.sleep(1000)") as worker:
         began = time.monotonic()
-        with pytest.raises(Late, match=r"no answer within 0.5 s; stopped") as raised:
+        with pytest.raises(Late, match=r"no answer within 0\.[45]\d* s; stopped") as raised:
             worker.ask(CountGpus(), timeout=0.5)
         assert raised.value.who == "judge" and not worker.alive and time.monotonic() - began < 10
 
