@@ -164,6 +164,7 @@ def test_bad_usage_states_the_rule(verify: Callable[..., Said], arguments: tuple
     assert message in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.slow  # a sweep and a gate run in processes of their own in every run
 def test_a_process_of_its_own_gives_the_same_answer(verify: Callable[..., Said], project: Path) -> None:
     words = ("replay", "accuracy.py::textbook", CASE, "--index", "49291", "--shrink", "--backend", BACKEND)
     command = [sys.executable, "-m", "verify", *words]

@@ -227,7 +227,7 @@ def on_gpu(run: Callable[..., Measured]) -> Callable[..., Measured]:
     return moved
 
 
-@pytest.mark.parametrize("declared", ["linear", "like"])
+@pytest.mark.parametrize("declared", [pytest.param("linear", marks=pytest.mark.slow), "like"])
 def test_forks_that_judge_use_no_gpu_and_no_autograd(declared: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fork of a process that has used a GPU has neither: each would raise there, and be asked again here."""
     few_cases(monkeypatch)

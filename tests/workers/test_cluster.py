@@ -113,6 +113,7 @@ def test_the_answer_is_that_of_a_local_worker(cluster: Cluster, local: Worker, t
     assert any("right" in text for text in heard)
 
 
+@pytest.mark.slow
 def test_a_run_over_a_cluster_is_the_run_of_one_worker(cluster: Cluster, local: Worker, target: Path) -> None:
     targets = [f"{target}::right", f"{target}::crashes"]
     there = run(targets, Session(timeout=120, pool=cluster.pool()), "verify run")
