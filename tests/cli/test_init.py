@@ -1,7 +1,8 @@
-"""`verify init`: a workflow, and declarations of somebody else's functions that run once they are filled in."""
+"""`verify init`: a workflow, and declarations of somebody else's functions, filled in where running them shows how."""
 
 from __future__ import annotations
 
+import ast
 import json
 import sys
 from collections.abc import Iterator
@@ -42,7 +43,45 @@ def blend(a, b, amount: float, *, mode="linear"):
     return fused_silu(a) * amount + b
 
 
+def softmax(x):
+    y = fused_silu(x)
+    return y
+
+
+def relu_(x):
+    silu_kernel[(0,)](x, x, 0, BLOCK=16)
+    return x.clamp_(min=0)
+
+
+class Halved(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return halved_forward(x)
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy / 2
+
+
+def halved_forward(x):
+    fused_silu(x)
+    return x / 2
+
+
+def naive_blend_all(a, b):
+    return a * b + b
+
+
+def blend_all(a, b):
+    fused_silu(a)
+    return a * b + b
+
+
 def _hidden(x):
+    return fused_silu(x)
+
+
+def plain(x):
     return x
 
 
@@ -66,36 +105,74 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         del sys.modules[name]
 
 
-def test_every_public_function_beside_triton_has_a_declaration_to_fill_in(project: Path) -> None:
+def test_every_public_function_that_launches_a_kernel_has_a_declaration(project: Path) -> None:
     (project / "pyproject.toml").write_text('[project]\nname = "toykernels"\n')
     done = said("init", cwd=project)
     assert done.returncode == 0, done.stderr
     assert done.stdout == (
-        "found toykernels.act.fused_silu\nfound toykernels.act.blend\nwrote accuracy.py\n"
-        "wrote .github/workflows/accuracy.yml\nfunctions to declare: 2\n"
-        "next: fill in like= in accuracy.py, then verify run accuracy.py\n"
+        "filled toykernels.act.fused_silu\nfound  toykernels.act.blend\nfound  toykernels.act.softmax\n"
+        "filled toykernels.act.relu_\nfilled toykernels.act.blend_all\nfound  toykernels.act.Halved.apply\n"
+        "wrote  accuracy.py\nwrote  .github/workflows/accuracy.yml\n"
+        "functions to declare: 6, of these filled in: 3\nnext: verify run accuracy.py\n"
     )
-    written = project / "accuracy.py"
-    compile(written.read_text(), "accuracy.py", "exec")
-    assert "declares no kernel" in said("run", "accuracy.py", cwd=project).stderr
+    text = (project / "accuracy.py").read_text()
+    compile(text, "accuracy.py", "exec")
+    assert "its numbers differ from those of lambda x: functional.softmax(x)" in text
     [gate] = [words for words in check_commands(project / ".github/workflows/accuracy.yml") if words[0] == "gate"]
     assert gate[1] == "run.json" and "-e ." in (project / ".github/workflows/accuracy.yml").read_text()
 
 
-def test_a_declaration_runs_once_it_is_filled_in(project: Path) -> None:
+def test_what_is_filled_in_runs_without_an_edit(project: Path) -> None:
     said("init", "toykernels/act.py", cwd=project)
-    head, _, blend = (project / "accuracy.py").read_text().split("\n\n\n")
-    lines = [line.removeprefix("# ") for line in blend.splitlines()]
-    filled = "\n".join(lines[lines.index("from toykernels.act import blend as _blend") :])
-    filled = filled.replace("like=...", "like=lambda a, b: torch.nn.functional.silu(a) * 0.5 + b")
-    filled = filled.replace('shapes={"a": "...", "b": "...", "amount": "..."}, ', "").replace(
-        "def blend(a, b, amount)", "def blend(a, b)"
-    )
-    (project / "accuracy.py").write_text(head + "\n" + filled.replace("_blend(a, b, amount)", "_blend(a, b, 0.5)"))
-    [kernel] = load(Target("accuracy.py", "blend"))
-    measured = run_kernel(kernel, Case(dtype="float32", dims=(2, 3), fill="randn"), backends.select().device)
-    a, b = (value for value in measured.inputs.values() if value is not None)
-    torch.testing.assert_close(measured.results["y"], functional.silu(a) * 0.5 + b)
+    kernels = {kernel.name: kernel for kernel in load(Target("accuracy.py"))}
+    assert list(kernels) == ["fused_silu", "relu_", "blend_all"]
+    assert all(each.requires == ("toykernels",) for each in kernels.values())
+    wanted = {
+        "fused_silu": functional.silu,
+        "relu_": torch.relu,  # it writes into its operand, so the declaration gives it a copy
+        "blend_all": lambda a, b: a * b + b,  # the reference in plain PyTorch beside it
+    }
+    for name, define in wanted.items():
+        measured = run_kernel(kernels[name], Case(dtype="float32", dims=(2, 3), fill="randn"), backends.select().device)
+        torch.testing.assert_close(measured.results["y"], define(*measured.inputs.values()))
+
+
+def test_a_function_that_cannot_be_imported_is_guessed_by_its_name(project: Path) -> None:
+    (project / "toykernels" / "act.py").write_text("import a_package_that_is_not_there\n" + KERNELS)
+    done = said("init", "--json", "-", cwd=project)
+    assert json.loads(done.stdout)["filled"] == [
+        f"toykernels.act.{name}" for name in ("fused_silu", "softmax", "relu_")
+    ]
+    text = (project / "accuracy.py").read_text()
+    assert "guessed by its name, toykernels.act cannot be imported here: No module named 'a_package_that" in text
+    assert [each.backends for each in load(Target("accuracy.py"))] == [("cuda",)] * 3
+
+
+def test_a_launcher_that_others_call_is_left_out_where_a_package_exports_its_functions(project: Path) -> None:
+    (project / "toykernels" / "__init__.py").write_text("from .act import blend, blend_all\n")
+    found = json.loads(said("init", "--json", "-", cwd=project).stdout)["functions"]
+    assert found == [f"toykernels.act.{name}" for name in ("blend", "softmax", "relu_", "blend_all", "Halved.apply")]
+
+
+def test_files_of_other_devices_and_tests_are_left_out(project: Path) -> None:
+    for place in ("backends/_ascend/act.py", "tests/act.py", "act_npu.py", "backends/nvidia/act.py"):
+        path = project / "toykernels" / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(KERNELS.replace("blend", "blended"))
+    found = json.loads(said("init", "--json", "-", cwd=project).stdout)["functions"]
+    assert {name.rpartition(".")[0].removesuffix(".Halved") for name in found} == {
+        "toykernels.act",
+        "toykernels.backends.nvidia.act",
+    }
+
+
+def test_names_and_messages_of_a_package_cannot_end_a_comment_or_a_string(project: Path) -> None:
+    text = 'raise RuntimeError("one\\nimport os\\r\\x0c two")\n' + KERNELS.replace("softmax", "torch")
+    (project / "toykernels" / "act.py").write_text(text)
+    assert said("init", cwd=project).returncode == 0
+    tree = ast.parse((project / "accuracy.py").read_text())
+    assert not any(isinstance(node, ast.Import) and node.names[0].name == "os" for node in ast.walk(tree))
+    assert "def act_torch(x)" in (project / "accuracy.py").read_text()
 
 
 def test_a_file_that_exists_is_never_changed(project: Path) -> None:
@@ -110,6 +187,6 @@ def test_a_file_that_exists_is_never_changed(project: Path) -> None:
 def test_without_functions_nothing_is_written(project: Path) -> None:
     done = said("init", "toykernels/__init__.py", cwd=project)
     assert done.returncode == 2
-    assert "no public function that takes an argument in toykernels/__init__.py" in done.stderr
+    assert "no public function in toykernels/__init__.py launches a Triton kernel" in done.stderr
     assert "PATH is a folder or a Python file; there is none at nowhere" in said("init", "nowhere", cwd=project).stderr
     assert not (project / "accuracy.py").exists()

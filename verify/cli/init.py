@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import ast
+import itertools
 import os
-import re
-import textwrap
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from verify.cli import exits, options, sinks
+from verify.cli import exits, options, screen, sinks
 from verify.errors import UsageError, WriteError
+
+if TYPE_CHECKING:
+    from verify.declare.guess import Guess
+    from verify.declare.package import Found
 
 DECLARATION, WORKFLOW = "accuracy.py", ".github/workflows/accuracy.yml"
 
@@ -22,51 +23,82 @@ def add(commands: Any) -> None:
     parser = commands.add_parser(
         "init",
         help="write a skeleton of declarations and a CI workflow",
-        description=f"Read a project without importing it, and write {DECLARATION}, with a commented declaration for "
-        f"each public function that takes arguments, and {WORKFLOW}, which runs them and the gate. You fill in like=. "
-        "In a folder, only files that import triton are read. A file that exists is never changed.",
+        description="Find the public functions of a project that launch Triton kernels, and write a declaration of "
+        f"each into {DECLARATION}, and {WORKFLOW}, which runs them and the gate. Each function is imported and runs "
+        "beside PyTorch on small inputs. Where the numbers agree, like= and the shapes are filled in. The others stay "
+        "comments that give the reason. A file that exists is never changed.",
         examples=("verify init", "verify init src/mypackage/norms.py"),
     )
     parser.add_argument(
         "folder", nargs="?", default=".", metavar="PATH", help="a folder or file (default: this folder)"
     )
+    options.timeout(parser, "the trial of one function", default=30.0)
     options.sinks(parser, "what was found and written", "--json")
     parser.set_defaults(handler=main)
 
 
 def main(options: argparse.Namespace) -> int:
-    """Finds the functions, writes both files, and names the next command."""
+    """Finds the functions, guesses their definitions, writes both files, and names the next command."""
+    from verify.declare.package import functions_in
+
     folder = Path(options.folder)
     if not folder.exists():
         raise UsageError(f"PATH is a folder or a Python file; there is none at {folder}", hint="verify init src")
-    skeletons = dict(_skeletons(folder))
-    if not skeletons:
-        rule = f"no public function that takes an argument in {folder}, in a file that imports triton"
-        raise UsageError(rule, hint="verify init FILE.py reads a file with any imports")
+    functions, references = functions_in(folder)
+    if not functions:
+        rule = f"no public function in {folder} launches a Triton kernel"
+        raise UsageError(rule, hint="docs/foreign-kernels.md declares any function in five lines")
+    kept = [path for path in (DECLARATION, WORKFLOW) if Path(path).exists()]
+    if len(kept) == 2:
+        raise UsageError(f"nothing was written: {', '.join(kept)} exist already, and none is changed")
+    guesses = [] if DECLARATION in kept else _guesses(functions, references, options.timeout)
     install = " -e ." if any(Path(name).exists() for name in ("pyproject.toml", "setup.py")) else ""
+    declared = map(_declaration, functions, _labels(functions), guesses)
     texts = {
-        DECLARATION: "\n\n\n".join([_HEAD, *skeletons.values()]) + "\n",
+        DECLARATION: "\n\n\n".join([_HEAD, *declared]) + "\n",
         WORKFLOW: _WORKFLOW.format(install=install, file=DECLARATION),
     }
-    written = [path for path, text in texts.items() if _write(Path(path), text)]
-    if not written:
-        raise UsageError(f"nothing was written: {', '.join(texts)} exist already, and none is changed")
-    data = {"functions": list(skeletons), "written": written, "kept": sorted(set(texts) - set(written))}
+    written = [path for path, text in texts.items() if path not in kept and _write(Path(path), text)]
+    names = [f"{each.module}.{each.name}" for each in functions]
+    filled = [name for name, guess in zip(names, guesses, strict=False) if guess.like]
+    data = {"functions": names, "filled": filled, "written": written, "kept": kept}
 
     def lines() -> list[str]:
-        made = [f"found {name}" for name in skeletons] + [f"wrote {path}" for path in written]
-        made += [f"kept  {path}: it exists, and was not changed" for path in data["kept"]]
-        then = f"fill in like= in {DECLARATION}, then verify run {DECLARATION}"
-        return made + sinks.ending(f"functions to declare: {len(skeletons)}", then)
+        found = [f"{'filled' if name in filled else 'found '} {name}" for name in names]
+        found += [f"wrote  {path}" for path in written]
+        found += [f"kept   {path}: it exists, and was not changed" for path in kept]
+        then = (
+            f"verify run {DECLARATION}" if filled else f"fill in like= in {DECLARATION}, then verify run {DECLARATION}"
+        )
+        return found + sinks.ending(f"functions to declare: {len(names)}, of these filled in: {len(filled)}", then)
 
     sinks.deliver_data(options, lambda: data, lambda: sinks.lines(*lines()))
     return exits.PASS
 
 
+def _guesses(functions: list[Found], references: dict[str, list[str]], timeout: float) -> list[Guess]:
+    """Asks a worker for the definition of each function. A function that ends the worker has none."""
+    from verify.declare.guess import Guess, GuessDefinition
+    from verify.declare.package import root_of
+    from verify.workers.process import START_SECONDS, Worker
+    from verify.workers.requests import Died, Late
+
+    guesses, progress = [], screen.Progress()
+    with Worker() as worker:
+        for number, each in enumerate(functions, 1):
+            progress(f"{number} of {len(functions)}: {each.module}.{each.name}")
+            root = str(root_of(each.path))
+            asked = GuessDefinition(root, each.module, each.name, each.parameters, references)
+            try:
+                guesses.append(worker.ask(asked, timeout=timeout if worker.alive else START_SECONDS))
+            except (Died, Late) as error:
+                guesses.append(Guess(f"running it ended the process: {error}"))
+    progress.clear()
+    return guesses
+
+
 def _write(path: Path, text: str) -> bool:
-    """Writes a new file. Returns False if there is one."""
-    if path.exists():
-        return False
+    """Writes a new file."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
@@ -75,54 +107,63 @@ def _write(path: Path, text: str) -> bool:
     return True
 
 
-def _skeletons(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yields MODULE.FUNCTION and a declaration in comments for each function of a folder or file."""
-    for path in [folder] if folder.is_file() else sorted(folder.rglob("*.py")):
-        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts[:-1])
-        try:
-            text = path.read_text(encoding="utf-8")
-            tree = ast.parse(text)
-        except (SyntaxError, UnicodeDecodeError):  # a template, or a file of another version of Python
-            continue
-        if folder.is_dir() and (hidden or not re.search(r"^\s*(import|from) triton\b", text, re.MULTILINE)):
-            continue
-        module = _module(path.resolve())
-        for node in tree.body:
-            if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
-                # a declaration calls its launcher
-                jit = any("triton" in ast.unparse(each) for each in node.decorator_list)
-                required = node.args.args[: len(node.args.args) - len(node.args.defaults)]
-                names = [each.arg for each in (*node.args.posonlyargs, *required)]
-                if names and not jit:
-                    shapes = ", ".join(f'"{name}": "..."' for name in names)
-                    place = f"{os.path.relpath(path)}:{node.lineno}"
-                    text = _SKELETON.format(
-                        place=place, module=module, name=node.name, shapes=shapes, a=", ".join(names)
-                    )
-                    yield f"{module}.{node.name}", textwrap.indent(text, "# ")
+def _declaration(found: Found, label: str, guess: Guess) -> str:
+    """Returns the declaration of a function. It is in comments if nothing defines it."""
+    import json
+
+    place = f"{os.path.relpath(found.path)}:{found.line}"
+    names = guess.tensors or [each.name for each in found.parameters if each.default is None]
+    of = found.name.partition(".")[0]
+    kernel = "kernel" if "." not in found.name else "kernel.apply"
+    call = f"{kernel}({', '.join(guess.call or names)})" + ("[0]" if guess.first else "")
+    shapes = ", ".join(f'"{name}": "{guess.shapes.get(name, "...")}"' for name in names)
+    arguments = [f"like={guess.like or '...'}", f"requires={json.dumps(found.module.partition('.')[0])}"]
+    arguments += [f"shapes={{{shapes}}}"] if guess.shapes or not guess.like else []
+    arguments += [f"integers={json.dumps(guess.integers)}"] if guess.integers else []
+    arguments += [f"domain={json.dumps(guess.domain)}"] if guess.domain else []
+    arguments += [f"dtypes={json.dumps(guess.dtypes)}"] if guess.dtypes else []
+    arguments += [] if guess.gradients or not (guess.ran and guess.like) else ["gradients=False"]
+    arguments += [] if guess.ran or not guess.like else ['backends=["cuda"]']
+    lines = [f"@verify.kernel({', '.join(arguments)})", f"def {label}({', '.join(names)}):"]
+    lines += [f"    from {found.module} import {of} as kernel", "", f"    return {call}"]
+    if guess.like:
+        return "\n".join(
+            [f"# {place}: {'guessed, ' if guess.ran else 'guessed by its name, '}{_line(guess.why)}", *lines]
+        )
+    todo = [f"TODO {place}: fill in like= and shapes; {_line(guess.why)}", "Then remove the # of the lines below."]
+    return "\n".join(f"# {line}".rstrip() for line in (*todo, *lines))
 
 
-def _module(path: Path) -> str:
-    """Returns the dotted name of a file in the packages around it."""
-    parts = [] if path.stem == "__init__" else [path.stem]
-    while (path := path.parent).joinpath("__init__.py").exists():
-        parts.insert(0, path.name)
-    return ".".join(parts)
+def _line(text: str) -> str:
+    """Returns a text of one line that ends no comment."""
+    return " ".join(text.split())
 
 
-_HEAD = f'''"""What the kernels of this project compute and promise: measured by `verify run {DECLARATION}`."""
+def _labels(functions: list[Found]) -> list[str]:
+    """Returns a name for each declaration, different from all others and from the names that the file imports."""
+    taken = {"torch", "functional", "import_module", "verify"}
+    labels = []
+    for each in functions:
+        tail = each.module.rpartition(".")[2]
+        wanted = (label := each.name.partition(".")[0], f"{tail}_{label}")
+        name = next((one for one in wanted if one not in taken), "")
+        name = name or next(one for n in itertools.count(2) if (one := f"{label}_{n}") not in taken)
+        taken.add(name)
+        labels.append(name)
+    return labels
+
+
+_HEAD = f'''"""What the kernels of this project compute and promise: measured by `verify run {DECLARATION}`.
+
+A guess is a definition that gave the same numbers as the function on one ordinary input. Check it, and its shapes.
+"""
+
+from importlib import import_module  # noqa: F401
 
 import torch  # noqa: F401
-import verify  # noqa: F401'''
+from torch.nn import functional  # noqa: F401
 
-_SKELETON = """\
-TODO {place}: fill in like=, the PyTorch function that defines the right answer, and the shapes of its
-tensors, which elementwise functions do not need. An argument that is no tensor gets a value in the call.
-Then remove the # of the lines below.
-from {module} import {name} as _{name}
-@verify.kernel(like=..., shapes={{{shapes}}}, dtypes=["float32", "bfloat16", "float16"], gradients=False)
-def {name}({a}):
-    return _{name}({a})"""
+import verify  # noqa: F401'''
 
 _WORKFLOW = """\
 # Written by `verify init`: the declarations of {file} with their laws, and the gate, for every pull request.
