@@ -419,3 +419,10 @@ def test_a_triton_without_the_expected_attributes_is_refused(shipped: None, monk
     with pytest.raises(UsageError, match="lacks InterpreterBuilder.create_fma"):
         install.install()
     assert not install.installed()
+
+
+@pytest.mark.parametrize("programs", [1, 3])
+def test_a_loop_variable_has_a_type_as_in_a_compiled_kernel(k: types.ModuleType, programs: int) -> None:
+    out = torch.zeros(4, dtype=torch.int64)
+    k.offsets_of_turns[(programs,)](out, 7, STEP=2)
+    assert out.tolist() == [turn * 2**31 + turn for turn in range(4)]

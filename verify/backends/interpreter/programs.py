@@ -94,6 +94,16 @@ def agreed(data: Array) -> Any:
     return data.item()
 
 
+class Turn(int):
+    """A loop variable that all programs share: a number that has `to`, as a compiled kernel's tensor does."""
+
+    def to(self, dtype: Any, *how: Any, **named: Any) -> Any:
+        """Returns the tensor of this number in another dtype."""
+        kind = core.int32 if abs(self) < 2**31 else core.int64
+        stored = np.array([int(self)], np.int32 if kind is core.int32 else np.int64)
+        return core.tensor(TensorHandle(stored, kind), kind).to(dtype, *how, **named)
+
+
 def ranging(original: Callable[..., Any]) -> Callable[..., Any]:
     """Returns tl.range or range with bounds that may differ between programs if the number of turns does not."""
 
@@ -102,10 +112,10 @@ def ranging(original: Callable[..., Any]) -> Callable[..., Any]:
         if step is not None:
             bounds[2] = step
         if not now.lanes:
-            return original(*bounds, **named)
+            return map(Turn, original(*bounds, **named))
         numbers = [b.handle.data.reshape(-1) if isinstance(b, core.tensor) else np.array([int(b)]) for b in bounds]
         if not any(map(stacked, numbers)):
-            return original(*bounds, **named)
+            return map(Turn, original(*bounds, **named))
         start, stop, by = np.broadcast_arrays(*(number.astype(np.int64) for number in numbers))
         if (by <= 0).any():
             raise Parted
