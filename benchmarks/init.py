@@ -48,9 +48,8 @@ def main() -> int:
         found: dict[str, Any] = json.loads((folder / "init.json").read_text())
         compile((folder / "accuracy.py").read_text(), "accuracy.py", "exec")
         share = len(found["filled"]) / len(found["functions"])
-        print(
-            f"{package.name}: {len(found['functions'])} public functions, {len(found['filled'])} filled in ({share:.0%}), {took:.0f} s"
-        )
+        counts = f"{len(found['functions'])} public functions, {len(found['filled'])} filled in ({share:.0%})"
+        print(f"{package.name}: {counts}, {took:.0f} s", flush=True)
         verify("list", "accuracy.py", "--json", "list.json")
         targets = [each["target"] for each in json.loads((folder / "list.json").read_text())]
         sample = sorted(random.Random(options.seed).sample(targets, min(options.sample, len(targets))))

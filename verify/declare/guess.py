@@ -67,13 +67,14 @@ class GuessDefinition(Request[Guess], frozen=True, tag="guess"):
         return _by_running(self, function, device)
 
 
-SIZES = {"n": 5, "m": 17, "k": 32, "d": 32, "v": 37, "b": 2, "h": 3, "t": 16, "s": 16, "c": 4}
+SIZES = {"n": 5, "m": 17, "k": 32, "d": 16, "v": 37, "b": 2, "h": 3, "t": 16, "s": 16, "c": 4}
 ATTENTION = "b t h d"
 #: What a parameter that is no tensor gets, by its name, else by its annotation.
 VALUES = {
     **dict.fromkeys(("eps", "epsilon", "norm_eps"), "1e-5"),
     **dict.fromkeys(("dim", "axis", "dims"), "-1"),
     **dict.fromkeys(("alpha", "beta", "scale", "exponent", "scalar", "value", "offset"), "1.0"),
+    **dict.fromkeys(("multiplier", "gate_multiplier", "down_multiplier"), "1.0"),
     **dict.fromkeys(("inplace", "in_place", "keepdim", "half_to_float", "is_causal", "causal"), "False"),
 } | {
     "normalized_shape": "{0}.shape[-1:]",
@@ -82,6 +83,12 @@ VALUES = {
     "num_groups": "2",
     "num_channels": "4",
     "diagonal": "0",
+    "kernel_size": "2",
+    "padding": "(1, 1)",
+    "threshold": "0.5",
+    "lambd": "0.5",
+    "mini": "-0.5",
+    "maxi": "0.5",
     "k": "1",
     "min": "-0.5",
     "max": "0.5",
@@ -95,13 +102,23 @@ LABELS = {"label", "labels", "target", "targets", "index", "indices", "idx", "y_
 SHAPES: dict[int, list[tuple[str, ...] | None]] = {
     1: [None, ("n d",), ("d d",), ("b c h d",)],
     2: [None, ("n d", "d"), ("m k", "k n"), ("b m k", "b k n"), ("n d", "n d"), ("m k", "k"), ("d", "d"), ("n d", "n")],
-    3: [None, ("n d", "d", "d"), ("b h t d",) * 3, (ATTENTION,) * 3, ("m n", "m k", "k n"), ("m k", "n k", "n")],
+    3: [
+        None,
+        ("n d", "d", "d"),
+        ("b m n", "b m k", "b k n"),
+        ("m n", "m", "n"),
+        ("b h t d",) * 3,
+        (ATTENTION,) * 3,
+        ("m n", "m k", "k n"),
+        ("m k", "n k", "n"),
+    ],
     4: [(ATTENTION,) * 4, ("b t h d", "b t h d", "b t h d", "b t h"), ("n d", "d", "d", "n d"), ("n d", "1", "d", "d")],
     5: [("b t h d", "b t h d", "b t h d", "b t h", "b t h"), (ATTENTION,) * 4 + ("b t h",), (ATTENTION,) * 5],
 }
 _NORM = "functional.rms_norm({}, {{0}}.shape[-1:], {}, {{eps}})"
 _HEADS = "functional.scaled_dot_product_attention({{0}}{0}, {{1}}{0}, {{2}}{0}, is_causal={1}){0}"
 _TURNED = ".transpose(1, 2)"
+_MEAN = "(({0}.exp() + {1}.exp()) / 2).log()"
 #: Definitions that PyTorch has under no name of its own, by the name without underscores.
 FORMULAS = {
     "swiglu silumul siluandmul": ["functional.silu({0}) * {1}"],
@@ -132,6 +149,18 @@ FORMULAS = {
         f'functional.kl_div({{0}}, {{1}}, reduction="{each}")' for each in ("batchmean", "mean", "none")
     ],
     "tvd tvdloss": ["({0} - {1}).abs().sum() / (2 * {0}.shape[0])", "({0} - {1}).abs().mean() / 2"],
+    "jsd": [
+        "(({1}.exp() * ({1} - {m})).sum() + ({0}.exp() * ({0} - {m})).sum()) / (2 * {0}.shape[0])".replace("{m}", _MEAN)
+    ],
+    "modulatedrmsnorm": [
+        "functional.rms_norm({0}, {0}.shape[-1:], {1}, {eps}) * (1 + {2})",
+        "functional.rms_norm({0}, {0}.shape[-1:], {1}, {eps}) * {2}",
+    ],
+    "polynorm": [
+        "sum({1}[n] * functional.rms_norm({0} ** (3 - n), {0}.shape[-1:], None, {eps}) for n in range(3)) + {2}"
+    ],
+    "gateupsilumul": ["functional.silu({0}.chunk(2, -1)[0]) * {0}.chunk(2, -1)[1]"],
+    "mlp swiglumlp": ["(functional.silu({0} @ {1}.T) * ({0} @ {2}.T)) @ {3}.T"],
     "dyt": ["torch.tanh({1} * {0}) * {2} + {3}"],
     "linear": ["functional.linear({0}, {1})", "functional.linear({0}, {1}, {2})"],
     "attention attn flashattention": [_HEADS.format(*each) for each in itertools.product(("", _TURNED), (False, True))],
@@ -145,6 +174,10 @@ SHAPED: dict[str, list[tuple[str, ...] | None]] = {
     "groupnorm": [("b 4 d", "4", "4")],
     "embedding": [("v d", "n"), ("n", "v d")],
     "kldiv": [("n d", "n d")],
+    "jsd": [("n d", "n d")],
+    "modulatedrmsnorm": [("n d", "d", "n d"), ("n d", "d", "d")],
+    "polynorm": [("n d", "3", "1"), ("n d", "3", "")],
+    "mlp": [("n d", "k d", "k d", "d k")],
     "tvd": [("n d", "n d")],
 }
 _NOISE = (
@@ -223,7 +256,7 @@ def _inputs(tensors: Sequence[str], shapes: Sequence[str], device: str) -> tuple
     classes = "v" if "v" in table else table.split()[-1]
     for name, shape in zip(tensors, shapes, strict=True):
         sizes = [int(each) if each.isdigit() else SIZES[each] for each in shape.split()]
-        if name.lower() in LABELS and len(tensors) > 1:
+        if name.lower() in LABELS and len(tensors) > 1 and len(sizes) == 1:
             integers[name] = f"0 <= {name} < {classes}"
             values.append(torch.randint(0, SIZES[classes], sizes, device=device))
         else:
@@ -281,6 +314,10 @@ def _inside(
     """Moves inputs into the domain of a definition: decays as logarithms, and positive numbers if others give NaN."""
     domain = {name: f"-8 <= {name} <= 0" for name in tensors if name in GATES and gated}
     values = [-each.abs() if name in domain else each for name, each in zip(tensors, values, strict=True)]
+    values = [
+        each / 4 if gated and name not in domain and name not in integers else each
+        for name, each in zip(tensors, values, strict=True)
+    ]
     expected = _first(define(*values))
     if expected.isnan().any() and expected.shape != values[0].shape:
         domain = {name: f"0 < {name} <= 8" for name in tensors if name not in integers}

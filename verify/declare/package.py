@@ -14,7 +14,7 @@ from verify.declare.guess import Parameter
 
 _NO_KERNELS = {"test", "tests", "testing", "benchmark", "benchmarks", "examples"}
 _NATIVE = {"nvidia", "cuda", "triton", "hopper", "ampere"}  # below backends/: those of the devices that verify has
-_FOREIGN = re.compile(r"(^|_)(ascend|npu|xpu|musa|mlu|rocm|hip|amd|gluon|cutedsl|tilelang|flydsl)(_|$)")
+_FOREIGN = re.compile(r"(^|_)(ascend|npu|xpu|musa|mlu|rocm|hip|amd|gluon|cutedsl|cutile|tilelang|flydsl)(_|$)")
 _PRIVATE = re.compile(rf"^(_|test_|patch_)|{_FOREIGN.pattern}")
 _HALF = re.compile(r"(^|_)(fwd|bwd|fw|bw|forward|backward)(_|$)")
 _REFERENCE = re.compile(r"(^|_)(ref|reference|naive|torch|native|eager|slow)(_|$)")
