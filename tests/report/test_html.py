@@ -411,3 +411,14 @@ def test_the_front_has_the_largest_error_of_each_class_as_a_multiple_of_its_limi
     found = record_html._of_classes(present(make([good_kernel(), layer_norm_kernel(), peer_kernel()])))
     assert [noun for _, _, noun in found] == ["of 2 ULP, ordinary", "of 2 ULP, demanding"]
     assert found[0][:2] == ("wrong", "5.5") and found[1][0] == ""
+
+
+def test_a_section_shows_the_definition_of_like_escaped() -> None:
+    run = passing()
+    first = msgspec.structs.replace(run.kernels[0], definition="def ref(x):\n    return x  # </pre><script>\x1b\n")
+    text = record_html.render(msgspec.structs.replace(run, kernels=[first]))
+    shown = text[text.index("The definition of the right answer") :]
+    assert shown.split("<pre>")[1].split("</pre>")[0] == (
+        "def ref(x):\n    return x  # &lt;/pre&gt;&lt;script&gt;\\x1b"
+    )
+    assert "The definition of the right answer" not in record_html.render(run)

@@ -269,6 +269,7 @@ class Judging:
             op=kernel.op.name,
             params=dict(kernel.params),
             promise=kernel.promise,
+            definition=kernel.op.definition,
             status=status,
             results=results,
             laws=self.laws,

@@ -248,6 +248,7 @@ class Op:
     integers: tuple[str, ...] = ()  # outputs of integers or booleans, which are compared as float64 numbers
     meaning: Meaning | None = field(default=None, compare=False, repr=False)  # the PyTorch function that defines it
     symmetry: Symmetry | None = None  # exact identity of a shipped op (`verify.laws.identities`)
+    definition: str = field(default="", compare=False, repr=False)  # the source of that function, for reports
     gate_curve: str = ""  # name of the op whose curve it contains
     captured: Any = field(default=None, compare=False, repr=False)  # calls of a file, see `verify.declare.captured`
     scores: Scores | None = field(default=None, compare=False, repr=False)  # operands of a softmax over a product

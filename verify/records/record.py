@@ -393,6 +393,7 @@ class KernelRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     unmeasured: list[Unmeasured] = []
     gaps: list[Gap] = []  # gaps of a kernel on its way into a run, which collects them in `incomplete`
     sizes: dict[str, int] = {}  # the largest size of each named dimension over the measured cases
+    definition: str = ""  # the source of the function that like= names
     peak: dict[str, int] = {}  # the most bytes that the judging process held: of the host, and of a device
 
 

@@ -181,6 +181,11 @@ class KernelFacts:
         return words.call(self.run.op, self.run.params)
 
     @cached_property
+    def definition(self) -> list[str]:
+        """Returns the lines of the function that defines the right answer; none for an op by name."""
+        return words.clean_lines(self.run.definition) if self.run.definition else []
+
+    @cached_property
     def results(self) -> list[ResultFacts]:
         return [ResultFacts(self, result, self.dash) for result in self.run.results]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -384,3 +385,22 @@ def test_operators_that_had_another_meaning() -> None:
         assert max(_errors(function, {"x": T([1.0, 2.0]), "y": nan}, T([1.0, 2.0]))) == 0.0
         assert max(_errors(function, {"y": nan, "x": T([1.0, 2.0])}, T([1.0, 2.0]))) == 0.0
     assert max(_errors(torch.hypot, {"x": T([math.inf]), "y": T([math.nan])}, T([math.inf]))) == 0.0
+
+
+def _halved(x: Tensor) -> Tensor:
+    return x / 2
+
+
+@pytest.mark.parametrize(
+    ("function", "shown"),
+    [
+        (_halved, "def _halved(x: Tensor) -> Tensor:\n    return x / 2\n"),
+        (functional.mish, "torch.nn.functional.mish"),
+        (torch.erf, "torch.erf"),
+        (partial(functional.softmax, dim=-1), "# with dim=-1\ntorch.nn.functional.softmax"),
+        (torch.nn.ReLU(), "torch.nn.modules.activation.ReLU"),
+    ],
+)
+def test_a_definition_can_be_shown(function: Callable[..., Any], shown: str) -> None:
+    shapes = {"x": "n d"} if isinstance(function, partial) else None
+    assert Definition(function, ["x"], shapes=shapes).op().definition == shown

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
+
+LONGEST_SOURCE = 4_000  # characters of a definition in a record
 
 
 @dataclass
@@ -39,6 +43,20 @@ class Meaning:
         known = [name for name, _ in (*self.module.named_parameters(), *self.module.named_buffers())]
         flat = {name.replace(".", "_"): name for name in known}
         return {name: flat[name] for name in self.names if name in flat}
+
+    @cached_property
+    def source(self) -> str:
+        """Returns the source of the function, or its name if it has none, for reports."""
+        function = self.function if self.module is None else type(self.function)
+        fixed = ""
+        if isinstance(function, functools.partial):
+            given = [*map(repr, function.args), *(f"{name}={value!r}" for name, value in function.keywords.items())]
+            fixed, function = f"# with {', '.join(given)}\n", function.func
+        room = (getattr(function, "__module__", "") or "torch").replace("torch._C._nn", "torch.nn.functional")
+        with suppress(OSError, TypeError):
+            if not room.startswith("torch"):
+                return fixed + textwrap.dedent(inspect.getsource(function))[:LONGEST_SOURCE]
+        return f"{fixed}{room}.{getattr(function, '__name__', type(function).__name__)}"
 
     @cached_property
     def by_name(self) -> tuple[str, ...]:

@@ -185,6 +185,7 @@ class _Like:
             summary=f"what PyTorch's {self.meaning.name} denotes",
             integers=program.integers,
             meaning=self,
+            definition=self.meaning.source,
             scores=scores_of(program),
         )
 

@@ -77,6 +77,7 @@ def finish(
         op=kernel.op.name,
         params=dict(kernel.params),
         promise=kernel.promise,
+        definition=kernel.op.definition,
         status=max((result.status for result in results), key=RESULT_STATUSES.index, default="ok"),
         results=results,
         peer=kernel.peer,
