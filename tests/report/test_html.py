@@ -422,3 +422,20 @@ def test_a_section_shows_the_definition_of_like_escaped() -> None:
         "def ref(x):\n    return x  # &lt;/pre&gt;&lt;script&gt;\\x1b"
     )
     assert "The definition of the right answer" not in record_html.render(run)
+
+
+def test_a_large_record_is_linked_beside_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = sample()
+    whole = record_html.render(run, record="run.json")
+    assert 'id="download"' in whole and "Record of this run" not in whole
+    monkeypatch.setattr(record_html, "RECORD", 10)
+    text = record_html.render(run, record='javascript:"<x>.json')
+    assert '<a href="./javascript%3A%22%3Cx%3E.json" download>Record of this run</a>' in text
+    assert 'id="download"' not in text and "Record of this run" not in record_html.render(run)
+    [packed] = [body for attrs, body in Reader(text).raw if attrs.get("id") == "record"]
+    kept = json.loads(gzip.decompress(base64.b64decode(packed)))
+    full = json.loads(files.encode(run))
+    for kernel, whole_kernel in zip(kept["kernels"], full["kernels"], strict=True):
+        for result, whole_result in zip(kernel["results"], whole_kernel["results"], strict=True):
+            assert result["histogram"] == whole_result["histogram"]
+            assert result["curve"] == whole_result.get("curve")

@@ -147,7 +147,7 @@ def _reports(night: Night, record: Run, verdict: Verdict | None, runs: Path) -> 
     history = earlier(runs, record) if runs.is_dir() else {}
     return (
         lambda: comment(record, str(night.folder / "run.json"), None, verdict).encode(),
-        lambda: record_html.render(record, gate=verdict, history=history).encode(),
+        lambda: record_html.render(record, gate=verdict, history=history, record="run.json").encode(),
     )
 
 

@@ -88,7 +88,14 @@ def main(options: argparse.Namespace) -> int:
         checks=lambda: of_run(run),
         json=lambda: files.encode(run),
         markdown=lambda: comment(run, path, base, verdict).encode(),
-        html=lambda: record_html.render(run, base=base, gate=verdict, history=history, whole=options.whole).encode(),
+        html=lambda: record_html.render(
+            run,
+            base=base,
+            gate=verdict,
+            history=history,
+            whole=options.whole,
+            record=sinks.beside(options.html, options.json or ("" if options.merge else options.records[0])),
+        ).encode(),
         csv=lambda: rows.as_csv(rows.rows_of(run)),
         schema=files.schema,
     )

@@ -43,6 +43,12 @@ def quiet(options: argparse.Namespace) -> bool:
     return any(getattr(options, name, None) == "-" for name in SINKS)
 
 
+def beside(page: str, record: str) -> str:
+    """Returns the path of a record from the folder of a page; "" if one of them is no file."""
+    files = page and record and "-" not in (page, record)
+    return os.path.relpath(record, os.path.dirname(page) or ".") if files else ""
+
+
 def deliver(
     options: argparse.Namespace,
     text: Callable[[], str],
@@ -152,7 +158,7 @@ def deliver_run(options: argparse.Namespace, run: Run, text: Callable[[], str] |
     def html() -> bytes:
         from verify.report.html import record_html
 
-        return record_html.render(run).encode()
+        return record_html.render(run, record=beside(options.html, options.json)).encode()
 
     def checks() -> Sequence[Check]:
         from verify.report.checks import of_run

@@ -22,6 +22,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+import msgspec
+
 from verify.records.files import encode
 from verify.records.record import CLASSES, ORDINARY, UNPROVEN, Number, Result, Run, replay_command, value_of
 from verify.report import result_words, words
@@ -37,7 +39,8 @@ if TYPE_CHECKING:
     from verify.records.bounds.verdict import Verdict
     from verify.records.compare import Comparison
 
-WEIGHT = 1_650_000  # characters of a page; judged kernels are shown in full even if they do not fit
+WEIGHT = 1_000_000  # characters of a page; judged kernels are shown in full even if they do not fit
+RECORD = 250_000  # of the compressed record; a larger one lies beside the page
 # Characters that are written out; the rest is compressed.
 INLINE = 80_000  # of kernel sections, the one that is open at first before the others
 ROWS = 150_000  # of the table; rows of judged kernels are always written out
@@ -97,10 +100,12 @@ def render(
     gate: Verdict | None = None,
     history: History | None = None,
     whole: Sequence[str] = (),
+    record: str = "",
 ) -> str:
     """Returns the whole page. `base`, `gate` and `history` are shown with the run if they are present.
 
-    `whole` names peers whose sections are not shortened.
+    `whole` names peers whose sections are not shortened. `record` is the path of the record from the page. A large
+    record is linked there and not embedded.
     """
     from jinja2 import DictLoader, Environment, StrictUndefined
     from markupsafe import Markup
@@ -133,12 +138,16 @@ def render(
     packed |= {"rows": "".join(late)} if late else {}
     packed |= {"speeds": speeds} if len(speeds) > SPEEDS else {}
     peers = sum(row.standing == "peer" for row in lines)
+    embedded = compressed(encode(run))
+    small = len(embedded) <= RECORD
     page = functools.partial(
         environment.get_template("report.html.j2").render,
         policy=policy(style, script),
         style=Markup(style),
         script=Markup(script),
-        record=compressed(encode(run)),
+        record=embedded if small else compressed(_drawn(run)),
+        small=small,
+        linked="" if small or not record else "./" + quote(record),
         written={anchor: Markup(text) for anchor, text in written.items()},
         state=STANDING[run.verdict],
         machine=_machine(run),
@@ -172,6 +181,16 @@ def render(
         if view.record.peer and view.record.name not in whole and view.results and view.anchor in packed
     }
     return page(packed=_packed(packed, shortened, room))
+
+
+def _drawn(run: Run) -> bytes:
+    """Returns the part of a record that the plots of the page read."""
+
+    def parts(result: Result) -> dict[str, Any]:
+        return {"curve": result.curve, "histogram": result.histogram}
+
+    kernels = [{"results": [parts(result) for result in kernel.results]} for kernel in run.kernels]
+    return msgspec.json.encode({"kernels": kernels})
 
 
 def _packed(sections: dict[str, str], shortened: dict[str, str], room: int) -> str:

@@ -33,8 +33,8 @@
   let record = null; // as in the file: see partAt
   let source = "";
   const download = find("#download");
-  download.hidden = false;
-  download.addEventListener("click", () => {
+  if (download) download.hidden = false; // a large record lies beside the page
+  download?.addEventListener("click", () => {
     const link = document.createElement("a");
     const parts = able ? [[source], "application/json", ".json"] : [[bytesOf("#record")], "application/gzip", ".json.gz"];
     link.href = URL.createObjectURL(new Blob(parts[0], { type: parts[1] }));
