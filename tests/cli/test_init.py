@@ -154,6 +154,15 @@ def test_a_launcher_that_others_call_is_left_out_where_a_package_exports_its_fun
     assert found == [f"toykernels.act.{name}" for name in ("blend", "softmax", "relu_", "blend_all", "Halved.apply")]
 
 
+def test_a_definition_that_cannot_be_declared_is_not_filled_in(project: Path) -> None:
+    # PyTorch's glu refuses the odd sizes of a declaration; alone in its file it would stop all others
+    text = KERNELS + "\n\ndef glu(x):\n    fused_silu(x)\n    return torch.nn.functional.glu(x)\n"
+    (project / "toykernels" / "act.py").write_text(text)
+    done = said("init", "--json", "-", cwd=project)
+    assert "toykernels.act.glu" in set(json.loads(done.stdout)["functions"]) - set(json.loads(done.stdout)["filled"])
+    assert "fused_silu" in [each.name for each in load(Target("accuracy.py"))]
+
+
 def test_files_of_other_devices_and_tests_are_left_out(project: Path) -> None:
     for place in ("backends/_ascend/act.py", "tests/act.py", "act_npu.py", "backends/nvidia/act.py"):
         path = project / "toykernels" / place

@@ -305,7 +305,18 @@ def _trials(asked: GuessDefinition, device: str) -> Iterator[tuple[Guess, list[A
                         usable = torch.is_tensor(expected) and not expected.is_complex() and expected.numel() > 0
                         if usable and (shapes is not None or _elementwise(define, values, expected)):
                             named = dict(zip(tensors, shapes or (), strict=False))
-                            yield Guess("", like, call, False, tensors, named, integers, domain), values, expected
+                            guess = Guess("", like, call, False, tensors, named, integers, domain)
+                            _demand_declarable(guess, define)
+                            yield guess, values, expected
+
+
+def _demand_declarable(guess: Guess, define: Callable[..., Any]) -> None:
+    """Raises what the declaration of a guess raises: one that fails would take all others of its file with it."""
+    from verify.declare.declaration import kernel
+
+    options: dict[str, Any] = {"shapes": guess.shapes, "integers": guess.integers, "domain": guess.domain}
+    made = kernel(like=define, name="guess", **{name: value for name, value in options.items() if value})
+    made(eval(f"lambda {', '.join(guess.tensors)}: None"))  # names of parameters
 
 
 def _inside(
