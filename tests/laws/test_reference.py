@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,14 @@ def test_every_law_has_its_line_and_every_profile_its_figures() -> None:
         assert f"| `{law.name}` | {law.summary} |" in text
     for profile in PROFILES.values():
         assert f"| `{profile.name}` | {profile.examples:,} |" in text
+
+
+def test_details_stay_in_the_code() -> None:
+    for law in registry.ALL:
+        essence, marker, details = (sys.modules[law.check.__module__].__doc__ or "").partition("\nDetails:\n")
+        assert marker and details.strip()
+        assert essence.partition("\n")[2].strip() in PAGE.read_text(encoding="utf-8")
+        assert details.strip() not in PAGE.read_text(encoding="utf-8")
 
 
 def test_a_page_without_its_markers_is_refused() -> None:

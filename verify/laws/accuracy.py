@@ -1,5 +1,12 @@
 """Accuracy: every output and gradient is within the kernel's own limit of the exact answer.
 
+`accuracy` varies shapes, strides, values, parameters and absent operands, and looks for a large error. In rows with
+one confident logit it judges only gradients, by a limit that is wider by 32 ULP. Beyond the `largest` magnitude that
+a kernel declares, the limit is wider by the same factor. `mixed dtypes` computes the truth from the given weights, so
+a kernel that rounds them first exceeds its limit.
+
+Details:
+
 * accuracy: Hypothesis varies shapes, value recipes and parameters and tries to make the error large (`target`). Fixed
   cases come first. They have every recipe, parameter and shape once, every recipe with every parameter, a stride for
   each operand alone, and None for each optional operand. A kernel may refuse None with an error. Other fixed cases have

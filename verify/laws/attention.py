@@ -1,14 +1,17 @@
 """Attention: laws for kernels whose program takes a softmax over products of queries and keys.
 
-The program decides whether these laws apply: it must average values by that softmax. Names of operands do not matter.
-The laws compare outputs of calls without a gradient.
+The program decides whether these laws apply; names of operands do not matter. A kernel with a special path for one
+query breaks `decode equals prefill`. If that is intended, `--without "decode equals prefill"` omits the law.
+
+Details:
+
+The program must average values by that softmax. The laws compare outputs of calls without a gradient.
 
 * causality: a key that a query does not see changes no bit of its result. The law draws the later half of the keys and
   values anew, then the earlier half. If float64 keeps the bits of an element and its gradient with respect to the new
   numbers is 0, the kernel must keep the bits too.
 * decode equals prefill: the last query alone gets the same bits as among other queries. PyTorch's own sums and products
-  choose their order by the sizes, so a kernel that calls them must only keep its limit. A kernel with a special path
-  for one query breaks the law. If that is intended, `--without "decode equals prefill"` omits the law.
+  choose their order by the sizes, so a kernel that calls them must only keep its limit.
 * grouped heads: the law repeats keys and values for every head. The results must be within the limit, or have the bits
   of the results with shared heads.
 """

@@ -1,13 +1,18 @@
 """Batch invariance: the result of a row (of an element, for elementwise ops) depends on that row alone.
 
-The law runs all rows at once, each half of them, one row alone, and that row among replaced rows. The others are
-replaced by ordinary numbers, then by NaN, within the domains of operands. Outputs and gradients of the data must have
-the same bits each time. If this fails, a model that is served in batches gives different answers, and a NaN in one
-request reaches other requests.
+The law runs all rows at once, each half of them, one row alone, and that row among replaced rows. Results of the row
+must have the same bits each time. If this fails, a model that is served in batches gives different answers, and a NaN
+in one request reaches other requests. A PyTorch function that sums may differ within the kernel's limit for another
+number of rows, never for other values in the other rows.
 
-In a PyTorch function, rows are the indices of a named dimension along which each output depends on operands at the same
-index alone. PyTorch may split a sum differently for another number of rows. If a function sums, results with other bits
-must be within the kernel's limit. Replaced rows must not change a bit of any kernel.
+Details:
+
+The other rows are replaced by ordinary numbers, then by NaN, within the domains of operands. The law compares outputs
+and gradients of the data.
+
+In a PyTorch function, rows are the indices of a named dimension along which each output depends on operands at the
+same index alone. PyTorch may split a sum differently for another number of rows, which is why other bits are allowed
+there.
 """
 
 from __future__ import annotations

@@ -1,8 +1,12 @@
 """Composition: the kernel also works with other parts of PyTorch.
 
-* compiled: under `torch.compile`, outputs and gradients have the bits of the plain call. The law tries a first shape,
-  then another shape, then other values in the first shape. It uses the backend "aot_eager", which traces the kernel and
-  changes nothing else.
+`compiled` uses the backend "aot_eager", which traces the kernel and changes nothing else. It tries a first shape,
+another shape, and other values in the first shape. `autocast` tries float16 and bfloat16. A kernel may cast its
+operands to float32 instead.
+
+Details:
+
+* compiled: under `torch.compile`, outputs and gradients have the bits of the plain call.
 * custom operators: `torch.library.opcheck` accepts every custom operator that the kernel calls, forward and backward.
   So its schema is right about what it changes and aliases, and its fake implementation about shapes and strides.
 * autocast: inside `torch.autocast`, to float16 and to bfloat16, a call gives one of three results, including gradients,

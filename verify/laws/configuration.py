@@ -1,9 +1,13 @@
 """Configuration independence: no configuration of an autotuner makes a kernel wrong.
 
-Timing decides which configuration an autotuner uses, so each one must keep the kernel's promise. The law runs the
-kernel with each configuration of each autotuner that it launches. On a GPU it also runs the first configuration with 1,
-2, 4 and 8 warps. An elementwise op must give the same bits each time, because it splits no sum. In other ops the block
-size may change the order of a sum, so each result must be within the kernel's limit.
+Timing decides which configuration an autotuner uses. The law runs the kernel with each configuration and, on a GPU,
+with 1, 2, 4 and 8 warps. An elementwise op must give the same bits each time. Results of other ops must be within the
+kernel's limit, because the block size may change the order of a sum.
+
+Details:
+
+The law finds each autotuner that the kernel launches. The numbers of warps are those of the first configuration. An
+elementwise op splits no sum, so nothing excuses other bits.
 """
 
 from __future__ import annotations

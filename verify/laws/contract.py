@@ -1,10 +1,13 @@
 """Error contract: a call with invalid operands raises a Python error and changes nothing.
 
-The law tries integers, an operand that is one element too long or too short in its last dimension, an odd packed
-dimension, and an operand on another device. That device is `meta`, which has no memory. Each must raise an exception
-with a message. No operand may change, and the next valid call must give the same bits as before.
+The law tries integers, an operand that is one element too long or too short, an odd packed dimension, and an operand
+on another device (`meta`). Each must raise an exception with a message and change no operand, and the next valid call
+must give the same bits as before. A call may succeed if its result is right: PyTorch's own function may accept the
+operand too, or the kernel may compute integers within its limit.
 
-Some of these calls may succeed:
+Details:
+
+An operand is longer or shorter in its last dimension. The device `meta` has no memory. These calls may succeed:
 
 * A kernel with a single operand may accept a `meta` tensor, which asks for shapes. The result must then have no memory
   either.

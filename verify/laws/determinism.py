@@ -1,12 +1,14 @@
 """Run-to-run determinism: the same call gives the same bits, however often, and whatever was called in between.
 
-The caches of all Triton autotuners are empty before the first call, so that call tunes and runs the kernel twice per
-configuration. The second call repeats it. After a call on another shape, a third call must still give the bits of the
-first, including gradients.
+The law calls the kernel, repeats the call, and repeats it again after a call on another shape. All three must have
+the same bits, gradients included. One case of three elements is called 300 times first, so that state which builds up
+over many calls shows.
 
-One case of three elements is called 300 times first, so that state which builds up over many calls shows. The
-interpreter is slow at calls. It repeats this case in the kernel's first dtype alone, for at most 20 seconds. A kernel
-that writes into operands or buffers is called twice on the same ones.
+Details:
+
+The caches of all Triton autotuners are empty before the first call, so that call tunes and runs the kernel twice per
+configuration. The interpreter is slow at calls. It repeats the case of three elements in the kernel's first dtype
+alone, for at most 20 seconds. A kernel that writes into operands or buffers is called twice on the same ones.
 """
 
 from __future__ import annotations

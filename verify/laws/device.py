@@ -1,15 +1,17 @@
 """Devices and streams: the device and the stream of a call do not change its results. All these laws need a GPU.
 
-* side stream: a call on a stream other than the default one gives the bits of the plain call, while the default stream
-  is busy.
+`side stream` keeps the default stream busy. A kernel that runs out of memory in `large tensors` gets no verdict.
+
+Details:
+
+* side stream: a call on a stream other than the default one gives the bits of the plain call.
 * CUDA graph: a captured call, replayed on new values in the same memory, gives the bits of a plain call on them.
 * other device: operands on a GPU that is not the current one give the same bits there, and the current device does not
   change.
 * large offsets: operands that start more than 2^31 elements into their storage, and rows that are more than 2^31
   elements apart, give the bits of their contiguous copies. So the kernel computes no offset in 32 bits.
 * large tensors: the first and the last rows of tensors of more than 2^31 elements are within the kernel's limit of the
-  exact answer. The law includes gradients if the GPU has room for them. A kernel that runs out of memory gets no
-  verdict.
+  exact answer. The law includes gradients if the GPU has room for them.
 """
 
 from __future__ import annotations

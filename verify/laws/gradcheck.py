@@ -2,14 +2,17 @@
 
 `torch.autograd.gradcheck` compares a kernel's gradients with differences of its own outputs, so it needs no truth. It
 finds a backward pass of another formula, of another shape, or with a missing term. `gradgradcheck` does the same for
-the gradient of the gradient. A kernel may have a backward pass without autograd: a launch without a formula, or
-`once_differentiable`. Such a kernel promises no second derivatives. The report gives this as the reason, and the law is
-not tried.
+the gradient of the gradient. A kernel whose backward pass has no autograd, such as one with `once_differentiable`,
+promises no second derivatives, so `gradgradcheck` does not apply.
+
+Details:
+
+A launch without a formula promises no second derivatives either.
 
 The plainest case takes the gradient of each operand alone, and gradients with one upstream gradient absent. The other
-cases pack all operands into one vector and all results into another. A difference of two calls along one direction then
-checks every gradient at once, whereas single operands take two calls each. A wrong term shows in that direction too. If
-it does, the law checks the operands one by one to find the wrong one.
+cases pack all operands into one vector and all results into another. A difference of two calls along one direction
+then checks every gradient at once, whereas single operands take two calls each. A wrong term shows in that direction
+too. If it does, the law checks the operands one by one to find the wrong one.
 
 The law avoids inputs where a difference is useless: rows that are nearly constant, and the corner in the slope of
 squared ReLU.

@@ -1,7 +1,13 @@
 """Exact identities: equations between two calls of one kernel, which need no truth.
 
-Floating-point arithmetic that rounds to nearest is symmetric in sign and in powers of two. So these identities hold bit
-for bit. Exceptions are the sign of a zero and, with powers of two, overflow and subnormals.
+Floating-point arithmetic that rounds to nearest is symmetric in sign and in powers of two. So y(2^k x, 4^k eps) = y
+of layer norm and similar identities hold bit for bit. Exceptions are the sign of a zero and, with powers of two,
+overflow and subnormals. Identities of the real functions, such as y(x) - y(-x) = x of GELU, hold within the kernel's
+limit.
+
+Details:
+
+These identities hold bit for bit:
 
 * every op: negating the upstream gradient negates all gradients, doubling it doubles them;
 * gated: y(-x1, x2) = -y and y(2^k x1, x2) = 2^k y;

@@ -1,12 +1,15 @@
 """Layout independence: results depend on a tensor's values, not on its strides.
 
-Operands and upstream gradients are strided, offset, padded, transposed or expanded. Every result must have the bits of
-the result for contiguous copies. A kernel that declares `layouts="contiguous"` must refuse other layouts with an error,
-or be right: a wrong result breaks the law. Transposed operands have whole tiles of 64 in one case, and more than one
-tile in another.
+Operands and upstream gradients are strided, offset, padded, transposed or expanded. Every result must have the bits
+of the result for contiguous copies. A kernel that declares `layouts="contiguous"` must refuse other layouts with an
+error, or be right. Results of a PyTorch function that sums may have other bits within the kernel's limit.
 
-A kernel for a PyTorch function that sums often consists of PyTorch's own operators. These choose the order of a sum by
-the strides. If the bits of such a kernel differ, the results of strided tensors must be within its limit instead.
+Details:
+
+Transposed operands have whole tiles of 64 in one case, and more than one tile in another.
+
+A kernel for a PyTorch function that sums often consists of PyTorch's own operators. These choose the order of a sum
+by the strides, so the law allows other bits.
 
 If two operands are the same tensor, the outputs must equal those for two copies. Keys and values of attention are
 expanded together, as for heads that share them, with one key more than whole blocks.

@@ -1,5 +1,11 @@
 """Memory safety: a kernel writes only its results and reads only its operands.
 
+`memory bounds` puts every tensor that the kernel gets or allocates between guard bands. `initialised memory` changes
+what fresh memory and the memory around operands contain. A kernel that caches by address or shape breaks `no stale
+results`.
+
+Details:
+
 * memory bounds: every tensor that the kernel gets or allocates lies between guard bands. No byte of a band changes, nor
   any byte of an operand or of an upstream gradient.
 * initialised memory: the results have the same bits whatever fresh memory and the memory around operands contain. So

@@ -1,13 +1,15 @@
 """Monotonicity: where the function rises, the kernel does not fall by more than its limit explains.
 
-Inputs are runs of neighbouring numbers, from anywhere in the format and around the op's own boundaries. Suppose the
-slope has one sign over two neighbours, and the result moves the other way by 2 limits or more. Then one of the two
-results exceeds its limit. So a correctly rounded kernel (limit 0.5) may not move the other way at all. A kernel with a
-limit of 1 may do so by one ulp.
+Inputs are runs of neighbouring numbers. A correctly rounded kernel (limit 0.5) may not move against the function's
+slope at all, a kernel with a limit of 1 by one ulp. A seam between two branches of an implementation shows as a step.
 
-This law follows from accuracy, so it finds no kernel that an exhaustive accuracy run would not find. But it needs only
-the sign of the slope, no exact value. And it looks at neighbours, which random inputs are not. So a seam between two
-branches of an implementation shows as a step.
+Details:
+
+The runs lie anywhere in the format and around the op's own boundaries. Suppose the slope has one sign over two
+neighbours, and the result moves the other way by 2 limits or more. Then one of the two results exceeds its limit.
+
+This law follows from accuracy, so it finds no kernel that an exhaustive accuracy run would not find. But it needs
+only the sign of the slope, no exact value. And it looks at neighbours, which random inputs are not.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 """Writes the tables of docs/laws.md from the registry of laws. A test compares the page with the registry.
 
+The page shows the docstring of each module of laws, up to the line `Details:`.
+
 python -m verify.laws.reference docs/laws.md     # rewrite the text between the markers
 """
 
@@ -13,11 +15,12 @@ from pathlib import Path
 from verify.laws import registry
 from verify.laws.law import Law
 
+DETAILS = "\nDetails:\n"
 BEGIN, END = "<!-- laws: begin -->", "<!-- laws: end -->"
 
 
 def sections() -> str:
-    """Returns one section per module of laws, in the order of the registry: its laws, then its docstring."""
+    """Returns one section per module, in the order of the registry: its laws, then its docstring up to the details."""
     modules: dict[str, list[Law]] = {}
     for law in registry.ALL:
         modules.setdefault(law.check.__module__, []).append(law)
@@ -27,6 +30,7 @@ def sections() -> str:
 def _section(name: str, laws: list[Law]) -> str:
     module = importlib.import_module(name)
     first, _, text = (inspect.getdoc(module) or "").partition("\n")
+    text = text.partition(DETAILS)[0]
     title, _, gist = first.partition(": ")
     lines = [f"### {title.rstrip('.')}", "", gist[:1].upper() + gist[1:], ""]
     lines += ["| law | what holds |", "|---|---|", *(f"| `{law.name}` | {law.summary} |" for law in laws)]

@@ -1,18 +1,21 @@
 """Special values: NaN, infinities, zeros, subnormals and the largest numbers give the mathematical result.
 
-Each case puts every kind of special value into ordinary data: one per element, or one per row if a row decides. Each
-operand and the upstream gradient get them in turn. A result must be NaN exactly where the real function has no value,
-and infinite where it is infinite. Elsewhere it must be a number within the kernel's limit, including subnormals unless
-the kernel's policy flushes them. The sign of a zero counts if the kernel's policy requires it. An operand with a domain
-gets only special values inside it.
+Each case puts every kind of special value into ordinary data. Each operand and the upstream gradient get them in
+turn. A result must be NaN exactly where the real function has no value, and infinite where it is infinite. Elsewhere
+it must be a number within the kernel's limit. The kernel's policy decides about subnormals and the sign of a zero. An
+operand with a domain gets only special values inside it.
+
+Details:
+
+A case has one special value per element, or one per row if a row decides.
 
 No element depends on two special values. For infinity times a number that underflows, correct kernels differ: the
 result depends on the range of an intermediate format.
 
 In a PyTorch function, each operand in turn, including weights, has a NaN or an infinity in one element. PyTorch in
-float64 shows the effect on each output, with its default and with its plain kernels for attention. An output that three
-finite numbers in that place do not change must keep its bits where PyTorch keeps its number. For other outputs NaN must
-remain NaN. If both evaluations give an infinity, the kernel must not give a finite number.
+float64 shows the effect on each output, with its default and with its plain kernels for attention. An output that
+three finite numbers in that place do not change must keep its bits where PyTorch keeps its number. For other outputs
+NaN must remain NaN. If both evaluations give an infinity, the kernel must not give a finite number.
 """
 
 from __future__ import annotations
