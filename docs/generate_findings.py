@@ -43,8 +43,8 @@ Errors that `verify` found in PyTorch and other packages. Each entry has the com
 An error is in ULP of the output format at the exact value. 255 in bfloat16, or 1.7e+07 in float32, means that no digit
 is right. "s" marks an error in ULP of the magnitude of the summed terms. "interpreter" is a CPU: PyTorch's own CPU
 kernels, and Triton kernels through the faithful interpreter. An entry without "Intended?" has no known report. Most of
-these inputs are rare: for nearly all ordinary inputs these kernels are right to within a few roundings. A listed package
-was examined closely; it is not worse than others.
+these inputs are rare: for nearly all ordinary inputs these kernels are right to within a few roundings. A listed
+package was examined closely; it is not worse than others.
 """
 
 
