@@ -49,7 +49,7 @@ def add(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Compares and reports. The exit code is that of `verify run` over the judged kernels."""
+    """Measures, and prints the table. The exit code is that of `verify run` over the judged kernels."""
     from verify.declare import config
     from verify.measure.bench import Bench, bench
     from verify.measure.session import Session
@@ -69,7 +69,7 @@ def main(options: argparse.Namespace) -> int:
         directions = ("forward",) if options.forward else ("backward",)
     settings = Bench(
         wanted=tuple(wanted),
-        pool=_pool(found, Path.cwd()),
+        pool=_configured_targets(found, Path.cwd()),
         shapes=tuple(dict.fromkeys(options.shape)),
         directions=directions,
         rounds=options.rounds,
@@ -92,8 +92,11 @@ def main(options: argparse.Namespace) -> int:
     return exits.INCOMPLETE if result.incomplete else exits.PASS
 
 
-def _pool(settings: Config, here: Path) -> tuple[str, ...]:
-    """Returns the configured targets, relative to a folder."""
+def _configured_targets(settings: Config, here: Path) -> tuple[str, ...]:
+    """Returns the kernels and peers of pyproject.toml, with paths relative to `here`.
+
+    The bench looks among them for other implementations of an op.
+    """
     from verify.declare.target import Target
 
     def placed(target: str) -> str:
@@ -106,6 +109,7 @@ def _pool(settings: Config, here: Path) -> tuple[str, ...]:
 
 
 def _shape(text: str) -> tuple[int, ...]:
+    """Reads the value of --shape. Raises ArgumentTypeError if it is no shape."""
     try:
         sizes = tuple(int(part) for part in text.split(","))
     except ValueError:
@@ -116,6 +120,7 @@ def _shape(text: str) -> tuple[int, ...]:
 
 
 def _rounds(text: str) -> int:
+    """Reads the value of --rounds. Raises ArgumentTypeError if it is no number from 1 to 10,000."""
     if not text.isdecimal() or not 1 <= int(text) <= 10_000:
         raise argparse.ArgumentTypeError(f"rounds are a number from 1 to 10000; received {text!r}")
     return int(text)

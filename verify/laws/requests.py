@@ -41,7 +41,7 @@ class TryLaw(Request[LawRun], frozen=True, tag="try law"):
 
 @dataclass(frozen=True)
 class Trial:
-    """Holds the outcome of one law on its seeded kernel and on the correct twin."""
+    """Holds the outcome of one law on a kernel with a seeded bug, and on the correct twin."""
 
     law: str
     bug: str
@@ -53,7 +53,7 @@ class Trial:
 
 
 class Tried(msgspec.Struct, frozen=True):
-    """Holds a self-test: one trial for each law, and the same as a part of the run record."""
+    """Holds the reply to `TrySeeded`: one trial for each law, and the summary that the run record keeps."""
 
     backend: str
     trials: list[Trial]

@@ -116,12 +116,12 @@ class _Figure(msgspec.Struct, array_like=True, frozen=True):
 
 
 class _Known(msgspec.Struct, frozen=True):
-    """Holds the time at which one file was read, and its problem or its figures by kernel."""
+    """Holds the cache entry of one file: the reason why it is no record, or its figures by kernel."""
 
     name: str
-    stamp: str
-    seen: int
-    content: str = ""
+    stamp: str  # state of the file when it was read, by `_stamp`
+    seen: int  # time of reading, in ns
+    content: str = ""  # SHA-256 of the file
     problem: str = ""
     record: str = ""
     created: str = ""
@@ -169,9 +169,11 @@ class History:
         return self.refreshed
 
     def _path(self, name: str) -> Path:
+        """Returns the path of the cache entry of a file."""
         return self._cache / hashlib.sha256(name.encode()).hexdigest()[:32]
 
     def _kept(self, name: str) -> _Known | None:
+        """Returns the cache entry of a file; None if it is missing or corrupt."""
         try:
             known = msgspec.msgpack.decode(self._path(name).read_bytes(), type=_Known)
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
@@ -187,7 +189,7 @@ class History:
         return msgspec.structs.replace(known, kernels=kernels)
 
     def _take(self, name: str, entry: os.DirEntry[str]) -> _Known | None:
-        """Reads one file and keeps its figures. Returns None if the file is gone."""
+        """Reads one file, writes its cache entry and returns it. Returns None if the file is gone."""
         seen = time.time_ns()
         known = _Known(name, "", seen)
         try:
@@ -280,7 +282,7 @@ class History:
         ]
 
     def _of(self, kernel: str, whole: bool) -> _Lines:
-        """Returns the figures of one kernel by line, of whole results or of regimes, the oldest first."""
+        """Returns the figures of one kernel, of whole results or of regimes, by architecture and line. Oldest first."""
         if (kernel, whole) not in self._lines:
             found: _Lines = {}
             for known in sorted(self._records, key=lambda known: (known.created, known.content)):
@@ -292,7 +294,7 @@ class History:
 
 
 def _figures_of(run: Run, known: _Known, content: str) -> _Known:
-    """Returns the reading of each regime, and for each whole result the reading of its worst regime."""
+    """Returns `known` with a run's figures: one for each regime, and for each whole result that of its worst regime."""
     groups: dict[tuple[str, ...], list[Reading]] = {}
     for item in readings(run):
         if not item.flaw:
@@ -329,10 +331,12 @@ def _point(known: _Known, item: _Figure) -> HistoryPoint:
 
 
 def _largest(values: Iterable[float]) -> float:
+    """Returns the largest finite number; NaN if there is none."""
     return max(filter(math.isfinite, values), default=math.nan)
 
 
 def _same(first: float, second: float) -> bool:
+    """True if two figures are equal; NaN equals NaN."""
     return first == second or (math.isnan(first) and math.isnan(second))
 
 
@@ -356,6 +360,7 @@ def _stale(known: _Known, entry: os.DirEntry[str]) -> bool:
 
 
 def _stamp(status: os.stat_result) -> str:
+    """Returns a text that differs after every change of the file."""
     # ctime cannot be set back, and a file that is replaced has another inode.
     return f"{status.st_mtime_ns} {status.st_size} {status.st_ctime_ns} {status.st_ino}"
 

@@ -61,7 +61,7 @@ class Settings:
 
     @property
     def seconds(self) -> float:
-        """The time of one problem of a file."""
+        """Returns the seconds that one problem may take."""
         return self.timeout or SECONDS[self.profile]
 
 
@@ -110,11 +110,13 @@ def judge_many(pairs: Sequence[tuple[str, str]], settings: Settings, jobs: int) 
 
 
 def _unjudged(problem: str, solution: str, message: str) -> Judgement:
+    """Returns the judgement of a solution that could not be measured: undecided, with the reason."""
     return Judgement(SCHEMA, "undecided", problem, solution, "", message, unchecked=["everything"])
 
 
 @contextmanager
 def _folder() -> Iterator[Path]:
+    """Yields a temporary folder and deletes it at the end."""
     folder = Path(tempfile.mkdtemp(prefix="tmp")).resolve()
     try:
         yield folder
@@ -142,7 +144,12 @@ class _Judging:
     backend: str
 
     def judgement(self, solution: str, fixed: dict[str, str]) -> Judgement:
-        """Measures the solution and reads the record."""
+        """Measures the solution and returns the judgement.
+
+        Args:
+            solution: as the user named it
+            fixed: digests of problem and solution before the solution runs
+        """
         plan, file = self.plan, self.folder / FILE
         encoded = msgspec.json.encode(plan)
         (self.folder / "plan.json").write_bytes(encoded)
@@ -196,6 +203,7 @@ class _Judging:
         )
 
     def _measured(self, names: Sequence[str]) -> Run:
+        """Runs the kernels of the plan with these names and returns the record."""
         settings = session.Session(
             backend=self.settings.backend,
             seed=self.plan.seed,
@@ -208,6 +216,7 @@ class _Judging:
         return session.run([f"{self.folder / FILE}::{name}" for name in names], settings, "verify judge")
 
     def _observed(self, names: Sequence[str]) -> list[Observed]:
+        """Reads the notes about the kernels with these names. A kernel that ended early has none."""
         found = []
         for name in names:
             with suppress(FileNotFoundError):
@@ -215,7 +224,7 @@ class _Judging:
         return found
 
     def _wrong(self, run: Run, wrong: Sequence[Result]) -> WrongInput | None:
-        """Returns the smallest input found from the worst one, at its worst element."""
+        """Returns the worst input of the first wrong result, made smaller if possible; None if no result is wrong."""
         results = ((kernel, result) for kernel in run.kernels for result in kernel.results if result in wrong)
         for kernel, result in results:
             for worst in result.worst[:1]:
@@ -257,11 +266,13 @@ class Sign:
 
 
 def _dropped(seen: Observed) -> str:
+    """Returns the evidence that the module has too few numbers for the parameters of the problem."""
     here, there = seen.places
     return f"no place for {', '.join(seen.dropped)}: {here:,} of {there:,} numbers" if here < there else ""
 
 
 def _narrow(seen: Observed) -> str:
+    """Returns the evidence that float32 answers hold only numbers of a 16-bit format."""
     return f"every number of every float32 answer is one of {seen.narrow}" if seen.narrow else ""
 
 
@@ -303,7 +314,10 @@ def _excused(result: Result) -> bool:
 
 
 class _Found:
-    """Combines the record of a run with the notes of the host."""
+    """Derives the verdict and the facts of a judgement from records and notes.
+
+    `run` has the sizes of the problem, `others` other sizes; `seen` has the notes that were written during the calls.
+    """
 
     def __init__(self, run: Run, seen: Sequence[Observed], others: Run | None) -> None:
         self.run, self.seen, self.others = run, seen, others
@@ -356,6 +370,7 @@ class _Found:
         return [*found, f"{calls:,} calls"] if calls else found
 
     def _rows(self) -> list[Row]:
+        """Returns the rows of all results, at the sizes of the problem and at others."""
         return [row for each in (self.run, self.others) if each for row in rows_of(each) if row["result"]]
 
     @property

@@ -142,7 +142,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 
 def fetched(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Copies tensors to host memory, those of one device in one transfer, because each transfer waits."""
+    """Returns the tensors in host memory. Copies those of one device in one transfer, because each transfer waits."""
     found = list(tensors)
     if not any(map(_is_away, found)):
         return found
@@ -167,6 +167,7 @@ def fetched(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _is_away(tensor: Tensor) -> bool:
+    """True if a tensor is not in host memory."""
     return not tensor.is_cpu
 
 
@@ -192,7 +193,7 @@ def pattern_at(tensor: Tensor, index: int) -> int:
 
 
 def from_bits(bits: Tensor, fmt: Format) -> Tensor:
-    """Returns a tensor of a format with the given patterns, which are int64 as from `bits_of`."""
+    """Returns the tensor with these bit patterns, the inverse of `bits_of`."""
     from verify.truth.formats import torch_dtype
 
     if fmt.bits < 64:  # wrap to the signed range without relying on overflowing casts
@@ -422,6 +423,7 @@ def _ldexp_for(fmt: Format) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def _ldexp_once(number: Tensor, exponent: Tensor) -> Tensor:
+    """Returns number * 2^exponent for an exponent that float64 holds as a power of two."""
     return number * _power_of_two(exponent)
 
 
@@ -439,4 +441,5 @@ def ldexp(number: Tensor, exponent: Tensor) -> Tensor:
 
 
 def _power_of_two(exponent: Tensor) -> Tensor:
+    """Returns 2^exponent in float64, for exponents from -1022 to 1023."""
     return ((exponent + 1023) << 52).view(torch.float64)

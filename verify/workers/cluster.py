@@ -39,7 +39,7 @@ _INSTALL = 'python -m pip install "verify-kernels[cluster]"'
 
 
 class _Answer(msgspec.Struct):
-    """An answer as it returns through Dask, as JSON."""
+    """Holds the reply to a request, or its failure, while it travels through Dask as JSON."""
 
     reply: msgspec.Raw = msgspec.Raw(b"null")
     failure: Failure | None = None
@@ -52,7 +52,7 @@ _workers: dict[str, Worker] = {}
 
 
 def serve(request: bytes, backend: str, timeout: float, ticket: str) -> bytes:
-    """Answers one request in this Dask worker's isolated process."""
+    """Sends one request to this Dask worker's isolated process, and returns an `_Answer` as JSON."""
     with _lock:
         try:
             deadline = time.monotonic() + timeout
@@ -65,6 +65,7 @@ def serve(request: bytes, backend: str, timeout: float, ticket: str) -> bytes:
 
 
 def _process(backend: str) -> Worker:
+    """Returns this Dask worker's isolated process, and starts it at the first call."""
     if backend not in _workers:
         _workers[backend] = Worker(backend or None)
     return _workers[backend]
@@ -86,7 +87,7 @@ def raise_flag(path: str) -> None:
 
 
 def lower_flag(path: str) -> None:
-    """Removes that file."""
+    """Removes the file that `raise_flag` created, and its folder if empty."""
     flag = Path(path)
     flag.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # never created here, or shared with another machine
@@ -107,7 +108,7 @@ def identify(backend: str, sources: tuple[str, ...]) -> dict[str, str]:
 
 
 def _forward(ticket: str) -> OnProgress:
-    """Returns a function that sends a worker's progress to the command, as an event of the cluster."""
+    """Returns a function that sends progress to the command as an event. `ticket` identifies the request."""
     from distributed import get_worker
 
     def forward(text: str) -> None:
@@ -251,6 +252,7 @@ class Cluster:
         self._client.close()
 
     def _heard(self, event: tuple[Any, dict[str, Any]]) -> None:
+        """Passes an event of progress to the listener of its request."""
         _, said = event
         listener = self._listeners.get(said["ticket"])
         if listener is not None:
@@ -272,13 +274,14 @@ class Cluster:
 
 
 def _answer(request: bytes, backend: str, timeout: float, ticket: str) -> tuple[str, bytes]:
-    """Returns the address of this Dask worker, and its answer by `serve`."""
+    """Runs `serve` on a Dask worker. Returns the worker's address too, because any worker may take the request."""
     from distributed import get_worker
 
     return get_worker().address, serve(request, backend, timeout, ticket)
 
 
 def _distributed() -> Any:
+    """Imports Dask distributed. Raises UsageError if it is not installed."""
     try:
         import distributed
     except ImportError as error:

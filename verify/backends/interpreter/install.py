@@ -43,7 +43,7 @@ _MISSING = object()
 
 
 class _Patches:
-    """Replaced attributes and items, with their old values."""
+    """Replaces attributes and items, and restores their old values."""
 
     def __init__(self) -> None:
         self._saved: list[tuple[Any, str, Any]] = []
@@ -205,6 +205,7 @@ def _targets() -> dict[str, Any]:
 
 
 def _has(owner: Any, dotted: str) -> bool:
+    """True if a module or class has the attribute with this dotted name."""
     for part in dotted.split("."):
         owner = getattr(owner, part, _MISSING)
         if owner is _MISSING:
@@ -254,7 +255,7 @@ def _index(tensor: Any) -> int:
 
 
 def _tensor_patcher(original: Callable[..., Any], truth: Callable[[Any], bool]) -> Callable[..., Any]:
-    """Returns _patch_lang_tensor that also sets __index__, __bool__ and T."""
+    """Returns _patch_lang_tensor that also sets __index__, __bool__ (to `truth`) and T."""
 
     def patch(tensor: Any, scope: Any) -> None:
         original(tensor, scope)
@@ -305,7 +306,7 @@ def _bind_libdevice(patches: _Patches, shipped: Any) -> None:
 
 
 def _not_on_cuda(name: str) -> Callable[..., Any]:
-    """Returns a function that raises UsageError."""
+    """Returns a replacement for a libdevice function that Triton has not for CUDA: a call raises UsageError."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         raise UsageError(f"libdevice.{name}: Triton has no CUDA version of it", hint="call another function")

@@ -33,7 +33,7 @@ class Mutation:
     instead: int | None = None  # number of the input that replaces the result; None: the result is scaled
 
     def value(self, run: Run, step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Evaluates a step, with the error if it is the wrong one. Serves as `make` of `Program.values`."""
+        """Returns the value of a step twice, as `make` of `Program.values` does. Only `self.step` has the error."""
         made = step.value(run, given)
         if step is self.step:
             made = made * OFF if self.instead is None else given[self.instead].expand(made.shape)

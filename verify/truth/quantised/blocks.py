@@ -203,7 +203,7 @@ def _away(
     zeros: Tensor | None,
     random: Tensor | None,
 ) -> Tensor:
-    """Counts the codes from each element to the nearest right one."""
+    """Returns how many codes each element is from the nearest right one; infinity for a wrong NaN or infinity."""
     width = _width(scale)
     none = scale == 0  # every code decodes to 0
     low, high = (torch.where(none, 0.0, each / scale) for each in (low, high))
@@ -240,9 +240,12 @@ def _exact(
 def _of_nan(
     encoding: Encoding, nan: Tensor, away: Tensor, kinds: Tensor, decoded: Tensor, reachable: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Judges the blocks that contain NaN, and returns `away` and `kinds` with them.
+    """Judges the blocks that contain NaN. Returns `away` and `kinds` with these blocks replaced.
 
-    `decoded` is a mask of the elements that decode to NaN.
+    Args:
+        nan: mask of the elements that are NaN before they are quantised
+        decoded: mask of the elements that decode to NaN
+        reachable: mask of the blocks with a scale that the rule can give
     """
     has = nan.any(1)
     if not bool(has.any()):
