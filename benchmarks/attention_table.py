@@ -447,7 +447,10 @@ def _shown(value: Any) -> str:
 
 
 def _finds(table: dict[str, Any]) -> list[str]:
-    """The worst find of each kernel: how many times what random inputs show, and how to see it again."""
+    """Returns a table of the worst find of each kernel, as a multiple of what random inputs show, with its replay.
+
+    A hunt spells its operands out, so its replay may be too long for the page. Then the worst find of a recipe follows.
+    """
     lines = []
     for target, steps in table.items():
         found = []
@@ -464,18 +467,17 @@ def _finds(table: dict[str, Any]) -> list[str]:
             if result in plain
         ]
         if rated:
-            name, (_, result, dtype, size, plain, replay) = target.partition("::")[2], max(rated, key=itemgetter(0))
-            before = _shown(plain[result]["max"])
-            lines.append(f"- **{name}**, {result} in {dtype}: {_shown(size)} where random inputs show {before}.")
-            shown = [each for each in rated if len(each[-1]) <= SHORT]
-            if len(replay) > SHORT:  # a hunt spells its operands out
-                lines[-1] += f" The [record]({RECORD}) has its replay of {len(replay):,} characters."
-                if shown:
-                    _, result, dtype, size, plain, replay = max(shown, key=itemgetter(0))
-                    before = _shown(plain[result]["max"])
-                    lines[-1] += f" By a recipe {result} in {dtype} has {_shown(size)}, on random inputs {before}:"
-            lines += ["", "  ```sh", f"  {replay}", "  ```", ""] if len(replay) <= SHORT else []
-    return lines or ["Nothing was found."]
+            worst = max(rated, key=itemgetter(0))
+            brief = [each for each in rated if len(each[-1]) <= SHORT]
+            shown = [worst, *([max(brief, key=itemgetter(0))] if brief and worst not in brief else [])]
+            for _, result, dtype, size, plain, replay in shown:
+                again = f"`{replay}`" if len(replay) <= SHORT else f"in the [record]({RECORD})"
+                before = _shown(plain[result]["max"])
+                lines.append(
+                    f"| **{target.partition('::')[2]}** | {result} in {dtype} | {before} → {_shown(size)} | {again} |"
+                )
+    head = ["| kernel | result | error | replay |", "|---|---|---|---|"]
+    return [*head, *lines] if lines else ["Nothing was found."]
 
 
 def _missing(target: str, steps: dict[str, Any]) -> str:

@@ -1,9 +1,13 @@
 """Permutation of experts: experts in another order, with their columns of the gate, give the same results.
 
+Results must have the same bits or be within the kernel's limit, gradients included, because a kernel may add up in
+another order.
+
+Details:
+
 An expert is an index of a named dimension. One operand has a matrix for each expert, and this is its first dimension.
 Another one has a score for each, or numbers of experts. No result has the dimension, and the function in float64 does
-not depend on the order. A kernel may add up in another order then. So the law demands the same bits, or results within
-the kernel's limit, gradients included.
+not depend on the order.
 """
 
 from __future__ import annotations

@@ -1,9 +1,13 @@
 """Varlen equals padded: a sequence alone has the same results, and padding behind it changes none.
 
-Sequences come in two forms. Packed ones lie one behind the other, and their lengths add up to the number of tokens. The
-law calls the kernel with each sequence alone: its results have the bits that they have among others, or are within the
-kernel's limit. Padded ones have a number of places each, and lengths up to it. The law writes large numbers of both
-signs behind each sequence: results that do not depend on them in float64 keep their bits.
+Packed sequences lie one behind the other, and their lengths add up to the number of tokens. Alone each has the bits
+that it has among others, or results within the kernel's limit. Padded sequences have a number of places each
+(`integers={"lengths": "1 <= lengths <= s"}` beside `"b s d"`). Numbers behind them change no bit.
+
+Details:
+
+The law writes large numbers of both signs behind each padded sequence. Results that do not depend on them in float64
+must keep their bits.
 """
 
 from __future__ import annotations

@@ -1,6 +1,9 @@
 """Stochastic rounding: a result is one of the two neighbours of the exact number, and only its seed decides which.
 
-The law calls a kernel with eight seeds. It looks at the results that `stochastic=` names:
+The law calls a kernel with eight seeds. It looks at the results that `stochastic=` names ([what it
+demands](like.md#stochastic-rounding)).
+
+Details:
 
 * Neighbours. Each result is a neighbour of the exact number in its format. A number that the format has must stay. The
   float32 number that a kernel rounds may be off by 8 times its noise, or by 10 ULP.
