@@ -50,6 +50,7 @@ from verify.measure.requests import (
 )
 from verify.records.pinned import PinnedCase
 from verify.records.record import KernelRun, LawRun, SideEffect
+from verify.referee.requests import CallTime, TimeSolution
 from verify.search.hunt.requests import DoHunt, HuntReply, Hunts, ListHunts, ListPinned, NowPinned, Pin, Unpin
 from verify.search.sweep.requests import ListSpaces, RecordSweep, Spaces, SweepChunks
 from verify.truth.certificate import Entry
@@ -247,6 +248,12 @@ def _call(request: CallKernel, backend: Backend, progress: OnProgress) -> WithBy
 
 
 _dtype_called = ""
+
+
+def _time_solution(request: TimeSolution, backend: Backend, progress: OnProgress) -> CallTime:
+    from verify.referee.clock import timed
+
+    return timed(_one(request.target), backend, request.seconds)
 
 
 def _compile_anew(dtype: str) -> None:
@@ -491,6 +498,7 @@ HANDLERS: dict[type[Request[Any]], Callable[[Any, Any, OnProgress], Any]] = {
     ListSideEffects: _side_effects,
     ListContenders: _contenders,
     Time: _time,
+    TimeSolution: _time_solution,
     ReplayElement: _replay,
     ReplayLaw: _law,
     PlanLaws: _laws,

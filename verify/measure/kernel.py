@@ -136,6 +136,23 @@ def _patient(run: Run) -> Run:
     return called
 
 
+def judged_results(
+    kernel: Kernel, backend: Backend, inputs: dict[str, Tensor], results: dict[str, Tensor], baseline: dict[str, Tensor]
+) -> list[Result]:
+    """Returns the results of one call, judged beside PyTorch's. The inputs are given and count as ordinary."""
+    dtype = kernel.dtypes[0]
+    case = Case(dtype=dtype, dims=(0,), fill="normal")
+    found = _GroupJudging(Group((case,), pinned=True))
+    runner, calls = CaseRunner(kernel, ""), Calls(lambda case: run_judged(kernel, case, backend.device))
+    judging = Judging(kernel, "", backend, 0, 1, math.inf, calls, runner, Budget.of(backend))
+    on_device = {name: value.to(backend.device) for name, value in inputs.items()}
+    measured = Measured(dict(on_device), {}, {name: value.to(backend.device) for name, value in results.items()}, ())
+    given = {KERNEL: measured.results, BASELINE: {name: each.to(backend.device) for name, each in baseline.items()}}
+    for question, asked in judging._questions(found.group, case, measured, given, judging.budget):
+        _collect((found, case, asked), judge_case(kernel, found.group, question, asked, found.found))
+    return list(judging._results_of(dtype, found))
+
+
 @dataclass(frozen=True)
 class Judging:
     """Measures one kernel: holds the settings, the kernel's calls and the findings so far."""

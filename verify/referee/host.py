@@ -16,8 +16,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
 from multiprocessing import Pipe
 from pathlib import Path
 
@@ -28,12 +29,16 @@ from torch import Tensor
 from verify.errors import KernelError
 from verify.records.files import write_atomically
 from verify.referee.messages import (
+    KEY_BYTES,
     MOST,
     Answer,
+    Asked,
     Build,
     Built,
     Call,
+    Chained,
     Form,
+    Tensors,
     bytes_of,
     form_of,
     send,
@@ -79,28 +84,46 @@ class SolutionProcess:
                     runner.main(theirs)
         self._folder = ""
 
-    def ask(self, request: Build | Call, tensors: Sequence[Tensor], seconds: float) -> list[bytes]:
+    def ask(self, request: Asked, tensors: Sequence[Tensor], seconds: float) -> list[bytes]:
         """Returns the messages of the answer. Raises KernelError with the reason if there is none."""
-        deadline = time.monotonic() + seconds
         if isinstance(request, Build):
             self._folder = request.folder
-        try:
+        with self._answering():
             sender = threading.Thread(target=self._send, args=(request, tensors), daemon=True)
             sender.start()
-            self._wait(deadline, seconds)
-            found, most = [self._connection.recv_bytes(HEAD)], MOST
-            for _ in msgspec.json.decode(found[0], type=_Counted).tensors:
-                self._wait(deadline, seconds)
-                found.append(self._connection.recv_bytes(most))
-                most -= len(found[-1])
+            return self._received(seconds)
+
+    def time_chain(self, key: int, seconds: float) -> tuple[float, bytes, list[bytes]]:
+        """Sends the key of a chain that is ready. Returns the seconds until the last key came, this key, the answer."""
+        with self._answering():
+            began = time.perf_counter()
+            self._connection.send_bytes(key.to_bytes(KEY_BYTES))
+            self._wait(time.monotonic() + seconds, seconds)
+            last = self._connection.recv_bytes(KEY_BYTES)
+            return time.perf_counter() - began, last, self._received(seconds)
+
+    @contextmanager
+    def _answering(self) -> Iterator[None]:
+        """Raises KernelError with the reason if the process gives no answer."""
+        try:
+            yield
         except (EOFError, ConnectionError):
             raise KernelError(f"its process {self._ended()}") from None
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             self.stop()
             raise KernelError(UNFORGEABLE) from None
+
+    def _received(self, seconds: float) -> list[bytes]:
+        deadline = time.monotonic() + seconds
+        self._wait(deadline, seconds)
+        found, most = [self._connection.recv_bytes(HEAD)], MOST
+        for _ in msgspec.json.decode(found[0], type=_Counted).tensors:
+            self._wait(deadline, seconds)
+            found.append(self._connection.recv_bytes(most))
+            most -= len(found[-1])
         return found
 
-    def _send(self, request: Build | Call, tensors: Sequence[Tensor]) -> None:
+    def _send(self, request: Asked, tensors: Sequence[Tensor]) -> None:
         with suppress(OSError):  # the wait for the answer reports it
             send(self._connection, request, tensors)
 
@@ -136,6 +159,18 @@ class SolutionProcess:
         self.stop()
         return "closed its connection and went on"
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stops the process and everything that it started for a while: its threads would slow the reference."""
+        theirs = set[int]()
+        while self.pid and (more := process_tree.living({self.pid}, "") - theirs):  # it may have forked meanwhile
+            _signal(more, signal.SIGSTOP)
+            theirs |= more
+        try:
+            yield
+        finally:
+            _signal(theirs, signal.SIGCONT)
+
     def stop(self) -> None:
         """Ends the process and everything that it started."""
         if self.pid:
@@ -143,16 +178,30 @@ class SolutionProcess:
             with suppress(ChildProcessError):
                 os.waitpid(self.pid, 0)
         self.pid = 0
-        for orphan in process_tree.living({os.getpid()}, ""):
-            with suppress(OSError):
-                os.kill(orphan, signal.SIGKILL)
+        _signal(process_tree.living({os.getpid()}, ""), signal.SIGKILL)
         self._connection.close()
+
+
+def _signal(pids: Iterable[int], kind: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(OSError):
+            os.kill(pid, kind)
 
 
 class _Counted(msgspec.Struct):
     """The part of an answer that says how many tensors follow."""
 
     tensors: tuple[Form, ...] = ()
+
+
+@dataclass(frozen=True)
+class TimedChain:
+    """A chain of calls: seconds of one call by the judge's clock and by that of the solution, answers, the last key."""
+
+    seconds: float
+    own_seconds: float
+    answers: list[list[Tensor]]
+    last: int
 
 
 class Host:
@@ -230,15 +279,36 @@ class Host:
 
     def _answer(self, request: Call, tensors: Sequence[Tensor]) -> tuple[Answer, list[Tensor]]:
         seconds = self._seconds * (SLOW if self.observed.calls == 1 else 1)
-        head, *parts = self._process.ask(request, tensors, seconds)
+        return self._read(request.number, self._process.ask(request, tensors, seconds))
+
+    def _read(self, number: int, messages: Sequence[bytes]) -> tuple[Answer, list[Tensor]]:
+        head, *parts = messages
         try:
             answer = msgspec.json.decode(head, type=Answer)
-            if answer.number != request.number:
+            if answer.number != number:
                 raise ValueError("an answer to another call")
             return answer, [tensor_of(form, part) for form, part in zip(answer.tensors, parts, strict=True)]
         except (msgspec.DecodeError, ValueError, KeyError, RuntimeError):
             self._process.stop()
             raise KernelError(UNFORGEABLE) from None
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Stops the solution for a while."""
+        return self._process.paused()
+
+    def chain(self, state: Tensors, stored: Tensors, varied: Sequence[str], key: int, count: int) -> TimedChain:
+        """Has the solution run a chain of calls. Raises KernelError unless it answers each of them."""
+        self._demand()
+        forms = tuple(form_of(name, value) for name, value in (*state.items(), *stored.items()))
+        asked = Chained(secrets.randbits(50), forms, tuple(state), tuple(varied), count)
+        self._read(asked.number, self._process.ask(asked, (*state.values(), *stored.values()), self._seconds))
+        seconds, last, messages = self._process.time_chain(key, self._seconds)
+        answer, results = self._read(asked.number, messages)
+        if answer.raised or answer.lazy or len(results) % count:
+            raise KernelError(answer.raised or f"it returned {answer.lazy or 'other results in each call'}")
+        each = len(results) // count
+        answers = [results[place : place + each] for place in range(0, len(results), each)] if each else []
+        return TimedChain(seconds / count, answer.seconds, answers, int.from_bytes(last, signed=True))
 
     def _compare(self, given: Sequence[Tensor], arguments: dict[str, Tensor], results: Sequence[Tensor]) -> None:
         """Compares answers with earlier ones and with the arguments, and records what they share."""

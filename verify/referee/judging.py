@@ -23,6 +23,7 @@ from verify.measure import session
 from verify.records.record import CLASSES, Figures, Origin, Result, Run
 from verify.referee import formats
 from verify.referee.plan import SCHEMA, Judgement, Observed, Plan, SolutionVerdict, Trick, WrongInput
+from verify.referee.requests import CallTime, TimeSolution
 from verify.report.result_words import judged, rank
 from verify.report.rows import Row, rows_of
 from verify.workers.pool import Pool, spread, using
@@ -30,6 +31,7 @@ from verify.workers.process import START_SECONDS
 from verify.workers.requests import Environment
 
 SECONDS = {"quick": 240.0, "ci": 600.0, "nightly": 3600.0, "exhaustive": 14400.0}  # of one problem of a file
+CLOCK_SECONDS = {"quick": 2.0, "ci": 5.0, "nightly": 20.0, "exhaustive": 20.0}  # after which no further round begins
 SMALLER_SECONDS = 10.0  # of the search for the smallest input
 MEMORY, MEMORY_BESIDE_GPU = 4 << 30, 32 << 30
 FILE = "judged.py"
@@ -186,6 +188,10 @@ class _Judging:
             found.tricks.append(edit)
             verdict = "cheats"
         last = seen[-1] if seen else Observed()
+        times = self._timed(own, verdict)
+        if on_clock := {name: Trick(name, text) for each in times for name, text in each.tricks.items()}:
+            found.tricks.extend(on_clock.values())
+            verdict, message = "cheats", "; ".join(on_clock)
         return Judgement(
             verdict=verdict,
             message=message,
@@ -193,6 +199,7 @@ class _Judging:
             tricks=found.tricks,
             errors=found.errors,
             facts=found.facts,
+            speed=times,
             own_check=next((each.own_check for each in seen if each.own_check), ""),
             checked=found.checked,
             unchecked=found.unchecked,
@@ -201,6 +208,19 @@ class _Judging:
             calls=sum(each.calls for each in seen),
             **base,
         )
+
+    def _timed(self, names: Sequence[str], verdict: str) -> list[CallTime]:
+        """Times the solution of each problem. Only solutions that would be accepted are timed."""
+        if verdict != "accepted":
+            return []
+        found = []
+        for name in names:
+            asked = TimeSolution(f"{self.folder / FILE}::{name}", CLOCK_SECONDS[self.plan.profile])
+            try:
+                found.append(self.workers.ask(asked, timeout=self.settings.seconds))
+            except VerifyError as error:
+                found.append(CallTime(name, reason=getattr(error, "message", str(error))))
+        return found
 
     def _measured(self, names: Sequence[str]) -> Run:
         """Runs the kernels of the plan with these names and returns the record."""
@@ -300,7 +320,7 @@ AS_PYTORCH = (
 )
 
 
-def _excused(result: Result) -> bool:
+def excused(result: Result) -> bool:
     """True if a result is wrong only where PyTorch, running the reference, is nearly as wrong.
 
     Otherwise the reference itself would be rejected: PyTorch's gelu loses its tail.
@@ -322,7 +342,7 @@ class _Found:
     def __init__(self, run: Run, seen: Sequence[Observed], others: Run | None) -> None:
         self.run, self.seen, self.others = run, seen, others
         results = [result for kernel in run.kernels for result in kernel.results]
-        self.excused = [result for result in results if result.status == "wrong" and _excused(result)]
+        self.excused = [result for result in results if result.status == "wrong" and excused(result)]
         self.wrong = [result for result in results if result.status == "wrong" and result not in self.excused]
         wrong = bool(self.wrong) or any(kernel.status in BROKEN for kernel in run.kernels)
         found = {

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 MOST = 1 << 30  # bytes of one message
+Tensors = Mapping[str, Tensor]
 Template = dict[str, Any]  # a value in JSON, with names in the places of its tensors
 
 
@@ -72,6 +73,20 @@ class Call(msgspec.Struct, frozen=True, tag="call"):
     watched: bool = False
 
 
+class Chained(msgspec.Struct, frozen=True, tag="chained"):
+    """Get ready for a chain of calls, then answer a key by the last key of the chain, then send the results.
+
+    The tensors of the state come first, then those that the inputs of every call are made of. Being ready is an answer
+    with this number and no tensors.
+    """
+
+    number: int
+    tensors: tuple[Form, ...]
+    state: tuple[str, ...]
+    varied: tuple[str, ...]  # inputs that differ in each call
+    count: int
+
+
 class Answer(msgspec.Struct, frozen=True):
     """Announces the results of a call, with observations of it."""
 
@@ -84,9 +99,11 @@ class Answer(msgspec.Struct, frozen=True):
     functions: tuple[str, ...] = ()  # of PyTorch, in a watched call
     replaced: tuple[str, ...] = ()  # attributes of torch, verify and others
     modes: tuple[str, ...] = ()  # changed settings of PyTorch's arithmetic
+    seconds: float = 0.0  # of one call of a chain, by the clock of its own process
 
 
-Asked = Build | Call
+Asked = Build | Call | Chained
+KEY_BYTES = 8
 KINDS = {str(kind): kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)}
 
 

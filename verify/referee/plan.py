@@ -7,8 +7,9 @@ from typing import Any, Literal
 import msgspec
 
 from verify.errors import INCOMPLETE, PASS, WRONG
+from verify.referee.requests import CallTime
 
-SCHEMA = 1
+SCHEMA = 2  # 2: speed has figures
 
 SolutionVerdict = Literal["accepted", "wrong", "cheats", "fails", "undecided"]
 
@@ -88,7 +89,7 @@ class Judgement(msgspec.Struct, frozen=True):
     own_check: str = ""  # the verdict of the problem's own tolerance on its own inputs; it decides nothing
     checked: list[str] = []
     unchecked: list[str] = []
-    speed: str = "not timed"
+    speed: list[CallTime] = []  # one for each of the problem's calls, where the solution is accepted
     isolation: list[str] = []
     not_isolated: list[str] = []
     fixed: dict[str, str] = {}  # digests from before the solution started

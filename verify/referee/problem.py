@@ -8,6 +8,7 @@ process. This module runs in the process that imports the reference. It never im
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -23,12 +24,11 @@ from verify.cases.values import RECIPES_OF_PROFILES, SMALL
 from verify.declare.declaration import Kernel, kernel
 from verify.errors import KernelError, UsageError
 from verify.referee.host import Host, SolutionProcess
-from verify.referee.messages import Build, Entry, Template, form_of, results_in, template_of, value_of
+from verify.referee.messages import Build, Entry, Template, Tensors, form_of, results_in, template_of, value_of
 from verify.referee.plan import Plan
 from verify.referee.sandbox import folders_to_read
 from verify.truth import formats
 
-Tensors = Mapping[str, Tensor]
 OTHER_SIZES = (1, 7)  # more rows than an example has
 SEEDS = 3  # cases of each recipe if the arguments are small, so that rare mistakes show
 
@@ -53,6 +53,13 @@ class Problem:
     made: Tensors = field(default_factory=dict)
     check: Callable[[Problem, list[Tensor]], bool] | None = None
     rule: str = ""
+
+    def reference(self, device: str) -> Callable[[Tensors], list[Tensor]]:
+        """Returns the reference on a device, as a function of the tensors of one call by name."""
+        function = self.like.function if isinstance(self.like, Reference) else self.like
+        if isinstance(function, torch.nn.Module):
+            function = copy.deepcopy(function).to(device)
+        return lambda given: results_in(function(*value_of(self.entry.arguments, given)))
 
 
 @dataclass(frozen=True)
@@ -163,10 +170,10 @@ class Solution:
         forms = tuple(form_of(name, tensor) for name, tensor in problem.made.items())
         build = Build(plan.scratch, plan.file, problem.entry, plan.device, plan.memory, folders_to_read(), forms)
         notes = Path(plan.notes) / f"{problem.name}.json"
-        self._problem, self._host = problem, Host(process, build, notes, plan.seconds)
+        self.problem, self.host = problem, Host(process, build, notes, plan.seconds)
 
     def __call__(self, *operands: Tensor) -> Any:
-        problem, host = self._problem, self._host
+        problem, host = self.problem, self.host
         host.build(list(problem.made.values()))
         if problem.check is not None and not host.observed.own_check:
             found = self._results([problem.tensors[name] for name in problem.operands], alone=True)
@@ -179,7 +186,7 @@ class Solution:
         return results[0] if len(results) == 1 else tuple(results)
 
     def _results(self, operands: Sequence[Tensor], *, alone: bool = False) -> list[Tensor]:
-        problem = self._problem
+        problem = self.problem
         given = dict(zip(problem.operands, operands, strict=True))
         for name, value in given.items():  # verify draws whole numbers as int64
             kind = problem.tensors[name].dtype if name in problem.tensors else value.dtype
@@ -187,13 +194,13 @@ class Solution:
         state = {problem.state[name]: value for name, value in given.items() if name in problem.state}
         self._demand_places_for(state)
         arguments = {name: value for name, value in given.items() if name not in problem.state}
-        return self._host.call(state, arguments, alone=alone)
+        return self.host.call(state, arguments, alone=alone)
 
     def _demand_places_for(self, state: Tensors) -> None:
         """Raises KernelError unless the module of the solution has a parameter or buffer of each name and shape."""
-        forms = {form.name: form.shape for form in self._host.state}
+        forms = {form.name: form.shape for form in self.host.state}
         if lacking := [name for name, value in state.items() if forms.get(name) != tuple(value.shape)]:
-            self._host.lack(lacking, sum(value.numel() for value in state.values()))
+            self.host.lack(lacking, sum(value.numel() for value in state.values()))
             raise KernelError(f"its module has no parameter {', '.join(lacking)} of the problem's shape")
 
 

@@ -12,7 +12,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
@@ -26,14 +26,16 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from verify.errors import said_by
 from verify.measure.state import State
-from verify.referee import sandbox
+from verify.referee import chain, sandbox
 from verify.referee.messages import (
+    KEY_BYTES,
     KINDS,
     Answer,
     Asked,
     Build,
     Built,
     Call,
+    Chained,
     Entry,
     Form,
     bytes_of,
@@ -88,10 +90,12 @@ class Runner:
         self._state: tuple[bytes, ...] = ()
         self._module: Module | None = None
 
-    def answer(self, asked: Build | Call) -> None:
+    def answer(self, asked: Asked) -> None:
         """Answers one request."""
         if isinstance(asked, Build):
             self._build(asked)
+        elif isinstance(asked, Chained):
+            self._chain(asked, receive_tensors(self._connection, asked.tensors))
         else:
             tensors = receive_tensors(self._connection, asked.tensors)
             answer, results = self._call(asked, tensors)
@@ -161,6 +165,40 @@ class Runner:
         replaced, modes = (tuple(each.text for each in left if each.kind == kind) for kind in ("judge", "mode"))
         functions = tuple(sorted(recorded))
         return Answer(asked.number, forms, "", changed, late, lazy, functions, replaced, modes), copies
+
+    def _chain(self, asked: Chained, tensors: Sequence[Tensor]) -> None:
+        """Runs a chain of calls from the key that comes when everything is ready, and sends the last key at once."""
+        count = len(asked.state)
+        self._load(asked.state, tensors[:count])
+        names = (form.name for form in asked.tensors[count:])
+        stored = {name: each.to(self._device) for name, each in zip(names, tensors[count:], strict=True)}
+        buffers = [[self._unwritten(form) for form in self._entry.into] for _ in range(asked.count)]
+        watch, lazy = chain.Watch(self._device), set[str]()
+
+        def call(inputs: dict[str, Tensor]) -> list[Tensor]:
+            into = buffers.pop()
+            returned = self._function(*value_of(self._entry.arguments, inputs), *into)
+            results = results_in(into if into else returned)
+            lazy.update(filter(None, map(_lazy, results)))
+            return [] if lazy else results
+
+        send(self._connection, Answer(asked.number))
+        key = int.from_bytes(self._connection.recv_bytes(KEY_BYTES))
+        try:
+            with torch.no_grad():
+                found, last = chain.run(call, stored, asked.varied, key, asked.count, watch)
+        except Exception as error:
+            self._connection.send_bytes(b"")
+            send(self._connection, Answer(asked.number, raised=_described(error)))
+            return
+        self._connection.send_bytes(last.to_bytes(KEY_BYTES, signed=True))
+        results = [each.cpu() for answer in found for each in answer]
+        forms = tuple(form_of(f"{place}", each) for place, each in enumerate(results))
+        seconds = 0.0
+        with suppress(Exception):  # a solution may have broken the clock of its process
+            seconds = watch.seconds()
+        answer = Answer(asked.number, forms, lazy="; ".join(lazy), seconds=seconds)
+        send(self._connection, answer, results)
 
     def _load(self, names: Sequence[str], values: Sequence[Tensor]) -> None:
         """Makes the module again if its state differs from the last call."""

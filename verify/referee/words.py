@@ -8,6 +8,7 @@ from typing import Any
 
 from verify.records.record import CLASSES
 from verify.referee.plan import Judgement
+from verify.referee.requests import CallTime
 from verify.report.checks import Check, verdict_check
 from verify.report.words import clean
 
@@ -31,7 +32,7 @@ def lines_of(judgement: Judgement) -> list[str]:
         found.append("    errors   problem  result  dtype     unit    ordinary  demanding  extreme   limit  PyTorch")
         found += [f"             {_row(each)}" for each in judgement.errors]
     found += [f"    own      {judgement.own_check}"] if judgement.own_check else []
-    found.append(f"    speed    {judgement.speed}")
+    found += [f"    speed    {text}" for text in map(_speed, judgement.speed)] or ["    speed    not timed"]
     for label, texts in (
         ("fact", judgement.facts),
         ("checked", judgement.checked),
@@ -63,6 +64,14 @@ def checks_of(judgements: Iterable[Judgement]) -> list[Check]:
         suite, name, replay = clean(each.solution), clean(each.problem), clean(command(each))
         checks.append(Check(rule, suite, name, (each.solution, 1), message, replay, each.seconds))
     return checks or [verdict_check("incomplete", "no solution was judged", checks)]
+
+
+def _speed(time: CallTime) -> str:
+    if time.milliseconds is None:
+        return f"{time.problem} not timed: {time.reason}"
+    about = f"{time.milliseconds:.3g} ms a call, {time.times_as_fast:.2f} times as fast as the reference"
+    proven = f"proven at most {time.at_most:.3g} ms, {time.at_least:.2f} times"
+    return f"{time.problem} {about} ({time.reference:.3g} ms); {proven}; {time.calls:,} calls"
 
 
 def _row(row: dict[str, Any]) -> str:

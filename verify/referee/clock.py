@@ -1,0 +1,218 @@
+"""Times a solution by the clock of the judge, which the process of the solution cannot reach.
+
+The judge sends a key and waits for the last key of a chain of calls (chain.py). The time between the two is an upper
+bound: the first key makes the inputs, and all answers make the last key. It includes work of the judge, such as making
+the inputs. The judge times this work in its own process, and the reference too.
+"""
+
+from __future__ import annotations
+
+import secrets
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from verify.backends import Backend
+from verify.declare.declaration import Kernel
+from verify.errors import KernelError, TruthError, UsageError
+from verify.measure.budget import turn
+from verify.measure.kernel import judged_results
+from verify.referee import chain
+from verify.referee.host import TimedChain
+from verify.referee.judging import excused
+from verify.referee.problem import Solution
+from verify.referee.requests import CallTime
+
+ROUNDS = 6  # the first is not counted
+SERIES_SECONDS = 0.1  # of one chain of the reference
+MOST_CALLS, FEWEST_CALLS = 64, 2
+CHAIN_BYTES = 1 << 28  # of the inputs and answers of one chain
+# A clock agrees with the judge's if it is no further from it than these shares of its time and of the judge's own work.
+NOISE, AGREES = 0.05, 0.25
+JUDGED = "each beside the reference's answer; the furthest from it and one by chance exactly"
+DEVIATES = "answers otherwise while it is timed"
+CHANGES = "changes an answer after the clock stopped"
+
+Tensors = dict[str, Tensor]
+
+
+def timed(kernel: Kernel, backend: Backend, seconds: float) -> CallTime:
+    """Returns the time of a call of a solution beside that of the reference. Nothing begins after `seconds`."""
+    solution = kernel.function
+    assert isinstance(solution, Solution)
+    name = solution.problem.name
+    try:
+        clock = _Clock(kernel, solution, backend)
+        with torch.no_grad():
+            clock.run(time.monotonic() + seconds)
+            return clock.found()
+    except (KernelError, UsageError, TruthError, RuntimeError, TypeError, ValueError) as error:
+        return CallTime(name, reason=str(error).partition("\n")[0])
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """One timed call: its inputs, the answer, and how far that is from the reference's."""
+
+    inputs: Tensors
+    results: list[Tensor]
+    theirs: list[Tensor]
+    apart: float
+
+
+@dataclass
+class _Times:
+    """Seconds of one call in each round. `solution` is by the judge's clock, `own_clock` by that of its process."""
+
+    solution: list[float] = field(default_factory=list)
+    own_clock: list[float] = field(default_factory=list)
+    work: list[float] = field(default_factory=list)  # of the judge in each call
+    reference: list[float] = field(default_factory=list)
+
+
+class _Clock:
+    """Times one solution, and keeps the two answers that are judged: the furthest from the reference, and any."""
+
+    def __init__(self, kernel: Kernel, solution: Solution, backend: Backend) -> None:
+        problem = solution.problem
+        if not problem.tensors:
+            raise UsageError("a declaration has no inputs of its own")
+        self._kernel, self._solution, self._backend = kernel, solution, backend
+        self._stored = {name: each for name, each in problem.tensors.items() if name not in problem.state}
+        self._state = {problem.state[name]: each for name, each in problem.tensors.items() if name in problem.state}
+        self._placed = {name: each.to(backend.device) for name, each in self._stored.items()}
+        self._varied = chain.varied(self._stored)
+        if not self._varied:
+            raise UsageError("no argument is a tensor of numbers that can differ in each call")
+        self._reference = problem.reference(backend.device)
+        self._times, self._rounds, self._chains = _Times(), 0, 0
+        self._furthest: _Answer | None = None
+        self._any: _Answer | None = None
+        self._tricks: dict[str, str] = {}
+        self._count = FEWEST_CALLS
+
+    def run(self, until: float) -> None:
+        """Takes turns: the reference, the judge's own work, the solution."""
+        one = self._by_reference()
+        of_one = sum(each.nbytes for each in (*self._stored.values(), *one[0]))
+        fits = min(MOST_CALLS, CHAIN_BYTES // max(of_one, 1), int(SERIES_SECONDS / max(self._times.reference[0], 1e-9)))
+        self._count = max(FEWEST_CALLS, fits)
+        self._solution.host.build(list(self._solution.problem.made.values()))
+        with turn(self._backend):
+            for number in range(ROUNDS):
+                if number > 1 and time.monotonic() > until:
+                    break
+                if number == 1:
+                    self._times = _Times()
+                with self._solution.host.paused():
+                    self._time_work(self._by_reference()[-1])
+                self._by_solution()
+
+    def _here(self, call: chain.Call) -> tuple[float, list[list[Tensor]]]:
+        """Returns the seconds of one call of a chain in this process, with the judge's work, and the answers."""
+        watch = chain.Watch(self._backend.device)
+        watch.wait()
+        began = time.perf_counter()
+        found, _ = chain.run(call, self._placed, self._varied, secrets.randbits(63), self._count, watch)
+        seconds = (time.perf_counter() - began) / self._count
+        self._own = watch.seconds()
+        return seconds, found
+
+    def _by_reference(self) -> list[list[Tensor]]:
+        _, found = self._here(self._reference)
+        self._times.reference.append(self._own)
+        if not all(bool(torch.isfinite(each).all()) for each in found[0] if each.is_floating_point()):
+            raise UsageError("the reference has no finite answer to inputs with other mantissas")
+        return found
+
+    def _time_work(self, answer: list[Tensor]) -> None:
+        """Times the judge's own work in a chain, whose calls return an answer that was made before."""
+        seconds, _ = self._here(lambda inputs: answer)
+        self._times.work.append(seconds)
+
+    def _by_solution(self) -> None:
+        key = secrets.randbits(63)
+        done = self._solution.host.chain(self._state, self._stored, self._varied, key, self._count)
+        self._times.solution.append(done.seconds)
+        self._times.own_clock.append(done.own_seconds)
+        self._chains += 1
+        self._look(key, done)
+
+    def _look(self, key: int, done: TimedChain) -> None:
+        """Follows the chain again with the answers that came, and compares each with the reference's."""
+        inputs = list[Tensors]()
+        answers = iter(done.answers)
+
+        def call(given: Tensors) -> Sequence[Tensor]:
+            inputs.append(given)
+            return next(answers)
+
+        _, last = chain.run(call, self._stored, self._varied, key, len(done.answers), chain.Watch("cpu"))
+        if last != done.last:
+            self._tricks[CHANGES] = "the bits of its answers are not those by which it made the next inputs"
+        chosen = secrets.randbelow(len(inputs))
+        for place, (given, results) in enumerate(zip(inputs, done.answers, strict=True)):
+            copied = {name: each.to(self._backend.device, copy=True) for name, each in given.items()}
+            theirs = [each.cpu() for each in self._reference(copied)]
+            answer = _Answer(given, results, theirs, _apart(results, theirs))
+            if self._furthest is None or not answer.apart <= self._furthest.apart:
+                self._furthest = answer
+            if place == chosen and secrets.randbelow(self._chains) == 0:
+                self._any = answer
+
+    def found(self) -> CallTime:
+        """Judges two answers exactly, and returns the times."""
+        judged = JUDGED
+        for answer in (self._furthest, self._any):
+            assert answer is not None
+            if reason := self._wrong(answer, answer.results):
+                again = self._solution.host.call(self._state, answer.inputs, alone=True)
+                if not self._wrong(answer, again):
+                    self._tricks[DEVIATES] = f"{reason}, and right in a call that is not timed"
+                judged = f"{JUDGED}: {reason}"
+        times = self._times
+        most, own = statistics.median(times.solution), statistics.median(times.own_clock)
+        reference = statistics.median(times.reference)
+        work = statistics.median(times.work)
+        agrees = most - work <= own * (1 + NOISE) + AGREES * work
+        least = own if agrees else most - work
+        return CallTime(
+            problem=self._solution.problem.name,
+            milliseconds=least * 1e3,
+            at_most=most * 1e3,
+            own_clock=own * 1e3,
+            reference=reference * 1e3,
+            times_as_fast=reference / least,
+            at_least=reference / most,
+            calls=self._count * self._chains,
+            judged=judged,
+            tricks=self._tricks,
+        )
+
+    def _wrong(self, answer: _Answer, results: list[Tensor]) -> str:
+        """Returns why results are wrong where PyTorch's are not as wrong; empty if they are right."""
+        if [each.shape for each in results] != [each.shape for each in answer.theirs]:
+            return "its results have other shapes"
+        kernel, tensors = self._kernel, {**self._solution.problem.tensors, **answer.inputs}
+        mine, theirs = (dict(zip(kernel.outputs, each, strict=True)) for each in (results, answer.theirs))
+        given = {name: tensors[name] for name in kernel.operands}
+        found = judged_results(kernel, self._backend, given, mine, theirs)
+        return next((each.reason for each in found if each.status == "wrong" and not excused(each)), "")
+
+
+def _apart(results: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
+    """Returns how far results are from the reference's, relative to its largest number; NaN is further than all."""
+    return max(_distances(results, theirs), default=0.0)
+
+
+def _distances(results: Sequence[Tensor], theirs: Sequence[Tensor]) -> Iterator[float]:
+    for mine, wanted in zip(results, theirs, strict=False):
+        if mine.shape != wanted.shape:
+            yield float("inf")
+        elif wanted.is_floating_point() and wanted.numel():
+            apart = (mine.double() - wanted.double()).abs().max() / wanted.double().abs().max().clamp_min(1e-300)
+            yield float(apart.nan_to_num(nan=float("inf")))
