@@ -50,7 +50,7 @@ from verify.measure.requests import (
 )
 from verify.records.pinned import PinnedCase
 from verify.records.record import KernelRun, LawRun, SideEffect
-from verify.referee.requests import CallTime, TimeSolution
+from verify.referee.requests import BuildSolution, CallTime, TimeSolution
 from verify.search.hunt.requests import DoHunt, HuntReply, Hunts, ListHunts, ListPinned, NowPinned, Pin, Unpin
 from verify.search.sweep.requests import ListSpaces, RecordSweep, Spaces, SweepChunks
 from verify.truth.certificate import Entry
@@ -248,6 +248,13 @@ def _call(request: CallKernel, backend: Backend, progress: OnProgress) -> WithBy
 
 
 _dtype_called = ""
+
+
+def _build_solution(request: BuildSolution, backend: Backend, progress: OnProgress) -> bool:
+    from verify.referee.problem import Solution
+
+    solution = _one(request.target).function
+    return isinstance(solution, Solution) and solution.build()
 
 
 def _time_solution(request: TimeSolution, backend: Backend, progress: OnProgress) -> CallTime:
@@ -498,6 +505,7 @@ HANDLERS: dict[type[Request[Any]], Callable[[Any, Any, OnProgress], Any]] = {
     ListSideEffects: _side_effects,
     ListContenders: _contenders,
     Time: _time,
+    BuildSolution: _build_solution,
     TimeSolution: _time_solution,
     ReplayElement: _replay,
     ReplayLaw: _law,

@@ -20,7 +20,7 @@ from verify.referee.words import lines_of
         ([], "a problem and a solution are judged; received neither"),
         (["nowhere.py", "s.py"], "no such problem"),
         (["s.py", "nowhere.py"], "no such solution: nowhere.py"),
-        (["s.py", "s.py"], "s.py is no problem that verify knows. The formats are declaration: FILE.py::KERNEL"),
+        (["s.py", "s.py"], "s.py is no problem that verify knows. The formats are operator: a text file with lines"),
         (["--many", "no.txt"], "--many names a file with PROBLEM SOLUTION in each line; there is none at no.txt"),
         (["--many", "list.txt"], "list.txt: a line is PROBLEM SOLUTION; received one"),
     ],

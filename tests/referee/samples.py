@@ -222,3 +222,63 @@ TRACE = Form(
     problems=2,
     suffix="json",
 )
+_CAST = """
+def add_kernel_impl(x, y, *, alpha=1):
+    return (x.float() + alpha * y.float()).to(x.dtype)
+"""
+OPERATOR = Form(
+    name="operator",
+    files={
+        "ops.txt": """\
+            Operator: aten.add.Tensor
+            cnt: 3, ((T([4, 6], bf16), T([6], bf16, stride=(1,))), {'alpha': 2})
+            cnt: 1, ((T([3, 2], bf16), T([3, 2], bf16)), {'alpha': 2})
+            cnt: 2, ((T([5], i64), 1), {})
+            Operator: aten.relu.default
+            cnt: 1, ((T([4], f32),), {})
+            """
+    },
+    problem="ops.txt::add.Tensor",
+    right=_CAST,
+    wrong=_CAST.replace("alpha * y", "y"),
+    problems=2,
+)
+FUNCTIONAL = Form(
+    name="functional",
+    files={
+        "func_forward.py": """\
+            import torch
+            from torch import nn
+
+
+            def forward_fn(x, weight, eps=1e-6):
+                return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
+
+
+            class Model(nn.Module):
+                def __init__(self, width, eps=1e-6):
+                    super().__init__()
+                    self.weight = nn.Parameter(torch.randn(width))
+                    self.eps = eps
+
+                def forward(self, x, fn=forward_fn):
+                    return fn(x, self.weight, self.eps)
+
+
+            def get_inputs(rows=4, width=8):
+                return [torch.randn(rows, width)]
+            """,
+        "config_forward.json": json.dumps(
+            {
+                "single_init_configs": [{"eps": 1e-5}],
+                "single_input_configs": [{"rows": 3}],
+                "single_shared_configs": [{"width": 12}],
+                "multi_input_configs": [{"rows": 2}, {"rows": 5}],
+            }
+        ),
+    },
+    problem="",
+    right="def forward(x, weight, eps):\n    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight\n",
+    wrong="def forward(x, weight, eps):\n    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight[0]\n",
+    problems=1,
+)

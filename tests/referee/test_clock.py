@@ -120,7 +120,9 @@ def timed(cpu: Backend, folder: Path, text: str, problem: str = LINEAR) -> CallT
         notes=str(folder),
         seed=3,
         profile="quick",
+        extensions=str(scratch),
         seconds=20.0,
+        build_seconds=20.0,
         memory=1 << 30,
     )
     kernel = declared(plan, partial(model.problems, plan), __name__, __file__)[0]

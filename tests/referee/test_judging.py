@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.referee.samples import LINEAR, SHAPES, TASK, TRACE, Form, solution, written
+from tests.referee.samples import FUNCTIONAL, LINEAR, OPERATOR, SHAPES, TASK, TRACE, Form, solution, written
 from verify.referee.judging import Settings, judge_many
 from verify.referee.plan import Judgement
 
@@ -186,7 +186,9 @@ def test_what_this_machine_enforces_is_in_the_answer(linear: dict[str, Judgement
     assert set(found.fixed) == {"problem", "solution", "plan"}
 
 
-@pytest.mark.parametrize("form", [pytest.param(form, marks=pytest.mark.slow) for form in (TRACE, SHAPES, TASK)])
+@pytest.mark.parametrize(
+    "form", [pytest.param(form, marks=pytest.mark.slow) for form in (TRACE, SHAPES, TASK, OPERATOR, FUNCTIONAL)]
+)
 def test_the_other_formats_are_read(tmp_path: Path, form: Form) -> None:
     """Each has a right solution, and one with a plausible mistake."""
     problem = form.write(tmp_path / "problem")

@@ -27,7 +27,7 @@ def within(folder: Path, work: Callable[[], object] | None = None) -> str:
         try:
             isolated, _ = sandbox.isolate()
             ends = "its processes end with it" in isolated
-            held, _ = sandbox.confine(str(folder), sandbox.folders_to_read(), 256 * MIB, namespaces=ends)
+            held, _ = sandbox.confine([str(folder)], sandbox.folders_to_read(), 256 * MIB, namespaces=ends)
             text = "; ".join(held) if work is None else str(work())
         except BaseException as error:
             text = type(error).__name__
@@ -90,7 +90,7 @@ def test_beside_a_gpu_the_process_is_a_new_interpreter(tmp_path: Path, monkeypat
     (tmp_path / "solution.py").write_text("import os\ndef solve(x):\n    return x + len(os.environ.get('HOME'))\n")
     process = SolutionProcess()
     entry = Entry(("solve",), {"tuple": [{"tensor": "x"}]})
-    build = Build(str(tmp_path), "solution.py", entry, "cpu", 256 * MIB, sandbox.folders_to_read())
+    build = Build(str(tmp_path), str(tmp_path), "solution.py", entry, "cpu", 256 * MIB, sandbox.folders_to_read())
     try:
         process.ask(build, (), 60.0)
         x = torch.arange(3.0)

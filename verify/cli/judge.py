@@ -20,7 +20,8 @@ def add(commands: Any) -> None:
         help="judge solutions that are not trusted",
         description="Judge a solution of a problem by the exact answer, in a process that sees nothing of the judge: "
         "accepted, wrong, cheats, fails or undecided. A problem is a file with Model, get_inputs and get_init_inputs, "
-        "a folder with reference.py, a folder with task.yml, a Definition in JSON, or FILE.py::KERNEL (docs/judge.md). "
+        "a folder with reference.py, task.yml or func_forward.py, a Definition in JSON, calls of an operator, or "
+        "FILE.py::KERNEL (docs/judge.md). "
         "Exit code 1: wrong, cheats or fails; 3: undecided.",
         examples=(
             "verify judge problem.py solution.py",

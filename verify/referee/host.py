@@ -7,6 +7,7 @@ call as bits and answers with bits. Only its answers are judged; its other behav
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import os
 import random
@@ -50,7 +51,7 @@ from verify.workers import process_tree
 
 EXTRA = 3  # each judged call has fewer additional calls than this
 LOOK_SECONDS = 0.1
-SLOW = 2.4  # factor of the time limit for the build and for the first call, which compiles
+SLOW = 2.4  # factor of the time limit for the first call, which compiles
 SCRATCH_BYTES = 1 << 30
 HEAD = 1 << 20  # bytes of an answer without its tensors
 UNFORGEABLE = "it wrote into the connection of its own process: what arrived is no answer to the call"
@@ -82,12 +83,12 @@ class SolutionProcess:
                 self.pid = os.fork()
                 if not self.pid:
                     runner.main(theirs)
-        self._folder = ""
+        self._folders: tuple[str, ...] = ()
 
     def ask(self, request: Asked, tensors: Sequence[Tensor], seconds: float) -> list[bytes]:
         """Returns the messages of the answer. Raises KernelError with the reason if there is none."""
         if isinstance(request, Build):
-            self._folder = request.folder
+            self._folders = request.folder, request.extensions
         with self._answering():
             sender = threading.Thread(target=self._send, args=(request, tensors), daemon=True)
             sender.start()
@@ -139,7 +140,7 @@ class SolutionProcess:
         if len(process_tree.living({self.pid}, "")) > PROCESSES:
             return f"started more than {PROCESSES} processes"
         used = 0
-        for path, _, names in os.walk(self._folder) if self._folder else ():
+        for path, _, names in itertools.chain.from_iterable(map(os.walk, self._folders)):
             for name in names:
                 with suppress(OSError):
                     used += os.lstat(os.path.join(path, name)).st_blocks * 512
@@ -207,8 +208,11 @@ class TimedChain:
 class Host:
     """Holds a solution, the observations of its calls, and the file that passes these to the parent."""
 
-    def __init__(self, process: SolutionProcess, build: Build, notes: Path, seconds: float) -> None:
-        self._process, self._build, self._notes, self._seconds = process, build, notes, seconds
+    def __init__(
+        self, process: SolutionProcess, build: Build, notes: Path, seconds: float, build_seconds: float
+    ) -> None:
+        self._process, self._build, self._notes = process, build, notes
+        self._seconds, self._build_seconds = seconds, build_seconds
         self.observed = Observed()
         self.state: tuple[Form, ...] = ()
         self._built = False
@@ -221,7 +225,7 @@ class Host:
         if self._built:
             return
         try:
-            (answer,) = self._process.ask(self._build, tensors, self._seconds * SLOW)
+            (answer,) = self._process.ask(self._build, tensors, self._build_seconds)
             try:
                 built = msgspec.json.decode(answer, type=Built)
             except msgspec.ValidationError:

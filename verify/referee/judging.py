@@ -20,10 +20,11 @@ from verify.declare.requests import declared_by
 from verify.diagnose.requests import ReplayElement
 from verify.errors import UsageError, VerifyError
 from verify.measure import session
+from verify.records.part_store import cache
 from verify.records.record import CLASSES, Figures, Origin, Result, Run
 from verify.referee import formats
 from verify.referee.plan import SCHEMA, Judgement, Observed, Plan, SolutionVerdict, Trick, WrongInput
-from verify.referee.requests import CallTime, TimeSolution
+from verify.referee.requests import BuildSolution, CallTime, TimeSolution
 from verify.report.result_words import judged, rank
 from verify.report.rows import Row, rows_of
 from verify.workers.pool import Pool, spread, using
@@ -32,6 +33,9 @@ from verify.workers.requests import Environment
 
 SECONDS = {"quick": 240.0, "ci": 600.0, "nightly": 3600.0, "exhaustive": 14400.0}  # of one problem of a file
 CLOCK_SECONDS = {"quick": 2.0, "ci": 5.0, "nightly": 20.0, "exhaustive": 20.0}  # after which no further round begins
+LOOK_SECONDS = 10.0  # beyond the time of a build, in which its end is reported
+LOCKED_SECONDS = 600.0  # an older lock is of a build that was ended
+KEPT_EXTENSIONS = 64  # solutions of which the compiled parts are kept
 SMALLER_SECONDS = 10.0  # of the search for the smallest input
 MEMORY, MEMORY_BESIDE_GPU = 4 << 30, 32 << 30
 FILE = "judged.py"
@@ -90,7 +94,9 @@ def judge(problem: str, solution: str, settings: Settings, pool: Pool | None = N
             notes=str(folder / "notes"),
             seed=secrets.randbits(31) if settings.seed is None else settings.seed,
             profile=settings.profile,
+            extensions=str(_extensions(digest(source), folder)),
             seconds=settings.seconds / 12,
+            build_seconds=settings.seconds / 2,
             memory=settings.memory or (MEMORY if about.device == "cpu" else MEMORY_BESIDE_GPU),
             device=about.device,
         )
@@ -124,6 +130,25 @@ def _folder() -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _extensions(solution: str, folder: Path) -> Path:
+    """Returns the folder for what this solution has compiled; no other solution gets it. Old ones are removed."""
+    try:
+        kept = cache("extensions")
+        found = kept / solution
+        found.mkdir(parents=True, exist_ok=True)
+        found.touch()
+        for old in sorted(kept.iterdir(), key=lambda each: each.stat().st_mtime)[:-KEPT_EXTENSIONS]:
+            shutil.rmtree(old, ignore_errors=True)
+        for lock in found.rglob("lock"):
+            if lock.stat().st_mtime > time.time() - LOCKED_SECONDS:
+                raise FileExistsError(f"{lock}: another judgement builds there")
+            lock.unlink()
+        return found.resolve()
+    except OSError:
+        (folder / "extensions").mkdir()
+        return folder / "extensions"
 
 
 def digest(path: Path) -> str:
@@ -174,6 +199,9 @@ class _Judging:
             message = getattr(error, "message", str(error)).replace(f"{file}: ", "").replace(str(file), plan.problem)
             return Judgement(verdict="undecided", message=message, unchecked=["everything"], **base)
         own = [name for name in names if name.startswith("own")]
+        for name in own[:1]:
+            with suppress(VerifyError):  # the first call reports it
+                self.workers.ask(BuildSolution(f"{file}::{name}"), timeout=plan.build_seconds + LOOK_SECONDS)
         run, seen = self._measured(own), self._observed(own)
         seeded = [name for name in names if name.startswith("seeded")]
         if seeded and (lacking := [each for each in seen if each.dropped]) and _has_room(lacking[0]):

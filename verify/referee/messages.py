@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -27,8 +27,8 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     """Describes how to call a solution.
 
     The solution is the first of `names` that its file defines. With `init` that is a class; the solution is an instance
-    made with these arguments after torch.manual_seed(seed). `arguments` is the template of the call. `into` are buffers
-    that the call fills, its last arguments.
+    made with these arguments after torch.manual_seed(seed). `arguments` is the template of the call; with
+    `named` its last argument has arguments by name. `into` are buffers that the call fills, after the others.
     """
 
     names: tuple[str, ...]
@@ -36,12 +36,17 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     init: Template | None = None
     seed: int = 0
     into: tuple[Form, ...] = ()
+    named: bool = False
 
 
 class Build(msgspec.Struct, frozen=True, tag="build"):
-    """Asks for the import of the solution in `file` of the scratch folder, within limits."""
+    """Asks for the import of the solution in `file` of the scratch folder, within limits.
+
+    What the solution has compiled goes to `extensions`.
+    """
 
     folder: str
+    extensions: str
     file: str
     entry: Entry
     device: str
@@ -184,6 +189,12 @@ def value_of(template: Template, tensors: Mapping[str, Any]) -> Any:
     kind = "list" if "list" in template else "tuple"
     values = [value_of(each, tensors) for each in template[kind]]
     return values if kind == "list" else tuple(values)
+
+
+def call_by(entry: Entry, function: Callable[..., Any], tensors: Mapping[str, Any], into: Sequence[Tensor] = ()) -> Any:
+    """Calls a function as an entry says, with these tensors and buffers."""
+    given = value_of(entry.arguments, tensors)
+    return function(*given[:-1], *into, **given[-1]) if entry.named else function(*given, *into)
 
 
 def results_in(value: Any) -> list[Any]:

@@ -20,11 +20,13 @@ class Plan(msgspec.Struct, frozen=True):
     format: str
     problem: str  # absolute path of a file or folder, or FILE::KERNEL
     scratch: str  # where the solution may write
+    extensions: str  # where it may write what it has compiled: kept for this solution alone
     file: str  # of the solution in the scratch folder
     notes: str  # folder for the observations of the host
     seed: int
     profile: str
     seconds: float  # of one call
+    build_seconds: float  # in which the solution is imported, and what it has compiled
     memory: int  # bytes beyond those of a new process
     device: str = "cpu"
 

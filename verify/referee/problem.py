@@ -168,9 +168,26 @@ class Solution:
 
     def __init__(self, plan: Plan, problem: Problem, process: SolutionProcess) -> None:
         forms = tuple(form_of(name, tensor) for name, tensor in problem.made.items())
-        build = Build(plan.scratch, plan.file, problem.entry, plan.device, plan.memory, folders_to_read(), forms)
+        build = Build(
+            folder=plan.scratch,
+            extensions=plan.extensions,
+            file=plan.file,
+            entry=problem.entry,
+            device=plan.device,
+            memory=plan.memory,
+            readable=folders_to_read(),
+            tensors=forms,
+        )
         notes = Path(plan.notes) / f"{problem.name}.json"
-        self.problem, self.host = problem, Host(process, build, notes, plan.seconds)
+        self.problem, self.host = problem, Host(process, build, notes, plan.seconds, plan.build_seconds)
+
+    def build(self) -> bool:
+        """Has the solution imported; false if that fails."""
+        try:
+            self.host.build(list(self.problem.made.values()))
+        except KernelError:
+            return False
+        return True
 
     def __call__(self, *operands: Tensor) -> Any:
         problem, host = self.problem, self.host

@@ -26,6 +26,12 @@ class CallTime(msgspec.Struct, frozen=True):
     tricks: dict[str, str] = {}
 
 
+class BuildSolution(Request[bool], frozen=True, tag="build_solution"):
+    """Import the solution of a problem, which compiles what it has compiled; false if that fails."""
+
+    target: str
+
+
 class TimeSolution(Request[CallTime], frozen=True, tag="time_solution"):
     """Time the solution of a problem that was judged."""
 

@@ -39,6 +39,7 @@ from verify.referee.messages import (
     Entry,
     Form,
     bytes_of,
+    call_by,
     form_of,
     receive_tensors,
     results_in,
@@ -107,10 +108,14 @@ class Runner:
         for name in set(os.environ) - KEPT:
             del os.environ[name]
         os.environ |= {"HOME": asked.folder, "TMPDIR": asked.folder, "USER": "user"}
+        os.environ["TORCH_EXTENSIONS_DIR"] = asked.extensions
         os.chdir(asked.folder)
         sys.path[:] = [asked.folder, *(path for path in sys.path if path.startswith(asked.readable))]
         holds, lacks = sandbox.confine(
-            asked.folder, asked.readable, asked.memory, namespaces="its processes end with it" in self._holds
+            (asked.folder, asked.extensions),
+            asked.readable,
+            asked.memory,
+            namespaces="its processes end with it" in self._holds,
         )
         self._began = State.now()
         held = {form.name: tensor for form, tensor in zip(asked.tensors, tensors, strict=True)}
@@ -144,9 +149,8 @@ class Runner:
             before = {name: bytes_of(value) for name, value in arguments.items()}
             buffers = [self._unwritten(form) for form in self._entry.into]
             self._fill_freed(tensors)
-            given = value_of(self._entry.arguments, arguments)
             with torch.no_grad(), _recorded(asked.watched) as recorded:
-                returned = self._function(*given, *buffers)
+                returned = call_by(self._entry, self._function, arguments, buffers)
             if self._device != "cpu":
                 torch.cuda.synchronize()
             results = results_in(buffers if buffers else returned)
@@ -177,7 +181,7 @@ class Runner:
 
         def call(inputs: dict[str, Tensor]) -> list[Tensor]:
             into = buffers.pop()
-            returned = self._function(*value_of(self._entry.arguments, inputs), *into)
+            returned = call_by(self._entry, self._function, inputs, into)
             results = results_in(into if into else returned)
             lazy.update(filter(None, map(_lazy, results)))
             return [] if lazy else results

@@ -99,13 +99,15 @@ def _end_as(child: int) -> None:
     os._exit(max(code, 0))
 
 
-def confine(folder: str, readable: Iterable[str], memory: int, *, namespaces: bool) -> tuple[list[str], list[str]]:
-    """Lets this process write only below `folder`, read `readable` folders, and use `memory` more bytes."""
+def confine(
+    folders: Iterable[str], readable: Iterable[str], memory: int, *, namespaces: bool
+) -> tuple[list[str], list[str]]:
+    """Lets this process write only below `folders`, read `readable` folders, and use `memory` more bytes."""
     holds, lacks = _limits(memory), list[str]()
     _LIBC.mallopt(-6, _POISON)  # M_PERTURB
     _LIBC.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     for text, done in (
-        ("writes into its scratch folder alone", _landlock(folder, readable)),
+        ("writes into its scratch folder alone", _landlock(folders, readable)),
         ("no sockets but local ones, no tracing of processes", _filter(kills=namespaces)),
     ):
         (holds if done else lacks).append(text if done else f"not enforced here: {text}")
@@ -134,7 +136,7 @@ class _Below(ctypes.Structure):
     _fields_ = (("rights", ctypes.c_uint64), ("folder", ctypes.c_int32))
 
 
-def _landlock(folder: str, readable: Iterable[str]) -> bool:
+def _landlock(folders: Iterable[str], readable: Iterable[str]) -> bool:
     version = _LIBC.syscall(_RULESET, None, 0, 1)
     if version < 1:
         return False
@@ -146,7 +148,8 @@ def _landlock(folder: str, readable: Iterable[str]) -> bool:
         return False
     reading = _EXECUTE | _READ | _LIST
     devices = [path for pattern in _DEVICES for path in glob.glob(pattern)]
-    allowed = dict.fromkeys(readable, reading) | dict.fromkeys(devices, reading | _WRITE | _IOCTL) | {folder: every}
+    allowed = dict.fromkeys(readable, reading) | dict.fromkeys(devices, reading | _WRITE | _IOCTL)
+    allowed |= dict.fromkeys(folders, every)
     for path, rights in allowed.items():
         with suppress(OSError):
             opened = os.open(path, os.O_PATH | os.O_CLOEXEC)

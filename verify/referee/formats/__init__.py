@@ -21,7 +21,8 @@ from verify.referee.plan import Plan
 if TYPE_CHECKING:
     from verify.declare.declaration import Kernel
 
-NAMES = ("declaration", "task", "shapes", "trace", "model")  # the first format that fits is used
+# the first format that fits is used
+NAMES = ("operator", "declaration", "task", "functional", "shapes", "trace", "model")
 
 
 def named(name: str) -> Any:

@@ -1,0 +1,99 @@
+"""A text file with calls of PyTorch's operators; the solution defines `OP_kernel_impl`, as BackendBench has it.
+
+    Operator: aten.add.Tensor
+    cnt: 3, ((T([8, 16], f16), T([16], f16)), {'alpha': 2})
+
+The solution is a folder with `OP_implementation*.py`, or such a file. A file with several operators is named with one:
+`FILE.txt::add.Tensor`. Calls with tensors of whole numbers are left out: nothing says which numbers they take.
+"""
+
+from __future__ import annotations
+
+import ast
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from verify.errors import UsageError
+from verify.referee.formats import copied, defines
+from verify.referee.plan import Plan
+
+FORM = "a text file with lines Operator: aten.OP and cnt: N, (ARGUMENTS, KEYWORDS), or FILE.txt::OP"
+PLACES = ("device", "layout", "pin_memory")  # keywords that say where a result lies
+KINDS = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64"}
+
+
+def fits(problem: str) -> bool:
+    """True if the file lists calls of an operator."""
+    path = problem.partition("::")[0]
+    return path.endswith(".txt") and defines(Path(path), "Operator: aten.", "cnt:")
+
+
+def place(problem: str, solution: Path, scratch: Path) -> str:
+    """Copies a file, or a folder with its first implementation as solution.py."""
+    if not solution.is_dir():
+        return copied(problem, solution, scratch)
+    found = sorted(solution.glob("*_implementation*.py"))
+    if not found:
+        raise UsageError(f"{solution}: a solution of an operator has a file OP_implementation.py; received none")
+    shutil.copytree(solution, scratch, dirs_exist_ok=True)
+    return copied(problem, found[0], scratch)
+
+
+def problems(plan: Plan) -> list[Any]:
+    """Returns the problems of the calls of one operator."""
+    import torch
+
+    from verify.referee.messages import Entry
+    from verify.referee.problem import problems_of
+
+    path, _, wanted = plan.problem.partition("::")
+    name, lines = _operator(Path(path), wanted)
+    base, _, overload = name.partition(".")
+    function = getattr(getattr(torch.ops.aten, base), overload or "default")
+    names = tuple(f"{each}_kernel_impl" for each in (name.replace(".", "__"), base))
+    generator = torch.Generator().manual_seed(plan.seed)
+    calls = list[list[Any]]()
+    for line in lines:
+        with suppress(LookupError, AttributeError):  # a tensor of whole numbers
+            given, keywords = _value(ast.parse(line, mode="eval").body, generator)
+            calls.append([*given, {key: value for key, value in keywords.items() if key not in PLACES}])
+    if not calls:
+        raise UsageError(f"{path} lists no call of {name} whose tensors are all floating-point numbers")
+    reference = lambda *given: function(*given[:-1], **given[-1])  # noqa: E731
+    return problems_of(reference, calls, Entry(names, {}, named=True))
+
+
+def _operator(path: Path, wanted: str) -> tuple[str, list[str]]:
+    """Returns the name of the operator that is wanted, or of the only one, and its calls."""
+    listed, calls = dict[str, list[str]](), list[str]()
+    for line in path.read_text().splitlines():
+        if line.startswith("Operator: aten."):
+            calls = listed.setdefault(line.removeprefix("Operator: aten.").strip(), [])
+        elif line.startswith("cnt:"):
+            calls.append(line.partition(",")[2].strip())
+    names = [name for name in listed if wanted in (name, name.partition(".")[0], "")]
+    if len(names) != 1:
+        raise UsageError(f"{path} has the operators {', '.join(listed)}; one is judged", hint=f"{path}::OP")
+    return names[0], listed[names[0]]
+
+
+def _value(node: ast.expr, generator: Any) -> Any:
+    """Returns a value of a line. Raises LookupError for a tensor that is not of floating-point numbers."""
+    import torch
+
+    match node:
+        case ast.Call(ast.Name("T"), [shape, ast.Name(kind), *_]):
+            return torch.randn(ast.literal_eval(shape), generator=generator).to(getattr(torch, KINDS[kind]))
+        case ast.Tuple(items):
+            return tuple(_value(each, generator) for each in items)
+        case ast.List(items):
+            return [_value(each, generator) for each in items]
+        case ast.Dict(keys, items):
+            return {
+                ast.literal_eval(key): _value(each, generator) for key, each in zip(keys, items, strict=True) if key
+            }
+        case ast.Name(kind) | ast.Attribute(ast.Name("torch"), kind):
+            return getattr(torch, KINDS.get(kind, kind))
+    return ast.literal_eval(node)
