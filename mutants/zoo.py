@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 import tempfile
 import textwrap
@@ -55,6 +56,7 @@ PROBLEMS = {
     "norm": model("self.norm(x)", "self.norm = nn.LayerNorm(24)"),
     "softmax": model("torch.softmax(x, -1)"),
     "mean": model("torch.softmax(x, -1).mean(-1)"),
+    "narrow": model("torch.softmax(x, -1)", inputs="torch.randn(6, 24).bfloat16()"),
     "scan": model("torch.cumsum(x, -1)"),
     "topk": model("torch.topk(x, 4, -1).values", inputs="torch.randn(6, 64)"),
     "experts": model(
@@ -107,6 +109,8 @@ class Trick:
     twin: str = "return torch.relu(self.linear(x))"
     before: str = ""
     before_twin: str = ""
+    slow: float = 0.0  # milliseconds that a call of the specimen takes
+    compiled: bool = False
     state: str | None = None
     state_twin: str | None = None
 
@@ -120,7 +124,8 @@ class Trick:
     def holds(self, found: Judgement) -> bool:
         """True if the judgement of the specimen is the one that this zoo expects."""
         if self.caught == "harmless":
-            return found.verdict == "accepted"
+            times = [each.milliseconds or 0.0 for each in found.speed]
+            return found.verdict == "accepted" and (not self.slow or min(times, default=0.0) >= self.slow)
         if self.caught in ("wrong", "fails", "undecided"):
             return found.verdict in (self.caught, "cheats")
         return self.caught in [trick.name for trick in found.tricks]
@@ -143,7 +148,9 @@ def table() -> str:
     return "\n".join(["| | trick | caught as | why |", "|---|---|---|---|", *rows, ""])
 
 
-def judged(tricks: list[Trick], folder: Path, jobs: int) -> Iterator[tuple[Trick, str, Judgement]]:
+def judged(
+    tricks: list[Trick], folder: Path, jobs: int, backend: str = "cpu"
+) -> Iterator[tuple[Trick, str, Judgement]]:
     """Yields each specimen and twin with its judgement. Equal texts are judged once."""
     asked: dict[tuple[str, str], list[tuple[Trick, str]]] = {}
     for trick in tricks:
@@ -157,7 +164,7 @@ def judged(tricks: list[Trick], folder: Path, jobs: int) -> Iterator[tuple[Trick
         pairs[str(folder / f"{place}.py")] = str(folder / problem / "problem.py"), wanted
     given = [(problem, path) for path, (problem, _) in pairs.items()]
     os.environ.pop("TRITON_INTERPRET", None)  # the tests of kernels have it interpret
-    for found in judge_many(given, Settings(backend="cpu"), jobs):
+    for found in judge_many(given, Settings(backend=backend), jobs):
         for trick, kind in pairs[found.solution][1]:
             yield trick, kind, found
 
@@ -167,15 +174,20 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m mutants.zoo", description=__doc__.splitlines()[0])
     parser.add_argument("--only", type=int, action="append", default=[], help="only the trick of this number")
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--backend", default="cpu", help="where solutions run; the zoo is written for the CPU")
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args(arguments)
     if options.table:
         print(table(), end="")
         return 0
     chosen = [trick for trick in TRICKS if not options.only or trick.number in options.only]
+    if not all(map(shutil.which, ("c++", "ninja"))):
+        for trick in [trick for trick in chosen if trick.compiled]:
+            print(f"- {trick.number:>3} not tried: {trick.name} needs c++ and ninja")
+            chosen.remove(trick)
     bad = 0
     with tempfile.TemporaryDirectory() as name:
-        for trick, kind, found in judged(chosen, Path(name), options.jobs):
+        for trick, kind, found in judged(chosen, Path(name), options.jobs, options.backend):
             right = trick.holds(found) if kind == "specimen" else found.verdict == "accepted"
             bad += not right
             seen = "; ".join([found.verdict, *(each.name for each in found.tricks)])
