@@ -2,6 +2,7 @@
 
     python -m mutants.zoo                  judge every specimen and every twin; exit code 1 if one has another verdict
     python -m mutants.zoo --only 36 --only 41
+    python -m mutants.zoo --honest 300 --jobs 16     judge honest solutions; exit code 1 if one is rejected
     python -m mutants.zoo --table          the table of docs/judge.md
 
 `zoo.toml` has the tricks, by their numbers in docs/judge.md. Nothing here needs a GPU.
@@ -169,17 +170,39 @@ def judged(
             yield trick, kind, found
 
 
+def judged_honest(count: int, seed: int, jobs: int, backend: str) -> int:
+    """Judges honest solutions and prints each; returns how many were rejected. One that is undecided is not."""
+    from mutants.honest import honest
+
+    found, bad, open_ = honest(count, seed), 0, 0
+    with tempfile.TemporaryDirectory() as name:
+        pairs = {each.write(Path(name), place): each for place, each in enumerate(found)}
+        named = {solution: each.name for (_, solution), each in pairs.items()}
+        for done in judge_many(list(pairs), Settings(backend=backend), jobs):
+            undecided, right = done.verdict == "undecided", done.verdict == "accepted"
+            bad, open_ = bad + (not right and not undecided), open_ + undecided
+            sign, why = ("  ", "") if right else ("? " if undecided else "✗ ", f" {done.message} {done.wrong or ''}")
+            print(f"{sign}{done.verdict} {done.seconds:5.1f} s  {named[done.solution]}{why}", flush=True)
+    print(f"{len(found)} honest solutions, {bad} rejected, {open_} undecided")
+    return bad
+
+
 def main(arguments: list[str]) -> int:
     """Judges the zoo; 1 if a specimen or a twin has another verdict than it should."""
     parser = argparse.ArgumentParser(prog="python -m mutants.zoo", description=__doc__.splitlines()[0])
     parser.add_argument("--only", type=int, action="append", default=[], help="only the trick of this number")
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--honest", type=int, metavar="N", help="judge so many honest solutions instead: honest.py")
+    parser.add_argument("--seed", type=int, default=0, help="which honest solutions")
     parser.add_argument("--backend", default="cpu", help="where solutions run; the zoo is written for the CPU")
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args(arguments)
     if options.table:
         print(table(), end="")
         return 0
+    if options.honest:
+        os.environ.pop("TRITON_INTERPRET", None)
+        return int(judged_honest(options.honest, options.seed, options.jobs, options.backend) > 0)
     chosen = [trick for trick in TRICKS if not options.only or trick.number in options.only]
     if not all(map(shutil.which, ("c++", "ninja"))):
         for trick in [trick for trick in chosen if trick.compiled]:

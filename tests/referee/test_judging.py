@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.referee.samples import FUNCTIONAL, LINEAR, OPERATOR, SHAPES, TASK, TRACE, Form, solution, written
+from verify.referee import judging
 from verify.referee.judging import Settings, judge_many
 from verify.referee.plan import Judgement
 
@@ -208,6 +209,37 @@ def test_where_pytorch_is_wrong_the_reference_is_accepted_with_a_fact(tmp_path: 
     text = LINEAR.replace("torch.relu(self.linear(x))", "torch.softmax(x, -1).mean(-1)")
     mean = judged(tmp_path, written(tmp_path, mean=text)["mean"], {"of": text.replace("Model(", "ModelNew(")})["of"]
     assert (mean.verdict, mean.message.partition(":")[0]) == ("undecided", "the problem is vacuous")
+
+
+@pytest.mark.slow
+def test_a_hunt_finds_an_input_that_no_recipe_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judging, "HUNT_SECONDS", {"quick": 5.0})
+    seldom = "x = torch.where((x[:, :1] == x[:, 1:2]) & (x[:, :1] != 0), x.bfloat16().float(), x)\n" + PLAIN
+    found = _linear(tmp_path, {"seldom": solution(seldom), "right": solution(PLAIN)})
+    demand_wrong(found["seldom"])
+    assert (
+        found["right"].verdict == "accepted" and "its worst input: nothing was hunted" not in found["right"].unchecked
+    )
+
+
+@pytest.mark.slow
+def test_a_wrong_answer_that_the_reference_repeats_is_no_replay(tmp_path: Path) -> None:
+    """Tiny arguments beside a bias, and those that differ by little, have nearly the same answer."""
+    coarse = solution("x = torch.where(x.abs() > 100, x.bfloat16().float(), x)\n" + PLAIN)
+    problem = written(tmp_path, problem=LINEAR)["problem"]
+    (tmp_path / "coarse.py").write_text(coarse)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("TRITON_INTERPRET", raising=False)
+        settings = Settings(backend="cpu", seed=1, profile="ci")
+        (found,) = judge_many([(str(problem), str(tmp_path / "coarse.py"))], settings, 1)
+    assert (found.verdict, found.tricks) == ("wrong", [])
+
+
+@pytest.mark.slow
+def test_a_tolerance_that_zeros_pass_says_nothing(tmp_path: Path) -> None:
+    text = LINEAR.replace("torch.relu(self.linear(x))", "1e-6 * torch.tanh(x)")
+    found = judged(tmp_path, written(tmp_path, small=text)["small"], {"same": text.replace("Model(", "ModelNew(")})
+    assert found["same"].verdict == "accepted" and "as zeros do: it says nothing" in found["same"].own_check
 
 
 @pytest.mark.slow

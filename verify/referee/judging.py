@@ -21,17 +21,20 @@ from verify.diagnose.requests import ReplayElement
 from verify.errors import UsageError, VerifyError
 from verify.measure import session
 from verify.records.part_store import cache
-from verify.records.record import CLASSES, Figures, Origin, Result, Run
+from verify.records.record import CLASSES, Figures, KernelRun, Origin, Result, Run
 from verify.referee import formats
 from verify.referee.plan import SCHEMA, Judgement, Observed, Plan, SolutionVerdict, Trick, WrongInput
 from verify.referee.requests import BuildSolution, CallTime, TimeSolution
 from verify.report.result_words import judged, rank
 from verify.report.rows import Row, rows_of
+from verify.search.hunt import schedule
+from verify.search.hunt import settings as hunt
 from verify.workers.pool import Pool, spread, using
 from verify.workers.process import START_SECONDS
 from verify.workers.requests import Environment
 
 SECONDS = {"quick": 240.0, "ci": 600.0, "nightly": 3600.0, "exhaustive": 14400.0}  # of one problem of a file
+HUNT_SECONDS = {"ci": 5.0, "nightly": 60.0, "exhaustive": 300.0}  # of the search for the worst input of each result
 CLOCK_SECONDS = {"quick": 2.0, "ci": 5.0, "nightly": 20.0, "exhaustive": 20.0}  # after which no further round begins
 LOOK_SECONDS = 10.0  # beyond the time of a build, in which its end is reported
 LOCKED_SECONDS = 600.0  # an older lock is of a build that was ended
@@ -209,7 +212,8 @@ class _Judging:
             run, seen = self._measured(own), self._observed(own)
         beyond = [name for name in names if name.startswith("beyond")] if plan.profile != "quick" else []
         others = self._measured(beyond) if beyond and run.verdict != "incomplete" else None
-        found = _Found(run, seen, others)
+        hunted = self._hunted(own) if run.verdict == "pass" else None
+        found = _Found(run, seen, others, hunted)
         verdict, message = found.verdict
         if digest(problem) != fixed["problem"]:
             edit = Trick("edits the problem", f"{problem} has other bytes than before the solution started")
@@ -223,7 +227,7 @@ class _Judging:
         return Judgement(
             verdict=verdict,
             message=message,
-            wrong=self._wrong(run, found.wrong),
+            wrong=self._wrong(found.runs, found.wrong),
             tricks=found.tricks,
             errors=found.errors,
             facts=found.facts,
@@ -271,9 +275,39 @@ class _Judging:
                 found.append(msgspec.json.decode((self.folder / "notes" / f"{name}.json").read_bytes(), type=Observed))
         return found
 
-    def _wrong(self, run: Run, wrong: Sequence[Result]) -> WrongInput | None:
+    def _hunted(self, names: Sequence[str]) -> Run | None:
+        """Searches for the worst input of a solution. A find where PyTorch is as wrong is no find: it is left out."""
+        seconds = HUNT_SECONDS.get(self.plan.profile, 0.0)
+        if not seconds:
+            return None
+        session = schedule.HuntSession(
+            settings=hunt.Settings(self.plan.seed, seconds=seconds),
+            backend=self.settings.backend,
+            timeout=self.settings.seconds,
+            pool=self.workers,
+        )
+        run = schedule.run([f"{self.folder / FILE}::{name}" for name in names], session, "verify judge")
+        for kernel in run.kernels:
+            kernel.results[:] = [each for each in kernel.results if not self._is_excused(kernel, each)]
+        return run
+
+    def _is_excused(self, kernel: KernelRun, result: Result) -> bool:
+        """True if PyTorch is as wrong as the solution at the worst element of a hunt."""
+        if result.status != "wrong" or not result.worst:
+            return False
+        worst = result.worst[0]
+        asked = ReplayElement(f"{kernel.target}@eager", worst.origin.case, worst.origin.result, worst.origin.index)
+        try:
+            theirs = self.workers.ask(asked, timeout=SMALLER_SECONDS).replay.judged
+        except VerifyError:
+            return False
+        mine = worst.ulp if worst.scaled_ulp is None else worst.scaled_ulp
+        return abs(float(mine)) <= AS_PYTORCH * theirs
+
+    def _wrong(self, runs: Sequence[Run], wrong: Sequence[Result]) -> WrongInput | None:
         """Returns the worst input of the first wrong result, made smaller if possible; None if no result is wrong."""
-        results = ((kernel, result) for kernel in run.kernels for result in kernel.results if result in wrong)
+        kernels = [kernel for run in runs for kernel in run.kernels]
+        results = ((kernel, result) for kernel in kernels for result in kernel.results if result in wrong)
         for kernel, result in results:
             for worst in result.worst[:1]:
                 origin: Origin = worst.origin
@@ -367,9 +401,10 @@ class _Found:
     `run` has the sizes of the problem, `others` other sizes; `seen` has the notes that were written during the calls.
     """
 
-    def __init__(self, run: Run, seen: Sequence[Observed], others: Run | None) -> None:
-        self.run, self.seen, self.others = run, seen, others
-        results = [result for kernel in run.kernels for result in kernel.results]
+    def __init__(self, run: Run, seen: Sequence[Observed], others: Run | None, hunted: Run | None) -> None:
+        self.run, self.seen, self.others, self.hunted = run, seen, others, hunted
+        self.runs = [each for each in (run, hunted) if each]
+        results = [result for each in self.runs for kernel in each.kernels for result in kernel.results]
         self.excused = [result for result in results if result.status == "wrong" and excused(result)]
         self.wrong = [result for result in results if result.status == "wrong" and result not in self.excused]
         wrong = bool(self.wrong) or any(kernel.status in BROKEN for kernel in run.kernels)
@@ -419,13 +454,14 @@ class _Found:
 
     def _rows(self) -> list[Row]:
         """Returns the rows of all results, at the sizes of the problem and at others."""
-        return [row for each in (self.run, self.others) if each for row in rows_of(each) if row["result"]]
+        return [row for each in (*self.runs, self.others) if each for row in rows_of(each) if row["result"]]
 
     @property
     def unchecked(self) -> list[str]:
         """Lists the results that were not compared."""
         found = ["gradients", "other memory layouts than contiguous ones"]
         found += ["other sizes than those of the problem"] if self.others is None else []
+        found += ["its worst input: nothing was hunted"] if self.hunted is None else []
         return found + [gap.text for gap in self.run.incomplete]
 
     @property
