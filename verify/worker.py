@@ -50,7 +50,7 @@ from verify.measure.requests import (
 )
 from verify.records.pinned import PinnedCase
 from verify.records.record import KernelRun, LawRun, SideEffect
-from verify.referee.requests import BuildSolution, CallTime, TimeSolution
+from verify.referee.requests import CallTime, TimeSolution
 from verify.search.hunt.requests import DoHunt, HuntReply, Hunts, ListHunts, ListPinned, NowPinned, Pin, Unpin
 from verify.search.sweep.requests import ListSpaces, RecordSweep, Spaces, SweepChunks
 from verify.truth.certificate import Entry
@@ -250,13 +250,6 @@ def _call(request: CallKernel, backend: Backend, progress: OnProgress) -> WithBy
 _dtype_called = ""
 
 
-def _build_solution(request: BuildSolution, backend: Backend, progress: OnProgress) -> bool:
-    from verify.referee.problem import Solution
-
-    solution = _one(request.target).function
-    return isinstance(solution, Solution) and solution.build()
-
-
 def _time_solution(request: TimeSolution, backend: Backend, progress: OnProgress) -> CallTime:
     from verify.referee.clock import timed
 
@@ -281,7 +274,8 @@ def _describe(request: Describe, backend: Backend, progress: OnProgress) -> Desc
     from verify.ops.registry import is_shipped
 
     kernel = _one(request.target)
-    return Description(kernel.described(), is_shipped(kernel.op))
+    contained = getattr(kernel.function, "contained", False)
+    return Description(kernel.described(), is_shipped(kernel.op), contained=contained)
 
 
 def _side_effects(request: ListSideEffects, backend: Backend, progress: OnProgress) -> list[SideEffect]:
@@ -505,7 +499,6 @@ HANDLERS: dict[type[Request[Any]], Callable[[Any, Any, OnProgress], Any]] = {
     ListSideEffects: _side_effects,
     ListContenders: _contenders,
     Time: _time,
-    BuildSolution: _build_solution,
     TimeSolution: _time_solution,
     ReplayElement: _replay,
     ReplayLaw: _law,

@@ -164,6 +164,11 @@ def test_what_is_done_while_it_is_timed_alone_is_named(
     assert trick in timed(cpu, tmp_path, solution(body, before=before)).tricks
 
 
+def test_answers_that_are_wrong_with_and_without_the_clock_are_wrong(cpu: Backend, tmp_path: Path) -> None:
+    found = timed(cpu, tmp_path, solution("x = x.bfloat16().float()\n" + RIGHT))
+    assert "noise" in found.wrong and found.tricks == {}
+
+
 def test_a_solution_that_raises_while_it_is_timed_has_no_time(cpu: Backend, tmp_path: Path) -> None:
     found = timed(cpu, tmp_path, solution("raise ValueError('no time')"))
     assert found.milliseconds is None and "ValueError: no time" in found.reason

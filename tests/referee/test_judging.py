@@ -7,10 +7,12 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.referee.samples import FUNCTIONAL, LINEAR, OPERATOR, SHAPES, TASK, TRACE, Form, solution, written
-from verify.referee import judging
+from verify.referee import judging, problem
 from verify.referee.judging import Settings, judge_many
+from verify.referee.messages import Entry
 from verify.referee.plan import Judgement
 
 PLAIN = "return torch.relu(functional.linear(x, weight, bias))"
@@ -209,6 +211,14 @@ def test_where_pytorch_is_wrong_the_reference_is_accepted_with_a_fact(tmp_path: 
     text = LINEAR.replace("torch.relu(self.linear(x))", "torch.softmax(x, -1).mean(-1)")
     mean = judged(tmp_path, written(tmp_path, mean=text)["mean"], {"of": text.replace("Model(", "ModelNew(")})["of"]
     assert (mean.verdict, mean.message.partition(":")[0]) == ("undecided", "the problem is vacuous")
+
+
+@pytest.mark.parametrize("seed", [0, 1, 42])
+def test_a_problem_that_draws_after_a_usual_seed_is_not_vacuous(seed: int) -> None:
+    x = torch.randn(6, 24, generator=torch.Generator().manual_seed(seed))
+    (found, *_) = problem.problems_of(lambda x: x.exp(), [(x,)], Entry(("solve",), {}))
+    (other,) = problem._drawn(found, found.tensors)
+    assert not torch.equal(other, x)
 
 
 @pytest.mark.slow

@@ -39,10 +39,15 @@ class ListKernels(Request[Listed], frozen=True, tag="list"):
 
 
 class Description(msgspec.Struct, frozen=True):
-    """Holds a declaration as JSON, see `Kernel.described`. `own_op`: its op is one of verify's own."""
+    """Holds a declaration as JSON, see `Kernel.described`.
+
+    `own_op`: its op is one of verify's own. `contained`: its function runs in a further process, so the process that
+    imports its module can judge it.
+    """
 
     kernel: dict[str, Any]
     own_op: bool
+    contained: bool = False
 
 
 class Describe(Request[Description], frozen=True, tag="describe"):

@@ -210,13 +210,14 @@ class KernelProcesses:
             run = runner(declared, request.target, self.backend.device, call_kernel)
             done = measure_kernel(declared, alone, self.backend, progress=progress, run=run)
         else:
-            judge = self._fork(who="judge")
+            judge = kernel if description.contained else self._fork(who="judge")
             try:
-                done = judge.ask(alone, progress=progress, kernel=call_kernel)
+                done = judge.ask(alone, progress=progress, kernel=None if description.contained else call_kernel)
             except Died as died:
                 raise JudgeFailed(f"the judge died: {died}") from None
             finally:
-                judge.stop()
+                if judge is not kernel:
+                    judge.stop()
         lives = replace_ended()
         wanted = bool(request.laws or description.kernel["stochastic"])
         if wanted and request.fail_fast and done.status == "wrong":

@@ -7,11 +7,12 @@ the inputs. The judge times this work in its own process, and the reference too.
 
 from __future__ import annotations
 
+import math
 import secrets
 import statistics
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -28,12 +29,11 @@ from verify.referee.problem import Solution
 from verify.referee.requests import CallTime
 
 ROUNDS = 6  # the first is not counted
-SERIES_SECONDS = 0.1  # of one chain of the reference
+CHAIN_SECONDS = 0.1  # of one chain
 MOST_CALLS, FEWEST_CALLS = 64, 2
 CHAIN_BYTES = 1 << 28  # of the inputs and answers of one chain
 # A clock agrees with the judge's if it is no further from it than these shares of its time and of the judge's own work.
 NOISE, AGREES = 0.05, 0.25
-JUDGED = "each beside the reference's answer; the furthest from it and one by chance exactly"
 DEVIATES = "answers otherwise while it is timed"
 CHANGES = "changes an answer after the clock stopped"
 
@@ -64,16 +64,6 @@ class _Answer:
     apart: float
 
 
-@dataclass
-class _Times:
-    """Seconds of one call in each round. `solution` is by the judge's clock, `own_clock` by that of its process."""
-
-    solution: list[float] = field(default_factory=list)
-    own_clock: list[float] = field(default_factory=list)
-    work: list[float] = field(default_factory=list)  # of the judge in each call
-    reference: list[float] = field(default_factory=list)
-
-
 class _Clock:
     """Times one solution, and keeps the two answers that are judged: the furthest from the reference, and any."""
 
@@ -82,64 +72,68 @@ class _Clock:
         if not problem.tensors:
             raise UsageError("a declaration has no inputs of its own")
         self._kernel, self._solution, self._backend = kernel, solution, backend
-        self._stored = {name: each for name, each in problem.tensors.items() if name not in problem.state}
-        self._state = {problem.state[name]: each for name, each in problem.tensors.items() if name in problem.state}
-        self._placed = {name: each.to(backend.device) for name, each in self._stored.items()}
-        self._varied = chain.varied(self._stored)
+        own = {name: each for name, each in problem.tensors.items() if name not in problem.state}
+        self._varied = chain.varied(own)
         if not self._varied:
             raise UsageError("no argument is a tensor of numbers that can differ in each call")
+        # in another order, so that nothing recognises the problem's own inputs
+        self._stored = {
+            name: solution.host.rolled(each) if name in self._varied else each for name, each in own.items()
+        }
+        self._placed = {name: each.to(backend.device) for name, each in self._stored.items()}
+        self._state = {problem.state[name]: each for name, each in problem.tensors.items() if name in problem.state}
         self._reference = problem.reference(backend.device)
-        self._times, self._rounds, self._chains = _Times(), 0, 0
+        # seconds of one call in each round; those of the first are not counted
+        self._seconds: dict[str, list[float]] = {"solution": [], "own clock": [], "work": [], "reference": []}
         self._furthest: _Answer | None = None
         self._any: _Answer | None = None
         self._tricks: dict[str, str] = {}
-        self._count = FEWEST_CALLS
+        self._count, self._calls = FEWEST_CALLS, 0
 
     def run(self, until: float) -> None:
-        """Takes turns: the reference, the judge's own work, the solution."""
-        one = self._by_reference()
-        of_one = sum(each.nbytes for each in (*self._stored.values(), *one[0]))
-        fits = min(MOST_CALLS, CHAIN_BYTES // max(of_one, 1), int(SERIES_SECONDS / max(self._times.reference[0], 1e-9)))
-        self._count = max(FEWEST_CALLS, fits)
+        """Times the reference, the judge's own work and the solution in turns. Two rounds are timed in any case."""
         self._solution.host.build(list(self._solution.problem.made.values()))
         with turn(self._backend):
             for number in range(ROUNDS):
                 if number > 1 and time.monotonic() > until:
                     break
-                if number == 1:
-                    self._times = _Times()
                 with self._solution.host.paused():
-                    self._time_work(self._by_reference()[-1])
-                self._by_solution()
+                    answer = self._time_reference()
+                    self._time_work(answer)
+                self._time_solution()
+                if number == 0:
+                    slowest = max(self._seconds["solution"][0], self._seconds["reference"][0], 1e-9)
+                    of_one = sum(each.nbytes for each in (*self._stored.values(), *answer))
+                    fits = min(MOST_CALLS, CHAIN_BYTES // max(of_one, 1), int(CHAIN_SECONDS / slowest))
+                    self._count = max(FEWEST_CALLS, fits)
 
-    def _here(self, call: chain.Call) -> tuple[float, list[list[Tensor]]]:
-        """Returns the seconds of one call of a chain in this process, with the judge's work, and the answers."""
+    def _time_here(self, call: chain.Call) -> tuple[float, float, list[list[Tensor]]]:
+        """Runs a chain in this process. Returns seconds of a call with the judge's work and without it, and answers."""
         watch = chain.Watch(self._backend.device)
         watch.wait()
         began = time.perf_counter()
         found, _ = chain.run(call, self._placed, self._varied, secrets.randbits(63), self._count, watch)
-        seconds = (time.perf_counter() - began) / self._count
-        self._own = watch.seconds()
-        return seconds, found
+        return (time.perf_counter() - began) / self._count, watch.seconds(), found
 
-    def _by_reference(self) -> list[list[Tensor]]:
-        _, found = self._here(self._reference)
-        self._times.reference.append(self._own)
+    def _time_reference(self) -> list[Tensor]:
+        """Returns one answer of the reference."""
+        _, seconds, found = self._time_here(self._reference)
+        self._seconds["reference"].append(seconds)
         if not all(bool(torch.isfinite(each).all()) for each in found[0] if each.is_floating_point()):
             raise UsageError("the reference has no finite answer to inputs with other mantissas")
-        return found
+        return found[0]
 
     def _time_work(self, answer: list[Tensor]) -> None:
-        """Times the judge's own work in a chain, whose calls return an answer that was made before."""
-        seconds, _ = self._here(lambda inputs: answer)
-        self._times.work.append(seconds)
+        """Times the judge's own work in a chain whose calls do nothing."""
+        seconds, _, _ = self._time_here(lambda inputs: answer)
+        self._seconds["work"].append(seconds)
 
-    def _by_solution(self) -> None:
+    def _time_solution(self) -> None:
         key = secrets.randbits(63)
         done = self._solution.host.chain(self._state, self._stored, self._varied, key, self._count)
-        self._times.solution.append(done.seconds)
-        self._times.own_clock.append(done.own_seconds)
-        self._chains += 1
+        self._seconds["solution"].append(done.seconds)
+        self._seconds["own clock"].append(done.own_seconds)
+        self._calls += self._count
         self._look(key, done)
 
     def _look(self, key: int, done: TimedChain) -> None:
@@ -154,30 +148,27 @@ class _Clock:
         _, last = chain.run(call, self._stored, self._varied, key, len(done.answers), chain.Watch("cpu"))
         if last != done.last:
             self._tricks[CHANGES] = "the bits of its answers are not those by which it made the next inputs"
-        chosen = secrets.randbelow(len(inputs))
-        for place, (given, results) in enumerate(zip(inputs, done.answers, strict=True)):
+        for place, (given, results) in enumerate(zip(inputs, done.answers, strict=True), 1):
             copied = {name: each.to(self._backend.device, copy=True) for name, each in given.items()}
             theirs = [each.cpu() for each in self._reference(copied)]
             answer = _Answer(given, results, theirs, _apart(results, theirs))
             if self._furthest is None or not answer.apart <= self._furthest.apart:
                 self._furthest = answer
-            if place == chosen and secrets.randbelow(self._chains) == 0:
+            if secrets.randbelow(self._calls - self._count + place) == 0:  # each answer so far with equal chances
                 self._any = answer
 
     def found(self) -> CallTime:
         """Judges two answers exactly, and returns the times."""
-        judged = JUDGED
+        wrong = ""
         for answer in (self._furthest, self._any):
             assert answer is not None
             if reason := self._wrong(answer, answer.results):
                 again = self._solution.host.call(self._state, answer.inputs, alone=True)
-                if not self._wrong(answer, again):
+                if self._wrong(answer, again):
+                    wrong = f"{reason}, with the exponents of the problem's own inputs"
+                else:
                     self._tricks[DEVIATES] = f"{reason}, and right in a call that is not timed"
-                judged = f"{JUDGED}: {reason}"
-        times = self._times
-        most, own = statistics.median(times.solution), statistics.median(times.own_clock)
-        reference = statistics.median(times.reference)
-        work = statistics.median(times.work)
+        most, own, work, reference = (statistics.median(each[1:]) for each in self._seconds.values())
         agrees = most - work <= own * (1 + NOISE) + AGREES * work
         least = own if agrees else most - work
         return CallTime(
@@ -188,8 +179,8 @@ class _Clock:
             reference=reference * 1e3,
             times_as_fast=reference / least,
             at_least=reference / most,
-            calls=self._count * self._chains,
-            judged=judged,
+            calls=self._calls,
+            wrong=wrong,
             tricks=self._tricks,
         )
 
@@ -206,13 +197,11 @@ class _Clock:
 
 def _apart(results: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
     """Returns how far results are from the reference's, relative to its largest number; NaN is further than all."""
-    return max(_distances(results, theirs), default=0.0)
-
-
-def _distances(results: Sequence[Tensor], theirs: Sequence[Tensor]) -> Iterator[float]:
-    for mine, wanted in zip(results, theirs, strict=False):
-        if mine.shape != wanted.shape:
-            yield float("inf")
-        elif wanted.is_floating_point() and wanted.numel():
-            apart = (mine.double() - wanted.double()).abs().max() / wanted.double().abs().max().clamp_min(1e-300)
-            yield float(apart.nan_to_num(nan=float("inf")))
+    if [each.shape for each in results] != [each.shape for each in theirs]:
+        return math.inf
+    found = [0.0]
+    for mine, wanted in zip(results, theirs, strict=True):
+        if wanted.is_floating_point() and wanted.numel():
+            size = wanted.double().abs().max().clamp_min(1e-300)
+            found.append(float(((mine.double() - wanted.double()).abs().max() / size).nan_to_num(nan=math.inf)))
+    return max(found)

@@ -258,10 +258,11 @@ class Host:
     def call(self, state: dict[str, Tensor], arguments: dict[str, Tensor], *, alone: bool = False) -> list[Tensor]:
         """Returns the results of a call. Unless it is alone, some calls that are not judged come before it."""
         for _ in range(0 if alone else self._random.randrange(EXTRA)):
-            self._one(state, {name: self._rolled(value) for name, value in arguments.items()})
+            self._one(state, {name: self.rolled(value) for name, value in arguments.items()})
         return self._one(state, arguments)
 
-    def _rolled(self, value: Tensor) -> Tensor:
+    def rolled(self, value: Tensor) -> Tensor:
+        """Returns the numbers of a tensor in another order."""
         return value.reshape(-1).roll(self._random.randrange(1, max(value.numel(), 2))).reshape(value.shape)
 
     def _one(self, state: dict[str, Tensor], arguments: dict[str, Tensor]) -> list[Tensor]:

@@ -24,7 +24,7 @@ from verify.records.part_store import cache
 from verify.records.record import CLASSES, Figures, KernelRun, Origin, Result, Run
 from verify.referee import formats
 from verify.referee.plan import SCHEMA, Judgement, Observed, Plan, SolutionVerdict, Trick, WrongInput
-from verify.referee.requests import BuildSolution, CallTime, TimeSolution
+from verify.referee.requests import CallTime, TimeSolution
 from verify.report.result_words import judged, rank
 from verify.report.rows import Row, rows_of
 from verify.search.hunt import schedule
@@ -36,7 +36,6 @@ from verify.workers.requests import Environment
 SECONDS = {"quick": 240.0, "ci": 600.0, "nightly": 3600.0, "exhaustive": 14400.0}  # of one problem of a file
 HUNT_SECONDS = {"ci": 5.0, "nightly": 60.0, "exhaustive": 300.0}  # of the search for the worst input of each result
 CLOCK_SECONDS = {"quick": 2.0, "ci": 5.0, "nightly": 20.0, "exhaustive": 20.0}  # after which no further round begins
-LOOK_SECONDS = 10.0  # beyond the time of a build, in which its end is reported
 LOCKED_SECONDS = 600.0  # an older lock is of a build that was ended
 KEPT_EXTENSIONS = 64  # solutions of which the compiled parts are kept
 SMALLER_SECONDS = 10.0  # of the search for the smallest input
@@ -202,9 +201,6 @@ class _Judging:
             message = getattr(error, "message", str(error)).replace(f"{file}: ", "").replace(str(file), plan.problem)
             return Judgement(verdict="undecided", message=message, unchecked=["everything"], **base)
         own = [name for name in names if name.startswith("own")]
-        for name in own[:1]:
-            with suppress(VerifyError):  # the first call reports it
-                self.workers.ask(BuildSolution(f"{file}::{name}"), timeout=plan.build_seconds + LOOK_SECONDS)
         run, seen = self._measured(own), self._observed(own)
         seeded = [name for name in names if name.startswith("seeded")]
         if seeded and (lacking := [each for each in seen if each.dropped]) and _has_room(lacking[0]):
@@ -224,6 +220,8 @@ class _Judging:
         if on_clock := {name: Trick(name, text) for each in times for name, text in each.tricks.items()}:
             found.tricks.extend(on_clock.values())
             verdict, message = "cheats", "; ".join(on_clock)
+        elif wrong := next((each.wrong for each in times if each.wrong), ""):
+            verdict, message = "wrong", wrong
         return Judgement(
             verdict=verdict,
             message=message,

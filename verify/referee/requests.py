@@ -21,15 +21,9 @@ class CallTime(msgspec.Struct, frozen=True):
     times_as_fast: float | None = None  # as the reference
     at_least: float | None = None  # proven
     calls: int = 0
-    judged: str = ""  # how the answers of these calls were judged
+    wrong: str = ""  # why an answer is wrong, where the call that is not timed is wrong too
     reason: str = ""
     tricks: dict[str, str] = {}
-
-
-class BuildSolution(Request[bool], frozen=True, tag="build_solution"):
-    """Import the solution of a problem, which compiles what it has compiled; false if that fails."""
-
-    target: str
 
 
 class TimeSolution(Request[CallTime], frozen=True, tag="time_solution"):
