@@ -66,7 +66,8 @@ def _labels(model: Any, values: Sequence[Any], taken: set[str]) -> list[str]:
     """Returns names for the tensors among the arguments: `forward`'s names, unless parameters have them."""
     import torch
 
-    known = list(inspect.signature(model.forward).parameters)[: len(values)]
+    parameters = inspect.signature(model.forward).parameters.values()
+    known = [each.name for each in parameters if each.kind is not each.VAR_POSITIONAL][: len(values)]
     own = [name for name, value in zip(known, values, strict=False) if isinstance(value, torch.Tensor)]
     count = sum(isinstance(value, torch.Tensor) for value in values)
     return own if len(own) == count and not set(own) & taken else [f"input{place}" for place in range(1, count + 1)]
