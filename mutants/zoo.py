@@ -171,7 +171,7 @@ def judged(
 
 
 def judged_honest(count: int, seed: int, jobs: int, backend: str) -> int:
-    """Judges honest solutions and prints each; returns how many were rejected. One that is undecided is not."""
+    """Judges honest solutions and prints each; returns how many were rejected. Undecided ones were not."""
     from mutants.honest import honest
 
     found, bad, open_ = honest(count, seed), 0, 0

@@ -107,7 +107,7 @@ def test_bits_of_zeros_infinite_and_whole_numbers_stay() -> None:
     assert chain.varied(given) == ("numbers",)
 
 
-def timed(cpu: Backend, folder: Path, text: str, problem: str = LINEAR) -> CallTime:
+def timed(backend: Backend, folder: Path, text: str, problem: str = LINEAR) -> CallTime:
     """Times a solution in a process of its own."""
     scratch = folder / "scratch"
     scratch.mkdir()
@@ -120,15 +120,16 @@ def timed(cpu: Backend, folder: Path, text: str, problem: str = LINEAR) -> CallT
         notes=str(folder),
         seed=3,
         profile="quick",
+        device=backend.device,
         extensions=str(scratch),
         seconds=20.0,
         build_seconds=20.0,
-        memory=1 << 30,
+        memory=1 << 35,
     )
     kernel = declared(plan, partial(model.problems, plan), __name__, __file__)[0]
     assert isinstance(kernel.function, Solution)
     try:
-        return clock.timed(kernel, cpu, 0.5)
+        return clock.timed(kernel, backend, 0.5)
     finally:
         kernel.function.host._process.stop()
 
@@ -197,3 +198,25 @@ def test_nothing_of_a_solution_runs_while_it_is_paused() -> None:
         process.stop()
     with pytest.raises((KernelError, OSError)):
         process.time_chain(1, 0.1)
+
+
+@pytest.mark.gpu
+def test_events_on_a_gpu_agree_with_the_clock_of_the_judge(tmp_path: Path) -> None:
+    """Of a product that takes milliseconds both are near each other; a stream that nothing waits for is seen."""
+    gpu = backends.select("cuda")
+    text = LINEAR.replace("torch.randn(6, 24)", "torch.randn(4096, 4096)").replace("[24, 10]", "[4096, 4096]")
+    (tmp_path / "right").mkdir()
+    found = timed(gpu, tmp_path / "right", solution(RIGHT), text)
+    assert not found.reason and not found.tricks and not found.wrong
+    assert found.own_clock is not None and found.at_most is not None and found.times_as_fast is not None
+    assert found.milliseconds == found.own_clock <= found.at_most
+    assert 0.5 < found.times_as_fast < 2
+    aside = """
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(50_000_000)
+            return torch.relu(functional.linear(x, weight, bias))
+    """
+    (tmp_path / "aside").mkdir()
+    assert timed(gpu, tmp_path / "aside", solution(aside), text).tricks

@@ -53,7 +53,7 @@ def run(
 
 
 def varied(tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
-    """Returns the names of tensors whose bits may be replaced: finite numbers, of which few are zero."""
+    """Returns the names of tensors whose bits may be replaced: all numbers are finite, and few are zero."""
 
     def free(value: Tensor) -> bool:
         if not value.is_floating_point() or not value.numel() or not bool(torch.isfinite(value.float()).all()):
@@ -123,7 +123,7 @@ class Watch:
             self._marks.append(event)
 
     def wait(self) -> None:
-        """Waits for everything on the device, whatever its stream."""
+        """Waits for all streams of the device."""
         if self._flushed is not None:
             torch.cuda.synchronize()
 

@@ -274,7 +274,7 @@ class _Judging:
         return found
 
     def _hunted(self, names: Sequence[str]) -> Run | None:
-        """Searches for the worst input of a solution. A find where PyTorch is as wrong is no find: it is left out."""
+        """Searches for the worst input of a solution. Drops finds where PyTorch is as wrong."""
         seconds = HUNT_SECONDS.get(self.plan.profile, 0.0)
         if not seconds:
             return None

@@ -1,7 +1,8 @@
 """A folder with `func_forward.py`: `forward_fn`, and a `Model` that calls it, as robust-kbench has it.
 
-The solution is a `.cu` or `.cpp` file, which is compiled, or a Python file; it has `forward`, in the place of
-`forward_fn`. What the model passes to that function is an argument: weights too. `config_forward.json` has sizes.
+The solution is a `.cu` or `.cpp` file, which is compiled, or a Python file. It defines `forward`, which replaces
+`forward_fn`. Everything that the model passes to that function is an argument: weights too. Sizes are in
+`config_forward.json`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from verify.referee.plan import Plan
 
 FORM = "a folder with func_forward.py, which has forward_fn, Model and get_inputs"
 COMPILED = (".cu", ".cpp")
-# what is compiled stays where the compiler finds it again
+# the source has the same path each time: else it would be compiled again
 LOADER = """\
 import os, shutil
 from torch.utils.cpp_extension import load

@@ -4,7 +4,7 @@
     cnt: 3, ((T([8, 16], f16), T([16], f16)), {'alpha': 2})
 
 The solution is a folder with `OP_implementation*.py`, or such a file. A file with several operators is named with one:
-`FILE.txt::add.Tensor`. Calls with tensors of whole numbers are left out: nothing says which numbers they take.
+`FILE.txt::add.Tensor`. Calls with tensors of whole numbers are not judged: their range is unknown.
 """
 
 from __future__ import annotations
