@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from functools import partial
 from pathlib import Path
@@ -173,6 +174,12 @@ def test_answers_that_are_wrong_with_and_without_the_clock_are_wrong(cpu: Backen
 def test_a_solution_that_raises_while_it_is_timed_has_no_time(cpu: Backend, tmp_path: Path) -> None:
     found = timed(cpu, tmp_path, solution("raise ValueError('no time')"))
     assert found.milliseconds is None and "ValueError: no time" in found.reason
+
+
+def test_temporary_files_of_a_solution_are_in_its_own_folder(cpu: Backend, tmp_path: Path) -> None:
+    assert tempfile.gettempdir()  # a fork knows it from here
+    found = timed(cpu, tmp_path, solution("tempfile.mkdtemp()\n" + RIGHT, before="import tempfile"))
+    assert not found.reason and [*(tmp_path / "scratch").glob("tmp*")]
 
 
 def test_inputs_that_cannot_differ_are_not_timed(cpu: Backend, tmp_path: Path) -> None:

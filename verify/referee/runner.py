@@ -10,6 +10,7 @@ import importlib.util
 import math
 import os
 import sys
+import tempfile
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -109,6 +110,7 @@ class Runner:
             del os.environ[name]
         os.environ |= {"HOME": asked.folder, "TMPDIR": asked.folder, "USER": "user"}
         os.environ["TORCH_EXTENSIONS_DIR"] = asked.extensions
+        tempfile.tempdir = None  # it may be known from before
         os.chdir(asked.folder)
         sys.path[:] = [asked.folder, *(path for path in sys.path if path.startswith(asked.readable))]
         holds, lacks = sandbox.confine(
