@@ -32,7 +32,7 @@ def lines_of(judgement: Judgement) -> list[str]:
         found.append("    errors   problem  result  dtype     unit    ordinary  demanding  extreme   limit  PyTorch")
         found += [f"             {_row(each)}" for each in judgement.errors]
     found += [f"    own      {judgement.own_check}"] if judgement.own_check else []
-    found += [f"    speed    {text}" for text in map(_speed, judgement.speed)] or ["    speed    not timed"]
+    found += [f"    speed    {_short(_speed(each))}" for each in judgement.speed] or ["    speed    not timed"]
     for label, texts in (
         ("fact", judgement.facts),
         ("checked", judgement.checked),
