@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.referee.samples import FUNCTIONAL, LINEAR, solution, written
-from tests.referee.test_judging import judged
 from verify.referee import judging
+from verify.referee.judging import Settings, judge_many
+from verify.referee.plan import Judgement
 
 INLINE = """
 from torch.utils.cpp_extension import load_inline
@@ -31,6 +32,17 @@ at::Tensor forward(at::Tensor x, at::Tensor weight, double eps) {
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("forward", &forward); }
 """
+
+
+def judged(folder: Path, problem: Path, solutions: dict[str, str], suffix: str = "py") -> dict[str, Judgement]:
+    """Judges solutions with time for a compiler beside other work."""
+    for name, text in solutions.items():
+        (folder / f"{name}.{suffix}").write_text(text)
+    pairs = [(str(problem), str(folder / f"{name}.{suffix}")) for name in solutions]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("TRITON_INTERPRET", raising=False)
+        found = judge_many(pairs, Settings(backend="cpu", seed=1, timeout=1200), 1)
+        return {Path(each.solution).stem: each for each in found}
 
 
 def test_what_a_solution_has_compiled_is_kept_for_it_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
