@@ -144,7 +144,8 @@ def judged_results(
     case = Case(dtype=dtype, dims=(0,), fill="normal")
     found = _GroupJudging(Group((case,), pinned=True))
     runner, calls = CaseRunner(kernel, ""), Calls(lambda case: run_judged(kernel, case, backend.device))
-    judging = Judging(kernel, "", backend, 0, 1, math.inf, calls, runner, Budget.of(backend))
+    budget = Budget.of(backend)
+    judging = Judging(kernel, "", backend, 0, 1, math.inf, calls, runner, budget, Allowance(budget.seconds))
     on_device = {name: value.to(backend.device) for name, value in inputs.items()}
     measured = Measured(dict(on_device), {}, {name: value.to(backend.device) for name, value in results.items()}, ())
     given = {KERNEL: measured.results, BASELINE: {name: each.to(backend.device) for name, each in baseline.items()}}

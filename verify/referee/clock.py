@@ -92,7 +92,7 @@ class _Clock:
     def run(self, until: float) -> None:
         """Times the reference, the judge's own work and the solution in turns. Two rounds are timed in any case."""
         self._solution.host.build(list(self._solution.problem.made.values()))
-        with turn(self._backend):
+        with turn(self._backend, math.inf):  # without another judge that uses much of the GPU
             for number in range(ROUNDS):
                 if number > 1 and time.monotonic() > until:
                     break
