@@ -82,7 +82,7 @@ def test_values_beside_tensors_keep_their_places() -> None:
     for examples in ((0.5, x, True), {"s": 0.5, "x": x, "twice": True}):
         op = Definition(lambda s, x, twice: (x - s) * (2 if twice else 1), ["x"], examples=examples).op()
         assert _fast(op, x).tolist() == [1.0, 3.0, 5.0]
-    with pytest.raises(UsageError, match="they differ in it"):
+    with pytest.raises(UsageError, match="the examples differ"):
         Definition(lambda x, s: x * s, ["x"], examples=[(x, 1.0), (x, 2.0)]).op()
 
 

@@ -28,7 +28,7 @@ from torch import Tensor
 from verify.ops.graph.elementwise import Map
 from verify.ops.graph.program import Make, Program
 from verify.ops.graph.reducing import Contract, Reduce
-from verify.ops.graph.rounding import Products, Rounding, deviation_of, unit_of
+from verify.ops.graph.rounding import Products, Rounding, deviation_of, is_exact, unit_of
 from verify.ops.graph.selecting import AtRank, IsExtreme, RankIndex, WhereExtreme, candidates, rivals
 from verify.ops.graph.spans import Span
 from verify.ops.graph.special import FUNCTIONS
@@ -143,12 +143,14 @@ class _Samples:
             self.held[id(step)] = value
         if id(step) in self.format.stored:
             # a product of two 16-bit numbers fits float32, so that it has no deviation, but not 16 bits
-            if deviation is not None or getattr(step, "rounds", False) or not self._is_kept(step):
+            inexact = isinstance(step, Map) and step.rounds and not is_exact(step, self.run)
+            if deviation is not None or inexact or not self._is_kept(step):
                 self._store(step, value, deviation)
             self.kept.add(id(step))
         elif deviation is None and self._is_kept(step):
             self.kept.add(id(step))
-        if deviation is None and id(step) not in self.stored and all(id(each) in self.fixed for each in step.inputs):
+        disturbed = id(step) in self.roundings or id(step) in self.stored
+        if not disturbed and all(id(each) in self.fixed for each in step.inputs):
             self.fixed[id(step)] = value if value.numel() <= _FEW else None
         return value, value
 

@@ -99,7 +99,7 @@ def deviation_of(
     if isinstance(step, Positioned):
         return deviation_of(step.inner, step.positioned(run, given[0]), value, given[1:], format)
     if isinstance(step, Map):
-        if not step.rounds or _is_exact(step, run):
+        if not step.rounds or is_exact(step, run):
             return None
         size = _SLOPES[step.function](given[0], value) if step.function in _SLOPES else value.abs()
         return _one_rounding(value, size, format)
@@ -153,7 +153,7 @@ def _one_rounding(value: Tensor, size: Tensor, format: Rounding) -> Tensor | flo
     return torch.where(low, format.lowest / _ROOT3, size * part).masked_fill(exact, 0.0)
 
 
-def _is_exact(step: Map, run: Run) -> bool:
+def is_exact(step: Map, run: Run) -> bool:
     """True if a step multiplies or divides by constant powers of two."""
     if step.function not in ("multiply", "divide"):
         return False
