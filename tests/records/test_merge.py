@@ -53,6 +53,7 @@ def test_nothing_that_one_of_two_parts_of_a_kernel_has_is_lost() -> None:
         gaps=[Gap("crashed", "died", "k.py::k")],
         sizes={"n": 7},
         peak={"host": 7},
+        definition="def k(x): ...",
     )
     filled = {name for name in full.__struct_fields__ if getattr(full, name) != getattr(bare, name)}
     assert filled | {"name", "target", "op", "params", "promise", "peer"} == set(full.__struct_fields__)

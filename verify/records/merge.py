@@ -106,6 +106,7 @@ def together(one: KernelRun, two: KernelRun) -> KernelRun:
         "sizes": _largest(one.sizes, two.sizes),
         "peak": _largest(one.peak, two.peak),
         "unrepeatable": one.unrepeatable or two.unrepeatable,
+        "definition": one.definition or two.definition,
         "left": list(dict.fromkeys([*one.left, *two.left])),
         "printed": one.printed.plus(two.printed) if one.printed else two.printed,
         "speed": [*one.speed, *two.speed],
