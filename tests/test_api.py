@@ -206,9 +206,15 @@ def test_a_sweep_and_a_hunt_are_those_of_the_commands(project: Path) -> None:
 
 @pytest.mark.parametrize("name", ["run", "sweep", "hunt"])
 def test_every_option_of_a_command_is_an_argument_of_its_function(name: str) -> None:
-    """`--like RUN.json` of a run is its seed and `cases_of`; files and the terminal are the command's own."""
+    """`--like RUN.json` of a run is its seed and `cases_of`. Files and the terminal are the command's own."""
     [commands] = parser()._subparsers._group_actions  # type: ignore[union-attr]
-    options = {action.dest for action in commands.choices[name]._actions} - {*sinks.SINKS, "help", "github", "like"}  # type: ignore[index]
+    options = {action.dest for action in commands.choices[name]._actions} - {
+        *sinks.SINKS,
+        "help",
+        "github",
+        "like",
+        "each",
+    }  # type: ignore[index]
     spelled = {"dtype": "dtypes", "result": "results", "no_curve": "curve"}
     arguments = set(inspect.signature(getattr(verify, name)).parameters)
     assert {spelled.get(option, option) for option in options} <= arguments

@@ -337,6 +337,7 @@ FOREIGN = {
     "--measure",
     "--merge",
     "--check",
+    "--honest",
     "--page",
     "--rules",
 }
