@@ -41,6 +41,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_a_part_has_figures_times_and_finds_with_replays(measured: Path, backend: Backend) -> None:
     held = json.loads(plan(measured).path.read_text())
     steps = held["steps"]

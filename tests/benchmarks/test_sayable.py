@@ -17,7 +17,6 @@ FAST = (
     "permuted and put back",
     "sort, and places",
     "rows in float8, and back",
-    "MXFP8 codes",
     "MXFP4 dequantised",
     "layer norm backward alone",
     "a list, and an operand by keyword",

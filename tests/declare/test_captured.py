@@ -111,6 +111,7 @@ def test_a_kernel_that_is_wrong_on_real_values_alone_is_wrong(calls: Path) -> No
     assert case.fill in ("captured 0", "captured 1") and case.dims == (5, 24) and len(worst.origin.case) < 200
 
 
+@pytest.mark.slow
 def test_another_file_is_another_property(calls: Path) -> None:
     first = measure_kernel(declared(calls), Measure("k.py::k", dtypes=("bfloat16",)), backends.select())
     write(calls, {"x": torch.ones(2, 3).bfloat16()})

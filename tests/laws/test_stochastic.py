@@ -255,6 +255,7 @@ def off(x, seed):
 """
 
 
+@pytest.mark.slow
 def test_a_run_in_processes_tries_the_law_and_fails_fast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "k.py").write_text(KERNELS)
     monkeypatch.chdir(tmp_path)
