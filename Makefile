@@ -8,7 +8,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 OUT    := build/verify
-JOBS   ?= $(shell echo $$(($$(nproc 2>/dev/null || echo 2) + 2)))
+JOBS   ?= $(shell echo $$(($$(nproc 2>/dev/null || echo 2) + 1)))
 
 .DEFAULT_GOAL := help
 .PHONY: help verify test lint types unit docs site certify clean
@@ -51,7 +51,7 @@ types: $(STAMP)
 
 # One thread per worker: the workers are the parallelism, and results must not depend on it. Each worker begins with
 # tests that lie side by side, which share what their module measures once, and takes over from another at the end.
-# Two workers more than cores: many tests wait for processes of their own.
+# One worker more than cores: many tests wait for processes of their own.
 # A hundred and fifty processes import verify, which container images tell Python to compile for each (4 s for pytest's).
 unit: $(STAMP)
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m "not slow" --hypothesis-profile=ci
