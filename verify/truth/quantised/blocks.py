@@ -137,16 +137,16 @@ def judge(encoding: Encoding, value: Value, parts: Parts) -> Judged:
         reachable &= (zeros[:, 0] >= zero.low) & (zeros[:, 0] <= zero.high)
     numbers = encoding.data.decode(codes) - (0.0 if zeros is None else zeros)
     empty = (most == 0) & ~nan.any(1)
-    beside = (zeros, None if value.random is None else in_blocks(value.random.long(), encoding, 0))
-    away = _away(encoding, low, high, (scale * second)[:, None], codes, *beside)
+    random = None if value.random is None else in_blocks(value.random.long(), encoding, 0)
+    elements = _Elements(encoding, low, high, (scale * second)[:, None], codes, zeros, random)
+    away = elements.away()
     away = torch.where(empty[:, None], torch.where(numbers == 0, 0.0, numbers.abs()), away)
     if encoding.zero != "any" and encoding.data.negative_zero is not None:
         minus = in_blocks(value.negative, encoding, False) & (encoding.zero == "signed")
         away = torch.where((numbers == 0) & (torch.signbit(numbers) != minus) & ~nan, 1.0, away)
     away = away.nan_to_num(nan=float("inf"))
-    exact = _exact(encoding, low, high, (scale * second)[:, None], codes, *beside)
     kinds = torch.full_like(codes[:, 0], RIGHT)
-    kinds[~exact.all(1)] = TIE
+    kinds[~elements.are_exact().all(1)] = TIE
     kinds[scale != wanted.nominal] = OTHER
     if zero is not None and zeros is not None:
         kinds[zeros[:, 0] != zero.nominal] = OTHER
@@ -194,47 +194,47 @@ def _width(scale: Tensor) -> Tensor:
     return torch.where(torch.frexp(scale)[0] == 0.5, 0.0, FLOAT32)
 
 
-def _away(
-    encoding: Encoding,
-    low: Tensor,
-    high: Tensor,
-    scale: Tensor,
-    codes: Tensor,
-    zeros: Tensor | None,
-    random: Tensor | None,
-) -> Tensor:
-    """Returns how many codes each element is from the nearest right one; infinity for a wrong NaN or infinity."""
-    width = _width(scale)
-    none = scale == 0  # every code decodes to 0
-    low, high = (torch.where(none, 0.0, each / scale) for each in (low, high))
-    low, high = low - low.abs() * width, high + high.abs() * width
-    right = places(encoding, low, high, zeros, random)
-    got = encoding.data.tensor("places", codes.device)[codes]
-    off = (torch.maximum(right.low - got, got - right.high)).clamp(min=0).double().masked_fill(none, 0.0)
-    special = torch.full_like(off, float("inf"))
-    if encoding.overflow == "saturate":
-        return torch.where(got < 0, special, off)
-    end = encoding.data.largest + (encoding.data.largest - encoding.data.numbers[-2]) / 2
-    kinds = encoding.data.nan_codes if encoding.overflow == "nan" else encoding.data.inf_codes
-    is_special = torch.isin(codes, torch.tensor(kinds, dtype=codes.dtype, device=codes.device))
-    beyond, may = torch.minimum(low.abs(), high.abs()) > end, torch.maximum(low.abs(), high.abs()) > end
-    return torch.where(got < 0, torch.where(is_special & may, 0.0, special), torch.where(beyond, special, off))
+@dataclass(frozen=True)
+class _Elements:
+    """Holds the elements of blocks as intervals, with the codes that a quantiser gave them at its scales."""
 
+    encoding: Encoding
+    low: Tensor
+    high: Tensor
+    scale: Tensor
+    codes: Tensor
+    zeros: Tensor | None  # zero points
+    random: Tensor | None  # random bits
 
-def _exact(
-    encoding: Encoding,
-    low: Tensor,
-    high: Tensor,
-    scale: Tensor,
-    codes: Tensor,
-    zeros: Tensor | None,
-    random: Tensor | None,
-) -> Tensor:
-    """Marks elements with the code of the exact quotient."""
-    middle = torch.where(low == high, low, (low + high) / 2) / scale
-    exact = replace(encoding, ties="even") if encoding.ties == "any" else encoding
-    wanted = places(exact, middle, middle, zeros, random).nominal
-    return (wanted == encoding.data.tensor("places", codes.device)[codes]) | (scale == 0)
+    @property
+    def places(self) -> Tensor:
+        """The places of the codes among the numbers of the format, in order."""
+        return self.encoding.data.tensor("places", self.codes.device)[self.codes]
+
+    def away(self) -> Tensor:
+        """Returns how many codes each element is from the nearest right one; infinity for a wrong NaN or infinity."""
+        encoding, codes, width = self.encoding, self.codes, _width(self.scale)
+        none = self.scale == 0  # every code decodes to 0
+        low, high = (torch.where(none, 0.0, each / self.scale) for each in (self.low, self.high))
+        low, high = low - low.abs() * width, high + high.abs() * width
+        right = places(encoding, low, high, self.zeros, self.random)
+        got = self.places
+        off = (torch.maximum(right.low - got, got - right.high)).clamp(min=0).double().masked_fill(none, 0.0)
+        special = torch.full_like(off, float("inf"))
+        if encoding.overflow == "saturate":
+            return torch.where(got < 0, special, off)
+        end = encoding.data.largest + (encoding.data.largest - encoding.data.numbers[-2]) / 2
+        kinds = encoding.data.nan_codes if encoding.overflow == "nan" else encoding.data.inf_codes
+        is_special = torch.isin(codes, torch.tensor(kinds, dtype=codes.dtype, device=codes.device))
+        beyond, may = torch.minimum(low.abs(), high.abs()) > end, torch.maximum(low.abs(), high.abs()) > end
+        return torch.where(got < 0, torch.where(is_special & may, 0.0, special), torch.where(beyond, special, off))
+
+    def are_exact(self) -> Tensor:
+        """Marks the elements whose code is the exact quotient, rounded by the declared rule for ties."""
+        middle = torch.where(self.low == self.high, self.low, (self.low + self.high) / 2) / self.scale
+        exact = replace(self.encoding, ties="even") if self.encoding.ties == "any" else self.encoding
+        wanted = places(exact, middle, middle, self.zeros, self.random).nominal
+        return (wanted == self.places) | (self.scale == 0)
 
 
 def _of_nan(
