@@ -42,6 +42,7 @@ from verify.measure.remote_call import Run
 from verify.measure.requests import Measure
 from verify.measure.result import KEEP_RIGHT, check_limit, result_of
 from verify.measure.special import special_values
+from verify.ops.op import Problem
 from verify.records.record import (
     INTEGERS,
     ORDINARY,
@@ -240,9 +241,10 @@ class Judging:
 
     def _in_turn(self, judging: _GroupJudging, case: Case, forks: ForkMap[Asked, Pieces]) -> None:
         """Judges a case when the GPU has room for it. If memory runs out, others hold it, and the case waits again."""
+        need = self._need(case)
         for again in range(_WAITS if self.backend.streams else 1):
             waiting = time.monotonic()
-            with turn(self.backend, self._need(case)):
+            with turn(self.backend, need):
                 self.runner.until += time.monotonic() - waiting
                 if self._has_memory_for(judging, case, forks):
                     return
@@ -366,8 +368,10 @@ class Judging:
 
         One question covers all results, if that fits. Forks of a long case get one for each result.
         """
-        if not self._all_fit(group, case, measured, budget):
-            return self._sampled(group, case, measured, given, budget)
+        wanted = tuple(filter(group.judges, measured.results))
+        problem = problem_of(self.kernel.op, case, measured.inputs, measured.upstream, wanted)
+        if not self._all_fit(problem, budget):
+            return self._sampled(problem, case, measured, given, budget)
         small = PARALLEL if self.judges > 1 else SMALL
         question = question_of(self.kernel, case, measured, group, self.target, self.seed, small)
         if question.on_host:  # a fork cannot use the GPU
@@ -375,30 +379,26 @@ class Judging:
             return [(each, given) for each in (_apart(question) if self.judges > 1 else [question])]
         return [(question, given)]
 
-    def _all_fit(self, group: Group, case: Case, measured: Measured, budget: Budget) -> bool:
+    def _all_fit(self, problem: Problem, budget: Budget) -> bool:
         """True if the budget allows judging every element of the results."""
-        op, wanted = self.kernel.op, tuple(filter(group.judges, measured.results))
-        if op.meaning is None or not wanted:
+        meaning = self.kernel.op.meaning
+        if meaning is None or not problem.results:
             return True
-        program, _ = op.meaning.program(problem_of(op, case, measured.inputs, measured.upstream, wanted))
-        return budget.holds(program, wanted)
+        program, _ = meaning.program(problem)
+        return budget.holds(program, problem.results)
 
     def _sampled(
-        self, group: Group, case: Case, measured: Measured, given: Given, budget: Budget
+        self, problem: Problem, case: Case, measured: Measured, given: Given, budget: Budget
     ) -> list[tuple[Question, Given]]:
         """Returns questions about some elements of each result.
 
         If not even one element is affordable, the result is a gap.
         """
-        op, found = self.kernel.op, []
-        problem = problem_of(
-            op, case, measured.inputs, measured.upstream, tuple(filter(group.judges, measured.results))
-        )
+        op, found, count = self.kernel.op, [], len(problem.results)
         self.allowance.begin(case.dims)
         for at, name in enumerate(problem.results):
             beside = given.get(BASELINE, {}).get(name)
             singled = differing(measured.results[name], beside)
-            count = len(problem.results)
             seconds = self.allowance.share(count - at, count)
             sample = sampled(op, problem, name, singled, replace(budget, seconds=seconds), self.seed)
             if sample is None:
