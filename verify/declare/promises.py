@@ -198,13 +198,7 @@ def operands(where: str, op: Op, operands: Iterable[str] | None) -> tuple[str, .
     known = [operand.name for operand in op.operands]
     if operands is None:
         return tuple(known)
-    chosen = strings(where, "operands", operands)
-    for item in chosen:
-        if item not in known:
-            raise UsageError(
-                f"{where}: op {op.name!r} has operands {', '.join(known)}; received {item!r}",
-                hint=f"verify list --op {op.name}",
-            )
+    chosen = _some_of(where, op, "operands", known, operands)
     for operand in op.operands:
         if not operand.optional and operand.name not in chosen:
             raise UsageError(
@@ -219,11 +213,16 @@ def outputs(where: str, op: Op, outputs: Iterable[str] | None) -> tuple[str, ...
     known = op.all_outputs
     if outputs is None:
         return op.required_outputs
-    chosen = strings(where, "outputs", outputs)
+    return _some_of(where, op, "outputs", known, outputs)
+
+
+def _some_of(where: str, op: Op, what: str, known: Sequence[str], given: Iterable[str]) -> tuple[str, ...]:
+    """Returns the given names of operands or outputs. Raises UsageError if the op lacks one."""
+    chosen = strings(where, what, given)
     for item in chosen:
         if item not in known:
             raise UsageError(
-                f"{where}: op {op.name!r} has outputs {', '.join(known)}; received {item!r}",
+                f"{where}: op {op.name!r} has {what} {', '.join(known)}; received {item!r}",
                 hint=f"verify list --op {op.name}",
             )
     return chosen
