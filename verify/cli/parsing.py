@@ -28,7 +28,7 @@ class Parser(argparse.ArgumentParser):
         options, unknown = super().parse_known_args(args, namespace)
         if unknown:
             known = [flag for action in self._actions for flag in action.option_strings]
-            near = [_closest(word.partition("=")[0], known, 0.8) for word in unknown if word.startswith("--")]
+            near = [closest(word.partition("=")[0], known, 0.8) for word in unknown if word.startswith("--")]
             hint = f" (closest: {', '.join(filter(None, near))})" if any(near) else ""
             self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
         return options, unknown
@@ -36,7 +36,7 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Reports a misspelled command with the closest one. The usage line already lists all of them."""
         if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
-            if near := _closest(value, list(action.choices), 0.6):
+            if near := closest(value, list(action.choices), 0.6):
                 self.error(f"no command is named {value!r} (closest: {near})", then=f"{self.prog} {near} --help")
             self.error(f"no command is named {value!r}; {self.prog} knows {', '.join(action.choices)}")
         super()._check_value(action, value)
@@ -56,7 +56,7 @@ class _Help(argparse.HelpFormatter):
         return super()._fill_text(text, width, indent)
 
 
-def _closest(given: str, known: Sequence[str], cutoff: float) -> str:
+def closest(given: str, known: Sequence[str], cutoff: float) -> str:
     """Returns the known word that is closest to the given one, or ""."""
     import difflib
 

@@ -12,7 +12,7 @@ import msgspec
 
 from verify import api
 from verify.cli import exits, explain, given, judge, options, replay, run, sinks
-from verify.cli.parsing import Parser, _closest
+from verify.cli.parsing import Parser, closest
 from verify.cli.screen import plain
 from verify.diagnose.requests import Explain
 from verify.errors import UsageError
@@ -100,7 +100,7 @@ def options_of(name: str, wanted: Mapping[str, Any], backend: str | None) -> arg
     """Returns the options of a command from JSON. Raises UsageError for an unknown field or a wrong value."""
     tool = TOOLS[name]
     if unknown := next((key for key in wanted if key not in tool.names), None):
-        near = _closest(unknown, tool.names, 0.6)
+        near = closest(unknown, tool.names, 0.6)
         raise UsageError(
             f"{name} takes {', '.join(tool.names)}; received {plain(unknown)}" + (f" (closest: {near})" if near else "")
         )
