@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from verify.cli.run import _finished
+from verify.errors import UsageError
+
 KERNEL = """
 import torch, verify
 
@@ -36,6 +39,19 @@ def test_a_bad_file_costs_no_other_and_a_second_start_goes_on(tmp_path: Path) ->
     rows = [json.loads(line) for line in (tmp_path / "each.jsonl").read_text().splitlines()]
     assert {row["target"]: row["exit code"] for row in rows} == {"dies.py": 2, "good.py": 0, "wrong.py": 1}
     assert [row["record"]["kernels"][0]["status"] for row in rows if row["target"] == "good.py"] == ["ok"]
+
+
+def test_a_line_that_was_cut_off_is_measured_again_and_another_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "each.jsonl"
+    assert _finished(path) == {}
+    path.write_text('{"target": "a.py", "exit code": 1}\n{"target": "b.py", "ex')
+    assert _finished(path) == {"a.py": 1}
+    assert path.read_text() == '{"target": "a.py", "exit code": 1}\n'
+    for other in ("import torch\n", "no line of it ends"):
+        path.write_text(other)
+        with pytest.raises(UsageError, match="continues a file of its own"):
+            _finished(path)
+        assert path.read_text() == other
 
 
 @pytest.mark.parametrize("other", ["--json", "--html"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import shlex
 import signal
 import threading
@@ -119,8 +120,7 @@ def _each(options: argparse.Namespace, targets: list[str], seed: int) -> int:
                 hint="verify run FILE.py ... --each records.jsonl --jobs 4",
             )
     path, worst = Path(options.each), 0
-    known = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    codes = {row["target"]: row["exit code"] for row in known}
+    codes = _finished(path)
     arguments = given.arguments(options, api.run, seed=seed)
     arguments = {name: value for name, value in arguments.items() if name not in (*others, "command")}
     waiting = [target for target in targets if target not in codes]
@@ -145,6 +145,27 @@ def _each(options: argparse.Namespace, targets: list[str], seed: int) -> int:
     for target in targets:
         worst = max(worst, codes.get(target, INCOMPLETE), key=(0, 3, 2, 1).index)
     return worst
+
+
+def _finished(path: Path) -> dict[str, int]:
+    """Returns the exit codes of the targets in a file of --each. Cuts off a last line that was not written whole."""
+    import json
+
+    from verify.errors import UsageError
+
+    try:
+        data = path.read_bytes() if path.exists() else b""
+        whole = data[: data.rfind(b"\n") + 1]
+        found = {row["target"]: int(row["exit code"]) for row in map(json.loads, whole.splitlines())}
+        if data and not found:
+            raise ValueError("it has no finished target")
+        if len(whole) < len(data):
+            os.truncate(path, len(whole))
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UsageError(
+            f"--each continues a file of its own; cannot read {path}: {error}", hint="name another file"
+        ) from error
+    return found
 
 
 AGAIN = ("interrupted", "timeout", "crashed", "judge failed", "out of time")  # gaps that another start may fill
