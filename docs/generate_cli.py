@@ -35,8 +35,7 @@ def page() -> str:
     codes = ["| exit code | |", "|---|---|", *(f"| {code} | {meaning} |" for code, meaning in exits.MEANING.items())]
     parts = [HEAD.format(codes="\n".join(codes) + "\n")]
     for group in top._subparsers._group_actions if top._subparsers else []:
-        helps = {choice.dest: choice.help or "" for choice in group._choices_actions}  # type: ignore[attr-defined]
-        parts.append("\n".join(f"- [`verify {name}`](#verify-{name}): {text}" for name, text in helps.items()) + "\n")
+        parts.append(", ".join(f"[{name}](#verify-{name})" for name in group.choices) + "\n")  # type: ignore[union-attr]
         parts += [_command(name, command) for name, command in group.choices.items()]  # type: ignore[union-attr]
     return "\n".join(parts)
 
