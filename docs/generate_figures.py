@@ -270,18 +270,17 @@ def stages(run: Run) -> str:
 
 
 def findings() -> str:
-    """The findings that docs/findings.toml has words for on the front page: a GPU's answer, else the interpreter's."""
+    """Lists the findings that have `front` in docs/findings.toml, with a GPU's answer, else the interpreter's."""
     places = [place["answers"] for _, place in sorted(json.loads(generate_findings.ANSWERS.read_text()).items())]
-    rows = []
+    lines = []
     for finding in generate_findings.findings():
         answer = next((answers[finding["id"]] for answers in places if finding["id"] in answers), None)
         if "front" in finding and answer:
             about, worst = finding["about"], answer["worst"]
-            anchor = about.lower().replace(" ", "-")
-            error, dtype = generate_findings.error_of(answer), finding["case"]["dtype"]
-            exact = f"{float(worst['truth']):.4g}"
-            rows.append([f"[{about}](docs/findings.md#{anchor})", finding["front"], dtype, error, worst["got"], exact])
-    return _table(["of", "what", "dtype", "ULP", "got", "exact"], rows)
+            link = f"[{about}](docs/findings.md#{about.lower().replace(' ', '-')})"
+            got, exact = worst["got"].replace("nan", "NaN"), f"{float(worst['truth']):.4g}"
+            lines.append(f"- {link}: {finding['front']} in {finding['case']['dtype']}, {got} instead of {exact}\n")
+    return "".join(lines)
 
 
 # -- the published run and the interpreter --------------------------------------------------------------

@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.cli.here import said
+from tests.cli.here import Said, said
+from tests.docs import picture
+from tests.docs.printed import COMPARABLE
 from tests.docs.printed import rows as printed_rows
+from tests.report.browser import Browser, executable
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -27,14 +30,24 @@ def test_every_python_block_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         runpy.run_path(f"block_{number}.py", run_name="__main__")
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the README shows the CPU's figures")
-def test_the_table_is_what_the_command_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "accuracy.py").write_text(BLOCKS[0])
-    monkeypatch.setenv("COLUMNS", "100")
-    started = time.monotonic()
-    done = said("run", "accuracy.py", "--backend", "interpreter", cwd=tmp_path)
+@pytest.fixture(scope="module")
+def first_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Said, float, Path]:
+    """What the README's command says of the README's kernel, the seconds that it took, and its folder."""
+    if torch.cuda.is_available():
+        pytest.skip("the README shows the CPU's figures")
+    folder = tmp_path_factory.mktemp("readme")
+    (folder / "accuracy.py").write_text(picture.DECLARATION)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "100")
+        started = time.monotonic()
+        done = said(*picture.COMMAND.split(), "--backend", "interpreter", cwd=folder)
+    return done, time.monotonic() - started, folder
+
+
+def test_the_table_is_what_the_command_prints(first_run: tuple[Said, float, Path]) -> None:
+    done, seconds, _ = first_run
     assert done.returncode == 1
-    assert time.monotonic() - started < 60, "a first verdict takes less than a minute"
+    assert seconds < 60, "a first verdict takes less than a minute"
 
     shown = README.split("```text\n")[1].split("```")[0]
     assert len([line for line in shown.splitlines() if line.startswith(("  y ", "  dx "))]) == 5
@@ -44,6 +57,41 @@ def test_the_table_is_what_the_command_prints(tmp_path: Path, monkeypatch: pytes
     assert [cells for cells in wanted if cells not in printed] == []
     for cells, ours in wanted.items():
         assert all(abs(x - y) <= 0.2 for x, y in zip(ours, printed[cells], strict=True)), cells
+
+
+def test_the_picture_shows_the_page_that_the_command_writes(first_run: tuple[Said, float, Path]) -> None:
+    page = (first_run[2] / "report.html").read_text()
+    here, committed = picture.shown_text(page), picture.text_of(picture.PICTURE.read_bytes())
+    assert comparable(committed) == comparable(here), "run: python -m tests.docs.picture"
+    assert "1 of 1 kernel is wrong" in here and "verify replay accuracy.py::my_gelu" in here
+
+
+@pytest.mark.skipif(executable() is None, reason="no Chromium")
+def test_a_picture_taken_now_has_the_size_of_the_committed_one(first_run: tuple[Said, float, Path]) -> None:
+    page, browser = first_run[2] / "report.html", Browser()
+    try:
+        taken = picture.taken(page, browser)
+    finally:
+        browser.close()
+    assert picture.text_of(taken) == picture.shown_text(page.read_text())
+    (width, height), (width_now, height_now) = map(picture.size_of, (picture.PICTURE.read_bytes(), taken))
+    assert width_now == width and abs(height_now - height) <= height / 10, "run: python -m tests.docs.picture"
+
+
+def test_the_text_of_a_picture_tells_another_page() -> None:
+    page = (
+        '<section class="verdict is-wrong"><h1>fail: 1 of 1</h1><p class="setting">12 s</p></section>'
+        '<section class="worst"><h2>The worst</h2>x = -0.75 (0xbf40)</section>'
+    )
+    text = picture.shown_text(page)
+    assert text == "fail: 1 of 1 The worst x = -0.75 (0xbf40)"
+    assert comparable(text) == comparable(picture.shown_text(page.replace("12 s", "13 s")))
+    assert comparable(text) != comparable(picture.shown_text(page.replace("The worst", "The largest error")))
+
+
+def comparable(text: str) -> str:
+    """The text of the page; without its figures on a processor whose PyTorch rounds otherwise."""
+    return text if COMPARABLE else re.sub(r"\S*\d\S*", "#", text)
 
 
 def share_free(cells: tuple[str, ...]) -> tuple[str, ...]:
