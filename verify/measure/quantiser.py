@@ -1,7 +1,7 @@
 """Measures a quantiser: judges the blocks of each case, and tries the laws of quantisers.
 
-A result is about codes or about scales. Its error counts the codes between an element and the nearest right one. Its
-limit is 0, because there is no tolerance.
+A result is about codes or about scales. The error of an element is the number of codes between its code and the
+nearest right one. The limit is 0, because every right code is known.
 """
 
 from __future__ import annotations
@@ -49,25 +49,30 @@ class _Found:
     worst: float = 0.0
     causes: list[str] = field(default_factory=list)
     facts: str = ""  # facts about the first wrong block
-    asked: int = 0  # number of wrong cases
-    tried: int = 0
-    everything: bool = True
-    empty: bool = True  # True: zeros in place of all codes would be right too
+    wrong_cases: int = 0
+    tried: int = 0  # what the cases try: block maxima, numbers to round, or blocks
+    exhaustive: bool = True  # the cases try every value
+    zeros_pass: bool = True  # zeros in place of all codes would be right too
 
     def add(self, judged: Judged, why: list[str], planned: BlockCase | None) -> None:
-        """Adds the verdict on one case."""
+        """Adds the verdict on one case.
+
+        Args:
+            why: the causes of wrong blocks
+            planned: the plan of the case; None for a fused quantiser
+        """
         for name, count in judged.counts.items():
             self.counts[name] = self.counts.get(name, 0) + count
         self.elements += judged.away.numel()
         self.tried += judged.kinds.numel() if planned is None else planned.tried
-        self.everything = self.everything and planned is not None and planned.everything
+        self.exhaustive = self.exhaustive and planned is not None and planned.everything
         if judged.wrong:
             away = judged.away[(judged.kinds == WRONG).reshape(-1)]
             self.wrong += int((away > 0).sum()) or judged.wrong
             self.worst = max(self.worst, float(away.max()), 1.0)
             self.causes += [cause for cause in why if cause.partition(" in ")[0] not in " ".join(self.causes)]
             self.facts = self.facts or ", ".join(f"{name} {text}" for name, text in judged.facts().items())
-            self.asked += 1
+            self.wrong_cases += 1
 
 
 @dataclass(frozen=True)
@@ -83,7 +88,10 @@ class QuantiserJudging:
     call: Call
 
     def results(self) -> Iterator[tuple[Result, str]]:
-        """Yields each result with a note on its blocks. A fused quantiser has the cases of its function."""
+        """Measures every case. Yields the result of each output, with a note that counts its blocks.
+
+        A fused quantiser gets the cases of its function, others the cases of `block_cases`.
+        """
         found, fmt = dict[str, _Found](), formats.named(self.dtype)
         if not self.encoding.fused:
             for planned in block_cases(self.encoding, fmt, self.kernel.allows, ROW_REGIMES):
@@ -94,25 +102,25 @@ class QuantiserJudging:
                     self._judge(found.setdefault("blocks", _Found()), case, None)
         for output, each in found.items():
             if each.counts:
-                yield self._result(output, each), f"{self.dtype} {output}: {_counted(each)}"
+                yield self._result(output, each), f"{self.dtype} {output}: {_counts_in_words(each)}"
 
     def case(self, planned: BlockCase) -> Case:
         """Returns the case of a plan."""
         return case_of(self.kernel, self.dtype, seed=self.seed, dims=planned.dims, fill=planned.fill, upstream="")
 
     def _judge(self, into: _Found, case: Case, planned: BlockCase | None) -> None:
-        """Judges the blocks of one case and adds the verdict."""
+        """Calls the quantiser on one case, judges its blocks and adds the verdict to `into`."""
         case = msgspec.structs.replace(case, upstream="")
         measured = self.call(case)
         if measured is None:
             return
         value, parts = self.value(case, measured), parts_of(measured)
         judged = judge(self.encoding, value, parts)
-        named = [] if into.asked >= _NAMED else causes(self.encoding, value, parts, judged)
+        named = [] if into.wrong_cases >= _NAMED else causes(self.encoding, value, parts, judged)
         into.add(judged, named, planned)
-        if into.empty:
+        if into.zeros_pass:
             zeros = replace(parts, codes=torch.zeros_like(parts.codes.view(torch.uint8)))
-            into.empty = not judge(self.encoding, value, zeros).wrong
+            into.zeros_pass = not judge(self.encoding, value, zeros).wrong
 
     def value(self, case: Case, measured: Measured) -> Value:
         """Returns the numbers before they are quantised: the operand, or an enclosure of the fused function."""
@@ -142,12 +150,12 @@ class QuantiserJudging:
         counts = [0, 0, found.elements - found.wrong, found.wrong]  # the bin that starts at 0 contains 0
         wrong = f"{found.counts['wrong']:,} of {sum(found.counts.values()):,} blocks"
         reason = "" if right else f"{wrong}: {'; '.join(found.causes)}. First wrong block: {found.facts}"
-        if right and found.empty:
+        if right and found.zeros_pass:
             reason = "zeros in place of all codes would be right too: these cases say nothing"
         return Result(
             output=output,
             dtype=self.dtype,
-            basis=Basis("exhaustive", found.tried) if found.everything else Basis("observed", found.tried, self.seed),
+            basis=Basis("exhaustive", found.tried) if found.exhaustive else Basis("observed", found.tried, self.seed),
             gate="plain",
             limit=0.0,
             status="wrong" if not right else "vacuous" if reason else "ok",
@@ -163,7 +171,10 @@ class QuantiserJudging:
     # -- laws -------------------------------------------------------------------------------------
 
     def laws(self) -> list[LawRun]:
-        """Tries the laws of quantisers on one tensor. There are none for fused quantisers and large blocks."""
+        """Tries the laws of quantisers on one tensor.
+
+        Tries none for a fused quantiser, for blocks of all rows, and for blocks that are too large for a case.
+        """
         if self.encoding.fused or not self.encoding.block[0]:
             return []
         dims = dims_of(self.encoding, _BLOCKS, self.kernel.allows)
@@ -190,34 +201,35 @@ class _Laws:
     kind: torch.dtype
 
     def all(self) -> Iterator[LawRun | None]:
-        """Yields each law that applies."""
+        """Yields the outcome of each law that applies; None if the quantiser gave no result."""
         encoding, shape = self.judging.encoding, (self.x.shape[0], self.x.shape[1])
         rows, columns = encoding.block_in(shape)
         numbers = encoding.decode(self.parts, shape)
         if bool((numbers.to(self.kind).double() == numbers).all()):
-            yield self._kept(
+            yield self._law(
                 "requantising", "requantised numbers are other numbers", numbers, lambda after: (after, numbers)
             )
-        yield self._kept(
+        yield self._law(
             "power of two",
             "x times 4 has other codes or not 4 times the scales",
             self.x * 4,
             lambda after: (after, numbers * 4),
         )
-        moved = self._turned(numbers, rows)
+        moved = self._in_reverse(numbers, rows)
         if not encoding.random:  # the bits of a block stay where they are
-            yield self._kept(
+            yield self._law(
                 "permuted blocks",
                 "blocks in another order have other codes",
-                self._turned(self.x, rows),
+                self._in_reverse(self.x, rows),
                 lambda after: (after, moved),
             )
-        yield from self._of_one_block(numbers, rows, columns)
+        yield from self._laws_of_one_block(numbers, rows, columns)
 
-    def _of_one_block(self, numbers: Tensor, rows: int, columns: int) -> Iterator[LawRun | None]:
-        """Changes one block and checks that the others keep their codes.
+    def _laws_of_one_block(self, numbers: Tensor, rows: int, columns: int) -> Iterator[LawRun | None]:
+        """Yields the outcomes of laws that change one block: the others must keep their codes.
 
-        With a scale of the tensor, that block is not the one with the largest number, which decides that scale.
+        If the whole tensor has a scale too, its largest number decides that scale. So the changed block is not the one
+        that contains this number.
         """
         at = int(self.x.abs().argmax()) if self.judging.encoding.second else -1
         left = columns if 0 <= at % self.x.shape[1] < columns and at >= 0 else 0
@@ -232,16 +244,16 @@ class _Laws:
             changed, wanted, keep = self.x.clone(), numbers.clone(), torch.ones_like(numbers)
             changed[block], wanted[block] = change(changed[block]), 0.0
             keep[block] = float(name == "zero block")
-            yield self._kept(name, rule, changed, partial(_masked, keep=keep, wanted=wanted))
+            yield self._law(name, rule, changed, partial(_masked, keep=keep, wanted=wanted))
 
-    def _turned(self, values: Tensor, rows: int) -> Tensor:
+    def _in_reverse(self, values: Tensor, rows: int) -> Tensor:
         """Returns the rows of blocks in reverse order."""
         return values.reshape(-1, rows, values.shape[1]).flip(0).reshape(values.shape)
 
-    def _kept(
+    def _law(
         self, name: str, rule: str, x: Tensor, compared: Callable[[Tensor], tuple[Tensor, Tensor]]
     ) -> LawRun | None:
-        """Quantises `x` and compares the decoded numbers with the expected ones. `compared` returns both."""
+        """Quantises `x` and checks one law. `compared` maps the decoded numbers to (numbers, expected numbers)."""
         case = msgspec.structs.replace(self.base, fill="ones", values={"x": spell(x.to(self.kind))})
         measured = self.judging.call(case)
         if measured is None:
@@ -263,23 +275,26 @@ class _Laws:
 
 
 def _masked(after: Tensor, keep: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the numbers with 0 where `keep` is 0, and the expected numbers."""
     return torch.where(keep > 0, after, 0.0), wanted
 
 
 def parts_of(measured: Measured) -> Parts:
-    """Returns the parts of a call in CPU memory."""
+    """Returns what a quantiser returned, in CPU memory."""
     held = {name: value.detach().cpu() for name, value in measured.results.items()}
     return Parts(held["codes"], held["scales"], held.get("second"), held.get("zeros"))
 
 
-def _counted(found: _Found) -> str:
+def _counts_in_words(found: _Found) -> str:
+    """Returns a text such as `4,096 blocks, 4,010 right, 86 right at a tie, 0 wrong`."""
     shown = {name: count for name, count in found.counts.items() if count or name in ("right", "wrong")}
     return f"{sum(found.counts.values()):,} blocks, " + ", ".join(f"{count:,} {name}" for name, count in shown.items())
 
 
 def _enclosed(kernel: Kernel, encoding: Encoding, fast: Fast) -> Value:
-    """Encloses the float32 numbers of a kernel before it quantises them, by the exact value, its bound and its
-    noise.
+    """Returns intervals for the float32 numbers that a fused kernel may have before it quantises them.
+
+    An interval is the exact value, widened by the limit, the noise and the bound of the float64 reference.
     """
     value = fast.value.double()
     exponent = torch.where(value == 0, _SMALLEST, torch.frexp(value)[1] - _FLOAT32).clamp(min=_SMALLEST)

@@ -41,16 +41,22 @@ class Judged:
     error: Fraction | None = None  # exact value of `ulp`; None: no number, such as NaN against a number
 
     def scaled(self, exponent: int) -> float:
-        """Returns the error in units of 2^exponent. It may fit into a float though the error in ulps does not."""
+        """Returns the error in units of 2^exponent.
+
+        Uses the exact error, because the error in ulps may exceed float64 where the result does not.
+        """
         if self.error is None:
             return self.ulp
         finer = self.exponent - exponent
         return _to_float(quotient(self.error.numerator << max(finer, 0), self.error.denominator << max(-finer, 0)))
 
     def in_noise(self, noise: float, spread: float, floor: float) -> float:
-        """Returns the signed error beyond half a ULP and `spread`, in units of noise.
+        """Returns how far the error exceeds half a ULP plus `spread`, in units of the noise, with the error's sign.
 
-        The unit is at least `floor` ULP.
+        Args:
+            noise: the noise of the element, as a real number
+            spread: the error that is allowed besides, as a real number
+            floor: the least noise, in ULP
         """
         if self.error is None or math.isnan(noise) or math.isinf(noise + spread):
             return self.ulp if self.error is None else 0.0
@@ -65,10 +71,13 @@ class Judged:
 def enclose(
     point: Point, precision: int, *, both: bool, joins: Callable[[Enclosure], bool] = lambda ball: True
 ) -> tuple[Enclosure | None, int]:
-    """Returns the tightest enclosure at a precision, or None, and the number of routes that agreed on it.
+    """Returns the tightest enclosure of a value at a precision, and the number of routes that agree on it.
 
-    With `both`, mpmath evaluates too, unless Arb has a ball for which `joins` is false. Raises TruthError if the routes
-    disagree.
+    The enclosure is None if Arb gives no finite ball for a real value. Raises TruthError if the routes disagree.
+
+    Args:
+        both: False: Arb alone evaluates, and mpmath only if Arb gives no ball
+        joins: with `both`, True if mpmath has to evaluate too, given Arb's ball
     """
     assert point.arb is not None, "every exact value has two routes"
     ball = from_arb(point.arb(precision))
@@ -134,7 +143,7 @@ def judge(point: Point, fmt: Format, got: int, *, both: bool = True, policy: Pol
             (low, unit), (high, other) = (error.as_integer_ratio() for error in found)
             if (high * unit - low * other) << _SETTLED > max(unit, abs(low)) * other:
                 return False
-        return _magnitude(fmt, fmt.round(enclosure.low)) == _magnitude(fmt, fmt.round(enclosure.high))
+        return _without_minus_zero(fmt, fmt.round(enclosure.low)) == _without_minus_zero(fmt, fmt.round(enclosure.high))
 
     enclosure, precision, routes = settle(point, decided, both=both)
     right, error, exponent = _compare(fmt, got, enclosure, policy, last[1] if last[0] is enclosure else None)
@@ -151,7 +160,7 @@ def judge(point: Point, fmt: Format, got: int, *, both: bool = True, policy: Pol
         misrounded = False  # exact, or excused by the policy
     if right is None:
         misrounded = ulp != 0.0
-    if policy.signed_zero == "strict" and _magnitude(fmt, got) == 0 and abs(ulp) <= 0.5:
+    if policy.signed_zero == "strict" and _without_minus_zero(fmt, got) == 0 and abs(ulp) <= 0.5:
         # a truth of zero has no known sign here
         side = -1 if enclosure.high < 0 else int(enclosure.low > 0)
         misrounded = misrounded or side == (1 if fmt.is_negative(got) else -1)
@@ -181,7 +190,7 @@ def judge_known(
 
 
 def _judge_within(enclosure: Enclosure, fmt: Format, got: int, policy: Policy) -> Judged:
-    """Judges an element by the middle of an interval, which no exact route narrows."""
+    """Judges an element by the middle of an interval, if neither Arb nor mpmath can afford its exact value."""
     right, error, exponent = _compare(fmt, got, enclosure, policy, None)
     number = error if isinstance(error, Fraction) else None
     ulp = _to_float(error) if isinstance(error, Fraction) else error
@@ -259,7 +268,7 @@ def _compare(
     if enclosure.kind != "real" and not fmt.is_inf(got) and policy.overflow != "saturate":
         return right, infinite, exponent
     flushed = policy.subnormals == "flush" and max(abs(low), abs(high)) < fmt.min_normal
-    if flushed and _magnitude(fmt, got) == 0:
+    if flushed and _without_minus_zero(fmt, got) == 0:
         return right, 0.0, exponent
     smallest, largest = allowed or error_range(fmt, got, Enclosure(low, high))
     return right, smallest if smallest == largest else (smallest + largest) / 2, exponent
@@ -279,11 +288,14 @@ def _same(fmt: Format, got: int, right: int | None) -> bool:
         return fmt.is_nan(got)
     if fmt.is_nan(got):
         return fmt.is_nan(right)
-    return _magnitude(fmt, got) == _magnitude(fmt, right)
+    return _without_minus_zero(fmt, got) == _without_minus_zero(fmt, right)
 
 
 def error_range(fmt: Format, got: int, enclosure: Enclosure) -> tuple[Fraction, Fraction]:
-    """Returns the smallest and the largest error that the enclosure allows, even if it crosses a binade."""
+    """Returns the smallest and the largest error in ULP that the enclosure allows.
+
+    If the enclosure contains a power of two, the ULP changes there, and both sides count.
+    """
     low, high = enclosure.low, enclosure.high
     if low == high:
         return (only := fmt.error(got, low)), only
@@ -305,7 +317,7 @@ def nearest(point: Point, fmt: Format, *, both: bool = True) -> int:
 
     def decided(enclosure: Enclosure) -> bool:
         low, high = fmt.round(enclosure.low), fmt.round(enclosure.high)
-        return low == high or _magnitude(fmt, low) == _magnitude(fmt, high)
+        return low == high or _without_minus_zero(fmt, low) == _without_minus_zero(fmt, high)
 
     enclosure, _, _ = settle(point, decided, both=both, start=fmt.precision + 60)
     if enclosure.kind == "nan":
@@ -370,12 +382,13 @@ def _as_tie(enclosure: Enclosure) -> Enclosure:
     return Enclosure(rounded, rounded)
 
 
-def _magnitude(fmt: Format, bits: int) -> int:
-    """Returns the pattern, with -0 replaced by +0: the policy decides about the sign of zero, not the rounding."""
+def _without_minus_zero(fmt: Format, bits: int) -> int:
+    """Returns the pattern, or that of +0 for -0: the policy decides about the sign of zero, not the rounding."""
     return 0 if bits & ~fmt.sign_bit == 0 else bits
 
 
 def _to_float(error: Fraction) -> float:
+    """Returns a rational as a float, infinite beyond float64's range."""
     try:
         return float(error)
     except OverflowError:
@@ -395,7 +408,7 @@ def _disagreement(first: str, a: Enclosure, second: str, b: Enclosure) -> str:
 
 
 def float_or_text(value: Fraction) -> str:
-    """Returns a rational as text for a message."""
+    """Returns a rational for a message: as a float, or as a power of two such as `about 2^5000` beyond float64."""
     try:
         return repr(float(value))
     except OverflowError:

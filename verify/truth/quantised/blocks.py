@@ -50,11 +50,11 @@ class Judged:
     value: Value
     kinds: Tensor  # verdict of each block: RIGHT, TIE, OTHER, WRONG or FREE
     away: Tensor  # blocks x elements: codes to the nearest right one; infinite for a NaN that is lost or made
-    scale: Tensor
+    scale: Tensor  # the scales that the quantiser gave
     wanted: Reach  # the scales that are right
-    codes: Tensor  # blocks x elements
-    zero: Reach | None = None  # the possible zero points, one for each block
-    zeros: Tensor | None = None  # the zero points of the blocks
+    codes: Tensor  # blocks x elements: the codes that the quantiser gave
+    zero: Reach | None = None  # the zero points that are right
+    zeros: Tensor | None = None  # the zero points that the quantiser gave, one for each block
     second: str = ""  # why the second scale is wrong
 
     @cached_property
@@ -76,7 +76,7 @@ class Judged:
 
     @cached_property
     def scale_off(self) -> Tensor:
-        """A mask of the blocks with a scale that the rule cannot give."""
+        """The mask of the blocks with a scale that the rule cannot give."""
         return ~((self.scale >= self.wanted.low) & (self.scale <= self.wanted.high))
 
     def first_wrong(self) -> tuple[int, int] | None:
@@ -85,7 +85,7 @@ class Judged:
         return (int(found[0, 0]), int(found[0, 1])) if len(found) else None
 
     def facts(self) -> dict[str, str]:
-        """Describes the first wrong block in words, by name of the fact; {} if no block is wrong."""
+        """Describes the first wrong block. Maps names of facts, such as "scale", to texts; {} if no block is wrong."""
         place = self.first_wrong()
         if place is None:
             return {}
@@ -169,7 +169,7 @@ def judge(encoding: Encoding, value: Value, parts: Parts) -> Judged:
 
 
 def _amax(low: Tensor, high: Tensor, nan: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the least and the greatest amax of each block. NaN does not count."""
+    """Returns the least and the greatest amax (largest magnitude) that each block may have. NaN does not count."""
     straddles = (low < 0) & (high > 0)
     near = torch.where(straddles, 0.0, torch.minimum(low.abs(), high.abs())).masked_fill(nan, 0.0)
     far = torch.maximum(low.abs(), high.abs()).masked_fill(nan, 0.0)
@@ -177,7 +177,9 @@ def _amax(low: Tensor, high: Tensor, nan: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _range(low: Tensor, high: Tensor, nan: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the least and the greatest range of each block, from its least number or 0 to its greatest or 0."""
+    """Returns the least and the greatest range that each block may have: the length of the interval that contains its
+    numbers and 0.
+    """
     low, high = low.masked_fill(nan, 0.0), high.masked_fill(nan, 0.0)
     least = low.amax(1).clamp(min=0) - high.amin(1).clamp(max=0)
     return least, high.amax(1).clamp(min=0) - low.amin(1).clamp(max=0)
@@ -190,7 +192,7 @@ def _zero(encoding: Encoding, low: Tensor, high: Tensor, nan: Tensor, scale: Ten
 
 
 def _width(scale: Tensor) -> Tensor:
-    """Returns the largest relative error of x / scale in float32 arithmetic: 0 if the scale is a power of two."""
+    """Returns the largest relative error of x / scale in float32; 0 if the scale is a power of two."""
     return torch.where(torch.frexp(scale)[0] == 0.5, 0.0, FLOAT32)
 
 
@@ -208,7 +210,7 @@ class _Elements:
 
     @property
     def places(self) -> Tensor:
-        """The places of the codes among the numbers of the format, in order."""
+        """The place of each code among the numbers of the format, in ascending order; negative for NaN and infinity."""
         return self.encoding.data.tensor("places", self.codes.device)[self.codes]
 
     def away(self) -> Tensor:
@@ -230,7 +232,7 @@ class _Elements:
         return torch.where(got < 0, torch.where(is_special & may, 0.0, special), torch.where(beyond, special, off))
 
     def are_exact(self) -> Tensor:
-        """Marks the elements whose code is the exact quotient, rounded by the declared rule for ties."""
+        """Returns a mask of the elements whose code is the exact quotient, rounded by the declared rule for ties."""
         middle = torch.where(self.low == self.high, self.low, (self.low + self.high) / 2) / self.scale
         exact = replace(self.encoding, ties="even") if self.encoding.ties == "any" else self.encoding
         wanted = places(exact, middle, middle, self.zeros, self.random).nominal
@@ -265,7 +267,7 @@ def _of_nan(
 
 
 def _second(encoding: Encoding, least: Tensor, most: Tensor, second: Tensor) -> str:
-    """Returns the reason why the scale of the whole tensor is wrong; "" if it is right."""
+    """Returns why the second scale, that of the whole tensor, is wrong; "" if it is right."""
     amax = least.max()
     if not encoding.second or not float(amax) or not torch.isfinite(amax):
         return ""

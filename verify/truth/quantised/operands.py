@@ -1,7 +1,7 @@
-"""Quantised operands: draws codes and scales, says which numbers they mean, and lays them out as kernels read them.
+"""Makes quantised operands: quantises numbers, decodes them, and lays codes and scales out as kernels read them.
 
-    parts = drawn(encoding, x)                  # {"codes": ..., "scales": ...}: an element for each code and each scale
-    meant(encoding, parts)                      # the numbers, exactly, by steps that a program can follow
+    parts = drawn(encoding, x)                  # {"codes": ..., "scales": ...}: one element for each code and scale
+    meant(encoding, parts)                      # the numbers for which they stand, exactly, by steps that like= traces
     laid(encoding, "codes", parts["codes"])     # what a kernel receives: packed, in tiles
 
 An operand has any number of dimensions. The last two are rows and columns, and each matrix is quantised by itself.
@@ -25,7 +25,7 @@ _OWN = {"e4m3fn": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "e4m3fnuz": to
 
 
 def shapes_of(encoding: Encoding, tokens: tuple[str, ...]) -> dict[str, str]:
-    """Maps each part to its shape in named dimensions, from that of the operand."""
+    """Maps each part to its shape in named dimensions. `tokens` is the shape of the operand."""
     lead, matrix = tokens[:-2], ("1", *tokens)[-2:]
     grid = [
         "1" if not size else token if size == 1 else f"({token}+{size - 1})//{size}"
@@ -36,7 +36,7 @@ def shapes_of(encoding: Encoding, tokens: tuple[str, ...]) -> dict[str, str]:
 
 
 def dtype_of(encoding: Encoding, part: str) -> str:
-    """Returns the floating-point dtype of a part; empty for codes."""
+    """Returns the floating-point dtype of a part; "" if the part holds codes."""
     kind = {"scales": encoding.scale, "zeros": encoding.zero_point, "second": encoding.second}.get(part, "")
     return kind if kind in FLOATS else ""
 
@@ -45,26 +45,30 @@ def dtype_of(encoding: Encoding, part: str) -> str:
 
 
 def drawn(encoding: Encoding, x: Tensor) -> dict[str, Tensor]:
-    """Quantises numbers by the rule of the encoding. Codes and scales with codes are int64, other scales float64.
+    """Quantises numbers by the rule of the encoding and returns the parts.
 
-    A number that is not finite becomes NaN where the format has it, else 0.
+    Codes are int64, also those of scales and zero points. Floating-point scales and zero points are float64. A number
+    that is not finite becomes NaN if the format has NaN, else 0.
     """
     wide = x.double()
     matrices = wide.reshape(-1, *(1, *wide.shape)[-2:])
-    made = [_drawn(encoding, each) for each in matrices]
+    made = [_quantised_matrix(encoding, each) for each in matrices]
     lead = tuple(wide.shape[:-2])
     grid = encoding.grid((matrices.shape[1], matrices.shape[2]))
     forms = {"codes": tuple(wide.shape), "scales": (*lead, *grid), "zeros": (*lead, *grid), "second": (*lead, 1)}
     return {name: torch.stack([each[name] for each in made]).reshape(forms[name]) for name in encoding.names}
 
 
-def _drawn(encoding: Encoding, x: Tensor) -> dict[str, Tensor]:
+def _quantised_matrix(encoding: Encoding, x: Tensor) -> dict[str, Tensor]:
+    """Quantises one matrix as `drawn` does. Its parts have no leading dimensions."""
     shape = (x.shape[0], x.shape[1])
     known = torch.isfinite(x)
     finite = torch.where(known, x, 0.0)
-    lowest, least = -encoding.data.numbers[0], -_by_block(encoding, -finite).clamp(min=0)
+    lowest, least = -encoding.data.numbers[0], -_block_maxima(encoding, -finite).clamp(min=0)
     amax = (
-        _by_block(encoding, finite).clamp(min=0) - least if encoding.zero_point else _by_block(encoding, finite.abs())
+        _block_maxima(encoding, finite).clamp(min=0) - least
+        if encoding.zero_point
+        else _block_maxima(encoding, finite.abs())
     )
     if (
         lowest > encoding.data.largest and not encoding.zero_point
@@ -84,8 +88,8 @@ def _drawn(encoding: Encoding, x: Tensor) -> dict[str, Tensor]:
     if encoding.data.negative_zero is not None:
         codes = torch.where((encoding.data.tensor("numbers")[at] == 0) & (x < 0), encoding.data.negative_zero, codes)
     codes = torch.where(known, codes, (*encoding.data.nan_codes, encoding.data.code_of.get(0.0, 0))[0])
-    found = {"codes": codes, "scales": _held(encoding.scale, scale), "second": second.reshape(1)}
-    return found if zeros is None else {**found, "zeros": _held(encoding.zero_point, zeros)}
+    found = {"codes": codes, "scales": _as_codes(encoding.scale, scale), "second": second.reshape(1)}
+    return found if zeros is None else {**found, "zeros": _as_codes(encoding.zero_point, zeros)}
 
 
 def _zero_points(encoding: Encoding, least: Tensor, scale: Tensor) -> Tensor:
@@ -94,7 +98,7 @@ def _zero_points(encoding: Encoding, least: Tensor, scale: Tensor) -> Tensor:
     return found.to(FLOATS[encoding.zero_point]).double() if encoding.zero_point in FLOATS else found
 
 
-def _by_block(encoding: Encoding, values: Tensor) -> Tensor:
+def _block_maxima(encoding: Encoding, values: Tensor) -> Tensor:
     """Returns the largest number of each block. The padding at an edge is 0."""
     shape = (values.shape[0], values.shape[1])
     (rows, columns), (high, wide) = encoding.block_in(shape), encoding.grid(shape)
@@ -102,8 +106,8 @@ def _by_block(encoding: Encoding, values: Tensor) -> Tensor:
     return full.reshape(high, rows, wide, columns).amax((1, 3))
 
 
-def _held(format: str, values: Tensor) -> Tensor:
-    """Returns numbers of a format as their codes; those of a floating-point format as they are."""
+def _as_codes(format: str, values: Tensor) -> Tensor:
+    """Returns the codes of numbers in a format. For a floating-point format returns the numbers themselves."""
     if format in FLOATS:
         return values
     table = code_format(format)
@@ -115,7 +119,7 @@ def _held(format: str, values: Tensor) -> Tensor:
 
 
 def meant(encoding: Encoding, parts: Mapping[str, Tensor]) -> Tensor:
-    """Returns the numbers behind parts, as float64."""
+    """Returns the numbers for which the parts stand, as float64."""
     codes, scales = parts["codes"], parts["scales"]
     values = scales.double() if encoding.scale in FLOATS else _decoded(code_format(encoding.scale), scales)
     shape = ("1", *codes.shape)[-2:]
@@ -134,6 +138,7 @@ def meant(encoding: Encoding, parts: Mapping[str, Tensor]) -> Tensor:
 
 
 def _decoded(table: CodeFormat, codes: Tensor) -> Tensor:
+    """Returns the numbers for which codes of a format stand."""
     numbers = table.tensor("table")
     return (numbers if codes.device.type in ("cpu", "meta") else numbers.to(codes.device))[codes]
 
@@ -151,31 +156,34 @@ def spread(encoding: Encoding, scales: Tensor, shape: tuple[int, int]) -> Tensor
 
 
 def laid(encoding: Encoding, part: str, values: Tensor) -> Tensor:
-    """Returns a part as a kernel receives it. The padding of tiles is NaN, so that no right kernel uses it."""
+    """Returns a part as a kernel receives it: in its dtype, packed, in tiles. Tiles are padded with NaN.
+
+    A kernel that uses the padding then returns NaN.
+    """
     if part == "codes":
         if encoding.packed:
             first, then = values[..., 0::2], values[..., 1::2]
             low, high = (first, then) if encoding.packed == "low first" else (then, first)
             return (low | high << 4).to(torch.uint8)
-        return _as(values, encoding.data.name)
+        return _in_own_dtype(values, encoding.data.name)
     if part == "scales" and encoding.swizzle:
         values = tiled(values, math.nan if encoding.scale in FLOATS else 255)
     return (
         values
         if values.is_floating_point()
-        else _as(values, encoding.zero_point if part == "zeros" else encoding.scale)
+        else _in_own_dtype(values, encoding.zero_point if part == "zeros" else encoding.scale)
     )
 
 
-def _as(codes: Tensor, format: str) -> Tensor:
-    """Returns codes in PyTorch's dtype of their format, else as bytes. int4 has the numbers of int8."""
+def _in_own_dtype(codes: Tensor, format: str) -> Tensor:
+    """Returns codes in PyTorch's dtype of their format; as uint8 if PyTorch has none. int4 becomes int8."""
     if format == "int4":
         return (codes - 16 * (codes >= 8)).to(torch.int8)
     return codes.to(torch.uint8).view(_OWN.get(format, torch.uint8))
 
 
 def tiled(scales: Tensor, padding: float) -> Tensor:
-    """Returns scales in tiles of 128 x 4, one line for each matrix."""
+    """Returns the scales of each matrix as one vector, in tiles of 128 x 4. `padding` fills incomplete tiles."""
     rows, columns = scales.shape[-2:]
     high, wide = -(-rows // TILE[0]), -(-columns // TILE[1])
     full = torch.nn.functional.pad(scales, (0, wide * TILE[1] - columns, 0, high * TILE[0] - rows), value=padding)
