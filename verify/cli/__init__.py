@@ -1,4 +1,4 @@
-"""Defines the command line, `verify COMMAND`, with one module per command. Heavy imports wait until it runs."""
+"""Defines the command line, `verify COMMAND`, one module for each command. A command imports torch when it runs."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs one command. An error that a user can fix is one block on stderr."""
+    """Runs the command in `arguments` (default: sys.argv) and returns its exit code. Prints errors on stderr."""
     _open_streams()
     if foreign := _other_verify():
         _say(f"verify: {foreign}\n  next: pip uninstall verify, then pip install --force-reinstall verify-kernels")
@@ -106,7 +106,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _other_verify() -> str:
-    """Returns a message if another distribution's package `verify` replaced files of this one, else ""."""
+    """Returns a message if the distribution `verify` overwrote this package, which has the same name; else ""."""
     import verify
 
     if "kernel" in getattr(verify, "__all__", ()):
@@ -115,7 +115,7 @@ def _other_verify() -> str:
 
 
 def _run(options: argparse.Namespace) -> int:
-    """Runs the command of the options, and turns each kind of error into a message and an exit code."""
+    """Runs the command of the options. Turns each kind of error into a message and an exit code."""
     try:
         sinks.check(options)
         code = int(options.handler(options))
@@ -155,7 +155,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _failed() -> int:
-    """Reports an unexpected exception. It says nothing about a kernel, so the exit code is INCOMPLETE."""
+    """Prints the traceback of an unexpected exception. Returns INCOMPLETE, because it is no verdict on a kernel."""
     import traceback
 
     _say(f"{traceback.format_exc()}verify: {no_verdict(InternalError('the traceback is above'))}")
@@ -170,6 +170,7 @@ def _say(text: str) -> None:
 
 
 def _flush(stream: TextIO) -> None:
+    """Flushes a stream. Discards it if it is broken."""
     try:
         stream.flush()
     except OSError:

@@ -51,7 +51,7 @@ def _examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
 
 
 def _runs(x: Tensor, domain: Domain | None = None) -> Tensor:
-    """Returns each finite number of x with its next neighbours upwards, one run per row. A domain's end cuts a run."""
+    """Returns one run per row: a finite number of x and the next larger ones. At the domain's end the last repeats."""
     fmt = formats.of(x.dtype)
     span = None if domain is None else between(fmt, domain.low, domain.high)
     most = fmt.max_bits if span is None else span[1]

@@ -32,9 +32,9 @@ class Formula:
 class Curve:
     """A function of one real variable and its derivative.
 
-    `bend(x)` is the magnitude of the terms of the second derivative, in float64. It bounds how much an error of the
-    argument changes the slope. The scale of a fused linear layer needs it. `steep` lists the places where the magnitude
-    of the slope has a local maximum.
+    `bend(x)` returns an upper bound of |f''(x)| in float64: the sum of the magnitudes of its terms. From it
+    `ops/linear.py` computes how much an error of the argument changes the slope. `steep` lists the places where the
+    magnitude of the slope has a local maximum.
     """
 
     value: Formula

@@ -1,4 +1,4 @@
-"""Formats an error as text. It rounds up, so that no printed figure is smaller than the measured one."""
+"""Formats an error as text. Rounds its magnitude up, so that no printed figure is smaller than the measured one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def shown(value: float) -> str:
 
 
 def signed(value: float) -> str:
-    """Returns a signed error as text.
+    """Returns a signed error as text. Rounds its magnitude as `shown` does.
 
     >>> [signed(value) for value in (0.0, -0.50001, 254.91, -3.3e43, float("-inf"), float("nan"))]
     ['+0', '-0.5001', '+255', '<-1.8e+19', '-inf', 'NaN']

@@ -1,4 +1,4 @@
-"""Elementary and special functions, correctly rounded. They stand in for the GPU's approximations.
+"""Defines elementary and special functions, correctly rounded, for the interpreter in place of the GPU's libdevice.
 
 Each is an `Evaluated`: NumPy or PyTorch proposes a float64 value, and a ball of Arb decides. A proposal must be within
 2^-44 of the value; near zeros and in tails this needs the formulas below. Gamma has no proposal, and its logarithm has
@@ -171,6 +171,7 @@ def _reciprocal_length(*parts: F64) -> F64:
 
 
 def _length_ball(*parts: Any) -> Any:
+    """Returns sqrt(x^2 + y^2 + ...) as a ball."""
     return sum((part * part for part in parts), arb(0)).sqrt()
 
 
@@ -182,7 +183,10 @@ rhypot = rnorm3d = rnorm4d = Evaluated(_reciprocal_length, lambda *parts: 1 / _l
 
 
 def _turns(x: F64) -> tuple[F64, F64]:
-    """Returns x modulo 2 as a quadrant of half turns 0..3 and a rest in [-1/4, 1/4], both exact."""
+    """Returns (quadrant, rest) with x = quadrant / 2 + rest modulo 2, both exact.
+
+    The quadrant is 0, 1, 2 or 3, and |rest| <= 1/4. So pi x is `quadrant` quarter turns and the angle pi rest.
+    """
     r = np.fmod(x, 2.0)
     quadrant = np.rint(2.0 * r)
     return np.mod(quadrant, 4.0), r - 0.5 * quadrant
@@ -212,7 +216,7 @@ cospi = Evaluated(_cospi, lambda x: x.cos_pi())
 
 
 def _tgamma_limits(x: F64) -> F64:
-    """Returns gamma's values at its poles and beyond float64's range; elsewhere any number of its sign."""
+    """Returns gamma(x) at poles and where it overflows or underflows; elsewhere 1 or -1, because a ball decides."""
     whole = np.floor(x)
     odd = np.fmod(whole, 2.0) != 0
     out = np.where(x > 180, np.inf, np.where((x < 0) & odd, -1.0, 1.0))
@@ -222,8 +226,8 @@ def _tgamma_limits(x: F64) -> F64:
 
 
 def _tgamma_ball(x: Any) -> Any:
-    """Returns gamma as a ball; NaN beyond 2^20, where _tgamma_limits gives the value."""
-    return x.gamma() if abs(x) < 2**20 else arb.nan()  # beyond, the limits say all
+    """Returns gamma as a ball; NaN if |x| >= 2^20, where _tgamma_limits gives the value."""
+    return x.gamma() if abs(x) < 2**20 else arb.nan()
 
 
 def _lgamma_ball(x: Any) -> Any:
@@ -239,6 +243,7 @@ lgamma = Evaluated(_torch("gammaln"), _lgamma_ball, far=lambda x, proposed: (x <
 
 
 def fmod(x: F64, y: F64) -> F64:
+    """Returns the remainder of x / y with the sign of x, exact."""
     return np.fmod(x, y)
 
 

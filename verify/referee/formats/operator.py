@@ -1,10 +1,11 @@
-"""A text file with calls of PyTorch's operators; the solution defines `OP_kernel_impl`, as BackendBench has it.
+"""Reads problems in the format of BackendBench: a text file with calls of PyTorch's operators.
 
     Operator: aten.add.Tensor
     cnt: 3, ((T([8, 16], f16), T([16], f16)), {'alpha': 2})
 
-The solution is a folder with `OP_implementation*.py`, or such a file. A file with several operators is named with one:
-`FILE.txt::add.Tensor`. Calls with tensors of whole numbers are not judged: their range is unknown.
+The solution is a file `OP_implementation*.py` or a folder with one. It defines a function `OP_kernel_impl`. If the text
+file lists several operators, the problem names one: `FILE.txt::add.Tensor`. A call with a tensor of integers is left
+out, because nothing says which integers are valid.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ def fits(problem: str) -> bool:
 
 
 def place(problem: str, solution: Path, scratch: Path) -> str:
-    """Copies a file, or a folder with its first implementation as solution.py."""
+    """Copies a solution to scratch/solution.py and returns that file's name.
+
+    Of a folder, copies all files. The first OP_implementation*.py becomes solution.py.
+    """
     if not solution.is_dir():
         return copied(problem, solution, scratch)
     found = sorted(solution.glob("*_implementation*.py"))
@@ -42,7 +46,7 @@ def place(problem: str, solution: Path, scratch: Path) -> str:
 
 
 def problems(plan: Plan) -> list[Any]:
-    """Returns the problems of the calls of one operator."""
+    """Returns problems for the calls of the operator that the plan names."""
     import torch
 
     from verify.referee.messages import Entry
@@ -56,7 +60,7 @@ def problems(plan: Plan) -> list[Any]:
     generator = torch.Generator().manual_seed(plan.seed)
     calls = list[list[Any]]()
     for line in lines:
-        with suppress(LookupError, AttributeError):  # a tensor of whole numbers
+        with suppress(LookupError, AttributeError):  # a tensor of integers
             given, keywords = _value(ast.parse(line, mode="eval").body, generator)
             calls.append([*given, {key: value for key, value in keywords.items() if key not in PLACES}])
     if not calls:
@@ -66,7 +70,10 @@ def problems(plan: Plan) -> list[Any]:
 
 
 def _operator(path: Path, wanted: str) -> tuple[str, list[str]]:
-    """Returns the name of the operator that is wanted, or of the only one, and its calls."""
+    """Returns the full name of an operator and its calls, one text each.
+
+    `wanted` is a name with or without its overload. If it is "", the file must list one operator only.
+    """
     listed, calls = dict[str, list[str]](), list[str]()
     for line in path.read_text().splitlines():
         if line.startswith("Operator: aten."):
@@ -80,7 +87,10 @@ def _operator(path: Path, wanted: str) -> tuple[str, list[str]]:
 
 
 def _value(node: ast.expr, generator: Any) -> Any:
-    """Returns a value of a line. Raises LookupError for a tensor that is not of floating-point numbers."""
+    """Returns the value that an expression of a call denotes. For `T(shape, kind)` draws a tensor of normal numbers.
+
+    Raises LookupError if the kind is not a floating-point format.
+    """
     import torch
 
     match node:
