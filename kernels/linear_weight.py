@@ -60,9 +60,9 @@ _GROUP = 8  # rows of tiles that stay together
 
 @triton.jit
 def _hidden_zero(r, BLOCK: tl.constexpr):
-    """Returns 0 if r is a multiple of BLOCK, by an instruction that the compiler must not execute needlessly.
+    """Returns r % BLOCK, which is 0 where it is called, by an instruction that the compiler may not execute elsewhere.
 
-    So the compiler keeps the branch around it. Otherwise it would add at every step and select the old value: 32
+    So the compiler keeps the branch around the call. Otherwise it would add at every step and select the old value: 32
     additions and 64 selections a thread for 512 multiplications. A barrier would keep the branch too, but end the
     pipeline of loads.
     """
@@ -71,7 +71,7 @@ def _hidden_zero(r, BLOCK: tl.constexpr):
 
 @triton.jit
 def _loaded(g_ptr, x_ptr, ns, ks, at, M, N, K, stride_gm, stride_gn, stride_xm, stride_xk):
-    """Returns the rows `at` of g, transposed, and of x."""
+    """Loads the rows `at` of g, transposed, and of x: columns ns of g and ks of x. Returns 0 beyond the edges."""
     g = tl.load(
         g_ptr + ns[:, None] * stride_gn + at[None, :] * stride_gm,
         mask=(ns < N)[:, None] & (at < M)[None, :],
@@ -105,6 +105,7 @@ def _weight_kernel(
     BM: tl.constexpr,  # rows of a step; BLOCK and PART are multiples of it
     GROUP: tl.constexpr,
 ):
+    """Computes a tile of BN x BK sums over one part of the rows: levels 1 and 2 of the rounding points above."""
     tiles_n = tl.cdiv(N, BN)
     tiles_k = tl.cdiv(K, BK)
     part = (tl.program_id(0) // (tiles_n * tiles_k)).to(tl.int64)
@@ -192,11 +193,15 @@ def _tiny_kernel(
 
 
 def _configs(dtype: torch.dtype, allow_tf32: bool) -> list[Config]:
+    """Returns the launch configurations from which `choose` picks the fastest."""
     return configs_of(PRODUCT_CONFIGS, dtype, allow_tf32)
 
 
 def _aligned(g: Tensor, x: Tensor, w: Tensor) -> bool:
-    """True if the kernel for multiples of 16 applies: to sizes of the result, addresses, and strides other than 1."""
+    """True if all addresses, the sizes of the result and the strides other than 1 are multiples of 16.
+
+    Then `_weight_kernel` applies, which Triton compiles for them. Otherwise `_strided_weight_kernel` does.
+    """
     strides = all(min(t.stride()) == 1 and max(t.stride()) % 16 == 0 for t in (g, x))
     return strides and not any(size % 16 for size in w.shape) and all(t.data_ptr() % 16 == 0 for t in (g, x, w))
 
@@ -274,7 +279,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _differentiate(ctx: Any, u: Tensor) -> tuple[Any, ...]:
-    """Returns x @ u^T and g @ u, each computed by weight_gradient of transposed operands."""
+    """Returns the gradients of g and x for the gradient u of the result: x @ u^T and g @ u, by `weight_gradient`."""
     g, x = ctx.saved_tensors
     of_g = weight_gradient(x.t(), u.t(), ctx.allow_tf32) if ctx.needs_input_grad[0] else None
     of_x = weight_gradient(g.t(), u, ctx.allow_tf32) if ctx.needs_input_grad[1] else None

@@ -75,7 +75,7 @@ class Night:
     # the caller's pool, which does all the work and which the caller stops; None: processes are started
     pool: Pool | None = None
     progress: Callable[[str], None] = lambda text: None
-    usage: list[str] = field(default_factory=list)
+    usage: list[str] = field(default_factory=list)  # what was requested and cannot be done
     lost: str = ""  # why finished work could not be stored; empty: it could
     # the pool of `run`: its first worker answers questions; all do accuracy, hunts and laws
     own_pool: Pool | None = None
@@ -181,7 +181,7 @@ def _no_verdict(error: Exception) -> str:
 
 
 def _claim(night: Night) -> None:
-    """Begins the folder, or continues in it if it was begun with the same settings."""
+    """Writes the settings to a new folder. Raises UsageError if the folder was begun with other settings."""
     asked = {
         "targets": list(night.targets),
         "peers": list(night.peers),
@@ -203,9 +203,9 @@ def unit_path(night: Night, stage: str, name: str) -> Path:
 
 
 def unit(night: Night, stage: str, name: str, make: Callable[[], Run]) -> Run:
-    """Returns the record of one unit from the folder, or makes it.
+    """Returns the record of one unit from the folder. If there is none, makes and stores it.
 
-    A new record is stored, unless a later start may give a better one.
+    Does not store a record that ran out of time or met an error of verify: a later start makes it again.
     """
     path = unit_path(night, stage, name)
     if path.exists():
@@ -263,6 +263,7 @@ def sweep(night: Night, until: float | None) -> Run:
     jobs = min(SWEPT_AT_ONCE, night.jobs or about.workers) if backends.named(about.backend).gpu else night.jobs
 
     def sweep_shape(shape: str, targets: list[str], pool: Pool) -> Run:
+        """Sweeps the kernels whose inputs have one shape, such as "unary"."""
         hardest = 10 if shape == "unary" else 0  # a product of two inputs has too many equal worst errors
         settings = drive.SweepSettings(
             spaces=ListSpaces(targets, pairs=True, baseline=True, hardest=hardest),
@@ -384,7 +385,7 @@ def _said(night: Night, stage: str, text: str) -> None:
 
 
 def _kernels(night: Night, until: float | None, stage: str, targets: Sequence[str], pool: Pool | None) -> Run:
-    """Measures kernels as `verify run` does, but not a dtype of a kernel that an earlier start finished."""
+    """Measures kernels as `verify run` does. Skips each dtype of a kernel that an earlier start finished."""
     kept = PartStore(night.folder / f"{stage}.parts")
     session = Session(
         backend=night.backend,
@@ -419,7 +420,7 @@ def _as_peers(night: Night, record: Run) -> Run:
 
 
 def _pool(night: Night) -> Pool:
-    """Returns the caller's pool, or the night's own. Its first worker answers questions about the work."""
+    """Returns the caller's pool, or the night's own, which it starts with one worker. That worker lists the work."""
     if night.pool is not None:
         return night.pool
     if night.own_pool is None:
@@ -428,18 +429,19 @@ def _pool(night: Night) -> Pool:
 
 
 def _grown(night: Night) -> Pool:
-    """Returns the pool with as many workers as memory and cores allow."""
+    """Adds workers to the pool, as many as memory and cores allow, and returns it."""
     pool = _pool(night)
     pool.grow(night.jobs or _about(night).workers)
     return pool
 
 
 def _about(night: Night) -> About:
+    """Asks a worker where it runs: its backend, its device, and how many workers fit there."""
     return _pool(night).about()
 
 
 def _spaces(night: Night) -> dict[str, tuple[tuple[str, ...], str]]:
-    """Returns the kernels that can be swept here, with their dtypes and the shape of their inputs."""
+    """Maps each kernel that can be swept here to its dtypes and to the shape of its inputs."""
     if night.spaces is not None:
         return night.spaces
     found: dict[str, tuple[tuple[str, ...], str]] = {}
@@ -453,7 +455,7 @@ def _spaces(night: Night) -> dict[str, tuple[tuple[str, ...], str]]:
 
 
 def _hunts(night: Night) -> dict[str, Hunts]:
-    """Returns the hunts of every kernel, without dtypes that are swept, and the results that cannot be hunted."""
+    """Maps each kernel to its hunts, without dtypes that are swept, and to the results that cannot be hunted."""
     swept = _spaces(night)
     found: dict[str, Hunts] = {}
     for kernel in _judged(night):

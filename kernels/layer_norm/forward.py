@@ -38,7 +38,7 @@ from kernels.layer_norm.operands import half_pair, operands, rounded, scale_and_
 
 @triton.jit
 def _packed(pointer, zero, BLOCK: tl.constexpr):
-    """Returns BLOCK bfloat16 numbers as float32, read two to an int32, so two share a register until they are used.
+    """Returns BLOCK bfloat16 numbers as float32. Loads two in one int32: they share a register until they are used.
 
     Args:
         zero: a 0 that the compiler does not know: it keeps the compiler from separating the pairs early
@@ -51,7 +51,7 @@ def _packed(pointer, zero, BLOCK: tl.constexpr):
 
 @triton.jit
 def _read_row(pointer, cols, mask, BLOCK: tl.constexpr, PACKED: tl.constexpr):
-    """Returns 16-bit numbers of a row, as float32 if PACKED."""
+    """Returns the 16-bit numbers of a row. If PACKED, they are converted to float32."""
     if PACKED:
         return _packed(pointer, 0, BLOCK)
     else:

@@ -1,4 +1,4 @@
-"""The CPU: PyTorch code unchanged, or Triton kernels through Triton's interpreter, corrected by `interpreter/`."""
+"""Defines two backends on a CPU: PyTorch code as it is, and Triton kernels in the corrected interpreter."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from verify.errors import UsageError
 
 
 class Cpu(Backend):
-    """PyTorch code: any function of tensors, including C++ extensions. It needs no GPU and never imports Triton."""
+    """Runs PyTorch code: any function of tensors, C++ extensions too. It needs no GPU and never imports Triton."""
 
     name, tested = "cpu", True
 
@@ -32,7 +32,7 @@ class Cpu(Backend):
 
 
 class Interpreter(Backend):
-    """Triton kernels, interpreted.
+    """Runs Triton kernels in Triton's interpreter, whose arithmetic `interpreter/` corrects.
 
     Casts, fma, min and max, bfloat16 arithmetic and libdevice's exact functions give the bits of sm_90. Approximations
     (exp2, erf, tanh, division) are correctly rounded, and a * b + c is never fused.
@@ -72,7 +72,7 @@ def demand_triton() -> None:
 
 
 def told_to_interpret() -> bool:
-    """True if the environment requests Triton's interpreter, read as Triton reads the variable."""
+    """True if TRITON_INTERPRET in the environment requests the interpreter, by Triton's own rule."""
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "y", "yes")
 
 

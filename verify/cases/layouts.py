@@ -35,7 +35,7 @@ def _transposed(tensor: Tensor) -> Tensor:
 
 
 def _stepped(tensor: Tensor) -> Tensor:
-    """Uses every second element of a row twice as long, with NaN in between."""
+    """Stores each row with a NaN after each element, so that the last dimension has stride 2."""
     if tensor.ndim == 0:
         return _offset(tensor)
     wide = _poisoned((*tensor.shape[:-1], 2 * tensor.shape[-1]), tensor)

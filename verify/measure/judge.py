@@ -39,11 +39,11 @@ SAMPLE = 24  # elements per result whose certificate is checked
 
 @dataclass(frozen=True)
 class JudgedResult:
-    """Holds the judged errors of one result of one case. Places of leaders are flat indices."""
+    """Holds the judged errors of one result of one case."""
 
     tallies: list[Tally]  # one per segment, in the order of the segment numbers
     exact: dict[int, Judged]  # flat index -> exact verdict, for the worst elements and all elements judged exactly
-    escalated: int
+    escalated: int  # number of elements judged exactly
     certificate: str
     errors: Errors  # of every element; exact where known
 
@@ -132,6 +132,7 @@ def judge_by(
     given: dict[int, int] = {}  # the bits of the elements in `exact`
 
     def escalate(indices: Sequence[int], *, both: bool) -> dict[int, Judged]:
+        """Judges elements exactly that were not before. Returns the verdicts that a route decided."""
         fresh = [index for index in indices if index not in exact]
         if not fresh:
             return {}
@@ -243,7 +244,7 @@ def settled(found: Errors, exact: Mapping[int, Judged]) -> Errors:
 
 
 def _left_open(found: Errors, lost: Tensor) -> Errors:
-    """Returns the errors with unknown elements marked as undecided. Their errors are set to 0."""
+    """Returns the errors with the elements in the mask `lost` undecided, not misrounded, and with an error of 0."""
     zero = torch.zeros_like(found.ulp)
     known = {"ulp": found.ulp, "width": found.width, "scaled": found.scaled, "scaled_width": found.scaled_width}
     kept = {name: None if item is None else torch.where(lost, zero, item) for name, item in known.items()}
@@ -251,6 +252,7 @@ def _left_open(found: Errors, lost: Tensor) -> Errors:
 
 
 def _replaced(values: Tensor, where: Tensor, new: list[float]) -> Tensor:
+    """Returns the values with new ones at the indices `where`."""
     values = values.clone()
     values[where] = torch.tensor(new, dtype=values.dtype, device=values.device)
     return values

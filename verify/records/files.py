@@ -45,6 +45,7 @@ def encode(run: Run) -> bytes:
 
 
 def _sealed(run: Run) -> bytes:
+    """Returns canonical JSON whose last field is the digest of the others."""
     content = msgspec.json.encode(run, order="deterministic")
     return content[:-1] + _DIGEST % hashlib.sha256(content).hexdigest().encode()
 
@@ -85,7 +86,7 @@ def decode(data: bytes, *, source: str = "record") -> Run:
 
 
 def _twice(data: bytes) -> str:
-    """Returns the place of a name that occurs twice in one object, or "". Readers would take one of the two."""
+    """Returns the place of a name that occurs twice in one object, or "". Other readers would take either value."""
     doubled: dict[int, str] = {}
 
     def object_of(members: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -179,14 +180,18 @@ def say_lost(path: Path, reason: str | None) -> None:
 
 
 def _unwritten(path: Path, error: OSError) -> WriteError:
+    """Returns the error about a file that cannot be written."""
     return WriteError(f"cannot write {path}: {error.strerror} ({errno.errorcode.get(error.errno or 0, 'no errno')})")
 
 
 def _umask() -> int:
+    """Returns the umask of this process. The system can only set it, so this sets it twice."""
     mask = os.umask(0)
     os.umask(mask)
     return mask
 
 
 class _Version(msgspec.Struct):
+    """Holds the one field that records of all schemas have. Other fields are ignored."""
+
     schema: int

@@ -39,12 +39,16 @@ SEEDS = 3  # cases of each recipe if the arguments are small, so that rare mista
 
 @dataclass(frozen=True)
 class Problem:
-    """A reference as a function or module `like`, and calls of it.
+    """Holds a reference and calls of it.
 
-    `operands` are the names of its tensors. `state` maps operands that are tensors of a module's state to their names
-    there. `examples` are arguments as `verify.kernel` takes them, `tensors` those of the first example by operand. In a
-    problem made from a declaration, `like` is its kernel. `made` are tensors among the arguments of `entry.init`.
-    `check` is the problem's own check of the results for `tensors`, and `rule` its name.
+    like: the reference, a function or module; the kernel if the problem is a declaration.
+    operands: the names of its tensors.
+    entry: how to call a solution.
+    examples: the arguments of each call, as `verify.kernel` takes them.
+    tensors: the tensors of the first example, by operand.
+    state: maps operands that belong to a module's state to their names there.
+    made: tensors among the arguments with which a solution's module is made (`entry.init`).
+    check: the problem's own check of the results for `tensors`; `rule` is its name.
     """
 
     name: str
@@ -74,7 +78,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Reference:
-    """A reference as a function of tensors alone, which returns its results in one tuple."""
+    """Makes a reference a function of tensors alone. It returns one result alone, several as a tuple."""
 
     function: Callable[..., Any]
     template: Template
@@ -118,7 +122,10 @@ def problems_of(
 
 
 def resized(problem: Problem) -> list[Problem]:
-    """Returns a problem at other first sizes, if all arguments share one and the reference accepts others."""
+    """Returns the problem again with 1 and 7 more rows, or [].
+
+    All arguments must have the same number of rows, and the reference must accept more.
+    """
     own = {name: tensor for name, tensor in problem.tensors.items() if name not in problem.state}
     sizes = {tensor.shape[0] if tensor.ndim else 0 for tensor in own.values()}
     size = sizes.pop() if len(sizes) == 1 and len(own) == len(problem.examples[0]) else 0
@@ -211,17 +218,18 @@ class Solution:
         return results[0] if len(results) == 1 else tuple(results)
 
     def _results(self, operands: Sequence[Tensor], *, alone: bool = False) -> list[Tensor]:
+        """Calls the solution. Unless `alone`, calls that are not judged may come before."""
         problem = self.problem
         given = dict(zip(problem.operands, operands, strict=True))
         for name, value in given.items():  # verify draws whole numbers as int64
             kind = problem.tensors[name].dtype if name in problem.tensors else value.dtype
             given[name] = value.detach() if kind.is_floating_point else value.detach().to(kind)
         state = {problem.state[name]: value for name, value in given.items() if name in problem.state}
-        self._demand_places_for(state)
+        self._demand_parameters_for(state)
         arguments = {name: value for name, value in given.items() if name not in problem.state}
         return self.host.call(state, arguments, alone=alone)
 
-    def _demand_places_for(self, state: Tensors) -> None:
+    def _demand_parameters_for(self, state: Tensors) -> None:
         """Raises KernelError unless the module of the solution has a parameter or buffer of each name and shape."""
         forms = {form.name: form.shape for form in self.host.state}
         if lacking := [name for name, value in state.items() if forms.get(name) != tuple(value.shape)]:
@@ -278,7 +286,7 @@ def _kernel(problem: Problem, solution: Solution) -> Kernel:
 
 
 def _drawn(problem: Problem, floats: Tensors) -> list[Any]:
-    """Returns normal numbers as arguments of the forms in the first example."""
+    """Returns the first example's arguments with normal numbers in place of `floats`; [] if not all are tensors."""
     generator = torch.Generator().manual_seed(OTHER_SEED)
     names = [name for name in problem.operands if name not in problem.state]
     first = problem.examples[0]
@@ -291,10 +299,10 @@ def _drawn(problem: Problem, floats: Tensors) -> list[Any]:
 
 
 def _domain(floats: Tensors, own: Sequence[Any], others: Sequence[Any]) -> dict[str, str]:
-    """Returns bounds for operands that are positive in the examples, if the reference has no value without these
-    bounds.
+    """Returns bounds for operands that are not negative in the first example: `0 <= x`, or `0 <= x <= 1`.
 
-    `own` are the results of the first example, `others` those for normal numbers.
+    Returns {} unless the reference needs them: its results `own` for the example are finite, and its results `others`
+    for normal numbers are not.
     """
     if all(map(_finite, others)) or not all(map(_finite, own)):
         return {}
@@ -303,8 +311,10 @@ def _domain(floats: Tensors, own: Sequence[Any], others: Sequence[Any]) -> dict[
 
 
 def _finite(value: Any) -> bool:
+    """True if a result has no infinity and no NaN."""
     return not isinstance(value, Tensor) or bool(torch.isfinite(value).all())
 
 
 def _alike(first: Any, second: Any) -> bool:
+    """True if two results have the same numbers, up to rounding."""
     return isinstance(first, Tensor) and torch.allclose(first.double(), second.double(), rtol=1e-5, atol=1e-30)

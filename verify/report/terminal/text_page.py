@@ -62,7 +62,7 @@ class Cell:
 
 
 class Page:
-    """Collects lines. `text()` returns the page."""
+    """Collects lines. Each method adds lines to the page, and `text()` returns it."""
 
     def __init__(self, terminal: Terminal) -> None:
         self.width = terminal.width
@@ -70,13 +70,13 @@ class Page:
         self._console = terminal.console()
 
     def blank(self, *, top: bool = False) -> None:
-        """Prints an empty line, except after another and, unless `top`, at the top."""
+        """Adds an empty line, but never two together. Adds one at the top of the page only if `top`."""
         stream = self._stream().getvalue()
         if (stream or top) and not stream.endswith("\n\n"):
             self._console.print()
 
     def line(self, *cells: Cell | str, indent: int = 0) -> None:
-        """Prints cells one after the other, folded at the edge of the screen, under their own beginning."""
+        """Adds cells one after the other, folded at the edge of the screen. Folded lines are indented alike."""
         from rich.padding import Padding
 
         self._console.print(Padding(_joined(cells), (0, 0, 0, indent)))
@@ -88,12 +88,12 @@ class Page:
         )
 
     def more(self, rest: int, what: str = "more; --json has them all", *, indent: int = 4) -> None:
-        """Prints how many were omitted. Prints nothing for 0."""
+        """Adds a line such as `… 5 more; --json has them all`. Adds nothing for 0."""
         if rest > 0:
             self.line(f"{self.signs.ellipsis} {rest:,} {what}", indent=indent)
 
     def field(self, name: str, value: str, *, width: int = 8) -> None:
-        """Prints `    name    value`, the value folded beside its name."""
+        """Adds `    name    value`, the value folded beside its name."""
         from rich.padding import Padding
         from rich.table import Table
         from rich.text import Text
@@ -105,7 +105,7 @@ class Page:
         self._console.print(Padding(row, (0, 0, 0, MARGIN)))
 
     def command(self, text: str, *, indent: int = 0) -> None:
-        """Prints a command, whole on one line so that it can be copied."""
+        """Adds a command, whole on one line so that it can be copied."""
         from rich.text import Text
 
         self._console.print(Text(" " * indent + words.clean(text)), soft_wrap=True)
@@ -113,7 +113,10 @@ class Page:
     def table(
         self, headers: Sequence[str], rows: Sequence[Sequence[Cell]], *, right: Sequence[str] = (), indent: int = 0
     ) -> None:
-        """Prints aligned columns, or two lines per row if they do not fit beside each other."""
+        """Adds a table of aligned columns. If they do not fit beside each other, each row takes two lines.
+
+        `right` names the headers of the columns that are aligned right.
+        """
         if not rows:
             return
         widths = _widths(headers, rows)
@@ -123,7 +126,7 @@ class Page:
         self.grid([[Cell(header, "dim") for header in headers], *rows], headers, widths, right, indent)
 
     def results(self, headers: Sequence[str], rows: Sequence[Sequence[Cell]], *, right: Sequence[str] = ()) -> None:
-        """Prints a table that begins with output and dtype. On a narrow screen each result has a heading instead."""
+        """Adds a table whose first columns are output and dtype. On a narrow screen these two become a heading."""
         if self.width >= ROOMY or not rows:
             self.table(headers, rows, right=right, indent=GAP)
             return
@@ -150,7 +153,7 @@ class Page:
         *,
         filled: bool = True,
     ) -> None:
-        """Prints cells in columns of given widths, aligned right if in `right`. `filled` styles blanks too."""
+        """Adds cells in columns of given widths, those in `right` aligned right. `filled` styles the padding too."""
         from rich.padding import Padding
         from rich.table import Table
         from rich.text import Text
@@ -166,7 +169,7 @@ class Page:
     def _stacked(
         self, headers: Sequence[str], rows: Sequence[Sequence[Cell]], right: Sequence[str], indent: int
     ) -> None:
-        """Prints the names of a row on its first line, its numbers with their headers on the second."""
+        """Adds two lines per row: its left-aligned cells, and its right-aligned ones after their headers."""
         for row in rows:
             named = [cell for header, cell in zip(headers, row, strict=True) if header not in right and cell.clean]
             self.line(*_spaced(named), indent=indent)
@@ -185,6 +188,7 @@ class Page:
         return "\n".join(line.rstrip() for line in self._stream().getvalue().splitlines()) + "\n"
 
     def _stream(self) -> io.StringIO:
+        """Returns the stream to which the console prints."""
         stream = self._console.file
         assert isinstance(stream, io.StringIO)
         return stream
@@ -201,6 +205,7 @@ def _widths(headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[int]
 
 
 def _spaced(cells: Sequence[Cell]) -> list[Cell]:
+    """Returns the cells with two blanks between each two."""
     spaced: list[Cell] = []
     for cell in cells:
         spaced += [Cell("  "), cell] if spaced else [cell]
@@ -208,6 +213,7 @@ def _spaced(cells: Sequence[Cell]) -> list[Cell]:
 
 
 def _joined(cells: Sequence[Cell | str]) -> Text:
+    """Returns the cells as one text of rich."""
     from rich.text import Text
 
     text = Text(overflow="fold")
