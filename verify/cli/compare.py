@@ -26,7 +26,7 @@ def add(commands: Any) -> None:
     parser.add_argument("base", metavar="BASE.json", help="the record from before")
     parser.add_argument("head", metavar="HEAD.json", help="the record from after, of the same cases")
     options.add(parser, "--all")
-    options.sinks(parser, "the comparison", "--json")
+    options.sinks(parser, "the comparison", "--json", "--html", "--markdown")
     parser.set_defaults(handler=main)
 
 
@@ -34,6 +34,8 @@ def main(options: argparse.Namespace) -> int:
     """Compares. The exit code is that of the comparison."""
     from verify.records.compare import compare
     from verify.records.files import load
+    from verify.report.html import pages
+    from verify.report.markdown import gate_markdown
     from verify.report.terminal import compare_text
 
     found = compare(load(options.base), load(options.head))
@@ -43,7 +45,13 @@ def main(options: argparse.Namespace) -> int:
         again = [f"next: verify run --like {options.base} --json {options.head}"] if found.other_cases else []
         return sinks.lines(*about(found)) + shown + sinks.lines(*again)
 
-    sinks.deliver_data(options, lambda: data(found), text)
+    sinks.deliver(
+        options,
+        text,
+        json=lambda: sinks.as_json(data(found)),
+        html=lambda: pages.compared(found).encode(),
+        markdown=lambda: gate_markdown.compared(found).encode(),
+    )
     return found.exit_code
 
 

@@ -33,7 +33,7 @@ def add(commands: Any) -> None:
     options.add(parser, "--bounds")
     options.some(parser, "--kernel")
     options.add(parser, "--all")
-    options.sinks(parser, "the verdict", "--json", "--markdown", "--sarif", "--junit")
+    options.sinks(parser, "the verdict", "--json", "--html", "--markdown", "--sarif", "--junit")
     options.add(parser, "--github")
     both = parser.add_argument_group("measuring a commit and the working tree")
     options.add(both, "--base")
@@ -54,6 +54,7 @@ def main(options: argparse.Namespace) -> int:
     from verify.records.compare import compare
     from verify.report import gate_data
     from verify.report.checks import of_verdict
+    from verify.report.html import pages
     from verify.report.markdown import gate_markdown
 
     measuring = ("dtype", "seed", "backend", "timeout", "output")
@@ -85,6 +86,7 @@ def main(options: argparse.Namespace) -> int:
         lambda: _text(options, done.judged, comparison, paths),
         checks=lambda: of_verdict(done.judged, done.bounds),
         json=lambda: sinks.as_json(data()),
+        html=lambda: pages.gate(done.judged, comparison).encode(),
         markdown=lambda: gate_markdown.render(done.judged, comparison).encode(),
     )
     return done.exit_code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from verify.cli import exits, given, options, screen, sinks
@@ -22,6 +23,7 @@ def add(commands: Any) -> None:
             "verify history",
             "verify history my_gelu --result dx --dtype bfloat16",
             "verify history my_gelu --changed --runs reports/runs",
+            "verify history my_gelu --html history.html",
         ),
     )
     parser.add_argument("kernel", nargs="?", metavar="KERNEL", help="the kernel to show")
@@ -30,13 +32,14 @@ def add(commands: Any) -> None:
     options.one(parser, "--regime")
     parser.add_argument("--changed", action="store_true", help="list the runs in which a figure changed")
     options.add(parser, "--runs")
-    options.sinks(parser, "the figures", "--json")
+    options.sinks(parser, "the figures", "--json", "--html")
     parser.set_defaults(handler=main)
 
 
 def main(options: argparse.Namespace) -> int:
     """Shows figures from the records of the folder."""
     from verify.declare import config
+    from verify.errors import UsageError
     from verify.records.history import History
 
     folder = given.runs_folder(options, config.find())
@@ -44,6 +47,8 @@ def main(options: argparse.Namespace) -> int:
     history = History(folder, kernels=[options.kernel])
     history.refresh(progress)
     progress.clear()
+    if options.kernel is None and options.html:
+        raise UsageError("a page shows one kernel; received --html without a kernel", hint="verify history")
     if options.kernel is None:
         return _kernels(options, history)
     lines = _lines(options, history)
@@ -94,9 +99,11 @@ def _table(options: argparse.Namespace, history: History, lines: list[Series]) -
         }
         for item in found
     ]
-    sinks.deliver_data(
+    _deliver(
         options,
-        lambda: {"lines": data, **_files(history)},
+        history,
+        lines,
+        data,
         lambda: history_text.table(options.kernel, found, history.refreshed, screen.terminal()),
     )
     return exits.PASS
@@ -114,12 +121,31 @@ def _changes(options: argparse.Namespace, history: History, lines: list[Series])
         }
         for line, events, first in found
     ]
-    sinks.deliver_data(
+    _deliver(
         options,
-        lambda: {"lines": data, **_files(history)},
+        history,
+        lines,
+        data,
         lambda: history_text.events(options.kernel, found, history.refreshed, screen.terminal()),
     )
     return exits.PASS
+
+
+def _deliver(
+    options: argparse.Namespace,
+    history: History,
+    lines: list[Series],
+    data: list[dict[str, Any]],
+    text: Callable[[], str],
+) -> None:
+    """Delivers the lines: `text` for the screen, `data` for programs, and a page with plots and all changes."""
+    from verify.report.html import pages
+
+    def page() -> bytes:
+        found = [(history.summary(line), history.points(line), history.events(line)) for line in lines]
+        return pages.history(options.kernel, found).encode()
+
+    sinks.deliver(options, text, json=lambda: sinks.as_json({"lines": data, **_files(history)}), html=page)
 
 
 def _kernels(options: argparse.Namespace, history: History) -> int:

@@ -34,6 +34,7 @@ from verify.report.result_words import judged
 from verify.report.signs import GLYPHS, LOOKS, STANDING, WORDS
 
 if TYPE_CHECKING:
+    from jinja2 import Environment
     from markupsafe import Markup
 
     from verify.records.bounds.verdict import Verdict
@@ -107,22 +108,13 @@ def render(
     `whole` names peers whose sections are not shortened. `record` is the path of the record from the page. A large
     record is linked there and not embedded.
     """
-    from jinja2 import DictLoader, Environment, StrictUndefined
     from markupsafe import Markup
 
     style, script = asset("report.css"), asset("report.js")
-    pages = {f"{name}.html.j2": asset(f"{name}.html.j2") for name in TEMPLATES}
-    environment = Environment(
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        loader=DictLoader(pages),
-        finalize=lambda value: value if isinstance(value, Markup) or not isinstance(value, str) else words.clean(value),
-    )
+    environment = templates(*TEMPLATES)
     facts = present(run)
     environment.globals.update(facts=facts, run=run, words=words, of=result_words, replay=replay_command)
-    environment.globals.update(sign=GLYPHS, law_word=LAW_WORD, foldable=_foldable, newline=Markup("\n"))
+    environment.globals.update(law_word=LAW_WORD, foldable=_foldable, newline=Markup("\n"))
     environment.globals.update(unproven_statuses=UNPROVEN, region=views.region)
     kernels = [views.kernel_view(kernel, history) for kernel in facts.kernels]
     section, brief = environment.get_template("kernel.html.j2"), environment.get_template("brief.html.j2")
@@ -307,13 +299,30 @@ def _selftest(run: Run) -> dict[str, Any] | None:
     }
 
 
+def templates(*names: str) -> Environment:
+    """Returns the named templates. What they print is escaped and has no control characters."""
+    from jinja2 import DictLoader, Environment, StrictUndefined
+    from markupsafe import Markup
+
+    found = Environment(
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        loader=DictLoader({f"{name}.html.j2": asset(f"{name}.html.j2") for name in names}),
+        finalize=lambda value: value if isinstance(value, Markup) or not isinstance(value, str) else words.clean(value),
+    )
+    found.globals["sign"] = GLYPHS
+    return found
+
+
 def asset(name: str) -> str:
     """Returns a file of the assets folder, with newlines as browsers see them: otherwise the hash would not match."""
     text = files("verify.report.html").joinpath("assets", name).read_text(encoding="utf-8")
     return text.replace("\r\n", "\n")
 
 
-def policy(style: str, script: str) -> str:
+def policy(style: str, script: str = "") -> str:
     """Returns the Content-Security-Policy: nothing is fetched, and only the page's own style and script apply."""
 
     def hashed(text: str) -> str:

@@ -6,9 +6,8 @@ import math
 from collections.abc import Sequence
 
 from verify.records.history import Event, HistoryPoint, Refresh, Series, Summary
-from verify.records.readings import UNKNOWN
-from verify.records.record import number
 from verify.report import words
+from verify.report.history_words import beside, change, commit, day, name_of, sentence, ulp
 from verify.report.signs import Signs
 from verify.report.terminal.text_page import ROOMY, Cell, Page, Terminal
 
@@ -42,8 +41,8 @@ def table(kernel: str, found: Sequence[Summary], refresh: Refresh, terminal: Ter
         page.line(Cell("after NaN or infinity: the largest number of the regimes (now) or of the runs (most)", "dim"))
     _skipped(page, refresh)
     page.blank()
-    changed = [item for item in found if item.before is not None]
-    page.line(_sentence(found, changed))
+    changed = any(item.before is not None for item in found)
+    page.line(sentence(found))
     page.command(f"next: verify history {words.clean(kernel)} --changed" if changed else "next: verify run")
     return page.text()
 
@@ -55,7 +54,7 @@ def events(
     page = Page(terminal)
     for line, changes, first in found:
         page.line(Cell(kernel, "bold"), f" {name_of(line)}", Cell(f"  {line.arch}", "dim"))
-        begun = f"{ulp(first.value)} ULP from {_day(first)} on, record {words.clean(first.record)}"
+        begun = f"{ulp(first.value)} ULP from {day(first)} on, record {words.clean(first.record)}"
         page.line(begun, indent=2)
         page.more(len(changes) - MOST_EVENTS, "earlier changes; --json has them", indent=2)
         page.table(
@@ -71,7 +70,7 @@ def events(
     if total:
         latest = max((event for _, changes, _ in found for event in changes), key=lambda event: event.after.created)
         said = f"{words.plural(total, 'change')}; the latest is {name_of(latest.series)} in record"
-        page.line(f"{said} {latest.after.record}, {_day(latest.after)}")
+        page.line(f"{said} {latest.after.record}, {day(latest.after)}")
     else:
         page.line("no figure ever changed")
     return page.text()
@@ -113,22 +112,6 @@ def sparkline(values: Sequence[float], glyphs: bool = True) -> str:
     return text
 
 
-def name_of(line: Series) -> str:
-    """Returns for example `dx bfloat16` or `dx bfloat16 positive (sweep)`."""
-    parts = [line.output, line.dtype, *([line.regime] if line.regime else [])]
-    return " ".join(map(words.clean, parts)) + ("" if line.source == "run" else f" ({line.source})")
-
-
-def ulp(value: float) -> str:
-    """Returns a figure of the table."""
-    return words.ulp(number(value))
-
-
-def beside(value: float, finite: float) -> str:
-    """Returns a figure. NaN and infinity are followed by the largest number: `NaN, 0.62`."""
-    return ulp(value) if math.isfinite(value) or math.isnan(finite) else f"{ulp(value)}, {ulp(finite)}"
-
-
 def _cells(item: Summary, bars: int, glyphs: bool) -> dict[str, Cell]:
     line = item.series
     scaled = words.MARK[line.gate]
@@ -140,8 +123,8 @@ def _cells(item: Summary, bars: int, glyphs: bool) -> dict[str, Cell]:
         "least": Cell(ulp(item.least)),
         "most": Cell(beside(item.most, item.finite)),
         "runs": Cell(f"{item.count:,}"),
-        "since": Cell(_day(item.since)),
-        "commit": Cell(_commit(item.since)),
+        "since": Cell(day(item.since)),
+        "commit": Cell(commit(item.since)),
         "latest runs": Cell(sparkline(item.recent[-bars:], glyphs)),
     }
 
@@ -149,42 +132,18 @@ def _cells(item: Summary, bars: int, glyphs: bool) -> dict[str, Cell]:
 def _event(event: Event, signs: Signs) -> list[Cell]:
     """Returns the table row of a change."""
     before, after = event.before, event.after
-    worse = math.isnan(after.value) or (not math.isnan(before.value) and after.value > before.value)
-    word = "other cases" if event.other_question else "worse" if worse else "better"
-    if not event.other_question and before.basis.seed != after.basis.seed:
-        word = f"{word}, other seed"
-    sign = signs.status["skipped" if event.other_question else "wrong" if worse else "ok"]
-    style = "yellow" if event.other_question else "bold red" if worse else "green"
+    standing, word = change(event)
+    style = {"skipped": "yellow", "wrong": "bold red", "ok": "green"}[standing]
     known = bool(before.bits and after.bits)
     return [
-        Cell(_day(after)),
+        Cell(day(after)),
         Cell(ulp(before.value)),
         Cell(ulp(after.value)),
         Cell(after.record),
-        Cell(_commit(after)),
+        Cell(commit(after)),
         Cell(("same" if before.bits == after.bits else "changed") if known else "-"),
-        Cell(f"{sign} {word}", style),
+        Cell(f"{signs.status[standing]} {word}", style),
     ]
-
-
-def _sentence(found: Sequence[Summary], changed: Sequence[Summary]) -> str:
-    if not changed:
-        return f"{words.plural(len(found), 'line')} of figures, none of which ever changed"
-    latest = max(changed, key=lambda item: item.since.created)
-    before = latest.before
-    assert before is not None
-    return (
-        f"{words.plural(len(changed), 'line')} of {len(found):,} changed; the latest is {name_of(latest.series)}: "
-        f"{ulp(before.value)} to {ulp(latest.last.value)} ULP on {_day(latest.since)}, record {latest.since.record}"
-    )
-
-
-def _day(point: HistoryPoint) -> str:
-    return words.clean(point.created[:10]) or "no date"
-
-
-def _commit(point: HistoryPoint) -> str:
-    return point.commit[:7] if point.commit not in ("", UNKNOWN) else "-"
 
 
 def _skipped(page: Page, refresh: Refresh) -> None:
