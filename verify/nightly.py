@@ -227,9 +227,7 @@ def accuracy(night: Night, until: float | None) -> Run:
     try:
         return _kernels(night, until, "accuracy", (*night.targets, *night.peers), pool=_pool(night))
     finally:
-        if night.own_pool is not None:
-            # the next stages need the memory of the GPU; the first worker still answers questions
-            night.own_pool.stop(keep=1)
+        _shrink(night)
 
 
 def laws(night: Night, until: float | None) -> Run:
@@ -259,8 +257,10 @@ def sweep(night: Night, until: float | None) -> Run:
     spaces = _spaces(night)
     if not spaces:
         raise NothingToDoError("no kernel has few enough inputs to try all of them here")
-    about = _about(night)
-    jobs = min(SWEPT_AT_ONCE, night.jobs or about.workers) if backends.named(about.backend).gpu else night.jobs
+    about, own = _about(night), _pool(night)
+    jobs = night.jobs
+    if backends.named(about.backend).gpu:
+        jobs = min(SWEPT_AT_ONCE * own.devices, night.jobs or own.room(about))
 
     def sweep_shape(shape: str, targets: list[str], pool: Pool) -> Run:
         """Sweeps the kernels whose inputs have one shape, such as "unary"."""
@@ -282,11 +282,16 @@ def sweep(night: Night, until: float | None) -> Run:
     by_shape: dict[str, list[str]] = {}
     for target, (_, shape) in spaces.items():
         by_shape.setdefault(shape, []).append(target)
-    with using(night.pool, night.backend) as pool:
-        pool.begin(jobs)
-        made = [
-            unit(night, "sweep", shape, partial(sweep_shape, shape, found, pool)) for shape, found in by_shape.items()
-        ]
+    try:
+        with using(night.pool, night.backend) as started:
+            started.begin(jobs)
+            pool = started.first(jobs) if jobs else started
+            made = [
+                unit(night, "sweep", shape, partial(sweep_shape, shape, found, pool))
+                for shape, found in by_shape.items()
+            ]
+    finally:
+        _shrink(night)
     return merge(made, command="verify nightly: sweep", profile=night.profile)
 
 
@@ -324,7 +329,7 @@ def bench(night: Night, until: float | None) -> Run:
         raise NothingToDoError("speed is measured on a GPU only")
 
     def timings() -> Run:
-        own = night.pool is None  # with the caller's pool, other machines with other caches may measure
+        own = _pool(night).more is not None  # in a cluster, other machines with other caches may measure
         session = Session(
             backend=night.backend,
             seed=night.seed,
@@ -333,7 +338,7 @@ def bench(night: Night, until: float | None) -> Run:
             until=_share(until, TIMING),
             progress=partial(_said, night, "bench"),
         )
-        ahead = (night.jobs or _about(night).workers) if own else 0
+        ahead = (night.jobs or _about(night).workers) if own else 0  # they share the GPU that times
         wanted = Bench(wanted=(*night.targets, *night.peers), accuracy=False, beside_peers=False, ahead=ahead)
         timed = time_them(wanted, session, "verify nightly: bench")
         night.usage += session.usage
@@ -344,7 +349,7 @@ def bench(night: Night, until: float | None) -> Run:
 
     def accuracies() -> Run:
         # on the machine that timed them, by the processes that hunt next
-        measured = _kernels(night, until, "bench", stand_ins, pool=_grown(night) if night.pool is None else None)
+        measured = _kernels(night, until, "bench", stand_ins, pool=_grown(night) if _pool(night).more else None)
         return msgspec.structs.replace(measured, kernels=[in_brief(kernel) for kernel in measured.kernels])
 
     measured = unit(night, "bench", "accuracy of PyTorch", accuracies)
@@ -431,8 +436,15 @@ def _pool(night: Night) -> Pool:
 def _grown(night: Night) -> Pool:
     """Adds workers to the pool, as many as memory and cores allow, and returns it."""
     pool = _pool(night)
-    pool.grow(night.jobs or _about(night).workers)
+    pool.grow(night.jobs or pool.room(_about(night)))
     return pool
+
+
+def _shrink(night: Night) -> None:
+    """Ends processes, because the next stage needs the memory of the GPU. The first of each GPU answers questions."""
+    pool = _pool(night)
+    if pool.more is not None:
+        pool.stop(keep=pool.devices)
 
 
 def _about(night: Night) -> About:

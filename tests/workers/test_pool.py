@@ -234,11 +234,28 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Made]:
     return MADE
 
 
-def test_a_pool_of_gpus_has_one_worker_on_each_and_no_more(made: list[Made]) -> None:
+def test_a_pool_of_gpus_has_one_worker_on_each_and_grows_in_turns(made: list[Made]) -> None:
     with Pool.on_gpus(["0", "3"], "cuda") as pool:
-        pool.grow(8)
         assert [worker.environment for worker in made] == [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "3"}]
-    assert [worker.stops for worker in made] == [1, 1]
+        pool.grow(5)
+        assert [worker.environment["CUDA_VISIBLE_DEVICES"] for worker in made] == ["0", "3", "0", "3", "0"]
+        assert list(pool.first(3).workers) == made[:3]
+        pool.stop(keep=pool.devices)
+        assert [worker.stops for worker in made] == [0, 0, 1, 1, 1]
+    assert [worker.stops for worker in made] == [1, 1, 2, 2, 2]
+
+
+def test_several_gpus_have_room_for_more_processes_up_to_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    about = About("cuda", "cuda:0", {}, workers=5)
+    for cores, room in ((64, 10), (8, 8)):
+        monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
+        assert Pool.on_gpus(["0", "1"], "cuda").room(about) == room
+    assert Pool.started("cuda").room(about) == 5, "a worker knows the cores of its machine"
+
+
+def test_a_cluster_is_used_as_it_is(made: list[Made]) -> None:
+    pool = Pool.of([Made("cuda")])
+    assert pool.first(0) is pool and pool.first(9) is pool
 
 
 def test_a_started_pool_grows_and_that_of_the_caller_stays(made: list[Made]) -> None:

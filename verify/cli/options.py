@@ -147,7 +147,7 @@ _SHARED: dict[str, dict[str, Any]] = {
     "--resume": {"metavar": "PATH", "help": "keep finished parts there, and continue from those of an earlier start"},
     "--gpus": {
         "metavar": "all|N|LIST",
-        "help": "a worker on each of these GPUs of this machine: all, a count, or numbers such as 0,2",
+        "help": "spread the work over these GPUs of this machine: all, a count, or numbers such as 0,2",
     },
     "--github": {
         "action": "store_true",

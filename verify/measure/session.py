@@ -179,7 +179,7 @@ class Measuring(Source[_Part, KernelRun]):
         if session.whole and session.kept is not None:
             claim(session.kept, session, about, sources_of(pool, targets, session.known))
         self.enqueue(_parts(declared, about.backend, session), about.backend)
-        pool.grow(min(session.jobs or about.workers, len(self.parts)))
+        pool.grow(min(session.jobs or pool.room(about), len(self.parts)))
         local = all(isinstance(worker, Worker) for worker in pool.workers)
         files = {file: known for listed in session.known.values() for file, known in listed.files.items()}
         self.sources = SourceWatch(files, local=local)

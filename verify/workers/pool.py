@@ -15,6 +15,7 @@ lock, so a policy needs none.
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 from collections import Counter, defaultdict
@@ -59,11 +60,12 @@ Take = Callable[[Job[Any] | None], Job[Any] | None]
 
 @dataclass
 class Pool:
-    """Workers: processes of this machine, one process on each of its GPUs, or places in a cluster."""
+    """Workers: processes of this machine, processes on several of its GPUs, or places in a cluster."""
 
     list_workers: Callable[[], Sequence[AnyWorker]]
     flag: Callable[[Path], AbstractContextManager[Callable[[], None]]] = lambda path: nullcontext(path.touch)
     more: Callable[[], None] | None = None  # adds a worker; None: the pool cannot grow
+    devices: int = 1  # GPUs of this machine that share the work
 
     def __post_init__(self) -> None:
         # seconds by (number of the worker, kind of request); number of requests by kind
@@ -88,9 +90,18 @@ class Pool:
 
     @classmethod
     def on_gpus(cls, devices: Sequence[str], backend: str) -> Pool:
-        """Returns a pool of one process on each GPU; `devices` are entries of the backend's variable."""
-        workers = [process.Worker(backend, {named(backend).visible: device}) for device in devices]
-        return cls(lambda: workers)
+        """Returns a pool of one process on each GPU; `devices` are entries of the backend's variable.
+
+        `grow` adds further processes, on one GPU after the other.
+        """
+        workers: list[AnyWorker] = []
+
+        def more() -> None:
+            workers.append(process.Worker(backend, {named(backend).visible: devices[len(workers) % len(devices)]}))
+
+        found = cls(lambda: workers, more=more, devices=len(devices))
+        found.grow(len(devices))
+        return found
 
     def __enter__(self) -> Pool:
         return self
@@ -104,9 +115,20 @@ class Pool:
         return self.list_workers()
 
     def grow(self, count: int) -> None:
-        """Adds workers up to `count` if the pool starts processes itself. Clusters and pools of GPUs do not change."""
+        """Adds workers up to `count` if the pool starts processes itself. A cluster does not change."""
         while self.more is not None and len(self.workers) < count:
             self.more()
+
+    def room(self, about: About) -> int:
+        """Returns how many processes can work here at once. `about` is that of one worker, so of one GPU."""
+        return about.workers if self.devices == 1 else min(os.cpu_count() or 1, about.workers * self.devices)
+
+    def first(self, count: int) -> Pool:
+        """Returns a pool of the first `count` processes, or this pool if it does not start processes itself."""
+        if self.more is None:
+            return self
+        self.grow(count)
+        return Pool.of(self.workers[:count])
 
     def begin(self, count: int, ahead: Request[Any] | None = None) -> None:
         """Starts the first `count` processes before their first request, if the pool starts processes itself.
