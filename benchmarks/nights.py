@@ -1,0 +1,94 @@
+"""How a night scales over the GPUs of one machine: python -m benchmarks.nights [OUTPUT.json] [--gpus 1,2] [TARGET ...]
+
+Each number of GPUs does the same night (accuracy, sweep, hunt and laws, without timings) in an empty folder, with
+an empty cache of compiled kernels and CORES cores for each GPU. The nights run side by side, each on GPUs and cores of
+its own, so the machine needs as many as all of them together. Exits with 1 if the records differ in a figure, or if a
+night over N GPUs is less than 0.9 N times as fast as one over the first number.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from benchmarks.same_records import comparable, differences
+from verify.backends.gpu import Cuda
+from verify.records.files import load, write_atomically
+
+TARGETS = [f"properties/{name}.py" for name in ("gelu", "geglu", "rms_norm")]
+STAGES = ("accuracy", "sweep", "hunt", "laws")
+CORES = 16
+SHARE = 0.9  # of the speed of so many GPUs
+
+
+def night(devices: list[int], cores: range, targets: list[str], profile: str, folder: Path) -> float:
+    """Runs a night on these GPUs and cores; returns its seconds."""
+    stages = [part for stage in STAGES for part in ("--stage", stage)]
+    places = ["--profile", profile, "--seed", "1", "--gpus", str(len(devices)), "--jobs", str(len(cores))]
+    command = [sys.executable, "-m", "verify", "nightly", *targets, *stages, *places, "--output", str(folder)]
+    seen = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, devices)), "TRITON_CACHE_DIR": str(folder.parent / "triton")}
+    pinned = ["taskset", "-c", f"{cores[0]}-{cores[-1]}", *command]
+    begun = time.monotonic()
+    with open(folder.parent / "log", "wb") as log:
+        subprocess.run(pinned, env={**os.environ, **seen}, stdout=log, stderr=log, check=False)
+    return time.monotonic() - begun
+
+
+def main() -> int:
+    """The command of the docstring."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("output", nargs="?", type=Path, default=Path("nights.json"))
+    parser.add_argument("targets", nargs="*", default=TARGETS)
+    parser.add_argument("--gpus", default="1,2", help="numbers of GPUs; the others are compared with the first")
+    parser.add_argument("--cores", type=int, default=CORES, help="cores for each GPU")
+    parser.add_argument("--profile", default="ci", help="of the laws")
+    options = parser.parse_args()
+    counts = [int(part) for part in options.gpus.split(",")]
+    have, cores = Cuda.torch_module().device_count(), os.cpu_count() or 1
+    if min(counts) < 1 or sum(counts) > have or sum(counts) * options.cores > cores:
+        parser.error(
+            f"the nights run side by side and need {sum(counts)} GPUs and {sum(counts) * options.cores} cores; "
+            f"received {have} and {cores}"
+        )
+    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(len(counts)) as threads:
+        folders = [Path(scratch) / str(count) / "night" for count in counts]
+        going, used = [], 0
+        for count, folder in zip(counts, folders, strict=True):
+            folder.parent.mkdir()
+            devices = list(range(used, used + count))
+            own = range(used * options.cores, (used + count) * options.cores)
+            going.append(threads.submit(night, devices, own, options.targets, options.profile, folder))
+            used += count
+        seconds = [each.result() for each in going]
+        for folder in folders:
+            if not (folder / "run.json").exists():
+                print(folder.parent.joinpath("log").read_text()[-3000:])
+                return 1
+        records = [load(folder / "run.json") for folder in folders]
+    first = comparable(records[0])
+    rows: list[dict[str, Any]] = []
+    for count, took, record in zip(counts, seconds, records, strict=True):
+        unlike = list(differences(first, comparable(record)))
+        print("\n".join(unlike[:10]))
+        speedup = seconds[0] / took * counts[0]
+        row = {"gpus": count, "seconds": round(took, 1), "speedup": round(speedup, 2), "differences": len(unlike)}
+        stages = {stage.name: round(stage.seconds, 1) for stage in record.stages}
+        rows.append({**row, "verdict": record.verdict, "stages": stages})
+        print(json.dumps(rows[-1]), flush=True)
+    about = {name: item for name, item in records[0].environment.items() if name != "probes"}
+    whole = {"environment": about, "targets": options.targets, "cores": options.cores, "rows": rows}
+    write_atomically(options.output, json.dumps(whole, indent=1).encode() + b"\n")
+    held = all(not row["differences"] and row["speedup"] >= SHARE * row["gpus"] for row in rows)
+    return int(not held)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
