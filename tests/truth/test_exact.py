@@ -15,7 +15,7 @@ from mpmath import mp
 
 from tests.truth.every_value import all_values
 from verify import ops
-from verify.errors import TruthError
+from verify.errors import BeyondEffort, TruthError
 from verify.ops.graph.like import Definition
 from verify.ops.op import Point, Problem
 from verify.truth import exact
@@ -277,7 +277,14 @@ def test_an_exact_zero_that_no_precision_shows_is_zero() -> None:
 
     verdict = judge(Point(mp=mp_noise, arb=noise), fmt, 0, both=False)
     assert (verdict.ulp, verdict.misrounded) == (0.0, False)
-    assert exact._as_tie(Enclosure(Fraction(-1, 3), Fraction(1, 2))).low == 0
+    tiny = Fraction(1, 2**9000)
+    assert exact._as_tie(Enclosure(-tiny / 3, tiny / 2)).low == 0
+
+
+def test_a_wide_enclosure_is_not_taken_for_a_number() -> None:
+    """A definition that compares equal numbers leaves two answers at every precision. Neither of them is the truth."""
+    with pytest.raises(BeyondEffort, match=r"^an exact value is anywhere from 0 to 0\.25: the definition compares two"):
+        exact._as_tie(Enclosure(Fraction(0), Fraction(1, 4)))
 
 
 def test_an_undecided_number_without_a_short_neighbour_stops_the_run() -> None:

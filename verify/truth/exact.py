@@ -23,6 +23,7 @@ from verify.truth.ulp import Policy
 
 START_PRECISION = 160
 MAX_PRECISION = 20_480
+_WIDE = Fraction(1, 2**2048)  # a wider enclosure is not narrowed by more bits
 _RARE = 2_560  # after this precision the largest comes next: only ties and numbers very near one are still open
 _SETTLED = 40  # an error is decided once its interval is narrower than 2^-40 times it, or than 2^-40 ulp
 
@@ -367,8 +368,15 @@ def _as_tie(enclosure: Enclosure) -> Enclosure:
     """Returns the number with the shortest binary expansion inside an enclosure that no precision decides.
 
     Exact arithmetic (a dot product of floats, a halving) may give a midpoint of the format. Every enclosure of an
-    mpmath value then contains the midpoint, at any precision. Raises TruthError if no short number is inside.
+    mpmath value then contains the midpoint, at any precision. Raises TruthError if no short number is inside, and
+    BeyondEffort for a wide enclosure: it holds several answers, between which the definition's own decision stays open.
     """
+    width = enclosure.high - enclosure.low
+    if width > _WIDE * max(1, abs(enclosure.low), abs(enclosure.high)):
+        raise BeyondEffort(
+            f"an exact value is anywhere from {float_or_text(enclosure.low)} to {float_or_text(enclosure.high)}: the "
+            f"definition compares two numbers that are equal to {MAX_PRECISION} bits"
+        )
     if enclosure.low <= 0 <= enclosure.high:
         return Enclosure(Fraction(0), Fraction(0))
     middle = (enclosure.low + enclosure.high) / 2

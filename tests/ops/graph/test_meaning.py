@@ -247,6 +247,63 @@ def test_gradients_of_selections_go_where_the_elements_are(function: Callable[[T
     assert max(_errors(function, {"x": x}, got, "dx", up, examples=[(x,)])) == 0.0
 
 
+def _kept(
+    comparison: str, rank: int, *, largest: bool, turned: bool, inner: Callable[[Tensor], Tensor]
+) -> Callable[[Tensor], Tensor]:
+    """Numbers of a row that compare so with the one of a rank in it, the others 0."""
+
+    def kept(x: Tensor) -> Tensor:
+        shares = inner(x)
+        limit = shares.topk(3, -1, largest)[0][:, rank : rank + 1]
+        operands = (limit, shares) if turned else (shares, limit)
+        return torch.where(getattr(torch, comparison)(*operands), shares, 0.0)
+
+    return kept
+
+
+ROWS = T([[1.0, -2.0, 0.5, 3.0, -0.25], [2.0, 2.0, 1.0, 2.0, 4.0], [0.0, -0.0, 5.0, -1.0, 7.0]])
+STRANGE = T(
+    [[1.0, math.nan, 0.5, 3.0, -0.25], [math.nan, math.nan, math.nan, 2.0, 4.0], [math.inf, 1.0, 2.0, 3.0, 0.0]]
+)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("largest", [True, False])
+@pytest.mark.parametrize("comparison", ["lt", "le", "gt", "ge"])
+def test_an_element_is_compared_with_a_rank_of_its_own_row(comparison: str, largest: bool, turned: bool) -> None:
+    """The element of that rank is equal to itself, which no interval shows: softmax then topk had the truth 0."""
+    for rank in range(3):
+        exact = _kept(comparison, rank, largest=largest, turned=turned, inner=lambda x: x)
+        _as_pytorch(exact, {"x": ROWS})
+        _as_pytorch(exact, {"x": STRANGE})
+        function = _kept(comparison, rank, largest=largest, turned=turned, inner=lambda x: torch.softmax(x, -1))
+        x = torch.randn(4, 6, generator=torch.Generator().manual_seed(rank))
+        inputs = {"x": x}
+        _as_pytorch(function, inputs, 4.0)
+        right = function(x)
+        other = torch.where(right == 0, torch.softmax(x, -1), 0.0)  # whatever should be kept is not, and the reverse
+        assert min(_errors(function, inputs, other, examples=[(x,)])) > 1e5
+        op = Definition(function, ["x"], examples=[(x,)]).op()
+        for place, point in enumerate(op.points(Problem(inputs, {}, {}, ("y",)), "y", range(x.numel()))):
+            bits = int(right.reshape(-1)[place].view(torch.int32))
+            assert abs(judge(point, named("float32"), bits & 0xFFFFFFFF, both=True).ulp) < 4
+
+
+def test_numbers_that_may_be_equal_have_both_answers() -> None:
+    """Two equal shares: whether both, one or none of them exceeds the limit is a matter of rounding."""
+    x = T([[1.0, 1.0, 0.0], [2.0, 0.0, 1.0]])
+
+    def best(x: Tensor) -> Tensor:
+        shares = torch.softmax(x, -1)
+        return torch.where(shares >= shares.topk(1, -1)[0], shares, 0.0)
+
+    for cut in ([], [0], [1], [0, 1]):
+        got = best(x)
+        got[0, cut] = 0.0
+        assert max(_errors(best, {"x": x}, got, examples=[(x,)])) < 4.0
+    assert _errors(best, {"x": x}, best(x) * T([[1.0], [0.0]]), examples=[(x,)])[3] > 1e5
+
+
 # -- legal programs have a verdict -------------------------------------------------------------------------
 
 

@@ -444,7 +444,9 @@ class _Samples:
             mask = mask | ((x == 0) & (ties and step.function == "sign"))
         else:
             near_x = Span(x - reach, x + reach)
-            if isinstance(step, IsExtreme | WhereExtreme):
+            if isinstance(step, IsExtreme):
+                mask = step.several(near_x)
+            elif isinstance(step, WhereExtreme):
                 mask = candidates(near_x, step.largest)
             else:
                 mask = rivals(near_x, exact=not getattr(step, "stable", False)) > 1

@@ -24,7 +24,7 @@ from verify.ops.graph.rewrite import (
     viewed,
 )
 from verify.ops.graph.rounded import GRIDS
-from verify.ops.graph.selecting import IsExtreme
+from verify.ops.graph.selecting import AgainstRank, IsExtreme, Ranked
 from verify.ops.graph.special import FUNCTIONS, polygamma
 from verify.ops.graph.steps import Leaf, Plain, Step
 
@@ -338,6 +338,8 @@ def _compare(name: str) -> Rule:
         if a is b:  # every number but NaN is equal to itself
             nan = r.map("isnan", a, real=False)
             return nan if name == "ne" else _never(r) if name in ("lt", "gt") else r.map("not", nan, real=False)
+        if name in _TURNED and (ranked := _against_rank(r, name, a, b)) is not None:
+            return ranked
         a = _unclamped(name, a, b)
         ties = name not in ("eq", "ne") or all(isinstance(e, Step) and not isinstance(e, Plain) for e in (a, b))
         if name in ("eq", "ne") and (selected := _selection(r, a, b)) is not None:
@@ -382,6 +384,23 @@ def _selection(r: Rewriter, a: Any, b: Any) -> Step | None:
             and _keeps_rows(best, found)
         ):
             return _largest_of(values, sorted(found.dims), found.function == "amax")
+    return None
+
+
+_TURNED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
+
+
+def _against_rank(r: Rewriter, name: str, a: Any, b: Any) -> Step | None:
+    """Rewrites x >= x.topk(k)[0][..., -1:] and its like to a comparison by rank; None for other operands."""
+    for values, limit, comparison in ((a, b, name), (b, a, _TURNED[name])):
+        found = through_moves(limit) if isinstance(limit, Step) else None
+        if not isinstance(found, Ranked) or found.inputs[0] is not values or r.shape != values.shape:
+            continue
+        row = torch.empty(found.shape, device="meta")
+        seen = viewed(limit, found, row)
+        rank = seen.storage_offset()
+        if rank < found.shape[-1] and lies_as(seen.broadcast_to(r.shape), row[..., rank : rank + 1].expand(r.shape)):
+            return AgainstRank(r.shape, (values,), False, largest=found.largest, rank=rank, comparison=comparison)
     return None
 
 

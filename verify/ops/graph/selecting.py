@@ -54,14 +54,21 @@ class IsExtreme(Step):
         value = self.value(run, [a.mid()])
         if run.opens == "face":
             return Truths(value)
-        doubt, several = candidates(a, self.largest), candidates(run.blurred(self.inputs[0], a), self.largest)
-        exactly = ((a.lo == a.hi) | ~doubt).all(-1, True)
-        doubt = doubt & ~exactly
+        doubt, several = self.several(a), self.several(run.blurred(self.inputs[0], a))
+        doubt = doubt & ~self.exactly(a, doubt)
         if bool(several.any()):
             run.met_tie = True
             if run.opens == "ties" or (run.opens and not a.given):
                 doubt = several
         return Truths(value, doubt if bool(doubt.any()) else None)
+
+    def several(self, a: Span) -> Tensor:
+        """Returns a mask of the elements that an interval leaves undecided, points included."""
+        return candidates(a, self.largest)
+
+    def exactly(self, a: Span, doubt: Tensor) -> Tensor:
+        """Returns a mask of the elements whose answer is decided because all numbers in question are points."""
+        return ((a.lo == a.hi) | ~doubt).all(-1, True)
 
     def value(self, run: Run, given: Sequence[Tensor]) -> Tensor:
         best = given[0] if self.largest else -given[0]
@@ -92,6 +99,52 @@ class IsExtreme(Step):
             equal = [at for at, order in enumerate(orders) if order == 0]
             found.append(None if None in orders else not self.first or equal[0] == place)
         return found
+
+
+@dataclass(eq=False)
+class AgainstRank(IsExtreme):
+    """A comparison of each element with the element of one rank in its row, such as x >= x.topk(2).values[..., -1:].
+
+    The element of that rank is compared with itself. Its rank decides, because no interval shows that it is equal.
+    """
+
+    rank: int = 0  # in descending order, or in ascending order if not `largest`
+    comparison: str = "ge"
+
+    def several(self, a: Span) -> Tensor:
+        lo, hi = self._limit(a.lo), self._limit(a.hi)
+        return (a.lo <= hi) & (lo <= a.hi) & (rivals(a) > 1)
+
+    def exactly(self, a: Span, doubt: Tensor) -> Tensor:
+        return (a.lo == a.hi) & (self._limit(a.lo) == self._limit(a.hi))
+
+    def value(self, run: Run, given: Sequence[Tensor]) -> Tensor:
+        compare: Callable[[Tensor, Tensor], Tensor] = getattr(torch, self.comparison)
+        return compare(given[0], self._limit(given[0]))
+
+    def _limit(self, values: Tensor) -> Tensor:
+        return values.topk(self.rank + 1, -1, self.largest).values[..., -1:]
+
+    def elements(self, run: Run, arithmetic: Arithmetic, wanted: Places, given: Sequence[Any]) -> list[Any]:
+        width = self.shape[-1]
+        rows = _own_rows(given[0], wanted, width)
+        return [self._answer(arithmetic, row, at) for at, row in zip((wanted % width).tolist(), rows, strict=True)]
+
+    def _answer(self, arithmetic: Arithmetic, row: Sequence[Number], place: int) -> bool | None:
+        """Returns the answer for one element, from the numbers before, equal to and after it in its row."""
+        strange = sum(map(_is_nan, row))
+        rank = self.rank - (strange if self.largest else 0)  # NaN is the largest number in every order of PyTorch
+        if _is_nan(row[place]) or not 0 <= rank < len(row) - strange:
+            return False
+        orders = [arithmetic.order(b, row[place]) for at, b in enumerate(row) if at != place and not _is_nan(b)]
+        before, equal, open_ = orders.count(1 if self.largest else -1), orders.count(0), orders.count(None)
+        if self.comparison in (("ge", "lt") if self.largest else ("le", "gt")):  # at the rank, or before it
+            least, most, wanted = before, before + open_, self.comparison in ("ge", "le")
+        else:  # before the rank, and not equal to its element
+            least, most, wanted = before + equal + 1, before + equal + open_ + 1, self.comparison in ("gt", "lt")
+        if most <= rank:
+            return wanted
+        return None if least <= rank else not wanted
 
 
 def _order(arithmetic: Arithmetic, a: Number, b: Number, of_nan: int) -> int | None:
