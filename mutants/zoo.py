@@ -3,6 +3,7 @@
     python -m mutants.zoo                  judge every specimen and every twin; exit code 1 if one has another verdict
     python -m mutants.zoo --only 36 --only 41
     python -m mutants.zoo --honest 300 --jobs 16     judge honest solutions; exit code 1 if one is rejected
+    python -m mutants.zoo --json found.jsonl         a line of JSON for each judgement, as it comes
     python -m mutants.zoo --table          the table of docs/judge.md
 
 `zoo.toml` has the tricks, by their numbers in docs/judge.md. Nothing here needs a GPU.
@@ -11,6 +12,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import sys
@@ -20,6 +22,8 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from verify.referee.judging import Settings, judge_many
 from verify.referee.plan import Judgement
@@ -170,18 +174,28 @@ def judged(
             yield trick, kind, found
 
 
-def judged_honest(count: int, seed: int, jobs: int, backend: str) -> int:
+def note(file: str, name: str, right: bool, found: Judgement) -> None:
+    """Adds a judgement to a file of JSON lines, which several commands may share."""
+    if file:
+        data = {"name": name, "right": right, "of": f"{found.backend} {found.profile}"} | msgspec.to_builtins(found)
+        with open(file, "ab") as lines:
+            lines.write(json.dumps(data).encode() + b"\n")
+
+
+def judged_honest(options: argparse.Namespace) -> int:
     """Judges honest solutions and prints each; returns how many were rejected. Undecided ones were not."""
     from mutants.honest import honest
 
-    found, bad, open_ = honest(count, seed), 0, 0
+    found, bad, open_ = honest(options.honest, options.seed), 0, 0
+    settings = Settings(backend=options.backend)
     with tempfile.TemporaryDirectory() as name:
         pairs = {each.write(Path(name), place): each for place, each in enumerate(found)}
         named = {solution: each.name for (_, solution), each in pairs.items()}
-        for done in judge_many(list(pairs), Settings(backend=backend), jobs):
+        for done in judge_many(list(pairs), settings, options.jobs):
             undecided, right = done.verdict == "undecided", done.verdict == "accepted"
             bad, open_ = bad + (not right and not undecided), open_ + undecided
             sign, why = ("  ", "") if right else ("? " if undecided else "✗ ", f" {done.message} {done.wrong or ''}")
+            note(options.json, named[done.solution], right, done)
             print(f"{sign}{done.verdict} {done.seconds:5.1f} s  {named[done.solution]}{why}", flush=True)
     print(f"{len(found)} honest solutions, {bad} rejected, {open_} undecided")
     return bad
@@ -195,6 +209,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--honest", type=int, metavar="N", help="judge so many honest solutions instead: honest.py")
     parser.add_argument("--seed", type=int, default=0, help="which honest solutions")
     parser.add_argument("--backend", default="cpu", help="where solutions run; the zoo is written for the CPU")
+    parser.add_argument("--json", default="", metavar="FILE", help="add a line of JSON for each judgement")
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args(arguments)
     if options.table:
@@ -202,7 +217,7 @@ def main(arguments: list[str]) -> int:
         return 0
     if options.honest:
         os.environ.pop("TRITON_INTERPRET", None)
-        return int(judged_honest(options.honest, options.seed, options.jobs, options.backend) > 0)
+        return int(judged_honest(options) > 0)
     chosen = [trick for trick in TRICKS if not options.only or trick.number in options.only]
     if not all(map(shutil.which, ("c++", "ninja"))):
         for trick in [trick for trick in chosen if trick.compiled]:
@@ -213,12 +228,11 @@ def main(arguments: list[str]) -> int:
         for trick, kind, found in judged(chosen, Path(name), options.jobs, options.backend):
             right = trick.holds(found) if kind == "specimen" else found.verdict == "accepted"
             bad += not right
+            note(options.json, f"{trick.number} {kind}", right, found)
             seen = "; ".join([found.verdict, *(each.name for each in found.tricks)])
             sign = " " if right else "✗"
-            print(
-                f"{sign} {trick.number:>3} {kind:<9} {trick.name:<48.48} {seen} {'' if right else found.message}",
-                flush=True,
-            )
+            about = f"{trick.number:>3} {kind:<9} {trick.name:<48.48} {found.seconds:5.1f} s"
+            print(f"{sign} {about}  {seen} {'' if right else found.message}", flush=True)
     print(f"{len(chosen)} tricks, {len(WITHOUT)} without a specimen, {bad} with another verdict than expected")
     return int(bad > 0)
 

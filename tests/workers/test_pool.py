@@ -11,7 +11,7 @@ import pytest
 
 from verify.errors import SPENT, KernelError, UsageError, VerifyError
 from verify.workers import process
-from verify.workers.pool import Job, Pool, using
+from verify.workers.pool import Job, Pool, spread, using
 from verify.workers.process import OutOfTime
 from verify.workers.requests import About, CountGpus, Died, Environment, Late, Request
 
@@ -256,6 +256,16 @@ def test_several_gpus_have_room_for_more_processes_up_to_the_cores(monkeypatch: 
 def test_a_cluster_is_used_as_it_is(made: list[Made]) -> None:
     pool = Pool.of([Made("cuda")])
     assert pool.first(0) is pool and pool.first(9) is pool
+
+
+def test_pools_of_one_worker_take_the_gpus_in_turns(made: list[Made], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Made, "ask", lambda self, request, **_: 2 if isinstance(request, CountGpus) else self.reply())
+    monkeypatch.setattr("verify.workers.pool.gpu_expected", lambda: True)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    assert sorted(spread("abcd", 4, None, lambda item, pool: item)) == [*"abcd"]
+    used = [worker.environment for worker in made if worker.environment]
+    assert used == [{"CUDA_VISIBLE_DEVICES": each} for each in "757"]
+    assert all(worker.stops for worker in made if worker.environment)
 
 
 def test_a_started_pool_grows_and_that_of_the_caller_stays(made: list[Made]) -> None:

@@ -27,11 +27,12 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
-from verify.backends import named
+from verify.backends import gpu_expected, named
 from verify.errors import JudgeFailed, VerifyError
 from verify.workers import process
+from verify.workers.gpus import gpus
 from verify.workers.process import START_SECONDS, Answers, AnyWorker, OutOfTime
-from verify.workers.requests import About, Died, Environment, Late, OnProgress, R, Request, kind_of
+from verify.workers.requests import About, CountGpus, Died, Environment, Late, OnProgress, R, Request, kind_of
 
 T = TypeVar("T")
 WAIT_SECONDS = 0.2  # on some systems an endless wait does not notice Ctrl-C
@@ -206,7 +207,7 @@ class Pool:
 def spread(items: Sequence[T], jobs: int, backend: str | None, do: Callable[[T, Pool], R]) -> Iterator[R]:
     """Yields the results of `do` for all items, as they end. Each of `jobs` threads has a pool of one warm worker."""
     free: SimpleQueue[Pool] = SimpleQueue()
-    pools = [Pool.started(backend) for _ in range(min(jobs, len(items)))]
+    pools = _pools(min(jobs, len(items)), backend)
     for each in pools:
         free.put(each)
 
@@ -226,6 +227,22 @@ def spread(items: Sequence[T], jobs: int, backend: str | None, do: Callable[[T, 
         for each in pools:
             each.stop()
         threads.shutdown()
+
+
+def _pools(count: int, backend: str | None) -> list[Pool]:
+    """Returns pools of one worker each. The workers take the GPUs of this machine in turns."""
+    pools = [Pool.started(backend) for _ in range(count)]
+    if count < 2 or not gpu_expected():
+        return pools
+    try:
+        about = pools[0].ask(Environment(probed=False), timeout=START_SECONDS)
+        seen = pools[0].ask(CountGpus(), timeout=START_SECONDS) if named(about.backend).gpu else 0
+    except VerifyError:  # each request to this backend reports it
+        return pools
+    if seen > 1:
+        names = gpus("all", seen, named(about.backend).visible)
+        pools[1:] = [Pool.on_gpus([names[place % seen]], about.backend) for place in range(1, count)]
+    return pools
 
 
 @contextmanager
