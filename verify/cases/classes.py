@@ -24,7 +24,7 @@ DEMANDING_FROM, DEMANDING_TO = 2.0**-100, 65_504.0
 _RECIPES = {
     DEMANDING: (
         *("mean 1e3", "mean 1e4", "mean -1e3", "constant", "nearly constant", "outlier", "ramp", "spread"),
-        *("scores below -87", "rising maxima", "falling maxima", "repeated tokens"),
+        *("scores below -87", "rising maxima", "falling maxima", "repeated tokens", "lone outlier"),
     ),
     EXTREME: ("tiny 1e-20", "tiny 1e-38", "huge 1e30"),
 }

@@ -321,6 +321,14 @@ def _outlier(wanted: WantedRows) -> Tensor:
     return values
 
 
+def _lone_outlier(wanted: WantedRows) -> Tensor:
+    """Returns rows of which one has an outlier: a kernel that looks for large numbers elsewhere does not see it."""
+    values = wanted.bell()
+    if values.numel():
+        values.view(-1)[wanted.stream.below(1, values.numel(), "place")] = 1.0e4
+    return values
+
+
 def _repeated(wanted: WantedRows) -> Tensor:
     """Returns a few rows repeated, so that sums over a million rows are known exactly in seconds."""
     few = replace(wanted, count=min(wanted.count, _PERIOD)).bell()
@@ -395,6 +403,7 @@ ROW: dict[str, RowRecipe] = {
     "constant": _constant,
     "nearly constant": _bell(times=2.0**-9, plus=1000.0),
     "outlier": _outlier,
+    "lone outlier": _lone_outlier,
     "alternating": _alternating,
     "ramp": _ramp,
     "spread": _spread,
@@ -412,10 +421,10 @@ ROW: dict[str, RowRecipe] = {
     "one-hot": _one_hot,
     "powers of two": _powers,
 }
-SHIFTS = ("uniform", "rank one", "sparse", "one-hot", "powers of two")  # only for `verify judge`
+SHIFTS = ("uniform", "lone outlier", "rank one", "sparse", "one-hot", "powers of two")  # only for `verify judge`
 # These are a regime of every op of rows. The others are for weights, for very many rows, or for logits.
 ROW_REGIMES = tuple(name for name in ROW if not name.startswith(("around", "repeated", CONFIDENT, *SHIFTS)))
 MATRIX_REGIMES = ("randn", "mean 1e3", "outlier", "spread")
 # `verify judge` tries these at each size, by profile.
-_QUICK = ("randn", "uniform", "mean 1e3", "outlier", "alternating", "spread", "rank one", "one-hot")
+_QUICK = ("randn", "uniform", "mean 1e3", "outlier", "lone outlier", "alternating", "spread", "rank one", "one-hot")
 RECIPES_OF_PROFILES = {"quick": _QUICK} | dict.fromkeys(("ci", "nightly", "exhaustive"), (*ROW_REGIMES, *SHIFTS))
