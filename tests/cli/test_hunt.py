@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree as Xml
 
 import pytest
 
@@ -70,7 +71,7 @@ def _plain(worst: record.Worst) -> object:
 def test_one_bad_kernel_does_not_take_the_others_down(project: Path) -> None:
     source = KERNELS[: KERNELS.index('@verify.kernel(op="silu", dtypes=["float32"], gradients=False)\ndef one_exp')]
     (project / "few.py").write_text(source + _kernels("aborts", "refuses", "one_exponent", "sixteen_bits"))
-    done = verify(project, "hunt", "few.py", "--evaluations", "200000", "--json", "-")
+    done = verify(project, "hunt", "few.py", "--evaluations", "200000", "--json", "-", "--junit", "few.xml")
     assert done.returncode == 1
     kernels = {kernel.name: kernel for kernel in files.decode(done.stdout.encode()).kernels}
     assert kernels["aborts"].status == "crashed" and "SIGABRT" in kernels["aborts"].message
@@ -80,6 +81,8 @@ def test_one_bad_kernel_does_not_take_the_others_down(project: Path) -> None:
     assert kernels["one_exponent"].status == "wrong"
     assert kernels["sixteen_bits"].status == "skipped" and "can be tried" in kernels["sixteen_bits"].message
     assert kernels["right"].status == "ok"
+    cases = [each for each in Xml.parse(project / "few.xml").iter("testcase") if each.find("failure") is not None]
+    assert {each.get("classname") for each in cases} == {"aborts", "refuses", "one_exponent", "verify"}
 
 
 def _kernels(*names: str) -> str:

@@ -7,6 +7,7 @@ import errno
 import os
 import shlex
 from pathlib import Path
+from xml.etree import ElementTree as Xml
 
 import msgspec
 import pytest
@@ -57,8 +58,11 @@ def test_a_night_leaves_one_folder_and_its_bounds_are_judged(project: Path) -> N
     assert "right" in (project / "night" / "report.md").read_text()
     assert load(next((project / "reports" / "runs").glob("*.json.gz"))).id == run.id
     assert said("bounds", "propose", "night/run.json", "--on-ci", cwd=project).returncode == 0
-    again = nightly(project, *stages)
+    again = nightly(project, *stages, "--junit", "night.xml")
     assert again.returncode == 0, again.stdout + again.stderr
+    suites = Xml.parse(project / "night.xml").getroot()
+    assert {each.get("name") for each in suites} == {"right", "verify"} and suites.get("failures") == "0"
+    assert any("interpreter" in (each.get("name") or "") for each in suites.iter("testcase"))  # a bound
     bounds = project / "reports" / "bounds" / "interpreter" / "right.toml"
     # the bounds of a kernel that was not measured count, unless the night was asked for chosen targets
     other = bounds.with_name("other.toml")

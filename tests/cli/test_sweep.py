@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
@@ -59,8 +60,9 @@ def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_all_16_bit_inputs_of_a_wrong_kernel(here, tmp_path: Path) -> None:
-    record = tmp_path / "run.json"
-    done = here(f"{SUBJECTS}::naive", "--dtype", "bfloat16", "--hardest", "2", "--json", str(record))
+    record, findings = tmp_path / "run.json", tmp_path / "run.sarif"
+    forms = ("--json", str(record), "--sarif", str(findings))
+    done = here(f"{SUBJECTS}::naive", "--dtype", "bfloat16", "--hardest", "2", *forms)
     assert done.returncode == 1, done.stderr
     assert "all 2^16" in done.stdout and "255.2 ULP on ordinary inputs" in done.stdout
     run = load(record)
@@ -68,6 +70,7 @@ def test_all_16_bit_inputs_of_a_wrong_kernel(here, tmp_path: Path) -> None:
         ("y", "exhaustive", 65_536),
         ("dx", "exhaustive", 65_536),
     ]
+    assert {each["ruleId"] for each in json.loads(findings.read_text())["runs"][0]["results"]} == {"wrong"}
     result = run.kernels[0].results[0]
     assert len(result.hardest) == 2 and result.curve is not None and result.source == "sweep"
     replay = shlex.split(replay_command(result.worst[0].origin))

@@ -33,7 +33,7 @@ from verify.records.record import Run
 from verify.referee.plan import EXIT_CODES, SCHEMA, Judgement, Trick, WrongInput
 from verify.referee.words import checks_of
 from verify.report import annotations, junit, sarif
-from verify.report.checks import RULES, Check, findings, of_run, of_verdict
+from verify.report.checks import RULES, Check, findings, of_night, of_run, of_verdict
 
 RUNS = {run.__name__: run for run in (sample, plain, rich, passing, incomplete, empty)}
 BY_NAME = pytest.mark.parametrize("run", [make() for make in RUNS.values()], ids=list(RUNS))
@@ -67,6 +67,9 @@ def lists() -> dict[str, tuple[list[Check], str]]:
     verdict = gate_verdict()
     return found | {
         "gate": (of_verdict(verdict, Path("reports/bounds")), verdict.word),
+        "night": (of_night(passing(), verdict, Path("reports/bounds")), "fail"),
+        "night without bounds": (of_night(incomplete(), None, Path("b")), "incomplete"),
+        "night that is incomplete": (of_night(incomplete(), judge([incomplete()], book()), Path("b")), "incomplete"),
         "no bounds": (of_verdict(judge([], book()), Path("b")), "incomplete"),
         "judgements": (checks_of(judgements()), "fail"),
         "undecided": (checks_of(judgements()[-1:]), "incomplete"),
@@ -300,6 +303,15 @@ def test_a_gate_writes_them_and_its_exit_code_is_the_verdict(folder: Path) -> No
     assert found["ruleId"] == "bound-breached"
     assert len(list(Xml.parse("gate.xml").iter("failure"))) == 2  # the figure and the verdict
     assert "verify gate: **fail:**" in Path("summary.md").read_text()
+
+
+def test_a_night_ends_with_its_worse_verdict() -> None:
+    verdict = gate_verdict()
+    for run in (plain(), passing()):
+        checks = of_night(run, verdict, Path("b"))
+        assert [each.rule for each in checks if each.name == "verdict"] == ["fail"] and checks[-1].name == "verdict"
+        assert {each.rule for each in of_verdict(verdict, Path("b"))} <= {each.rule for each in checks}
+    assert of_night(passing(), None, Path("b")) == of_run(passing())
 
 
 def test_a_judgement_writes_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,8 @@ def add(commands: Any) -> None:
     options.add(parser, "--backend")
     options.timeout(parser, "a search that is past its duration")
     options.spread(parser)
-    options.sinks(parser, "the run record", "--json", "--html", "--markdown")
+    options.sinks(parser, "the run record", "--json", "--html", "--markdown", "--sarif", "--junit")
+    options.add(parser, "--github")
     parser.set_defaults(handler=main)
 
 

@@ -51,8 +51,8 @@ def add(commands: Any) -> None:
     options.timeout(parser, "a part of a stage", default=TIMEOUT)
     options.spread(parser)
     options.folder(parser, "run.json, report.html, report.md and every part", named="build/nightly/SEED")
-    options.sinks(parser, "the run record", "--json")
-    options.add(parser, "--bounds", "--runs")
+    options.sinks(parser, "the run record", "--json", "--sarif", "--junit")
+    options.add(parser, "--github", "--bounds", "--runs")
     parser.add_argument("--keep", action="store_true", help="add this night's record to the folder of records")
     parser.set_defaults(handler=main)
 
@@ -63,6 +63,7 @@ def main(options: argparse.Namespace) -> int:
     from verify.declare import config
     from verify.laws.profiles import seed_of_today
     from verify.records.files import encode
+    from verify.report.checks import of_night
 
     settings = config.find()
     targets = tuple(given.targets(options, settings))
@@ -97,7 +98,8 @@ def main(options: argparse.Namespace) -> int:
     progress.clear()
     try:
         asked = [record] if options.targets else []  # without targets, every bound of this machine is judged
-        verdict = _judge(record, given.bounds_folder(options, settings, created=True), asked)
+        bounds = given.bounds_folder(options, settings, created=True)
+        verdict = _judge(record, bounds, asked)
     except UsageError:  # bounds that cannot be read
         sinks.write({folder / "run.json": lambda: encode(record)})
         raise
@@ -114,6 +116,7 @@ def main(options: argparse.Namespace) -> int:
         options,
         lambda: sinks.lines(*listed) + _text(record, verdict, folder / "run.json", again),
         kind="record",
+        checks=lambda: of_night(record, verdict, bounds),
         json=lambda: encode(record),
     )
     screen.complain([*night.usage, *([f"finished parts are not saved: {night.lost}"] if night.lost else [])])

@@ -41,7 +41,8 @@ def add(commands: Any) -> None:
     options.add(parser, "--backend", "--jobs")
     options.timeout(parser, "a span of inputs")
     options.spread(parser)
-    options.sinks(parser, "the run record", "--json", "--html", "--markdown")
+    options.sinks(parser, "the run record", "--json", "--html", "--markdown", "--sarif", "--junit")
+    options.add(parser, "--github")
     parser.set_defaults(handler=main)
 
 

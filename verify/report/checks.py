@@ -194,6 +194,14 @@ def of_verdict(verdict: Verdict, bounds: Path) -> list[Check]:
     return [*checks, verdict_check(verdict.word, gate_words.sentence(verdict), checks)]
 
 
+def of_night(run: Run, verdict: Verdict | None, bounds: Path) -> list[Check]:
+    """Returns the checks of a run and of the gate. The gate repeats no missing part. Last is the worse verdict."""
+    parts = [of_run(run), *([of_verdict(verdict, bounds)] if verdict is not None else [])]
+    found = {(each.rule, each.suite, each.name): each for part in reversed(parts) for each in part[:-1]}
+    levels = ("none", "note", "warning", "error")
+    return [*found.values(), max((part[-1] for part in parts), key=lambda each: levels.index(each.level))]
+
+
 def _cause(row: Row) -> tuple[str, ...]:
     """Regimes of one result that are beyond their bounds have one; so have keys of a kernel with the same reason."""
     key, figures = row.key, row.status in gate_words.WITH_FIGURES
