@@ -33,6 +33,12 @@ for number in range(3, 64):
         pass
 {RIGHT}
 """
+PRINTS = f"""
+import os
+print("::error::it was here", flush=True)
+os.write(2, b"it was here")
+{RIGHT}
+"""
 FORKS = """
 import os, time
 while True:
@@ -48,6 +54,7 @@ ATTACKS = {
     "segfault": ("fails", "died of SIGSEGV", "import ctypes\nctypes.string_at(0)"),
     "exit": ("fails", "ended with exit code 0", "import os\nos._exit(0)"),
     "forges": ("cheats", "forges an answer", FORGES),
+    "prints": ("accepted", "", PRINTS),
     "writes": ("fails", "Permission denied", WRITES),
     "survives": ("accepted", "", SURVIVES),
 }
@@ -89,8 +96,9 @@ def demand_verdicts(folder: Path, attacks: dict[str, tuple[str, str, str]]) -> N
     assert not (folder / "out").exists()
 
 
-def test_an_attack_has_its_own_verdict_and_leaves_nothing(tmp_path: Path) -> None:
+def test_an_attack_has_its_own_verdict_and_leaves_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     demand_verdicts(tmp_path, ATTACKS)
+    assert "it was here" not in "".join(capfd.readouterr())
 
 
 @pytest.mark.slow

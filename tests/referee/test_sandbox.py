@@ -6,7 +6,9 @@ import itertools
 import os
 import socket
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,26 @@ def test_a_process_writes_below_its_folder_alone(tmp_path: Path) -> None:
     assert within(inside, lambda: outside.write_text("ab")) == "PermissionError"
     assert within(inside, lambda: os.listdir(tmp_path)) == "PermissionError"
     assert within(inside, lambda: open("/dev/null", "w").close()) == "None"
+
+
+def test_a_process_names_its_threads_and_writes_nothing_else_of_the_kernel(tmp_path: Path) -> None:
+    """CUDA does so at its start."""
+    if "scratch folder alone" not in within(tmp_path):
+        pytest.skip("this kernel has no landlock")
+    mine = "/proc/self/task/{}/comm"
+
+    def named(number: int) -> str:
+        Path(mine.format(number)).write_text("mine")
+        return Path(mine.format(number)).read_text().strip()
+
+    def of_another_thread() -> str:
+        with ThreadPoolExecutor(1) as pool:
+            return named(pool.submit(threading.get_native_id).result())
+
+    assert within(tmp_path, lambda: named(threading.get_native_id())) == "mine"
+    assert within(tmp_path, of_another_thread) == "mine"
+    for path in ("/proc/sys/kernel/core_pattern", "/proc/self/comm", "/proc/self/oom_score_adj"):
+        assert within(tmp_path, lambda path=path: os.open(path, os.O_RDWR)) == "PermissionError", path
 
 
 def test_a_process_has_no_network_and_reaches_no_other(tmp_path: Path) -> None:

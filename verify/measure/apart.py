@@ -253,6 +253,8 @@ class KernelProcesses:
     def _serve(self, connection: Connection, given: bytes) -> None:
         """Runs a fork. It calls the kernels of one target, or judges their results."""
         faulthandler.enable(all_threads=False)
+        # torch replaces its pool of threads after a fork, and aborts if two threads of gradients do so at a time
+        torch.set_num_threads(1)
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
         threading.Thread(target=watch, args=(os.getppid(),), daemon=True).start()
         setup = msgspec.json.decode(given, type=ForkSetup)

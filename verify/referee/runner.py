@@ -76,8 +76,10 @@ def main(connection: Connection) -> None:
 
 
 def _close_all_but(kept: int) -> None:
-    """Closes every file of this process except its connection, its output and an empty input."""
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    """Closes every file of this process except its connection. Its output goes nowhere: a log may obey such text."""
+    empty = os.open(os.devnull, os.O_RDWR)
+    for number in range(3):
+        os.dup2(empty, number)
     os.closerange(3, kept)
     os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX") if os.sysconf("SC_OPEN_MAX") < 1 << 20 else 1 << 16)
 

@@ -33,13 +33,15 @@ _RULESET, _RULE, _RESTRICT = 444, 445, 446  # landlock's system calls, the same 
 
 # landlock's rights, in the order of their bits
 _EXECUTE, _WRITE, _READ, _LIST = 1 << 0, 1 << 1, 1 << 2, 1 << 3
-_IOCTL = 1 << 15
+_TRUNCATE, _IOCTL = 1 << 14, 1 << 15
 # A process of root owns the disks too, so it may write only into these devices.
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/*random", "/dev/nvidia*", "/dev/kfd", "/dev/dri")
 _SYSTEM = (
     *("/usr", "/lib", "/lib64", "/bin", "/sbin", "/opt", "/proc", "/sys", "/etc/alternatives", "/etc/ld.so.cache"),
     *("/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/localtime", "/etc/ld.so.conf", "/etc/ld.so.conf.d"),
 )
+# CUDA names its threads there when it starts, and fails if it cannot. Other files of /proc would change the machine.
+_OWN_THREADS = "/proc/self/task"
 _RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}  # number of rights by version; 16 in later versions
 
 # system calls that reach other processes or the kernel itself, by architecture
@@ -149,7 +151,7 @@ def _landlock(folders: Iterable[str], readable: Iterable[str]) -> bool:
     reading = _EXECUTE | _READ | _LIST
     devices = [path for pattern in _DEVICES for path in glob.glob(pattern)]
     allowed = dict.fromkeys(readable, reading) | dict.fromkeys(devices, reading | _WRITE | _IOCTL)
-    allowed |= dict.fromkeys(folders, every)
+    allowed |= dict.fromkeys(folders, every) | {_OWN_THREADS: reading | _WRITE | _TRUNCATE}
     for path, rights in allowed.items():
         with suppress(OSError):
             opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
@@ -157,7 +159,8 @@ def _landlock(folders: Iterable[str], readable: Iterable[str]) -> bool:
                 rights &= ~_LIST
             below = _Below(rights & every, opened)
             _LIBC.syscall(_RULE, rules, 1, ctypes.byref(below), 0)
-            os.close(opened)
+            if path != _OWN_THREADS:  # an open folder keeps its inode in /proc, to which the rule belongs
+                os.close(opened)
     done = _LIBC.syscall(_RESTRICT, rules, 0) == 0
     os.close(rules)
     return bool(done)
