@@ -300,6 +300,25 @@ def test_a_case_that_is_refused_is_a_limit_and_the_others_are_measured(monkeypat
     assert run_of(never, peer=True).status == "error", "of which nothing was measured"
 
 
+@pytest.mark.parametrize("raises", [False, True])
+def test_where_pytorch_refuses_the_inputs_a_kernel_has_no_verdict(
+    raises: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it raises too or not: of a singular matrix there is no answer. The other cases are judged."""
+    few_cases(monkeypatch, "randn", "constant")
+
+    def solved(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        found, info = torch.linalg.solve_ex(a, b)
+        if raises and info.any():
+            raise ValueError("singular")
+        return found
+
+    options = {"like": torch.linalg.solve, "examples": [(torch.eye(5), torch.ones(5, 2))], "dtypes": ["float32"]}
+    run = measured(verify.kernel(**options, gradients=False, refuses=False, name="solved")(solved))
+    assert [gap.kind for gap in run.gaps] == ["other"] and "singular" in run.gaps[0].text, run.message
+    assert run.status != "error" and only(run).figures.n > 0
+
+
 def test_open_roundings_of_a_peer_are_counted_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(EFFORTS, "small", replace(EFFORTS["small"], elements=1 << 12))
     monkeypatch.setattr(judging, "OPEN_PEER", 0)

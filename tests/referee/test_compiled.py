@@ -57,6 +57,9 @@ def test_what_a_solution_has_compiled_is_kept_for_it_alone(tmp_path: Path, monke
     (tmp_path / "extensions").rmdir()
     assert judging._extensions("a", tmp_path) == first and not (first / "mine" / "lock").exists()
     judging._extensions("c", tmp_path)
+    assert (first.parent / "b").exists(), "another judgement may build there"
+    os.utime(first.parent / "b", (0, 0))
+    judging._extensions("c", tmp_path)
     assert first.is_dir() and not (first.parent / "b").exists(), "the oldest is removed"
 
 

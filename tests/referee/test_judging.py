@@ -121,7 +121,7 @@ def all_linear(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Judgement]
 
 def demand_accepted(found: Judgement) -> None:
     assert (found.verdict, found.tricks, found.wrong) == ("accepted", [], None), found.message
-    assert found.errors[0]["elements"] == 3 * 8 * 60 and found.calls >= 8
+    assert found.errors[0]["elements"] == 3 * 9 * 60 and found.calls >= 8
 
 
 def demand_wrong(found: Judgement) -> None:

@@ -8,6 +8,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -21,7 +22,7 @@ from verify.cases.regimes import deciding_operand
 from verify.cases.sizes import computed_by
 from verify.declare.declaration import Kernel, expected_shape
 from verify.declare.standin import label
-from verify.errors import JudgeFailed, KernelError, TruthError, no_verdict
+from verify.errors import JudgeFailed, KernelError, Refused, TruthError, no_verdict
 from verify.measure.blind import KEPT
 from verify.measure.budget import Allowance, Budget, beyond, differing, peak_memory, sampled, turn
 from verify.measure.call import Measured, run_baseline, run_judged
@@ -153,6 +154,10 @@ def judged_results(
     for question, asked in judging._questions(found.group, case, measured, given, judging.budget):
         _collect((found, case, asked), judge_case(kernel, found.group, question, asked, found.found))
     return list(judging._results_of(dtype, found))
+
+
+class _NoAnswer(Exception):
+    """PyTorch's implementation refuses the inputs of a case, as it does a singular matrix."""
 
 
 @dataclass(frozen=True)
@@ -332,12 +337,17 @@ class Judging:
 
     def _called(self, group: Group, planned: Case) -> list[tuple[Question, Given]] | None:
         """Calls the kernel and PyTorch on a case. Returns None if the kernel gave no result."""
-        made = self.runner.measured(self.calls, planned)
-        if made is None:
+        try:
+            made = self.runner.measured(self._run, planned)
+            if made is None:
+                return None
+            case, measured = made
+            self.notes.extend(note for note in measured.without_figures if note not in self.notes)
+            given, budget = self._given(case, measured), self.budget
+        except _NoAnswer as error:
+            gap = Gap("other", f"{self.kernel.name}: no verdict where PyTorch refuses its inputs: {error}", self.target)
+            self.gaps.extend([gap] if gap not in self.gaps else [])
             return None
-        case, measured = made
-        self.notes.extend(note for note in measured.without_figures if note not in self.notes)
-        given, budget = self._given(case, measured), self.budget
         for _ in range(HALVED):
             try:
                 return self._questions(group, case, measured, given, budget)
@@ -347,13 +357,31 @@ class Judging:
                 budget = budget.halved()
         raise MemoryError
 
+    def _run(self, case: Case) -> Measured:
+        """Calls the kernel. Raises _NoAnswer if the kernel refuses the inputs and PyTorch does too."""
+        try:
+            return self.calls(case)
+        except Refused:
+            if not self.kernel.peer and not self.kernel.refuses:
+                with suppress(KernelError):
+                    self._baseline(case, None)
+            raise
+
+    def _baseline(self, case: Case, measured: Measured | None) -> dict[str, Tensor]:
+        try:
+            return run_baseline(self.kernel, case, self.backend.device, measured).results
+        except Refused as error:
+            if ran_out(error.__cause__ or error):
+                raise
+            raise _NoAnswer(error) from error
+
     def _given(self, case: Case, measured: Measured) -> Given:
         """Returns the results of a case by source. PyTorch's results are omitted if memory runs out."""
         given = {KERNEL: measured.results}
         if self.kernel.peer:
             return given
         try:
-            baseline = run_baseline(self.kernel, case, self.backend.device, measured).results
+            baseline = self._baseline(case, measured)
         except KernelError as error:
             if error.__cause__ is None or not ran_out(error.__cause__):
                 raise

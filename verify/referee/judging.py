@@ -37,7 +37,8 @@ SECONDS = {"quick": 240.0, "ci": 600.0, "nightly": 3600.0, "exhaustive": 14400.0
 HUNT_SECONDS = {"ci": 5.0, "nightly": 60.0, "exhaustive": 300.0}  # of the search for the worst input of each result
 CLOCK_SECONDS = {"quick": 2.0, "ci": 5.0, "nightly": 20.0, "exhaustive": 20.0}  # after which no further round begins
 LOCKED_SECONDS = 600.0  # an older lock is of a build that was ended
-KEPT_EXTENSIONS = 64  # solutions of which the compiled parts are kept
+KEPT_EXTENSIONS = 64  # solutions of which the compiled parts are kept, beside those of the last day
+USED_SECONDS = 86_400.0  # a younger folder may be in use
 SMALLER_SECONDS = 10.0  # of the search for the smallest input
 MEMORY, MEMORY_BESIDE_GPU = 4 << 30, 32 << 30
 FILE = "judged.py"
@@ -135,14 +136,16 @@ def _folder() -> Iterator[Path]:
 
 
 def _extensions(solution: str, folder: Path) -> Path:
-    """Returns the folder for what this solution has compiled; no other solution gets it. Old ones are removed."""
+    """Returns the folder for what this solution has compiled. No other solution gets it. Removes old ones."""
     try:
         kept = cache("extensions")
         found = kept / solution
         found.mkdir(parents=True, exist_ok=True)
         found.touch()
-        for old in sorted(kept.iterdir(), key=lambda each: each.stat().st_mtime)[:-KEPT_EXTENSIONS]:
-            shutil.rmtree(old, ignore_errors=True)
+        ages = sorted((time.time() - each.stat().st_mtime, each) for each in kept.iterdir())
+        for age, old in ages[KEPT_EXTENSIONS:]:
+            if age > USED_SECONDS:
+                shutil.rmtree(old, ignore_errors=True)
         for lock in found.rglob("lock"):
             if lock.stat().st_mtime > time.time() - LOCKED_SECONDS:
                 raise FileExistsError(f"{lock}: another judgement builds there")

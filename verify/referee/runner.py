@@ -56,6 +56,7 @@ KEPT = {
     "CUDA_VISIBLE_DEVICES",
     "TRITON_INTERPRET",
 }  # variables that stay
+SMALL_BYTES, SMALL_PIECES = 1 << 10, 8  # pieces that the C library keeps for its next callers as they are
 HELD_BYTES = 1 << 26  # arguments of earlier calls that stay in memory, so no address repeats by chance
 
 
@@ -238,12 +239,14 @@ class Runner:
         return placed
 
     def _fill_freed(self, arguments: Sequence[Tensor]) -> None:
-        """Fills memory that the next tensors on a GPU get. The C library fills that of the host."""
-        if self._device != "cpu":
-            sizes = {len(bytes_of(each)) for each in (*arguments, *(result for result, _ in self._given))}
-            new = {"dtype": torch.uint8, "device": self._device}
-            held = [torch.full((size,), sandbox.NEVER_WRITTEN, **new) for size in sizes]  # type: ignore[call-overload]
-            del held
+        """Fills memory that the next tensors get. On the host the C library fills all but small pieces."""
+        sizes = {each.nbytes for each in (*arguments, *(result for result, _ in self._given))}
+        if self._device == "cpu":
+            sizes = {size for size in sizes if size <= SMALL_BYTES}
+        new = {"dtype": torch.uint8, "device": self._device}
+        pieces = [size for size in sizes for _ in range(SMALL_PIECES if size <= SMALL_BYTES else 1)]
+        held = [torch.full((size,), sandbox.NEVER_WRITTEN, **new) for size in pieces]  # type: ignore[call-overload]
+        del held
 
     def _unwritten(self, form: Form) -> Tensor:
         size = math.prod(form.shape)
