@@ -84,14 +84,22 @@ CALLED = {
 SOLUTION = """
 import torch
 from math import inf, nan
-from torch import device
 {sums}
 
 class Steps:
 {constants}
 {steps}
 
+def device(type):
+    return torch.device(HERE)
+
+
 def compute(*given):
+    global HERE
+    HERE = given[0].device
+    for name, each in list(vars(Steps).items()):
+        if isinstance(each, torch.Tensor):
+            setattr(Steps, name, each.to(HERE))
     kinds = [x.dtype for x in given if x.is_floating_point()]
     found = Steps().forward(*(x.float() if x.is_floating_point() else x for x in given))
     found = [y.to(kinds[0]) if y.is_floating_point() else y for y in found]

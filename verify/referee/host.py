@@ -319,7 +319,11 @@ class Host:
         self._demand()
         forms = tuple(form_of(name, value) for name, value in (*state.items(), *stored.items()))
         asked = Chained(secrets.randbits(50), forms, tuple(state), tuple(varied), count)
-        self._read(asked.number, self._process.ask(asked, (*state.values(), *stored.values()), self._seconds))
+        ready, _ = self._read(
+            asked.number, self._process.ask(asked, (*state.values(), *stored.values()), self._seconds)
+        )
+        if ready.raised:
+            raise KernelError(ready.raised)
         seconds, last, messages = self._process.time_chain(key, self._seconds)
         answer, results = self._read(asked.number, messages)
         if answer.raised or answer.lazy or len(results) % count:

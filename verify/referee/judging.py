@@ -287,7 +287,10 @@ class _Judging:
             timeout=self.settings.seconds,
             pool=self.workers,
         )
-        run = schedule.run([f"{self.folder / FILE}::{name}" for name in names], session, "verify judge")
+        try:
+            run = schedule.run([f"{self.folder / FILE}::{name}" for name in names], session, "verify judge")
+        except UsageError:  # nothing of it can be hunted, because its sizes are too large
+            return None
         for kernel in run.kernels:
             kernel.results[:] = [each for each in kernel.results if not self._is_excused(kernel, each)]
         return run

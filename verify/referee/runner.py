@@ -111,7 +111,8 @@ class Runner:
         self._entry, self._device = asked.entry, asked.device
         for name in set(os.environ) - KEPT:
             del os.environ[name]
-        os.environ |= {"HOME": asked.folder, "TMPDIR": asked.folder, "USER": "user"}
+        # a fork has imported Triton, which keeps the HOME of that time
+        os.environ |= {"HOME": asked.folder, "TMPDIR": asked.folder, "TRITON_HOME": asked.folder, "USER": "user"}
         os.environ["TORCH_EXTENSIONS_DIR"] = asked.extensions
         tempfile.tempdir = None  # it may be known from before
         os.chdir(asked.folder)
@@ -177,12 +178,15 @@ class Runner:
 
     def _chain(self, asked: Chained, tensors: Sequence[Tensor]) -> None:
         """Runs a chain of calls from the key that comes when everything is ready, and sends the last key at once."""
-        count = len(asked.state)
-        self._load(asked.state, tensors[:count])
-        names = (form.name for form in asked.tensors[count:])
-        stored = {name: each.to(self._device) for name, each in zip(names, tensors[count:], strict=True)}
-        buffers = [[self._unwritten(form) for form in self._entry.into] for _ in range(asked.count)]
-        watch, lazy = chain.Watch(self._device), set[str]()
+        count, lazy = len(asked.state), set[str]()
+        try:
+            self._load(asked.state, tensors[:count])
+            names = (form.name for form in asked.tensors[count:])
+            stored = {name: each.to(self._device) for name, each in zip(names, tensors[count:], strict=True)}
+            buffers = [[self._unwritten(form) for form in self._entry.into] for _ in range(asked.count)]
+            watch = chain.Watch(self._device)
+        except Exception as error:
+            return send(self._connection, Answer(asked.number, raised=_described(error)))
 
         def call(inputs: dict[str, Tensor]) -> list[Tensor]:
             into = buffers.pop()
@@ -198,8 +202,7 @@ class Runner:
                 found, last = chain.run(call, stored, asked.varied, key, asked.count, watch)
         except Exception as error:
             self._connection.send_bytes(b"")
-            send(self._connection, Answer(asked.number, raised=_described(error)))
-            return
+            return send(self._connection, Answer(asked.number, raised=_described(error)))
         self._connection.send_bytes(last.to_bytes(KEY_BYTES, signed=True))
         results = [each.cpu() for answer in found for each in answer]
         forms = tuple(form_of(f"{place}", each) for place, each in enumerate(results))
@@ -207,7 +210,7 @@ class Runner:
         with suppress(Exception):  # a solution may have broken the clock of its process
             seconds = watch.seconds()
         answer = Answer(asked.number, forms, lazy="; ".join(lazy), seconds=seconds)
-        send(self._connection, answer, results)
+        return send(self._connection, answer, results)
 
     def _load(self, names: Sequence[str], values: Sequence[Tensor]) -> None:
         """Makes the module again if its state differs from the last call."""
