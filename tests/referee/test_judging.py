@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from tests.referee.samples import FUNCTIONAL, LINEAR, OPERATOR, SHAPES, TASK, TRACE, Form, solution, written
+from verify.errors import UsageError
+from verify.measure.session import Session
 from verify.referee import judging, problem
 from verify.referee.judging import Settings, judge_many
 from verify.referee.messages import Entry
@@ -181,6 +183,21 @@ def test_what_is_not_there_is_undecided_and_the_next_pair_goes_on(tmp_path: Path
         ("undecided", "no such problem: nowhere.py"),
         ("undecided", "no such solution: s.py"),
     }
+
+
+def test_judgements_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = list[int]()
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # the tests of kernels have it interpret
+
+    def run(targets: list[str], settings: Session, command: str) -> None:
+        seen.append(settings.judges)
+        raise UsageError("enough")
+
+    monkeypatch.setattr(judging.os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(judging.session, "run", run)
+    paths = written(tmp_path, problem=LINEAR, right=solution(PLAIN))
+    (found,) = judge_many([(str(paths["problem"]), str(paths["right"]))], Settings(backend="cpu"), 2)
+    assert (found.message, seen) == ("enough", [4])
 
 
 def test_what_this_machine_enforces_is_in_the_answer(linear: dict[str, Judgement]) -> None:

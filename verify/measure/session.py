@@ -47,6 +47,7 @@ class Session(Work):
     plan: str = ""  # the backend whose cases are measured; empty: the backend in use
     memory: int = 0  # bytes that judging a case may use; 0: the default
     fail_fast: bool = False  # True: stop measuring a kernel after its first finding on ordinary inputs
+    judges: int = 0  # number of cases of a kernel that are judged at a time; 0: by the cores and the kernels
     by_dtype: bool = False  # True: measure each dtype of a kernel on its own, so that many workers are busy to the end
     # True: the store belongs to this run alone; the run claims it, and Ctrl-C makes a record of the finished parts
     whole: bool = False
@@ -235,7 +236,7 @@ class Measuring(Source[_Part, KernelRun]):
             plan=session.plan,
             seconds=session.timeout,
             without=session.without,
-            judges=min(cores, 2 * cores // left) if left < cores else 1,
+            judges=session.judges or (min(cores, 2 * cores // left) if left < cores else 1),
             memory=session.memory,
             fail_fast=session.fail_fast,
         )

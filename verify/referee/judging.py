@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import secrets
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from verify.workers.requests import Environment
 SECONDS = {"quick": 240.0, "ci": 600.0, "nightly": 3600.0, "exhaustive": 14400.0}  # of one problem of a file
 HUNT_SECONDS = {"ci": 5.0, "nightly": 60.0, "exhaustive": 300.0}  # of the search for the worst input of each result
 CLOCK_SECONDS = {"quick": 2.0, "ci": 5.0, "nightly": 20.0, "exhaustive": 20.0}  # after which no further round begins
+MOST_JUDGES = 16  # cases that are judged at a time: each takes memory
 LOCKED_SECONDS = 600.0  # an older lock is of a build that was ended
 KEPT_EXTENSIONS = 64  # solutions of which the compiled parts are kept, beside those of the last day
 USED_SECONDS = 86_400.0  # a younger folder may be in use
@@ -61,6 +63,7 @@ class Settings:
     backend: str | None = None
     seed: int | None = None  # None: random
     timeout: float | None = None  # seconds of one problem of a file; None: the profile's
+    jobs: int = 1  # judgements at a time, which share the cores
     memory: int | None = None  # bytes of a solution; None: MEMORY, or more with a GPU
     progress: Callable[[str], None] = lambda text: None
 
@@ -113,7 +116,7 @@ def judge_many(pairs: Sequence[tuple[str, str]], settings: Settings, jobs: int) 
 
     def one(pair: tuple[str, str], pool: Pool) -> Judgement:
         try:
-            return judge(*pair, settings, pool)
+            return judge(*pair, replace(settings, jobs=jobs), pool)
         except VerifyError as error:
             return _unjudged(*pair, getattr(error, "message", str(error)))
 
@@ -262,6 +265,7 @@ class _Judging:
             seed=self.plan.seed,
             timeout=self.settings.seconds,
             jobs=1,
+            judges=max(1, min((os.cpu_count() or 1) // self.settings.jobs, MOST_JUDGES)),
             profile=self.plan.profile,
             pool=self.workers,
             progress=self.settings.progress,
