@@ -283,7 +283,9 @@ def test_an_exact_zero_that_no_precision_shows_is_zero() -> None:
 
 def test_a_wide_enclosure_is_not_taken_for_a_number() -> None:
     """A definition that compares equal numbers leaves two answers at every precision. Neither of them is the truth."""
-    with pytest.raises(BeyondEffort, match=r"^an exact value is anywhere from 0 to 0\.25: the definition compares two"):
+    with pytest.raises(
+        BeyondEffort, match=r"^an exact value is anywhere from 0\.0 to 0\.25: the definition compares two"
+    ):
         exact._as_tie(Enclosure(Fraction(0), Fraction(1, 4)))
 
 

@@ -23,7 +23,8 @@ from verify.truth.ulp import Policy
 
 START_PRECISION = 160
 MAX_PRECISION = 20_480
-_WIDE = Fraction(1, 2**2048)  # a wider enclosure is not narrowed by more bits
+# A wider enclosure is not narrowed by more bits. A ball around a short number is rounded up to 2^-256 of it.
+_WIDE, _NOTHING = Fraction(1, 2**128), Fraction(1, 2**2048)
 _RARE = 2_560  # after this precision the largest comes next: only ties and numbers very near one are still open
 _SETTLED = 40  # an error is decided once its interval is narrower than 2^-40 times it, or than 2^-40 ulp
 
@@ -371,13 +372,13 @@ def _as_tie(enclosure: Enclosure) -> Enclosure:
     mpmath value then contains the midpoint, at any precision. Raises TruthError if no short number is inside, and
     BeyondEffort for a wide enclosure: it holds several answers, between which the definition's own decision stays open.
     """
-    width = enclosure.high - enclosure.low
-    if width > _WIDE * max(1, abs(enclosure.low), abs(enclosure.high)):
+    size, is_zero = max(abs(enclosure.low), abs(enclosure.high)), enclosure.low <= 0 <= enclosure.high
+    if size < 1 / _NOTHING and enclosure.high - enclosure.low > 2 * (_NOTHING if is_zero else _WIDE * size):
         raise BeyondEffort(
             f"an exact value is anywhere from {float_or_text(enclosure.low)} to {float_or_text(enclosure.high)}: the "
             f"definition compares two numbers that are equal to {MAX_PRECISION} bits"
         )
-    if enclosure.low <= 0 <= enclosure.high:
+    if is_zero:
         return Enclosure(Fraction(0), Fraction(0))
     middle = (enclosure.low + enclosure.high) / 2
     unit = power_of_two(floor_log2(middle) - 2_200)  # longer than any midpoint of a float64 result

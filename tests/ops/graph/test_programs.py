@@ -305,6 +305,20 @@ def test_both_routes_of_a_point_agree_where_the_value_is_exact_and_where_it_canc
             assert mp.ldexp(mp.mpf(mantissa), exponent) == want == point.mp(160)
 
 
+def test_what_no_precision_finds_is_not_undefined() -> None:
+    """1 - sigmoid(250,000) is 2^-360,000: its logarithm is less than -100, whatever it is."""
+    op = Definition(
+        lambda x: functional.binary_cross_entropy(x.sigmoid(), x.sigmoid() * 0), ["x"], shapes={"x": "n"}
+    ).op()
+    problem = Problem({"x": torch.tensor([250_000.0])}, {}, {}, ("y",))
+    truth = evaluate(op, problem, {"y": named("float32")})["y"]
+    [point] = op.points(problem, "y", [0])
+    check_bound([point], truth, [0])
+    with pytest.raises(BeyondEffort, match="is not known at"):
+        point.mp(160)
+    assert abs(truth.value.item() - 100) <= truth.bound.item() * (1 + 1e-9)
+
+
 def test_any_answer_is_right_where_a_program_has_no_value() -> None:
     silu, swish = Definition(functional.silu, ["x"]).op(), Definition(functional.hardswish, ["x"]).op()
     x = torch.tensor([-math.inf, math.nan, 1.0])

@@ -177,6 +177,8 @@ class ElementEvaluator:
                 break
             if bits >= _LIMIT and ball.is_finite() and bits - lost >= _SHARP:  # many bits cancel, but enough remain
                 break
+            if bits >= _LIMIT and ball.is_nan() and self._is_number(position):
+                raise BeyondEffort(f"an exact value of {self.result} is not known at {bits} bits")
             if bits >= _LIMIT and (ball.is_nan() or ball.contains(0)):
                 return mp.nan if ball.is_nan() else mp.zero
             if bits >= _LIMIT:  # the ball spans a jump at an exact tie
@@ -187,6 +189,10 @@ class ElementEvaluator:
         value = self._element(position, bits, Decimals)
         with mp_bits(bits):
             return mp.mpf(value)
+
+    def _is_number(self, position: int) -> bool:
+        """True if float64 finds a number. NaN of both arithmetics then means "not known", not "undefined"."""
+        return not math.isnan(float(self._reference().lo.reshape(-1)[self.indices[position]]))
 
     def _reference(self) -> Any:
         """Returns the float64 intervals of the whole result, without open decisions. Computed once."""
