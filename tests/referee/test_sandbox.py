@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from verify.referee import sandbox
+from verify.referee import runner, sandbox
 from verify.referee.host import SolutionProcess
 from verify.referee.messages import Build, Call, Entry, Form, bytes_of, form_of, template_of, tensor_of, value_of
 
@@ -70,6 +70,27 @@ def test_a_process_names_its_threads_and_writes_nothing_else_of_the_kernel(tmp_p
     assert within(tmp_path, of_another_thread) == "mine"
     for path in ("/proc/sys/kernel/core_pattern", "/proc/self/comm", "/proc/self/oom_score_adj"):
         assert within(tmp_path, lambda path=path: os.open(path, os.O_RDWR)) == "PermissionError", path
+
+
+def test_an_object_of_the_parent_closes_no_file_of_a_solution(tmp_path: Path) -> None:
+    """A fork has its parent's objects. One that closes its file at the end may not close what CUDA opened since."""
+    read, write = os.pipe()
+    secret = (tmp_path / "secret").open("w+")
+    pid = os.fork()
+    if not pid:
+        try:
+            runner._close_all_but(write)
+            opened = [os.open("/dev/zero", os.O_RDONLY) for _ in range(64)]
+            before = os.readlink(f"/proc/self/fd/{secret.fileno()}")
+            secret.close()
+            os.write(write, f"{before} {all(os.read(each, 1) for each in opened)}".encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    os.waitpid(pid, 0)
+    secret.close()
+    with open(read, "rb") as pipe:
+        assert pipe.read().decode() == "/dev/null True"
 
 
 def test_a_process_has_no_network_and_reaches_no_other(tmp_path: Path) -> None:

@@ -77,12 +77,14 @@ def main(connection: Connection) -> None:
 
 
 def _close_all_but(kept: int) -> None:
-    """Closes every file of this process except its connection. Its output goes nowhere: a log may obey such text."""
+    """Closes every file of this process except its connection. Its output goes nowhere: a log may obey such text.
+
+    The numbers stay taken. Objects of the parent, which a fork has too, close them later: they may not be CUDA's then.
+    """
     empty = os.open(os.devnull, os.O_RDWR)
-    for number in range(3):
-        os.dup2(empty, number)
-    os.closerange(3, kept)
-    os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX") if os.sysconf("SC_OPEN_MAX") < 1 << 20 else 1 << 16)
+    opened = os.listdir("/proc/self/fd" if os.path.exists("/proc/self/fd") else "/dev/fd")
+    for number in {0, 1, 2, *map(int, opened)} - {kept, empty}:
+        os.dup2(empty, number, inheritable=number < 3)
 
 
 class Runner:

@@ -75,7 +75,7 @@ def isolate() -> tuple[list[str], list[str]]:
     if _LIBC.mount(b"proc", b"/proc", b"proc", 0, None) != 0:
         holds.pop()
         return holds, ["/proc lists other processes"]
-    if _kernel() >= _PID_MAX_IS_LOCAL or os.getuid():
+    if os.getpid() == 1 and (_kernel() >= _PID_MAX_IS_LOCAL or os.getuid()):  # else it is the limit of the machine
         with suppress(OSError), open("/proc/sys/kernel/pid_max", "w") as file:
             file.write(f"{PROCESSES}")
     return holds, []
