@@ -327,6 +327,11 @@ asked = msgspec.Raw(msgspec.json.encode(ListKernels("examples/pytorch.py")))
 print(bytes(kernels.answer(asked, print)).decode())
 print(kernels._kernel.pid == begun, kernels._begun)
 kernels.stop()
+kernels = apart.KernelProcesses(None, lambda: Cuda("cpu"), how)
+begun = kernels._begun.pid
+kernels.answer(msgspec.Raw(msgspec.json.encode(ListKernels("examples/pytorch.py", forks=True))), print)
+print(kernels._kernel.pid == begun, kernels._begun)
+kernels.stop()
 """
 
 
@@ -375,4 +380,8 @@ def test_kernels_timed_beside_each_other_share_a_process_until_one_changes_it(pr
 
 
 def test_a_process_that_is_begun_with_the_worker_takes_the_first_target(printed: list[str]) -> None:
-    assert printed[2:] == ["no GPU", '"examples/pytorch.py on cuda"', "True None"]
+    assert printed[2:5] == ["no GPU", '"examples/pytorch.py on cuda"', "True None"]
+
+
+def test_a_module_that_forks_gets_no_process_that_has_used_the_gpu(printed: list[str]) -> None:
+    assert printed[5:] == ["False None"]

@@ -216,7 +216,8 @@ def test_events_on_a_gpu_agree_with_the_clock_of_the_judge(tmp_path: Path) -> No
     found = timed(gpu, tmp_path / "right", solution(RIGHT), text)
     assert not found.reason and not found.tricks and not found.wrong
     assert found.own_clock is not None and found.at_most is not None and found.times_as_fast is not None
-    assert found.milliseconds == found.own_clock <= found.at_most
+    # other work on the machine keeps the clocks apart; the solution's own one is then not taken
+    assert found.own_clock <= found.milliseconds <= found.at_most
     assert 0.5 < found.times_as_fast < 2
     aside = """
         side = torch.cuda.Stream()

@@ -124,6 +124,9 @@ class KernelProcesses:
             self._kernel, self._targets = None, []
         if not targets:
             return self._handler.answer(asked, self.backend, progress)
+        if self._begun is not None and isinstance(asked, ListKernels) and asked.forks:
+            self._begun.stop(at_once=True)
+            self._begun = None
         beside = list(asked.beside) if isinstance(asked, Time) else []
         kernel = self._process(beside or targets, laws=bool(getattr(asked, "law", "") or getattr(asked, "laws", "")))
         self._listed = self._listed and asked.lists

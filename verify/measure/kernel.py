@@ -73,6 +73,7 @@ _WAITS = 6  # a case is tried this many times while others hold the memory of a 
 _TENSORS = 5  # memory of a case with gradients, in sizes of its operands and outputs: gradients, copies, PyTorch's
 _JUDGED = 3  # the same while it is judged
 _EVALUATED = 48  # bytes of evaluation for each number of its program
+_OF_ONE_CALL = 1 << 14  # elements of a result of `judged_results`
 _LITTLE = 1 << 21  # a case whose operands and outputs have fewer bytes takes no memory worth a turn
 
 
@@ -141,12 +142,15 @@ def _patient(run: Run) -> Run:
 def judged_results(
     kernel: Kernel, backend: Backend, inputs: dict[str, Tensor], results: dict[str, Tensor], baseline: dict[str, Tensor]
 ) -> list[Result]:
-    """Returns the results of one call, judged beside PyTorch's. The inputs are given and count as ordinary."""
+    """Returns the results of one call, judged beside PyTorch's. The inputs are given and count as ordinary.
+
+    Of a large result the elements that differ most from PyTorch's are judged, and some others.
+    """
     dtype = kernel.dtypes[0]
     case = Case(dtype=dtype, dims=(0,), fill="normal")
     found = _GroupJudging(Group((case,), pinned=True))
     runner, calls = CaseRunner(kernel, ""), Calls(lambda case: run_judged(kernel, case, backend.device))
-    budget = Budget.of(backend)
+    budget = replace(Budget.of(backend), whole=_OF_ONE_CALL, elements=_OF_ONE_CALL)
     judging = Judging(kernel, "", backend, 0, 1, math.inf, calls, runner, budget, Allowance(budget.seconds))
     on_device = {name: value.to(backend.device) for name, value in inputs.items()}
     measured = Measured(dict(on_device), {}, {name: value.to(backend.device) for name, value in results.items()}, ())

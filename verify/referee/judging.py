@@ -202,7 +202,7 @@ class _Judging:
             "seed": plan.seed,
         }
         try:
-            names = [each.name for each in declared_by(self.workers, str(file))]
+            names = [each.name for each in declared_by(self.workers, str(file), forks=True)]
         except (UsageError, VerifyError) as error:
             message = getattr(error, "message", str(error)).replace(f"{file}: ", "").replace(str(file), plan.problem)
             return Judgement(verdict="undecided", message=message, unchecked=["everything"], **base)
