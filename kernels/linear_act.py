@@ -132,29 +132,36 @@ def _tile_kernel(
     BN: tl.constexpr,
     BK: tl.constexpr,
     GROUP: tl.constexpr,
+    BOXES: tl.constexpr = False,  # a_ptr and b_ptr are tensor descriptors, of the transposes where A_T and B_T
+    A_T: tl.constexpr = False,
+    B_T: tl.constexpr = False,
 ):
     tile_m, tile_n = tile_of(tl.program_id(0), tl.cdiv(M, BM), tl.cdiv(N, BN), GROUP)
     rows = tile_m.to(tl.int64) * BM + tl.arange(0, BM)
     cols = tile_n.to(tl.int64) * BN + tl.arange(0, BN)
     ks = tl.arange(0, BK).to(tl.int64)
-    wide: tl.constexpr = tl.float64 if a_ptr.dtype.element_ty == tl.float64 else tl.float32
+    out: tl.constexpr = y_ptr.dtype.element_ty
+    wide: tl.constexpr = tl.float64 if out == tl.float64 else tl.float32
     acc = tl.zeros((BM, BN), wide)
     for k in range(0, K, BK):
-        at = k + ks
-        a = tl.load(
-            a_ptr + rows[:, None] * stride_am + at[None, :] * stride_ak,
-            mask=(rows < M)[:, None] & (at < K)[None, :],
-            other=0.0,
-        )
-        b = tl.load(
-            b_ptr + cols[None, :] * stride_bn + at[:, None] * stride_bk,
-            mask=(cols < N)[None, :] & (at < K)[:, None],
-            other=0.0,
-        )
+        if BOXES:
+            a = a_ptr.load([k, tile_m * BM]).T if A_T else a_ptr.load([tile_m * BM, k])
+            b = b_ptr.load([k, tile_n * BN]) if B_T else b_ptr.load([tile_n * BN, k]).T
+        else:
+            at = k + ks
+            a = tl.load(
+                a_ptr + rows[:, None] * stride_am + at[None, :] * stride_ak,
+                mask=(rows < M)[:, None] & (at < K)[None, :],
+                other=0.0,
+            )
+            b = tl.load(
+                b_ptr + cols[None, :] * stride_bn + at[:, None] * stride_bk,
+                mask=(cols < N)[None, :] & (at < K)[:, None],
+                other=0.0,
+            )
         acc = tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=wide)
     if HAS_BIAS:
         acc += tl.load(bias_ptr + cols, mask=cols < N, other=0.0).to(wide)[None, :]
-    out: tl.constexpr = y_ptr.dtype.element_ty
     offsets = rows[:, None] * stride_ym + cols[None, :]
     mask = (rows < M)[:, None] & (cols < N)[None, :]
     if SAVE & MODE:

@@ -93,6 +93,9 @@ def _tile_kernel(
     BN: tl.constexpr,
     BK: tl.constexpr,
     GROUP: tl.constexpr,
+    BOXES: tl.constexpr = False,  # a_ptr and b_ptr are tensor descriptors, of the transposes where A_T and B_T
+    A_T: tl.constexpr = False,
+    B_T: tl.constexpr = False,
 ):
     tile_m, tile_n = tile_of(tl.program_id(0), tl.cdiv(M, BM), tl.cdiv(N, BN), GROUP)
     rows = tile_m.to(tl.int64) * BM + tl.arange(0, BM)
@@ -102,17 +105,24 @@ def _tile_kernel(
     wide: tl.constexpr = tl.float64 if out == tl.float64 else tl.float32
     acc = tl.zeros((BM, BN), wide)  # the first half, or all of a plain product
     second = tl.zeros((BM, BN), wide)
+    gap = tl.cast(N, tl.int64)  # Triton makes N = 1 a plain number, which has no N.to
     for k in range(0, K, BK):
-        at = k + ks
-        a_mask = (rows < M)[:, None] & (at < K)[None, :]
-        b_mask = (cols < N)[None, :] & (at < K)[:, None]
-        a = tl.load(a_ptr + rows[:, None] * stride_am + at[None, :] * stride_ak, mask=a_mask, other=0.0)
-        b_at = b_ptr + cols[None, :] * stride_bn + at[:, None] * stride_bk
-        b = tl.load(b_at, mask=b_mask, other=0.0)
+        if BOXES:
+            a = a_ptr.load([k, tile_m * BM]).T if A_T else a_ptr.load([tile_m * BM, k])
+            b = b_ptr.load([k, tile_n * BN]) if B_T else b_ptr.load([tile_n * BN, k]).T
+        else:
+            at = k + ks
+            a_mask = (rows < M)[:, None] & (at < K)[None, :]
+            b_mask = (cols < N)[None, :] & (at < K)[:, None]
+            a = tl.load(a_ptr + rows[:, None] * stride_am + at[None, :] * stride_ak, mask=a_mask, other=0.0)
+            b_at = b_ptr + cols[None, :] * stride_bn + at[:, None] * stride_bk
+            b = tl.load(b_at, mask=b_mask, other=0.0)
         acc = tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=wide)
         if MODE % 4 != 0:
-            gap = tl.cast(N, tl.int64)  # Triton makes N = 1 a plain number, which has no N.to
-            b = tl.load(b_at + gap * stride_bn, mask=b_mask, other=0.0)
+            if BOXES:
+                b = b_ptr.load([k, tile_n * BN + N]) if B_T else b_ptr.load([tile_n * BN + N, k]).T
+            else:
+                b = tl.load(b_at + gap * stride_bn, mask=b_mask, other=0.0)
             second = tl.dot(a, b, second, input_precision=PRECISION, out_dtype=wide)
     mask = (rows < M)[:, None] & (cols < N)[None, :]
     if HAS_BIAS:
