@@ -24,7 +24,7 @@ sizes and dtypes. From the mathematics to the public functions:
     forward_rows.py      forward, short rows, several at once         FAST
     forward_blocks.py    forward, longer rows and float64             EXACT, WIDE
     backward.py          backward                                     FAST, EXACT, WIDE
-    backward_paired.py   backward, many long float32 rows             PAIRED
+    backward_paired.py   backward, long float32 rows                  PAIRED
     hard_rows.py         rows that these cannot hold, in float64 pairs
     columns.py           column sums of the backward pass
     plan.py, launch.py   the choice of kernels, and the launches
