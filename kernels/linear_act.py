@@ -21,7 +21,7 @@ activations while the matrix units work on the next tile. A plain tiled kernel c
 other devices, for K <= 128, and for shapes and strides that the copy engine cannot address. On Hopper it also computes
 the last few tiles, cut into tiny ones, if the whole rounds of one tile per processor leave only few (_rounds). At M, K,
 N = 8192, 4096, 16384, where 4 of 4096 tiles are left, the forward pass then takes 1.000 (bfloat16) and 0.991 (float16)
-of the time of cuBLAS's bare product on an H200; without it 1.027 and 1.019 (kernels/bench/linear.py).
+of the time of cuBLAS's bare product on an H200; without it 1.027 and 1.019.
 
 Backward. One pass computes g = dy * act'(pre) and db. Then dx = g @ W uses the kernels above. dW = g^T @ x is a sum
 over rows in two or three levels (linear_weight.py). `pre` is the rounded pre-activation. The forward pass stores it if

@@ -178,25 +178,6 @@ def errors(contender: str, block: str, rows: int, width: int, inner: int, dtype,
     return {"y": error(*sums), "dx": error(found[0], wanted[0]), "parameters": max(of_parameters)}
 
 
-def captured(step):
-    """Returns a CUDA graph of one step."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    gc.collect()  # memory of an earlier graph freed during this capture would fail both
-    gc.disable()
-    try:
-        with torch.cuda.graph(graph, stream=stream):
-            graph.kept = step()
-    finally:
-        gc.enable()
-    return graph
-
-
 def waves(*shape: int) -> Tensor:
     """Returns numbers between -1.5 and 1.5 without a generator: a failed capture leaves the device's generator
     unusable.
@@ -242,7 +223,7 @@ def times(block: str, size: str, width: int, inner: int, names: list[str], until
     count = max(3, min(50, int(60 / one)))
     for name, step in steps.items():
         try:
-            graphs[name] = captured(step)
+            graphs[name] = report.captured(step, torch.cuda.Stream())
         except Exception as problem:
             rows[name]["gpu failed"] = reason(problem)
     found = {name: ([], []) for name in steps}

@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import cProfile
-import gc
 import itertools
 import math
 import pstats
@@ -35,7 +34,7 @@ import triton
 import triton.language as tl
 
 from kernels.bench import report
-from kernels.bench.layer_norm import captured, medians
+from kernels.bench.report import captured, medians
 from kernels.geglu import geglu, geglu_split
 from kernels.gelu import gelu, gelu_backward
 from kernels.layer_norm import layer_norm, layer_norm_residual, layer_norm_residual_bias
@@ -118,9 +117,20 @@ def problems(m: int, n: int) -> dict[str, tuple[list[tuple[int, ...]], dict[str,
     table = {
         "bare": ([row], {"bare": _Bare.apply}),
         "gelu": ([row], {"ours": gelu, "eager": F.gelu}),
+        "gelu tanh": (
+            [row],
+            {"ours": partial(gelu, approximate="tanh"), "eager": partial(F.gelu, approximate="tanh")},
+        ),
         "gelu_backward": ([row, row], {"ours": gelu_backward, "eager": torch.ops.aten.gelu_backward}),
         "geglu": ([(m, 2 * n)], {"ours": geglu, "eager": lambda x: _geglu_eager(*x.chunk(2, -1))}),
         "geglu_split": ([row, row], {"ours": geglu_split, "eager": _geglu_eager}),
+        "geglu_split tanh": (
+            [row, row],
+            {
+                "ours": partial(geglu_split, approximate="tanh"),
+                "eager": lambda a, b: a * F.gelu(b, approximate="tanh"),
+            },
+        ),
         "swiglu": ([(m, 2 * n)], {"ours": swiglu, "eager": lambda x: _swiglu_eager(*x.chunk(2, -1))}),
         "swiglu_split": ([row, row], {"ours": swiglu_split, "eager": _swiglu_eager}),
         "rms_norm": ([row, vector], {"ours": rms_norm, "eager": _rms_eager}),
@@ -156,10 +166,9 @@ def problems(m: int, n: int) -> dict[str, tuple[list[tuple[int, ...]], dict[str,
 
     if LigerLayerNormFunction is not None:
         table["layer_norm"][1]["liger"] = lambda x, w, b: LigerLayerNormFunction.apply(x, w, b, 1e-5)
-        table["geglu_split"][1]["liger"] = lambda a, b: LigerGELUMulFunction.apply(b, a)
+        table["geglu_split tanh"][1]["liger"] = lambda a, b: LigerGELUMulFunction.apply(b, a)
         table["rms_norm"][1]["liger"] = lambda x, w: LigerRMSNormFunction.apply(x, w, 1e-6)
         table["swiglu_split"][1]["liger"] = lambda a, b: LigerSiLUMulFunction.apply(b, a)
-        table["geglu"][1]["liger"] = lambda x: LigerGELUMulFunction.apply(*x.chunk(2, -1)[::-1])
         table["swiglu"][1]["liger"] = lambda x: LigerSiLUMulFunction.apply(*x.chunk(2, -1)[::-1])
         table["layer_norm_residual"][1]["liger"] = liger_residual
         table["layer_norm_residual_bias"][1]["liger"] = lambda x, r, i, w, b: liger_residual(x + i, r, w, b)
@@ -206,7 +215,6 @@ def host_times(calls: dict[str, Callable], rounds: int) -> dict[str, float]:
 
 def gpu_time(call: Callable) -> float:
     """Returns microseconds of a call in a CUDA graph."""
-    gc.collect()  # an uncollected autograd graph would tie the capture to the stream that made it
     graph = captured(lambda: [call() for _ in range(CALLS)], torch.cuda.Stream())
     return medians({"graph": graph.replay}, 9)["graph"] * 1e3 / CALLS
 
