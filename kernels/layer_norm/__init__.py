@@ -66,6 +66,7 @@ def _checks(name: str) -> Callable[..., None]:
         weight: Tensor | None,
         bias: Tensor | None,
         eps: float,
+        centre: bool,
     ) -> None:
         if x.dim() == 0:
             raise ValueError(f"{name}: x needs a last dimension to normalise; x has 0 dimensions")
@@ -108,7 +109,7 @@ def _call(
 ) -> Any:
     if isinstance(eps, int):
         eps = float(eps)
-    return forward_op.checked(_CHECK[name], x, residual, input_bias, weight, bias, eps)
+    return forward_op.checked(_CHECK[name], x, residual, input_bias, weight, bias, eps, True)
 
 
 def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *, eps: float = 1e-5) -> Tensor:

@@ -1,4 +1,7 @@
-"""The two registered operators and their derivatives. Second derivatives are torch operations in float64."""
+"""The two registered operators of both norms and their derivatives. Second derivatives are torch operations in float64.
+
+RMS norm is centre=False, without input_bias and bias.
+"""
 
 from __future__ import annotations
 
@@ -16,22 +19,17 @@ Maybe = Tensor | None
 
 @operator("verify_kernels::layer_norm")
 def forward_op(
-    x: Tensor, residual: Maybe, input_bias: Maybe, weight: Maybe, bias: Maybe, eps: float
+    x: Tensor, residual: Maybe, input_bias: Maybe, weight: Maybe, bias: Maybe, eps: float, centre: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns y, s and stats; s is None without a residual, stats is float64 [rows, 4]."""
     if x.numel() == 0:
-        return _forward_fake(x, residual, input_bias, weight, bias, eps)
-    return launch_forward(x, residual, input_bias, weight, bias, eps)
+        return _forward_fake(x, residual, input_bias, weight, bias, eps, centre)
+    return launch_forward(x, residual, input_bias, weight, bias, eps, centre)
 
 
 @forward_op.register_fake
 def _forward_fake(
-    x: Tensor,
-    residual: Tensor | None,
-    input_bias: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
+    x: Tensor, residual: Maybe, input_bias: Maybe, weight: Maybe, bias: Maybe, eps: float, centre: bool
 ) -> tuple[Any, ...]:
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     s = None if residual is None else torch.empty(x.shape, dtype=residual.dtype, device=x.device)
@@ -52,33 +50,36 @@ def backward_op(
     need_w: bool,
     need_b: bool,
     need_i: bool,
+    centre: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Returns dx, dresidual, dinput_bias, dweight and dbias, None for each that is not needed.
 
     dresidual is also None if it equals dx: both have one dtype.
     """
     if x.numel() == 0:
-        fakes = _backward_fake(dy, ds, x, residual, input_bias, weight, bias, stats, eps, need_w, need_b, need_i)
+        needs = need_w, need_b, need_i, centre
+        fakes = _backward_fake(dy, ds, x, residual, input_bias, weight, bias, stats, eps, *needs)
         zeros: Any = tuple(None if t is None else t.zero_() for t in fakes)
         return zeros
     need = (need_w, need_b, need_i)
-    return launch_backward(dy, ds, x, residual, input_bias, weight, bias, stats, need)
+    return launch_backward(dy, ds, x, residual, input_bias, weight, bias, stats, need, centre)
 
 
 @backward_op.register_fake
 def _backward_fake(
     dy: Tensor,
-    ds: Tensor | None,
+    ds: Maybe,
     x: Tensor,
-    residual: Tensor | None,
-    input_bias: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
+    residual: Maybe,
+    input_bias: Maybe,
+    weight: Maybe,
+    bias: Maybe,
     stats: Tensor,
     eps: float,
     need_w: bool,
     need_b: bool,
     need_i: bool,
+    centre: bool,
 ) -> tuple[Any, ...]:
     def vector(wanted: bool, like: Tensor | None) -> Any:
         dtype = x.dtype if like is None else like.dtype
@@ -91,7 +92,7 @@ def _backward_fake(
 
 
 def _setup_forward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    x, residual, input_bias, weight, bias, ctx.eps = inputs
+    x, residual, input_bias, weight, bias, ctx.eps, ctx.centre = inputs
     ctx.save_for_backward(x, residual, input_bias, weight, bias, output[2])
     ctx.set_materialize_grads(False)
 
@@ -102,9 +103,9 @@ def _differentiate_forward(ctx: Any, dy: Tensor | None, ds: Tensor | None, _: An
         dy = torch.zeros_like(x)
     if residual is None:
         ds = None
-    _, _, need_i, need_w, need_b, _ = ctx.needs_input_grad
+    need_i, need_w, need_b = ctx.needs_input_grad[2:5]
     dx, dr, di, dw, db = backward_op(
-        dy, ds, x, residual, input_bias, weight, bias, stats, ctx.eps, need_w, need_b, need_i
+        dy, ds, x, residual, input_bias, weight, bias, stats, ctx.eps, need_w, need_b, need_i, ctx.centre
     )
     if residual is not None and residual.dtype == x.dtype:
         dr = dx
@@ -115,11 +116,12 @@ def _differentiate_forward(ctx: Any, dy: Tensor | None, ds: Tensor | None, _: An
         dw if need_w else None,
         db if need_b else None,
         None,
+        None,
     )
 
 
 def _setup_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    dy, ds, x, residual, input_bias, weight, bias, _, ctx.eps, *ctx.need = inputs
+    dy, ds, x, residual, input_bias, weight, bias, _, ctx.eps, *ctx.need, ctx.centre = inputs
     ctx.save_for_backward(dy, ds, x, residual, input_bias, weight, bias)
     ctx.set_materialize_grads(False)
 
@@ -134,6 +136,7 @@ def _differentiate_backward(
       of dy:  rstd P(u) w + q xhat + t            of weight:  sum over rows of rstd P(u) dy
       of x:   rstd P(q dy - rstd (c2 u + mean(u xhat) g)) - rstd^2 xhat cov,
               cov = mean(u g) - mean(u) mean(g) - mean(u xhat) c2.
+    RMS norm has no term with mean(a), mean(u) or mean(g).
     """
     dy, ds, x, residual, input_bias, weight, bias = ctx.saved_tensors
     n = x.shape[-1]
@@ -147,7 +150,7 @@ def _differentiate_backward(
     for other in (input_bias, residual):
         if other is not None:
             v = v + other.double()
-    d = v - v.mean(-1, keepdim=True)
+    d = v - v.mean(-1, keepdim=True) if ctx.centre else v
     rstd = (d.square().mean(-1, keepdim=True) + ctx.eps).rsqrt()
     xhat = d * rstd
     upstream = dy.double()
@@ -157,7 +160,8 @@ def _differentiate_backward(
         return a.mean(-1, keepdim=True)
 
     def project(a: Tensor) -> Tensor:
-        return a - mean(a) - xhat * mean(a * xhat)
+        rest = a - xhat * mean(a * xhat)
+        return rest - mean(a) if ctx.centre else rest
 
     def columns(a: Tensor) -> Tensor:
         return a.reshape(-1, n).sum(0)
@@ -171,7 +175,9 @@ def _differentiate_backward(
         inner = inner + uw.double() * upstream
     if need_b and ub is not None:
         of_dy = of_dy + ub.double()
-    covariance = mean(total * g) - mean(total) * mean(g) - ux * c2
+    covariance = mean(total * g) - ux * c2
+    if ctx.centre:
+        covariance = covariance - mean(total) * mean(g)
     of_v = rstd * project(inner) - rstd.square() * xhat * covariance
     return (
         of_dy.to(dy.dtype),
@@ -180,12 +186,7 @@ def _differentiate_backward(
         None if residual is None else of_v.to(residual.dtype),
         None if input_bias is None else columns(of_v).to(input_bias.dtype),
         None if weight is None else columns(pu * upstream).to(weight.dtype),
-        None,
-        None,
-        None,
-        None,
-        None,
-        None,
+        *(None,) * 7,
     )
 
 

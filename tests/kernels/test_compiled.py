@@ -9,7 +9,7 @@ from tests.kernels.compiled import SHARED, Compiled
 COMPILE = """
 import sys
 import torch
-from kernels import geglu, gelu, linear_act, linear_geglu, linear_weight, rms_norm, swiglu
+from kernels import geglu, gelu, linear_act, linear_geglu, linear_weight, swiglu
 from kernels.layer_norm import operators as norm
 from kernels.operators import launcher_of
 from tests.kernels.compiled import compiled_for
@@ -43,12 +43,12 @@ for arch, name in zip(sys.argv[2::2], sys.argv[3::2]):
         for rows, columns, residual in ((2048, 8192, None), (2048, 4096, None), (64, 32768, None), (2048, 1024, 1)):
             x, v = (rows, columns), (columns,)
             r = residual and x
-            stats = call(norm.forward_op, x, r, None, v, v, 1e-5)[2]
-            call(norm.backward_op, x, r, x, r, None, v, v, stats, 1e-5, True, True, False)
+            stats = call(norm.forward_op, x, r, None, v, v, 1e-5, True)[2]
+            call(norm.backward_op, x, r, x, r, None, v, v, stats, 1e-5, True, True, False, True)
             if sys.argv[1] == "all":  # the same kernels without a mean
-                stats = call(rms_norm.forward_op, x, r, v, 1e-5)[2]
-                call(rms_norm.backward_op, x, r, x, r, v, stats, 1e-5, True)
-        call(norm.forward_op, (64, 256), None, None, (256,), (256,), 1e-5)  # several rows for a warp
+                stats = call(norm.forward_op, x, r, None, v, None, 1e-5, False)[2]
+                call(norm.backward_op, x, r, x, r, None, v, None, stats, 1e-5, True, False, False, False)
+        call(norm.forward_op, (64, 256), None, None, (256,), (256,), 1e-5, True)  # several rows for a warp
         x, dy, pre = (1024, 1024), (1024, 4096), (1024, 8192)
         call(linear_act._linear, x, dy[::-1], dy[1:], "gelu", False, False)
         call(linear_act._gradient, dy, dy, "gelu", True, True)

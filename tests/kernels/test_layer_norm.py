@@ -1095,8 +1095,8 @@ def test_operators_are_registered_soundly():
     x = draw(3, 10).float().to(DEVICE).requires_grad_()
     weight = draw(10).float().to(DEVICE).requires_grad_()
     residual = draw(3, 10, seed=1).half().to(DEVICE).requires_grad_()
-    torch.library.opcheck(operators.forward_op.registered, (x, None, None, weight, None, 1e-5))
-    torch.library.opcheck(operators.forward_op.registered, (x, residual, weight, weight, weight, 1e-5))
+    torch.library.opcheck(operators.forward_op.registered, (x, None, None, weight, None, 1e-5, True))
+    torch.library.opcheck(operators.forward_op.registered, (x, residual, weight, weight, weight, 1e-5, True))
 
 
 X = torch.zeros(2, 4097)

@@ -10,8 +10,8 @@ import flint
 import pytest
 import torch
 
-from kernels import rms_norm as module
 from kernels.layer_norm import launch, plan
+from kernels.layer_norm.operators import forward_op
 from kernels.rms_norm import rms_norm, rms_norm_residual
 from tests.kernels.test_layer_norm import DEVICE, DTYPES, FORMATS, draw, in_balls, name_of, worst
 
@@ -350,8 +350,8 @@ def test_empty_inputs_do_what_torch_does(shape):
 def test_operators_are_registered_soundly_and_compiled_calls_give_the_bits_of_plain_ones():
     given = draw(3, 10).float(), draw(3, 10, seed=1).half(), draw(10, seed=2).float()
     x, residual, weight = leaves = [t.to(DEVICE).requires_grad_() for t in given]
-    torch.library.opcheck(module.forward_op.registered, (x, None, weight, 1e-5))
-    torch.library.opcheck(module.forward_op.registered, (x, residual, weight, 1e-5))
+    torch.library.opcheck(forward_op.registered, (x, None, None, weight, None, 1e-5, False))
+    torch.library.opcheck(forward_op.registered, (x, residual, None, weight, None, 1e-5, False))
 
     def loss(x, residual, weight):
         y, s = rms_norm_residual(x, residual, weight)
