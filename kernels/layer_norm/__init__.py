@@ -21,12 +21,10 @@ sizes and dtypes. From the mathematics to the public functions:
     operands.py          reads the operands of a row, adds, scales, shifts and rounds them
     moments.py           mean, variance, statistics
     forward.py           forward, rows that fit into registers       FAST, EXACT
-    forward_rows.py      forward, short rows, several at once         FAST
     forward_blocks.py    forward, longer rows and float64             EXACT, WIDE
-    backward.py          backward                                     FAST, EXACT, WIDE
+    backward.py          backward, and its column sums                FAST, EXACT, WIDE
     backward_paired.py   backward, long float32 rows                  PAIRED
     hard_rows.py         rows that these cannot hold, in float64 pairs
-    columns.py           column sums of the backward pass
     plan.py, launch.py   the choice of kernels, and the launches
     operators.py         operators, and derivatives of any order
 

@@ -6,7 +6,7 @@ Backward: marked rows, and rows that backward.py (FAST) and backward_paired.py c
 may leave float32. A suspect row with dy = 0 is skipped: sums of zeros are right. Large sums of many small terms are
 suspect too; their result stays right and takes longer.
 
-The roundings are WIDE's (forward_blocks.py, backward.py). columns.py computes the column sums again of each
+The roundings are WIDE's (forward_blocks.py, backward.py). columns_kernel computes the column sums again of each
 program that had a hard row.
 """
 

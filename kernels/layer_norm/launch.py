@@ -17,12 +17,10 @@ import torch
 import triton
 
 from kernels.launch import INTERPRETED
-from kernels.layer_norm.backward import backward_kernel, row_sums_kernel
+from kernels.layer_norm.backward import backward_kernel, columns_kernel, row_sums_kernel
 from kernels.layer_norm.backward_paired import backward_paired_kernel
-from kernels.layer_norm.columns import columns_kernel
-from kernels.layer_norm.forward import forward_kernel
+from kernels.layer_norm.forward import forward_kernel, forward_rows_kernel
 from kernels.layer_norm.forward_blocks import forward_blocks_kernel
-from kernels.layer_norm.forward_rows import forward_rows_kernel
 from kernels.layer_norm.hard_rows import forward_hard_rows_kernel, marked_rows_kernel
 from kernels.layer_norm.plan import Call, backward_plan, forward_plan
 from kernels.layouts import aligned, dense

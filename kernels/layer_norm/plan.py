@@ -87,7 +87,7 @@ class ForwardPlan:
     later: int = 0  # fast: prefetch the row this many programs later
     again: bool = False  # exact: x is read twice, the second time from L1
     hard_rows: bool = False  # a second kernel redoes marked rows
-    rows: int = 1  # fast: rows of a program; more than 1: forward_rows.py
+    rows: int = 1  # fast: rows of a program; more than 1: forward_rows_kernel
 
 
 def forward_plan(call: Call, prefetches: bool) -> ForwardPlan:
