@@ -38,9 +38,10 @@ from triton.experimental.gluon import language as gl
 from kernels import hopper_product
 from kernels.checks import check_approximate
 from kernels.gelu_of_sums import RSQRT2, RSQRT_2PI, TANH_A, TANH_B, gelu_slope, times_gelu, unlifted
-from kernels.hopper_product import halves, plain_finish, send
+from kernels.hopper_product import halves, send
 from kernels.launch import INTERPRETED, of_any_alignment
 from kernels.layouts import dense
+from kernels.linear_act import _linear
 from kernels.linear_layers import (
     ROWS,
     WIDE,
@@ -64,7 +65,7 @@ from kernels.linear_weight import weight_gradient
 from kernels.operators import launcher_of, operator
 from kernels.plans import run
 
-# A kernel's MODE: 0 a plain product, 1 GEGLU with erf, 2 GEGLU with tanh; plus this or not
+# A kernel's MODE: 1 GEGLU with erf, 2 GEGLU with tanh; plus this or not
 SAVE: tl.constexpr = tl.constexpr(4)  # also store the rounded pre-activation
 
 
@@ -74,8 +75,8 @@ SAVE: tl.constexpr = tl.constexpr(4)  # also store the rounded pre-activation
 @triton.jit(do_not_specialize=["M"])
 def _tile_kernel(
     a_ptr,  # [M, K], any strides
-    b_ptr,  # [N, K], any strides; [2N, K] for GEGLU
-    bias_ptr,  # [N] or [2N], contiguous; only with HAS_BIAS
+    b_ptr,  # [2N, K], any strides
+    bias_ptr,  # [2N], contiguous; only with HAS_BIAS
     y_ptr,  # [M, N], contiguous
     pre_ptr,  # [M, 2N], contiguous: the rounded pre-activation; only with SAVE
     M,
@@ -102,7 +103,7 @@ def _tile_kernel(
     ks = tl.arange(0, BK).to(tl.int64)
     out: tl.constexpr = y_ptr.dtype.element_ty
     wide: tl.constexpr = tl.float64 if out == tl.float64 else tl.float32
-    acc = tl.zeros((BM, BN), wide)  # the first half, or all of a plain product
+    first = tl.zeros((BM, BN), wide)  # the sums of both halves
     second = tl.zeros((BM, BN), wide)
     gap = tl.cast(N, tl.int64)  # Triton makes N = 1 a plain number, which has no N.to
     for k in range(0, K, BK):
@@ -116,29 +117,24 @@ def _tile_kernel(
             a = tl.load(a_ptr + rows[:, None] * stride_am + at[None, :] * stride_ak, mask=a_mask, other=0.0)
             b_at = b_ptr + cols[None, :] * stride_bn + at[:, None] * stride_bk
             b = tl.load(b_at, mask=b_mask, other=0.0)
-        acc = tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=wide)
-        if MODE % 4 != 0:
-            if BOXES:
-                b = b_ptr.load([k, tile_n * BN + N]) if B_T else b_ptr.load([tile_n * BN + N, k]).T
-            else:
-                b = tl.load(b_at + gap * stride_bn, mask=b_mask, other=0.0)
-            second = tl.dot(a, b, second, input_precision=PRECISION, out_dtype=wide)
+        first = tl.dot(a, b, first, input_precision=PRECISION, out_dtype=wide)
+        if BOXES:
+            b = b_ptr.load([k, tile_n * BN + N]) if B_T else b_ptr.load([tile_n * BN + N, k]).T
+        else:
+            b = tl.load(b_at + gap * stride_bn, mask=b_mask, other=0.0)
+        second = tl.dot(a, b, second, input_precision=PRECISION, out_dtype=wide)
     mask = (rows < M)[:, None] & (cols < N)[None, :]
     if HAS_BIAS:
-        acc += tl.load(bias_ptr + cols, mask=cols < N, other=0.0).to(wide)[None, :]
-    if MODE % 4 == 0:
-        y = acc
+        first += tl.load(bias_ptr + cols, mask=cols < N, other=0.0).to(wide)[None, :]
+        second += tl.load(bias_ptr + N + cols, mask=cols < N, other=0.0).to(wide)[None, :]
+    if SAVE & MODE:
+        at = rows[:, None] * (2 * N) + cols[None, :]
+        tl.store(pre_ptr + at, first.to(out), mask=mask)
+        tl.store(pre_ptr + at + N, second.to(out), mask=mask)
+    if out == tl.float32:
+        y = times_gelu(first.to(tl.float64), second.to(tl.float64), MODE % 4 == 2, False)
     else:
-        if HAS_BIAS:
-            second += tl.load(bias_ptr + N + cols, mask=cols < N, other=0.0).to(wide)[None, :]
-        if SAVE & MODE:
-            at = rows[:, None] * (2 * N) + cols[None, :]
-            tl.store(pre_ptr + at, acc.to(out), mask=mask)
-            tl.store(pre_ptr + at + N, second.to(out), mask=mask)
-        if out == tl.float32:
-            y = times_gelu(acc.to(tl.float64), second.to(tl.float64), MODE % 4 == 2, False)
-        else:
-            y = times_gelu(acc, second, MODE % 4 == 2, out == tl.bfloat16)
+        y = times_gelu(first, second, MODE % 4 == 2, out == tl.bfloat16)
     tl.store(y_ptr + rows[:, None] * N + cols[None, :], y.to(out), mask=mask)
 
 
@@ -152,10 +148,8 @@ def _finish(
     x, row, col, y_desc, pre_desc, extra, out_bufs, M, N,
     WG: gl.constexpr, LATE: gl.constexpr, PART: gl.constexpr, MODE: gl.constexpr,
 ):  # fmt: skip
-    """Finishes 64 x 64 results: GEGLU of the two halves in x or, in a plain product, one of them rounded."""
-    if MODE % 4 == 0:
-        plain_finish(x, row, col, y_desc, pre_desc, extra, out_bufs, M, N, WG, LATE, PART, MODE)
-    elif PART == 0:
+    """Finishes 64 x 64 results: GEGLU of the two halves in x."""
+    if PART == 0:
         lo, hi = halves(x)
         at = col + 64 * LATE
         v = times_gelu(lo, hi, MODE % 4 == 2, y_desc.dtype == gl.bfloat16)
@@ -235,7 +229,7 @@ def _configs(dtype: torch.dtype, allow_tf32: bool) -> list[Config]:
 def _launch_tiles(
     a: Tensor, b: Tensor, bias: Tensor | None, y: Tensor, pre: Tensor | None, mode: int, allow_tf32: bool
 ) -> None:
-    """Writes y = a @ b^T + bias, or GEGLU of it; a [M, K] and b [N, K] or [2N, K] have any strides."""
+    """Writes y = GEGLU of a @ b^T + bias; a [M, K] and b [2N, K] have any strides."""
     (m, k), n = a.shape, y.shape[1]
     if m == 0 or n == 0:
         return
@@ -245,13 +239,12 @@ def _launch_tiles(
     with torch.cuda.device_of(a):  # which may differ from the current device
         transposed = hopper_product.transposed_operands(a, b, n)
         if transposed is not None:
-            step, gap = (256, 128) if mode == 0 else (128, n)
-            tiles = triton.cdiv(m, 128) * triton.cdiv(n, step)
+            tiles = triton.cdiv(m, 128) * triton.cdiv(n, 128)
             units = torch.cuda.get_device_properties(a.device).multi_processor_count
             first, second = (pre[:, :n], pre[:, n:]) if mode & SAVE.value else (y, y)
             hopper_product.launch(
                 a, b, transposed, y, first, hopper_product.boxes(second, 64, 64), bias, tiles, units,
-                gap=gap, mode=mode, has_bias=has_bias, step=step, group=32, finish=_finish,
+                gap=n, mode=mode, has_bias=has_bias, step=128, group=32, finish=_finish,
             )  # fmt: skip
             return
         precision = "tf32" if allow_tf32 and a.dtype == torch.float32 else "ieee"
@@ -310,19 +303,6 @@ def _linear_geglu(
 _linear_geglu.register_fake(_layer_outputs)
 
 
-@operator("verify_kernels::linear_geglu_product")
-def _product(a: Tensor, b: Tensor, bias: Tensor | None, allow_tf32: bool) -> Tensor:
-    """Returns a @ b^T + bias: the pre-activation, and dx."""
-    y = a.new_empty((a.shape[0], b.shape[0]))
-    _launch_tiles(a, b, bias, y, None, 0, allow_tf32)
-    return y
-
-
-@_product.register_fake
-def _(a: Tensor, b: Tensor, bias: Tensor | None, allow_tf32: bool) -> Any:
-    return a.new_empty((a.shape[0], b.shape[0]))
-
-
 @operator("verify_kernels::linear_geglu_gradient")
 def _gradient(dy: Tensor, pre: Tensor, approximate: str, total: bool) -> tuple[Tensor, Tensor]:
     """Returns dp, [M, 2d] with both halves in one tensor, and its column sums if `total`, else None."""
@@ -360,10 +340,10 @@ def _gradients(
         dy: gradient of the result, or None
         dpre: gradient of the saved pre-activation, or None
     """
-    product, gradient, shape, x = call(_product), call(_gradient), x.shape, matrix(x)
+    linear, gradient, shape, x = call(_linear), call(_gradient), x.shape, matrix(x)
     dp = db = None
     if dy is not None:
-        pre = product(x, weight, bias, allow_tf32) if pre is None else matrix(pre)
+        pre = linear(x, weight, bias, "id", False, allow_tf32)[0] if pre is None else matrix(pre)
         dp, db = gradient(matrix(dy), pre, approximate, need_b)
     if dpre is not None:  # in a second derivative
         dpre = matrix(dpre)
@@ -373,7 +353,7 @@ def _gradients(
             db = more if db is None else db + more
     if dp is None:
         return None, None, None
-    dx = shaped(product(dp, weight.t(), None, allow_tf32), shape) if need_x else None
+    dx = shaped(linear(dp, weight.t(), None, "id", False, allow_tf32)[0], shape) if need_x else None
     dw = call(weight_gradient)(dp, x, allow_tf32) if need_w else None
     return dx, dw, db
 
@@ -417,22 +397,6 @@ def _differentiate_geglu(ctx: Any, dy: Tensor | None, dpre: Tensor | None) -> tu
     return differentiated(ctx, dy, dpre, ctx.approximate, _gradients, _backward)
 
 
-def _save_product(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    a, b, bias, ctx.allow_tf32 = inputs
-    ctx.save_for_backward(a, b)
-
-
-def _differentiate_product(ctx: Any, u: Tensor) -> tuple[Any, ...]:
-    a, b = ctx.saved_tensors
-    need_a, need_b, need_bias = ctx.needs_input_grad[:3]
-    return (
-        _product(u, b.t(), None, ctx.allow_tf32) if need_a else None,
-        weight_gradient(u, a, ctx.allow_tf32) if need_b else None,
-        _column_sums(u) if need_bias else None,
-        None,
-    )
-
-
 def _save_gradient(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     dy, pre, ctx.approximate, ctx.total = inputs
     ctx.save_for_backward(dy, pre)
@@ -457,7 +421,6 @@ def _differentiate_gradient(ctx: Any, u: Tensor | None, ub: Tensor | None) -> tu
 
 
 _linear_geglu.register_autograd(_differentiate_geglu, setup_context=_save_geglu)
-_product.register_autograd(_differentiate_product, setup_context=_save_product)
 _gradient.register_autograd(_differentiate_gradient, setup_context=_save_gradient)
 
 # --------------------------------------------------------------------------------- public functions

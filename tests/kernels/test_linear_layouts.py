@@ -197,6 +197,7 @@ for module, mode, tile, classes in (
     bm, bn, bk, warps, stages = module._configs(linear_act.torch.float32, False)[tile]
     for ones, sixteens in classes:
         constants = dict(MODE=mode, HAS_BIAS=True, PRECISION="ieee", BM=bm, BN=bn, BK=bk, GROUP=8)
+        constants |= dict(BOXES=False, A_T=False, B_T=False)
         constants |= dict.fromkeys(ones, 1)
         types = {n: "constexpr" if n in constants else "*fp32" if n.endswith("_ptr") else "i32" for n in names}
         values = {(names.index(n),): v for n, v in constants.items()}

@@ -278,6 +278,7 @@ tiny = [("*bf16", 9, "stride_bk"), ("*bf16", 1, "stride_bk"), ("*bf16", 1, "stri
 tiny.append(("*fp16", 9, "stride_bk"))  # another type stands in the same code
 for pointer, mode, one in tiny if every else tiny[:1]:
     constants = dict(MODE=mode, HAS_BIAS=mode != 5, PRECISION="ieee", BM=bm, BN=bn, BK=bk, GROUP=8, stride_ak=1)
+    constants |= dict(BOXES=False, A_T=False, B_T=False)
     constants[one] = 1
     kernel = linear_act._tile_kernel
     types = {n: pointer for n in kernel.arg_names if n.endswith("_ptr")}
