@@ -48,7 +48,6 @@ from kernels.launch import INTERPRETED, of_any_alignment
 from kernels.layouts import dense
 from kernels.linear_layers import (
     PRODUCT_CONFIGS,
-    ROWS,
     WIDE,
     Config,
     added,
@@ -63,6 +62,7 @@ from kernels.linear_layers import (
     few,
     in_sixteens,
     matrix,
+    rows_of_part,
     shaped,
     tile_of,
     wants_gradient,
@@ -363,12 +363,13 @@ def _launch_gradient(dy: Tensor, pre: Tensor, g: Tensor | None, part: Tensor | N
     m, n = dy.shape
     dy = dense(dy)
     pre = dy if act == 0 else dense(pre)
-    bm, bn = (ROWS, 128) if INTERPRETED else (16, 128)
+    rows = rows_of_part(m, n)
+    bm, bn = (rows, 128) if INTERPRETED else (16, 128)
     with torch.cuda.device_of(dy):
         run(
-            _gradient_kernel, (triton.cdiv(m, ROWS) * triton.cdiv(n, bn),),
+            _gradient_kernel, (triton.cdiv(m, rows) * triton.cdiv(n, bn),),
             dy, pre, dy if g is None else g, dy if part is None else part, m, n,
-            ACT=act, STORE=g is not None, SUM=part is not None, ROWS=ROWS, BM=bm, BN=bn, num_warps=4,
+            ACT=act, STORE=g is not None, SUM=part is not None, ROWS=rows, BM=bm, BN=bn, num_warps=4,
         )  # fmt: skip
 
 
@@ -418,7 +419,7 @@ def _gradient(dy: Tensor, pre: Tensor, activation: str, store: bool, total: bool
     m, n = dy.shape
     g: Any = dy.new_empty((m, n)) if store else None
     wide = WIDE.get(dy.dtype, torch.float32)
-    part = dy.new_empty((triton.cdiv(m, ROWS), n), dtype=wide) if total else None
+    part = dy.new_empty((triton.cdiv(m, rows_of_part(m, n)), n), dtype=wide) if total else None
     if m > 0 and n > 0:
         _launch_gradient(dy, pre, g, part, _ACTIVATIONS[activation])
     sums: Any = None if part is None else added(part, dy.dtype)

@@ -43,7 +43,6 @@ from kernels.launch import INTERPRETED, of_any_alignment
 from kernels.layouts import dense
 from kernels.linear_act import _linear
 from kernels.linear_layers import (
-    ROWS,
     WIDE,
     Config,
     added,
@@ -57,6 +56,7 @@ from kernels.linear_layers import (
     few,
     in_sixteens,
     matrix,
+    rows_of_part,
     shaped,
     tile_of,
     wants_gradient,
@@ -268,12 +268,13 @@ def _launch_gradient(dy: Tensor, pre: Tensor, dp: Tensor | None, part: Tensor | 
     """Writes dp and partial column sums of it; None: not written."""
     m, n = dy.shape
     dy, pre = dense(dy), dense(pre)
-    bm, bn = (ROWS, 128) if INTERPRETED else (8, 128)
+    rows = rows_of_part(m, n)
+    bm, bn = (rows, 128) if INTERPRETED else (8, 128)
     with torch.cuda.device_of(dy):
         run(
-            _gradient_kernel, (triton.cdiv(m, ROWS) * triton.cdiv(n, bn),),
+            _gradient_kernel, (triton.cdiv(m, rows) * triton.cdiv(n, bn),),
             dy, pre, dy if dp is None else dp, dy if part is None else part, m, n,
-            TANH=tanh, STORE=dp is not None, SUM=part is not None, ROWS=ROWS, BM=bm, BN=bn, num_warps=4,
+            TANH=tanh, STORE=dp is not None, SUM=part is not None, ROWS=rows, BM=bm, BN=bn, num_warps=4,
         )  # fmt: skip
 
 
@@ -309,7 +310,7 @@ def _gradient(dy: Tensor, pre: Tensor, approximate: str, total: bool) -> tuple[T
     m, n = dy.shape
     dp = dy.new_empty((m, 2 * n))
     wide = WIDE.get(dy.dtype, torch.float32)
-    part = dy.new_empty((triton.cdiv(m, ROWS), 2 * n), dtype=wide) if total else None
+    part = dy.new_empty((triton.cdiv(m, rows_of_part(m, n)), 2 * n), dtype=wide) if total else None
     if m > 0 and n > 0:
         _launch_gradient(dy, pre, dp, part, approximate == "tanh")
     sums: Any = None if part is None else added(part, dy.dtype)

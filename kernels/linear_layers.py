@@ -17,7 +17,6 @@ from kernels.plans import run, unrecorded
 
 Config = tuple[int, int, int, int, int]  # BM, BN, BK, num_warps, num_stages
 WIDE = {torch.float64: torch.float64}  # dtype of column sums; float32 for all other dtypes
-ROWS = 256  # rows of one partial column sum; a constant, so db has the same bits on every device
 FEW_TILES = 64  # up to this number of tiles nothing is timed
 fastest: dict[tuple[Any, ...], Config] = {}  # the configurations chosen so far
 # Tile shapes of a product with or without an activation, by the unit that adds the products (see configs_of)
@@ -106,45 +105,45 @@ def _added_kernel(
     sum_ptr,  # [N]: their sums in the dtype of the result
     parts,
     N,
+    ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     cols = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = cols < N
-    row = tl.cast(N, tl.int64)
-    zero = tl.zeros((BLOCK,), tl.float64)
-    a, b, c, d = zero, zero, zero, zero
-    for i in range(0, parts, 4):
-        at = part_ptr + i * row + cols
-        a += tl.load(at, mask=mask, other=0.0).to(tl.float64)
-        b += tl.load(at + row, mask=mask & (i + 1 < parts), other=0.0).to(tl.float64)
-        c += tl.load(at + 2 * row, mask=mask & (i + 2 < parts), other=0.0).to(tl.float64)
-        d += tl.load(at + 3 * row, mask=mask & (i + 3 < parts), other=0.0).to(tl.float64)
-    total = ((a + b) + c) + d
+    acc = tl.zeros((ROWS, BLOCK), tl.float64)
+    for i in range(0, parts, ROWS):
+        rows = i + tl.arange(0, ROWS)[:, None].to(tl.int64)
+        mask = (rows < parts) & (cols < N)[None, :]
+        acc += tl.load(part_ptr + rows * N + cols[None, :], mask=mask, other=0.0).to(tl.float64)
+    total = tl.sum(acc, 0)
     out = sum_ptr.dtype.element_ty
     if out != tl.float64:  # PyTorch converts by way of float32 too
         total = total.to(tl.float32)
-    tl.store(sum_ptr + cols, total.to(out), mask=mask)
+    tl.store(sum_ptr + cols, total.to(out), mask=cols < N)
 
 
 def parts_added(part: Tensor, total: Tensor) -> None:
     """Writes the sums of part: [parts, ...] over its first dimension to total, added in float64 in a fixed order."""
-    n = total.numel()
-    block = 128 if n < 1 << 16 else 1024
-    run(_added_kernel, (triton.cdiv(n, block),), part, total, part.shape[0], n, BLOCK=block, num_warps=4)
+    n, parts = total.numel(), part.shape[0]
+    rows, block = (4, 1024) if n >= 1 << 16 else (64, 32) if parts > 256 else (16, 64)
+    run(_added_kernel, (triton.cdiv(n, block),), part, total, parts, n, ROWS=rows, BLOCK=block, num_warps=4)
 
 
 def added(part: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns partial column sums added in float64, in an order that depends only on their number.
-
-    PyTorch's sum costs 20 us of the host's time. The kernel adds four chains as PyTorch does, which holds below 64
-    parts: there PyTorch has one thread per column.
-    """
-    parts, n = part.shape
-    if not 0 < parts < 64 or n == 0:
-        return part.sum(0, dtype=torch.float64).to(dtype)
-    total = part.new_empty((n,), dtype=dtype)
+    """Returns partial column sums added in float64, in an order that depends only on their number."""
+    if part.numel() == 0:
+        return part.new_zeros(part.shape[1:], dtype=dtype)
+    total = part.new_empty(part.shape[1:], dtype=dtype)
     parts_added(part, total)
     return total
+
+
+def rows_of_part(m: int, n: int) -> int:
+    """Returns the rows of one partial sum of [m, n]'s columns. Sizes decide, so db has the same bits on every device.
+
+    256 programs of 128 columns share a small pass; a program has 32 rows or more.
+    """
+    share = m * triton.cdiv(n, 128) // 256
+    return next((rows for rows in (256, 128, 64) if rows <= share), 32)
 
 
 def differentiated(
@@ -152,7 +151,7 @@ def differentiated(
 ) -> tuple[Any, ...]:
     """Returns a layer's gradients, by the operator `backward`, or by `gradients` if they are differentiated again.
 
-    `gradients` is also used if no plan can repeat the pass: PyTorch adds the columns (see added), or dy is empty.
+    `gradients` is also used if dy is empty.
 
     Args:
         how: the activation, as an argument of both
@@ -163,7 +162,7 @@ def differentiated(
     arguments = (x, weight, bias, pre, how, *needs, ctx.allow_tf32)
     dpre = dpre if ctx.saved_pre else None
     again = dy is None or dpre is not None or torch.is_grad_enabled()
-    if again or (type(dy) is Tensor and not 0 < dy.numel() <= 63 * ROWS * dy.shape[-1]):
+    if again or (type(dy) is Tensor and dy.numel() == 0):
         found = gradients(dy, dpre, *arguments)
     else:
         found = backward(dy, *arguments)
