@@ -14,6 +14,9 @@ this x, then 1. FINISH rounds to the result's dtype and hands 64 x 64 numbers to
 
 A sum is one float32 chain in the order of k, with the same bits as the tile kernels in linear_act.py, linear_geglu.py
 and linear_weight.py.
+
+Small products leave most processors without a tile of 128 x 256. The tile kernels compute them, in tiles whose shape
+`tile` chooses by the sizes. Their operands are tensor descriptors too (`described`).
 """
 
 from __future__ import annotations
@@ -33,9 +36,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.tools.tensor_descriptor import TensorDescriptor as TileDescriptor
 
 from kernels.launch import INTERPRETED
-from kernels.linear_layers import tile_of
+from kernels.linear_layers import Config, tile_of
 from kernels.plans import run
 
 
@@ -256,13 +260,57 @@ def boxes(t: Tensor, rows: int, cols: int) -> Any:
 
 
 def transposed_operands(a: Tensor, b: Tensor, n: int) -> tuple[bool, bool] | None:
-    """Returns (A is read transposed, B is), or None if the Hopper kernel cannot compute this product."""
-    if INTERPRETED or a.element_size() != 2 or n % 8 or a.shape[1] <= 128:
+    """Returns (A is read transposed, B is), or None if the copy engine cannot read or write this product."""
+    if INTERPRETED or a.element_size() != 2 or n % 8 or a.shape[1] == 0:
         return None
     if torch.cuda.get_device_capability(a.device)[0] != 9:
         return None
     a_t, b_t = _copyable(a), _copyable(b)
     return None if a_t is None or b_t is None else (a_t, b_t)
+
+
+# Tiles of the tile kernels, and microseconds of a round in which each processor has one tile, of K = 4096 on an H100.
+# The last entry is the persistent kernel's.
+_ROUNDS: tuple[tuple[Config, float], ...] = (
+    ((64, 32, 128, 4, 5), 9.9),
+    ((64, 64, 128, 4, 4), 10.5),
+    ((64, 128, 64, 4, 5), 15.1),
+    ((128, 128, 64, 8, 4), 24.1),
+    ((128, 256, 64, 8, 4), 44.7),
+)
+PERSISTENT = _ROUNDS[-1][0]
+
+
+def units_of(device: torch.device) -> int:
+    """Returns the number of multiprocessors."""
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def tile(m: int, n: int, k: int, units: int, narrowest: int = 32) -> Config:
+    """Returns the tile shape whose rounds take least time; PERSISTENT for the persistent kernel.
+
+    All shapes give the same bits. A step through k has 128 numbers only if K is a multiple of 128, because zeros that
+    fill a longer last step could turn a sum of -0 into 0.
+
+    Args:
+        narrowest: the least number of columns of a tile
+    """
+    least, chosen = float("inf"), PERSISTENT
+    for config, microseconds in _ROUNDS:
+        bm, bn = config[:2]
+        if bn < narrowest or (bn == 32 and m > 64):  # the rows of A would be read once more for little
+            continue
+        time = triton.cdiv(triton.cdiv(m, bm) * triton.cdiv(n, bn), units) * microseconds
+        if time <= least:
+            least, chosen = time, config
+    bm, bn, bk, warps, stages = chosen
+    return chosen if k % bk == 0 or bk == 64 else (bm, bn, 64, warps, stages + 3)
+
+
+def described(t: Tensor, transposed: bool, rows: int, cols: int) -> Any:
+    """Returns the descriptor that a tile kernel reads boxes of rows x cols by, of the transpose if `transposed`."""
+    t, box = (t.t(), [cols, rows]) if transposed else (t, [rows, cols])
+    return TileDescriptor(t, list(t.shape), list(t.stride()), box)
 
 
 def launch(

@@ -18,10 +18,11 @@ output's dtype. A product followed by PyTorch's activation rounds twice. float32
 
 Launches. On Hopper, a persistent kernel computes 16-bit products (hopper_product.py). It computes half of a tile's
 activations while the matrix units work on the next tile. A plain tiled kernel computes the same sums, bit for bit, on
-other devices, for K <= 128, and for shapes and strides that the copy engine cannot address. On Hopper it also computes
-the last few tiles, cut into tiny ones, if the whole rounds of one tile per processor leave only few (_rounds). At M, K,
-N = 8192, 4096, 16384, where 4 of 4096 tiles are left, the forward pass then takes 1.000 (bfloat16) and 0.991 (float16)
-of the time of cuBLAS's bare product on an H200; without it 1.027 and 1.019.
+other devices, for K <= 128, for small products, whose tiles it chooses by their sizes so that they fill the GPU, and
+for shapes and strides that the copy engine cannot address. On Hopper it also computes the last few tiles, cut into tiny
+ones, if the whole rounds of one tile per processor leave only few (_rounds). At M, K, N = 8192, 4096, 16384, where 4 of
+4096 tiles are left, the forward pass then takes 1.000 (bfloat16) and 0.991 (float16) of the time of cuBLAS's bare
+product on an H200; without it 1.027 and 1.019.
 
 Backward. One pass computes g = dy * act'(pre) and db. Then dx = g @ W uses the kernels above. dW = g^T @ x is a sum
 over rows in two or three levels (linear_weight.py). `pre` is the rounded pre-activation. The forward pass stores it if
@@ -111,8 +112,8 @@ def _times_slope(m, x, ACT: tl.constexpr, OUT: tl.constexpr):
 
 @triton.jit(do_not_specialize=["M"])
 def _tile_kernel(
-    a_ptr,  # [M, K], any strides
-    b_ptr,  # [N, K], any strides
+    a_ptr,  # [M, K], any strides; with BOXES a descriptor
+    b_ptr,  # [N, K], any strides; with BOXES a descriptor
     bias_ptr,  # [N], contiguous; only with HAS_BIAS
     gate_ptr,  # [M, N], laid out as y: the pre-activation whose slope multiplies the sum; only with GRAD
     y_ptr,  # [M, N], rows of neighbouring numbers
@@ -293,7 +294,7 @@ def _launch_hopper(
     """Computes what _launch_tiles returns with the persistent kernel, and tiny tiles for the last few."""
     (m, k), n = a.shape, b.shape[0]
     tiles_m, tiles_n = triton.cdiv(m, 128), triton.cdiv(n, 256)
-    units = torch.cuda.get_device_properties(a.device).multi_processor_count
+    units = hopper_product.units_of(a.device)
     bm, bn, bk = _TINY
     tiles, rest_m, rest_n = tiles_m * tiles_n, 0, 0
     # K must be a multiple of bk: else the last step would add more zeros than the Hopper kernel's step of 64, and zeros
@@ -339,7 +340,18 @@ def _launch_tiles(
     with torch.cuda.device_of(a):  # which may differ from the current device
         transposed = hopper_product.transposed_operands(a, b, n)
         if transposed is not None:
-            _launch_hopper(a, b, bias, gate, y, pre, mode, has_bias, transposed)
+            config = hopper_product.tile(m, n, k, hopper_product.units_of(a.device))
+            if config == hopper_product.PERSISTENT and k > 128:
+                _launch_hopper(a, b, bias, gate, y, pre, mode, has_bias, transposed)
+                return
+            bm, bn, bk, warps, stages = config
+            run(
+                _tile_kernel, (triton.cdiv(m, bm) * triton.cdiv(n, bn),),
+                hopper_product.described(a, transposed[0], bm, bk), hopper_product.described(b, transposed[1], bn, bk),
+                bias, gate, y, pre, m, n, k, 0, 0, 0, 0, n, MODE=mode, HAS_BIAS=has_bias, PRECISION="ieee",
+                BM=bm, BN=bn, BK=bk, GROUP=_GROUP, BOXES=True, A_T=transposed[0], B_T=transposed[1],
+                num_warps=warps, num_stages=stages,
+            )  # fmt: skip
             return
         precision = "tf32" if allow_tf32 and a.dtype == torch.float32 else "ieee"
         kernel = _tile_kernel if in_sixteens(a, b, bias, gate, y, pre) else _strided_tile_kernel
@@ -364,7 +376,7 @@ def _launch_gradient(dy: Tensor, pre: Tensor, g: Tensor | None, part: Tensor | N
     dy = dense(dy)
     pre = dy if act == 0 else dense(pre)
     rows = rows_of_part(m, n)
-    bm, bn = (rows, 128) if INTERPRETED else (16, 128)
+    bm, bn = (rows, 128) if INTERPRETED else (32, 64) if rows == 32 else (16, 128)
     with torch.cuda.device_of(dy):
         run(
             _gradient_kernel, (triton.cdiv(m, rows) * triton.cdiv(n, bn),),

@@ -74,8 +74,8 @@ SAVE: tl.constexpr = tl.constexpr(4)  # also store the rounded pre-activation
 
 @triton.jit(do_not_specialize=["M"])
 def _tile_kernel(
-    a_ptr,  # [M, K], any strides
-    b_ptr,  # [2N, K], any strides
+    a_ptr,  # [M, K], any strides; with BOXES a descriptor
+    b_ptr,  # [2N, K], any strides; with BOXES a descriptor
     bias_ptr,  # [2N], contiguous; only with HAS_BIAS
     y_ptr,  # [M, N], contiguous
     pre_ptr,  # [M, 2N], contiguous: the rounded pre-activation; only with SAVE
@@ -239,8 +239,19 @@ def _launch_tiles(
     with torch.cuda.device_of(a):  # which may differ from the current device
         transposed = hopper_product.transposed_operands(a, b, n)
         if transposed is not None:
+            units = hopper_product.units_of(a.device)
+            bm, bn, bk, warps, stages = config = hopper_product.tile(m, 2 * n, k, units, narrowest=64)
+            if config != hopper_product.PERSISTENT or k <= 128:
+                bn //= 2  # of each half
+                run(
+                    _tile_kernel, (triton.cdiv(m, bm) * triton.cdiv(n, bn),),
+                    hopper_product.described(a, transposed[0], bm, bk),
+                    hopper_product.described(b, transposed[1], bn, bk), bias, y, pre, m, n, k, 0, 0, 0, 0,
+                    MODE=mode, HAS_BIAS=has_bias, PRECISION="ieee", BM=bm, BN=bn, BK=bk, GROUP=8,
+                    BOXES=True, A_T=transposed[0], B_T=transposed[1], num_warps=warps, num_stages=stages,
+                )  # fmt: skip
+                return
             tiles = triton.cdiv(m, 128) * triton.cdiv(n, 128)
-            units = torch.cuda.get_device_properties(a.device).multi_processor_count
             first, second = (pre[:, :n], pre[:, n:]) if mode & SAVE.value else (y, y)
             hopper_product.launch(
                 a, b, transposed, y, first, hopper_product.boxes(second, 64, 64), bias, tiles, units,

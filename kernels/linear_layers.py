@@ -138,12 +138,8 @@ def added(part: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def rows_of_part(m: int, n: int) -> int:
-    """Returns the rows of one partial sum of [m, n]'s columns. Sizes decide, so db has the same bits on every device.
-
-    256 programs of 128 columns share a small pass; a program has 32 rows or more.
-    """
-    share = m * triton.cdiv(n, 128) // 256
-    return next((rows for rows in (256, 128, 64) if rows <= share), 32)
+    """Returns the rows of one partial sum of the columns of [m, n]. Sizes decide, so all devices give the same bits."""
+    return 32 if m * n <= 1 << 22 else 128
 
 
 def differentiated(

@@ -8,7 +8,8 @@ Rounding points. Products are exact (16 bits) or fused (float32, float64). Sums 
 ends at fixed rows, the same for every tile shape, layout and device:
 
     1.  rows in one chain, ascending: BLOCK = 128 of them; in 16 bits, and in float32 with allow_tf32, a whole part
-    2.  the blocks of a part of PARTS[dtype] rows, one after the other, in the dtype of the chain: float32 (or float64)
+    2.  the blocks of a part of PARTS[dtype] rows, one after the other, in the dtype of the chain: float32 (or float64);
+        a small dW of many rows of 16 bits has shorter parts, which fill a GPU (rows_of_part)
     3.  the parts in float64 (parts_added in linear_layers.py), rounded to float32 and, in 16 bits, once more
 
 Up to 128 rows (in 16 bits up to one part) the result has the bits of the product in linear_act.py and linear_geglu.py.
@@ -31,7 +32,7 @@ times as large, and a part has 8 times the rows.
 
 Cost, from counts (not timed). The end of a block is one addition and one move after 128 multiplications of each sum.
 Parts are separate programs, which fill a GPU if the result is small. They store ceil(M / PARTS) N K numbers of 4 bytes
-(float64: 8), which are read again. In 16 bits several parts run in the kernel for any device, also on Hopper.
+(float64: 8), which are read again.
 """
 
 from __future__ import annotations
@@ -53,6 +54,18 @@ BLOCK = 128  # rows in one chain of float32 or float64 additions
 TINY = tl.constexpr(2.0**-108)  # for a larger sum 2^14 roundings to multiples of 2^-149 are less than 1/8 of a unit
 PARTS = {torch.float64: 1 << 14, torch.float32: 1 << 14, torch.float16: 1 << 14, torch.bfloat16: 1 << 17}
 _GROUP = 8  # rows of tiles that stay together
+
+
+def rows_of_part(m: int, n: int, k: int, dtype: torch.dtype) -> int:
+    """Returns the rows of a part. Sizes decide, not the device, so that dW has the same bits everywhere.
+
+    16 bits: as many parts as give 128 processors a tile of 64 x 128, but 1,024 rows at least.
+    """
+    tiles = triton.cdiv(n, 64) * triton.cdiv(k, 128)
+    parts = min(128 // max(tiles, 1), m // 1024)
+    if dtype.itemsize > 2 or parts < 2:
+        return PARTS[dtype]
+    return min(PARTS[dtype], triton.next_power_of_2(triton.cdiv(m, parts)))
 
 
 # -------------------------------------------------------------------------- the kernel for any device
@@ -87,8 +100,8 @@ def _loaded(g_ptr, x_ptr, ns, ks, at, M, N, K, stride_gm, stride_gn, stride_xm, 
 
 @triton.jit
 def _weight_kernel(
-    g_ptr,  # [M, N], any strides
-    x_ptr,  # [M, K], any strides
+    g_ptr,  # [M, N], any strides; with BOXES a descriptor
+    x_ptr,  # [M, K], any strides; with BOXES a descriptor
     w_ptr,  # the gradient, [N, K], contiguous; if M > PART the parts' sums, [parts, N, K], float32 or float64
     M,
     N,
@@ -104,6 +117,9 @@ def _weight_kernel(
     BK: tl.constexpr,
     BM: tl.constexpr,  # rows of a step; BLOCK and PART are multiples of it
     GROUP: tl.constexpr,
+    BOXES: tl.constexpr = False,  # g_ptr and x_ptr are descriptors, of the transposes where G_T and X_T
+    G_T: tl.constexpr = False,
+    X_T: tl.constexpr = False,
 ):
     """Computes a tile of BN x BK sums over one part of the rows: levels 1 and 2 of the rounding points above."""
     tiles_n = tl.cdiv(N, BN)
@@ -113,7 +129,7 @@ def _weight_kernel(
     ns = tile_n.to(tl.int64) * BN + tl.arange(0, BN)
     ks = tile_k.to(tl.int64) * BK + tl.arange(0, BK)
     rows = part * PART + tl.arange(0, BM)
-    wide: tl.constexpr = tl.float64 if g_ptr.dtype.element_ty == tl.float64 else tl.float32
+    wide: tl.constexpr = tl.float64 if w_ptr.dtype.element_ty == tl.float64 else tl.float32
     acc = tl.zeros((BN, BK), wide)  # the sum of a block
     total = tl.zeros((BN, BK), wide)  # the sum of the blocks before it
     length = tl.minimum(M - part * PART, PART).to(tl.int32)
@@ -123,7 +139,12 @@ def _weight_kernel(
             if ended:
                 total += acc
                 acc = tl.zeros((BN, BK), wide) + _hidden_zero(r, BLOCK).to(wide)
-        g, x = _loaded(g_ptr, x_ptr, ns, ks, rows + r, M, N, K, stride_gm, stride_gn, stride_xm, stride_xk)
+        if BOXES:
+            row = part.to(tl.int32) * PART + r
+            g = g_ptr.load([tile_n * BN, row]) if G_T else g_ptr.load([row, tile_n * BN]).T
+            x = x_ptr.load([tile_k * BK, row]).T if X_T else x_ptr.load([row, tile_k * BK])
+        else:
+            g, x = _loaded(g_ptr, x_ptr, ns, ks, rows + r, M, N, K, stride_gm, stride_gn, stride_xm, stride_xk)
         acc = tl.dot(g, x, acc, input_precision=PRECISION, out_dtype=wide)
     if BLOCK > 0:
         several = length > BLOCK  # 0 + acc would turn the -0 of a single block into 0
@@ -213,17 +234,30 @@ def _launch_weight(g: Tensor, x: Tensor, w: Tensor, sums: Tensor | None, allow_t
         sums: [parts, N, K] memory for the sums of parts; None: one part holds all rows
     """
     (m, n), k = g.shape, x.shape[1]
-    part = PARTS[g.dtype]
+    part = rows_of_part(m, n, k, g.dtype)
     parts = 1 if sums is None else len(sums)
     out = w if sums is None else sums
     with torch.cuda.device_of(g):  # which may differ from the current device
-        transposed = hopper_product.transposed_operands(g.t(), x.t(), k) if parts == 1 else None
+        transposed = hopper_product.transposed_operands(g.t(), x.t(), k)
         if transposed is not None:
-            units = torch.cuda.get_device_properties(g.device).multi_processor_count
-            hopper_product.launch(
-                g.t(), x.t(), transposed, w, w, w, w, triton.cdiv(n, 128) * triton.cdiv(k, 256), units,
-                gap=128, mode=0, has_bias=False, step=256, group=_GROUP, finish=hopper_product.plain_finish,
-            )  # fmt: skip
+            units = hopper_product.units_of(g.device)
+            # the tiles of all parts are one grid, as those of one part with so many times the rows of dW
+            bn, bk, bm, warps, stages = config = hopper_product.tile(n * parts, k, min(m, part), units)
+            if config == hopper_product.PERSISTENT and parts == 1 and m > 128:
+                hopper_product.launch(
+                    g.t(), x.t(), transposed, w, w, w, w, triton.cdiv(n, 128) * triton.cdiv(k, 256), units,
+                    gap=128, mode=0, has_bias=False, step=256, group=_GROUP, finish=hopper_product.plain_finish,
+                )  # fmt: skip
+            else:
+                if (bn, bk) == (64, 128) and min(m, part) % 128 == 0:  # faster than steps of 64 if both are transposed
+                    bm, stages = 128, 3
+                g_t, x_t = (not t for t in transposed)
+                run(
+                    _weight_kernel, (triton.cdiv(n, bn) * triton.cdiv(k, bk) * parts,),
+                    hopper_product.described(g, g_t, bm, bn), hopper_product.described(x, x_t, bm, bk), out,
+                    m, n, k, 0, 0, 0, 0, PRECISION="ieee", PART=part, BLOCK=0, BN=bn, BK=bk, BM=bm, GROUP=_GROUP,
+                    BOXES=True, G_T=g_t, X_T=x_t, num_warps=warps, num_stages=stages,
+                )  # fmt: skip
         else:
             tf32 = allow_tf32 and g.dtype == torch.float32
             block = BLOCK if g.dtype.itemsize > 2 and not tf32 else 0
@@ -259,7 +293,7 @@ def weight_gradient(g: Tensor, x: Tensor, allow_tf32: bool) -> Tensor:
     """Returns g^T @ x for g: [M, N] and x: [M, K] of any strides."""
     w = g.new_empty((g.shape[1], x.shape[1]))
     if w.numel() > 0:
-        parts = triton.cdiv(len(g), PARTS[g.dtype])
+        parts = triton.cdiv(len(g), rows_of_part(*g.shape, x.shape[1], g.dtype))
         sums = g.new_empty((parts, *w.shape), dtype=WIDE.get(g.dtype, torch.float32)) if parts > 1 else None
         _launch_weight(g, x, w, sums, allow_tf32)
     return w

@@ -1,0 +1,150 @@
+"""Small products on Hopper: the tiles that their sizes choose, and the bits of the kernels that read them by boxes."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+
+from kernels import hopper_product, linear_act, linear_geglu, linear_weight
+from kernels.hopper_product import PERSISTENT, tile
+from kernels.launch import INTERPRETED
+
+DTYPES = [torch.float16, torch.bfloat16]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "config"),
+    [  # measured on an H100: M, N, K
+        ((64, 4096, 4096), (64, 32, 128, 4, 5)),
+        ((64, 4096, 4160), (64, 32, 64, 4, 8)),
+        ((512, 1024, 1024), (64, 64, 128, 4, 4)),
+        ((512, 1024, 1088), (64, 64, 64, 4, 7)),
+        ((256, 4096, 1024), (64, 128, 64, 4, 5)),
+        ((512, 4096, 1024), (128, 128, 64, 8, 4)),
+        ((1024, 4096, 1024), PERSISTENT),
+        ((8192, 16384, 4096), PERSISTENT),
+    ],
+)
+def test_sizes_choose_the_tile(sizes, config):
+    assert tile(*sizes, 132) == config
+
+
+def test_small_products_have_one_tile_for_each_processor():
+    for m in (1, 64, 100, 512, 2048, 8192):
+        for n in (8, 256, 1000, 4096, 16384):
+            bm, bn, bk, _, _ = config = tile(m, n, 1024, 132)
+            assert bk == 64 or 1024 % bk == 0
+            if config != PERSISTENT:
+                assert -(-m // bm) * -(-n // bn) <= 3 * 132
+            assert tile(m, n, 1024 + 8, 132)[2] == 64
+
+
+@contextlib.contextmanager
+def hopper(monkeypatch, units=132):
+    """Launches as on a Hopper GPU, by the interpreter, which has no persistent kernel. Yields the launched kernels."""
+    launched = []
+    with monkeypatch.context() as patch:
+        patch.setattr(hopper_product, "INTERPRETED", False)
+        patch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+        patch.setattr(hopper_product, "units_of", lambda device: units)
+        for module in (linear_act, linear_geglu, linear_weight):
+            run = module.run
+
+            def noted(kernel, grid, *arguments, run=run, **constants):
+                launched.append((kernel.fn.__name__, constants.get("BOXES", False)))
+                run(kernel, grid, *arguments, **constants)
+
+            patch.setattr(module, "run", noted)
+        yield launched
+
+
+def drawn(dtype, *shapes):
+    generator = torch.Generator().manual_seed(len(shapes))
+    return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+
+
+def bits(tensors):
+    return [None if t is None else t.contiguous().view(torch.int16) for t in tensors]
+
+
+def layouts(t):
+    return {"plain": t, "transposed": t.t().contiguous().t(), "padded": torch.cat((t, t), 1)[:, : t.shape[1]]}
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="a GPU chooses by itself: the tests on a GPU compare the bits")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("k", [64, 128, 200])
+def test_boxes_give_the_bits_of_loads(monkeypatch, dtype, k):
+    m, n = 72, 144
+    x, weight, bias, dy = drawn(dtype, (m, k), (n, k), (n,), (m, n))
+
+    def results(x, weight, dy):
+        """Of layers with and without stored pre-activation, of GEGLU, and of their gradients."""
+        found = []
+        for name in ("id", "gelu", "squared_relu"):
+            leaves = [t.detach().requires_grad_() for t in (x, weight, bias)]
+            y = linear_act.linear_act(*leaves, activation=name)
+            found += [y.detach(), *torch.autograd.grad(y, leaves, dy)]
+            found.append(linear_act.linear_act(x, weight, None, activation=name))
+        leaves = [t.detach().requires_grad_() for t in (x, weight, bias)]
+        y = linear_geglu.linear_geglu(*leaves)
+        found += [y.detach(), *torch.autograd.grad(y, leaves, dy[:, : n // 2])]
+        found.append(linear_act.linear_data_grad(dy, weight, x, "gelu"))
+        return bits(found)
+
+    want = results(x, weight, dy)
+    for name in ("plain", "transposed", "padded"):
+        with hopper(monkeypatch) as launched:
+            got = results(layouts(x)[name], layouts(weight)[name], layouts(dy)[name])
+        products = [boxed for kernel, boxed in launched if kernel in ("_tile_kernel", "_weight_kernel")]
+        assert len(products) >= 14 and all(products), launched
+        assert all(torch.equal(g, w) for g, w in zip(got, want, strict=True)), name
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="a GPU chooses by itself: the tests on a GPU compare the bits")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_parts_of_a_small_weight_gradient_are_a_choice_of_sizes(monkeypatch, dtype):
+    m, n, k = 4000, 16, 24
+    assert linear_weight.rows_of_part(m, n, k, dtype) == 2048
+    assert linear_weight.rows_of_part(m, n, k, torch.float32) == linear_weight.PARTS[torch.float32]
+    assert linear_weight.rows_of_part(1 << 20, 4096, 4096, dtype) == linear_weight.PARTS[dtype]
+    assert linear_weight.rows_of_part(16384, 256, 256, dtype) == 1024
+    g, x = drawn(dtype, (m, n), (m, k))
+    want = linear_weight.weight_gradient(g, x, False)
+    parts = [g[first : first + 2048].float().t() @ x[first : first + 2048].float() for first in (0, 2048)]
+    torch.testing.assert_close(want.float(), sum(parts), rtol=2**-7, atol=0.05)
+    for name in ("plain", "transposed", "padded"):
+        with hopper(monkeypatch) as launched:
+            got = linear_weight.weight_gradient(layouts(g)[name], layouts(x)[name], False)
+        assert ("_weight_kernel", True) in launched
+        assert torch.equal(got, want), name
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_tile_gives_the_same_bits(monkeypatch, dtype):
+    if torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("the Hopper kernel is for compute capability 9")
+    for m, n, k in ((64, 512, 1024), (200, 264, 448), (512, 1024, 1024), (1030, 520, 136)):
+        x, weight, bias, dy = (t.cuda() for t in drawn(dtype, (m, k), (n, k), (n,), (m, n)))
+        weight *= k**-0.5
+
+        def results(x=x, weight=weight, bias=bias, dy=dy):
+            leaves = [t.detach().requires_grad_() for t in (x, weight, bias)]
+            y, z = linear_act.linear_act(*leaves, activation="gelu"), linear_geglu.linear_geglu(*leaves)
+            made = [y.detach(), *torch.autograd.grad(y, leaves, dy)]
+            made += [z.detach(), *torch.autograd.grad(z, leaves, dy[:, : dy.shape[1] // 2].contiguous())]
+            return bits([*made, linear_act.linear_data_grad(dy, weight, x, "gelu_tanh")])
+
+        want = results()
+        for config in [config for config, _ in hopper_product._ROUNDS]:
+            if config[1] == 32:
+                continue  # GEGLU's halves would have 16 columns
+            if k % config[2]:
+                config = (*config[:2], 64, config[3], config[4])
+            with monkeypatch.context() as patch:
+                patch.setattr(hopper_product, "tile", lambda *sizes, config=config, **options: config)
+                got = results()
+            assert all(torch.equal(g, w) for g, w in zip(got, want, strict=True)), (m, n, k, config)
