@@ -117,7 +117,8 @@ def launch_forward(
             run(
                 forward_rows_kernel, (triton.cdiv(m, plan.rows),),
                 x2, weight_, bias_, y, stats, x2.stride(0), m, *scalars,
-                ROWS=plan.rows, N=n, HAS_W=has["HAS_W"], HAS_B=has["HAS_B"], CENTRE=int(centre), num_warps=plan.warps,
+                ROWS=plan.rows, N=n, HAS_W=has["HAS_W"], HAS_B=has["HAS_B"], MARK=int(plan.mark), CENTRE=int(centre),
+                num_warps=plan.warps,
             )  # fmt: skip
         elif plan.path in ("wide", "long"):
             run(

@@ -226,7 +226,8 @@ def backward_plan(call: Call, shared_memory: int | None) -> BackwardPlan:
         redo = "after" if blocks > 1 else "inside"
     ahead = int(programs < m)
     if path == "paired":
-        ahead = max(_ahead(call, path, stages, shared_memory) for stages in (3, 4))
+        few = m < PAIRED_ROWS  # their float64 sums fill the registers
+        ahead = 1 if few else max(_ahead(call, path, stages, shared_memory) for stages in (3, 4))
     elif ahead and path in ("fast", "exact") and n % 16 == 0:
         stages = 4 if path == "fast" and call.plain and block > 4096 else 3
         ahead = _ahead(call, path, stages, shared_memory)
