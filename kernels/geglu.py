@@ -8,7 +8,9 @@
     dx2  = dy x1 gelu'(x2)
 
 The backward kernel of the packed form reads every input once and writes both halves of the gradient into one packed
-tensor; nothing is concatenated. Rows of the input may be any distance apart.
+tensor; nothing is concatenated. A launch is a grid of tiles of rows x columns; two contiguous tensors are one long row.
+Otherwise rows may be any distance apart, and a last dimension that is not consecutive is copied first. Gradients of
+gradients are torch operations in float64. swiglu.py uses the same launches with another gate.
 
 Errors against the real-valued function: float16 and bfloat16 at most 0.51 ULP for all 2^32 pairs; float32 at most 0.82
 ULP seen, forward and both gradients; float64 at most 2.6 ULP seen.
@@ -31,6 +33,7 @@ import triton.language as tl
 
 from kernels.arithmetic import at_most, const, exp2_approx, horner, neg, product64, reciprocal64, reciprocal_approx
 from kernels.checks import check_approximate, check_dtype, check_like
+from kernels.gelu_autograd import derivatives
 from kernels.gelu_math import (
     BF_MILLS_DEN,
     BF_MILLS_NUM,
@@ -44,7 +47,6 @@ from kernels.gelu_math import (
     NORMAL64,
     annulled_at_minus_inf,
     combine_bf,
-    curvature,
     erf64,
     erf_half,
     gauss,
@@ -269,76 +271,29 @@ def _backward_kernel(
     tl.store(dx2_ptr + row * dx2_stride + column, d.to(x2.dtype), mask=mask)
 
 
-@triton.jit(do_not_specialize=["rows"])
-def _second_kernel(
-    g1_ptr,  # gradient of dx1
-    g2_ptr,  # gradient of dx2
-    dy_ptr,  # as in the backward
-    x1_ptr,
-    x2_ptr,
-    ddy_ptr,  # outputs: g1 gelu(x2) + g2 x1 gelu'(x2)
-    ddx1_ptr,  # g2 dy gelu'(x2)
-    ddx2_ptr,  # g1 dy gelu'(x2) + g2 dy x1 gelu''(x2)
-    g_stride,
-    dy_stride,
-    x1_stride,
-    x2_stride,
-    ddy_stride,
-    ddx_stride,
-    rows,
-    columns,
-    TANH: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    row, column, mask = _tile(rows, columns, ROWS, COLUMNS)
-    g1 = tl.load(g1_ptr + row * g_stride + column, mask=mask, other=0.0).to(tl.float64)
-    g2 = tl.load(g2_ptr + row * g_stride + column, mask=mask, other=0.0).to(tl.float64)
-    dy = tl.load(dy_ptr + row * dy_stride + column, mask=mask, other=0.0)
-    x1 = tl.load(x1_ptr + row * x1_stride + column, mask=mask, other=0.0)
-    x2 = tl.load(x2_ptr + row * x2_stride + column, mask=mask, other=0.0)
-    # all in float64, by the formulas for float32 or float64
-    if x2.dtype == tl.float64:
-        wide = x2
-    else:
-        wide = x2.to(tl.float32)
-    one = tl.full(x2.shape, 1.0, tl.float64)
-    value = _value_times(one, wide, TANH)
-    slope = slope_times(one, wide, TANH)
-    bend = curvature(x2, TANH)
-    v = dy.to(tl.float64)
-    m = x1.to(tl.float64)
-    tl.store(
-        ddy_ptr + row * ddy_stride + column,
-        (g1 * value + (g2 * m) * slope).to(x2.dtype),
-        mask=mask,
-    )
-    tl.store(ddx1_ptr + row * ddx_stride + column, ((g2 * v) * slope).to(x2.dtype), mask=mask)
-    tl.store(
-        ddx2_ptr + row * ddx_stride + column,
-        ((g1 * v) * slope + (g2 * v) * (m * bend)).to(x2.dtype),
-        mask=mask,
-    )
-
-
-_OF_ANY_ALIGNMENT = {kernel: of_any_alignment(kernel) for kernel in (_forward_kernel, _backward_kernel, _second_kernel)}
-# (elements, warps) of a program, the fastest of fourteen on an H200:
-# ((erf forward, erf backward), (tanh forward, tanh backward))
+_OF_ANY_ALIGNMENT = {kernel: of_any_alignment(kernel) for kernel in (_forward_kernel, _backward_kernel)}
+# (elements, warps) of a program, forward and backward: the fastest of eleven on an H100
 _CONFIG = {
-    torch.float64: (((512, 4), (512, 4)), ((512, 4), (512, 4))),
-    torch.float32: (((256, 1), (256, 2)), ((256, 1), (256, 2))),
-    torch.float16: (((1024, 1), (512, 1)), ((1024, 1), (512, 1))),
-    torch.bfloat16: (((1024, 4), (256, 1)), ((1024, 4), (256, 1))),
+    "none": {
+        torch.float64: ((512, 4), (512, 4)),
+        torch.float32: ((256, 1), (256, 2)),
+        torch.float16: ((1024, 1), (512, 1)),
+        torch.bfloat16: ((1024, 4), (256, 1)),
+    },
+    "tanh": {
+        torch.float64: ((512, 4), (512, 4)),
+        torch.float32: ((256, 1), (256, 2)),
+        torch.float16: ((1024, 1), (512, 1)),
+        torch.bfloat16: ((1024, 4), (256, 1)),
+    },
+    "silu": {
+        torch.float64: ((512, 4), (512, 4)),
+        torch.float32: ((512, 2), (256, 2)),
+        torch.float16: ((512, 1), (1024, 4)),
+        torch.bfloat16: ((1024, 4), (512, 2)),
+    },
 }
-# Of fewer than SMALL results the gradients of bfloat16 take other programs: 6.3 us instead of 7.0 at 2^21 (H100).
-SMALL, _SMALL_BACKWARD = 1 << 22, (512, 2)
-
-
-def _check(op: str, name: str, x: torch.Tensor, approximate: str) -> None:
-    check_approximate(op, approximate)
-    check_dtype(op, name, x)
-    check_strided(op, name, x)
-    check_device(op, name, x)
+SMALL = 1 << 22  # gradients of fewer bfloat16 elements have 512 for two warps: 6.3 us instead of 7.0 at 2^21
 
 
 def _as_rows(t: torch.Tensor, columns: int) -> torch.Tensor:
@@ -354,32 +309,14 @@ def _halves(x: torch.Tensor, gate_last: bool) -> tuple[torch.Tensor, torch.Tenso
 
 
 def _launch(
-    kernel: Any,
-    tensors: tuple[torch.Tensor, ...],
-    strides: tuple[int, ...],
-    rows: int,
-    columns: int,
-    backward: bool,
+    kernel: Any, tensors: tuple[torch.Tensor, ...], strides: tuple[int, ...], rows: int, columns: int, form: str,
     **meta: Any,
-) -> None:
-    """Launches a kernel; `backward` picks the column of _CONFIG."""
-    block, warps = _CONFIG[tensors[-1].dtype][meta["TANH"]][backward]
-    if backward and tensors[-1].dtype == torch.bfloat16 and rows * columns < SMALL:
-        block, warps = _SMALL_BACKWARD
-    launch(kernel, block, warps, tensors, strides, rows, columns, **meta)
-
-
-def launch(
-    kernel: Any,
-    block: int,
-    warps: int,
-    tensors: tuple[torch.Tensor, ...],
-    strides: tuple[int, ...],
-    rows: int,
-    columns: int,
-    **meta: Any,
-) -> None:
-    """Launches one of the kernels above, in tiles of `block` elements."""
+) -> None:  # fmt: skip
+    """Launches one of the kernels above. `form` is the gate: "none", "tanh" (GELU) or "silu"."""
+    dtype, backward = tensors[-1].dtype, kernel is _backward_kernel
+    block, warps = _CONFIG[form][dtype][backward]
+    if backward and dtype == torch.bfloat16 and rows * columns < SMALL:
+        block, warps = 512, 2
     if INTERPRETED:
         block = min(INTERPRETER_BLOCK, triton.next_power_of_2(rows) * triton.next_power_of_2(columns))
     across = min(block, triton.next_power_of_2(columns))
@@ -395,218 +332,174 @@ def launch(
     # the source are fused, so the interpreter gives the same bits.
     with torch.cuda.device_of(tensors[-1]):
         run(
-            kernel, grid, *tensors, *strides, rows, columns,
+            kernel, grid, *tensors, *strides, rows, columns, TANH=form == "tanh", SILU=form == "silu",
             ROWS=down, COLUMNS=across, num_warps=warps, enable_fp_fusion=False, **meta,
         )  # fmt: skip
 
 
-def _run_forward(x1: torch.Tensor, x2: torch.Tensor, approximate: str) -> torch.Tensor:
-    """Returns x1 gelu(x2)."""
+def _run_forward(x1: torch.Tensor, x2: torch.Tensor, form: str) -> torch.Tensor:
+    """Returns x1 gate(x2)."""
     y = torch.empty_like(x1)  # the layout that torch's elementwise operators give
-    if y.numel() == 0:
+    n = y.numel()
+    if n == 0:
         return y
-    columns = y.shape[-1] if y.dim() else 1
+    if x1.is_contiguous() and x2.is_contiguous():
+        _launch(_forward_kernel, (x1, x2, y), (n, n, n), 1, n, form)
+        return y
+    columns = y.shape[-1]
     out = y if y.is_contiguous() else torch.empty(y.shape, dtype=y.dtype, device=y.device)
     x1, x2 = _as_rows(x1, columns), _as_rows(x2, columns)
-    strides = (x1.stride(0), x2.stride(0), columns)
-    meta = {"TANH": approximate == "tanh"}
-    _launch(_forward_kernel, (x1, x2, out), strides, x1.shape[0], columns, False, **meta)
+    _launch(_forward_kernel, (x1, x2, out), (x1.stride(0), x2.stride(0), columns), x1.shape[0], columns, form)
     return y if out is y else y.copy_(out)
 
 
 def _run_backward(
-    dy: torch.Tensor, x1: torch.Tensor, x2: torch.Tensor, dx1: torch.Tensor, dx2: torch.Tensor, approximate: str
+    dy: torch.Tensor, x1: torch.Tensor, x2: torch.Tensor, dx1: torch.Tensor, dx2: torch.Tensor, form: str
 ) -> None:
-    """Fills dx1 and dx2, [rows, columns] views that are consecutive in a row."""
-    rows, columns = dx1.shape
+    """Fills dx1 and dx2, two contiguous tensors or the halves of one."""
+    n = dx1.numel()
+    if n == 0:
+        return
     scalar = not any(dy.stride())  # y.sum().backward(): one element, read once
-    dy = dy if scalar else _as_rows(dy, columns)
-    x1, x2 = _as_rows(x1, columns), _as_rows(x2, columns)
-    tensors = (dy, x1, x2, dx1, dx2)
-    strides = (0 if scalar else dy.stride(0), *(t.stride(0) for t in tensors[1:]))
-    meta = {"TANH": approximate == "tanh", "DY_SCALAR": scalar}
-    _launch(_backward_kernel, tensors, strides, rows, columns, True, **meta)
+    tensors: tuple[torch.Tensor, ...] = (dy, x1, x2, dx1, dx2)
+    strides: tuple[int, ...] = (n,) * 5
+    rows, columns = 1, n
+    if not all(t.is_contiguous() for t in (dx1, x1, x2, *(() if scalar else (dy,)))):
+        columns = dx1.shape[-1]
+        rows = n // columns
+        far = dx1.stride(-2) if dx1.dim() > 1 else columns
+        read = [_as_rows(t, columns) for t in (x1, x2)]
+        tensors = (dy if scalar else _as_rows(dy, columns), *read, dx1, dx2)
+        strides = (columns if scalar else tensors[0].stride(0), *(t.stride(0) for t in read), far, far)
+    _launch(_backward_kernel, tensors, strides, rows, columns, form, DY_SCALAR=scalar)
 
 
-def _run_second(
-    g1: torch.Tensor,
-    g2: torch.Tensor,
-    dy: torch.Tensor,
-    x1: torch.Tensor,
-    x2: torch.Tensor,
-    ddy: torch.Tensor,
-    ddx1: torch.Tensor,
-    ddx2: torch.Tensor,
-    approximate: str,
-) -> None:
-    rows, columns = ddy.shape
-    g1, g2 = (_as_rows(t, columns).contiguous() for t in (g1, g2))
-    dy, x1, x2 = (_as_rows(t, columns) for t in (dy, x1, x2))
-    tensors = (g1, g2, dy, x1, x2, ddy, ddx1, ddx2)
-    strides = (columns, *(t.stride(0) for t in (dy, x1, x2, ddy, ddx1)))
-    _launch(_second_kernel, tensors, strides, rows, columns, True, TANH=approximate == "tanh")
+def _second(
+    g1: torch.Tensor | None, g2: torch.Tensor | None, dy: torch.Tensor, x1: torch.Tensor, x2: torch.Tensor, form: str
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Returns the gradients of dy, x1 and x2 for upstream gradients g1 of dx1 and g2 of dx2.
+
+    They are differentiable torch operations in float64.
+    """
+    zero = torch.zeros((), dtype=torch.float64, device=x1.device)
+    g1, g2 = (zero if g is None else g.double() for g in (g1, g2))
+    v, m = dy.double(), x1.double()
+    value, slope, bend = derivatives(x2.double(), form)
+    of_dy = g1 * value + g2 * m * slope
+    return of_dy.to(dy.dtype), (g2 * v * slope).to(x1.dtype), (g1 * v * slope + g2 * v * m * bend).to(x1.dtype)
+
+
+def _dense(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
 # --- packed: one tensor in, one gradient tensor out ---
 
 
 @operator("precise_geglu::packed")
-def _packed(x: torch.Tensor, approximate: str, gate_last: bool) -> torch.Tensor:
-    return _run_forward(*_halves(x, gate_last), approximate)
-
-
-@_packed.register_fake
-def _(x: torch.Tensor, approximate: str, gate_last: bool) -> Any:
-    return torch.empty_like(_halves(x, gate_last)[0])
-
-
-def _packed_like(x: torch.Tensor) -> torch.Tensor:
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+def packed(x: torch.Tensor, form: str, gate_last: bool) -> torch.Tensor:
+    return _run_forward(*_halves(x, gate_last), form)
 
 
 @operator("precise_geglu::packed_backward")
-def _packed_backward(dy: torch.Tensor, x: torch.Tensor, approximate: str, gate_last: bool) -> torch.Tensor:
-    dx = _packed_like(x)
-    if dx.numel():
-        dx1, dx2 = _halves(dx.view(-1, x.shape[-1]), gate_last)
-        _run_backward(dy, *_halves(x, gate_last), dx1, dx2, approximate)
+def packed_backward(dy: torch.Tensor, x: torch.Tensor, form: str, gate_last: bool) -> torch.Tensor:
+    dx = _dense(x)
+    _run_backward(dy, *_halves(x, gate_last), *_halves(dx, gate_last), form)
     return dx
 
 
-@_packed_backward.register_fake
-def _(dy: torch.Tensor, x: torch.Tensor, approximate: str, gate_last: bool) -> Any:
-    return _packed_like(x)
-
-
-@operator("precise_geglu::packed_second")
-def _packed_second(
-    g: torch.Tensor, dy: torch.Tensor, x: torch.Tensor, approximate: str, gate_last: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    ddy, ddx = _packed_like(dy), _packed_like(x)
-    if ddx.numel():
-        ddx1, ddx2 = _halves(ddx.view(-1, x.shape[-1]), gate_last)
-        rows = ddy.view(-1, ddy.shape[-1])
-        halves = (*_halves(g, gate_last), dy, *_halves(x, gate_last))
-        _run_second(*halves, rows, ddx1, ddx2, approximate)
-    return ddy, ddx
-
-
-@_packed_second.register_fake
-def _(g: torch.Tensor, dy: torch.Tensor, x: torch.Tensor, approximate: str, gate_last: bool) -> Any:
-    return _packed_like(dy), _packed_like(x)
+packed.register_fake(lambda x, form, gate_last: torch.empty_like(_halves(x, gate_last)[0]))
+packed_backward.register_fake(lambda dy, x, form, gate_last: _dense(x))
 
 
 def _save_packed(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    x, ctx.approximate, ctx.gate_last = inputs
-    ctx.save_for_backward(x)
+    *tensors, ctx.form, ctx.gate_last = inputs
+    ctx.save_for_backward(*tensors)
 
 
-def _packed_grad(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
-    (x,) = ctx.saved_tensors
-    return _packed_backward(dy, x, ctx.approximate, ctx.gate_last), None, None
+def _differentiate_packed(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+    return packed_backward(dy, *ctx.saved_tensors, ctx.form, ctx.gate_last), None, None
 
 
-def _save_packed_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    dy, x, ctx.approximate, ctx.gate_last = inputs
-    ctx.save_for_backward(dy, x)
-
-
-def _packed_backward_grad(ctx: Any, g: torch.Tensor) -> tuple[Any, ...]:
+def _differentiate_packed_backward(ctx: Any, g: torch.Tensor) -> tuple[Any, ...]:
     dy, x = ctx.saved_tensors
-    ddy, ddx = _packed_second(g, dy, x, ctx.approximate, ctx.gate_last)
-    return ddy, ddx, None, None
+    of_dy, of_x1, of_x2 = _second(*_halves(g, ctx.gate_last), dy, *_halves(x, ctx.gate_last), ctx.form)
+    return of_dy, torch.cat((of_x1, of_x2) if ctx.gate_last else (of_x2, of_x1), -1), None, None
 
 
-_packed.register_autograd(_packed_grad, setup_context=_save_packed)
-_packed_backward.register_autograd(_packed_backward_grad, setup_context=_save_packed_backward)
+packed.register_autograd(_differentiate_packed, setup_context=_save_packed)
+packed_backward.register_autograd(_differentiate_packed_backward, setup_context=_save_packed)
 
 
 # --- split: two tensors in, two gradients out ---
 
 
 @operator("precise_geglu::split")
-def _split(x1: torch.Tensor, x2: torch.Tensor, approximate: str) -> torch.Tensor:
-    return _run_forward(x1, x2, approximate)
-
-
-@_split.register_fake
-def _(x1: torch.Tensor, x2: torch.Tensor, approximate: str) -> Any:
-    return torch.empty_like(x1)
+def split(x1: torch.Tensor, x2: torch.Tensor, form: str) -> torch.Tensor:
+    return _run_forward(x1, x2, form)
 
 
 @operator("precise_geglu::split_backward")
-def _split_backward(
-    dy: torch.Tensor, x1: torch.Tensor, x2: torch.Tensor, approximate: str
+def split_backward(
+    dy: torch.Tensor, x1: torch.Tensor, x2: torch.Tensor, form: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    dx1, dx2 = _packed_like(x1), _packed_like(x1)
-    if dx1.numel():
-        columns = x1.shape[-1] if x1.dim() else 1
-        rows = (dx1.view(-1, columns), dx2.view(-1, columns))
-        _run_backward(dy, x1, x2, *rows, approximate)
+    dx1, dx2 = _dense(x1), _dense(x1)
+    _run_backward(dy, x1, x2, dx1, dx2, form)
     return dx1, dx2
 
 
-@_split_backward.register_fake
-def _(dy: torch.Tensor, x1: torch.Tensor, x2: torch.Tensor, approximate: str) -> Any:
-    return _packed_like(x1), _packed_like(x1)
-
-
-@operator("precise_geglu::split_second")
-def _split_second(
-    g1: torch.Tensor,
-    g2: torch.Tensor,
-    dy: torch.Tensor,
-    x1: torch.Tensor,
-    x2: torch.Tensor,
-    approximate: str,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    out = (_packed_like(x1), _packed_like(x1), _packed_like(x1))
-    if x1.numel():
-        columns = x1.shape[-1] if x1.dim() else 1
-        ddy, ddx1, ddx2 = (t.view(-1, columns) for t in out)
-        _run_second(g1, g2, dy, x1, x2, ddy, ddx1, ddx2, approximate)
-    return out
-
-
-@_split_second.register_fake
-def _(
-    g1: torch.Tensor, g2: torch.Tensor, dy: torch.Tensor, x1: torch.Tensor, x2: torch.Tensor, approximate: str
-) -> Any:
-    return _packed_like(x1), _packed_like(x1), _packed_like(x1)
+split.register_fake(lambda x1, x2, form: torch.empty_like(x1))
+split_backward.register_fake(lambda dy, x1, x2, form: (_dense(x1), _dense(x1)))
 
 
 def _save_split(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    x1, x2, ctx.approximate = inputs
-    ctx.save_for_backward(x1, x2)
+    *tensors, ctx.form = inputs
+    ctx.save_for_backward(*tensors)
 
 
-def _split_grad(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
-    dx1, dx2 = _split_backward(dy, *ctx.saved_tensors, ctx.approximate)
-    return dx1, dx2, None
+def _differentiate_split(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+    return *split_backward(dy, *ctx.saved_tensors, ctx.form), None
 
 
-def _save_split_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    dy, x1, x2, ctx.approximate = inputs
-    ctx.save_for_backward(dy, x1, x2)
+def _differentiate_split_backward(ctx: Any, g1: torch.Tensor | None, g2: torch.Tensor | None) -> tuple[Any, ...]:
+    return *_second(g1, g2, *ctx.saved_tensors, ctx.form), None
 
 
-def _split_backward_grad(ctx: Any, g1: torch.Tensor, g2: torch.Tensor) -> tuple[Any, ...]:
-    return (*_split_second(g1, g2, *ctx.saved_tensors, ctx.approximate), None)
+split.register_autograd(_differentiate_split, setup_context=_save_split)
+split_backward.register_autograd(_differentiate_split_backward, setup_context=_save_split)
 
 
-_split.register_autograd(_split_grad, setup_context=_save_split)
-_split_backward.register_autograd(_split_backward_grad, setup_context=_save_split_backward)
+def checks(name: str) -> tuple[Any, Any]:
+    """Returns the functions that raise if the arguments of the packed and of the split form break a rule."""
+
+    def check(op: str, argument: str, x: torch.Tensor, form: str) -> None:
+        if form != "silu":
+            check_approximate(op, form)
+        check_dtype(op, argument, x)
+        check_strided(op, argument, x)
+        check_device(op, argument, x)
+
+    def check_packed(x: torch.Tensor, form: str, gate_last: bool) -> None:
+        check(name, "x", x, form)
+        if x.dim() == 0 or x.shape[-1] % 2:
+            shape = tuple(x.shape)
+            raise ValueError(f"{name}: x's last dimension must be even, it holds both halves; got shape {shape}")
+
+    def check_split(x1: torch.Tensor, x2: torch.Tensor, form: str) -> None:
+        check(f"{name}_split", "x1", x1, form)
+        check_like(f"{name}_split", "x2", x2, "x1", x1)
+
+    return check_packed, check_split
 
 
-def _check_packed(x: torch.Tensor, approximate: str, gate_last: bool) -> None:
-    _check("geglu", "x", x, approximate)
-    if x.dim() == 0 or x.shape[-1] % 2:
-        raise ValueError(f"geglu: x's last dimension must be even, it holds both halves; got shape {tuple(x.shape)}")
+_check_packed, _check_split = checks("geglu")
 
 
-def _check_split(x1: torch.Tensor, x2: torch.Tensor, approximate: str) -> None:
-    _check("geglu_split", "x1", x1, approximate)
-    check_like("geglu_split", "x2", x2, "x1", x1)
+def _gelu_form(op: str, approximate: str) -> str:
+    """Returns `approximate`. Raises ValueError unless it is a form of GELU: "silu" is another gate of the operators."""
+    if approximate == "silu":
+        check_approximate(op, approximate)
+    return approximate
 
 
 def geglu(x: torch.Tensor, approximate: str = "none", *, gate_last: bool = True) -> torch.Tensor:
@@ -614,9 +507,9 @@ def geglu(x: torch.Tensor, approximate: str = "none", *, gate_last: bool = True)
 
     x may have any strides between rows; a last dimension that is not consecutive is copied first.
     """
-    return _packed.checked(_check_packed, x, approximate, gate_last)
+    return packed.checked(_check_packed, x, _gelu_form("geglu", approximate), gate_last)
 
 
 def geglu_split(x1: torch.Tensor, x2: torch.Tensor, approximate: str = "none") -> torch.Tensor:
     """Returns x1 gelu(x2) for two tensors of one shape, dtype and device."""
-    return _split.checked(_check_split, x1, x2, approximate)
+    return split.checked(_check_split, x1, x2, _gelu_form("geglu_split", approximate))

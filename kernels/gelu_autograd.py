@@ -1,4 +1,6 @@
-"""Registers GELU's three operators with the compiler and autograd, for the Triton and the CUDA C++ kernels.
+"""Derivatives of the activations in torch operations; and GELU's operators registered with the compiler and autograd.
+
+make_differentiable_twice registers three operators, of the Triton or of the CUDA C++ kernels:
 
 forward(x, approximate)          gelu(x)
 backward(dy, x, approximate)     dy gelu'(x)
@@ -10,6 +12,26 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+
+from kernels.gelu_of_sums import RSQRT2, RSQRT_2PI, TANH_A, TANH_B
+
+
+def derivatives(x: torch.Tensor, form: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Returns GELU ("none" or "tanh") or SiLU ("silu"), its first and its second derivative.
+
+    They are differentiable torch operations in x's dtype, for gradients of gradients.
+    """
+    if form == "none":
+        density = torch.exp(-0.5 * x * x) * RSQRT_2PI.value
+        mass = 0.5 * torch.special.erfc(-x * RSQRT2.value)
+        return x * mass, mass + x * density, (2.0 - x * x) * density
+    w, w1, w2 = x, torch.ones_like(x), torch.zeros_like(x)  # the argument of the logistic function, and derivatives
+    if form == "tanh":
+        a, b = TANH_A.value, TANH_B.value
+        w, w1, w2 = x * (a + b * x * x), a + 3.0 * b * x * x, 6.0 * b * x
+    s = torch.sigmoid(w)
+    s1 = s * (1.0 - s)
+    return x * s, s + x * s1 * w1, s1 * (2.0 * w1 + x * (w2 + (1.0 - 2.0 * s) * w1 * w1))
 
 
 def make_differentiable_twice(forward: Any, backward: Any, second: Any) -> None:

@@ -130,7 +130,7 @@ def gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
     check_dtype("gelu", "x", x)
     if not x.is_cuda and x.device.type != "meta":
         raise ValueError(
-            f"gelu_cuda: x must be on a CUDA device, got {x.device}; move it with x.cuda(), or use "
-            "kernels.gelu_compiled, which runs anywhere"
+            f"gelu_cuda: x must be on a CUDA device, got {x.device}; move it with x.cuda(), or "
+            "use kernels.gelu (Triton) with TRITON_INTERPRET=1"
         )
     return _forward(x, approximate)

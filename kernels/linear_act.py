@@ -43,7 +43,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from kernels import hopper_product
-from kernels.gelu_of_sums import RSQRT_2PI, TANH_A, TANH_B, gelu_slope, gelu_value, unlifted
+from kernels.gelu_autograd import derivatives
+from kernels.gelu_of_sums import gelu_slope, gelu_value, unlifted
 from kernels.hopper_product import halves, send
 from kernels.launch import INTERPRETED, of_any_alignment
 from kernels.layouts import dense
@@ -496,13 +497,8 @@ _backward.register_fake(fake_gradients)
 
 def _curvature(x: Tensor, activation: str) -> Tensor:
     """Returns act''(x) in differentiable operations, for second derivatives."""
-    if activation == "gelu":
-        return (2.0 - x * x) * torch.exp(-0.5 * x * x) * RSQRT_2PI.value
-    if activation == "gelu_tanh":
-        a, b = TANH_A.value, TANH_B.value
-        s = torch.sigmoid(x * (a + b * x * x))
-        w1, w2 = a + 3.0 * b * x * x, 6.0 * b * x
-        return s * (1.0 - s) * (2.0 * w1 + x * (w2 + (1.0 - 2.0 * s) * w1 * w1))
+    if activation.startswith("gelu"):
+        return derivatives(x, "tanh" if activation == "gelu_tanh" else "none")[2]
     return 2.0 * (x > 0) if activation == "squared_relu" else torch.zeros_like(x)
 
 

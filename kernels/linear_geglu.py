@@ -37,7 +37,8 @@ from triton.experimental.gluon import language as gl
 
 from kernels import hopper_product
 from kernels.checks import check_approximate
-from kernels.gelu_of_sums import RSQRT2, RSQRT_2PI, TANH_A, TANH_B, gelu_slope, times_gelu, unlifted
+from kernels.gelu_autograd import derivatives
+from kernels.gelu_of_sums import gelu_slope, times_gelu, unlifted
 from kernels.hopper_product import halves, send
 from kernels.launch import INTERPRETED, of_any_alignment
 from kernels.layouts import dense
@@ -386,19 +387,6 @@ _backward.register_fake(fake_gradients)
 # ----------------------------------------------------------------------------------------- autograd
 
 
-def _gelu_derivatives(x: Tensor, approximate: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns gelu, gelu' and gelu'' in differentiable operations, for second derivatives."""
-    if approximate == "tanh":
-        a, b = TANH_A.value, TANH_B.value
-        s = torch.sigmoid(x * (a + b * x * x))
-        w1, w2 = a + 3.0 * b * x * x, 6.0 * b * x
-        s1 = s * (1.0 - s)
-        return x * s, s + x * s1 * w1, s1 * (2.0 * w1 + x * (w2 + (1.0 - 2.0 * s) * w1 * w1))
-    density = torch.exp(-0.5 * x * x) * RSQRT_2PI.value
-    mass = 0.5 * torch.special.erfc(-x * RSQRT2.value)
-    return x * mass, mass + x * density, (2.0 - x * x) * density
-
-
 def _save_geglu(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     x, weight, bias, ctx.approximate, ctx.saved_pre, ctx.allow_tf32 = inputs
     ctx.save_for_backward(x, weight, bias, output[1] if ctx.saved_pre else None)
@@ -426,7 +414,7 @@ def _differentiate_gradient(ctx: Any, u: Tensor | None, ub: Tensor | None) -> tu
     if u is None:
         return None, None, None, None
     (u1, u2), (p1, p2), d = u.double().chunk(2, -1), pre.double().chunk(2, -1), dy.double()
-    value, slope, curve = _gelu_derivatives(p2, ctx.approximate)
+    value, slope, curve = derivatives(p2, ctx.approximate)
     of_dy = u1 * value + u2 * p1 * slope
     of_pre = torch.cat((u2 * d * slope, d * (u1 * slope + u2 * p1 * curve)), -1)
     return of_dy.to(dy.dtype), of_pre.to(pre.dtype), None, None

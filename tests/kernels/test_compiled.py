@@ -9,7 +9,7 @@ from tests.kernels.compiled import SHARED, Compiled
 COMPILE = """
 import sys
 import torch
-from kernels import geglu, gelu, linear_act, linear_geglu, linear_weight, swiglu
+from kernels import geglu, gelu, linear_act, linear_geglu, linear_weight
 from kernels.layer_norm import operators as norm
 from kernels.operators import launcher_of
 from tests.kernels.compiled import compiled_for
@@ -31,15 +31,12 @@ for arch, name in zip(sys.argv[2::2], sys.argv[3::2]):
     dtype = getattr(torch, name)
     with compiled_for(int(arch)) as made:
         x = (1 << 16,)
-        for module, forward, backward, second in (
-            (gelu, "_forward", "_backward", "_second"), (geglu, "_split", "_split_backward", "_split_second"),
-        ):
-            operands = (x,) if module is gelu else (x, x)
-            call(getattr(module, forward), *operands, "none")
-            call(getattr(module, backward), x, *operands, "none")
-            call(getattr(module, second), *operands, x, x, *operands[1:], "none")
-        call(swiglu._split, x, x)
-        call(swiglu._split_backward, x, x, x)
+        call(gelu._forward, x, "none")
+        call(gelu._backward, x, x, "none")
+        call(gelu._second, x, x, x, "none")
+        for gate in ("none", "silu"):
+            call(geglu.split, x, x, gate)
+            call(geglu.split_backward, x, x, x, gate)
         for rows, columns, residual in ((2048, 8192, None), (2048, 4096, None), (64, 32768, None), (2048, 1024, 1)):
             x, v = (rows, columns), (columns,)
             r = residual and x

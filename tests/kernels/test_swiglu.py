@@ -83,13 +83,13 @@ def test_the_constants_are_those_of_the_definition():
 
 
 def test_operators_are_registered_and_compiled_calls_give_the_bits_of_plain_ones(backend):
-    ops = torch.ops.verify_kernels
+    ops = torch.ops.precise_geglu
     x = torch.randn(3, 8, device=backend.device, requires_grad=True)
     a, b = (torch.randn(3, 4, device=backend.device, requires_grad=True) for _ in range(2))
-    torch.library.opcheck(ops.swiglu, (x, True))
-    torch.library.opcheck(ops.swiglu_backward, (a, x, False))
-    torch.library.opcheck(ops.swiglu_split, (a, b))
-    torch.library.opcheck(ops.swiglu_split_backward, (a, b, a))
+    torch.library.opcheck(ops.packed, (x, "silu", True))
+    torch.library.opcheck(ops.packed_backward, (a, x, "silu", False))
+    torch.library.opcheck(ops.split, (a, b, "silu"))
+    torch.library.opcheck(ops.split_backward, (a, b, a, "silu"))
 
     def loss(x, a, b):
         return (swiglu(x) * swiglu_split(a, b).sin()).sum()
