@@ -9,9 +9,8 @@ GPU: time of a call captured in a CUDA graph, ten calls a graph, the median over
 "step" is a forward pass that records, and its backward pass. "backward" is that backward pass alone. "bare" is the
 least cost of a function in Triton: one output, one launch of a compiled kernel each way, one autograd.Function.
 
-Peers: PyTorch eager, and the Triton kernels of Liger and xformers (which has no gradients) if those packages are
-installed. torch.compile runs last and only at the first shape, next to ours again, because compiling takes longest. A
-contender that fails has a line of its own.
+Peers: PyTorch eager, and the Triton kernels of Liger if that package is installed. torch.compile runs last and only at
+the first shape, next to ours again, because compiling takes longest. A contender that fails has a line of its own.
 """
 
 from __future__ import annotations
@@ -55,10 +54,6 @@ try:
     from liger_kernel.ops.fused_add_rms_norm import LigerFusedAddRMSNormFunction
 except Exception:
     LigerFusedAddRMSNormFunction = None
-try:
-    from xformers.ops import rms_norm as xformers_rms_norm
-except Exception:
-    xformers_rms_norm = None
 
 SHAPES = ((512, 1024), (64, 256), (4096, 1024))
 CALLS = 10  # in a round, and in a graph
@@ -174,8 +169,6 @@ def problems(m: int, n: int) -> dict[str, tuple[list[tuple[int, ...]], dict[str,
         table["layer_norm_residual_bias"][1]["liger"] = lambda x, r, i, w, b: liger_residual(x + i, r, w, b)
     if LigerFusedAddRMSNormFunction is not None:
         table["rms_norm_residual"][1]["liger"] = lambda x, r, w: LigerFusedAddRMSNormFunction.apply(x, r, w, 1e-6)
-    if xformers_rms_norm is not None:
-        table["rms_norm"][1]["xformers"] = lambda x, w: xformers_rms_norm(x.detach(), w.detach(), 1e-6)
     return table
 
 
