@@ -462,7 +462,8 @@ def _differentiate_split(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _differentiate_split_backward(ctx: Any, g1: torch.Tensor | None, g2: torch.Tensor | None) -> tuple[Any, ...]:
-    return *_second(g1, g2, *ctx.saved_tensors, ctx.form), None
+    dy, x1, x2 = ctx.saved_tensors
+    return *_second(g1, g2, dy, x1, x2, ctx.form), None
 
 
 split.register_autograd(_differentiate_split, setup_context=_save_split)

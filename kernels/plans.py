@@ -361,7 +361,8 @@ def form_of(args: tuple[Any, ...]) -> Form | None:
     device. It must not be a subclass, a fake tensor or have a pending negation. Any other argument must be a plain
     value.
     """
-    key, bases, wanted, recording = [], [], False, torch.is_grad_enabled()
+    key: list[Any] = []
+    bases, wanted, recording = [], False, torch.is_grad_enabled()
     try:
         for arg in args:
             kind = type(arg)
