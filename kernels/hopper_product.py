@@ -300,7 +300,9 @@ def tile(m: int, n: int, k: int, units: int, narrowest: int = 32) -> Config:
         bm, bn = config[:2]
         if bn < narrowest or (bn == 32 and m > 64):  # the rows of A would be read once more for little
             continue
-        time = triton.cdiv(triton.cdiv(m, bm) * triton.cdiv(n, bn), units) * microseconds
+        rounds, left = divmod(triton.cdiv(m, bm) * triton.cdiv(n, bn), units)
+        cut = config == PERSISTENT and rounds > 0 and 16 * left <= units  # linear_act._rounds: a fifth of a round
+        time = (rounds + (0.2 if cut and left else left > 0)) * microseconds
         if time <= least:
             least, chosen = time, config
     bm, bn, bk, warps, stages = chosen

@@ -24,6 +24,8 @@ DTYPES = [torch.float16, torch.bfloat16]
         ((256, 4096, 1024), (64, 128, 64, 4, 5)),
         ((512, 4096, 1024), (128, 128, 64, 8, 4)),
         ((1024, 4096, 1024), PERSISTENT),
+        ((1024, 17 * 256, 1024), PERSISTENT),  # four tiles are left, which are cut
+        ((1024, 24 * 256, 1024), (128, 128, 64, 8, 4)),  # three rounds of half a tile take less than two
         ((8192, 16384, 4096), PERSISTENT),
     ],
 )
