@@ -278,7 +278,7 @@ _CONFIG = {
         torch.float64: ((512, 4), (512, 4)),
         torch.float32: ((256, 1), (256, 2)),
         torch.float16: ((1024, 1), (512, 1)),
-        torch.bfloat16: ((1024, 4), (256, 1)),
+        torch.bfloat16: ((1024, 1), (256, 1)),
     },
     "tanh": {
         torch.float64: ((512, 4), (512, 4)),
@@ -293,7 +293,9 @@ _CONFIG = {
         torch.bfloat16: ((1024, 4), (512, 2)),
     },
 }
-SMALL = 1 << 22  # gradients of fewer bfloat16 elements have 512 for two warps: 6.3 us instead of 7.0 at 2^21
+SMALL = (
+    1 << 22
+)  # gradients of fewer bfloat16 elements, tanh form, have 512 for two warps: 6.3 us instead of 7.0 at 2^21
 
 
 def _as_rows(t: torch.Tensor, columns: int) -> torch.Tensor:
@@ -315,7 +317,7 @@ def _launch(
     """Launches one of the kernels above. `form` is the gate: "none", "tanh" (GELU) or "silu"."""
     dtype, backward = tensors[-1].dtype, kernel is _backward_kernel
     block, warps = _CONFIG[form][dtype][backward]
-    if backward and dtype == torch.bfloat16 and rows * columns < SMALL:
+    if backward and form == "tanh" and dtype == torch.bfloat16 and rows * columns < SMALL:
         block, warps = 512, 2
     if INTERPRETED:
         block = min(INTERPRETER_BLOCK, triton.next_power_of_2(rows) * triton.next_power_of_2(columns))

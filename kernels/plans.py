@@ -198,14 +198,12 @@ class Plan:
     """
 
     index: int  # of the device
-    # shape, strides, and the function that allocates them: new_empty_strided of an empty tensor of that dtype, which
-    # costs a third of torch.empty_strided
-    outputs: tuple[tuple[Any, ...], ...]
+    device: torch.device
+    outputs: tuple[tuple[Any, ...], ...]  # shape, strides, dtype
     # picks the launcher's results from [*outputs, None]; None: the result is the only output
     returned: Callable[..., Any] | None
     scratch: int  # bytes
     zeroed: int
-    bytes: Tensor  # an empty tensor of bytes, which allocates scratch memory
     places: tuple[tuple[int, int], ...]  # of each pointer argument: base, and bytes from there
     # of each tensor descriptor: its position in [stream, *places], and the function from an address to its map
     maps: tuple[tuple[int, Callable[..., Any]], ...]
@@ -217,15 +215,15 @@ class Plan:
     def __call__(self, bases: list[int]) -> Any:
         """Allocates, launches and returns the outputs. `bases` holds the addresses of the operands."""
         outputs = []
-        for shape, strides, allocate in self.outputs:
-            made = allocate(shape, strides)
+        for shape, strides, dtype in self.outputs:
+            made = torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
             outputs.append(made)
             bases.append(made.data_ptr())
         if self.scratch:
-            scratch = self.bytes.new_empty(self.scratch)
+            scratch = torch.empty(self.scratch, dtype=torch.uint8, device=self.device)
             bases.append(scratch.data_ptr())
         if self.zeroed:
-            zeroed = self.bytes.new_zeros(self.zeroed)
+            zeroed = torch.zeros(self.zeroed, dtype=torch.uint8, device=self.device)
             bases.append(zeroed.data_ptr())
         pool = [_stream(self.index)]
         pool += [bases[base] + offset for base, offset in self.places]
@@ -336,11 +334,11 @@ def _plan_of(recorder: _Recorder, tensors: list[Tensor], result: Any) -> Plan | 
     places = [-1 if t is None else next(numbers) for t in results]
     return Plan(
         index=tensors[0].get_device(),
-        outputs=tuple((t.shape, t.stride(), t.new_empty(0).new_empty_strided) for t in outputs),
+        device=tensors[0].device,
+        outputs=tuple((t.shape, t.stride(), t.dtype) for t in outputs),
         returned=operator.itemgetter(*places) if isinstance(result, tuple) else None,
         scratch=sizes[0],
         zeroed=sizes[1],
-        bytes=torch.empty(0, dtype=torch.uint8, device=tensors[0].device),
         places=tuple(pool.kinds[0]),
         maps=tuple(pool.kinds[1]),
         values=tuple(pool.kinds[2]),
@@ -361,8 +359,7 @@ def form_of(args: tuple[Any, ...]) -> Form | None:
     device. It must not be a subclass, a fake tensor or have a pending negation. Any other argument must be a plain
     value.
     """
-    key: list[Any] = []
-    bases, wanted, recording = [], False, torch.is_grad_enabled()
+    key, bases, wanted, recording = [], [], False, torch.is_grad_enabled()
     try:
         for arg in args:
             kind = type(arg)
@@ -371,7 +368,7 @@ def form_of(args: tuple[Any, ...]) -> Form | None:
                 if arg.is_neg() or (device < 0 and (arg.is_meta or not INTERPRETED)) or (address == 0 and arg.numel()):
                     return None
                 bases.append(address)
-                key += (arg.dtype, arg.shape, arg.stride(), address % 16, device)
+                key.append((arg.dtype, arg.shape, arg.stride(), address % 16, device))
                 wanted = wanted or (recording and arg.requires_grad)
             elif kind in _VALUES:
                 key.append(arg)

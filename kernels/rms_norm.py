@@ -17,10 +17,9 @@ orders of sums and layouts. Rounding points, in ULP of |weight xhat|, of rstd (|
 sum|dy xhat|:
 
 - A sum of squares has only positive terms and is a float64 sum. It is off by less than N 2^-53 of itself, rstd by half
-  of that. If all results have 16 bits, it adds float32 sums of eight squares, which are off by 2^-22.4, or 2^-22 with a
-  residual. No row is hard because of its mean. 16-bit sums that leave float32 are computed in float64 pairs.
+  of that. No row is hard because of its mean. 16-bit sums that leave float32 are computed in float64 pairs.
 - FAST (16 bits): v up is exact, because `up` is a power of two. rstd, the product with it and the product with weight
-  round to 24 bits: at worst 0.5 + 2^-10.8 for float16, 2^-13.8 for bfloat16. A residual adds one rounding of v to 24
+  round to 24 bits: at worst 0.5 + 2^-11.4 for float16, 2^-14.4 for bfloat16. A residual adds one rounding of v to 24
   bits. backward.py has the backward pass.
 - EXACT (float32 rows): float64 throughout, one rounding at the output. PAIRED: backward_paired.py, without C.
 - WIDE (float64): the squares are added with an error-free cut, and rows are scaled by a power of two. Then v up rstd

@@ -23,7 +23,7 @@ sizes and dtypes. From the mathematics to the public functions:
     forward.py           forward, rows that fit into registers       FAST, EXACT
     forward_blocks.py    forward, longer rows and float64             EXACT, WIDE
     backward.py          backward, and its column sums                FAST, EXACT, WIDE
-    backward_paired.py   backward, long float32 rows                  PAIRED
+    backward_paired.py   backward, many long float32 rows             PAIRED
     hard_rows.py         rows that these cannot hold, in float64 pairs
     plan.py, launch.py   the choice of kernels, and the launches
     operators.py         operators, and derivatives of any order

@@ -1,4 +1,4 @@
-"""The backward kernel for float32 rows of 4,097 to 8,192 columns: PAIRED.
+"""The backward kernel for many float32 rows of 4,097 to 8,192 columns: PAIRED.
 
 The float64 intermediates of such rows do not fit into the registers of a multiprocessor. c1 and c2 come from float64
 sums. With d = v - mean_high, g + g_low = dy weight exactly and, as float32 pairs, r = rstd, B = rstd^2 c2 and
@@ -9,8 +9,7 @@ C = B mean_low - rstd c1,
 Rounding points, in the units of backward.py: d (1 ULP of the xhat term), C + low, the inner and the outer FMA (1/2
 each, not all at once): below 2, 0.53 measured on random data. dbias is summed in float64. dweight is summed in float32
 over at most 64 rows, then in float64: 0.1 on random data, at worst 16, if all 64 rows are the same. dweight uses
-2^64 xhat, which is not subnormal if a large dy brings it back into range. With fewer than 1,024 rows (FEW), xhat and
-the sums of dweight are float64: half a unit.
+2^64 xhat, which is not subnormal if a large dy brings it back into range.
 
 Rows that float32 may not hold are computed again (hard_rows.py): |dy| or |g| >= 2^40, rstd >= 2^24, c1 and c2 both
 below 2^-60, (|c1| + |c2|) min(1, rstd^2) below 2^-100, or rstd^2 (|c1| + |c2|) beyond 2^120. In RMS norm also rows with
@@ -48,7 +47,6 @@ def backward_paired_kernel(
     NEED_W: tl.constexpr,
     NEED_B: tl.constexpr,
     AHEAD: tl.constexpr,  # AHEAD - 1 next rows are in shared memory
-    FEW: tl.constexpr = False,  # few rows: xhat and the sums of dweight are float64
     CENTRE: tl.constexpr = 1,  # 0: RMS norm
 ):
     """Computes what backward_kernel does, for long float32 rows: float32 pairs only for values that need them.
@@ -68,7 +66,7 @@ def backward_paired_kernel(
     acc_b = ()
     w_row = ()
     for k in tl.static_range(PARTS):
-        acc_w = acc_w + (tl.zeros((BLOCK,), D if FEW else F),)
+        acc_w = acc_w + (tl.zeros((BLOCK,), F),)
         acc_b = acc_b + (tl.zeros((BLOCK,), D),)
         if HAS_W:
             mask = every if FULL else cols + k * BLOCK < n_cols
@@ -102,19 +100,14 @@ def backward_paired_kernel(
             if not FULL:
                 d = tl.where(mask, d, 0.0)
             g = dy_raw[k]
-            d64 = d.to(D)
-            if FEW:
-                d64 = x_raw[k].to(D) * up64 - mean64
-                new_w = new_w + (tl.fma(g.to(D), (d64 - low64) * rstd, acc_w[k]),)
-            else:
-                xhat = tl.fma(d, r * 2.0**LIFT, tl.fma(d, r_low * 2.0**LIFT, shift * 2.0**LIFT))
-                new_w = new_w + (tl.fma(g, xhat, acc_w[k]),)
+            xhat = tl.fma(d, r * 2.0**LIFT, tl.fma(d, r_low * 2.0**LIFT, shift * 2.0**LIFT))
+            new_w = new_w + (tl.fma(g, xhat, acc_w[k]),)
             new_b = new_b + (acc_b[k] + g.to(D),)
             g *= 2.0**88  # overflows where |dy| or |g| reaches 2^40: s1 is inf or NaN
             if HAS_W:
                 g *= w_row[k]
             s1 += g.to(D)
-            s2 = tl.fma(g.to(D), d64, s2)
+            s2 = tl.fma(g.to(D), d.to(D), s2)
         acc_w = new_w
         acc_b = new_b
         s1, s2 = sums(s1, s2)
@@ -153,7 +146,7 @@ def backward_paired_kernel(
         mask = every if FULL else cols + k * BLOCK < n_cols
         out = part_ptr + pid * n_cols + cols + k * BLOCK
         if NEED_W:
-            tl.store(out, acc_w[k].to(D) * (1.0 if FEW else 2.0**-LIFT), mask=mask)
+            tl.store(out, acc_w[k].to(D) * 2.0**-LIFT, mask=mask)
         if NEED_B:
             tl.store(out + NEED_W * size, acc_b[k], mask=mask)
     redo_rows(

@@ -32,7 +32,6 @@ from kernels.layer_norm.moments import (
     mean_square,
     moments,
     scaled_stats,
-    short_squares,
     store_stats,
     sums,
     weighted_xhat,
@@ -166,10 +165,6 @@ def forward_kernel(
                     d = v - mean if FULL else tl.where(mask, v - mean, 0.0)
                     s1, s2 = sums(d, d * d)
                     mean, mean_low, var = moments(s1, s2, mean, n, float64_of(inv_bits))
-    elif FAST and not MARK:
-        inv = float64_of(inv_bits)
-        square = short_squares(x if FULL else tl.where(mask, x, 0.0), 1, BLOCK, x_ptr.dtype.element_ty != tl.float16)
-        mean, mean_low, var = inv * 0.0, inv * 0.0, tl.sum(square, 0) * inv
     else:
         mean, mean_low, var = mean_square(d * d, float64_of(inv_bits))
     rstd = tl.rsqrt(var + float64_of(eps_bits))
@@ -244,7 +239,6 @@ def forward_rows_kernel(
     N: tl.constexpr,
     HAS_W: tl.constexpr,
     HAS_B: tl.constexpr,
-    MARK: tl.constexpr,  # as in forward_kernel
     CENTRE: tl.constexpr,  # 0: RMS norm, whose rows have no mean
 ):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -261,8 +255,7 @@ def forward_rows_kernel(
         s2 = tl.sum(tl.where(first, 0.0, both), 1)[:, None]
         mean, mean_low, var = moments(s1, s2, 0.0, zero + N, inv)
     else:
-        square = tl.sum(d * d, 1) if MARK else short_squares(x, ROWS, N, x_ptr.dtype.element_ty != tl.float16)
-        mean, mean_low, var = zero, zero, square[:, None] * inv
+        mean, mean_low, var = zero, zero, tl.sum(d * d, 1)[:, None] * inv
     up, mean, mean_low, rstd = scaled_stats(mean, mean_low, tl.rsqrt(var + float64_of(eps_bits)))
     if CENTRE:
         d = tl.fma(x, up.to(tl.float32), -mean.to(tl.float32))

@@ -117,8 +117,7 @@ def launch_forward(
             run(
                 forward_rows_kernel, (triton.cdiv(m, plan.rows),),
                 x2, weight_, bias_, y, stats, x2.stride(0), m, *scalars,
-                ROWS=plan.rows, N=n, HAS_W=has["HAS_W"], HAS_B=has["HAS_B"], MARK=int(plan.mark), CENTRE=int(centre),
-                num_warps=plan.warps,
+                ROWS=plan.rows, N=n, HAS_W=has["HAS_W"], HAS_B=has["HAS_B"], CENTRE=int(centre), num_warps=plan.warps,
             )  # fmt: skip
         elif plan.path in ("wide", "long"):
             run(
@@ -195,7 +194,7 @@ def launch_backward(
                 backward_paired_kernel, (plan.programs,),
                 dy2, x2, weight_, stats, dx, part, sums, hard, suspect, dy2.stride(0), x2.stride(0), m, n,
                 BLOCK=plan.block, PARTS=8, FULL=int(8 * plan.block == n), HAS_W=has["HAS_W"], **needs,
-                AHEAD=plan.ahead, FEW=plan.few, CENTRE=int(centre), num_warps=plan.warps, **_limited(plan.maxnreg),
+                AHEAD=plan.ahead, CENTRE=int(centre), num_warps=plan.warps, **_limited(plan.maxnreg),
             )  # fmt: skip
         else:
             if not plan.whole:

@@ -22,7 +22,7 @@ The statistics of a row are four float64 numbers: up, up mean (high and low part
 times 1/2 if the row is marked. For float64 operands it is the mean of the differences from the row's first element.
 
 RMS norm (not CENTRE) stores the mean square in the second place and 0 in the third. It marks no row. Its v is the sum
-rounded once, because nothing is subtracted from it. Where all results have 16 bits, short_squares adds its squares.
+rounded once, because nothing is subtracted from it.
 """
 
 from __future__ import annotations
@@ -68,24 +68,6 @@ def is_outlier(shift, mean, var):
 def mean_square(squares, inv):
     """Returns moments()' values for RMS norm: no mean, and the mean of v^2, a sum of positive terms."""
     return inv * 0.0, inv * 0.0, tl.sum(squares, 0) * inv
-
-
-@triton.jit
-def short_squares(x, ROWS: tl.constexpr, BLOCK: tl.constexpr, RANGE: tl.constexpr):
-    """Returns the float64 sum of squares of each of ROWS rows of float32 numbers, by an eighth of the conversions.
-
-    Eight squares are added in float32: off by 3 2^-24, or 4 if the squares round. With RANGE (bfloat16) a row whose sum
-    shows that squares may have left float32 is added in float64.
-    """
-    GROUP: tl.constexpr = min(8, BLOCK)
-    short = tl.sum(tl.reshape(x * x, (ROWS, BLOCK // GROUP, GROUP)), 2)
-    total = tl.sum(short.to(tl.float64), 1)
-    if RANGE:
-        usual = (total >= 2.0**-90) & (total < float("inf"))
-        if tl.min(usual.to(tl.int32), 0) == 0:
-            d = tl.reshape(x, (ROWS, BLOCK)).to(tl.float64)
-            total = tl.where(usual, total, tl.sum(d * d, 1))
-    return total
 
 
 @triton.jit

@@ -8,7 +8,7 @@ The paths, with the modules that explain their roundings:
 
     fast     16-bit rows of up to 8,192 columns (forward: 16,384), float32 arithmetic    forward.py, backward.py
     exact    other rows, up to 4,096 columns (forward: 16,384), float64 arithmetic        forward.py, backward.py
-    paired   float32 rows of 4,097 to 8,192 columns, backward only                   backward_paired.py
+    paired   many float32 rows of 4,097 to 8,192 columns, backward only                   backward_paired.py
     long     longer rows, block by block, float64 arithmetic                              forward_blocks.py, backward.py
     wide     x, residual or input_bias in float64, block by block, pairs of float64       forward_blocks.py, backward.py
 
@@ -25,8 +25,8 @@ import triton
 # Number of programs that an H200 holds at once (rows of up to 1,024 columns in 16 bits). A constant, so results do not
 # depend on the device.
 PROGRAMS = 1056
-# Of the paired kernel: the same number; how many rows one program sums in float32; and the least number of rows for
-# that. Of fewer rows it sums dweight in float64, where the rounding of xhat would show (2 ULP).
+# Of the paired kernel: the same number; how many rows one program sums in float32; and the least number of rows. With
+# few terms the rounding of xhat would show in dweight (2 ULP).
 PAIRED_PROGRAMS, PAIRED_SUM, PAIRED_ROWS = 132, 64, 1024
 
 
@@ -140,7 +140,6 @@ class BackwardPlan:
     top: int  # fast: float32 is enough for rows with rstd |g| < 2^top
     float16: bool  # some column sums may be float16
     lift: int  # the partial sums of dweight are multiplied by 2^lift
-    few: bool  # paired: the sums of dweight are float64, because few rows are added
     column_block: int  # columns and programs at once when partial sums are added
     column_depth: int
 
@@ -159,7 +158,7 @@ def _backward_path(call: Call) -> str:
     if block <= 4096:
         return "exact"
     float32 = all(dtype in (None, torch.float32) for dtype in (call.x, call.weight, call.bias))
-    if call.plain and block <= 8192 and call.ds is None and float32:
+    if call.plain and block <= 8192 and call.rows >= PAIRED_ROWS and call.ds is None and float32:
         return "paired"
     return "long"
 
@@ -226,8 +225,7 @@ def backward_plan(call: Call, shared_memory: int | None) -> BackwardPlan:
         redo = "after" if blocks > 1 else "inside"
     ahead = int(programs < m)
     if path == "paired":
-        few = m < PAIRED_ROWS  # their float64 sums fill the registers
-        ahead = 1 if few else max(_ahead(call, path, stages, shared_memory) for stages in (3, 4))
+        ahead = max(_ahead(call, path, stages, shared_memory) for stages in (3, 4))
     elif ahead and path in ("fast", "exact") and n % 16 == 0:
         stages = 4 if path == "fast" and call.plain and block > 4096 else 3
         ahead = _ahead(call, path, stages, shared_memory)
@@ -246,7 +244,6 @@ def backward_plan(call: Call, shared_memory: int | None) -> BackwardPlan:
         # float16 holds no dx of 2^17. bfloat16 holds up to 2^127, and the terms of a sum may exceed the sum.
         top=17 if torch.float16 in (call.x, call.residual) else 116,
         float16=torch.float16 in (call.x, call.residual, call.weight, call.bias),
-        few=path == "paired" and m < PAIRED_ROWS,
         lift={"fast": 64, "wide": 0 if call.centre else 200}.get(path, 0),
         column_block=column_block,
         column_depth=column_depth,

@@ -259,7 +259,8 @@ rows = ("stride_gm", "stride_xm"), ("stride_gn", "stride_xk", "N", "K", "g_ptr",
 odd = ((), ())
 for config, (ones, sixteens) in zip(PRODUCT_CONFIGS["float32"], (columns, rows, odd)):
     bn, bk, bm, warps, stages = config
-    constants = dict(PRECISION="ieee", PART=1 << 14, BLOCK=128, BN=bn, BK=bk, BM=bm, GROUP=8) | dict.fromkeys(ones, 1)
+    constants = dict(PRECISION="ieee", PART=1 << 14, BLOCK=128, BN=bn, BK=bk, BM=bm, GROUP=8)
+    constants |= dict(BOXES=False, G_T=False, X_T=False) | dict.fromkeys(ones, 1)
     types = {n: "constexpr" if n in constants else "*fp32" if n.endswith("_ptr") else "i32" for n in names}
     values = {(names.index(n),): v for n, v in constants.items()}
     divisible = {(names.index(n),): [["tt.divisibility", 16]] for n in sixteens}
