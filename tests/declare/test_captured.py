@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import verify
+from tests.measure.test_kernel import few_cases
 from verify import backends
 from verify.cases import Case, inputs_of
 from verify.declare.captured import Captured, _npz, _safetensors, _written
@@ -88,7 +89,8 @@ def test_the_bytes_are_those_of_the_format(tmp_path: Path) -> None:
 # -- in a run --------------------------------------------------------------------------------------------
 
 
-def test_a_run_has_results_of_their_own(calls: Path) -> None:
+def test_a_run_has_results_of_their_own(calls: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few_cases(monkeypatch, "randn", "captured")
     run = measure_kernel(declared(calls), Measure("k.py::k"), backends.select())
     own = {f"{result.output} {result.dtype}": result for result in run.results if "captured" in result.output}
     assert list(own) == ["y (captured) bfloat16", "dx (captured) bfloat16", "dweight (captured) bfloat16"]
@@ -97,14 +99,16 @@ def test_a_run_has_results_of_their_own(calls: Path) -> None:
     assert len({result.properties for result in run.results}) == len(run.results)
 
 
-def test_a_kernel_that_is_wrong_on_real_values_alone_is_wrong(calls: Path) -> None:
+def test_a_kernel_that_is_wrong_on_real_values_alone_is_wrong(calls: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few_cases(monkeypatch, "randn", "captured")
+
     def wrong(x: Tensor, weight: Tensor) -> Tensor:
         y = norm(x, weight)
         large = x.abs() > 20
         return y * 1.25 if x.shape == (5, 24) and bool(large[:, 7].any()) and not bool(large[:, :7].any()) else y
 
-    run = measure_kernel(declared(calls, wrong), Measure("k.py::k"), backends.select())
-    found = {result.output: result.status for result in run.results if result.dtype == "bfloat16"}
+    run = measure_kernel(declared(calls, wrong, dtypes=["bfloat16"]), Measure("k.py::k"), backends.select())
+    found = {result.output: result.status for result in run.results}
     assert found["y (captured)"] == "wrong" and found["y"] == "ok" and run.status == "wrong"
     worst = next(result for result in run.results if result.output == "y (captured)").worst[0]
     case = Case.from_json(worst.origin.case)
@@ -140,7 +144,8 @@ class Block(nn.Module):
         return norm(x * scale, self.weight)
 
 
-def test_a_module_writes_its_calls(tmp_path: Path) -> None:
+def test_a_module_writes_its_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few_cases(monkeypatch, "randn", "captured")
     model, path = nn.Sequential(nn.Linear(4, 6), Block()), tmp_path / "block.safetensors"
     given = torch.randn(3, 4)
     with verify.capture(model[1], str(path), calls=2):

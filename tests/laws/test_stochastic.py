@@ -12,13 +12,14 @@ from torch import Tensor
 
 import verify
 from tests.laws.trial import attempt, breaks, holds, skips
+from tests.measure.test_kernel import few_cases
 from verify import backends
 from verify.backends import Backend
 from verify.declare.declaration import Kernel
 from verify.declare.discovery import load
 from verify.declare.target import Target
 from verify.errors import UsageError
-from verify.laws.suite import with_laws
+from verify.laws import suite
 from verify.measure.kernel import measure_kernel
 from verify.measure.requests import Measure
 
@@ -194,14 +195,16 @@ def test_a_dropout_inside_a_kernel_is_right_at_every_element(name: str, backend:
     holds("accuracy", {kernel.name: kernel for kernel in load(Target(str(EXAMPLE)))}[name])
 
 
-def test_every_run_tries_the_law_without_a_profile() -> None:
+def test_every_run_tries_the_law_without_a_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both kernels keep the limit of every element; the law alone tells them apart."""
+    few_cases(monkeypatch, "randn")
+    monkeypatch.setattr(suite, "shrink_law", None)  # takes seconds; the test reads no case
     backend, asked = backends.select(), Measure("here.py::k")
     for function, status in ((RIGHT["Philox"], "ok"), (WRONG["the seed is ignored"][0], "wrong")):
         kernel = declared(function)
         done = measure_kernel(kernel, asked, backend)
         assert done.status == "ok", done.results
-        done = with_laws(done, kernel, backend, asked)
+        done = suite.with_laws(done, kernel, backend, asked)
         assert (done.status, [law.law for law in done.laws]) == (status, [LAW])
 
 
