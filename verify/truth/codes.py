@@ -147,7 +147,8 @@ class CodeFormat:
             up = torch.searchsorted(numbers, real)
             return torch.where(real < 0, up, down).clamp(0, len(numbers) - 1)
         low = torch.searchsorted(middles, real)  # at a tie the number below
-        high = torch.searchsorted(middles, real, right=True)
+        beyond = torch.nn.functional.pad(middles, (0, 1), value=torch.nan)
+        high = low + (beyond[low] == real)  # at a tie the number above
         if ties == "up":
             return high
         if ties == "even":

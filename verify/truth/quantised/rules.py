@@ -165,7 +165,8 @@ def places(
     if encoding.ties == "any":
         return Reach(table.nearest(middle), torch.minimum(table.nearest(low, "to zero"), table.nearest(low, "away")),
                      torch.maximum(table.nearest(high, "to zero"), table.nearest(high, "away")))  # fmt: skip
-    return Reach(*(table.nearest(each, encoding.ties) for each in (middle, low, high)))
+    near = table.nearest(middle, encoding.ties)
+    return Reach(near, *((near, near) if low is high else (table.nearest(each, encoding.ties) for each in (low, high))))
 
 
 def _by_bits(encoding: Encoding, quotient: Tensor, random: Tensor) -> Tensor:
