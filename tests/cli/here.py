@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import runpy
 import signal
 import threading
 from dataclasses import dataclass
@@ -89,3 +90,16 @@ def said(*arguments: str, cwd: Path) -> Said:
         except SystemExit as stopped:  # of the parser of options
             code = int(str(stopped.code))
     return Said(code, *(stream.buffer.getvalue().decode() for stream in (out, err)))  # type: ignore[attr-defined]
+
+
+def script_said(path: Path) -> Said:
+    """Runs a script in this process, in its folder. tests/diagnose/test_snippet.py runs scripts as processes."""
+    out, code = io.StringIO(), 0
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out):
+        patch.chdir(path.parent)
+        patch.syspath_prepend(str(path.parent))
+        try:
+            runpy.run_path(str(path), run_name="__main__")
+        except SystemExit as ended:
+            code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    return Said(code, out.getvalue(), "")

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.cli.here import Here, Said, said
+from tests.cli.here import Here, Said, said, script_said
 from verify import backends
 from verify.cli import main
 from verify.records import files, record
@@ -100,7 +100,7 @@ def test_a_smaller_case_and_its_script(verify: Callable[..., Said], project: Pat
     assert done.returncode == 1, done.stderr
     assert '"values":{"x":"c080"}' in done.stdout and "+132.839 ULP" in done.stdout
     assert f"original  verify replay accuracy.py::textbook '{CASE}' --result y --index 49291" in done.stdout
-    script = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, cwd=project)
+    script = script_said(project / "script.py")
     assert "error     +132.839 ULP" in script.stdout and "the same bits" in script.stdout
     alone = verify(*words, "--snippet", "-")  # too long to spell out as it is: made smaller by itself
     assert alone.stdout == (project / "script.py").read_text()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
@@ -13,7 +11,7 @@ import pytest
 import torch
 
 import verify
-from tests.cli.here import said
+from tests.cli.here import said, script_said
 from tests.measure.test_kernel import CPU
 from verify.backends import Backend
 from verify.cases import Case, inputs_of
@@ -187,8 +185,8 @@ def test_on_the_command_line_a_find_is_pinned_replayed_and_written_as_a_script(t
     words = shlex.split(replay_command(worst.origin))[2:]
     small = said("replay", *words, "--shrink", "--snippet", "script.py", cwd=tmp_path)
     assert small.returncode == 1 and '"dims":[8,16]' not in small.stdout.split("original")[0], small.stderr
-    script = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, cwd=tmp_path, check=False)
-    assert script.returncode == 1 and "the same bits" in script.stdout, script.stderr
+    script = script_said(tmp_path / "script.py")
+    assert script.returncode == 1 and "the same bits" in script.stdout, script.stdout
     why = said("explain", *words, cwd=tmp_path)
     assert why.returncode == 0, why.stderr
 
