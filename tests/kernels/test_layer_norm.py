@@ -820,7 +820,9 @@ def layouts_of(x):
 
 
 @pytest.mark.parametrize(
-    "dtype", [pytest.param(torch.float64, marks=pytest.mark.slow), torch.float32, torch.bfloat16], ids=name_of
+    "dtype",
+    [*(pytest.param(each, marks=pytest.mark.slow) for each in (torch.float64, torch.float32)), torch.bfloat16],
+    ids=name_of,
 )
 def test_layouts_of_inputs_and_upstream_gradients_do_not_change_a_bit(dtype):
     x, dy = draw(2, 2, 50).to(dtype).to(DEVICE), draw(2, 2, 50, seed=1).to(dtype).to(DEVICE)
