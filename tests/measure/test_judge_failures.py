@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from verify.measure import kernel as running
 from verify.measure.kernel import measure_kernel
 from verify.measure.requests import Measure
 from verify.records import files
-from verify.records.record import Gap, KernelRun, Run
+from verify.records.record import Gap, KernelRun, Result, Run
 from verify.workers.fork_map import ForkMap
 from verify.workers.process import Worker
 
@@ -154,19 +154,25 @@ def test_laws_that_do_not_end_are_a_gap_beside_the_figures(tmp_path: Path) -> No
 # -- forks that judge, and one process alone ----------------------------------------------------------------
 
 
-@pytest.fixture
-def rows(monkeypatch: pytest.MonkeyPatch) -> verify.Kernel:
+@pytest.fixture(scope="module")
+def rows() -> Iterator[verify.Kernel]:
     def few(*given: Any, **options: Any) -> list[Any]:
         return [replace(group, cases=group.cases[:4]) for group in plan(*given, **options)]
-
-    monkeypatch.setattr(running, "plan", few)
 
     @verify.kernel(op="rms_norm", dtypes=["bfloat16"], gradients=False, max_ulp=0.6)
     def rows(x: torch.Tensor, weight: torch.Tensor, *, eps: float) -> torch.Tensor:
         wide = x.double()
         return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.double()).bfloat16()
 
-    return rows
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(running, "plan", few)
+        yield rows
+
+
+@pytest.fixture(scope="module")
+def whole(rows: verify.Kernel) -> list[Result]:
+    """The results when every case has a verdict."""
+    return _measured(rows, 1).results
 
 
 def _measured(kernel: verify.Kernel, judges: int, run: Any = None, seconds: float = 600.0) -> KernelRun:
@@ -209,9 +215,13 @@ def _no_memory() -> None:
     ],
 )
 def test_a_case_that_is_not_judged_is_a_gap_and_the_others_have_a_verdict(
-    monkeypatch: pytest.MonkeyPatch, rows: verify.Kernel, fails: Callable[[], None], reason: str, judges: int
+    monkeypatch: pytest.MonkeyPatch,
+    rows: verify.Kernel,
+    whole: list[Result],
+    fails: Callable[[], None],
+    reason: str,
+    judges: int,
 ) -> None:
-    whole = _measured(rows, judges)
     first, judge_case = [], running.judge_case
 
     def faulty(kernel: Any, group: Any, question: Any, *rest: Any) -> Any:
@@ -231,9 +241,9 @@ def test_a_case_that_is_not_judged_is_a_gap_and_the_others_have_a_verdict(
     text = f"bfloat16: the judge {reason}: 1 of {len(first)} cases have no verdict"
     assert found.gaps == [Gap("judge failed", f"rows: {text}", "accuracy.py::rows")]
     assert text in found.notes
-    assert 0 < sum(result.basis.n for result in found.results) < sum(result.basis.n for result in whole.results)
+    assert 0 < sum(result.basis.n for result in found.results) < sum(result.basis.n for result in whole)
     # fewer cases are another property: no bound passes them
-    assert {result.properties for result in found.results} - {result.properties for result in whole.results}
+    assert {result.properties for result in found.results} - {result.properties for result in whole}
 
 
 def test_where_nothing_is_judged_the_kernel_is_skipped(monkeypatch: pytest.MonkeyPatch, rows: verify.Kernel) -> None:
