@@ -389,7 +389,7 @@ BOUNDS = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(RUNS, BOUNDS)
 def test_a_pass_means_that_every_figure_and_every_bound_was_matched(runs: list[Run], given_: list[Any]) -> None:
     """The meaning of exit code 0, said a second time without the gate's code."""

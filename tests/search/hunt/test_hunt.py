@@ -302,9 +302,9 @@ def test_the_record_keeps_as_many_finds_as_their_rows_leave_room_for(length: int
 
 def test_a_seed_decides_everything(backend: Backend) -> None:
     for name, many, rest in (
-        ("one_exponent", 1_500, {"population": 1 << 9}),
-        ("one_pass", 200, {"population": 32, "width": 8}),
-        ("later_rows_lost", 8, {"population": 2, "result": "dweight"}),
+        ("one_exponent", 1_100, {"population": 1 << 9}),
+        ("one_pass", 100, {"population": 32, "width": 8}),
+        ("later_rows_lost", 5, {"population": 2, "result": "dweight"}),
     ):
         first, second = (hunted(backend, name, many, seed=7, **rest) for _ in range(2))
         other = hunted(backend, name, many, seed=8, **rest)
