@@ -71,4 +71,5 @@ def test_a_wrong_rule_is_caught(
     name: str, what: str, change: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     change(monkeypatch)
-    assert check(name, 4_000, 5).violations, what
+    found = check(name, 500, 5).violations or check(name, 4_000, 5).violations  # most are caught at once
+    assert found, what
