@@ -224,7 +224,7 @@ from verify.measure.requests import Measure
 
 plan = measuring.plan
 measuring.plan = lambda *args, **options: [measuring.replace(g, cases=g.cases[:1]) for g in plan(*args, **options)]
-x = torch.zeros(1024, 4096)
+x = torch.zeros(16384, 256)
 called = verify.kernel(like=lambda x: torch.softmax(x, -1), examples=[(x,)], dtypes=["float32"])(
     lambda x: torch.softmax(x, -1)
 )

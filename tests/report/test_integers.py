@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import verify
+from tests.measure.test_kernel import few_cases
 from verify.backends import Backend
 from verify.declare.declaration import Kernel
 from verify.measure.kernel import measure_kernel
@@ -44,7 +45,10 @@ def test_wrong_integers_are_counted(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("kind", [torch.bool, torch.int32])
-def test_right_integers_beside_numbers_are_exact(kind: torch.dtype, backend: Backend) -> None:
+def test_right_integers_beside_numbers_are_exact(
+    kind: torch.dtype, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few_cases(monkeypatch, "randn")
     result = measured(
         lambda x: (2 * x, (x > 0).to(kind)), backend, like=lambda x: (2 * x, x > 0), outputs=["y", "positive"]
     )
