@@ -352,6 +352,7 @@ print(verify.run("accuracy.py::right", dtypes=["float16"], backend="interpreter"
 """
 
 
+@pytest.mark.slow  # in every run tests/cli/test_serve.py interrupts runs and looks at their workers
 def test_ctrl_c_ends_the_workers_and_a_later_run_works(tmp_path: Path) -> None:
     (tmp_path / "accuracy.py").write_text(SOURCE)
     slow = (

@@ -30,7 +30,7 @@ def test_a_bad_file_costs_no_other_and_a_second_start_goes_on(tmp_path: Path) ->
     (tmp_path / "good.py").write_text(KERNEL.format(name="neg", change=""))
     (tmp_path / "wrong.py").write_text(KERNEL.format(name="abs", change=" * 1.5"))
     (tmp_path / "dies.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
-    each = ("--each", "each.jsonl", "--jobs", "2")
+    each = ("--each", "each.jsonl", "--jobs", "1")
     done = _run(tmp_path, "dies.py", "good.py", *each)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "good.py: pass" in done.stdout and "dies.py: incomplete" in done.stdout and "SIGKILL" in done.stdout

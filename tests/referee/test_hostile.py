@@ -52,13 +52,13 @@ WRITES = f"open({{path!r}}, 'w').write('it was here')\n{RIGHT}"
 # the verdict, a part of the message, the body
 ATTACKS = {
     "segfault": ("fails", "died of SIGSEGV", "import ctypes\nctypes.string_at(0)"),
-    "exit": ("fails", "ended with exit code 0", "import os\nos._exit(0)"),
     "forges": ("cheats", "forges an answer", FORGES),
     "prints": ("accepted", "", PRINTS),
     "writes": ("fails", "Permission denied", WRITES),
     "survives": ("accepted", "", SURVIVES),
 }
 SLOW = {
+    "exit": ("fails", "ended with exit code 0", "import os\nos._exit(0)"),
     "loop": ("fails", "gave no answer within", "while True:\n    pass"),
     "forks": ("fails", "", FORKS),
     "disk": ("fails", "", FILES),
