@@ -398,7 +398,7 @@ def _against_rank(r: Rewriter, name: str, a: Any, b: Any) -> Step | None:
             continue
         row = torch.empty(found.shape, device="meta")
         seen = viewed(limit, found, row)
-        rank = seen.storage_offset()
+        rank = int(seen.storage_offset())
         if rank < found.shape[-1] and lies_as(seen.broadcast_to(r.shape), row[..., rank : rank + 1].expand(r.shape)):
             return AgainstRank(r.shape, (values,), False, largest=found.largest, rank=rank, comparison=comparison)
     return None
