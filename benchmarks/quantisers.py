@@ -156,6 +156,13 @@ def of_table(row: dict[str, Any]) -> str:
     )
 
 
+def written(path: Path, rows: list[dict[str, Any]], device: str) -> None:
+    """Writes the figures to a file, with the device and the version of PyTorch."""
+    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else device
+    held = {"device": name, "torch": str(torch.__version__), "figures": rows}
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(held), indent=1))
+
+
 def main(arguments: list[str]) -> int:
     """Prints a line for each quantiser and the verdict; returns the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -178,7 +185,7 @@ def main(arguments: list[str]) -> int:
         rows = all_float32(kernels, options.device, options.first, options.count, options.chunk)
         wrong = [row["quantiser"] for row in rows if row["float32 wrong"]]
         if options.json:
-            Path(options.json).write_bytes(msgspec.json.format(msgspec.json.encode(rows), indent=1))
+            written(Path(options.json), rows, options.device)
         verdict = "nothing is wrong" if not wrong else f"wrong: {', '.join(wrong)}"
         print(f"{len(rows)} quantisers in {sum(row['seconds'] for row in rows):.0f} s; {verdict}")
         return 0 if rows and not wrong else 1
@@ -193,7 +200,7 @@ def main(arguments: list[str]) -> int:
     tried = sum(1 for row in rows if row["scales all"])
     seconds = sum(row["seconds"] for row in rows)
     if options.json:
-        Path(options.json).write_bytes(msgspec.json.format(msgspec.json.encode(rows), indent=1))
+        written(Path(options.json), rows, options.device)
     enough = tried >= LEAST or bool(options.names)
     verdict = "nothing is wrong" if not wrong else f"wrong: {', '.join(wrong)}"
     counted = f"{tried} with every scale, {whole} of them with every decoding"
