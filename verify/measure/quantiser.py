@@ -9,13 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import msgspec
 import torch
 from torch import Tensor
 
-from verify.cases import Case, case_of, problem_of
+from verify.cases import Case, case_of, inputs_of, problem_of
 from verify.cases.blocks import BlockCase, Kind, block_cases, dims_of
 from verify.cases.explicit import LIMIT, spell
 from verify.cases.plan import plan
@@ -27,8 +26,9 @@ from verify.measure.tally import octave_edges
 from verify.ops.op import Fast
 from verify.records.record import Basis, Figures, Histogram, LawRun, Origin, Result, number
 from verify.truth import formats
+from verify.truth.codes import code_format
 from verify.truth.quantised import Encoding, Judged, Parts, Value, causes, judge
-from verify.truth.quantised.blocks import WRONG
+from verify.truth.quantised.blocks import WRONG, from_blocks, in_blocks
 from verify.truth.ulp import widen
 
 Call = Callable[[Case], Measured | None]
@@ -171,22 +171,24 @@ class QuantiserJudging:
     # -- laws -------------------------------------------------------------------------------------
 
     def laws(self) -> list[LawRun]:
-        """Tries the laws of quantisers on one tensor.
-
-        Tries none for a fused quantiser, for blocks of all rows, and for blocks that are too large for a case.
-        """
-        if self.encoding.fused or not self.encoding.block[0]:
-            return []
-        dims = dims_of(self.encoding, _BLOCKS, self.kernel.allows)
-        if math.prod(dims) > LIMIT:
+        """Tries the laws of quantisers on one tensor. There are none for fused quantisers and very large blocks."""
+        rows, columns = self.encoding.block
+        count = max(min(_BLOCKS, LIMIT // max(rows * columns, 1)), 1)
+        dims = dims_of(self.encoding, count, self.kernel.allows)
+        if self.encoding.fused or math.prod(dims) > LIMIT:
             return []
         base = case_of(self.kernel, self.dtype, seed=self.seed, dims=dims, fill="randn", upstream="")
-        before = self.call(base)
+        drawn = inputs_of(self.kernel.op, base, "cpu")["x"]
+        assert drawn is not None
+        x = in_blocks(widen(drawn), self.encoding, 0.0)
+        x = x * torch.exp2((torch.arange(len(x)) % 7 - 3).double())[:, None]  # so that neighbours have other scales
+        case = _spelled(base, from_blocks(x, self.encoding, dims).to(drawn.dtype))
+        before = self.call(case)
         if before is None:
             return []
-        x = before.inputs["x"]
-        assert x is not None
-        laws = _Laws(self, base, widen(x.cpu()), parts_of(before), x.dtype)
+        held = before.inputs["x"]
+        assert held is not None
+        laws = _Laws(self, base, widen(held.cpu()), parts_of(before), drawn.dtype)
         return [law for law in laws.all() if law is not None]
 
 
@@ -203,80 +205,113 @@ class _Laws:
     def all(self) -> Iterator[LawRun | None]:
         """Yields the outcome of each law that applies; None if the quantiser gave no result."""
         encoding, shape = self.judging.encoding, (self.x.shape[0], self.x.shape[1])
-        rows, columns = encoding.block_in(shape)
-        numbers = encoding.decode(self.parts, shape)
-        if bool((numbers.to(self.kind).double() == numbers).all()):
-            yield self._law(
-                "requantising", "requantised numbers are other numbers", numbers, lambda after: (after, numbers)
-            )
-        yield self._law(
-            "power of two",
-            "x times 4 has other codes or not 4 times the scales",
-            self.x * 4,
-            lambda after: (after, numbers * 4),
+        numbers, codes = encoding.decode(self.parts, shape), encoding.codes_of(self.parts)
+        again = numbers if self._fits(numbers) else self._with_whole_scales()
+        if again is not None:
+            yield self._kept("requantising", "requantised numbers are other numbers", again, again, None)
+        yield self._kept(
+            "power of two", "x times 4 has other codes or not 4 times the scales", self.x * 4, numbers * 4, codes
         )
-        moved = self._in_reverse(numbers, rows)
-        if not encoding.random:  # the bits of a block stay where they are
-            yield self._law(
-                "permuted blocks",
-                "blocks in another order have other codes",
-                self._in_reverse(self.x, rows),
-                lambda after: (after, moved),
-            )
-        yield from self._laws_of_one_block(numbers, rows, columns)
+        if encoding.grid(shape) != (1, 1) and not encoding.random:  # the bits of a block stay where they are
+            turned = [self._turned(each) for each in (self.x, numbers, codes)]
+            yield self._kept("permuted blocks", "blocks in another order have other codes", *turned)
+        yield from self._of_one_block(numbers, codes)
 
-    def _laws_of_one_block(self, numbers: Tensor, rows: int, columns: int) -> Iterator[LawRun | None]:
-        """Yields the outcomes of laws that change one block: the others must keep their codes.
+    def _of_one_block(self, numbers: Tensor, codes: Tensor) -> Iterator[LawRun | None]:
+        """Changes one block and checks that the others keep their codes.
 
         If the whole tensor has a scale too, its largest number decides that scale. So the changed block is not the one
         that contains this number.
         """
-        at = int(self.x.abs().argmax()) if self.judging.encoding.second else -1
-        left = columns if 0 <= at % self.x.shape[1] < columns and at >= 0 else 0
+        encoding, shape = self.judging.encoding, (self.x.shape[0], self.x.shape[1])
+        rows, columns = encoding.block_in(shape)
+        at = int(self.x.abs().argmax()) if encoding.second else -1
+        left = columns if 0 <= at % shape[1] < columns and at >= 0 else 0
         block = (slice(0, rows), slice(left, left + columns))
+        others = torch.ones(shape, dtype=torch.bool)
+        others[block] = False
         for name, rule, change in (
-            ("neighbours", "a block has other codes beside other blocks", lambda x: x * 0.5),
             ("zero block", "a block of zeros does not decode to zeros, or changes others", torch.zeros_like),
+            ("neighbours", "a block has other codes beside other blocks", lambda x: x * 0.5),
             ("NaN in its block", "NaN in a block changes another block", lambda x: torch.full_like(x, math.nan)),
         ):
-            if self.judging.encoding.second and name == "NaN in its block":
+            if name != "zero block" and not bool(others.any()):
+                continue
+            if name == "NaN in its block" and encoding.second:
                 continue  # a NaN would make the scale of the tensor NaN
-            changed, wanted, keep = self.x.clone(), numbers.clone(), torch.ones_like(numbers)
+            changed, wanted = self.x.clone(), numbers.clone()
             changed[block], wanted[block] = change(changed[block]), 0.0
-            keep[block] = float(name == "zero block")
-            yield self._law(name, rule, changed, partial(_masked, keep=keep, wanted=wanted))
+            where = torch.ones_like(others) if name == "zero block" else others
+            yield self._kept(name, rule, changed, wanted, torch.where(others, codes, -1), where)
 
-    def _in_reverse(self, values: Tensor, rows: int) -> Tensor:
-        """Returns the rows of blocks in reverse order."""
-        return values.reshape(-1, rows, values.shape[1]).flip(0).reshape(values.shape)
+    def _fits(self, numbers: Tensor) -> bool:
+        """True if the dtype of the quantiser holds these numbers."""
+        return bool((numbers.to(self.kind).double() == numbers).all())
 
-    def _law(
-        self, name: str, rule: str, x: Tensor, compared: Callable[[Tensor], tuple[Tensor, Tensor]]
-    ) -> LawRun | None:
-        """Quantises `x` and checks one law. `compared` maps the decoded numbers to (numbers, expected numbers)."""
-        case = msgspec.structs.replace(self.base, fill="ones", values={"x": spell(x.to(self.kind))})
-        measured = self.judging.call(case)
+    def _with_whole_scales(self) -> Tensor | None:
+        """Returns quantised numbers with scales that are powers of two, if the quantiser gives these.
+
+        Other scales give numbers that the dtype does not hold. The ends of each block decide its scale: they become
+        the largest number, or the ends of the range if there are zero points.
+        """
+        encoding, shape = self.judging.encoding, (self.x.shape[0], self.x.shape[1])
+        most = encoding.data.largest
+        low = -most if not encoding.zero_point else min(encoding.data.numbers[0], -(2.0 ** (encoding.data.bits - 1)))
+        x = in_blocks(self.x * (most / 64), encoding, 0.0)
+        x[:, 0], x[:, -1] = (low + encoding.span if encoding.zero_point else most), low
+        if encoding.second:
+            x[0] *= code_format(encoding.scale).largest
+        measured = self._call(from_blocks(x, encoding, shape))
         if measured is None:
             return None
-        shape = (x.shape[0], x.shape[1])
-        got, wanted = compared(self.judging.encoding.decode(parts_of(measured), shape))
-        wrong = torch.nonzero((got != wanted).reshape(-1))
+        numbers = encoding.decode(parts_of(measured[1]), shape)
+        return numbers if self._fits(numbers) else None
+
+    def _call(self, x: Tensor) -> tuple[Case, Measured] | None:
+        """Quantises these numbers. Returns None if the quantiser gave no result."""
+        case = _spelled(self.base, x.to(self.kind))
+        measured = self.judging.call(case)
+        return None if measured is None else (case, measured)
+
+    def _turned(self, values: Tensor) -> Tensor:
+        """Returns the blocks in reverse order, along rows and along columns."""
+        shape = (values.shape[0], values.shape[1])
+        return from_blocks(in_blocks(values, self.judging.encoding, 0).flip(0), self.judging.encoding, shape)
+
+    def _kept(
+        self, name: str, rule: str, x: Tensor, wanted: Tensor, codes: Tensor | None, where: Tensor | None = None
+    ) -> LawRun | None:
+        """Quantises `x` and compares its numbers, and its codes if they are given, with the expected ones.
+
+        A code of -1 stands for any code. `where` marks the numbers that count; without it all do.
+        """
+        if (called := self._call(x)) is None:
+            return None
+        case, parts = called[0], parts_of(called[1])
+        encoding, shape = self.judging.encoding, (x.shape[0], x.shape[1])
+        got, made = encoding.decode(parts, shape), encoding.codes_of(parts)
+        differs = got != wanted if where is None else (got != wanted) & where
+        if codes is not None:
+            differs |= (made != codes) & (codes >= 0)
+        wrong = torch.nonzero(differs.reshape(-1))
         label, dtype = f"quantiser: {name}", self.judging.dtype
         if not len(wrong):
             return LawRun(law=label, dtype=dtype, status="ok", cases=1)
         at = int(wrong[0])
+        place = (at // shape[1], at % shape[1])
+        code = "" if codes is None or codes[place] < 0 else f", code {int(codes[place]):x}"
         facts = {
-            "at": f"[{at // shape[1]}, {at % shape[1]}], {len(wrong):,} elements in all",
-            "got": f"{float(got.reshape(-1)[at]):.9g}",
-            "truth": f"{float(wanted.reshape(-1)[at]):.9g}",
+            "at": f"[{place[0]}, {place[1]}], {len(wrong):,} elements in all",
+            "got": f"{float(got[place]):.9g}, code {int(made[place]):x}",
+            "truth": f"{float(wanted[place]):.9g}{code}",
         }
         origin = Origin(self.judging.target, case.to_json(), result="codes", index=0)
         return LawRun(law=label, dtype=dtype, status="broken", cases=1, message=rule, facts=facts, origin=origin)
 
 
-def _masked(after: Tensor, keep: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the numbers with 0 where `keep` is 0, and the expected numbers."""
-    return torch.where(keep > 0, after, 0.0), wanted
+def _spelled(case: Case, x: Tensor) -> Case:
+    """Returns the case with these numbers."""
+    return msgspec.structs.replace(case, fill="ones", values={"x": spell(x)})
 
 
 def parts_of(measured: Measured) -> Parts:
