@@ -202,6 +202,7 @@ def test_nan_of_the_whole_row_breaks_a_law(backend: Backend) -> None:
     ("name", "lines", "declared"),
     [
         ("rounded_up", {"scales": "rceil", "ties": "even"}, "rule='rceil'"),
+        ("symmetric_scale", {"rules": "none that verify knows"}, ""),
         pytest.param(
             "ties_to_zero", {"scales": "nearest", "ties": "to zero"}, "ties='to zero'", marks=pytest.mark.slow
         ),
@@ -218,6 +219,13 @@ def test_a_probe_finds_the_rule_that_a_quantiser_follows(
     assert lines.items() <= dict(found.lines).items(), found.lines
     assert found.arguments.get("quantise", "").endswith(declared) or declared in found.arguments["quantise"]
     assert bool(found.arguments) == bool(declared) and said
+
+
+@pytest.mark.parametrize("name", ["uint4_groups", "int8_rows"])
+def test_a_probe_of_a_right_quantiser_finds_one_rule(name: str, backend: Backend) -> None:
+    found = domain.probe(getattr(quantisers, name), "here.py::it", backend, lambda text: None, ())
+    assert [line for line in found.lines if line[0] == "scales"] == [("scales", "nearest by division")], found.lines
+    assert found.arguments == {}
 
 
 def test_what_commands_about_single_numbers_say_of_a_quantiser(backend: Backend) -> None:

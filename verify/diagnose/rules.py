@@ -38,7 +38,7 @@ def rules(kernel: Kernel, encoding: Encoding, target: str, backend: Backend, pro
     lines = [("dtypes", dtype)]
     if not found:
         why = next(filter(None, (causes(encoding, *each) for each in tried)), [])
-        lines += [("rules", "none that verify knows"), ("declared", "; ".join(why))]
+        lines += [("rules", "none that verify knows"), ("declared", "; ".join(why) or "no block is wrong")]
     for each in found:
         lines += [("scales", f"{each.rule}{f' by {each.by}' if each.by else ''}"), ("ties", each.ties)]
         lines += [("beyond", each.overflow), ("zeros", each.zero), ("layout", each.words)]

@@ -11,7 +11,7 @@ from typing import Any, get_args
 import torch
 
 from verify.truth.codes import TIES, code_format
-from verify.truth.quantised.blocks import WRONG, Judged, Value, in_blocks, judge
+from verify.truth.quantised.blocks import FREE, WRONG, Judged, Value, in_blocks, judge
 from verify.truth.quantised.encoding import FLOATS, POWERS, By, Encoding, Overflow, Parts, ScaleRule
 
 ZEROS = "every code of the wrong blocks is 0"
@@ -190,6 +190,8 @@ def followed(encoding: Encoding, tried: list[tuple[Value, Parts]]) -> list[Encod
         exact = [replace(way, by=by) for by in get_args(By)[1:]] if _divides(way) else []
         kept = [each for each in exact if not any(_scales_off(each, *one) for one in tried)]
         way = kept[0] if len(kept) == 1 else way
+        if way.by and rule == "up" and encoding.scale == "float32" and any(each.by == way.by for each in found):
+            continue  # a quotient in float32 is its own nearest number
         for packed, ties, overflow, zero in inner:
             one = replace(way, packed=packed, ties=ties, overflow=overflow, zero=zero)  # type: ignore[arg-type]
             if all(judge(one, value, _relaid(one, value, parts)).wrong == 0 for value, parts in tried):
@@ -204,7 +206,7 @@ def _divides(encoding: Encoding) -> bool:
 
 
 def _scales_off(encoding: Encoding, value: Value, parts: Parts) -> bool:
-    """True if some scale is out of reach, in a block that is finite and not all zeros."""
+    """True if some scale is out of reach, in a block that is promised, finite and not all zeros."""
     found, x = judge(encoding, value, _relaid(encoding, value, parts)), in_blocks(value.low, encoding, 0.0)
-    counts = torch.isfinite(x).all(1) & (x != 0).any(1)
+    counts = torch.isfinite(x).all(1) & (x != 0).any(1) & (found.kinds.reshape(-1) != FREE)
     return bool((found.scale_off.reshape(-1) & counts).any())
