@@ -9,7 +9,7 @@
 *decode* is what the dequantiser makes of each code with each scale, to the bit of float32. *scales* and *codes* are the
 block maxima and the elements of bfloat16 that were tried, all of them where the table says so. With a second scale
 that is every amax from 2^-100 up, beside maxima of the tensor that are up to 2^16 times larger. The exit code is 0 if
-nothing is wrong and at least 12 quantisers were tried with every scale, else 1.
+nothing is wrong and at least 12 quantisers were tried with every scale and every decoding, else 1.
 
 `--all-float32` tries the quantisers whose scale follows from amax alone, in blocks of at most 128 elements: each of the
 2,139,095,039 magnitudes of float32 is the largest of a block, with either sign, and only the scales are judged.
@@ -43,9 +43,11 @@ _SCALES = 1 << 12  # float32 scales that each code is decoded with
 
 def decoded(encoding: Encoding, device: str) -> tuple[int, int, bool]:
     """How many pairs of code and scale were decoded, how many of them wrong, and whether these are all."""
-    if encoding.scale in FLOATS:
+    if encoding.scale == "float32":
         bits = torch.arange(_SCALES) * (0x7F80_0000 // _SCALES)
         scales = bits.to(torch.int32).view(torch.float32)
+    elif encoding.scale in FLOATS:
+        scales = torch.arange(1 << 16).to(torch.int16).view(FLOATS[encoding.scale]).float()
     else:
         scales = quantisers.scale_of(torch.arange(256).to(torch.uint8), code_format(encoding.scale).name[:4])
     codes = torch.arange(1 << encoding.data.bits).to(torch.uint8)
@@ -57,7 +59,7 @@ def decoded(encoding: Encoding, device: str) -> tuple[int, int, bool]:
         ~((got == wanted) | (got.isnan() & wanted.isnan()))
         | (torch.signbit(got) != torch.signbit(wanted)) & ~got.isnan()
     )
-    return got.numel(), int(wrong.sum()), encoding.scale not in FLOATS
+    return got.numel(), int(wrong.sum()), encoding.scale != "float32"
 
 
 def scales_of_float32(
@@ -201,12 +203,12 @@ def main(arguments: list[str]) -> int:
     seconds = sum(row["seconds"] for row in rows)
     if options.json:
         written(Path(options.json), rows, options.device)
-    enough = tried >= LEAST or bool(options.names)
+    enough = whole >= LEAST or bool(options.names)
     verdict = "nothing is wrong" if not wrong else f"wrong: {', '.join(wrong)}"
     counted = f"{tried} with every scale, {whole} of them with every decoding"
     print(f"{len(rows)} quantisers in {seconds:.0f} s; {counted}; {verdict}")
     if not enough:
-        print(f"at least {LEAST} quantisers have to be tried with every scale")
+        print(f"at least {LEAST} quantisers have to be tried with every scale and every decoding")
     return 0 if enough and not wrong else 1
 
 

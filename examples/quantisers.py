@@ -148,6 +148,7 @@ mxfp6_e2m3 = declared_mx("e2m3", "floor", "mxfp6_e2m3")
 mxfp6_e3m2 = declared_mx("e3m2", "floor", "mxfp6_e3m2")
 mxfp4 = declared_mx("e2m1", "floor", "mxfp4")
 mxfp4_even = declared_mx("e2m1", "even", "mxfp4_even")
+mxfp4_rceil = declared_mx("e2m1", "rceil", "mxfp4_rceil")  # aiter, FlashInfer
 
 
 # -- NVFP4: blocks of 16, e4m3 scales, one float32 scale ----------------------------------------------------------
@@ -172,6 +173,27 @@ def nvfp4(x):
     """NVFP4 with scales in tiles of 128 x 4."""
     codes, scales, second = nvfp4_parts(x)
     return packed(codes), tiled(scales), second
+
+
+def by_scales(b, scales, decode):
+    """Codes of blocks by e4m3 scales, and the sum of their squared errors."""
+    whole = scales.float()[..., None, None] * decode
+    codes = floatx(torch.where(whole == 0, 0.0, b / whole), "e2m1")
+    return codes, (float_of(codes, "e2m1") * whole - b).square().sum((-1, -2))
+
+
+@verify.kernel(quantise=verify.quantised("e2m1", rule="4over6", **_NVFP4), dtypes=["bfloat16", "float32"])
+def nvfp4_4over6(x):
+    """NVFP4 whose blocks have 6 or 4 as the maximum, by the smaller squared error: Four Over Six."""
+    b = blocks(x, 1, 16)
+    amax = amax_of(b)
+    decode = torch.where(amax.amax() == 0, 1.0, amax.amax() / (6 * 256))
+    six, four = (cast8(amax / decode / most, E4M3, LARGEST["e4m3"]) for most in (6.0, 4.0))
+    (codes, error), (others, error_of_others) = (by_scales(b, scales, decode) for scales in (six, four))
+    is_four = error_of_others < error
+    codes = torch.where(is_four[..., None, None], others, codes)
+    scales = torch.where(is_four, four.view(torch.uint8), six.view(torch.uint8))
+    return packed(unblocked(codes)), scales.view(E4M3), decode.reshape(1)
 
 
 # -- float32 scales -------------------------------------------------------------------------------------------
@@ -229,6 +251,19 @@ def int4_groups(x):
     return packed(codes.view(torch.uint8) & 15), scales
 
 
+INT4_COLUMNS = verify.quantised("int4", block=(32, 1), scale="bfloat16", least=1e-10, packed="low first by rows")
+
+
+@verify.kernel(quantise=INT4_COLUMNS, dtypes=["bfloat16", "float32"])
+def int4_columns(x):
+    """INT4 weights in groups of 32 rows with bfloat16 scales. A byte has the codes of two rows, as GPTQ packs them."""
+    b = blocks(x, 32, 1)
+    scales = divided(amax_of(b).clamp(min=1e-10), 7.0).bfloat16()
+    codes = torch.round(b / scales.float()[..., None, None]).clamp(-8, 7).nan_to_num(nan=0.0)
+    codes = unblocked(codes).to(torch.int8).view(torch.uint8) & 15
+    return codes[::2] | codes[1::2] << 4, scales
+
+
 def asymmetric(x, columns, first, last, least):
     """Integers with zero points: the range of a block with 0 over all codes, rounded half to even."""
     b = blocks(x, 1, columns or x.shape[1])
@@ -259,6 +294,23 @@ def uint4_groups(x):
     """UINT4 weights in groups of 32 with a scale and a zero point for each, two codes in a byte (AWQ, HQQ)."""
     codes, scales, zeros = asymmetric(x, 32, 0, 15, 1e-10)
     return packed(codes.to(torch.uint8)), scales, zeros.to(torch.uint8)
+
+
+HALF_QUADRATIC = verify.quantised(
+    "uint4", block=(1, 64), scale="float32", zero_point="float32", by="division", least=1e-10, packed="high first"
+)
+
+
+@verify.kernel(quantise=HALF_QUADRATIC, dtypes=["bfloat16", "float32"])
+def uint4_hqq(x):
+    """UINT4 with zero points that are no integers: HQQ, before it optimises them. The high code of a byte is first."""
+    b = blocks(x, 1, 64)
+    low, high = b.amin((-1, -2)).clamp(max=0), b.amax((-1, -2)).clamp(min=0)
+    scales = divided((high - low).clamp(min=1e-10), 15.0)
+    zeros = -low / scales
+    codes = torch.round(b / scales[..., None, None] + zeros[..., None, None]).clamp(0, 15).nan_to_num(nan=0.0)
+    codes = unblocked(codes).to(torch.uint8)
+    return codes[:, ::2] << 4 | codes[:, 1::2], scales, zeros
 
 
 # -- stochastic rounding ----------------------------------------------------------------------------------------

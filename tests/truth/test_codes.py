@@ -22,6 +22,7 @@ TORCH = {
     "e5m2fnuz": torch.float8_e5m2fnuz,
     "e8m0": torch.float8_e8m0fnu,
 }
+# gfloat names six of the formats. The others are bits, significant bits, bias, signed, two's complement in its terms.
 GFLOAT = {
     "e4m3fn": "ocp_e4m3",
     "e5m2": "ocp_e5m2",
@@ -29,7 +30,31 @@ GFLOAT = {
     "e2m1": "ocp_e2m1",
     "e2m3": "ocp_e2m3",
     "e3m2": "ocp_e3m2",
+    "e4m3fnuz": (8, 4, 8, True, False),
+    "e5m2fnuz": (8, 3, 16, True, False),
+    "int8": (8, 8, -6, True, True),
+    "int4": (4, 4, -2, True, True),
+    "uint8": (8, 9, -7, False, False),
+    "uint4": (4, 5, -3, False, False),
 }
+
+
+def in_gfloat(name: str) -> Any:
+    """The format as gfloat describes it."""
+    gfloat: Any = pytest.importorskip("gfloat")
+    known: Any = pytest.importorskip("gfloat.formats")
+    said = GFLOAT[name]
+    if isinstance(said, str):
+        return getattr(known, f"format_info_{said}")
+    bits, precision, bias, signed, complement = said
+    return gfloat.FormatInfo(
+        name, bits, precision, bias=bias, is_signed=signed, domain=gfloat.Domain.Finite, has_nz=False,
+        num_high_nans=0, has_subnormals=True, is_twos_complement=complement,
+    )  # fmt: skip
+
+
+def test_gfloat_knows_every_format() -> None:
+    assert GFLOAT.keys() == CODE_FORMATS.keys()
 
 
 def same(a: float, b: float) -> bool:
@@ -78,8 +103,7 @@ def test_all_bfloat16_numbers_are_rounded_as_pytorch_casts(name: str) -> None:
 @pytest.mark.parametrize("name", GFLOAT)
 def test_every_code_and_tie_is_what_gfloat_says(name: str) -> None:
     gfloat: Any = pytest.importorskip("gfloat")
-    known: Any = pytest.importorskip("gfloat.formats")
-    fmt, other = code_format(name), getattr(known, f"format_info_{GFLOAT[name]}")
+    fmt, other = code_format(name), in_gfloat(name)
     decoded = [gfloat.decode_float(other, code).fval for code in range(len(fmt.table))]
     assert all(same(*pair) for pair in zip(decoded, fmt.table, strict=True))
     modes: dict[Ties, Any] = {
@@ -91,6 +115,9 @@ def test_every_code_and_tie_is_what_gfloat_says(name: str) -> None:
     for ties, mode in modes.items():
         rounded = [fmt.value(fmt.round(Fraction(number), ties)) for number in numbers]
         assert rounded == [gfloat.round_float(other, number, mode, sat=True) + 0.0 for number in numbers]
+    up, down = gfloat.RoundMode.TowardPositive, gfloat.RoundMode.TowardNegative
+    outward = [fmt.value(fmt.round(Fraction(number), "outward")) for number in numbers]
+    assert outward == [gfloat.round_float(other, each, up if each > 0 else down, sat=True) + 0.0 for each in numbers]
 
 
 def test_integers_are_two_s_complement() -> None:
@@ -124,7 +151,14 @@ def test_a_tie_goes_where_its_rule_says() -> None:
     given = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
     rounded = {ties: [e2m1.value(e2m1.round(Fraction(x), ties)) for x in given] for ties in TIES}
     assert rounded["even"] == [0, 1, 1, 2, 2, 4, 4]
-    assert rounded["up"] == rounded["away"] == [0.5, 1, 1.5, 2, 3, 4, 6]
+    assert rounded["up"] == rounded["away"] == rounded["outward"] == [0.5, 1, 1.5, 2, 3, 4, 6]
+    assert [e2m1.value(e2m1.round(Fraction(x), "outward")) for x in (0.1, 1.1, -1.1, 4, -4.5)] == [
+        0.5,
+        1.5,
+        -1.5,
+        4,
+        -6,
+    ]
     assert rounded["to zero"] == rounded["truncate"] == [0, 0.5, 1, 1.5, 2, 3, 4]
     assert e2m1.value(e2m1.round(Fraction(-5, 4), "up")) == -1.0
     assert e2m1.value(e2m1.round(Fraction(-5, 4), "away")) == -1.5

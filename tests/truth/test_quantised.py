@@ -160,6 +160,49 @@ def test_nan_zeros_and_infinities() -> None:
     )
 
 
+# -- 4 over 6 -----------------------------------------------------------------------------------------------
+
+NVFP4 = quantised("e2m1", block=(1, 16), scale="e4m3", second="float32", rule="4over6")
+
+
+def with_maxima(x: torch.Tensor, maxima: list[int], largest: int = 256) -> Parts:
+    """Quantises rows of 16 in rationals, so that amax of each block becomes its number in `maxima`."""
+    table = code_format("e4m3")
+    second = Fraction(float(x.abs().max())) / (6 * largest)
+    scales, codes = [], []
+    for block, most in zip(x.double().reshape(-1, 16).tolist(), maxima, strict=True):
+        scale = Fraction(table.value(table.round(max(abs(Fraction(each)) for each in block) / most / second)))
+        scales.append(table.code_of[float(scale)])
+        codes += [NVFP4.data.round(Fraction(each) / (scale * second)) if scale else 0 for each in block]
+    grid = (x.shape[0], x.shape[1] // 16)
+    return Parts(
+        torch.tensor(codes, dtype=torch.uint8).reshape(x.shape),
+        torch.tensor(scales, dtype=torch.uint8).reshape(grid),
+        torch.tensor([float(second)], dtype=torch.float32),
+    )
+
+
+def test_a_block_of_4over6_may_have_either_maximum_and_no_third() -> None:
+    x = torch.randn(8, 32, generator=torch.Generator().manual_seed(9)).bfloat16() * 8
+    x[0, 0] = 48  # 48 / (6 * 256) is a power of two
+    either = with_maxima(x, [4, 6] * 8)
+    found = judge(NVFP4, Value.of(x), either)
+    assert found.wrong == 0 and found.counts["right"] == 16, found.words
+    plain = judge(replace(NVFP4, rule="nearest"), Value.of(x), either)
+    assert plain.wrong > 8, plain.words
+    assert judge(NVFP4, Value.of(x), with_maxima(x, [6] * 16, largest=448)).wrong == 0
+    assert judge(NVFP4, Value.of(x), with_maxima(x, [5, 6] * 8)).wrong == 8
+    assert judge(NVFP4, Value.of(x), with_maxima(x, [6] * 16, largest=300)).second.startswith("the second scale is")
+    named = causes(replace(NVFP4, rule="up"), Value.of(x), either)
+    assert named[0] == "scales follow the rule 4over6, the declaration says up"
+
+
+def test_4over6_is_about_e2m1() -> None:
+    for data, scale in (("e4m3", "e4m3"), ("e2m1", "float32")):
+        with pytest.raises(UsageError, match="the rule 4over6 is about codes in e2m1 with scales in e4m3"):
+            quantised(data, block=(1, 16), scale=scale, rule="4over6")
+
+
 def test_signed_zeros_count_where_they_are_declared() -> None:
     encoding = quantised("e2m1", block=(1, 16), scale="e8m0", zero="signed")
     x = draw(4)
@@ -187,6 +230,12 @@ def test_layouts_decode_to_the_same_numbers() -> None:
         parts.scales.double() - 127).repeat_interleave(16, 1))  # fmt: skip
     assert causes(packed, Value.of(x), Parts(low >> 4 | low << 4, tiled))[0].startswith(
         "the codes of a byte are swapped"
+    )
+    by_rows = replace(plain, packed="low first by rows")
+    pairs = parts.codes[::2] | parts.codes[1::2] << 4
+    assert torch.equal(by_rows.decode(Parts(pairs, parts.scales), (144, 32)), wanted)
+    assert causes(by_rows, Value.of(x), Parts(pairs >> 4 | pairs << 4, parts.scales))[0] == (
+        "the codes of a byte are swapped: they lie high first by rows, the declaration says low first by rows"
     )
     in_rows = torch.zeros(1024, dtype=torch.uint8)
     in_rows[: parts.scales.numel()] = parts.scales.reshape(-1)
@@ -297,6 +346,31 @@ def test_a_tie_beside_an_odd_zero_point_is_rounded_before_it_is_added() -> None:
     changed[0, 2] = 8
     assert judge(ASYMMETRIC, Value.of(x), replace(parts, codes=changed)).wrong == 1
     assert judge(replace(ASYMMETRIC, ties="up"), Value.of(x), replace(parts, codes=changed)).wrong == 0
+
+
+def test_a_zero_point_in_float32_is_added_before_an_element_is_rounded() -> None:
+    encoding = replace(ASYMMETRIC, zero_point="float32")
+    x = draw(8)
+    integer = with_zero_points(x)
+    assert integer.zeros is not None
+    scales = encoding.scales_of(integer, (24, 32))
+    low = x.double().reshape(24, 2, 16).amin(2).clamp(max=0)
+    zeros = torch.where(scales > 0, -low / scales, 0.0).float()
+    codes = [
+        max(0, min(15, round(Fraction(float(each)) / Fraction(float(scale)) + Fraction(float(zero))))) if scale else 0
+        for block, scale, zero in zip(x.reshape(-1, 16), scales.reshape(-1), zeros.reshape(-1), strict=True)
+        for each in block
+    ]
+    parts = replace(integer, codes=torch.tensor(codes, dtype=torch.uint8).reshape(x.shape), zeros=zeros)
+    found = judge(encoding, Value.of(x), parts)
+    assert found.wrong == 0 and found.counts["right"] >= 40, found.words
+    moved = judge(encoding, Value.of(x), replace(parts, zeros=zeros + 0.25))
+    assert (
+        moved.wrong > 40
+        and "the zero point is off" in causes(encoding, moved.value, replace(parts, zeros=zeros + 0.25))[0]
+    )
+    rounded = replace(parts, codes=integer.codes)  # x / scale is rounded before the zero point is added
+    assert judge(encoding, Value.of(x), rounded).wrong > 20
 
 
 def test_zero_points_belong_to_integers() -> None:

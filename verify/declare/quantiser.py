@@ -56,7 +56,9 @@ def quantiser(
         return replace(encoding, fused=True), like, shapes, where, operands, {}
     rows, columns = encoding.block
     divided = [f"m % {rows} == 0"] * (rows > 1) + [f"k % {columns} == 0"] * (columns > 1)
-    divided += ["k % 2 == 0"] * (bool(encoding.packed) and (columns == 0 or columns % 2 == 1))
+    if encoding.packed:
+        token, size = ("m", rows) if encoding.is_packed_by_rows else ("k", columns)
+        divided += [f"{token} % 2 == 0"] * (size == 0 or size % 2 == 1)
     if not encoding.random:
         return encoding, _itself, {"x": "m k"}, _and(divided, where), ("x",), {}
     integers = {"bits": f"0 <= bits < {2**encoding.random_bits}"}
@@ -198,6 +200,9 @@ def _divided(tokens: tuple[str, ...], encoding: Encoding) -> list[str]:
     """Lists the conditions on sizes: whole blocks, and whole bytes."""
     rows, columns = encoding.block
     rows = 0 if rows * columns > _LARGE_BLOCK else rows
-    columns = math.lcm(columns or 1, 2) if encoding.packed else columns
+    if encoding.packed and encoding.is_packed_by_rows:
+        rows = math.lcm(rows or 1, 2)
+    elif encoding.packed:
+        columns = math.lcm(columns or 1, 2)
     matrix = ("1", *tokens)[-2:]
     return [f"({token}) % {size} == 0" for token, size in zip(matrix, (rows, columns), strict=True) if size > 1]

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from verify.errors import UsageError
 
-Ties = Literal["even", "up", "away", "to zero", "truncate"]
-TIES: tuple[Ties, ...] = ("even", "up", "away", "to zero", "truncate")
+Ties = Literal["even", "up", "away", "to zero", "truncate", "outward"]
+TIES: tuple[Ties, ...] = ("even", "up", "away", "to zero", "truncate", "outward")
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,8 @@ class CodeFormat:
             return self.code_of[low]
         middle = (Fraction(low) + Fraction(high)) / 2
         upper = real > middle
-        if ties == "truncate":
-            upper = real < 0
+        if ties in ("truncate", "outward"):
+            upper = (real < 0) == (ties == "truncate")
         elif real == middle:
             upper = {"even": self.even[above], "up": True, "away": real > 0, "to zero": real < 0}[ties]
         return self.code_of[high if upper else low]
@@ -141,11 +141,11 @@ class CodeFormat:
         Values at midpoints must be exact.
         """
         middles, even = self.tensor("midpoints", real.device), self.tensor("even", real.device)
-        if ties == "truncate":
+        if ties in ("truncate", "outward"):
             numbers = self.tensor("numbers", real.device)
             down = torch.searchsorted(numbers, real, right=True) - 1
             up = torch.searchsorted(numbers, real)
-            return torch.where(real < 0, up, down).clamp(0, len(numbers) - 1)
+            return torch.where((real < 0) == (ties == "truncate"), up, down).clamp(0, len(numbers) - 1)
         low = torch.searchsorted(middles, real)  # at a tie the number below
         beyond = torch.nn.functional.pad(middles, (0, 1), value=torch.nan)
         high = low + (beyond[low] == real)  # at a tie the number above

@@ -14,10 +14,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from verify.truth.quantised.encoding import Encoding, Parts
+from verify.truth.quantised.encoding import FLOATS, Encoding, Parts
 from verify.truth.quantised.rules import FLOAT32, LEAST_OF_ALL, Reach, places, reach, reach_of_second, reach_of_zero
 
 RIGHT, TIE, OTHER, WRONG, FREE = range(5)
+_LARGEST_4OVER6 = 256.0  # the largest scale of 4over6: 1.5 times as much is a number of e4m3
 KINDS = ("right", "right at a tie", "right under another scale", "wrong", "not promised")
 
 
@@ -136,6 +137,8 @@ def judge(encoding: Encoding, value: Value, parts: Parts) -> Judged:
     nan, infinite = torch.isnan(low), torch.isinf(low) | torch.isinf(high)
     least, most = _range(low, high, nan) if encoding.zero_point else _amax(low, high, nan)
     wanted = reach(encoding, least, most, second)
+    if encoding.rule == "4over6":
+        wanted = _nearer(scale, wanted, reach(encoding, least * 1.5, most * 1.5, second))
     reachable = (scale >= wanted.low) & (scale <= wanted.high)
     zeros = encoding.zeros_of(parts).expand(grid).reshape(-1, 1) if encoding.zero_point else None
     zero = None if zeros is None else _zero(encoding, low, high, nan, scale)
@@ -172,6 +175,13 @@ def judge(encoding: Encoding, value: Value, parts: Parts) -> Judged:
     form = Reach(*(each.reshape(grid) for each in (wanted.nominal, wanted.low, wanted.high)))
     shaped = (kinds.reshape(grid), away, scale.reshape(grid), form, codes)
     return Judged(encoding, value, *shaped, zero, None if zeros is None else zeros[:, 0], wrong_second)
+
+
+def _nearer(got: Tensor, one: Reach, other: Reach) -> Reach:
+    """Returns, for each element, the one of two reaches whose exact result is nearer."""
+    is_other = (got - other.nominal).abs() < (got - one.nominal).abs()
+    pairs = ((one.nominal, other.nominal), (one.low, other.low), (one.high, other.high))
+    return Reach(*(torch.where(is_other, second, first) for first, second in pairs))
 
 
 def _amax(low: Tensor, high: Tensor, nan: Tensor) -> tuple[Tensor, Tensor]:
@@ -225,6 +235,9 @@ class _Elements:
         none = self.scale == 0  # every code decodes to 0
         low, high = (torch.where(none, 0.0, each / self.scale) for each in (self.low, self.high))
         low, high = low - low.abs() * width, high + high.abs() * width
+        if self.zeros is not None and encoding.zero_point in FLOATS:  # x / scale + zero point is rounded to float32
+            room = (torch.maximum(low.abs(), high.abs()) + self.zeros.abs()) * FLOAT32
+            low, high = low - room, high + room
         right = places(encoding, low, high, self.zeros, self.random)
         got = self.places
         off = (torch.maximum(right.low - got, got - right.high)).clamp(min=0).double().masked_fill(none, 0.0)
@@ -278,6 +291,8 @@ def _second(encoding: Encoding, least: Tensor, most: Tensor, second: Tensor) -> 
     if not encoding.second or not float(amax) or not torch.isfinite(amax):
         return ""
     wanted = reach_of_second(encoding, amax, most.max())
+    if encoding.rule == "4over6":
+        wanted = _nearer(second, wanted, reach_of_second(encoding, amax, most.max(), _LARGEST_4OVER6))
     if wanted.low <= second <= wanted.high:
         return ""
     return f"the second scale is {float(second):.9g}; amax {float(amax):.9g} gives {float(wanted.nominal):.9g}"

@@ -31,7 +31,8 @@ _WORDS = {
     "zero": "zeros are {0}, the declaration says {1}",
 }
 _LAYOUT = {"": "in the order of the blocks", "128x4": "in 128x4 tiles"}
-_TIE = {"even": "to even", "to zero": "toward zero", "away": "away from zero", "truncate": "toward zero, all elements"}
+_TIE = {"even": "to even", "to zero": "toward zero", "away": "away from zero", "truncate": "toward zero, all elements",
+        "outward": "away from zero, all elements"}  # fmt: skip
 
 
 def causes(encoding: Encoding, value: Value, parts: Parts, found: Judged | None = None) -> list[str]:
@@ -43,7 +44,8 @@ def causes(encoding: Encoding, value: Value, parts: Parts, found: Judged | None 
     if not found.wrong:
         return []
     if found.second:
-        return [found.second]
+        rules = [words for left, words in _explained(encoding, value, parts, found.wrong) if not left]
+        return [*rules[:1], found.second]
     seen = _at_once(found)
     if seen and (seen[0] == ZEROS or seen[0].startswith("only")):
         return seen
@@ -74,7 +76,7 @@ def _explained(encoding: Encoding, value: Value, parts: Parts, wrong: int) -> It
 def _others(encoding: Encoding) -> Iterator[tuple[str, Any]]:
     """Yields the fields of a declaration to try, with another value."""
     if encoding.packed:
-        yield "packed", "high first" if encoding.packed == "low first" else "low first"
+        yield "packed", _otherwise(encoding.packed)
     yield "swizzle", "" if encoding.swizzle else "128x4"
     for rule in _rules(encoding):
         if rule != encoding.rule:
@@ -87,6 +89,11 @@ def _others(encoding: Encoding) -> Iterator[tuple[str, Any]]:
     yield from (("ties", ties) for ties in TIES if encoding.ties not in (ties, "any"))
     yield from (("overflow", each) for each in get_args(Overflow) if each != encoding.overflow)
     yield from (("zero", each) for each in ("signed", "positive") if encoding.zero not in (each, "any"))
+
+
+def _otherwise(packed: str) -> str:
+    """Returns the packing with the other code first."""
+    return packed.replace("low", "high") if packed.startswith("low") else packed.replace("high", "low")
 
 
 def _relaid(encoding: Encoding, value: Value, parts: Parts) -> Parts:
@@ -102,9 +109,11 @@ def _relaid(encoding: Encoding, value: Value, parts: Parts) -> Parts:
 
 def _rules(encoding: Encoding) -> tuple[ScaleRule, ...]:
     """Returns the rules that are possible with the format of the scales."""
-    return (
-        POWERS if encoding.scale == "e8m0" else get_args(ScaleRule) if encoding.scale in FLOATS else ("nearest", "up")
-    )
+    if encoding.scale == "e8m0":
+        return POWERS
+    if encoding.scale in FLOATS:
+        return (*POWERS, "nearest", "up")
+    return ("nearest", "up", *(["4over6"] if (encoding.data.name, encoding.scale) == ("e2m1", "e4m3fn") else []))
 
 
 def _at_once(found: Judged) -> list[str]:
@@ -180,7 +189,7 @@ def followed(encoding: Encoding, tried: list[tuple[Value, Parts]]) -> list[Encod
     small tensors first in `tried`, because they rule out a declaration fastest.
     """
     swizzles = ("", "128x4") if encoding.swizzle else ("",)
-    packings = ("low first", "high first") if encoding.packed else ("",)
+    packings = (encoding.packed, _otherwise(encoding.packed)) if encoding.packed else ("",)
     inner = list(product(packings, TIES, get_args(Overflow), ("signed", "positive", "any")))
     found = []
     for swizzle, rule in product(swizzles, _rules(encoding)):
@@ -192,6 +201,8 @@ def followed(encoding: Encoding, tried: list[tuple[Value, Parts]]) -> list[Encod
         way = kept[0] if len(kept) == 1 else way
         if way.by and rule == "up" and encoding.scale == "float32" and any(each.by == way.by for each in found):
             continue  # a quotient in float32 is its own nearest number
+        if rule == "4over6" and any(each.rule == "nearest" for each in found):
+            continue  # no block has the larger scale
         for packed, ties, overflow, zero in inner:
             one = replace(way, packed=packed, ties=ties, overflow=overflow, zero=zero)  # type: ignore[arg-type]
             if all(judge(one, value, _relaid(one, value, parts)).wrong == 0 for value, parts in tried):

@@ -15,13 +15,13 @@ from torch import Tensor
 from verify.errors import UsageError
 from verify.truth.codes import TIES, CodeFormat, Ties, code_format
 
-ScaleRule = Literal["floor", "ceil", "rceil", "even", "nearest", "up"]
+ScaleRule = Literal["floor", "ceil", "rceil", "even", "nearest", "up", "4over6"]
 By = Literal["", "division", "reciprocal"]
 Overflow = Literal["saturate", "nan", "inf"]
 Nan = Literal["kept", "block", "element", "any"]
 Zero = Literal["any", "signed", "positive"]
 Random = Literal["", "add", "less"]
-Packed = Literal["", "low first", "high first"]
+Packed = Literal["", "low first", "high first", "low first by rows", "high first by rows"]
 Swizzle = Literal["", "128x4"]
 
 POWERS: tuple[ScaleRule, ...] = ("floor", "ceil", "rceil", "even")  # rules whose scales are powers of two
@@ -80,6 +80,11 @@ class Encoding:
         return self.data.largest - (self.data.numbers[0] if self.zero_point else 0.0)
 
     @property
+    def is_packed_by_rows(self) -> bool:
+        """True if a byte has the codes of two rows of one column."""
+        return self.packed.endswith("rows")
+
+    @property
     def words(self) -> str:
         """The declaration in words.
 
@@ -119,7 +124,9 @@ class Encoding:
         grid = self.grid(shape)
         tiles = tuple(-(-size // tile) for size, tile in zip(grid, TILE, strict=True))
         scales = (math.prod(tiles) * math.prod(TILE),) if self.swizzle else grid
-        codes = (shape[0], shape[1] // 2) if self.packed else shape
+        codes = shape
+        if self.packed:
+            codes = (shape[0] // 2, shape[1]) if self.is_packed_by_rows else (shape[0], shape[1] // 2)
         return {"codes": codes, "scales": scales, "zeros": grid, "second": (1,)}
 
     # -- reading ----------------------------------------------------------------------------------
@@ -144,7 +151,10 @@ class Encoding:
         held = _bytes(parts.codes)
         if self.packed:
             low, high = held & 15, held >> 4
-            held = torch.stack([low, high] if self.packed == "low first" else [high, low], dim=-1).flatten(-2)
+            pair = [low, high] if self.packed.startswith("low") else [high, low]
+            held = (
+                torch.stack(pair, dim=1).flatten(0, 1) if self.is_packed_by_rows else torch.stack(pair, -1).flatten(-2)
+            )
         return held & ((1 << self.data.bits) - 1)
 
     def scales_of(self, parts: Parts, shape: tuple[int, int]) -> Tensor:
@@ -226,18 +236,21 @@ def quantised(
         block: The number of rows and of columns that share a scale; 0 means all.
         scale: The format of the scales: "e8m0", "e4m3", "float32" and others.
         second: "float32" if a second scale multiplies the whole tensor. The quantiser returns it as a third tensor.
-        packed: Two 4-bit codes share a byte. The first is in the low half ("low first") or in the high half.
+        packed: Two 4-bit codes share a byte. The first is in the low half ("low first") or in the high half. They are
+            neighbours in a row, or in a column ("low first by rows").
         swizzle: "128x4" if the scales are stored in tiles of 128 x 4, as tensor cores read them.
         rule: How amax, the largest magnitude of a block, gives the scale. "floor", "ceil" and "even" give
             2^(exponent of amax - exponent of the largest number). They first round amax down to a power of two, up to
             one, or to the mantissa of the data. "rceil" rounds amax / largest up to a power of two. "nearest" and "up"
-            round amax / largest to the format of the scale. Default: "floor" for e8m0, else "nearest".
+            round amax / largest to the format of the scale. "4over6" also allows 1.5 times that scale in each block,
+            so that amax becomes 4 in e2m1; with a second scale, the largest scale is 448 or 256. Default: "floor" for
+            e8m0, else "nearest".
         by: How amax / largest is computed in float32: by "division", or by "reciprocal", times a rounded 1 / largest.
             "": both are right. A scale that only one of them gives is then right under another scale.
         least: The least amax; smaller ones count as this.
         least_scale: The least scale; smaller ones count as this.
         ties: Where an element halfway between two codes goes: "even", "up", "away", "to zero", or "any". "truncate"
-            rounds every element toward zero.
+            rounds every element toward zero, and "outward" away from zero.
         overflow: The result of an element beyond the largest number: "saturate", "nan" or "inf".
         nan: With "kept", NaN in x must give NaN, and the rest of its block is free. With "element", the rest of the
             block is judged as usual. With "block", the whole block must be NaN. With "any", the block is not judged.
@@ -246,7 +259,8 @@ def quantised(
             "": both are right.
         zero_point: The format of zero points, such as "uint4" or "int8". Each block has one, and a number is
             (code - zero point) * scale. The scale follows from the range of the block with 0. The zero point is the
-            code of 0. "float32", "float16" and "bfloat16": zero points of operands that need not be integers.
+            code of 0. In "float32", "float16" and "bfloat16" it is not rounded to an integer, and is added to x / scale
+            before that is rounded.
         random: How a quantiser rounds elements by random bits, which it receives as a second operand `bits`. An element
             is the fraction f of the way from the code toward zero to the next one. It becomes the next one for "add" if
             floor(f 2^n) + bits >= 2^n, as hardware does, and for "less" if bits < f 2^n.
@@ -292,6 +306,11 @@ def quantised(
         raise UsageError(
             f"quantised: e8m0 holds powers of two, by the rules {', '.join(POWERS)}; received {rule!r}",
             hint='rule="rceil" rounds amax / largest up to a power of two',
+        )
+    if rule == "4over6" and (table.name, scale) != ("e2m1", "e4m3fn"):
+        raise UsageError(
+            f"quantised: the rule 4over6 is about codes in e2m1 with scales in e4m3; received {table.name} and {scale}",
+            hint='quantised("e2m1", block=(1, 16), scale="e4m3", second="float32", rule="4over6")',
         )
     if packed and table.bits != 4:
         raise UsageError(f"quantised: packed is about codes of 4 bits; {table.name} has {table.bits}", hint='packed=""')

@@ -21,7 +21,8 @@ def misread(encoding: Encoding, parts: Parts) -> Iterator[Mistake]:
     """Yields each mistake that changes something."""
     codes, scales = parts["codes"], parts["scales"]
     if encoding.packed:
-        swapped = codes.reshape(*codes.shape[:-1], -1, 2).flip(-1).reshape(codes.shape)
+        by = -2 if encoding.is_packed_by_rows else -1
+        swapped = codes.unflatten(by, (-1, 2)).flip(by).reshape(codes.shape)
         words = f"the codes of a byte are swapped: they lie {encoding.packed}, the kernel reads them the other way"
         yield words, {**parts, "codes": swapped}, encoding
     if encoding.swizzle:

@@ -81,7 +81,7 @@ def _quantised_matrix(encoding: Encoding, x: Tensor) -> dict[str, Tensor]:
     scale = reach(encoding, amax, amax, second).nominal
     whole = spread(encoding, scale, shape) * second
     quotient = torch.where(whole > 0, finite / whole, 0.0)
-    zeros = _zero_points(encoding, least, scale) if encoding.zero_point else None
+    zeros = reach_of_zero(encoding, least, least, scale).nominal if encoding.zero_point else None
     shift = None if zeros is None else spread(encoding, zeros, shape)
     at = places(encoding, quotient, quotient, shift).nominal
     codes = torch.tensor([encoding.data.code_of[number] for number in encoding.data.numbers])[at]
@@ -90,12 +90,6 @@ def _quantised_matrix(encoding: Encoding, x: Tensor) -> dict[str, Tensor]:
     codes = torch.where(known, codes, (*encoding.data.nan_codes, encoding.data.code_of.get(0.0, 0))[0])
     found = {"codes": codes, "scales": _as_codes(encoding.scale, scale), "second": second.reshape(1)}
     return found if zeros is None else {**found, "zeros": _as_codes(encoding.zero_point, zeros)}
-
-
-def _zero_points(encoding: Encoding, least: Tensor, scale: Tensor) -> Tensor:
-    """Returns the zero points of blocks, in their format. `least` is the least number of each block, or 0."""
-    found = reach_of_zero(encoding, least, least, scale).nominal
-    return found.to(FLOATS[encoding.zero_point]).double() if encoding.zero_point in FLOATS else found
 
 
 def _block_maxima(encoding: Encoding, values: Tensor) -> Tensor:
@@ -162,8 +156,9 @@ def laid(encoding: Encoding, part: str, values: Tensor) -> Tensor:
     """
     if part == "codes":
         if encoding.packed:
-            first, then = values[..., 0::2], values[..., 1::2]
-            low, high = (first, then) if encoding.packed == "low first" else (then, first)
+            by = -2 if encoding.is_packed_by_rows else -1
+            first, then = values.unflatten(by, (-1, 2)).unbind(by)
+            low, high = (first, then) if encoding.packed.startswith("low") else (then, first)
             return (low | high << 4).to(torch.uint8)
         return _in_own_dtype(values, encoding.data.name)
     if part == "scales" and encoding.swizzle:

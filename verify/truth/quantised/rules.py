@@ -53,9 +53,12 @@ def reach(encoding: Encoding, low: Tensor, high: Tensor, second: Tensor) -> Reac
     return Reach(*(_held(encoding, each) for each in found))
 
 
-def reach_of_second(encoding: Encoding, low: Tensor, high: Tensor) -> Reach:
-    """Returns the possible second scales, of the whole tensor: amax / (largest code * largest scale)."""
-    scales = 1.0 if encoding.scale in FLOATS else code_format(encoding.scale).largest
+def reach_of_second(encoding: Encoding, low: Tensor, high: Tensor, scales: float = 0.0) -> Reach:
+    """Returns the possible second scales, of the whole tensor: amax / (largest code * largest scale).
+
+    `scales` is the largest scale. Without it, it is that of the format.
+    """
+    scales = scales or (1.0 if encoding.scale in FLOATS else code_format(encoding.scale).largest)
     unit = encoding.data.largest * scales
     near = (low + high) / 2 / unit
     return Reach(near.float().double(), low / unit * (1 - FLOAT32), high / unit * (1 + FLOAT32))
@@ -70,7 +73,7 @@ def reach_of_zero(encoding: Encoding, low: Tensor, high: Tensor, scale: Tensor) 
     exact = [torch.where(scale > 0, -each / scale, 0.0) for each in (low, high)]
     found = ((exact[0] + exact[1]) / 2, exact[1] * (1 - FLOAT32), exact[0] * (1 + FLOAT32))
     if encoding.zero_point in FLOATS:
-        return Reach(*(first + each for each in found))
+        return Reach(*((first + each).to(FLOATS[encoding.zero_point]).double() for each in found))
     numbers = code_format(encoding.zero_point).numbers
     return Reach(*((first + integers(each, "even")).clamp(numbers[0], numbers[-1]) for each in found))
 
@@ -81,6 +84,8 @@ def integers(values: Tensor, ties: Ties) -> Tensor:
         return values.round()
     if ties == "truncate":
         return values.trunc()
+    if ties == "outward":
+        return torch.copysign(values.abs().ceil(), values)
     if ties == "up":
         return (values + 0.5).floor()
     size = values.abs()
@@ -148,13 +153,16 @@ def places(
 ) -> Reach:
     """Returns the places in `data.numbers` to which quotients between `low` and `high` can round.
 
-    A quotient is rounded to an integer before a zero point is added. `random` has the bits of each element.
+    A quotient is rounded to an integer before a zero point that is an integer is added, and after any other is.
+    `random` has the bits of each element.
     """
     table, middle = encoding.data, torch.where(low == high, low, (low + high) / 2)
     if random is not None and encoding.random:
         return Reach(*(_by_bits(encoding, each, random) for each in (middle, low, high)))
     if zero is not None:
         first, last = table.numbers[0], len(table.numbers) - 1
+        if encoding.zero_point in FLOATS:
+            low, middle, high, zero = low + zero, middle + zero, high + zero, torch.zeros_like(zero)
 
         def held(values: Tensor, ties: Ties) -> Tensor:
             return (integers(values, ties) + zero - first).clamp(0, last).long()
