@@ -2,7 +2,7 @@
 
     verify run examples/fp8_triton.py
 
-The interpreter gives the bits of an H100: each block of 128 products is one `tl.dot` of 64 rows, which the GPU computes
+The interpreter gives the bits of an H200: each block of 128 products is one `tl.dot` of 64 rows, which the GPU computes
 by `wgmma`, and `tl.fma` leaves the compiler no choice of rounding. docs/low-precision.md tells the accumulator.
 """
 

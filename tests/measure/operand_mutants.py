@@ -26,13 +26,13 @@ def swapped(codes):
 @mutant(right.dequantised_mxfp4, "swapped_nibbles")
 def swapped_nibbles(w_codes, w_scales):
     """The codes of a byte come in the other order."""
-    return right.E2M1[swapped(w_codes).long()] * right.over_columns(right.powers(w_scales), 32)
+    return right.E2M1.to(w_codes.device)[swapped(w_codes).long()] * right.over_columns(right.powers(w_scales), 32)
 
 
 @mutant(right.dequantised_nvfp4, "unswizzled_scales")
 def unswizzled_scales(w_codes, w_scales, w_second):
     """The tiles of scales are read as rows."""
-    numbers = right.E2M1[right.halves(w_codes).long()]
+    numbers = right.E2M1.to(w_codes.device)[right.halves(w_codes).long()]
     rows, columns = numbers.shape[0], numbers.shape[1] // 16
     scales = w_scales[: rows * columns].reshape(rows, columns).float()
     return numbers * right.over_columns(scales, 16) * w_second
@@ -98,7 +98,7 @@ def fnuz(a_codes, a_scales, b_codes, b_scales):
 def unswizzled_product(a_codes, a_scales, a_second, b_codes, b_scales, b_second):
     """The scales of b are read as rows. Their padding is NaN, which a product keeps."""
     a = right.of_nvfp4(a_codes, a_scales, a_second)
-    numbers = right.E2M1[right.halves(b_codes).long()]
+    numbers = right.E2M1.to(b_codes.device)[right.halves(b_codes).long()]
     rows, columns = numbers.shape[0], numbers.shape[1] // 16
     scales = b_scales[: rows * columns].reshape(rows, columns).float()
     return (a @ (numbers * right.over_columns(scales, 16) * b_second).mT).bfloat16()

@@ -101,7 +101,8 @@ def test_a_replay_shows_the_numbers_and_a_script_the_bytes(backend: Backend, tmp
         '@verify.kernel(like=lambda w: w, shapes={"w": "n k"}, operands={"w": W}, dtypes=["float32"])\n'
         "def swapping(w_codes, w_scales):\n"
         "    codes = torch.stack([w_codes >> 4, w_codes & 15], -1).flatten(-2)\n"
-        "    return NUMBERS[codes.long()] * torch.exp2(w_scales.float() - 127).repeat_interleave(32, 1)\n"
+        "    numbers = NUMBERS.to(codes.device)[codes.long()]\n"
+        "    return numbers * torch.exp2(w_scales.float() - 127).repeat_interleave(32, 1)\n"
     )
     (kernel,) = load(Target(str(source)))
     case = case_of(kernel, "float32", dims=(2, 32), upstream="")

@@ -172,7 +172,7 @@ def block_cases(encoding: Encoding, fmt: Format, allows: Allows, ordinary: Seque
     for scale, amax, top in _scales(encoding, fmt):
         bits = f"amax {fmt.round(Fraction(amax)):x} top {fmt.round(Fraction(top)):x}"
         numbers = 2 * (fmt.round(Fraction(amax)) + 1)
-        if fmt.bits <= 16 and all(encoding.block):
+        if fmt.bits <= 16 and (all(encoding.block) or encoding.block == (1, 0)):
             blocks = -(-numbers // (size - 1)) + 1
             add("rounding", blocks, name.format("codes") + f" {bits}", numbers, everything=not encoding.random)
             continue

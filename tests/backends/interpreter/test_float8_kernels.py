@@ -1,4 +1,4 @@
-"""FP8 kernels in Triton: the interpreter and an H100 give the same bits, by digests of them."""
+"""FP8 kernels in Triton: the interpreter and an H200 give the same bits, by digests of them."""
 
 from __future__ import annotations
 
