@@ -182,9 +182,8 @@ def by_scales(b, scales, decode):
     return codes, (float_of(codes, "e2m1") * whole - b).square().sum((-1, -2))
 
 
-@verify.kernel(quantise=verify.quantised("e2m1", rule="4over6", **_NVFP4), dtypes=["bfloat16", "float32"])
-def nvfp4_4over6(x):
-    """NVFP4 whose blocks have 6 or 4 as the maximum, by the smaller squared error: Four Over Six."""
+def four_over_six(x):
+    """Codes, scales and the scale of the tensor; each block has the scale with the smaller squared error."""
     b = blocks(x, 1, 16)
     amax = amax_of(b)
     decode = torch.where(amax.amax() == 0, 1.0, amax.amax() / (6 * 256))
@@ -193,7 +192,14 @@ def nvfp4_4over6(x):
     is_four = error_of_others < error
     codes = torch.where(is_four[..., None, None], others, codes)
     scales = torch.where(is_four, four.view(torch.uint8), six.view(torch.uint8))
-    return packed(unblocked(codes)), scales.view(E4M3), decode.reshape(1)
+    return unblocked(codes), scales.view(E4M3), decode.reshape(1)
+
+
+@verify.kernel(quantise=verify.quantised("e2m1", rule="4over6", **_NVFP4), dtypes=["bfloat16", "float32"])
+def nvfp4_4over6(x):
+    """NVFP4 whose blocks have 6 or 4 as the maximum: Four Over Six."""
+    codes, scales, second = four_over_six(x)
+    return packed(codes), scales, second
 
 
 # -- float32 scales -------------------------------------------------------------------------------------------
@@ -254,13 +260,18 @@ def int4_groups(x):
 INT4_COLUMNS = verify.quantised("int4", block=(32, 1), scale="bfloat16", least=1e-10, packed="low first by rows")
 
 
-@verify.kernel(quantise=INT4_COLUMNS, dtypes=["bfloat16", "float32"])
-def int4_columns(x):
-    """INT4 weights in groups of 32 rows with bfloat16 scales. A byte has the codes of two rows, as GPTQ packs them."""
+def integers_of_columns(x):
+    """INT4 by groups of 32 rows, with scales rounded to bfloat16 before they divide."""
     b = blocks(x, 32, 1)
     scales = divided(amax_of(b).clamp(min=1e-10), 7.0).bfloat16()
     codes = torch.round(b / scales.float()[..., None, None]).clamp(-8, 7).nan_to_num(nan=0.0)
-    codes = unblocked(codes).to(torch.int8).view(torch.uint8) & 15
+    return unblocked(codes).to(torch.int8).view(torch.uint8) & 15, scales
+
+
+@verify.kernel(quantise=INT4_COLUMNS, dtypes=["bfloat16", "float32"])
+def int4_columns(x):
+    """INT4 weights in groups of 32 rows with bfloat16 scales. A byte has the codes of two rows, as GPTQ packs them."""
+    codes, scales = integers_of_columns(x)
     return codes[::2] | codes[1::2] << 4, scales
 
 
@@ -301,15 +312,20 @@ HALF_QUADRATIC = verify.quantised(
 )
 
 
-@verify.kernel(quantise=HALF_QUADRATIC, dtypes=["bfloat16", "float32"])
-def uint4_hqq(x):
-    """UINT4 with zero points that are no integers: HQQ, before it optimises them. The high code of a byte is first."""
-    b = blocks(x, 1, 64)
+def shifted(x, columns):
+    """UINT4 with a zero point in float32, which is added before an element is rounded."""
+    b = blocks(x, 1, columns)
     low, high = b.amin((-1, -2)).clamp(max=0), b.amax((-1, -2)).clamp(min=0)
     scales = divided((high - low).clamp(min=1e-10), 15.0)
     zeros = -low / scales
     codes = torch.round(b / scales[..., None, None] + zeros[..., None, None]).clamp(0, 15).nan_to_num(nan=0.0)
-    codes = unblocked(codes).to(torch.uint8)
+    return unblocked(codes).to(torch.uint8), scales, zeros
+
+
+@verify.kernel(quantise=HALF_QUADRATIC, dtypes=["bfloat16", "float32"])
+def uint4_hqq(x):
+    """UINT4 with zero points that are no integers: HQQ, before it optimises them. The high code of a byte is first."""
+    codes, scales, zeros = shifted(x, 64)
     return codes[:, ::2] << 4 | codes[:, 1::2], scales, zeros
 
 

@@ -34,6 +34,7 @@ from verify.truth.ulp import widen
 Call = Callable[[Case], Measured | None]
 _OUTPUTS: dict[Kind, str] = {"scales": "scales", "rounding": "codes", "special": "special blocks", "blocks": "blocks"}
 _BLOCKS = 24  # number of blocks in the tensors of the laws
+_PASTED = 4096  # elements of a law's case that the command to replay it may spell out
 _NAMED = 3  # causes are found for at most this many wrong cases of an output
 _FLOAT32, _SMALLEST = 24, -149  # bits of a float32 mantissa, and the exponent of the smallest float32 number
 _EXTREME = ("tiny 1e-38", "huge 1e30")  # recipes for which a fused kernel promises nothing
@@ -307,7 +308,8 @@ class _Laws:
             "got": f"{float(got[place]):.9g}, code {int(made[place]):x}",
             "truth": f"{float(wanted[place]):.9g}{code}",
         }
-        origin = Origin(self.judging.target, case.to_json(), result="codes", index=0)
+        pasted = x.numel() <= _PASTED  # else the command would fill screens
+        origin = Origin(self.judging.target, case.to_json(), result="codes", index=0) if pasted else None
         return LawRun(law=label, dtype=dtype, status="broken", cases=1, message=rule, facts=facts, origin=origin)
 
 
