@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
+from benchmarks import public_quantisers
+from benchmarks.quantisers import LEAST, MAGNITUDES
 from verify.backends import Backend
 from verify.measure.kernel import measure_kernel
 from verify.measure.requests import Measure
+from verify.records import files
 from verify.report.words import basis_of
 
-PAGE = (Path(__file__).parents[2] / "docs" / "low-precision.md").read_text()
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "low-precision.md").read_text()
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
 
 
@@ -42,3 +47,20 @@ def test_the_kernel_with_a_quantised_operand_of_the_page_passes(backend: Backend
     run = measure_kernel(declared("w4a16"), Measure("page.py::w4a16"), backend)
     assert run.status == "ok", run
     assert {result.output for result in run.results} == {"y", "dx"}
+
+
+def test_the_proofs_of_the_page_are_those_of_the_record() -> None:
+    record = json.loads((ROOT / "reports" / "benchmarks" / "sm_90" / "quantisers.json").read_text())
+    rows = {row["quantiser"]: row for row in record["figures"]}
+    assert len(rows) >= LEAST and sum(row["seconds"] for row in rows.values()) < 60
+    assert not any(row[f"{name} wrong"] for row in rows.values() for name in ("decode", "scales", "codes"))
+    amax = record["float32"]
+    assert {row["float32 scales"] for row in amax} == {MAGNITUDES} and not any(row["float32 wrong"] for row in amax)
+    seconds = sorted(row["seconds"] for row in amax)
+    assert len(amax) == 12 and f"takes {seconds[0]:.1f} to {seconds[-1]:.0f} s for each of twelve" in PAGE
+
+
+def test_the_page_of_public_quantisers_shows_its_record() -> None:
+    run = files.load(public_quantisers.RECORD)
+    assert public_quantisers.table(run) in public_quantisers.PAGE.read_text()
+    assert len(run.kernels) >= 12 and all(kernel.results for kernel in run.kernels)

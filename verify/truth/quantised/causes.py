@@ -142,14 +142,7 @@ def _at_once(found: Judged) -> list[str]:
         named += _zeros(found, wrong & ~found.scale_off.reshape(-1) & (x != 0).any(1))
     off = wrong & found.scale_off.reshape(-1) & ~lost & ~made & (x != 0).any(1)
     if bool(off.any()):
-        steps = _steps(encoding, scale[off], found.wanted.nominal.reshape(-1)[off])
-        few = sorted(set(steps.tolist()))
-        if few and all(abs(step) <= 2 for step in few):
-            shown = ", ".join(f"{step:+d}" for step in few)
-            code = "one code" if set(few) <= {-1, 1} else "some codes"
-            named.append(f"the scale is off by {code} ({shown}) in {len(steps):,} blocks")
-        elif few:
-            named.append(f"the scale is off in {len(steps):,} blocks, by {few[0]:+,} to {few[-1]:+,} codes")
+        named.append(_off(encoding, scale[off], found.wanted.nominal.reshape(-1)[off]))
     return named
 
 
@@ -174,12 +167,22 @@ def _unrounded(found: Judged, x: torch.Tensor, blocks: torch.Tensor) -> bool:
     return float((table.nearest(values / exact) == got).double().mean()) > _NEARLY
 
 
-def _steps(encoding: Encoding, got: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """Returns the signed number of steps between two scales: codes of their format, or powers of two for floats."""
+def _off(encoding: Encoding, got: torch.Tensor, wanted: torch.Tensor) -> str:
+    """Says how far scales are from those of the rule: in codes of their format, or as a factor of floats."""
+    blocks = f"in {len(got):,} blocks"
     if encoding.scale in FLOATS:
-        return torch.round(torch.log2(got.abs().clamp(min=1e-300)) - torch.log2(wanted.clamp(min=1e-300))).long()
+        factors = (got / wanted)[wanted > 0]
+        if not len(factors):
+            return f"the scale is not 0 {blocks}, the rule gives 0"
+        low, high = float(factors.min()), float(factors.max())
+        return f"the scale is off {blocks}: {low:.9g}{'' if low == high else f' to {high:.9g}'} times that of the rule"
     numbers = code_format(encoding.scale).tensor("numbers")
-    return torch.searchsorted(numbers, got.nan_to_num(nan=float("inf"))) - torch.searchsorted(numbers, wanted)
+    steps = torch.searchsorted(numbers, got.nan_to_num(nan=float("inf"))) - torch.searchsorted(numbers, wanted)
+    few = sorted(set(steps.tolist()))
+    if all(abs(step) <= 2 for step in few):
+        code = "one code" if set(few) <= {-1, 1} else "some codes"
+        return f"the scale is off by {code} ({', '.join(f'{step:+d}' for step in few)}) {blocks}"
+    return f"the scale is off {blocks}, by {few[0]:+,} to {few[-1]:+,} codes"
 
 
 def followed(encoding: Encoding, tried: list[tuple[Value, Parts]]) -> list[Encoding]:

@@ -1,0 +1,47 @@
+"""The table of docs/public-quantisers.md: python -m benchmarks.public_quantisers
+
+It shows reports/benchmarks/interpreter/public-quantisers.json.gz, the record of `verify run` on the files of
+examples/public that declare quantisers and dequantisers.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.like_rules import write
+from verify.records import files
+from verify.records.record import KernelRun, Run
+
+ROOT = Path(__file__).parents[1]
+RECORD = ROOT / "reports" / "benchmarks" / "interpreter" / "public-quantisers.json.gz"
+PAGE = ROOT / "docs" / "public-quantisers.md"
+
+
+def table(run: Run) -> str:
+    """A row for each kernel: its dtypes, its verdict, and what is wrong on how many of the blocks tried."""
+    environment = run.environment
+    lines = [f"On a CPU ({environment['cpu']}), torch {environment['torch']}.", ""]
+    lines += ["| kernel | dtypes | blocks or elements | verdict | why |", "|---|---|---|---|---|"]
+    file = ""
+    for kernel in run.kernels:
+        path = kernel.target.partition("::")[0]
+        if path != file:
+            file = path
+            lines.append(f"| **[{Path(path).stem}](../{path})** | | | | |")
+        lines.append(_row(kernel))
+    return "\n".join(lines) + "\n"
+
+
+def _row(kernel: KernelRun) -> str:
+    dtypes = ", ".join(dict.fromkeys(result.dtype for result in kernel.results))
+    wrong = [result for result in kernel.results if result.status == "wrong"]
+    broken = [f"law broken: {law.message}" for law in kernel.laws if law.status == "broken"]
+    figures = [float(result.figures.max_ulp) for result in kernel.results]
+    right = "right" if max(figures) == 0 else f"right, {max(figures):.3g} ULP"
+    why = "; ".join([*([f"{wrong[0].output}: {wrong[0].reason.partition('. First')[0]}"] if wrong else []), *broken])
+    tried = sum(result.basis.n for result in kernel.results)
+    return f"| {kernel.name} | {dtypes} | {tried:,} | {right if kernel.status == 'ok' else kernel.status} | {why} |"
+
+
+if __name__ == "__main__":
+    write(PAGE, "public quantisers", table(files.load(RECORD)))
