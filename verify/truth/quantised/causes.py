@@ -113,7 +113,8 @@ def _rules(encoding: Encoding) -> tuple[ScaleRule, ...]:
         return POWERS
     if encoding.scale in FLOATS:
         return (*POWERS, "nearest", "up")
-    return ("nearest", "up", *(["4over6"] if (encoding.data.name, encoding.scale) == ("e2m1", "e4m3fn") else []))
+    both = (encoding.data.name, encoding.scale) == ("e2m1", "e4m3fn")
+    return ("nearest", "up", "4over6") if both else ("nearest", "up")
 
 
 def _at_once(found: Judged) -> list[str]:
@@ -194,7 +195,7 @@ def followed(encoding: Encoding, tried: list[tuple[Value, Parts]]) -> list[Encod
     swizzles = ("", "128x4") if encoding.swizzle else ("",)
     packings = (encoding.packed, _otherwise(encoding.packed)) if encoding.packed else ("",)
     inner = list(product(packings, TIES, get_args(Overflow), ("signed", "positive", "any")))
-    found = []
+    found = list[Encoding]()
     for swizzle, rule in product(swizzles, _rules(encoding)):
         way = replace(encoding, swizzle=swizzle, rule=rule, by="")  # type: ignore[arg-type]
         if any(_scales_off(way, *each) for each in tried):

@@ -21,8 +21,8 @@ def misread(encoding: Encoding, parts: Parts) -> Iterator[Mistake]:
     """Yields each mistake that changes something."""
     codes, scales = parts["codes"], parts["scales"]
     if encoding.packed:
-        by = -2 if encoding.is_packed_by_rows else -1
-        swapped = codes.unflatten(by, (-1, 2)).flip(by).reshape(codes.shape)
+        columns = codes.shape[-1] if encoding.is_packed_by_rows else 1  # codes between the two of a byte
+        swapped = codes.reshape(*codes.shape[:-2], -1, 2, columns).flip(-2).reshape(codes.shape)
         words = f"the codes of a byte are swapped: they lie {encoding.packed}, the kernel reads them the other way"
         yield words, {**parts, "codes": swapped}, encoding
     if encoding.swizzle:

@@ -156,8 +156,8 @@ def laid(encoding: Encoding, part: str, values: Tensor) -> Tensor:
     """
     if part == "codes":
         if encoding.packed:
-            by = -2 if encoding.is_packed_by_rows else -1
-            first, then = values.unflatten(by, (-1, 2)).unbind(by)
+            rows = encoding.is_packed_by_rows
+            first, then = (values[..., at::2, :] if rows else values[..., at::2] for at in (0, 1))
             low, high = (first, then) if encoding.packed.startswith("low") else (then, first)
             return (low | high << 4).to(torch.uint8)
         return _in_own_dtype(values, encoding.data.name)
