@@ -2,8 +2,8 @@
 
     verify run examples/fp8_triton.py
 
-The interpreter gives the bits of an H200: each block of 128 products is one `tl.dot` of 64 rows, which the GPU computes
-by `wgmma`, and `tl.fma` leaves the compiler no choice of rounding. docs/low-precision.md tells the accumulator.
+The interpreter gives the bits of an H200. Each block of 128 products is one `tl.dot` of 64 rows, which the GPU computes
+by `wgmma`. `tl.fma` leaves the compiler no choice of rounding. docs/low-precision.md describes the accumulator.
 """
 
 import torch
