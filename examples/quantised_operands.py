@@ -17,6 +17,7 @@ MXFP4 = verify.quantised("e2m1", block=(1, 32), scale="e8m0", packed="low first"
 MXFP8 = verify.quantised("e4m3", block=(1, 32), scale="e8m0")
 NVFP4 = verify.quantised("e2m1", block=(1, 16), scale="e4m3", second="float32", packed="low first", swizzle="128x4")
 INT4 = verify.quantised("int4", block=(1, 32), scale="bfloat16", packed="low first")
+INT4_ROWS = verify.quantised("int4", block=(32, 1), scale="bfloat16", packed="low first by rows")
 UINT4 = verify.quantised("uint4", block=(1, 32), scale="bfloat16", zero_point="uint4", packed="low first")
 HQQ = verify.quantised("uint4", block=(1, 64), scale="bfloat16", zero_point="bfloat16", packed="high first")
 INT8_TOKENS = verify.quantised("int8", block=(1, 0), scale="float32", zero_point="int8")
@@ -123,6 +124,20 @@ def w4a16(x, w_codes, w_scales):
     """A product with weights of INT4, which are rounded to bfloat16 before it."""
     w = signed(halves(w_codes)).to(x.dtype) * over_columns(w_scales, 32)
     return (x.float() @ w.float().mT).to(x.dtype)
+
+
+def halves_of_rows(codes):
+    """The two codes of each byte as two rows, the low one first."""
+    return torch.stack([codes & 15, codes >> 4], 1).flatten(0, 1)
+
+
+@verify.kernel(
+    like=torch.matmul, shapes={"x": "m k", "w": "k n"}, largest=8.0, dtypes=["bfloat16"], operands={"w": INT4_ROWS}
+)
+def w4a16_rows(x, w_codes, w_scales):
+    """A product with weights of INT4 in groups of 32 rows. A byte has the codes of two rows, as GPTQ packs them."""
+    w = signed(halves_of_rows(w_codes)).to(x.dtype) * w_scales.repeat_interleave(32, 0)
+    return (x.float() @ w.float()).to(x.dtype)
 
 
 @verify.kernel(**PRODUCT, operands={"a": INT8_ROWS, "b": INT8_ROWS})

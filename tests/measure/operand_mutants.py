@@ -87,6 +87,19 @@ def next_group(x, w_codes, w_scales):
     return (x.float() @ w.float().mT).to(x.dtype)
 
 
+@verify.kernel(
+    like=torch.matmul,
+    shapes={"x": "m k", "w": "k n"},
+    largest=8.0,
+    dtypes=["bfloat16"],
+    operands={"w": right.INT4_ROWS},
+)
+def swapped_rows(x, w_codes, w_scales):
+    """The two rows of a byte come in the other order."""
+    codes = right.signed(right.halves_of_rows(w_codes << 4 | w_codes >> 4))
+    return (x.float() @ (codes.to(x.dtype) * w_scales.repeat_interleave(32, 0)).float()).to(x.dtype)
+
+
 @mutant(right.mxfp8_product, "fnuz")
 def fnuz(a_codes, a_scales, b_codes, b_scales):
     """The codes of b are read as e4m3fnuz, which is half as large."""
@@ -122,6 +135,7 @@ CAUSES = [
     (always_eight, "w: the middle of the codes is taken as the zero point", right.dequantised_uint4),
     (nothing, "every element is 0", right.dequantised_mxfp8),
     (next_group, "w: the scale is that of the next block in a row", right.w4a16),
+    (swapped_rows, "w: the codes of a byte are swapped: they lie low first by rows", right.w4a16_rows),
     (fnuz, "a or b: the codes are read as e4m3fnuz, they are e4m3fn", right.mxfp8_product),
     (first_scale, "b: the scale is that of the first block in a row", fp8_product),
     (unswizzled_product, "b: the scales are read in the order of the blocks, they lie in 128x4 tiles",
