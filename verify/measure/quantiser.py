@@ -172,7 +172,10 @@ class QuantiserJudging:
     # -- laws -------------------------------------------------------------------------------------
 
     def laws(self) -> list[LawRun]:
-        """Tries the laws of quantisers on one tensor. There are none for fused quantisers and very large blocks."""
+        """Tries the laws of quantisers on one tensor.
+
+        Tries none for a fused quantiser, and for blocks that are too large for a case.
+        """
         if self.encoding.fused:
             return []
         rows, columns = self.encoding.block
@@ -211,17 +214,17 @@ class _Laws:
         numbers, codes = encoding.decode(self.parts, shape), encoding.codes_of(self.parts)
         again = numbers if self._fits(numbers) else self._with_whole_scales()
         if again is not None:
-            yield self._kept("requantising", "requantised numbers are other numbers", again, again, None)
-        yield self._kept(
+            yield self._law("requantising", "requantised numbers are other numbers", again, again, None)
+        yield self._law(
             "power of two", "x times 4 has other codes or not 4 times the scales", self.x * 4, numbers * 4, codes
         )
         if encoding.grid(shape) != (1, 1) and not encoding.random:  # the bits of a block stay where they are
-            turned = [self._turned(each) for each in (self.x, numbers, codes)]
-            yield self._kept("permuted blocks", "blocks in another order have other codes", *turned)
-        yield from self._of_one_block(numbers, codes)
+            turned = [self._in_reverse(each) for each in (self.x, numbers, codes)]
+            yield self._law("permuted blocks", "blocks in another order have other codes", *turned)
+        yield from self._laws_of_one_block(numbers, codes)
 
-    def _of_one_block(self, numbers: Tensor, codes: Tensor) -> Iterator[LawRun | None]:
-        """Changes one block and checks that the others keep their codes.
+    def _laws_of_one_block(self, numbers: Tensor, codes: Tensor) -> Iterator[LawRun | None]:
+        """Yields the outcomes of laws that change one block: the others must keep their codes.
 
         If the whole tensor has a scale too, its largest number decides that scale. So the changed block is not the one
         that contains this number.
@@ -245,7 +248,7 @@ class _Laws:
             changed, wanted = self.x.clone(), numbers.clone()
             changed[block], wanted[block] = change(changed[block]), 0.0
             where = torch.ones_like(others) if name == "zero block" else others
-            yield self._kept(name, rule, changed, wanted, torch.where(others, codes, -1), where)
+            yield self._law(name, rule, changed, wanted, torch.where(others, codes, -1), where)
 
     def _fits(self, numbers: Tensor) -> bool:
         """True if the dtype of the quantiser holds these numbers."""
@@ -276,15 +279,15 @@ class _Laws:
         measured = self.judging.call(case)
         return None if measured is None else (case, measured)
 
-    def _turned(self, values: Tensor) -> Tensor:
+    def _in_reverse(self, values: Tensor) -> Tensor:
         """Returns the blocks in reverse order, along rows and along columns."""
         shape = (values.shape[0], values.shape[1])
         return from_blocks(in_blocks(values, self.judging.encoding, 0).flip(0), self.judging.encoding, shape)
 
-    def _kept(
+    def _law(
         self, name: str, rule: str, x: Tensor, wanted: Tensor, codes: Tensor | None, where: Tensor | None = None
     ) -> LawRun | None:
-        """Quantises `x` and compares its numbers, and its codes if they are given, with the expected ones.
+        """Quantises `x` and checks one law: the numbers, and the codes if they are given, are the expected ones.
 
         A code of -1 stands for any code. `where` marks the numbers that count; without it all do.
         """
