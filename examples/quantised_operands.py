@@ -28,6 +28,7 @@ ALONE = {"like": lambda w: w, "shapes": {"w": "n k"}, "gradients": False}
 PRODUCT = {"like": lambda a, b: a @ b.mT, "shapes": {"a": "m k", "b": "n k"}, "largest": 8.0, "dtypes": ["bfloat16"],
            "gradients": False}  # fmt: skip
 WEIGHTS = {"like": lambda x, w: x @ w.mT, "shapes": {"x": "m k", "w": "n k"}, "largest": 8.0, "dtypes": ["bfloat16"]}
+TURNED = {**WEIGHTS, "like": torch.matmul, "shapes": {"x": "m k", "w": "k n"}}
 
 
 # -- what codes and scales mean -----------------------------------------------------------------------------
@@ -131,9 +132,7 @@ def halves_of_rows(codes):
     return torch.stack([codes & 15, codes >> 4], 1).flatten(0, 1)
 
 
-@verify.kernel(
-    like=torch.matmul, shapes={"x": "m k", "w": "k n"}, largest=8.0, dtypes=["bfloat16"], operands={"w": INT4_ROWS}
-)
+@verify.kernel(**TURNED, operands={"w": INT4_ROWS})
 def w4a16_rows(x, w_codes, w_scales):
     """A product with weights of INT4 in groups of 32 rows. A byte has the codes of two rows, as GPTQ packs them."""
     w = signed(halves_of_rows(w_codes)).to(x.dtype) * w_scales.repeat_interleave(32, 0)

@@ -87,13 +87,7 @@ def next_group(x, w_codes, w_scales):
     return (x.float() @ w.float().mT).to(x.dtype)
 
 
-@verify.kernel(
-    like=torch.matmul,
-    shapes={"x": "m k", "w": "k n"},
-    largest=8.0,
-    dtypes=["bfloat16"],
-    operands={"w": right.INT4_ROWS},
-)
+@verify.kernel(**right.TURNED, operands={"w": right.INT4_ROWS})
 def swapped_rows(x, w_codes, w_scales):
     """The two rows of a byte come in the other order."""
     codes = right.signed(right.halves_of_rows(w_codes << 4 | w_codes >> 4))
