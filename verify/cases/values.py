@@ -178,7 +178,7 @@ def _filled(recipe: str, fmt: Format, shape: Shape, stream: Stream, landmarks: t
         width = shape[-1] if shape else 1
         values = ROW[recipe](WantedRows(count // width if width else 0, width, stream))
         limit = float(fmt.max_finite)
-        return values.clamp(-limit, limit).to(torch_dtype(fmt)).reshape(shape)
+        return values.clamp_(-limit, limit).to(torch_dtype(fmt)).reshape(shape)
     known = ", ".join(sorted([*ELEMENT, *ROW]))
     raise UsageError(f"unknown value recipe {recipe!r}; the recipes are: {known}")
 
@@ -306,7 +306,7 @@ ELEMENT: dict[str, ElementRecipe] = {
 
 
 def _bell(*, times: float = 1.0, plus: float = 0.0) -> RowRecipe:
-    return lambda wanted: wanted.bell() * times + plus
+    return lambda wanted: wanted.bell().mul_(times).add_(plus)  # in place: it may fill gigabytes
 
 
 def _constant(wanted: WantedRows) -> Tensor:
@@ -348,7 +348,7 @@ def _spread(wanted: WantedRows) -> Tensor:
     """Returns rows with exponents spread over 2^-20 .. 2^20."""
     exponent = wanted.stream.below(wanted.count * wanted.width, 41, "exponent") - 20
     power = ((exponent + 1023) << 52).view(torch.float64).reshape(wanted.count, wanted.width)
-    return wanted.bell() * power
+    return wanted.bell().mul_(power)
 
 
 def _confident(wanted: WantedRows) -> Tensor:
