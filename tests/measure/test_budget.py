@@ -264,28 +264,54 @@ def test_declaring_and_planning_what_fills_terabytes_takes_no_memory(backend: Ba
             assert cuts and all(cut.bytes <= budget.memory for cut in cuts)
 
 
+def _rows(path: Path) -> dict[int, tuple[float, str]]:
+    return {pid: (need, does) for pid, need, does in Queue(path, 100.0)._changed(list)}
+
+
 def test_judges_wait_in_their_order_for_the_memory_of_a_gpu(tmp_path: Path) -> None:
-    queue = Queue(tmp_path / "queue.json", 100.0)
+    path = tmp_path / "queue.json"
+    queue = Queue(path, 100.0, context=1.0)
     others = [subprocess.Popen(["sleep", "60"]) for _ in range(3)]
-    (tmp_path / "queue.json").write_text(
-        json.dumps([[others[0].pid, 60.0, True], [others[1].pid, 70.0, False], [others[2].pid, 20.0, False]])
-    )
-
-    def rows() -> dict[int, bool]:
-        return {pid: runs for pid, _, runs in queue._changed(lambda rows: rows)}
-
+    needs = [[60.0, "runs"], [70.0, "waits"], [20.0, "waits"]]
+    path.write_text(json.dumps([[each.pid, *need] for each, need in zip(others, needs, strict=True)]))
     waiting = threading.Thread(target=queue.enter, args=(500.0,))  # more than there is: alone
     waiting.start()
-    for place, running in enumerate(([True, False, False], [True, True], [True])):
-        time.sleep(0.2)
-        assert waiting.is_alive() and not rows()[os.getpid()]
-        assert [rows()[each.pid] for each in others[place:]] == running
+    for place, does in enumerate((["runs", "waits", "waits"], ["runs", "runs"], ["runs"])):
+        time.sleep(0.3)
+        assert waiting.is_alive() and _rows(path)[os.getpid()] == (100.0, "waits")
+        assert [_rows(path)[each.pid][1] for each in others[place:]] == does
         others[place].kill()
         others[place].wait()
     waiting.join(5)
-    assert not waiting.is_alive() and rows() == {os.getpid(): True}
+    assert not waiting.is_alive() and _rows(path) == {os.getpid(): (100.0, "runs")}
+    queue.lower(30.0)
+    assert _rows(path) == {os.getpid(): (30.0, "runs")}
+    queue.lower(60.0)
+    assert _rows(path) == {os.getpid(): (30.0, "runs")}  # others may have the rest by now
     queue.leave()
-    assert rows() == {}
+    assert _rows(path) == {os.getpid(): (0, "idles")}
+
+
+def test_the_oldest_judge_has_the_next_turn_and_each_takes_its_context(tmp_path: Path) -> None:
+    path = tmp_path / "queue.json"
+    with subprocess.Popen(["sleep", "60"]) as older, subprocess.Popen(["sleep", "60"]) as runs:
+        path.write_text(json.dumps([[older.pid, 0, "idles"], [os.getpid(), 0, "idles"], [runs.pid, 50.0, "runs"]]))
+        queue = Queue(path, 100.0, context=5.0)
+        queue.enter(35.0)  # 100 - 3 * 5 - 50
+        queue.leave()
+        entering = threading.Thread(target=queue.enter, args=(36.0,))
+        entering.start()
+        time.sleep(0.2)
+        assert _rows(path)[os.getpid()] == (36.0, "waits")
+        queue._changed(lambda rows: [[older.pid, 80.0, "waits"], *rows[1:]])  # it came back later
+        runs.kill()
+        runs.wait()
+        time.sleep(0.2)
+        assert (_rows(path)[older.pid][1], _rows(path)[os.getpid()][1]) == ("runs", "waits")
+        older.kill()
+        older.wait()
+        entering.join(5)
+        assert _rows(path) == {os.getpid(): (36.0, "runs")}
 
 
 def test_a_case_waits_while_others_hold_the_memory_of_the_gpu(
@@ -294,11 +320,11 @@ def test_a_case_waits_while_others_hold_the_memory_of_the_gpu(
     class Gpu(type(backend)):  # type: ignore[misc]
         streams = gpu = True
 
-    tried, waits = list[float](), list[float]()
+    tried, waits, lowered = list[float](), list[float](), list[float]()
 
     def scarce(op: Any, problem: Any, name: str, singled: Any, budget: Budget, seed: int) -> Any:
         tried.append(budget.memory)
-        assert len(json.loads(next(tmp_path.glob("verify-*.json")).read_text())) == 1  # this case has its turn
+        assert _rows(next(tmp_path.glob("verify-*.json")))[os.getpid()][1] == "runs"  # this case has its turn
         if len(tried) <= 7:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
         return sampled(op, problem, name, singled, budget, seed)
@@ -311,8 +337,11 @@ def test_a_case_waits_while_others_hold_the_memory_of_the_gpu(
     monkeypatch.setattr(measuring.time, "sleep", waits.append)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: None)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 0)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
+    monkeypatch.setattr(Queue, "lower", lambda queue, need: lowered.append(need))
     found = _measured(_declared("softmax"), Gpu(backend.device, backend.label), TINY)
     assert found.status == "ok" and not found.gaps
     assert tried[:6] == [TINY.memory / 2**n for n in (0, 1, 2, 3, 4, 0)]  # five plans, then again from the first
     assert waits == [1.0]
-    assert json.loads(next(tmp_path.glob("verify-*.json")).read_text()) == []
+    assert _rows(next(tmp_path.glob("verify-*.json"))) == {os.getpid(): (0, "idles")}
+    assert lowered == [measuring._EVALUATED * TINY.drawn] * 2  # after each case, before it is judged

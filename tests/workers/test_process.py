@@ -221,10 +221,15 @@ def test_a_process_whose_gpu_is_lost_says_so(monkeypatch: pytest.MonkeyPatch) ->
 
     gpu = Cuda("cpu")
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device=None: 512)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
     (reply,) = answered(monkeypatch, lambda request, backend, say: 1, gpu)
     assert isinstance(reply, Replied) and reply.usable
     monkeypatch.setattr(torch.cuda, "synchronize", lost)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device=None: 0)
+    (reply,) = answered(monkeypatch, lambda request, backend, say: 1, gpu)
+    assert isinstance(reply, Replied) and reply.usable  # it has no tensor there: asking would make a context
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device=None: 512)
     (reply,) = answered(monkeypatch, lambda request, backend, say: 1, gpu)
     assert isinstance(reply, Replied) and not reply.usable
 

@@ -58,10 +58,13 @@ class Gpu(Backend):
             )
 
     def usable(self) -> bool:
-        """Asks the GPU: after an illegal access every later call of the process fails."""
+        """Asks the GPU: after an illegal access every later call of the process fails.
+
+        A process without a tensor on the GPU is not asked: that would make its context, of half a gigabyte.
+        """
         import torch
 
-        if not self.torch_module().is_initialized():
+        if not self.torch_module().is_initialized() or not self.torch_module().max_memory_reserved(self.device):
             return True
         try:
             self.torch_module().synchronize(self.device)

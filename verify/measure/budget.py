@@ -35,6 +35,7 @@ from verify.ops.graph.sampled import Sample, sample_of
 from verify.ops.graph.slices import Box, Cut, Line, cost_of, size_of
 from verify.ops.graph.steps import Run
 from verify.ops.op import Op, Problem
+from verify.workers.phases import phase
 
 DEFAULT_MEMORY = 2 << 30
 DIFFERING = 32  # number of elements at which the kernel and PyTorch differ most
@@ -44,8 +45,9 @@ _EDGES = 4  # one drawn index of this many is at an edge
 _WHOLE = 2.0**29  # numbers in all steps of a result of which all elements are judged: exact values are the host's work
 _THEIRS = 4  # a program's evaluation takes this many times the memory of PyTorch in float64
 _SMALL = 1 << 28  # a case of fewer bytes waits for no turn
-_SHARED = 0.85  # share of a GPU's memory that cases may take: contexts and fragments take the rest
-_AGAIN = 0.02  # seconds between two looks at a queue
+_SHARED = 0.95  # share of a GPU's memory that judges may take: fragments take the rest
+_CONTEXT = 1.4e9  # bytes of a GPU that a judge and the process of its kernel take without any tensor
+_AGAIN = 0.05  # seconds between two looks at a queue
 _AT_ONCE = {True: 1 << 18, False: 1 << 24}  # elements compared at a time, on a CPU (True) and on a GPU
 
 
@@ -106,47 +108,70 @@ def peak_memory(backend: Backend) -> dict[str, int]:
 
 
 @contextmanager
-def turn(backend: Backend, need: float) -> Iterator[None]:
+def turn(backend: Backend, need: float) -> Iterator[Callable[[float], None]]:
     """Waits until a GPU has room for a case of `need` bytes. The judges of a user share it by a queue.
 
-    A judge begins in the order of arrival. A case that is larger than the GPU runs alone.
+    Yields a function that gives back all but some bytes of the case, beside the memory that tensors have then. A case
+    that is larger than the GPU runs alone.
     """
     if not (backend.gpu and backend.streams) or need < _SMALL:
-        yield
+        yield lambda need: None
         return
     of = getattr(torch.cuda.get_device_properties(backend.device), "uuid", backend.device)
     queue = Queue(Path(tempfile.gettempdir()) / f"verify-{os.getuid()}-{of}.json", _SHARED * total_memory(backend))
+
+    def lower(need: float) -> None:
+        torch.cuda.empty_cache()
+        queue.lower(need + torch.cuda.memory_allocated(backend.device))
+
     with ExitStack() as last:
         last.callback(queue.leave)
         last.callback(torch.cuda.empty_cache)  # before it leaves
-        queue.enter(need)
-        yield
+        with phase("judge: wait for memory"):
+            queue.enter(need)
+        yield lower
 
 
 @dataclass(frozen=True)
 class Queue:
-    """Holds the processes that share some memory, in a file: the running and the waiting ones, by arrival."""
+    """Holds the judges that share some memory, in a file.
+
+    A row has a process, its bytes, and what it does: "waits", "runs" or "idles". A judge stays in the file until its
+    process ends. The first one there has the first turn again: so the oldest of many runs ends soon, and the others
+    do not all end late.
+    """
 
     path: Path
     total: float
+    context: float = _CONTEXT  # bytes that each process takes beside its turns
 
     def enter(self, need: float) -> None:
         """Waits until `need` bytes are free, then takes them."""
-        mine = [os.getpid(), min(need, self.total), False]
-        self._changed(lambda rows: [*(row for row in rows if row[0] != mine[0]), mine])
-        while not any(pid == os.getpid() and runs for pid, _, runs in self._changed(self._admitted)):
+        self._changed(lambda rows: rows if os.getpid() in [row[0] for row in rows] else [*rows, [os.getpid(), 0, ""]])
+        self._set(lambda before: (min(need, self.total), "waits"))
+        while [os.getpid(), "runs"] not in [[pid, does] for pid, _, does in self._changed(self._admitted)]:
             time.sleep(_AGAIN)
 
+    def lower(self, need: float) -> None:
+        """Returns all bytes of this process but `need`. It takes no more than it has."""
+        self._set(lambda before: (min(need, before), "runs"))
+
     def leave(self) -> None:
-        """Returns the bytes of this process."""
-        self._changed(lambda rows: [row for row in rows if row[0] != os.getpid()])
+        """Returns the bytes of this process. It keeps its place for its next turn."""
+        self._set(lambda before: (0, "idles"))
+
+    def _set(self, change: Callable[[float], tuple[float, str]]) -> None:
+        """Changes the bytes of this process, and what it does."""
+        self._changed(lambda rows: [[row[0], *change(row[1])] if row[0] == os.getpid() else row for row in rows])
 
     def _admitted(self, rows: list[Any]) -> list[Any]:
-        free, found = self.total - sum(need for _, need, runs in rows if runs), []
-        for pid, need, runs in rows:
-            admitted = runs or need <= free
-            free = free if runs else free - need if admitted else -math.inf  # later ones wait too
-            found.append([pid, need, admitted])
+        running = [need for _, need, does in rows if does == "runs"]
+        free, alone, found = self.total - self.context * len(rows) - sum(running), not running, []
+        for pid, need, does in rows:
+            admitted = does == "waits" and (alone or need <= free)
+            if does == "waits":
+                free, alone = free - need if admitted else -math.inf, False  # later ones wait too
+            found.append([pid, need, "runs" if admitted else does])
         return found
 
     def _changed(self, change: Callable[[list[Any]], list[Any]]) -> list[Any]:

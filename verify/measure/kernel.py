@@ -7,7 +7,7 @@ import itertools
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -70,7 +70,7 @@ SMALL = 1 << 17  # up to this many elements, judging on a CPU is faster than lau
 PARALLEL = 1 << 21  # the same limit if other cases run at the same time
 _PATIENCE = 3  # a kernel without memory is called this many more times
 _WAITS = 6  # a case is tried this many times while others hold the memory of a GPU
-_TENSORS = 5  # memory of a case with gradients, in sizes of its operands and outputs: gradients, copies, PyTorch's
+_TENSORS = 4  # memory of a case with gradients, in sizes of its operands and outputs: gradients, copies, PyTorch's
 _JUDGED = 3  # the same while it is judged
 _EVALUATED = 48  # bytes of evaluation for each number of its program
 _OF_ONE_CALL = 1 << 14  # elements of a result of `judged_results`
@@ -250,23 +250,28 @@ class Judging:
 
     def _in_turn(self, judging: _GroupJudging, case: Case, forks: ForkMap[Asked, Pieces]) -> None:
         """Judges a case when the GPU has room for it. If memory runs out, others hold it, and the case waits again."""
-        need = self._need(case)
+        need, judging_takes = self._need(case)
         for again in range(_WAITS if self.backend.streams else 1):
             waiting = time.monotonic()
-            with turn(self.backend, need):
+            with turn(self.backend, need) as lower:
                 self.runner.until += time.monotonic() - waiting
-                if self._has_memory_for(judging, case, forks):
+                if self._has_memory_for(judging, case, forks, functools.partial(lower, judging_takes)):
                     return
             time.sleep(2.0**again if self.backend.streams else 0.0)
         raise MemoryError
 
-    def _has_memory_for(self, judging: _GroupJudging, case: Case, forks: ForkMap[Asked, Pieces]) -> bool:
+    def _has_memory_for(
+        self, judging: _GroupJudging, case: Case, forks: ForkMap[Asked, Pieces], lower: Callable[[], None]
+    ) -> bool:
         """Calls the kernel on a case and has its results judged: here, or in forks while the next cases are called.
 
-        Returns False if memory ran out. Whatever a case holds is free when this returns.
+        Returns False if memory ran out. Whatever a case holds is free when this returns. `lower` gives back memory that
+        judging does not need.
         """
         try:
-            for question, given in self._called(judging.group, case) or ():
+            questions = self._called(judging.group, case) or ()
+            lower()
+            for question, given in questions:
                 ask = functools.partial(judge_case, self.kernel, judging.group, question, given, judging.found)
                 judging.open += 1
                 forks.ask((judging, question.case, given), ask, here=not question.on_host)
@@ -322,22 +327,25 @@ class Judging:
         self.notes.append(text)
         self.gaps.append(Gap("judge failed", f"{self.kernel.name}: {text}", self.target))
 
-    def _need(self, case: Case) -> float:
-        """Estimates the bytes of the GPU that a case takes: in the kernel's process, then in this one."""
+    def _need(self, case: Case) -> tuple[float, float]:
+        """Estimates the bytes of the GPU that a case takes, and how many of them judging takes beside its tensors.
+
+        The first are in the kernel's process, then in this one.
+        """
         if not self.backend.streams:
-            return 0.0
+            return 0.0, 0.0
         op, params = self.kernel.op, self.kernel.op.resolve(case.params)
         operands = op.shapes(case.dims, params)
         outputs = sum(math.prod(expected_shape(op, case.dims, params, name)) for name in self.kernel.outputs)
         size = formats.named(case.dtype).bits // 8
         held = size * (sum(map(math.prod, operands.values())) + outputs)
         if held < _LITTLE:  # to follow a program of other sizes takes longer than such a case
-            return 0.0
+            return 0.0, 0.0
         numbers = computed_by(op, case.dims) if op.meaning is not None else 0.0
         if max(held, size * numbers) < 16 * _LITTLE:
-            return 0.0
+            return 0.0, 0.0
         evaluated = min(self.budget.memory, _EVALUATED * max(numbers, self.budget.drawn))
-        return max(_TENSORS * held + size * numbers, _JUDGED * held + evaluated)
+        return max(_TENSORS * held + size * numbers, _JUDGED * held + evaluated), evaluated
 
     def _called(self, group: Group, planned: Case) -> list[tuple[Question, Given]] | None:
         """Calls the kernel and PyTorch on a case. Returns None if the kernel gave no result."""
