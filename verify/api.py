@@ -231,8 +231,9 @@ def run_many(
 ) -> Iterator[tuple[str, CompletedRun | VerifyError, float]]:
     """Yields each target with its run, or with the error that ended it, and its seconds, as the runs end.
 
-    `jobs` runs go on at a time, each with a worker that stays warm; 0 is one for each core. A target that ends its
-    process costs no other. `options` are the keyword arguments of `run`.
+    `jobs` runs go on at a time, each with a worker that stays warm; 0 is one for each core, or as many as fit on the
+    GPUs. They go round the GPUs that this process sees. A target that ends its process costs no other. `options` are
+    the keyword arguments of `run`.
     """
 
     def one(target: str, pool: Pool) -> tuple[str, CompletedRun | VerifyError, float]:
@@ -243,7 +244,7 @@ def run_many(
             done = error
         return target, done, time.monotonic() - began
 
-    yield from spread(targets, jobs or os.cpu_count() or 1, backend, one)
+    yield from spread(targets, jobs, backend, one) if targets else ()
 
 
 def sweep(

@@ -21,10 +21,15 @@ from verify.records.readings import arch_of
 ROOT = Path(__file__).resolve().parents[2]
 
 PACKAGE = """
+import os
 from verify.backends import Backend
 
 class Npu(Backend):
-    name, tested = "npu", True
+    name, tested, visible = "npu", True, "NPU_DEVICES"
+
+    @classmethod
+    def count(cls):
+        return len(os.environ.get("NPU_DEVICES", "0").split(","))
 
     @classmethod
     def here(cls):
@@ -65,10 +70,10 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def verify(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def verify(project: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(project / "site"), str(ROOT)])
     outside = {name: value for name, value in os.environ.items() if name not in ("CI", "TRITON_INTERPRET")}
-    command, env = [sys.executable, "-m", "verify", *arguments], {**outside, "PYTHONPATH": path}
+    command, env = [sys.executable, "-m", "verify", *arguments], {**outside, "PYTHONPATH": path, **more}
     return subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, timeout=300)
 
 
@@ -96,3 +101,27 @@ def test_kernels_are_declared_for_it_by_name(project: Path) -> None:
     found = {kernel.name: (kernel.status, kernel.message) for kernel in files.load(project / "all.json").kernels}
     assert done.returncode == 1 and found["only_there"][0] == "error" and "called" in found["only_there"][1]
     assert found["elsewhere"] == ("skipped", "declared for cuda; this run is on npu")
+
+
+PRINTS = """
+import os, torch, verify
+
+@verify.kernel(like=torch.neg, dtypes=["float32"], gradients=False)
+def called(x):
+    return torch.neg(x)
+
+print("on", os.environ["NPU_DEVICES"])
+"""
+
+
+def test_targets_that_run_alone_go_round_the_devices(project: Path) -> None:
+    names = [f"each{number}.py" for number in range(4)]
+    for name in names:
+        (project / name).write_text(PRINTS)
+    each = ("--each", "each.jsonl", "--jobs", "4", "--backend", "npu")
+    done = verify(project, "run", *names, *each, NPU_DEVICES="4,2,7")
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [json.loads(line) for line in (project / "each.jsonl").read_text().splitlines()]
+    printed = {row["target"]: row["record"]["kernels"][0]["printed"]["text"] for row in rows}
+    # the first worker sees all, and uses the first of them
+    assert [printed[name] for name in names] == ["on 4,2,7\n", "on 2\n", "on 7\n", "on 4\n"]

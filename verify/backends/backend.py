@@ -46,6 +46,11 @@ class Backend:
         raise NotImplementedError
 
     @classmethod
+    def count(cls) -> int:
+        """Returns how many of its devices this process sees. A process gets one of them by the variable `visible`."""
+        return 1
+
+    @classmethod
     def arch(cls, found: str) -> str:
         """Returns the architecture whose bounds apply to a record that names `found`; "" if none do."""
         return found if found.startswith(cls.arches or f"{cls.name}_") else ""

@@ -49,6 +49,10 @@ class Gpu(Backend):
         name, arch = cls.torch_module().get_device_name(index), cls.architecture(index)
         return cls(f"{cls.driven_by}:{index}", f"{name} ({arch if cls.tested else f'{cls.name} {arch}'})")
 
+    @classmethod
+    def count(cls) -> int:
+        return int(cls.torch_module().device_count())
+
     def activate(self) -> None:
         demand_triton()
         if triton_interprets():

@@ -27,12 +27,12 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
-from verify.backends import gpu_expected, named
+from verify.backends import named
 from verify.errors import JudgeFailed, VerifyError
 from verify.workers import process
 from verify.workers.gpus import gpus
 from verify.workers.process import START_SECONDS, Answers, AnyWorker, OutOfTime
-from verify.workers.requests import About, CountGpus, Died, Environment, Late, OnProgress, R, Request, kind_of
+from verify.workers.requests import About, Died, Environment, Late, OnProgress, R, Request, kind_of
 
 T = TypeVar("T")
 WAIT_SECONDS = 0.2  # on some systems an endless wait does not notice Ctrl-C
@@ -67,6 +67,7 @@ class Pool:
     flag: Callable[[Path], AbstractContextManager[Callable[[], None]]] = lambda path: nullcontext(path.touch)
     more: Callable[[], None] | None = None  # adds a worker; None: the pool cannot grow
     devices: int = 1  # GPUs of this machine that share the work
+    known: About | None = None  # where the workers run, if the caller has asked one like them
 
     def __post_init__(self) -> None:
         # seconds by (number of the worker, kind of request); number of requests by kind
@@ -154,12 +155,12 @@ class Pool:
 
     def probe(self) -> None:
         """Makes a local process look up versions and probes in the background, so that `about` returns sooner."""
-        if self.more is not None:  # workers of other pools were probed when they joined
+        if self.more is not None and self.known is None:  # workers of other pools were probed when they joined
             self.ask(Environment(probed=False), timeout=START_SECONDS)
 
     def about(self) -> About:
         """Returns where the workers run."""
-        return self.ask(Environment(), timeout=START_SECONDS)
+        return self.known or self.ask(Environment(), timeout=START_SECONDS)
 
     def run(self, take: Take, *, on_interrupt: Callable[[], None] | None = None) -> None:
         """Runs every job that `take` returns, on all workers, until it returns None and no job runs.
@@ -205,9 +206,31 @@ class Pool:
 
 
 def spread(items: Sequence[T], jobs: int, backend: str | None, do: Callable[[T, Pool], R]) -> Iterator[R]:
-    """Yields the results of `do` for all items, as they end. Each of `jobs` threads has a pool of one warm worker."""
+    """Yields the results of `do` for all items, as they end. Each of `jobs` threads has a pool of one warm worker.
+
+    The workers go round the devices that the backend sees. 0 jobs are as many as the backend allows on each.
+    """
+    pools = [Pool.started(backend)]
+    try:
+        about = pools[0].about()
+        devices = gpus("all", about.devices, named(about.backend).visible) if about.devices > 1 else []
+        for place in range(1, min(jobs or about.workers * about.devices, len(items))):
+            more = [devices[place % len(devices)]] if devices else []
+            pools.append(Pool.on_gpus(more, about.backend) if more else Pool.started(backend))
+        for pool in pools:
+            pool.begin(1)
+        for place, pool in enumerate(pools):  # one worker of each device probes it
+            same = pools[place % len(devices)] if devices else pools[0]
+            pool.known = about if same is pools[0] else same.known or same.about()
+        yield from _on_pools(items, pools, do)
+    finally:
+        for pool in pools:
+            pool.stop()
+
+
+def _on_pools(items: Sequence[T], pools: Sequence[Pool], do: Callable[[T, Pool], R]) -> Iterator[R]:
+    """Yields the results of `do` for all items, as they end, on pools that each do one item at a time."""
     free: SimpleQueue[Pool] = SimpleQueue()
-    pools = _pools(min(jobs, len(items)), backend)
     for each in pools:
         free.put(each)
 
@@ -218,7 +241,7 @@ def spread(items: Sequence[T], jobs: int, backend: str | None, do: Callable[[T, 
         finally:
             free.put(pool)
 
-    threads = ThreadPoolExecutor(max(len(pools), 1))
+    threads = ThreadPoolExecutor(len(pools))
     try:
         for done in as_completed([threads.submit(one, item) for item in items]):
             yield done.result()
@@ -227,22 +250,6 @@ def spread(items: Sequence[T], jobs: int, backend: str | None, do: Callable[[T, 
         for each in pools:
             each.stop()
         threads.shutdown()
-
-
-def _pools(count: int, backend: str | None) -> list[Pool]:
-    """Returns pools of one worker each. The workers take the GPUs of this machine in turns."""
-    pools = [Pool.started(backend) for _ in range(count)]
-    if count < 2 or not gpu_expected():
-        return pools
-    try:
-        about = pools[0].ask(Environment(probed=False), timeout=START_SECONDS)
-        seen = pools[0].ask(CountGpus(), timeout=START_SECONDS) if named(about.backend).gpu else 0
-    except VerifyError:  # each request to this backend reports it
-        return pools
-    if seen > 1:
-        names = gpus("all", seen, named(about.backend).visible)
-        pools[1:] = [Pool.on_gpus([names[place % seen]], about.backend) for place in range(1, count)]
-    return pools
 
 
 @contextmanager

@@ -68,6 +68,7 @@ class About(msgspec.Struct, frozen=True):
     device: str
     environment: dict[str, Any]
     workers: int = 1  # processes that can work here at once: one per core, as many as fit on the GPU
+    devices: int = 1  # devices of the backend that the process sees
 
 
 class Environment(Request[About], frozen=True, tag="environment"):
