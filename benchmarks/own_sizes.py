@@ -1,34 +1,34 @@
-"""Problem files at their own sizes, PyTorch as the kernel: python -m benchmarks.own_sizes --files DIR --record own.json
+"""Problem files at their own sizes, PyTorch as the kernel.
+
+    python -m benchmarks.own_sizes --files DIR --record own.jsonl
 
 DIR has files with a `Model`, `get_inputs()` and `get_init_inputs()`, such as a clone of a public benchmark. Nothing of
-it is committed. Each file is one `verify run`. A file is certified forward if every output has a verdict, and with
-gradients if the gradients of the inputs have one too. The record is written as each file ends, also where the command
-is interrupted, and a second start goes on there. `--sample 20 --seed S` takes so many files. `--times DIR` keeps where
-the seconds of each file went. Exits 1 where the shares or the times are beyond their limits, 130 after Ctrl-C:
+it is committed. One `verify run --each` measures all files and writes the record. A file is certified forward if every
+output has a verdict, and with gradients if the gradients of the inputs have one too. A second start goes on where the
+record ends, also after an interruption. `--sample 20 --seed S` takes so many files. `--times FILE` keeps where the
+seconds went. Exits 1 where the shares or the times are beyond their limits, 130 after Ctrl-C:
 
-    90% certified forward, 80% with gradients
+    90% certified forward, 80% with gradients, none out of memory
     one file at a time: median 20 s, 90% of the files within 45 s; with --jobs: 12 files a minute
 """
 
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
 import json
 import math
 import os
 import random
 import re
+import signal
 import statistics
 import subprocess
 import sys
-import tempfile
-import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 FORWARD, WITH_GRADIENTS = 0.9, 0.8
-_WAITING = 4  # times the seconds of a file, if others have the memory of the GPU before it
 MEDIAN, NINTH, RATE = 20.0, 45.0, 12.0  # seconds, seconds, files a minute
 
 TARGET = '''
@@ -78,31 +78,6 @@ kernel = verify.kernel(like=model, examples=lambda: given, dtypes=["float32"], n
 '''
 
 
-def measured(path: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Runs verify on one problem file, and returns what came of it."""
-    with tempfile.TemporaryDirectory() as folder:
-        target, record = Path(folder, "target.py"), Path(folder, "run.json")
-        target.write_text(TARGET.format(path=str(path.resolve())))
-        command = [sys.executable, "-m", "verify", "run", f"{target}::kernel", "--json", str(record)]
-        seconds = options.timeout * (1 if options.jobs == 1 else _WAITING)
-        command += ["--timeout", f"{seconds:g}s", "--jobs", "1"]
-        command += ["--memory", options.memory] if options.memory else []
-        times = {"VERIFY_TIMES": str(options.times.resolve() / f"{path.stem}.txt")} if options.times else {}
-        started = time.monotonic()
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=2 * seconds, cwd=folder, env=os.environ | times
-            )
-            said = (done.stderr or done.stdout).strip()
-        except subprocess.TimeoutExpired:
-            said = "no end"
-        row: dict[str, Any] = {"seconds": round(time.monotonic() - started, 1), "forward": False, "gradients": False}
-        if record.exists():
-            row |= judged(json.loads(record.read_text()))
-    why = row.pop("gaps", "") or said[-300:]
-    return row | ({} if row["forward"] and row["gradients"] else {"why": why})
-
-
 def judged(run: dict[str, Any]) -> dict[str, Any]:
     """Which results of a record have a verdict."""
     kernel = next(iter(run["kernels"]), {"results": []})
@@ -122,12 +97,29 @@ def judged(run: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def summary(rows: dict[str, dict[str, Any]], minutes: float, jobs: int) -> tuple[str, bool]:
+def row_of(line: dict[str, Any]) -> dict[str, Any]:
+    """Returns what came of one file, from its line of the record."""
+    row: dict[str, Any] = {"seconds": line["seconds"], "ended": line["ended"], "forward": False, "gradients": False}
+    row |= judged(line["record"]) if "record" in line else {}
+    why = row.pop("gaps", "") or line.get("problem", "")
+    return row | ({} if row["forward"] and row["gradients"] else {"why": why[-300:]})
+
+
+def minutes(rows: Iterable[dict[str, Any]]) -> float:
+    """Returns the minutes in which at least one file was measured, over all starts."""
+    total, until = 0.0, -math.inf
+    for began, ended in sorted((row["ended"] - row["seconds"], row["ended"]) for row in rows):
+        total += max(ended - max(began, until), 0.0)
+        until = max(until, ended)
+    return total / 60
+
+
+def summary(rows: dict[str, dict[str, Any]], jobs: int) -> tuple[str, bool]:
     """The figures in words, and whether all are within their limits."""
     times = sorted(row["seconds"] for row in rows.values())
     forward, gradients = (sum(row[key] for row in rows.values()) / len(rows) for key in ("forward", "gradients"))
     ninth = times[math.ceil(0.9 * len(times)) - 1]
-    rate = len(rows) / minutes if minutes else math.inf
+    rate = len(rows) / minutes(rows.values())
     killed = sum("out of memory" in row.get("why", "") or "SIGKILL" in row.get("why", "") for row in rows.values())
     text = (
         f"{len(rows)} files: {forward:.1%} certified forward, {gradients:.1%} with gradients; median "
@@ -135,25 +127,6 @@ def summary(rows: dict[str, dict[str, Any]], minutes: float, jobs: int) -> tuple
     )
     timely = rate >= RATE if jobs > 1 else statistics.median(times) <= MEDIAN and ninth <= NINTH
     return text, forward >= FORWARD and gradients >= WITH_GRADIENTS and timely and not killed
-
-
-WARM = """
-import torch, verify
-
-@verify.kernel(like=lambda x, w: torch.softmax(torch.nn.functional.gelu(x @ w), -1),
-               examples=[(torch.empty(2048, 2048, device="meta"), torch.empty(2048, 2048, device="meta"))],
-               dtypes=["float32"])
-def warm(x, w):
-    return torch.softmax(torch.nn.functional.gelu(x @ w), -1)
-"""
-
-
-def warmed() -> None:
-    """Runs one kernel that no figure is about: the first start on a machine reads PyTorch's libraries from its disk."""
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "warm.py").write_text(WARM)
-        command = [sys.executable, "-m", "verify", "run", "warm.py", "--jobs", "1", "--timeout", "90s"]
-        subprocess.run(command, capture_output=True, cwd=folder, timeout=180, check=False)
 
 
 def selected(options: argparse.Namespace) -> list[Path]:
@@ -165,11 +138,40 @@ def selected(options: argparse.Namespace) -> list[Path]:
     return paths
 
 
-def written(record: Path, known: dict[str, Any]) -> None:
-    """Replaces the record at once, so that no interruption leaves half of it."""
-    partial = record.with_suffix(".part")
-    partial.write_text(json.dumps(known, indent=1))
-    os.replace(partial, record)
+def written(options: argparse.Namespace) -> dict[str, str]:
+    """Writes a target for each problem file, beside the record. Returns the names of the files by target."""
+    folder, names = targets_of(options), {}
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in selected(options):
+        name = path.relative_to(options.files).as_posix()
+        target = name.replace("/", "_")
+        (folder / target).write_text(TARGET.format(path=str(path.resolve())))
+        names[f"{target}::kernel"] = name
+    return names
+
+
+def targets_of(options: argparse.Namespace) -> Path:
+    """The folder of the targets."""
+    return Path(options.record.with_suffix(".targets"))
+
+
+def run(targets: list[str], options: argparse.Namespace) -> int:
+    """Runs verify on the targets, until all have ended or the budget has. Returns its exit code."""
+    command = [sys.executable, "-m", "verify", "run", *targets, "--each", str(options.record.resolve())]
+    command += ["--jobs", str(options.jobs), "--timeout", f"{options.timeout:g}s"]
+    command += ["--memory", options.memory] if options.memory else []
+    times = {"VERIFY_TIMES": str(options.times.resolve())} if options.times else {}
+    path = os.pathsep.join([str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")])
+    with subprocess.Popen(command, cwd=targets_of(options), env=os.environ | times | {"PYTHONPATH": path}) as process:
+        try:
+            return process.wait(options.budget)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)
+            process.wait()
+            return 0
+        except KeyboardInterrupt:
+            process.wait()
+            return 130
 
 
 def main() -> int:
@@ -183,44 +185,21 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="files at a time")
     parser.add_argument("--timeout", type=float, default=180.0, help="seconds of a file")
     parser.add_argument("--memory", default="", help="as `verify run` takes it")
-    parser.add_argument("--times", type=Path, help="a folder for where the seconds went, by file")
-    parser.add_argument("--budget", type=float, default=math.inf, help="seconds after which no further file is begun")
+    parser.add_argument("--times", type=Path, help="a file for where the seconds went")
+    parser.add_argument("--budget", type=float, help="seconds after which it stops; another start goes on")
     options = parser.parse_args()
-    known = json.loads(options.record.read_text()) if options.record.exists() else {"rows": {}, "minutes": 0.0}
-    rows, began, before = known["rows"], time.monotonic(), known["minutes"]
-    names = {str(path.relative_to(options.files)): path for path in selected(options)}
-    waiting = [name for name in names if name not in rows]
-    if options.times:
-        options.times.mkdir(parents=True, exist_ok=True)
-
-    def one(name: str) -> dict[str, Any] | None:
-        late = time.monotonic() - began > options.budget
-        return None if late else measured(names[name], options)
-
-    if waiting:
-        warmed()
-        began = time.monotonic()
-    pool = concurrent.futures.ThreadPoolExecutor(options.jobs)
-    asked = {pool.submit(one, name): name for name in waiting}
-    interrupted = False
-    try:
-        for done in concurrent.futures.as_completed(asked):
-            if (row := done.result()) is None:
-                continue
-            rows[asked[done]] = row
-            known["minutes"] = round(before + (time.monotonic() - began) / 60, 2)
-            print(f"{asked[done]}: {json.dumps(row)}", flush=True)
-            written(options.record, known)
-    except KeyboardInterrupt:
-        interrupted = True
-    finally:
-        pool.shutdown(wait=not interrupted, cancel_futures=True)
+    names = written(options)
+    code = run(list(names), options) if names else 0
+    lines = map(json.loads, options.record.read_text().splitlines()) if options.record.exists() else iter(())
+    rows = {names[line["target"]]: row_of(line) for line in lines if line["target"] in names}
     if not rows:
         print(f"no problem file in {options.files} matches {options.match} and was measured", file=sys.stderr)
         return 2
-    text, kept = summary(rows, known["minutes"], options.jobs)
+    for name, row in rows.items():
+        print(f"{name}: {json.dumps(row)}")
+    text, kept = summary(rows, options.jobs)
     print(text)
-    return 130 if interrupted else 0 if kept else 1
+    return 130 if code == 130 else 0 if kept else 1
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.own_sizes import judged, summary
+from benchmarks.own_sizes import judged, minutes, row_of, summary
 
 PROBLEM = """
 import torch
@@ -47,26 +47,41 @@ def test_what_is_certified_has_a_verdict() -> None:
     assert not judged(_run(("y", "ok"), gaps=("dx of [4]: one element depends on more numbers",)))["gradients"]
 
 
+def test_a_line_without_a_record_says_why() -> None:
+    line = {"seconds": 2.0, "ended": 9.0, "verdict": "incomplete", "problem": "the judge died: SIGKILL"}
+    assert row_of(line) == {"seconds": 2.0, "ended": 9.0, "forward": False, "gradients": False, "why": line["problem"]}
+    row = row_of({"seconds": 2.0, "ended": 9.0, "record": _run(("y", "ok"), ("dx", "ok"))})
+    assert row["forward"] and row["gradients"] and "why" not in row
+
+
+def test_minutes_are_those_in_which_a_file_was_measured() -> None:
+    lines = [{"seconds": 30.0, "ended": 40.0}, {"seconds": 20.0, "ended": 50.0}, {"seconds": 5.0, "ended": 20.0}]
+    assert minutes([*lines, {"seconds": 20.0, "ended": 1000.0}]) == 1.0  # from 10 to 50, and a second start
+
+
 def test_shares_and_times_have_limits() -> None:
-    good = {"seconds": 10.0, "forward": True, "gradients": True}
-    rows = {str(number): dict(good) for number in range(10)}
-    assert summary(rows, 1.0, 1)[1]
-    assert not summary(rows | {"late": good | {"seconds": 90.0}, "later": good | {"seconds": 90.0}}, 1.0, 1)[1]
-    assert not summary(rows | {"a": good | {"forward": False}, "b": good | {"forward": False}}, 1.0, 1)[1]
-    assert not summary(rows | {"a": good | {"gradients": False, "why": "CUDA out of memory"}}, 1.0, 1)[1]
-    assert not summary(rows, 1.0, 4)[1]  # 10 a minute
-    assert "100.0% certified forward" in summary(rows, 1.0, 1)[0]
+    good = {"seconds": 10.0, "ended": 60.0, "forward": True, "gradients": True}
+    rows = {str(number): good | {"ended": 10.0 * number} for number in range(1, 11)}  # one after the other: 6 a minute
+    assert summary(rows, 1)[1]
+    late = good | {"seconds": 90.0}
+    assert not summary(rows | {"late": late, "later": late}, 1)[1]
+    assert not summary(rows | {"a": good | {"forward": False}, "b": good | {"forward": False}}, 1)[1]
+    assert not summary(rows | {"a": good | {"gradients": False, "why": "CUDA out of memory"}}, 1)[1]
+    assert not summary(rows, 4)[1]
+    assert summary({name: row | {"ended": 10.0} for name, row in rows.items()}, 4)[1]  # 60 a minute
+    assert "100.0% certified forward" in summary(rows, 1)[0]
 
 
 @pytest.mark.slow
 def test_a_second_start_goes_on_from_the_record(tmp_path: Path) -> None:
     (tmp_path / "level1").mkdir()
     (tmp_path / "level1" / "1_small.py").write_text(PROBLEM)
-    record = tmp_path / "own.json"
+    record = tmp_path / "own.jsonl"
     command = [sys.executable, "-m", "benchmarks.own_sizes", "--files", str(tmp_path), "--record", str(record)]
     first = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert first.returncode < 2, first.stdout + first.stderr  # the limits are for a machine with nothing else to do
-    assert json.loads(record.read_text())["rows"]["level1/1_small.py"]["gradients"]
+    (line,) = map(json.loads, record.read_text().splitlines())
+    assert row_of(line)["gradients"] and line["target"] == "level1_1_small.py::kernel"
     second = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert second.stdout.splitlines()[-1] == first.stdout.splitlines()[-1]
-    assert "1_small.py:" not in second.stdout
+    assert len(record.read_text().splitlines()) == 1

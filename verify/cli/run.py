@@ -106,6 +106,7 @@ def main(options: argparse.Namespace) -> int:
 def _each(options: argparse.Namespace, targets: list[str], seed: int) -> int:
     """Runs each target alone. Prints a line and writes a line of JSON as each ends; the exit code is the worst."""
     import json
+    import time
 
     import msgspec
 
@@ -126,7 +127,8 @@ def _each(options: argparse.Namespace, targets: list[str], seed: int) -> int:
     waiting = [target for target in targets if target not in codes]
     with path.open("a", encoding="utf-8") as lines, terminated_as_interrupted():
         for target, done, seconds in api.run_many(waiting, **arguments):
-            row: dict[str, Any] = {"target": target, "seconds": round(seconds, 3), "exit code": INCOMPLETE}
+            row: dict[str, Any] = {"target": target, "seconds": round(seconds, 3), "ended": round(time.time(), 3)}
+            row["exit code"] = INCOMPLETE
             if isinstance(done, api.CompletedRun):
                 row |= {
                     "exit code": done.exit_code,
