@@ -329,6 +329,12 @@ def test_a_case_waits_while_others_hold_the_memory_of_the_gpu(
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
         return sampled(op, problem, name, singled, budget, seed)
 
+    def entered(queue: Queue, need: float) -> None:
+        if len(tried) <= 7:
+            threading.Event().wait(0.4)  # others have their turns first
+        enter(queue, need)
+
+    enter = Queue.enter
     monkeypatch.setattr(measuring, "sampled", scarce)
     monkeypatch.setattr(budgeting, "_SMALL", 0)
     monkeypatch.setattr(measuring, "_LITTLE", 0)
@@ -339,8 +345,13 @@ def test_a_case_waits_while_others_hold_the_memory_of_the_gpu(
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 0)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
     monkeypatch.setattr(Queue, "lower", lambda queue, need: lowered.append(need))
-    found = _measured(_declared("softmax"), Gpu(backend.device, backend.label), TINY)
+    monkeypatch.setattr(Queue, "enter", entered)
+    steps = list[str]()
+    found = measure_kernel(
+        _declared("softmax"), Measure("a.py::called"), Gpu(backend.device), budget=TINY, progress=steps.append
+    )
     assert found.status == "ok" and not found.gaps
+    assert [str(step) for step in steps if getattr(step, "waited", 0.0) > 0.3] == ["called float32, case 1 of 2"] * 2
     assert tried[:6] == [TINY.memory / 2**n for n in (0, 1, 2, 3, 4, 0)]  # five plans, then again from the first
     assert waits == [1.0]
     assert _rows(next(tmp_path.glob("verify-*.json"))) == {os.getpid(): (0, "idles")}

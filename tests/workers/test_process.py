@@ -87,6 +87,22 @@ def test_a_process_that_does_not_answer_in_time_is_killed(talking: Any, half: st
         assert raised.value.who == "judge" and not worker.alive and time.monotonic() - began < 10
 
 
+def test_the_time_of_a_request_is_longer_by_the_time_that_a_judge_waits(talking: Any) -> None:
+    body = """say('{"event":"progress","text":"case 1","waited":30}'); time.sleep(1.5)
+    say('{"event":"reply","reply":1}')"""
+    heard: list[str] = []
+    with talking(body) as worker:
+        assert worker.ask(CountGpus(), timeout=1, progress=heard.append) == 1
+    assert [(step, step.waited) for step in heard] == [("case 1", 30.0)]  # type: ignore[attr-defined]
+    with talking(body.replace("30", "-30")) as worker, pytest.raises(Died, match="sent no message of verify"):
+        worker.ask(CountGpus(), timeout=20)
+    with talking(body) as worker:  # as the process of a kernel, which cannot prolong its own time
+        worker.who = "kernel"
+        with pytest.raises(Late):
+            worker.ask(CountGpus(), timeout=1, progress=heard.append)
+    assert heard[1].waited == 0.0  # type: ignore[attr-defined]
+
+
 def test_what_comes_of_a_request_that_was_sent_ahead_is_dropped(talking: Any) -> None:
     body = """count = globals().get("count", 0) + 1
     say('{"event":"progress","text":"on %d"}' % count); say('{"event":"reply","reply":%d}' % count)"""

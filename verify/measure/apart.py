@@ -192,6 +192,13 @@ class KernelProcesses:
         until = time.monotonic() + request.seconds * LAST
         description = kernel.ask(Describe(request.target), deadline=until)  # this call imports the module
         alone = msgspec.structs.replace(request, laws="")
+
+        def heard(text: str) -> None:
+            """Passes progress on. The time of the kernel's process is longer by the time that a judge waits."""
+            nonlocal until
+            until += getattr(text, "waited", 0.0)
+            progress(text)
+
         said = list[Printed | None]()
 
         def replace_ended() -> bool:
@@ -211,11 +218,11 @@ class KernelProcesses:
         if description.own_op:
             declared = Kernel.of_description(description.kernel)
             run = runner(declared, request.target, self.backend.device, call_kernel)
-            done = measure_kernel(declared, alone, self.backend, progress=progress, run=run)
+            done = measure_kernel(declared, alone, self.backend, progress=heard, run=run)
         else:
             judge = kernel if description.contained else self._fork(who="judge")
             try:
-                done = judge.ask(alone, progress=progress, kernel=None if description.contained else call_kernel)
+                done = judge.ask(alone, progress=heard, kernel=None if description.contained else call_kernel)
             except Died as died:
                 raise JudgeFailed(f"the judge died: {died}") from None
             finally:

@@ -59,6 +59,7 @@ from verify.records.record import (
 from verify.truth import formats
 from verify.truth.quantised import Encoding
 from verify.workers.fork_map import LATE, NO_MEMORY, ForkMap, ran_out
+from verify.workers.phases import phase
 from verify.workers.requests import Died, Late, OnProgress, Step
 
 SHARE = 0.85  # after this share of a kernel's time no further case is tried
@@ -69,6 +70,7 @@ MOST_ENDED = 13  # a kernel may end this many processes
 SMALL = 1 << 17  # up to this many elements, judging on a CPU is faster than launching its many steps on a GPU
 PARALLEL = 1 << 21  # the same limit if other cases run at the same time
 _PATIENCE = 3  # a kernel without memory is called this many more times
+_AT_LEAST = 0.1  # seconds of a wait that count
 _WAITS = 6  # a case is tried this many times while others hold the memory of a GPU
 _TENSORS = 4  # memory of a case with gradients, in sizes of its operands and outputs: gradients, copies, PyTorch's
 _JUDGED = 3  # the same while it is judged
@@ -223,10 +225,11 @@ class Judging:
                         if self.allowance.is_spent(case.dims):
                             left_out += 1
                             continue
-                        progress(Step(f"{kernel.name} {dtype}, case {number} of {total}", "case", number, total))
+                        step = Step(f"{kernel.name} {dtype}, case {number} of {total}", "case", number, total)
+                        progress(step)
                         self.allowance.cases = total - number + 1
                         try:
-                            self._in_turn(each, case, forks)
+                            self._in_turn(each, case, forks, lambda waited, step=step: progress(step.after(waited)))
                         except (MemoryError, JudgeFailed):
                             unjudged[NO_MEMORY] += 1
                     each.asked = True
@@ -248,13 +251,22 @@ class Judging:
         except TruthError as error:
             self._no_verdict_on(dtype, error)
 
-    def _in_turn(self, judging: _GroupJudging, case: Case, forks: ForkMap[Asked, Pieces]) -> None:
-        """Judges a case when the GPU has room for it. If memory runs out, others hold it, and the case waits again."""
+    def _in_turn(
+        self, judging: _GroupJudging, case: Case, forks: ForkMap[Asked, Pieces], report: Callable[[float], None]
+    ) -> None:
+        """Judges a case when the GPU has room for it. If memory runs out, others hold it, and the case waits again.
+
+        `report` gets the seconds of a wait. All limits of time move by them.
+        """
         need, judging_takes = self._need(case)
         for again in range(_WAITS if self.backend.streams else 1):
             waiting = time.monotonic()
             with turn(self.backend, need) as lower:
-                self.runner.until += time.monotonic() - waiting
+                waited = time.monotonic() - waiting
+                if waited > _AT_LEAST:
+                    self.runner.until += waited
+                    forks.until += waited
+                    report(waited)
                 if self._has_memory_for(judging, case, forks, functools.partial(lower, judging_takes)):
                     return
             time.sleep(2.0**again if self.backend.streams else 0.0)
@@ -349,20 +361,24 @@ class Judging:
 
     def _called(self, group: Group, planned: Case) -> list[tuple[Question, Given]] | None:
         """Calls the kernel and PyTorch on a case. Returns None if the kernel gave no result."""
+        budget = self.budget
         try:
-            made = self.runner.measured(self._run, planned)
+            with phase("judge: inputs, and the kernel's results"):
+                made = self.runner.measured(self._run, planned)
             if made is None:
                 return None
             case, measured = made
             self.notes.extend(note for note in measured.without_figures if note not in self.notes)
-            given, budget = self._given(case, measured), self.budget
+            with phase("judge: PyTorch's results"):
+                given = self._given(case, measured)
         except _NoAnswer as error:
             gap = Gap("other", f"{self.kernel.name}: no verdict where PyTorch refuses its inputs: {error}", self.target)
             self.gaps.extend([gap] if gap not in self.gaps else [])
             return None
         for _ in range(HALVED):
             try:
-                return self._questions(group, case, measured, given, budget)
+                with phase("judge: elements, and their references"):
+                    return self._questions(group, case, measured, given, budget)
             except Exception as error:
                 if not ran_out(error):
                     raise

@@ -17,6 +17,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 
 import msgspec
@@ -33,6 +34,7 @@ from verify.workers.requests import (
     Progressed,
     Replied,
     Reply,
+    Step,
     Who,
 )
 
@@ -67,7 +69,8 @@ class Callee(ABC):
     ) -> Outcome:
         """Sends a request in JSON and waits for its outcome until `deadline`, a time of `time.monotonic()`.
 
-        Ends a process that died, is late or cannot be used any more.
+        The deadline moves by the seconds that a judge waits for memory. Ends a process that died, is late or cannot be
+        used any more.
 
         Args:
             most: limit of the bytes that come with the reply
@@ -76,18 +79,26 @@ class Callee(ABC):
         if self._broken is not None:
             return self._broken
         began, connection = time.monotonic(), self._connected()
-        with expiring(connection, deadline) as late:
+        with _expiring(connection, deadline) as limit:
+
+            def heard(text: str) -> None:
+                if self.who == "judge":  # a kernel's process cannot prolong its own time
+                    limit.deadline += getattr(text, "waited", 0.0)
+                elif isinstance(text, Step):
+                    text.waited = 0.0
+                progress(text)
+
             try:
                 connection.send_bytes(request)
-                event, parts = self._answer(connection, progress, most, kernel)
+                event, parts = self._answer(connection, heard, most, kernel)
             except (EOFError, ConnectionError):
-                if not late.is_set():
+                if not limit.late.is_set():
                     return self.died()
             except Foreign:
                 return self.wrote_into_connection()
-        if late.is_set():
+        if limit.late.is_set():
             self.stop(at_once=True)
-            seconds = deadline - began
+            seconds = limit.deadline - began
             text = f"{seconds:.3g}" if seconds < 1000 else f"{seconds:.0f}"
             return Late(f"no answer within {text} s; stopped", who=self.who)
         if not event.usable:
@@ -137,25 +148,35 @@ class Callee(ABC):
         """Ends a process that sent something other than a message of verify. Returns the outcome."""
 
 
+@dataclass
+class _Limit:
+    """Holds the time at which a call ends. `late` is set then."""
+
+    deadline: float
+    late: threading.Event = field(default_factory=threading.Event)
+
+
 @contextmanager
-def expiring(connection: Connection, deadline: float) -> Iterator[threading.Event]:
-    """Hangs up at `deadline`, so that no wait lasts longer. Yields an event that is set then."""
-    late = threading.Event()
+def _expiring(connection: Connection, deadline: float) -> Iterator[_Limit]:
+    """Hangs up at the deadline, so that no wait lasts longer. The caller may move the deadline."""
+    limit, ended = _Limit(deadline), threading.Event()
 
     def expire() -> None:
-        late.set()
-        hang_up(connection)
+        while not ended.wait(max(limit.deadline - time.monotonic(), 0.0)):
+            if time.monotonic() >= limit.deadline:
+                limit.late.set()
+                hang_up(connection)
+                return
 
     if deadline == math.inf:
-        yield late
+        yield limit
         return
-    timer = threading.Timer(max(deadline - time.monotonic(), 0.0), expire)
-    timer.daemon = True
+    timer = threading.Thread(target=expire, daemon=True)
     timer.start()
     try:
-        yield late
+        yield limit
     finally:
-        timer.cancel()
+        ended.set()
         timer.join()
 
 

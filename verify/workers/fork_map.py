@@ -67,7 +67,7 @@ class ForkMap(Generic[Key, Answer]):
         lost: Callable[[Key, str], None],
         until: float,
     ) -> None:
-        self._most, self._kind, self._take, self._lost, self._until = most, kind, take, lost, until
+        self._most, self._kind, self._take, self._lost, self.until = most, kind, take, lost, until
         self._questions: deque[_Question[Key, Answer]] = deque()
 
     def __enter__(self) -> Self:
@@ -108,7 +108,7 @@ class ForkMap(Generic[Key, Answer]):
             forks = {one.connection: one for one in self._questions if one.fork and one.connection}
             if len(forks) <= running:
                 return
-            left = None if self._until == math.inf else max(self._until - time.monotonic(), 0.0)
+            left = None if self.until == math.inf else max(self.until - time.monotonic(), 0.0)
             ready = wait(list(forks), left)
             for question in () if ready else forks.values():
                 _kill(question)
@@ -134,7 +134,7 @@ class ForkMap(Generic[Key, Answer]):
     def _answer(self, question: _Question[Key, Answer]) -> None:
         """Answers a question in this process."""
         try:
-            if time.monotonic() >= self._until:
+            if time.monotonic() >= self.until:
                 question.lost = LATE
             else:
                 question.answer = question.think()

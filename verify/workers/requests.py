@@ -174,17 +174,26 @@ def demand_reply(outcome: Outcome) -> Reply:
 
 
 class Step(str):
-    """A line of progress; if units are counted, number `number` of `total` is running."""
+    """A line of progress; if units are counted, number `number` of `total` is running.
+
+    `waited` are seconds since the last line in which a judge waited for memory. The time of the request is longer by
+    them.
+    """
 
     unit: str
     number: int
     total: int
+    waited: float
 
-    def __new__(cls, text: str, unit: str = "", number: int = 0, total: int = 0) -> Step:
+    def __new__(cls, text: str, unit: str = "", number: int = 0, total: int = 0, waited: float = 0.0) -> Step:
         """`Step("gelu float32, case 3 of 12", "case", 3, 12)`."""
         step = super().__new__(cls, text)
-        step.unit, step.number, step.total = unit, number, total
+        step.unit, step.number, step.total, step.waited = unit, number, total, waited
         return step
+
+    def after(self, waited: float) -> Step:
+        """Returns the same line, after a judge waited for memory."""
+        return Step(self, self.unit, self.number, self.total, waited)
 
 
 class Progressed(msgspec.Struct, frozen=True, tag_field="event", tag="progress", omit_defaults=True):
@@ -194,17 +203,20 @@ class Progressed(msgspec.Struct, frozen=True, tag_field="event", tag="progress",
     unit: str = ""
     number: int = 0
     total: int = 0
+    waited: Annotated[float, msgspec.Meta(ge=0)] = 0.0
 
     @staticmethod
     def of(text: str) -> Progressed:
         """Returns the event for a line of progress."""
         step = text if isinstance(text, Step) else Step(text)
-        return Progressed(str(text), step.unit, step.number, step.total)  # str, because msgspec sends no subclass of it
+        # str, because msgspec sends no subclass of it
+        return Progressed(str(text), step.unit, step.number, step.total, step.waited)
 
     @property
     def step(self) -> str:
         """Returns the line again, on the side that sent the request."""
-        return Step(self.text, self.unit, self.number, self.total) if self.total else self.text
+        counts = self.total or self.waited
+        return Step(self.text, self.unit, self.number, self.total, self.waited) if counts else self.text
 
 
 class KernelWanted(msgspec.Struct, frozen=True, tag_field="event", tag="kernel"):
