@@ -335,6 +335,24 @@ def test_the_interval_holds_the_error_of_every_real_within_the_bound(fmt: Format
     assert 500 < decided < len(drawn)  # both kinds occur
 
 
+@each
+def test_an_answer_far_off_is_misrounded_whatever_the_side_of_a_power_of_two(fmt: Format) -> None:
+    source, edge = random.Random(7), fmt.from_float(1.0)
+    steps = [step for step in range(-14, 15) if step]
+    patterns = [edge + step for step in steps for _ in range(8)]
+    got = from_bits(torch.tensor([signed_pattern(fmt, bits) for bits in patterns]), fmt)
+    size = 2.0**-fmt.mantissa_bits * 0.9
+    bound = torch.tensor([size * source.random() for _ in patterns], dtype=torch.float64)
+    value = 1.0 + bound * torch.tensor([2 * source.random() - 1 for _ in patterns], dtype=torch.float64)
+    found = errors(got, value, fmt, bound=bound)
+    for place, (bits, near, width) in enumerate(zip(patterns, value.tolist(), bound.tolist(), strict=True)):
+        if abs(fmt.value(bits) - 1) >= 6 * power_of_two(-fmt.mantissa_bits):
+            assert found.misrounded[place] and not found.undecided[place]
+        for real in reals_within(fmt, Fraction(near), Fraction(width), source):
+            if not found.undecided[place]:
+                assert bool(found.misrounded[place]) == (fmt.round(real) != bits)
+
+
 def signed_pattern(fmt: Format, bits: int) -> int:
     return bits - (1 << 64) if fmt.bits == 64 and bits >> 63 else bits
 

@@ -22,6 +22,7 @@ from verify.truth.formats import Format
 
 _INTEGER = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
 _NONE = 2.0**-20  # noise, in ULP, that counts as none
+_FAR = 4  # an error of more ULP is beyond 0.5 in the unit of the next binade too
 _FEW = 1 << 14  # most bytes of host tensors that are compared as byte strings
 _FETCHED = 1 << 18  # most bytes of GPU tensors that are copied to the host for a comparison
 _JOINED = 1 << 22  # most bytes of GPU tensors that are joined for one comparison
@@ -331,6 +332,9 @@ def errors(
     even = (bits_of(got.reshape(-1)) & 1) == 0
     exact_tie = (distance == 0.5) & (width == 0) & (residual == 0)
     undecided = ((distance - 0.5).abs() <= width) & ~exact_tie & (width > 0)
+    # Near a power of two the unit is known to a factor of two, which is no doubt about an answer that is far off.
+    far = (distance > _FAR) & (scaled_by(bound, unit) < 1) & ~at_top & (actual != 0)
+    undecided = undecided & ~far
     misrounded = ~(distance <= 0.5) | (exact_tie & ~even)
     misrounded = misrounded | ((distance == 0.5) & (residual * torch.sign(signed) > 0))
     zero_sign = (actual == 0) & (torch.signbit(actual) != torch.signbit(value)) & ~truth_nan & (distance <= 0.5)
