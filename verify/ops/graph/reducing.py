@@ -67,6 +67,9 @@ class Reduce(Step):
         made: Tensor = getattr(torch, self.function)(a, self.dims, self.keep)
         return made
 
+    def least_read(self, count: int) -> int:
+        return count * math.prod(self.inputs[0].shape[dim] for dim in self.dims)
+
     def sources(self, run: Run, wanted: Places) -> list[Places]:
         shape = self.inputs[0].shape
         kept = [dim for dim in range(len(shape)) if dim not in self.dims]

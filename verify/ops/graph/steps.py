@@ -71,6 +71,10 @@ class Step:
         """Returns, for each of `reads`, the places that the wanted elements need: one row of equal length for each."""
         raise NotImplementedError
 
+    def least_read(self, count: int) -> int:
+        """Returns a number of elements of the first of `reads` that `count` elements need at least."""
+        return 0
+
     def elements(self, run: Run, arithmetic: Arithmetic, wanted: Places, given: Sequence[Any]) -> list[Any]:
         """Returns the wanted elements; `given` holds, for each of `reads`, the values at the places of `sources`."""
         raise NotImplementedError
