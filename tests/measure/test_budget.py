@@ -320,7 +320,7 @@ def test_a_case_waits_while_others_hold_the_memory_of_the_gpu(
     class Gpu(type(backend)):  # type: ignore[misc]
         streams = gpu = True
 
-    tried, waits, lowered = list[float](), list[float](), list[float]()
+    tried, waits, lowered, needs = list[float](), list[float](), list[float](), list[float]()
 
     def scarce(op: Any, problem: Any, name: str, singled: Any, budget: Budget, seed: int) -> Any:
         tried.append(budget.memory)
@@ -330,6 +330,7 @@ def test_a_case_waits_while_others_hold_the_memory_of_the_gpu(
         return sampled(op, problem, name, singled, budget, seed)
 
     def entered(queue: Queue, need: float) -> None:
+        needs.append(need)
         if len(tried) <= 7:
             threading.Event().wait(0.4)  # others have their turns first
         enter(queue, need)
@@ -353,6 +354,7 @@ def test_a_case_waits_while_others_hold_the_memory_of_the_gpu(
     assert found.status == "ok" and not found.gaps
     assert [str(step) for step in steps if getattr(step, "waited", 0.0) > 0.3] == ["called float32, case 1 of 2"] * 2
     assert tried[:6] == [TINY.memory / 2**n for n in (0, 1, 2, 3, 4, 0)]  # five plans, then again from the first
-    assert waits == [1.0]
+    assert waits == [1.0] and needs[1] == 2 * needs[0] == 2 * needs[2]
     assert _rows(next(tmp_path.glob("verify-*.json"))) == {os.getpid(): (0, "idles")}
-    assert lowered == [measuring._EVALUATED * TINY.drawn] * 2  # after each case, before it is judged
+    evaluated = measuring._EVALUATED * TINY.drawn
+    assert lowered == [2 * evaluated, evaluated]  # before each case is judged; the first had waited for twice the room

@@ -7,6 +7,7 @@ that was found. A package adds a backend by an entry point in the group "verify.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, Self
@@ -49,6 +50,12 @@ class Backend:
     def count(cls) -> int:
         """Returns how many of its devices this process sees. A process gets one of them by the variable `visible`."""
         return 1
+
+    @classmethod
+    def is_single(cls) -> bool:
+        """True if it is known without torch that this process sees one device at most."""
+        listed = os.environ.get(cls.visible, "")
+        return "," not in listed if listed else not cls.gpu
 
     @classmethod
     def arch(cls, found: str) -> str:

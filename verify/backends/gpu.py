@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -91,6 +92,11 @@ class Cuda(Gpu):
     name, tested, arches = "cuda", True, "sm_"
     clock = streams = fused = sanitizer = True
     driver: ClassVar[Path | None] = Path("/dev/nvidiactl")
+
+    @classmethod
+    def is_single(cls) -> bool:
+        alone = not os.environ.get(cls.visible) and len(list(Path("/dev").glob("nvidia[0-9]*"))) <= 1
+        return alone or super().is_single()
 
     @classmethod
     def architecture(cls, device: Any) -> str:

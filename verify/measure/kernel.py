@@ -73,8 +73,8 @@ _PATIENCE = 3  # a kernel without memory is called this many more times
 _AT_LEAST = 0.1  # seconds of a wait that count
 _WAITS = 6  # a case is tried this many times while others hold the memory of a GPU
 _TENSORS = 4  # memory of a case with gradients, in sizes of its operands and outputs: gradients, copies, PyTorch's
-_JUDGED = 3  # the same while it is judged
-_EVALUATED = 48  # bytes of evaluation for each number of its program
+_MARGIN = 1.1  # of this estimate: of 23 problem files on a GPU, one took more
+_EVALUATED = 96  # bytes of evaluation for each number that a budget draws
 _OF_ONE_CALL = 1 << 14  # elements of a result of `judged_results`
 _LITTLE = 1 << 21  # a case whose operands and outputs have fewer bytes takes no memory worth a turn
 
@@ -254,20 +254,20 @@ class Judging:
     def _in_turn(
         self, judging: _GroupJudging, case: Case, forks: ForkMap[Asked, Pieces], report: Callable[[float], None]
     ) -> None:
-        """Judges a case when the GPU has room for it. If memory runs out, others hold it, and the case waits again.
+        """Judges a case when the GPU has room for it. If memory runs out, the case waits until there is twice the room.
 
         `report` gets the seconds of a wait. All limits of time move by them.
         """
         need, judging_takes = self._need(case)
         for again in range(_WAITS if self.backend.streams else 1):
             waiting = time.monotonic()
-            with turn(self.backend, need) as lower:
+            with turn(self.backend, need * 2**again) as lower:
                 waited = time.monotonic() - waiting
                 if waited > _AT_LEAST:
                     self.runner.until += waited
                     forks.until += waited
                     report(waited)
-                if self._has_memory_for(judging, case, forks, functools.partial(lower, judging_takes)):
+                if self._has_memory_for(judging, case, forks, functools.partial(lower, judging_takes * 2**again)):
                     return
             time.sleep(2.0**again if self.backend.streams else 0.0)
         raise MemoryError
@@ -342,7 +342,7 @@ class Judging:
     def _need(self, case: Case) -> tuple[float, float]:
         """Estimates the bytes of the GPU that a case takes, and how many of them judging takes beside its tensors.
 
-        The first are in the kernel's process, then in this one.
+        The first are in the kernel's process, then in this one. They include what autograd keeps of PyTorch's steps.
         """
         if not self.backend.streams:
             return 0.0, 0.0
@@ -356,8 +356,8 @@ class Judging:
         numbers = computed_by(op, case.dims) if op.meaning is not None else 0.0
         if max(held, size * numbers) < 16 * _LITTLE:
             return 0.0, 0.0
-        evaluated = min(self.budget.memory, _EVALUATED * max(numbers, self.budget.drawn))
-        return max(_TENSORS * held + size * numbers, _JUDGED * held + evaluated), evaluated
+        evaluated = min(self.budget.memory, _EVALUATED * self.budget.drawn)
+        return _MARGIN * (_TENSORS * held + size * numbers) + evaluated, evaluated
 
     def _called(self, group: Group, planned: Case) -> list[tuple[Question, Given]] | None:
         """Calls the kernel and PyTorch on a case. Returns None if the kernel gave no result."""

@@ -27,7 +27,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
-from verify.backends import named
+from verify.backends import Cuda, named
 from verify.errors import JudgeFailed, VerifyError
 from verify.workers import process
 from verify.workers.gpus import gpus
@@ -210,15 +210,18 @@ def spread(items: Sequence[T], jobs: int, backend: str | None, do: Callable[[T, 
 
     The workers go round the devices that the backend sees. 0 jobs are as many as the backend allows on each.
     """
-    pools = [Pool.started(backend)]
+    # with one device, all workers start at the same time; else the first one tells how many there are
+    single = (named(backend) if backend else Cuda).is_single()
+    pools = [Pool.started(backend) for _ in range(min(jobs, len(items)) if single and jobs else 1)]
     try:
-        about = pools[0].about()
-        devices = gpus("all", about.devices, named(about.backend).visible) if about.devices > 1 else []
-        for place in range(1, min(jobs or about.workers * about.devices, len(items))):
-            more = [devices[place % len(devices)]] if devices else []
-            pools.append(Pool.on_gpus(more, about.backend) if more else Pool.started(backend))
         for pool in pools:
             pool.begin(1)
+        about = pools[0].about()
+        devices = gpus("all", about.devices, named(about.backend).visible) if about.devices > 1 else []
+        for place in range(len(pools), min(jobs or about.workers * about.devices, len(items))):
+            more = [devices[place % len(devices)]] if devices else []
+            pools.append(Pool.on_gpus(more, about.backend) if more else Pool.started(backend))
+            pools[-1].begin(1)
         for place, pool in enumerate(pools):  # one worker of each device probes it
             same = pools[place % len(devices)] if devices else pools[0]
             pool.known = about if same is pools[0] else same.known or same.about()
