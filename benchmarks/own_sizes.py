@@ -6,7 +6,8 @@ DIR has files with a `Model`, `get_inputs()` and `get_init_inputs()`, such as a 
 it is committed. One `verify run --each` measures all files and writes the record. A file is certified forward if every
 output has a verdict, and with gradients if the gradients of the inputs have one too. A second start goes on where the
 record ends, also after an interruption. `--sample 20 --seed S` takes so many files. `--times FILE` keeps where the
-seconds went. Exits 1 where the shares or the times are beyond their limits, 130 after Ctrl-C:
+seconds went. PyTorch's convolutions use TF32 on a GPU and are wrong as float32: that is a verdict too. Exits 1 where
+the shares or the times are beyond their limits, 130 after Ctrl-C:
 
     90% certified forward, 80% with gradients, none out of memory
     one file at a time: median 20 s, 90% of the files within 45 s; with --jobs: 12 files a minute

@@ -52,8 +52,8 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--each",
         metavar="PATH",
-        help="run each target alone, --jobs at a time, and add its record to this file as a line of JSON when it ends; "
-        "a second start leaves out the targets that are there",
+        help="run each target alone, --jobs at a time and on all GPUs, and add its record to this file as a line of "
+        "JSON when it ends; a second start leaves out the targets that are there",
     )
     options.spread(parser)
     options.sinks(parser, "the run record", "--json", "--html", "--markdown", "--sarif", "--junit")
