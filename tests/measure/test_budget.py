@@ -208,6 +208,14 @@ def test_no_memory_for_any_plan_is_no_error_of_the_kernel(backend: Backend, monk
     assert found.gaps[0].text.endswith("the judge ran out of memory: 2 of 2 cases have no verdict")
 
 
+@pytest.mark.parametrize(("change", "found"), [(1.0, "no finding"), (1.5, "wrong")])
+def test_the_line_after_the_first_case_has_its_verdict(backend: Backend, change: float, found: str) -> None:
+    steps = list[str]()
+    called = _declared("softmax", lambda y: y * change)
+    measure_kernel(called, Measure("a.py::called"), backend, budget=TINY, progress=steps.append)
+    assert steps == ["called float32, case 1 of 2", f"called float32, case 2 of 2, {found} so far"]
+
+
 def test_fail_fast_stops_after_a_finding_on_ordinary_inputs(backend: Backend) -> None:
     for budget, count in ((TINY, 2), (dataclasses.replace(TINY, fail_fast=True), 1)):
         found = _measured(_declared("softmax", _off_at_one), backend, budget)

@@ -225,7 +225,8 @@ class Judging:
                         if self.allowance.is_spent(case.dims):
                             left_out += 1
                             continue
-                        step = Step(f"{kernel.name} {dtype}, case {number} of {total}", "case", number, total)
+                        text = f"{kernel.name} {dtype}, case {number} of {total}{self._so_far(dtype, each)}"
+                        step = Step(text, "case", number, total)
                         progress(step)
                         self.allowance.cases = total - number + 1
                         try:
@@ -469,6 +470,12 @@ class Judging:
         """True if a result is wrong on ordinary inputs, by the cases judged so far."""
         checks = [check_limit(self.kernel, dtype, name, each.parts) for name, each in judging.found[KERNEL].items()]
         return any(ORDINARY in each.classes and each.classes[ORDINARY].reason for each in checks)
+
+    def _so_far(self, dtype: str, judging: _GroupJudging) -> str:
+        """Returns the verdict on the cases judged so far, for the line of progress; "" before the first."""
+        if not judging.found[KERNEL]:
+            return ""
+        return ", wrong so far" if self._is_proven_wrong(dtype, judging) else ", no finding so far"
 
     def _results_of(self, dtype: str, judging: _GroupJudging) -> Iterator[Result]:
         """Yields the results of a group: the kernel's, then those of modes of inference."""
