@@ -204,6 +204,7 @@ def run(
         backend=backend,
         seed=seed,
         timeout=timeout,
+        judging=timeout,
         memory=memory,
         fail_fast=fail_fast,
         jobs=jobs,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -128,6 +129,19 @@ def test_when_time_or_processes_end_nothing_more_is_tried_and_the_count_is_said(
     assert tried(runner, slow, cases(4, 8, 16)) == [(4, 4)]
     assert not runner.judge_was_late
     assert runner.verdict(set()) == ("timeout", "no time for 2 more cases within 0.5 s")
+
+
+def test_time_of_its_own_counts_the_calls_of_a_kernel_alone() -> None:
+    def slow(case: Case) -> Measured:
+        time.sleep(0.3)
+        return RESULT
+
+    runner = CaseRunner(kernel(), "k.py::k", until=math.inf, seconds=0.2, judging=5.0)
+    assert tried(runner, slow, cases(4, 8)) == [(4, 4)]
+    assert not runner.judge_was_late and runner.verdict(set()) == ("timeout", "no time for 1 more cases within 0.2 s")
+    runner = CaseRunner(kernel(), "k.py::k", until=time.monotonic() + 0.2, seconds=0.5, judging=5.0)
+    assert tried(runner, slow, cases(4, 8)) == [(4, 4)]  # the calls took more than half of their time, and not all
+    assert runner.judge_was_late and runner.too_late == "no time for 1 more cases within 5.5 s"
 
 
 def test_a_kernel_whose_judge_spent_the_time_did_not_time_out() -> None:

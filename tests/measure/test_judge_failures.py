@@ -111,7 +111,7 @@ def test_a_judge_that_dies_or_hangs_is_no_fault_of_its_kernel(ran: tuple[str, Ru
         "good": "ok",
     }
     assert kernels["judge_dies"].message == "the judge died: the process died of SIGKILL (out of memory?)"
-    assert kernels["judge_hangs"].message == "the judge ran out of time: no result within 8 s; stopped"
+    assert kernels["judge_hangs"].message == "the judge ran out of time: no result within 16 s; stopped"
     gaps = [gap for gap in run.incomplete if gap.kind == "judge failed"]
     assert [gap.target for gap in gaps] == [f"faults.py::{name}" for name in JUDGES]
     sentence = "the judge failed at 2 parts of the run"
@@ -189,7 +189,7 @@ class LateForks(ForkMap[Any, Any]):
     def _settle(self, running: int) -> None:
         if running == 0:
             super()._settle(1)
-            self._until = time.monotonic()
+            self.until = time.monotonic()
         super()._settle(running)
 
 

@@ -180,9 +180,9 @@ def one(parser: Any, *flags: str) -> None:
         parser.add_argument(flag, default="", **_CHOICES[flag])
 
 
-def timeout(parser: Any, what: str, *, default: float = TIMEOUT) -> None:
+def timeout(parser: Any, what: str, *, default: float = TIMEOUT, once: str = "after this time") -> None:
     """Adds `--timeout`, after which `what` is stopped."""
-    text = f"stop {what} after this time, e.g. 90s, 20m or 1h30m (default {default / 60:g}m)"
+    text = f"stop {what} {once}, e.g. 90s, 20m or 1h30m (default {default / 60:g}m)"
     parser.add_argument("--timeout", type=seconds, default=default, metavar="TIME", help=text)
 
 

@@ -47,7 +47,7 @@ def add(commands: Any) -> None:
         "target the kernels that it judged",
     )
     options.add(parser, "--backend", "--jobs")
-    options.timeout(parser, "one dtype of a kernel")
+    options.timeout(parser, "one dtype of a kernel", once="once its calls took this time, and judging as much")
     options.add(parser, "--memory", "--fail-fast", "--resume")
     parser.add_argument(
         "--each",

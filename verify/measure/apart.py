@@ -189,7 +189,7 @@ class KernelProcesses:
         Adds the side effects and the output of the kernel's process to the record. If a kernel ends its process, a new
         process replaces it, up to MOST_ENDED processes in all.
         """
-        until = time.monotonic() + request.seconds * LAST
+        until = time.monotonic() + (request.seconds + request.judging) * LAST
         description = kernel.ask(Describe(request.target), deadline=until)  # this call imports the module
         alone = msgspec.structs.replace(request, laws="")
 

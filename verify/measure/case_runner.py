@@ -47,7 +47,8 @@ class _Found:
 class CaseRunner:
     """Runs the cases of one kernel, and records why some gave no result.
 
-    No case is tried after `until`, a time of `time.monotonic`, nor after `lost` returns True.
+    No case is tried after `until`, a time of `time.monotonic`, after calls took `seconds`, or once `lost` returns True.
+    `judging` are seconds that judging may take beside the calls; 0: they share `seconds`.
     """
 
     kernel: Kernel
@@ -55,6 +56,7 @@ class CaseRunner:
     until: float = math.inf
     seconds: float = math.inf
     lost: Callable[[], bool] = lambda: False
+    judging: float = 0.0
     _tried: dict[str, int] = field(default_factory=dict)  # number of cases by dtype
     _found: dict[tuple[str, Kind, str], _Found] = field(default_factory=dict)
     _deadly: dict[tuple[str, tuple[int, ...]], tuple[str, Kind, str]] = field(default_factory=dict)
@@ -65,7 +67,7 @@ class CaseRunner:
     @property
     def ended(self) -> bool:
         """True if no further case is tried."""
-        return self.lost() or time.monotonic() >= self.until
+        return self.lost() or time.monotonic() >= self.until or self._spent >= self.seconds
 
     def measured(self, run: Run, case: Case) -> tuple[Case, Measured] | None:
         """Returns a case with its results; None if it gave none.
@@ -106,13 +108,14 @@ class CaseRunner:
 
     @property
     def judge_was_late(self) -> bool:
-        """True if time left out cases, although the kernel's calls took less than half of it."""
-        return bool(self._late) and self._spent < self.seconds / 2
+        """True if time left out cases, although the kernel's calls took less than their part of it."""
+        return bool(self._late) and self._spent < (self.seconds if self.judging else self.seconds / 2)
 
     @property
     def too_late(self) -> str:
         """Returns a text such as `no time for 3 more cases within 600 s`."""
-        return f"no time for {self._late:,} more cases within {self.seconds:g} s"
+        seconds = self.seconds + (self.judging if self.judge_was_late else 0.0)
+        return f"no time for {self._late:,} more cases within {seconds:g} s"
 
     def _note(self, case: Case, error: Exception) -> tuple[str, Kind, str]:
         kinds: dict[type, Kind] = {Refused: "refused", Died: "crashed", Late: "hung"}

@@ -94,16 +94,24 @@ def measure_kernel(
     asked.accuracy: if false, the record has the declaration and no results.
     asked.plan: a backend whose cases are measured on this one, so that both backends get the same cases. Cases with
         sums over many rows may differ.
-    asked.seconds: after this time no further case is tried, and the results so far remain.
+    asked.seconds: after this time no further case is tried, and the results so far remain. It counts the kernel's calls
+        if judging has time of its own, `asked.judging`.
     asked.judges: the number of cases judged at a time, in forks of this process.
 
     Cases of the project's corpus are measured after the others, and have results of their own. No further case is tried
     once the kernel has ended MOST_ENDED processes.
     """
-    started, seconds = time.monotonic(), asked.seconds
+    started, seconds = time.monotonic(), asked.seconds + asked.judging
     run = run or (lambda case: run_judged(kernel, case, backend.device))
     calls = Calls(_patient(run) if backend.streams else run)
-    runner = CaseRunner(kernel, asked.target, started + seconds * SHARE, seconds, lambda: calls.ended >= MOST_ENDED)
+    runner = CaseRunner(
+        kernel,
+        asked.target,
+        started + seconds * SHARE,
+        asked.seconds,
+        lambda: calls.ended >= MOST_ENDED,
+        judging=asked.judging,
+    )
     budget = budget or Budget.of(backend, asked.memory, fail_fast=asked.fail_fast)
     judging = Judging(
         kernel,

@@ -23,6 +23,7 @@ class Measure(Request[KernelRun], frozen=True, tag="measure"):
     accuracy: bool = True  # False: only the laws are tried
     plan: str = ""  # the backend whose cases are measured; empty: the worker's own
     seconds: float = 600.0  # after this time no further case and no further law is tried
+    judging: float = 0.0  # seconds that judging may take beside them; 0: kernel and judge share `seconds`
     without: tuple[str, ...] = ()  # laws that are not tried
     judges: int = 1  # number of cases judged at a time
     memory: int = 0  # bytes that judging a case may use; 0: the default
