@@ -238,7 +238,7 @@ class Judging:
                         progress(step)
                         self.allowance.cases = total - number + 1
                         try:
-                            self._in_turn(each, case, forks, lambda waited, step=step: progress(step.after(waited)))
+                            self._in_turn(each, case, forks, functools.partial(_report_wait, progress, step))
                         except (MemoryError, JudgeFailed):
                             unjudged[NO_MEMORY] += 1
                     each.asked = True
@@ -551,6 +551,10 @@ class _GroupJudging:
     found: dict[str, dict[str, Collected]] = field(default_factory=lambda: {KERNEL: {}, BASELINE: {}})
     open: int = 0  # number of questions without an answer
     asked: bool = False  # True: every case has been called
+
+
+def _report_wait(progress: OnProgress, step: Step, seconds: float) -> None:
+    progress(step.after(seconds))
 
 
 Given = dict[str, dict[str, Tensor]]  # results of one case, by source
