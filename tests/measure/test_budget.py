@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from verify.declare.declaration import Kernel, kernel
 from verify.measure import budget as budgeting
 from verify.measure import kernel as measuring
 from verify.measure.budget import DIFFERING, Budget, Queue, _line, cuts_of, differing, sampled
+from verify.measure.call import run_judged
 from verify.measure.digest import of_many
 from verify.measure.kernel import measure_kernel
 from verify.measure.requests import Measure
@@ -35,6 +37,7 @@ from verify.ops.graph.steps import Run
 from verify.records.record import KernelRun, value_of
 from verify.report.words import basis_short
 from verify.truth.formats import named
+from verify.workers.requests import Failure
 
 TINY = Budget(work=2.0**18, whole=16, elements=64, drawn=2.0**18)
 
@@ -322,12 +325,26 @@ def test_the_oldest_judge_has_the_next_turn_and_each_takes_its_context(tmp_path:
         assert _rows(path) == {os.getpid(): (36.0, "runs")}
 
 
-def test_a_case_waits_while_others_hold_the_memory_of_the_gpu(
-    backend: Backend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@pytest.fixture
+def gpu(backend: Backend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Backend:
+    """The backend of this machine as a GPU on which every case needs a turn."""
+
     class Gpu(type(backend)):  # type: ignore[misc]
         streams = gpu = True
 
+    monkeypatch.setattr(budgeting, "_SMALL", 0)
+    monkeypatch.setattr(measuring, "_LITTLE", 0)
+    monkeypatch.setattr(budgeting, "total_memory", lambda backend: 1 << 40)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 0)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
+    return Gpu(backend.device, backend.label)
+
+
+def test_a_case_waits_while_others_hold_the_memory_of_the_gpu(
+    gpu: Backend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     tried, waits, lowered, needs = list[float](), list[float](), list[float](), list[float]()
 
     def scarce(op: Any, problem: Any, name: str, singled: Any, budget: Budget, seed: int) -> Any:
@@ -345,20 +362,11 @@ def test_a_case_waits_while_others_hold_the_memory_of_the_gpu(
 
     enter = Queue.enter
     monkeypatch.setattr(measuring, "sampled", scarce)
-    monkeypatch.setattr(budgeting, "_SMALL", 0)
-    monkeypatch.setattr(measuring, "_LITTLE", 0)
-    monkeypatch.setattr(budgeting, "total_memory", lambda backend: 1 << 40)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(measuring.time, "sleep", waits.append)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: None)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 0)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
     monkeypatch.setattr(Queue, "lower", lambda queue, need: lowered.append(need))
     monkeypatch.setattr(Queue, "enter", entered)
     steps = list[str]()
-    found = measure_kernel(
-        _declared("softmax"), Measure("a.py::called"), Gpu(backend.device), budget=TINY, progress=steps.append
-    )
+    found = measure_kernel(_declared("softmax"), Measure("a.py::called"), gpu, budget=TINY, progress=steps.append)
     assert found.status == "ok" and not found.gaps
     assert [str(step) for step in steps if getattr(step, "waited", 0.0) > 0.3] == ["called float32, case 1 of 2"] * 2
     assert tried[:6] == [TINY.memory / 2**n for n in (0, 1, 2, 3, 4, 0)]  # five plans, then again from the first
@@ -366,3 +374,31 @@ def test_a_case_waits_while_others_hold_the_memory_of_the_gpu(
     assert _rows(next(tmp_path.glob("verify-*.json"))) == {os.getpid(): (0, "idles")}
     evaluated = measuring._EVALUATED * TINY.drawn
     assert lowered == [2 * evaluated, evaluated]  # before each case is judged; the first had waited for twice the room
+
+
+def test_every_call_of_a_kernel_has_its_turn_and_no_memory_for_its_inputs_is_tried_again(
+    gpu: Backend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Calls that look whether a wrong result repeats had none, and took the memory of others."""
+    called, asked, results = _declared("softmax", lambda y: y * 1.5), list[str](), list[Any]()
+
+    def run(case: Any) -> Any:
+        assert all(each() is None for each in results)
+        asked.append(_rows(next(tmp_path.glob("verify-*.json")))[os.getpid()][1])
+        if len(asked) == 1:  # the process of the kernel makes its own inputs
+            raise Failure.of(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 12.00 GiB")).error()
+        measured = run_judged(called, case, gpu.device)
+        results[:] = map(weakref.ref, measured.results.values())
+        return measured
+
+    def leave(queue: Queue) -> None:
+        freed.append(all(each() is None for each in results))
+        left(queue)
+
+    left, freed = Queue.leave, list[bool]()
+    monkeypatch.setattr(Queue, "leave", leave)
+    monkeypatch.setattr(measuring.time, "sleep", lambda seconds: None)
+    found = measure_kernel(called, Measure("a.py::called"), gpu, budget=TINY, run=run)
+    assert found.status == "wrong" and not found.gaps
+    assert asked == ["runs"] * len(asked) and len(asked) > 4  # two cases, one of them twice, and the repeated calls
+    assert freed == [True] * len(freed)

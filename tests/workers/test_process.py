@@ -18,6 +18,7 @@ from verify.measure import session
 from verify.measure.requests import Measure
 from verify.workers import process, process_tree, serving
 from verify.workers.calls import receive
+from verify.workers.fork_map import ran_out
 from verify.workers.process import Worker, ask_about
 from verify.workers.requests import (
     CountGpus,
@@ -159,7 +160,10 @@ def test_a_failure_is_the_same_exception_on_the_side_that_asks(error: Exception)
 
 def test_other_exceptions_are_errors_of_the_harness_and_no_memory_is_the_judges() -> None:
     assert Failure.of(ValueError("x")) == Failure("internal", "ValueError: x")
-    assert isinstance(Failure.of(MemoryError()).error(), JudgeFailed)
+    for error in (MemoryError(), RuntimeError("CUDA out of memory. Tried to allocate 12.00 GiB")):
+        found = Failure.of(error).error()
+        assert isinstance(found, JudgeFailed) and ran_out(found)
+    assert not ran_out(JudgeFailed("died")) and not ran_out(KernelError("it raised: out of memory"))
 
 
 def test_a_question_about_a_kernel_that_dies_names_it() -> None:

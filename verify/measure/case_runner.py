@@ -11,10 +11,12 @@ import functools
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
+from torch import Tensor
 
 from verify.cases import Case
 from verify.declare.declaration import Kernel
@@ -25,8 +27,10 @@ from verify.measure.remote_call import Run
 from verify.records.record import Origin, Result, Status, Unmeasured
 from verify.truth import formats
 from verify.truth.ulp import pattern_at
+from verify.workers.fork_map import ran_out
 from verify.workers.requests import Died, Late
 
+T = TypeVar("T")
 Kind = Literal["refused", "contract", "crashed", "hung"]
 _STATUS: dict[Kind, Status] = {"contract": "error", "crashed": "crashed", "hung": "timeout"}
 _FATAL: tuple[Kind, ...] = ("crashed", "hung")
@@ -205,27 +209,38 @@ class Calls:
             self._first = case, digests_of(measured.results)
         return measured
 
-    def difference(self, wrong: Sequence[Result]) -> str:
+    def difference(self, wrong: Sequence[Result], turn: Callable[[Case], AbstractContextManager[object]]) -> str:
         """Returns how two calls of a wrong kernel with the same input differ; empty if they agree.
 
-        Repeats the worst inputs, then the first call.
+        Repeats the worst inputs, then the first call, each when it has its `turn` on the GPU.
         """
+
+        def again(case: Case, read: Callable[[dict[str, Tensor]], T]) -> T:
+            with turn(case):
+                return read(self._run(case).results)  # its results are freed before others have their turn
+
         try:
             for result in wrong:
                 # the law of accuracy, not this check, repeats results of a mode of inference
                 for worst in [each for each in result.worst[:1] if each.origin.result]:
-                    found = self._run(Case.from_json(worst.origin.case)).results[worst.origin.result]
-                    fmt = formats.of(found.dtype)
-                    pattern = pattern_at(found, worst.origin.index)
+                    case, read = Case.from_json(worst.origin.case), functools.partial(_element, worst.origin)
+                    fmt, pattern = again(case, read)
                     both_nan = math.isnan(fmt.to_float(pattern)) and worst.got == "nan"
                     if fmt.hex(pattern) != worst.got_hex and not both_nan:
                         at = f"{worst.origin.result} {result.dtype} at {list(worst.index)}"
                         return f"{DIFFER}: {at} was {worst.got_hex}, then {fmt.hex(pattern)}"
             if wrong and self._first is not None:
                 case, first = self._first
-                later = digests_of(self._run(case).results)
+                later = again(case, digests_of)
                 if other := [name for name in first if later.get(name) != first[name]]:
                     return f"{DIFFER}: {', '.join(other)} of the first call, and after {self._count:,} calls"
-        except (KernelError, Died, Late, JudgeFailed):
-            pass
+        except (KernelError, Died, Late, JudgeFailed, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and not ran_out(error):
+                raise
         return ""
+
+
+def _element(origin: Origin, results: dict[str, Tensor]) -> tuple[formats.Format, int]:
+    """Returns the format and the bits of the element that a finding names."""
+    found = results[origin.result]
+    return formats.of(found.dtype), pattern_at(found, origin.index)

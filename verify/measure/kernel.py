@@ -8,7 +8,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -281,6 +281,9 @@ class Judging:
             time.sleep(2.0**again if self.backend.streams else 0.0)
         raise MemoryError
 
+    def _turn(self, case: Case) -> AbstractContextManager[object]:
+        return turn(self.backend, self._need(case)[0])
+
     def _has_memory_for(
         self, judging: _GroupJudging, case: Case, forks: ForkMap[Asked, Pieces], lower: Callable[[], None]
     ) -> bool:
@@ -311,7 +314,7 @@ class Judging:
         if runner.judge_was_late:
             self._judge_failed(f"the judge {LATE}: {runner.too_late}")
         wrong = [result for result in results if result.status == "wrong"]
-        differs = "" if kernel.peer else self.calls.difference(wrong)
+        differs = "" if kernel.peer else self.calls.difference(wrong, self._turn)
         if status == "ok" and any(law.status == "broken" for law in self.laws):
             status = "wrong"
         if self.gaps and not results and status == "ok":

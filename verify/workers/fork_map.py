@@ -23,6 +23,7 @@ from typing import Any, Generic, Self, TypeVar
 
 import msgspec
 
+from verify.errors import JudgeFailed
 from verify.workers.phases import phase
 from verify.workers.process_tree import END_SECONDS
 
@@ -33,8 +34,8 @@ LATE, NO_MEMORY = "ran out of time", "ran out of memory"
 
 
 def ran_out(error: BaseException) -> bool:
-    """True if an error reports that memory of the host or of a device ran out."""
-    words = str(error) if isinstance(error, RuntimeError) else ""
+    """True if an error reports that memory of the host or of a device ran out, here or in another process."""
+    words = str(error) if isinstance(error, RuntimeError | JudgeFailed) else ""
     return isinstance(error, MemoryError) or "out of memory" in words or "not enough memory" in words
 
 

@@ -28,6 +28,7 @@ from verify.errors import (
     VerifyError,
     said_by,
 )
+from verify.workers.fork_map import ran_out
 
 R = TypeVar("R")
 
@@ -138,7 +139,7 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
     @staticmethod
     def of(error: Exception) -> Failure:
         """Returns an exception in the form in which it is sent."""
-        if isinstance(error, MemoryError):  # a kernel's MemoryError is a KernelError by now
+        if ran_out(error):  # a kernel's error is a KernelError by now
             return Failure("judge", "the judge ran out of memory")
         for kind, error_type in _KINDS.items():
             if isinstance(error, error_type):

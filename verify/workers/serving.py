@@ -16,6 +16,7 @@ import msgspec
 from verify.errors import InternalError, KernelError, TruthError, UsageError
 from verify.workers import process_tree
 from verify.workers.calls import send
+from verify.workers.fork_map import ran_out
 from verify.workers.large_stack import with_large_stack_chunk
 from verify.workers.requests import (
     Died,
@@ -74,7 +75,7 @@ def answer(request: bytes, emit: Emit, respond: Respond, usable: Callable[[], bo
         emit(Failed(Failure.of(error), usable()))
     except Exception as error:
         # after an unexpected error, or without memory, the process may fail again
-        if not isinstance(error, MemoryError | InternalError):
+        if not (ran_out(error) or isinstance(error, InternalError)):
             with suppress(OSError):  # stderr may be closed
                 traceback.print_exc()
         emit(Failed(Failure.of(error), usable=False))
