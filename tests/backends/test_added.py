@@ -29,7 +29,12 @@ class Npu(Backend):
 
     @classmethod
     def count(cls):
-        return len(os.environ.get("NPU_DEVICES", "0").split(","))
+        listed = os.environ.get("NPU_DEVICES")
+        return len(listed.split(",")) if listed else int(os.environ.get("NPU_SEEN", "1"))
+
+    @classmethod
+    def is_single(cls):
+        return "NPU_SEEN" not in os.environ and super().is_single()
 
     @classmethod
     def here(cls):
@@ -110,18 +115,26 @@ import os, torch, verify
 def called(x):
     return torch.neg(x)
 
-print("on", os.environ["NPU_DEVICES"])
+print("on", os.environ.get("NPU_DEVICES", "all"))
 """
 
 
-def test_targets_that_run_alone_go_round_the_devices(project: Path) -> None:
+@pytest.mark.parametrize(
+    ("seen", "on"),
+    [
+        ({"NPU_DEVICES": "4,2,7"}, ["4", "2", "7", "4"]),
+        ({"NPU_SEEN": "2"}, ["all", "1", "0", "1"]),  # the first worker counts them, and uses the first
+        ({}, ["all", "all", "all", "all"]),
+    ],
+)
+def test_targets_that_run_alone_go_round_the_devices(project: Path, seen: dict[str, str], on: list[str]) -> None:
     names = [f"each{number}.py" for number in range(4)]
     for name in names:
         (project / name).write_text(PRINTS)
+    (project / "each.jsonl").unlink(missing_ok=True)
     each = ("--each", "each.jsonl", "--jobs", "4", "--backend", "npu")
-    done = verify(project, "run", *names, *each, NPU_DEVICES="4,2,7")
+    done = verify(project, "run", *names, *each, **seen)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [json.loads(line) for line in (project / "each.jsonl").read_text().splitlines()]
     printed = {row["target"]: row["record"]["kernels"][0]["printed"]["text"] for row in rows}
-    # the first worker sees all, and uses the first of them
-    assert [printed[name] for name in names] == ["on 4,2,7\n", "on 2\n", "on 7\n", "on 4\n"]
+    assert [printed[name] for name in names] == [f"on {device}\n" for device in on]

@@ -210,18 +210,23 @@ def spread(items: Sequence[T], jobs: int, backend: str | None, do: Callable[[T, 
 
     The workers go round the devices that the backend sees. 0 jobs are as many as the backend allows on each.
     """
-    # with one device, all workers start at the same time; else the first one tells how many there are
-    single = (named(backend) if backend else Cuda).is_single()
-    pools = [Pool.started(backend) for _ in range(min(jobs, len(items)) if single and jobs else 1)]
+    kind = named(backend) if backend else Cuda
+    devices = listed.split(",") if "," in (listed := os.environ.get(kind.visible, "")) else []
+    pools = list[Pool]()
+
+    def grow(count: int) -> None:
+        for place in range(len(pools), min(count, len(items))):
+            worker = process.Worker(backend, {kind.visible: devices[place % len(devices)]} if devices else {})
+            worker.begin()
+            pools.append(Pool.of([worker]))
+
     try:
-        for pool in pools:
-            pool.begin(1)
+        # all start at the same time if the devices are known; else the first one tells how many there are
+        grow(jobs if jobs and (devices or kind.is_single()) else 1)
         about = pools[0].about()
-        devices = gpus("all", about.devices, named(about.backend).visible) if about.devices > 1 else []
-        for place in range(len(pools), min(jobs or about.workers * about.devices, len(items))):
-            more = [devices[place % len(devices)]] if devices else []
-            pools.append(Pool.on_gpus(more, about.backend) if more else Pool.started(backend))
-            pools[-1].begin(1)
+        if about.devices > 1:
+            devices = gpus("all", about.devices, kind.visible)
+        grow(jobs or about.workers * max(len(devices), 1))
         for place, pool in enumerate(pools):  # one worker of each device probes it
             same = pools[place % len(devices)] if devices else pools[0]
             pool.known = about if same is pools[0] else same.known or same.about()
