@@ -245,7 +245,7 @@ def run_many(
             done = error
         return target, done, time.monotonic() - began
 
-    yield from spread(targets, jobs, backend, one) if targets else ()
+    yield from spread(targets, jobs, backend, one, probed=True)
 
 
 def sweep(

@@ -223,6 +223,9 @@ class Made(Fake):
         self.environment = environment
         MADE.append(self)
 
+    def begin(self) -> None:
+        """It needs no process."""
+
 
 MADE: list[Made] = []
 
@@ -259,12 +262,12 @@ def test_a_cluster_is_used_as_it_is(made: list[Made]) -> None:
 
 
 def test_pools_of_one_worker_take_the_gpus_in_turns(made: list[Made], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Made, "ask", lambda self, request, **_: 2 if isinstance(request, CountGpus) else self.reply())
-    monkeypatch.setattr("verify.workers.pool.gpu_expected", lambda: True)
+    about = About("cuda", "cuda:0", {}, 4)
+    monkeypatch.setattr(Made, "ask", lambda self, request, **_: about)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
     assert sorted(spread("abcd", 4, None, lambda item, pool: item)) == [*"abcd"]
     used = [worker.environment for worker in made if worker.environment]
-    assert used == [{"CUDA_VISIBLE_DEVICES": each} for each in "757"]
+    assert used == [{"CUDA_VISIBLE_DEVICES": each} for each in "5757"]
     assert all(worker.stops for worker in made if worker.environment)
 
 

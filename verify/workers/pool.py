@@ -21,7 +21,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -205,11 +205,16 @@ class Pool:
                 self.requests[kind] += 1
 
 
-def spread(items: Sequence[T], jobs: int, backend: str | None, do: Callable[[T, Pool], R]) -> Iterator[R]:
+def spread(
+    items: Sequence[T], jobs: int, backend: str | None, do: Callable[[T, Pool], R], *, probed: bool = False
+) -> Iterator[R]:
     """Yields the results of `do` for all items, as they end. Each of `jobs` threads has a pool of one warm worker.
 
-    The workers go round the devices that the backend sees. 0 jobs are as many as the backend allows on each.
+    The workers go round the devices that the backend sees. 0 jobs are as many as the backend allows on each. With
+    `probed` one worker of each device probes it, for all others there.
     """
+    if not items:
+        return
     kind = named(backend) if backend else Cuda
     devices = listed.split(",") if "," in (listed := os.environ.get(kind.visible, "")) else []
     pools = list[Pool]()
@@ -223,13 +228,16 @@ def spread(items: Sequence[T], jobs: int, backend: str | None, do: Callable[[T, 
     try:
         # all start at the same time if the devices are known; else the first one tells how many there are
         grow(jobs if jobs and (devices or kind.is_single()) else 1)
-        about = pools[0].about()
-        if about.devices > 1:
-            devices = gpus("all", about.devices, kind.visible)
-        grow(jobs or about.workers * max(len(devices), 1))
-        for place, pool in enumerate(pools):  # one worker of each device probes it
-            same = pools[place % len(devices)] if devices else pools[0]
-            pool.known = about if same is pools[0] else same.known or same.about()
+        with suppress(VerifyError):  # each request to such a backend reports it
+            about = pools[0].ask(Environment(probed=False), timeout=START_SECONDS)
+            jobs = jobs or about.workers * max(len(devices), about.devices)
+            if about.devices > 1:
+                devices = gpus("all", about.devices, kind.visible)
+        grow(jobs)
+        with suppress(VerifyError):
+            for place, pool in enumerate(pools) if probed else ():
+                same = pools[place % len(devices)] if devices else pools[0]
+                pool.known = same.known or same.about()
         yield from _on_pools(items, pools, do)
     finally:
         for pool in pools:
