@@ -333,7 +333,7 @@ def gpu(backend: Backend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Ba
         streams = gpu = True
 
     monkeypatch.setattr(budgeting, "_SMALL", 0)
-    monkeypatch.setattr(measuring, "_LITTLE", 0)
+    monkeypatch.setattr(budgeting, "_LITTLE", 0)
     monkeypatch.setattr(budgeting, "total_memory", lambda backend: 1 << 40)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: None)
@@ -372,7 +372,7 @@ def test_a_case_waits_while_others_hold_the_memory_of_the_gpu(
     assert tried[:6] == [TINY.memory / 2**n for n in (0, 1, 2, 3, 4, 0)]  # five plans, then again from the first
     assert waits == [1.0] and needs[1] == 2 * needs[0] == 2 * needs[2]
     assert _rows(next(tmp_path.glob("verify-*.json"))) == {os.getpid(): (0, "idles")}
-    evaluated = measuring._EVALUATED * TINY.drawn
+    evaluated = budgeting._EVALUATED * TINY.drawn
     assert lowered == [2 * evaluated, evaluated]  # before each case is judged; the first had waited for twice the room
 
 

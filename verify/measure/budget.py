@@ -28,6 +28,8 @@ from torch import Tensor
 
 from verify.backends import Backend
 from verify.cases import Case, counter
+from verify.cases.sizes import computed_by
+from verify.declare.declaration import Kernel, expected_shape
 from verify.errors import BeyondEffort
 from verify.ops.graph.noise import averaged_dims
 from verify.ops.graph.program import Program
@@ -35,6 +37,7 @@ from verify.ops.graph.sampled import Sample, sample_of
 from verify.ops.graph.slices import Box, Cut, Line, cost_of, size_of
 from verify.ops.graph.steps import Run
 from verify.ops.op import Op, Problem
+from verify.truth import formats
 from verify.workers.phases import phase
 
 DEFAULT_MEMORY = 2 << 30
@@ -47,6 +50,10 @@ _THEIRS = 4  # a program's evaluation takes this many times the memory of PyTorc
 _SMALL = 1 << 28  # a case of fewer bytes waits for no turn
 _SHARED = 0.95  # share of a GPU's memory that judges may take: fragments take the rest
 _CONTEXT = 1.4e9  # bytes of a GPU that a judge and the process of its kernel take without any tensor
+_TENSORS = 4  # memory of a case with gradients, in sizes of its operands and outputs: gradients, copies, PyTorch's
+_MARGIN = 1.1  # of this estimate: of 23 problem files on a GPU, one took more
+_EVALUATED = 96  # bytes of evaluation for each number that a budget draws
+_LITTLE = 1 << 21  # a case whose operands and outputs have fewer bytes takes no memory worth a turn
 _AGAIN = 0.05  # seconds between two looks at a queue
 _AT_ONCE = {True: 1 << 18, False: 1 << 24}  # elements compared at a time, on a CPU (True) and on a GPU
 
@@ -105,6 +112,27 @@ def peak_memory(backend: Backend) -> dict[str, int]:
     if backend.gpu and backend.streams:
         found["device"] = int(torch.cuda.max_memory_allocated(backend.device))
     return found
+
+
+def needed(kernel: Kernel, case: Case, backend: Backend, budget: Budget) -> tuple[float, float]:
+    """Estimates the bytes of the GPU that a case takes, and how many of them judging takes beside its tensors.
+
+    The first are in the kernel's process, then in this one. They include what autograd keeps of PyTorch's steps.
+    """
+    if not backend.streams:
+        return 0.0, 0.0
+    op, params = kernel.op, kernel.op.resolve(case.params)
+    operands = op.shapes(case.dims, params)
+    outputs = sum(math.prod(expected_shape(op, case.dims, params, name)) for name in kernel.outputs)
+    size = formats.named(case.dtype).bits // 8
+    held = size * (sum(map(math.prod, operands.values())) + outputs)
+    if held < _LITTLE:  # to follow a program of other sizes takes longer than such a case
+        return 0.0, 0.0
+    numbers = computed_by(op, case.dims) if op.meaning is not None else 0.0
+    if max(held, size * numbers) < 16 * _LITTLE:
+        return 0.0, 0.0
+    evaluated = min(budget.memory, _EVALUATED * budget.drawn)
+    return _MARGIN * (_TENSORS * held + size * numbers) + evaluated, evaluated
 
 
 @contextmanager

@@ -19,12 +19,11 @@ from verify.cases import Case, corpus, problem_of
 from verify.cases.fingerprint import fingerprint
 from verify.cases.plan import Group, captured, pinned, plan
 from verify.cases.regimes import deciding_operand
-from verify.cases.sizes import computed_by
-from verify.declare.declaration import Kernel, expected_shape
+from verify.declare.declaration import Kernel
 from verify.declare.standin import label
 from verify.errors import JudgeFailed, KernelError, Refused, TruthError, no_verdict
 from verify.measure.blind import KEPT
-from verify.measure.budget import Allowance, Budget, beyond, differing, peak_memory, sampled, turn
+from verify.measure.budget import Allowance, Budget, beyond, differing, needed, peak_memory, sampled, turn
 from verify.measure.call import Measured, run_baseline, run_judged
 from verify.measure.case import (
     BASELINE,
@@ -72,11 +71,7 @@ PARALLEL = 1 << 21  # the same limit if other cases run at the same time
 _PATIENCE = 3  # a kernel without memory is called this many more times
 _AT_LEAST = 0.1  # seconds of a wait that count
 _WAITS = 6  # a case is tried this many times while others hold the memory of a GPU
-_TENSORS = 4  # memory of a case with gradients, in sizes of its operands and outputs: gradients, copies, PyTorch's
-_MARGIN = 1.1  # of this estimate: of 23 problem files on a GPU, one took more
-_EVALUATED = 96  # bytes of evaluation for each number that a budget draws
 _OF_ONE_CALL = 1 << 14  # elements of a result of `judged_results`
-_LITTLE = 1 << 21  # a case whose operands and outputs have fewer bytes takes no memory worth a turn
 
 
 def measure_kernel(
@@ -267,7 +262,7 @@ class Judging:
 
         `report` gets the seconds of a wait. All limits of time move by them.
         """
-        need, judging_takes = self._need(case)
+        need, judging_takes = needed(self.kernel, case, self.backend, self.budget)
         for again in range(_WAITS if self.backend.streams else 1):
             waiting = time.monotonic()
             with turn(self.backend, need * 2**again) as lower:
@@ -282,7 +277,7 @@ class Judging:
         raise MemoryError
 
     def _turn(self, case: Case) -> AbstractContextManager[object]:
-        return turn(self.backend, self._need(case)[0])
+        return turn(self.backend, needed(self.kernel, case, self.backend, self.budget)[0])
 
     def _has_memory_for(
         self, judging: _GroupJudging, case: Case, forks: ForkMap[Asked, Pieces], lower: Callable[[], None]
@@ -350,26 +345,6 @@ class Judging:
         """Records that the judge gave no verdict on something; the run becomes incomplete."""
         self.notes.append(text)
         self.gaps.append(Gap("judge failed", f"{self.kernel.name}: {text}", self.target))
-
-    def _need(self, case: Case) -> tuple[float, float]:
-        """Estimates the bytes of the GPU that a case takes, and how many of them judging takes beside its tensors.
-
-        The first are in the kernel's process, then in this one. They include what autograd keeps of PyTorch's steps.
-        """
-        if not self.backend.streams:
-            return 0.0, 0.0
-        op, params = self.kernel.op, self.kernel.op.resolve(case.params)
-        operands = op.shapes(case.dims, params)
-        outputs = sum(math.prod(expected_shape(op, case.dims, params, name)) for name in self.kernel.outputs)
-        size = formats.named(case.dtype).bits // 8
-        held = size * (sum(map(math.prod, operands.values())) + outputs)
-        if held < _LITTLE:  # to follow a program of other sizes takes longer than such a case
-            return 0.0, 0.0
-        numbers = computed_by(op, case.dims) if op.meaning is not None else 0.0
-        if max(held, size * numbers) < 16 * _LITTLE:
-            return 0.0, 0.0
-        evaluated = min(self.budget.memory, _EVALUATED * self.budget.drawn)
-        return _MARGIN * (_TENSORS * held + size * numbers) + evaluated, evaluated
 
     def _called(self, group: Group, planned: Case) -> list[tuple[Question, Given]] | None:
         """Calls the kernel and PyTorch on a case. Returns None if the kernel gave no result."""
