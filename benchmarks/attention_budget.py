@@ -4,13 +4,14 @@
     python -m benchmarks.attention_budget --size 1,2,64,32     another size
     verify run benchmarks/attention_budget.py::sdpa --profile ci
 
-Prints the verdict and the slowest phases of each run (VERIFY_TIMES). Exits with 1 if a run takes longer or has no
-verdict.
+Prints the results with their basis and the slowest phases of each run (VERIFY_TIMES). Exits with 1 if a run takes
+longer, or if it does not judge the output and all three gradients.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import subprocess
@@ -53,31 +54,51 @@ def main() -> int:
     parser.add_argument("--size", default=DEFAULT, help="batch, heads, positions, features")
     parser.add_argument("--seconds", type=float, default=60.0, help="more is an error")
     parser.add_argument("--only", choices=["sdpa", "tutorial"])
+    parser.add_argument("--times", type=Path, help="keep the times of all phases in this folder")
     options = parser.parse_args()
     failed = False
     for name in ("sdpa", "tutorial") if options.only is None else (options.only,):
         with tempfile.TemporaryDirectory() as folder:
-            times = Path(folder) / "times.txt"
-            command = [sys.executable, "-m", "verify", "run", f"{__file__}::{name}", "--profile", "ci"]
-            begun = time.monotonic()
-            environment = {**os.environ, SIZE: options.size, "VERIFY_TIMES": str(times)}
-            run = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-            try:
-                said, told = run.communicate(timeout=options.seconds + GRACE)
-            except subprocess.TimeoutExpired:
-                run.send_signal(signal.SIGINT)  # it prints what it has
-                said, told = run.communicate()
-            seconds = time.monotonic() - begun
-            phases = times.read_text().splitlines() if times.exists() else []
-        right = run.returncode in (0, 1) and seconds <= options.seconds
-        failed |= not right
-        print(f"{'ok ' if right else 'BAD'} {seconds:6.1f} s  {name} of {options.size}, exit code {run.returncode}")
-        slowest = sorted(phases, key=lambda line: -float(line.partition("took")[2].split()[0]))[:8]
-        verdict = next((line for line in said.splitlines() if line.startswith(("✓", "✗", "○ incomplete"))), "")
-        print("\n".join([verdict, *slowest]), flush=True)
-        if not right:
-            print(said[-3000:], told[-2000:])
+            failed |= not measured(name, options, Path(folder))
     return int(failed)
+
+
+def measured(name: str, options: argparse.Namespace, folder: Path) -> bool:
+    """Runs one kernel and prints what it took and showed. Returns True if it was in time and judged every result."""
+    kept = folder if options.times is None else options.times.resolve()
+    kept.mkdir(parents=True, exist_ok=True)
+    times, record = kept / f"times-{name}.txt", folder / "run.json"
+    times.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "verify", "run", f"{__file__}::{name}", "--profile", "ci", "--json", str(record)]
+    environment = {**os.environ, SIZE: options.size, "VERIFY_TIMES": str(times)}
+    begun = time.monotonic()
+    run = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        said, told = run.communicate(timeout=options.seconds + GRACE)
+    except subprocess.TimeoutExpired:
+        run.send_signal(signal.SIGINT)  # it prints what it has
+        try:
+            said, told = run.communicate(timeout=GRACE)
+        except subprocess.TimeoutExpired:
+            run.kill()
+            said, told = run.communicate()
+    seconds = time.monotonic() - begun
+    judged = []
+    for kernel in json.loads(record.read_text())["kernels"] if record.exists() else ():
+        judged = [each for each in kernel["results"] if each["status"] in ("ok", "wrong")]
+        laws = [law["status"] for law in kernel.get("laws", ())]
+        print(*kernel.get("notes", ()), f"laws: {laws.count('ok')} kept, {laws.count('broken')} broken", sep="\n")
+    for each in judged:
+        print(f"  {each['output']:<3} {each['status']}, max {each['figures'].get('scaled_upper')}, {each['basis']}")
+    complete = {each["output"] for each in judged} >= {"y", "dq", "dk", "dv"}
+    right = run.returncode in (0, 1) and complete and seconds <= options.seconds
+    print(f"{'ok ' if right else 'BAD'} {seconds:6.1f} s  {name} of {options.size}, exit code {run.returncode}")
+    phases = times.read_text().splitlines() if times.exists() else []
+    slowest = sorted(phases, key=lambda line: -float(line.partition("took")[2].split()[0]))[:8]
+    print("\n".join(slowest), flush=True)
+    if not right:
+        print(said[-3000:], told[-2000:])
+    return right
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import math
 import os
 import subprocess
 import sys
@@ -34,6 +35,7 @@ from verify.measure.digest import of_many
 from verify.measure.kernel import measure_kernel
 from verify.measure.requests import Measure
 from verify.ops.graph.steps import Run
+from verify.ops.op import Problem
 from verify.records.record import KernelRun, value_of
 from verify.report.words import basis_short
 from verify.truth.formats import named
@@ -173,6 +175,20 @@ def test_indices_have_both_ends_edges_of_blocks_and_every_part() -> None:
     assert np.diff(line).max() < 100_000 / 64 * 4
     assert sum(at % 16 in (0, 15) for at in line.tolist()) >= 14
     assert (_line(5, 8, 0, "y") == np.arange(5)).all()
+
+
+def test_drawn_elements_are_among_those_judged_if_their_boxes_need_more_than_the_first() -> None:
+    shape = (2, 16, 2048, 128)
+    x = torch.empty(shape, dtype=torch.bfloat16, device="meta")
+    declared = kernel(like=_attention, examples=[(x, x, x)], dtypes=["bfloat16"], name="f")(_attention)
+    assert declared.op.meaning is not None
+    given = Problem(inputs=dict.fromkeys("qkv", x), params={}, upstream={"y": x}, results=("y", "dq", "dk", "dv"))
+    program, run = declared.op.meaning.program(given)
+    budget = Budget(2.0**35, 20 << 30, 1 << 22, 1 << 18, 2.0**26)
+    for name in given.results:
+        first, drawn, *_ = cuts_of(program, run, name, [5], budget, 0)
+        assert [len(line) for line in first.box] == [1, 1, 1, 1]
+        assert math.prod(len(line) for line in drawn.box) > 5000
 
 
 def test_a_digest_of_many_sees_one_bit() -> None:

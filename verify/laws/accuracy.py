@@ -33,7 +33,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -52,12 +53,14 @@ from verify.cases.sizes import REACHES_OF_LAWS, long_sizes, with_keys
 from verify.cases.strategies import CaseSpace, Layouts, Sizes, fixed_shapes, recipes, space
 from verify.cases.values import CONFIDENT, SMALL
 from verify.declare.declaration import Kernel
-from verify.errors import BeyondEffort, KernelError
+from verify.errors import BeyondEffort, KernelError, TruthError
 from verify.laws.law import Broken, Excess, Law, Subject, plain_case, said_of
-from verify.measure.call import Measured, alone, inferred, run_kernel
-from verify.measure.element import worst_element
+from verify.measure.budget import Budget, beyond, differing, sampled
+from verify.measure.call import Measured, alone, inferred, run_baseline, run_kernel
+from verify.measure.case import sampled_question
+from verify.measure.element import Whole, worst_element
 from verify.measure.judge import Effort, JudgedBy, judge_by, with_noise_again
-from verify.ops.op import Problem
+from verify.ops.op import Op, Problem
 from verify.records.figure import UNIT
 from verify.records.readings import NONFINITE
 from verify.records.record import CLASSES, Origin, value_of
@@ -74,6 +77,7 @@ _ONE_MORE = ((1025,), (4097,), (65_537,))
 # An exponential whose argument is up to 17, rounded twice to 2^-20 each time, may be off by this many ULP.
 _ROUNDED_ARGUMENT = 32.0
 _BLURRED = 2.0**-6  # the score of a passing case may be off by this many ULP
+_ELEMENTS, _DRAWN = 1 << 14, 2.0**24  # elements of a large result that are judged, and numbers in all their steps
 
 
 def _space(subject: Subject) -> CaseSpace:
@@ -188,7 +192,7 @@ def judge_results(
 
     Raises `Broken` if it exceeds the kernel's limit.
     """
-    return judge_known(subject, case, known(subject, case, inputs, upstream, results))
+    return max(judge_known(subject, case, facts) for facts in _known(subject, case, inputs, upstream, results))
 
 
 def keeps(
@@ -208,12 +212,51 @@ def keeps(
 
 @dataclass(frozen=True)
 class Known:
-    """Holds results of one problem and the truth of each that has elements, all on one device."""
+    """Holds results of one problem and the truth of each that has elements, all on one device.
 
+    If `whole` is given, they are some elements of one result, and `op` is about these alone.
+    """
+
+    op: Op
     problem: Problem
     results: dict[str, Tensor]
     truths: dict[str, Truth]
     kinds: dict[str, Format]
+    whole: Whole | None = None
+
+
+def _known(
+    subject: Subject,
+    case: Case,
+    inputs: Mapping[str, Tensor | None],
+    upstream: Mapping[str, Tensor],
+    results: Mapping[str, Tensor],
+) -> Iterator[Known]:
+    """Yields all results together if the judge can afford that, else some elements of one result after the other.
+
+    These are elements at which the results and PyTorch's differ most, and drawn ones. Raises TruthError if even one
+    element is beyond the budget.
+    """
+    kernel, budget = subject.kernel, Budget.of(subject.backend)
+    few, drawn = min(budget.elements, _ELEMENTS), min(budget.drawn, _DRAWN)
+    problem = problem_of(kernel.op, case, dict(inputs), dict(upstream), tuple(results))
+    if kernel.op.meaning is None or budget.holds(kernel.op.meaning.program(problem)[0], problem.results):
+        yield known(subject, case, inputs, upstream, results)
+        return
+    measured = Measured(dict(inputs), dict(upstream), dict(results), ())
+    beside = dict[str, Tensor]()
+    with contextlib.suppress(KernelError):  # PyTorch may lack the memory or refuse the operands
+        beside = run_baseline(kernel, case, subject.backend.device, measured).results
+    until = min(subject.until, time.monotonic() + budget.seconds)
+    for left, name in zip(range(len(results), 0, -1), results, strict=True):
+        seconds = max(until - time.monotonic(), 0.0) / left
+        own = dataclasses.replace(budget, elements=few, drawn=drawn, seconds=seconds)
+        sample = sampled(kernel.op, problem, name, differing(results[name], beside.get(name)), own, case.seed)
+        if sample is None:
+            raise TruthError(beyond(name, case))
+        some = sampled_question(kernel, case, measured, sample, subject.target, case.seed)
+        truths = {name: some.truth(name)}
+        yield Known(some.op, some.problem, {name: sample.of(results[name])}, truths, some.formats, some.whole)
 
 
 def known(
@@ -240,12 +283,12 @@ def known(
     problem = problem_of(op, case, given, {name: every["up", name] for name in upstream}, tuple(results))
     kinds = {name: formats.of(tensor.dtype) for name, tensor in returned.items()}
     truths = {name: truth for name, truth in evaluate(op, problem, kinds).items() if returned[name].numel()}
-    return Known(problem, returned, truths, kinds)
+    return Known(op, problem, returned, truths, kinds)
 
 
 def judge_known(subject: Subject, case: Case, facts: Known) -> float:
     """Returns the largest error of results with known truths. Raises `Broken` if it exceeds the kernel's limit."""
-    kernel = subject.kernel
+    kernel = subject.kernel if facts.whole is None else dataclasses.replace(subject.kernel, op=facts.op)
     problem, results, truths, kinds = facts.problem, facts.results, facts.truths, facts.kinds
     limits = [kernel.limit_of(subject.dtype, of_class, name) for name in truths for of_class in CLASSES]
     least = min((limit for limit in limits if limit is not None), default=math.inf)
@@ -280,7 +323,8 @@ def judge_known(subject: Subject, case: Case, facts: Known) -> float:
             error, index = value_of(part.leaders[0].upper), part.leaders[0].place
             judged = outcome.exact[index]
             origin = Origin(subject.target, case.to_json(), name, index)
-            worst = worst_element(kernel.op, problem, got, judged, origin, None if gate == "plain" else error)
+            scaled = None if gate == "plain" else error
+            worst = worst_element(kernel.op, problem, got, judged, origin, scaled, facts.whole)
             lines = {
                 "at": f"{name} {list(worst.index)}",
                 **worst.inputs,
@@ -290,7 +334,7 @@ def judge_known(subject: Subject, case: Case, facts: Known) -> float:
                 "limit": f"{limit:g}{UNIT[gate]}",
             }
             rule = "wrong at an infinite or NaN input" if special else "beyond the kernel's own limit"
-            raise Broken(rule, case, lines, result=name, index=index, excess=Excess(error, limit))
+            raise Broken(rule, case, lines, result=name, index=worst.origin.index, excess=Excess(error, limit))
     return largest
 
 

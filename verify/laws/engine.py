@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -29,6 +30,7 @@ from torch import Tensor
 
 from verify.backends import Backend
 from verify.cases import Case, corpus
+from verify.cases.sizes import sizes_of, work_of
 from verify.cases.strategies import Sizes, fixed_shapes
 from verify.declare.declaration import Kernel
 from verify.errors import IN_ERROR, KernelError, Refused, TruthError, UsageError
@@ -51,6 +53,7 @@ class Profile:
     sizes: dict[str, Sizes]
     seed: int = 0
     fixed: int | None = None
+    seconds: float = 25.0  # for all laws of a kernel in one dtype, if its cases are large
 
 
 _SMALL = Sizes(elements=1 << 8, width=1 << 8, depth=64, rows=200)
@@ -60,10 +63,10 @@ _ALL_CPU = Sizes(elements=1 << 16, width=1 << 13, depth=1024, many_rows=70_000, 
 _ALL_GPU = Sizes(elements=1 << 24, width=1 << 16, depth=8192, rows=65_534, many_rows=200_000, every_pattern=True)
 PROFILES = {
     # only the first fixed cases: while a user edits, an answer must come at once
-    "quick": Profile("quick", EXAMPLES["quick"], {"small": _SMALL, "large": _CUDA}, fixed=12),
+    "quick": Profile("quick", EXAMPLES["quick"], {"small": _SMALL, "large": _CUDA}, fixed=12, seconds=10.0),
     "ci": Profile("ci", EXAMPLES["ci"], {"small": _CPU, "large": _CUDA}),
-    "nightly": Profile("nightly", EXAMPLES["nightly"], {"small": _CPU, "large": _GPU}),
-    "exhaustive": Profile("exhaustive", EXAMPLES["exhaustive"], {"small": _ALL_CPU, "large": _ALL_GPU}),
+    "nightly": Profile("nightly", EXAMPLES["nightly"], {"small": _CPU, "large": _GPU}, seconds=400.0),
+    "exhaustive": Profile("exhaustive", EXAMPLES["exhaustive"], {"small": _ALL_CPU, "large": _ALL_GPU}, seconds=400.0),
 }
 SEEDED_BY_DATE = ("nightly", "exhaustive")
 
@@ -85,6 +88,16 @@ def profile_named(name: str, seed: int | None = None) -> Profile:
     if not text.isascii() or not text.isdigit():
         raise UsageError(f"VERIFY_SEED is a whole number from 0; received {text!r}")
     return replace(chosen, seed=int(text))
+
+
+_LARGE = 1 << 26  # numbers in a program: a law takes a second or more for a case of more
+
+
+def has_large_cases(kernel: Kernel) -> bool:
+    """True if the declaration of a PyTorch function allows only sizes, or names an example, that take a law long."""
+    op = kernel.op
+    sizes = op.geometry.examples or (sizes_of(op, 512)[:1] if op.geometry.named else ())
+    return any(work_of(op, dims) > _LARGE for dims in sizes)
 
 
 _ROUNDS = (1, 3, 4)  # eighths of a profile's drawn cases
@@ -141,11 +154,13 @@ class Options:
     pinned: cases that are tried first; None: the cases of the project's corpus for the law.
     memory: stored cases of earlier runs. Without it nothing is read or stored, so the same call gives the same result.
     shrink: makes a case smaller than Hypothesis can, because Hypothesis cannot change elements.
+    until: a time of time.monotonic(). After it no case is tried but the first, and no broken case is made smaller.
     """
 
     pinned: Sequence[Case] | None = None
     memory: Remembered | None = None
     shrink: Callable[[Law, Subject, Broken], Broken] | None = None
+    until: float = math.inf
 
 
 DEFAULT = Options()
@@ -162,7 +177,7 @@ def run_law(
 ) -> LawRun:
     """Tries one law on one kernel in one dtype."""
     pinned, memory = options.pinned, options.memory
-    subject = Subject(kernel, dtype, backend, profile.sizes[backend.scale], target_name)
+    subject = Subject(kernel, dtype, backend, profile.sizes[backend.scale], target_name, options.until)
     reason = law.reason(subject)
     if reason is not None:
         return LawRun(law=law.name, dtype=dtype, status="skipped", cases=0, message=reason)
@@ -179,14 +194,21 @@ def run_law(
         message = f"it refuses every case: {trial.refusal}"
         return LawRun(law=law.name, dtype=dtype, status="skipped", cases=0, message=message, refused=trial.refused)
     if broken is None:
-        message = trial.refusal
-        return LawRun(law=law.name, dtype=dtype, status="ok", cases=trial.cases, message=message, refused=trial.refused)
+        return LawRun(
+            law=law.name,
+            dtype=dtype,
+            status="ok",
+            cases=trial.cases,
+            message=trial.refusal,
+            refused=trial.refused,
+            late=trial.late,
+        )
     cause: Cause = "failed" if broken.failed else ""
     if not broken.failed and law.name not in APART and (differs := difference(subject, broken)):
         cause = UNREPEATABLE
         if law.name != UNREPEATABLE_LAW:
             return _broken(law, dtype, trial.cases, differs, target_name, cause=cause)
-    if options.shrink is not None:
+    if options.shrink is not None and options.until == math.inf:  # a large case takes too long for many tries
         broken = options.shrink(law, subject, broken)
     if memory is not None:
         memory.keep(broken.case)
@@ -228,10 +250,13 @@ class _Trial:
     cases: int = 0
     refused: int = 0
     refusal: str = ""  # message of the last refusal
+    late: bool = False  # True: time ended before the last case
 
     def known(self, cases: Sequence[Case], memory: Remembered | None) -> Broken | None:
         """Tries cases that broke the law before. Removes those that no longer break it from the memory."""
         for case in cases:
+            if self._ends():
+                return None
             broken = self._check(case)
             if broken is not None:
                 return broken
@@ -242,23 +267,34 @@ class _Trial:
     def fixed(self) -> Broken | None:
         """Tries the law's fixed cases. If one breaks, the search tries to find a smaller one."""
         for case in self.law.fixed(self.subject)[: self.profile.fixed]:
+            if self._ends():
+                return None
             broken = self._check(case)
             if broken is not None:
                 counted = self.cases
-                smaller = self.drawn()
+                smaller = self.drawn() if self.subject.until == math.inf else None
                 self.cases = counted
                 return smaller or broken
         return None
 
     def drawn(self) -> Broken | None:
         """Tries cases that Hypothesis draws. Hypothesis shrinks a case that breaks the law."""
-        if not self.profile.examples:
+        if not self.profile.examples or self._ends():
             return None
         label = f"{self.law.name} {self.subject.dtype}"
         count = max(1, round(self.profile.examples * self.law.share))
+        found = list[Broken]()  # of a large case, which is not made smaller
 
         def once(case: Case) -> None:
-            score = self._score(case)
+            if found:
+                raise found[0]
+            if self._ends():
+                return
+            try:
+                score = self._score(case)
+            except Broken as broken:
+                found.extend([broken] if self.subject.until < math.inf else [])
+                raise
             if score is not None and score == score and score < 1e300:
                 target(score, label=label)
 
@@ -273,6 +309,12 @@ class _Trial:
             seen[0].facts["repeats"] = "not every time"
             return seen[0]
         return None
+
+    def _ends(self) -> bool:
+        """True if no time is left for another case. The first case is always tried."""
+        over = self.cases + self.refused > 0 and time.monotonic() >= self.subject.until
+        self.late |= over
+        return over
 
     def _check(self, case: Case) -> Broken | None:
         try:

@@ -6,6 +6,7 @@ for the report. It does not depend on Hypothesis' runner, pytest or records.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -28,6 +29,7 @@ class Subject:
     backend: Backend
     sizes: Any
     target: str = ""
+    until: float = math.inf  # after this time of time.monotonic() no further case is tried
 
 
 def plain_case(subject: Subject, dims: tuple[int, ...]) -> Case:

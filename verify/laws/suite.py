@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -11,12 +13,16 @@ import msgspec
 from verify.backends import Backend
 from verify.declare.declaration import Kernel
 from verify.laws import engine, registry
+from verify.laws.law import Law
 from verify.laws.profiles import ALWAYS, NAMES, remaining
 from verify.laws.schedule import left_out
 from verify.laws.shrink import shrink_law
 from verify.measure.requests import Measure
-from verify.records.record import RESULT_STATUSES, KernelRun, unrepeatable
+from verify.records.record import RESULT_STATUSES, KernelRun, LawRun, unrepeatable
+from verify.workers.phases import phase
 from verify.workers.requests import OnProgress, Step
+
+_WEIGHTS = {"accuracy": 4.0}  # shares of the time of large cases; others have 1
 
 
 def laws_for(
@@ -76,20 +82,20 @@ def with_laws(
     Returns the record unchanged if the kernel was not measured.
 
     `asked.laws` names the profile. Without one the laws of `ALWAYS` are tried, with the profile "quick". A seed other
-    than 0 replaces the profile's own seed.
+    than 0 replaces the profile's own seed. If the kernel has large cases, its laws share the profile's seconds.
     """
     if done.status not in RESULT_STATUSES:
         return done
     started = time.monotonic()
     chosen, dtypes = engine.profile_named(asked.laws or "quick", asked.seed or None), asked.dtypes or kernel.dtypes
-    tried = []
+    tried = list[LawRun]()
     wanted = [(name, dtype) for name in (remaining(asked.without) if asked.laws else ALWAYS) for dtype in dtypes]
+    seconds = chosen.seconds * len(dtypes) if asked.laws and engine.has_large_cases(kernel) else math.inf
+    clock = _Clock(started + seconds, sum(_WEIGHTS.get(name, 1.0) for name, _ in wanted))
     for number, (name, dtype) in enumerate(wanted, 1):
         progress(Step(f"{kernel.name} {dtype}, law {number} of {len(wanted)}: {name}", "law", number, len(wanted)))
-        law = registry.get(name)
-        tried.append(
-            engine.try_law(law, kernel, dtype, backend, chosen, done.target, engine.Options(shrink=shrink_law))
-        )
+        with phase(f"law {name} in {dtype}"):
+            tried.append(clock.tried(registry.get(name), kernel, dtype, backend, chosen, done.target))
         if asked.fail_fast and tried[-1].status == "broken":
             break
     tried += left_out(asked.without, dtypes)
@@ -97,9 +103,41 @@ def with_laws(
         done,
         status="wrong" if any(law.status == "broken" for law in tried) else done.status,
         laws=tried,
+        notes=[*done.notes, *_notes(tried, seconds)],
         unrepeatable=done.unrepeatable or unrepeatable(tried),
         seconds=round(done.seconds + time.monotonic() - started, 3),
     )
+
+
+@dataclass
+class _Clock:
+    """Divides the time of all laws of a kernel with large cases among those to come, by weight."""
+
+    until: float  # a time of time.monotonic(); math.inf: no limit
+    weight: float  # of the laws to come
+
+    def tried(
+        self, law: Law, kernel: Kernel, dtype: str, backend: Backend, profile: engine.Profile, target: str
+    ) -> LawRun:
+        """Tries the next law for its share of the time. If no time is left, the law counts as not tried."""
+        now, weight = time.monotonic(), _WEIGHTS.get(law.name, 1.0)
+        share, self.weight = weight / self.weight, self.weight - weight
+        if now >= self.until:
+            return LawRun(law.name, dtype, "skipped", 0, "not tried: no time was left for it", late=True)
+        options = engine.Options(shrink=shrink_law, until=now + (self.until - now) * share)
+        return engine.try_law(law, kernel, dtype, backend, profile, target, options)
+
+
+def _notes(tried: Sequence[LawRun], seconds: float) -> list[str]:
+    """Returns a note on laws of large cases whose time ended before their last case."""
+    late = [law for law in tried if law.late]
+    none = [law.law for law in late if law.status == "skipped"]
+    if not late:
+        return []
+    least = min((law.cases for law in late if law.status != "skipped"), default=0)
+    text = f"laws share {seconds:g} s, as a case is large: {len(late) - len(none)} tried some of their cases"
+    text += f", at least {least} each" if least else ""
+    return [f"{text}; not tried: {', '.join(dict.fromkeys(none)) or 'none'}"]
 
 
 def target_of(kernel: Kernel) -> str:

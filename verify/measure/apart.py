@@ -243,6 +243,7 @@ class KernelProcesses:
                     seconds=round(done.seconds + tried.seconds, 3),
                     unrepeatable=done.unrepeatable or tried.unrepeatable,
                     gaps=[*done.gaps, *tried.gaps],
+                    notes=[*done.notes, *tried.notes],
                 )
             except (Died, KernelError) as error:
                 failed = "crashed" if isinstance(error, Died) else "error"

@@ -55,6 +55,7 @@ _MARGIN = 1.1  # of this estimate: of 23 problem files on a GPU, one took more
 _EVALUATED = 96  # bytes of evaluation for each number that a budget draws
 _LITTLE = 1 << 21  # a case whose operands and outputs have fewer bytes takes no memory worth a turn
 _AGAIN = 0.05  # seconds between two looks at a queue
+_LEAST = 0.5  # seconds for a result, and for the choice of its elements: with less, few cases would have few elements
 _AT_ONCE = {True: 1 << 18, False: 1 << 24}  # elements compared at a time, on a CPU (True) and on a GPU
 
 
@@ -243,9 +244,12 @@ class Allowance:
             self.spent, self._since = self.spent + time.monotonic() - self._since, None
 
     def share(self, left: int, results: int) -> float:
-        """Returns the seconds for the next of `left` results of a case; each case has so many `results`."""
+        """Returns the seconds for the next of `left` results of a case; each case has so many `results`.
+
+        If equal shares would be too short to judge more than a few elements, the last cases get none.
+        """
         running = 0.0 if self._since is None else time.monotonic() - self._since
-        return max(self.seconds - self.spent - running, 0.0) / (max(self.cases - 1, 0) * results + left)
+        return max((self.seconds - self.spent - running) / (max(self.cases - 1, 0) * results + left), _LEAST)
 
     def is_spent(self, dims: tuple[int, ...]) -> bool:
         """True if no time is left for another case of the same sizes."""
@@ -282,14 +286,14 @@ def sampled(op: Op, problem: Problem, result: str, singled: Sequence[int], budge
     """Returns the elements of a result to judge; None if even one element is beyond the budget."""
     assert op.meaning is not None
     program, run = op.meaning.program(problem)
-    until = time.monotonic() + budget.seconds
-    cuts = cuts_of(program, run, result, singled, budget, seed, until - budget.seconds / 2)
+    begun = time.monotonic()
+    cuts = cuts_of(program, run, result, singled, budget, seed, begun + max(budget.seconds / 2, _LEAST))
     if not cuts:
         return None
     # PyTorch has one number where intervals, noise and copies have several
     fits = cost_of(program.steps, lambda step: float(math.prod(step.shape)))[1] <= _THEIRS * budget.memory
     theirs = functools.cache(lambda: op.meaning.in_float64(problem) if fits else {})  # type: ignore[union-attr]
-    return sample_of(op.meaning, problem, result, cuts, theirs, lambda: time.monotonic() < until)
+    return sample_of(op.meaning, problem, result, cuts, theirs, lambda: time.monotonic() < begun + budget.seconds)
 
 
 def beyond(result: str, case: Case) -> str:
@@ -306,7 +310,7 @@ def cuts_of(
     seed: int,
     until: float = math.inf,
 ) -> list[Cut]:
-    """Returns the parts of a program to evaluate. The parts of the elements in `singled` come first.
+    """Returns the parts of a program to evaluate: one of elements in `singled`, then a drawn one, then the others.
 
     Returns [] if even one element is beyond the budget.
     """
@@ -320,6 +324,13 @@ def cuts_of(
         except BeyondEffort:
             return None
         return made if made.bytes <= budget.memory else None
+
+    def fitting(label: str) -> Cut | None:
+        """Returns a box with `counts` indices of each dimension, or with fewer if it needs more than the first box."""
+        some = list(counts)
+        while (made := cut(_box(shape, some, seed, label), share)) is None and max(some) > 1:
+            some = [count // 2 if at == some.index(max(some)) else count for at, count in enumerate(some)]
+        return made
 
     counts, most = [1] * len(shape), budget.work
     one = cut(_box(shape, counts, seed, result), 1)
@@ -336,8 +347,11 @@ def cuts_of(
                 growing.remove(dim)
             else:
                 counts = more
-    boxes = [_box(shape, counts, seed, f"{result}/{number}") for number in range(1 if counts == [*shape] else share)]
-    drawn = [made for box in boxes if (made := cut(box, share)) is not None]
+    drawn = [
+        made
+        for number in range(1 if counts == [*shape] else share)
+        if (made := fitting(f"{result}/{number}")) is not None
+    ]
     apart = list[Cut]()
     waiting = [list(singled)] if singled else []
     most_apart = max(_BOXES * budget.drawn, one.work)
@@ -350,7 +364,7 @@ def cuts_of(
             waiting += [some[: len(some) // 2], some[len(some) // 2 :]]
         elif (made := cut(together, 1)) is not None:
             apart.append(made)
-    return [*apart, *drawn] or [one]
+    return [*apart[:1], *drawn[:1], *apart[1:], *drawn[1:]] or [one]
 
 
 def _around(places: Sequence[int], shape: tuple[int, ...]) -> Box:

@@ -443,7 +443,8 @@ class Judging:
             beside = given.get(BASELINE, {}).get(name)
             singled = differing(measured.results[name], beside)
             seconds = self.allowance.share(count - at, count)
-            sample = sampled(op, problem, name, singled, replace(budget, seconds=seconds), self.seed)
+            with phase(f"evaluate some elements of {name}"):
+                sample = sampled(op, problem, name, singled, replace(budget, seconds=seconds), self.seed)
             if sample is None:
                 self._judge_failed(f"{case.dtype}: {beyond(name, case)}")
                 continue

@@ -291,6 +291,7 @@ class LawRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     in_error: bool = False  # skipped because the harness is in error, so the run is incomplete
     cause: Cause = ""
     refused: int = 0  # cases that the kernel refused; `cases` does not count them
+    late: bool = False  # its time ended before its last case
 
     @property
     def case(self) -> str:

@@ -34,7 +34,7 @@ from verify.report.words import clean, listed, plural
 FIRST = 100  # characters of the first printed line
 MOST_ALSO = 8  # results of one cause that are named after the first
 FAILED = ("wrong", "crashed", "timeout", "error")
-LAW_WORD = {"ok": "kept", "broken": "broken", "skipped": "not applicable"}
+LAW_WORD = {"ok": "kept", "broken": "broken", "skipped": "not applicable", "late": "not tried"}
 LIMIT_WORD = {"refused": "refuses", "crashed": "ends its process on", "hung": "did not finish"}
 Kind = Literal["rounded", "faithful", "within", "wrong", "undecided", "vacuous"]
 
@@ -545,7 +545,7 @@ def law_word(law: LawRun) -> str:
 
 def law_counts(laws: Iterable[LawRun]) -> str:
     """Returns for example `40 kept, 2 broken, 12 not applicable`, or "" for no laws."""
-    found = [law.status for law in laws]
+    found = ["late" if law.late and law.status == "skipped" else law.status for law in laws]
     return ", ".join(f"{found.count(key):,} {word}" for key, word in LAW_WORD.items() if key in found)
 
 
