@@ -1,7 +1,7 @@
 """Causal attention by every kernel that PyTorch users meet, and by one that is written as Triton's tutorial teaches.
 
     verify run examples/attention.py --dtype bfloat16
-    python -m benchmarks.attention_table                   the table of docs/attention.md
+    python -m benchmarks.tables --table attention          the table of docs/attention.md
 
 A kernel that a machine does not have raises an error on every case, which the run reports. `..._lse` is the logarithm
 of the sum of exponentials that a kernel keeps for its backward pass.

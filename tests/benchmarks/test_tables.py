@@ -1,4 +1,4 @@
-"""The tables of attention: their kernels, one part with its steps, an end before the end, and the page."""
+"""The tables of attention, losses and norms: their kernels, one part with its steps, an early end, and the page."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks import attention_table
-from benchmarks.attention_table import TABLES, Part, Plan, measure_part, page, record_of, targets
+from benchmarks import tables
+from benchmarks.tables import TABLES, Part, Plan, gpus, measure_part, page, record_of, run_parts, targets
 from verify.backends import Backend
 
 ROOT = Path(__file__).parents[2]
@@ -27,8 +27,12 @@ def test_a_table_has_every_kernel_of_its_files() -> None:
     assert names[:4] == ["sdpa_math", "sdpa_flash", "sdpa_efficient", "sdpa_cudnn"]
     assert {"compiled", "flex", "triton_tutorial", "triton_tutorial_lse"} < set(names)
     assert not any(name.startswith("_") for name in names) and names[-1] == "causal_attention"
-    losses = targets(TABLES["losses"], "")
-    assert "examples/liger.py::liger_rms_norm" in losses and "examples/losses_and_norms.py::layer_norm" not in losses
+    losses = [each.partition("::")[2] for each in targets(TABLES["losses"], "")]
+    formulas = [each.removeprefix("eager_") for each in losses if each.startswith("eager_")]
+    assert len(formulas) == 11 and not set(formulas) & set(losses)
+    assert {f"compiled_{each}" for each in formulas} < set(losses)
+    others = {each for each in losses if each.startswith(("liger_", "fla_", "own_"))}
+    assert {"liger_kl_div", "fla_cross_entropy", "own_layer_norm"} < others and len(others) == len(losses) - 22
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +40,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the part of one kernel in one dtype at tiny sizes."""
     out = tmp_path_factory.mktemp("attention")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention_table, "DTYPES", ("bfloat16",))
+        patch.setattr(tables, "DTYPES", ("bfloat16",))
         measure_part(plan(out))
     return out
 
@@ -71,18 +75,43 @@ def test_an_error_and_the_end_of_the_time_are_reasons(tmp_path: Path) -> None:
     assert json.loads(part.plan.path.read_text())["steps"]["float16/randn"] == {"reason": "no viable backend"}
     late = Part(plan(tmp_path, until=time.time() - 1))
     assert late.step("float16/sinks", fails) is None and "float16/sinks" not in late.steps
-    text = page(record_of([plan(tmp_path), plan(tmp_path, "examples/attention.py::flex")]))
+    text = page(record_of("attention", [plan(tmp_path), plan(tmp_path, "examples/attention.py::flex")]))
     assert "- sdpa_math: float16: no viable backend; the time did not reach all of it" in text
     assert "- flex: the time did not reach it" in text
 
 
 def test_the_page_has_a_row_for_each_result_and_the_worst_input(measured: Path) -> None:
-    text = page(record_of([plan(measured)]))
+    text = page(record_of("attention", [plan(measured)]))
     rows = [line for line in text.splitlines() if line.startswith(("| sdpa_math", "|  | d"))]
     assert len(rows) == 4 and all(row.count("|") == 8 and "→" in row for row in rows)
     assert "**sdpa_math**" in text and f"verify replay {MATH}" in text
 
 
-def test_the_page_is_made_of_the_record() -> None:
-    record = json.loads(gzip.decompress((ROOT / "reports/benchmarks/sm_90/attention.json.gz").read_bytes()))
-    assert (ROOT / "docs" / "attention.md").read_text() == page(record)
+def test_parts_divide_the_gpus_and_a_record_is_written_before_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    assert gpus() == ["4", "7"]
+    seen, written = list[str](), list[float]()
+
+    class Process:
+        returncode = 0
+
+        def __init__(self, command: list[str], env: dict[str, str], **_: Any) -> None:
+            seen.append(env["CUDA_VISIBLE_DEVICES"])
+            self.polls = 0
+
+        def poll(self) -> int | None:
+            self.polls += 1
+            return 0 if self.polls > 2 else None
+
+    monkeypatch.setattr(tables.subprocess, "Popen", Process)
+    monkeypatch.setattr(tables, "WRITTEN", 0.0)
+    run_parts([plan(tmp_path, f"a.py::{n}") for n in range(4)], 2, lambda: written.append(time.time()))
+    assert sorted(seen) == ["4", "4", "7", "7"] and written
+
+
+@pytest.mark.parametrize("name", ["attention"])
+def test_the_page_is_made_of_the_record(name: str) -> None:
+    record = json.loads(gzip.decompress((ROOT / f"reports/benchmarks/sm_90/{name}.json.gz").read_bytes()))
+    assert (ROOT / "docs" / f"{name}.md").read_text() == page(record)

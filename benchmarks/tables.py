@@ -1,16 +1,17 @@
-"""The tables of docs/attention.md: how wrong shipped kernels of attention, losses and norms are, and on which input.
+"""The tables of docs/attention.md and docs/losses.md: how wrong shipped kernels are, and on which input.
 
-    python -m benchmarks.attention_table                     both tables on a GPU, in at most 8 minutes
-    python -m benchmarks.attention_table --quick             tiny ones on a CPU: whether everything runs
-    python -m benchmarks.attention_table --table losses --only eager
-    python -m benchmarks.attention_table --report            the record and the page again from what is measured
+    python -m benchmarks.tables                              both tables on GPUs, in at most 8 minutes
+    python -m benchmarks.tables --quick                      tiny ones on a CPU: whether everything runs
+    python -m benchmarks.tables --table losses --only eager
+    python -m benchmarks.tables --report                     the records again from what is measured
+    python -m benchmarks.tables --page reports/benchmarks/sm_90/losses.json.gz > docs/losses.md
 
 Each kernel is a part, measured in a process of its own and kept in --out after each step. Another start continues with
 the missing steps. A part measures each dtype at each regime, its time, and what hunts find. Processes share the
-GPU, but one that takes times has it alone. A kernel that a machine lacks, and a step that the time did not reach, is a
-line with its reason.
+GPUs, but one that takes times has its GPU alone. A kernel that a machine lacks, and a step that the time did not
+reach, is a line with its reason.
 
-Writes OUT/attention.json.gz and, with --page, the page with the tables.
+Writes OUT/attention.json.gz and OUT/losses.json.gz, again and again while it measures.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import argparse
 import ast
 import contextlib
 import fcntl
+import gzip
 import json
 import math
 import os
@@ -27,7 +29,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -37,9 +39,10 @@ from verify.records.files import write_atomically
 ROOT = Path(__file__).parents[1]
 DTYPES = ("bfloat16", "float16", "float32")
 SHORT = 400  # characters of a replay that the page shows
-RECORD = "../reports/benchmarks/sm_90/attention.json.gz"  # where the record of the page is committed
+RECORD = "../reports/benchmarks/sm_90/{}.json.gz"  # where the record of a page is committed
 LEAST = 0.5  # units of noise: an error below is none
 LARGEST = 8.0  # magnitude of hunted inputs: what training and inference see
+WRITTEN = 15.0  # seconds between two versions of a record while parts are measured
 GRACE = 20.0  # seconds after the end in which a process may finish its step
 LONGEST = 200  # characters of a reason
 
@@ -49,6 +52,7 @@ class Table:
     """One table: the files of its kernels, the recipes of its inputs, and the sizes of a case by dimension."""
 
     title: str
+    about: str  # what a reader of its page needs to know about its kernels
     files: tuple[str, ...]
     regimes: tuple[str, ...]
     sizes: dict[str, int]
@@ -60,6 +64,8 @@ class Table:
 TABLES = {
     "attention": Table(
         title="Causal attention",
+        about="`compiled` is attention as users write it: two products and a softmax, with the dtype between them.\n"
+        "The other kernels keep float32 there.",
         files=("examples/attention.py", "examples/public/fla_kernels.py"),
         regimes=("randn", "scores below -87", "rising maxima", "falling maxima", "sinks", "repeated tokens"),
         sizes={"b": 2, "h": 4, "s": 257, "t": 257, "d": 64},
@@ -69,17 +75,13 @@ TABLES = {
     ),
     "losses": Table(
         title="Losses and norms",
-        files=("examples/losses_and_norms.py", "examples/liger.py", "examples/public/liger_kernels.py"),
+        about="`eager` is PyTorch, `compiled` is `torch.compile`, `fla` is flash-linear-attention, and `own` is a\n"
+        "kernel of this repository. [examples/losses_and_norms.py](../examples/losses_and_norms.py) has the formulas.",
+        files=("examples/losses_and_norms.py",),
         regimes=("randn", "mean 1e3", "outlier", "constant", "spread", "ramp"),
-        sizes={"n": 64, "d": 1025, "v": 1025, "": 64},
-        timed={"n": 4096, "d": 4096, "v": 32768, "": 4096},
-        quick={"n": 3, "d": 33, "v": 33, "": 3},
-        only=(
-            "losses_and_norms",
-            "liger.py::liger_layer_norm",
-            "liger.py::liger_rms_norm",
-            "liger_kernels.py::cross_en",
-        ),
+        sizes={"n": 64, "d": 1025, "v": 1025, "c": 16, "h": 65},
+        timed={"n": 4096, "d": 4096, "v": 32768, "c": 64, "h": 64},
+        quick={"n": 3, "d": 33, "v": 33, "c": 4, "h": 5},
     ),
 }
 
@@ -94,6 +96,7 @@ class Plan:
     quick: bool
     hunt: float  # seconds of each hunt
     until: float
+    gpu: str = ""  # its number; empty: the first
 
     @property
     def path(self) -> Path:
@@ -139,7 +142,8 @@ def reason(error: Exception) -> str:
 @contextlib.contextmanager
 def turn(out: Path, *, alone: bool) -> Iterator[None]:
     """Shares the device with other processes, or has it alone. A process that waits for it alone is the next."""
-    with (out / "next.lock").open("w") as following, (out / "device.lock").open("w") as device:
+    gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    with (out / f"next{gpu}.lock").open("w") as following, (out / f"device{gpu}.lock").open("w") as device:
         fcntl.flock(following, fcntl.LOCK_EX)
         fcntl.flock(device, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
         if not alone:
@@ -188,16 +192,16 @@ class _Measured:
     backend: Any
 
     def dims(self, sizes: dict[str, int]) -> tuple[int, ...]:
-        """The sizes of a case. An op by name has rows and columns."""
-        geometry = self.kernel.op.geometry
-        if not geometry.named:
-            return sizes[""], sizes["d"]
-        return tuple(sizes[name] for name in geometry.dims)
+        """The sizes of a case."""
+        return tuple(sizes[name] for name in self.kernel.op.geometry.dims)
 
     def case(self, dtype: str, regime: str, sizes: dict[str, int]) -> Any:
+        import msgspec
+
         from verify.cases import case_of
 
-        return case_of(self.kernel, dtype, dims=self.dims(sizes), fill=regime, regime=regime)
+        case = case_of(self.kernel, dtype, dims=self.dims(sizes), fill=regime, regime=regime)
+        return msgspec.structs.replace(case, largest=self.kernel.largest.get(dtype))
 
     def regime(self, dtype: str, regime: str) -> dict[str, Any]:
         """The figures of every result on the inputs of one recipe, and whether a second call has the same bits."""
@@ -320,17 +324,32 @@ def targets(table: Table, only: str) -> list[str]:
     return [each for each in wanted if only in each]
 
 
-def run_parts(plans: list[Plan], jobs: int) -> None:
-    """Measures the parts that are not done, several at a time, each in a process of its own until the time is over."""
+def gpus() -> list[str]:
+    """The numbers of the GPUs that this process sees; an empty one where there is none or nothing lists them."""
+    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        return visible.split(",")
+    with contextlib.suppress(OSError):
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout
+        return [str(number) for number in range(listed.count("GPU "))] or [""]
+    return [""]
+
+
+def run_parts(plans: list[Plan], jobs: int, write: Callable[[], None]) -> None:
+    """Measures the parts that are not done, several at a time, each in a process of its own until the time is over.
+
+    Calls `write` again and again, so that a run that is ended from outside leaves a record.
+    """
+    free, written = gpus() * jobs, time.monotonic()
     waiting = [plan for plan in plans if not (plan.path.exists() and json.loads(plan.path.read_text())["done"])]
     running: list[tuple[Plan, subprocess.Popen[bytes]]] = []
     while waiting or running:
         while waiting and len(running) < jobs:
-            plan = waiting.pop(0)
-            command = [sys.executable, "-m", "benchmarks.attention_table", "--part", plan.target, "--table", plan.table]
+            plan = replace(waiting.pop(0), gpu=free.pop(0))
+            command = [sys.executable, "-m", "benchmarks.tables", "--part", plan.target, "--table", plan.table]
             command += ["--out", str(plan.out), "--hunt", str(plan.hunt), "--until", str(plan.until)]
             log = plan.path.with_suffix(".log").open("wb")
-            process = subprocess.Popen(command + ["--quick"] * plan.quick, stdout=log, stderr=log, cwd=ROOT)
+            own = {**os.environ, **({"CUDA_VISIBLE_DEVICES": plan.gpu} if plan.gpu else {})}
+            process = subprocess.Popen(command + ["--quick"] * plan.quick, stdout=log, stderr=log, cwd=ROOT, env=own)
             running.append((plan, process))
         time.sleep(0.2)
         for plan, process in running[:]:
@@ -338,70 +357,67 @@ def run_parts(plans: list[Plan], jobs: int) -> None:
                 process.kill()
             if process.poll() is not None:
                 running.remove((plan, process))
+                free.insert(0, plan.gpu)
                 print(f"{plan.target}: {'done' if process.returncode == 0 else f'ended with {process.returncode}'}")
         if waiting and time.time() > waiting[0].until:
             waiting.clear()
+        if time.monotonic() > written + WRITTEN:
+            write()
+            written = time.monotonic()
 
 
-def record_of(plans: list[Plan]) -> dict[str, Any]:
-    """One record of all parts. A part without a file was not reached."""
-    tables: dict[str, Any] = {}
+def record_of(table: str, plans: list[Plan]) -> dict[str, Any]:
+    """The record of a table: all its parts. A part without a file was not reached."""
+    of_table: dict[str, Any] = {}
     for plan in plans:
         held = json.loads(plan.path.read_text()) if plan.path.exists() else {"steps": {}, "done": False}
         if not held["steps"]:
             log = plan.path.with_suffix(".log")
             last = log.read_text(errors="replace").strip().splitlines()[-1:] if log.exists() else []
             held["steps"] = {"absent": {"reason": (last or ["the time did not reach it"])[0][:LONGEST]}}
-        of_table = tables.setdefault(plan.table, {})
         left = (
             {}
             if held["done"] or "absent" in held["steps"]
             else {"rest": {"reason": "the time did not reach all of it"}}
         )
         of_table[plan.target] = held["steps"] | left
-    environments = [
-        steps["environment"] for each in tables.values() for steps in each.values() if "environment" in steps
-    ]
-    return {"schema": 1, "environment": environments[0] if environments else {}, "tables": tables}
+    environments = [steps["environment"] for steps in of_table.values() if "environment" in steps]
+    return {"schema": 2, "table": table, "environment": (environments or [{}])[0], "kernels": of_table}
 
 
 # -- the page -----------------------------------------------------------------------------------------------
 
 
 def page(record: dict[str, Any]) -> str:
-    """The page: how to read it, then the tables of the record."""
-    environment = record["environment"]
+    """The page of a record: how to read it, then its tables."""
+    environment, name, table = record["environment"], record["table"], record["kernels"]
+    of, title = TABLES[name], TABLES[name].title
     where = next((environment[each] for each in ("gpu", "cpu") if environment.get(each, "absent") != "absent"), "-")
     versions = ", ".join(f"{name} {environment[name]}" for name in ("torch", "triton") if environment.get(name))
     lines = [
-        "# Attention, losses and norms: how wrong shipped kernels are",
+        f"# {title}: how wrong shipped kernels are",
         "",
-        "`python -m benchmarks.attention_table` measures these tables and writes this page. An error is in units of",
-        "the [noise](like.md#the-noise) of the definition, beyond half a ULP. A kernel that rounds as PyTorch does has",
+        "`python -m benchmarks.tables` measures these tables and writes this page. An error is in units of the",
+        "[noise](like.md#the-noise) of the definition, beyond half a ULP. A kernel that rounds as PyTorch does has",
         "about 1 to 5. The first number of a cell is the largest error on normal random inputs. The number behind the",
-        "arrow is the largest on all inputs: recipes where attention goes wrong, and what [hunts](hunt.md) find.",
-        "`compiled` is attention as users write it: two products and a softmax, with the dtype between them.",
-        "The other kernels keep float32 there.",
+        "arrow is the largest on all inputs: recipes where such kernels go wrong, and what [hunts](hunt.md) find.",
+        of.about,
         "",
-        f"Measured on {where}, {versions}.",
+        f"Measured on {where}, {versions}. {_sizes(of)}",
     ]
-    for name, table in record["tables"].items():
-        title = TABLES[name].title
-        lines += ["", f"## {title}", "", *_sizes(name)]
-        for dtype in DTYPES:
-            rows = [row for target, steps in table.items() if (row := _row(target, steps, dtype))]
-            lines += ["", f"### {title} in {dtype}", "", *_head(), *rows] if rows else []
-        lines += ["", f"### Worst inputs of {title.lower()}", "", *_finds(table)]
-        if missing := [line for target, steps in table.items() if (line := _missing(target, steps))]:
-            lines += ["", "Not measured to the end:", "", *missing]
+    for dtype in DTYPES:
+        rows = [row for target, steps in table.items() if (row := _row(target, steps, dtype))]
+        lines += ["", f"## {title} in {dtype}", "", *_head(), *rows] if rows else []
+    lines += ["", "## Worst inputs", "", *_finds(table, RECORD.format(name))]
+    if missing := [line for target, steps in table.items() if (line := _missing(target, steps))]:
+        lines += ["", "Not measured to the end:", "", *missing]
     return "\n".join(lines) + "\n"
 
 
-def _sizes(name: str) -> list[str]:
-    table = TABLES[name]
-    shown = [n for n in table.sizes if n not in ("", "t")]
+def _sizes(table: Table) -> str:
+    shown = [n for n in table.sizes if n != "t"]
     sizes, timed = (", ".join(f"{n} {each[n]:,}" for n in shown) for each in (table.sizes, table.timed))
-    return [f"Errors at {sizes}; times at {timed}. Inputs: {', '.join(table.regimes)}."]
+    return f"Errors at {sizes}; times at {timed}. Inputs: {', '.join(table.regimes)}."
 
 
 def _head() -> list[str]:
@@ -446,7 +462,7 @@ def _shown(value: Any) -> str:
     return "∞" if math.isinf(found) else f"{found:.3g}"
 
 
-def _finds(table: dict[str, Any]) -> list[str]:
+def _finds(table: dict[str, Any], record: str) -> list[str]:
     """Returns a table of the worst find of each kernel, as a multiple of what random inputs show, with its replay.
 
     A hunt spells its operands out, so its replay may be too long for the page. Then the worst find of a recipe follows.
@@ -471,7 +487,7 @@ def _finds(table: dict[str, Any]) -> list[str]:
             brief = [each for each in rated if len(each[-1]) <= SHORT]
             shown = [worst, *([max(brief, key=itemgetter(0))] if brief and worst not in brief else [])]
             for _, result, dtype, size, plain, replay in shown:
-                again = f"`{replay}`" if len(replay) <= SHORT else f"in the [record]({RECORD})"
+                again = f"`{replay}`" if len(replay) <= SHORT else f"in the [record]({record})"
                 before = _shown(plain[result]["max"])
                 lines.append(
                     f"| **{target.partition('::')[2]}** | {result} in {dtype} | {before} → {_shown(size)} | {again} |"
@@ -493,40 +509,45 @@ def _missing(target: str, steps: dict[str, Any]) -> str:
 def main() -> int:
     """The command of the docstring."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "attention", help="folder of parts and record")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "tables", help="folder of parts and record")
     parser.add_argument("--table", choices=list(TABLES), help="one table alone")
     parser.add_argument("--only", default="", help="kernels whose target contains this")
     parser.add_argument("--quick", action="store_true", help="tiny sizes and two regimes")
     parser.add_argument("--seconds", type=float, default=420.0, help="for all parts together")
     parser.add_argument("--hunt", type=float, default=3.0, help="seconds of each hunt")
     parser.add_argument("--jobs", type=int, default=max(1, min(8, (os.cpu_count() or 2) // 2)))
-    parser.add_argument("--page", type=Path, help="the page to write, such as docs/attention.md")
+    parser.add_argument("--page", type=Path, metavar="RECORD", help="print the page of this record alone")
     parser.add_argument("--report", action="store_true", help="measure nothing")
     parser.add_argument("--part", help=argparse.SUPPRESS)
     parser.add_argument("--until", type=float, default=0.0, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.page is not None:
+        print(page(json.loads(gzip.decompress(options.page.read_bytes()))), end="")
+        return 0
     out = options.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     until = options.until or time.time() + options.seconds
     if options.part:
         measure_part(Plan(options.table, options.part, out, options.quick, options.hunt, until))
         return 0
-    plans = [
-        Plan(name, target, out, options.quick, options.hunt, until)
-        for name, table in TABLES.items()
+    plans = {
+        name: [
+            Plan(name, each, out, options.quick, options.hunt, until) for each in targets(TABLES[name], options.only)
+        ]
+        for name in TABLES
         if options.table in (None, name)
-        for target in targets(table, options.only)
-    ]
+    }
+
+    def write() -> None:
+        for name, some in plans.items():
+            record = json.dumps(record_of(name, some), indent=1).encode()
+            write_atomically(out / f"{name}.json.gz", record)
+
     if not options.report:
-        run_parts(plans, options.jobs)
-    record = record_of(plans)
-    write_atomically(out / "attention.json.gz", json.dumps(record, indent=1).encode())
-    print(f"{out / 'attention.json.gz'}: {sum(map(len, record['tables'].values()))} kernels")
-    text = page(record)
-    if options.page is not None:
-        write_atomically(options.page, text.encode())
-    else:
-        print(text)
+        run_parts([plan for some in plans.values() for plan in some], options.jobs, write)
+    write()
+    for name, some in plans.items():
+        print(page(record_of(name, some)))
     return 0
 
 
