@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -262,6 +263,32 @@ def test_autocast_that_reaches_half_of_a_kernel_is_found() -> None:
 
     found = breaks("autocast", silu_kernel(half), "autocast gives neither the plain result nor that of operands cast")
     assert found.facts["autocast"] == "torch.bfloat16"
+
+
+def squares(x, w, t):
+    return torch.nn.functional.mse_loss(x @ w, t)
+
+
+def test_operators_that_autocast_casts_one_by_one_keep_the_law_as_in_pytorch() -> None:
+    """A product is in bfloat16 under autocast, and a loss of it in float32. Neither is cast throughout."""
+    declared = partial(
+        verify.kernel,
+        like=squares,
+        shapes={"x": "n d", "w": "d m", "t": "n m"},
+        dtypes=["float32", "bfloat16"],
+        outputs=["loss"],
+        backends=["cpu", "interpreter"],  # where the loss is among the operators that autocast casts to float32
+    )
+    kind = torch.device(backends.select().device).type
+
+    def coarse(x, w, t):
+        if torch.is_autocast_enabled(kind):
+            x, w = (each.to(torch.float8_e4m3fn).to(x.dtype) for each in (x, w))
+        return squares(x, w, t)
+
+    for dtype in ("float32", "bfloat16"):
+        holds("autocast", declared(name="squares")(squares), dtype)
+        breaks("autocast", declared(name="coarse")(coarse), "autocast gives neither", dtype)
 
 
 # -- devices -------------------------------------------------------------------------------------------
