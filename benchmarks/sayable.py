@@ -300,6 +300,31 @@ row(
     lambda a, b: -F.logsigmoid(0.11 * (a - b)).mean(), shapes={"a": "n", "b": "n"}, largest=100.0,
 )  # fmt: skip
 
+
+def jensen_shannon(p: Tensor, q: Tensor, *, half: float = 0.5) -> Tensor:
+    """The mean divergence of two rows of logits from their mean."""
+    a, b = p.softmax(-1), q.softmax(-1)
+    m = (half * a + (1 - half) * b).log()
+    return (0.5 * (a * (p.log_softmax(-1) - m) + b * (q.log_softmax(-1) - m)).sum(-1)).mean()
+
+
+row(
+    "JSD", jensen_shannon, jensen_shannon, lambda p, q: jensen_shannon(p, q, half=0.51),
+    shapes={"p": "n v", "q": "n v"}, largest=8.0, max_ulp={"ordinary": 4, "demanding": None},
+)  # fmt: skip
+
+
+def focal(x: Tensor, keep: Tensor, *, power: int = 2) -> Tensor:
+    """Cross-entropy of two classes that gives less weight to right answers."""
+    z = torch.where(keep, x, -x)
+    return (-((1 - z.sigmoid()) ** power) * F.logsigmoid(z)).mean()
+
+
+row(
+    "focal loss", focal, focal, lambda x, keep: focal(x, keep, power=3), shapes={"x": "n", "keep": "n"},
+    integers={"keep": "bool"}, largest=8.0,
+)  # fmt: skip
+
 # -- norms, activations, embeddings ----------------------------------------------------------------------------
 
 
@@ -328,6 +353,34 @@ def eps_misplaced(x: Tensor, r: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
 
 NORM = {"shapes": {"x": "n d", "r": "n d", "w": "d"}, "outputs": ["y", "h"], "output_dtypes": {"h": "float32"}}
 row("residual and RMS norm", added_norm, added_norm, eps_misplaced, largest=1e4, **NORM)
+
+
+def gated_norm(x: Tensor, g: Tensor, *, eps: float = 1e-5) -> Tensor:
+    return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * F.silu(g)
+
+
+row(
+    "gated RMS norm", gated_norm, gated_norm, lambda x, g: gated_norm(x, g, eps=1e-2),
+    shapes={"x": "n d", "g": "n d"}, largest=1e4,
+)  # fmt: skip
+
+
+def normed_scores(q: Tensor, k: Tensor, *, kept: Callable[[Tensor], Tensor] = lambda x: x) -> Tensor:
+    """Products of normed queries and keys."""
+    q, k = (x * (x.square().mean(-1, keepdim=True) + 1e-5).rsqrt() for x in (q, k))
+    return kept(q) @ kept(k).mT
+
+
+row(
+    "QK norm", normed_scores, normed_scores, lambda q, k: normed_scores(q, k, kept=lambda x: x.bfloat16().float()),
+    shapes={"q": "s d", "k": "t d"}, largest=1e4,
+)  # fmt: skip
+row(
+    "sum over ranks and RMS norm", lambda x: added_norm(x.sum(0), torch.zeros_like(x[0]), torch.ones_like(x[0]))[0],
+    lambda x: added_norm(x[0] + x[1] + x[2] + x[3], torch.zeros_like(x[0]), torch.ones_like(x[0]))[0],
+    lambda x: added_norm(x.bfloat16().sum(0).float(), torch.zeros_like(x[0]), torch.ones_like(x[0]))[0],
+    shapes={"x": "4 n d"}, largest=1e4,
+)  # fmt: skip
 row(
     "L2 norm", lambda x: F.normalize(x, dim=-1), lambda x: F.normalize(x, dim=-1),
     lambda x: x / (x.square().sum(-1, keepdim=True).sqrt() + 1e-3), shapes={"x": "n d"}, largest=1e4,
@@ -434,6 +487,10 @@ def cut_to_int8(x: Tensor) -> Tensor:
 
 
 row("dynamic int8", to_int8, to_int8, cut_to_int8, shapes={"x": "n d"}, largest=1e4)
+row(
+    "static int8", lambda x: torch.round(x / 0.05).clamp(-128, 127), lambda x: torch.round(x * 20).clamp(-128, 127),
+    lambda x: torch.trunc(x / 0.05).clamp(-128, 127), shapes={"x": "n d"}, largest=1e4,
+)  # fmt: skip
 
 
 def unpacked(x: Tensor, w: Tensor, *, high: int = 4) -> Tensor:
@@ -539,6 +596,27 @@ def adamw_forgets(p: Tensor, g: Tensor, m: Tensor, v: Tensor) -> None:
 
 STEP = {"shapes": dict.fromkeys("pgmv", "n"), "writes": {"p": "p_", "m": "m_", "v": "v_"}, "domain": {"v": "0 <= v"}}
 row("AdamW in place", adamw, adamw_in_place, adamw_forgets, largest=1e4, **STEP)
+
+
+def lion(p: Tensor, g: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
+    """A step of Lion."""
+    return p - 1e-3 * torch.sign(0.9 * m + 0.1 * g), 0.99 * m + 0.01 * g
+
+
+row(
+    "Lion", lion, lion, lambda p, g, m: (lion(p, g, m)[0], 0.9 * m + 0.1 * g), shapes=dict.fromkeys("pgm", "n"),
+    outputs=["p_", "m_"], largest=1e4,
+)  # fmt: skip
+
+
+def newton_schulz(g: Tensor, *, a: float = 3.4445) -> Tensor:
+    """One step towards the orthogonal factor of a matrix."""
+    x = g / (g.norm() + 1e-7)
+    s = x @ x.mT
+    return a * x + (-4.7750 * s + 2.0315 * s @ s) @ x
+
+
+row("Newton-Schulz", newton_schulz, newton_schulz, lambda g: newton_schulz(g, a=3.4), shapes={"g": "n m"}, largest=1e4)
 row(
     "clipping by norm", lambda g: g * (1 / (g.norm() + 1e-6)).clamp(max=1),
     lambda g: g * (1 / (g.norm() + 1e-6)).clamp(max=1), lambda g: g * (1.013 / (g.norm() + 1e-6)).clamp(max=1),
@@ -588,6 +666,28 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (q @ k.mT).tril() @ v
 
 
+def delta_rule(q: Tensor, k: Tensor, v: Tensor, b: Tensor, *, kept: Callable[[Tensor], Tensor] = lambda s: s) -> Tensor:
+    """The gated delta rule, token by token."""
+    state, found = torch.zeros(k.shape[1], v.shape[1], dtype=q.dtype), []
+    for t in range(4):
+        state = kept(state + k[t][:, None] * (b[t] * (v[t] - k[t] @ state)))
+        found.append(q[t] @ state)
+    return torch.stack(found)
+
+
+def delta_chunked(q: Tensor, k: Tensor, v: Tensor, b: Tensor) -> Tensor:
+    """The same in one chunk: a triangular system for the values that are written."""
+    lower = (b[:, None] * (k @ k.mT)).tril(-1)
+    written = torch.linalg.solve_triangular(lower + torch.eye(4, dtype=q.dtype), b[:, None] * v, upper=False)
+    return (q @ k.mT).tril() @ written
+
+
+row(
+    "gated delta rule, chunked", delta_rule, delta_chunked,
+    lambda *given: delta_rule(*given, kept=lambda s: s.bfloat16().float()), largest=1.0,
+    shapes={"q": "4 d", "k": "4 d", "v": "4 e", "b": "4"}, domain={"b": "0 <= b <= 1"},
+    max_ulp={"ordinary": 4, "demanding": None},
+)  # fmt: skip
 row(
     "linear attention", linear_attention, lambda q, k, v: ((q @ k.mT).tril() @ v),
     lambda q, k, v: ((q @ k.mT).tril(-1) @ v), largest=8.0, **QKV,
@@ -618,6 +718,21 @@ row(
 row(
     "sort, and places", lambda x: tuple(x.sort(-1)), lambda x: tuple(x.sort(-1)),
     lambda x: (x.sort(-1).values, x.bfloat16().sort(-1).indices), shapes={"x": "n d"}, outputs=["y", "i"],
+)  # fmt: skip
+row(
+    "convolution of images in float16", lambda x, w: F.conv2d(x, w, padding=1), lambda x, w: F.conv2d(x, w, padding=1),
+    lambda x, w: sum(F.conv2d(x[:, c : c + 1], w[:, c : c + 1], padding=1) * (1.01 if c else 1.0) for c in range(2)),
+    shapes={"x": "1 2 h w", "w": "2 2 3 3"}, dtypes=["float16"], largest=8.0,
+)  # fmt: skip
+row(
+    "sums of segments", lambda x, ids: torch.zeros(4, x.shape[1], dtype=x.dtype).index_add(0, ids, x),
+    lambda x, ids: F.one_hot(ids, 4).to(x.dtype).mT @ x,
+    lambda x, ids: (F.one_hot(ids, 4).bfloat16().mT @ x.bfloat16()).float(),
+    shapes={"x": "n d", "ids": "n"}, integers={"ids": "0 <= ids < 4"}, largest=1e4,
+)  # fmt: skip
+row(
+    "argmax", lambda x: x.argmax(-1), lambda x: x.argmax(-1), lambda x: x.abs().argmax(-1), shapes={"x": "n d"},
+    where="d >= 2",
 )  # fmt: skip
 row(
     "counts of experts", lambda x, ids: (2 * x, torch.bincount(ids, minlength=4)),
@@ -682,6 +797,18 @@ row(
 row(
     "float64", lambda x: torch.tanh(x) * x, lambda x: torch.tanh(x) * x, lambda x: torch.tanh(x.float()).double() * x,
     dtypes=["float64"], shapes={"x": "n"}, largest=8.0,
+)  # fmt: skip
+
+
+def in_tf32(x: Tensor, w: Tensor) -> Tensor:
+    """A product whose operands are cut to ten bits, as matrix units of a GPU read them."""
+    x, w = ((each.view(torch.int32) & -(1 << 13)).view(torch.float32) for each in (x, w))
+    return x @ w
+
+
+row(
+    "product in TF32", lambda x, w: x @ w, in_tf32, lambda x, w: (x.bfloat16() @ w.bfloat16()).float(),
+    shapes={"x": "n d", "w": "d m"}, accumulate="tf32", largest=8.0,
 )  # fmt: skip
 row(
     "GELU of float8",

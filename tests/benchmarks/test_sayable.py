@@ -71,3 +71,4 @@ def test_a_row_that_does_not_hold_fails(
 def test_every_row_has_a_name_of_its_own_and_says_what_it_waits_for(sayable: Any, by_name: dict[str, Any]) -> None:
     assert len(by_name) == len(sayable.ROWS)
     assert all(bool(one.waits) is (one.right is None) for one in sayable.ROWS)
+    assert [one.name for one in sayable.ROWS if one.waits] == ["complex numbers"]
