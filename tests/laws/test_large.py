@@ -13,7 +13,7 @@ from torch import Tensor
 from verify import backends
 from verify.cases import Case
 from verify.declare.declaration import Kernel, kernel
-from verify.laws import accuracy, engine, profiles, registry, suite
+from verify.laws import accuracy, engine, profiles, registry, special, suite
 from verify.laws.law import Broken, Law, Subject, plain_case
 from verify.measure.budget import Budget
 from verify.measure.requests import Measure
@@ -126,6 +126,26 @@ def test_accuracy_judges_some_elements_of_a_large_result_and_names_the_place_in_
     with pytest.raises(Broken, match="beyond the kernel's own limit") as broken:
         law.check(wrong, case_of(wrong))
     assert broken.value.facts["at"] == "y [17, 3]" and broken.value.index == 17 * 40 + 3
+
+
+def test_a_law_that_runs_out_of_memory_is_not_tried_and_no_error_of_the_harness() -> None:
+    def check(subject: Subject, case: Case) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+
+    law = Law(name="determinism", summary="", space=registry.get("determinism").space, check=check)
+    found = engine.try_law(law, declared(softmax, 3, 5), "float32", backends.select(), engine.PROFILES["quick"])
+    assert (found.status, found.late, found.in_error) == ("skipped", True, False)
+    assert found.message == "not tried: a case needs more memory than there is (CUDA out of memory)"
+
+
+def test_special_values_of_large_operands_are_compared_where_the_kernel_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(special, "_NEAR", 0)
+    law, sizes = registry.get("special values"), engine.PROFILES["ci"].sizes["small"]
+    right = Subject(declared(softmax, 3, 5), "float32", backends.select(), sizes)
+    law.check(right, case_of(right))
+    loses = Subject(declared(lambda x: softmax(x).nan_to_num(0.5), 3, 5), "float32", backends.select(), sizes)
+    with pytest.raises(Broken, match="a NaN is lost"):
+        law.check(loses, case_of(loses))
 
 
 def test_many_equal_calls_are_made_for_one_case_alone() -> None:

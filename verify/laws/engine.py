@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import hypothesis
+import torch
 from hypothesis import HealthCheck, Phase, given, settings, target
 from hypothesis.errors import FlakyFailure
 from hypothesis.internal.conjecture.providers import HypothesisProvider
@@ -232,6 +233,9 @@ def try_law(
         return run_law(law, kernel, dtype, backend, profile, target_name, options)
     except (UsageError, MemoryError):
         raise
+    except torch.OutOfMemoryError as error:
+        text = f"not tried: a case needs more memory than there is ({str(error).partition('.')[0]})"
+        return LawRun(law=law.name, dtype=dtype, status="skipped", cases=0, message=text, late=True)
     except Exception as error:
         traceback.print_exc()
         said = str(error) if isinstance(error, TruthError) else f"verify itself failed: {type(error).__name__}: {error}"

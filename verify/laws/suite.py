@@ -129,15 +129,15 @@ class _Clock:
 
 
 def _notes(tried: Sequence[LawRun], seconds: float) -> list[str]:
-    """Returns a note on laws of large cases whose time ended before their last case."""
+    """Returns a note on laws whose time ended before their last case, and on those that were not tried."""
     late = [law for law in tried if law.late]
     none = [law.law for law in late if law.status == "skipped"]
     if not late:
         return []
     least = min((law.cases for law in late if law.status != "skipped"), default=0)
     text = f"laws share {seconds:g} s, as a case is large: {len(late) - len(none)} tried some of their cases"
-    text += f", at least {least} each" if least else ""
-    return [f"{text}; not tried: {', '.join(dict.fromkeys(none)) or 'none'}"]
+    text += f", at least {least} each; " if least else "; "
+    return [f"{text if seconds < math.inf else ''}not tried: {', '.join(dict.fromkeys(none)) or 'none'}"]
 
 
 def target_of(kernel: Kernel) -> str:
