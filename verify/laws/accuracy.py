@@ -192,7 +192,7 @@ def judge_results(
 
     Raises `Broken` if it exceeds the kernel's limit.
     """
-    return max(judge_known(subject, case, facts) for facts in _known(subject, case, inputs, upstream, results))
+    return max(judge_known(subject, case, facts) for facts in _affordable(subject, case, inputs, upstream, results))
 
 
 def keeps(
@@ -225,7 +225,7 @@ class Known:
     whole: Whole | None = None
 
 
-def _known(
+def _affordable(
     subject: Subject,
     case: Case,
     inputs: Mapping[str, Tensor | None],
