@@ -87,6 +87,9 @@ def measured(name: str, options: argparse.Namespace, folder: Path) -> bool:
     for kernel in json.loads(record.read_text())["kernels"] if record.exists() else ():
         judged = [each for each in kernel["results"] if each["status"] in ("ok", "wrong")]
         laws = [law["status"] for law in kernel.get("laws", ())]
+        for law in kernel.get("laws", ()):
+            if law["status"] == "broken" or law.get("in_error"):
+                print(law["law"], law.get("message"), law.get("facts"), law.get("origin", {}).get("case"))
         print(*kernel.get("notes", ()), f"laws: {laws.count('ok')} kept, {laws.count('broken')} broken", sep="\n")
     for each in judged:
         print(f"  {each['output']:<3} {each['status']}, max {each['figures'].get('scaled_upper')}, {each['basis']}")

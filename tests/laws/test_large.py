@@ -138,6 +138,28 @@ def test_a_law_that_runs_out_of_memory_is_not_tried_and_no_error_of_the_harness(
     assert found.message == "not tried: a case needs more memory than there is (CUDA out of memory)"
 
 
+def test_laws_after_an_error_that_makes_the_gpu_unusable_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gpu(type(backends.select())):  # type: ignore[misc]
+        usable = lambda self: not broken  # noqa: E731
+
+    broken = list[str]()
+
+    def tried(law: Law, of: Kernel, dtype: str, *rest: Any) -> LawRun:
+        if law.name == "special values":
+            broken.append("CUDA error: misaligned address")
+            return LawRun(law.name, dtype, "broken", 1, broken[0], cause="failed")
+        return LawRun(law.name, dtype, "ok", 1)
+
+    monkeypatch.setattr(suite.engine, "try_law", tried)
+    done = KernelRun("softmax", "here.py::softmax", "like softmax", {}, "", "ok", [])
+    here = backends.select()
+    found = suite.with_laws(done, declared(softmax, 3, 5), Gpu(here.device, here.label), Measure("", laws="ci"))
+    assert found.status == "wrong" and [law.law for law in found.laws] == list(profiles.NAMES)
+    place = profiles.NAMES.index("special values")
+    assert all(law.late and "no longer use the GPU" in law.message for law in found.laws[place + 1 :])
+    assert [law.status for law in found.laws[: place + 1]] == [*["ok"] * place, "broken"]
+
+
 def test_special_values_of_large_operands_are_compared_where_the_kernel_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(special, "_NEAR", 0)
     law, sizes = registry.get("special values"), engine.PROFILES["ci"].sizes["small"]

@@ -22,6 +22,7 @@ from verify.records.record import RESULT_STATUSES, KernelRun, LawRun, unrepeatab
 from verify.workers.phases import phase
 from verify.workers.requests import OnProgress, Step
 
+_UNUSABLE = "not tried: after an error the kernel's process can no longer use the GPU"
 _WEIGHTS = {"accuracy": 4.0}  # shares of the time of large cases; others have 1
 
 
@@ -97,6 +98,9 @@ def with_laws(
         with phase(f"law {name} in {dtype}"):
             tried.append(clock.tried(registry.get(name), kernel, dtype, backend, chosen, done.target))
         if asked.fail_fast and tried[-1].status == "broken":
+            break
+        if tried[-1].status != "ok" and not backend.usable():  # as after an illegal access
+            tried += [LawRun(*law, "skipped", 0, _UNUSABLE, late=True) for law in wanted[number:]]
             break
     tried += left_out(asked.without, dtypes)
     return msgspec.structs.replace(

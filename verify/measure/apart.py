@@ -349,7 +349,8 @@ class _Subject:
             raise KernelError(f"{CHANGED}; it {'; '.join(replaced)}")
         try:
             with phase("kernel: known answers"):
-                demand_known_answers(self._backend.device)
+                # after an illegal access the CPU shows whether the judge is as it was
+                demand_known_answers(self._backend.device if self._backend.usable() else "cpu")
         except Exception as error:
             changed = "; ".join(each.text for each in left if each.breaks)
             raise KernelError(f"{CHANGED}; it {changed}" if changed else str(error)) from None

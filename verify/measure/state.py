@@ -18,6 +18,7 @@ import sys
 import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -130,7 +131,8 @@ def _random() -> Iterator[tuple[str, Any]]:
         yield "numpy.random", (kind, key.tobytes(), *rest)
     yield "torch", torch.get_rng_state().numpy().tobytes()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        yield "torch.cuda", [state.numpy().tobytes() for state in torch.cuda.get_rng_state_all()]
+        with suppress(RuntimeError):  # after an illegal access the GPU answers nothing
+            yield "torch.cuda", [state.numpy().tobytes() for state in torch.cuda.get_rng_state_all()]
 
 
 def _code() -> Iterator[tuple[str, Any]]:
