@@ -111,7 +111,11 @@ def test_parts_divide_the_gpus_and_a_record_is_written_before_the_end(
     assert sorted(seen) == ["4", "4", "7", "7"] and written
 
 
-@pytest.mark.parametrize("name", ["attention"])
+MEASURED = [name for name in TABLES if (ROOT / f"reports/benchmarks/sm_90/{name}.json.gz").exists()]
+
+
+@pytest.mark.parametrize("name", MEASURED)
 def test_the_page_is_made_of_the_record(name: str) -> None:
+    assert "attention" in MEASURED
     record = json.loads(gzip.decompress((ROOT / f"reports/benchmarks/sm_90/{name}.json.gz").read_bytes()))
     assert (ROOT / "docs" / f"{name}.md").read_text() == page(record)
