@@ -34,6 +34,7 @@ from verify.measure.call import run_judged
 from verify.measure.digest import of_many
 from verify.measure.kernel import measure_kernel
 from verify.measure.requests import Measure
+from verify.ops.graph import slices
 from verify.ops.graph.steps import Run
 from verify.ops.op import Problem
 from verify.records.record import KernelRun, value_of
@@ -135,6 +136,40 @@ def test_some_elements_have_the_verdict_of_all(name: str, change: str, backend: 
             assert value_of(mine.figures.scaled_max) <= 1.6 * value_of(all_.figures.scaled_max) + 0.1
         for worst in mine.worst:
             assert 0 <= worst.origin.index < all_.basis.n // 2
+
+
+LONG: dict[str, Callable[[Tensor], Tensor]] = {
+    "mean": lambda x: x.square().mean(),
+    "norm": lambda x: x / torch.linalg.vector_norm(x),
+    "batch norm": lambda x: functional.batch_norm(x[..., None], None, None, training=True)[..., 0],
+}
+
+
+@pytest.mark.parametrize("change", ["right", "0.1% off"])
+@pytest.mark.parametrize(
+    "name", ["mean", *(pytest.param(name, marks=pytest.mark.slow) for name in ("norm", "batch norm"))]
+)
+def test_sums_that_exceed_the_memory_have_the_verdict_of_all(
+    name: str, change: str, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    factor = 1.0 if change == "right" else 1.001
+
+    def called(x: Tensor) -> Tensor:
+        return (LONG[name](x.double()) * factor).float()
+
+    declared = kernel(like=LONG[name], examples=[(torch.zeros(1500, 8),)], dtypes=["float32"], name="called")(called)
+    some = dataclasses.replace(TINY, work=2.0**22, drawn=2.0**22)
+    parts = list[Any]()
+    split = slices._split
+    monkeypatch.setattr(slices, "_split", lambda *args: parts.append(split(*args)) or parts[-1])
+    found = _measured(declared, backend, dataclasses.replace(some, memory=1 << 20))
+    assert any(each is not None and len(each.parts) > 1 for each in parts)
+    assert not found.gaps
+    whole = _measured(declared, backend, None)
+    assert [(each.output, each.status) for each in found.results] == [
+        (each.output, each.status) for each in whole.results
+    ]
+    assert (found.status == "wrong") == (change != "right")
 
 
 def test_the_worst_element_is_where_it_is_in_the_whole_result(backend: Backend) -> None:

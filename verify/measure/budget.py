@@ -31,10 +31,11 @@ from verify.cases import Case, counter
 from verify.cases.sizes import computed_by
 from verify.declare.declaration import Kernel, expected_shape
 from verify.errors import BeyondEffort
+from verify.ops.graph.boxes import Box, Line, size_of
 from verify.ops.graph.noise import averaged_dims
 from verify.ops.graph.program import Program
 from verify.ops.graph.sampled import Sample, sample_of
-from verify.ops.graph.slices import Box, Cut, Line, cost_of, size_of
+from verify.ops.graph.slices import Cut, cost_of
 from verify.ops.graph.steps import Run
 from verify.ops.op import Op, Problem
 from verify.truth import formats
@@ -321,6 +322,8 @@ def cuts_of(
         box = tuple(np.arange(shape[dim]) if dim in rows else line for dim, line in enumerate(box))
         try:
             made = Cut(program, run, result, box, most / share)
+            if made.bytes > budget.memory:
+                made = Cut(program, run, result, box, most / share, budget.memory)
         except BeyondEffort:
             return None
         return made if made.bytes <= budget.memory else None

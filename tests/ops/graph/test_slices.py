@@ -12,8 +12,9 @@ from torch import Tensor
 
 from benchmarks.like_suite import cases
 from verify.errors import BeyondEffort, UsageError
+from verify.ops.graph.boxes import Box, places_in, size_of, whole
 from verify.ops.graph.program import Program, trace
-from verify.ops.graph.slices import Box, Cut, places_in, size_of, whole
+from verify.ops.graph.slices import Cut
 from verify.ops.graph.spans import Span
 from verify.ops.graph.steps import Run, Step
 

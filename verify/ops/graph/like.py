@@ -360,7 +360,8 @@ class _Like:
                 shape = program.results[name.removeprefix("grad ")].shape
                 device = next(iter(present.values())).device
                 leaves[name] = torch.zeros(shape, dtype=torch.float64, device=device) if held is None else held
-        return program, Run(leaves, next(iter(present.values())).device)
+        device = next(iter(present.values())).device
+        return program, Run(leaves, device, totals=problem.cache.setdefault("totals", {}))
 
     def fast(self, problem: Problem) -> dict[str, Fast]:
         """Returns the float64 reference of each result, with the noise if errors are measured by it.

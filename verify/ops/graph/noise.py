@@ -20,15 +20,16 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache, partial, reduce
 
 import torch
 from torch import Tensor
 
+from verify.ops.graph.chunks import PART, Chunked, Totals
 from verify.ops.graph.elementwise import Map
 from verify.ops.graph.program import Make, Program
 from verify.ops.graph.reducing import Contract, Reduce
-from verify.ops.graph.rounding import Products, Rounding, deviation_of, is_exact, unit_of
+from verify.ops.graph.rounding import Products, Rounding, Terms, deviation_of, is_exact, terms_of, unit_of
 from verify.ops.graph.selecting import AtRank, IsExtreme, RankIndex, WhereExtreme, candidates, rivals
 from verify.ops.graph.spans import Span
 from verify.ops.graph.special import FUNCTIONS
@@ -132,8 +133,12 @@ class _Samples:
 
     def _evaluate_base(self, step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Evaluates a step undisturbed, and notes its deviation and its decision."""
-        value = step.value(self.run, given)
-        deviation = deviation_of(step, self.run, value, given, self.format)
+        if isinstance(step, Chunked):
+            value, deviation = _of_parts(step.totals, given, self.format)
+            self.held[id(step)] = value
+        else:
+            value = step.value(self.run, given)
+            deviation = deviation_of(step, self.run, value, given, self.format)
         again = self._summed_again(step, given, deviation)
         if again is not None:
             deviation = again if deviation is None else torch.hypot(torch.as_tensor(deviation), again)
@@ -275,7 +280,12 @@ class _Samples:
         return value, torch.where(self.stored[id(step)], moved, value)
 
     def _with_base_decisions(self, step: Step, given: list[Tensor]) -> Tensor:
-        """Evaluates a step that contains a decision, with the decision of the base run."""
+        """Evaluates a step that contains a decision, with the decision of the base run.
+
+        Does not evaluate a long sum again if no disturbance reaches its inputs.
+        """
+        if isinstance(step, Chunked) and all(id(each) in self.fixed for each in step.inputs):
+            return self.held[id(step)]
         if isinstance(step, AtRank):
             ranks = self.held[id(step.inputs[0])].topk(given[1].shape[-1], -1, step.largest).indices
             return given[2].scatter(-1, ranks, given[1])
@@ -487,6 +497,57 @@ class _Samples:
             if isinstance(step, Map) and step.function in _REMAINS:
                 value = value - (first - given[0])  # only the jump remains
         return value, value
+
+
+class _PartSamples(_Samples):
+    """Samples some terms of a long sum. Leaves out the rounding of the sum, which is that of all terms together."""
+
+    terms: Terms | None = None
+
+    def _evaluate_base(self, step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
+        if step is not self.program.results[PART]:
+            return super()._evaluate_base(step, given)
+        value = step.value(self.run, given)
+        if isinstance(step, Contract) or (isinstance(step, Reduce) and step.function == "sum"):
+            self.terms = terms_of(step, given, self.format)
+        return value, value
+
+    def variance(self) -> Tensor:
+        """Returns the variance of the sum by the roundings of its terms, and by open decisions about them."""
+        value = self.truth[PART]
+        if not (self.roundings or self.stored):
+            return torch.zeros_like(value)
+        self.sample(RUNS, 0, _STEP / self.format.unit)
+        found = _squared(self.deviations[PART])
+        for each in self.flipped(0).values():
+            assert each.spread is not None and each.other is not None
+            found = found + torch.where(torch.isnan(each.other), _squared(each.spread), _squared(each.other - value))
+        return found
+
+
+def _of_parts(totals: Totals, given: Sequence[Tensor], format: Rounding) -> tuple[Tensor, Tensor | None]:
+    """Returns the value of a long sum, and its deviation if its inputs are not disturbed. Keeps both in `totals`.
+
+    Roundings in different parts are independent, so their variances add up.
+    """
+    if totals.value is None:
+        values, variances, terms = list[Tensor](), list[Tensor](), list[Terms]()
+        for program, run in totals.each(given):
+            part = _PartSamples(program, run, [PART], replace(format, stored=program.stored))
+            values.append(part.truth[PART])
+            variances.append(part.variance())
+            terms += [part.terms] if part.terms else []
+        made, moved = torch.stack(values), torch.stack(variances)
+        totals.value = totals.last.value(run, [made])
+        if terms:
+            whole = reduce(Terms.joined, terms)
+            own = whole.deviation(totals.value, format)
+            totals.size = (whole.squares * whole.count).sqrt()
+            variance = moved.sum(0) + (0.0 if own is None else own * own)
+        else:  # a largest or smallest element moves as it does alone
+            variance = torch.where(made == totals.value, moved, 0.0).amax(0)
+        totals.deviation = variance.sqrt() if bool(variance.any()) else None
+    return totals.value, totals.deviation
 
 
 def decides(step: Step) -> bool:

@@ -89,6 +89,73 @@ class Products:
         return Products(self.deviation * by.abs(), self.a, self.b, self.kind, stored)
 
 
+@dataclass(frozen=True)
+class Terms:
+    """What the rounding of a sum depends on, besides the sum. Those of the parts of a long sum add up."""
+
+    squares: Tensor
+    count: Tensor  # number of terms that are not 0
+    integers: float  # sum of all magnitudes if all terms are integers, else infinity
+    equal: Tensor | None  # number of neighbours that are equal; None: terms of a product of matrices
+    all: int  # number of neighbours, or of terms of a product
+    promoted: Tensor | float = 0.0  # variance of promoted sums of 14 bits
+
+    def joined(self, other: Terms) -> Terms:
+        """Returns the figures of both sums together."""
+        return Terms(
+            self.squares + other.squares,
+            self.count + other.count,
+            self.integers + other.integers,
+            None if self.equal is None or other.equal is None else self.equal + other.equal,
+            self.all + other.all,
+            self.promoted + other.promoted,
+        )
+
+    def deviation(self, total: Tensor, format: Rounding) -> Tensor | None:
+        """Returns the deviation of the sum; None if it counts, which is exact."""
+        if self.integers < 1 / format.unit:
+            return None
+        found = _of_sum(total, self.squares, self.count, format, products=self.equal is None)
+        if self.equal is None:
+            return self._of_products(found, total, format)
+        # equal neighbours are all rounded in one direction, until the sum reaches its next power of two
+        equal = self.equal / self.all
+        together = (total.abs() * self.count * equal * (format.unit / 4)).nan_to_num(0.0, 0.0, 0.0)
+        return torch.where(equal > _MOSTLY, torch.maximum(found, together), found)
+
+    def _of_products(self, found: Tensor, total: Tensor, format: Rounding) -> Tensor:
+        """Adds the roundings of products to few bits to the deviation `found` of their sum in float32."""
+        if format.products == "float32":
+            return found
+        if format.products == "tf32":
+            return (found * found + self.squares * (2 * _TF32**2 / 3)).sqrt()
+        if format.products == PROMOTED:
+            return (found * found + self.promoted).sqrt()
+        return (found * found + _of_14_bits(total, self.squares, self.all)).sqrt()
+
+
+def terms_of(step: Contract | Reduce, given: Sequence[Tensor], format: Rounding) -> Terms:
+    """Returns what the rounding of a sum or of a product of matrices depends on."""
+    if isinstance(step, Contract):
+        a, b = given
+        squares = (a * a) @ (b * b)
+        zeros = bool((a == 0).any()) or bool((b == 0).any())
+        count = (
+            (a != 0).double() @ (b != 0).double() if zeros else torch.tensor(float(a.shape[-1]), dtype=torch.float64)
+        )
+        promoted: Tensor | float = 0.0
+        for start in range(0, a.shape[-1] if format.products == PROMOTED else 0, _PROMOTED):
+            one, other = a[..., start : start + _PROMOTED], b[..., start : start + _PROMOTED, :]
+            promoted = promoted + _of_14_bits(one @ other, (one * one) @ (other * other), one.shape[-1])
+        return Terms(squares, count.to(squares.device), math.inf, None, a.shape[-1], promoted)
+    [a], dims, keep = given, step.dims, step.keep
+    size = float(a.abs().sum()) if bool((a == a.round()).all()) else math.inf
+    change = a.diff(dim=dims[-1]).abs() <= _CONSTANT * a.abs().amax(dims, True)
+    squares = (a * a).sum(dims, keep)
+    neighbours = max(change.numel() // max(squares.numel(), 1), 1)
+    return Terms(squares, (a != 0).double().sum(dims, keep), size, change.double().sum(dims, keep), neighbours)
+
+
 def deviation_of(
     step: Step, run: Run, value: Tensor, given: Sequence[Tensor], format: Rounding
 ) -> Tensor | float | None:
@@ -103,19 +170,6 @@ def deviation_of(
             return None
         size = _SLOPES[step.function](given[0], value) if step.function in _SLOPES else value.abs()
         return _one_rounding(value, size, format)
-    if isinstance(step, Contract):
-        a, b = given
-        squares = (a * a) @ (b * b)
-        zeros = bool((a == 0).any()) or bool((b == 0).any())
-        count = (
-            (a != 0).double() @ (b != 0).double() if zeros else torch.tensor(float(a.shape[-1]), dtype=torch.float64)
-        )
-        found = _of_sum(value, squares, count.to(value.device), format, products=True)
-        if format.products == "tf32":
-            found = (found * found + squares * (2 * _TF32**2 / 3)).sqrt()
-        elif format.products != "float32":
-            found = torch.hypot(found, _of_14_bits(a, b, format.products))
-        return found
     if isinstance(step, Running):
         [a] = given
         squares, count = (a * a).cumsum(step.dim), (a != 0).double().cumsum(step.dim)
@@ -123,8 +177,8 @@ def deviation_of(
     if isinstance(step, Spread):
         squares, count = step.value(run, [a * a for a in given]), step.value(run, [(a != 0).double() for a in given])
         return _of_sum(value, squares, count, format)
-    if isinstance(step, Reduce) and step.function == "sum" and step.dims:
-        return _of_reduction(step, value, given[0], format)
+    if isinstance(step, Contract) or (isinstance(step, Reduce) and step.function == "sum" and step.dims):
+        return terms_of(step, given, format).deviation(value, format)
     if isinstance(step, Reduce) and step.function == "product":
         return format.unit / _ROOT3 * math.sqrt(step.inputs[0].shape[step.dims[0]])
     return None
@@ -182,33 +236,12 @@ def _of_sum(total: Tensor, squares: Tensor, count: Tensor, format: Rounding, *, 
     return (variance.sqrt() / _ROOT3).nan_to_num(0.0, 0.0, 0.0)
 
 
-def _of_14_bits(a: Tensor, b: Tensor, products: Accumulate) -> Tensor:
-    """The deviation of products that tensor cores for FP8 add up with 14 bits.
+def _of_14_bits(total: Tensor, squares: Tensor, count: int) -> Tensor:
+    """Returns the variance of `count` products that tensor cores for FP8 add up with 14 bits.
 
     Each step aligns some products and the sum so far to the largest of them, and cuts off what lies below 14 bits. Cut
     numbers move toward zero: those of products with one sign add up.
     """
-    inner = a.shape[-1]
-    part = _PROMOTED if products == PROMOTED else max(inner, 1)
-    variance = torch.zeros((), dtype=a.dtype, device=a.device)
-    for start in range(0, inner, part):
-        one, other = a[..., start : start + part], b[..., start : start + part, :]
-        total, squares = one @ other, (one * one) @ (other * other)
-        count = one.shape[-1]
-        together = (total * total * count / squares / 4).nan_to_num(0.0, 0.0, 0.0)
-        variance = variance + (total * total / 3 + squares / 6) * ((count + 1) / 3 + together) * _CUT**2
-    return variance.sqrt().nan_to_num(0.0, 0.0, 0.0)
-
-
-def _of_reduction(step: Reduce, total: Tensor, a: Tensor, format: Rounding) -> Tensor | None:
-    """Returns the deviation of a sum over dimensions; None if it counts, which is exact."""
-    dims, keep = step.dims, step.keep
-    if bool((a == a.round()).all()) and float(a.abs().sum()) < 1 / format.unit:
-        return None
-    count = (a != 0).double().sum(dims, keep)
-    found = _of_sum(total, (a * a).sum(dims, keep), count, format)
-    # equal neighbours are all rounded in one direction, until the sum reaches its next power of two
-    change = a.diff(dim=dims[-1]).abs() <= _CONSTANT * a.abs().amax(dims, True)
-    equal = change.double().sum(dims, keep) / max(change.numel() // max(total.numel(), 1), 1)
-    together = (total.abs() * count * equal * (format.unit / 4)).nan_to_num(0.0, 0.0, 0.0)
-    return torch.where(equal > _MOSTLY, torch.maximum(found, together), found)
+    together = (total * total * count / squares / 4).nan_to_num(0.0, 0.0, 0.0)
+    found = (total * total / 3 + squares / 6) * ((count + 1) / 3 + together) * _CUT**2
+    return found.nan_to_num(0.0, 0.0, 0.0)

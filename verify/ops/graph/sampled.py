@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from verify.ops.graph.slices import Box, Cut, Line, places_in
+from verify.ops.graph.boxes import Box, Line, places_in
+from verify.ops.graph.slices import Cut
 from verify.ops.op import Fast, Op, Point, Problem
 
 Theirs = Callable[[], Mapping[str, Tensor]]  # PyTorch's float64 results; {} where they were not affordable

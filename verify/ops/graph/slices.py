@@ -14,56 +14,47 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from verify.errors import BeyondEffort
+from verify.ops.graph.boxes import (
+    Box,
+    Line,
+    along,
+    digits_of,
+    distinct,
+    joined_boxes,
+    same_boxes,
+    shape_of,
+    size_of,
+    taken,
+)
+from verify.ops.graph.chunks import PART, Chunked, Known, Totals
 from verify.ops.graph.elementwise import Map
 from verify.ops.graph.program import Program
 from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
 from verify.ops.graph.selecting import AtRank, IsExtreme, Ranked, RankIndex, WhereExtreme
 from verify.ops.graph.steps import NOTHING, Leaf, Move, Plain, Run, Step
 
-Line = NDArray[np.int64]  # indices of one dimension, ascending
-Box = tuple[Line, ...]
 Needs = tuple[list[Box | None], Callable[[list[Any]], Step]]  # boxes of the inputs; a function from cut inputs to step
+Slices = dict[int, tuple[int, int]]  # dimension of the terms of a sum -> its first index, and the one after the last
 
 _PRODUCTS = 16  # multiply-adds of a matrix product that cost as much as one element of another step
 _INTERVAL, _VALUE = 8, 4  # numbers in memory for each element of the step at hand, for its interval and its value alone
 _OF_INPUTS = {True: 0.25, False: 0.75}  # the same for each element that a sum takes: of an operand (True), of a step
+_LONG = 1 << 10  # fewest terms of a sum that is evaluated part by part
+_LIVE = 512  # bytes for each term of a sum, with the steps before it, by which its parts are planned first
+_PARTS = 1 << 11  # a sum is divided no further than into this many parts
+_SHARE = 4  # a part of a sum takes at most one of this many shares of the memory
 _NUMBERED = 1 << 27  # most elements of a move for which a table of places is made
 _REMEMBERED = 1 << 22  # most elements of such a table that is kept for the next box
-
-
-def size_of(box: Box) -> int:
-    """Returns the number of elements of a box."""
-    return math.prod(map(len, box))
-
-
-def places_in(box: Box, shape: Sequence[int]) -> Line:
-    """Returns the flat places of a box's elements in a tensor of this shape, in the order of the box."""
-    found = np.zeros((1,) * len(box), dtype=np.int64)
-    for dim, (line, size) in enumerate(zip(box, shape, strict=True)):
-        found = found * size + _along(line, dim, len(box))
-    return found.reshape(-1)
-
-
-def taken(tensor: Tensor, box: Box) -> Tensor:
-    """Returns the elements of a tensor that a box names."""
-    dims = [dim for dim, line in enumerate(box) if len(line) != tensor.shape[dim]]
-    for dim in sorted(dims, key=lambda dim: len(box[dim]) / tensor.shape[dim]):
-        line = box[dim]
-        if line.size and line[-1] - line[0] == line.size - 1:
-            tensor = tensor.narrow(dim, int(line[0]), line.size)
-        else:
-            tensor = tensor.index_select(dim, torch.from_numpy(line).to(tensor.device))
-    return tensor
 
 
 def cost_of(steps: Sequence[Step], size: Callable[[Step], float]) -> tuple[float, float]:
@@ -99,28 +90,61 @@ def cost_of(steps: Sequence[Step], size: Callable[[Step], float]) -> tuple[float
     return work, 8 * max(enclosed, valued + rounded)
 
 
+@dataclass(frozen=True)
+class Part:
+    """Some terms of a sum. A program is cut for them."""
+
+    slices: Slices
+    known: dict[int, tuple[Box, Known]] = field(default_factory=dict)  # id(step) -> what replaces these elements of it
+
+
 class Cut:
     """The part of a program that a box of a result needs.
 
-    Raises BeyondEffort if it evaluates more than `most` numbers.
+    Raises BeyondEffort if it evaluates more than `most` numbers. Long sums that exceed `memory` are evaluated part by
+    part (`Chunked`). With `part`, the result is a sum, of which only some terms are added.
     """
 
-    def __init__(self, program: Program, run: Run, result: str, box: Box, most: float = math.inf) -> None:
+    def __init__(
+        self,
+        program: Program,
+        run: Run,
+        result: str,
+        box: Box,
+        most: float = math.inf,
+        memory: float = math.inf,
+        part: Part | None = None,
+    ) -> None:
         self.program, self.run, self.result, self.box = program, run, result, box
-        self.work = 0.0
+        self.work, self._largest = 0.0, 0.0
         self._steps = program.needed_for([result])
         self._boxes: dict[int, Box] = {}
-        self._needs: dict[int, Needs] = {}
-        asked: dict[int, list[Box]] = {id(program.results[result]): [box]}
+        self._needs: dict[int, tuple[Sequence[Step], Needs]] = {}  # id(step) -> inputs in the part, and their boxes
+        self.known: list[Step] = []  # the steps that `part` has replaced
+        part = part or Part({})
+        root = program.results[result]
+        asked: dict[int, list[Box]] = {id(root): [box]}
         for step in reversed(self._steps):
             if id(step) not in asked:
                 continue
-            mine = self._boxes[id(step)] = _grown(step, _joined(asked.pop(id(step))))
-            self.work += _work(step, size_of(mine))
+            mine = self._boxes[id(step)] = _grown(step, joined_boxes(asked.pop(id(step))))
+            replaced = part.known.get(id(step))
+            if replaced is not None and same_boxes(replaced[0], mine):
+                self.known.append(step)
+                self._needs[id(step)] = (), ([], _always(replaced[1]))
+                continue
+            totals = None if math.isinf(memory) else _totals(program, run, step, mine, memory)
+            if totals is None:
+                slices = part.slices if step is root else {}
+                self.work += _work(step, size_of(mine), slices)
+                inputs, needs = step.inputs, _needs(step, run, mine, slices)
+            else:
+                self.work, self._largest = self.work + totals.work, max(self._largest, totals.bytes)
+                inputs, needs = totals.inputs, (list(totals.boxes), partial(_chunked, step, totals))
             if self.work > most:
                 raise BeyondEffort(f"{size_of(box):,} elements of {result} need more than {most:,.0f} numbers")
-            needs = self._needs[id(step)] = _needs(step, run, mine)
-            for each, wanted in zip(step.inputs, needs[0], strict=True):
+            self._needs[id(step)] = inputs, needs
+            for each, wanted in zip(inputs, needs[0], strict=True):
                 if wanted is not None:
                     asked.setdefault(id(each), []).append(wanted)
 
@@ -128,7 +152,23 @@ class Cut:
     def bytes(self) -> float:
         """The bytes of memory that the evaluation takes at its peak."""
         steps = [step for step in self._steps if id(step) in self._boxes]
-        return cost_of(steps, lambda step: size_of(self._boxes[id(step)]) if id(step) in self._boxes else 0)[1]
+        size = lambda step: size_of(self._boxes[id(step)]) if id(step) in self._boxes else 0  # noqa: E731
+        return cost_of(steps, size)[1] + self._largest
+
+    def shared(self, others: Sequence[Cut]) -> dict[int, tuple[Box, Known]]:
+        """Maps id(step) to the elements that other cuts need alike, with a step that may replace them.
+
+        Omits operands and constants, which cost nothing, and the result.
+        """
+        found = dict[int, tuple[Box, Known]]()
+        for step in self._steps:
+            boxes = [each._boxes.get(id(step)) for each in (self, *others)]
+            if None in boxes or isinstance(step, Leaf | Plain) or step is self.program.results[self.result]:
+                continue
+            first, *rest = (box for box in boxes if box is not None)
+            if all(same_boxes(first, box) for box in rest):
+                found[id(step)] = first, Known(shape_of(first), (), step.real, step.origin)
+        return found
 
     def made(self) -> tuple[Program, Run]:
         """Returns the smaller program, and a run with its tensors."""
@@ -146,69 +186,104 @@ class Cut:
             key = id(step), *(line.tobytes() for line in box)
             if key not in selected:
                 lines = tuple(np.searchsorted(each, line) for line, each in zip(box, whole, strict=True))
-                selected[key] = _moved(base, _shape(box), lambda tensor: taken(tensor, lines))
+                selected[key] = _moved(base, shape_of(box), lambda tensor: taken(tensor, lines))
                 steps.append(selected[key])
             return selected[key]
 
         for step in self._steps:
             if id(step) not in self._boxes:
                 continue
-            boxes, make = self._needs[id(step)]
+            inputs, (boxes, make) = self._needs[id(step)]
             if isinstance(step, Leaf):
                 leaves[step.name] = taken(self.run.leaves[step.name], self._boxes[id(step)])
-            pairs = zip(step.inputs, boxes, strict=True)
+            pairs = zip(inputs, boxes, strict=True)
             new = make([None if box is None else at(each, box) for each, box in pairs])
             made[id(step)] = new
             if id(step) in program.stored:
                 stored[id(new)] = program.stored[id(step)]
             steps.append(new)
+        if self._largest:  # the formats of all operands count, also of those that the parts of a sum use alone
+            used = {step.name: self.run.leaves[step.name] for step in self._steps if isinstance(step, Leaf)}
+            leaves = {name: leaf[:0] if leaf.ndim else leaf for name, leaf in used.items()} | leaves
         results = {self.result: at(program.results[self.result], self.box)}
         integers = tuple(name for name in program.integers if name == self.result)
         cut = Program(list(dict.fromkeys(steps)), results, program.leaves, {}, integers, program.typed, stored)
         return cut, Run(leaves, self.run.device)
 
 
-def whole(shape: Sequence[int]) -> Box:
-    """Returns the box of all elements."""
-    return tuple(np.arange(size) for size in shape)
+def _always(step: Step) -> Callable[[list[Any]], Step]:
+    return lambda given: step
 
 
-def _shape(box: Box) -> tuple[int, ...]:
-    """Returns the shape of a tensor with the elements of a box."""
-    return tuple(map(len, box))
+# -- long sums --------------------------------------------------------------------------------------------
 
 
-def _along(line: Line, dim: int, count: int) -> Line:
-    """Reshapes a line to `count` dimensions, all of size 1 but `dim`."""
-    return line.reshape((1,) * dim + (-1,) + (1,) * (count - dim - 1))
+def _totals(program: Program, run: Run, step: Step, box: Box, memory: float) -> Totals | None:
+    """Returns the parts of a step that adds many terms; None if all terms fit into memory together."""
+    if isinstance(step, Contract):
+        sizes = {2: step.inputs[0].shape[2]}
+    elif isinstance(step, Reduce) and step.function in ("sum", "amax", "amin"):
+        sizes = {dim: step.inputs[0].shape[dim] for dim in sorted(step.dims)}
+    else:
+        return None
+    if math.prod(sizes.values()) < _LONG:
+        return None
+    key = step, memory, *(line.tobytes() for line in box)
+    if key not in run.totals:
+        run.totals[key] = _split(program, run, step, box, sizes, memory / _SHARE)
+    found: Totals | None = run.totals[key]
+    return found
 
 
-def _joined(boxes: list[Box]) -> Box:
-    """Returns the smallest box that contains all boxes."""
-    first, *rest = boxes
-    for box in rest:
-        first = tuple(_union(a, b) for a, b in zip(first, box, strict=True))
-    return first
+def _split(program: Program, run: Run, step: Step, box: Box, sizes: dict[int, int], memory: float) -> Totals | None:
+    """Divides the terms of a step until each part fits into `memory`; None if it fits whole."""
+    stored = {key: kind for key, kind in program.stored.items() if key != id(step)}
+    rooted = Program(program.steps, {PART: step}, program.leaves, {}, (), program.typed, stored)
+    terms = math.prod(sizes.values())
+    count = math.ceil(terms * size_of(box) * _LIVE / memory)
+    if count == 1 and Cut(rooted, run, PART, box, part=Part({})).bytes <= memory:
+        return None
+    count = max(count, 2)
+    while True:
+        pieces = _pieces(sizes, count)
+        some = [Cut(rooted, run, PART, box, part=Part(pieces[at])) for at in (0, len(pieces) // 2, -1)]
+        known = some[0].shared(some[1:])
+        first = Cut(rooted, run, PART, box, part=Part(pieces[0], known))
+        if first.bytes <= memory or len(pieces) >= min(terms, _PARTS):
+            break
+        count = 2 * len(pieces)
+    used = {id(each): known[id(each)] for each in first.known}
+    return Totals(
+        step,
+        shape_of(box),
+        [partial(_made_part, rooted, run, box, used, slices) for slices in pieces],
+        tuple(first.known),
+        tuple(place for place, _ in used.values()),
+        tuple(each for _, each in used.values()),
+        first.work * len(pieces),
+        first.bytes,
+    )
 
 
-def _union(a: Line, b: Line) -> Line:
-    """Returns the indices of two lines. A line without a gap often holds the other; this is tested first."""
-    if not (a.size and b.size):
-        return a if a.size else b
-    for one, other in ((a, b), (b, a)):
-        if one[0] <= other[0] and other[-1] <= one[-1] == one[0] + one.size - 1:
-            return one
-    return distinct(np.concatenate([a, b]), int(max(a[-1], b[-1])) + 1)
+def _made_part(
+    program: Program, run: Run, box: Box, known: dict[int, tuple[Box, Known]], slices: Slices
+) -> tuple[Program, Run]:
+    return Cut(program, run, PART, box, part=Part(slices, known)).made()
 
 
-def distinct(indices: Line, size: int) -> Line:
-    """Returns the indices below `size`, each once, ascending. Marking is faster than sorting many."""
-    if size > 64 * indices.size:
-        ordered = np.sort(indices, axis=None)
-        return ordered[np.diff(ordered, prepend=-1) > 0]
-    marked = np.zeros(size, dtype=bool)
-    marked[indices] = True
-    return np.flatnonzero(marked)
+def _pieces(sizes: dict[int, int], count: int) -> list[Slices]:
+    """Divides dimensions of these sizes into about `count` pieces, the first dimensions first."""
+    lines = []
+    for dim, size in sizes.items():
+        parts = min(size, count)
+        ends = [size * part // parts for part in range(parts + 1)]
+        lines.append([(dim, (first, end)) for first, end in pairwise(ends)])
+        count = math.ceil(count / parts)
+    return [dict(piece) for piece in product(*lines)]
+
+
+def _chunked(step: Step, totals: Totals, given: list[Any]) -> Step:
+    return Chunked(totals.shape, tuple(given), step.real, step.origin, totals=totals)
 
 
 def _grown(step: Step, box: Box) -> Box:
@@ -223,25 +298,31 @@ def _grown(step: Step, box: Box) -> Box:
     return box
 
 
-def _work(step: Step, count: float) -> float:
+def _work(step: Step, count: float, slices: Slices | None = None) -> float:
     """Returns the cost of `count` elements of a step, in elements of an elementwise step."""
-    return count * (1 + step.inputs[0].shape[2] / _PRODUCTS) if isinstance(step, Contract) else count
+    if not isinstance(step, Contract):
+        return count
+    first, end = (slices or {}).get(2, (0, step.inputs[0].shape[2]))
+    return count * (1 + (end - first) / _PRODUCTS)
 
 
-def _needs(step: Step, run: Run, box: Box) -> Needs:
-    """Returns the boxes of a step's inputs that a box of it needs, and a function that makes the smaller step."""
+def _needs(step: Step, run: Run, box: Box, slices: Slices) -> Needs:
+    """Returns the boxes of a step's inputs that a box of it needs, and a function that makes the smaller step.
+
+    `slices` limits the terms of a sum.
+    """
     if isinstance(step, Leaf):
-        return [], lambda given: replace(step, shape=_shape(box))
+        return [], lambda given: replace(step, shape=shape_of(box))
     if isinstance(step, Plain):
         return [], lambda given: _constant(step, taken(run.fixed(step), box))
     if isinstance(step, Move):
         return _of_view(step, run, box) if step.view and len(step.inputs) == 1 else _of_move(step, run, box)
     if isinstance(step, Spread):
         return _of_spread(step, run, box)
-    return _inputs(step, box), lambda given: replace(step, shape=_shape(box), inputs=tuple(given))
+    return _inputs(step, box, slices), lambda given: replace(step, shape=shape_of(box), inputs=tuple(given))
 
 
-def _inputs(step: Step, box: Box) -> list[Box | None]:
+def _inputs(step: Step, box: Box, slices: Slices) -> list[Box | None]:
     """Returns the boxes of the inputs for a step that computes."""
     if isinstance(step, Map):
         return [_broadcast(box, each.shape) for each in step.inputs]
@@ -249,10 +330,10 @@ def _inputs(step: Step, box: Box) -> list[Box | None]:
         lines, inner = iter(box), []
         for dim, size in enumerate(step.inputs[0].shape):
             mine = next(lines) if step.keep or dim not in step.dims else None
-            inner.append(np.arange(size) if mine is None or dim in step.dims else mine)
+            inner.append(np.arange(*slices.get(dim, (0, size))) if mine is None or dim in step.dims else mine)
         return [tuple(inner)]
     if isinstance(step, Contract):
-        terms = np.arange(step.inputs[0].shape[2])
+        terms = np.arange(*slices.get(2, (0, step.inputs[0].shape[2])))
         return [(box[0], box[1], terms), (box[0], terms, box[2])]
     if isinstance(step, Running):
         return [box]
@@ -266,18 +347,6 @@ def _broadcast(box: Box, shape: tuple[int, ...]) -> Box:
     """Returns the box of an input of this shape that is broadcast to the elements of `box`."""
     mine = box[len(box) - len(shape) :]
     return tuple(np.zeros(1, dtype=np.int64) if size == 1 else line for size, line in zip(shape, mine, strict=True))
-
-
-def _digits(places: Line, shape: tuple[int, ...]) -> Box:
-    """Returns the indices of flat places in each dimension.
-
-    NumPy 2.4's unravel_index is wrong beyond 8,192 places in arrays whose last dimensions have size 1.
-    """
-    found = list[Line]()
-    for size in reversed(shape):
-        places, digit = np.divmod(places, size)
-        found.append(digit)
-    return tuple(reversed(found))
 
 
 def _constant(like: Step, value: Tensor) -> Step:
@@ -304,19 +373,19 @@ def _of_view(step: Move, run: Run, box: Box) -> Needs:
     source = step.inputs[0].shape
     shadow = step.move([torch.empty(source, device="meta")], [], 0.0)
     parts = [line * int(stride) for line, stride in zip(box, shadow.stride(), strict=True)]
-    start = _digits(np.array([int(shadow.storage_offset())]), source)
+    start = digits_of(np.array([int(shadow.storage_offset())]), source)
     lines = list(start)
     spots: list[tuple[list[int], list[Line]]] = []  # for each group: dimensions of the input, and coordinates there
     for dims, own in _groups(parts, source):
         total = np.zeros((1,) * len(box), dtype=np.int64)
         for dim in dims:
-            total = total + _along(parts[dim], dim, len(box))
+            total = total + along(parts[dim], dim, len(box))
         total = total + sum(int(start[at][0]) * math.prod(source[at + 1 :]) for at in own)
-        coordinates = _digits(total, source)
+        coordinates = digits_of(total, source)
         for at in own:
             lines[at] = distinct(coordinates[at], source[at])
         spots.append((own, [coordinates[at] for at in own]))
-    shape, inner = _shape(box), tuple(lines)
+    shape, inner = shape_of(box), tuple(lines)
 
     def make(given: list[Any]) -> Step:
         steps = np.cumprod([1, *(len(line) for line in reversed(inner))])[::-1][1:]
@@ -344,7 +413,7 @@ def _strided(parts: Sequence[Any], count: int) -> tuple[list[int], int] | None:
         even = np.full((1,) * count, first)
         for dim, size in enumerate(part.shape):
             stride = int(part.take(1, dim).flat[0]) - first if size > 1 else 0
-            even = even + _along(np.arange(size) * stride, dim, count)
+            even = even + along(np.arange(size) * stride, dim, count)
             strides[dim] += stride
         if not np.array_equal(part, even):
             return None
@@ -366,14 +435,14 @@ def _groups(parts: list[Line], source: tuple[int, ...]) -> list[tuple[list[int],
     """Groups the dimensions of a view that read the same dimensions of the input; each pair is (view's, input's)."""
     groups: list[tuple[list[int], set[int]]] = []
     for dim, part in enumerate(parts):
-        reads = {at for at, digit in enumerate(_digits(part, source)) if bool(digit.any())}
+        reads = {at for at, digit in enumerate(digits_of(part, source)) if bool(digit.any())}
         shared = [group for group in groups if group[1] & reads]
         if reads:
             groups = [group for group in groups if group not in shared]
             groups.append((sorted([dim, *(d for g in shared for d in g[0])]), reads.union(*(g[1] for g in shared))))
     for dims, reads in groups:  # if a sum carries into another dimension, all dimensions form one group
         most = sum(int(parts[dim].max()) for dim in dims)
-        if any(digit and at not in reads for at, digit in enumerate(_digits(np.array([most]), source))):
+        if any(digit and at not in reads for at, digit in enumerate(digits_of(np.array([most]), source))):
             return [(list(range(len(parts))), list(range(len(source))))]
     return [(dims, sorted(reads)) for dims, reads in groups]
 
@@ -396,7 +465,7 @@ def _of_move(step: Move, run: Run, box: Box) -> Needs:
         if not mine.any():
             boxes.append(None)
             continue
-        digits = _digits(places[mine] - start, inner)
+        digits = digits_of(places[mine] - start, inner)
         lines = tuple(map(distinct, digits, inner))
         own = np.zeros(int(mine.sum()), dtype=np.int64)
         for line, digit in zip(lines, digits, strict=True):
@@ -406,7 +475,7 @@ def _of_move(step: Move, run: Run, box: Box) -> Needs:
         boxes.append((*lead, *lines, *rest))
     padded = bool((index == NOTHING).any())
     where = torch.from_numpy(np.where(index == NOTHING, count, index)).to(run.device)
-    shape, outer, apart = _shape(box), size_of(lead), size_of(rest)
+    shape, outer, apart = shape_of(box), size_of(lead), size_of(rest)
 
     def move(tensors: list[Tensor], fixed: list[Tensor], fill: float) -> Tensor:
         lines = [tensor.reshape(outer, -1, apart) for tensor in tensors]
@@ -455,11 +524,11 @@ def _of_spread(step: Spread, run: Run, box: Box) -> Needs:
         if added:
             places = here.to(run.device)
             return replace(
-                step, shape=_shape(box), inputs=tuple(given), places=lambda fixed: places, by=(), whole=False
+                step, shape=shape_of(box), inputs=tuple(given), places=lambda fixed: places, by=(), whole=False
             )
         if len(given) > 1:
-            return _moved(given[1], _shape(box), lambda tensor: tensor, view=True)
-        return _constant(step, torch.zeros(_shape(box), dtype=torch.float64, device=run.device))
+            return _moved(given[1], shape_of(box), lambda tensor: tensor, view=True)
+        return _constant(step, torch.zeros(shape_of(box), dtype=torch.float64, device=run.device))
 
     return boxes, make
 
@@ -471,8 +540,8 @@ def _slices_to(step: Spread, run: Run, box: Box) -> tuple[Box, Tensor]:
     at[torch.from_numpy(box[0]).to(index.device)] = torch.arange(len(box[0]), device=index.device)
     goes = at[index]
     mine = torch.nonzero(goes >= 0).reshape(-1)
-    inner = np.arange(size_of(box[1:])).reshape(_shape(box[1:]))
-    places = _along(goes[mine].cpu().numpy(), 0, len(box)) * inner.size + inner
+    inner = np.arange(size_of(box[1:])).reshape(shape_of(box[1:]))
+    places = along(goes[mine].cpu().numpy(), 0, len(box)) * inner.size + inner
     return (mine.cpu().numpy(), *box[1:]), torch.from_numpy(places)
 
 
@@ -491,6 +560,6 @@ def _elements_to(step: Spread, run: Run, box: Box) -> tuple[Box, Tensor]:
         inside = inside & (found >= 0)
         local, left, stride = local + found * stride, left.clamp(min=0) // size, stride * len(line)
     local = torch.where(inside, local, NOTHING).reshape(inner)
-    digits = _digits(torch.nonzero(inside).reshape(-1).cpu().numpy(), inner)
+    digits = digits_of(torch.nonzero(inside).reshape(-1).cpu().numpy(), inner)
     lines = tuple(map(distinct, digits, inner))
     return lines, taken(local, lines) if all(map(len, lines)) else local

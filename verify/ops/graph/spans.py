@@ -24,6 +24,7 @@ _TINY = 2.0**-1074
 _LARGEST = torch.finfo(torch.float64).max
 _SPLITTER = 2.0**27 + 1  # Dekker's constant, which splits a float64 number into two halves
 _FEW = 1 << 14  # most elements for which products are tested for exactness
+_LONG = 1 << 20  # most terms of a sum over several dimensions that is formed at once
 _LOW = 2.0**-968  # a product below it may have lost bits under the smallest subnormal number
 
 
@@ -314,9 +315,12 @@ def extreme(a: Span, b: Span, largest: bool) -> Span:
 def total(a: Span, dims: tuple[int, ...], keep: bool) -> Span:
     """Returns the sum over dimensions.
 
-    The rounding error of a sum of n numbers, in any order, is at most n - 1 units of the sum of their magnitudes.
+    The rounding error of a sum of n numbers, in any order, is at most n - 1 units of the sum of their magnitudes. A
+    long sum is formed along one dimension first, so that fewer roundings follow each other.
     """
     count = math.prod(a.lo.shape[dim] for dim in dims)
+    if count > _LONG and len(dims) > 1 and math.prod(a.lo.shape[dim] for dim in dims[:-1]) > 1:
+        return total(total(a, dims[-1:], True), dims, keep)
     lo = a.lo.sum(dims, keep)
     hi = lo if a.is_point else a.hi.sum(dims, keep)
     return _summed(a, lo, hi, a.size().sum(dims, keep), count, lambda mask: mask.sum(dims, keep) > 0)

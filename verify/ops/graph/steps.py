@@ -103,6 +103,7 @@ class Run:
     maps: dict[int, Any] = field(default_factory=dict)  # caches of steps and of `on_host`
     numbers: dict[int, Tensor] = field(default_factory=dict)  # id(step) -> source place of each element that it moves
     signs: dict[int, NDArray[np.bool_]] = field(default_factory=dict)  # id(step) -> True for a negative float64 number
+    totals: dict[Any, Any] = field(default_factory=dict)  # results of long sums, which boxes share (`slices.py`)
 
     def blurred(self, step: Step, a: Span) -> Span:
         """Widens the interval `a` of a step by the error that a kernel's numbers may have there.
