@@ -356,7 +356,7 @@ def cuts_of(
         if (made := fitting(f"{result}/{number}")) is not None
     ]
     apart = list[Cut]()
-    waiting = [list(singled)] if singled else []
+    waiting = [list(singled)] if singled and counts != [*shape] else []
     most_apart = max(_BOXES * budget.drawn, one.work)
     while waiting and sum(made.work for made in apart) <= most_apart and (time.monotonic() < until or not apart):
         some = waiting.pop(0)

@@ -53,7 +53,7 @@ _LONG = 1 << 10  # fewest terms of a sum that is evaluated part by part
 _LIVE = 512  # bytes for each term of a sum, with the steps before it, by which its parts are planned first
 _PARTS = 1 << 11  # a sum is divided no further than into this many parts
 _SHARE = 4  # a part of a sum takes at most one of this many shares of the memory
-_NUMBERED = 1 << 27  # most elements of a move for which a table of places is made
+_NUMBERED = 1 << 28  # most elements of a move for which a table of places is made
 _REMEMBERED = 1 << 22  # most elements of such a table that is kept for the next box
 
 
