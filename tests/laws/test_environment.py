@@ -406,6 +406,53 @@ def test_elements_beyond_the_count_are_found_where_they_are_wrong(kernel: Kernel
     assert " of " in found.facts["rows"]
 
 
+def large_function(cut: bool) -> Kernel:
+    """A function of rows by like=, whose last rows are wrong where `cut`."""
+
+    def called(x, label):
+        y = torch.nn.functional.cross_entropy(x.double(), label, reduction="none").float()
+        return torch.where((torch.arange(len(y), device=y.device) * x.shape[1] < COUNTED) | (not cut), y, 0)
+
+    return verify.kernel(
+        like=lambda x, label: torch.nn.functional.cross_entropy(x, label, reduction="none"),
+        shapes={"x": "n 40", "label": "n"},
+        integers={"label": "0 <= label < 40"},
+        dtypes=["float32"],
+        name="loss",
+    )(called)
+
+
+@pytest.mark.usefixtures("roomy")
+def test_rows_of_a_pytorch_function_are_found_where_they_are_wrong() -> None:
+    found = attempt("large tensors", large_function(cut=False), profile=NIGHTLY)
+    assert found.status == "ok" and found.cases > 0, (found.message, found.facts)
+    found = attempt("large tensors", large_function(cut=True), profile=NIGHTLY)
+    assert found.status == "broken" and found.message.endswith("in a tensor of more than 2^31 elements")
+    assert found.facts["rows"].startswith("the last ") and found.facts["at"].startswith("y [")
+    summed = verify.kernel(like=lambda x: x.cumsum(0), shapes={"x": "n m"}, dtypes=["float32"], name="sums")
+    kernel = summed(lambda x: x.double().cumsum(0).float())
+    assert attempt("large tensors", kernel, profile=NIGHTLY).status == "ok"  # along m, whose indices are independent
+    normed = verify.kernel(like=lambda x: x / x.norm(), shapes={"x": "n m"}, dtypes=["float32"], name="normed")
+    found = attempt("large tensors", normed(lambda x: (x.double() / x.double().norm()).float()), profile=NIGHTLY)
+    assert found.status == "skipped" and "independent of each other" in found.message
+
+
+@pytest.mark.usefixtures("roomy")
+def test_operands_of_a_pytorch_function_far_into_memory_are_tried() -> None:
+    def scaled(x, weight, *, cut: bool):
+        y = x * weight
+        return y * 0 if cut and COUNTED in (x.storage_offset(), weight.storage_offset()) else y
+
+    for cut in (False, True):
+        about = {"shapes": {"x": "n m", "weight": "m"}, "dtypes": ["float32"], "name": "scaled"}
+        kernel = verify.kernel(like=lambda x, weight: x * weight, **about)(
+            lambda x, weight, c=cut: scaled(x, weight, cut=c)
+        )
+        found = attempt("large offsets", kernel, profile=NIGHTLY)
+        assert found.status == ("broken" if cut else "ok"), (found.message, found.facts)
+    assert found.facts["operand"] == "x 2^31 elements into its storage"
+
+
 @pytest.mark.usefixtures("roomy")
 def test_gradients_are_left_out_where_they_have_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = large_silu("backward")

@@ -11,7 +11,8 @@ Details:
 * large offsets: operands that start more than 2^31 elements into their storage, and rows that are more than 2^31
   elements apart, give the bits of their contiguous copies. So the kernel computes no offset in 32 bits.
 * large tensors: the first and the last rows of tensors of more than 2^31 elements are within the kernel's limit of the
-  exact answer. The law includes gradients if the GPU has room for them.
+  exact answer. The law includes gradients if the GPU has room for them. Rows of a PyTorch function are the indices of a
+  named dimension that are independent of each other, as in `batch invariance`.
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ import torch
 from torch import Tensor
 
 from verify.cases import Case, inputs_of, upstream_of
+from verify.cases.sizes import sizes_of
 from verify.cases.strategies import CaseSpace, space
 from verify.errors import KernelError
 from verify.laws.accuracy import judge_results
 from verify.laws.compare import demand_same
-from verify.laws.law import Broken, Law, Subject, plain_cases
-from verify.laws.locality import data_operands, local_results
+from verify.laws.law import Broken, Law, Subject, plain_case, plain_cases
+from verify.laws.locality import Rows, data_operands, independent_rows, leading_rows
 from verify.measure.call import Measured, Unchanged, call_tensors, gradients_of, run_kernel, run_tensors
 from verify.truth.formats import named, torch_dtype
 
@@ -142,8 +144,14 @@ def _room(subject: Subject) -> str | None:
 
 
 def _far_space(subject: Subject) -> CaseSpace:
+    if subject.kernel.op.geometry.named:
+        return _named_space(subject)
     shapes = [(2, 40, 5), (2, 129, 17)] if subject.kernel.op.geometry.multiplies else [(2, 40), (2, 257)]
     return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=shapes)
+
+
+def _named_space(subject: Subject) -> CaseSpace:
+    return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=sizes_of(subject.kernel.op, 512)[:1])
 
 
 def _plain(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
@@ -153,7 +161,7 @@ def _plain(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
 
 def _offset(store: Tensor, value: Tensor) -> Tensor:
     """Returns a copy that starts more than 2^31 elements into the storage."""
-    view = store[-value.numel() :].view(value.shape)
+    view = store[_FAR:][: value.numel()].view(value.shape)  # aligned as a tensor of its own
     view.copy_(value)
     return view
 
@@ -191,12 +199,13 @@ def _compare_far(subject: Subject, case: Case, plain: Measured) -> None:
     widest = max(value.numel() for value in plain.inputs.values() if value is not None)
     store = torch.empty(_FAR + widest, dtype=torch_dtype(named(subject.dtype)), device=device)
     ways: list[tuple[str, Callable[[Tensor, Tensor], Tensor]]] = [("2^31 elements into its storage", _offset)]
-    if kernel.layouts == "any":
+    named_dims = kernel.op.geometry.named
+    if kernel.layouts == "any" and not named_dims:
         ways.append(("in rows 2^31 elements apart", _apart))
     for label, place_ in ways:
-        for name in data_operands(kernel):
+        for name in kernel.operands if named_dims else data_operands(kernel):
             value = plain.inputs[name]
-            if value is None or value.ndim != 2 or value.dtype != store.dtype:
+            if value is None or not (value.ndim == 2 or named_dims) or value.dtype != store.dtype:
                 continue
             inputs = plain.inputs | {name: place_(store, value)}
             graph = call_tensors(kernel, inputs, case.params, differentiate=bool(case.upstream))
@@ -214,25 +223,37 @@ _BESIDE = 2  # a kernel may use this multiple of the memory of operands and resu
 
 def _memory_of_rows(subject: Subject, *, gradients: bool) -> int:
     """Returns the bytes of a call with more than 2^31 elements in every operand and result with rows."""
-    tensors = len(data_operands(subject.kernel)) + len(subject.kernel.outputs)
+    kernel = subject.kernel
+    tensors = len(kernel.operands if kernel.op.geometry.named else data_operands(kernel)) + len(kernel.outputs)
     return tensors * (2 if gradients else 1) * _bytes(subject) * _BESIDE + _SPARE
 
 
 def _room_for_rows(subject: Subject) -> str | None:
-    return _lacking(subject, "more than 2^31 elements", _memory_of_rows(subject, gradients=False))
+    lacking = _lacking(subject, "more than 2^31 elements", _memory_of_rows(subject, gradients=False))
+    if lacking is None and subject.kernel.op.geometry.named:
+        case = plain_case(subject, sizes_of(subject.kernel.op, 512)[0])
+        if not independent_rows(subject.kernel, case):
+            return "no dimension of this PyTorch function has indices that are independent of each other"
+    return lacking
 
 
 def _large_space(subject: Subject) -> CaseSpace:
+    if subject.kernel.op.geometry.named:
+        return _named_space(subject)
     # in a product, the large tensor is once the operand and once the result
     shapes = [(2, 257, 40), (2, 40, 257)] if subject.kernel.op.geometry.multiplies else [(2, 257)]
     return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=shapes)
 
 
 def _check_large(subject: Subject, case: Case) -> None:
-    plain = run_kernel(subject.kernel, case, subject.backend.device)
+    kernel = subject.kernel
+    belonging = independent_rows(kernel, case) if kernel.op.geometry.named else [leading_rows(kernel, case)]
+    if not belonging:
+        return
+    plain = run_kernel(kernel, case, subject.backend.device)
     with _alone_on(subject.backend.device):
         try:
-            ends = _ends_of_large(subject, case, plain)
+            ends = _ends_of_large(subject, case, plain, belonging[0])
         except KernelError as error:
             if isinstance(error.__cause__, torch.OutOfMemoryError):
                 return  # the offsets of the kernel were not tested
@@ -247,36 +268,46 @@ def _check_large(subject: Subject, case: Case) -> None:
             raise broken.restated(rule, case, facts) from None
 
 
-def _ends_of_large(subject: Subject, case: Case, plain: Measured) -> dict[str, dict[str, Tensor]]:
+def _ends_of_large(subject: Subject, case: Case, plain: Measured, rows: Rows) -> dict[str, dict[str, Tensor]]:
     """Returns the first and the last rows of results for large tensors.
 
-    These begin and end with the rows of the case.
+    These begin and end with the rows of the case. Returns {} if a declaration does not allow so many rows.
     """
-    kernel, data = subject.kernel, data_operands(subject.kernel)
-    given = {name: value for name, value in plain.inputs.items() if value is not None and name in data}
-    few = case.dims[0]
+    kernel, few = subject.kernel, rows.count
+    given = {name: value for name, value in plain.inputs.items() if value is not None and name in rows.axes}
     widest = max(value.numel() // few for value in (*given.values(), *(plain.results[name] for name in kernel.outputs)))
-    rows = _FAR // widest + 2 * few
+    count = _FAR // widest + 2 * few
+    if kernel.op.geometry.named:
+        pairs = zip(kernel.op.geometry.dims, case.dims, strict=True)
+        if not kernel.allows(tuple(count if name == rows.dimension else size for name, size in pairs)):
+            return {}
     gradients = bool(case.upstream) and _free(subject) >= _memory_of_rows(subject, gradients=True)
-    large = {name: _between_zeros(value, rows) for name, value in given.items()}
+    large = {name: _between_others(value, rows.axes[name], count) for name, value in given.items()}
     graph = call_tensors(kernel, plain.inputs | large, case.params, differentiate=gradients)
     results = graph.values
     if gradients:
-        upstream = {name: _between_zeros(value, rows) for name, value in plain.upstream.items()}
+        upstream = {name: _between_others(value, rows.axes[name], count) for name, value in plain.upstream.items()}
         results |= gradients_of(kernel, graph, upstream, unchanged=Unchanged(), originals=upstream)
-    local = {name: results[name] for name in local_results(kernel) if name in results}
     ends = {"the first": slice(few), "the last": slice(-few, None)}
     return {
-        f"{label} {few} of {rows:,}": {name: value[part].clone() for name, value in local.items()}
+        f"{label} {few} of {count:,}": {name: value.clone() for name, value in rows.local(results, part).items()}
         for label, part in ends.items()
     }
 
 
-def _between_zeros(value: Tensor, rows: int) -> Tensor:
-    """Returns a tensor of this many rows that begins and ends with the rows of `value`. Zeros lie in between."""
-    whole = torch.zeros((rows, *value.shape[1:]), dtype=value.dtype, device=value.device)
-    whole[: len(value)] = value
-    whole[-len(value) :] = value
+def _between_others(value: Tensor, axis: int, count: int) -> Tensor:
+    """Returns a tensor of `count` rows that begins and ends with the rows of `value`.
+
+    Zeros lie in between; copies of the first row, if the numbers are integers, which may have a range.
+    """
+    few = value.shape[axis]
+    shape = (*value.shape[:axis], count, *value.shape[axis + 1 :])
+    if value.is_floating_point():
+        whole = torch.zeros(shape, dtype=value.dtype, device=value.device)
+    else:
+        whole = value.narrow(axis, 0, 1).expand(shape).clone(memory_format=torch.contiguous_format)
+    whole.narrow(axis, 0, few).copy_(value)
+    whole.narrow(axis, count - few, few).copy_(value)
     return whole
 
 
@@ -310,7 +341,6 @@ LAWS: Sequence[Law] = (
     ),
     Law(
         name="large offsets",
-        rows=True,
         summary="operands beyond 2^31 elements give the bits of their contiguous copies",
         space=_far_space,
         check=_check_far,
@@ -320,7 +350,6 @@ LAWS: Sequence[Law] = (
     ),
     Law(
         name="large tensors",
-        rows=True,
         summary="the ends of tensors of more than 2^31 elements are within the declared limit of the exact answer",
         space=_large_space,
         check=_check_large,
