@@ -91,8 +91,12 @@ def digits_of(places: Line, shape: tuple[int, ...]) -> Box:
 
     NumPy 2.4's unravel_index is wrong beyond 8,192 places in arrays whose last dimensions have size 1.
     """
-    found = list[Line]()
+    found, most = list[Line](), int(places.max(initial=0))
     for size in reversed(shape):
-        places, digit = np.divmod(places, size)
+        if most < size:  # division is slow, and views need little of it
+            digit, places = places, np.zeros_like(places)
+        else:
+            places, digit = np.divmod(places, size) if size > 1 else (places, np.zeros_like(places))
+        most //= size
         found.append(digit)
     return tuple(reversed(found))
