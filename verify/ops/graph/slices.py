@@ -102,7 +102,7 @@ class Cut:
     """The part of a program that a box of a result needs.
 
     Raises BeyondEffort if it evaluates more than `most` numbers. Long sums that exceed `memory` are evaluated part by
-    part (`Chunked`). With `part`, the result is a sum, of which only some terms are added.
+    part (`Chunked`). With `part`, the result is a sum, and only some of its terms are added.
     """
 
     def __init__(
