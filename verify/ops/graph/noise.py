@@ -133,6 +133,7 @@ class _Samples:
 
     def _evaluate_base(self, step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Evaluates a step undisturbed, and notes its deviation and its decision."""
+        deviation: Tensor | float | None
         if isinstance(step, Chunked):
             value, deviation = _of_parts(step.totals, given, self.format)
             self.held[id(step)] = value
