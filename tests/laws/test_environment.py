@@ -432,9 +432,19 @@ def test_rows_of_a_pytorch_function_are_found_where_they_are_wrong() -> None:
     summed = verify.kernel(like=lambda x: x.cumsum(0), shapes={"x": "n m"}, dtypes=["float32"], name="sums")
     kernel = summed(lambda x: x.double().cumsum(0).float())
     assert attempt("large tensors", kernel, profile=NIGHTLY).status == "ok"  # along m, whose indices are independent
+    even = verify.kernel(
+        like=lambda x: x.softmax(-1), shapes={"x": "n m"}, where="n % 4 == 0", dtypes=["float32"], name="even"
+    )
+    found = attempt("large tensors", even(lambda x: x.double().softmax(-1).float()), profile=NIGHTLY)
+    assert found.status == "ok" and found.cases > 0, found.message
+    few = verify.kernel(
+        like=lambda x: x.softmax(-1), shapes={"x": "n m"}, where="n < 100", dtypes=["float32"], name="few"
+    )
+    found = attempt("large tensors", few(lambda x: x.double().softmax(-1).float()), profile=NIGHTLY)
+    assert found.status == "skipped" and "may be so long" in found.message
     normed = verify.kernel(like=lambda x: x / x.norm(), shapes={"x": "n m"}, dtypes=["float32"], name="normed")
     found = attempt("large tensors", normed(lambda x: (x.double() / x.double().norm()).float()), profile=NIGHTLY)
-    assert found.status == "skipped" and "independent of each other" in found.message
+    assert found.status == "skipped" and "independent indices" in found.message
 
 
 @pytest.mark.usefixtures("roomy")

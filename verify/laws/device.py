@@ -18,6 +18,7 @@ Details:
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import tempfile
 import warnings
@@ -232,9 +233,25 @@ def _room_for_rows(subject: Subject) -> str | None:
     lacking = _lacking(subject, "more than 2^31 elements", _memory_of_rows(subject, gradients=False))
     if lacking is None and subject.kernel.op.geometry.named:
         case = plain_case(subject, sizes_of(subject.kernel.op, 512)[0])
-        if not independent_rows(subject.kernel, case):
-            return "no dimension of this PyTorch function has indices that are independent of each other"
+        if _many_rows(subject, case) is None:
+            return "no dimension of this PyTorch function may be so long with independent indices"
     return lacking
+
+
+def _many_rows(subject: Subject, case: Case) -> tuple[Rows, int] | None:
+    """Returns the rows of a case, and a number of rows with more than 2^31 elements; None if none is allowed."""
+    kernel, op = subject.kernel, subject.kernel.op
+    named_dims = op.geometry.named
+    shapes = {**op.shapes(case.dims, case.params), **op.result_shapes(case.dims, case.params)}
+    for rows in independent_rows(kernel, case) if named_dims else [leading_rows(kernel, case)]:
+        few = rows.count
+        widest = max(math.prod(shapes[name]) // few for name in rows.axes if name in shapes)
+        count = _FAR // widest + 2 * few
+        count += -count % few if named_dims else 0  # a declaration may demand a multiple
+        pairs = zip(op.geometry.dims, case.dims, strict=True) if named_dims else ()
+        if not named_dims or kernel.allows(tuple(count if name == rows.dimension else size for name, size in pairs)):
+            return rows, count
+    return None
 
 
 def _large_space(subject: Subject) -> CaseSpace:
@@ -246,14 +263,13 @@ def _large_space(subject: Subject) -> CaseSpace:
 
 
 def _check_large(subject: Subject, case: Case) -> None:
-    kernel = subject.kernel
-    belonging = independent_rows(kernel, case) if kernel.op.geometry.named else [leading_rows(kernel, case)]
-    if not belonging:
+    many = _many_rows(subject, case)
+    if many is None:  # drawn sizes; the sizes of the fixed cases have such rows
         return
-    plain = run_kernel(kernel, case, subject.backend.device)
+    plain = run_kernel(subject.kernel, case, subject.backend.device)
     with _alone_on(subject.backend.device):
         try:
-            ends = _ends_of_large(subject, case, plain, belonging[0])
+            ends = _ends_of_large(subject, case, plain, *many)
         except KernelError as error:
             if isinstance(error.__cause__, torch.OutOfMemoryError):
                 return  # the offsets of the kernel were not tested
@@ -268,19 +284,15 @@ def _check_large(subject: Subject, case: Case) -> None:
             raise broken.restated(rule, case, facts) from None
 
 
-def _ends_of_large(subject: Subject, case: Case, plain: Measured, rows: Rows) -> dict[str, dict[str, Tensor]]:
-    """Returns the first and the last rows of results for large tensors.
+def _ends_of_large(
+    subject: Subject, case: Case, plain: Measured, rows: Rows, count: int
+) -> dict[str, dict[str, Tensor]]:
+    """Returns the first and the last rows of results for tensors of `count` rows.
 
-    These begin and end with the rows of the case. Returns {} if a declaration does not allow so many rows.
+    These begin and end with the rows of the case.
     """
     kernel, few = subject.kernel, rows.count
     given = {name: value for name, value in plain.inputs.items() if value is not None and name in rows.axes}
-    widest = max(value.numel() // few for value in (*given.values(), *(plain.results[name] for name in kernel.outputs)))
-    count = _FAR // widest + 2 * few
-    if kernel.op.geometry.named:
-        pairs = zip(kernel.op.geometry.dims, case.dims, strict=True)
-        if not kernel.allows(tuple(count if name == rows.dimension else size for name, size in pairs)):
-            return {}
     gradients = bool(case.upstream) and _free(subject) >= _memory_of_rows(subject, gradients=True)
     large = {name: _between_others(value, rows.axes[name], count) for name, value in given.items()}
     graph = call_tensors(kernel, plain.inputs | large, case.params, differentiate=gradients)
