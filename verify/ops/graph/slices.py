@@ -35,6 +35,7 @@ from verify.ops.graph.boxes import (
     shape_of,
     size_of,
     taken,
+    whole,
 )
 from verify.ops.graph.chunks import PART, Chunked, Known, Totals
 from verify.ops.graph.elementwise import Map
@@ -372,6 +373,13 @@ def _of_view(step: Move, run: Run, box: Box) -> Needs:
     """
     source = step.inputs[0].shape
     shadow = step.move([torch.empty(source, device="meta")], [], 0.0)
+    if len(box) == 1 and len(source) > 1 and shadow.is_contiguous() and shadow.numel() == math.prod(source):
+        inner, [line] = math.prod(source[1:]), box
+        rows = int(line[0]) // inner, int(line[-1]) // inner
+        if line[-1] - line[0] == line.size - 1 and rows[0] < rows[1]:  # whole rows, which may be many
+            flat = partial(_strided_view, shape_of(box), [1], int(line[0]) - rows[0] * inner)
+            lines = [np.arange(rows[0], rows[1] + 1), *whole(source[1:])]
+            return [tuple(lines)], lambda given: _moved(given[0], shape_of(box), flat, view=True)
     parts = [line * int(stride) for line, stride in zip(box, shadow.stride(), strict=True)]
     start = digits_of(np.array([int(shadow.storage_offset())]), source)
     lines = list(start)
