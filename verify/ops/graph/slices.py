@@ -373,13 +373,8 @@ def _of_view(step: Move, run: Run, box: Box) -> Needs:
     """
     source = step.inputs[0].shape
     shadow = step.move([torch.empty(source, device="meta")], [], 0.0)
-    if len(box) == 1 and len(source) > 1 and shadow.is_contiguous() and shadow.numel() == math.prod(source):
-        inner, [line] = math.prod(source[1:]), box
-        rows = int(line[0]) // inner, int(line[-1]) // inner
-        if line[-1] - line[0] == line.size - 1 and rows[0] < rows[1]:  # whole rows, which may be many
-            flat = partial(_strided_view, shape_of(box), [1], int(line[0]) - rows[0] * inner)
-            lines = [np.arange(rows[0], rows[1] + 1), *whole(source[1:])]
-            return [tuple(lines)], lambda given: _moved(given[0], shape_of(box), flat, view=True)
+    if shadow.is_contiguous() and shadow.numel() == math.prod(source) and (rows := _of_rows(box, source)):
+        return rows
     parts = [line * int(stride) for line, stride in zip(box, shadow.stride(), strict=True)]
     start = digits_of(np.array([int(shadow.storage_offset())]), source)
     lines = list(start)
@@ -409,6 +404,20 @@ def _of_view(step: Move, run: Run, box: Box) -> Needs:
         return _moved(given[0], shape, lambda tensor: tensor.reshape(-1)[where.to(tensor.device)].reshape(shape))
 
     return [inner], make
+
+
+def _of_rows(box: Box, source: tuple[int, ...]) -> Needs | None:
+    """Returns the needs of a range of a flattened tensor, which are whole rows; None for any other box."""
+    if len(box) != 1 or len(source) < 2 or not size_of(box):
+        return None
+    size, [line] = math.prod(source[1:]), box
+    first, last = int(line[0]) // size, int(line[-1]) // size
+    if line[-1] - line[0] != line.size - 1 or first == last:
+        return None
+    flat = partial(_strided_view, shape_of(box), [1], int(line[0]) - first * size)
+    return [(np.arange(first, last + 1), *whole(source[1:]))], lambda given: _moved(
+        given[0], shape_of(box), flat, view=True
+    )
 
 
 def _strided(parts: Sequence[Any], count: int) -> tuple[list[int], int] | None:
