@@ -1,8 +1,8 @@
 """Three kernels that fill a GPU of 80 GB: python -m benchmarks.large --record large.json
 
 An elementwise kernel of 2^31 + 1 float32 numbers (8 GiB), a softmax of 65,536 x 65,536 numbers in bfloat16 (8 GiB) and
-attention 1 x 32 x 131,072 x 128 in bfloat16, PyTorch as the kernel. Each is one `verify run`. Prints the verdict, the
-elements that were judged and the seconds. `--wrong` returns one wrong element in each: the last one. Exits 1 unless
+attention 1 x 32 x 131,072 x 128 in bfloat16, forward, PyTorch as the kernel. Each is one `verify run`. Prints the
+verdict, the elements that were judged and the seconds. `--wrong` returns one wrong element in each: the last one. Exits 1 unless
 each kernel ends with a verdict on its output: right, or with `--wrong` wrong.
 """
 
@@ -19,12 +19,13 @@ from typing import Any
 
 TARGETS = {
     "elementwise": """
-@verify.kernel(like=functional.silu, examples=[(meta(2**31 + 1),)], dtypes=["float32"])
+@verify.kernel(like=functional.silu, examples=[(meta(2**31 + 1),)], dtypes=["float32"], gradients=False)
 def elementwise(x):
     return changed(functional.silu(x))
 """,
     "matrix": """
-@verify.kernel(like=lambda x: x.softmax(-1), examples=[(meta(65536, 65536),)], dtypes=["bfloat16"])
+@verify.kernel(like=lambda x: x.softmax(-1), examples=[(meta(65536, 65536),)], dtypes=["bfloat16"],
+               gradients=False)
 def matrix(x):
     return changed(x.softmax(-1))
 """,

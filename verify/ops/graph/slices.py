@@ -156,20 +156,11 @@ class Cut:
         size = lambda step: size_of(self._boxes[id(step)]) if id(step) in self._boxes else 0  # noqa: E731
         return cost_of(steps, size)[1] + self._largest
 
-    def shared(self, others: Sequence[Cut]) -> dict[int, tuple[Box, Known]]:
-        """Maps id(step) to the elements that other cuts need alike, with a step that may replace them.
-
-        Omits operands and constants, which cost nothing, and the result.
-        """
-        found = dict[int, tuple[Box, Known]]()
-        for step in self._steps:
-            boxes = [each._boxes.get(id(step)) for each in (self, *others)]
-            if None in boxes or isinstance(step, Leaf | Plain) or step is self.program.results[self.result]:
-                continue
-            first, *rest = (box for box in boxes if box is not None)
-            if all(same_boxes(first, box) for box in rest):
-                found[id(step)] = first, Known(shape_of(first), (), step.real, step.origin)
-        return found
+    def replacements(self) -> dict[int, tuple[Box, Known]]:
+        """Maps id(step) to the elements of each computed step but the result, and to a step that may replace them."""
+        steps = [step for step in self._steps if id(step) in self._boxes and not isinstance(step, Leaf | Plain)]
+        boxes = [(step, self._boxes[id(step)]) for step in steps if step is not self.program.results[self.result]]
+        return {id(step): (box, Known(shape_of(box), (), step.real, step.origin)) for step, box in boxes}
 
     def made(self) -> tuple[Program, Run]:
         """Returns the smaller program, and a run with its tensors."""
@@ -247,20 +238,20 @@ def _split(program: Program, run: Run, step: Step, box: Box, sizes: dict[int, in
     count = max(count, 2)
     while True:
         pieces = _pieces(sizes, count)
-        some = [Cut(rooted, run, PART, box, part=Part(pieces[at])) for at in (0, len(pieces) // 2, -1)]
-        known = some[0].shared(some[1:])
-        first = Cut(rooted, run, PART, box, part=Part(pieces[0], known))
+        known = Cut(rooted, run, PART, box, part=Part(pieces[0])).replacements()
+        for at in (len(pieces) // 2, -1, 0):  # only what these parts need alike remains
+            first = Cut(rooted, run, PART, box, part=Part(pieces[at], known))
+            known = {id(step): known[id(step)] for step in first.known}
         if first.bytes <= memory or len(pieces) >= min(terms, _PARTS):
             break
         count = 2 * len(pieces)
-    used = {id(each): known[id(each)] for each in first.known}
     return Totals(
         step,
         shape_of(box),
-        [partial(_made_part, rooted, run, box, used, slices) for slices in pieces],
+        [partial(_made_part, rooted, run, box, known, slices) for slices in pieces],
         tuple(first.known),
-        tuple(place for place, _ in used.values()),
-        tuple(each for _, each in used.values()),
+        tuple(place for place, _ in known.values()),
+        tuple(each for _, each in known.values()),
         first.work * len(pieces),
         first.bytes,
     )
