@@ -91,7 +91,7 @@ class Products:
 
 @dataclass(frozen=True)
 class Terms:
-    """What the rounding of a sum depends on, besides the sum. Those of the parts of a long sum add up."""
+    """Holds figures of a sum's terms that its rounding depends on. The figures of parts of a long sum add up."""
 
     squares: Tensor
     count: Tensor  # number of terms that are not 0
@@ -135,7 +135,7 @@ class Terms:
 
 
 def terms_of(step: Contract | Reduce, given: Sequence[Tensor], format: Rounding) -> Terms:
-    """Returns what the rounding of a sum or of a product of matrices depends on."""
+    """Returns the figures of the terms of a sum, or of a product of matrices."""
     if isinstance(step, Contract):
         a, b = given
         squares = (a * a) @ (b * b)
