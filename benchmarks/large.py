@@ -2,8 +2,8 @@
 
 An elementwise kernel of 2^31 + 1 float32 numbers (8 GiB), a softmax of 65,536 x 65,536 numbers in bfloat16 (8 GiB) and
 attention 1 x 32 x 131,072 x 128 in bfloat16, forward, PyTorch as the kernel. Each is one `verify run`. Prints the
-verdict, the elements that were judged and the seconds. `--wrong` returns one wrong element in each: the last one. Exits 1 unless
-each kernel ends with a verdict on its output: right, or with `--wrong` wrong.
+verdict, the elements that were judged and the seconds. `--wrong` returns one wrong element in each: the last one. Exits
+1 unless each kernel ends with a verdict on its output: right, or with `--wrong` wrong.
 """
 
 from __future__ import annotations
