@@ -247,9 +247,9 @@ def fla_layer_norm(x, weight, bias):
 @normed(like=layer_norm)
 def own_layer_norm(x, weight, bias):
     """This repository's."""
-    from kernels import layer_norm
+    from kernels.layer_norm import layer_norm as own
 
-    return layer_norm(x, weight, bias, eps=EPS)
+    return own(x, weight, bias, eps=EPS)
 
 
 def rms_norm(x, weight):
@@ -288,9 +288,9 @@ def fla_rms_norm(x, weight):
 @scaled(like=rms_norm)
 def own_rms_norm(x, weight):
     """This repository's."""
-    from kernels import rms_norm
+    from kernels.rms_norm import rms_norm as own
 
-    return rms_norm(x, weight, eps=EPS)
+    return own(x, weight, eps=EPS)
 
 
 def group_norm(x, weight, bias):

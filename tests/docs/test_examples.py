@@ -33,6 +33,9 @@ def test_an_example_declares_kernels_without_their_packages(path: Path) -> None:
         if path.stem.startswith("liger"):
             assert kernel.requires == ("liger_kernel",) and kernel.peer
             assert kernel.lacking == (() if LIGER else ("liger_kernel",))
+        elif path.stem == "losses_and_norms":  # of several packages, each kernel with its own
+            packages = {"liger": {"liger_kernel"}, "fla": {"fla", "einops"}}
+            assert set(kernel.requires) == packages.get(kernel.name.partition("_")[0], set())
         else:
             assert not kernel.requires
 
