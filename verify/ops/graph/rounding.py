@@ -150,7 +150,7 @@ def terms_of(step: Contract | Reduce, given: Sequence[Tensor], format: Rounding)
         return Terms(squares, count.to(squares.device), math.inf, None, a.shape[-1], promoted)
     [a], dims, keep = given, step.dims, step.keep
     size = float(a.abs().sum()) if bool((a == a.round()).all()) else math.inf
-    change = a.diff(dim=dims[-1]).abs() <= _CONSTANT * a.abs().amax(dims, True)
+    change = a.diff(dim=dims[-1]).abs() <= _CONSTANT * a.abs().amax(dims, True) if a.numel() else a != a
     squares = (a * a).sum(dims, keep)
     neighbours = max(change.numel() // max(squares.numel(), 1), 1)
     return Terms(squares, (a != 0).double().sum(dims, keep), size, change.double().sum(dims, keep), neighbours)
