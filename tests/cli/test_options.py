@@ -34,7 +34,8 @@ def commands(top: argparse.ArgumentParser) -> Iterator[Parser]:
 COMMANDS = {command.prog: command for command in commands(parser())}
 # what a help text may have of its own: what is stopped, drawn or written, a default, whether it may be repeated
 OWN = re.compile(
-    r"^stop .* after this time|^seed of .*|^write .* as JSON to|^write .* into this folder.*| \((default|repeatable).*"
+    r"^stop .* (after this time|once its calls took this time, and judging as much)|"
+    r"^seed of .*|^write .* as JSON to|^write .* into this folder.*| \((default|repeatable).*"
 )
 
 
