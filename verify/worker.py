@@ -71,11 +71,13 @@ def main(arguments: list[str]) -> int:
     connection = Connection(int(arguments[0]))
     answerer = Answerer(arguments[1] if len(arguments) > 1 else None, connection)
     parent = os.getppid()
-    with suppress(Exception):  # the first request tries again and gets the error
-        answerer.begin()  # a process that was started early is then ready for its first request
-    threading.Thread(target=watch, args=(parent,), daemon=True).start()
-    serve(connection, answerer.respond, answerer.usable)
-    answerer.end()
+    try:
+        with suppress(Exception):  # the first request tries again and gets the error
+            answerer.begin()  # a process that was started early is then ready for its first request
+        threading.Thread(target=watch, args=(parent,), daemon=True).start()
+        serve(connection, answerer.respond, answerer.usable)
+    finally:  # processes that outlived this one would hold the connection open, and the other side would wait
+        answerer.end()
     return 0
 
 

@@ -13,9 +13,10 @@ from tests.referee.samples import FUNCTIONAL, LINEAR, OPERATOR, SHAPES, TASK, TR
 from verify.errors import UsageError
 from verify.measure.session import Session
 from verify.referee import judging, problem
+from verify.referee.formats import operator as operators
 from verify.referee.judging import Settings, judge_many
 from verify.referee.messages import Entry
-from verify.referee.plan import Judgement
+from verify.referee.plan import Judgement, Plan
 
 PLAIN = "return torch.relu(functional.linear(x, weight, bias))"
 RIGHT = {
@@ -307,3 +308,18 @@ def test_solutions_on_a_gpu(tmp_path: Path) -> None:
     }
     assert found["unwritten"].verdict in ("wrong", "cheats"), "memory that it never wrote may hold an earlier answer"
     assert "its processes end with it" in found["right"].isolation
+
+
+@pytest.mark.parametrize(
+    ("operator", "call", "message"),
+    [
+        ("aten.nothing.Tensor", "((T([2], f32),), {})", "an operator is one of PyTorch's"),
+        ("aten.relu.default", "((T([2], f32),), {}", r"a call is \(ARGUMENTS, KEYWORDS\)"),
+        ("aten.relu.default", "((T([2], f32), torch.no_name), {})", r"a call is \(ARGUMENTS, KEYWORDS\)"),
+        ("aten.relu.default", "((T([2], i64),), {})", "lists no call of relu.default"),
+    ],
+)
+def test_a_list_of_calls_that_cannot_be_read_is_refused(operator: str, call: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "calls.txt").write_text(f"Operator: {operator}\ncnt: 1, {call}\n")
+    with pytest.raises(UsageError, match=message):
+        operators.problems(Plan("operator", str(tmp_path / "calls.txt"), "", "", "", "", 1, "quick", 1.0, 1.0, 1))

@@ -6,8 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+
+import pytest
+
+from verify import worker
 
 SLEEPS = """
 import os, time
@@ -58,3 +63,27 @@ def _until(condition, seconds: float) -> None:  # type: ignore[no-untyped-def]
             return
         time.sleep(0.05)
     raise AssertionError(f"not within {seconds} s")
+
+
+def test_a_worker_that_fails_ends_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They hold its connection: the other side waited its whole deadline for a reply."""
+    ended: list[str] = []
+
+    class Answers:
+        def __init__(self, *_: object) -> None: ...
+
+        def begin(self) -> None: ...
+
+        def end(self) -> None:
+            ended.append("end")
+
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(worker, "Answerer", Answers)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    ours, theirs = os.pipe()
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        worker.main([str(ours)])
+    assert ended == ["end"]
+    os.close(theirs)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ast
 import shutil
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,14 +54,21 @@ def problems(plan: Plan) -> list[Any]:
     path, _, wanted = plan.problem.partition("::")
     name, lines = _operator(Path(path), wanted)
     base, _, overload = name.partition(".")
-    function = getattr(getattr(torch.ops.aten, base), overload or "default")
+    function = getattr(getattr(torch.ops.aten, base, None), overload or "default", None)
+    if function is None:
+        raise UsageError(f"{path}: an operator is one of PyTorch's, such as add.Tensor; received {name!r}")
     names = tuple(f"{each}_kernel_impl" for each in (name.replace(".", "__"), base))
     generator = torch.Generator().manual_seed(plan.seed)
     calls = list[list[Any]]()
     for line in lines:
-        with suppress(LookupError, AttributeError):  # a tensor of integers
+        try:
             given, keywords = _value(ast.parse(line, mode="eval").body, generator)
-            calls.append([*given, {key: value for key, value in keywords.items() if key not in PLACES}])
+        except LookupError:  # a tensor of integers
+            continue
+        except (SyntaxError, ValueError, TypeError, AttributeError) as error:
+            said = "a call is (ARGUMENTS, KEYWORDS) of numbers, names of torch and T(shape, kind)"
+            raise UsageError(f"{path}: {said}; received {line[:200]!r} ({error})") from None
+        calls.append([*given, {key: value for key, value in keywords.items() if key not in PLACES}])
     if not calls:
         raise UsageError(f"{path} lists no call of {name} whose tensors are all floating-point numbers")
     reference = lambda *given: function(*given[:-1], **given[-1])  # noqa: E731
