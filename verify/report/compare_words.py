@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from verify.errors import INCOMPLETE, WRONG
 from verify.records.compare import Comparison, Pair
-from verify.records.readings import Reading
+from verify.records.readings import Reading, arch_of, commit_of
+from verify.records.record import Run
 from verify.report import gate_words, words
 from verify.report.gaps import FEW, GapLine
 
@@ -112,3 +113,9 @@ def alone(pairs: Sequence[Pair]) -> list[GapLine]:
 def why(pair: Pair) -> str:
     """Returns why two figures cannot be compared, without the hashes, which differ by kernel."""
     return pair.reason.partition(":")[0]
+
+
+def about(run: Run) -> str:
+    """Returns which record a run is: its id, date, architecture, commit and seed."""
+    parts = [run.id, run.created[:16].replace("T", " "), arch_of(run), f"commit {commit_of(run)}", f"seed {run.seed}"]
+    return ", ".join(words.clean(part) for part in parts if part)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from verify.errors import BeyondEffort, TruthError
 from verify.ops.graph.arithmetic import Arithmetic
+from verify.ops.graph.boxes import digits_of
 from verify.ops.graph.program import Program
 from verify.ops.graph.reducing import Reduce
 from verify.ops.graph.single import ElementEvaluator, Shared
@@ -115,13 +116,14 @@ def _check_terms(program: Program, run: Run) -> None:
             continue
         span: Span = terms.spans(run, [PART])[PART]
         places = random.integers(0, span.lo.numel(), _CHECKED)
+        at = tuple(map(torch.from_numpy, digits_of(places, step.shape)))
+        lows, highs = (end[at].expand(_CHECKED).tolist() for end in (span.lo, span.hi))
         evaluator = ElementEvaluator(terms, run, PART, places.tolist(), None, False, Shared())
-        for position, place in enumerate(places.tolist()):
+        for position, (lo, hi) in enumerate(zip(lows, highs, strict=True)):
             try:
                 ball = evaluator.ball(position, _BITS)
             except BeyondEffort:
                 return
-            lo, hi = (float(end[np.unravel_index(place, step.shape)]) for end in (span.lo, span.hi))
             if ball < lo or ball > hi:
                 raise TruthError(f"{step.origin}: Arb finds a term of a sum outside of its interval {lo!r}..{hi!r}")
 

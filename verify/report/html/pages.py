@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from verify.records.compare import Comparison
 from verify.records.history import Event, HistoryPoint, Summary
-from verify.records.readings import Reading, arch_of, commit_of
-from verify.records.record import Run, number, replay_command
+from verify.records.readings import Reading
+from verify.records.record import number, replay_command
 from verify.report import compare_words, gate_words, history_words, result_words, words
 from verify.report.html import against, curve_plot
 from verify.report.html.record_html import asset, policy, templates
@@ -78,7 +78,7 @@ def compared(found: Comparison) -> str:
         if pair.change == "worse"
     ]
     beneath = [f"{name} {before}, now {after}" for name, before, after in found.beneath]
-    setting = f"base {_about(found.base)}; head {_about(found.head)}"
+    setting = f"base {compare_words.about(found.base)}; head {compare_words.about(found.head)}"
     return _page(table.standing, (first, rest.strip()), beneath, setting, beside=[table], spots=spots)
 
 
@@ -152,8 +152,3 @@ def _spot(title: str, trouble: str, reading: Reading | None) -> Spot:
         words.truth(worst.truth),
         replay_command(worst.origin),
     )
-
-
-def _about(run: Run) -> str:
-    parts = [run.id, run.created[:16].replace("T", " "), arch_of(run), f"commit {commit_of(run)}"]
-    return ", ".join(words.clean(part) for part in parts if part)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from verify.errors import INCOMPLETE, PASS, WRONG
 from verify.records.compare import Comparison, Pair
-from verify.records.readings import arch_of, commit_of, inputs
-from verify.records.record import Run, replay_command
+from verify.records.readings import inputs
+from verify.records.record import replay_command
 from verify.report import compare_words, words
 from verify.report.signs import STYLES, Signs
 from verify.report.terminal.text_page import Cell, Page, Terminal
@@ -28,8 +28,8 @@ def render(found: Comparison, terminal: Terminal, *, everything: bool = False, e
     """Returns the changes from base to head. `ends` adds which records they are."""
     page = Page(terminal)
     if ends:
-        page.line(Cell("base  ", "dim"), _about(found.base))
-        page.line(Cell("head  ", "dim"), _about(found.head))
+        page.line(Cell("base  ", "dim"), compare_words.about(found.base))
+        page.line(Cell("head  ", "dim"), compare_words.about(found.head))
         page.blank()
     shown = list(found.pairs) if everything else found.listed
     tabled = [pair for pair in shown if pair.base is not None and pair.head is not None and not pair.reason]
@@ -52,11 +52,6 @@ def render(found: Comparison, terminal: Terminal, *, everything: bool = False, e
     first, _, rest = compare_words.sentence(found).partition(":")
     page.line(Cell(f"{page.signs.status[word]} {first}:", STYLES[word]), rest)
     return page.text()
-
-
-def _about(run: Run) -> str:
-    parts = [run.id, run.created[:16].replace("T", " "), arch_of(run), f"commit {commit_of(run)}", f"seed {run.seed}"]
-    return ", ".join(words.clean(part) for part in parts if part)
 
 
 def _cells(pair: Pair, signs: Signs) -> list[Cell]:
