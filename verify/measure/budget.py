@@ -89,9 +89,12 @@ class Budget:
         made = replace(self, whole=whole, elements=elements)
         return replace(made, work=self.work / 2, memory=self.memory / 2, drawn=self.drawn / 2)
 
-    def holds(self, program: Program, wanted: Sequence[str]) -> bool:
-        """True if the budget allows judging all elements of the `wanted` results."""
-        most = max((math.prod(program.results[name].shape) for name in wanted), default=0)
+    def holds(self, op: Op, problem: Problem) -> bool:
+        """True if the budget allows judging all elements of the results of a problem."""
+        if op.meaning is None or not problem.results:
+            return True
+        (program, _), wanted = op.meaning.program(problem), problem.results
+        most = max(math.prod(program.results[name].shape) for name in wanted)
         work, memory = cost_of(program.needed_for(wanted), lambda step: float(math.prod(step.shape)))
         fits = memory <= min(self.memory, DEFAULT_MEMORY) and work <= min(self.work, _WHOLE) * len(wanted)
         return most <= self.whole and fits

@@ -413,7 +413,7 @@ class Judging:
         """
         wanted = tuple(filter(group.judges, measured.results))
         problem = problem_of(self.kernel.op, case, measured.inputs, measured.upstream, wanted)
-        if not self._all_fit(problem, budget):
+        if not budget.holds(self.kernel.op, problem):
             return self._sampled(problem, case, measured, given, budget)
         small = PARALLEL if self.judges > 1 else SMALL
         question = question_of(self.kernel, case, measured, group, self.target, self.seed, small)
@@ -421,14 +421,6 @@ class Judging:
             given = {by: {name: value.cpu() for name, value in results.items()} for by, results in given.items()}
             return [(each, given) for each in (_apart(question) if self.judges > 1 else [question])]
         return [(question, given)]
-
-    def _all_fit(self, problem: Problem, budget: Budget) -> bool:
-        """True if the budget allows judging every element of the results."""
-        meaning = self.kernel.op.meaning
-        if meaning is None or not problem.results:
-            return True
-        program, _ = meaning.program(problem)
-        return budget.holds(program, problem.results)
 
     def _sampled(
         self, problem: Problem, case: Case, measured: Measured, given: Given, budget: Budget
