@@ -52,7 +52,8 @@ class CaseRunner:
     """Runs the cases of one kernel, and records why some gave no result.
 
     No case is tried after `until`, a time of `time.monotonic`, after calls took `seconds`, or once `lost` returns True.
-    `judging` are seconds that judging may take beside the calls; 0: they share `seconds`.
+    `judging` are seconds that judging may take beside the calls; 0: they share `seconds`. `refused` is called with a
+    case that the kernel refuses, and may raise.
     """
 
     kernel: Kernel
@@ -61,6 +62,7 @@ class CaseRunner:
     seconds: float = math.inf
     lost: Callable[[], bool] = lambda: False
     judging: float = 0.0
+    refused: Callable[[Case], None] = lambda case: None
     _tried: dict[str, int] = field(default_factory=dict)  # number of cases by dtype
     _found: dict[tuple[str, Kind, str], _Found] = field(default_factory=dict)
     _deadly: dict[tuple[str, tuple[int, ...]], tuple[str, Kind, str]] = field(default_factory=dict)
@@ -107,6 +109,9 @@ class CaseRunner:
         started = time.monotonic()
         try:
             return run(case)
+        except Refused:
+            self.refused(case)
+            raise
         finally:
             self._spent += time.monotonic() - started
 

@@ -106,6 +106,7 @@ def measure_kernel(
         asked.seconds,
         lambda: calls.ended >= MOST_ENDED,
         judging=asked.judging,
+        refused=functools.partial(_demand_answer, kernel, backend.device),
     )
     budget = budget or Budget.of(backend, asked.memory, fail_fast=asked.fail_fast)
     judging = Judging(
@@ -167,6 +168,23 @@ def judged_results(
 
 class _NoAnswer(Exception):
     """PyTorch's implementation refuses the inputs of a case, as it does a singular matrix."""
+
+
+def _demand_answer(kernel: Kernel, device: str, case: Case) -> None:
+    """Raises _NoAnswer if PyTorch refuses inputs too that a kernel refuses and may not refuse."""
+    if not kernel.peer and not kernel.refuses and kernel.encoding is None:
+        with suppress(KernelError):
+            _baseline(kernel, device, case, None)
+
+
+def _baseline(kernel: Kernel, device: str, case: Case, measured: Measured | None) -> dict[str, Tensor]:
+    """Returns PyTorch's results. Raises _NoAnswer if it refuses the inputs."""
+    try:
+        return run_baseline(kernel, case, device, measured).results
+    except Refused as error:
+        if ran_out(error.__cause__ or error):
+            raise
+        raise _NoAnswer(error) from error
 
 
 @dataclass(frozen=True)
@@ -351,7 +369,7 @@ class Judging:
         budget = self.budget
         try:
             with phase("judge: inputs, and the kernel's results"):
-                made = self.runner.measured(self._run, planned)
+                made = self.runner.measured(self.calls, planned)
             if made is None:
                 return None
             case, measured = made
@@ -372,31 +390,13 @@ class Judging:
                 budget = budget.halved()
         raise MemoryError
 
-    def _run(self, case: Case) -> Measured:
-        """Calls the kernel. Raises _NoAnswer if the kernel refuses the inputs and PyTorch does too."""
-        try:
-            return self.calls(case)
-        except Refused:
-            if not self.kernel.peer and not self.kernel.refuses:
-                with suppress(KernelError):
-                    self._baseline(case, None)
-            raise
-
-    def _baseline(self, case: Case, measured: Measured | None) -> dict[str, Tensor]:
-        try:
-            return run_baseline(self.kernel, case, self.backend.device, measured).results
-        except Refused as error:
-            if ran_out(error.__cause__ or error):
-                raise
-            raise _NoAnswer(error) from error
-
     def _given(self, case: Case, measured: Measured) -> Given:
         """Returns the results of a case by source. PyTorch's results are omitted if memory runs out."""
         given = {KERNEL: measured.results}
         if self.kernel.peer:
             return given
         try:
-            baseline = self._baseline(case, measured)
+            baseline = _baseline(self.kernel, self.backend.device, case, measured)
         except KernelError as error:
             if error.__cause__ is None or not ran_out(error.__cause__):
                 raise
