@@ -14,9 +14,9 @@ from verify.cases import Case
 from verify.cases.strategies import Sizes
 from verify.errors import KernelError
 from verify.laws import registry
-from verify.laws.accuracy import _surely_within, fetched, judge_results
+from verify.laws.accuracy import _surely_within, fetched, judge_measured
 from verify.laws.law import Broken, Subject
-from verify.measure.call import INFERENCE
+from verify.measure.call import INFERENCE, Measured
 from verify.truth import formats
 from verify.truth.ulp import bits_of, errors, from_bits, widen
 
@@ -115,7 +115,7 @@ def judged(factors: tuple[tuple[float, ...], ...], got: float, largest: float | 
     x, weight = (torch.tensor([each], dtype=torch.float16) for each in factors)
     inputs = {"x": x, "weight": weight, "bias": torch.zeros(1, dtype=torch.float16)}
     result = torch.tensor([[got]], dtype=torch.float16)
-    return judge_results(Subject(kernel, "float16", backend, None), case, inputs, {}, {"y": result})
+    return judge_measured(Subject(kernel, "float16", backend, None), case, Measured(inputs, {}, {"y": result}))
 
 
 def test_terms_beyond_the_format_widen_the_limit_for_inputs_beyond_the_promise() -> None:

@@ -16,7 +16,7 @@ from verify.measure.call import Measured
 from verify.measure.case_runner import CaseRunner
 from verify.workers.requests import Died, Late
 
-RESULT = Measured({}, {}, {}, ())
+RESULT = Measured({}, {}, {})
 
 
 def kernel(**options: Any) -> verify.Kernel:

@@ -86,7 +86,7 @@ def test_memory_that_is_not_there_is_an_error_of_the_kernel(
 def test_results_stay_where_they_are_until_they_are_copied(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_call, "_LARGE", 100)
     y, dx = driver.held[:40], driver.held[40:80]
-    sent = remote_call.bits_of_results(Measured({}, {}, {"y": y, "dx": dx}, ()))
+    sent = remote_call.bits_of_results(Measured({}, {}, {"y": y, "dx": dx}))
     assert not sent.parts and [each.lent and each.lent.offset for each in sent.reply.stored] == [0, 160]
     assert [each.data_ptr() for each in remote_call._kept] == [y.data_ptr(), dx.data_ptr()]
     with pytest.raises(KernelError, match="wrote into the connection"):  # a kernel on a CPU has no memory to lend

@@ -34,7 +34,7 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -163,51 +163,33 @@ def _check(subject: Subject, case: Case) -> float | None:
             raise
         return None  # the kernel may refuse None for an operand before it computes anything
     score = judge_measured(subject, case, measured)
-    others: list[tuple[Mapping[str, Tensor], str, dict[str, Tensor]]]
+    others: list[tuple[dict[str, Tensor], str, dict[str, Tensor]]]
     others = [({}, mode, outputs) for mode, outputs in inferred(kernel, case, measured).items()]
     if case.upstream and case.seed == 0:
         others += [(measured.upstream, mode, gradients) for mode, gradients in alone(kernel, case, measured).items()]
     for upstream, mode, results in others:
         try:
-            score = max(score, judge_results(subject, case, measured.inputs, upstream, results))
+            score = max(score, judge_measured(subject, case, Measured(measured.inputs, upstream, results)))
         except Broken as broken:
             raise broken.restated(f"{broken.rule} {mode}", case, broken.facts) from None
     return score
 
 
 def judge_measured(subject: Subject, case: Case, measured: Measured) -> float:
-    """Applies `judge_results` to a run."""
-    host = measured.to_read
-    return judge_results(subject, case, host.inputs, host.upstream, host.results)
-
-
-def judge_results(
-    subject: Subject,
-    case: Case,
-    inputs: Mapping[str, Tensor | None],
-    upstream: Mapping[str, Tensor],
-    results: Mapping[str, Tensor],
-) -> float:
     """Returns the largest error of results of given inputs, in ULP.
 
     Raises `Broken` if it exceeds the kernel's limit.
     """
-    return max(judge_known(subject, case, facts) for facts in _affordable(subject, case, inputs, upstream, results))
+    return max(judge_known(subject, case, facts) for facts in _affordable(subject, case, measured.to_read))
 
 
-def keeps(
-    subject: Subject,
-    case: Case,
-    inputs: Mapping[str, Tensor | None],
-    upstream: Mapping[str, Tensor],
-    results: Mapping[str, Tensor],
-) -> bool:
-    """True if results of given inputs are within the kernel's own limit."""
+def broken_by(subject: Subject, case: Case, measured: Measured) -> Broken | None:
+    """Returns how results of given inputs exceed the kernel's own limit; None if they keep it."""
     try:
-        judge_results(subject, case, inputs, upstream, results)
-    except Broken:
-        return False
-    return True
+        judge_measured(subject, case, measured)
+    except Broken as broken:
+        return broken
+    return None
 
 
 @dataclass(frozen=True)
@@ -225,13 +207,7 @@ class Known:
     whole: Whole | None = None
 
 
-def _affordable(
-    subject: Subject,
-    case: Case,
-    inputs: Mapping[str, Tensor | None],
-    upstream: Mapping[str, Tensor],
-    results: Mapping[str, Tensor],
-) -> Iterator[Known]:
+def _affordable(subject: Subject, case: Case, measured: Measured) -> Iterator[Known]:
     """Yields all results together if the judge can afford that, else some elements of one result after the other.
 
     These are elements at which the results and PyTorch's differ most, and drawn ones. Raises TruthError if even one
@@ -239,11 +215,11 @@ def _affordable(
     """
     kernel, budget = subject.kernel, Budget.of(subject.backend)
     few, drawn = min(budget.elements, _ELEMENTS), min(budget.drawn, _DRAWN)
-    problem = problem_of(kernel.op, case, dict(inputs), dict(upstream), tuple(results))
+    results = measured.results
+    problem = problem_of(kernel.op, case, measured.inputs, measured.upstream, tuple(results))
     if budget.holds(kernel.op, problem):
-        yield known(subject, case, inputs, upstream, results)
+        yield known(subject, case, measured)
         return
-    measured = Measured(dict(inputs), dict(upstream), dict(results), ())
     beside = dict[str, Tensor]()
     with contextlib.suppress(KernelError):  # PyTorch may lack the memory or refuse the operands
         beside = run_baseline(kernel, case, subject.backend.device, measured).results
@@ -259,18 +235,12 @@ def _affordable(
         yield Known(some.op, some.problem, {name: sample.of(results[name])}, truths, some.formats, some.whole)
 
 
-def known(
-    subject: Subject,
-    case: Case,
-    inputs: Mapping[str, Tensor | None],
-    upstream: Mapping[str, Tensor],
-    results: Mapping[str, Tensor],
-) -> Known:
+def known(subject: Subject, case: Case, measured: Measured) -> Known:
     """Returns results of given inputs with their truths.
 
     Small tensors go to the CPU, where the truth's many operations cost less than their launches on a GPU.
     """
-    op = subject.kernel.op
+    op, inputs, upstream, results = subject.kernel.op, measured.inputs, measured.upstream, measured.results
     every = {
         **{("in", name): value for name, value in inputs.items() if value is not None},
         **{("up", name): value for name, value in upstream.items()},

@@ -31,9 +31,9 @@ from verify.cases import Case, counter, inputs_of
 from verify.cases.sizes import with_keys
 from verify.cases.strategies import CaseSpace
 from verify.declare.declaration import Kernel
-from verify.laws.accuracy import judge_results, keeps
+from verify.laws.accuracy import broken_by
 from verify.laws.compare import demand_same
-from verify.laws.law import Broken, Law, Subject, plain_cases, plain_space, said_of
+from verify.laws.law import Law, Subject, plain_cases, plain_space, said_of
 from verify.laws.locality import Rows, agree, growing, reference
 from verify.measure.call import Measured, run_kernel, run_tensors
 from verify.ops.graph.shapes import NamedDims
@@ -221,7 +221,7 @@ def _check_decode(subject: Subject, case: Case) -> None:
     expected = {name: rows.of(name, whole.results[name], last).contiguous() for name in op.outputs}
     if same_bits([alone[name] for name in expected], list(expected.values())):
         return
-    if _borrows_sums(kernel, inputs, case.params) and keeps(subject, case, inputs, {}, alone):
+    if _borrows_sums(kernel, inputs, case.params) and not broken_by(subject, case, Measured(inputs, {}, alone)):
         return
     rule = "the last query alone has other bits than among others"
     demand_same(case, alone, expected, rule, labels=("alone", f"among {rows.count}"))
@@ -303,10 +303,8 @@ def _check_grouped(subject: Subject, case: Case) -> None:
     expected = {name: whole.results[name] for name in op.outputs}
     if same_bits([results[name] for name in expected], list(expected.values())):
         return
-    try:
-        judge_results(subject, repeated, inputs, {}, results)
-    except Broken as broken:
-        raise broken.restated("beyond the limit with keys repeated for every head", case, broken.facts) from None
+    if broken := broken_by(subject, repeated, Measured(inputs, {}, results)):
+        raise broken.restated("beyond the limit with keys repeated for every head", case, broken.facts)
 
 
 LAWS: Sequence[Law] = (

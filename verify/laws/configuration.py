@@ -20,7 +20,7 @@ from verify.cases import Case
 from verify.cases.sizes import shapes_for
 from verify.cases.strategies import CaseSpace, space
 from verify.errors import KernelError
-from verify.laws.accuracy import judge_measured
+from verify.laws.accuracy import broken_by
 from verify.laws.compare import demand_same
 from verify.laws.law import Broken, Law, Subject, plain_case, plain_cases
 from verify.measure.autotuners import Launched, cannot_run, describe, forced, launched, with_warps
@@ -86,11 +86,9 @@ def _check(subject: Subject, case: Case) -> None:
                 labels = ("this configuration", "tuned")
                 demand_same(case, got.to_read.results, tuned.to_read.results, rule, labels=labels, facts=facts)
                 continue
-            try:
-                judge_measured(subject, case, got)
-            except Broken as broken:
+            if broken := broken_by(subject, case, got):
                 rule = f"{broken.rule} with one configuration of an autotuner"
-                raise broken.restated(rule, case, facts | broken.facts) from None
+                raise broken.restated(rule, case, facts | broken.facts)
 
 
 LAWS: Sequence[Law] = (

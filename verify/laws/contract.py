@@ -38,7 +38,7 @@ from verify.laws.accuracy import judge_known, known
 from verify.laws.compare import demand_same
 from verify.laws.guard import NUMBER_FILL, Guard, damage_of
 from verify.laws.law import Broken, Law, Subject, plain_cases, plain_space
-from verify.measure.call import call_tensors, copies, sent_all
+from verify.measure.call import Measured, call_tensors, copies, sent_all
 from verify.ops.geometry import alike
 
 _DIMS = alike((2, 5, 3), (4, 16, 8), (1, 33, 5))
@@ -217,7 +217,8 @@ def _right(subject: Subject, case: Case, inputs: Inputs, returned: dict[str, Ten
         for tensors in (inputs, returned)
     )
     try:
-        judged = known(subject, case, given, {}, {name: value for name, value in results.items() if value is not None})
+        made = {name: value for name, value in results.items() if value is not None}
+        judged = known(subject, case, Measured(given, {}, made))
         shapes = {name: truth.value.shape for name, truth in judged.truths.items()}
         if len(shapes) < len(judged.results):  # a result without elements has no truth; its shape must be PyTorch's
             made = _of_pytorch(subject, inputs) or {}

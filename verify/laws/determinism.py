@@ -25,9 +25,9 @@ from verify.cases.sizes import Dims, another, shapes_for, sizes_of
 from verify.cases.strategies import EITHER_PATH, CaseSpace, space
 from verify.declare.declaration import Kernel
 from verify.declare.writing import Writing
-from verify.laws.accuracy import judge_measured, keeps
+from verify.laws.accuracy import broken_by
 from verify.laws.compare import demand_same
-from verify.laws.law import Broken, Law, Subject, plain_case
+from verify.laws.law import Law, Subject, plain_case
 from verify.measure.autotuners import launched
 from verify.measure.call import run_kernel, run_tensors
 from verify.ops.geometry import alike
@@ -110,15 +110,12 @@ def _check_dtypes(subject: Subject, case: Case) -> None:
     for dtype in (*(each for each in kernel.dtypes if each != subject.dtype), subject.dtype):
         now, device = replace(subject, dtype=dtype), subject.backend.device
         same, new = plain_case(now, case.dims), plain_case(now, alone)
-        try:
-            judge_measured(now, same, run_kernel(kernel, same, device))
-        except Broken as broken:
-            if broken.excess is None or broken.excess.at_most(2):
-                continue  # small errors, and errors in a new shape, are left to the law of accuracy
-            near = run_kernel(kernel, new, device).to_read
-            if keeps(now, new, near.inputs, near.upstream, near.results):
-                rule = f"{broken.rule} in {dtype}, where another dtype had the shape before"
-                raise broken.restated(rule, case, broken.facts) from None
+        broken = broken_by(now, same, run_kernel(kernel, same, device))
+        if broken is None or broken.excess is None or broken.excess.at_most(2):
+            continue  # small errors, and errors in a new shape, are left to the law of accuracy
+        if not broken_by(now, new, run_kernel(kernel, new, device)):
+            rule = f"{broken.rule} in {dtype}, where another dtype had the shape before"
+            raise broken.restated(rule, case, broken.facts)
 
 
 def _examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:

@@ -33,7 +33,7 @@ from verify.cases import Case, inputs_of, upstream_of
 from verify.cases.sizes import sizes_of
 from verify.cases.strategies import CaseSpace, space
 from verify.errors import KernelError
-from verify.laws.accuracy import judge_results
+from verify.laws.accuracy import broken_by
 from verify.laws.compare import demand_same
 from verify.laws.law import Broken, Law, Subject, plain_case, plain_cases
 from verify.laws.locality import Rows, data_operands, independent_rows, leading_rows
@@ -276,12 +276,9 @@ def _check_large(subject: Subject, case: Case) -> None:
             raise
     host = plain.to_read
     for label, results in ends.items():
-        try:
-            judge_results(subject, case, host.inputs, host.upstream, results)
-        except Broken as broken:
+        if broken := broken_by(subject, case, Measured(host.inputs, host.upstream, results)):
             rule = f"{broken.rule} in a tensor of more than 2^31 elements"
-            facts = broken.facts | {"rows": label}
-            raise broken.restated(rule, case, facts) from None
+            raise broken.restated(rule, case, broken.facts | {"rows": label})
 
 
 def _ends_of_large(

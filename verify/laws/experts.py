@@ -23,10 +23,10 @@ from verify.cases import Case, inputs_of
 from verify.cases.case import derive_all
 from verify.cases.sizes import sizes_of
 from verify.cases.strategies import CaseSpace
-from verify.laws.accuracy import judge_results
-from verify.laws.law import Broken, Law, Subject, plain_cases, plain_space, said_of
+from verify.laws.accuracy import broken_by
+from verify.laws.law import Law, Subject, plain_cases, plain_space, said_of
 from verify.laws.locality import agree, growing, reference
-from verify.measure.call import run_kernel, run_tensors
+from verify.measure.call import Measured, run_kernel, run_tensors
 from verify.ops.graph.shapes import NamedDims, Range
 from verify.ops.op import Op
 from verify.truth.ulp import same_bits
@@ -132,11 +132,9 @@ def _check(subject: Subject, case: Case) -> None:
             pairs = [results[name] for name in op.outputs], [whole.results[name] for name in op.outputs]
             if not whole.upstream and same_bits(*pairs):
                 continue
-            try:
-                judge_results(subject, case, inputs, whole.upstream, results)
-            except Broken as broken:
+            if broken := broken_by(subject, case, Measured(inputs, whole.upstream, results)):
                 facts = {"dimension": each.dimension, "order": str(order.tolist()), **broken.facts}
-                raise broken.restated("beyond the limit with experts in another order", case, facts) from None
+                raise broken.restated("beyond the limit with experts in another order", case, facts)
 
 
 LAWS: Sequence[Law] = (

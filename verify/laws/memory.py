@@ -29,12 +29,12 @@ from torch import Tensor
 from verify.cases import Case, inputs_of, upstream_of
 from verify.cases.strategies import EITHER_PATH, CaseSpace, Layouts, space
 from verify.declare.declaration import Kernel
-from verify.laws.accuracy import judge_results
+from verify.laws.accuracy import broken_by
 from verify.laws.compare import Comparison, demand_each_same, demand_same, laid
 from verify.laws.guard import NAN_FILL, NUMBER_FILL, Guard, damage_of
 from verify.laws.law import Broken, Law, Subject
 from verify.laws.locality import data_operands
-from verify.measure.call import Unchanged, call_tensors, copies, gradients_of, run_tensors, sent_all
+from verify.measure.call import Measured, Unchanged, call_tensors, copies, gradients_of, run_tensors, sent_all
 from verify.truth.ulp import bits_of, same_bits
 
 _LAYOUTS = ("contiguous", "padded", "stepped", "transposed")
@@ -222,11 +222,8 @@ def _check_stale(subject: Subject, case: Case) -> None:
     def wrong(at: int) -> Broken | None:
         """Judges equal results as results of the first (0) or the second (1) values. Returns None if right."""
         where = next(iter(same.values())).device
-        try:
-            judge_results(subject, cases[at], sent_all(values[at], where), sent_all(arriving[at], where), same)
-        except Broken as broken:
-            return broken
-        return None
+        given = Measured(sent_all(values[at], where), sent_all(arriving[at], where), same)
+        return broken_by(subject, cases[at], given)
 
     # if both are wrong, as with an overflow everywhere, the law of accuracy reports that
     if same and not same_bits(*data) and (broken := wrong(1)) is not None and wrong(0) is None:

@@ -25,11 +25,11 @@ from verify.cases.case import derive_all
 from verify.cases.sizes import sizes_of
 from verify.cases.strategies import CaseSpace
 from verify.cases.values import inside
-from verify.laws.accuracy import judge_results
+from verify.laws.accuracy import broken_by
 from verify.laws.compare import demand_same
-from verify.laws.law import Broken, Law, Subject, plain_cases, plain_space, said_of
+from verify.laws.law import Law, Subject, plain_cases, plain_space, said_of
 from verify.laws.locality import agree, filled_like, growing, reference
-from verify.measure.call import run_kernel, run_tensors
+from verify.measure.call import Measured, run_kernel, run_tensors
 from verify.ops.graph.shapes import NamedDims, Range
 from verify.ops.op import Op
 from verify.truth.ulp import same_bits
@@ -138,11 +138,9 @@ def _check_packed(subject: Subject, case: Case, found: _Sequences) -> None:
         results = run_tensors(kernel, alone.inputs, case.params, {})
         if same_bits([results[name] for name in op.outputs], [alone.part(n, whole.results[n]) for n in op.outputs]):
             continue
-        try:
-            judge_results(subject, alone.case, alone.inputs, {}, results)
-        except Broken as broken:
+        if broken := broken_by(subject, alone.case, Measured(alone.inputs, {}, results)):
             facts = {"sequence": str(number), **broken.facts}
-            raise broken.restated("a sequence alone is beyond the limit", case, facts) from None
+            raise broken.restated("a sequence alone is beyond the limit", case, facts)
 
 
 # -- padded ----------------------------------------------------------------------------------------------

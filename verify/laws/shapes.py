@@ -31,7 +31,7 @@ from verify.cases import Case
 from verify.cases.plan import EFFORTS, SUMMED_ROWS, summed_dims, summed_results
 from verify.cases.sizes import REACHES_OF_LAWS, long_sizes, sizes_of
 from verify.cases.strategies import EITHER_PATH, CaseSpace, row_counts, space
-from verify.laws.accuracy import judge_measured, judge_results
+from verify.laws.accuracy import broken_by, judge_measured
 from verify.laws.compare import demand_same, show
 from verify.laws.law import Broken, Law, Subject, plain_cases
 from verify.laws.locality import flattened, independent_rows, leading_rows, shared_operands
@@ -196,16 +196,14 @@ def _check_many_rows(subject: Subject, case: Case) -> None:
     kernel = subject.kernel
     whole = run_kernel(kernel, case, subject.backend.device)
     if kernel.op.geometry.named:
-        try:
-            judge_measured(subject, case, whole)
-        except Broken as broken:
+        if broken := broken_by(subject, case, whole):
             little = broken.excess is None or broken.excess.at_most(_LOST)
             if not little and not _same_alone(subject, case, whole, broken):
-                raise
+                raise broken
         return
     sums = {name: whole.results[name] for name in summed_results(kernel) if name in whole.results}
     if sums:
-        judge_results(subject, case, whole.inputs, whole.upstream, sums)
+        judge_measured(subject, case, Measured(whole.inputs, whole.upstream, sums))
     count = case.dims[0]
     if count <= _GRID and case.dims in _summed(subject):
         return  # this case is for the sums; the rows a few at a time would take as long again

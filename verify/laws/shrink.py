@@ -28,9 +28,9 @@ from verify.cases import Case, inputs_of, upstream_of
 from verify.cases.explicit import LIMIT, spell
 from verify.declare.declaration import Kernel, shapes_of
 from verify.errors import KernelError, TruthError, UsageError
-from verify.laws.accuracy import judge_results
+from verify.laws.accuracy import broken_by
 from verify.laws.law import Broken, Excess, Law, Subject
-from verify.measure.call import run_kernel
+from verify.measure.call import Measured, run_kernel
 from verify.ops.op import Op
 from verify.truth import formats
 from verify.truth.ulp import bits_of, from_bits, widen
@@ -97,11 +97,8 @@ def shrink_element(
         measured = run_kernel(kernel, candidate, subject.backend.device)
         if result not in measured.results:
             return None
-        try:
-            judge_results(subject, candidate, measured.inputs, measured.upstream, {result: measured.results[result]})
-        except Broken as found:
-            return found
-        return None
+        alone = Measured(measured.inputs, measured.upstream, {result: measured.results[result]})
+        return broken_by(subject, candidate, alone)
 
     given = Broken("", case, {}, result=result, index=index, excess=Excess(error, limit))
     return _Shrinker(kernel, subject.backend, given, breaks, evaluations, trusted=True).shrink()

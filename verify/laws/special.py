@@ -41,7 +41,7 @@ from verify.laws.accuracy import Known, judge_known, known
 from verify.laws.compare import place, show
 from verify.laws.law import Broken, Law, Subject, plain_cases
 from verify.laws.locality import data_operands, reference
-from verify.measure.call import Unchanged, call_tensors, gradients_of, run_tensors, sent_all
+from verify.measure.call import Measured, Unchanged, call_tensors, gradients_of, run_tensors, sent_all
 from verify.ops.domain import Domain
 from verify.ops.geometry import ByGeometry, Shapes
 from verify.truth import formats
@@ -217,7 +217,7 @@ def _check(subject: Subject, case: Case) -> None:
     gradients = gradients_of(kernel, graph, arriving, unchanged=unchanged, originals=upstream)
     (results,) = unchanged.demand(graph.values | gradients)
     results = dict(zip(results, fetched(list(results.values())), strict=True))
-    judged = known(subject, case, inputs, upstream, results)
+    judged = known(subject, case, Measured(inputs, upstream, results))
     judge_known(subject, case, judged)
     if kernel.policy.signed_zero == "strict" and not rows:  # a sum that cancels has no sign of its own
         _check_zeros(case, judged)

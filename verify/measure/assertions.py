@@ -256,7 +256,7 @@ class _Closeness:
         # the recipe marks the inputs as ordinary; no values are drawn from it
         case = Case(dtype=dtype, dims=(0,), fill="normal", upstream="normal" if self.upstream else "")
         group = Group((case,))
-        measured = Measured(dict(self.inputs), dict(self.upstream), dict(results), ())
+        measured = Measured(dict(self.inputs), dict(self.upstream), dict(results))
         return declared, group, question_of(declared, case, measured, group, "", 0, SMALL)
 
     def _failure(self, declared: Kernel, question: Question, name: str, piece: Piece) -> str:

@@ -41,7 +41,7 @@ class Measured:
     inputs: dict[str, Tensor | None]
     upstream: dict[str, Tensor]
     results: dict[str, Tensor]
-    missing: tuple[str, ...]  # gradients that autograd has no path to
+    missing: tuple[str, ...] = ()  # gradients that autograd has no path to
     # outputs by mode of inference, if their bits differ
     inference: Mapping[str, dict[str, Tensor]] = field(default_factory=dict)
     on_host: Measured | None = None  # for small tensors: the same values in CPU memory, read-only
@@ -232,7 +232,7 @@ def _run_quantiser(
     unchanged = Unchanged()
     unchanged.watch_inputs(kernel.name, originals, given)
     unchanged.demand()
-    return Measured(given, {}, results, ())
+    return Measured(given, {}, results)
 
 
 def demand_parts(kernel: Kernel, encoding: Encoding, case: Case, parts: Mapping[str, Tensor]) -> None:

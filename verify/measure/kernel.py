@@ -159,7 +159,7 @@ def judged_results(
     budget = replace(Budget.of(backend), whole=_OF_ONE_CALL, elements=_OF_ONE_CALL)
     judging = Judging(kernel, "", backend, 0, 1, math.inf, calls, runner, budget, Allowance(budget.seconds))
     on_device = {name: value.to(backend.device) for name, value in inputs.items()}
-    measured = Measured(dict(on_device), {}, {name: value.to(backend.device) for name, value in results.items()}, ())
+    measured = Measured(dict(on_device), {}, {name: value.to(backend.device) for name, value in results.items()})
     given = {KERNEL: measured.results, BASELINE: {name: each.to(backend.device) for name, each in baseline.items()}}
     for question, asked in judging._questions(found.group, case, measured, given, judging.budget):
         _collect((found, case, asked), judge_case(kernel, found.group, question, asked, found.found))

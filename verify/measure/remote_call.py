@@ -97,7 +97,7 @@ def runner(kernel: Kernel, target: str, device: str, call: AskKernel) -> Run:
         inputs = sent_all(inputs_of(op, case, device, shared=True), device)
         if kernel.encoding is not None:
             demand_parts(kernel, kernel.encoding, case, results)
-            return Measured(inputs, {}, results, ())
+            return Measured(inputs, {}, results)
         outputs = _checked(kernel, case, device, results, inputs)
         upstream = sent_all(upstream_of(op, case, outputs, shared=True), device)
         inference: dict[str, dict[str, Tensor]] = {}
