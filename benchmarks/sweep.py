@@ -31,8 +31,11 @@ from verify.declare.discovery import load
 from verify.declare.target import Target
 from verify.records.files import write_atomically
 from verify.records.record import KernelRun
-from verify.search.sweep import Space, check, finish, route_of, space_of
+from verify.search.sweep.checking import check, route_of
+from verify.search.sweep.finishing import finish
 from verify.search.sweep.fused import Sweep
+from verify.search.sweep.scope import space_of
+from verify.search.sweep.space import Space
 
 ROOT = Path(__file__).resolve().parents[1]
 REPEATS = 7

@@ -20,10 +20,12 @@ from verify.declare.declaration import Kernel
 from verify.diagnose.replay import replay
 from verify.errors import KernelError, UsageError
 from verify.records.record import value_of
-from verify.search.sweep import Partial, Space, check, finish, space_of, torch_route
-from verify.search.sweep.finishing import from_midpoint
-from verify.search.sweep.scope import shape_of
-from verify.search.sweep.space import CHUNK, bits_of_key, key_of_value
+from verify.search.sweep import torch_route
+from verify.search.sweep.checking import check
+from verify.search.sweep.finishing import finish, from_midpoint
+from verify.search.sweep.partial import Partial
+from verify.search.sweep.scope import shape_of, space_of
+from verify.search.sweep.space import CHUNK, Space, bits_of_key, key_of_value
 
 CPU = Interpreter("cpu")
 FORMATS = {"bfloat16": (7, -126, 127), "float16": (10, -14, 15), "float32": (23, -126, 127)}

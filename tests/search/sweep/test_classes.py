@@ -15,10 +15,11 @@ from verify.declare.declaration import Kernel
 from verify.ops.op import Problem
 from verify.records.readings import BEYOND, NONFINITE
 from verify.records.record import value_of
-from verify.search.sweep import check, finishing, space_of
+from verify.search.sweep import finishing
+from verify.search.sweep.checking import check
 from verify.search.sweep.finishing import finish
 from verify.search.sweep.layout import Plan
-from verify.search.sweep.scope import level_at, levels, part_of, parts_of
+from verify.search.sweep.scope import level_at, levels, part_of, parts_of, space_of
 from verify.search.sweep.space import key_of_value
 from verify.search.sweep.subject import values_at
 from verify.truth.formats import named

@@ -19,12 +19,14 @@ from verify.errors import KernelError, TruthError
 from verify.measure.tally import BINS, Tally
 from verify.ops.op import Problem
 from verify.records.record import value_of
-from verify.search.sweep import Partial, Space, check, fused, layout, space_of, table
+from verify.search.sweep import fused, layout, table
 from verify.search.sweep import reference as sweep_reference
 from verify.search.sweep.certify import certify_fused
-from verify.search.sweep.partial import Part
+from verify.search.sweep.checking import check
+from verify.search.sweep.partial import Part, Partial
 from verify.search.sweep.reference import distances, reference_of
-from verify.search.sweep.space import CHUNK, key_of_value
+from verify.search.sweep.scope import space_of
+from verify.search.sweep.space import CHUNK, Space, key_of_value
 from verify.search.sweep.table import table_for
 from verify.truth import certificate
 from verify.truth.ulp import Policy
