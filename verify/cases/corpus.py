@@ -25,7 +25,7 @@ from verify.cases import Case
 from verify.declare import config
 from verify.errors import UsageError
 from verify.records import pinned
-from verify.records.files import write_atomically
+from verify.records.files import read_as, write_atomically
 from verify.records.record import Number
 from verify.truth.formats import named
 
@@ -114,14 +114,7 @@ def _slug(kernel: str) -> str:
 
 
 def _read(path: Path) -> PinnedCase:
-    try:
-        found = msgspec.json.decode(path.read_bytes(), type=PinnedCase)
-    except OSError as error:
-        raise UsageError(f"cannot read the corpus entry {path}: {error.strerror}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UsageError(
-            f"{path} is not a corpus entry: {error}", hint=f"correct the file, or verify corpus remove {path.stem}"
-        ) from error
+    found = read_as(path, PinnedCase, "corpus entry", f"correct the file, or verify corpus remove {path.stem}")
     _check(found, str(path))
     if found.id != path.stem:
         raise UsageError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -195,7 +194,7 @@ def element_lines(found: Replay, recorded: Recorded | None) -> list[str]:
     if smaller:
         lines.append(f"  smaller   {_effort(smaller, worst.origin)}")
     lines += [
-        f"  at        {_place(worst.index)}",
+        f"  at        {list(worst.index)}",
         *(f"  {name:<9} {text}" for name, text in worst.inputs.items()),
         f"  got       {worst.got}" + ("" if found.counts else f" ({worst.got_hex})"),
         f"  truth     {worst.truth}",
@@ -262,10 +261,6 @@ def _law_lines(options: argparse.Namespace, reply: LawReplayed) -> list[str]:
         lines.append(f"  {'original':<12} {replay_command(smaller.original)}")
     explained = replayed.replace("verify replay", "verify explain", 1)
     return lines + sinks.ending("wrong: the law is broken", explained if smaller else f"{replayed} --shrink")
-
-
-def _place(index: Sequence[int]) -> str:
-    return "[" + ", ".join(str(i) for i in index) + "]"
 
 
 def _ulp(value: Any) -> str:

@@ -181,7 +181,7 @@ def run_law(
     subject = Subject(kernel, dtype, backend, profile.sizes[backend.scale], target_name, options.until)
     reason = law.reason(subject)
     if reason is not None:
-        return LawRun(law=law.name, dtype=dtype, status="skipped", cases=0, message=reason)
+        return _skipped(law, dtype, reason)
     _first_call(subject)
     if pinned is None:
         pinned = [entry.case for entry in corpus.cases_for(kernel.name, dtype) if entry.law == law.name]
@@ -192,8 +192,7 @@ def run_law(
     if broken is None:
         broken = trial.drawn()
     if broken is None and trial.refused and not trial.cases:
-        message = f"it refuses every case: {trial.refusal}"
-        return LawRun(law=law.name, dtype=dtype, status="skipped", cases=0, message=message, refused=trial.refused)
+        return _skipped(law, dtype, f"it refuses every case: {trial.refusal}", refused=trial.refused)
     if broken is None:
         return LawRun(
             law=law.name,
@@ -235,13 +234,15 @@ def try_law(
         raise
     except torch.OutOfMemoryError as error:
         text = f"not tried: a case needs more memory than there is ({str(error).partition('.')[0]})"
-        return LawRun(law=law.name, dtype=dtype, status="skipped", cases=0, message=text, late=True)
+        return _skipped(law, dtype, text, late=True)
     except Exception as error:
         traceback.print_exc()
         said = str(error) if isinstance(error, TruthError) else f"verify itself failed: {type(error).__name__}: {error}"
-        return LawRun(
-            law=law.name, dtype=dtype, status="skipped", cases=0, message=f"{IN_ERROR}: {said}", in_error=True
-        )
+        return _skipped(law, dtype, f"{IN_ERROR}: {said}", in_error=True)
+
+
+def _skipped(law: Law, dtype: str, message: str, **more: Any) -> LawRun:
+    return LawRun(law=law.name, dtype=dtype, status="skipped", cases=0, message=message, **more)
 
 
 @dataclass
@@ -345,13 +346,11 @@ def replay_law(law: Law, kernel: Kernel, case: Case, backend: Backend, target_na
     subject = Subject(kernel, case.dtype, backend, _CPU, target_name)
     reason = law.reason(subject)
     if reason is not None:
-        return LawRun(law=law.name, dtype=case.dtype, status="skipped", cases=0, message=reason)
+        return _skipped(law, case.dtype, reason)
     try:
         attempt(law, subject, case)
     except Refused as error:
-        return LawRun(
-            law=law.name, dtype=case.dtype, status="skipped", cases=0, message=f"the case is refused: {error}"
-        )
+        return _skipped(law, case.dtype, f"the case is refused: {error}")
     except Broken as broken:
         return _broken(law, case.dtype, 1, broken, target_name, cause="failed" if broken.failed else "")
     return LawRun(law=law.name, dtype=case.dtype, status="ok", cases=1)

@@ -35,11 +35,6 @@ def shared_operands(kernel: Kernel) -> tuple[str, ...]:
     return tuple(name for name in kernel.operands if name not in data_operands(kernel))
 
 
-def local_results(kernel: Kernel) -> tuple[str, ...]:
-    """Returns the results that have one row per row of the data."""
-    return (*kernel.outputs, *("d" + name for name in data_operands(kernel)))
-
-
 @dataclass(frozen=True)
 class Rows:
     """Holds the axis of each operand and output that counts rows, and the number of rows.
@@ -180,12 +175,7 @@ def flattened(
     line = kernel.op.geometry.by_element and not kernel.op.geometry.packed
 
     def flat(tensor: Tensor) -> Tensor:
-        if line:
-            return tensor.reshape(-1)
-        rows = 1
-        for size in tensor.shape[:-1]:
-            rows *= size
-        return tensor.reshape(rows, tensor.shape[-1])
+        return tensor.reshape(-1) if line else tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])
 
     reshaped = {name: flat(value) if value is not None and name in data else value for name, value in inputs.items()}
     return reshaped, {name: flat(value) for name, value in upstream.items()}

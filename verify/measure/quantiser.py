@@ -28,7 +28,7 @@ from verify.records.record import Basis, Figures, Histogram, LawRun, Origin, Res
 from verify.truth import formats
 from verify.truth.codes import code_format
 from verify.truth.quantised import Encoding, Judged, Parts, Value, causes, judge
-from verify.truth.quantised.blocks import WRONG, from_blocks, in_blocks
+from verify.truth.quantised.blocks import WRONG, counted, from_blocks, in_blocks
 from verify.truth.ulp import widen
 
 Call = Callable[[Case], Measured | None]
@@ -103,7 +103,8 @@ class QuantiserJudging:
                     self._judge(found.setdefault("blocks", _Found()), case, None)
         for output, each in found.items():
             if each.counts:
-                yield self._result(output, each), f"{self.dtype} {output}: {_counts_in_words(each)}"
+                blocks = f"{sum(each.counts.values()):,} blocks, {counted(each.counts)}"
+                yield self._result(output, each), f"{self.dtype} {output}: {blocks}"
 
     def case(self, planned: BlockCase) -> Case:
         """Returns the case of a plan."""
@@ -325,12 +326,6 @@ def parts_of(measured: Measured) -> Parts:
     """Returns what a quantiser returned, in CPU memory."""
     held = {name: value.detach().cpu() for name, value in measured.results.items()}
     return Parts(held["codes"], held["scales"], held.get("second"), held.get("zeros"))
-
-
-def _counts_in_words(found: _Found) -> str:
-    """Returns a text such as `4,096 blocks, 4,010 right, 86 right at a tie, 0 wrong`."""
-    shown = {name: count for name, count in found.counts.items() if count or name in ("right", "wrong")}
-    return f"{sum(found.counts.values()):,} blocks, " + ", ".join(f"{count:,} {name}" for name, count in shown.items())
 
 
 def _enclosed(kernel: Kernel, encoding: Encoding, fast: Fast) -> Value:

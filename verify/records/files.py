@@ -19,13 +19,15 @@ import sys
 import tempfile
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from verify.errors import UsageError, WriteError
 from verify.records.contradictions import contradictions_of
 from verify.records.record import SCHEMA, Run
+
+T = TypeVar("T")
 
 LARGEST = 1 << 28  # the most bytes of a record: a small compressed file must not fill the memory
 _DIGEST = b',"digest":"%s"}\n'
@@ -138,6 +140,16 @@ def load(path: str | os.PathLike[str]) -> Run:
             f"cannot read the record {os.fspath(path)}: {error.strerror}", hint="verify run --json PATH writes one"
         ) from error
     return decode(data, source=os.fspath(path))
+
+
+def read_as(path: Path, form: type[T], what: str, hint: str) -> T:
+    """Reads a file of JSON that holds `what`. Raises UsageError if it cannot be read or is none."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=form)
+    except OSError as error:
+        raise UsageError(f"cannot read the {what} {path}: {error.strerror}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not a {what}: {error}", hint=hint) from error
 
 
 def save(run: Run, path: str | os.PathLike[str]) -> None:

@@ -23,7 +23,7 @@ def sentence(found: Comparison) -> str:
     if worse:
         parts.append(f"{len(worse):,} of {words.plural(len(alike), 'figure')} grew")
         top = max(worse, key=growth)
-        parts.append(f"the most is {title(top)}, {figure(top.base)} to {figure(top.head)} ULP")
+        parts.append(f"the most is {gate_words.title(top)}, {figure(top.base)} to {figure(top.head)} ULP")
     if better:
         parts.append(f"{len(better):,} of {words.plural(len(alike), 'figure')} shrank")
     if not worse and not better and alike:
@@ -42,12 +42,6 @@ def sentence(found: Comparison) -> str:
     failing = {WRONG: "worse", INCOMPLETE: "incomplete"}
     word = failing.get(found.exit_code, "better" if better else "same")
     return f"{word}: {'; '.join(parts)}"
-
-
-def title(pair: Pair) -> str:
-    """Returns for example `gelu dx bfloat16 positive`."""
-    key = pair.key
-    return " ".join(words.clean(part) for part in (key.kernel, key.output, key.dtype, key.regime) if part)
 
 
 def _bits(pairs: Sequence[Pair]) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from verify.records.bounds.committed import Bound
 from verify.records.bounds.verdict import SEVERITY, Row, Status, Verdict
+from verify.records.compare import Pair
 from verify.records.figure import shown
 from verify.records.readings import Reading, inputs
 from verify.records.record import UNPROVEN, Worst, number, replay_command, value_of
@@ -70,9 +71,9 @@ def _clause(status: Status, rows: Sequence[Row]) -> str:
     return words.plural(count, what) + said
 
 
-def title(row: Row) -> str:
+def title(item: Row | Pair) -> str:
     """Returns for example `gelu dx bfloat16 positive`."""
-    key = row.key
+    key = item.key
     return " ".join(words.clean(part) for part in (key.kernel, key.output, key.dtype, key.regime) if part)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from verify.errors import UsageError
-from verify.records.files import write_atomically
+from verify.records.files import read_as, write_atomically
 
 SAFETY = 4.0
 FLOOR = 8.0  # least distance that an entry counts as, in units: the rounding of a few operations
@@ -62,15 +62,7 @@ def _spelled(named: tuple[tuple[str, str | bool], ...]) -> str:
 
 def load(path: Path) -> Certificate:
     """Reads a certificate from a file. Raises UsageError if the file is unreadable, malformed or of another schema."""
-    try:
-        certificate = msgspec.json.decode(path.read_bytes(), type=Certificate)
-    except OSError as error:
-        raise UsageError(f"cannot read the certificate {path}: {error.strerror}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UsageError(
-            f"{path} is not a certificate: {error}",
-            hint="verify certify --certificate PATH writes a new one",
-        ) from error
+    certificate = read_as(path, Certificate, "certificate", "verify certify --certificate PATH writes a new one")
     if certificate.schema != SCHEMA:
         raise UsageError(f"{path} has certificate schema {certificate.schema}; this verify reads {SCHEMA}")
     return certificate

@@ -88,9 +88,7 @@ def bounds(found: Verdict) -> Against:
     """Returns the verdict of the gate. Keys within their bound are counted and not listed."""
     rows = [_bound(row) for row in found.rows if row.status in gate_words.WITH_FIGURES]
     statuses = [row.status for row in found.rows]
-    counted = (
-        ", ".join(f"{statuses.count(key):,} {key}" for key in _STANDING if key in statuses) or "no bound and no figure"
-    )
+    counted = ", ".join(f"{statuses.count(key):,} {key}" for key in _STANDING if key in statuses)
     return Against(
         anchor="bounds",
         title="Against the committed bounds",

@@ -73,7 +73,7 @@ def compared(found: Comparison) -> str:
     table = against.base(found)
     first, _, rest = compare_words.sentence(found).partition(":")
     spots = [
-        _spot(compare_words.title(pair), f"before {compare_words.figure(pair.base)}", pair.head)
+        _spot(gate_words.title(pair), f"before {compare_words.figure(pair.base)}", pair.head)
         for pair in found.pairs
         if pair.change == "worse"
     ]

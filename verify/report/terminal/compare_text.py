@@ -8,7 +8,7 @@ from verify.errors import INCOMPLETE, PASS, WRONG
 from verify.records.compare import Comparison, Pair
 from verify.records.readings import inputs
 from verify.records.record import replay_command
-from verify.report import compare_words, words
+from verify.report import compare_words, gate_words, words
 from verify.report.signs import STYLES, Signs
 from verify.report.terminal.text_page import Cell, Page, Terminal
 
@@ -73,7 +73,7 @@ def _block(page: Page, pair: Pair) -> None:
     """Prints a figure that got worse, with its input and replay command."""
     assert pair.head is not None and pair.base is not None
     page.blank()
-    page.line(page.sign("wrong", "worse"), Cell(compare_words.title(pair), "bold"))
+    page.line(page.sign("wrong", "worse"), Cell(gate_words.title(pair), "bold"))
     page.field(
         "error",
         f"{compare_words.figure(pair.base)} to {compare_words.figure(pair.head)} ULP, {words.basis(pair.head.basis)}",

@@ -8,6 +8,7 @@ two, arithmetic is exact, and there is one right answer.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -72,8 +73,7 @@ class Judged:
     @property
     def words(self) -> str:
         """The counts in words, such as `4,096 blocks: 4,010 right, 86 right at a tie, 0 wrong`."""
-        shown = {name: count for name, count in self.counts.items() if count or name in ("right", "wrong")}
-        return f"{self.kinds.numel():,} blocks: " + ", ".join(f"{count:,} {name}" for name, count in shown.items())
+        return f"{self.kinds.numel():,} blocks: {counted(self.counts)}"
 
     @cached_property
     def scale_off(self) -> Tensor:
@@ -109,6 +109,12 @@ class Judged:
             f"x / scale = {float(x[element]) / scale if scale else float('nan'):.9g}, "
             f"got {self.encoding.data.value(int(self.codes[at][element])):g}",
         }
+
+
+def counted(counts: Mapping[str, int]) -> str:
+    """Returns the blocks of each verdict as text, such as `4,010 right, 86 right at a tie, 0 wrong`."""
+    shown = {name: count for name, count in counts.items() if count or name in ("right", "wrong")}
+    return ", ".join(f"{count:,} {name}" for name, count in shown.items())
 
 
 def in_blocks(values: Tensor, encoding: Encoding, padding: float | int | bool) -> Tensor:

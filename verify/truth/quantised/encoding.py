@@ -192,13 +192,18 @@ class Encoding:
     def decode(self, parts: Parts, shape: tuple[int, int]) -> Tensor:
         """Returns the numbers that the parts encode, as float64."""
         self.demand_form(parts, shape)
-        (rows, columns), scales = self.block_in(shape), self.scales_of(parts, shape) * self.second_of(parts)
+        scales = self.scales_of(parts, shape) * self.second_of(parts)
         zeros = self.zeros_of(parts).expand(scales.shape)
-        scales, zeros = (
-            each.repeat_interleave(rows, 0).repeat_interleave(columns, 1)[: shape[0], : shape[1]]
-            for each in (scales, zeros)
-        )
-        return (self.data.decode(self.codes_of(parts)) - zeros) * scales
+        numbers = self.data.decode(self.codes_of(parts)) - self.spread(zeros, shape)
+        return numbers * self.spread(scales, shape)
+
+    def spread(self, scales: Tensor, shape: tuple[int, int]) -> Tensor:
+        """Repeats the scale of each block for each of its elements."""
+        (rows, columns), (high, wide) = self.block_in(shape), self.grid(shape)
+        lead = scales.shape[:-2]
+        whole = scales[..., :, None, :, None].expand(*lead, high, rows, wide, columns)
+        whole = whole.reshape(*lead, high * rows, wide * columns)
+        return whole[..., : shape[0], : shape[1]]
 
 
 def _bytes(part: Tensor) -> Tensor:

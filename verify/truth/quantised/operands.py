@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from verify.truth.codes import CodeFormat, code_format
+from verify.truth.quantised.blocks import in_blocks
 from verify.truth.quantised.encoding import FLOATS, TILE, Encoding
 from verify.truth.quantised.rules import places, reach, reach_of_second, reach_of_zero
 
@@ -79,10 +80,10 @@ def _quantised_matrix(encoding: Encoding, x: Tensor) -> dict[str, Tensor]:
     if encoding.second and float(amax.max()):
         second = reach_of_second(encoding, amax.max(), amax.max()).nominal
     scale = reach(encoding, amax, amax, second).nominal
-    whole = spread(encoding, scale, shape) * second
+    whole = encoding.spread(scale, shape) * second
     quotient = torch.where(whole > 0, finite / whole, 0.0)
     zeros = reach_of_zero(encoding, least, least, scale).nominal if encoding.zero_point else None
-    shift = None if zeros is None else spread(encoding, zeros, shape)
+    shift = None if zeros is None else encoding.spread(zeros, shape)
     at = places(encoding, quotient, quotient, shift).nominal
     codes = torch.tensor([encoding.data.code_of[number] for number in encoding.data.numbers])[at]
     if encoding.data.negative_zero is not None:
@@ -94,10 +95,8 @@ def _quantised_matrix(encoding: Encoding, x: Tensor) -> dict[str, Tensor]:
 
 def _block_maxima(encoding: Encoding, values: Tensor) -> Tensor:
     """Returns the largest number of each block. The padding at an edge is 0."""
-    shape = (values.shape[0], values.shape[1])
-    (rows, columns), (high, wide) = encoding.block_in(shape), encoding.grid(shape)
-    full = torch.nn.functional.pad(values, (0, wide * columns - shape[1], 0, high * rows - shape[0]))
-    return full.reshape(high, rows, wide, columns).amax((1, 3))
+    grid = encoding.grid((values.shape[0], values.shape[1]))
+    return in_blocks(values, encoding, 0.0).amax(1).reshape(grid)
 
 
 def _as_codes(format: str, values: Tensor) -> Tensor:
@@ -117,12 +116,12 @@ def meant(encoding: Encoding, parts: Mapping[str, Tensor]) -> Tensor:
     codes, scales = parts["codes"], parts["scales"]
     values = scales.double() if encoding.scale in FLOATS else _decoded(code_format(encoding.scale), scales)
     shape = ("1", *codes.shape)[-2:]
-    whole = spread(encoding, values, (int(shape[0]), int(shape[1]))).reshape(codes.shape)
+    whole = encoding.spread(values, (int(shape[0]), int(shape[1]))).reshape(codes.shape)
     numbers = _decoded(encoding.data, codes)
     if encoding.zero_point:
         zeros = parts["zeros"]
         own = zeros.double() if encoding.zero_point in FLOATS else _decoded(code_format(encoding.zero_point), zeros)
-        numbers = numbers - spread(encoding, own, (int(shape[0]), int(shape[1]))).reshape(codes.shape)
+        numbers = numbers - encoding.spread(own, (int(shape[0]), int(shape[1]))).reshape(codes.shape)
     numbers = numbers * whole
     return (
         numbers * parts["second"].double().unsqueeze(-1).reshape(*codes.shape[:-2], 1, 1)
@@ -135,15 +134,6 @@ def _decoded(table: CodeFormat, codes: Tensor) -> Tensor:
     """Returns the numbers for which codes of a format stand."""
     numbers = table.tensor("table")
     return (numbers if codes.device.type in ("cpu", "meta") else numbers.to(codes.device))[codes]
-
-
-def spread(encoding: Encoding, scales: Tensor, shape: tuple[int, int]) -> Tensor:
-    """Repeats the scale of each block for each of its elements."""
-    (rows, columns), (high, wide) = encoding.block_in(shape), encoding.grid(shape)
-    lead = scales.shape[:-2]
-    whole = scales[..., :, None, :, None].expand(*lead, high, rows, wide, columns)
-    whole = whole.reshape(*lead, high * rows, wide * columns)
-    return whole[..., : shape[0], : shape[1]]
 
 
 # -- layout -----------------------------------------------------------------------------------------------
