@@ -39,9 +39,7 @@ from dataclasses import dataclass
 from itertools import product
 
 import msgspec
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from verify.cases import Case, problem_of
@@ -68,7 +66,7 @@ from verify.truth import formats
 from verify.truth.exact import judge
 from verify.truth.fast import Truth, evaluate
 from verify.truth.formats import Format
-from verify.truth.ulp import Policy, bits_of, errors, fetched, widen
+from verify.truth.ulp import bits_of, errors, fetched, widen
 
 _SINGLY = 64  # at most this many elements are judged exactly here; more go to the exact judge
 _EXACT = Sizes(elements=1 << 8, width=1 << 8, depth=64)
@@ -327,125 +325,49 @@ def _proven_within(kernel: Kernel, dtype: str, facts: Known, limit: float) -> fl
 
     Most cases need no exact value at all. If a few intervals reach beyond the limit, as near a zero of the function,
     these elements are judged exactly. None leaves the rest to the exact judge: elements beyond the limit, and infinite
-    or NaN ones where the truth is finite. That judge also finds the worst element. All results of one format are
-    handled together, because for small tensors each call costs.
+    or NaN ones where the truth is finite. That judge also finds the worst element.
     """
-    if kernel.op.gate == "noise":
-        return _within_noise(kernel, dtype, facts, limit)
-    problem, results, truths, kinds = facts.problem, facts.results, facts.truths, facts.kinds
-    largest = 0.0
-    scaled = kernel.op.gate == "scaled"
-    for fmt in set(kinds.values()):
-        names = [name for name in truths if kinds[name] is fmt]
-        if not names:
-            continue
-        some = [truths[name].for_result(results[name]) for name in names]
-        lows = [truth.low for truth in some]
-        got = _joined([results[name] for name in names])
-        value, bound = _joined([truth.value for truth in some]), _joined([truth.bound for truth in some])
-        scale = _joined([truth.scale for truth in some]) if scaled else None
-        if lows[0] is None and got.device.type == "cpu":
-            surely = _surely_within(got, value, bound, scale, fmt, limit, kernel.policy)
-            if surely is not None:
-                largest = max(largest, surely)
-                continue
-        low = None if lows[0] is None else _joined([low for low in lows if low is not None])
-        found = errors(got, value, fmt, low=low, bound=bound, scale=scale, policy=kernel.policy)
-        judged, width = (found.scaled, found.scaled_width) if scaled else (found.ulp, found.width)
-        assert judged is not None and width is not None
-        magnitude = judged.abs()
-        if not bool(((magnitude + width <= limit) & ~found.nonfinite).all()):
-            if scaled or bool(found.nonfinite.any()):
-                return None
-            exact = _exact_where_open(kernel, problem, {name: results[name] for name in names}, magnitude, width, limit)
-            if exact is None or not bool((exact <= limit).all()):
-                return None
-            magnitude = exact
-        largest = max(largest, float(magnitude.max()))
-    return largest
-
-
-def _within_noise(kernel: Kernel, dtype: str, facts: Known, limit: float) -> float | None:
-    """Does the same for a program's results, whose errors are in units of its noise."""
-    largest = 0.0
+    largest, by_noise = 0.0, kernel.op.gate == "noise"
     for name, truth in facts.truths.items():
         got = facts.results[name]
-        if name in kernel.op.integers:
-            got = got if kernel.op.meaning is None else kernel.op.meaning.settled(facts.problem, name, got)
-        near, floor = truth.for_result(got), kernel.noise_floor(dtype, name)
-        unit = truth.unit(kernel.op.gate_of(name), floor)
+        if name in kernel.op.integers and kernel.op.meaning is not None:
+            got = kernel.op.meaning.settled(facts.problem, name, got)
+        near, unit = truth.for_result(got), truth.unit(kernel.op.gate_of(name), kernel.noise_floor(dtype, name))
         found = errors(
             got, near.value, facts.kinds[name], low=near.low, bound=near.bound, scale=unit, policy=kernel.policy
         )
-        upper = found.ulp.abs() + found.width
+        size, width = found.ulp.abs(), found.width
         if found.scaled is not None and found.scaled_width is not None:
-            upper = found.scaled.abs() + found.scaled_width
-        if not bool(((upper <= limit) & ~found.nonfinite).all()):
-            return None
-        largest = max(largest, float(upper.max()))
+            size, width = found.scaled.abs(), found.scaled_width
+        if not bool(((size + width <= limit) & ~found.nonfinite).all()):
+            if by_noise or unit is not None or bool(found.nonfinite.any()):
+                return None
+            exact = _exact_where_open(kernel, facts.problem, name, got, (size, width), limit)
+            if exact is None or not bool((exact <= limit).all()):
+                return None
+            size = exact
+        largest = max(largest, float((size + width if by_noise else size).max()))
     return largest
 
 
-def _surely_within(
-    got: Tensor, value: Tensor, bound: Tensor, scale: Tensor | None, fmt: Format, limit: float, policy: Policy
-) -> float | None:
-    """Returns the largest error if a dozen steps prove that every element is within the limit; else None.
-
-    `errors` takes ten times as many steps. This function simplifies three things. A truth at the edge of a binade gets
-    the smaller unit. A number beyond the largest counts as infinity. A policy excuses only the result of an overflow.
-    """
-    with np.errstate(all="ignore"):
-        actual, truth, reach = widen(got).numpy(), value.numpy(), bound.numpy()
-        magnitude, error = np.abs(truth), np.abs(actual - truth)
-        if scale is None:
-            unit = _unit(magnitude, fmt)
-            least = _unit(np.maximum(np.nextafter(magnitude - reach, -np.inf), 0.0), fmt)
-        else:
-            terms = scale.numpy()
-            unit = least = _unit(np.where(np.isfinite(terms), np.maximum(terms, magnitude), magnitude), fmt)
-        # the sum and the difference round, so the error is enlarged by their last bits
-        within = (error + reach) * (1.0 + 2.0**-50) <= limit * least
-        if not within.all():
-            same = np.isnan(actual) & np.isnan(truth)
-            if policy.overflow != "saturate":  # "saturate" requires the largest number there
-                same |= np.isinf(truth) & (actual == truth)
-            if not (within | same).all():
-                return None
-            error[same] = 0.0
-        return float((error / unit).max())
-
-
-def _unit(magnitude: NDArray[np.float64], fmt: Format) -> NDArray[np.float64]:
-    """Returns the ulp of a format at non-negative numbers, as `verify.truth.ulp.ulp_exponent` does."""
-    exponent = (magnitude.view(np.int64) >> 52) - 1023
-    power: NDArray[np.float64] = (np.clip(exponent, fmt.emin, fmt.emax) + (1023 - fmt.mantissa_bits) << 52).view(
-        np.float64
-    )
-    return power
-
-
 def _exact_where_open(
-    kernel: Kernel, problem: Problem, results: dict[str, Tensor], magnitude: Tensor, width: Tensor, limit: float
+    kernel: Kernel, problem: Problem, name: str, got: Tensor, interval: tuple[Tensor, Tensor], limit: float
 ) -> Tensor | None:
-    """Returns the errors of all results, exact where the interval reaches beyond the limit.
+    """Returns the errors of a result, exact where the interval reaches beyond the limit.
 
     Also exact are the elements that could be the largest error, if their intervals are wider than `_BLURRED`. Returns
-    None if too many elements need that. `magnitude` and `width` have all results in one vector.
+    None if too many elements need that. `interval` has the middle and the width of each error.
     """
-    magnitude, width = magnitude.clone(), width.clone()
-    owners = [(name, place) for name, result in results.items() for place in range(result.numel())]
+    magnitude, width = (each.reshape(-1).clone() for each in interval)
+    fmt = formats.of(got.dtype)
 
     def replace(places: Sequence[int], *, both: bool) -> None:
-        for name, result in results.items():
-            mine = [at for at in places if owners[at][0] == name]
-            if not mine:
-                continue
-            fmt, flat = formats.of(result.dtype), [owners[at][1] for at in mine]
-            patterns = bits_of(result.reshape(-1)[torch.tensor(flat, device=result.device)]).tolist()
-            for at, point, pattern in zip(mine, kernel.op.points(problem, name, flat), patterns, strict=True):
-                with contextlib.suppress(BeyondEffort):  # without an affordable exact value the interval remains
-                    verdict = judge(point, fmt, pattern & ((1 << fmt.bits) - 1), both=both, policy=kernel.policy)
-                    magnitude[at], width[at] = abs(verdict.ulp), 0.0
+        chosen = torch.tensor(places, dtype=torch.int64, device=got.device)
+        patterns = bits_of(got.reshape(-1)[chosen]).tolist()
+        for at, point, pattern in zip(places, kernel.op.points(problem, name, places), patterns, strict=True):
+            with contextlib.suppress(BeyondEffort):  # without an affordable exact value the interval remains
+                verdict = judge(point, fmt, pattern & ((1 << fmt.bits) - 1), both=both, policy=kernel.policy)
+                magnitude[at], width[at] = abs(verdict.ulp), 0.0
 
     judged: set[int] = set()
     reach, least = limit, 0.0
@@ -460,11 +382,6 @@ def _exact_where_open(
     if leader in judged:
         replace([leader], both=True)
     return magnitude
-
-
-def _joined(tensors: Sequence[Tensor]) -> Tensor:
-    """Returns all elements in one vector."""
-    return tensors[0].reshape(-1) if len(tensors) == 1 else torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
 # -- mixed dtypes --------------------------------------------------------------------------------------
