@@ -107,18 +107,6 @@ def test_pairs_equal_the_torch_route(kernel: str, dtype: str, value: float) -> N
         same(fused_part.parts[name], torch_part.parts[name])
 
 
-@pytest.mark.parametrize("value", [2.0**-60, -(2.0**-60), 50.0, -50.0])
-def test_units_that_are_passed_over_count_as_if_each_element_were_judged(value: float) -> None:
-    """Asking for hard inputs judges every element; without, whole tiles of known patterns are passed over."""
-    key = key_of_value(space_of(subjects.good, "k", "float32").format, value) // 4096 * 4096
-    every = space_of(subjects.naive, "k", "float32", bounds=(key, key + 4096), hardest=1)
-    some = space_of(subjects.naive, "k", "float32", bounds=(key, key + 4096))
-    with_all = check(subjects.naive, every, 0, HERE, route=FUSED)
-    without = check(subjects.naive, some, 0, HERE, route=FUSED)
-    for name, part in without.parts.items():
-        assert part.regimes == with_all.parts[name].regimes and part.curve == with_all.parts[name].curve
-
-
 def test_a_truth_just_below_a_power_of_two_keeps_its_distance() -> None:
     """gelu(-2^-60) is -2^-61 + 2^-120 / sqrt(2 pi): nearer to -2^-61 than float64 can tell, and not equal to it."""
     fmt = space_of(subjects.good, "k", "float32").format
@@ -130,7 +118,7 @@ def test_a_truth_just_below_a_power_of_two_keeps_its_distance() -> None:
 
 
 def test_the_size_of_a_tile_changes_no_byte(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The short judgement is taken tile by tile: tiles of 4096 and of 256 take it for different elements."""
+    """Sums of a unit are kept for each lane of a tile: tiles of 4096 and of 256 keep different ones."""
     space = around(1.0, "float32", 300, 600)
     whole = check(subjects.naive, space, 0, HERE, route=FUSED).encode()
     monkeypatch.setitem(fused._TILE, DEVICE, {"BLOCK": 256, "num_warps": 4})
@@ -160,7 +148,7 @@ def test_a_span_that_ends_early_gives_the_bytes_of_what_it_reached(monkeypatch: 
 
 def test_a_changed_input_is_noticed() -> None:
     space = around(1.0, "float32", 500, 500, results=("y",))
-    with pytest.raises(KernelError, match=r"its inputs; [\d,]+ elements differ"):
+    with pytest.raises(KernelError, match="its inputs; x differs"):
         check(subjects.in_place, space, (0, space.chunks), HERE, route=FUSED)
 
 

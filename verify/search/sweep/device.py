@@ -1,4 +1,4 @@
-"""Defines the Triton kernels of the fused route: make inputs, evaluate the reference, judge, count.
+"""Defines the Triton kernels of the fused route: evaluate the reference, judge, count.
 
 Every added product is a `tl.fma` or exact, so the reference has the same bits on every device and in the interpreter.
 """
@@ -28,13 +28,6 @@ LAST: tl.constexpr = tl.constexpr(DEGREE)
 CELL: tl.constexpr = tl.constexpr(CELL_BITS)
 NEAR_BITS: tl.constexpr = tl.constexpr(TABLE_BITS)
 BUFFER: tl.constexpr = tl.constexpr(OPEN_SLOTS)
-# float32 patterns: infinity, 2^-125, 2^-50, a half, one, and the step from a number to its half.
-INFINITY: tl.constexpr = tl.constexpr(0x7F800000)
-TINY: tl.constexpr = tl.constexpr(0x01000000)
-SMALL: tl.constexpr = tl.constexpr(0x26800000)
-HALF: tl.constexpr = tl.constexpr(0x3F000000)
-ONE: tl.constexpr = tl.constexpr(0x3F800000)
-STEP: tl.constexpr = tl.constexpr(0x00800000)
 CHUNK_BITS: tl.constexpr = tl.constexpr(CHUNK.bit_length() - 1)
 
 
@@ -55,35 +48,6 @@ def _number(bits, MANTISSA: tl.constexpr, EMIN: tl.constexpr):
     else:
         value = bits.to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
     return value.to(tl.float64)
-
-
-@triton.jit(do_not_specialize=["first", "column", "width", "compare"])
-def inputs_kernel(
-    target,  # integers of the operand's width
-    differing,  # int64: counts elements that differ
-    first,  # key of the first element
-    side,  # elements per row of the tensor
-    column,  # column at which the part of a row to fill begins
-    width,  # width of that part
-    compare,  # 1: compare, 0: write; a runtime value, so that one compiled kernel does both
-    SIGN: tl.constexpr,
-    ROWS: tl.constexpr,  # keys count rows, else columns
-    BLOCK: tl.constexpr,
-):
-    """Writes the patterns of consecutive keys, or counts the elements that differ from them."""
-    row = tl.program_id(1).to(tl.int64)
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = place < width
-    key = first + (place * 0 + row if ROWS else place)
-    made = _pattern(key, SIGN).to(target.dtype.element_ty)
-    pointers = target + row * side + column + place
-    if compare != 0:
-        there = tl.load(pointers, mask=mask, other=0)
-        changed = tl.sum((mask & (there != made)).to(tl.int32))
-        if changed > 0:
-            tl.atomic_add(differing, changed.to(tl.int64))
-    else:
-        tl.store(pointers, made, mask=mask)
 
 
 # -- reference ----------------------------------------------------------------------------------------
@@ -229,33 +193,6 @@ def _from_midpoint(simple, rest, value, MANTISSA: tl.constexpr, EMIN: tl.constex
 
 
 @triton.jit
-def _swift(got, high, low, bound, MANTISSA: tl.constexpr, EMIN: tl.constexpr, EMAX: tl.constexpr):
-    """Computes the same as `_judge` for plain elements, in a third of the instructions. The first value marks plain
-    elements.
-
-    An element is plain if both numbers are finite, the rounding is decided, the truth is a bit away from every power of
-    two and its interval is narrower than that. Then all selections of `_judge` fall the same way, and this function has
-    only the remaining terms.
-    """
-    value = high + low
-    top = (value.to(tl.int64, bitcast=True) >> 32).to(tl.int32)
-    exponent = (top >> 20) & 0x7FF
-    # The first 20 bits of the mantissa are neither all zero nor all one, or the unit is that of subnormals anyway.
-    clear = (exponent <= EMAX + 1023) & ((((top + 1) & 0xFFFFF) > 1) | (exponent < EMIN + 1023))
-    scale = _power(1023 + MANTISSA - tl.maximum(exponent, EMIN + 1023))
-    width = bound * scale
-    simple, rest = high * scale, low * scale
-    plain = got * scale - simple
-    error = plain - rest
-    negative = error < 0
-    margin = tl.where(negative, -0.5 - plain, plain - 0.5) + tl.where(negative, rest, -rest)
-    clear &= (width > 0) & (width <= 2.0 ** (MANTISSA - 21)) & (tl.abs(margin) > width) & (tl.abs(got) < float("inf"))
-    magnitude = tl.abs(error)
-    upper = magnitude + (width + magnitude * 2.0**-50)
-    return clear, error, upper, margin > 0, simple, rest
-
-
-@triton.jit
 def _blank(BLOCK: tl.constexpr):
     """Returns the sums of a unit before its first tile, for each lane."""
     nothing = tl.zeros((BLOCK,), tl.int32)
@@ -273,7 +210,6 @@ def _tile(
     low,
     bound,
     mask,
-    whole,  # whether mask is true for all lanes
     within,  # place in the unit
     point,  # int64
     place,  # int64
@@ -291,29 +227,22 @@ def _tile(
     """Judges a tile, adds it to the histogram and to the sums of its unit, and stores its undecided elements."""
     best, where, highest, nearest, counts, nonfinites, opened, total = state
     got = _number(pattern, MANTISSA, EMIN)
-    clear, error, upper, misrounded, simple, rest = _swift(got, high, low, bound, MANTISSA, EMIN, EMAX)
-    keep = clear
-    magnitude = tl.abs(error)
-    swift = whole
-    if swift:
-        swift = tl.min(clear.to(tl.int32)) > 0
-    if not swift:
-        error, upper, misrounded, undecided, nonfinite, nan, simple, rest = _judge(
-            got, high, low, bound, MANTISSA, EMIN, EMAX
-        )
-        keep = mask & ~undecided
-        left_open = mask & undecided
-        misrounded &= keep
-        magnitude = tl.where(keep, tl.abs(error), -1.0)
-        upper = tl.where(keep, upper, -1.0)
-        nonfinites += (keep & nonfinite).to(tl.int32) + ((keep & nan).to(tl.int32) << 16)
-        opened += left_open.to(tl.int32)
-        chunk = ((point >> CHUNK_BITS) - chunk_base).to(tl.int32)
-        slot = tl.atomic_add(open_count + chunk, 1, mask=left_open, sem="relaxed")
-        held = left_open & (slot < BUFFER)
-        tl.store(open_place + chunk.to(tl.int64) * BUFFER + slot, place, mask=held)
-        bits = pattern.to(tl.int64) & (2 * SIGN - 1)
-        tl.store(open_bits + chunk.to(tl.int64) * BUFFER + slot, bits, mask=held)
+    error, upper, misrounded, undecided, nonfinite, nan, simple, rest = _judge(
+        got, high, low, bound, MANTISSA, EMIN, EMAX
+    )
+    keep = mask & ~undecided
+    left_open = mask & undecided
+    misrounded &= keep
+    magnitude = tl.where(keep, tl.abs(error), -1.0)
+    upper = tl.where(keep, upper, -1.0)
+    nonfinites += (keep & nonfinite).to(tl.int32) + ((keep & nan).to(tl.int32) << 16)
+    opened += left_open.to(tl.int32)
+    chunk = ((point >> CHUNK_BITS) - chunk_base).to(tl.int32)
+    slot = tl.atomic_add(open_count + chunk, 1, mask=left_open, sem="relaxed")
+    held = left_open & (slot < BUFFER)
+    tl.store(open_place + chunk.to(tl.int64) * BUFFER + slot, place, mask=held)
+    bits = pattern.to(tl.int64) & (2 * SIGN - 1)
+    tl.store(open_bits + chunk.to(tl.int64) * BUFFER + slot, bits, mask=held)
     bin_ = (tl.abs(error).to(tl.int64, bitcast=True) >> 32).to(tl.int32)
     bin_ = (bin_ >> BIN_SHIFT) - FIRST_BIN
     bin_ = tl.minimum(tl.maximum(bin_, 0), TOP_BIN)
@@ -337,8 +266,6 @@ def _close(
     state,
     slot,
     size,  # elements that were judged
-    passed,  # elements that were passed over
-    passed_below,  # of these, the number in the first negative bin
     counters,
     unit_error,
     unit_upper,
@@ -358,8 +285,8 @@ def _close(
     both, odd = tl.sum(counts), tl.sum(nonfinites)
     tl.atomic_add(counters, tl.sum(total), sem="relaxed")
     tl.atomic_add(counters + 1, (both & 0xFFFF).to(tl.int64), sem="relaxed")
-    tl.atomic_add(counters + 4, (size - tl.sum(opened) + passed).to(tl.int64), sem="relaxed")
-    tl.atomic_add(counters + 5, ((both >> 16) + passed_below).to(tl.int64), sem="relaxed")
+    tl.atomic_add(counters + 4, (size - tl.sum(opened)).to(tl.int64), sem="relaxed")
+    tl.atomic_add(counters + 5, (both >> 16).to(tl.int64), sem="relaxed")
     if odd > 0:
         tl.atomic_add(counters + 2, (odd & 0xFFFF).to(tl.int64), sem="relaxed")
         tl.atomic_add(counters + 3, (odd >> 16).to(tl.int64), sem="relaxed")
@@ -394,7 +321,6 @@ def unary_kernel(
     SPREAD: tl.constexpr,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
-    WIDE: tl.constexpr,  # elements compared together where units are passed over
 ):
     """Judges one unit of consecutive float32 keys."""
     slot = first_slot + tl.program_id(0)
@@ -412,49 +338,21 @@ def unary_kernel(
     scale_of_units = tl.load(units)
     low_end = tl.maximum(start - unit, 0).to(tl.int32)
     high_end = tl.minimum(stop - unit, SIZE).to(tl.int32)
-    begin, end, passed, passed_below = 0, SIZE // BLOCK, 0, 0
-    # Very large inputs and inputs next to zero have one right pattern. Its error is below every bin, and largest at one
-    # end of the unit. The tile at that end is judged; for the other tiles it is enough that the patterns are right.
     bits = _pattern(unit, SIGN).to(tl.int32)
     step = tl.where(negative, -1, 1)
-    if not HARD:
-        plain = bits & 0x7FFFFFFF
-        far = (row == last) & (plain < INFINITY)
-        tiny = (plain >= TINY) & (plain < SMALL)
-        if (high_end - low_end == SIZE) & (far | tiny):
-            if slope != 0:
-                base = tl.where(tiny, HALF, tl.where(negative, 0, ONE))
-                ramp = 0
-            else:
-                base = tl.where(tiny, bits - STEP, tl.where(negative, 0, bits))
-                ramp = tl.where(far & negative, 0, step)
-            counting = tl.where(far & negative, 0x7FFFFFFF, -1)  # either zero is right
-            wrong = tl.zeros((WIDE,), tl.int32)
-            for part in range(SIZE // WIDE):
-                place = part * WIDE + tl.arange(0, WIDE)
-                wrong |= (tl.load(got + place) & counting) ^ (base + ramp * place)
-            if tl.max((wrong != 0).to(tl.int32)) == 0:
-                begin = tl.where(tiny & (unit >= SIGN), SIZE // BLOCK - 1, 0)
-                end = begin + 1
-                passed = SIZE - BLOCK
-                passed_below = tl.where(((slope != 0) & (unit >= SIGN)) | ((slope == 0) & tiny), passed, 0)
     state = _blank(BLOCK)
-    for tile in range(begin, end):
+    for tile in range(SIZE // BLOCK):
         within = tile * BLOCK + tl.arange(0, BLOCK)
         mask = (within >= low_end) & (within < high_end)
-        whole = (tile * BLOCK >= low_end) & (tile * BLOCK + BLOCK <= high_end)
         pattern = tl.load(got + within, mask=mask, other=0)
         x = _number(bits + step * within, MANTISSA, EMIN)
         high, low, scale = _reference(x, row, table, slope)
         key = unit + within
         state = _tile(
-            state, pattern, high, low, scale * scale_of_units, mask, whole, within, key, key, chunk_base,
+            state, pattern, high, low, scale * scale_of_units, mask, within, key, key, chunk_base,
             histogram, open_count, open_place, open_bits, SIGN, MANTISSA, EMIN, EMAX, HARD,
         )  # fmt: skip
-    _close(
-        state, slot, high_end - low_end - passed, passed, passed_below, counters,
-        unit_error, unit_upper, unit_place, unit_hard, SIZE, HARD,
-    )  # fmt: skip
+    _close(state, slot, high_end - low_end, counters, unit_error, unit_upper, unit_place, unit_hard, SIZE, HARD)
 
 
 @triton.jit(do_not_specialize=["got_stride", "first_slot", "place_base", "place_stride", "chunk_base"])
@@ -506,7 +404,6 @@ def pairs_kernel(
     for tile in range(tl.cdiv(size, BLOCK)):
         within = tile * BLOCK + tl.arange(0, BLOCK)
         mask = within < size
-        whole = tile * BLOCK + BLOCK <= size
         other = column + within
         pattern = tl.load(got + within, mask=mask, other=0)
         if TIMES:
@@ -519,11 +416,11 @@ def pairs_kernel(
             blank = tl.zeros((BLOCK,), tl.float64)
             high, low, bound = blank + curve_high, blank + curve_low, blank + curve_bound
         state = _tile(
-            state, pattern, high, low, bound, mask, whole, within, gate * 65536 + other,
+            state, pattern, high, low, bound, mask, within, gate * 65536 + other,
             place_base + gate * place_stride + other, chunk_base,
             histogram, open_count, open_place, open_bits, SIGN, MANTISSA, EMIN, EMAX, False,
         )  # fmt: skip
-    _close(state, slot, size, 0, 0, counters, unit_error, unit_upper, unit_place, unit_error, SIZE, False)
+    _close(state, slot, size, counters, unit_error, unit_upper, unit_place, unit_error, SIZE, False)
 
 
 @triton.jit(do_not_specialize=["count", "first", "last", "slope"])

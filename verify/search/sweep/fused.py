@@ -1,9 +1,9 @@
-"""Sweeps gate curves on the device, the fused route: inputs, reference, errors, histogram, worst units and curve.
+"""Sweeps gate curves on the device, the fused route: reference, errors, histogram, worst units and curve.
 
-One kernel makes the inputs of a slab. The kernel under test, here called the subject, runs on them as on any tensors.
-Another kernel judges the results: it evaluates the table of `table` in float64. For every element it finds the error
-interval, the bin, the share of the mean, and whether the element is rounded correctly. Elements that float64 leaves
-open go to a buffer and are judged exactly on the host.
+The kernel under test, here called the subject, runs on slabs of inputs as on any tensors. One kernel judges the
+results: it evaluates the table of `table` in float64. For every element it finds the error interval, the bin, the share
+of the mean, and whether the element is rounded correctly. Elements that float64 leaves open go to a buffer and are
+judged exactly on the host.
 
 A *unit* is 4096 neighbouring inputs. The device keeps the largest error and the largest upper bound of every unit. At
 the end it judges the elements of the worst units again one by one, so that the list of worst elements is complete.
@@ -29,20 +29,19 @@ from verify import ops
 from verify.backends import Backend
 from verify.declare.declaration import Kernel
 from verify.declare.standin import baseline_of
-from verify.errors import KernelError
 from verify.measure.call import no_gradient
 from verify.measure.counting import bin_of, in_use, leaders_of, top
 from verify.measure.tally import BINS, CAP, KEEP, Leader, Maximum, Peak, Tally, merged_peaks
 from verify.measure.tally import UNIT as MEAN_UNIT
 from verify.records.record import CLASSES, Number, number, value_of
-from verify.search.sweep.device import OPEN_SLOTS, elements_kernel, inputs_kernel, pairs_kernel, unary_kernel
+from verify.search.sweep.device import OPEN_SLOTS, elements_kernel, pairs_kernel, unary_kernel
 from verify.search.sweep.exactly import halves, judge_at
 from verify.search.sweep.layout import SIDE, UNIT, Plan
 from verify.search.sweep.partial import HARD_KEEP, Part
 from verify.search.sweep.reference import Reference, check_reference, reference_for
 from verify.search.sweep.scope import SPECIAL
 from verify.search.sweep.space import CHUNK, PAIR_BITS, Space, bits_of_key
-from verify.search.sweep.subject import inputs_of_keys, run
+from verify.search.sweep.subject import check_untouched, inputs_of_keys, make, run
 from verify.search.sweep.torch_route import BASELINE, check_chunk
 from verify.truth.exact import Judged
 from verify.truth.ulp import Policy, bits_of, raw
@@ -52,11 +51,9 @@ COPIES = 64  # copies of the histogram and the counters: neighbours have the sam
 SAMPLE = 12  # random inputs per call and curve at which the certificate is checked
 _Keys = TypeVar("_Keys", int, Tensor)
 _AHEAD = 4  # slabs that are launched before the host waits for the first of them
-_INPUTS = 2048  # inputs that one program makes
 # Elements that one program judges together, and its warps. One warp needs no barrier to agree on a branch. In the
 # interpreter, a tile is as cheap as a number. The figures do not depend on either.
 _TILE = {"cuda": {"BLOCK": 64, "num_warps": 1}, "cpu": {"BLOCK": UNIT, "num_warps": 1}}
-_WIDE = {"cuda": 1024, "cpu": UNIT}  # elements that are only compared with a known pattern
 
 
 def supports(kernel: Kernel, space: Space) -> bool:
@@ -166,7 +163,6 @@ class Sweep:
         self.subjects = {prefix: baseline_of(kernel) if prefix else kernel for prefix in prefixes}
         self.figures: dict[str, _Figures] = {}
         self.references: dict[bool, Reference] = {}
-        self.differing = torch.zeros(1, dtype=torch.int64, device=self.device)
         self.notes: set[str] = set()
         self.format_args = {
             "SIGN": self.fmt.sign_bit,
@@ -189,14 +185,15 @@ class Sweep:
                 self._end_at(place, slot)
                 break
             units = sum(piece.units for piece in pieces)
+            made = make(self.space, self.kernel.op, first, last, self.device)
             for prefix, subject in self.subjects.items():
-                inputs = self._inputs(first, last)
+                inputs = {name: None if value is None else value.clone() for name, value in made.items()}
                 results, missing = run(subject, self.space, inputs)
                 if not judge:
                     continue
                 if not prefix:
                     self.notes |= set(map(no_gradient, missing))
-                self._walk_inputs(inputs, first, last, compare=True)
+                check_untouched(subject, made, inputs)
                 for name, got in results.items():
                     self._judge(prefix + name, name, got, slot, units)
             slot += units
@@ -207,10 +204,6 @@ class Sweep:
                 if mark is not None:
                     mark.synchronize()
                 progress(done)
-        if int(self.differing):
-            raise KernelError(
-                f"{self.kernel.name} must not change its inputs; {int(self.differing):,} elements differ after the call"
-            )
 
     def _mark(self) -> torch.cuda.Event | None:
         """Returns an event that the device reaches after all work launched so far. None on the CPU."""
@@ -235,38 +228,6 @@ class Sweep:
                 column.error, column.upper = column.error[:slots], column.upper[:slots]
                 column.place = column.place[:slots]
                 column.hard = column.hard[:slots]
-
-    def _inputs(self, first: int, last: int) -> dict[str, Tensor | None]:
-        """Makes the operands of a slab, in one pass each."""
-        op, per = self.kernel.op, self.space.per_key
-        width = 2 * SIDE if self.space.shape == "packed pairs" else SIDE
-        shape = (last - first,) if per == 1 else ((last - first) // per, width)
-        dtype = getattr(torch, self.fmt.name)
-        inputs: dict[str, Tensor | None] = {
-            operand.name: torch.empty(shape, dtype=dtype, device=self.device) for operand in op.operands
-        }
-        self._walk_inputs(inputs, first, last, compare=False)
-        return inputs
-
-    def _walk_inputs(self, inputs: dict[str, Tensor | None], first: int, last: int, *, compare: bool) -> None:
-        """Writes the patterns of a slab's operands, or counts the elements that differ from them if `compare`."""
-        op, per = self.kernel.op, self.space.per_key
-        row, rows = first // per, (last - first) // per
-        for operand in op.operands:
-            tensor = inputs[operand.name]
-            assert tensor is not None
-            if self.space.shape == "unary":
-                parts = [(first, 1, rows, 0, False)]
-            elif self.space.shape == "packed pairs":
-                parts = [(0, rows, SIDE, 0, False), (row, rows, SIDE, SIDE, True)]
-            else:
-                gate = operand.name == op.landmarks.of
-                parts = [(row if gate else 0, rows, SIDE, 0, gate)]
-            for key, height, width, column, by_row in parts:
-                inputs_kernel[(-(-width // _INPUTS), height)](
-                    raw(tensor), self.differing, key, tensor.shape[-1], column, width,
-                    int(compare), SIGN=self.fmt.sign_bit, ROWS=by_row, BLOCK=_INPUTS, num_warps=4,
-                )  # fmt: skip
 
     # -- judgement -------------------------------------------------------------------------------
 
@@ -329,7 +290,7 @@ class Sweep:
                 unary_kernel[(units,)](
                     got_bits, self.pieces, self.owner, first_slot, reference.rows, reference.table.first,
                     reference.table.last_row, int(reference.slope), reference.units, *maxima, column.hard, *shared,
-                    HARD=column.hardest, WIDE=_WIDE[self.device.type], **how,
+                    HARD=column.hardest, **how,
                 )  # fmt: skip
                 continue
             half = column.job.half * SIDE if width == 2 else 0
