@@ -17,7 +17,7 @@ from verify import backends, nightly
 from verify.cases.strategies import Sizes, space
 from verify.declare.requests import Listed, ListKernels
 from verify.declare.target import Declared, Target
-from verify.errors import IN_ERROR, SPENT, InternalError, KernelError, TruthError, UsageError
+from verify.errors import IN_ERROR, SPENT, InternalError, KernelError, TruthError
 from verify.laws import engine, schedule
 from verify.laws.law import Law
 from verify.laws.requests import LawPlan, PlanLaws, TryLaw
@@ -316,28 +316,6 @@ def test_what_is_kept_says_how_long_each_round_took(tmp_path: Path) -> None:
     units = [msgspec.json.decode(each, type=schedule.LawRound) for each in PartStore(path).parts.values()]
     longest = max(units, key=lambda unit: unit.seconds)
     assert len(units) == 8 and longest.key == "k.py::large bfloat16 second 0" and longest.seconds >= 0.02
-
-
-def test_half_a_line_is_done_again_and_damage_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "laws.parts"
-    before = tried(Fake(), kept=PartStore(path))
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join(lines[:-1]) + lines[-1][:20])
-    worker = Fake()
-    after = tried(worker, kept=PartStore(path))
-    assert len(worker.asked) == 1 and after.id == before.id
-    idle = Fake()
-    assert tried(idle, kept=PartStore(path)).id == before.id and not idle.asked, "what was half a line is whole now"
-    path.write_bytes(b"{}\n")
-    with pytest.raises(UsageError, match="holds no finished parts"):
-        tried(Fake(), kept=PartStore(path))
-
-
-def test_an_exception_that_no_code_expects_ends_the_stage_and_leaves_no_worker_waiting() -> None:
-    worker = Fake(raising(ValueError("never")))
-    with pytest.raises(ValueError, match="never"):
-        tried(worker, workers=3)
-    assert worker.stopped >= 3, "all that still ask are stopped"
 
 
 def test_workers_that_are_stopped_are_no_crash_of_a_kernel(tmp_path: Path) -> None:

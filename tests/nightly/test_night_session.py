@@ -102,15 +102,6 @@ def test_an_error_of_the_harness_in_one_kernel_leaves_the_others(reply: Any, sai
     assert finished == ["k.py::good"], "the next start tries the other again"
 
 
-def test_workers_of_the_caller_go_on_unless_an_exception_comes_that_no_code_expects() -> None:
-    _, _, worker = run({"good": measured("good")})
-    assert worker.stopped == 0
-    broken = Fake({"bad": ValueError("never")})
-    with pytest.raises(ValueError, match="never"):
-        session.run(["k.py"], Session(pool=Pool.of([broken])), "verify run")
-    assert broken.stopped == 1
-
-
 def test_a_gap_of_a_kernel_stands_in_the_run_and_not_in_the_kernel() -> None:
     gap = Gap("harness error", "bad: float32: x", "k.py::bad")
     found, _, _ = run({"bad": measured("bad", gaps=[gap])})

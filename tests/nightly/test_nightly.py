@@ -18,7 +18,6 @@ from verify.laws import registry
 from verify.measure import session
 from verify.measure.bench import Bench
 from verify.nightly import Night, PlannedStage
-from verify.records.part_store import PartStore
 from verify.records.record import Gap, Run
 from verify.search.sweep import drive
 from verify.workers import process
@@ -121,20 +120,6 @@ def test_changed_sources_are_another_night(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("here")
-def test_a_damaged_part_is_measured_again_and_damaged_settings_are_named(tmp_path: Path) -> None:
-    mine = night(tmp_path)
-    (tmp_path / "go").touch()
-    done = nightly.run(mine, STAGES, "verify nightly")
-    path, calls = mine.folder / "accuracy.parts", len((tmp_path / "first").read_text())
-    path.write_bytes(path.read_bytes().replace(b"silu", b"gelu", 1))
-    again = nightly.run(mine, STAGES, "verify nightly")
-    assert again.kernels[0].results == done.kernels[0].results and len((tmp_path / "first").read_text()) > calls
-    (mine.folder / nightly.SETTINGS).write_text("{")
-    with pytest.raises(UsageError, match="holds no finished parts"):
-        nightly.run(mine, STAGES, "verify nightly")
-
-
-@pytest.mark.usefixtures("here")
 def test_a_stage_that_cannot_be_done_is_reported_and_the_rest_goes_on(tmp_path: Path) -> None:
     def impossible(night: Night, until: float | None) -> Run:
         raise UsageError("there is no GPU")
@@ -165,47 +150,6 @@ def test_a_night_whose_folder_takes_nothing_measures_all_and_says_so(
     assert [law.status for law in found.kernels[0].laws if law.law == "shapes"] == ["ok"]
     said = capsys.readouterr().err
     assert "cannot write" in mine.lost and all(name in said for name in ("stages.jsonl", "laws.parts", "unary"))
-
-
-HUNTED = """
-from dataclasses import replace
-import torch
-import verify
-from verify.ops import get, register
-from verify.ops.op import Fast
-
-def _off(problem):
-    return {name: Fast(fast.value * 1.5, fast.scale) for name, fast in get("softmax").fast(problem).items()}
-
-register(replace(get("softmax"), name="softmax_off", fast=_off))
-
-@verify.kernel(op="softmax_off", dtypes=["float32"], gradients=False)
-def broken(x):
-    return torch.softmax(x, -1)
-
-@verify.kernel(op="softmax", dtypes=["float32"], gradients=False, max_ulp=1e9)
-def sound(x):
-    return torch.softmax(x.double(), -1).to(x.dtype)
-"""
-
-
-@pytest.mark.usefixtures("here")
-def test_an_error_of_the_harness_in_one_hunt_ends_neither_the_stage_nor_the_night(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(nightly, "HUNT_GENERATIONS", 2)
-    (tmp_path / "accuracy.py").write_text(HUNTED)
-    mine = night(tmp_path)
-    found = nightly.run(mine, (PlannedStage("hunt", 1.0, nightly.hunt),), "verify nightly")
-    assert [(kernel.name, kernel.status) for kernel in found.kernels] == [("broken", "skipped"), ("sound", "ok")]
-    (gap,) = found.incomplete
-    assert gap.kind == "harness error"
-    assert gap.text.startswith(
-        f"hunt of {mine.targets[0]}::broken y float32: the harness is in error, no verdict: the fast reference"
-    )
-    assert [(stage.name, stage.status) for stage in found.stages] == [("hunt", "incomplete")]
-    assert found.verdict == "incomplete", "which the command line ends with a failing code"
-    assert len(PartStore(mine.folder / "hunt.parts").parts) == 1, "the next start does the hunt in error again"
 
 
 @pytest.mark.usefixtures("here")
