@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -50,7 +49,6 @@ from verify.workers.phases import phase
 COPIES = 64  # copies of the histogram and the counters: neighbours have the same error and would queue for one
 SAMPLE = 12  # random inputs per call and curve at which the certificate is checked
 _Keys = TypeVar("_Keys", int, Tensor)
-_AHEAD = 4  # slabs that are launched before the host waits for the first of them
 # Elements that one program judges together, and its warps. One warp needs no barrier to agree on a branch. In the
 # interpreter, a tile is as cheap as a number. The figures do not depend on either.
 _TILE = {"cuda": {"BLOCK": 64, "num_warps": 1}, "cpu": {"BLOCK": UNIT, "num_warps": 1}}
@@ -179,7 +177,6 @@ class Sweep:
         Without `judge` it judges nothing. That takes the least time that any sweep of this subject can take.
         """
         slot = 0
-        launched: deque[tuple[int, torch.cuda.Event | None]] = deque()
         for place, (first, last, pieces) in enumerate(self.plan.slabs):
             if place and time.monotonic() >= until:
                 self._end_at(place, slot)
@@ -197,21 +194,7 @@ class Sweep:
                 for name, got in results.items():
                     self._judge(prefix + name, name, got, slot, units)
             slot += units
-            launched.append((self.space.chunk_of(last - 1) + 1 - self.low, self._mark()))
-            # The host waits for the device, so that progress and `until` count finished slabs.
-            while len(launched) == _AHEAD:
-                done, mark = launched.popleft()
-                if mark is not None:
-                    mark.synchronize()
-                progress(done)
-
-    def _mark(self) -> torch.cuda.Event | None:
-        """Returns an event that the device reaches after all work launched so far. None on the CPU."""
-        if self.device.type != "cuda":
-            return None
-        mark = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        mark.record(torch.cuda.current_stream(self.device))
-        return mark
+            progress(self.space.chunk_of(last - 1) + 1 - self.low)
 
     def _end_at(self, slabs: int, slots: int) -> None:
         """Shortens this call to its first slabs, whose units fill the first slots."""
