@@ -48,10 +48,6 @@ def _space(subject: Subject) -> CaseSpace:
     return plain_space(subject, with_keys(subject.kernel.op, _LENGTHS, others=4, features=64))
 
 
-def _plain(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
-    return plain_cases(subject, chosen)
-
-
 def _parts(op: Op) -> dict[str, tuple[str, ScorePart]]:
     """Maps each role to the operand that has it."""
     return {part.role: (name, part) for name, part in (op.scores or {}).items()}
@@ -314,7 +310,7 @@ LAWS: Sequence[Law] = (
         space=_space,
         check=_check_causality,
         applies=_is_masked,
-        examples=_plain,
+        examples=plain_cases,
         share=0.5,
     ),
     Law(
@@ -323,7 +319,7 @@ LAWS: Sequence[Law] = (
         space=_space,
         check=_check_decode,
         applies=_is_alone,
-        examples=_plain,
+        examples=plain_cases,
         share=0.5,
         nearest=True,
     ),
@@ -333,7 +329,7 @@ LAWS: Sequence[Law] = (
         space=_grouped_space,
         check=_check_grouped,
         applies=_is_grouped,
-        examples=_plain,
+        examples=plain_cases,
         share=0.5,
         nearest=True,
     ),

@@ -214,7 +214,7 @@ LAWS: Sequence[Law] = (
         space=_space,
         check=_check,
         applies=_reason,
-        examples=lambda subject, chosen: plain_cases(subject, chosen),
+        examples=plain_cases,
         nearest=True,
         share=0.5,
     ),
