@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from verify.workers.requests import Step
 
-FIRST_GUESS = 3.0  # seconds before the first estimate
+FIRST_CASE = 2.0  # a part's first case compiles: it counts as this many others
 LAWS_SHARE = 0.7  # share of the laws in the time of a part that tries them
+MOST_GROWTH = 2.5  # beyond so many times the first estimate the line says "more than"
+
+
+@dataclass
+class _Running:
+    """Holds a running part: when it began, when its first case began, and its last report."""
+
+    began: float
+    step: str
+    first_case: float | None = None
 
 
 class Progress:
@@ -19,58 +31,71 @@ class Progress:
         self.total, self._laws, self._clock = total, laws, clock
         self._lock = threading.RLock()  # each worker reports from a thread of its own
         self.ended = 0
-        self._measured = 0  # number of ended parts that were measured in this run
-        self._since: float | None = None
-        self._running: dict[str, tuple[float, str]] = {}  # by part: its start, and its last report
+        self._seconds: list[float] = []  # of each ended part that was measured in this run
+        self._running: dict[str, _Running] = {}
+        self._first: float | None = None  # the first estimate
 
     def begin(self, part: str, text: str) -> str:
         """Records that a part begins; returns the line."""
         with self._lock:
-            self._since = self._since or self._clock()
-            self._running[part] = self._clock(), text
+            self._running[part] = _Running(self._clock(), text)
             return self.line()
 
     def at(self, part: str, step: str) -> str:
         """Records how far a part is; returns the line."""
         with self._lock:
-            self._running[part] = self._running[part][0], step
+            running = self._running[part]
+            running.step = step
+            if running.first_case is None and isinstance(step, Step) and step.total:
+                running.first_case = self._clock()
             return self.line()
 
     def end(self, part: str) -> str:
         """Records that a part ended, also one that was never begun because nothing of it remained; returns the line."""
         with self._lock:
             self.ended += 1
-            self._measured += self._running.pop(part, None) is not None
+            if (running := self._running.pop(part, None)) is not None:
+                self._seconds.append(self._clock() - running.began)
             return self.line()
 
     def line(self) -> str:
         """Returns a line such as `2 of 6 done, about 40 s left; running: gelu float32, case 3 of 12`."""
-        running = "; ".join(text for _, text in self._running.values())
+        running = "; ".join(each.step for each in self._running.values())
         left = self.left()
-        guess = "" if left is None else f", about {clock(left)} left"
+        guess = ""
+        if left is not None:
+            self._first = left if self._first is None else self._first
+            most = MOST_GROWTH * self._first
+            guess = f", about {clock(left)} left" if left <= most else f", more than {clock(most)} left"
         return f"{self.ended} of {self.total} done{guess}" + (f"; running: {running}" if running else "")
 
     def left(self) -> float | None:
-        """Estimates the seconds left: remaining parts take as long as those done. Returns None if it is too early."""
+        """Estimates the seconds left: parts take as long as others did. Returns None before the first case ended."""
         now = self._clock()
-        spent = 0.0 if self._since is None else now - self._since
-        shares = {part: self._share(step) for part, (_, step) in self._running.items()}
-        done = self._measured + sum(shares.values())
-        if spent < FIRST_GUESS or done < 0.02 or self.ended == self.total:
+        expected = {part: self._expected(running, now) for part, running in self._running.items()}
+        known = [*self._seconds, *filter(None, expected.values())]
+        if not known or self.ended == self.total:
             return None
-        all_of_it = spent * (self.total - self.ended + self._measured - done) / done
-        alone = [
-            (now - since) * (1 - shares[part]) / shares[part]
-            for part, (since, _) in self._running.items()
-            if shares[part] > 0.02
-        ]
-        return max([all_of_it, *alone])
+        usual = sum(known) / len(known)
+        left = [max((expected[part] or usual) - (now - each.began), 0.0) for part, each in self._running.items()]
+        at_once = max(len(left), 1)
+        rounds = math.ceil((self.total - self.ended - len(left)) / at_once)
+        return max([rounds * usual + sum(left) / at_once, *left])
+
+    def _expected(self, running: _Running, now: float) -> float | None:
+        """Returns the seconds that a running part takes in all; None before its first case ended."""
+        share = self._share(running.step)
+        if not share or running.first_case is None:
+            return None
+        return running.first_case - running.began + (now - running.first_case) / share
 
     def _share(self, step: str) -> float:
-        """Returns the share of a part that is done."""
-        if not isinstance(step, Step) or not step.total:
+        """Returns the share of a part's cases and laws that is done."""
+        if not isinstance(step, Step) or not step.total or (step.unit == "case" and step.number < 2):
             return 0.0
         share = (step.number - 1) / step.total
+        if step.unit == "case":
+            share = (step.number - 2 + FIRST_CASE) / (step.total - 1 + FIRST_CASE)
         before_laws = 1 - LAWS_SHARE if self._laws else 1.0
         return share * before_laws if step.unit == "case" else before_laws + share * LAWS_SHARE
 
