@@ -17,6 +17,7 @@ from verify.referee.formats import operator as operators
 from verify.referee.judging import Settings, judge_many
 from verify.referee.messages import Entry
 from verify.referee.plan import Judgement, Plan
+from verify.search.hunt import settings as hunt
 
 PLAIN = "return torch.relu(functional.linear(x, weight, bias))"
 RIGHT = {
@@ -241,7 +242,7 @@ def test_a_problem_that_draws_after_a_usual_seed_is_not_vacuous(seed: int) -> No
 
 @pytest.mark.slow
 def test_a_hunt_finds_an_input_that_no_recipe_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judging, "HUNT_SECONDS", {"quick": 5.0})
+    monkeypatch.setattr(judging, "HUNTS", {"quick": hunt.Settings(evaluations=64)})
     seldom = "x = torch.where((x[:, :1] == x[:, 1:2]) & (x[:, :1] != 0), x.bfloat16().float(), x)\n" + PLAIN
     found = _linear(tmp_path, {"seldom": solution(seldom), "right": solution(PLAIN)})
     demand_wrong(found["seldom"])

@@ -35,7 +35,11 @@ from verify.workers.process import START_SECONDS
 from verify.workers.requests import Environment
 
 SECONDS = {"quick": 240.0, "ci": 600.0, "nightly": 3600.0, "exhaustive": 14400.0}  # of one problem of a file
-HUNT_SECONDS = {"ci": 5.0, "nightly": 60.0, "exhaustive": 300.0}  # of the search for the worst input of each result
+HUNTS = {  # by profile: how long to search for the worst input of each result
+    "ci": hunt.Settings(seconds=5.0),
+    "nightly": hunt.Settings(seconds=60.0),
+    "exhaustive": hunt.Settings(seconds=300.0),
+}
 CLOCK_SECONDS = {"quick": 2.0, "ci": 5.0, "nightly": 20.0, "exhaustive": 20.0}  # after which no further round begins
 MOST_JUDGES = 16  # cases that are judged at a time: each takes memory
 LOCKED_SECONDS = 600.0  # an older lock is of a build that was ended
@@ -282,11 +286,11 @@ class _Judging:
 
     def _hunted(self, names: Sequence[str]) -> Run | None:
         """Searches for the worst input of a solution. Drops finds where PyTorch is as wrong."""
-        seconds = HUNT_SECONDS.get(self.plan.profile, 0.0)
-        if not seconds:
+        length = HUNTS.get(self.plan.profile)
+        if length is None:
             return None
         session = schedule.HuntSession(
-            settings=hunt.Settings(self.plan.seed, seconds=seconds),
+            settings=replace(length, seed=self.plan.seed),
             backend=self.settings.backend,
             timeout=self.settings.seconds,
             pool=self.workers,
