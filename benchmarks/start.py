@@ -1,0 +1,161 @@
+"""How soon a verdict comes: a run of one small kernel, and the tenth candidate that a warm worker gets.
+
+    python -m benchmarks.start --record start.json                 four measurements, about a minute on a GPU
+    python -m benchmarks.start --backend cpu --side 64 --only row  one of them, small
+
+`run` starts `verify run` on one small kernel twice, and measures the second start. The others send ten files, each with
+one kernel that the worker has not seen, to one worker: an elementwise kernel of side^2 float32 numbers, a softmax of
+side rows, and a product of two matrices, each with its gradients; side is 4,096. Prints the seconds of each start or
+candidate, and the phases of the last (VERIFY_TIMES). Exits 1 if a measurement is beyond its limit, or if a kernel has
+no verdict:
+
+    run 10 s, of which imports 5 s; tenth candidate: elementwise 3 s, row 5 s, product 8 s
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import verify
+from verify.workers.phases import VARIABLE
+from verify.workers.pool import Pool
+
+LIMITS = {"run": 10.0, "elementwise": 3.0, "row": 5.0, "product": 8.0}  # seconds
+IMPORTS = 5.0  # seconds of `run`
+CANDIDATES = 10
+IMPORTING = ("worker: import torch", "worker: import triton")
+SHOWN = 16  # phases
+CANDIDATE = """
+import torch, verify
+from torch.nn import functional
+
+
+def examples():
+    return [(torch.empty({side}, {side}, device="meta"),) * {operands}]
+
+
+@verify.kernel(like={like}, examples=examples, dtypes=["float32"])
+def candidate_{number}({names}):
+    return {body}
+"""
+# by measurement: what it is, the operands, and how a candidate computes it; each candidate has another factor
+KINDS = {
+    "run": ("functional.silu", "x", "x * torch.sigmoid({factor} * x / {factor})"),
+    "elementwise": ("functional.gelu", "x", "{factor} * x * torch.special.ndtr(x) / {factor}"),
+    "row": ("lambda x: x.softmax(-1)", "x", "torch.softmax({factor} * x / {factor}, -1)"),
+    "product": ("torch.matmul", "a, b", "({factor} * a / {factor}) @ b"),
+}
+
+
+def written(folder: Path, kind: str, number: int, side: int) -> Path:
+    """Writes the file of one candidate."""
+    like, names, body = KINDS[kind]
+    path = folder / f"{kind}_{number}.py"
+    text = body.format(factor=float(2**number))  # a power of two changes no bit of the result
+    operands = names.count(",") + 1
+    path.write_text(CANDIDATE.format(side=side, operands=operands, like=like, names=names, number=number, body=text))
+    return path
+
+
+def phases(times: Path) -> dict[str, float]:
+    """Returns the seconds of each kind of phase in a file of VERIFY_TIMES, the longest first."""
+    found: Counter[str] = Counter()
+    for line in times.read_text().splitlines() if times.exists() else ():
+        seconds, name = re.fullmatch(r".*? took +([\d.]+) s +process \d+ +(.*)", line).groups()  # type: ignore[union-attr]
+        found[re.sub(r" of \S*::.*| of \S*\.py", "", name)] += float(seconds)
+    return {name: round(seconds, 3) for name, seconds in found.most_common()}
+
+
+def repeated(times: Path, tries: int, once: Callable[[int], tuple[str, bool]]) -> dict[str, Any]:
+    """Tries something several times. Returns the seconds, the phases of the last, and the tries without a verdict."""
+    seconds, failed = list[float](), list[str]()
+    for number in range(tries):
+        times.unlink(missing_ok=True)
+        began = time.monotonic()
+        status, judged = once(number)
+        seconds.append(round(time.monotonic() - began, 2))
+        if not judged:
+            failed.append(f"try {number}: {status}")
+    return {"seconds": seconds, "phases": phases(times), "failed": failed}
+
+
+def run_small(folder: Path, times: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Starts `verify run` twice on a kernel of 1,024 numbers."""
+    path, record = written(folder, "run", 0, 32), folder / "run.json"
+    command = [sys.executable, "-m", "verify", "run", str(path), "--json", str(record)]
+    command += ["--backend", options.backend] if options.backend else []
+
+    def once(number: int) -> tuple[str, bool]:
+        record.unlink(missing_ok=True)
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+        return (done.stderr or done.stdout)[-300:], record.exists() and judged(json.loads(record.read_text()))
+
+    return repeated(times, 2, once)
+
+
+def candidates(kind: str, folder: Path, times: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Sends ten candidates to one worker."""
+    paths = [written(folder, kind, number, options.side) for number in range(options.candidates)]
+    with Pool.started(options.backend) as pool:
+
+        def once(number: int) -> tuple[str, bool]:
+            done = verify.run(str(paths[number]), backend=options.backend, jobs=1, pool=pool)
+            return str(done)[-300:], judged({"kernels": [{"results": done.rows()}]})
+
+        return repeated(times, options.candidates, once)
+
+
+def judged(record: dict[str, Any]) -> bool:
+    """True if the kernels of a record have results, and each has a verdict."""
+    results = [each for kernel in record["kernels"] for each in kernel["results"]]
+    return bool(results) and all(each.get("status", "ok") in ("ok", "wrong") for each in results)
+
+
+def within(kind: str, row: dict[str, Any], limits: dict[str, float]) -> bool:
+    """True if the last try of a measurement took no longer than it may, and every try had verdicts."""
+    imports = sum(row["phases"].get(name, 0.0) for name in IMPORTING) if kind == "run" else 0.0
+    return not row["failed"] and row["seconds"][-1] <= limits[kind] and imports <= IMPORTS
+
+
+def main() -> int:
+    """The command of the docstring."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", choices=list(KINDS), help="only this (repeatable)")
+    parser.add_argument("--backend", help="as `verify run` takes it")
+    parser.add_argument("--side", type=int, default=4096, help="rows and columns of the operands of candidates")
+    parser.add_argument("--candidates", type=int, default=CANDIDATES)
+    parser.add_argument("--record", type=Path)
+    options = parser.parse_args()
+    rows, kept = dict[str, Any](), True
+    for kind in options.only or KINDS:
+        with tempfile.TemporaryDirectory() as name:
+            folder, times = Path(name), Path(name, "times.txt")
+            os.environ[VARIABLE] = str(times)
+            small = kind == "run"
+            rows[kind] = run_small(folder, times, options) if small else candidates(kind, folder, times, options)
+        good = within(kind, rows[kind], LIMITS)
+        kept &= good
+        each = ", ".join(f"{seconds:.1f}" for seconds in rows[kind]["seconds"])
+        print(f"{'ok ' if good else 'BAD'} {kind}: {each} s; the last may take {LIMITS[kind]:g} s", flush=True)
+        for text, seconds in list(rows[kind]["phases"].items())[:SHOWN]:
+            print(f"      {seconds:7.3f} s  {text}")
+        for text in rows[kind]["failed"]:
+            print(f"      {text}")
+    if options.record:
+        options.record.write_text(json.dumps(rows, indent=1))
+    return 0 if kept else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
