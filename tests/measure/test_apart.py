@@ -7,7 +7,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from verify.backends import Interpreter
@@ -16,15 +18,19 @@ from verify.declare.requests import Describe, ListKernels
 from verify.declare.target import Target
 from verify.diagnose.requests import ReplayLaw
 from verify.errors import KernelError, UsageError
+from verify.measure.apart import KernelProcesses, RequestHandler
 from verify.measure.kernel import measure_kernel
 from verify.measure.requests import Measure
 from verify.measure.session import Session, run
 from verify.records.record import KernelRun, Printed, SideEffect
 from verify.report.present import KernelFacts
 from verify.search.sweep.requests import ListSpaces
+from verify.worker import HANDLERS, Answerer, _read
 from verify.workers import process_tree
+from verify.workers.fork_server import Fork
 from verify.workers.pool import Pool
 from verify.workers.process import Worker
+from verify.workers.requests import Request
 
 KERNELS = """
 import os, random, sys, time, warnings
@@ -385,3 +391,41 @@ def test_a_process_that_is_begun_with_the_worker_takes_the_first_target(printed:
 
 def test_a_module_that_forks_gets_no_process_that_has_used_the_gpu(printed: list[str]) -> None:
     assert printed[5:] == ["False None"]
+
+
+def test_a_judge_begins_on_the_gpu_while_its_file_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its context takes a second there. The file of an op that verify ships needs no judge of its own."""
+    monkeypatch.setattr(Interpreter, "forks", False)
+    for name in ("own.py", "other.py"):
+        (tmp_path / name).write_text(OWN)
+    (tmp_path / "shipped.py").write_text('import verify\n\n@verify.kernel(op="silu")\ndef silu(x):\n    return x\n')
+    answerer = Answerer("interpreter")
+    processes = KernelProcesses(
+        "interpreter", answerer.begin, RequestHandler(_read, lambda asked, *how: HANDLERS[type(asked)](asked, *how))
+    )
+    begun = list[int]()
+    real = processes._fork
+
+    def fork(**how: Any) -> Fork:
+        made = real(**how)
+        begun.append(made.pid)
+        return made
+
+    monkeypatch.setattr(processes, "_fork", fork)
+
+    def answer(request: Request[Any]) -> Any:
+        return processes.answer(msgspec.Raw(msgspec.json.encode(request)), lambda text: None)
+
+    try:
+        own, other, shipped = (str(tmp_path / name) for name in ("own.py", "other.py", "shipped.py"))
+        answer(ListKernels(own))
+        early = processes._judge
+        assert early is not None and begun[1:] == [early.pid], "the kernel's process, and the judge"
+        done = answer(Measure(f"{own}::doubles", dtypes=("float16",)))
+        assert (done.status, len(begun), early.alive) == ("ok", 2, False), "it judged, and ended with its kernel"
+        answer(ListKernels(other))
+        unused = processes._judge
+        answer(ListKernels(shipped))
+        assert processes._judge is None and unused is not None and not unused.alive
+    finally:
+        processes.stop()

@@ -11,6 +11,7 @@ import faulthandler
 import functools
 import importlib
 import os
+import re
 import sys
 import threading
 import time
@@ -77,6 +78,7 @@ class ForkSetup(msgspec.Struct):
     backend: dict[str, str] | None = None
     imports: tuple[str, ...] = ()
     judges: bool = False  # True: the fork judges, and another process calls the kernel
+    early: bool = False  # True: the fork begins on the GPU before its first request
 
 
 class KernelProcesses:
@@ -109,6 +111,7 @@ class KernelProcesses:
             self._server = ForkServer(self._serve, _share, connection)
         self._targets: list[str] = []
         self._kernel: Fork | None = None
+        self._judge: Fork | None = None  # begins on the GPU while the targets are listed
         self._listed = False  # True: the process has only imported the module of its targets
         self._tests = False  # True: the targets' modules define tests of the laws
 
@@ -162,25 +165,35 @@ class KernelProcesses:
         if self._kernel is None or not self._kernel.alive or not same:
             if self._kernel is not None:
                 self._kernel.stop()
+            self._end_judge()
             self._tests = any(map(_tests_laws, map(Target.parse, targets)))
             self._kernel, self._begun = self._begun or self._fork(laws=laws), None
+            if not self.backend.forks and any(map(_has_definition, map(Target.parse, targets))):
+                self._judge = self._fork(who="judge", early=True)
             self._listed = True
         self._targets = targets
         return self._kernel
 
-    def _fork(self, *, laws: bool = False, who: Who = "kernel") -> Fork:
+    def _end_judge(self) -> None:
+        """Ends the judge that began for the targets, if no measurement took it."""
+        if self._judge is not None:
+            self._judge.stop(at_once=True)
+            self._judge = None
+
+    def _fork(self, *, laws: bool = False, who: Who = "kernel", early: bool = False) -> Fork:
         """Starts a fork with this backend, for a kernel or for a judge."""
         # some modules of the laws initialise the GPU; no later fork could use it
         imports = SHARED_BY_LAWS if laws else SHARED_BY_LAWS[:1] if self._tests else ()
         imports = imports if self.backend.forks else ()
         backend = {"name": self.backend.name, **asdict(self.backend)}
-        setup = ForkSetup(backend, imports, who == "judge")
+        setup = ForkSetup(backend, imports, who == "judge", early)
         return self._server.fork(msgspec.json.encode(setup), who)
 
     def stop(self) -> None:
         """Ends all processes."""
         if self._kernel is not None:
             self._kernel.stop(at_once=True)
+        self._end_judge()
         self._end_server()
 
     def _measure(self, request: Measure, kernel: Fork, progress: OnProgress) -> KernelRun:
@@ -192,6 +205,8 @@ class KernelProcesses:
         until = time.monotonic() + (request.seconds + request.judging) * LAST
         description = kernel.ask(Describe(request.target), deadline=until)  # this call imports the module
         alone = msgspec.structs.replace(request, laws="")
+        if description.own_op or description.contained:
+            self._end_judge()
 
         def heard(text: str) -> None:
             """Passes progress on. The time of the kernel's process is longer by the time that a judge waits."""
@@ -220,7 +235,8 @@ class KernelProcesses:
             run = runner(declared, request.target, self.backend.device, call_kernel)
             done = measure_kernel(declared, alone, self.backend, progress=heard, run=run)
         else:
-            judge = kernel if description.contained else self._fork(who="judge")
+            judge = kernel if description.contained else self._judge or self._fork(who="judge")
+            self._judge = None
             try:
                 done = judge.ask(alone, progress=heard, kernel=None if description.contained else call_kernel)
             except Died as died:
@@ -276,6 +292,9 @@ class KernelProcesses:
         else:
             backend = backends.named(setup.backend.pop("name"))(**setup.backend)
             backends.activate(backend)
+        if setup.early:
+            with contextlib.suppress(Exception), phase("judge: begin on the GPU"):
+                demand_known_answers(backend.device)  # the first request repeats them: an error is reported there
         subject = _Subject(self._handler, backend, call_over(connection) if setup.judges else None)
         serve(connection, subject.answer, backend.usable, flush)
 
@@ -317,6 +336,8 @@ class _Subject:
                 reply: Any = measure_kernel(kernel, asked, self._backend, progress=progress, run=run)
             else:
                 reply = self._handler.answer(asked, self._backend, progress)
+        if isinstance(asked, ListKernels) and not (asked.forks or self._backend.forks):
+            self._begin_on_gpu(Target.parse(asked.target))
         if judges:
             self._demand_judges()
         return reply
@@ -338,6 +359,13 @@ class _Subject:
             torch.set_default_device(None)
             call.device_of_module, began = device, State.now()
         return began
+
+    def _begin_on_gpu(self, target: Target) -> None:
+        """Starts a thread that creates the context of the GPU while the judge starts. Contained functions may fork."""
+        if not any(getattr(kernel.function, "contained", False) for kernel in load(target)):
+            threading.Thread(
+                target=torch.zeros, args=(1,), kwargs={"device": self._backend.device}, daemon=True
+            ).start()
 
     def _left(self) -> list[SideEffect]:
         return [*self._imported, *(self._began.left("call") if self._began else ())]
@@ -384,6 +412,13 @@ def _tests_laws(target: Target) -> bool:
     """True if a file calls `verify.laws_for`. That imports Hypothesis and pytest, 0.3 s in each process."""
     with contextlib.suppress(OSError):
         return target.file is not None and b"laws_for" in target.file.read_bytes()
+    return False
+
+
+def _has_definition(target: Target) -> bool:
+    """True if a file may define an op by like=. Its kernels then need a judge that imports the file."""
+    with contextlib.suppress(OSError):
+        return target.file is not None and re.search(rb"\blike\s*=", target.file.read_bytes()) is not None
     return False
 
 
