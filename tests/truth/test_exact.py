@@ -18,6 +18,7 @@ from verify import ops
 from verify.errors import BeyondEffort, TruthError
 from verify.ops.graph.like import Definition
 from verify.ops.op import Point, Problem
+from verify.ops.precision import arb_bits
 from verify.truth import exact
 from verify.truth.enclosure import Enclosure
 from verify.truth.exact import digits, judge, nearest, settle
@@ -262,6 +263,32 @@ def test_a_truth_at_a_power_of_two_that_no_precision_tells_from_it(name: str, st
     assert (judged.ulp, judged.misrounded, judged.right_bits) == (pytest.approx(error), True, right)
     assert judged.scaled(judged.exponent + 1) == judged.ulp / 2
     assert abs(judge(points[0], fmt, right).ulp) < 1e-30
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_large_error_beside_a_power_of_two_costs_no_precision(sign: int) -> None:
+    """Softmax gives 1 - exp(-1000) for the largest of two numbers. At 160 bits its side of 1 is open."""
+    fmt, asked = named("float32"), list[int]()
+
+    def arb(precision: int) -> flint.arb:
+        asked.append(precision)
+        with arb_bits(precision):
+            return 1 - sign * flint.arb(-1000).exp()
+
+    def number(precision: int) -> mpmath.mpf:
+        asked.append(precision)
+        with mp.workprec(precision):
+            return 1 - sign * mp.exp(-1000)
+
+    point = Point(mp=number, arb=arb)
+    one = fmt.from_float(1.0)
+    far = judge(point, fmt, fmt.from_float(1.01))
+    assert max(asked) == 160 and (far.misrounded, far.right_bits, far.routes) == (True, one, 2)
+    finer = Fraction(2) ** -24
+    assert far.exponent == -24 and far.error == pytest.approx(float((fmt.value(fmt.from_float(1.01)) - 1) / finer))
+    assert far.scaled(-23) == pytest.approx(far.ulp / 2)
+    near = judge(point, fmt, one + 3)
+    assert max(asked) == 2560 and near.ulp == pytest.approx(6.0 if sign > 0 else 3.0), "a small error has its own unit"
 
 
 def test_an_exact_zero_that_no_precision_shows_is_zero() -> None:

@@ -26,6 +26,9 @@ MAX_PRECISION = 20_480
 # A wider enclosure is not narrowed by more bits. A ball around a short number is rounded up to 2^-256 of it.
 _WIDE, _NOTHING = Fraction(1, 2**128), Fraction(1, 2**2048)
 _RARE = 2_560  # after this precision the largest comes next: only ties and numbers very near one are still open
+# A truth may be so near a power of two, in bits, that its side is open. An error of more ULP is then decided: the sides
+# differ in their unit alone. Softmax has many such truths, as 1 - exp(-1000).
+_FAR, _BESIDE = 1_024, 120
 _SETTLED = 40  # an error is decided once its interval is narrower than 2^-40 times it, or than 2^-40 ulp
 
 
@@ -144,11 +147,15 @@ def judge(point: Point, fmt: Format, got: int, *, both: bool = True, policy: Pol
             last[:] = enclosure, found
             (low, unit), (high, other) = (error.as_integer_ratio() for error in found)
             if (high * unit - low * other) << _SETTLED > max(unit, abs(low)) * other:
-                return False
+                return _is_far(enclosure, found)
         return _without_minus_zero(fmt, fmt.round(enclosure.low)) == _without_minus_zero(fmt, fmt.round(enclosure.high))
 
     enclosure, precision, routes = settle(point, decided, both=both)
-    right, error, exponent = _compare(fmt, got, enclosure, policy, last[1] if last[0] is enclosure else None)
+    allowed = last[1] if last[0] is enclosure else None
+    right, error, exponent = _compare(fmt, got, enclosure, policy, allowed)
+    if allowed is not None and isinstance(error, Fraction) and _is_far(enclosure, allowed):
+        error = max(allowed, key=abs)
+        exponent = min(fmt.ulp_exponent(enclosure.low), fmt.ulp_exponent(enclosure.high))
     if precision >= MAX_PRECISION and isinstance(error, Fraction) and error and _is_rounded(point):
         # If the truth is so near a power of two that its side is unknown, it gets the smaller of the two units. For
         # example, x / (1 + exp(-x)) at 2^15 is below 2^15 by 2^-47,000 of it.
@@ -197,6 +204,12 @@ def _judge_within(enclosure: Enclosure, fmt: Format, got: int, policy: Policy) -
     number = error if isinstance(error, Fraction) else None
     ulp = _to_float(error) if isinstance(error, Fraction) else error
     return Judged(ulp, exponent, False, right, enclosure, 53, 0, number)
+
+
+def _is_far(enclosure: Enclosure, allowed: tuple[Fraction, Fraction]) -> bool:
+    """True if only the unit of a large error is open: a power of two lies within a narrow enclosure of the truth."""
+    smallest, largest = sorted(map(abs, allowed))
+    return _FAR < smallest < largest * 2 / 3 and allowed[0] * allowed[1] > 0 and enclosure.is_narrow(_BESIDE)
 
 
 def _is_rounded(point: Point) -> bool:
