@@ -35,6 +35,8 @@ Id = tuple[int, int, int]
 
 #: Programs at once, before the size of their blocks is known, and at most.
 _FIRST, _MOST = 7, 48
+#: So many programs that part show how others do. Two that part may be those of a grid of one block.
+_TELLING = 6
 #: Elements of an array that fits into a cache near the core, in any type.
 _ELEMENTS = 1 << 15
 #: Plans in the cache before it is cleared.
@@ -233,7 +235,7 @@ def _launch(call: Callable[[], Any], ids: list[Id], plan: _Plan) -> None:
         else:
             parts = _by_way(first, ways)
             if 2 * len(parts) > len(first):
-                plan.alone = True
+                plan.alone = len(first) >= _TELLING
             elif plan.axis is None:
                 plan.axis = _axis(parts, len(first))
             groups += reversed(parts)
