@@ -164,7 +164,8 @@ class Measuring(Source[_Part, KernelRun]):
         """Lists the kernels, divides them into parts, and starts a suitable number of workers."""
         session, targets = self.session, self.targets
         session.progress("starting")
-        if session.by_dtype and gpu_expected():  # workers take seconds to start on a GPU, and cores are plentiful
+        # Workers take seconds to start on a GPU, and cores are plentiful. Several targets keep several workers busy.
+        if session.by_dtype and (len(targets) > 1 or gpu_expected()):
             parts_expected = (len(session.dtypes) or EXPECTED_DTYPES) * (len(targets) if session.jobs else 1)
             # the other workers import its module at the same time
             ahead = ListKernels(targets[0]) if len(targets) == 1 else None
