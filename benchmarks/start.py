@@ -69,12 +69,18 @@ def written(folder: Path, kind: str, number: int, side: int) -> Path:
 
 
 def phases(times: Path) -> dict[str, float]:
-    """Returns the seconds of each kind of phase in a file of VERIFY_TIMES, the longest first."""
-    found: Counter[str] = Counter()
+    """Returns the seconds of each kind of phase in a file of VERIFY_TIMES, the longest first.
+
+    A kind has those of the process that spent most on it, as processes run at the same time.
+    """
+    found: Counter[tuple[str, str]] = Counter()
     for line in times.read_text().splitlines() if times.exists() else ():
-        seconds, name = re.fullmatch(r".*? took +([\d.]+) s +process \d+ +(.*)", line).groups()  # type: ignore[union-attr]
-        found[re.sub(r" of \S*::.*| of \S*\.py", "", name)] += float(seconds)
-    return {name: round(seconds, 3) for name, seconds in found.most_common()}
+        seconds, process, name = re.fullmatch(r".*? took +([\d.]+) s +process (\d+) +(.*)", line).groups()  # type: ignore[union-attr]
+        found[re.sub(r" of \S*::.*| of \S*\.py", "", name), process] += float(seconds)
+    most = dict[str, float]()
+    for (name, _), spent in found.most_common():
+        most.setdefault(name, round(spent, 3))
+    return most
 
 
 def repeated(times: Path, tries: int, once: Callable[[int], tuple[str, bool]]) -> dict[str, Any]:
@@ -136,11 +142,14 @@ def main() -> int:
     parser.add_argument("--side", type=int, default=4096, help="rows and columns of the operands of candidates")
     parser.add_argument("--candidates", type=int, default=CANDIDATES)
     parser.add_argument("--record", type=Path)
+    parser.add_argument("--times", type=Path, help="keep the phases of the last start or candidate in this folder")
     options = parser.parse_args()
     rows, kept = dict[str, Any](), True
     for kind in options.only or KINDS:
         with tempfile.TemporaryDirectory() as name:
-            folder, times = Path(name), Path(name, "times.txt")
+            folder = Path(name)
+            times = (options.times or folder).resolve() / f"{kind}.txt"
+            times.parent.mkdir(parents=True, exist_ok=True)
             os.environ[VARIABLE] = str(times)
             small = kind == "run"
             rows[kind] = run_small(folder, times, options) if small else candidates(kind, folder, times, options)

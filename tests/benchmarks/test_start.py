@@ -13,11 +13,12 @@ TIMES = """\
    0.137 s  took   1.428 s  process 19745    worker: import torch
    2.219 s  took   0.154 s  process 19986    kernel: list of /tmp/a/row_0.py
    2.430 s  took   0.250 s  process 19989    kernel: call of row_0.py::candidate_0
+   2.530 s  took   0.350 s  process 19986    kernel: call of row_0.py::candidate_0
    2.730 s  took   0.500 s  process 19989    kernel: call of row_0.py::candidate_0
 """
 
 
-def test_phases_are_added_up_by_kind(tmp_path: Path) -> None:
+def test_phases_are_added_up_for_the_process_that_spent_most(tmp_path: Path) -> None:
     times = tmp_path / "times.txt"
     times.write_text(TIMES)
     assert start.phases(times) == {"worker: import torch": 1.428, "kernel: call": 0.75, "kernel: list": 0.154}

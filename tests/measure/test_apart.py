@@ -422,9 +422,11 @@ def test_a_judge_begins_on_the_gpu_while_its_file_is_listed(tmp_path: Path, monk
         early = processes._judge
         assert early is not None and begun[1:] == [early.pid], "the kernel's process, and the judge"
         done = answer(Measure(f"{own}::doubles", dtypes=("float16",)))
-        assert (done.status, len(begun), early.alive) == ("ok", 2, False), "it judged, and ended with its kernel"
+        assert (done.status, len(begun), processes._ending) == ("ok", 2, [early]), "it judged, and was told to end"
         answer(ListKernels(other))
         unused = processes._judge
+        answer(Describe(f"{other}::doubles"))
+        assert not early.alive and not processes._ending, "whatever calls a kernel waits for the memory of the last"
         answer(ListKernels(shipped))
         assert processes._judge is None and unused is not None and not unused.alive
     finally:

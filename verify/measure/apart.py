@@ -112,6 +112,7 @@ class KernelProcesses:
         self._targets: list[str] = []
         self._kernel: Fork | None = None
         self._judge: Fork | None = None  # begins on the GPU while the targets are listed
+        self._ending: list[Fork] = []  # told to end
         self._listed = False  # True: the process has only imported the module of its targets
         self._tests = False  # True: the targets' modules define tests of the laws
 
@@ -133,6 +134,8 @@ class KernelProcesses:
         beside = list(asked.beside) if isinstance(asked, Time) else []
         kernel = self._process(beside or targets, laws=bool(getattr(asked, "law", "") or getattr(asked, "laws", "")))
         self._listed = self._listed and asked.lists
+        if not isinstance(asked, ListKernels):
+            self._await_ended()
         # the output of a module is printed with each of its kernels, not when they are listed
         said = not isinstance(asked, ListKernels)
         try:
@@ -164,7 +167,7 @@ class KernelProcesses:
         same = self._targets == targets or (self._listed and not shared and _files(self._targets) == _files(targets))
         if self._kernel is None or not self._kernel.alive or not same:
             if self._kernel is not None:
-                self._kernel.stop()
+                self._end_soon(self._kernel)
             self._end_judge()
             self._tests = any(map(_tests_laws, map(Target.parse, targets)))
             self._kernel, self._begun = self._begun or self._fork(laws=laws), None
@@ -173,6 +176,17 @@ class KernelProcesses:
             self._listed = True
         self._targets = targets
         return self._kernel
+
+    def _end_soon(self, fork: Fork) -> None:
+        """Tells a process to end. The next request that is no listing waits for that, as its memory may be needed."""
+        self._await_ended(but=2)
+        if fork.alive:
+            fork.begin_stop()
+            self._ending.append(fork)
+
+    def _await_ended(self, but: int = 0) -> None:
+        while len(self._ending) > but:
+            self._ending.pop(0).stop()
 
     def _end_judge(self) -> None:
         """Ends the judge that began for the targets, if no measurement took it."""
@@ -194,6 +208,7 @@ class KernelProcesses:
         if self._kernel is not None:
             self._kernel.stop(at_once=True)
         self._end_judge()
+        self._await_ended()
         self._end_server()
 
     def _measure(self, request: Measure, kernel: Fork, progress: OnProgress) -> KernelRun:
@@ -243,7 +258,7 @@ class KernelProcesses:
                 raise JudgeFailed(f"the judge died: {died}") from None
             finally:
                 if judge is not kernel:
-                    judge.stop()
+                    self._end_soon(judge)
         lives = replace_ended()
         wanted = bool(request.laws or description.kernel["stochastic"])
         if wanted and request.fail_fast and done.status == "wrong":

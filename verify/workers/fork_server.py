@@ -113,6 +113,10 @@ class Fork(Callee):
             except OSError:
                 return True
 
+    def begin_stop(self) -> None:
+        """Tells the process to end. `stop` waits for it: on a GPU that takes 0.3 s, in which others may start."""
+        hang_up(self._connection)
+
     def stop(self, *, at_once: bool = False) -> int | None:
         """Ends the process. Returns its exit code, None if it did not end by itself."""
         if not self.alive:
