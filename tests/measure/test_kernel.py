@@ -32,6 +32,7 @@ from verify.ops.op import Op, Point, Problem
 from verify.records.merge import together
 from verify.records.record import Figures, KernelRun, Result, value_of
 from verify.report.present import KernelFacts
+from verify.truth import exact
 from verify.workers import fork_map
 
 CPU = Interpreter("cpu")
@@ -515,3 +516,30 @@ def test_the_record_says_the_largest_size_of_each_dimension(monkeypatch: pytest.
     assert "sizes up to n 100, d 129" in KernelFacts(run).notes
     assert together(run, msgspec.structs.replace(run, sizes={"n": 7, "d": 5000})).sizes == {"n": 100, "d": 5000}
     assert measured(verify.kernel(op="silu", dtypes=["bfloat16"])(silu)).sizes == {}
+
+
+def softmax(x: torch.Tensor) -> torch.Tensor:
+    return x.softmax(-1)
+
+
+@pytest.mark.parametrize("wrong", [lambda y: 0 * y, lambda y: 0 * y + 12345, lambda y: 1.01 * y])
+def test_a_wrong_kernel_costs_no_more_exact_arithmetic_than_a_right_one(
+    wrong: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Zeros in a softmax took 6.7 times the seconds: its truths beside 1 went up to 20,480 bits."""
+    bits: list[int] = []
+    settle = exact.settle
+
+    def counted(*given: Any, **how: Any) -> tuple[Any, int, int]:
+        found = settle(*given, **how)
+        bits.append(found[1])
+        return found
+
+    monkeypatch.setattr(exact, "settle", counted)
+    costs = []
+    for status, function in (("ok", softmax), ("wrong", lambda x: wrong(softmax(x)))):
+        declared = verify.kernel(like=softmax, examples=lambda: [(torch.empty(6, 24),)], dtypes=["float32"], name="k")
+        assert measured(declared(function)).status == status
+        costs.append(sum(bits))
+        bits.clear()
+    assert costs[1] <= 1.1 * costs[0]
