@@ -53,6 +53,20 @@ def test_a_slow_part_has_its_own_pace() -> None:
     assert progress.end("b") == "2 of 2 done"
 
 
+def test_a_worker_between_two_parts_still_counts() -> None:
+    time = Clock()
+    progress = Progress(10, laws=False, clock=time)
+    for part in "ab":
+        progress.begin(part, part)
+        progress.at(part, case(1))
+    time.now += 20
+    progress.end("a")
+    before = progress.left()
+    progress.begin("c", "c")
+    after = progress.left()
+    assert before is not None and after is not None and abs(after - before) < 20
+
+
 def test_laws_come_after_the_cases() -> None:
     time = Clock()
     progress = Progress(1, laws=True, clock=time)

@@ -33,12 +33,14 @@ class Progress:
         self.ended = 0
         self._seconds: list[float] = []  # of each ended part that was measured in this run
         self._running: dict[str, _Running] = {}
+        self._at_once = 1  # the most parts that ran at a time
         self._first: float | None = None  # the first estimate
 
     def begin(self, part: str, text: str) -> str:
         """Records that a part begins; returns the line."""
         with self._lock:
             self._running[part] = _Running(self._clock(), text)
+            self._at_once = max(self._at_once, len(self._running))
             return self.line()
 
     def at(self, part: str, step: str) -> str:
@@ -78,9 +80,8 @@ class Progress:
             return None
         usual = sum(known) / len(known)
         left = [max((expected[part] or usual) - (now - each.began), 0.0) for part, each in self._running.items()]
-        at_once = max(len(left), 1)
-        rounds = math.ceil((self.total - self.ended - len(left)) / at_once)
-        return max([rounds * usual + sum(left) / at_once, *left])
+        rounds = math.ceil((self.total - self.ended - len(left)) / self._at_once)
+        return max([rounds * usual + sum(left) / self._at_once, *left])
 
     def _expected(self, running: _Running, now: float) -> float | None:
         """Returns the seconds that a running part takes in all; None before its first case ended."""
