@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +34,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "folder", nargs="?", default=".", metavar="PATH", help="a folder or file (default: this folder)"
     )
+    options.add(parser, "--jobs", "--budget")
     options.timeout(parser, "the trial of one function", default=30.0)
     options.sinks(parser, "what was found and written", "--json")
     parser.set_defaults(handler=main)
@@ -51,7 +54,7 @@ def main(options: argparse.Namespace) -> int:
     kept = [path for path in (DECLARATION, WORKFLOW) if Path(path).exists()]
     if len(kept) == 2:
         raise UsageError(f"nothing was written: {', '.join(kept)} exist already, and none is changed")
-    guesses = [] if DECLARATION in kept else _guesses(functions, references, options.timeout)
+    guesses = [] if DECLARATION in kept else _guesses(functions, references, options)
     install = " -e ." if any(Path(name).exists() for name in ("pyproject.toml", "setup.py")) else ""
     declared = map(_declaration, functions, _labels(functions), guesses)
     texts = {
@@ -61,7 +64,8 @@ def main(options: argparse.Namespace) -> int:
     written = [path for path, text in texts.items() if path not in kept and _write(Path(path), text)]
     names = [f"{each.module}.{each.name}" for each in functions]
     filled = [name for name, guess in zip(names, guesses, strict=False) if guess.like]
-    data = {"functions": names, "filled": filled, "written": written, "kept": kept}
+    by_name = [name for name, guess in zip(names, guesses, strict=False) if guess.like and not guess.ran]
+    data = {"functions": names, "filled": filled, "by_name": by_name, "written": written, "kept": kept}
 
     def lines() -> list[str]:
         found = [f"{'filled' if name in filled else 'found '} {name}" for name in names]
@@ -76,25 +80,37 @@ def main(options: argparse.Namespace) -> int:
     return exits.PASS
 
 
-def _guesses(functions: list[Found], references: dict[str, list[str]], timeout: float) -> list[Guess]:
-    """Asks a worker for the definition of each function. A function that ends the worker has none."""
+def _guesses(functions: list[Found], references: dict[str, list[str]], options: argparse.Namespace) -> list[Guess]:
+    """Asks workers for the definition of each function. A function that ends its worker has none."""
     from verify.declare.guess import Guess, GuessDefinition
     from verify.declare.package import root_of
-    from verify.workers.process import START_SECONDS, Worker
+    from verify.workers.pool import Pool, spread
+    from verify.workers.process import START_SECONDS
     from verify.workers.requests import Died, Late
 
-    guesses, progress = [], screen.Progress()
-    with Worker() as worker:
-        for number, each in enumerate(functions, 1):
-            progress(f"{number} of {len(functions)}: {each.module}.{each.name}")
-            root = str(root_of(each.path))
-            asked = GuessDefinition(root, each.module, each.name, each.parameters, references)
-            try:
-                guesses.append(worker.ask(asked, timeout=timeout if worker.alive else START_SECONDS))
-            except (Died, Late) as error:
-                guesses.append(Guess(f"running it ended the process: {error}"))
+    end = time.monotonic() + (options.budget or math.inf)
+
+    def guess(number: int, pool: Pool) -> tuple[int, Guess]:
+        if time.monotonic() > end:
+            return number, Guess("not tried: the budget of time ended")
+        each = functions[number]
+        asked = GuessDefinition(
+            str(root_of(each.path)), each.module, each.name, each.parameters, references, each.documentation
+        )
+        try:
+            found = pool.ask(asked, timeout=options.timeout if pool.workers[0].alive else START_SECONDS)
+        except (Died, Late) as error:
+            return number, Guess(f"running it ended the process: {error}")
+        if "CUDA error" in found.why:  # its process can no longer use the GPU
+            pool.stop()
+        return number, found
+
+    guesses, progress = {}, screen.Progress()
+    for number, found in spread(range(len(functions)), options.jobs, None, guess):
+        guesses[number] = found
+        progress(f"{len(guesses)} of {len(functions)}: {functions[number].module}.{functions[number].name}")
     progress.clear()
-    return guesses
+    return [guesses[number] for number in range(len(functions))]
 
 
 def _write(path: Path, text: str) -> bool:
@@ -141,7 +157,7 @@ def _line(text: str) -> str:
 
 def _labels(functions: list[Found]) -> list[str]:
     """Returns a name for each declaration, different from all others and from the names that the file imports."""
-    taken = {"torch", "functional", "import_module", "verify"}
+    taken = {"torch", "functional", "import_module", "SimpleNamespace", "verify"}
     labels = []
     for each in functions:
         tail = each.module.rpartition(".")[2]
@@ -159,6 +175,7 @@ A guess is a definition that gave the same numbers as the function on one ordina
 """
 
 from importlib import import_module  # noqa: F401
+from types import SimpleNamespace  # noqa: F401
 
 import torch  # noqa: F401
 from torch.nn import functional  # noqa: F401

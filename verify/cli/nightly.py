@@ -42,9 +42,7 @@ def add(commands: Any) -> None:
         choices=STAGES,
         help="only this stage (repeatable; default: all, in this order)",
     )
-    parser.add_argument(
-        "--budget", type=options.seconds, metavar="TIME", help="time for all stages together (default: no limit)"
-    )
+    options.add(parser, "--budget")
     options.profile(parser, default="nightly", named="nightly")
     options.seed(parser, "the cases", default=None, named="the date: branches see the same cases")
     options.add(parser, "--backend", "--jobs")

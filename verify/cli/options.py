@@ -115,6 +115,7 @@ _SHARED: dict[str, dict[str, Any]] = {
         "metavar": "N",
         "help": "worker processes at a time (default: one per core, if their memory fits; a sweep on a GPU: one)",
     },
+    "--budget": {"type": seconds, "metavar": "TIME", "help": "time for the whole command (default: no limit)"},
     "--memory": {
         "type": size,
         "default": 0,

@@ -12,12 +12,15 @@ import importlib
 import itertools
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
 
+from verify.declare.formulas import Shapes, formulas, keys, known
 from verify.errors import said_by
 from verify.workers.requests import Request
 
@@ -54,6 +57,7 @@ class GuessDefinition(Request[Guess], frozen=True, tag="guess"):
     name: str
     parameters: list[Parameter]
     references: dict[str, list[str]] = msgspec.field(default_factory=dict)
+    documentation: str = ""
 
     def answer(self, device: str) -> Guess:
         """Imports the function in this process and calls it on small inputs."""
@@ -96,12 +100,18 @@ VALUES = {
 ANNOTATED = {"int": "1", "float": "1.0", "bool": "False"}
 #: Logarithms of decays, which are negative.
 GATES = {"g", "gk", "gv", "w", "log_alpha", "log_decay", "gate", "f"}
-NO_TENSORS = {"layernorm", "proj", "model", "module", "config", "layer"}
+NO_TENSORS = {"proj", "model", "module", "config", "layer"}
+#: Objects that hold the weights of a norm, and buffers for a result of the shape of the first operand.
+NORMS = {"layernorm", "layer_norm", "rmsnorm", "rms_norm", "norm"}
+BUFFERS = {"out", "out_"}
 LABELS = {"label", "labels", "target", "targets", "index", "indices", "idx", "y_true", "input_ids", "token_ids"}
 #: Shapes to try for so many tensors. None is elementwise.
-SHAPES: dict[int, list[tuple[str, ...] | None]] = {
-    1: [None, ("n d",), ("d d",), ("b c h d",)],
-    2: [None, ("n d", "d"), ("m k", "k n"), ("b m k", "b k n"), ("n d", "n d"), ("m k", "k"), ("d", "d"), ("n d", "n")],
+SHAPES: dict[int, list[Shapes]] = {
+    1: [None, ("n d",), ("n 2*d",), ("d d",), ("b t d",), ("b c h d",)],
+    2: [
+        *(None, ("n d", "d"), ("m k", "k n"), ("b m k", "b k n"), ("n d", "n d"), ("m k", "k"), ("d", "d")),
+        *(("n d", "n"), ("b t d", "b t d")),
+    ],
     3: [
         None,
         ("n d", "d", "d"),
@@ -111,164 +121,192 @@ SHAPES: dict[int, list[tuple[str, ...] | None]] = {
         (ATTENTION,) * 3,
         ("m n", "m k", "k n"),
         ("m k", "n k", "n"),
+        ("b t h 2*d", "t d", "t d"),
     ],
     4: [(ATTENTION,) * 4, ("b t h d", "b t h d", "b t h d", "b t h"), ("n d", "d", "d", "n d"), ("n d", "1", "d", "d")],
     5: [("b t h d", "b t h d", "b t h d", "b t h", "b t h"), (ATTENTION,) * 4 + ("b t h",), (ATTENTION,) * 5],
 }
-_NORM = "functional.rms_norm({}, {{0}}.shape[-1:], {}, {{eps}})"
-_HEADS = "functional.scaled_dot_product_attention({{0}}{0}, {{1}}{0}, {{2}}{0}, is_causal={1}){0}"
-_TURNED = ".transpose(1, 2)"
-_MEAN = "(({0}.exp() + {1}.exp()) / 2).log()"
-#: Definitions that PyTorch has under no name of its own, by the name without underscores.
-FORMULAS = {
-    "swiglu silumul siluandmul": ["functional.silu({0}) * {1}"],
-    "geglu gelumul geluandmul gegluexact": ["functional.gelu({0}) * {1}"],
-    "geglu gelumul gelutanhandmul gegluapprox": ['functional.gelu({0}, approximate="tanh") * {1}'],
-    "reglu reluandmul": ["functional.relu({0}) * {1}"],
-    "sigmoidmul sigmoidandmul": ["torch.sigmoid({0}) * {1}"],
-    "relusquared relu2 sqrelu squaredrelu": ["functional.relu({0}).square()"],
-    "swish": ["functional.silu({0})"],
-    "rmsnorm rmslayernorm": [_NORM.format("{0}", "{1}"), _NORM.format("{0}", "None")],
-    "addrmsnorm addrmslayernorm": [_NORM.format("{0} + {1}", "{2}"), "{0} + {1}"],
-    "layernorm": [
-        "functional.layer_norm({0}, {0}.shape[-1:], {1}, {2}, {eps})",
-        "functional.layer_norm({0}, {0}.shape[-1:], None, None, {eps})",
-    ],
-    "groupnorm": ["functional.group_norm({0}, 2, {1}, {2}, {eps})"],
-    "softmax": ["torch.softmax({0}, -1)"],
-    "logsoftmax": ["torch.log_softmax({0}, -1)"],
-    "l2norm": ["{0} * torch.rsqrt({0}.square().sum(-1, keepdim=True) + {eps})", "functional.normalize({0}, dim=-1)"],
-    "embedding": ["functional.embedding({1}, {0})"],
-    "crossentropy crossentropyloss": [
-        "functional.cross_entropy({0}, {1})",
-        'functional.cross_entropy({0}, {1}, reduction="none")',
-    ],
-    "selectivelogsoftmax logprob": ["-functional.cross_entropy({0}, {1}, reduction='none')"],
-    "linearcrossentropy": ["functional.cross_entropy({0} @ {1}.T, {2})", "functional.cross_entropy({1} @ {0}.T, {2})"],
-    "kldiv kldivloss": [
-        f'functional.kl_div({{0}}, {{1}}, reduction="{each}")' for each in ("batchmean", "mean", "none")
-    ],
-    "tvd tvdloss": ["({0} - {1}).abs().sum() / (2 * {0}.shape[0])", "({0} - {1}).abs().mean() / 2"],
-    "jsd": [
-        "(({1}.exp() * ({1} - {m})).sum() + ({0}.exp() * ({0} - {m})).sum()) / (2 * {0}.shape[0])".replace("{m}", _MEAN)
-    ],
-    "modulatedrmsnorm": [
-        "functional.rms_norm({0}, {0}.shape[-1:], {1}, {eps}) * (1 + {2})",
-        "functional.rms_norm({0}, {0}.shape[-1:], {1}, {eps}) * {2}",
-    ],
-    "polynorm": [
-        "sum({1}[n] * functional.rms_norm({0} ** (3 - n), {0}.shape[-1:], None, {eps}) for n in range(3)) + {2}"
-    ],
-    "gateupsilumul": ["functional.silu({0}.chunk(2, -1)[0]) * {0}.chunk(2, -1)[1]"],
-    "mlp swiglumlp": ["(functional.silu({0} @ {1}.T) * ({0} @ {2}.T)) @ {3}.T"],
-    "dyt": ["torch.tanh({1} * {0}) * {2} + {3}"],
-    "linear": ["functional.linear({0}, {1})", "functional.linear({0}, {1}, {2})"],
-    "attention attn flashattention": [_HEADS.format(*each) for each in itertools.product(("", _TURNED), (False, True))],
-}
-#: Shapes of operands that a formula has.
-SHAPED: dict[str, list[tuple[str, ...] | None]] = {
-    "linearcrossentropy": [("n d", "v d", "n"), ("v d", "n d", "n")],
-    "crossentropy": [("n v", "n")],
-    "addrmsnorm": [("n d", "n d", "d")],
-    "addrmslayernorm": [("n d", "n d", "d")],
-    "groupnorm": [("b 4 d", "4", "4")],
-    "embedding": [("v d", "n"), ("n", "v d")],
-    "kldiv": [("n d", "n d")],
-    "jsd": [("n d", "n d")],
-    "modulatedrmsnorm": [("n d", "d", "n d"), ("n d", "d", "d")],
-    "polynorm": [("n d", "3", "1"), ("n d", "3", "")],
-    "mlp": [("n d", "k d", "k d", "d k")],
-    "tvd": [("n d", "n d")],
-}
-_NOISE = (
-    "liger|unsloth|flag|gems|fast|fused|triton|kernel|function|func|forward|fwd|parallel|optimized|chunk|recurrent|"
-    "tensor|scalar|inplace|self|fg"
-)
 
 
-def _keys(name: str) -> tuple[str, str]:
-    """Returns a name in small letters without underscores, and that without words that say how it is computed."""
-    whole = re.sub(r"[^a-z0-9]", "", name.removesuffix(".apply").lower())
-    return whole, re.sub(_NOISE, "", whole)
+@dataclass(frozen=True)
+class _Candidate:
+    """Holds a definition with `{0}` for its first operand, and the call of the function with these operands."""
+
+    source: str
+    call: list[str]
+    tensors: list[str]
+    shapes: list[Shapes]
+    reference: bool = False
+    turn: str = ""  # what follows the result, and each operand of three or more dimensions
 
 
-@functools.cache
-def _known() -> dict[str, str]:
-    """Maps names without underscores to functions of PyTorch."""
-    import torch
-
-    rooms = {"functional": torch.nn.functional, "torch": torch, "torch.special": torch.special}
-    rooms |= {"torch.linalg": torch.linalg, "torch.ops.aten": torch.ops.aten}
-    names = ((room, name) for room, place in reversed(rooms.items()) for name in dir(place) if not name.endswith("_"))
-    return {name.replace("_", "").lower(): f"{room}.{name}" for room, name in names if not name.startswith("_")}
-
-
-def _candidates(asked: GuessDefinition, call: Sequence[str], tensors: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yields a definition as source, and the name by which it was found."""
+def _candidates(
+    asked: GuessDefinition, call: list[str], tensors: list[str], numbers: Mapping[str, str]
+) -> Iterator[_Candidate]:
+    """Yields the definitions that the name suggests, then the references of the package, those of a like name first."""
     eps = next((each.default for each in asked.parameters if "eps" in each.name and each.default), VALUES["eps"])
     places = [f"{{{index}}}" for index in range(len(tensors))]
-    keys = dict.fromkeys(_keys(asked.name))
-    for key in keys:
-        for names, formulas in FORMULAS.items():
-            if key in names.split():
-                for formula in formulas:
-                    with suppress(IndexError):
-                        formula.format(*tensors, eps=eps)
-                        if all(place in formula for place in places):
-                            yield formula.replace("{eps}", eps), key
-        if key in _known():
-            given = [places[tensors.index(each)] if each in tensors else each for each in call]
-            yield f"{_known()[key]}({', '.join(given)})", key
-            yield f"{_known()[key]}({', '.join(places)})", key
+    general = SHAPES.get(len(tensors), [])
+    for key in dict.fromkeys(keys(asked.name, asked.module.partition(".")[0])):
+        for formula, shapes in formulas(key, len(tensors)):
+            yield _Candidate(formula.replace("{eps}", eps), call, tensors, shapes or general)
+        if key in known():
+            given = [
+                places[tensors.index(each)] if each in tensors else each for each in call if "empty_like" not in each
+            ]
+            for arguments in dict.fromkeys(
+                ", ".join(each) for each in (given, places, [*places, "-1"], [*places, "1"])
+            ):
+                yield _Candidate(f"{known()[key]}({arguments})", call, tensors, general)
     whole = set(re.findall(r"[a-z0-9]+", asked.name.lower()))
     room = asked.module.rpartition(".")[0] + "."
     near = [each for each in asked.references if each.startswith(room) and not each.rpartition(".")[2].startswith("_")]
     for each in sorted(near, key=lambda each: -len(whole & set(re.findall(r"[a-z0-9]+", each.lower()))))[:6]:
-        module, _, name = each.rpartition(".")
-        taken = [places[tensors.index(one)] for one in asked.references[each] if one in tensors]
-        rest = [place for place in places if place not in taken]
-        if len(taken) + len(rest) == len(asked.references[each]):
-            yield f'import_module("{module}").{name}({", ".join([*taken, *rest])})', ""
+        yield from _beside(asked, each, call, tensors, numbers)
 
 
-def _arguments(asked: GuessDefinition, known: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """Returns the required arguments as source, and the names of those that are tensors."""
-    call, tensors = [], []
-    for each in asked.parameters:
-        if each.default is None:
-            kind = next((value for word, value in ANNOTATED.items() if re.search(rf"\b{word}\b", each.annotation)), "")
-            value = kind if "Tensor" not in each.annotation else ""
-            value = value or ("" if "Tensor" in each.annotation else known.get(each.name.lower(), ""))
+def _beside(
+    asked: GuessDefinition, reference: str, call: list[str], tensors: list[str], numbers: Mapping[str, str]
+) -> Iterator[_Candidate]:
+    """Yields calls of a reference with the operands of a function: by name, the others in order.
+
+    An optional parameter of the function that the reference requires is an operand too.
+    """
+    optional = {each.name: each for each in asked.parameters if each.default is not None}
+    fixed = {each.name: value for each, value in zip(_required(asked), call, strict=True) if each.name not in tensors}
+    call, tensors, given = list(call), list(tensors), {}
+    for name in asked.references[reference]:
+        if name in optional and not asked.name.endswith(".apply"):
+            value = "" if "Tensor" in optional[name].annotation else numbers.get(name) or _annotated(optional[name])
+            tensors += [] if value else [name]
+            call.append(f"{name}={value or name}")
+            fixed |= {name: value} if value else {}
+        if name in tensors or name in fixed:
+            given[name] = fixed.get(name) or f"{{{tensors.index(name)}}}"
+    rest = [index for index, name in enumerate(tensors) if name not in given]
+    missing = [name for name in asked.references[reference] if name not in given]
+    if len(rest) != len(missing):
+        return
+    given |= {name: f"{{{index}}}" for name, index in zip(missing, rest, strict=True)}
+    module, _, name = reference.rpartition(".")
+    shapes = _documented(asked.documentation, tensors) or SHAPES.get(len(tensors), [])
+    many = len(tensors) - 3
+    if not shapes:
+        shapes = [(*(ATTENTION,) * 3, *each) for each in itertools.product((ATTENTION, "b t h"), repeat=min(many, 6))]
+        shapes += [(*("b t d",) * whole, *("d",) * (len(tensors) - whole)) for whole in range(1, len(tensors) + 1)]
+    source = f'import_module("{module}").{name}({", ".join(f"{key}={value}" for key, value in given.items())})'
+    flags = [each.name for each in asked.parameters if each.default == "True"]
+    for flag, turn in itertools.product(["", *flags[:3]], ("", ".transpose(1, 2)")):
+        yield _Candidate(source, [*call, *([f"{flag}=False"] if flag else [])], tensors, shapes, True, turn)
+
+
+def _documented(text: str, tensors: Sequence[str]) -> list[Shapes]:
+    """Reads the shapes of operands from a docstring. The second answer has one width for keys and values."""
+    parts = re.split(r"(?m)^\s*[`*]*(\w+)[`*]*(?: *\([^)\n]*\))? *:", text)
+    described = dict(zip(parts[1::2], parts[2::2], strict=False))
+    shapes = []
+    for tensor in tensors:
+        found = re.search(r"\bshape\b[^\[(\n]*[\[(]([^\])\n]*)[\])]|^\s*`*\[([^\]\n]*)\]", described.get(tensor, ""))
+        sizes = (
+            [re.sub(r"\s", "", each).lower() for each in (found[1] or found[2] or "").split(",") if each.strip()]
+            if found
+            else []
+        )
+        if not sizes or not all(re.fullmatch(r"\w+([*+]\w+)*", each) for each in sizes):
+            return []
+        sizes = [re.sub(r"\bh\w\b", "h", each) for each in sizes]  # as many heads of keys as of values
+        shapes.append(" ".join(re.sub(r"\b[a-z_]\w*\b", lambda one: _apart(one[0], tensors), each) for each in sizes))
+    one = tuple(re.sub(r"\bd?v\b", "dk" if "k" in tensors else "k", each) for each in shapes)
+    return list(dict.fromkeys([tuple(shapes), one]))
+
+
+def _apart(size: str, tensors: Sequence[str]) -> str:
+    """Returns a name for a dimension that no operand has."""
+    return f"d{size}" if size in tensors else size
+
+
+def _required(asked: GuessDefinition) -> list[Parameter]:
+    """Lists the parameters without a default."""
+    return [each for each in asked.parameters if each.default is None]
+
+
+def _annotated(parameter: Parameter) -> str:
+    """Returns a value for an annotation, if that is of no tensor."""
+    kinds = (value for word, value in ANNOTATED.items() if re.search(rf"\b{word}\b", parameter.annotation))
+    return "" if "Tensor" in parameter.annotation else next(kinds, "")
+
+
+def _ways(asked: GuessDefinition) -> Iterator[tuple[list[str], list[str], Mapping[str, str]]]:
+    """Yields the required arguments as source, the names of those that are tensors, and the names that are numbers.
+
+    A name such as alpha is a number in one way and a tensor in the other. A norm stands for its weight, or for its
+    weight and bias.
+    """
+    numbers: list[Mapping[str, str]] = [VALUES, {}]
+    for known_values, bias in itertools.product(numbers, (False, True)):
+        call, tensors, weights = [], [], []
+        for each in _required(asked):
+            value = _annotated(each) or ("" if "Tensor" in each.annotation else known_values.get(each.name.lower(), ""))
+            if each.name in BUFFERS:
+                value = "torch.empty_like({0})"
+            elif each.name in NORMS and "Tensor" not in each.annotation:
+                own = [f"{each.name}_weight", *([f"{each.name}_bias"] if bias else [])]
+                weights += own
+                given = f"weight={own[0]}, bias={own[1] if bias else None}"
+                value = f"SimpleNamespace({given}, eps=1e-5, variance_epsilon=1e-5)"
             call.append(value or each.name)
             tensors += [] if value else [each.name]
-    first = tensors[0] if tensors else ""
-    return [each.replace("{0}", first) for each in call], tensors
+        if asked.name.endswith("_out") and any(each.name == "out" and each.default for each in asked.parameters):
+            call.append("out=torch.empty_like({0})")
+        tensors += weights
+        if tensors and not NO_TENSORS & set(tensors) and bias <= bool(weights):
+            yield [each.replace("{0}", tensors[0]) for each in call], tensors, known_values
 
 
-def _inputs(tensors: Sequence[str], shapes: Sequence[str], device: str) -> tuple[list[Any], dict[str, str]]:
-    """Draws the operands, and says which of them are indices."""
+class _Sizes(dict[str, int]):
+    """Maps the name of a dimension to a size. One that only a docstring has is as large as a head."""
+
+    def __missing__(self, name: str) -> int:
+        return 32 if name == "dv" else 16
+
+
+def _inputs(
+    tensors: Sequence[str], shapes: Sequence[str], device: str, *, more: int = 0
+) -> tuple[list[Any], dict[str, str]]:
+    """Draws the operands, and says which of them are indices. Each dimension is larger by `more`."""
     import torch
 
     torch.manual_seed(1)
+    sizes_of = _Sizes({name: size + more for name, size in SIZES.items()})
     integers = {}
     values: list[Any] = []
     table = shapes[0] if "v" in shapes[0] else next((each for each in shapes if "v" in each), shapes[0])
     classes = "v" if "v" in table else table.split()[-1]
     for name, shape in zip(tensors, shapes, strict=True):
-        sizes = [int(each) if each.isdigit() else SIZES[each] for each in shape.split()]
+        sizes = [eval(each, {}, sizes_of) for each in shape.split()]  # products and sums of names and numbers
         if name.lower() in LABELS and len(tensors) > 1 and len(sizes) == 1:
             integers[name] = f"0 <= {name} < {classes}"
-            values.append(torch.randint(0, SIZES[classes], sizes, device=device))
+            values.append(torch.randint(0, sizes_of[classes], sizes, device=device))
         else:
             values.append(torch.randn(sizes, device=device))
     return values, integers
 
 
-def _first(returned: Any) -> Any:
-    """Returns the first tensor of what a function returned."""
-    return (
-        next((each for each in returned if hasattr(each, "dtype")), None) if isinstance(returned, tuple) else returned
-    )
+def _scope() -> dict[str, Any]:
+    """Returns the names that a definition and a call use, those that the written file imports."""
+    import torch
+
+    return {
+        "torch": torch,
+        "functional": torch.nn.functional,
+        "import_module": importlib.import_module,
+        "SimpleNamespace": SimpleNamespace,
+    }
+
+
+def _results(returned: Any) -> list[Any]:
+    """Lists the tensors that a function returned."""
+    return [each for each in (returned if isinstance(returned, tuple | list) else [returned]) if hasattr(each, "dtype")]
 
 
 def _elementwise(define: Callable[..., Any], values: Sequence[Any], expected: Any) -> bool:
@@ -277,37 +315,46 @@ def _elementwise(define: Callable[..., Any], values: Sequence[Any], expected: An
 
     turned = [each.flip(0).reshape(-1) for each in values]
     with suppress(Exception):
-        return torch.equal(_first(define(*turned)).nan_to_num(), expected.flip(0).reshape(-1).nan_to_num())
+        return torch.equal(_results(define(*turned))[0].nan_to_num(), expected.flip(0).reshape(-1).nan_to_num())
     return False
 
 
-def _trials(asked: GuessDefinition, device: str) -> Iterator[tuple[Guess, list[Any], Any]]:
-    """Yields what runs as a definition: the guess, its inputs and its result."""
-    import torch
-
-    scope = {"torch": torch, "functional": torch.nn.functional, "import_module": importlib.import_module}
-    numbers: list[Mapping[str, str]] = [VALUES, {}]  # `alpha` is a number here and a tensor there
-    ways = [_arguments(asked, each) for each in numbers]
-    for call, tensors in ways[: 1 + (ways[0] != ways[1])]:
-        if not tensors or NO_TENSORS & set(tensors):
-            continue
-        for source, key in _candidates(asked, call, tensors):
-            like = f"lambda {', '.join(tensors)}: {source.format(*tensors)}"
-            with suppress(Exception):
-                define = eval(like, dict(scope))  # source of this module and names of parameters
-                kind = next((name for name in SHAPED if key.endswith(name)), "")
-                for shapes in SHAPED.get(kind) or SHAPES.get(len(tensors), []):
+def _trials(asked: GuessDefinition, device: str) -> Iterator[tuple[Guess, list[Any], list[Any]]]:
+    """Yields what runs as a definition: the guess, its inputs and its results."""
+    tried = set()
+    for call, tensors, numbers in _ways(asked):
+        for each in _candidates(asked, call, tensors, numbers):
+            for shapes in each.shapes:
+                key = (each.source, each.turn, *each.call, shapes)
+                if key not in tried:
+                    tried.add(key)
                     with suppress(Exception):
-                        values, integers = _inputs(tensors, shapes or ("n d",) * len(tensors), device)
-                        values, domain, expected = _inside(
-                            define, tensors, values, integers, gated=not key and bool(shapes)
-                        )
-                        usable = torch.is_tensor(expected) and not expected.is_complex() and expected.numel() > 0
-                        if usable and (shapes is not None or _elementwise(define, values, expected)):
-                            named = dict(zip(tensors, shapes or (), strict=False))
-                            guess = Guess("", like, call, False, tensors, named, integers, domain)
-                            _demand_declarable(guess, define)
-                            yield guess, values, expected
+                        yield from _trial(each, shapes, device)
+
+
+def _trial(of: _Candidate, shapes: Shapes, device: str) -> Iterator[tuple[Guess, list[Any], list[Any]]]:
+    """Runs a definition on operands of these shapes. Of several results it yields all, then the first alone."""
+    scope = _scope()
+    turned = [of.turn if len(shape.split()) > 2 else "" for shape in shapes or [""] * len(of.tensors)]
+    names, source = ", ".join(of.tensors), of.source.format(*map("".join, zip(of.tensors, turned, strict=True)))
+    values, integers = _inputs(of.tensors, shapes or ("n d",) * len(of.tensors), device)
+    gated = of.reference and bool(shapes)
+    define = eval(f"lambda {names}: {source}", scope)  # source of this room and names of parameters
+    values, domain, returned = _inside(define, of.tensors, values, integers, gated=gated)
+    several = isinstance(returned, tuple | list)
+    whole = not several or (len(_results(returned)) == len(returned) > 1 and not of.turn)
+    for end in ([""] if whole else []) + (["[0]"] if several else []):
+        like = f"lambda {names}: {source}{end}{of.turn}"
+        define = eval(like, scope)
+        expected = _results(define(*values))
+        usable = expected and not any(each.is_complex() or not each.numel() for each in expected)
+        if usable and (shapes is not None or _elementwise(define, values, expected[0])):
+            if shapes is not None:  # a definition that needs even sizes fails here
+                define(*_inputs(of.tensors, shapes, device, more=1)[0])
+            named = dict(zip(of.tensors, shapes or (), strict=False))
+            guess = Guess("", like, of.call, False, of.tensors, named, integers, domain)
+            _demand_declarable(guess, define)
+            yield guess, values, expected
 
 
 def _demand_declarable(guess: Guess, define: Callable[..., Any]) -> None:
@@ -329,21 +376,19 @@ def _inside(
         each / 4 if gated and name not in domain and name not in integers else each
         for name, each in zip(tensors, values, strict=True)
     ]
-    expected = _first(define(*values))
+    returned = define(*values)
+    expected = _results(returned)[0]
     if expected.isnan().any() and expected.shape != values[0].shape:
         domain = {name: f"0 < {name} <= 8" for name in tensors if name not in integers}
         values = [each.abs() if name in domain else each for name, each in zip(tensors, values, strict=True)]
-        expected = _first(define(*values))
-    return values, domain, expected
+        returned = define(*values)
+    return values, domain, returned
 
 
 def _by_name(asked: GuessDefinition, why: str) -> Guess:
     """Returns the first definition that its name says, if it runs on some shapes."""
     for guess, *_ in _trials(msgspec.structs.replace(asked, references={}), "cpu"):
-        call = [
-            f"{each}.clone()" if index == 0 and asked.name.endswith("_") else each
-            for index, each in enumerate(guess.call)
-        ]
+        call = [_copied(each, {guess.tensors[0]} if asked.name.endswith("_") else set()) for each in guess.call]
         return msgspec.structs.replace(guess, why=why, call=call)
     return Guess(why)
 
@@ -352,35 +397,44 @@ def _by_running(asked: GuessDefinition, function: Callable[..., Any], device: st
     """Returns the first definition that gives the same numbers as the function, and how it can be called."""
     import torch
 
-    last = "no function of PyTorch or of this package has this name"
+    reasons = []
     for guess, values, expected in _trials(asked, device):
         for dtype, tolerance in ((torch.float32, 1e-3), (torch.bfloat16, 2e-2)):
             given = [each.to(dtype, copy=True) if each.is_floating_point() else each.clone() for each in values]
-            scope = dict(zip(guess.tensors, given, strict=True)) | {"kernel": function}
+            scope = dict(zip(guess.tensors, given, strict=True)) | _scope() | {"kernel": function}
             try:
                 returned = eval(f"kernel({', '.join(guess.call)})", scope)  # the function's own arguments
             except Exception as error:
-                last = f"it fails beside {guess.like}: {said_by(error)}"
+                reasons.append(f"it fails beside {guess.like}: {said_by(error)}")
+                if "CUDA error" in str(error):  # each further call in this process would fail too
+                    return Guess(reasons[-1], ran=True)
                 if dtype is torch.float32 and re.search(r"float32|bf16|bfloat16|fp16|float16", str(error)):
                     continue
                 break
-            got = _first(returned)
-            if not torch.is_tensor(got) or got.shape != expected.shape:
-                last = f"it returns no tensor of the shape that {guess.like} has"
-            elif not _close(got, expected, tolerance):
-                last = f"its numbers differ from those of {guess.like}"
+            got, alone = _results(returned), len(expected) == 1
+            if len(got) < len(expected) or any(a.shape != b.shape for a, b in zip(got, expected, strict=False)):
+                reasons.append(f"it returns no tensor of the shape that {guess.like} has")
+            elif (len(got) > 1 and not alone and len(got) != len(expected)) or not all(
+                _close(a, b, tolerance) for a, b in zip(got, expected, strict=False)
+            ):
+                reasons.append(f"its numbers differ from those of {guess.like}")
             else:
                 changed = {
                     name for name, value in zip(guess.tensors, values, strict=True) if _other(scope[name], value)
                 }
                 gradients, more, note = _backward(function, guess, values, dtype)
-                call = [f"{each}.clone()" if each in changed | more else each for each in guess.call]
+                call = [_copied(each, changed | more) for each in guess.call]
                 why = f"the same to three digits on {' and '.join(str(tuple(each.shape)) for each in values)}{note}"
                 dtypes = [] if dtype is torch.float32 else ["bfloat16", "float16"]
-                found = {"why": why, "call": call, "first": isinstance(returned, tuple), "dtypes": dtypes}
+                found = {
+                    "why": why,
+                    "call": call,
+                    "first": alone and isinstance(returned, tuple | list),
+                    "dtypes": dtypes,
+                }
                 return msgspec.structs.replace(guess, gradients=gradients, ran=True, **found)
             break
-    return Guess(last, ran=True)
+    return Guess((reasons or ["no function of PyTorch or of this package has this name"])[0], ran=True)
 
 
 def _close(got: Any, expected: Any, tolerance: float) -> bool:
@@ -390,6 +444,11 @@ def _close(got: Any, expected: Any, tolerance: float) -> bool:
     scale = expected.to(torch.float32).nan_to_num(posinf=0, neginf=0).abs().max().item()
     numbers = (got.to(torch.float32), expected.to(torch.float32))
     return torch.allclose(*numbers, rtol=2 * tolerance, atol=tolerance * scale, equal_nan=True)
+
+
+def _copied(argument: str, changed: Collection[str]) -> str:
+    """Returns the source of an argument, with a copy of an operand that the function changes."""
+    return f"{argument}.clone()" if argument.rpartition("=")[2] in changed else argument
 
 
 def _other(now: Any, before: Any) -> bool:
@@ -406,8 +465,8 @@ def _backward(
     with suppress(Exception):
         given = [each.to(dtype, copy=True) if each.is_floating_point() else each.clone() for each in values]
         leaves = [each.requires_grad_() for each in given if each.is_floating_point()]
-        scope = dict(zip(guess.tensors, given, strict=True)) | {"kernel": function}
-        result = _first(eval(f"kernel({', '.join(guess.call)})", scope))
+        scope = dict(zip(guess.tensors, given, strict=True)) | _scope() | {"kernel": function}
+        result = _results(eval(f"kernel({', '.join(guess.call)})", scope))[0]
         upstream = torch.ones_like(result)
         result.backward(upstream)
         changed = {name for name, value in zip(guess.tensors, values, strict=True) if _other(scope[name], value)}

@@ -30,6 +30,7 @@ class Found:
     module: str
     name: str
     parameters: list[Parameter]
+    documentation: str = ""
 
 
 @dataclass
@@ -78,11 +79,11 @@ def functions_in(folder: Path) -> tuple[list[Found], dict[str, list[str]]]:
                     references[f"{module}.{name}"] = [each.name for each in parameters if each.default is None]
             elif (
                 near
-                and parameters
+                and _takes_tensors(parameters)
                 and (applies or (source.triton and name not in inner))
                 and not (name in halves or _PRIVATE.search(name))
             ):
-                found.append(Found(source.path, node.lineno, module, name, parameters))
+                found.append(Found(source.path, node.lineno, module, name, parameters, ast.get_docstring(node) or ""))
         for name, kind in source.differentiable.items():
             forward = next((each for each in kind.body if getattr(each, "name", "") == "forward"), None)
             if (
@@ -93,7 +94,8 @@ def functions_in(folder: Path) -> tuple[list[Found], dict[str, list[str]]]:
             ):
                 # apply takes no keywords and has no defaults
                 given = [Parameter(each.name, each.annotation) for each in _parameters(forward)[1:]]
-                found.append(Found(source.path, kind.lineno, module, f"{name}.apply", given))
+                text = "\n".join(ast.get_docstring(each) or "" for each in (kind, forward))
+                found.append(Found(source.path, kind.lineno, module, f"{name}.apply", given, text))
     return found, references
 
 
@@ -171,6 +173,12 @@ def _closure(uses: dict[str, set[str]], start: set[str], *, backwards: bool) -> 
         else:
             found |= {each for name in found & set(uses) for each in uses[name]}
     return found
+
+
+def _takes_tensors(parameters: list[Parameter]) -> bool:
+    """True if a function may take tensors, and is no method that is put on a class elsewhere."""
+    kinds = [each.annotation for each in parameters if each.default is None] or [""]
+    return bool(parameters) and parameters[0].name != "self" and any(not each or "Tensor" in each for each in kinds)
 
 
 def _parameters(node: ast.FunctionDef) -> list[Parameter]:
