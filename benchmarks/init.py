@@ -61,11 +61,13 @@ def main() -> int:
         counts = f"{len(found['functions'])} public kernels, {len(found['filled'])} filled in ({share:.0%})"
         counts += f", of these {len(found['by_name'])} by their names alone"
         print(f"{package.name}: {counts}, {took:.0f} s", flush=True)
+        figures = {"package": package.name, "seconds": round(took), "share": share, **found, "sample": {}}
+        _write(options.json, figures)
+        if not found["filled"]:
+            return 0
         verify("list", "accuracy.py", "--json", "list.json")
         targets = [each["target"] for each in json.loads((folder / "list.json").read_text())]
         sample = sorted(random.Random(options.seed).sample(targets, min(options.sample, len(targets))))
-        figures = {"package": package.name, "seconds": round(took), "share": share, **found, "sample": {}}
-        _write(options.json, figures)
         rest = ["--dtype", "float32", "--timeout", options.timeout, "--jobs", options.jobs, "--json", "run.json"]
         took = verify("run", *sample, *rest)
         run = files.load(folder / "run.json")

@@ -86,7 +86,7 @@ def _guesses(functions: list[Found], references: dict[str, list[str]], options: 
     from verify.declare.package import root_of
     from verify.workers.pool import Pool, spread
     from verify.workers.process import START_SECONDS
-    from verify.workers.requests import Died, Late
+    from verify.workers.requests import Died, Environment, Late
 
     end = time.monotonic() + (options.budget or math.inf)
 
@@ -98,7 +98,8 @@ def _guesses(functions: list[Found], references: dict[str, list[str]], options: 
             str(root_of(each.path)), each.module, each.name, each.parameters, references, each.documentation
         )
         try:
-            found = pool.ask(asked, timeout=options.timeout if pool.workers[0].alive else START_SECONDS)
+            pool.ask(Environment(probed=False), timeout=START_SECONDS)  # starting the process is not the function's time
+            found = pool.ask(asked, timeout=min(options.timeout, max(end - time.monotonic(), 1.0)))
         except (Died, Late) as error:
             return number, Guess(f"running it ended the process: {error}")
         if "CUDA error" in found.why:  # its process can no longer use the GPU

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 Shapes = tuple[str, ...] | None  # None is elementwise
 
@@ -84,7 +84,7 @@ FORMULAS = {
     "attention attn flashattention": [_HEADS.format(*each) for each in itertools.product(("", _TURNED), (False, True))],
 }
 #: Shapes of operands that a formula has.
-SHAPED: dict[str, list[Shapes]] = {
+SHAPED: dict[str, Sequence[Shapes]] = {
     "linearkldiv": [("n d", "k d", "n k"), ("n d", "n d", "k d", "k d")],
     **dict.fromkeys(
         ("rope", "rotary", "rotaryembedding", "ropeembedding", "rotaryposemb"),
@@ -118,7 +118,7 @@ def keys(name: str, package: str) -> tuple[str, str]:
     return whole, re.sub("|".join([_NOISE, *words]), "", whole)
 
 
-def formulas(key: str, count: int) -> Iterator[tuple[str, list[Shapes]]]:
+def formulas(key: str, count: int) -> Iterator[tuple[str, Sequence[Shapes]]]:
     """Yields formulas of so many operands with the shapes that they have; no shapes if any may be tried."""
     listed = [each for names, several in FORMULAS.items() if key in names.split() for each in several]
     shapes = next((shapes for kind, shapes in SHAPED.items() if key.endswith(kind)), [])

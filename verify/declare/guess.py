@@ -135,7 +135,7 @@ class _Candidate:
     source: str
     call: list[str]
     tensors: list[str]
-    shapes: list[Shapes]
+    shapes: Sequence[Shapes]
     reference: bool = False
     turn: str = ""  # what follows the result, and each operand of three or more dimensions
 
