@@ -12,7 +12,6 @@ does not exist, the section says that nothing is published. No figure is typed b
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 import math
 import re
@@ -26,7 +25,6 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 sys.path.insert(0, str(ROOT))
 
-import msgspec  # noqa: E402
 
 from docs import generate_findings  # noqa: E402
 from verify.records import files  # noqa: E402
@@ -70,48 +68,26 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _published() -> Run | None:
-    """The published night, with what later ones found: kernels that are new, and of each result the largest error."""
-    if not RUN.exists():
-        return None
-    run = _load(RUN)
-    kernels = {kernel.target: kernel for kernel in run.kernels}
-    for kernel in itertools.chain.from_iterable(map(_judged, _later())):
-        known = kernels.get(kernel.target)
-        found: dict[tuple[str, str, str], Result] = {}
-        for result in [*(known.results if known else ()), *kernel.results]:
-            key = result.output, result.dtype, result.source
-            if key not in found or _weight(result) > _weight(found[key]):
-                found[key] = result
-        # cases of laws are counted apart
-        first = known or msgspec.structs.replace(kernel, laws=[])
-        kernels[kernel.target] = msgspec.structs.replace(first, results=list(found.values()))
-    return msgspec.structs.replace(run, kernels=list(kernels.values()))
-
-
-def _later() -> list[Run]:
-    return [_load(path) for path in sorted(RUN.parent.glob(f"later-*{''.join(RUN.suffixes)}"))]
+    """Returns the published night."""
+    return _load(RUN) if RUN.exists() else None
 
 
 _load = functools.cache(files.load)  # several sections are about the same record
 
 
-def of_run(render: Callable[[Run], str], *, nights: bool = False) -> Callable[[], str]:
-    """A section about the published run, which says so when there is none; with `nights` it names the later ones."""
+def of_run(render: Callable[[Run], str]) -> Callable[[], str]:
+    """A section about the published run, which says so when there is none."""
 
     def section() -> str:
         run = _published()
-        if run is None:
-            return f"*No run is published yet: `{RUN.relative_to(ROOT)}` does not exist.*\n"
-        later = [f"\nLater: {_setting(night, beside=run)} {_verdict(night)}\n" for night in _later()] if nights else []
-        return render(run) + "".join(later)
+        return f"*No run is published yet: `{RUN.relative_to(ROOT)}` does not exist.*\n" if run is None else render(run)
 
     return section
 
 
-def _setting(run: Run, beside: Run | None = None) -> str:
-    """What was run where and when; where it ran alone if that differs from the record beside it."""
-    where = "" if beside is not None and _where(beside) == _where(run) else f" on {_where(run)}"
-    return f"`{run.command}`{where}, {run.created[:10]}, record {run.id} in `{_folder()}`."
+def _setting(run: Run) -> str:
+    """What was run where and when."""
+    return f"`{run.command}` on {_where(run)}, {run.created[:10]}, record {run.id} in `{_folder()}`."
 
 
 def _where(run: Run) -> str:
@@ -669,7 +645,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "findings": findings,
     "accuracy": of_run(accuracy),
     "sweeps": of_run(sweeps),
-    "stages": of_run(stages, nights=True),
+    "stages": of_run(stages),
     "toolchains": of_both(toolchains),
     "baselines": of_both(baselines),
     "gelu speed": of_benchmark("gelu", gelu_speed),
