@@ -1,11 +1,12 @@
 """The table of docs/public-quantisers.md: python -m benchmarks.public_quantisers
 
-It shows reports/benchmarks/interpreter/public-quantisers.json.gz, the record of `verify run` on the files of
-examples/public that declare quantisers and dequantisers.
+It shows the records of `verify run` on the files of examples/public that declare quantisers and dequantisers, and on
+the kernels of bitsandbytes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.like_rules import write
@@ -13,17 +14,20 @@ from verify.records import files
 from verify.records.record import KernelRun, Run
 
 ROOT = Path(__file__).parents[1]
-RECORD = ROOT / "reports" / "benchmarks" / "interpreter" / "public-quantisers.json.gz"
+RECORDS = [
+    ROOT / "reports" / "benchmarks" / "interpreter" / f"public-{name}.json.gz"
+    for name in ("quantisers", "bitsandbytes")
+]
 PAGE = ROOT / "docs" / "public-quantisers.md"
 
 
-def table(run: Run) -> str:
+def table(runs: Sequence[Run]) -> str:
     """A row for each kernel: its dtypes, its verdict, and what is wrong on how many of the blocks tried."""
-    environment = run.environment
+    environment = runs[0].environment
     lines = [f"On a CPU ({environment['cpu']}), torch {environment['torch']}.", ""]
     lines += ["| kernel | dtypes | blocks or elements | verdict | why |", "|---|---|---|---|---|"]
     file = ""
-    for kernel in run.kernels:
+    for kernel in (kernel for run in runs for kernel in run.kernels):
         path = kernel.target.partition("::")[0]
         if path != file:
             file = path
@@ -44,4 +48,4 @@ def _row(kernel: KernelRun) -> str:
 
 
 if __name__ == "__main__":
-    write(PAGE, "public quantisers", table(files.load(RECORD)))
+    write(PAGE, "public quantisers", table([files.load(path) for path in RECORDS]))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import public_quantisers
 from verify.backends import Backend
 from verify.cases import Case
 from verify.cases.sizes import sizes_of
@@ -15,6 +16,7 @@ from verify.declare.declaration import Kernel
 from verify.declare.discovery import load
 from verify.declare.target import Target
 from verify.measure.call import run_baseline, run_kernel
+from verify.records import files
 
 FILES = sorted((Path(__file__).parents[2] / "examples" / "public").glob("*.py"))
 
@@ -32,6 +34,17 @@ def test_kernels_of_several_projects_are_declared_and_each_says_what_it_needs(
     for kernel in kernels:
         assert kernel.summary and not kernel.peer
         assert kernel.lacking == tuple(name for name in kernel.requires if importlib.util.find_spec(name) is None)
+
+
+def test_the_pages_count_kernels_and_projects_that_the_records_hold(declared: dict[str, list[Kernel]]) -> None:
+    benchmarks = Path(__file__).parents[2] / "reports" / "benchmarks"
+    runs = [files.load(path) for path in (benchmarks / "sm_90" / "public.json.gz", *public_quantisers.RECORDS)]
+    needed = {f"examples/public/{stem}.py::{k.name}": k.requires for stem, found in declared.items() for k in found}
+    judged = {kernel.target for run in runs for kernel in run.kernels if kernel.results} & set(needed)
+    projects = {needed[target] for target in judged}
+    assert len(judged) >= 120 and len(projects) >= 12
+    said = f"these are {len(judged)} kernels of {len(projects)} projects"
+    assert said in public_quantisers.PAGE.read_text()
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
