@@ -65,7 +65,6 @@ FORMULAS = {
     "polynorm": [
         "sum({1}[n] * functional.rms_norm({0} ** (3 - n), {0}.shape[-1:], None, {eps}) for n in range(3)) + {2}"
     ],
-    "gateupsilumul": ["functional.silu({0}.chunk(2, -1)[0]) * {0}.chunk(2, -1)[1]"],
     "mlp swiglumlp": ["(functional.silu({0} @ {1}.T) * ({0} @ {2}.T)) @ {3}.T"],
     "dyt": ["torch.tanh({1} * {0}) * {2} + {3}"],
     "linear": ["functional.linear({0}, {1})", "functional.linear({0}, {1}, {2})"],
@@ -83,30 +82,37 @@ FORMULAS = {
     ],
     "attention attn flashattention": [_HEADS.format(*each) for each in itertools.product(("", _TURNED), (False, True))],
 }
-#: Shapes of operands that a formula has.
-SHAPED: dict[str, Sequence[Shapes]] = {
-    "linearkldiv": [("n d", "k d", "n k"), ("n d", "n d", "k d", "k d")],
-    **dict.fromkeys(
-        ("rope", "rotary", "rotaryembedding", "ropeembedding", "rotaryposemb"),
-        [(*("b h t 2*d",) * many, *(f"{lead}t 2*d",) * 2) for many in (1, 2) for lead in ("", "1 ", "b ")]
-        + [(*("b t h 2*d",) * many, "t 2*d", "t 2*d") for many in (1, 2)],
-    ),
-    "linearcrossentropy": [("n d", "v d", "n"), ("v d", "n d", "n")],
-    "crossentropy": [("n v", "n")],
-    "addrmsnorm": [("n d", "n d", "d")],
-    "addrmslayernorm": [("n d", "n d", "d")],
-    "groupnorm": [("b 4 d", "4", "4")],
-    "embedding": [("v d", "n"), ("n", "v d")],
-    "kldiv": [("n d", "n d")],
-    "jsd": [("n d", "n d")],
-    "modulatedrmsnorm": [("n d", "d", "n d"), ("n d", "d", "d")],
+
+
+def shaped(text: str) -> list[Shapes]:
+    """Reads lists of shapes: a semicolon between two lists, a comma between two operands."""
+    return [None if each == "elementwise" else tuple(each.split(", ")) for each in text.split("; ")]
+
+
+_HEADED: list[Shapes] = [
+    (*(layout,) * many, *(f"{lead}t 2*d",) * 2)
+    for layout in ("b h t 2*d", "b t h 2*d")
+    for many in (1, 2)
+    for lead in ("", "1 ", "b ")
+]
+#: Shapes of operands that a formula has, by the end of its name.
+SHAPED: dict[str, list[Shapes]] = {
+    "linearkldiv": shaped("n d, k d, n k; n d, n d, k d, k d"),
+    "linearcrossentropy": shaped("n d, v d, n; v d, n d, n"),
+    "crossentropy": shaped("n v, n"),
+    "addrmsnorm": shaped("n d, n d, d"),
+    "addrmslayernorm": shaped("n d, n d, d"),
+    "groupnorm": shaped("b 4 d, 4, 4"),
+    **dict.fromkeys(("rope", "rotary", "rotaryembedding", "ropeembedding", "rotaryposemb"), _HEADED),
+    "embedding": shaped("v d, n; n, v d"),
+    "modulatedrmsnorm": shaped("n d, d, n d; n d, d, d"),
     "polynorm": [("n d", "3", "1"), ("n d", "3", "")],
-    "mlp": [("n d", "k d", "k d", "d k")],
-    "tvd": [("n d", "n d")],
+    "mlp": shaped("n d, k d, k d, d k"),
+    **dict.fromkeys(("kldiv", "jsd", "tvd"), shaped("n d, n d")),
 }
 _NOISE = (
     "fast|fused|triton|kernel|function|func|forward|fwd|parallel|optimized|chunk|recurrent|global|vector|"
-    "tensor|scalar|inplace|self|apply|fg|qk"
+    "tensor|scalar|inplace|self|apply|gateup|fg|qk"
 )
 _UNITS = {"swi": "silu", "ge": "gelu", "re": "relu"}  # before "glu"
 
@@ -121,7 +127,7 @@ def keys(name: str, package: str) -> tuple[str, str]:
 def formulas(key: str, count: int) -> Iterator[tuple[str, Sequence[Shapes]]]:
     """Yields formulas of so many operands with the shapes that they have; no shapes if any may be tried."""
     listed = [each for names, several in FORMULAS.items() if key in names.split() for each in several]
-    shapes = next((shapes for kind, shapes in SHAPED.items() if key.endswith(kind)), [])
+    shapes: Sequence[Shapes] = next((shapes for kind, shapes in SHAPED.items() if key.endswith(kind)), [])
     for formula in listed:
         if {int(place) for place in re.findall(r"\{(\d)\}", formula)} == set(range(count)):
             yield formula, [each for each in shapes if each is None or len(each) == count]

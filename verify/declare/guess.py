@@ -20,7 +20,7 @@ from typing import Any, cast
 
 import msgspec
 
-from verify.declare.formulas import Shapes, formulas, keys, known
+from verify.declare.formulas import Shapes, formulas, keys, known, shaped
 from verify.errors import said_by
 from verify.workers.requests import Request
 
@@ -75,27 +75,23 @@ SIZES = {"n": 5, "m": 17, "k": 32, "d": 16, "v": 37, "b": 2, "h": 3, "t": 16, "s
 ATTENTION = "b t h d"
 #: What a parameter that is no tensor gets, by its name, else by its annotation.
 VALUES = {
-    **dict.fromkeys(("eps", "epsilon", "norm_eps"), "1e-5"),
-    **dict.fromkeys(("dim", "axis", "dims"), "-1"),
-    **dict.fromkeys(("alpha", "beta", "scale", "exponent", "scalar", "value", "offset"), "1.0"),
-    **dict.fromkeys(("multiplier", "gate_multiplier", "down_multiplier"), "1.0"),
-    **dict.fromkeys(("inplace", "in_place", "keepdim", "half_to_float", "is_causal", "causal"), "False"),
-} | {
-    "normalized_shape": "{0}.shape[-1:]",
-    "reduction": '"mean"',
-    "p": "2.0",
-    "num_groups": "2",
-    "num_channels": "4",
-    "diagonal": "0",
-    "kernel_size": "2",
-    "padding": "(1, 1)",
-    "threshold": "0.5",
-    "lambd": "0.5",
-    "mini": "-0.5",
-    "maxi": "0.5",
-    "k": "1",
-    "min": "-0.5",
-    "max": "0.5",
+    name: value
+    for names, value in {
+        "eps epsilon norm_eps": "1e-5",
+        "dim axis dims": "-1",
+        "alpha beta scale exponent scalar value offset multiplier gate_multiplier down_multiplier": "1.0",
+        "inplace in_place keepdim half_to_float is_causal causal": "False",
+        "normalized_shape": "{0}.shape[-1:]",
+        "reduction": '"mean"',
+        "p num_groups kernel_size": "2",
+        "num_channels": "4",
+        "diagonal": "0",
+        "padding": "(1, 1)",
+        "threshold lambd maxi max": "0.5",
+        "mini min": "-0.5",
+        "k": "1",
+    }.items()
+    for name in names.split()
 }
 ANNOTATED = {"int": "1", "float": "1.0", "bool": "False"}
 #: Logarithms of decays, which are negative.
@@ -105,26 +101,16 @@ NO_TENSORS = {"proj", "model", "module", "config", "layer"}
 NORMS = {"layernorm", "layer_norm", "rmsnorm", "rms_norm", "norm"}
 BUFFERS = {"out", "out_"}
 LABELS = {"label", "labels", "target", "targets", "index", "indices", "idx", "y_true", "input_ids", "token_ids"}
-#: Shapes to try for so many tensors. None is elementwise.
+#: Shapes to try for so many tensors.
 SHAPES: dict[int, list[Shapes]] = {
-    1: [None, ("n d",), ("n 2*d",), ("d d",), ("b t d",), ("b c h d",)],
-    2: [
-        *(None, ("n d", "d"), ("m k", "k n"), ("b m k", "b k n"), ("n d", "n d"), ("m k", "k"), ("d", "d")),
-        *(("n d", "n"), ("b t d", "b t d")),
-    ],
-    3: [
-        None,
-        ("n d", "d", "d"),
-        ("b m n", "b m k", "b k n"),
-        ("m n", "m", "n"),
-        ("b h t d",) * 3,
-        (ATTENTION,) * 3,
-        ("m n", "m k", "k n"),
-        ("m k", "n k", "n"),
-        ("b t h 2*d", "t d", "t d"),
-    ],
-    4: [(ATTENTION,) * 4, ("b t h d", "b t h d", "b t h d", "b t h"), ("n d", "d", "d", "n d"), ("n d", "1", "d", "d")],
-    5: [("b t h d", "b t h d", "b t h d", "b t h", "b t h"), (ATTENTION,) * 4 + ("b t h",), (ATTENTION,) * 5],
+    1: shaped("elementwise; n d; n 2*d; d d; b t d; b c h d"),
+    2: shaped("elementwise; n d, d; m k, k n; b m k, b k n; n d, n d; m k, k; d, d; n d, n; b t d, b t d"),
+    3: shaped(
+        "elementwise; n d, d, d; b m n, b m k, b k n; m n, m, n; b h t d, b h t d, b h t d; "
+        "b t h d, b t h d, b t h d; m n, m k, k n; m k, n k, n; b t h 2*d, t d, t d"
+    ),
+    4: [(ATTENTION,) * 4, (*(ATTENTION,) * 3, "b t h"), *shaped("n d, d, d, n d; n d, 1, d, d")],
+    5: [(*(ATTENTION,) * 3, "b t h", "b t h"), (*(ATTENTION,) * 4, "b t h"), (ATTENTION,) * 5],
 }
 
 
@@ -151,12 +137,10 @@ def _candidates(
         for formula, shapes in formulas(key, len(tensors)):
             yield _Candidate(formula.replace("{eps}", eps), call, tensors, shapes or general)
         if key in known():
-            given = [
-                places[tensors.index(each)] if each in tensors else each for each in call if "empty_like" not in each
-            ]
-            for arguments in dict.fromkeys(
-                ", ".join(each) for each in (given, places, [*places, "-1"], [*places, "1"])
-            ):
+            operands = dict(zip(tensors, places, strict=True))
+            given = [operands.get(each, each) for each in call if "empty_like" not in each]
+            for several in (given, places, [*places, "-1"], [*places, "1"]):
+                arguments = ", ".join(several)
                 yield _Candidate(f"{known()[key]}({arguments})", call, tensors, general)
     whole = set(re.findall(r"[a-z0-9]+", asked.name.lower()))
     room = asked.module.rpartition(".")[0] + "."
@@ -206,23 +190,16 @@ def _documented(text: str, tensors: Sequence[str]) -> list[Shapes]:
     described = dict(zip(parts[1::2], parts[2::2], strict=False))
     shapes = []
     for tensor in tensors:
-        found = re.search(r"\bshape\b[^\[(\n]*[\[(]([^\])\n]*)[\])]|^\s*`*\[([^\]\n]*)\]", described.get(tensor, ""))
-        sizes = (
-            [re.sub(r"\s", "", each).lower() for each in (found[1] or found[2] or "").split(",") if each.strip()]
-            if found
-            else []
-        )
-        if not sizes or not all(re.fullmatch(r"\w+([*+]\w+)*", each) for each in sizes):
+        about = described.get(tensor, "").lower()
+        found = re.search(r"\bshape\b[^\[(\n]*[\[(]([^\])\n]*)[\])]|^\s*`*\[([^\]\n]*)\]", about)
+        sizes = [re.sub(r"\s", "", each) for each in (found[1] or found[2] or "").split(",")] if found else [""]
+        if not all(re.fullmatch(r"\w+([*+]\w+)*", each) for each in sizes):
             return []
-        sizes = [re.sub(r"\bh\w\b", "h", each) for each in sizes]  # as many heads of keys as of values
-        shapes.append(" ".join(re.sub(r"\b[a-z_]\w*\b", lambda one: _apart(one[0], tensors), each) for each in sizes))
+        shape = re.sub(r"\bh\w\b", "h", " ".join(sizes))  # as many heads of keys as of values
+        # the name of an operand is no name of a dimension
+        shapes.append(re.sub(r"[a-z_]\w*", lambda one: f"d{one[0]}" if one[0] in tensors else one[0], shape))
     one = tuple(re.sub(r"\bd?v\b", "dk" if "k" in tensors else "k", each) for each in shapes)
     return list(dict.fromkeys([tuple(shapes), one]))
-
-
-def _apart(size: str, tensors: Sequence[str]) -> str:
-    """Returns a name for a dimension that no operand has."""
-    return f"d{size}" if size in tensors else size
 
 
 def _required(asked: GuessDefinition) -> list[Parameter]:
@@ -296,12 +273,8 @@ def _scope() -> dict[str, Any]:
     """Returns the names that a definition and a call use, those that the written file imports."""
     import torch
 
-    return {
-        "torch": torch,
-        "functional": torch.nn.functional,
-        "import_module": importlib.import_module,
-        "SimpleNamespace": SimpleNamespace,
-    }
+    here = {"import_module": importlib.import_module, "SimpleNamespace": SimpleNamespace}
+    return {"torch": torch, "functional": torch.nn.functional, **here}
 
 
 def _results(returned: Any) -> list[Any]:
