@@ -98,7 +98,7 @@ def _guesses(functions: list[Found], references: dict[str, list[str]], options: 
             str(root_of(each.path)), each.module, each.name, each.parameters, references, each.documentation
         )
         try:
-            pool.ask(Environment(probed=False), timeout=START_SECONDS)  # starting the process is not the function's time
+            pool.ask(Environment(probed=False), timeout=START_SECONDS)  # its start is not the function's time
             found = pool.ask(asked, timeout=min(options.timeout, max(end - time.monotonic(), 1.0)))
         except (Died, Late) as error:
             return number, Guess(f"running it ended the process: {error}")
