@@ -330,6 +330,12 @@ class Decimals(Arithmetic):
     def opposite(self, a: Number) -> Number:
         return mp.fneg(a, exact=True)
 
+    def subtract(self, a: Number, b: Number) -> Number:
+        return super().subtract(a, b) if isinstance(a, float) or isinstance(b, float) else a - b
+
+    def compared(self, a: Number, b: Number) -> int | None:
+        return (a > b) - (a < b)
+
     def sign(self, a: Number) -> int | None:
         return int(mp.sign(a))
 
