@@ -189,8 +189,9 @@ def _environment_of(backend: Backend) -> Future[dict[str, Any]]:
 
 
 def _environment(request: Environment, backend: Backend, progress: OnProgress) -> About:
-    probing, workers = _environment_of(backend), backend.workers(os.cpu_count() or 1)
-    return About(backend.name, backend.device, probing.result() if request.probed else {}, workers, backend.count())
+    probing = _environment_of(backend) if request.needed else None
+    environment = probing.result() if probing and request.probed else {}
+    return About(backend.name, backend.device, environment, backend.workers(os.cpu_count() or 1), backend.count())
 
 
 def _gpus(request: CountGpus, backend: Backend, progress: OnProgress) -> int:

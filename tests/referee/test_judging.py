@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.referee.samples import FUNCTIONAL, LINEAR, OPERATOR, SHAPES, TASK, TRACE, Form, solution, written
-from verify.errors import UsageError
+from verify.errors import PYTORCH_REFUSES, UsageError
 from verify.measure.session import Session
 from verify.referee import judging, problem
 from verify.referee.formats import operator as operators
@@ -238,6 +238,14 @@ def test_a_problem_that_draws_after_a_usual_seed_is_not_vacuous(seed: int) -> No
     (found, *_) = problem.problems_of(lambda x: x.exp(), [(x,)], Entry(("solve",), {}))
     (other,) = problem._drawn(found, found.tensors)
     assert not torch.equal(other, x)
+
+
+def test_inputs_that_the_reference_refuses_are_not_checked(tmp_path: Path) -> None:
+    text = LINEAR.replace("torch.relu(self.linear(x))", "torch.linalg.inv(x)").replace("randn(6, 24)", "randn(3, 4, 4)")
+    texts = {"right": solution("return torch.linalg.inv(x)"), "wrong": solution("return torch.linalg.inv(x).mT")}
+    found = judged(tmp_path, written(tmp_path, problem=text)["problem"], texts)
+    assert {name: each.verdict for name, each in found.items()} == {"right": "accepted", "wrong": "wrong"}
+    assert any(PYTORCH_REFUSES in each for each in found["right"].unchecked)
 
 
 @pytest.mark.slow

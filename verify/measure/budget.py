@@ -232,6 +232,7 @@ class Allowance:
     """Counts the seconds for judging results by some of their elements. The next cases have equal shares."""
 
     seconds: float
+    until: float = math.inf  # a time of time.monotonic()
     cases: int = 1  # number of cases to come
     spent: float = 0.0
     sampled: set[tuple[int, ...]] = field(default_factory=set)  # the sizes of such cases
@@ -257,7 +258,7 @@ class Allowance:
 
     def is_spent(self, dims: tuple[int, ...]) -> bool:
         """True if no time is left for another case of the same sizes."""
-        return self.spent >= self.seconds and dims in self.sampled
+        return dims in self.sampled and (self.spent >= self.seconds or time.monotonic() >= self.until)
 
 
 def differing(got: Tensor, beside: Tensor | None) -> list[int]:

@@ -21,7 +21,7 @@ from verify.cases.plan import Group, captured, pinned, plan
 from verify.cases.regimes import deciding_operand
 from verify.declare.declaration import Kernel
 from verify.declare.standin import label
-from verify.errors import JudgeFailed, KernelError, Refused, TruthError, no_verdict
+from verify.errors import PYTORCH_REFUSES, JudgeFailed, KernelError, Refused, TruthError, no_verdict
 from verify.measure.blind import KEPT
 from verify.measure.budget import Allowance, Budget, beyond, differing, needed, peak_memory, sampled, turn
 from verify.measure.call import Measured, run_baseline, run_judged
@@ -120,7 +120,7 @@ def measure_kernel(
         calls,
         runner,
         budget,
-        Allowance(budget.seconds),
+        Allowance(budget.seconds, started + (asked.enough or math.inf)),
     )
     for dtype in (asked.dtypes or kernel.dtypes) if asked.accuracy else ():
         if kernel.encoding is not None:
@@ -155,7 +155,7 @@ def judged_results(
     """
     dtype = kernel.dtypes[0]
     case = Case(dtype=dtype, dims=(0,), fill="normal")
-    found = _GroupJudging(Group((case,), pinned=True))
+    found = _GroupJudging(Group((case, case), pinned=True))  # of a case among others few elements are judged exactly
     runner, calls = CaseRunner(kernel, ""), Calls(lambda case: run_judged(kernel, case, backend.device))
     budget = replace(Budget.of(backend), whole=_OF_ONE_CALL, elements=_OF_ONE_CALL)
     judging = Judging(kernel, "", backend, 0, 1, math.inf, calls, runner, budget, Allowance(budget.seconds))
@@ -263,8 +263,7 @@ class Judging:
             for name, size in zip(kernel.op.geometry.dims, case.dims, strict=True) if kernel.op.geometry.named else ():
                 self.sizes[name] = max(size, self.sizes.get(name, 0))
         if left_out:
-            spent = f"after {self.allowance.seconds:g} s of judging"
-            self.notes.append(f"{dtype}: {left_out:,} of {total:,} cases were not tried {spent} elements of others")
+            self.notes.append(f"{dtype}: {left_out:,} of {total:,} cases were not tried: others took their time")
         for reason, count in unjudged.items():
             self._judge_failed(f"{dtype}: the judge {reason}: {count:,} of {total:,} cases have no verdict")
         try:
@@ -378,7 +377,7 @@ class Judging:
             with phase("judge: PyTorch's results"):
                 given = self._given(case, measured)
         except _NoAnswer as error:
-            gap = Gap("other", f"{self.kernel.name}: no verdict where PyTorch refuses its inputs: {error}", self.target)
+            gap = Gap("other", f"{self.kernel.name}: {PYTORCH_REFUSES}: {error}", self.target)
             self.gaps.extend([gap] if gap not in self.gaps else [])
             return None
         for _ in range(HALVED):

@@ -50,6 +50,7 @@ from verify.referee.sandbox import NEVER_WRITTEN, PROCESSES
 from verify.workers import process_tree
 
 EXTRA = 3  # each judged call has fewer additional calls than this
+LARGE_BYTES = 1 << 24  # of arguments; three of four such calls have no additional call
 LOOK_SECONDS = 0.1
 SLOW = 2.4  # factor of the time limit for the first call, which compiles
 SCRATCH_BYTES = 1 << 30
@@ -86,6 +87,7 @@ class SolutionProcess:
                 if not self.pid:
                     runner.main(theirs)
         self._folders: tuple[str, ...] = ()
+        self.first: threading.Thread | None = None  # waits for the first answers, while this process does other work
 
     def ask(self, request: Asked, tensors: Sequence[Tensor], seconds: float) -> list[bytes]:
         """Returns the messages of the answer. Raises KernelError with the reason if there is none."""
@@ -231,8 +233,15 @@ class Host:
         self.reference: Callable[[str], Callable[..., list[Tensor]]] | None = None  # by device
         self._answers: dict[bytes, _Answered] = {}  # by digests of results
 
+    def begin(self, first: Callable[[], None]) -> None:
+        """Runs `first` in a thread. Its requests come before all others."""
+        self._process.first = threading.Thread(target=first, daemon=True)
+        self._process.first.start()
+
     def build(self, tensors: Sequence[Tensor]) -> None:
         """Makes the process import the solution. Raises KernelError if that fails."""
+        if self._process.first not in (None, threading.current_thread()):
+            self._process.first.join()
         self._demand()
         if self._built:
             return
@@ -257,7 +266,9 @@ class Host:
 
     def call(self, state: dict[str, Tensor], arguments: dict[str, Tensor], *, alone: bool = False) -> list[Tensor]:
         """Returns the results of a call. Unless it is alone, some calls that are not judged come before it."""
-        for _ in range(0 if alone else self._random.randrange(EXTRA)):
+        large = sum(each.nbytes for each in arguments.values()) > LARGE_BYTES
+        extra = self._random.randrange(EXTRA + 1) // EXTRA if large else self._random.randrange(EXTRA)
+        for _ in range(0 if alone else extra):
             with suppress(Refused):  # the reference may refuse these numbers too
                 self._one(state, {name: self.rolled(value) for name, value in arguments.items()})
         return self._one(state, arguments)

@@ -19,7 +19,7 @@ import msgspec
 
 from verify.declare.requests import declared_by
 from verify.diagnose.requests import ReplayElement
-from verify.errors import UsageError, VerifyError
+from verify.errors import PYTORCH_REFUSES, UsageError, VerifyError
 from verify.measure import session
 from verify.records.part_store import cache
 from verify.records.record import CLASSES, Figures, KernelRun, Origin, Result, Run
@@ -34,6 +34,9 @@ from verify.workers.pool import Pool, spread, using
 from verify.workers.process import START_SECONDS
 from verify.workers.requests import Environment
 
+# Seconds of a judgement alone on a GPU, for an ordinary problem. Small cases are tried in any case.
+WANTED = {"quick": 10.0, "ci": 30.0}
+AT_ONCE = 4  # with more judgements at a time, each has this multiple of its seconds
 SECONDS = {"quick": 240.0, "ci": 600.0, "nightly": 3600.0, "exhaustive": 14400.0}  # of one problem of a file
 HUNTS = {  # by profile: how long to search for the worst input of each result
     "ci": hunt.Settings(seconds=5.0),
@@ -41,6 +44,9 @@ HUNTS = {  # by profile: how long to search for the worst input of each result
     "exhaustive": hunt.Settings(seconds=300.0),
 }
 CLOCK_SECONDS = {"quick": 2.0, "ci": 5.0, "nightly": 20.0, "exhaustive": 20.0}  # after which no further round begins
+SHARE = 0.6  # of the remaining seconds: for the cases of the problem
+LEAST_SECONDS = 1.0
+NOT_TRIED = "not tried"  # in each note about cases that were left out
 MOST_JUDGES = 16  # cases that are judged at a time: each takes memory
 LOCKED_SECONDS = 600.0  # an older lock is of a build that was ended
 KEPT_EXTENSIONS = 64  # solutions of which the compiled parts are kept, beside those of the last day
@@ -91,7 +97,7 @@ def judge(problem: str, solution: str, settings: Settings, pool: Pool | None = N
             raise UsageError(f"no such {what}: {given}", hint="verify judge PROBLEM SOLUTION")
     problem = f"{Path(path).resolve()}{separator}{kernel}"
     with _folder() as folder, using(pool, settings.backend) as workers:
-        about = workers.ask(Environment(probed=False), timeout=START_SECONDS)
+        about = workers.known or workers.ask(Environment(probed=False, needed=False), timeout=START_SECONDS)
         name = formats.format_of(problem)
         (folder / "notes").mkdir()
         scratch = folder / secrets.token_hex(4)
@@ -110,7 +116,8 @@ def judge(problem: str, solution: str, settings: Settings, pool: Pool | None = N
             memory=settings.memory or (MEMORY if about.device == "cpu" else MEMORY_BESIDE_GPU),
             device=about.device,
         )
-        made = _Judging(plan, folder, settings, workers, about.backend)
+        until = began + WANTED.get(settings.profile, math.inf) * min(settings.jobs, AT_ONCE)
+        made = _Judging(plan, folder, settings, replace(workers, known=about), about.backend, until)
         found = made.judgement(solution, {"problem": digest(Path(path)), "solution": digest(source)})
     return msgspec.structs.replace(found, seconds=round(time.monotonic() - began, 2))
 
@@ -181,6 +188,12 @@ class _Judging:
     settings: Settings
     workers: Pool
     backend: str
+    until: float  # a time of time.monotonic() by which the judgement should end
+
+    @property
+    def left(self) -> float:
+        """Returns the seconds that remain."""
+        return max(self.until - time.monotonic(), 0.0)
 
     def judgement(self, solution: str, fixed: dict[str, str]) -> Judgement:
         """Measures the solution and returns the judgement.
@@ -216,10 +229,8 @@ class _Judging:
         if seeded and (lacking := [each for each in seen if each.dropped]) and _has_room(lacking[0]):
             own = seeded
             run, seen = self._measured(own), self._observed(own)
-        beyond = [name for name in names if name.startswith("beyond")] if plan.profile != "quick" else []
-        others = self._measured(beyond) if beyond and run.verdict != "incomplete" else None
         hunted = self._hunted(own) if run.verdict == "pass" else None
-        found = _Found(run, seen, others, hunted)
+        found = _Found(run, seen, hunted)
         verdict, message = found.verdict
         if digest(problem) != fixed["problem"]:
             edit = Trick("edits the problem", f"{problem} has other bytes than before the solution started")
@@ -232,6 +243,9 @@ class _Judging:
             verdict, message = "cheats", "; ".join(on_clock)
         elif wrong := next((each.wrong for each in times if each.wrong), ""):
             verdict, message = "wrong", wrong
+        beyond = [name for name in names if name.startswith("beyond")]
+        if verdict == "accepted" and beyond and self.left > LEAST_SECONDS:
+            found.others = self._measured(beyond, timeout=min(self.left, self.settings.seconds))
         return Judgement(
             verdict=verdict,
             message=message,
@@ -255,19 +269,22 @@ class _Judging:
             return []
         found = []
         for name in names:
-            asked = TimeSolution(f"{self.folder / FILE}::{name}", CLOCK_SECONDS[self.plan.profile])
+            seconds = min(CLOCK_SECONDS[self.plan.profile], self.left / 2)
+            asked = TimeSolution(f"{self.folder / FILE}::{name}", seconds)
             try:
                 found.append(self.workers.ask(asked, timeout=self.settings.seconds))
             except VerifyError as error:
                 found.append(CallTime(name, reason=getattr(error, "message", str(error))))
         return found
 
-    def _measured(self, names: Sequence[str]) -> Run:
+    def _measured(self, names: Sequence[str], *, timeout: float | None = None) -> Run:
         """Runs the kernels of the plan with these names and returns the record."""
+        enough = max(SHARE * self.left / max(len(names), 1), LEAST_SECONDS)
         settings = session.Session(
             backend=self.settings.backend,
             seed=self.plan.seed,
-            timeout=self.settings.seconds,
+            timeout=timeout or self.settings.seconds,
+            enough=0.0 if math.isinf(enough) else enough,
             jobs=1,
             judges=max(1, min((os.cpu_count() or 1) // self.settings.jobs, MOST_JUDGES)),
             profile=self.plan.profile,
@@ -289,6 +306,8 @@ class _Judging:
         length = HUNTS.get(self.plan.profile)
         if length is None:
             return None
+        if length.seconds is not None:
+            length = replace(length, seconds=min(length.seconds, max(self.left / 3, length.seconds / 2)))
         session = schedule.HuntSession(
             settings=replace(length, seed=self.plan.seed),
             backend=self.settings.backend,
@@ -413,8 +432,10 @@ class _Found:
     `run` has the sizes of the problem, `others` other sizes; `seen` has the notes that were written during the calls.
     """
 
-    def __init__(self, run: Run, seen: Sequence[Observed], others: Run | None, hunted: Run | None) -> None:
-        self.run, self.seen, self.others, self.hunted = run, seen, others, hunted
+    others: Run | None = None
+
+    def __init__(self, run: Run, seen: Sequence[Observed], hunted: Run | None) -> None:
+        self.run, self.seen, self.hunted = run, seen, hunted
         self.runs = [each for each in (run, hunted) if each]
         results = [result for each in self.runs for kernel in each.kernels for result in kernel.results]
         self.excused = [result for result in results if result.status == "wrong" and excused(result)]
@@ -443,10 +464,11 @@ class _Found:
         if self.wrong:
             return "wrong", self.wrong[0].reason
         open_ = next((each for each in kernels if each.status not in ("ok", "wrong")), None)
-        if kernels and open_ is None and not self.run.incomplete:
+        # inputs without a meaning are no inputs of the problem: `unchecked` has them
+        gaps = [gap.text for gap in self.run.incomplete if PYTORCH_REFUSES not in gap.text]
+        if kernels and open_ is None and not gaps:
             return "accepted", ""
         reasons = [each.reason for each in open_.results if each.status not in ("ok", "wrong")] if open_ else []
-        gaps = [gap.text for gap in self.run.incomplete]
         return "undecided", "; ".join([*reasons, *gaps, *([open_.message] if open_ and open_.message else [])][:3])
 
     @property
@@ -466,7 +488,12 @@ class _Found:
 
     def _rows(self) -> list[Row]:
         """Returns the rows of all results, at the sizes of the problem and at others."""
-        return [row for each in (*self.runs, self.others) if each for row in rows_of(each) if row["result"]]
+        return [row for each in self._every for row in rows_of(each) if row["result"]]
+
+    @property
+    def _every(self) -> list[Run]:
+        """Returns all records."""
+        return [*self.runs, *([self.others] if self.others else [])]
 
     @property
     def unchecked(self) -> list[str]:
@@ -474,7 +501,9 @@ class _Found:
         found = ["gradients", "other memory layouts than contiguous ones"]
         found += ["other sizes than those of the problem"] if self.others is None else []
         found += ["its worst input: nothing was hunted"] if self.hunted is None else []
-        return found + [gap.text for gap in self.run.incomplete]
+        kernels = [kernel for each in self._every for kernel in each.kernels]
+        found += [note for kernel in kernels for note in kernel.notes if NOT_TRIED in note]
+        return found + [gap.text for each in self._every for gap in each.incomplete]
 
     @property
     def facts(self) -> list[str]:
@@ -490,7 +519,7 @@ class _Found:
             found.append("it writes into an answer that it gave before")
         found += [f"as wrong as PyTorch: {each.output} {each.dtype}, {each.reason}" for each in self.excused]
         for kernel in self.others.kernels if self.others else ():
-            if kernel.status != "ok":
+            if kernel.status not in ("ok", "timeout"):
                 about = kernel.message or next((each.reason for each in kernel.results if each.reason), "")
                 found.append(f"at other sizes than the problem's it is {kernel.status}: {about}")
         return found

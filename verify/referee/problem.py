@@ -12,6 +12,7 @@ import copy
 import dataclasses
 import functools
 import itertools
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -26,14 +27,17 @@ from torch.func import functional_call
 from verify.cases.values import RECIPES_OF_PROFILES, SMALL
 from verify.declare.declaration import Kernel, kernel
 from verify.errors import KernelError, UsageError
+from verify.ops import op as ops
 from verify.referee.host import Host, SolutionProcess
 from verify.referee.messages import Build, Entry, Template, Tensors, form_of, results_in, template_of, value_of
 from verify.referee.plan import Plan
 from verify.referee.sandbox import folders_to_read
 from verify.truth import formats
+from verify.workers.phases import phase
 
-OTHER_SIZES = (1, 7)  # more rows than an example has
+OTHER, OTHER_SIZES = "beyond", (1, 7)  # the name of a problem at other sizes; more rows than an example has
 OTHER_SEED = 3_951_708_426_131  # which no problem has: with a usual one its own inputs would be drawn again
+FEW = 1 << 20  # elements
 SEEDS = 3  # cases of each recipe if the arguments are small, so that rare mistakes show
 
 
@@ -61,6 +65,12 @@ class Problem:
     made: Tensors = field(default_factory=dict)
     check: Callable[[Problem, list[Tensor]], bool] | None = None
     rule: str = ""
+
+    @functools.cached_property
+    def answers(self) -> list[Any]:
+        """Returns the results of the reference for the first example."""
+        with torch.no_grad():
+            return results_in(self.like(*self.examples[0]))
 
     def reference(self, device: str) -> Callable[..., list[Tensor]]:
         """Returns the reference on a device, as a function of the tensors of one call and of a module's state."""
@@ -122,36 +132,23 @@ def problems_of(
 
 
 def resized(problem: Problem) -> list[Problem]:
-    """Returns the problem again with 1 and 7 more rows, or [].
-
-    All arguments must have the same number of rows, and the reference must accept more.
-    """
+    """Returns the problem again with 1 and 7 more rows, or [] unless all arguments have the same number of rows."""
     own = {name: tensor for name, tensor in problem.tensors.items() if name not in problem.state}
     sizes = {tensor.shape[0] if tensor.ndim else 0 for tensor in own.values()}
     size = sizes.pop() if len(sizes) == 1 and len(own) == len(problem.examples[0]) else 0
-    examples = []
-    for more in OTHER_SIZES if size else ():
-        values = tuple(tensor[torch.arange(size + more) % size] for tensor in own.values())
-        try:
-            with torch.no_grad():
-                problem.like(*values)
-        except Exception:  # the reference accepts no other sizes
-            return []
-        examples.append(values)
-    if not examples:
+    if not size:
         return []
+    examples = [tuple(each[torch.arange(size + more) % size] for each in own.values()) for more in OTHER_SIZES]
     first = dict(zip(own, examples[0], strict=True))
-    name = problem.name.replace("own", "beyond")
+    name = problem.name.replace("own", OTHER)
     return [dataclasses.replace(problem, name=name, examples=tuple(examples), tensors={**problem.tensors, **first})]
 
 
 def is_close(problem: Problem, results: list[Tensor]) -> bool:
     """True if results are close to PyTorch's by the usual tolerance of harnesses: 1e-4, in 16 bits 1e-2."""
-    with torch.no_grad():
-        wanted = results_in(problem.like(*problem.examples[0]))
-    if len(wanted) != len(results):
+    if len(problem.answers) != len(results):
         return False
-    for mine, theirs in zip(results, wanted, strict=True):
+    for mine, theirs in zip(results, problem.answers, strict=True):
         most = 1e-4 if theirs.element_size() > 2 else 1e-2
         if mine.shape != theirs.shape or not torch.allclose(mine, theirs, rtol=most, atol=most):
             return False
@@ -167,17 +164,50 @@ CLOSE = "allclose(1e-4), in 16 bits 1e-2,"
 def declared(plan: Plan, problems: Callable[[], list[Problem]], module: str, file: str) -> list[Kernel]:
     """Returns the kernels of a plan, for the module that declares them."""
     process = SolutionProcess()  # before the problem is imported: nothing of it is in there
-    found = []
+    if plan.device != "cpu":
+        threading.Thread(target=_start, args=(plan.device,), daemon=True).start()
+    found, first = [], not any(Path(plan.notes).iterdir())
     for problem in problems():
+        other = problem.name.startswith(OTHER)
+        if other and (plan.profile == "quick" or not _accepts(problem)):
+            continue
         solution = Solution(plan, problem, process)
+        if first and not found:
+            solution.begin()
         made = _of_declaration(problem, solution) if isinstance(problem.like, Kernel) else _kernel(problem, solution)
         geometry = made.op.geometry
         if geometry.named:
             seeds = SEEDS if 0 < sum(each.numel() for each in problem.tensors.values()) <= SMALL else 1
-            geometry = dataclasses.replace(geometry, recipes=RECIPES_OF_PROFILES[plan.profile], seeds=seeds)
+            recipes = RECIPES_OF_PROFILES["quick" if other else plan.profile]
+            geometry = dataclasses.replace(geometry, recipes=recipes, seeds=seeds)
         op = dataclasses.replace(made.op, geometry=geometry)
+        if first and not found and plan.device != "cpu":
+            solution.meanwhile = functools.partial(_evaluate, made)
         found.append(dataclasses.replace(made, op=op, module=module, file=file))
     return found
+
+
+def _start(device: str) -> None:
+    """Starts a GPU, which takes a while."""
+    with suppress(Exception), phase("judge: start the GPU"):
+        torch.zeros(1, device=device)
+
+
+def _evaluate(kernel: Kernel, operands: Sequence[Tensor]) -> None:
+    """Evaluates small operands once: a GPU loads each of its functions at its first use."""
+    if sum(each.numel() for each in operands) <= FEW:
+        inputs = {name: each.detach() for name, each in zip(kernel.operands, operands, strict=True)}
+        with suppress(Exception):
+            kernel.op.fast(ops.Problem(inputs, kernel.op.resolve({}), results=kernel.outputs))
+
+
+def _accepts(problem: Problem) -> bool:
+    """True if the reference accepts all examples."""
+    with suppress(Exception), torch.no_grad():
+        for values in problem.examples:
+            problem.like(*values)
+        return True
+    return False
 
 
 class Solution:
@@ -200,12 +230,31 @@ class Solution:
         notes = Path(plan.notes) / f"{problem.name}.json"
         self.problem, self.host = problem, Host(process, build, notes, plan.seconds, plan.build_seconds)
         self.host.reference = functools.cache(problem.reference)
+        self._own: list[Tensor] = []  # its results for the problem's own inputs
+        self.meanwhile: Callable[[Sequence[Tensor]], None] | None = None  # runs before the wait for its first answer
+
+    def begin(self) -> None:
+        """Lets the solution be built, and called with the problem's own inputs, while this process does other work."""
+
+        def first_call() -> None:
+            with suppress(Exception), phase("judge: the solution's first call"):  # the next call raises it again
+                self.host.build(list(self.problem.made.values()))
+                self._own = self._on_own_inputs() if self.problem.check else []
+
+        self.host.begin(first_call)
+
+    def _on_own_inputs(self) -> list[Tensor]:
+        return self._results([self.problem.tensors[name] for name in self.problem.operands], alone=True)
 
     def __call__(self, *operands: Tensor) -> Any:
         problem, host = self.problem, self.host
+        if self.meanwhile is not None:
+            self.meanwhile, evaluate = None, self.meanwhile
+            with phase("judge: evaluate once"):
+                evaluate(operands)
         host.build(list(problem.made.values()))
         if problem.check is not None and not host.observed.own_check:
-            found = self._results([problem.tensors[name] for name in problem.operands], alone=True)
+            found, self._own = self._own or self._on_own_inputs(), []
             try:
                 passes = "passes" if problem.check(problem, found) else "fails"
             except Exception as error:  # the problem's own code failed, not the solution
@@ -253,7 +302,6 @@ def _of_declaration(problem: Problem, solution: Solution) -> Kernel:
 
 def _kernel(problem: Problem, solution: Solution) -> Kernel:
     """Declares a solution: it accepts every input of these shapes and returns what the reference returns."""
-    values = problem.examples[0]
     floats = {name: each for name, each in problem.tensors.items() if each.is_floating_point()}
     if not floats:
         raise UsageError("the arguments of the reference hold no floating-point tensor: verify draws no inputs for it")
@@ -261,7 +309,7 @@ def _kernel(problem: Problem, solution: Solution) -> Kernel:
     dtype = next(iter(kinds.values()))
     own = {name: each for name, each in floats.items() if name not in problem.state}
     with torch.no_grad():
-        results = results_in(problem.like(*values))
+        results = problem.answers
         drawn = _drawn(problem, own)
         others = results_in(problem.like(*drawn)) if drawn else []
     if others and all(_alike(*pair) for pair in zip(results, others, strict=True)):
