@@ -9,12 +9,13 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
 import torch
 
-from verify.referee import runner, sandbox
+from verify.referee import messages, runner, sandbox
 from verify.referee.host import SolutionProcess
 from verify.referee.messages import Build, Call, Entry, Form, bytes_of, form_of, template_of, tensor_of, value_of
 
@@ -125,6 +126,20 @@ def test_a_value_with_tensors_goes_there_and_comes_back() -> None:
 def test_bytes_that_do_not_fit_their_form_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="y has 8 bytes"):
         tensor_of(Form("y", "torch.float32", shape), bytes(8))
+
+
+def test_tensors_for_a_solution_arrive_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "PIECE", 12)
+    tensors = [torch.arange(10.0), torch.empty(0, 3), torch.tensor(2, dtype=torch.int16), torch.arange(6.0)]
+    forms = [form_of(f"x{place}", each) for place, each in enumerate(tensors)]
+    ours, theirs = Pipe()
+    messages.send(ours, Call(1, tuple(forms)), tensors, most=12)
+    sent = [theirs.recv_bytes() for _ in range(1 + 4 + 1 + 1 + 2)]
+    assert not theirs.poll() and max(map(len, sent[1:])) == 12
+    for each in sent[1:]:
+        ours.send_bytes(each)
+    back = messages.receive_tensors(theirs, forms)
+    assert all(torch.equal(*pair) for pair in zip(back, tensors, strict=True)) and not theirs.poll()
 
 
 def test_beside_a_gpu_the_process_is_a_new_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,7 @@ from verify.records.files import write_atomically
 from verify.referee.messages import (
     KEY_BYTES,
     MOST,
+    PIECE,
     Answer,
     Asked,
     Build,
@@ -130,7 +131,7 @@ class SolutionProcess:
 
     def _send(self, request: Asked, tensors: Sequence[Tensor]) -> None:
         with suppress(OSError):  # the wait for the answer reports it
-            send(self._connection, request, tensors)
+            send(self._connection, request, tensors, most=PIECE)
 
     def _wait(self, deadline: float, seconds: float) -> None:
         while not self._connection.poll(LOOK_SECONDS):
@@ -412,5 +413,5 @@ def _unwritten(result: Tensor) -> int:
     raw = result.contiguous().reshape(-1)
     if not result.is_floating_point() or not raw.numel():
         return 0
-    rows = raw.view(torch.uint8).reshape(raw.numel(), result.element_size())
-    return int((rows == NEVER_WRITTEN).all(1).sum())
+    kind = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size := result.element_size()]
+    return int((raw.view(kind) == int.from_bytes([NEVER_WRITTEN] * size, signed=True)).sum())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 MOST = 1 << 30  # bytes of one message
+PIECE = 1 << 20  # of a tensor for a solution: each read of its process fills a buffer of the whole piece first
 Tensors = Mapping[str, Tensor]
 Template = dict[str, Any]  # a value in JSON, with names in the places of its tensors
 
@@ -135,16 +137,21 @@ def tensor_of(form: Form, data: bytes) -> Tensor:
     return flat.view(kind).reshape(form.shape)
 
 
-def send(connection: Connection, message: msgspec.Struct, tensors: Sequence[Tensor] = ()) -> None:
-    """Sends a message and then the bytes of tensors."""
+def send(connection: Connection, message: msgspec.Struct, tensors: Sequence[Tensor] = (), *, most: int = MOST) -> None:
+    """Sends a message and then the bytes of tensors, in pieces of at most `most` bytes."""
     connection.send_bytes(msgspec.json.encode(message))
-    for tensor in tensors:
-        connection.send_bytes(bytes_of(tensor))
+    for data in map(bytes_of, tensors):
+        for place in range(0, max(len(data), 1), most):
+            connection.send_bytes(data, place, min(most, len(data) - place))
 
 
 def receive_tensors(connection: Connection, forms: Sequence[Form]) -> list[Tensor]:
-    """Returns the tensors that follow a message."""
-    return [tensor_of(form, connection.recv_bytes(MOST)) for form in forms]
+    """Returns the tensors that follow a message, in pieces of at most `PIECE` bytes."""
+    found = []
+    for form in forms:
+        sizes = range(0, max(math.prod(form.shape) * KINDS[form.dtype].itemsize, 1), PIECE)
+        found.append(tensor_of(form, b"".join(connection.recv_bytes(PIECE) for _ in sizes)))
+    return found
 
 
 # -- values that hold tensors --------------------------------------------------------------------------------

@@ -164,8 +164,6 @@ CLOSE = "allclose(1e-4), in 16 bits 1e-2,"
 def declared(plan: Plan, problems: Callable[[], list[Problem]], module: str, file: str) -> list[Kernel]:
     """Returns the kernels of a plan, for the module that declares them."""
     process = SolutionProcess()  # before the problem is imported: nothing of it is in there
-    if plan.device != "cpu":
-        threading.Thread(target=_start, args=(plan.device,), daemon=True).start()
     found, first = [], not any(Path(plan.notes).iterdir())
     for problem in problems():
         other = problem.name.startswith(OTHER)
@@ -184,6 +182,8 @@ def declared(plan: Plan, problems: Callable[[], list[Problem]], module: str, fil
         if first and not found and plan.device != "cpu":
             solution.meanwhile = functools.partial(_evaluate, made)
         found.append(dataclasses.replace(made, op=op, module=module, file=file))
+    if plan.device != "cpu":  # last: nothing else of this process runs while a GPU starts
+        threading.Thread(target=_start, args=(plan.device,), daemon=True).start()
     return found
 
 

@@ -31,6 +31,7 @@ from verify.search.hunt.draws import Draws
 from verify.search.hunt.outcome import Hunted, hunt
 from verify.search.hunt.requests import Hunt
 from verify.search.hunt.seeds import fresh, fresh_shared
+from verify.search.hunt.serve import allowed
 from verify.search.hunt.settings import Settings
 from verify.search.hunt.space import one_of, searchable, space_of
 
@@ -167,6 +168,8 @@ def test_what_cannot_be_hunted_says_the_rule(backend: Backend) -> None:
     assert rule("counts", "y").startswith("a hunt changes floating-point numbers; all operands of 'like")
     with pytest.raises(UsageError, match="at most 65,536 numbers of an operand; the smallest sizes .* have 90,000"):
         space_of(kernels()["large"], "float32", "y", backend.device)
+    with pytest.raises(UsageError, match="has nothing to hunt: a hunt spells out its finds"):
+        allowed(kernels()["large"], [], [])  # a list says so before a worker begins
 
 
 def test_on_the_command_line_a_find_is_pinned_replayed_and_written_as_a_script(tmp_path: Path) -> None:

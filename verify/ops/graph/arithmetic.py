@@ -14,6 +14,7 @@ from typing import Any
 import flint
 import torch
 from mpmath import mp
+from mpmath.libmp import mpf_cmp
 
 from verify.ops.graph.functions import FUNCTIONS, Function
 from verify.ops.precision import arb_bits, mp_bits
@@ -334,7 +335,7 @@ class Decimals(Arithmetic):
         return super().subtract(a, b) if isinstance(a, float) or isinstance(b, float) else a - b
 
     def compared(self, a: Number, b: Number) -> int | None:
-        return (a > b) - (a < b)
+        return int(mpf_cmp(a._mpf_, b._mpf_))
 
     def sign(self, a: Number) -> int | None:
         return int(mp.sign(a))

@@ -101,7 +101,7 @@ def _of_function(kernel: Kernel, result: str, elements: int) -> CandidateLayout:
     """Returns the layout of a PyTorch function. An operand has at most `elements` numbers if the domain allows it."""
     op = kernel.op
     if op.geometry.examples:
-        found = CandidateLayout(min(op.geometry.examples, key=lambda dims: _numbers(op, dims)), None)
+        found = CandidateLayout(smallest(op), None)
     else:
         found = _chosen(op, elements, None)
         for axis in range(len(op.geometry.dims)):
@@ -110,13 +110,24 @@ def _of_function(kernel: Kernel, result: str, elements: int) -> CandidateLayout:
             if layout.laid and _is_apart(kernel, result, layout):
                 found = layout
                 break
-    if (numbers := _numbers(op, found.dims)) > LIMIT:
-        raise UsageError(
-            f"a hunt spells out its finds, at most {LIMIT:,} numbers of an operand; the smallest sizes of "
-            f"{op.name!r} have {numbers:,}",
-            hint="shapes= with named dimensions, in the place of examples=, lets a hunt take smaller sizes",
-        )
+    if reason := too_large(op, found.dims):
+        raise UsageError(reason)
     return found
+
+
+def smallest(op: Op) -> Dims:
+    """Returns the example with the fewest numbers."""
+    return min(op.geometry.examples, key=lambda dims: _numbers(op, dims))
+
+
+def too_large(op: Op, dims: Dims) -> str:
+    """Returns why no find of these sizes can be written down; "" if it can."""
+    if (numbers := _numbers(op, dims)) <= LIMIT:
+        return ""
+    return (
+        f"a hunt spells out its finds, at most {LIMIT:,} numbers of an operand; the smallest sizes of {op.name!r} "
+        f"have {numbers:,}: shapes= with named dimensions, in the place of examples=, lets a hunt take smaller ones"
+    )
 
 
 def _numbers(op: Op, dims: Dims) -> int:
