@@ -189,7 +189,7 @@ def _environment_of(backend: Backend) -> Future[dict[str, Any]]:
 
 
 def _environment(request: Environment, backend: Backend, progress: OnProgress) -> About:
-    probing = _environment_of(backend) if request.needed else None
+    probing = None if request.probed is None else _environment_of(backend)
     environment = probing.result() if probing and request.probed else {}
     return About(backend.name, backend.device, environment, backend.workers(os.cpu_count() or 1), backend.count())
 

@@ -233,6 +233,7 @@ class Allowance:
 
     seconds: float
     until: float = math.inf  # a time of time.monotonic()
+    needed: bool = True  # False: after that time no case is tried
     cases: int = 1  # number of cases to come
     spent: float = 0.0
     sampled: set[tuple[int, ...]] = field(default_factory=set)  # the sizes of such cases
@@ -258,7 +259,8 @@ class Allowance:
 
     def is_spent(self, dims: tuple[int, ...]) -> bool:
         """True if no time is left for another case of the same sizes."""
-        return dims in self.sampled and (self.spent >= self.seconds or time.monotonic() >= self.until)
+        spent, late = self.spent >= self.seconds, time.monotonic() >= self.until
+        return (dims in self.sampled and (spent or late)) or (late and not self.needed)
 
 
 def differing(got: Tensor, beside: Tensor | None) -> list[int]:

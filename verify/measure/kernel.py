@@ -120,7 +120,7 @@ def measure_kernel(
         calls,
         runner,
         budget,
-        Allowance(budget.seconds, started + (asked.enough or math.inf)),
+        Allowance(budget.seconds, started + (asked.enough or math.inf), asked.needed),
     )
     for dtype in (asked.dtypes or kernel.dtypes) if asked.accuracy else ():
         if kernel.encoding is not None:

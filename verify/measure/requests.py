@@ -28,7 +28,10 @@ class Measure(Request[KernelRun], frozen=True, tag="measure"):
     judges: int = 1  # number of cases judged at a time
     memory: int = 0  # bytes that judging a case may use; 0: the default
     fail_fast: bool = False  # True: stop after the first finding on ordinary inputs
-    enough: float = 0.0  # seconds after which large cases are tried at sizes without a case only; 0: any time
+    # Seconds after which large cases are tried only at sizes without a case; 0: no such limit. Then no case of a kernel
+    # is tried that is not `needed`.
+    enough: float = 0.0
+    needed: bool = True
 
 
 class Lent(msgspec.Struct, frozen=True):

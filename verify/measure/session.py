@@ -48,7 +48,8 @@ class Session(Work):
     memory: int = 0  # bytes that judging a case may use; 0: the default
     fail_fast: bool = False  # True: stop measuring a kernel after its first finding on ordinary inputs
     judges: int = 0  # number of cases of a kernel that are judged at a time; 0: by the cores and the kernels
-    enough: float = 0.0  # seconds for large cases, see `Measure`
+    enough: float = 0.0  # see `Measure`
+    needed: bool = True
     judging: float = 0.0  # seconds of judging beside `timeout`, which then counts the kernel's calls; 0: they share it
     by_dtype: bool = False  # True: measure each dtype of a kernel on its own, so that many workers are busy to the end
     # True: the store belongs to this run alone; the run claims it, and Ctrl-C makes a record of the finished parts
@@ -244,6 +245,7 @@ class Measuring(Source[_Part, KernelRun]):
             memory=session.memory,
             fail_fast=session.fail_fast,
             enough=session.enough,
+            needed=session.needed,
         )
 
     def timeout(self, part: _Part) -> float:

@@ -241,8 +241,8 @@ class Host:
 
     def build(self, tensors: Sequence[Tensor]) -> None:
         """Makes the process import the solution. Raises KernelError if that fails."""
-        if self._process.first not in (None, threading.current_thread()):
-            self._process.first.join()
+        if (first := self._process.first) is not None and first is not threading.current_thread():
+            first.join()
         self._demand()
         if self._built:
             return
@@ -413,5 +413,6 @@ def _unwritten(result: Tensor) -> int:
     raw = result.contiguous().reshape(-1)
     if not result.is_floating_point() or not raw.numel():
         return 0
-    kind = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size := result.element_size()]
+    size = result.element_size()
+    kind = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size]
     return int((raw.view(kind) == int.from_bytes([NEVER_WRITTEN] * size, signed=True)).sum())

@@ -27,7 +27,7 @@ from verify.referee import formats
 from verify.referee.plan import SCHEMA, Judgement, Observed, Plan, SolutionVerdict, Trick, WrongInput
 from verify.referee.requests import CallTime, TimeSolution
 from verify.report.result_words import judged, rank
-from verify.report.rows import Row, rows_of
+from verify.report.rows import rows_of
 from verify.search.hunt import schedule
 from verify.search.hunt import settings as hunt
 from verify.workers.pool import Pool, spread, using
@@ -97,7 +97,7 @@ def judge(problem: str, solution: str, settings: Settings, pool: Pool | None = N
             raise UsageError(f"no such {what}: {given}", hint="verify judge PROBLEM SOLUTION")
     problem = f"{Path(path).resolve()}{separator}{kernel}"
     with _folder() as folder, using(pool, settings.backend) as workers:
-        about = workers.known or workers.ask(Environment(probed=False, needed=False), timeout=START_SECONDS)
+        about = workers.known or workers.ask(Environment(probed=None), timeout=START_SECONDS)
         name = formats.format_of(problem)
         (folder / "notes").mkdir()
         scratch = folder / secrets.token_hex(4)
@@ -245,7 +245,7 @@ class _Judging:
             verdict, message = "wrong", wrong
         beyond = [name for name in names if name.startswith("beyond")]
         if verdict == "accepted" and beyond and self.left > LEAST_SECONDS:
-            found.others = self._measured(beyond, timeout=min(self.left, self.settings.seconds))
+            found.others = self._measured(beyond, needed=False)
         return Judgement(
             verdict=verdict,
             message=message,
@@ -277,14 +277,15 @@ class _Judging:
                 found.append(CallTime(name, reason=getattr(error, "message", str(error))))
         return found
 
-    def _measured(self, names: Sequence[str], *, timeout: float | None = None) -> Run:
+    def _measured(self, names: Sequence[str], *, needed: bool = True) -> Run:
         """Runs the kernels of the plan with these names and returns the record."""
         enough = max(SHARE * self.left / max(len(names), 1), LEAST_SECONDS)
         settings = session.Session(
             backend=self.settings.backend,
             seed=self.plan.seed,
-            timeout=timeout or self.settings.seconds,
+            timeout=self.settings.seconds,
             enough=0.0 if math.isinf(enough) else enough,
+            needed=needed,
             jobs=1,
             judges=max(1, min((os.cpu_count() or 1) // self.settings.jobs, MOST_JUDGES)),
             profile=self.plan.profile,
@@ -480,15 +481,10 @@ class _Found:
     @property
     def checked(self) -> list[str]:
         """Lists the results that were compared with the exact answer."""
-        found = [
-            f"{row['kernel']} {row['result']} {row['dtype']}: {row['elements']:,} elements" for row in self._rows()
-        ]
+        rows = [row for each in self._every for row in rows_of(each) if row["result"]]
+        found = [f"{row['kernel']} {row['result']} {row['dtype']}: {row['elements']:,} elements" for row in rows]
         calls = sum(each.calls for each in self.seen)
         return [*found, f"{calls:,} calls"] if calls else found
-
-    def _rows(self) -> list[Row]:
-        """Returns the rows of all results, at the sizes of the problem and at others."""
-        return [row for each in self._every for row in rows_of(each) if row["result"]]
 
     @property
     def _every(self) -> list[Run]:
@@ -502,7 +498,7 @@ class _Found:
         found += ["other sizes than those of the problem"] if self.others is None else []
         found += ["its worst input: nothing was hunted"] if self.hunted is None else []
         kernels = [kernel for each in self._every for kernel in each.kernels]
-        found += [note for kernel in kernels for note in kernel.notes if NOT_TRIED in note]
+        found += [f"{kernel.name} {note}" for kernel in kernels for note in kernel.notes if NOT_TRIED in note]
         return found + [gap.text for each in self._every for gap in each.incomplete]
 
     @property
@@ -519,7 +515,7 @@ class _Found:
             found.append("it writes into an answer that it gave before")
         found += [f"as wrong as PyTorch: {each.output} {each.dtype}, {each.reason}" for each in self.excused]
         for kernel in self.others.kernels if self.others else ():
-            if kernel.status not in ("ok", "timeout"):
+            if kernel.status != "ok":
                 about = kernel.message or next((each.reason for each in kernel.results if each.reason), "")
                 found.append(f"at other sizes than the problem's it is {kernel.status}: {about}")
         return found

@@ -12,7 +12,6 @@ import copy
 import dataclasses
 import functools
 import itertools
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -27,7 +26,6 @@ from torch.func import functional_call
 from verify.cases.values import RECIPES_OF_PROFILES, SMALL
 from verify.declare.declaration import Kernel, kernel
 from verify.errors import KernelError, UsageError
-from verify.ops import op as ops
 from verify.referee.host import Host, SolutionProcess
 from verify.referee.messages import Build, Entry, Template, Tensors, form_of, results_in, template_of, value_of
 from verify.referee.plan import Plan
@@ -35,9 +33,9 @@ from verify.referee.sandbox import folders_to_read
 from verify.truth import formats
 from verify.workers.phases import phase
 
-OTHER, OTHER_SIZES = "beyond", (1, 7)  # the name of a problem at other sizes; more rows than an example has
+OWN, OTHER = "own", "beyond"  # how the names of problems begin: at their own sizes, at others
+OTHER_SIZES = (1, 7)  # more rows than an example has
 OTHER_SEED = 3_951_708_426_131  # which no problem has: with a usual one its own inputs would be drawn again
-FEW = 1 << 20  # elements
 SEEDS = 3  # cases of each recipe if the arguments are small, so that rare mistakes show
 
 
@@ -128,19 +126,28 @@ def problems_of(
         rule = "its own check" if check else CLOSE
         name = f"own_{number}"
         found.append(Problem(name, like, names, own, values, examples[0], check=check or is_close, rule=rule))
-    return [*found, *(other for each in found for other in resized(each))]
+    return found
 
 
 def resized(problem: Problem) -> list[Problem]:
-    """Returns the problem again with 1 and 7 more rows, or [] unless all arguments have the same number of rows."""
+    """Returns the problem again with 1 and 7 more rows, or [].
+
+    All arguments must have the same number of rows, and the reference must accept more.
+    """
     own = {name: tensor for name, tensor in problem.tensors.items() if name not in problem.state}
     sizes = {tensor.shape[0] if tensor.ndim else 0 for tensor in own.values()}
-    size = sizes.pop() if len(sizes) == 1 and len(own) == len(problem.examples[0]) else 0
-    if not size:
+    if problem.entry.into or sizes in (set(), {0}) or len(sizes) > 1 or len(own) < len(problem.examples[0]):
         return []
+    size = sizes.pop()
     examples = [tuple(each[torch.arange(size + more) % size] for each in own.values()) for more in OTHER_SIZES]
+    try:
+        with torch.no_grad():
+            for values in examples:
+                problem.like(*values)
+    except Exception:  # the reference accepts no other sizes
+        return []
     first = dict(zip(own, examples[0], strict=True))
-    name = problem.name.replace("own", OTHER)
+    name = problem.name.replace(OWN, OTHER)
     return [dataclasses.replace(problem, name=name, examples=tuple(examples), tensors={**problem.tensors, **first})]
 
 
@@ -165,10 +172,9 @@ def declared(plan: Plan, problems: Callable[[], list[Problem]], module: str, fil
     """Returns the kernels of a plan, for the module that declares them."""
     process = SolutionProcess()  # before the problem is imported: nothing of it is in there
     found, first = [], not any(Path(plan.notes).iterdir())
-    for problem in problems():
-        other = problem.name.startswith(OTHER)
-        if other and (plan.profile == "quick" or not _accepts(problem)):
-            continue
+    own = problems()
+    varied = [each for each in own if each.name.startswith(OWN) and plan.profile != "quick"]
+    for problem in itertools.chain(own, (other for each in varied for other in resized(each))):
         solution = Solution(plan, problem, process)
         if first and not found:
             solution.begin()
@@ -176,38 +182,11 @@ def declared(plan: Plan, problems: Callable[[], list[Problem]], module: str, fil
         geometry = made.op.geometry
         if geometry.named:
             seeds = SEEDS if 0 < sum(each.numel() for each in problem.tensors.values()) <= SMALL else 1
-            recipes = RECIPES_OF_PROFILES["quick" if other else plan.profile]
+            recipes = RECIPES_OF_PROFILES["quick" if problem.name.startswith(OTHER) else plan.profile]
             geometry = dataclasses.replace(geometry, recipes=recipes, seeds=seeds)
         op = dataclasses.replace(made.op, geometry=geometry)
-        if first and not found and plan.device != "cpu":
-            solution.meanwhile = functools.partial(_evaluate, made)
         found.append(dataclasses.replace(made, op=op, module=module, file=file))
-    if plan.device != "cpu":  # last: nothing else of this process runs while a GPU starts
-        threading.Thread(target=_start, args=(plan.device,), daemon=True).start()
     return found
-
-
-def _start(device: str) -> None:
-    """Starts a GPU, which takes a while."""
-    with suppress(Exception), phase("judge: start the GPU"):
-        torch.zeros(1, device=device)
-
-
-def _evaluate(kernel: Kernel, operands: Sequence[Tensor]) -> None:
-    """Evaluates small operands once: a GPU loads each of its functions at its first use."""
-    if sum(each.numel() for each in operands) <= FEW:
-        inputs = {name: each.detach() for name, each in zip(kernel.operands, operands, strict=True)}
-        with suppress(Exception):
-            kernel.op.fast(ops.Problem(inputs, kernel.op.resolve({}), results=kernel.outputs))
-
-
-def _accepts(problem: Problem) -> bool:
-    """True if the reference accepts all examples."""
-    with suppress(Exception), torch.no_grad():
-        for values in problem.examples:
-            problem.like(*values)
-        return True
-    return False
 
 
 class Solution:
@@ -231,7 +210,6 @@ class Solution:
         self.problem, self.host = problem, Host(process, build, notes, plan.seconds, plan.build_seconds)
         self.host.reference = functools.cache(problem.reference)
         self._own: list[Tensor] = []  # its results for the problem's own inputs
-        self.meanwhile: Callable[[Sequence[Tensor]], None] | None = None  # runs before the wait for its first answer
 
     def begin(self) -> None:
         """Lets the solution be built, and called with the problem's own inputs, while this process does other work."""
@@ -248,10 +226,6 @@ class Solution:
 
     def __call__(self, *operands: Tensor) -> Any:
         problem, host = self.problem, self.host
-        if self.meanwhile is not None:
-            self.meanwhile, evaluate = None, self.meanwhile
-            with phase("judge: evaluate once"):
-                evaluate(operands)
         host.build(list(problem.made.values()))
         if problem.check is not None and not host.observed.own_check:
             found, self._own = self._own or self._on_own_inputs(), []

@@ -73,13 +73,9 @@ class About(msgspec.Struct, frozen=True):
 
 
 class Environment(Request[About], frozen=True, tag="environment"):
-    """Asks for backend, versions and probes; with probed=False only for the backend, while the rest is looked up.
+    """Asks for backend, versions and probes; with probed=False only for the backend, while the rest is looked up."""
 
-    With needed=False the rest is not looked up.
-    """
-
-    probed: bool = True
-    needed: bool = True
+    probed: bool | None = True  # None: the rest is not looked up
 
 
 class CountGpus(Request[int], frozen=True, tag="gpus"):

@@ -38,7 +38,7 @@ def of_model(
     import torch
 
     from verify.referee.messages import Entry, template_of
-    from verify.referee.problem import CLOSE, Problem, is_close, resized
+    from verify.referee.problem import CLOSE, Problem, is_close
 
     init, made = template_of(tuple(module.get_init_inputs()), (f"init{place}" for place in itertools.count(1)))
 
@@ -56,7 +56,6 @@ def of_model(
 
     own = at_seed(f"own_{number}", plan.seed, weights=True)
     yield own
-    yield from resized(own)
     if own.state and seeded:
         for place in range(SEEDS):
             yield at_seed(f"seeded_{number}_{place}", plan.seed + place, weights=False)

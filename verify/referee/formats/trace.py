@@ -77,9 +77,7 @@ def problems(plan: Plan) -> list[Any]:
         into = tuple(Form(name, f"torch.{about['dtype']}", sized(about)) for name, about in outputs)
         passed = into if spec.get("destination_passing_style", True) else ()
         entry = Entry((spec["entry_point"].partition("::")[2],), {}, into=passed)
-        for each in problems_of(module.run, [call], entry):
-            if each.name.startswith("own") or not passed:  # buffers have the sizes of the workload
-                found.append(replace(each, name=each.name.replace("_1", f"_{number}")))
+        found += [replace(each, name=f"own_{number}") for each in problems_of(module.run, [call], entry)]
     return found
 
 

@@ -8,6 +8,7 @@ positions. A wrong choice costs evaluations and nothing else, because finds are 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -101,7 +102,7 @@ def _of_function(kernel: Kernel, result: str, elements: int) -> CandidateLayout:
     """Returns the layout of a PyTorch function. An operand has at most `elements` numbers if the domain allows it."""
     op = kernel.op
     if op.geometry.examples:
-        found = CandidateLayout(smallest(op), None)
+        found = CandidateLayout(min(op.geometry.examples, key=lambda dims: _numbers(op, dims)), None)
     else:
         found = _chosen(op, elements, None)
         for axis in range(len(op.geometry.dims)):
@@ -110,19 +111,14 @@ def _of_function(kernel: Kernel, result: str, elements: int) -> CandidateLayout:
             if layout.laid and _is_apart(kernel, result, layout):
                 found = layout
                 break
-    if reason := too_large(op, found.dims):
+    if reason := too_large(op, [found.dims]):
         raise UsageError(reason)
     return found
 
 
-def smallest(op: Op) -> Dims:
-    """Returns the example with the fewest numbers."""
-    return min(op.geometry.examples, key=lambda dims: _numbers(op, dims))
-
-
-def too_large(op: Op, dims: Dims) -> str:
-    """Returns why no find of these sizes can be written down; "" if it can."""
-    if (numbers := _numbers(op, dims)) <= LIMIT:
+def too_large(op: Op, sizes: Sequence[Dims]) -> str:
+    """Returns why no find of any of these sizes can be written down; "" if there are none, or if one can."""
+    if (numbers := min((_numbers(op, dims) for dims in sizes), default=0)) <= LIMIT:
         return ""
     return (
         f"a hunt spells out its finds, at most {LIMIT:,} numbers of an operand; the smallest sizes of {op.name!r} "

@@ -30,7 +30,7 @@ from verify.measure.call import run_kernel
 from verify.ops.domain import Domain
 from verify.ops.op import Largest, largest_words, up_to
 from verify.records.record import DEMANDING, EXTREME
-from verify.search.hunt.candidate_layout import CandidateLayout, allowed, copied, layout_of, smallest, too_large
+from verify.search.hunt.candidate_layout import CandidateLayout, allowed, copied, layout_of, too_large
 from verify.search.hunt.draws import Draws
 from verify.truth.formats import Format, named, of
 from verify.truth.ordinals import between, folded, to_tensor
@@ -281,9 +281,7 @@ def searchable(kernel: Kernel, dtype: str, result: str) -> str | None:
         return f"kernel {kernel.name!r} has results {', '.join(known)}; received {result!r}"
     if op.geometry.multiplies and result not in (*op.all_outputs, *summed_results(kernel)):
         return f"a hunt searches sums over rows; {result} of {op.name!r} sums over columns"
-    if op.geometry.named and op.geometry.examples:
-        return too_large(op, smallest(op)) or None
-    return None
+    return too_large(op, op.geometry.examples) or None
 
 
 def space_of(
