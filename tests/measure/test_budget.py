@@ -277,6 +277,20 @@ def test_fail_fast_stops_after_a_finding_on_ordinary_inputs(backend: Backend) ->
         assert found.results[0].basis.of == count * 24 * 40
 
 
+@pytest.mark.parametrize(
+    ("budget", "needed", "tried"), [(TINY, True, 1), (None, True, 2), (None, False, 0), (TINY, False, 0)]
+)
+def test_late_cases_are_left_out_if_they_are_large_or_not_needed(
+    backend: Backend, budget: Budget | None, needed: bool, tried: int
+) -> None:
+    """The first case of a size is no late one, and small ones are not."""
+    asked = Measure("a.py::called", enough=1e-9, needed=needed)
+    found = measure_kernel(_declared("softmax"), asked, backend, budget=budget)
+    assert {result.basis.of or result.basis.n for result in found.results} == ({tried * 24 * 40} if tried else set())
+    late = [note for note in found.notes if "were not tried" in note]
+    assert late == ([f"float32: {2 - tried} of 2 cases were not tried: others took their time"] if tried < 2 else [])
+
+
 PEAK = """
 import torch, verify
 from verify import backends

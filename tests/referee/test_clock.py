@@ -108,17 +108,18 @@ def test_bits_of_zeros_infinite_and_whole_numbers_stay() -> None:
     assert chain.varied(given) == ("numbers",)
 
 
-def timed(backend: Backend, folder: Path, text: str, problem: str = LINEAR) -> CallTime:
-    """Times a solution in a process of its own."""
-    scratch = folder / "scratch"
+def plan_of(folder: Path, backend: Backend, text: str, problem: str = LINEAR) -> Plan:
+    """Writes a problem and a solution, and returns their plan."""
+    scratch, notes = folder / "scratch", folder / "notes"
     scratch.mkdir()
+    notes.mkdir()
     paths = written(folder, problem=problem, solution=text)
-    plan = Plan(
+    return Plan(
         format="model",
         problem=str(paths["problem"]),
         scratch=str(scratch),
         file=place("model", str(paths["problem"]), paths["solution"], scratch),
-        notes=str(folder),
+        notes=str(notes),
         seed=3,
         profile="quick",
         device=backend.device,
@@ -127,12 +128,34 @@ def timed(backend: Backend, folder: Path, text: str, problem: str = LINEAR) -> C
         build_seconds=20.0,
         memory=1 << 35,
     )
+
+
+def timed(backend: Backend, folder: Path, text: str, problem: str = LINEAR) -> CallTime:
+    """Times a solution in a process of its own."""
+    plan = plan_of(folder, backend, text, problem)
     kernel = declared(plan, partial(model.problems, plan), __name__, __file__)[0]
     assert isinstance(kernel.function, Solution)
     try:
         return clock.timed(kernel, backend, 0.5)
     finally:
         kernel.function.host._process.stop()
+
+
+def test_a_solution_is_called_while_its_problem_is_read(cpu: Backend, tmp_path: Path) -> None:
+    """Only in the first process of a judgement: the later ones call the problems that they are made for."""
+    plan = plan_of(tmp_path, cpu, solution(RIGHT))
+    for begins in (True, False):
+        kernel = declared(plan, partial(model.problems, plan), __name__, __file__)[0]
+        assert isinstance(kernel.function, Solution)
+        process = kernel.function.host._process
+        assert (process.first is not None) == begins
+        if process.first is not None:
+            process.first.join()
+            assert kernel.function.host.observed.calls == 1
+            x, weight, bias = (kernel.function.problem.tensors[name] for name in kernel.operands)
+            assert torch.equal(kernel.function(x, weight, bias), torch.relu(x @ weight.T + bias))
+            assert kernel.function.host.observed.own_check.startswith("passes")
+        process.stop()
 
 
 def test_a_solution_is_timed_beside_the_reference(cpu: Backend, tmp_path: Path) -> None:

@@ -193,6 +193,7 @@ def test_judgements_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     def run(targets: list[str], settings: Session, command: str) -> None:
         seen.append(settings.judges)
+        assert settings.needed and 0 < settings.enough <= judging.SHARE * 2 * judging.WANTED["quick"]
         raise UsageError("enough")
 
     monkeypatch.setattr(judging.os, "cpu_count", lambda: 8)
