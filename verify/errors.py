@@ -9,7 +9,6 @@ OF_VERDICT = {"pass": PASS, "fail": WRONG, "incomplete": INCOMPLETE}
 # Phrases for parts without a verdict.
 IN_ERROR = "the harness is in error, no verdict"
 SPENT = "the time budget was spent"
-PYTORCH_REFUSES = "no verdict where PyTorch refuses its inputs"
 
 
 LONGEST = 2000  # the most characters of a message from other code

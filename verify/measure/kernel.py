@@ -21,7 +21,7 @@ from verify.cases.plan import Group, captured, pinned, plan
 from verify.cases.regimes import deciding_operand
 from verify.declare.declaration import Kernel
 from verify.declare.standin import label
-from verify.errors import PYTORCH_REFUSES, JudgeFailed, KernelError, Refused, TruthError, no_verdict
+from verify.errors import JudgeFailed, KernelError, Refused, TruthError, no_verdict
 from verify.measure.blind import KEPT
 from verify.measure.budget import Allowance, Budget, beyond, differing, needed, peak_memory, sampled, turn
 from verify.measure.call import Measured, run_baseline, run_judged
@@ -377,7 +377,7 @@ class Judging:
             with phase("judge: PyTorch's results"):
                 given = self._given(case, measured)
         except _NoAnswer as error:
-            gap = Gap("other", f"{self.kernel.name}: {PYTORCH_REFUSES}: {error}", self.target)
+            gap = Gap("other", f"{self.kernel.name}: no verdict where PyTorch refuses its inputs: {error}", self.target)
             self.gaps.extend([gap] if gap not in self.gaps else [])
             return None
         for _ in range(HALVED):

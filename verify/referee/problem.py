@@ -171,7 +171,7 @@ CLOSE = "allclose(1e-4), in 16 bits 1e-2,"
 def declared(plan: Plan, problems: Callable[[], list[Problem]], module: str, file: str) -> list[Kernel]:
     """Returns the kernels of a plan, for the module that declares them."""
     process = SolutionProcess()  # before the problem is imported: nothing of it is in there
-    found, first = [], not any(Path(plan.notes).iterdir())
+    found, first = list[Kernel](), not any(Path(plan.notes).iterdir())
     own = problems()
     varied = [each for each in own if each.name.startswith(OWN) and plan.profile != "quick"]
     for problem in itertools.chain(own, (other for each in varied for other in resized(each))):
