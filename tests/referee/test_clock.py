@@ -232,9 +232,9 @@ def test_nothing_of_a_solution_runs_while_it_is_paused() -> None:
 
 @pytest.mark.gpu
 def test_events_on_a_gpu_agree_with_the_clock_of_the_judge(tmp_path: Path) -> None:
-    """Of a product that takes milliseconds both are near each other; a stream that nothing waits for is seen."""
+    """Of a large product both are near each other; a stream that nothing waits for is seen."""
     gpu = backends.select("cuda")
-    text = LINEAR.replace("torch.randn(6, 24)", "torch.randn(4096, 4096)").replace("[24, 10]", "[4096, 4096]")
+    text = LINEAR.replace("torch.randn(6, 24)", "torch.randn(2048, 2048)").replace("[24, 10]", "[2048, 2048]")
     (tmp_path / "right").mkdir()
     found = timed(gpu, tmp_path / "right", solution(RIGHT), text)
     assert not found.reason and not found.tricks and not found.wrong

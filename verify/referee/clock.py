@@ -91,11 +91,11 @@ class _Clock:
         self._count, self._calls = FEWEST_CALLS, 0
 
     def run(self, until: float) -> None:
-        """Times the reference, the judge's own work and the solution in turns. Two rounds are timed in any case."""
+        """Times the reference, the judge's own work and the solution in turns. Three rounds are timed in any case."""
         self._solution.host.build(list(self._solution.problem.made.values()))
         with turn(self._backend, math.inf):  # without another judge that uses much of the GPU
             for number in range(ROUNDS):
-                if number > 1 and time.monotonic() > until:
+                if number > 2 and time.monotonic() > until:
                     break
                 with self._solution.host.paused():
                     for _ in range(REPEATED):

@@ -44,7 +44,7 @@ HUNTS = {  # by profile: how long to search for the worst input of each result
     "exhaustive": hunt.Settings(seconds=300.0),
 }
 CLOCK_SECONDS = {"quick": 2.0, "ci": 5.0, "nightly": 20.0, "exhaustive": 20.0}  # after which no further round begins
-SHARE = 0.6  # of the remaining seconds: for the cases of the problem
+SHARE = 0.7  # of the remaining seconds: for the cases of the problem
 LEAST_SECONDS = 1.0
 NOT_TRIED = "not tried"  # in each note about cases that were left out
 MOST_JUDGES = 16  # cases that are judged at a time: each takes memory
