@@ -2,6 +2,9 @@
 
 >>> y = rms_norm(x, weight, eps=1e-6)
 >>> y, s = rms_norm_residual(x, residual, weight)  # s = x + residual
+>>> y = rms_norm_gated(x, gate, weight)  # times silu(gate)
+>>> codes, scales = rms_norm_fp8(x, weight, group=128)  # e4m3; a scale for 128 columns
+>>> codes, scales, s = rms_norm_fp8(x, weight, residual)  # a scale for each row
 
 Each row v of N numbers gives
 
@@ -12,9 +15,11 @@ with g = dy weight and c2 = sum(g xhat) / N, a row gives
 
     dx = dresidual = rstd (g - xhat c2) + ds                dweight = sum over rows of dy xhat
 
+With a gate z, u = dy silu(z) takes the place of dy, and dz = dy xhat weight silu'(z).
+
 The kernels are those of layer_norm/, compiled with CENTRE = 0. Its modules explain the paths, hard rows, column sums,
-orders of sums and layouts. Rounding points, in ULP of |weight xhat|, of rstd (|g| + |xhat| mean|g xhat|) and of
-sum|dy xhat|:
+orders of sums and layouts; rows.py has the gate and FP8. Rounding points, in ULP of |weight xhat|, of
+rstd (|g| + |xhat| mean|g xhat|) and of sum|dy xhat|:
 
 - A sum of squares has only positive terms and is a float64 sum. It is off by less than N 2^-53 of itself, rstd by half
   of that. No row is hard because of its mean. 16-bit sums that leave float32 are computed in float64 pairs.
@@ -34,18 +39,21 @@ from typing import Any
 
 from torch import Tensor
 
-from kernels.layer_norm import _checks
+from kernels.layer_norm import _checks, check_rows
+from kernels.layer_norm.launch import launch_forward, new_fp8
 from kernels.layer_norm.operators import forward_op
+from kernels.operators import operator
 
-__all__ = ["rms_norm", "rms_norm_residual"]
+__all__ = ["rms_norm", "rms_norm_fp8", "rms_norm_gated", "rms_norm_residual"]
 
-
+Maybe = Tensor | None
+GROUPS = (16, 32, 64, 128, 256)  # columns that may share a scale
 _CHECK = {name: _checks(name) for name in __all__}
 
 
-def _call(name: str, x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float) -> Any:
+def _call(name: str, x: Tensor, residual: Maybe, weight: Maybe, eps: float, gate: Maybe = None) -> Any:
     eps = float(eps) if isinstance(eps, int) else eps
-    return forward_op.checked(_CHECK[name], x, residual, None, weight, None, eps, False)
+    return forward_op.checked(_CHECK[name], x, residual, None, weight, None, eps, False, gate)
 
 
 def rms_norm(x: Tensor, weight: Tensor | None = None, *, eps: float = 1e-6) -> Tensor:
@@ -58,3 +66,52 @@ def rms_norm_residual(
 ) -> tuple[Tensor, Tensor]:
     """Returns y and s: s = x + residual in the residual's dtype, y the RMS norm of the unrounded sum."""
     return _call("rms_norm_residual", x, residual, weight, eps)[:2]
+
+
+def rms_norm_gated(x: Tensor, gate: Tensor, weight: Tensor | None = None, *, eps: float = 1e-6) -> Tensor:
+    """Returns the RMS norm of x times silu(gate) with one rounding, in the dtype of x and gate.
+
+    It takes 16 bits and float32, and rows of up to 16,384 columns.
+    """
+    y: Tensor = _call("rms_norm_gated", x, None, weight, eps, gate)[0]
+    return y
+
+
+# --- FP8: rows.py, forward only ---
+
+
+@operator("verify_kernels::rms_norm_fp8")
+def fp8_op(x: Tensor, residual: Maybe, weight: Maybe, eps: float, group: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns codes, s and scales; s is None without a residual."""
+    if x.numel() == 0:
+        return new_fp8(x, residual, group)
+    return launch_forward(x, residual, None, weight, None, eps, False, None, group)
+
+
+fp8_op.register_fake(lambda x, residual, weight, eps, group: new_fp8(x, residual, group))
+
+
+def _check_fp8(x: Tensor, residual: Maybe, weight: Maybe, eps: float, group: int) -> None:
+    _CHECK["rms_norm_fp8"](x, residual, None, weight, None, eps, False)
+    check_rows("rms_norm_fp8", x, residual, weight)
+    if group and (group not in GROUPS or x.shape[-1] % group):
+        raise ValueError(
+            f"rms_norm_fp8: group is one of {', '.join(map(str, GROUPS))} and divides x's last dimension, or is None "
+            f"for one scale a row; group is {group!r}, the dimension {x.shape[-1]}"
+        )
+
+
+def rms_norm_fp8(
+    x: Tensor, weight: Tensor | None = None, residual: Tensor | None = None, *, group: int | None = None,
+    eps: float = 1e-6,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Returns the RMS norm of x, or of x + residual, as codes of e4m3 and float32 scales, and s if there is a residual.
+
+    A number is code * scale. Nothing is rounded to 16 bits before it is quantised. There are no gradients.
+
+    Args:
+        group: columns that share a scale; None: the whole row
+    """
+    eps = float(eps) if isinstance(eps, int) else eps
+    codes, s, scales = fp8_op.checked(_check_fp8, x, residual, weight, eps, group or 0)
+    return (codes, scales) if residual is None else (codes, scales, s)

@@ -24,6 +24,7 @@ sizes and dtypes. From the mathematics to the public functions:
     forward_blocks.py    forward, longer rows and float64             EXACT, WIDE
     backward.py          backward, and its column sums                FAST, EXACT, WIDE
     backward_paired.py   backward, many long float32 rows             PAIRED
+    rows.py              short rows, gated and FP8 RMS norm           FAST, EXACT
     hard_rows.py         rows that these cannot hold, in float64 pairs
     plan.py, launch.py   the choice of kernels, and the launches
     operators.py         operators, and derivatives of any order
@@ -45,13 +46,23 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from kernels.checks import DTYPES
 from kernels.launch import autocasts
 from kernels.layer_norm.operators import forward_op
+from kernels.layer_norm.plan import LONGEST
 
 __all__ = ["layer_norm", "layer_norm_residual", "layer_norm_residual_bias"]
+
+
+def check_rows(name: str, x: Tensor, *others: Tensor | None) -> None:
+    """Raises if a gated or quantised norm cannot have these operands."""
+    if any(t is not None and t.dtype == torch.float64 for t in (x, *others)):
+        raise TypeError(f"{name}: operands are float32, float16 or bfloat16; one is float64")
+    if x.shape[-1] > LONGEST:
+        raise ValueError(f"{name}: x's last dimension is at most {LONGEST:,}; it is {x.shape[-1]:,}")
 
 
 def _checks(name: str) -> Callable[..., None]:
@@ -65,6 +76,7 @@ def _checks(name: str) -> Callable[..., None]:
         bias: Tensor | None,
         eps: float,
         centre: bool,
+        gate: Tensor | None = None,
     ) -> None:
         if x.dim() == 0:
             raise ValueError(f"{name}: x needs a last dimension to normalise; x has 0 dimensions")
@@ -72,22 +84,26 @@ def _checks(name: str) -> Callable[..., None]:
             raise ValueError(f"{name}: eps is a finite number >= 0; it is {eps!r}")
         n = x.shape[-1]
         vectors = (("input_bias", input_bias), ("weight", weight), ("bias", bias))
-        for label, t in (("x", x), ("residual", residual), *vectors):
-            if t is None:
-                continue
+        given = [
+            (label, t) for label, t in (("x", x), ("residual", residual), ("gate", gate), *vectors) if t is not None
+        ]
+        for label, t in given:
             if t.dtype not in DTYPES:
                 names = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
                 raise TypeError(f"{name}: {label} is one of {names}; it is {str(t.dtype).removeprefix('torch.')}")
             if t.device != x.device:
                 raise ValueError(f"{name}: {label} is on {t.device}, x is on {x.device}")
-        if residual is not None and residual.shape != x.shape:
-            raise ValueError(f"{name}: residual has shape {tuple(residual.shape)}, x has {tuple(x.shape)}")
-        for label, t in vectors:
-            if t is None:
-                continue
-            if t.dim() != 1:
+        if gate is not None:
+            check_rows(name, x, weight)
+            if gate.dtype != x.dtype:
+                raise TypeError(f"{name}: gate has x's dtype; gate is {gate.dtype}, x is {x.dtype}")
+        for label, t in given:
+            if label in ("x", "residual", "gate"):
+                if t.shape != x.shape:
+                    raise ValueError(f"{name}: {label} has shape {tuple(t.shape)}, x has {tuple(x.shape)}")
+            elif t.dim() != 1:
                 raise ValueError(f"{name}: {label} has 1 dimension; its shape is {tuple(t.shape)}")
-            if t.shape[0] != n:
+            elif t.shape[0] != n:
                 raise ValueError(f"{name}: {label} has {t.shape[0]} elements, x's last dimension is {n}")
 
     return check
@@ -107,7 +123,7 @@ def _call(
 ) -> Any:
     if isinstance(eps, int):
         eps = float(eps)
-    return forward_op.checked(_CHECK[name], x, residual, input_bias, weight, bias, eps, True)
+    return forward_op.checked(_CHECK[name], x, residual, input_bias, weight, bias, eps, True, None)
 
 
 def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *, eps: float = 1e-5) -> Tensor:

@@ -1,4 +1,4 @@
-"""The forward kernels for rows that fit into registers: one row per program, EXACT or FAST; several short ones, FAST.
+"""The forward kernel for rows that fit into registers: one row per program, EXACT or FAST.
 
 Rounding points, in ULP of |weight xhat| + |bias|:
 
@@ -12,10 +12,6 @@ Rounding points, in ULP of |weight xhat| + |bias|:
 
 Memory: a row is loaded and stored once. In 16 bits the program also prefetches a later row into L2 (LATER). float32
 rows of 8,192 columns are read twice, the second time from L1 (AGAIN).
-
-forward_rows_kernel computes several short rows of 16 bits in one program, x alone, as FAST does. A multiprocessor holds
-32 programs. With one row of 256 columns each, their loads in flight are 16 KiB, a third of what the memory's speed
-needs. The sums of a row have the same order: the same lanes hold the same columns.
 """
 
 from __future__ import annotations
@@ -69,6 +65,12 @@ def _prefetch(pointers):
     tl.inline_asm_elementwise(code, "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1)
 
 
+@triton.jit
+def _kept(x):
+    """Returns x unknown to the compiler, which then converts it again instead of keeping its float64 in registers."""
+    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=False, pack=1)
+
+
 @triton.jit(do_not_specialize=["eps_bits", "inv_bits"])
 def forward_kernel(
     x_ptr,  # [M, N] rows of stride x_stride
@@ -90,7 +92,7 @@ def forward_kernel(
     MARK: tl.constexpr,  # FAST, backward adds in float64: mark rows; RMS norm: square both parts of a sum
     PACKED: tl.constexpr,  # FAST with HAS_R: rows are FULL, all operands and vectors bfloat16
     LATER: tl.constexpr,  # FAST, FULL: prefetch the row this many programs later; 0: none
-    AGAIN: tl.constexpr,  # x is read again from the first-level cache, because float64 values fill the registers
+    AGAIN: tl.constexpr,  # plain float32 rows are converted twice, as float64 fills registers; 1: and loaded, from L1
     HAS_R: tl.constexpr,
     HAS_I: tl.constexpr,
     HAS_W: tl.constexpr,
@@ -211,7 +213,9 @@ def forward_kernel(
                 y = x
         else:
             up = mark_of(mean, var) if HAS_R and CENTRE else 1.0
-            if AGAIN:
+            if AGAIN == 2:
+                v = _kept(x).to(tl.float64)
+            elif AGAIN:
                 v = tl.load(x_ptr + cols, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float64)
             y = ((v - mean) - mean_low) * rstd if CENTRE else v * rstd
         if FAST or HAS_I or not HAS_R:
@@ -222,52 +226,3 @@ def forward_kernel(
             y = scale_and_shift(y, w, b, HAS_W, HAS_B)
         tl.store(y_ptr + row * n_cols + cols, rounded(y, y_ptr), mask=mask, cache_modifier=".cs" if AGAIN else "")
         store_stats(stats_ptr + row * 4, up, mean if CENTRE else var, mean_low, rstd)
-
-
-@triton.jit(do_not_specialize=["n_rows", "eps_bits", "inv_bits"])
-def forward_rows_kernel(
-    x_ptr,  # [M, N] rows of stride x_stride
-    w_ptr,  # [N] weight
-    b_ptr,  # [N] bias
-    y_ptr,  # [M, N] contiguous, out
-    stats_ptr,  # [M, 4] float64, out: up, up mean (pair), rstd / up
-    x_stride,
-    n_rows,
-    eps_bits,
-    inv_bits,  # 1 / N
-    ROWS: tl.constexpr,
-    N: tl.constexpr,
-    HAS_W: tl.constexpr,
-    HAS_B: tl.constexpr,
-    CENTRE: tl.constexpr,  # 0: RMS norm, whose rows have no mean
-):
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-    cols = tl.arange(0, N)[None, :]
-    there = row < n_rows
-    x = tl.load(x_ptr + row * x_stride + cols, mask=there, other=0.0).to(tl.float32)
-    inv = float64_of(inv_bits)
-    zero = row.to(tl.float64) * 0.0
-    d = x.to(tl.float64)
-    if CENTRE:
-        both = tl.sum(tl.join(d, d * d), 1)
-        first = (tl.arange(0, 2) == 0)[None, :]
-        s1 = tl.sum(tl.where(first, both, 0.0), 1)[:, None]
-        s2 = tl.sum(tl.where(first, 0.0, both), 1)[:, None]
-        mean, mean_low, var = moments(s1, s2, 0.0, zero + N, inv)
-    else:
-        mean, mean_low, var = zero, zero, tl.sum(d * d, 1)[:, None] * inv
-    up, mean, mean_low, rstd = scaled_stats(mean, mean_low, tl.rsqrt(var + float64_of(eps_bits)))
-    if CENTRE:
-        d = tl.fma(x, up.to(tl.float32), -mean.to(tl.float32))
-        y = tl.fma(d, rstd.to(tl.float32), (-mean_low * rstd).to(tl.float32))
-    w, b = vectors(w_ptr, b_ptr, cols, cols < N, HAS_W, HAS_B)
-    if CENTRE:
-        y = scale_and_shift(y, w, b, HAS_W, HAS_B)
-    else:
-        y = weighted_xhat(x, up.to(tl.float32), rstd.to(tl.float32), w, y_ptr, HAS_W)
-    tl.store(y_ptr + row * N + cols, y, mask=there)
-    at = stats_ptr + row * 4
-    tl.store(at, up, mask=there)
-    tl.store(at + 1, mean if CENTRE else var, mask=there)
-    tl.store(at + 2, mean_low, mask=there)
-    tl.store(at + 3, rstd, mask=there)

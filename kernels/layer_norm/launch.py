@@ -9,22 +9,28 @@ vectors, and tensors that do not start at a multiple of 16 bytes.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
+import math
 import struct
 from typing import Any
 
 import torch
 import triton
+from torch import Tensor
 
 from kernels.launch import INTERPRETED
 from kernels.layer_norm.backward import backward_kernel, columns_kernel, row_sums_kernel
 from kernels.layer_norm.backward_paired import backward_paired_kernel
-from kernels.layer_norm.forward import forward_kernel, forward_rows_kernel
+from kernels.layer_norm.forward import forward_kernel
 from kernels.layer_norm.forward_blocks import forward_blocks_kernel
 from kernels.layer_norm.hard_rows import forward_hard_rows_kernel, marked_rows_kernel
 from kernels.layer_norm.plan import Call, backward_plan, forward_plan
+from kernels.layer_norm.rows import backward_rows_kernel, forward_rows_kernel
 from kernels.layouts import aligned, dense
 from kernels.plans import run
+
+Maybe = Tensor | None
 
 
 def _bits(value: float) -> int:
@@ -32,7 +38,7 @@ def _bits(value: float) -> int:
     return struct.unpack("<q", struct.pack("<d", value))[0]
 
 
-def as_rows(tensor: torch.Tensor) -> torch.Tensor:
+def as_rows(tensor: Tensor) -> Tensor:
     """Returns `tensor` as [rows, columns] with column stride 1: a view if strides allow, else a copy.
 
     Triton compiles different kernels for pointers and strides that are multiples of 16, for others, and for strides of
@@ -55,7 +61,7 @@ def as_rows(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().view(-1, n)
 
 
-def _on_device_of(tensor: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
+def _on_device_of(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
     """Returns a context whose launches go to the tensor's device. Raises RuntimeError if no kernel runs there."""
     if not (tensor.is_cuda or INTERPRETED):
         raise RuntimeError(
@@ -76,7 +82,7 @@ planned_forward = functools.lru_cache(maxsize=4096)(forward_plan)
 planned_backward = functools.lru_cache(maxsize=4096)(backward_plan)
 
 
-def _dtype(tensor: torch.Tensor | None) -> torch.dtype | None:
+def _dtype(tensor: Maybe) -> torch.dtype | None:
     return None if tensor is None else tensor.dtype
 
 
@@ -84,22 +90,53 @@ def _limited(maxnreg: int | None) -> dict[str, int]:
     return {} if maxnreg is None else {"maxnreg": maxnreg}
 
 
+def _new(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.empty(x.shape, dtype=dtype, device=x.device)
+
+
+def new_forward(x: Tensor, residual: Maybe) -> tuple[Any, ...]:
+    """Returns y, s and stats without their values; s is None without a residual."""
+    stats = torch.empty((math.prod(x.shape[:-1]), 4), dtype=torch.float64, device=x.device)
+    return _new(x, x.dtype), None if residual is None else _new(x, residual.dtype), stats
+
+
+def new_fp8(x: Tensor, residual: Maybe, group: int) -> tuple[Any, ...]:
+    """Returns codes, s and scales without their values, a scale for `group` columns or, if that is 0, for each row."""
+    n = x.shape[-1]
+    scales = torch.empty((*x.shape[:-1], n // group if group else min(n, 1)), dtype=torch.float32, device=x.device)
+    return _new(x, torch.float8_e4m3fn), None if residual is None else _new(x, residual.dtype), scales
+
+
+def new_backward(x: Tensor, residual: Maybe, gate: Maybe, vectors: Any, need: Any) -> tuple[Any, ...]:
+    """Returns dx, dresidual (or dgate) and the needed gradients of `vectors` without their values.
+
+    dresidual is None if it equals dx: both have one dtype.
+    """
+    other = None if residual is None or residual.dtype == x.dtype else residual.dtype
+    other = other if gate is None else gate.dtype
+    sums = (
+        torch.empty(x.shape[-1], dtype=x.dtype if t is None else t.dtype, device=x.device) if wanted else None
+        for wanted, t in zip(need, vectors, strict=True)
+    )
+    return _new(x, x.dtype), None if other is None else _new(x, other), *sums
+
+
 def launch_forward(
-    x: torch.Tensor,
-    residual: torch.Tensor | None,
-    input_bias: torch.Tensor | None,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    eps: float,
-    centre: bool = True,
-) -> tuple[Any, ...]:
-    """Returns y, s and stats. centre=False: RMS norm, whose rows have no mean."""
+    x: Tensor, residual: Maybe, input_bias: Maybe, weight: Maybe, bias: Maybe, eps: float, centre: bool = True,
+    gate: Maybe = None, group: int | None = None,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Returns y, s and stats; codes, s and scales with `group`.
+
+    Args:
+        centre: False: RMS norm, whose rows have no mean
+        gate: y is multiplied by silu(gate)
+        group: columns that share a scale, a power of two that divides the columns; 0: all
+    """
     x2 = as_rows(x)
     m, n = x2.shape
-    r2 = x2 if residual is None else as_rows(residual)
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    s = None if residual is None else torch.empty(x.shape, dtype=residual.dtype, device=x.device)
-    stats = torch.empty((m, 4), dtype=torch.float64, device=x.device)
+    beside = gate if residual is None else residual
+    r2 = x2 if beside is None else as_rows(beside)
+    y, s, stats = new_forward(x, residual) if group is None else new_fp8(x, residual, group)
     # each pointer argument must be a tensor, even if the kernel does not read it
     weight_, bias_, input_bias_ = (x2 if t is None else dense(t) for t in (weight, bias, input_bias))
     common = (x2, r2, input_bias_, weight_, bias_, y, y if s is None else s, stats, x2.stride(0), r2.stride(0), n)
@@ -111,13 +148,17 @@ def launch_forward(
         "HAS_B": int(bias is not None),
     }
     call = Call(m, n, x.dtype, _dtype(residual), _dtype(input_bias), _dtype(weight), _dtype(bias), centre=centre)
+    if gate is not None or group is not None:
+        call = dataclasses.replace(call, gated=True)
     plan = planned_forward(call, prefetches=x.is_cuda and torch.version.cuda is not None)
     with _on_device_of(x):
-        if plan.rows > 1:
+        if plan.path == "rows":
             run(
                 forward_rows_kernel, (triton.cdiv(m, plan.rows),),
-                x2, weight_, bias_, y, stats, x2.stride(0), m, *scalars,
-                ROWS=plan.rows, N=n, HAS_W=has["HAS_W"], HAS_B=has["HAS_B"], CENTRE=int(centre), num_warps=plan.warps,
+                x2, r2, weight_, bias_, y, y if s is None else s, stats, x2.stride(0), r2.stride(0), m, n, *scalars,
+                ROWS=plan.rows, BLOCK=plan.block, FULL=int(plan.block == n), FAST=int(plan.fast), HAS_R=has["HAS_R"],
+                GATED=int(gate is not None), GROUP=0 if group is None else group or plan.block, HAS_W=has["HAS_W"],
+                HAS_B=has["HAS_B"], CENTRE=int(centre), num_warps=plan.warps,
             )  # fmt: skip
         elif plan.path in ("wide", "long"):
             run(
@@ -140,38 +181,25 @@ def launch_forward(
 
 
 def launch_backward(
-    dy: torch.Tensor,
-    ds: torch.Tensor | None,
-    x: torch.Tensor,
-    residual: torch.Tensor | None,
-    input_bias: torch.Tensor | None,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    stats: torch.Tensor,
-    need: tuple[bool, bool, bool],
-    centre: bool = True,
-) -> tuple[Any, ...]:
+    dy: Tensor, ds: Maybe, x: Tensor, residual: Maybe, input_bias: Maybe, weight: Maybe, bias: Maybe, stats: Tensor,
+    need: tuple[bool, bool, bool], centre: bool = True, gate: Maybe = None,
+) -> tuple[Any, ...]:  # fmt: skip
     """Returns dx, dresidual, dinput_bias, dweight and dbias, None for each that is not needed.
 
     Args:
         need: True for each needed gradient of weight, bias and input_bias
         centre: False: RMS norm
+        gate: y was multiplied by silu(gate); its gradient takes the place of dresidual
     """
     x2, dy2 = as_rows(x), as_rows(dy)
     m, n = x2.shape
     r2 = x2 if residual is None else as_rows(residual)
     ds2 = dy2 if ds is None else as_rows(ds)
-    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    other = None if residual is None or residual.dtype == x.dtype else residual.dtype
-    dr = None if other is None else torch.empty(x.shape, dtype=other, device=x.device)
-    dw, db, di = (
-        torch.empty(n, dtype=x.dtype if t is None else t.dtype, device=x.device) if wanted else None
-        for wanted, t in zip(need, (weight, bias, input_bias), strict=True)
-    )
+    dx, dr, dw, db, di = new_backward(x, residual, gate, (weight, bias, input_bias), need)
     dr_, dw_, db_, di_ = (dx if t is None else t for t in (dr, dw, db, di))
     call = Call(
         m, n, x.dtype, _dtype(residual), _dtype(input_bias), _dtype(weight), _dtype(bias), dy.dtype, _dtype(ds), *need,
-        centre=centre,
+        centre=centre, gated=gate is not None,
     )  # fmt: skip
     kinds = sum(need)
     plan = planned_backward(call, _shared_memory(x.device) if x.is_cuda else None)
@@ -189,7 +217,16 @@ def launch_backward(
         "HAS_W": int(weight is not None),
     }
     with _on_device_of(x):
-        if plan.path == "paired":
+        if plan.path == "rows":
+            gate_ = x2 if gate is None else as_rows(gate)
+            run(
+                backward_rows_kernel, (plan.programs,),
+                dy2, x2, gate_, weight_, stats, dx, dr_, part, dy2.stride(0), x2.stride(0), gate_.stride(0), m, n,
+                ROWS=plan.rows, BLOCK=plan.block, FULL=int(plan.block == n), GATED=int(gate is not None),
+                HAS_W=has["HAS_W"], **needs, AHEAD=max(plan.ahead, 1), CENTRE=int(centre), num_warps=plan.warps,
+                **_limited(plan.maxnreg),
+            )  # fmt: skip
+        elif plan.path == "paired":
             run(
                 backward_paired_kernel, (plan.programs,),
                 dy2, x2, weight_, stats, dx, part, sums, hard, suspect, dy2.stride(0), x2.stride(0), m, n,

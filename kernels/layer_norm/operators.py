@@ -1,17 +1,17 @@
 """The two registered operators of both norms and their derivatives. Second derivatives are torch operations in float64.
 
-RMS norm is centre=False, without input_bias and bias.
+RMS norm is centre=False, without input_bias and bias. A gate is RMS norm's alone.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kernels.layer_norm.launch import launch_backward, launch_forward
+from kernels.gelu_autograd import derivatives
+from kernels.layer_norm.launch import launch_backward, launch_forward, new_backward, new_forward
 from kernels.operators import operator
 
 Maybe = Tensor | None
@@ -19,93 +19,61 @@ Maybe = Tensor | None
 
 @operator("verify_kernels::layer_norm")
 def forward_op(
-    x: Tensor, residual: Maybe, input_bias: Maybe, weight: Maybe, bias: Maybe, eps: float, centre: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+    x: Tensor, residual: Maybe, input_bias: Maybe, weight: Maybe, bias: Maybe, eps: float, centre: bool,
+    gate: Maybe = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Returns y, s and stats; s is None without a residual, stats is float64 [rows, 4]."""
     if x.numel() == 0:
-        return _forward_fake(x, residual, input_bias, weight, bias, eps, centre)
-    return launch_forward(x, residual, input_bias, weight, bias, eps, centre)
+        return new_forward(x, residual)
+    return launch_forward(x, residual, input_bias, weight, bias, eps, centre, gate)
 
 
-@forward_op.register_fake
-def _forward_fake(
-    x: Tensor, residual: Maybe, input_bias: Maybe, weight: Maybe, bias: Maybe, eps: float, centre: bool
-) -> tuple[Any, ...]:
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    s = None if residual is None else torch.empty(x.shape, dtype=residual.dtype, device=x.device)
-    return y, s, torch.empty((math.prod(x.shape[:-1]), 4), dtype=torch.float64, device=x.device)
+forward_op.register_fake(lambda x, residual, *_: new_forward(x, residual))
 
 
 @operator("verify_kernels::layer_norm_backward")
 def backward_op(
-    dy: Tensor,
-    ds: Maybe,
-    x: Tensor,
-    residual: Maybe,
-    input_bias: Maybe,
-    weight: Maybe,
-    bias: Maybe,
-    stats: Tensor,
-    eps: float,
-    need_w: bool,
-    need_b: bool,
-    need_i: bool,
-    centre: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    dy: Tensor, ds: Maybe, x: Tensor, residual: Maybe, input_bias: Maybe, weight: Maybe, bias: Maybe, stats: Tensor,
+    eps: float, need_w: bool, need_b: bool, need_i: bool, centre: bool, gate: Maybe = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Returns dx, dresidual, dinput_bias, dweight and dbias, None for each that is not needed.
 
-    dresidual is also None if it equals dx: both have one dtype.
+    dresidual is also None if it equals dx: both have one dtype. With a gate, its gradient takes the place of dresidual.
     """
+    need = need_w, need_b, need_i
     if x.numel() == 0:
-        needs = need_w, need_b, need_i, centre
-        fakes = _backward_fake(dy, ds, x, residual, input_bias, weight, bias, stats, eps, *needs)
-        zeros: Any = tuple(None if t is None else t.zero_() for t in fakes)
-        return zeros
-    need = (need_w, need_b, need_i)
-    return launch_backward(dy, ds, x, residual, input_bias, weight, bias, stats, need, centre)
+        dx, dr, dw, db, di = (
+            None if t is None else t.zero_() for t in new_backward(x, residual, gate, (weight, bias, input_bias), need)
+        )
+        return dx, dr, di, dw, db  # type: ignore[return-value]
+    return launch_backward(dy, ds, x, residual, input_bias, weight, bias, stats, need, centre, gate)
 
 
 @backward_op.register_fake
 def _backward_fake(
-    dy: Tensor,
-    ds: Maybe,
-    x: Tensor,
-    residual: Maybe,
-    input_bias: Maybe,
-    weight: Maybe,
-    bias: Maybe,
-    stats: Tensor,
-    eps: float,
-    need_w: bool,
-    need_b: bool,
-    need_i: bool,
-    centre: bool,
-) -> tuple[Any, ...]:
-    def vector(wanted: bool, like: Tensor | None) -> Any:
-        dtype = x.dtype if like is None else like.dtype
-        return torch.empty(x.shape[-1], dtype=dtype, device=x.device) if wanted else None
-
-    other = None if residual is None or residual.dtype == x.dtype else residual.dtype
-    dr = None if other is None else torch.empty(x.shape, dtype=other, device=x.device)
-    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    return dx, dr, vector(need_i, input_bias), vector(need_w, weight), vector(need_b, bias)
+    dy: Tensor, ds: Maybe, x: Tensor, residual: Maybe, input_bias: Maybe, weight: Maybe, bias: Maybe, stats: Tensor,
+    eps: float, need_w: bool, need_b: bool, need_i: bool, centre: bool, gate: Maybe = None,
+) -> tuple[Any, ...]:  # fmt: skip
+    need = need_w, need_b, need_i
+    dx, dr, dw, db, di = new_backward(x, residual, gate, (weight, bias, input_bias), need)
+    return dx, dr, di, dw, db
 
 
 def _setup_forward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    x, residual, input_bias, weight, bias, ctx.eps, ctx.centre = inputs
-    ctx.save_for_backward(x, residual, input_bias, weight, bias, output[2])
+    x, residual, input_bias, weight, bias, ctx.eps, ctx.centre, gate = inputs
+    ctx.save_for_backward(x, residual, input_bias, weight, bias, output[2], gate)
     ctx.set_materialize_grads(False)
 
 
 def _differentiate_forward(ctx: Any, dy: Tensor | None, ds: Tensor | None, _: Any) -> tuple[Any, ...]:
-    x, residual, input_bias, weight, bias, stats = ctx.saved_tensors
+    x, residual, input_bias, weight, bias, stats, gate = ctx.saved_tensors
     if dy is None:
         dy = torch.zeros_like(x)
     if residual is None:
         ds = None
     need_i, need_w, need_b = ctx.needs_input_grad[2:5]
     dx, dr, di, dw, db = backward_op(
-        dy, ds, x, residual, input_bias, weight, bias, stats, ctx.eps, need_w, need_b, need_i, ctx.centre
+        dy, ds, x, residual, input_bias, weight, bias, stats, ctx.eps, need_w, need_b, need_i, ctx.centre, gate
     )
     if residual is not None and residual.dtype == x.dtype:
         dr = dx
@@ -117,77 +85,43 @@ def _differentiate_forward(ctx: Any, dy: Tensor | None, ds: Tensor | None, _: An
         db if need_b else None,
         None,
         None,
+        None if gate is None else dr,
     )
 
 
 def _setup_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    dy, ds, x, residual, input_bias, weight, bias, _, ctx.eps, *ctx.need, ctx.centre = inputs
-    ctx.save_for_backward(dy, ds, x, residual, input_bias, weight, bias)
+    dy, ds, x, residual, input_bias, weight, bias, _, ctx.eps, *ctx.need, ctx.centre, gate = inputs
+    ctx.save_for_backward(dy, ds, x, residual, input_bias, weight, bias, gate)
     ctx.set_materialize_grads(False)
 
 
-def _differentiate_backward(
-    ctx: Any, u: Tensor | None, ur: Tensor | None, ui: Tensor | None, uw: Tensor | None, ub: Tensor | None
-) -> tuple[Any, ...]:
-    """Returns gradients of the backward operator, in differentiable torch operations in float64.
-
-    With P(a) = a - mean(a) - xhat mean(a xhat), the Jacobian of xhat is rstd P, and
-    dx = rstd P(g). For upstream u of dx, q of dweight, t of dbias (rows: mean over columns):
-      of dy:  rstd P(u) w + q xhat + t            of weight:  sum over rows of rstd P(u) dy
-      of x:   rstd P(q dy - rstd (c2 u + mean(u xhat) g)) - rstd^2 xhat cov,
-              cov = mean(u g) - mean(u) mean(g) - mean(u xhat) c2.
-    RMS norm has no term with mean(a), mean(u) or mean(g).
-    """
-    dy, ds, x, residual, input_bias, weight, bias = ctx.saved_tensors
-    n = x.shape[-1]
-    need_w, need_b, _ = ctx.need
-    terms = [t.double() for t in (u, ur) if t is not None and t.shape == x.shape]
-    if ui is not None and ui.numel() == n:
-        terms.append(ui.double().expand(x.shape))
-    total: Any = sum(terms) if terms else torch.zeros_like(x, dtype=torch.float64)
-
-    v = x.double()
-    for other in (input_bias, residual):
-        if other is not None:
-            v = v + other.double()
-    d = v - v.mean(-1, keepdim=True) if ctx.centre else v
-    rstd = (d.square().mean(-1, keepdim=True) + ctx.eps).rsqrt()
-    xhat = d * rstd
-    upstream = dy.double()
-    g = upstream if weight is None else upstream * weight.double()
-
-    def mean(a: Tensor) -> Tensor:
-        return a.mean(-1, keepdim=True)
-
-    def project(a: Tensor) -> Tensor:
-        rest = a - xhat * mean(a * xhat)
-        return rest - mean(a) if ctx.centre else rest
-
-    def columns(a: Tensor) -> Tensor:
-        return a.reshape(-1, n).sum(0)
-
-    c2, ux = mean(g * xhat), mean(total * xhat)
-    pu = rstd * project(total)
-    of_dy = pu if weight is None else pu * weight.double()
-    inner = -rstd * (c2 * total + ux * g)
-    if need_w and uw is not None:
-        of_dy = of_dy + uw.double() * xhat
-        inner = inner + uw.double() * upstream
-    if need_b and ub is not None:
-        of_dy = of_dy + ub.double()
-    covariance = mean(total * g) - ux * c2
-    if ctx.centre:
-        covariance = covariance - mean(total) * mean(g)
-    of_v = rstd * project(inner) - rstd.square() * xhat * covariance
-    return (
-        of_dy.to(dy.dtype),
-        None if ds is None else total.to(ds.dtype),
-        of_v.to(x.dtype),
-        None if residual is None else of_v.to(residual.dtype),
-        None if input_bias is None else columns(of_v).to(input_bias.dtype),
-        None if weight is None else columns(pu * upstream).to(weight.dtype),
-        *(None,) * 7,
-    )
+def _differentiate_backward(ctx: Any, *upstream: Tensor | None) -> tuple[Any, ...]:
+    """Returns gradients of the backward operator: torch differentiates its formulas in float64."""
+    given, further = ctx.saved_tensors, torch.is_grad_enabled()
+    with torch.enable_grad():
+        leaves = [t if t is None else (t if t.requires_grad else t.detach()).double().requires_grad_() for t in given]
+        dy, ds, x, residual, input_bias, weight, _, gate = leaves
+        v = sum((t for t in (input_bias, residual) if t is not None), start=x)
+        d = v - v.mean(-1, keepdim=True) if ctx.centre else v
+        rstd = (d.square().mean(-1, keepdim=True) + ctx.eps).rsqrt()
+        xhat = d * rstd
+        value, slope, _ = (1.0, 0.0, 0.0) if gate is None else derivatives(gate, "silu")
+        w = 1.0 if weight is None else weight
+        u = dy * value
+        g = u * w
+        dx = g - xhat * (g * xhat).mean(-1, keepdim=True)
+        dx = rstd * (dx - g.mean(-1, keepdim=True) if ctx.centre else dx) + (0.0 if ds is None else ds)
+        # a column sum times its upstream gradient is the sum of its terms times that
+        results = dx, dx if gate is None else dy * xhat * w * slope, dx, u * xhat, u
+        total = dy.sum() * 0.0
+        for result, t in zip(results, upstream, strict=True):
+            if t is not None and t.numel():  # an absent result is empty
+                total = total + (result * t.double()).sum()
+    present = [t for t in leaves if t is not None]
+    found = iter(torch.autograd.grad(total, present, create_graph=further, allow_unused=True))
+    grads = (None if t is None else next(found) for t in leaves)
+    *grads, of_gate = (None if a is None else a.to(t.dtype) for a, t in zip(grads, given, strict=True))
+    return *grads, *(None,) * 6, of_gate
 
 
 forward_op.register_autograd(_differentiate_forward, setup_context=_setup_forward)

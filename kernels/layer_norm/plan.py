@@ -7,6 +7,7 @@
 The paths, with the modules that explain their roundings:
 
     fast     16-bit rows of up to 8,192 columns (forward: 16,384), float32 arithmetic    forward.py, backward.py
+    rows     several rows a program: short rows of x alone; gated and FP8 RMS norm         rows.py
     exact    other rows, up to 4,096 columns (forward: 16,384), float64 arithmetic        forward.py, backward.py
     paired   many float32 rows of 4,097 to 8,192 columns, backward only                   backward_paired.py
     long     longer rows, block by block, float64 arithmetic                              forward_blocks.py, backward.py
@@ -28,6 +29,7 @@ PROGRAMS = 1056
 # Of the paired kernel: the same number; how many rows one program sums in float32; and the least number of rows. With
 # few terms the rounding of xhat would show in dweight (2 ULP).
 PAIRED_PROGRAMS, PAIRED_SUM, PAIRED_ROWS = 132, 64, 1024
+LONGEST = 16_384  # columns of a gated or quantised row: a program has it in registers
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class Call:
     need_bias: bool = False
     need_input_bias: bool = False
     centre: bool = True  # layer norm; False: RMS norm, whose rows are never marked, because it subtracts no mean
+    gated: bool = False  # RMS norm times silu(gate), or quantised: only the kernels of rows.py do it
 
     @property
     def block(self) -> int:
@@ -58,6 +61,11 @@ class Call:
     def plain(self) -> bool:
         """True if x is the only operand."""
         return self.residual is None and self.input_bias is None
+
+    @property
+    def short(self) -> bool:
+        """True if rows are as long as a head of attention, and x is the only operand."""
+        return self.plain and not self.wide and 64 <= self.columns <= 256 and self.columns % 16 == 0
 
     @property
     def wide(self) -> bool:
@@ -78,7 +86,7 @@ def _are_half(*dtypes: torch.dtype | None) -> bool:
 class ForwardPlan:
     """The kernel and options of a forward pass."""
 
-    path: str  # fast, exact, long, wide
+    path: str  # rows, fast, exact, long, wide
     block: int  # columns in registers at once: the row, or less if long or wide
     warps: int
     maxnreg: int | None = None  # registers of a thread at most
@@ -87,7 +95,14 @@ class ForwardPlan:
     later: int = 0  # fast: prefetch the row this many programs later
     again: bool = False  # exact: x is read twice, the second time from L1
     hard_rows: bool = False  # a second kernel redoes marked rows
-    rows: int = 1  # fast: rows of a program; more than 1: forward_rows_kernel
+    rows: int = 1  # rows of a program
+    fast: bool = False  # rows: the arithmetic of fast
+
+
+def _rows_and_warps(block: int, share: int) -> tuple[int, int]:
+    """Returns the rows and warps of a program of rows.py: 1,024 elements or a row, about `share` for each warp."""
+    rows = max(1, 1024 // block)
+    return rows, max(1, min(16, rows * block // share))
 
 
 def forward_plan(call: Call, prefetches: bool) -> ForwardPlan:
@@ -96,8 +111,11 @@ def forward_plan(call: Call, prefetches: bool) -> ForwardPlan:
     if call.wide or block > 16384:
         path = "wide" if call.wide else "long"
         return ForwardPlan(path, min(block, 2048), 8, hard_rows=residual and call.centre and not call.wide)
-    half = _are_half(call.x, call.residual, call.input_bias)
-    if half and torch.float64 not in (call.weight, call.bias):
+    half = _are_half(call.x, call.residual, call.input_bias) and torch.float64 not in (call.weight, call.bias)
+    if call.gated or ((call.short or (call.plain and n == 512)) and (half or not call.centre)):
+        rows, warps = _rows_and_warps(block, 512)
+        return ForwardPlan("rows", block, warps, rows=rows, fast=half and not call.gated)
+    if half:
         full = block == n >= 2048
         operands = (call.x, call.residual, call.input_bias, call.weight, call.bias)
         return ForwardPlan(
@@ -110,7 +128,6 @@ def forward_plan(call: Call, prefetches: bool) -> ForwardPlan:
             packed=full and residual and all(dtype in (None, torch.bfloat16) for dtype in operands),
             # half as many rows later as an H200 has in flight, or a quarter if two operands are read
             later=(132 if residual else 264) * 8192 // block if full and prefetches else 0,
-            rows=4 if call.plain and n in (256, 512) else 1,
         )
     if residual and block <= 4096:
         warps, maxnreg = max(1, block // (256 if call.input_bias is None else 512)), 64
@@ -127,7 +144,7 @@ def forward_plan(call: Call, prefetches: bool) -> ForwardPlan:
 class BackwardPlan:
     """The kernels and options of a backward pass."""
 
-    path: str  # fast, exact, paired, long, wide
+    path: str  # rows, fast, exact, paired, long, wide
     block: int  # columns of a program; of each of its 8 parts if paired
     blocks: int  # programs that share a row
     programs: int  # number; each sums the columns over its own rows
@@ -142,6 +159,7 @@ class BackwardPlan:
     lift: int  # the partial sums of dweight are multiplied by 2^lift
     column_block: int  # columns and programs at once when partial sums are added
     column_depth: int
+    rows: int = 1  # rows of a program at once
 
     @property
     def whole(self) -> bool:
@@ -153,6 +171,8 @@ def _backward_path(call: Call) -> str:
     block = call.block
     if call.wide:
         return "wide"
+    if call.gated or call.short:
+        return "rows"
     if block <= 8192 and _are_half(call.x, call.residual, call.input_bias, call.weight, call.bias):
         return "fast"
     if block <= 4096:
@@ -167,6 +187,10 @@ def _programs_and_warps(call: Call, path: str) -> tuple[int, int]:
     """Returns (programs, warps), before the programs are limited to the number of rows."""
     m, n, block, plain = call.rows, call.columns, call.block, call.plain
     aligned = n % 16 == 0  # strides and addresses are aligned too: see launch.as_rows
+    if path == "rows":
+        rows, warps = _rows_and_warps(block, 256)
+        most = PROGRAMS if block <= 1024 else PROGRAMS // 2 * 1024 // block
+        return min(triton.cdiv(m, rows), most if call.kinds else m), warps
     if path == "paired":
         return PAIRED_PROGRAMS * triton.cdiv(m, PAIRED_PROGRAMS * PAIRED_SUM), 8
     if path in ("long", "wide"):
@@ -201,7 +225,7 @@ def _maxnreg(call: Call, path: str, warps: int) -> int | None:
 
 def _ahead(call: Call, path: str, stages: int, shared_memory: int | None) -> int:
     """Returns `stages` if shared memory holds stages - 1 blocks of each operand that is read by rows, else 1."""
-    read = [call.x, call.dy or call.x, call.residual, call.ds]
+    read = [call.x, call.dy or call.x, call.residual, call.ds, call.x if call.gated else None]
     if path != "fast":  # fast reads input_bias once, the others with every row
         read.append(call.input_bias)
     size = sum((stages - 1) * call.block * dtype.itemsize for dtype in read if dtype is not None)
@@ -226,7 +250,7 @@ def backward_plan(call: Call, shared_memory: int | None) -> BackwardPlan:
     ahead = int(programs < m)
     if path == "paired":
         ahead = max(_ahead(call, path, stages, shared_memory) for stages in (3, 4))
-    elif ahead and path in ("fast", "exact") and n % 16 == 0:
+    elif ahead and path in ("fast", "exact", "rows") and n % 16 == 0:
         stages = 4 if path == "fast" and call.plain and block > 4096 else 3
         ahead = _ahead(call, path, stages, shared_memory)
     column_block, column_depth = (128, 64) if n > 8192 else (16, 256) if programs > 256 else (32, 64)
@@ -240,11 +264,12 @@ def backward_plan(call: Call, shared_memory: int | None) -> BackwardPlan:
         maxnreg=_maxnreg(call, path, warps),
         redo=redo,
         marked=marked,
-        separate_sums=not (path == "exact" and redo == "never"),
+        separate_sums=path != "rows" and not (path == "exact" and redo == "never"),
         # float16 holds no dx of 2^17. bfloat16 holds up to 2^127, and the terms of a sum may exceed the sum.
         top=17 if torch.float16 in (call.x, call.residual) else 116,
         float16=torch.float16 in (call.x, call.residual, call.weight, call.bias),
         lift={"fast": 64, "wide": 0 if call.centre else 200}.get(path, 0),
         column_block=column_block,
         column_depth=column_depth,
+        rows=_rows_and_warps(block, 256)[0] if path == "rows" else 1,
     )

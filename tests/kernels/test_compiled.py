@@ -9,7 +9,7 @@ from tests.kernels.compiled import SHARED, Compiled
 COMPILE = """
 import sys
 import torch
-from kernels import geglu, gelu, linear_act, linear_geglu, linear_weight
+from kernels import geglu, gelu, linear_act, linear_geglu, linear_weight, rms_norm
 from kernels.layer_norm import operators as norm
 from kernels.operators import launcher_of
 from tests.kernels.compiled import compiled_for
@@ -45,7 +45,15 @@ for arch, name in zip(sys.argv[2::2], sys.argv[3::2]):
             if sys.argv[1] == "all":  # the same kernels without a mean
                 stats = call(norm.forward_op, x, r, None, v, None, 1e-5, False)[2]
                 call(norm.backward_op, x, r, x, r, None, v, None, stats, 1e-5, True, False, False, False)
-        call(norm.forward_op, (64, 256), None, None, (256,), (256,), 1e-5, True)  # several rows for a warp
+        x, v = (64, 256), (256,)  # several rows for each program
+        stats = call(norm.forward_op, x, None, None, v, v, 1e-5, True)[2]
+        call(norm.backward_op, x, None, x, None, None, v, v, stats, 1e-5, True, True, False, True)
+        for columns in (128, 4096) if name != "float64" else ():
+            x, v = (2048, columns), (columns,)
+            stats = call(norm.forward_op, x, None, None, v, None, 1e-5, False, x)[2]
+            call(norm.backward_op, x, None, x, None, None, v, None, stats, 1e-5, True, False, False, False, x)
+            for group in (0, 128) if int(arch) >= 89 else ():  # others have no FP8
+                call(rms_norm.fp8_op, x, x, v, 1e-5, group)
         x, dy, pre = (1024, 1024), (1024, 4096), (1024, 8192)
         call(linear_act._linear, x, dy[::-1], dy[1:], "gelu", False, False)
         call(linear_act._gradient, dy, dy, "gelu", True, True)
@@ -61,11 +69,18 @@ KERNELS = {
     "forward_blocks_kernel", "row_sums_kernel", "_tile_kernel", "_gradient_kernel", "_added_kernel",
     "_weight_kernel",
 }  # fmt: skip
-OF_FLOAT32 = {"backward_paired_kernel", "forward_hard_rows_kernel", "_tiny_kernel"}
+OF_FLOAT32 = {
+    "forward_rows_kernel",
+    "backward_rows_kernel",
+    "backward_paired_kernel",
+    "forward_hard_rows_kernel",
+    "_tiny_kernel",
+}
 # Bytes that may be spilled, where more registers would cost more: by a tile's activation, which runs once for all steps
 # of k; by rows that 64 registers hold, so that a quarter more of them are in flight; by second derivatives.
 SPILLED = {
     "_tile_kernel": 192, "forward_kernel": 16, "_second_kernel": 16, "forward_blocks_kernel": 8, "row_sums_kernel": 8,
+    "backward_rows_kernel": 8,
 }  # fmt: skip
 
 QUICK = [(89, "float32")]  # least shared memory, float64 arithmetic
@@ -87,7 +102,7 @@ def test_every_kernel_fits(printed, tmp_path, chosen, tiles):
         ]
         assert {each.kernel for each in made} >= KERNELS - ({"forward_kernel"} if dtype == "float64" else set())
         assert {each.kernel for each in made} >= {"float32": OF_FLOAT32, "float64": set()}.get(
-            dtype, {"forward_rows_kernel"}
+            dtype, {"forward_rows_kernel", "backward_rows_kernel"}
         )
         for each in made:
             assert each.spilled <= SPILLED.get(each.kernel, 0), each

@@ -1,0 +1,187 @@
+"""The kernels that compute several rows in one program: short rows, gated RMS norm, RMS norm with an FP8 result.
+
+A multiprocessor holds 32 programs. With one row of 128 columns each, their loads in flight are 8 KiB, a sixth of what
+the memory's speed needs. A program here has ROWS rows at once, in registers. ROWS depends on N alone, so a row's bits
+do not depend on M.
+
+Rounding points, in ULP of |weight xhat| + |bias| (times |silu(gate)|), of rstd (|g| + |xhat| mean|g xhat|) for dx, and
+of the sums of magnitudes for column sums:
+
+- FAST (forward, 16 bits, x alone): as in forward.py.
+- Otherwise every operation is a float64 operation and each output is rounded to float32 and, for 16 bits, once more:
+  0.5 + 2^-13. v = x + residual is exact unless exponents lie 29 binades apart. No operand of 32 bits leaves float64,
+  so no row is hard. silu(gate) is silu_math.py's for float32, also for gates of 16 bits: 2^-30.
+- FP8 (GROUP): y is rounded to float32. amax is the largest |y| of GROUP columns, at least LEAST. Then scale =
+  amax / 448 and y / scale are rounded once each to float32, and the second to e4m3. NaN stays NaN. Infinite y: nothing.
+
+Backward: each of a fixed number of programs sums the columns over its own rows in float64 (backward.py).
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kernels.arithmetic import float64_of
+from kernels.layer_norm.moments import load_stats, moments, one_column, scaled_stats, weighted_xhat, xhat_of
+from kernels.layer_norm.operands import rounded, scale_and_shift, value_of, vectors
+from kernels.silu_math import silu_gradients, silu_times
+
+LEAST = tl.constexpr(1e-10)  # of amax: a row of zeros has a scale, and codes of 0
+E4M3_LARGEST = tl.constexpr(448.0)
+
+
+@triton.jit
+def _store_e4m3(y, y_ptr, scale_ptr, row, n_rows, n_cols, ROWS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr):
+    """Stores y as codes of e4m3 and a scale for each GROUP columns. Columns beyond n_cols are 0 or NaN."""
+    PARTS: tl.constexpr = BLOCK // GROUP
+    y = tl.reshape(y.to(tl.float32), (ROWS, PARTS, GROUP))
+    amax = tl.maximum(tl.max(tl.abs(y), 2), LEAST)  # both pass over NaN
+    scale = tl.div_rn(amax, tl.full((ROWS, PARTS), E4M3_LARGEST, tl.float32))
+    y = tl.div_rn(y, tl.broadcast_to(scale[:, :, None], (ROWS, PARTS, GROUP)))
+    y = tl.where(y > E4M3_LARGEST, E4M3_LARGEST, tl.where(y < -E4M3_LARGEST, -E4M3_LARGEST, y))
+    cols = tl.arange(0, BLOCK)[None, :]
+    codes = tl.reshape(y, (ROWS, BLOCK)).to(tl.float8e4nv)
+    tl.store(y_ptr + row * n_cols + cols, codes, mask=(row < n_rows) & (cols < n_cols))
+    part = tl.arange(0, PARTS)[None, :]
+    parts = tl.cdiv(n_cols, GROUP)
+    tl.store(scale_ptr + row * parts + part, scale, mask=(row < n_rows) & (part < parts))
+
+
+@triton.jit(do_not_specialize=["n_rows", "eps_bits", "inv_bits"])
+def forward_rows_kernel(
+    x_ptr,  # [M, N] rows of stride x_stride
+    r_ptr,  # [M, N] rows of stride r_stride: the residual with HAS_R, the gate with GATED
+    w_ptr,  # [N] weight
+    b_ptr,  # [N] bias
+    y_ptr,  # [M, N] contiguous, out; codes of e4m3 with GROUP
+    s_ptr,  # [M, N] contiguous, out: x + residual; only with HAS_R
+    stats_ptr,  # [M, 4] float64, out: up, up mean (pair), rstd / up; with GROUP [M, N / GROUP] float32, out: scales
+    x_stride,
+    r_stride,
+    n_rows,
+    n_cols,
+    eps_bits,
+    inv_bits,  # 1 / N
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    FULL: tl.constexpr,  # n_cols == BLOCK
+    FAST: tl.constexpr,
+    HAS_R: tl.constexpr,
+    GATED: tl.constexpr,
+    GROUP: tl.constexpr,  # columns that share a scale; BLOCK: all; 0: y is not quantised
+    HAS_W: tl.constexpr,
+    HAS_B: tl.constexpr,
+    CENTRE: tl.constexpr,  # 0: RMS norm, whose rows have no mean; 1 only with FAST
+):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    cols = tl.arange(0, BLOCK)[None, :]
+    there = row < n_rows if FULL else (row < n_rows) & (cols < n_cols)
+    inv = float64_of(inv_bits)
+    zero = row.to(tl.float64) * 0.0
+    if FAST:
+        x = tl.load(x_ptr + row * x_stride + cols, mask=there, other=0.0).to(tl.float32)
+        d = x.to(tl.float64)
+    else:
+        d = value_of(x_ptr + row * x_stride, r_ptr + row * r_stride, r_ptr, cols, there, HAS_R, 0)
+        if HAS_R:
+            tl.store(s_ptr + row * n_cols + cols, rounded(d, s_ptr), mask=there)
+    if CENTRE:
+        both = tl.sum(tl.join(d, d * d), 1)
+        first = (tl.arange(0, 2) == 0)[None, :]
+        s1 = tl.sum(tl.where(first, both, 0.0), 1)[:, None]
+        s2 = tl.sum(tl.where(first, 0.0, both), 1)[:, None]
+        mean, mean_low, var = moments(s1, s2, 0.0, zero + n_cols, inv)
+    else:
+        mean, mean_low, var = zero, zero, tl.sum(d * d, 1)[:, None] * inv
+    rstd = tl.rsqrt(var + float64_of(eps_bits))
+    up = zero + 1.0
+    w, b = vectors(w_ptr, b_ptr, cols, cols < n_cols, HAS_W, HAS_B)
+    if FAST:
+        up, mean, mean_low, rstd = scaled_stats(mean, mean_low, rstd)
+        if CENTRE:
+            d = tl.fma(x, up.to(tl.float32), -mean.to(tl.float32))
+            y = tl.fma(d, rstd.to(tl.float32), (-mean_low * rstd).to(tl.float32))
+            y = scale_and_shift(y, w, b, HAS_W, HAS_B)
+        else:
+            y = weighted_xhat(x, up.to(tl.float32), rstd.to(tl.float32), w, y_ptr, HAS_W)
+    else:
+        y = scale_and_shift(d * rstd, w, b, HAS_W, HAS_B)
+        if GATED:
+            gate = tl.load(r_ptr + row * r_stride + cols, mask=there, other=0.0)
+            y = silu_times(y, gate.to(tl.float32))
+    if GROUP > 0:
+        _store_e4m3(y, y_ptr, stats_ptr, row, n_rows, n_cols, ROWS, BLOCK, GROUP)
+    else:
+        tl.store(y_ptr + row * n_cols + cols, rounded(y, y_ptr), mask=there)
+        at = stats_ptr + row * 4
+        tl.store(at, up, mask=row < n_rows)
+        tl.store(at + 1, mean if CENTRE else var, mask=row < n_rows)
+        tl.store(at + 2, mean_low, mask=row < n_rows)
+        tl.store(at + 3, rstd, mask=row < n_rows)
+
+
+@triton.jit(do_not_specialize=["n_rows"])
+def backward_rows_kernel(
+    dy_ptr,  # [M, N] rows of stride dy_stride
+    x_ptr,  # [M, N] rows of stride x_stride
+    gate_ptr,  # [M, N] rows of stride gate_stride; only with GATED
+    w_ptr,  # [N] weight; only with HAS_W
+    stats_ptr,  # [M, 4] float64: the statistics of moments.py
+    dx_ptr,  # [M, N] contiguous, out
+    dgate_ptr,  # [M, N] contiguous, out; only with GATED
+    part_ptr,  # [NEED_W + NEED_B, programs, N] float64, out: partial column sums
+    dy_stride,
+    x_stride,
+    gate_stride,
+    n_rows,
+    n_cols,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    FULL: tl.constexpr,  # n_cols == BLOCK
+    GATED: tl.constexpr,
+    HAS_W: tl.constexpr,
+    NEED_W: tl.constexpr,
+    NEED_B: tl.constexpr,
+    AHEAD: tl.constexpr,  # AHEAD - 1 next tiles are in shared memory
+    CENTRE: tl.constexpr = 1,  # 0: RMS norm
+):
+    """Computes dx of tiles p, p + P, ... of ROWS rows, and their column sums. A gate makes dy silu(gate) of dy."""
+    pid = tl.program_id(0).to(tl.int64)
+    programs = tl.num_programs(0)
+    cols = tl.arange(0, BLOCK)[None, :]
+    inside = cols < n_cols
+    acc_w = tl.zeros((ROWS, BLOCK), tl.float64)
+    acc_b = tl.zeros((ROWS, BLOCK), tl.float64)
+    inv = 1.0 / (pid.to(tl.float64) * 0.0 + n_cols)
+    if HAS_W:
+        w = tl.load(w_ptr + cols, mask=inside, other=0.0).to(tl.float64)
+    for tile in tl.range(pid, tl.cdiv(n_rows, ROWS), programs, num_stages=AHEAD):
+        row = (pid * 0 + tile) * ROWS + tl.arange(0, ROWS)[:, None]
+        there = row < n_rows if FULL else (row < n_rows) & inside
+        x = tl.load(x_ptr + row * x_stride + cols, mask=there, other=0.0).to(tl.float64)
+        dy = tl.load(dy_ptr + row * dy_stride + cols, mask=there, other=0.0).to(tl.float64)
+        up, mean, mean_low, rstd = load_stats(stats_ptr + row * 4, row < n_rows)
+        xhat = xhat_of(x, x, up, mean, mean_low, rstd, 0, CENTRE)
+        if not FULL:
+            xhat = tl.where(there, xhat, 0.0)
+        if GATED:
+            gate = tl.load(gate_ptr + row * gate_stride + cols, mask=there, other=0.0)
+            dy, dgate = silu_gradients(dy, xhat * w if HAS_W else xhat, gate.to(tl.float32))
+            tl.store(dgate_ptr + row * n_cols + cols, rounded(dgate, dgate_ptr), mask=there)
+        if NEED_W:
+            acc_w = tl.fma(dy, xhat, acc_w)
+        if NEED_B:
+            acc_b += dy
+        g = dy * w if HAS_W else dy
+        c1 = tl.sum(g, 1)[:, None] if CENTRE else inv  # one reduction of both as in the forward kernel spills 70 KB
+        c2 = tl.sum(g * xhat, 1)[:, None]
+        xhat, g = one_column(xhat, g, c1 * inv, BLOCK == 1, CENTRE)
+        dx = tl.fma(xhat, c2 * (inv * -1.0), g) * (rstd * up)
+        tl.store(dx_ptr + row * n_cols + cols, rounded(dx, dx_ptr), mask=there)
+    at = part_ptr + pid * n_cols + tl.arange(0, BLOCK)
+    mask = tl.arange(0, BLOCK) < n_cols
+    if NEED_W:
+        tl.store(at, tl.sum(acc_w, 0), mask=mask)
+    if NEED_B:
+        tl.store(at + NEED_W * programs.to(tl.int64) * n_cols, tl.sum(acc_b, 0), mask=mask)
