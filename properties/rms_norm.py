@@ -23,6 +23,19 @@ def rms_norm(x, weight, *, eps):
 
 
 @verify.kernel(
+    op="rms_norm",
+    where="64 <= n and n <= 256 and n % 16 == 0",
+    dtypes=COMPARED,
+    max_ulp={"bfloat16": 0.51, "float16": 0.51, "float32": 1.0},
+    gradients=True,
+    refuses=False,
+)
+def rms_norm_heads(x, weight, *, eps):
+    """The Triton kernel on rows as long as a head of attention, as norms of queries and keys have them."""
+    return triton_rms_norm.rms_norm(x, weight, eps=eps)
+
+
+@verify.kernel(
     op="rms_norm", operands=["x"], dtypes=FLOATS, max_ulp=LIMITS, gradients=True, refuses=False, largest=LARGEST
 )
 def rms_norm_bare(x, *, eps):

@@ -64,3 +64,8 @@ def rms_norm_residual_fp8_rows(x, residual, weight):
 def rms_norm_residual_fp8_blocks(x, residual, weight):
     """The Triton kernel of x + residual with a scale for 128 columns."""
     return norms.rms_norm_fp8(x, weight, residual, group=128, eps=EPS)[:2]
+
+
+# FP8 has laws of its own, which every run tries. tests/kernels/test_rms_norm_fused.py tests layouts and repeated calls.
+# `verify run --profile ci` tries every law in every dtype.
+test_rms_norm_gated = verify.laws_for(rms_norm_gated, dtypes=["bfloat16"], laws=["special values", "batch invariance"])

@@ -86,6 +86,11 @@ def _dtype(tensor: Maybe) -> torch.dtype | None:
     return None if tensor is None else tensor.dtype
 
 
+def _flags(**operands: Maybe) -> dict[str, int]:
+    """Returns HAS_W=1 for `W=weight`, HAS_W=0 if weight is None."""
+    return {f"HAS_{name}": int(t is not None) for name, t in operands.items()}
+
+
 def _limited(maxnreg: int | None) -> dict[str, int]:
     return {} if maxnreg is None else {"maxnreg": maxnreg}
 
@@ -141,12 +146,7 @@ def launch_forward(
     weight_, bias_, input_bias_ = (x2 if t is None else dense(t) for t in (weight, bias, input_bias))
     common = (x2, r2, input_bias_, weight_, bias_, y, y if s is None else s, stats, x2.stride(0), r2.stride(0), n)
     scalars = (_bits(float(eps)), _bits(1.0 / n))
-    has = {
-        "HAS_R": int(residual is not None),
-        "HAS_I": int(input_bias is not None),
-        "HAS_W": int(weight is not None),
-        "HAS_B": int(bias is not None),
-    }
+    has = _flags(R=residual, I=input_bias, W=weight, B=bias)
     call = Call(m, n, x.dtype, _dtype(residual), _dtype(input_bias), _dtype(weight), _dtype(bias), centre=centre)
     if gate is not None or group is not None:
         call = dataclasses.replace(call, gated=True)
@@ -211,11 +211,7 @@ def launch_backward(
     suspect = hard[plan.programs :]
     weight_, input_bias_ = (x2 if t is None else dense(t) for t in (weight, input_bias))
     needs = {"NEED_W": int(need[0]), "NEED_B": int(need[1])}
-    has = {
-        "HAS_R": int(residual is not None),
-        "HAS_I": int(input_bias is not None),
-        "HAS_W": int(weight is not None),
-    }
+    has = _flags(R=residual, I=input_bias, W=weight)
     with _on_device_of(x):
         if plan.path == "rows":
             gate_ = x2 if gate is None else as_rows(gate)
