@@ -35,46 +35,35 @@ Layouts: results have the bits that contiguous operands give (layer_norm/launch.
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
-from kernels.layer_norm import _checks, check_rows
+from kernels.layer_norm import check_rows, checks, normed
 from kernels.layer_norm.launch import launch_forward, new_fp8
-from kernels.layer_norm.operators import forward_op
+from kernels.layer_norm.operators import Maybe
 from kernels.operators import operator
 
 __all__ = ["rms_norm", "rms_norm_fp8", "rms_norm_gated", "rms_norm_residual"]
 
-Maybe = Tensor | None
 GROUPS = (16, 32, 64, 128, 256)  # columns that may share a scale
-_CHECK = {name: _checks(name) for name in __all__}
+_CHECK = {name: checks(name) for name in __all__}
 
 
-def _call(name: str, x: Tensor, residual: Maybe, weight: Maybe, eps: float, gate: Maybe = None) -> Any:
-    eps = float(eps) if isinstance(eps, int) else eps
-    return forward_op.checked(_CHECK[name], x, residual, None, weight, None, eps, False, gate)
-
-
-def rms_norm(x: Tensor, weight: Tensor | None = None, *, eps: float = 1e-6) -> Tensor:
+def rms_norm(x: Tensor, weight: Maybe = None, *, eps: float = 1e-6) -> Tensor:
     """Returns the RMS norm of x over its last dimension, in x's dtype; weight has any dtype."""
-    return _call("rms_norm", x, None, weight, eps)[0]
+    return normed(_CHECK["rms_norm"], x, None, None, weight, None, eps, False)[0]
 
 
-def rms_norm_residual(
-    x: Tensor, residual: Tensor, weight: Tensor | None = None, *, eps: float = 1e-6
-) -> tuple[Tensor, Tensor]:
+def rms_norm_residual(x: Tensor, residual: Tensor, weight: Maybe = None, *, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
     """Returns y and s: s = x + residual in the residual's dtype, y the RMS norm of the unrounded sum."""
-    return _call("rms_norm_residual", x, residual, weight, eps)[:2]
+    return normed(_CHECK["rms_norm_residual"], x, residual, None, weight, None, eps, False)[:2]
 
 
-def rms_norm_gated(x: Tensor, gate: Tensor, weight: Tensor | None = None, *, eps: float = 1e-6) -> Tensor:
+def rms_norm_gated(x: Tensor, gate: Tensor, weight: Maybe = None, *, eps: float = 1e-6) -> Tensor:
     """Returns the RMS norm of x times silu(gate) with one rounding, in the dtype of x and gate.
 
     It takes 16 bits and float32, and rows of up to 16,384 columns.
     """
-    y: Tensor = _call("rms_norm_gated", x, None, weight, eps, gate)[0]
-    return y
+    return normed(_CHECK["rms_norm_gated"], x, None, None, weight, None, eps, False, gate)[0]
 
 
 # --- FP8: rows.py, forward only ---
@@ -102,9 +91,8 @@ def _check_fp8(x: Tensor, residual: Maybe, weight: Maybe, eps: float, group: int
 
 
 def rms_norm_fp8(
-    x: Tensor, weight: Tensor | None = None, residual: Tensor | None = None, *, group: int | None = None,
-    eps: float = 1e-6,
-) -> tuple[Tensor, ...]:  # fmt: skip
+    x: Tensor, weight: Maybe = None, residual: Maybe = None, *, group: int | None = None, eps: float = 1e-6
+) -> tuple[Tensor, ...]:
     """Returns the RMS norm of x, or of x + residual, as codes of e4m3 and float32 scales, and s if there is a residual.
 
     A number is code * scale. Nothing is rounded to 16 bits before it is quantised. There are no gradients.

@@ -51,13 +51,13 @@ from torch import Tensor
 
 from kernels.checks import DTYPES
 from kernels.launch import autocasts
-from kernels.layer_norm.operators import forward_op
+from kernels.layer_norm.operators import Maybe, forward_op
 from kernels.layer_norm.plan import LONGEST
 
 __all__ = ["layer_norm", "layer_norm_residual", "layer_norm_residual_bias"]
 
 
-def check_rows(name: str, x: Tensor, *others: Tensor | None) -> None:
+def check_rows(name: str, x: Tensor, *others: Maybe) -> None:
     """Raises if a gated or quantised norm cannot have these operands."""
     if any(t is not None and t.dtype == torch.float64 for t in (x, *others)):
         raise TypeError(f"{name}: operands are float32, float16 or bfloat16; one is float64")
@@ -65,19 +65,13 @@ def check_rows(name: str, x: Tensor, *others: Tensor | None) -> None:
         raise ValueError(f"{name}: x's last dimension is at most {LONGEST:,}; it is {x.shape[-1]:,}")
 
 
-def _checks(name: str) -> Callable[..., None]:
+def checks(name: str) -> Callable[..., None]:
     """Returns a function that raises if the arguments of the function `name` break a rule."""
 
     def check(
-        x: Tensor,
-        residual: Tensor | None,
-        input_bias: Tensor | None,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        eps: float,
-        centre: bool,
-        gate: Tensor | None = None,
-    ) -> None:
+        x: Tensor, residual: Maybe, input_bias: Maybe, weight: Maybe, bias: Maybe, eps: float, centre: bool,
+        gate: Maybe = None,
+    ) -> None:  # fmt: skip
         if x.dim() == 0:
             raise ValueError(f"{name}: x needs a last dimension to normalise; x has 0 dimensions")
         if not (isinstance(eps, (int, float)) and 0 <= eps < math.inf):
@@ -109,21 +103,16 @@ def _checks(name: str) -> Callable[..., None]:
     return check
 
 
-_CHECK = {name: _checks(name) for name in __all__}
+_CHECK = {name: checks(name) for name in __all__}
 
 
-def _call(
-    name: str,
-    x: Tensor,
-    residual: Tensor | None,
-    input_bias: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-) -> Any:
-    if isinstance(eps, int):
-        eps = float(eps)
-    return forward_op.checked(_CHECK[name], x, residual, input_bias, weight, bias, eps, True, None)
+def normed(
+    check: Callable[..., None], x: Tensor, residual: Maybe, input_bias: Maybe, weight: Maybe, bias: Maybe, eps: float,
+    centre: bool = True, gate: Maybe = None,
+) -> Any:  # fmt: skip
+    """Returns y, s and stats. Calls `check` on the arguments first."""
+    eps = float(eps) if isinstance(eps, int) else eps
+    return forward_op.checked(check, x, residual, input_bias, weight, bias, eps, centre, gate)
 
 
 def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *, eps: float = 1e-5) -> Tensor:
@@ -134,32 +123,21 @@ def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = No
     if autocasts(x):
         wide: Any = (t.float() if t is not None and t.dtype.itemsize == 2 else t for t in (x, weight, bias))
         x, weight, bias = wide
-    return _call("layer_norm", x, None, None, weight, bias, eps)[0]
+    return normed(_CHECK["layer_norm"], x, None, None, weight, bias, eps)[0]
 
 
 def layer_norm_residual(
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    *,
-    eps: float = 1e-5,
+    x: Tensor, residual: Tensor, weight: Maybe = None, bias: Maybe = None, *, eps: float = 1e-5
 ) -> tuple[Tensor, Tensor]:
     """Returns y and s: s = x + residual in the residual's dtype, y the layer norm of the unrounded sum.
 
     torch.autocast does not change dtypes here.
     """
-    return _call("layer_norm_residual", x, residual, None, weight, bias, eps)[:2]
+    return normed(_CHECK["layer_norm_residual"], x, residual, None, weight, bias, eps)[:2]
 
 
 def layer_norm_residual_bias(
-    x: Tensor,
-    residual: Tensor,
-    input_bias: Tensor,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    *,
-    eps: float = 1e-5,
+    x: Tensor, residual: Tensor, input_bias: Tensor, weight: Maybe = None, bias: Maybe = None, *, eps: float = 1e-5
 ) -> tuple[Tensor, Tensor]:
     """Returns y and s: s = x + input_bias + residual; everything else as in layer_norm_residual."""
-    return _call("layer_norm_residual_bias", x, residual, input_bias, weight, bias, eps)[:2]
+    return normed(_CHECK["layer_norm_residual_bias"], x, residual, input_bias, weight, bias, eps)[:2]
