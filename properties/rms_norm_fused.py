@@ -34,7 +34,8 @@ def of_sum(x, residual, weight):
     like=of_gated,
     shapes={"x": "m k", "gate": "m k", "weight": "k"},
     dtypes=FLOATS,
-    max_ulp={"bfloat16": 0.51, "float16": 0.51, "float32": 1.0},
+    # float32 holds products of three ordinary bfloat16 numbers, not of three near its own limits
+    max_ulp={"bfloat16": {"ordinary": 0.51, "extreme": None}, "float16": 0.51, "float32": 1.0},
     gradients=True,
 )
 def rms_norm_gated(x, gate, weight):

@@ -23,6 +23,7 @@ from kernels.arithmetic import float64_of
 from kernels.layer_norm.hard_rows import forward_hard_row, moments_around
 from kernels.layer_norm.moments import (
     FAR,
+    half_square,
     is_outlier,
     mark_of,
     mean_square,
@@ -33,7 +34,7 @@ from kernels.layer_norm.moments import (
     weighted_xhat,
     xhat_of,
 )
-from kernels.layer_norm.operands import half_pair, operands, rounded, scale_and_shift, summed, vectors
+from kernels.layer_norm.operands import half_pair, kept, operands, rounded, scale_and_shift, summed, vectors
 
 
 @triton.jit
@@ -63,12 +64,6 @@ def _prefetch(pointers):
     """Requests these addresses for the second-level cache; needs no registers and does not wait."""
     code: tl.constexpr = "prefetch.global.L2 [$1]; mov.b32 $0, 0;"
     tl.inline_asm_elementwise(code, "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1)
-
-
-@triton.jit
-def _kept(x):
-    """Returns x unknown to the compiler, which then converts it again instead of keeping its float64 in registers."""
-    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=False, pack=1)
 
 
 @triton.jit(do_not_specialize=["eps_bits", "inv_bits"])
@@ -167,9 +162,13 @@ def forward_kernel(
                     d = v - mean if FULL else tl.where(mask, v - mean, 0.0)
                     s1, s2 = sums(d, d * d)
                     mean, mean_low, var = moments(s1, s2, mean, n, float64_of(inv_bits))
+        rstd = tl.rsqrt(var + float64_of(eps_bits))
+    elif FAST and not HAS_R and not MARK:
+        var, rstd = half_square(x, float64_of(inv_bits), float64_of(eps_bits), 0)
+        mean, mean_low = var * 0.0, var * 0.0
     else:
         mean, mean_low, var = mean_square(d * d, float64_of(inv_bits))
-    rstd = tl.rsqrt(var + float64_of(eps_bits))
+        rstd = tl.rsqrt(var + float64_of(eps_bits))
     if FAST and HAS_R:
         # The pairs hold 48 bits of v. If they are NaN or infinite, a sum left float32, or the row has inf or NaN.
         if CENTRE:
@@ -214,7 +213,7 @@ def forward_kernel(
         else:
             up = mark_of(mean, var) if HAS_R and CENTRE else 1.0
             if AGAIN == 2:
-                v = _kept(x).to(tl.float64)
+                v = kept(x).to(tl.float64)
             elif AGAIN:
                 v = tl.load(x_ptr + cols, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float64)
             y = ((v - mean) - mean_low) * rstd if CENTRE else v * rstd

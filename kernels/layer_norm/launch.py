@@ -149,16 +149,17 @@ def launch_forward(
     has = _flags(R=residual, I=input_bias, W=weight, B=bias)
     call = Call(m, n, x.dtype, _dtype(residual), _dtype(input_bias), _dtype(weight), _dtype(bias), centre=centre)
     if gate is not None or group is not None:
-        call = dataclasses.replace(call, gated=True)
+        call = dataclasses.replace(call, gated=gate is not None, quantised=group is not None)
     plan = planned_forward(call, prefetches=x.is_cuda and torch.version.cuda is not None)
     with _on_device_of(x):
         if plan.path == "rows":
             run(
                 forward_rows_kernel, (triton.cdiv(m, plan.rows),),
                 x2, r2, weight_, bias_, y, y if s is None else s, stats, x2.stride(0), r2.stride(0), m, n, *scalars,
-                ROWS=plan.rows, BLOCK=plan.block, FULL=int(plan.block == n), FAST=int(plan.fast), HAS_R=has["HAS_R"],
-                GATED=int(gate is not None), GROUP=0 if group is None else group or plan.block, HAS_W=has["HAS_W"],
-                HAS_B=has["HAS_B"], CENTRE=int(centre), num_warps=plan.warps,
+                ROWS=plan.rows, BLOCK=plan.block, FULL=int(plan.block == n), FAST=int(plan.fast),
+                PAIRED=int(plan.paired), HAS_R=has["HAS_R"], GATED=int(gate is not None),
+                GROUP=0 if group is None else group or plan.block, HAS_W=has["HAS_W"], HAS_B=has["HAS_B"],
+                CENTRE=int(centre), num_warps=plan.warps, **_limited(plan.maxnreg),
             )  # fmt: skip
         elif plan.path in ("wide", "long"):
             run(
@@ -170,7 +171,7 @@ def launch_forward(
             run(
                 forward_kernel, (m,),
                 *common, *scalars, BLOCK=plan.block, FULL=int(plan.block == n), FAST=int(plan.path == "fast"),
-                MARK=int(plan.mark), PACKED=int(plan.packed), LATER=plan.later, AGAIN=int(plan.again),
+                MARK=int(plan.mark), PACKED=int(plan.packed), LATER=plan.later, AGAIN=plan.again,
                 **has, CENTRE=int(centre), num_warps=plan.warps, **_limited(plan.maxnreg),
             )  # fmt: skip
         if plan.hard_rows:
@@ -204,7 +205,7 @@ def launch_backward(
     kinds = sum(need)
     plan = planned_backward(call, _shared_memory(x.device) if x.is_cuda else None)
     fast, wide, redo = plan.path == "fast", plan.path == "wide", plan.redo != "never"
-    part = torch.empty((kinds, plan.programs, n), dtype=torch.float32 if fast else torch.float64, device=x.device)
+    part = torch.empty((kinds, plan.programs, n), dtype=torch.float32 if plan.fast else torch.float64, device=x.device)
     sums = torch.empty((m, 3), dtype=torch.float64, device=x.device) if plan.separate_sums else stats
     flags = torch.zeros if plan.redo == "after" else torch.empty
     hard = flags(plan.programs + (0 if plan.marked else m) if redo else 0, dtype=torch.int32, device=x.device)
@@ -218,9 +219,9 @@ def launch_backward(
             run(
                 backward_rows_kernel, (plan.programs,),
                 dy2, x2, gate_, weight_, stats, dx, dr_, part, dy2.stride(0), x2.stride(0), gate_.stride(0), m, n,
-                ROWS=plan.rows, BLOCK=plan.block, FULL=int(plan.block == n), GATED=int(gate is not None),
-                HAS_W=has["HAS_W"], **needs, AHEAD=max(plan.ahead, 1), CENTRE=int(centre), num_warps=plan.warps,
-                **_limited(plan.maxnreg),
+                ROWS=plan.rows, BLOCK=plan.block, FULL=int(plan.block == n), FAST=int(plan.fast),
+                GATED=int(gate is not None), HAS_W=has["HAS_W"], **needs, AHEAD=max(plan.ahead, 1), CENTRE=int(centre),
+                num_warps=plan.warps, **_limited(plan.maxnreg),
             )  # fmt: skip
         elif plan.path == "paired":
             run(

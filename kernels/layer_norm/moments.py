@@ -22,7 +22,8 @@ The statistics of a row are four float64 numbers: up, up mean (high and low part
 times 1/2 if the row is marked. For float64 operands it is the mean of the differences from the row's first element.
 
 RMS norm (not CENTRE) stores the mean square in the second place and 0 in the third. It marks no row. Its v is the sum
-rounded once, because nothing is subtracted from it.
+rounded once, because nothing is subtracted from it. Plain rows whose operands all have 16 bits add squares in float32
+(half_square).
 """
 
 from __future__ import annotations
@@ -68,6 +69,29 @@ def is_outlier(shift, mean, var):
 def mean_square(squares, inv):
     """Returns moments()' values for RMS norm: no mean, and the mean of v^2, a sum of positive terms."""
     return inv * 0.0, inv * 0.0, tl.sum(squares, 0) * inv
+
+
+@triton.jit
+def half_square(x, inv, eps, AXIS: tl.constexpr):
+    """Returns the mean square of 16-bit rows and rstd, in float64. x is float32.
+
+    Sums of squares are float32 sums if the mean square is within 2^-70..2^70: its error and that of rstd are a few
+    2^-24, and a term that underflows is 2^-56 of the sum. Other rows get float64 sums.
+    """
+    square = tl.sum(x * x, AXIS) * inv.to(tl.float32)
+    usual = (square >= 2.0**-70) & (square + eps.to(tl.float32) < 2.0**70)
+    var = square.to(tl.float64)
+    rstd = tl.rsqrt(square + eps.to(tl.float32)).to(tl.float64)
+    if AXIS == 0:
+        some = usual == 0
+    else:
+        some = tl.min(usual.to(tl.int32), 0) == 0
+    if some:
+        d = x.to(tl.float64)
+        square64 = tl.sum(d * d, AXIS) * inv
+        var = tl.where(usual, var, square64)
+        rstd = tl.where(usual, rstd, tl.rsqrt(square64 + eps))
+    return var, rstd
 
 
 @triton.jit

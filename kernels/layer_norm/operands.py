@@ -28,6 +28,12 @@ def rounded(value, pointer):
 
 
 @triton.jit
+def kept(x):
+    """Returns x unknown to the compiler, which then converts it again instead of keeping its float64 in registers."""
+    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=False, pack=1)
+
+
+@triton.jit
 def _sum_of_three(x, i, r):
     """Returns x + i + r to 2^-52 of the sum, even if r cancels a large x that hid a small i."""
     v, e = two_sum(x, i)

@@ -28,7 +28,7 @@ import triton
 PROGRAMS = 1056
 # Of the paired kernel: the same number; how many rows one program sums in float32; and the least number of rows. With
 # few terms the rounding of xhat would show in dweight (2 ULP).
-PAIRED_PROGRAMS, PAIRED_SUM, PAIRED_ROWS = 132, 64, 1024
+PAIRED_PROGRAMS, PAIRED_SUM, PAIRED_ROWS = 132, 64, 512
 LONGEST = 16_384  # columns of a gated or quantised row: a program has it in registers
 
 
@@ -50,7 +50,8 @@ class Call:
     need_bias: bool = False
     need_input_bias: bool = False
     centre: bool = True  # layer norm; False: RMS norm, whose rows are never marked, because it subtracts no mean
-    gated: bool = False  # RMS norm times silu(gate), or quantised: only the kernels of rows.py do it
+    gated: bool = False  # RMS norm times silu(gate): rows.py
+    quantised: bool = False  # RMS norm to FP8: rows.py
 
     @property
     def block(self) -> int:
@@ -66,6 +67,11 @@ class Call:
     def short(self) -> bool:
         """True if rows are as long as a head of attention, and x is the only operand."""
         return self.plain and not self.wide and 64 <= self.columns <= 256 and self.columns % 16 == 0
+
+    @property
+    def float32(self) -> bool:
+        """True if x is the only operand and x and the vectors are float32."""
+        return self.plain and all(dtype in (None, torch.float32) for dtype in (self.x, self.weight, self.bias))
 
     @property
     def wide(self) -> bool:
@@ -93,16 +99,11 @@ class ForwardPlan:
     mark: bool = False  # fast, backward pass adds in float64: mark rows, or (RMS norm) square both parts
     packed: bool = False  # fast: two bfloat16 numbers share a register until they are needed
     later: int = 0  # fast: prefetch the row this many programs later
-    again: bool = False  # exact: x is read twice, the second time from L1
+    again: int = 0  # exact: x is converted twice (2), or read twice too, the second time from L1 (1)
     hard_rows: bool = False  # a second kernel redoes marked rows
     rows: int = 1  # rows of a program
-    fast: bool = False  # rows: the arithmetic of fast
-
-
-def _rows_and_warps(block: int, share: int) -> tuple[int, int]:
-    """Returns the rows and warps of a program of rows.py: 1,024 elements or a row, about `share` for each warp."""
-    rows = max(1, 1024 // block)
-    return rows, max(1, min(16, rows * block // share))
+    fast: bool = False  # rows: float32 arithmetic
+    paired: bool = False  # rows: pairs of float32
 
 
 def forward_plan(call: Call, prefetches: bool) -> ForwardPlan:
@@ -111,10 +112,16 @@ def forward_plan(call: Call, prefetches: bool) -> ForwardPlan:
     if call.wide or block > 16384:
         path = "wide" if call.wide else "long"
         return ForwardPlan(path, min(block, 2048), 8, hard_rows=residual and call.centre and not call.wide)
+    fast = _are_half(call.x, call.weight, call.bias) and not call.quantised
+    short = call.short or (call.plain and n == 512)
+    if call.float32 and not (call.centre or call.gated or call.quantised) and 64 <= n <= LONGEST:
+        rows = max(1, 1024 // block)
+        return ForwardPlan("rows", block, max(1, min(16, rows * block // 512)), rows=rows, paired=True)
+    if call.gated or call.quantised or (short and (fast or not call.centre)):
+        size, share = (1024, 1024) if call.centre else (2048, 512) if fast else (512 if call.gated else 1024, 256)
+        rows = max(1, size // block)
+        return ForwardPlan("rows", block, max(1, min(16, rows * block // share)), rows=rows, fast=fast)
     half = _are_half(call.x, call.residual, call.input_bias) and torch.float64 not in (call.weight, call.bias)
-    if call.gated or ((call.short or (call.plain and n == 512)) and (half or not call.centre)):
-        rows, warps = _rows_and_warps(block, 512)
-        return ForwardPlan("rows", block, warps, rows=rows, fast=half and not call.gated)
     if half:
         full = block == n >= 2048
         operands = (call.x, call.residual, call.input_bias, call.weight, call.bias)
@@ -131,10 +138,11 @@ def forward_plan(call: Call, prefetches: bool) -> ForwardPlan:
         )
     if residual and block <= 4096:
         warps, maxnreg = max(1, block // (256 if call.input_bias is None else 512)), 64
-    elif call.plain and block == n >= 8192:
-        # A multiprocessor's registers hold two such rows in float64. This limit makes room for three (16,384 columns:
-        # two), which wait less for each other.
-        return ForwardPlan("exact", block, warps=16, maxnreg=40 if n == 8192 else 64, again=True)
+    elif call.plain and block == n >= 1024:
+        # float64 fills the registers, so fewer rows would wait for each other: rows are converted twice. From 8,192
+        # columns on they are read twice too. Few rows do not fill the GPU.
+        again = 1 if n >= 8192 else 2 if call.x == torch.float32 and call.rows * n > 1 << 21 else 0
+        return ForwardPlan("exact", block, min(16, n // 512), maxnreg=64 if n > 8192 else None, again=again)
     else:
         warps, maxnreg = max(1 if block < 1024 else 2, min(16, block // 1024)), None
     return ForwardPlan("exact", block, warps, maxnreg, hard_rows=residual and call.centre)
@@ -160,6 +168,7 @@ class BackwardPlan:
     column_block: int  # columns and programs at once when partial sums are added
     column_depth: int
     rows: int = 1  # rows of a program at once
+    fast: bool = False  # float32 arithmetic and partial sums
 
     @property
     def whole(self) -> bool:
@@ -171,16 +180,23 @@ def _backward_path(call: Call) -> str:
     block = call.block
     if call.wide:
         return "wide"
-    if call.gated or call.short:
+    if call.gated or (call.short and (block < 128 or not _are_half(call.x, call.weight, call.bias))):
         return "rows"
     if block <= 8192 and _are_half(call.x, call.residual, call.input_bias, call.weight, call.bias):
         return "fast"
     if block <= 4096:
         return "exact"
-    float32 = all(dtype in (None, torch.float32) for dtype in (call.x, call.weight, call.bias))
-    if call.plain and block <= 8192 and call.rows >= PAIRED_ROWS and call.ds is None and float32:
+    if call.float32 and block <= 8192 and call.rows >= PAIRED_ROWS and call.ds is None:
         return "paired"
     return "long"
+
+
+def _tile(call: Call) -> tuple[int, int]:
+    """Returns the rows of a program at once and its warps on the path "rows"."""
+    if call.gated:
+        rows = max(1, (1024 if _are_half(call.x, call.weight) else 512) // call.block)
+        return rows, 8 if call.block > 1024 else 4
+    return 1024 // call.block, 4 if call.block < 128 else 2
 
 
 def _programs_and_warps(call: Call, path: str) -> tuple[int, int]:
@@ -188,13 +204,16 @@ def _programs_and_warps(call: Call, path: str) -> tuple[int, int]:
     m, n, block, plain = call.rows, call.columns, call.block, call.plain
     aligned = n % 16 == 0  # strides and addresses are aligned too: see launch.as_rows
     if path == "rows":
-        rows, warps = _rows_and_warps(block, 256)
-        most = PROGRAMS if block <= 1024 else PROGRAMS // 2 * 1024 // block
+        rows, warps = _tile(call)
+        most = PROGRAMS // 4 if block < 128 else PROGRAMS // 2 if block <= 1024 else PROGRAMS // 2 * 1024 // block
         return min(triton.cdiv(m, rows), most if call.kinds else m), warps
     if path == "paired":
         return PAIRED_PROGRAMS * triton.cdiv(m, PAIRED_PROGRAMS * PAIRED_SUM), 8
     if path in ("long", "wide"):
-        return max(PROGRAMS // 64, triton.cdiv(PROGRAMS, triton.cdiv(n, min(block, 1024)))), 4
+        programs = max(PROGRAMS // 64, triton.cdiv(PROGRAMS, triton.cdiv(n, min(block, 1024))))
+        if path == "long":  # the partial sums of few rows would be most of the bytes
+            programs = min(programs, max(PROGRAMS // 64, triton.cdiv(m, 4)))
+        return programs, 4
     if not call.kinds:  # no column sums: one row per program
         return m, max(1, min(16, block // (1024 if path == "fast" and plain else 512)))
     if path == "exact":
@@ -253,7 +272,7 @@ def backward_plan(call: Call, shared_memory: int | None) -> BackwardPlan:
     elif ahead and path in ("fast", "exact", "rows") and n % 16 == 0:
         stages = 4 if path == "fast" and call.plain and block > 4096 else 3
         ahead = _ahead(call, path, stages, shared_memory)
-    column_block, column_depth = (128, 64) if n > 8192 else (16, 256) if programs > 256 else (32, 64)
+    column_block, column_depth = (128, 64) if n > 8192 else (16, 256) if programs > 256 or call.kinds == 1 else (32, 64)
     return BackwardPlan(
         path,
         block={"paired": block // 8, "long": min(block, 1024), "wide": min(block, 1024)}.get(path, block),
@@ -271,5 +290,6 @@ def backward_plan(call: Call, shared_memory: int | None) -> BackwardPlan:
         lift={"fast": 64, "wide": 0 if call.centre else 200}.get(path, 0),
         column_block=column_block,
         column_depth=column_depth,
-        rows=_rows_and_warps(block, 256)[0] if path == "rows" else 1,
+        rows=_tile(call)[0] if path == "rows" else 1,
+        fast=path == "fast" or (path == "rows" and call.gated and _are_half(call.x, call.weight)),
     )

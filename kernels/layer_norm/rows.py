@@ -7,7 +7,10 @@ do not depend on M.
 Rounding points, in ULP of |weight xhat| + |bias| (times |silu(gate)|), of rstd (|g| + |xhat| mean|g xhat|) for dx, and
 of the sums of magnitudes for column sums:
 
-- FAST (forward, 16 bits, x alone): as in forward.py.
+- FAST (forward, 16 bits, x alone): as in forward.py. With a gate, backward too, in float32.
+- PAIRED (forward, RMS norm of float32 x alone): statistics in float64, y in float32 pairs, one rounding. Rows with an
+  |x weight| outside 2^-60..2^60 or rstd outside 2^-40..2^40 are computed in float64. Four conversions of a number to
+  float64 or back take an H100 as long as its bytes.
 - Otherwise every operation is a float64 operation and each output is rounded to float32 and, for 16 bits, once more:
   0.5 + 2^-13. v = x + residual is exact unless exponents lie 29 binades apart. No operand of 32 bits leaves float64,
   so no row is hard. silu(gate) is silu_math.py's for float32, also for gates of 16 bits: 2^-30.
@@ -23,12 +26,73 @@ import triton
 import triton.language as tl
 
 from kernels.arithmetic import float64_of
-from kernels.layer_norm.moments import load_stats, moments, one_column, scaled_stats, weighted_xhat, xhat_of
-from kernels.layer_norm.operands import rounded, scale_and_shift, value_of, vectors
+from kernels.layer_norm.hard_rows import forward_hard_row
+from kernels.layer_norm.moments import (
+    half_square,
+    load_stats,
+    moments,
+    one_column,
+    scaled_stats,
+    weighted_xhat,
+    xhat_of,
+)
+from kernels.layer_norm.operands import kept, rounded, scale_and_shift, value_of, vectors
 from kernels.silu_math import silu_gradients, silu_times
 
 LEAST = tl.constexpr(1e-10)  # of amax: a row of zeros has a scale, and codes of 0
 E4M3_LARGEST = tl.constexpr(448.0)
+
+
+@triton.jit
+def _halves(
+    x, w, b, n_cols, inv, eps, y_ptr, HAS_W: tl.constexpr, HAS_B: tl.constexpr, CENTRE: tl.constexpr
+):  # fmt: skip
+    """Returns y and the statistics of rows of 16 bits in float32: up, mean (pair), variance or mean square, rstd."""
+    if CENTRE:
+        d = x.to(tl.float64)
+        both = tl.sum(tl.join(d, d * d), 1)
+        first = (tl.arange(0, 2) == 0)[None, :]
+        s1 = tl.sum(tl.where(first, both, 0.0), 1)[:, None]
+        s2 = tl.sum(tl.where(first, 0.0, both), 1)[:, None]
+        mean, mean_low, var = moments(s1, s2, 0.0, s1 * 0.0 + n_cols, inv)
+        rstd = tl.rsqrt(var + eps)
+    else:
+        var, rstd = half_square(x, inv, eps, 1)
+        var, rstd = var[:, None], rstd[:, None]
+        mean, mean_low = var * 0.0, var * 0.0
+    up, mean, mean_low, rstd = scaled_stats(mean, mean_low, rstd)
+    if CENTRE:
+        d = tl.fma(x, up.to(tl.float32), -mean.to(tl.float32))
+        y = tl.fma(d, rstd.to(tl.float32), (-mean_low * rstd).to(tl.float32))
+        y = scale_and_shift(y, w, b, HAS_W, HAS_B)
+    else:
+        y = weighted_xhat(x, up.to(tl.float32), rstd.to(tl.float32), w, y_ptr, HAS_W)
+    return y, up, mean, mean_low, var, rstd
+
+
+@triton.jit
+def _paired(x, w, inv, eps, HAS_W: tl.constexpr):
+    """Returns y, the mean square and rstd of float32 rows; y in float32 pairs, and which rows these hold.
+
+    x w = p + e exactly, and y = (p + e)(high + low) has one rounding. A number outside makes the mean square infinite.
+    """
+    p = x * w if HAS_W else x
+    held = ((tl.abs(p) >= 2.0**-60) & (tl.abs(p) <= 2.0**60)) | (x == 0)
+    if HAS_W:
+        held = held | (w == 0)
+    d = x.to(tl.float64)
+    var = tl.sum(tl.where(held, d * d, float("inf")), 1)[:, None] * inv
+    rstd = tl.rsqrt(var + eps)
+    high = rstd.to(tl.float32)
+    low = (rstd - high.to(tl.float64)).to(tl.float32)
+    x = kept(x)
+    p = x * w if HAS_W else x
+    q = p * high
+    rest = tl.fma(p, high, q * -1.0) + p * low
+    if HAS_W:
+        rest = tl.fma(tl.fma(x, w, p * -1.0), high, rest)
+    y = tl.where(p == 0, q, q + rest)  # the sum would lose the sign of a zero
+    return y, var, rstd, (var < float("inf")) & (rstd > 2.0**-40) & (rstd < 2.0**40)
 
 
 @triton.jit
@@ -67,6 +131,7 @@ def forward_rows_kernel(
     BLOCK: tl.constexpr,
     FULL: tl.constexpr,  # n_cols == BLOCK
     FAST: tl.constexpr,
+    PAIRED: tl.constexpr,  # float32 x alone, without a mean
     HAS_R: tl.constexpr,
     GATED: tl.constexpr,
     GROUP: tl.constexpr,  # columns that share a scale; BLOCK: all; 0: y is not quantised
@@ -77,39 +142,27 @@ def forward_rows_kernel(
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     cols = tl.arange(0, BLOCK)[None, :]
     there = row < n_rows if FULL else (row < n_rows) & (cols < n_cols)
-    inv = float64_of(inv_bits)
-    zero = row.to(tl.float64) * 0.0
-    if FAST:
+    inv, eps = float64_of(inv_bits), float64_of(eps_bits)
+    w, b = vectors(w_ptr, b_ptr, cols, cols < n_cols, HAS_W, HAS_B)
+    if GATED:
+        gate = tl.load(r_ptr + row * r_stride + cols, mask=there, other=0.0)
+    up = row.to(tl.float64) * 0.0 + 1.0
+    mean, mean_low = up - 1.0, up - 1.0
+    if FAST or PAIRED:
         x = tl.load(x_ptr + row * x_stride + cols, mask=there, other=0.0).to(tl.float32)
-        d = x.to(tl.float64)
+        if FAST:
+            y, up, mean, mean_low, var, rstd = _halves(x, w, b, n_cols, inv, eps, y_ptr, HAS_W, HAS_B, CENTRE)
+        else:
+            y, var, rstd, held = _paired(x, w, inv, eps, HAS_W)
     else:
         d = value_of(x_ptr + row * x_stride, r_ptr + row * r_stride, r_ptr, cols, there, HAS_R, 0)
         if HAS_R:
             tl.store(s_ptr + row * n_cols + cols, rounded(d, s_ptr), mask=there)
-    if CENTRE:
-        both = tl.sum(tl.join(d, d * d), 1)
-        first = (tl.arange(0, 2) == 0)[None, :]
-        s1 = tl.sum(tl.where(first, both, 0.0), 1)[:, None]
-        s2 = tl.sum(tl.where(first, 0.0, both), 1)[:, None]
-        mean, mean_low, var = moments(s1, s2, 0.0, zero + n_cols, inv)
-    else:
-        mean, mean_low, var = zero, zero, tl.sum(d * d, 1)[:, None] * inv
-    rstd = tl.rsqrt(var + float64_of(eps_bits))
-    up = zero + 1.0
-    w, b = vectors(w_ptr, b_ptr, cols, cols < n_cols, HAS_W, HAS_B)
-    if FAST:
-        up, mean, mean_low, rstd = scaled_stats(mean, mean_low, rstd)
-        if CENTRE:
-            d = tl.fma(x, up.to(tl.float32), -mean.to(tl.float32))
-            y = tl.fma(d, rstd.to(tl.float32), (-mean_low * rstd).to(tl.float32))
-            y = scale_and_shift(y, w, b, HAS_W, HAS_B)
-        else:
-            y = weighted_xhat(x, up.to(tl.float32), rstd.to(tl.float32), w, y_ptr, HAS_W)
-    else:
+        var = tl.sum(d * d, 1)[:, None] * inv
+        rstd = tl.rsqrt(var + eps)
         y = scale_and_shift(d * rstd, w, b, HAS_W, HAS_B)
-        if GATED:
-            gate = tl.load(r_ptr + row * r_stride + cols, mask=there, other=0.0)
-            y = silu_times(y, gate.to(tl.float32))
+    if GATED:
+        y = silu_times(y, gate if FAST else gate.to(tl.float32))
     if GROUP > 0:
         _store_e4m3(y, y_ptr, stats_ptr, row, n_rows, n_cols, ROWS, BLOCK, GROUP)
     else:
@@ -119,6 +172,18 @@ def forward_rows_kernel(
         tl.store(at + 1, mean if CENTRE else var, mask=row < n_rows)
         tl.store(at + 2, mean_low, mask=row < n_rows)
         tl.store(at + 3, rstd, mask=row < n_rows)
+    if PAIRED:
+        left = tl.where((row < n_rows) & (held == 0), 1, 0)
+        if tl.max(tl.max(left, 1), 0) > 0:
+            tl.debug_barrier()  # other threads stored these rows
+            for k in range(ROWS):
+                hard = tl.program_id(0).to(tl.int64) * ROWS + k
+                if tl.max(tl.max(tl.where(row == hard, left, 0), 1), 0) > 0:
+                    forward_hard_row(
+                        x_ptr + hard * x_stride, x_ptr, x_ptr, w_ptr, b_ptr, y_ptr + hard * n_cols, y_ptr,
+                        stats_ptr + hard * 4, n_cols, eps, inv,
+                        BLOCK=min(BLOCK, 512), HAS_I=0, HAS_W=HAS_W, HAS_B=HAS_B, CENTRE=0, HAS_R=0,
+                    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["n_rows"])
@@ -130,7 +195,7 @@ def backward_rows_kernel(
     stats_ptr,  # [M, 4] float64: the statistics of moments.py
     dx_ptr,  # [M, N] contiguous, out
     dgate_ptr,  # [M, N] contiguous, out; only with GATED
-    part_ptr,  # [NEED_W + NEED_B, programs, N] float64, out: partial column sums
+    part_ptr,  # [NEED_W + NEED_B, programs, N] float64, float32 with FAST, out: partial column sums
     dy_stride,
     x_stride,
     gate_stride,
@@ -139,6 +204,7 @@ def backward_rows_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     FULL: tl.constexpr,  # n_cols == BLOCK
+    FAST: tl.constexpr,  # float32 arithmetic
     GATED: tl.constexpr,
     HAS_W: tl.constexpr,
     NEED_W: tl.constexpr,
@@ -151,23 +217,26 @@ def backward_rows_kernel(
     programs = tl.num_programs(0)
     cols = tl.arange(0, BLOCK)[None, :]
     inside = cols < n_cols
-    acc_w = tl.zeros((ROWS, BLOCK), tl.float64)
-    acc_b = tl.zeros((ROWS, BLOCK), tl.float64)
-    inv = 1.0 / (pid.to(tl.float64) * 0.0 + n_cols)
+    T: tl.constexpr = tl.float32 if FAST else tl.float64
+    acc_w = tl.zeros((ROWS, BLOCK), T)
+    acc_b = tl.zeros((ROWS, BLOCK), T)
+    inv = (1.0 / (pid.to(tl.float64) * 0.0 + n_cols)).to(T)
     if HAS_W:
-        w = tl.load(w_ptr + cols, mask=inside, other=0.0).to(tl.float64)
+        w = tl.load(w_ptr + cols, mask=inside, other=0.0).to(T)
     for tile in tl.range(pid, tl.cdiv(n_rows, ROWS), programs, num_stages=AHEAD):
         row = (pid * 0 + tile) * ROWS + tl.arange(0, ROWS)[:, None]
         there = row < n_rows if FULL else (row < n_rows) & inside
-        x = tl.load(x_ptr + row * x_stride + cols, mask=there, other=0.0).to(tl.float64)
-        dy = tl.load(dy_ptr + row * dy_stride + cols, mask=there, other=0.0).to(tl.float64)
+        x = tl.load(x_ptr + row * x_stride + cols, mask=there, other=0.0).to(T)
+        dy = tl.load(dy_ptr + row * dy_stride + cols, mask=there, other=0.0).to(T)
         up, mean, mean_low, rstd = load_stats(stats_ptr + row * 4, row < n_rows)
+        up, mean, mean_low, rstd = up.to(T), mean.to(T), mean_low.to(T), rstd.to(T)
         xhat = xhat_of(x, x, up, mean, mean_low, rstd, 0, CENTRE)
         if not FULL:
             xhat = tl.where(there, xhat, 0.0)
         if GATED:
             gate = tl.load(gate_ptr + row * gate_stride + cols, mask=there, other=0.0)
-            dy, dgate = silu_gradients(dy, xhat * w if HAS_W else xhat, gate.to(tl.float32))
+            gate = gate if FAST else gate.to(tl.float32)
+            dy, dgate = silu_gradients(dy, xhat * w if HAS_W else xhat, gate)
             tl.store(dgate_ptr + row * n_cols + cols, rounded(dgate, dgate_ptr), mask=there)
         if NEED_W:
             acc_w = tl.fma(dy, xhat, acc_w)

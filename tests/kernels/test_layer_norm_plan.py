@@ -43,10 +43,17 @@ PATHS = {
     "float32 residual": (call(BF16, 64, 1024, residual=F32), "exact", True, "exact", "inside", 1),
     "float32 sum, long": (call(F32, 64, 4097, residual=F32), "exact", True, "long", "after", 5),
     "float32 sum, longer": (call(F32, 64, 20000, residual=F32), "long", True, "long", "after", 20),
-    "float32, few long rows": (call(F32, 1023, 8192), "exact", False, "long", "never", 8),
-    "float32, many long rows": (call(F32, 1024, 8192), "exact", False, "paired", "inside", 1),
+    "float32, few long rows": (call(F32, 511, 8192), "exact", False, "long", "never", 8),
+    "float32, many long rows": (call(F32, 512, 8192), "exact", False, "paired", "inside", 1),
     "float32, many longer rows": (call(F32, 1024, 8193), "exact", False, "long", "never", 9),
     "float32, 16-bit weights": (call(F32, 1024, 8192, weight=BF16), "exact", False, "long", "never", 8),
+    "float32 without a mean": (call(F32, 4096, 4096, centre=False), "rows", False, "exact", "never", 1),
+    "bfloat16, a head": (call(BF16, 64, 128, centre=False), "rows", False, "fast", "inside", 1),
+    "bfloat16, a short head": (call(BF16, 64, 64, centre=False), "rows", False, "rows", "never", 1),
+    "float32, a head": (call(F32, 64, 128), "exact", False, "rows", "never", 1),
+    "float32, a head without a mean": (call(F32, 64, 96, centre=False), "rows", False, "rows", "never", 1),
+    "gated": (call(BF16, 64, 5000, centre=False, gated=True), "rows", False, "rows", "never", 1),
+    "quantised": (call(BF16, 64, 5000, residual=F32, centre=False, quantised=True), "rows", False, "long", "never", 5),
     "float64": (call(F64, 64, 1024), "wide", False, "wide", "never", 1),
     "float64 residual": (call(BF16, 64, 1024, residual=F64), "wide", False, "wide", "never", 1),
     "float64 input bias": (call(F32, 64, 5000, residual=F32, input_bias=F64), "wide", False, "wide", "never", 5),
@@ -69,9 +76,9 @@ CHOICES = {
     "bfloat16 sum": (call(BF16, 65536, 1024, residual=BF16, ds=BF16), 528, 2, 200, 3, 2),
     "bfloat16 sum, odd": (call(BF16, 65536, 1023, residual=BF16, ds=BF16), 528, 4, 128, 1, 2),
     "bfloat16, nothing to sum": (call(BF16, 65536, 4096, need=(False,) * 3), 65536, 4, 128, 0, 4),
-    "bfloat16, million rows": (call(BF16, 1 << 21, 64), 1056, 4, None, 3, 2),
-    "float32, 4,096": (call(F32, 65536, 4096), 132, 16, 128, 3, 4),
-    "float32, nothing to sum": (call(F32, 65536, 4096, need=(False,) * 3), 65536, 8, None, 0, 4),
+    "bfloat16, million rows": (call(BF16, 1 << 21, 64), 264, 4, None, 3, 1),
+    "float32, 4,096": (call(F32, 65536, 4096), 132, 16, 128, 3, 8),
+    "float32, nothing to sum": (call(F32, 65536, 4096, need=(False,) * 3), 65536, 8, None, 0, 8),
     "float32 sum, input bias": (
         call(F32, 65536, 2048, F32, F32, need=(True,) * 3, ds=F32), 264, 4, 255, 3, 4,
     ),
@@ -106,18 +113,27 @@ def test_the_device_decides_nothing_but_what_is_asked_for_in_advance():
 def test_short_rows_share_a_program():
     """Float32 layer norm does not in the forward pass: a row whose first element is an outlier needs a second sum."""
     for columns, rows in ((64, 16), (96, 8), (128, 8), (256, 4), (255, 1), (512, 2), (1024, 1)):
-        for centre in (True, False):
-            assert forward_plan(call(BF16, 64, columns, centre=centre), True).rows == rows
-            assert forward_plan(call(F32, 64, columns, centre=centre), True).rows == (1 if centre else rows)
-            assert forward_plan(call(BF16, 64, columns, residual=BF16, centre=centre), True).rows == 1
-            of_heads = rows if columns <= 256 and columns != 255 else 1
-            assert backward_plan(call(F32, 64, columns, centre=centre), H200).rows == of_heads
+        assert forward_plan(call(BF16, 64, columns), True).rows == rows
+        assert forward_plan(call(F32, 64, columns), True).rows == 1
+        without_mean = forward_plan(call(F32, 64, columns, centre=False), True)
+        assert (without_mean.path, without_mean.rows) == ("rows", max(1, 1024 // without_mean.block))
+        assert forward_plan(call(BF16, 64, columns, residual=BF16), True).rows == 1
+        of_heads = rows if columns <= 256 and columns != 255 else 1
+        assert backward_plan(call(F32, 64, columns), H200).rows == of_heads
 
 
-def test_few_rows_get_a_program_each():
+def test_the_order_of_a_row_does_not_depend_on_other_rows():
+    """Tiles, warps and kernels are those of one row; only how often a row is converted follows the number of rows."""
+    for made, *_ in PATHS.values():
+        few, many = (forward_plan(replace(made, rows=rows), True) for rows in (1, 1 << 20))
+        assert replace(few, again=0) == replace(many, again=0)
+
+
+def test_few_rows_or_tiles_get_a_program_each():
     for rows in (1, 7):
         for made, *_ in PATHS.values():
-            assert backward_plan(replace(made, rows=rows), H200).programs == rows
+            found = backward_plan(replace(made, rows=rows), H200)
+            assert found.programs == -(-rows // found.rows)
 
 
 def test_a_float32_column_sum_has_few_terms(monkeypatch):
