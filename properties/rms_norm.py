@@ -49,6 +49,24 @@ def rms_norm_residual(x, residual, weight, *, eps):
     return triton_rms_norm.rms_norm_residual(x, residual, weight, eps=eps)
 
 
+def of_gated(x, gate, weight):
+    """What the gated kernel computes."""
+    return torch.nn.functional.rms_norm(x, x.shape[-1:], weight, 1e-6) * torch.nn.functional.silu(gate)
+
+
+@verify.kernel(
+    like=of_gated,
+    shapes={"x": "m k", "gate": "m k", "weight": "k"},
+    dtypes=COMPARED,
+    # float32 holds products of three ordinary bfloat16 numbers, not of three near its own limits
+    max_ulp={"bfloat16": {"ordinary": 0.51, "extreme": None}, "float16": 0.51, "float32": 1.0},
+    gradients=True,
+)
+def rms_norm_gated(x, gate, weight):
+    """The Triton kernel of a norm times silu(gate)."""
+    return triton_rms_norm.rms_norm_gated(x, gate, weight, eps=1e-6)
+
+
 @verify.kernel(op="rms_norm", dtypes=COMPARED, peer=True)
 def torch_rms_norm(x, weight, *, eps):
     """PyTorch eager."""
@@ -66,3 +84,4 @@ GRADIENTS = ["gradcheck", "gradgradcheck"]
 test_rms_norm = verify.laws_for(rms_norm, dtypes=["bfloat16"], laws=LAWS)
 test_rms_norm_residual = pytest.mark.slow(verify.laws_for(rms_norm_residual, dtypes=["bfloat16"], laws=OF_SUMS))
 test_rms_norm_residual_float64 = verify.laws_for(rms_norm_residual, dtypes=["float64"], laws=GRADIENTS)
+test_rms_norm_gated = verify.laws_for(rms_norm_gated, dtypes=["bfloat16"], laws=["special values", "batch invariance"])

@@ -39,7 +39,7 @@ from kernels.gelu import gelu, gelu_backward
 from kernels.layer_norm import layer_norm, layer_norm_residual, layer_norm_residual_bias
 from kernels.linear_act import linear_act, linear_data_grad
 from kernels.linear_geglu import linear_geglu
-from kernels.rms_norm import rms_norm, rms_norm_residual
+from kernels.rms_norm import rms_norm, rms_norm_gated, rms_norm_residual
 from kernels.swiglu import swiglu, swiglu_split
 
 try:
@@ -128,6 +128,10 @@ def problems(m: int, n: int) -> dict[str, tuple[list[tuple[int, ...]], dict[str,
         "rms_norm_residual": (
             [row, row, vector],
             {"ours": rms_norm_residual, "eager": lambda x, r, w: (_rms_eager(x + r, w), x + r)},
+        ),
+        "rms_norm_gated": (
+            [row, row, vector],
+            {"ours": rms_norm_gated, "eager": lambda x, z, w: _rms_eager(x, w) * F.silu(z)},
         ),
         "layer_norm": ([row, vector, vector], {"ours": layer_norm, "eager": _norm_eager}),
         "layer_norm_residual": ([row, row, vector, vector], {"ours": layer_norm_residual, "eager": _residual_eager}),

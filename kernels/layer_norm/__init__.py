@@ -21,7 +21,7 @@ sizes and dtypes. From the mathematics to the public functions:
     operands.py          reads the operands of a row, adds, scales, shifts and rounds them
     moments.py           mean, variance, statistics
     forward.py           forward, rows that fit into registers       FAST, EXACT
-    forward_blocks.py    forward, longer rows and float64             EXACT, WIDE
+    forward_blocks.py    forward, longer rows and float64             WIDE
     backward.py          backward, and its column sums                FAST, EXACT, WIDE
     backward_paired.py   backward, many long float32 rows             PAIRED
     rows.py              short rows, gated and FP8 RMS norm           FAST, EXACT

@@ -154,14 +154,9 @@ def forward_kernel(
         mean, mean_low, var = moments(s1, s2, shift, n, float64_of(inv_bits))
         if not FAST:  # noqa: SIM102 (decided when the kernel is compiled)
             if is_outlier(shift, mean, var):
-                if AGAIN:
-                    mean, mean_low, var = moments_around(
-                        mean, mean_low, x_ptr, r_ptr, i_ptr, n_cols, n, float64_of(inv_bits), 512, HAS_R, HAS_I
-                    )
-                else:
-                    d = v - mean if FULL else tl.where(mask, v - mean, 0.0)
-                    s1, s2 = sums(d, d * d)
-                    mean, mean_low, var = moments(s1, s2, mean, n, float64_of(inv_bits))
+                mean, mean_low, var = moments_around(
+                    mean, mean_low, x_ptr, r_ptr, i_ptr, n_cols, n, float64_of(inv_bits), min(BLOCK, 512), HAS_R, HAS_I
+                )
         rstd = tl.rsqrt(var + float64_of(eps_bits))
     elif FAST and not HAS_R and not MARK:
         var, rstd = half_square(x, float64_of(inv_bits), float64_of(eps_bits), 0)
@@ -176,6 +171,7 @@ def forward_kernel(
             near = tl.abs(mean) * rstd <= FAR
         else:
             near = var < float("inf")
+        hard = near == 0
         if near:
             mark = mark_of(mean, var) if MARK and CENTRE else 1.0
             up, mean, mean_low, rstd = scaled_stats(mean, mean_low, rstd)
@@ -195,13 +191,6 @@ def forward_kernel(
             else:
                 y = weighted_xhat(y, stats[0], stats[3], w, y_ptr, HAS_W)
             tl.store(y_ptr + row * n_cols + cols, y, mask=mask)
-        else:
-            tl.debug_barrier()  # other threads store these elements of s first
-            forward_hard_row(
-                x_ptr, i_ptr, r_ptr, w_ptr, b_ptr, y_ptr + row * n_cols, s_ptr + row * n_cols, stats_ptr + row * 4,
-                n_cols, float64_of(eps_bits), float64_of(inv_bits),
-                BLOCK=min(BLOCK, 512), HAS_I=HAS_I, HAS_W=HAS_W, HAS_B=HAS_B, CENTRE=CENTRE,
-            )  # fmt: skip
     else:
         if FAST:
             up, mean, mean_low, rstd = scaled_stats(mean, mean_low, rstd)
@@ -225,3 +214,12 @@ def forward_kernel(
             y = scale_and_shift(y, w, b, HAS_W, HAS_B)
         tl.store(y_ptr + row * n_cols + cols, rounded(y, y_ptr), mask=mask, cache_modifier=".cs" if AGAIN else "")
         store_stats(stats_ptr + row * 4, up, mean if CENTRE else var, mean_low, rstd)
+        hard = up < 1
+    if HAS_R and (FAST or CENTRE):  # noqa: SIM102
+        if hard:
+            tl.debug_barrier()  # other threads store the row first
+            forward_hard_row(
+                x_ptr, i_ptr, r_ptr, w_ptr, b_ptr, y_ptr + row * n_cols, s_ptr + row * n_cols, stats_ptr + row * 4,
+                n_cols, float64_of(eps_bits), float64_of(inv_bits),
+                BLOCK=min(BLOCK, 512), HAS_I=HAS_I, HAS_W=HAS_W, HAS_B=HAS_B, CENTRE=CENTRE,
+            )  # fmt: skip

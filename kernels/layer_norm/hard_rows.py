@@ -15,7 +15,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.arithmetic import float64_of
 from kernels.layer_norm.moments import (
     is_outlier,
     load_stats,
@@ -51,17 +50,16 @@ def moments_around(
 def forward_hard_row(
     x_ptr, i_ptr, r_ptr, w_ptr, b_ptr, y_ptr, s_ptr, stats_ptr, n_cols, eps, inv,
     BLOCK: tl.constexpr, HAS_I: tl.constexpr, HAS_W: tl.constexpr, HAS_B: tl.constexpr, CENTRE: tl.constexpr = 1,
-    HAS_R: tl.constexpr = 1,
 ):  # fmt: skip
-    """Computes one row in float64 pairs, block by block. The pointers point to the row."""
+    """Computes one row of sums in float64 pairs, block by block. The pointers point to the row."""
     n = inv * 0.0 + n_cols
     acc1 = tl.zeros((BLOCK,), tl.float64)
     acc2 = tl.zeros((BLOCK,), tl.float64)
     if CENTRE:
-        shift, shift_low = value_pair(x_ptr, r_ptr, i_ptr, 0, True, HAS_R, HAS_I)
+        shift, shift_low = value_pair(x_ptr, r_ptr, i_ptr, 0, True, 1, HAS_I)
     for start in range(0, n_cols, BLOCK):
         cols = start + tl.arange(0, BLOCK)
-        v, low = value_pair(x_ptr, r_ptr, i_ptr, cols, cols < n_cols, HAS_R, HAS_I)
+        v, low = value_pair(x_ptr, r_ptr, i_ptr, cols, cols < n_cols, 1, HAS_I)
         d = tl.where(cols < n_cols, (v - shift) + (low - shift_low) if CENTRE else v, 0.0)
         acc1 += d
         acc2 = tl.fma(d, d, acc2)
@@ -70,44 +68,20 @@ def forward_hard_row(
         mean, mean_low, var = moments(s1, s2, shift, n, inv)
         mean_low += shift_low
         if is_outlier(shift, mean, var):
-            mean, mean_low, var = moments_around(
-                mean, mean_low, x_ptr, r_ptr, i_ptr, n_cols, n, inv, BLOCK, HAS_R, HAS_I
-            )
+            mean, mean_low, var = moments_around(mean, mean_low, x_ptr, r_ptr, i_ptr, n_cols, n, inv, BLOCK, 1, HAS_I)
     else:
         mean, mean_low, var = mean_square(acc2, inv)
     rstd = tl.rsqrt(var + eps)
     for start in range(0, n_cols, BLOCK):
         cols = start + tl.arange(0, BLOCK)
         mask = cols < n_cols
-        v, low = value_pair(x_ptr, r_ptr, i_ptr, cols, mask, HAS_R, HAS_I)
+        v, low = value_pair(x_ptr, r_ptr, i_ptr, cols, mask, 1, HAS_I)
         y = ((v - mean) + (low - mean_low)) * rstd if CENTRE else v * rstd
         y = affine(y, w_ptr, b_ptr, cols, mask, HAS_W, HAS_B)
         tl.store(y_ptr + cols, rounded(y, y_ptr), mask=mask)
-        if HAS_R:
-            tl.store(s_ptr + cols, rounded(v, s_ptr), mask=mask)
-    # Sums are marked. The mean may not fit in float32; the backward pass finds these rows hard too.
-    mark = 0.5 if HAS_R else 1.0
-    store_stats(stats_ptr, mark, (mean if CENTRE else var) * mark, mean_low * mark, rstd / mark)
-
-
-@triton.jit(do_not_specialize=["eps_bits", "inv_bits", "n_rows"])
-def forward_hard_rows_kernel(
-    x_ptr, r_ptr, i_ptr, w_ptr, b_ptr, y_ptr, s_ptr, stats_ptr, x_stride, r_stride, n_cols, eps_bits, inv_bits, n_rows,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, HAS_R: tl.constexpr, HAS_I: tl.constexpr, HAS_W: tl.constexpr,
-    HAS_B: tl.constexpr,
-):  # fmt: skip
-    """Computes the marked rows again, after a forward kernel that added residuals in float64."""
-    start = tl.program_id(0).to(tl.int64) * ROWS
-    rows = start + tl.arange(0, ROWS)
-    if tl.min(tl.load(stats_ptr + rows * 4, mask=rows < n_rows, other=1.0), 0) < 1:
-        for k in range(ROWS):
-            row = start + k
-            if tl.load(stats_ptr + row * 4, mask=row < n_rows, other=1.0) < 1:
-                forward_hard_row(
-                    x_ptr + row * x_stride, i_ptr, r_ptr + row * r_stride, w_ptr, b_ptr, y_ptr + row * n_cols,
-                    s_ptr + row * n_cols, stats_ptr + row * 4, n_cols, float64_of(eps_bits), float64_of(inv_bits),
-                    BLOCK=BLOCK, HAS_I=HAS_I, HAS_W=HAS_W, HAS_B=HAS_B,
-                )  # fmt: skip
+        tl.store(s_ptr + cols, rounded(v, s_ptr), mask=mask)
+    # Marked. The mean may not fit in float32; the backward pass finds these rows hard too.
+    store_stats(stats_ptr, 0.5, (mean if CENTRE else var) * 0.5, mean_low * 0.5, rstd * 2.0)
 
 
 @triton.jit

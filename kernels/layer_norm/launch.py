@@ -24,7 +24,7 @@ from kernels.layer_norm.backward import backward_kernel, columns_kernel, row_sum
 from kernels.layer_norm.backward_paired import backward_paired_kernel
 from kernels.layer_norm.forward import forward_kernel
 from kernels.layer_norm.forward_blocks import forward_blocks_kernel
-from kernels.layer_norm.hard_rows import forward_hard_rows_kernel, marked_rows_kernel
+from kernels.layer_norm.hard_rows import marked_rows_kernel
 from kernels.layer_norm.plan import Call, backward_plan, forward_plan
 from kernels.layer_norm.rows import backward_rows_kernel, forward_rows_kernel
 from kernels.layouts import aligned, dense
@@ -156,16 +156,15 @@ def launch_forward(
             run(
                 forward_rows_kernel, (triton.cdiv(m, plan.rows),),
                 x2, r2, weight_, bias_, y, y if s is None else s, stats, x2.stride(0), r2.stride(0), m, n, *scalars,
-                ROWS=plan.rows, BLOCK=plan.block, FULL=int(plan.block == n), FAST=int(plan.fast),
-                PAIRED=int(plan.paired), HAS_R=has["HAS_R"], GATED=int(gate is not None),
-                GROUP=0 if group is None else group or plan.block, HAS_W=has["HAS_W"], HAS_B=has["HAS_B"],
-                CENTRE=int(centre), num_warps=plan.warps, **_limited(plan.maxnreg),
+                ROWS=plan.rows, BLOCK=plan.block, FULL=int(plan.block == n), FAST=int(plan.fast), HAS_R=has["HAS_R"],
+                GATED=int(gate is not None), GROUP=0 if group is None else group or plan.block, HAS_W=has["HAS_W"],
+                HAS_B=has["HAS_B"], CENTRE=int(centre), num_warps=plan.warps,
             )  # fmt: skip
-        elif plan.path in ("wide", "long"):
+        elif plan.path == "wide":
             run(
                 forward_blocks_kernel, (m,),
-                *common, *scalars, SIGMA=16.0 * call.block, BLOCK=plan.block, WIDE=int(plan.path == "wide"),
-                **has, CENTRE=int(centre), num_warps=plan.warps,
+                *common, *scalars, SIGMA=16.0 * call.block, BLOCK=plan.block, **has, CENTRE=int(centre),
+                num_warps=plan.warps,
             )  # fmt: skip
         else:
             run(
@@ -174,10 +173,6 @@ def launch_forward(
                 MARK=int(plan.mark), PACKED=int(plan.packed), LATER=plan.later, AGAIN=plan.again,
                 **has, CENTRE=int(centre), num_warps=plan.warps, **_limited(plan.maxnreg),
             )  # fmt: skip
-        if plan.hard_rows:
-            grid = (triton.cdiv(m, 32),)
-            block = min(call.block, 512)
-            run(forward_hard_rows_kernel, grid, *common, *scalars, m, ROWS=32, BLOCK=block, **has, num_warps=4)
     return y, s, stats
 
 
@@ -213,6 +208,9 @@ def launch_backward(
     weight_, input_bias_ = (x2 if t is None else dense(t) for t in (weight, input_bias))
     needs = {"NEED_W": int(need[0]), "NEED_B": int(need[1])}
     has = _flags(R=residual, I=input_bias, W=weight)
+    of_sums = {**has, "HAS_DS": int(ds is not None)}
+    operands = dy2, ds2, x2, r2, input_bias_, weight_, stats, sums, hard
+    strides = (dy2.stride(0), ds2.stride(0), x2.stride(0), r2.stride(0), m)
     with _on_device_of(x):
         if plan.path == "rows":
             gate_ = x2 if gate is None else as_rows(gate)
@@ -240,28 +238,23 @@ def launch_backward(
                 )  # fmt: skip
             run(
                 backward_kernel, (plan.programs, plan.blocks),
-                dy2, ds2, x2, r2, input_bias_, weight_, stats, sums, hard, suspect, dx, dr_, part,
-                dy2.stride(0), ds2.stride(0), x2.stride(0), r2.stride(0), m, n,
+                *operands, suspect, dx, dr_, part, *strides, n,
                 BLOCK=plan.block, FULL=int(n % plan.block == 0), WHOLE=int(plan.whole), FAST=int(fast),
-                WIDE=int(wide), TOP=plan.top, **has, HAS_DS=int(ds is not None), HAS_DR=int(dr is not None),
-                **needs, NEED_I=int(need[2]), REDO=int(plan.redo == "inside"), AHEAD=plan.ahead,
-                CENTRE=int(centre), LIFT=plan.lift if fast else 0, num_warps=plan.warps, **_limited(plan.maxnreg),
+                WIDE=int(wide), TOP=plan.top, **of_sums, HAS_DR=int(dr is not None), **needs, NEED_I=int(need[2]),
+                REDO=int(plan.redo == "inside"), AHEAD=plan.ahead, CENTRE=int(centre), LIFT=plan.lift if fast else 0,
+                num_warps=plan.warps, **_limited(plan.maxnreg),
             )  # fmt: skip
         if plan.redo == "after":
             run(
                 marked_rows_kernel, (triton.cdiv(m, 32),),
-                dy2, ds2, x2, r2, input_bias_, weight_, stats, sums, hard, dx, dr_,
-                dy2.stride(0), ds2.stride(0), x2.stride(0), r2.stride(0), m, plan.programs, n,
-                ROWS=32, BLOCK=min(plan.block, 512), **has, HAS_DS=int(ds is not None),
-                HAS_DR=int(dr is not None), num_warps=4,
+                *operands, dx, dr_, *strides, plan.programs, n,
+                ROWS=32, BLOCK=min(plan.block, 512), **of_sums, HAS_DR=int(dr is not None), num_warps=4,
             )  # fmt: skip
         if kinds:
             run(
                 columns_kernel, (triton.cdiv(n, plan.column_block), kinds),
-                part, dw_, db_, di_, dy2, ds2, x2, r2, input_bias_, weight_, stats, sums, hard,
-                dy2.stride(0), ds2.stride(0), x2.stride(0), r2.stride(0), m, plan.programs, n,
-                REDO=int(redo), FLOAT16=int(fast and plan.float16), LIFT=plan.lift, **has,
-                HAS_DS=int(ds is not None), **needs, NEED_I=int(need[2]), ROWS=plan.column_depth,
-                BLOCK=plan.column_block, CENTRE=int(centre), num_warps=4,
+                part, dw_, db_, di_, *operands, *strides, plan.programs, n,
+                REDO=int(redo), FLOAT16=int(fast and plan.float16), LIFT=plan.lift, **of_sums, **needs,
+                NEED_I=int(need[2]), ROWS=plan.column_depth, BLOCK=plan.column_block, CENTRE=int(centre), num_warps=4,
             )  # fmt: skip
     return dx, dr, di, dw, db

@@ -91,13 +91,15 @@ def _differentiate_backward(ctx: Any, *upstream: Tensor | None) -> tuple[Any, ..
     """Returns gradients of the backward operator: torch differentiates its formulas in float64."""
     given, further = ctx.saved_tensors, torch.is_grad_enabled()
     with torch.enable_grad():
-        leaves = [t if t is None else (t if t.requires_grad else t.detach()).double().requires_grad_() for t in given]
+        leaves: Any = [
+            t if t is None else (t if t.requires_grad else t.detach()).double().requires_grad_() for t in given
+        ]
         dy, ds, x, residual, input_bias, weight, _, gate = leaves
         v = sum((t for t in (input_bias, residual) if t is not None), start=x)
         d = v - v.mean(-1, keepdim=True) if ctx.centre else v
         rstd = (d.square().mean(-1, keepdim=True) + ctx.eps).rsqrt()
         xhat = d * rstd
-        value, slope, _ = (1.0, 0.0, 0.0) if gate is None else derivatives(gate, "silu")
+        value, slope = (1.0, 0.0) if gate is None else derivatives(gate, "silu")[:2]
         w = 1.0 if weight is None else weight
         u = dy * value
         g = u * w
@@ -109,11 +111,10 @@ def _differentiate_backward(ctx: Any, *upstream: Tensor | None) -> tuple[Any, ..
         for result, t in zip(results, upstream, strict=True):
             if t is not None and t.numel():  # an absent result is empty
                 total = total + (result * t.double()).sum()
-    present = [t for t in leaves if t is not None]
-    found = iter(torch.autograd.grad(total, present, create_graph=further, allow_unused=True))
-    grads = (None if t is None else next(found) for t in leaves)
-    *grads, of_gate = (None if a is None else a.to(t.dtype) for a, t in zip(grads, given, strict=True))
-    return *grads, *(None,) * 6, of_gate
+    found = iter(torch.autograd.grad(total, [t for t in leaves if t is not None], None, None, further, True))
+    grads = [None if t is None else next(found) for t in leaves]
+    *of_operands, of_gate = (None if a is None else a.to(t.dtype) for a, t in zip(grads, given, strict=True))
+    return *of_operands, *(None,) * 6, of_gate
 
 
 forward_op.register_autograd(_differentiate_forward, setup_context=_setup_forward)

@@ -10,8 +10,8 @@ The paths, with the modules that explain their roundings:
     rows     several rows a program: short rows of x alone; gated and FP8 RMS norm         rows.py
     exact    other rows, up to 4,096 columns (forward: 16,384), float64 arithmetic        forward.py, backward.py
     paired   many float32 rows of 4,097 to 8,192 columns, backward only                   backward_paired.py
-    long     longer rows, block by block, float64 arithmetic                              forward_blocks.py, backward.py
-    wide     x, residual or input_bias in float64, block by block, pairs of float64       forward_blocks.py, backward.py
+    long     longer rows of up to 16,384 columns, backward only, float64 arithmetic       backward.py
+    wide     float64 and longer rows, block by block, pairs of float64                    forward_blocks.py, backward.py
 
 Each choice that decides the order of a sum depends on the call alone, not on the device.
 """
@@ -29,7 +29,7 @@ PROGRAMS = 1056
 # Of the paired kernel: the same number; how many rows one program sums in float32; and the least number of rows. With
 # few terms the rounding of xhat would show in dweight (2 ULP).
 PAIRED_PROGRAMS, PAIRED_SUM, PAIRED_ROWS = 132, 64, 512
-LONGEST = 16_384  # columns of a gated or quantised row: a program has it in registers
+LONGEST = 16_384  # columns of a row that a program has in registers
 
 
 @dataclass(frozen=True)
@@ -69,14 +69,9 @@ class Call:
         return self.plain and not self.wide and 64 <= self.columns <= 256 and self.columns % 16 == 0
 
     @property
-    def float32(self) -> bool:
-        """True if x is the only operand and x and the vectors are float32."""
-        return self.plain and all(dtype in (None, torch.float32) for dtype in (self.x, self.weight, self.bias))
-
-    @property
     def wide(self) -> bool:
-        """True if x, residual or input_bias is float64."""
-        return torch.float64 in (self.x, self.residual, self.input_bias)
+        """True if x, residual or input_bias is float64, or the row too long for registers."""
+        return torch.float64 in (self.x, self.residual, self.input_bias) or self.columns > LONGEST
 
     @property
     def kinds(self) -> int:
@@ -92,49 +87,44 @@ def _are_half(*dtypes: torch.dtype | None) -> bool:
 class ForwardPlan:
     """The kernel and options of a forward pass."""
 
-    path: str  # rows, fast, exact, long, wide
-    block: int  # columns in registers at once: the row, or less if long or wide
+    path: str  # rows, fast, exact, wide
+    block: int  # columns in registers at once: the row, or less if wide
     warps: int
     maxnreg: int | None = None  # registers of a thread at most
     mark: bool = False  # fast, backward pass adds in float64: mark rows, or (RMS norm) square both parts
     packed: bool = False  # fast: two bfloat16 numbers share a register until they are needed
     later: int = 0  # fast: prefetch the row this many programs later
     again: int = 0  # exact: x is converted twice (2), or read twice too, the second time from L1 (1)
-    hard_rows: bool = False  # a second kernel redoes marked rows
     rows: int = 1  # rows of a program
     fast: bool = False  # rows: float32 arithmetic
-    paired: bool = False  # rows: pairs of float32
 
 
 def forward_plan(call: Call, prefetches: bool) -> ForwardPlan:
     """Returns the plan of the forward pass. `prefetches`: the device has prefetch instructions (NVIDIA)."""
     block, n, residual = call.block, call.columns, call.residual is not None
-    if call.wide or block > 16384:
-        path = "wide" if call.wide else "long"
-        return ForwardPlan(path, min(block, 2048), 8, hard_rows=residual and call.centre and not call.wide)
+    if call.wide:
+        return ForwardPlan("wide", min(block, 2048), 8)
     fast = _are_half(call.x, call.weight, call.bias) and not call.quantised
-    short = call.short or (call.plain and n == 512)
-    if call.float32 and not (call.centre or call.gated or call.quantised) and 64 <= n <= LONGEST:
-        rows = max(1, 1024 // block)
-        return ForwardPlan("rows", block, max(1, min(16, rows * block // 512)), rows=rows, paired=True)
-    if call.gated or call.quantised or (short and (fast or not call.centre)):
-        size, share = (1024, 1024) if call.centre else (2048, 512) if fast else (512 if call.gated else 1024, 256)
-        rows = max(1, size // block)
+    heads = (call.short or (call.plain and n == 512)) and (fast or not call.centre)
+    if call.gated or call.quantised or heads:
+        rows = max(1, (512 if call.gated and not fast else 1024) // block)
+        share = 256 if not fast else 512 if call.gated else 1024
         return ForwardPlan("rows", block, max(1, min(16, rows * block // share)), rows=rows, fast=fast)
     half = _are_half(call.x, call.residual, call.input_bias) and torch.float64 not in (call.weight, call.bias)
     if half:
         full = block == n >= 2048
+        light = call.plain and fast and not call.centre and block <= 4096  # squares are added in float32
         operands = (call.x, call.residual, call.input_bias, call.weight, call.bias)
         return ForwardPlan(
             "fast",
             block,
-            warps=max(1, min(16, block // (512 if residual else 1024))),
+            warps=max(1, min(16, block // (512 if residual or light else 1024))),
             # 64 registers give a quarter more rows in flight than the 79 that the compiler would use
             maxnreg=64 if block >= 2048 or residual else None,
             mark=not _are_half(call.weight, call.bias) or (call.centre and block > 8192),
             packed=full and residual and all(dtype in (None, torch.bfloat16) for dtype in operands),
             # half as many rows later as an H200 has in flight, or a quarter if two operands are read
-            later=(132 if residual else 264) * 8192 // block if full and prefetches else 0,
+            later=(132 if residual else 264) * 8192 // block if full and prefetches and not light else 0,
         )
     if residual and block <= 4096:
         warps, maxnreg = max(1, block // (256 if call.input_bias is None else 512)), 64
@@ -145,7 +135,7 @@ def forward_plan(call: Call, prefetches: bool) -> ForwardPlan:
         return ForwardPlan("exact", block, min(16, n // 512), maxnreg=64 if n > 8192 else None, again=again)
     else:
         warps, maxnreg = max(1 if block < 1024 else 2, min(16, block // 1024)), None
-    return ForwardPlan("exact", block, warps, maxnreg, hard_rows=residual and call.centre)
+    return ForwardPlan("exact", block, warps, maxnreg)
 
 
 @dataclass(frozen=True)
@@ -186,7 +176,8 @@ def _backward_path(call: Call) -> str:
         return "fast"
     if block <= 4096:
         return "exact"
-    if call.float32 and block <= 8192 and call.rows >= PAIRED_ROWS and call.ds is None:
+    float32 = all(dtype in (None, torch.float32) for dtype in (call.x, call.weight, call.bias))
+    if call.plain and block <= 8192 and call.rows >= PAIRED_ROWS and call.ds is None and float32:
         return "paired"
     return "long"
 
@@ -194,8 +185,8 @@ def _backward_path(call: Call) -> str:
 def _tile(call: Call) -> tuple[int, int]:
     """Returns the rows of a program at once and its warps on the path "rows"."""
     if call.gated:
-        rows = max(1, (1024 if _are_half(call.x, call.weight) else 512) // call.block)
-        return rows, 8 if call.block > 1024 else 4
+        half = _are_half(call.x, call.weight)
+        return max(1, 512 // call.block), 16 if half and call.block > 1024 else 4 if half else 8
     return 1024 // call.block, 4 if call.block < 128 else 2
 
 

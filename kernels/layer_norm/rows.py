@@ -8,9 +8,6 @@ Rounding points, in ULP of |weight xhat| + |bias| (times |silu(gate)|), of rstd 
 of the sums of magnitudes for column sums:
 
 - FAST (forward, 16 bits, x alone): as in forward.py. With a gate, backward too, in float32.
-- PAIRED (forward, RMS norm of float32 x alone): statistics in float64, y in float32 pairs, one rounding. Rows with an
-  |x weight| outside 2^-60..2^60 or rstd outside 2^-40..2^40 are computed in float64. Four conversions of a number to
-  float64 or back take an H100 as long as its bytes.
 - Otherwise every operation is a float64 operation and each output is rounded to float32 and, for 16 bits, once more:
   0.5 + 2^-13. v = x + residual is exact unless exponents lie 29 binades apart. No operand of 32 bits leaves float64,
   so no row is hard. silu(gate) is silu_math.py's for float32, also for gates of 16 bits: 2^-30.
@@ -26,7 +23,6 @@ import triton
 import triton.language as tl
 
 from kernels.arithmetic import float64_of
-from kernels.layer_norm.hard_rows import forward_hard_row
 from kernels.layer_norm.moments import (
     half_square,
     load_stats,
@@ -36,7 +32,7 @@ from kernels.layer_norm.moments import (
     weighted_xhat,
     xhat_of,
 )
-from kernels.layer_norm.operands import kept, rounded, scale_and_shift, value_of, vectors
+from kernels.layer_norm.operands import rounded, scale_and_shift, value_of, vectors
 from kernels.silu_math import silu_gradients, silu_times
 
 LEAST = tl.constexpr(1e-10)  # of amax: a row of zeros has a scale, and codes of 0
@@ -68,31 +64,6 @@ def _halves(
     else:
         y = weighted_xhat(x, up.to(tl.float32), rstd.to(tl.float32), w, y_ptr, HAS_W)
     return y, up, mean, mean_low, var, rstd
-
-
-@triton.jit
-def _paired(x, w, inv, eps, HAS_W: tl.constexpr):
-    """Returns y, the mean square and rstd of float32 rows; y in float32 pairs, and which rows these hold.
-
-    x w = p + e exactly, and y = (p + e)(high + low) has one rounding. A number outside makes the mean square infinite.
-    """
-    p = x * w if HAS_W else x
-    held = ((tl.abs(p) >= 2.0**-60) & (tl.abs(p) <= 2.0**60)) | (x == 0)
-    if HAS_W:
-        held = held | (w == 0)
-    d = x.to(tl.float64)
-    var = tl.sum(tl.where(held, d * d, float("inf")), 1)[:, None] * inv
-    rstd = tl.rsqrt(var + eps)
-    high = rstd.to(tl.float32)
-    low = (rstd - high.to(tl.float64)).to(tl.float32)
-    x = kept(x)
-    p = x * w if HAS_W else x
-    q = p * high
-    rest = tl.fma(p, high, q * -1.0) + p * low
-    if HAS_W:
-        rest = tl.fma(tl.fma(x, w, p * -1.0), high, rest)
-    y = tl.where(p == 0, q, q + rest)  # the sum would lose the sign of a zero
-    return y, var, rstd, (var < float("inf")) & (rstd > 2.0**-40) & (rstd < 2.0**40)
 
 
 @triton.jit
@@ -131,7 +102,6 @@ def forward_rows_kernel(
     BLOCK: tl.constexpr,
     FULL: tl.constexpr,  # n_cols == BLOCK
     FAST: tl.constexpr,
-    PAIRED: tl.constexpr,  # float32 x alone, without a mean
     HAS_R: tl.constexpr,
     GATED: tl.constexpr,
     GROUP: tl.constexpr,  # columns that share a scale; BLOCK: all; 0: y is not quantised
@@ -148,12 +118,9 @@ def forward_rows_kernel(
         gate = tl.load(r_ptr + row * r_stride + cols, mask=there, other=0.0)
     up = row.to(tl.float64) * 0.0 + 1.0
     mean, mean_low = up - 1.0, up - 1.0
-    if FAST or PAIRED:
+    if FAST:
         x = tl.load(x_ptr + row * x_stride + cols, mask=there, other=0.0).to(tl.float32)
-        if FAST:
-            y, up, mean, mean_low, var, rstd = _halves(x, w, b, n_cols, inv, eps, y_ptr, HAS_W, HAS_B, CENTRE)
-        else:
-            y, var, rstd, held = _paired(x, w, inv, eps, HAS_W)
+        y, up, mean, mean_low, var, rstd = _halves(x, w, b, n_cols, inv, eps, y_ptr, HAS_W, HAS_B, CENTRE)
     else:
         d = value_of(x_ptr + row * x_stride, r_ptr + row * r_stride, r_ptr, cols, there, HAS_R, 0)
         if HAS_R:
@@ -172,18 +139,6 @@ def forward_rows_kernel(
         tl.store(at + 1, mean if CENTRE else var, mask=row < n_rows)
         tl.store(at + 2, mean_low, mask=row < n_rows)
         tl.store(at + 3, rstd, mask=row < n_rows)
-    if PAIRED:
-        left = tl.where((row < n_rows) & (held == 0), 1, 0)
-        if tl.max(tl.max(left, 1), 0) > 0:
-            tl.debug_barrier()  # other threads stored these rows
-            for k in range(ROWS):
-                hard = tl.program_id(0).to(tl.int64) * ROWS + k
-                if tl.max(tl.max(tl.where(row == hard, left, 0), 1), 0) > 0:
-                    forward_hard_row(
-                        x_ptr + hard * x_stride, x_ptr, x_ptr, w_ptr, b_ptr, y_ptr + hard * n_cols, y_ptr,
-                        stats_ptr + hard * 4, n_cols, eps, inv,
-                        BLOCK=min(BLOCK, 512), HAS_I=0, HAS_W=HAS_W, HAS_B=HAS_B, CENTRE=0, HAS_R=0,
-                    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["n_rows"])

@@ -11,7 +11,7 @@ from kernels.gelu import gelu, gelu_backward
 from kernels.layer_norm import layer_norm, layer_norm_residual, layer_norm_residual_bias
 from kernels.linear_act import linear_act, linear_data_grad
 from kernels.linear_geglu import linear_geglu
-from kernels.rms_norm import rms_norm, rms_norm_residual
+from kernels.rms_norm import rms_norm, rms_norm_gated, rms_norm_residual
 from kernels.swiglu import swiglu, swiglu_split
 
 GPU = torch.cuda.is_available()
@@ -49,6 +49,7 @@ FUNCTIONS = {
     "rms_norm bare": (rms_norm, [ROW]),
     "rms_norm": (rms_norm, [ROW, VECTOR]),
     "rms_norm_residual": (rms_norm_residual, [ROW, ROW, VECTOR]),
+    "rms_norm_gated": (rms_norm_gated, [ROW, ROW, VECTOR]),
     "layer_norm bare": (layer_norm, [ROW]),
     "layer_norm": (layer_norm, [ROW, VECTOR, VECTOR]),
     "layer_norm_residual": (layer_norm_residual, [ROW, ROW, VECTOR, VECTOR]),

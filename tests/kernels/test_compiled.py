@@ -73,7 +73,6 @@ OF_FLOAT32 = {
     "forward_rows_kernel",
     "backward_rows_kernel",
     "backward_paired_kernel",
-    "forward_hard_rows_kernel",
     "_tiny_kernel",
 }
 # Bytes that may be spilled, where more registers would cost more: by a tile's activation, which runs once for all steps

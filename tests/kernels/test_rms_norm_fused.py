@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 import verify
-from kernels.layer_norm import launch, plan
+from kernels.layer_norm import launch, layer_norm, plan
 from kernels.layer_norm.operators import backward_op, forward_op
 from kernels.rms_norm import fp8_op, rms_norm, rms_norm_fp8, rms_norm_gated, rms_norm_residual
 from tests.kernels.test_layer_norm import DEVICE, draw, in_balls, name_of, worst
@@ -255,6 +255,22 @@ def test_errors_state_the_rule_and_what_was_received(call, kind, message):
     with pytest.raises(kind) as caught:
         call()
     assert str(caught.value) == message
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("n", [64, 128, 256, 1024, 4096, 8192])
+def test_rows_have_the_bits_that_they_have_alone(n, dtype):
+    """Among as many rows as fill a GPU, of which some begin with an outlier, and among few, other launches are chosen."""
+    x = torch.randn((1 << 22) // n, n, device=DEVICE).to(dtype)
+    x[::5, 0] = 100.0
+    weight, bias = torch.randn(2, n, device=DEVICE).to(dtype)
+    for norm in (lambda t: layer_norm(t, weight, bias), lambda t: rms_norm(t, weight)):
+        every = norm(x)
+        for rows in (slice(0, 1), slice(7, 18), slice(0, 100)):
+            assert torch.equal(norm(x[rows]), every[rows])
+    every = rms_norm_gated(x, x, weight)
+    assert torch.equal(rms_norm_gated(x[7:18], x[7:18], weight), every[7:18])
 
 
 @pytest.mark.slow
