@@ -24,11 +24,11 @@ def _log_sum(x: Tensor, lengths: Tensor, bug: str | None = None) -> Tensor:
     seen = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
     wide = x.double()
     if bug == "padding masked by adding":
-        return (wide + torch.where(seen, 0.0, -1e4)).logsumexp(-1).to(x.dtype)
+        return (wide + torch.where(seen, 0.0, -1e4)).logsumexp(-1).float()
     if bug == "maximum of padding":
         top = wide.float().amax(-1, keepdim=True)
-        return ((wide.float() - top).exp().where(seen, 0.0).sum(-1).log() + top[:, 0]).to(x.dtype)
-    return wide.masked_fill(~seen, -torch.inf).logsumexp(-1).to(x.dtype)
+        return ((wide.float() - top).exp().where(seen, 0.0).sum(-1).log() + top[:, 0]).float()
+    return wide.masked_fill(~seen, -torch.inf).logsumexp(-1).float()
 
 
 def _gated(x: Tensor, gate: Tensor, w: Tensor, bug: str | None = None) -> Tensor:
@@ -41,7 +41,7 @@ def _gated(x: Tensor, gate: Tensor, w: Tensor, bug: str | None = None) -> Tensor
             weight = weight * ((weight > 0).cumsum(0) <= 2)
         swapped = bug == "experts swapped from 4 on" and 4 <= expert < len(w) // 2 * 2
         y = y + weight[:, None] * (x.double() @ w[expert ^ 1 if swapped else expert].double())
-    return y.to(x.dtype)
+    return y.float()
 
 
 @cache
