@@ -1074,21 +1074,6 @@ def test_one_dimension():
     assert torch.equal(layer_norm(x), layer_norm(x[None])[0])
 
 
-@pytest.mark.slow  # the same laws stand in properties/layer_norm.py
-def test_gradcheck_and_gradgradcheck_in_float64():
-    shapes = ((2, 3), (2, 3), (3,), (3,), (3,))
-    leaves = [draw(*s, seed=k).to(DEVICE).requires_grad_() for k, s in enumerate(shapes)]
-    x, residual, _, weight, bias = leaves
-    cases = (
-        (layer_norm, (x, weight, bias)),
-        (layer_norm_residual, (x, residual)),
-        (layer_norm_residual_bias, leaves),
-    )
-    for function, operands in cases:
-        assert torch.autograd.gradcheck(function, operands, fast_mode=True)
-        assert torch.autograd.gradgradcheck(function, operands, fast_mode=True)
-
-
 def test_operators_are_registered_soundly():
     x = draw(3, 10).float().to(DEVICE).requires_grad_()
     weight = draw(10).float().to(DEVICE).requires_grad_()
