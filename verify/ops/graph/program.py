@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -114,12 +115,8 @@ class Program:
     def spans(self, run: Run, wanted: Sequence[str]) -> dict[str, Any]:
         """Returns the intervals of the wanted results. Frees each step's interval after its last use."""
         steps = self.needed_for(wanted)
-        uses: dict[int, int] = {}
-        for step in steps:
-            for each in step.inputs:
-                uses[id(each)] = uses.get(id(each), 0) + 1
-        for name in wanted:
-            uses[id(self.results[name])] = uses.get(id(self.results[name]), 0) + 1
+        uses = Counter(id(each) for step in steps for each in step.inputs)
+        uses.update(id(self.results[name]) for name in wanted)
         held: dict[int, Any] = {}
         for step in steps:
             held[id(step)] = step.span(run, [held[id(each)] for each in step.inputs])
@@ -137,10 +134,7 @@ class Program:
         and later steps use the rounded value.
         """
         steps = self.needed_for(wanted)
-        uses: dict[int, int] = {}
-        for step in steps:
-            for each in step.inputs:
-                uses[id(each)] = uses.get(id(each), 0) + 1
+        uses = Counter(id(each) for step in steps for each in step.inputs)
         ends = {id(self.results[name]) for name in wanted}
         used: dict[int, Tensor] = {}
         shown: dict[int, Tensor] = {}
