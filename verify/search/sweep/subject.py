@@ -38,23 +38,41 @@ def patterns_at(keys: Tensor, fmt: Format) -> Tensor:
 def inputs_of_keys(space: Space, op: Op, gates: Tensor, others: Tensor | None) -> dict[str, Tensor | None]:
     """Returns the operands at some keys, of one shape (rows, columns) for pairs, flat for a unary op."""
     fmt = space.format
-    deciding = values_at(gates, fmt)
-    if others is None:
+    return _operands(space, op, values_at(gates, fmt), None if others is None else values_at(others, fmt))
+
+
+def _operands(space: Space, op: Op, deciding: Tensor, other: Tensor | None) -> dict[str, Tensor | None]:
+    if other is None:
         return {op.operands[0].name: deciding}
-    other = values_at(others, fmt)
     if space.shape == "packed pairs":
         return {op.operands[0].name: torch.cat([other, deciding], -1)}
     return {operand.name: deciding if operand.name == gate_of(op) else other for operand in op.operands}
 
 
+def _consecutive(first: int, last: int, fmt: Format, device: torch.device | str) -> Tensor:
+    """Returns the numbers at the keys first..last, written in one pass.
+
+    As signed integers, patterns are -1 - key for numbers with a minus sign, and count up from 0 for the others.
+    """
+    zero, kind = fmt.sign_bit, getattr(torch, f"int{fmt.bits}")
+    parts = [
+        torch.arange(-1 - first, -1 - min(last, zero), -1, dtype=kind, device=device) if first < zero else None,
+        torch.arange(max(first, zero) - zero, last - zero, dtype=kind, device=device) if last > zero else None,
+    ]
+    there = [part for part in parts if part is not None]
+    return (there[0] if len(there) == 1 else torch.cat(there)).view(torch_dtype(fmt))
+
+
 def make(space: Space, op: Op, first: int, last: int, device: torch.device | str) -> dict[str, Tensor | None]:
     """Returns the operands of the points first..last. Of pairs it makes whole rows, one for each key of the gate."""
+    fmt = space.format
     if space.shape == "unary":
-        return inputs_of_keys(space, op, torch.arange(first, last, dtype=torch.int64, device=device), None)
-    rows = torch.arange(first // _SIDE, last // _SIDE, dtype=torch.int64, device=device)
-    columns = torch.arange(_SIDE, dtype=torch.int64, device=device)
+        return _operands(space, op, _consecutive(first, last, fmt, device), None)
+    rows = _consecutive(first // _SIDE, last // _SIDE, fmt, device)
+    columns = _consecutive(0, _SIDE, fmt, device)
     shape = (rows.numel(), _SIDE)
-    return inputs_of_keys(space, op, rows[:, None].expand(shape), columns[None, :].expand(shape))
+    deciding, other = rows[:, None].expand(shape), columns[None, :].expand(shape)
+    return _operands(space, op, deciding.contiguous(), other.contiguous())
 
 
 def points_of(space: Space, result: str, places: list[int]) -> list[tuple[int, int]]:
