@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 import textwrap
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
+from tests.records.bounds.gate_records import figures, kernel, result
 from tests.referee.samples import FUNCTIONAL, LINEAR, OPERATOR, SHAPES, TASK, TRACE, Form, solution, written
 from verify.errors import UsageError
 from verify.measure.session import Session
+from verify.records.identity import Invocation, assembled
+from verify.records.record import Basis, ClassFigures
 from verify.referee import judging, problem
 from verify.referee.formats import operator as operators
 from verify.referee.judging import Settings, judge_many
@@ -258,6 +263,17 @@ def test_a_hunt_finds_an_input_that_no_recipe_draws(tmp_path: Path, monkeypatch:
     assert (
         found["right"].verdict == "accepted" and "its worst input: nothing was hunted" not in found["right"].unchecked
     )
+
+
+@pytest.mark.parametrize(("theirs", "verdict"), [(2.0, "wrong"), (7.0, "accepted"), (math.inf, "undecided")])
+def test_an_infinite_error_of_pytorch_excuses_nothing(theirs: float, verdict: str) -> None:
+    mine = figures(math.inf if math.isinf(theirs) else 9.0)
+    classes = [ClassFigures("ordinary", mine, 4.0, figures(theirs), reason="9 ULP on ordinary inputs, the limit is 4")]
+    found = msgspec.structs.replace(result(9.0, basis=Basis("observed", 1000, 0)), classes=classes)
+    run = assembled(
+        "cpu", {}, Invocation("verify judge", "quick", 0), kernels=[kernel(found)], incomplete=[], seconds=0.0
+    )
+    assert judging._Found(run, [], None).verdict[0] == verdict
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from verify.diagnose.requests import ReplayElement
 from verify.errors import UsageError, VerifyError
 from verify.measure import session
 from verify.records.part_store import cache
-from verify.records.record import CLASSES, Figures, KernelRun, Origin, Result, Run
+from verify.records.record import CLASSES, ORDINARY, Figures, KernelRun, Origin, Result, Run
 from verify.referee import formats
 from verify.referee.plan import SCHEMA, Judgement, Observed, Plan, SolutionVerdict, Trick, WrongInput
 from verify.referee.requests import CallTime, TimeSolution
@@ -427,6 +427,12 @@ def excused(result: Result) -> bool:
     return bool(wrong) and all(largest(each.figures) <= AS_PYTORCH * largest(each.baseline) for each in wrong)
 
 
+def endless(result: Result) -> bool:
+    """True if PyTorch's error on ordinary inputs is infinite, so that any answer would be excused there."""
+    ordinary = [each.baseline for each in result.classes if each.name == ORDINARY and each.reason and each.baseline]
+    return any(math.isinf(rank(judged(each, result.gate).upper)) for each in ordinary)
+
+
 class _Found:
     """Derives the verdict and the facts of a judgement from records and notes.
 
@@ -465,6 +471,8 @@ class _Found:
         if self.wrong:
             return "wrong", self.wrong[0].reason
         open_ = next((each for each in kernels if each.status not in ("ok", "wrong")), None)
+        if any(map(endless, self.excused)):
+            return "undecided", "PyTorch's own error on ordinary inputs is infinite: it would excuse any answer"
         # "other": the reference refuses inputs, so they are none of the problem; `unchecked` lists them
         gaps = [gap.text for gap in self.run.incomplete if gap.kind != "other"]
         if kernels and open_ is None and not gaps:
