@@ -286,11 +286,11 @@ def units_of(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def tile(m: int, n: int, k: int, units: int, narrowest: int = 32) -> Config:
-    """Returns the tile shape whose rounds take least time; PERSISTENT for the persistent kernel.
+def time_and_tile(m: int, n: int, k: int, units: int, narrowest: int = 32) -> tuple[float, Config]:
+    """Returns the least time of a product, in microseconds without the launch, and the tile shape that takes it.
 
-    All shapes give the same bits. A step through k has 128 numbers only if K is a multiple of 128, because zeros that
-    fill a longer last step could turn a sum of -0 into 0.
+    PERSISTENT stands for the persistent kernel. All shapes give the same bits. A step through k has 128 numbers only if
+    K is a multiple of 128, because zeros that fill a longer last step could turn a sum of -0 into 0.
 
     Args:
         narrowest: the least number of columns of a tile
@@ -302,11 +302,16 @@ def tile(m: int, n: int, k: int, units: int, narrowest: int = 32) -> Config:
             continue
         rounds, left = divmod(triton.cdiv(m, bm) * triton.cdiv(n, bn), units)
         cut = config == PERSISTENT and rounds > 0 and 16 * left <= units  # linear_act._rounds: a fifth of a round
-        time = (rounds + (0.2 if cut and left else left > 0)) * microseconds
+        time = (rounds + (0.2 if cut and left else left > 0)) * microseconds * k / 4096
         if time <= least:
             least, chosen = time, config
     bm, bn, bk, warps, stages = chosen
-    return chosen if k % bk == 0 or bk == 64 else (bm, bn, 64, warps, stages + 3)
+    return least, chosen if k % bk == 0 or bk == 64 else (bm, bn, 64, warps, stages + 3)
+
+
+def tile(m: int, n: int, k: int, units: int, narrowest: int = 32) -> Config:
+    """Returns the tile shape of a product: see time_and_tile."""
+    return time_and_tile(m, n, k, units, narrowest)[1]
 
 
 def described(t: Tensor, transposed: bool, rows: int, cols: int) -> Any:

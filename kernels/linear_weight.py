@@ -8,7 +8,8 @@ Rounding points. Products are exact (16 bits) or fused (float32, float64). Sums 
 ends at fixed rows, the same for every tile shape, layout and device:
 
     1.  rows in one chain, ascending: BLOCK = 128 of them; in 16 bits, and in float32 with allow_tf32, a whole part
-    2.  the blocks of a part of PARTS[dtype] rows, one after the other, in the dtype of the chain: float32 (or float64)
+    2.  the blocks of a part, one after the other, in the dtype of the chain: float32 (or float64). A part has
+        PARTS[dtype] rows. In 16 bits it has fewer if more programs at once save time (rows_of_part)
     3.  the parts in float64 (parts_added in linear_layers.py), rounded to float32 and, in 16 bits, once more
 
 Up to 128 rows (in 16 bits up to one part) the result has the bits of the product in linear_act.py and linear_geglu.py.
@@ -31,7 +32,7 @@ times as large, and a part has 8 times the rows.
 
 Cost, from counts (not timed). The end of a block is one addition and one move after 128 multiplications of each sum.
 Parts are separate programs, which fill a GPU if the result is small. They store ceil(M / PARTS) N K numbers of 4 bytes
-(float64: 8), which are read again. In 16 bits several parts run in the kernel for any device, also on Hopper.
+(float64: 8), which are read again.
 """
 
 from __future__ import annotations
@@ -52,7 +53,29 @@ from kernels.plans import run
 BLOCK = 128  # rows in one chain of float32 or float64 additions
 TINY = tl.constexpr(2.0**-108)  # for a larger sum 2^14 roundings to multiples of 2^-149 are less than 1/8 of a unit
 PARTS = {torch.float64: 1 << 14, torch.float32: 1 << 14, torch.float16: 1 << 14, torch.bfloat16: 1 << 17}
+LEAST_PART = 512  # rows
 _GROUP = 8  # rows of tiles that stay together
+
+
+def rows_of_part(m: int, n: int, k: int, dtype: torch.dtype) -> int:
+    """Returns the rows of a part. Sizes decide, not the device, so that dW has the same bits everywhere.
+
+    In 16 bits it is the number with the least time on an H100, which has 132 units. More parts are more programs, but
+    their sums are written, read and added.
+    """
+    whole = PARTS[dtype]
+    if dtype.itemsize > 2:
+        return whole
+    choices = [LEAST_PART]
+    while choices[-1] < min(m, whole):
+        choices.append(2 * choices[-1])
+
+    def time(rows: int) -> float:
+        parts = triton.cdiv(m, rows)
+        product = hopper_product.time_and_tile(triton.cdiv(n, 64) * 64 * parts, k, min(m, rows), 132)[0]
+        return product + (parts > 1) * (3 + 2e-6 * parts * n * k)  # 3 us for one launch more
+
+    return min(whole, *reversed(choices), key=time) if whole > LEAST_PART else whole
 
 
 # -------------------------------------------------------------------------- the kernel for any device
@@ -127,8 +150,9 @@ def _weight_kernel(
                 total += acc
                 acc = tl.zeros((BN, BK), wide) + _hidden_zero(r, BLOCK).to(wide)
         if BOXES:
-            g = g_ptr.load([tile_n * BN, r]) if G_T else g_ptr.load([r, tile_n * BN]).T  # one part
-            x = x_ptr.load([tile_k * BK, r]).T if X_T else x_ptr.load([r, tile_k * BK])
+            row = part.to(tl.int32) * PART + r
+            g = g_ptr.load([tile_n * BN, row]) if G_T else g_ptr.load([row, tile_n * BN]).T
+            x = x_ptr.load([tile_k * BK, row]).T if X_T else x_ptr.load([row, tile_k * BK])
         else:
             g, x = _loaded(g_ptr, x_ptr, ns, ks, rows + r, M, N, K, stride_gm, stride_gn, stride_xm, stride_xk)
         acc = tl.dot(g, x, acc, input_precision=PRECISION, out_dtype=wide)
@@ -220,26 +244,27 @@ def _launch_weight(g: Tensor, x: Tensor, w: Tensor, sums: Tensor | None, allow_t
         sums: [parts, N, K] memory for the sums of parts; None: one part holds all rows
     """
     (m, n), k = g.shape, x.shape[1]
-    part = PARTS[g.dtype]
+    part = rows_of_part(m, n, k, g.dtype)
     parts = 1 if sums is None else len(sums)
     out = w if sums is None else sums
     with torch.cuda.device_of(g):  # which may differ from the current device
-        transposed = hopper_product.transposed_operands(g.t(), x.t(), k) if parts == 1 else None
+        transposed = hopper_product.transposed_operands(g.t(), x.t(), k)
         if transposed is not None:
             units = hopper_product.units_of(g.device)
-            bn, bk, bm, warps, stages = config = hopper_product.tile(n, k, m, units)
-            if config == hopper_product.PERSISTENT and m > 128:
+            # the tiles of all parts are one grid, as those of one part with so many times the rows of dW
+            bn, bk, bm, warps, stages = config = hopper_product.tile(n * parts, k, min(m, part), units)
+            if config == hopper_product.PERSISTENT and parts == 1 and m > 128:
                 hopper_product.launch(
                     g.t(), x.t(), transposed, w, w, w, w, triton.cdiv(n, 128) * triton.cdiv(k, 256), units,
                     gap=128, mode=0, has_bias=False, step=256, group=_GROUP, finish=hopper_product.plain_finish,
                 )  # fmt: skip
             else:
-                if (bn, bk) == (64, 128) and m % 128 == 0:  # faster than steps of 64 if both are transposed
+                if (bn, bk) == (64, 128) and min(m, part) % 128 == 0:  # faster than steps of 64 if both are transposed
                     bm, stages = 128, 3
                 g_t, x_t = (not t for t in transposed)
                 run(
-                    _weight_kernel, (triton.cdiv(n, bn) * triton.cdiv(k, bk),),
-                    hopper_product.described(g, g_t, bm, bn), hopper_product.described(x, x_t, bm, bk), w,
+                    _weight_kernel, (triton.cdiv(n, bn) * triton.cdiv(k, bk) * parts,),
+                    hopper_product.described(g, g_t, bm, bn), hopper_product.described(x, x_t, bm, bk), out,
                     m, n, k, 0, 0, 0, 0, PRECISION="ieee", PART=part, BLOCK=0, BN=bn, BK=bk, BM=bm, GROUP=_GROUP,
                     BOXES=True, G_T=g_t, X_T=x_t, num_warps=warps, num_stages=stages,
                 )  # fmt: skip
@@ -278,7 +303,7 @@ def weight_gradient(g: Tensor, x: Tensor, allow_tf32: bool) -> Tensor:
     """Returns g^T @ x for g: [M, N] and x: [M, K] of any strides."""
     w = g.new_empty((g.shape[1], x.shape[1]))
     if w.numel() > 0:
-        parts = triton.cdiv(len(g), PARTS[g.dtype])
+        parts = triton.cdiv(len(g), rows_of_part(len(g), *w.shape, g.dtype))
         sums = g.new_empty((parts, *w.shape), dtype=WIDE.get(g.dtype, torch.float32)) if parts > 1 else None
         _launch_weight(g, x, w, sums, allow_tf32)
     return w
