@@ -40,7 +40,7 @@ from kernels.checks import check_approximate
 from kernels.gelu_autograd import derivatives
 from kernels.gelu_of_sums import gelu_slope, times_gelu, unlifted
 from kernels.hopper_product import halves, send
-from kernels.launch import INTERPRETED, of_any_alignment
+from kernels.launch import INTERPRETED, of_any_alignment, overlapping, wait_for_previous
 from kernels.layouts import dense
 from kernels.linear_act import _linear
 from kernels.linear_layers import (
@@ -97,7 +97,9 @@ def _tile_kernel(
     BOXES: tl.constexpr = False,  # a_ptr and b_ptr are tensor descriptors, of the transposes where A_T and B_T
     A_T: tl.constexpr = False,
     B_T: tl.constexpr = False,
+    OVERLAP: tl.constexpr = False,
 ):
+    wait_for_previous(OVERLAP)
     tile_m, tile_n = tile_of(tl.program_id(0), tl.cdiv(M, BM), tl.cdiv(N, BN), GROUP)
     rows = tile_m.to(tl.int64) * BM + tl.arange(0, BM)
     cols = tile_n.to(tl.int64) * BN + tl.arange(0, BN)
@@ -177,7 +179,9 @@ def _gradient_kernel(
     ROWS: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
+    OVERLAP: tl.constexpr = False,
 ):
+    wait_for_previous(OVERLAP)
     tiles_n = tl.cdiv(N, BN)
     part = (tl.program_id(0) // tiles_n).to(tl.int64)
     cols = (tl.program_id(0) % tiles_n).to(tl.int64) * BN + tl.arange(0, BN)
@@ -250,6 +254,7 @@ def _launch_tiles(
                     hopper_product.described(b, transposed[1], bn, bk), bias, y, pre, m, n, k, 0, 0, 0, 0,
                     MODE=mode, HAS_BIAS=has_bias, PRECISION="ieee", BM=bm, BN=bn, BK=bk, GROUP=8,
                     BOXES=True, A_T=transposed[0], B_T=transposed[1], num_warps=warps, num_stages=stages,
+                    **overlapping(a.device),
                 )  # fmt: skip
                 return
             tiles = triton.cdiv(m, 128) * triton.cdiv(n, 128)
@@ -287,6 +292,7 @@ def _launch_gradient(dy: Tensor, pre: Tensor, dp: Tensor | None, part: Tensor | 
             _gradient_kernel, (triton.cdiv(m, rows) * triton.cdiv(n, bn),),
             dy, pre, dy if dp is None else dp, dy if part is None else part, m, n,
             TANH=tanh, STORE=dp is not None, SUM=part is not None, ROWS=rows, BM=bm, BN=bn, num_warps=4,
+            **overlapping(dy.device),
         )  # fmt: skip
 
 

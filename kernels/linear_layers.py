@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.checks import check_dtype
-from kernels.launch import INTERPRETED, autocasts, check_device
+from kernels.launch import INTERPRETED, autocasts, check_device, overlapping, wait_for_previous
 from kernels.plans import run, unrecorded
 
 Config = tuple[int, int, int, int, int]  # BM, BN, BK, num_warps, num_stages
@@ -107,7 +107,9 @@ def _added_kernel(
     N,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr = False,
 ):
+    wait_for_previous(OVERLAP)
     cols = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     acc = tl.zeros((ROWS, BLOCK), tl.float64)
     for i in range(0, parts, ROWS):
@@ -125,7 +127,10 @@ def parts_added(part: Tensor, total: Tensor) -> None:
     """Writes the sums of part: [parts, ...] over its first dimension to total, added in float64 in a fixed order."""
     n, parts = total.numel(), part.shape[0]
     rows, block = (4, 1024) if n >= 1 << 16 else (64, 32) if parts > 256 else (16, 64)
-    run(_added_kernel, (triton.cdiv(n, block),), part, total, parts, n, ROWS=rows, BLOCK=block, num_warps=4)
+    run(
+        _added_kernel, (triton.cdiv(n, block),), part, total, parts, n,
+        ROWS=rows, BLOCK=block, num_warps=4, **overlapping(part.device),
+    )  # fmt: skip
 
 
 def added(part: Tensor, dtype: torch.dtype) -> Tensor:

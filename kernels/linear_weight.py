@@ -45,7 +45,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels import hopper_product
-from kernels.launch import INTERPRETED, of_any_alignment
+from kernels.launch import INTERPRETED, of_any_alignment, overlapping, wait_for_previous
 from kernels.linear_layers import PRODUCT_CONFIGS, WIDE, Config, choose, configs_of, few, parts_added, tile_of
 from kernels.operators import operator
 from kernels.plans import run
@@ -130,8 +130,10 @@ def _weight_kernel(
     BOXES: tl.constexpr = False,  # g_ptr and x_ptr are descriptors, of the transposes where G_T and X_T
     G_T: tl.constexpr = False,
     X_T: tl.constexpr = False,
+    OVERLAP: tl.constexpr = False,
 ):
     """Computes a tile of BN x BK sums over one part of the rows: levels 1 and 2 of the rounding points above."""
+    wait_for_previous(OVERLAP)
     tiles_n = tl.cdiv(N, BN)
     tiles_k = tl.cdiv(K, BK)
     part = (tl.program_id(0) // (tiles_n * tiles_k)).to(tl.int64)
@@ -267,6 +269,7 @@ def _launch_weight(g: Tensor, x: Tensor, w: Tensor, sums: Tensor | None, allow_t
                     hopper_product.described(g, g_t, bm, bn), hopper_product.described(x, x_t, bm, bk), out,
                     m, n, k, 0, 0, 0, 0, PRECISION="ieee", PART=part, BLOCK=0, BN=bn, BK=bk, BM=bm, GROUP=_GROUP,
                     BOXES=True, G_T=g_t, X_T=x_t, num_warps=warps, num_stages=stages,
+                    **overlapping(g.device),
                 )  # fmt: skip
         else:
             tf32 = allow_tf32 and g.dtype == torch.float32

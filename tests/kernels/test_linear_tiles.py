@@ -125,6 +125,89 @@ def test_parts_of_a_small_weight_gradient_are_a_choice_of_sizes(monkeypatch, dty
         assert torch.equal(got, want), name
 
 
+OVERLAP = """
+import re
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from kernels import linear_act, linear_geglu, linear_layers, linear_weight
+
+for module, name, types in (
+    (linear_act, "_gradient_kernel", {"ACT": 2, "ROWS": 32, "BM": 32, "BN": 64}),
+    (linear_geglu, "_gradient_kernel", {"TANH": True, "ROWS": 32, "BM": 8, "BN": 128}),
+    (linear_layers, "_added_kernel", {"ROWS": 16, "BLOCK": 64}),
+    (linear_act, "_tile_kernel", {"MODE": 10, "BM": 64, "BN": 64, "BK": 64}),
+    (linear_geglu, "_tile_kernel", {"MODE": 10, "BM": 64, "BN": 64, "BK": 64}),
+    (linear_weight, "_weight_kernel", {"PART": 512, "BLOCK": 0, "BM": 64, "BN": 64, "BK": 64}),
+):
+    kernel = getattr(module, name)
+    constants = {"OVERLAP": True, "STORE": True, "SUM": True, "HAS_BIAS": True, "PRECISION": "ieee", "GROUP": 8}
+    constants |= {"BOXES": True, "A_T": False, "B_T": False, "G_T": False, "X_T": False, **types}
+    constants |= {n: 0 for n in kernel.arg_names if n.startswith("stride_") and n != "stride_ym"}
+    boxes = {"a_ptr", "b_ptr", "g_ptr", "x_ptr"} if "BOXES" in kernel.arg_names else ()
+    signature = {}
+    for n in kernel.arg_names:
+        kind = "*fp32" if n in ("part_ptr", "sum_ptr") else "*bf16" if n.endswith("_ptr") else "i32"
+        signature[n] = "constexpr" if n in constants else "tensordesc<bf16[64, 64]>" if n in boxes else kind
+    values = {(kernel.arg_names.index(n),): v for n, v in constants.items() if n in kernel.arg_names}
+    options = {"num_warps": 4, "launch_pdl": True}
+    source = ASTSource(kernel, signature, values)
+    ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
+    print(module.__name__, *re.findall(r"griddepcontrol.\\w+|ld.global|st.global|cp.async.bulk.tensor", ptx)[:3])
+"""
+
+
+def test_a_kernel_that_starts_early_waits_before_it_reads_or_writes(printed, tmp_path):
+    lines = printed(OVERLAP, tmp_path, 240).splitlines()
+    assert len(lines) == 6
+    for line in lines:
+        _, first, second, third = line.split()
+        assert (first, second) == ("griddepcontrol.wait", "griddepcontrol.launch_dependents"), line
+        assert third in ("ld.global", "cp.async.bulk.tensor"), line
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_launches_that_overlap_change_no_bit(monkeypatch, dtype):
+    """In a graph too. A wrong order would read the memory of the run before, which has other numbers."""
+    from kernels import launch, plans
+
+    def steps(found):
+        for seed, (m, n, k) in enumerate(((512, 1024, 512), (2048, 256, 512), (64, 4096, 1024), (4096, 64, 64)) * 3):
+            x, weight, bias, dy = (t.cuda() + seed / 8 for t in drawn(dtype, (m, k), (n, k), (n,), (m, n)))
+            leaves = [t.detach().requires_grad_() for t in (x, weight * k**-0.5, bias)]
+            for layer in (linear_act.linear_act(*leaves, activation="gelu"), linear_geglu.linear_geglu(*leaves)):
+                found += [layer.detach(), *torch.autograd.grad(layer, leaves, dy[:, : layer.shape[1]].contiguous())]
+        return found
+
+    monkeypatch.setattr(launch, "OVERLAPS", False)
+    plans.forget()
+    want = bits(steps([]))
+    monkeypatch.setattr(launch, "OVERLAPS", True)
+    plans.forget()
+    for _ in range(3):
+        assert all(torch.equal(g, w) for g, w in zip(bits(steps([])), want, strict=True))
+    stream, graph, found = torch.cuda.Stream(), torch.cuda.CUDAGraph(), []
+    stream.wait_stream(torch.cuda.current_stream())
+    m, n, k = 512, 1024, 512
+    x, weight, bias, dy = (t.cuda() for t in drawn(dtype, (m, k), (n, k), (n,), (m, n)))
+    leaves = [t.detach().requires_grad_() for t in (x, weight, bias)]
+
+    def step():
+        y = linear_act.linear_act(*leaves, activation="gelu")
+        return [y.detach(), *torch.autograd.grad(y, leaves, dy)]
+
+    with torch.cuda.stream(stream):
+        expected = [step() for _ in range(3)][-1]
+    with torch.cuda.graph(graph, stream=stream):
+        found = [step() for _ in range(4)]
+    for _ in range(5):
+        graph.replay()
+    torch.cuda.synchronize()
+    for each in found:
+        assert all(torch.equal(g, w) for g, w in zip(bits(each), bits(expected), strict=True))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_tile_gives_the_same_bits(monkeypatch, dtype):
