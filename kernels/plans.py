@@ -19,7 +19,6 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
-import operator
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -192,47 +191,12 @@ def _launcher(launch: Launch) -> tuple[Any, tuple[Any, ...], list[Any]] | None:
 
 @dataclass(frozen=True)
 class Plan:
-    """The launches of one form, ready to repeat.
-
-    A base is an address. Bases are numbered: operands first, then outputs, scratch memory and zeroed scratch memory.
-    """
+    """The launches of one form, ready to repeat."""
 
     index: int  # of the device
-    device: torch.device
-    outputs: tuple[tuple[Any, ...], ...]  # shape, strides, dtype
-    # picks the launcher's results from [*outputs, None]; None: the result is the only output
-    returned: Callable[..., Any] | None
-    scratch: int  # bytes
-    zeroed: int
-    places: tuple[tuple[int, int], ...]  # of each pointer argument: base, and bytes from there
-    # of each tensor descriptor: its position in [stream, *places], and the function from an address to its map
-    maps: tuple[tuple[int, Callable[..., Any]], ...]
-    values: tuple[Any, ...]  # grids, parameters and other values
-    launches: tuple[tuple[Any, ...], ...]  # launcher, and a getter for [stream, *places, *maps, *values]
+    repeat: Callable[..., Any]  # takes the addresses of the operands; allocates, launches and returns the results
     hooks: tuple[list[Any], ...]  # of each kernel: its pre_run_hooks
     compiled: tuple[Any, ...]  # keeps the compiled kernels loaded
-
-    def __call__(self, bases: list[int]) -> Any:
-        """Allocates, launches and returns the outputs. `bases` holds the addresses of the operands."""
-        outputs = []
-        for shape, strides, dtype in self.outputs:
-            made = torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
-            outputs.append(made)
-            bases.append(made.data_ptr())
-        if self.scratch:
-            scratch = torch.empty(self.scratch, dtype=torch.uint8, device=self.device)
-            bases.append(scratch.data_ptr())
-        if self.zeroed:
-            zeroed = torch.zeros(self.zeroed, dtype=torch.uint8, device=self.device)
-            bases.append(zeroed.data_ptr())
-        pool = [_stream(self.index)]
-        pool += [bases[base] + offset for base, offset in self.places]
-        if self.maps:
-            pool += [map_at(pool[place]) for place, map_at in self.maps]
-        pool += self.values
-        for launch, arguments in self.launches:
-            launch(*arguments(pool))
-        return outputs[0] if self.returned is None else self.returned((*outputs, None))
 
 
 def _span(t: Tensor) -> int:
@@ -257,98 +221,109 @@ def _apart(tensors: list[Tensor]) -> list[Tensor]:
     return copies
 
 
-class _Pool:
-    """The arguments of a plan's launches, numbered: pointers (places), tensor maps, other values."""
+class _Writer:
+    """Writes the function `repeat` of a plan as Python source, which runs faster than a loop over a recording.
 
-    def __init__(self, starts: list[tuple[int, int, int, int]]) -> None:
-        self.starts = starts  # base, first address, address after the last byte, bytes from the base
-        self.kinds: tuple[list[Any], list[Any], list[Any]] = [], [], []
+    >>> def repeat(a0):                                           a0: address of an operand
+    ...     t1 = empty(c1, c2, dtype=c3, device=c4)               c1, c2, ...: constants
+    ...     a1 = t1.data_ptr()
+    ...     s = stream(c5)
+    ...     launch(c6, c7, c8, s, c9, a0 + 64, a1, c10)
+    ...     return t1
+    """
 
-    def place(self, address: int) -> int:
-        """Returns the number of the place at an address. Raises LookupError if no single tensor holds it."""
+    def __init__(self, operands: list[Tensor]) -> None:
+        self.constants: dict[str, Any] = {"empty": torch.empty_strided, "zeros": torch.zeros}
+        # of each tensor: its number, first address, address after the last byte, and bytes from the number's address
+        self.starts = [(i, t.data_ptr(), t.data_ptr() + _span(t), 0) for i, t in enumerate(operands)]
+        self.bases = len(operands)
+        self.pointed: set[int] = set()
+        self.lines = [f"def repeat({', '.join(f'a{i}' for i in range(self.bases))}):"]
+
+    def constant(self, value: Any) -> str:
+        """Returns the name of a constant."""
+        name = f"c{len(self.constants)}"
+        self.constants[name] = value
+        return name
+
+    def base(self, allocation: str) -> int:
+        """Writes an allocation. Returns the number of its address."""
+        number, self.bases = self.bases, self.bases + 1
+        self.lines += [f"    t{number} = {allocation}", f"    a{number} = t{number}.data_ptr()"]
+        return number
+
+    def argument(self, value: Any) -> str:
+        """Returns an argument of a launch as source. Raises LookupError unless one known tensor holds an address."""
+        if isinstance(value, _Descriptor):
+            return f"{self.constant(value.map_at)}({self.argument(value.base)})"
+        if not isinstance(value, Tensor) or not value.data_ptr():  # an empty tensor has no address
+            return self.constant(0 if isinstance(value, Tensor) else value)
+        address = value.data_ptr()
         found = [(base, address - start + shift) for base, start, end, shift in self.starts if start <= address < end]
         if len(found) != 1:
             raise LookupError("a kernel was given a tensor that is neither an operand nor made by its launcher")
-        [place] = found
-        if place not in self.kinds[0]:
-            self.kinds[0].append(place)
-        return self.kinds[0].index(place)
+        [(base, offset)] = found
+        self.pointed.add(base)
+        return f"a{base} + {offset}" if offset else f"a{base}"
 
-    def name(self, value: Any) -> tuple[int, int]:
-        """Adds an argument of a launch. Returns its kind (0 place, 1 map, 2 value) and its number within the kind."""
-        if isinstance(value, Tensor) and value.data_ptr():
-            return 0, self.place(value.data_ptr())
-        if isinstance(value, _Descriptor):
-            self.kinds[1].append((1 + self.place(value.base.data_ptr()), value.map_at))
-            return 1, len(self.kinds[1]) - 1
-        self.kinds[2].append(0 if isinstance(value, Tensor) else value)  # an empty tensor has no address
-        return 2, len(self.kinds[2]) - 1
-
-    def getter(self, names: list[tuple[int, int]]) -> operator.itemgetter[Any]:
-        """Returns a function that takes the named arguments out of [stream, *places, *maps, *values].
-
-        It inserts the stream as the fourth argument, after the three sizes of the grid.
-        """
-        first = (1, 1 + len(self.kinds[0]), 1 + len(self.kinds[0]) + len(self.kinds[1]))
-        numbers = [first[kind] + number for kind, number in names]
-        wanted: Any = (*numbers[:3], 0, *numbers[3:])
-        return operator.itemgetter(*wanted)
+    def written(self, returned: str) -> Callable[..., Any]:
+        """Returns the function, which returns `returned`."""
+        exec("\n".join([*self.lines, f"    return {returned}"]), self.constants)
+        return self.constants["repeat"]  # type: ignore[no-any-return]
 
 
 def _plan_of(recorder: _Recorder, tensors: list[Tensor], result: Any) -> Plan | None:
     """Returns the plan of a recording, or None if it cannot be repeated."""
     if not recorder.repeatable or not recorder.launches or (isinstance(result, tuple) and len(result) < 2):
         return None
-    results = result if isinstance(result, tuple) else (result,)
-    outputs = [t for t in results if t is not None]
+    writer, device = _Writer(tensors), tensors[0].device
+    where = f"device={writer.constant(device)}"
     made = {t.untyped_storage().data_ptr(): (t, zeroed) for t, zeroed in recorder.made if t.numel()}
-    starts = [(i, t.data_ptr(), t.data_ptr() + _span(t), 0) for i, t in enumerate(tensors)]
-    for t in outputs:  # each must have its own memory
-        whole, zeroed = made.pop(t.untyped_storage().data_ptr(), (None, False))
+    names, outputs = [], set()
+    for t in result if isinstance(result, tuple) else (result,):
+        if t is None:
+            names.append("None")
+            continue
+        whole, zeroed = made.pop(t.untyped_storage().data_ptr(), (None, False))  # each must have its own memory
         if whole is None or zeroed or t.storage_offset() or t.numel() != whole.numel():
             return None
-        starts.append((len(starts), t.data_ptr(), t.data_ptr() + _span(t), 0))
-    sizes = [0, 0]
-    for zeroing in (False, True):
-        base = len(tensors) + len(outputs) + int(zeroing and sizes[0] > 0)
-        for start, (t, zeroed) in made.items():
-            if zeroed == zeroing:
-                size = t.untyped_storage().nbytes()
-                starts.append((base, start, start + size, sizes[zeroing]))
-                sizes[zeroing] += -(-size // _ALIGNMENT) * _ALIGNMENT
-    pool, launches = _Pool(starts), []
+        shape, strides, dtype = map(writer.constant, (t.shape, t.stride(), t.dtype))
+        base = writer.base(f"empty({shape}, {strides}, dtype={dtype}, {where})")
+        writer.starts.append((base, t.data_ptr(), t.data_ptr() + _span(t), 0))
+        names.append(f"t{base}")
+        outputs.add(base)
+    for zeroing in (False, True):  # one block of scratch memory, and one that is zeroed
+        scratch = [t for t, zeroed in made.values() if zeroed == zeroing]
+        ends = [0, *itertools.accumulate(-(-t.untyped_storage().nbytes() // _ALIGNMENT) * _ALIGNMENT for t in scratch)]
+        if scratch:
+            call = f"zeros({ends[-1]}" if zeroing else f"empty(({ends[-1]},), (1,)"  # torch.empty takes twice as long
+            base = writer.base(f"{call}, dtype={writer.constant(torch.uint8)}, {where})")
+        for t, shift in zip(scratch, ends, strict=False):
+            start = t.untyped_storage().data_ptr()
+            writer.starts.append((base, start, start + t.untyped_storage().nbytes(), shift))
+    writer.lines.append(f"    s = {writer.constant(_stream)}({tensors[0].get_device()})")
     for launch in recorder.launches:
         prepared = _launcher(launch)
         if prepared is None:
             return None
         launcher, fixed, values = prepared
-        grid = (*launch.grid, 1, 1)[:3]
         try:
-            launches.append((launcher, [pool.name(value) for value in (*grid, *fixed, *values)]))
+            arguments = [writer.argument(value) for value in (*(*launch.grid, 1, 1)[:3], *fixed, *values)]
         except LookupError:
             return None
-    pointed = {base for base, _ in pool.kinds[0]}
-    if not pointed.issuperset(range(len(tensors), len(tensors) + len(outputs))):
+        arguments.insert(3, "s")  # after the three sizes of the grid
+        writer.lines.append(f"    {writer.constant(launcher)}({', '.join(arguments)})")
+    if not writer.pointed >= outputs:
         return None  # no kernel writes one of the outputs
-    numbers = iter(range(len(outputs)))
-    places = [-1 if t is None else next(numbers) for t in results]
     return Plan(
         index=tensors[0].get_device(),
-        device=tensors[0].device,
-        outputs=tuple((t.shape, t.stride(), t.dtype) for t in outputs),
-        returned=operator.itemgetter(*places) if isinstance(result, tuple) else None,
-        scratch=sizes[0],
-        zeroed=sizes[1],
-        places=tuple(pool.kinds[0]),
-        maps=tuple(pool.kinds[1]),
-        values=tuple(pool.kinds[2]),
-        launches=tuple((launcher, pool.getter(names)) for launcher, names in launches),
+        repeat=writer.written(f"({', '.join(names)})" if isinstance(result, tuple) else names[0]),
         hooks=tuple(launch.kernel.pre_run_hooks for launch in recorder.launches),
         compiled=tuple(launch.compiled for launch in recorder.launches),
     )
 
 
-_VALUES = frozenset((str, bool, int, float, type(None)))
+_VALUES = frozenset((str, bool, int, float))
 Form = tuple[tuple[Any, ...], list[int], bool]
 
 
@@ -359,7 +334,8 @@ def form_of(args: tuple[Any, ...]) -> Form | None:
     device. It must not be a subclass, a fake tensor or have a pending negation. Any other argument must be a plain
     value.
     """
-    key, bases, wanted, recording = [], [], False, torch.is_grad_enabled()
+    key: list[Any] = []
+    bases, wanted = [], False
     try:
         for arg in args:
             kind = type(arg)
@@ -368,15 +344,15 @@ def form_of(args: tuple[Any, ...]) -> Form | None:
                 if arg.is_neg() or (device < 0 and (arg.is_meta or not INTERPRETED)) or (address == 0 and arg.numel()):
                     return None
                 bases.append(address)
-                key.append((arg.dtype, arg.shape, arg.stride(), address % 16, device))
-                wanted = wanted or (recording and arg.requires_grad)
-            elif kind in _VALUES:
+                key += (arg.dtype, arg.shape, arg.stride(), address & 15, device)
+                wanted = wanted or arg.requires_grad
+            elif arg is None or kind in _VALUES:
                 key.append(arg)
             else:
                 return None
     except RuntimeError:  # a tensor without address or strides
         return None
-    return tuple(key), bases, wanted
+    return tuple(key), bases, wanted and torch.is_grad_enabled()
 
 
 _everyone: list[Planned] = []
@@ -407,9 +383,9 @@ class Planned:
         if any(plan.hooks) or not _launch_is_plain():
             return self.launcher(*args)
         if plan.index == _current_device():
-            return plan(form[1])
+            return plan.repeat(*form[1])
         with torch.cuda.device(plan.index):
-            return plan(form[1])
+            return plan.repeat(*form[1])
 
     def _unplanned(self, key: tuple[Any, ...], args: tuple[Any, ...], known: Plan | str | None) -> Any:
         """Runs the launcher for a form without a plan. Records a plan at the second call of the form."""
