@@ -3,6 +3,7 @@
     python -m kernels.bench.everything --check                               all rows; exit code 1 below a figure
     python -m kernels.bench.everything --only linear --seconds 120           one group, nothing begun after 120 s
     python -m kernels.bench.everything --json record.json                    default: $OUT/everything.json
+    python -m kernels.bench.everything --profile gelu rms_norm               where the host's time of a call goes
 
 A second run with the same record goes on where the first ended, if the GPU, the versions and the kernels are the same.
 Rows with promised figures at the most important sizes come first.
@@ -10,7 +11,7 @@ Rows with promised figures at the most important sizes come first.
     linear   60 layers of cells.txt, and the sizes of FIRST; a step is one forward and one backward pass
     norms    RMS norm and layer norm of 2^18 to 2^26 elements
     gates    GELU, GEGLU and SwiGLU of the same sizes
-    host     wall time of a step of every function at 512 x 1,024
+    host     wall time of a call of every function at 512 x 1,024, without a wait for the GPU
     block    wall time of a step of a decoder block, batch 1, 512 tokens
 
 GPU times are medians of CUDA graphs that take turns, in microseconds of a call. The figure of a row is the time of its
@@ -212,8 +213,8 @@ def measured(row: Row) -> dict[str, Any]:
     if row.group == "linear":
         made["cublas"] = products(row, arguments)
     if row.group == "host":
-        turns = {name: calls["step"] for name, calls in made.items() if "step" in calls}
-        return {"us": {"step": host.host_times(turns, 30)}, "failed": failed}
+        turns = {which: {n: calls[which] for n, calls in made.items() if which in calls} for which in host.PASSES}
+        return {"us": {which: host.host_times(calls, 30) for which, calls in turns.items()}, "failed": failed}
     times = {
         which: graph_times({n: c[which] for n, c in made.items() if which in c}, failed)
         for which in ("forward", "step")
@@ -302,9 +303,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no row after this time")
     parser.add_argument("--check", action="store_true", help="exit code 1 if a promised figure is not reached")
     parser.add_argument("--json", help="the record; default: $OUT/everything.json, or everything.json here")
+    parser.add_argument("--profile", metavar="FUNCTION", nargs="+", default=[], help="profile these; measure nothing")
     options = parser.parse_args(arguments)
     torch._functorch.config.donated_buffer = False  # backward passes are repeated on one graph
     torch._dynamo.config.recompile_limit = 64  # one function has all activations and dtypes
+    for name in options.profile:
+        sizes, contenders = host.problems(512, 1024)[name]
+        calls = host.passes(contenders["ours"], [torch.randn(size).bfloat16().cuda() for size in sizes])
+        for which, call in calls.items():
+            print(f"{name} {which}\n{host.profiled(call)}")
+    if options.profile:
+        return 0
     path = pathlib.Path(options.json or os.path.join(os.environ.get("OUT", "."), "everything.json"))
     about = {"device": report.device("kernels.bench.everything"), "triton": triton.__version__, "kernels": source()}
     record: dict[str, Any] = {**about, "rows": {}}

@@ -1,25 +1,16 @@
-"""Measures the host and GPU time of a call: every public function next to its peers, at ordinary sizes.
+"""The public functions and their peers at one size, and the host's time of a call.
 
-    python -m kernels.bench.host                                     the table, on the current GPU
-    python -m kernels.bench.host --shape 512 1024 --function gelu    one function at one shape
-    python -m kernels.bench.host --profile gelu                      the host's time by function, from a profiler
+`everything.py` runs it: a row of its group "host" is the wall time of a call in microseconds, the median over rounds of
+ten calls without a wait, in which contenders take turns. "forward" needs no gradients. "step" is a forward pass that
+records, and its backward pass. "backward" is that backward pass alone. "bare" is the least cost of a function in
+Triton: one output, one launch of a compiled kernel each way, one autograd.Function.
 
-Host: wall time of a call in microseconds, the median over rounds of ten calls without a wait; contenders take turns.
-GPU: time of a call captured in a CUDA graph, ten calls a graph, the median over replays. "forward" needs no gradients.
-"step" is a forward pass that records, and its backward pass. "backward" is that backward pass alone. "bare" is the
-least cost of a function in Triton: one output, one launch of a compiled kernel each way, one autograd.Function.
-
-Peers: PyTorch eager, and the Triton kernels of Liger if that package is installed. torch.compile runs last and only at
-the first shape, next to ours again, because compiling takes longest. A contender that fails has a line of its own.
+Peers: PyTorch eager, and the Triton kernels of Liger if that package is installed.
 """
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import cProfile
-import itertools
-import math
 import pstats
 import statistics
 import time
@@ -27,13 +18,10 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-import torch._functorch.config
 import torch.nn.functional as F  # noqa: N812
 import triton
 import triton.language as tl
 
-from kernels.bench import report
-from kernels.bench.report import captured, medians
 from kernels.geglu import geglu, geglu_split
 from kernels.gelu import gelu, gelu_backward
 from kernels.layer_norm import layer_norm, layer_norm_residual, layer_norm_residual_bias
@@ -51,8 +39,7 @@ try:
 except Exception:  # an import that fails for any reason leaves its peer out
     LigerGELUMulFunction = LigerLayerNormFunction = LigerRMSNormFunction = LigerSiLUMulFunction = None
 
-SHAPES = ((512, 1024), (64, 256), (4096, 1024))
-CALLS = 10  # in a round, and in a graph
+CALLS = 10  # in a round
 PASSES = ("forward", "step", "backward")
 
 
@@ -205,12 +192,6 @@ def host_times(calls: dict[str, Callable], rounds: int) -> dict[str, float]:
     return {name: statistics.median(each[3:]) * 1e6 for name, each in times.items()}
 
 
-def gpu_time(call: Callable) -> float:
-    """Returns microseconds of a call in a CUDA graph."""
-    graph = captured(lambda: [call() for _ in range(CALLS)], torch.cuda.Stream())
-    return medians({"graph": graph.replay}, 9)["graph"] * 1e3 / CALLS
-
-
 def profiled(call: Callable) -> str:
     """Returns a profile of a call's host time as text."""
     profile = cProfile.Profile()
@@ -229,86 +210,3 @@ def profiled(call: Callable) -> str:
         at = f"{'/'.join(path.split('/')[-3:])}:{line} {name}"
         lines.append(f"{own / 200 * 1e6:9.2f} us own {total / 200 * 1e6:9.2f} in all {calls / 200:7.1f} x  {at}")
     return "\n".join(lines)
-
-
-def rows_of(name: str, sizes: list, contenders: dict[str, Callable], dtype: torch.dtype, rounds: int):
-    """Returns a row for each contender of a function: its figures, and its error if it failed."""
-    torch.manual_seed(0)  # on the host: a failed capture may leave the device's generator unusable
-    arguments = [torch.randn(size).mul_(size[-1] ** -0.5).to(dtype).cuda() for size in sizes]
-    made, rows = {}, {c: {"function": name, "contender": c, "host_us": {}, "gpu_us": {}} for c in contenders}
-
-    @contextlib.contextmanager
-    def noted(*which):
-        try:
-            yield
-        except Exception as error:  # the other contenders still have their turn
-            for contender in which:
-                rows[contender]["error"] = f"{type(error).__name__}: {(str(error) or '-').splitlines()[0]}"
-                made.pop(contender, None)
-            with contextlib.suppress(Exception):
-                torch.cuda.synchronize()
-
-    for contender, function in contenders.items():
-        with noted(contender):
-            calls = passes(function, arguments)
-            for call in calls.values():
-                call()
-            made[contender] = calls
-    for which in PASSES:
-        with noted(*made):
-            turns = {c: calls[which] for c, calls in made.items() if which in calls}
-            for contender, t in host_times(turns, rounds).items():
-                rows[contender]["host_us"][which] = t
-    for contender, calls in list(made.items()):
-        with noted(contender):
-            for which in PASSES[:2]:
-                if which in calls:
-                    rows[contender]["gpu_us"][which] = gpu_time(calls[which])
-    return rows.values()
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shape", type=int, nargs=2, action="append", help="rows and columns; default: three shapes")
-    parser.add_argument("--function", nargs="+", help="default: all")
-    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32", "float64"))
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--seconds", type=float, default=80, help="compile nothing more after so long; 0: nothing")
-    parser.add_argument("--profile", metavar="FUNCTION", nargs="+", help="print profiles of these and time nothing")
-    parser.add_argument("--json", help="default: $OUT/host.json if OUT is set")
-    options = parser.parse_args()
-    torch._functorch.config.donated_buffer = False  # backward passes are repeated on one graph
-    device, dtype = report.device("kernels.bench.host"), getattr(torch, options.dtype)
-    shapes = [tuple(shape) for shape in options.shape or SHAPES]
-    if options.profile:
-        table = problems(*shapes[0])
-        for name, which in itertools.product(options.profile, PASSES):
-            arguments = [torch.randn(size).to(dtype).cuda() for size in table[name][0]]
-            for contender in ("ours", "liger"):
-                if contender in table[name][1]:
-                    call = passes(table[name][1][contender], arguments)[which]
-                    print(f"--- {name} {which} {contender}\n{profiled(call)}", flush=True)
-        return
-    rows, start = [], time.monotonic()
-    print(f"{device}; {options.dtype}, microseconds of a call: host, and in parentheses GPU")
-
-    def measure(shape, name, sizes, contenders):
-        for row in rows_of(name, sizes, contenders, dtype, options.rounds):
-            rows.append({"shape": shape, "dtype": options.dtype} | row)
-            parts = [f"{p} {t:7.1f} ({row['gpu_us'].get(p, math.nan):6.1f})" for p, t in row["host_us"].items()]
-            what = f"{'x'.join(map(str, shape)):10}{name:25}{row['contender']:9}"
-            print(f"{what}{'  '.join([*parts, row.get('error', '')])}", flush=True)
-        report.save(options.json, "host", device=device, rows=rows)
-
-    wanted = [(s, name, *problem) for s in shapes for name, problem in problems(*s).items()]
-    wanted = [each for each in wanted if not options.function or each[1] in options.function]
-    for each in wanted:
-        measure(*each)
-    for shape, name, sizes, contenders in wanted:  # last: compiling takes longest
-        if shape == shapes[0] and "eager" in contenders and time.monotonic() - start < options.seconds:
-            compiled = torch.compile(contenders["eager"], dynamic=False)
-            measure(shape, name, sizes, {"compile": compiled, "ours": contenders["ours"]})
-
-
-if __name__ == "__main__":
-    main()
