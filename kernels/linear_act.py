@@ -59,8 +59,6 @@ from kernels.linear_layers import (
     check_weight,
     choose,
     configs_of,
-    differentiated,
-    fake_gradients,
     few,
     in_sixteens,
     matrix,
@@ -450,53 +448,6 @@ def _(dy: Tensor, pre: Tensor, activation: str, store: bool, total: bool) -> Any
     return dy.new_empty((m, n)) if store else None, dy.new_empty((n,)) if total else None
 
 
-def _gradients(
-    dy: Tensor | None, dpre: Tensor | None, x: Tensor, weight: Tensor, bias: Tensor | None, pre: Tensor | None,
-    activation: str, need_x: bool, need_w: bool, need_b: bool, allow_tf32: bool,
-    call: Callable[[Any], Any] = lambda operator: operator,
-) -> tuple[Any, Any, Any]:  # fmt: skip
-    """Returns dx, dweight and dbias, None for each that is not needed.
-
-    It calls operators, which are differentiable, so its results are. If `call` is given, it calls call(operator).
-
-    Args:
-        dy: gradient of the result, or None
-        dpre: gradient of the saved pre-activation, or None
-    """
-    linear, gradient, shape, x = call(_linear), call(_gradient), x.shape, matrix(x)
-    g = db = None
-    if dy is not None:
-        g = dy = matrix(dy).contiguous()  # one copy serves three readers
-        if activation != "id":
-            pre = linear(x, weight, bias, "id", False, allow_tf32)[0] if pre is None else matrix(pre)
-            g, db = gradient(dy, pre, activation, True, need_b)
-        elif need_b:
-            db = gradient(dy, dy, "id", False, True)[1]
-    if dpre is not None:
-        dpre = matrix(dpre)
-        more = gradient(dpre, dpre, "id", False, True)[1] if need_b else None
-        g = dpre if g is None else g + dpre
-        db = more if db is None or more is None else db + more
-    if g is None:
-        return None, None, None
-    dx = shaped(linear(g, weight.t(), None, "id", False, allow_tf32)[0], shape) if need_x else None
-    dw = call(weight_gradient)(g, x, allow_tf32) if need_w else None
-    return dx, dw, db
-
-
-@operator("verify_kernels::linear_act_backward")
-def _backward(
-    dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, pre: Tensor | None, activation: str,
-    need_x: bool, need_w: bool, need_b: bool, allow_tf32: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Computes a whole backward pass as one operator, for gradients that are not differentiated again."""
-    arguments = (x, weight, bias, pre, activation, need_x, need_w, need_b, allow_tf32)
-    return _gradients(dy, None, *arguments, call=launcher_of)
-
-
-_backward.register_fake(fake_gradients)
-
-
 # ----------------------------------------------------------------------------------------- autograd
 
 
@@ -512,14 +463,90 @@ def _product(a: Tensor, b: Tensor, allow_tf32: bool) -> Tensor:
     return _linear(a, b, None, "id", False, allow_tf32)[0]
 
 
-def _save_linear(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    x, weight, bias, ctx.activation, ctx.saved_pre, ctx.allow_tf32 = inputs
-    ctx.save_for_backward(x, weight, bias, output[1] if ctx.saved_pre else None)
-    ctx.set_materialize_grads(False)
+def make_differentiable(layer: Any, name: str, gradient_of: Callable[..., tuple[Any, Any]]) -> Any:
+    """Registers the derivatives of a layer, an operator with the arguments and results of `_linear`.
+
+    Args:
+        name: of the operator that computes a whole backward pass, for gradients that are not differentiated again
+        gradient_of: gradient_of(call, dy, pre, how, total) returns the gradient of the pre-activation, and its column
+            sums or None; it calls an operator as call(operator)(...)
+
+    Returns:
+        the operator of the backward pass
+    """
+
+    def gradients(
+        dy: Tensor | None, dpre: Tensor | None, x: Tensor, weight: Tensor, bias: Tensor | None, pre: Tensor | None,
+        how: str, need_x: bool, need_w: bool, need_b: bool, allow_tf32: bool, call: Callable[[Any], Any],
+    ) -> tuple[Any, Any, Any]:  # fmt: skip
+        """Returns dx, dweight and dbias, None for each that is not needed. dpre: gradient of the saved pre-activation.
+
+        If `call` returns the operators themselves, which are differentiable, the results are differentiable.
+        """
+        linear, shape, x = call(_linear), x.shape, matrix(x)
+        g = db = None
+        if dy is not None:
+            g = matrix(dy).contiguous()  # one copy serves three readers
+            if how != "id":
+                pre = linear(x, weight, bias, "id", False, allow_tf32)[0] if pre is None else matrix(pre)
+            g, db = gradient_of(call, g, pre, how, need_b)
+        if dpre is not None:  # in a second derivative
+            dpre = matrix(dpre)
+            more = call(_gradient)(dpre, dpre, "id", False, True)[1] if need_b else None
+            g = dpre if g is None else g + dpre
+            db = more if db is None or more is None else db + more
+        if g is None:
+            return None, None, None
+        dx = shaped(linear(g, weight.t(), None, "id", False, allow_tf32)[0], shape) if need_x else None
+        dw = call(weight_gradient)(g, x, allow_tf32) if need_w else None
+        return dx, dw, db
+
+    @operator(name)
+    def backward(
+        dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, pre: Tensor | None, how: str,
+        need_x: bool, need_w: bool, need_b: bool, allow_tf32: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        return gradients(dy, None, x, weight, bias, pre, how, need_x, need_w, need_b, allow_tf32, launcher_of)
+
+    @backward.register_fake
+    def _(
+        dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, pre: Tensor | None, how: str,
+        need_x: bool, need_w: bool, need_b: bool, allow_tf32: bool,
+    ) -> Any:  # fmt: skip
+        wanted = ((need_x, x.shape), (need_w, weight.shape), (need_b, weight.shape[:1]))
+        return tuple(x.new_empty(shape) if need else None for need, shape in wanted)
+
+    def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        x, weight, bias, ctx.how, ctx.saved_pre, ctx.allow_tf32 = inputs
+        ctx.save_for_backward(x, weight, bias, output[1] if ctx.saved_pre else None)
+        ctx.set_materialize_grads(False)
+
+    def differentiate(ctx: Any, dy: Tensor | None, dpre: Tensor | None) -> tuple[Any, ...]:
+        x, weight, bias, pre = ctx.saved_tensors
+        need_x, need_w, need_b = ctx.needs_input_grad[:3]
+        needs = need_x, need_w, need_b and bias is not None
+        arguments = (x, weight, bias, pre, ctx.how, *needs, ctx.allow_tf32)
+        dpre = dpre if ctx.saved_pre else None
+        again = dy is None or dpre is not None or torch.is_grad_enabled()
+        if again or (type(dy) is Tensor and dy.numel() == 0):
+            found = gradients(dy, dpre, *arguments, call=lambda operator: operator)
+        else:
+            found = backward(dy, *arguments)
+        dx, dw, db = (t if need else None for t, need in zip(found, needs, strict=True))
+        return dx, dw, db, None, None, None
+
+    layer.register_autograd(differentiate, setup_context=save)
+    return backward
 
 
-def _differentiate_linear(ctx: Any, dy: Tensor | None, dpre: Tensor | None) -> tuple[Any, ...]:
-    return differentiated(ctx, dy, dpre, ctx.activation, _gradients, _backward)
+def _gradient_of(call: Any, dy: Tensor, pre: Tensor, activation: str, total: bool) -> tuple[Any, Any]:
+    if activation != "id":
+        found: tuple[Any, Any] = call(_gradient)(dy, pre, activation, True, total)
+        return found
+    return dy, call(_gradient)(dy, dy, "id", False, True)[1] if total else None
+
+
+_backward = make_differentiable(_linear, "verify_kernels::linear_act_backward", _gradient_of)
 
 
 def _save_data_grad(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -563,7 +590,6 @@ def _differentiate_gradient(ctx: Any, u: Tensor | None, ub: Tensor | None) -> tu
     return of_dy, of_pre, None, None, None
 
 
-_linear.register_autograd(_differentiate_linear, setup_context=_save_linear)
 _data_grad.register_autograd(_differentiate_data_grad, setup_context=_save_data_grad)
 _gradient.register_autograd(_differentiate_gradient, setup_context=_save_gradient)
 

@@ -25,7 +25,6 @@ of 16 bytes is copied first.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -42,7 +41,7 @@ from kernels.gelu_of_sums import gelu_slope, times_gelu, unlifted
 from kernels.hopper_product import halves, send
 from kernels.launch import INTERPRETED, of_any_alignment, overlapping, wait_for_previous
 from kernels.layouts import dense
-from kernels.linear_act import _linear
+from kernels.linear_act import make_differentiable
 from kernels.linear_layers import (
     WIDE,
     Config,
@@ -52,18 +51,14 @@ from kernels.linear_layers import (
     check_operands,
     choose,
     configs_of,
-    differentiated,
-    fake_gradients,
     few,
     in_sixteens,
     matrix,
     rows_of_part,
-    shaped,
     tile_of,
     wants_gradient,
 )
-from kernels.linear_weight import weight_gradient
-from kernels.operators import launcher_of, operator
+from kernels.operators import operator
 from kernels.plans import run
 
 # A kernel's MODE: 1 GEGLU with erf, 2 GEGLU with tanh; plus this or not
@@ -341,66 +336,15 @@ def _(dy: Tensor, pre: Tensor, approximate: str, total: bool) -> Any:
     return dy.new_empty((m, 2 * n)), dy.new_empty((2 * n,)) if total else None
 
 
-def _column_sums(t: Tensor) -> Tensor:
-    """Returns t.sum(0) of a fresh dense copy: PyTorch's order of the sum depends on strides and alignment."""
-    return t.clone(memory_format=torch.contiguous_format).sum(0)
-
-
-def _gradients(
-    dy: Tensor | None, dpre: Tensor | None, x: Tensor, weight: Tensor, bias: Tensor | None, pre: Tensor | None,
-    approximate: str, need_x: bool, need_w: bool, need_b: bool, allow_tf32: bool,
-    call: Callable[[Any], Any] = lambda operator: operator,
-) -> tuple[Any, Any, Any]:  # fmt: skip
-    """Returns dx, dweight and dbias, None for each that is not needed.
-
-    It calls operators, which are differentiable, so its results are. If `call` is given, it calls call(operator).
-
-    Args:
-        dy: gradient of the result, or None
-        dpre: gradient of the saved pre-activation, or None
-    """
-    linear, gradient, shape, x = call(_linear), call(_gradient), x.shape, matrix(x)
-    dp = db = None
-    if dy is not None:
-        pre = linear(x, weight, bias, "id", False, allow_tf32)[0] if pre is None else matrix(pre)
-        dp, db = gradient(matrix(dy), pre, approximate, need_b)
-    if dpre is not None:  # in a second derivative
-        dpre = matrix(dpre)
-        dp = dpre if dp is None else dp + dpre
-        if need_b:
-            more = _column_sums(dpre)
-            db = more if db is None else db + more
-    if dp is None:
-        return None, None, None
-    dx = shaped(linear(dp, weight.t(), None, "id", False, allow_tf32)[0], shape) if need_x else None
-    dw = call(weight_gradient)(dp, x, allow_tf32) if need_w else None
-    return dx, dw, db
-
-
-@operator("verify_kernels::linear_geglu_backward")
-def _backward(
-    dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, pre: Tensor | None, approximate: str,
-    need_x: bool, need_w: bool, need_b: bool, allow_tf32: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Computes a whole backward pass as one operator, for gradients that are not differentiated again."""
-    arguments = (x, weight, bias, pre, approximate, need_x, need_w, need_b, allow_tf32)
-    return _gradients(dy, None, *arguments, call=launcher_of)
-
-
-_backward.register_fake(fake_gradients)
-
-
 # ----------------------------------------------------------------------------------------- autograd
 
 
-def _save_geglu(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    x, weight, bias, ctx.approximate, ctx.saved_pre, ctx.allow_tf32 = inputs
-    ctx.save_for_backward(x, weight, bias, output[1] if ctx.saved_pre else None)
-    ctx.set_materialize_grads(False)
+def _gradient_of(call: Any, dy: Tensor, pre: Tensor, approximate: str, total: bool) -> tuple[Any, Any]:
+    found: tuple[Any, Any] = call(_gradient)(dy, pre, approximate, total)
+    return found
 
 
-def _differentiate_geglu(ctx: Any, dy: Tensor | None, dpre: Tensor | None) -> tuple[Any, ...]:
-    return differentiated(ctx, dy, dpre, ctx.approximate, _gradients, _backward)
+_backward = make_differentiable(_linear_geglu, "verify_kernels::linear_geglu_backward", _gradient_of)
 
 
 def _save_gradient(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -426,7 +370,6 @@ def _differentiate_gradient(ctx: Any, u: Tensor | None, ub: Tensor | None) -> tu
     return of_dy.to(dy.dtype), of_pre.to(pre.dtype), None, None
 
 
-_linear_geglu.register_autograd(_differentiate_geglu, setup_context=_save_geglu)
 _gradient.register_autograd(_differentiate_gradient, setup_context=_save_gradient)
 
 # --------------------------------------------------------------------------------- public functions

@@ -147,47 +147,6 @@ def rows_of_part(m: int, n: int) -> int:
     return 32 if m * n <= 1 << 22 else 128
 
 
-def differentiated(
-    ctx: Any, dy: Tensor | None, dpre: Tensor | None, how: str, gradients: Callable[..., Any], backward: Any
-) -> tuple[Any, ...]:
-    """Returns a layer's gradients, by the operator `backward`, or by `gradients` if they are differentiated again.
-
-    `gradients` is also used if dy is empty.
-
-    Args:
-        how: the activation, as an argument of both
-    """
-    x, weight, bias, pre = ctx.saved_tensors
-    need_x, need_w, need_b = ctx.needs_input_grad[:3]
-    needs = need_x, need_w, need_b and bias is not None
-    arguments = (x, weight, bias, pre, how, *needs, ctx.allow_tf32)
-    dpre = dpre if ctx.saved_pre else None
-    again = dy is None or dpre is not None or torch.is_grad_enabled()
-    if again or (type(dy) is Tensor and dy.numel() == 0):
-        found = gradients(dy, dpre, *arguments)
-    else:
-        found = backward(dy, *arguments)
-    dx, dw, db = (t if need else None for t, need in zip(found, needs, strict=True))
-    return dx, dw, db, None, None, None
-
-
-def fake_gradients(
-    dy: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    pre: Tensor | None,
-    how: str,
-    need_x: bool,
-    need_w: bool,
-    need_b: bool,
-    allow_tf32: bool,
-) -> tuple[Any, ...]:
-    """Returns the gradients of x, weight and bias without memory, None for each that is not needed."""
-    wanted = ((need_x, x.shape), (need_w, weight.shape), (need_b, weight.shape[:1]))
-    return tuple(x.new_empty(shape) if need else None for need, shape in wanted)
-
-
 def autocast(*tensors: Any) -> tuple[Any, ...]:
     """Casts the tensors as torch.nn.functional.linear does under torch.autocast: all but float64."""
     kind = autocasts(tensors[0])

@@ -269,6 +269,6 @@ def test_every_layout_of_large_operands_gives_the_same_bits(module, dtype):
 
 def test_column_sums_of_a_second_derivative_do_not_depend_on_the_layout(backend):
     t = torch.randn(1000, 3, generator=torch.Generator().manual_seed(0)).to(backend.device)
-    want = geglu._column_sums(t)
+    want = act._gradient(t, t, "id", False, True)[1]
     for name, view in views(t).items():
-        assert torch.equal(geglu._column_sums(view), want), name
+        assert torch.equal(act._gradient(view, view, "id", False, True)[1], want), name
