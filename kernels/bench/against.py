@@ -15,14 +15,13 @@ import argparse
 import importlib
 import itertools
 import pathlib
-import statistics
 import sys
 from functools import partial
 from types import SimpleNamespace
 
 import torch
 
-from kernels.bench import report
+from kernels.bench import host, report
 
 PUBLIC = {
     "gelu": ("gelu",),
@@ -112,36 +111,6 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.shape == b.shape and a.stride() == b.stride() and torch.equal(a.view(integer), b.view(integer))
 
 
-def times(calls: list, rounds: int, repeats: int) -> list[float]:
-    """Returns milliseconds of each call; the calls take turns."""
-    spacer = torch.empty(1 << 28, dtype=torch.int8, device="cuda")
-    found: list[list[float]] = [[] for _ in calls]
-    for turn in range(rounds + 3):
-        for place in range(len(calls))[:: 1 if turn % 2 else -1]:
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            if repeats == 1:
-                spacer.zero_()
-            start.record()
-            for _ in range(repeats):
-                calls[place]()
-            end.record()
-            end.synchronize()
-            if turn >= 3:
-                found[place].append(start.elapsed_time(end) / repeats)
-    return [statistics.median(t) for t in found]
-
-
-def timed(function, arguments: list[torch.Tensor], direction: str):
-    """Returns a call of the forward pass without gradients, or of the backward pass alone."""
-    if direction == "forward":
-        return torch.no_grad()(lambda: function(*arguments))
-    leaves = [t.detach().requires_grad_() for t in arguments]
-    y = function(*leaves)
-    outputs = y if isinstance(y, tuple) else (y,)
-    upstream = [torch.ones_like(o) for o in outputs]
-    return lambda: torch.autograd.grad(outputs, leaves, upstream, retain_graph=True)
-
-
 def compare_bits(trees: list[SimpleNamespace], dtypes: list[str], wanted: set[str], shapes: tuple, device: str):
     """Yields a row for each function, dtype, shape and layout."""
     for name, shape, padded in itertools.product(dtypes, shapes, (False, True)):
@@ -155,11 +124,16 @@ def compare_bits(trees: list[SimpleNamespace], dtypes: list[str], wanted: set[st
 
 def compare_times(trees: list[SimpleNamespace], dtypes: list[str], wanted: set[str], rounds: int):
     """Yields a row for each function, direction, dtype and size."""
+    spacer = torch.empty(1 << 28, dtype=torch.int8, device="cuda")
     for name, (size, m, n, repeats) in itertools.product(dtypes, (("small", 64, 256, 50), ("large", 8192, 4096, 1))):
         both = [problems(tree, m, n, wanted) for tree in trees]
         for what, direction in itertools.product(both[0], ("forward", "backward")):
             arguments = drawn(both[0][what][1], getattr(torch, name), "cuda", False)
-            this, other = times([timed(t[what][0], arguments, direction) for t in both], rounds, repeats)
+            calls = {i: host.passes(table[what][0], arguments)[direction] for i, table in enumerate(both)}
+            calls = {i: lambda call=call, n=repeats: [call() for _ in range(n)] for i, call in calls.items()}
+            report.medians(calls, 3)
+            found = report.medians(calls, rounds, None if repeats > 1 else spacer.zero_)
+            this, other = (found[i] / repeats for i in (0, 1))
             row = {"what": what, "direction": direction, "dtype": name, "size": size}
             yield row | {"ms": this, "other_ms": other, "ratio": this / other}
 
