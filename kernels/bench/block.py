@@ -7,10 +7,10 @@ the residual stream r it computes s = r + x, t = s + linear(norm(s)) and out = M
 bfloat16, 2,048 features wide and 5,632 inside (--width, --inner). "rms+swiglu" has RMS norm and SwiGLU, "layer+geglu"
 layer norm and GEGLU of the tanh form.
 
-Each contender has the weight layout that suits it: ours one packed projection to both halves, the others two. "ours" is
-kernels/modules.py, "eager" PyTorch's functions, "compile" torch.compile of those, "liger" liger_kernel's functions if
-that package is installed, and "ours compiled" torch.compile of our modules. "ours fused" uses LinearGEGLU; SwiGLU has
-no such kernel.
+Each contender has the weight layout that suits it: ours one packed projection to both halves, the others two. All are
+functions without modules. "ours" has this package's, "eager" PyTorch's, "compile" is torch.compile of the latter,
+"liger" has liger_kernel's if that package is installed, and "ours compiled" is torch.compile of ours. "ours fused" uses
+linear_geglu; SwiGLU has no such kernel.
 
 Wall: time per step, from several steps with one wait at the end; the median over rounds in which contenders take turns.
 GPU: the same of a CUDA graph of one step. Error: the norm of the difference to the same block in float64, relative to
@@ -30,9 +30,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels import modules
 from kernels.bench import report
+from kernels.geglu import geglu
 from kernels.launch import INTERPRETED
+from kernels.layer_norm import layer_norm_residual
+from kernels.linear_geglu import linear_geglu
+from kernels.rms_norm import rms_norm_residual
+from kernels.swiglu import swiglu
 
 BLOCKS = ("rms+swiglu", "layer+geglu")
 CONTENDERS = ("ours", "eager", "compile", "liger", "ours compiled", "ours fused")
@@ -103,55 +107,45 @@ def liger(block: str):
     return step
 
 
-class Ours(torch.nn.Module):
-    """The block of this package's modules; `up` and `gate` are one weight."""
+def ours(block: str, fused: bool):
+    """Returns the block in this package's functions; `up` and `gate` are one weight, "both"."""
+    rms = block == "rms+swiglu"
 
-    def __init__(self, block: str, p: dict[str, Tensor], fused: bool) -> None:
-        super().__init__()
-        rms, (inner, width) = block == "rms+swiglu", p["up"].shape
-        options = {"device": "meta", "dtype": p["up"].dtype}
-        norm = modules.RMSNorm if rms else modules.LayerNorm
-        self.first, self.second = norm(width, EPS, **options), norm(width, EPS, **options)
-        self.mix, self.down = (
-            torch.nn.Linear(*sizes, bias=False, **options) for sizes in ((width, width), (inner, width))
-        )
+    def norm(x, r, p, name):
+        if rms:
+            return rms_norm_residual(x, r, p[name], eps=EPS)
+        return layer_norm_residual(x, r, p[name], p[f"{name} bias"], eps=EPS)
+
+    def step(x, r, p):
+        y, s = norm(x, r, p, "first")
+        y, t = norm(functional.linear(y, p["mix"]), s, p, "second")
         if fused:
-            self.gated = modules.LinearGEGLU(width, 2 * inner, bias=False, approximate="tanh", **options)
-        else:
-            gate = modules.SwiGLU() if rms else modules.GEGLU("tanh")
-            self.gated = torch.nn.Sequential(torch.nn.Linear(width, 2 * inner, bias=False, **options), gate)
-        state = {f"{name}.weight": p[name] for name in ("first", "second", "mix", "down")}
-        state |= {f"{name}.bias": p[f"{name} bias"] for name in ("first", "second") if not rms}
-        state["gated.weight" if fused else "gated.0.weight"] = torch.cat((p["up"], p["gate"]))
-        self.load_state_dict(state, assign=True)
-        for parameter in self.parameters():
-            parameter.requires_grad_()
+            return functional.linear(linear_geglu(y, p["both"], approximate="tanh"), p["down"]), t
+        both = functional.linear(y, p["both"])
+        return functional.linear(swiglu(both) if rms else geglu(both, "tanh"), p["down"]), t
 
-    def forward(self, x: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
-        y, s = self.first(x, r)
-        y, t = self.second(self.mix(y), s)
-        return self.down(self.gated(y)), t
-
-    def gradients(self, found: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Returns gradients by the names that `parameters` uses."""
-        named = {name.removesuffix(".weight").replace(".bias", " bias"): t for name, t in found.items()}
-        up, gate = next(named.pop(name) for name in ("gated", "gated.0") if name in named).chunk(2)
-        return named | {"up": up, "gate": gate}
+    return step
 
 
 def made(contender: str, block: str, p: dict[str, Tensor]):
     """Returns a function of x and r, its leaves by name, and a function that names their gradients as `parameters`
     does.
     """
+    leaves, named = {name: t.clone() for name, t in p.items()}, dict
     if contender.startswith("ours"):
-        module = Ours(block, {name: t.clone() for name, t in p.items()}, contender == "ours fused")
-        step = torch.compile(module, dynamic=False) if contender == "ours compiled" else module
-        return step, dict(module.named_parameters()), module.gradients
-    leaves = {name: t.clone().requires_grad_() for name, t in p.items()}
-    step = liger(block) if contender == "liger" else plain(block)
-    if contender == "compile":
+        leaves["both"] = torch.cat((leaves.pop("up"), leaves.pop("gate")))
+        step = ours(block, contender == "ours fused")
+
+        def named(found):
+            up, gate = found["both"].chunk(2)
+            return found | {"up": up, "gate": gate}
+    else:
+        step = liger(block) if contender == "liger" else plain(block)
+    if contender in ("compile", "ours compiled"):
         step = torch.compile(step, dynamic=False)
-    return lambda x, r: step(x, r, leaves), leaves, dict
+    for leaf in leaves.values():
+        leaf.requires_grad_()
+    return lambda x, r: step(x, r, leaves), leaves, named
 
 
 def error(got: Tensor, want: Tensor) -> float:
