@@ -306,7 +306,7 @@ def weight_gradient(g: Tensor, x: Tensor, allow_tf32: bool) -> Tensor:
     """Returns g^T @ x for g: [M, N] and x: [M, K] of any strides."""
     w = g.new_empty((g.shape[1], x.shape[1]))
     if w.numel() > 0:
-        parts = triton.cdiv(len(g), rows_of_part(len(g), *w.shape, g.dtype))
+        parts = triton.cdiv(len(g), rows_of_part(len(g), g.shape[1], x.shape[1], g.dtype))
         sums = g.new_empty((parts, *w.shape), dtype=WIDE.get(g.dtype, torch.float32)) if parts > 1 else None
         _launch_weight(g, x, w, sums, allow_tf32)
     return w

@@ -269,7 +269,7 @@ class _Writer:
     def written(self, returned: str) -> Callable[..., Any]:
         """Returns the function, which returns `returned`."""
         exec("\n".join([*self.lines, f"    return {returned}"]), self.constants)
-        return self.constants["repeat"]  # type: ignore[no-any-return]
+        return self.constants["repeat"]
 
 
 def _plan_of(recorder: _Recorder, tensors: list[Tensor], result: Any) -> Plan | None:
