@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
-from kernels.plans import Plan, Planned, form_of
+from kernels.plans import CHANGES, Form, Known, Plan, Planned, form_of
 
 _thread = threading.local()  # .known: plan and form of the call whose autograd Function is running
 _transforms, _modes = torch._C._are_functorch_transforms_active, torch._C._len_torch_dispatch_stack
@@ -118,12 +118,21 @@ class Operator:
             if check is not None:
                 check(*args)
             return self.registered(*args)
-        form = form_of(args)
-        plan = None if form is None else self.launcher.plans.get(form[0])
-        if check is not None and type(plan) is not Plan:
-            check(*args)
-        if _transforms() or _modes() or _tracing() or forward_ad._current_level >= 0:
-            return self.function.apply(*args) if self.function and _differentiates() else self.registered(*args)
+        plan: Any
+        form: Form | None
+        known = self.launcher.known.get(args[0].shape) if type(args[0]) is Tensor else None
+        addresses = None if known is None or forward_ad._current_level >= 0 else known.addresses(args)
+        if known is not None and addresses is not None:
+            plan, form = known.plan, ((), addresses, known.differentiable and torch.is_grad_enabled())
+        else:
+            form = form_of(args)
+            plan = None if form is None else self.launcher.plans.get(form[0])
+            if check is not None and type(plan) is not Plan:
+                check(*args)
+            if _transforms() or _modes() or _tracing() or forward_ad._current_level >= 0:
+                return self.function.apply(*args) if self.function and _differentiates() else self.registered(*args)
+            if type(plan) is Plan and type(args[0]) is Tensor and (known is None or known.changes < CHANGES):
+                self.launcher.known[args[0].shape] = Known(plan, args, known)
         if form is None or (form[2] and self.function is None):
             return self.registered(*args)
         if form[2]:

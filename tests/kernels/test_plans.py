@@ -10,6 +10,7 @@ import ctypes
 import gc
 import inspect
 import threading
+import time
 import weakref
 
 import pytest
@@ -21,6 +22,7 @@ from kernels import plans
 from kernels.geglu import geglu, geglu_split
 from kernels.gelu import _forward, _forward_kernel, _launch, gelu
 from kernels.layer_norm import layer_norm
+from kernels.layer_norm.operators import forward_op
 from tests.kernels.public import DEVICE, FUNCTIONS, GPU, ROW, VECTOR, WIDE, drawn, results, same
 
 _LAUNCHER = plans._launcher
@@ -103,6 +105,9 @@ def test_a_plan_keeps_no_tensor_and_no_graph(launcher, name):
             kept = results(function, leaves)
             alive = [weakref.ref(t) for t in (*leaves, *kept)]
             del leaves, kept
+            until = time.monotonic() + 5  # on a GPU PyTorch's thread drops a node after its caller goes on
+            while any(ref() is not None for ref in alive) and time.monotonic() < until:
+                time.sleep(0.01)
             assert not any(ref() is not None for ref in alive), seed
     finally:
         gc.enable()
@@ -122,6 +127,54 @@ def test_a_form_is_dtype_shape_strides_alignment_and_every_plain_value(launcher)
         for (t, form), y in zip(variants, expected, strict=True):
             assert torch.equal(gelu(t, form), y)
     assert len(_forward.launcher.plans) == len(variants)
+
+
+def test_a_call_is_recognised_only_if_every_tensor_and_value_is_as_before(launcher):
+    """Each variant is called between calls that are recognised. A wrong plan would give other bits or no gradient."""
+    x, w, b = (t.detach() for t in drawn(0, (8, 48), (48,), (48,)))
+    expected = layer_norm(x, w, b)
+    for _ in range(4):
+        layer_norm(x, w, b)
+    [known] = forward_op.launcher.known.values()
+    assert known.addresses((x, None, None, w, b, 1e-5, True)) == [t.data_ptr() for t in (x, w, b)]
+    wide = torch.empty(8, 49, device=DEVICE)
+    off = torch.empty(8 * 48 + 1, device=DEVICE)[1:].view(8, 48)
+    variants = [
+        (x, w, b, 1e-3), (x.half(), w, b, 1e-5), (x, w.half(), b, 1e-5), (x, w, None, 1e-5), (x, None, b, 1e-5),
+        (wide[:, :48].copy_(x), w, b, 1e-5), (off.copy_(x), w, b, 1e-5), (torch._neg_view(-x), w, b, 1e-5),
+        (x, w, w, 1e-5), (torch.nn.Parameter(x, requires_grad=False), w, b, 1e-5), (x[:, :40], w[:40], b[:40], 1e-5),
+    ]  # fmt: skip
+    plans.forget()
+    wanted = [layer_norm(*variant[:3], eps=variant[3]) for variant in variants]
+    for variant, want in zip(variants * 3, wanted * 3, strict=True):
+        for _ in range(2):
+            assert torch.equal(layer_norm(x, w, b), expected)
+        assert known.addresses((variant[0], None, None, *variant[1:], True)) is None
+        assert torch.equal(layer_norm(*variant[:3], eps=variant[3]), want)
+    args, seen = (x, None, None, w, b, 1e-5, True), []
+
+    def asked(y):
+        seen.append(known.addresses((y, *args[1:])))
+        return y + 1
+
+    torch.func.vmap(asked)(x[None])
+    torch.func.grad(lambda y: asked(y).sum())(x)
+    torch.func.functionalize(asked)(x)
+    torch.jit.trace(asked, (x,), check_trace=False)
+    with plans._Recorder(), torch.no_grad():
+        asked(x)
+    with torch.inference_mode():
+        asked(x.clone())
+    with torch.autocast(x.device.type, torch.bfloat16):
+        asked(x)
+    assert seen == [None] * 7
+    leaf = x.clone().requires_grad_()
+    for grad in (True, False, True, True, False):
+        with torch.set_grad_enabled(grad):
+            assert layer_norm(leaf, w, b).requires_grad == grad
+            assert not layer_norm(x, w, b).requires_grad
+    with pytest.raises(NotImplementedError, match="no forward-mode"), torch.autograd.forward_ad.dual_level():
+        layer_norm(torch.autograd.forward_ad.make_dual(x, x), w, b)
 
 
 def test_an_operand_that_has_to_be_copied_is_copied_every_time(launcher):
