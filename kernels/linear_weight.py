@@ -60,8 +60,8 @@ _GROUP = 8  # rows of tiles that stay together
 def rows_of_part(m: int, n: int, k: int, dtype: torch.dtype) -> int:
     """Returns the rows of a part. Sizes decide, not the device, so that dW has the same bits everywhere.
 
-    In 16 bits it is the number with the least time on an H100, which has 132 units. More parts are more programs, but
-    their sums are written, read and added.
+    In 16 bits it is the number with the least time on an H100, which has 132 units, if that saves an eighth of the time
+    of one part. More parts are more programs, but their sums are written, read and added.
     """
     whole = PARTS[dtype]
     if dtype.itemsize > 2:
@@ -75,7 +75,8 @@ def rows_of_part(m: int, n: int, k: int, dtype: torch.dtype) -> int:
         product = hopper_product.time_and_tile(triton.cdiv(n, 64) * 64 * parts, k, min(m, rows), 132)[0]
         return product + (parts > 1) * (3 + 2e-6 * parts * n * k)  # 3 us for one launch more
 
-    return min(whole, *reversed(choices), key=time) if whole > LEAST_PART else whole
+    best = min(choices, key=time)
+    return best if best < whole and time(best) < 0.88 * time(whole) else whole
 
 
 # -------------------------------------------------------------------------- the kernel for any device
@@ -261,8 +262,6 @@ def _launch_weight(g: Tensor, x: Tensor, w: Tensor, sums: Tensor | None, allow_t
                     gap=128, mode=0, has_bias=False, step=256, group=_GROUP, finish=hopper_product.plain_finish,
                 )  # fmt: skip
             else:
-                if (bn, bk) == (64, 128) and min(m, part) % 128 == 0:  # faster than steps of 64 if both are transposed
-                    bm, stages = 128, 3
                 g_t, x_t = (not t for t in transposed)
                 run(
                     _weight_kernel, (triton.cdiv(n, bn) * triton.cdiv(k, bk) * parts,),
