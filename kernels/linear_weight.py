@@ -9,7 +9,7 @@ ends at fixed rows, the same for every tile shape, layout and device:
 
     1.  rows in one chain, ascending: BLOCK = 128 of them; in 16 bits, and in float32 with allow_tf32, a whole part
     2.  the blocks of a part, one after the other, in the dtype of the chain: float32 (or float64). A part has
-        PARTS[dtype] rows. In 16 bits it has fewer if more programs at once save time (rows_of_part)
+        PARTS[dtype] rows. In 16 bits it has fewer if more programs at once save time (rows_of_weight_part)
     3.  the parts in float64 (parts_added in linear_layers.py), rounded to float32 and, in 16 bits, once more
 
 Up to 128 rows (in 16 bits up to one part) the result has the bits of the product in linear_act.py and linear_geglu.py.
@@ -57,7 +57,7 @@ LEAST_PART = 512  # rows
 _GROUP = 8  # rows of tiles that stay together
 
 
-def rows_of_part(m: int, n: int, k: int, dtype: torch.dtype) -> int:
+def rows_of_weight_part(m: int, n: int, k: int, dtype: torch.dtype) -> int:
     """Returns the rows of a part. Sizes decide, not the device, so that dW has the same bits everywhere.
 
     In 16 bits it is the number with the least time on an H100, which has 132 units, if that saves an eighth of the time
@@ -247,7 +247,7 @@ def _launch_weight(g: Tensor, x: Tensor, w: Tensor, sums: Tensor | None, allow_t
         sums: [parts, N, K] memory for the sums of parts; None: one part holds all rows
     """
     (m, n), k = g.shape, x.shape[1]
-    part = rows_of_part(m, n, k, g.dtype)
+    part = rows_of_weight_part(m, n, k, g.dtype)
     parts = 1 if sums is None else len(sums)
     out = w if sums is None else sums
     with torch.cuda.device_of(g):  # which may differ from the current device
@@ -305,7 +305,7 @@ def weight_gradient(g: Tensor, x: Tensor, allow_tf32: bool) -> Tensor:
     """Returns g^T @ x for g: [M, N] and x: [M, K] of any strides."""
     w = g.new_empty((g.shape[1], x.shape[1]))
     if w.numel() > 0:
-        parts = triton.cdiv(len(g), rows_of_part(len(g), g.shape[1], x.shape[1], g.dtype))
+        parts = triton.cdiv(len(g), rows_of_weight_part(len(g), g.shape[1], x.shape[1], g.dtype))
         sums = g.new_empty((parts, *w.shape), dtype=WIDE.get(g.dtype, torch.float32)) if parts > 1 else None
         _launch_weight(g, x, w, sums, allow_tf32)
     return w

@@ -111,12 +111,12 @@ def test_boxes_give_the_bits_of_loads(monkeypatch, dtype, k):
 @pytest.mark.skipif(not INTERPRETED, reason="a GPU chooses by itself: the tests on a GPU compare the bits")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_parts_of_a_small_weight_gradient_are_a_choice_of_sizes(monkeypatch, dtype):
-    assert linear_weight.rows_of_part(16384, 512, 512, dtype) == 2048
-    assert linear_weight.rows_of_part(16384, 512, 512, torch.float32) == linear_weight.PARTS[torch.float32]
-    assert linear_weight.rows_of_part(8192, 4096, 4096, dtype) >= 8192
+    assert linear_weight.rows_of_weight_part(16384, 512, 512, dtype) == 2048
+    assert linear_weight.rows_of_weight_part(16384, 512, 512, torch.float32) == linear_weight.PARTS[torch.float32]
+    assert linear_weight.rows_of_weight_part(8192, 4096, 4096, dtype) >= 8192
     m, n, k = 1000, 16, 24
-    assert linear_weight.rows_of_part(m, n, k, dtype) == linear_weight.PARTS[dtype]
-    monkeypatch.setattr(linear_weight, "rows_of_part", lambda *sizes: 512)
+    assert linear_weight.rows_of_weight_part(m, n, k, dtype) == linear_weight.PARTS[dtype]
+    monkeypatch.setattr(linear_weight, "rows_of_weight_part", lambda *sizes: 512)
     g, x = drawn(dtype, (m, n), (m, k))
     want = linear_weight.weight_gradient(g, x, False)
     parts = [g[first : first + 512].float().t() @ x[first : first + 512].float() for first in (0, 512)]
