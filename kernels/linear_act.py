@@ -512,12 +512,9 @@ def make_differentiable(layer: Any, name: str, gradient_of: Callable[..., tuple[
         return gradients(dy, None, x, weight, bias, pre, how, need_x, need_w, need_b, allow_tf32, launcher_of)
 
     @backward.register_fake
-    def _(
-        dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, pre: Tensor | None, how: str,
-        need_x: bool, need_w: bool, need_b: bool, allow_tf32: bool,
-    ) -> Any:  # fmt: skip
-        wanted = ((need_x, x.shape), (need_w, weight.shape), (need_b, weight.shape[:1]))
-        return tuple(x.new_empty(shape) if need else None for need, shape in wanted)
+    def _(dy: Tensor, x: Tensor, weight: Tensor, bias: Any, pre: Any, how: str, *flags: bool) -> Any:
+        shapes = x.shape, weight.shape, weight.shape[:1]
+        return tuple(x.new_empty(shape) if need else None for need, shape in zip(flags[:3], shapes, strict=True))
 
     def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         x, weight, bias, ctx.how, ctx.saved_pre, ctx.allow_tf32 = inputs
