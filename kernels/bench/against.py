@@ -1,12 +1,9 @@
-"""Compares these kernels with another checkout's in one process: speed side by side, and the bits of the results.
+"""Compares the bits of these kernels' results with those of another checkout's, in one process.
 
     python -m kernels.bench.against /path/to/other/checkout [--function gelu ...] [--dtype bfloat16 ...] [--json PATH]
 
-A time is the median over rounds; in each round both checkouts run in turn. The ratio is this checkout's time over the
-other's: below 1 this one is faster. "large" is one call after writing 256 MiB, which hides the launch and clears the
-cache. "small" is 50 calls in a row, where the host's work decides. Results are compared bit for bit, forward and
-backward, for odd and even shapes, dense and with padded rows. The last row holds random bit patterns. The exit code is
-1 if a bit differs.
+Results are compared forward and backward, for odd and even shapes, dense and with padded rows. The last row holds
+random bit patterns. The exit code is 1 if a bit differs. To compare speed, run kernels.bench.everything in both.
 """
 
 from __future__ import annotations
@@ -21,7 +18,7 @@ from types import SimpleNamespace
 
 import torch
 
-from kernels.bench import host, report
+from kernels.bench import report
 
 PUBLIC = {
     "gelu": ("gelu",),
@@ -122,48 +119,24 @@ def compare_bits(trees: list[SimpleNamespace], dtypes: list[str], wanted: set[st
             yield {"what": what, "dtype": name, "shape": shape, "padded": padded, "equal": equal}
 
 
-def compare_times(trees: list[SimpleNamespace], dtypes: list[str], wanted: set[str], rounds: int):
-    """Yields a row for each function, direction, dtype and size."""
-    spacer = torch.empty(1 << 28, dtype=torch.int8, device="cuda")
-    for name, (size, m, n, repeats) in itertools.product(dtypes, (("small", 64, 256, 50), ("large", 8192, 4096, 1))):
-        both = [problems(tree, m, n, wanted) for tree in trees]
-        for what, direction in itertools.product(both[0], ("forward", "backward")):
-            arguments = drawn(both[0][what][1], getattr(torch, name), "cuda", False)
-            calls = {i: host.passes(table[what][0], arguments)[direction] for i, table in enumerate(both)}
-            calls = {i: lambda call=call, n=repeats: [call() for _ in range(n)] for i, call in calls.items()}
-            report.medians(calls, 3)
-            found = report.medians(calls, rounds, None if repeats > 1 else spacer.zero_)
-            this, other = (found[i] / repeats for i in (0, 1))
-            row = {"what": what, "direction": direction, "dtype": name, "size": size}
-            yield row | {"ms": this, "other_ms": other, "ratio": this / other}
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("other", type=pathlib.Path, help="root of the other checkout")
     parser.add_argument("--function", nargs="+", default=list(PUBLIC), choices=PUBLIC, help="modules; default: all")
     parser.add_argument("--dtype", nargs="+", default=list(DTYPES), choices=DTYPES)
-    parser.add_argument("--rounds", type=int, default=21)
-    only = parser.add_mutually_exclusive_group()
-    only.add_argument("--bits", action="store_true", help="only whether bits are the same: right beside other work")
-    only.add_argument("--times", action="store_true", help="only speed")
     parser.add_argument("--json", help="default: $OUT/against.json if OUT is set")
     options = parser.parse_args()
     device = report.device("kernels.bench.against")
     trees = [loaded(pathlib.Path(__file__).resolve().parents[2], "this"), loaded(options.other.resolve(), "other")]
     wanted = {f for module in options.function for f in PUBLIC[module]}
-    bits, timings = [], []
-    for row in () if options.times else compare_bits(trees, options.dtype, wanted, SHAPES, "cuda"):
+    bits = []
+    for row in compare_bits(trees, options.dtype, wanted, SHAPES, "cuda"):
         bits.append(row)
         if not row["equal"]:
             print("bits differ:", *row.values(), flush=True)
     differ = sum(not row["equal"] for row in bits)
     print(f"{len(bits)} comparisons of bits, {differ} differ", flush=True)
-    for row in () if options.bits else compare_times(trees, options.dtype, wanted, options.rounds):
-        timings.append(row)
-        what = f"{row['what']:26}{row['direction']:10}{row['dtype']:10}{row['size']:6}"
-        print(f"{what} {row['ms']:8.4f} ms, the other {row['other_ms']:8.4f}: {row['ratio']:.3f}", flush=True)
-    report.save(options.json, "against", device=device, bits=bits, times=timings)
+    report.save(options.json, "against", device=device, bits=bits)
     return int(differ > 0)
 
 

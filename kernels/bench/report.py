@@ -40,15 +40,11 @@ def captured(function: Callable[[], Any], stream: Any) -> Any:
     return graph
 
 
-def medians(
-    calls: dict[Any, Callable[[], Any]], rounds: int, before: Callable[[], Any] | None = None
-) -> dict[Any, float]:
-    """Returns milliseconds of each call; the calls take turns. `before` is called before each and not timed."""
-    times: dict[Any, list[Any]] = {name: [] for name in calls}
+def medians(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+    """Returns milliseconds of each call; the calls take turns."""
+    times: dict[str, list[Any]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
-            if before is not None:
-                before()
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
             call()
