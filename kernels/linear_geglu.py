@@ -39,13 +39,11 @@ from kernels.checks import check_approximate
 from kernels.gelu_autograd import derivatives
 from kernels.gelu_of_sums import gelu_slope, times_gelu, unlifted
 from kernels.hopper_product import halves, send
-from kernels.launch import INTERPRETED, of_any_alignment, overlapping, wait_for_previous
-from kernels.layouts import dense
+from kernels.launch import of_any_alignment, overlapping, wait_for_previous
 from kernels.linear_act import make_differentiable
 from kernels.linear_layers import (
-    WIDE,
     Config,
-    added,
+    activation_gradient,
     autocast,
     check_layer,
     check_operands,
@@ -54,7 +52,6 @@ from kernels.linear_layers import (
     few,
     in_sixteens,
     matrix,
-    rows_of_part,
     tile_of,
     wants_gradient,
 )
@@ -276,21 +273,6 @@ def _launch_tiles(
         launch(choose(key, few(m * n, _configs(a.dtype, allow_tf32)), launch))
 
 
-def _launch_gradient(dy: Tensor, pre: Tensor, dp: Tensor | None, part: Tensor | None, tanh: bool) -> None:
-    """Writes dp and partial column sums of it; None: not written."""
-    m, n = dy.shape
-    dy, pre = dense(dy), dense(pre)
-    rows = rows_of_part(m, n)
-    bm, bn = (rows, 128) if INTERPRETED else (8, 128)
-    with torch.cuda.device_of(dy):
-        run(
-            _gradient_kernel, (triton.cdiv(m, rows) * triton.cdiv(n, bn),),
-            dy, pre, dy if dp is None else dp, dy if part is None else part, m, n,
-            TANH=tanh, STORE=dp is not None, SUM=part is not None, ROWS=rows, BM=bm, BN=bn, num_warps=4,
-            **overlapping(dy.device),
-        )  # fmt: skip
-
-
 # ------------------------------------------------------------------------------------- custom ops
 
 
@@ -320,14 +302,8 @@ _linear_geglu.register_fake(_layer_outputs)
 @operator("verify_kernels::linear_geglu_gradient")
 def _gradient(dy: Tensor, pre: Tensor, approximate: str, total: bool) -> tuple[Tensor, Tensor]:
     """Returns dp, [M, 2d] with both halves in one tensor, and its column sums if `total`, else None."""
-    m, n = dy.shape
-    dp = dy.new_empty((m, 2 * n))
-    wide = WIDE.get(dy.dtype, torch.float32)
-    part = dy.new_empty((triton.cdiv(m, rows_of_part(m, n)), 2 * n), dtype=wide) if total else None
-    if m > 0 and n > 0:
-        _launch_gradient(dy, pre, dp, part, approximate == "tanh")
-    sums: Any = None if part is None else added(part, dy.dtype)
-    return dp, sums
+    columns = 2 * dy.shape[1]
+    return activation_gradient(_gradient_kernel, (8, 128, 4), dy, pre, columns, True, total, TANH=approximate == "tanh")
 
 
 @_gradient.register_fake

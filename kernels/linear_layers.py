@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kernels.checks import check_dtype
 from kernels.launch import INTERPRETED, autocasts, check_device, overlapping, wait_for_previous
+from kernels.layouts import dense
 from kernels.plans import run, unrecorded
 
 Config = tuple[int, int, int, int, int]  # BM, BN, BK, num_warps, num_stages
@@ -145,6 +146,41 @@ def added(part: Tensor, dtype: torch.dtype) -> Tensor:
 def rows_of_part(m: int, n: int) -> int:
     """Returns the rows of one partial sum of the columns of [m, n]. Sizes decide, so all devices give the same bits."""
     return 32 if m * n <= 1 << 22 else 128
+
+
+def activation_gradient(
+    kernel: Any,
+    tile: tuple[int, int, int],
+    dy: Tensor,
+    pre: Tensor,
+    columns: int,
+    store: bool,
+    total: bool,
+    **form: Any,
+) -> tuple[Any, Any]:
+    """Returns the gradient of a pre-activation if `store`, and its column sums if `total`, else None.
+
+    Args:
+        kernel: a layer's _gradient_kernel; `form` has its own arguments
+        tile: BM, BN and warps
+        columns: of the pre-activation
+    """
+    (m, n), rows = dy.shape, rows_of_part(*dy.shape)
+    g = dy.new_empty((m, columns)) if store else None
+    wide = WIDE.get(dy.dtype, torch.float32)
+    part = dy.new_empty((triton.cdiv(m, rows), columns), dtype=wide) if total else None
+    if m > 0 and n > 0:
+        upstream = dense(dy)
+        pre = upstream if pre is dy else dense(pre)
+        bm, bn, warps = (rows, 128, 4) if INTERPRETED else tile
+        with torch.cuda.device_of(dy):
+            # each argument must be a tensor, even if the kernel does not write it
+            run(
+                kernel, (triton.cdiv(m, rows) * triton.cdiv(n, bn),),
+                upstream, pre, upstream if g is None else g, upstream if part is None else part, m, n,
+                STORE=store, SUM=total, ROWS=rows, BM=bm, BN=bn, num_warps=warps, **form, **overlapping(dy.device),
+            )  # fmt: skip
+    return g, None if part is None else added(part, dy.dtype)
 
 
 def autocast(*tensors: Any) -> tuple[Any, ...]:

@@ -8,6 +8,7 @@ argument. A launcher may decide by the form alone. The first call of a form runs
 too and records its allocations, its launches, and the tensor and offset that each pointer argument points to. Every
 later call repeats the recording. It allocates the outputs and one block of scratch memory, and launches the compiled
 kernels with the new pointers. It skips Triton's look-up of the kernel, which costs several times as much as the launch.
+One guard of PyTorch recognises a call like the last one (Known); other calls are looked up by their form.
 
 A form has no plan if its launcher does more than allocate, view and launch, for example copies an operand with gaps.
 Some launches do more than these steps, so no plan is used for them: on the interpreter, in a version of Triton whose

@@ -162,7 +162,7 @@ def test_the_operators_reduction_sees_a_dense_pre_activation_too(backend, monkey
 def test_the_recorder_sees_a_pointer_off_by_one_element(backend, monkeypatch, module):
     x, weight, bias, dy = tensors(module, 37, 20, 9, backend.device)
     _, dense, _ = results(module, monkeypatch, x, weight, bias, dy, "gelu")
-    monkeypatch.setattr(module, "dense", lambda t: t)
+    monkeypatch.setattr(linear_layers, "dense", lambda t: t)
     _, moved, _ = results(module, monkeypatch, x, weight, bias, offset(dy), "gelu")
     assert moved != dense
 
