@@ -129,7 +129,7 @@ class _Candidate:
 def _candidates(
     asked: GuessDefinition, call: list[str], tensors: list[str], numbers: Mapping[str, str]
 ) -> Iterator[_Candidate]:
-    """Yields the definitions that the name suggests, then the references of the package, those of a like name first."""
+    """Yields the definitions that the name suggests, then references of the package, similar names first."""
     eps = next((each.default for each in asked.parameters if "eps" in each.name and each.default), VALUES["eps"])
     places = [f"{{{index}}}" for index in range(len(tensors))]
     general = SHAPES.get(len(tensors), [])
@@ -208,16 +208,16 @@ def _required(asked: GuessDefinition) -> list[Parameter]:
 
 
 def _annotated(parameter: Parameter) -> str:
-    """Returns a value for an annotation, if that is of no tensor."""
+    """Returns a value of the annotated type. Returns "" for a tensor or another type."""
     kinds = (value for word, value in ANNOTATED.items() if re.search(rf"\b{word}\b", parameter.annotation))
     return "" if "Tensor" in parameter.annotation else next(kinds, "")
 
 
 def _ways(asked: GuessDefinition) -> Iterator[tuple[list[str], list[str], Mapping[str, str]]]:
-    """Yields the required arguments as source, the names of those that are tensors, and the names that are numbers.
+    """Yields the required arguments as source, the names of the tensors, and the values of the numbers.
 
-    A name such as alpha is a number in one way and a tensor in the other. A norm stands for its weight, or for its
-    weight and bias.
+    A name such as alpha is a number in one way and a tensor in the other. An object such as `layernorm` gives its
+    weight as an operand, or its weight and bias.
     """
     numbers: list[Mapping[str, str]] = [VALUES, {}]
     for known_values, bias in itertools.product(numbers, (False, True)):
@@ -241,7 +241,7 @@ def _ways(asked: GuessDefinition) -> Iterator[tuple[list[str], list[str], Mappin
 
 
 class _Sizes(dict[str, int]):
-    """Maps the name of a dimension to a size. One that only a docstring has is as large as a head."""
+    """Maps the name of a dimension to a size. Names that only docstrings have get the size of a head."""
 
     def __missing__(self, name: str) -> int:
         return 32 if name == "dv" else 16
@@ -270,7 +270,7 @@ def _inputs(
 
 
 def _scope() -> dict[str, Any]:
-    """Returns the names that a definition and a call use, those that the written file imports."""
+    """Returns the names that definitions and calls may use. The written file imports the same names."""
     import torch
 
     here = {"import_module": importlib.import_module, "SimpleNamespace": SimpleNamespace}
@@ -293,7 +293,7 @@ def _elementwise(define: Callable[..., Any], values: Sequence[Any], expected: An
 
 
 def _trials(asked: GuessDefinition, device: str) -> Iterator[tuple[Guess, list[Any], list[Any]]]:
-    """Yields what runs as a definition: the guess, its inputs and its results."""
+    """Yields each definition that runs: the guess, its inputs and its results."""
     tried = set()
     for call, tensors, numbers in _ways(asked):
         for each in _candidates(asked, call, tensors, numbers):
@@ -420,7 +420,7 @@ def _close(got: Any, expected: Any, tolerance: float) -> bool:
 
 
 def _copied(argument: str, changed: Collection[str]) -> str:
-    """Returns the source of an argument, with a copy of an operand that the function changes."""
+    """Returns the source of an argument. An operand that the function changes is copied."""
     return f"{argument}.clone()" if argument.rpartition("=")[2] in changed else argument
 
 
