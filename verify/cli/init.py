@@ -82,11 +82,13 @@ def main(options: argparse.Namespace) -> int:
 
 def _guesses(functions: list[Found], references: dict[str, list[str]], options: argparse.Namespace) -> list[Guess]:
     """Asks workers for the definition of each function. A function that ends its worker has none."""
+    import msgspec
+
     from verify.declare.guess import Guess, GuessDefinition
     from verify.declare.package import root_of
     from verify.workers.pool import Pool, spread
     from verify.workers.process import START_SECONDS
-    from verify.workers.requests import Died, Environment, Late
+    from verify.workers.requests import Died, Late
 
     end = time.monotonic() + (options.budget or math.inf)
 
@@ -98,7 +100,8 @@ def _guesses(functions: list[Found], references: dict[str, list[str]], options: 
             str(root_of(each.path)), each.module, each.name, each.parameters, references, each.documentation
         )
         try:
-            pool.ask(Environment(probed=False), timeout=START_SECONDS)  # its start is not the function's time
+            # the start of a process, of the package and of the device is not the function's time
+            pool.ask(msgspec.structs.replace(asked, name="", references={}), timeout=START_SECONDS)
             found = pool.ask(asked, timeout=min(options.timeout, max(end - time.monotonic(), 1.0)))
         except (Died, Late) as error:
             return number, Guess(f"running it ended the process: {error}")
