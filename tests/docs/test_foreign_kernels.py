@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -90,3 +91,13 @@ def test_a_package_that_is_not_installed_is_a_skipped_kernel(tmp_path: Path) -> 
     assert done.returncode == 3
     shown = " ".join(done.stdout.split())  # the screen may be narrow
     assert "liger_rms_norm was skipped: needs nobody_installs_this, which is not installed" in shown
+
+
+def test_the_table_of_packages_is_that_of_the_record() -> None:
+    record = json.loads((ROOT / "reports" / "benchmarks" / "interpreter" / "init.json").read_text())
+    assert len(record["packages"]) == 4
+    for each in record["packages"]:
+        functions, filled, by_name = (each[name] for name in ("functions", "filled", "by_name"))
+        assert set(by_name) <= set(filled) <= set(functions) and len(functions) == len(set(functions))
+        named = f"| {each['package']} {each['version']} | {len(functions)} | {len(filled)} | {len(by_name)} |"
+        assert named in PAGE

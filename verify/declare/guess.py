@@ -60,7 +60,7 @@ class GuessDefinition(Request[Guess], frozen=True, tag="guess"):
     documentation: str = ""
 
     def answer(self, device: str) -> Guess:
-        """Imports the function in this process and calls it on small inputs. Without a name, only imports the module."""
+        """Imports the function in this process and calls it on small inputs. Without a name, only imports it."""
         import torch
 
         if self.folder not in sys.path:
