@@ -45,16 +45,17 @@ FORMULAS = {
     "logsoftmax": ["torch.log_softmax({0}, -1)"],
     "l2norm": ["{0} * torch.rsqrt({0}.square().sum(-1, keepdim=True) + {eps})", "functional.normalize({0}, dim=-1)"],
     "embedding": ["functional.embedding({1}, {0})"],
-    "crossentropy crossentropyloss": [
+    "crossentropy": [
         "functional.cross_entropy({0}, {1})",
         'functional.cross_entropy({0}, {1}, reduction="none")',
     ],
     "selectivelogsoftmax logprob": ["-functional.cross_entropy({0}, {1}, reduction='none')"],
-    "linearcrossentropy": ["functional.cross_entropy({0} @ {1}.T, {2})", "functional.cross_entropy({1} @ {0}.T, {2})"],
-    "kldiv kldivloss": [
-        f'functional.kl_div({{0}}, {{1}}, reduction="{each}")' for each in ("batchmean", "mean", "none")
+    "linearcrossentropy": [
+        f"functional.cross_entropy({{{x}}} @ {{{weight}}}.T, {{{label}}})"
+        for x, weight, label in ((0, 1, 2), (1, 0, 2), (0, 2, 1))
     ],
-    "tvd tvdloss": ["({0} - {1}).abs().sum() / (2 * {0}.shape[0])", "({0} - {1}).abs().mean() / 2"],
+    "kldiv": [f'functional.kl_div({{0}}, {{1}}, reduction="{each}")' for each in ("batchmean", "mean", "none")],
+    "tvd": ["({0} - {1}).abs().sum() / (2 * {0}.shape[0])", "({0} - {1}).abs().mean() / 2"],
     "jsd": [
         "(({1}.exp() * ({1} - {m})).sum() + ({0}.exp() * ({0} - {m})).sum()) / (2 * {0}.shape[0])".replace("{m}", _MEAN)
     ],
@@ -68,7 +69,7 @@ FORMULAS = {
     "mlp swiglumlp": ["(functional.silu({0} @ {1}.T) * ({0} @ {2}.T)) @ {3}.T"],
     "dyt": ["torch.tanh({1} * {0}) * {2} + {3}"],
     "linear": ["functional.linear({0}, {1})", "functional.linear({0}, {1}, {2})"],
-    "linearkldiv linearkldivloss": [
+    "linearkldiv kldiv": [
         'functional.kl_div(torch.log_softmax({0} @ {1}.T, -1), {2}, reduction="batchmean")',
         'functional.kl_div(torch.log_softmax({0} @ {2}.T, -1), torch.softmax({1} @ {3}.T, -1), reduction="batchmean")',
     ],
@@ -97,8 +98,7 @@ _HEADED: list[Shapes] = [
 ]
 #: Shapes of operands that a formula has, by the end of its name.
 SHAPED: dict[str, list[Shapes]] = {
-    "linearkldiv": shaped("n d, k d, n k; n d, n d, k d, k d"),
-    "linearcrossentropy": shaped("n d, v d, n; v d, n d, n"),
+    "linearcrossentropy": shaped("n d, v d, n; v d, n d, n; n d, n, v d"),
     "crossentropy": shaped("n v, n"),
     "addrmsnorm": shaped("n d, n d, d"),
     "addrmslayernorm": shaped("n d, n d, d"),
@@ -108,7 +108,8 @@ SHAPED: dict[str, list[Shapes]] = {
     "modulatedrmsnorm": shaped("n d, d, n d; n d, d, d"),
     "polynorm": [("n d", "3", "1"), ("n d", "3", "")],
     "mlp": shaped("n d, k d, k d, d k"),
-    **dict.fromkeys(("kldiv", "jsd", "tvd"), shaped("n d, n d")),
+    "kldiv": shaped("n d, n d; n d, k d, n k; n d, n d, k d, k d"),
+    **dict.fromkeys(("jsd", "tvd"), shaped("n d, n d")),
 }
 _NOISE = (
     "fast|fused|triton|kernel|function|func|forward|fwd|parallel|optimized|chunk|recurrent|global|vector|"
@@ -126,6 +127,7 @@ def keys(name: str, package: str) -> tuple[str, str]:
 
 def formulas(key: str, count: int) -> Iterator[tuple[str, Sequence[Shapes]]]:
     """Yields formulas of so many operands with the shapes that they have; no shapes if any may be tried."""
+    key = key.removesuffix("loss")
     listed = [each for names, several in FORMULAS.items() if key in names.split() for each in several]
     shapes: Sequence[Shapes] = next((shapes for kind, shapes in SHAPED.items() if key.endswith(kind)), [])
     for formula in listed:
