@@ -18,9 +18,13 @@ from tests.cli.here import said
 from tests.docs.commands import check_commands
 from verify import backends
 from verify.cases import Case
+from verify.cli import main
 from verify.declare.discovery import load
+from verify.declare.guess import Guess, GuessDefinition
 from verify.declare.target import Target
 from verify.measure.call import run_kernel
+from verify.workers import pool
+from verify.workers.process import START_SECONDS
 
 KERNELS = """
 import torch
@@ -298,3 +302,19 @@ def test_functions_that_the_budget_does_not_reach_are_comments(project: Path) ->
     done = said("init", "--budget", "0.001s", "--json", "-", cwd=project)
     assert json.loads(done.stdout)["filled"] == []
     assert (project / "accuracy.py").read_text().count("not tried: the budget of time ended") == 6
+
+
+def test_the_start_of_a_process_and_its_imports_are_not_the_time_of_a_function(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, float]] = []
+
+    class Recorded:
+        def ask(self, request: GuessDefinition, *, timeout: float) -> Guess:
+            asked.append((request.name, timeout))
+            return request.answer("cpu") if not request.name else Guess("not tried")
+
+    monkeypatch.setattr(pool, "spread", lambda items, jobs, backend, do: (do(each, Recorded()) for each in items))
+    assert main(["init", "toykernels/act.py", "--timeout", "7s"]) == 0
+    assert asked[::2] == [("", START_SECONDS)] * 6 and {seconds for _, seconds in asked[1::2]} == {7.0}
+    assert "toykernels.act" in sys.modules
