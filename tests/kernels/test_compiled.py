@@ -78,7 +78,7 @@ OF_FLOAT32 = {
 # Bytes that may be spilled, where more registers would cost more: by a tile's activation, which runs once for all steps
 # of k; by rows that 64 registers hold, so that a quarter more of them are in flight; by second derivatives.
 SPILLED = {
-    "_tile_kernel": 192, "forward_kernel": 16, "_second_kernel": 16, "forward_blocks_kernel": 8, "row_sums_kernel": 8,
+    "_tile_kernel": 192, "forward_kernel": 32, "_second_kernel": 16, "forward_blocks_kernel": 8, "row_sums_kernel": 8,
     "backward_rows_kernel": 8,
 }  # fmt: skip
 
