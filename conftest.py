@@ -6,6 +6,7 @@ It has to be chosen before Triton is imported, because Triton decides at import 
 from __future__ import annotations
 
 import gc
+import subprocess
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -25,6 +26,7 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
+from tests import warm as warm_processes  # noqa: E402
 from verify.plugin import register_profiles  # noqa: E402
 
 register_profiles()
@@ -45,6 +47,15 @@ def pytest_collection_finish() -> None:
 def backend() -> backends.Backend:
     """The backend that kernels run on in this session."""
     return BACKEND
+
+
+@pytest.fixture(scope="module")
+def warm() -> Iterator[None]:
+    """Lets a module's commands and workers begin as forks of a process that has imported torch."""
+    warm_processes.begin()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess, "Popen", warm_processes.Popen)
+        yield
 
 
 @pytest.fixture(autouse=True)

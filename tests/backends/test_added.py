@@ -18,6 +18,8 @@ from verify.backends import Cpu
 from verify.records import files
 from verify.records.readings import arch_of
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 ROOT = Path(__file__).resolve().parents[2]
 
 PACKAGE = """

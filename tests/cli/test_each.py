@@ -12,6 +12,8 @@ import pytest
 from verify.cli.run import _finished
 from verify.errors import UsageError
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 KERNEL = """
 import torch, verify
 

@@ -17,6 +17,8 @@ from verify.cli import gate
 from verify.records import files
 from verify.records.bounds import committed
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 LIBRARY = """
 import torch
 

@@ -18,6 +18,8 @@ import pytest
 from tests.cli.here import Here, hears_ctrl_c, said
 from verify.records import files, record
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 KERNELS = (Path(__file__).parent.parent / "search" / "hunt" / "quarry.py").read_text()
 
 

@@ -15,6 +15,8 @@ from tests.cli.here import Said, said
 from verify.cli import main
 from verify.records import files, record
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 KERNELS = """
 import os
 import torch, verify

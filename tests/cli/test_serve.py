@@ -23,6 +23,8 @@ from verify.errors import UsageError
 from verify.records import files
 from verify.workers.lanes import Stopped, Task
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 ROOT = Path(__file__).parents[2]
 SOURCE = """
 import torch, verify

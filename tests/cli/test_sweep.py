@@ -25,6 +25,8 @@ from verify.search.sweep.space import CHUNK, bits_of_key
 from verify.truth.formats import named
 from verify.workers import process as isolate
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 ROOT = Path(__file__).resolve().parents[2]
 SUBJECTS = "tests/search/sweep/subjects.py"
 

@@ -9,7 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from mutants import zoo
+
+pytestmark = pytest.mark.usefixtures("warm")
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "judge.md").read_text()

@@ -32,6 +32,8 @@ from verify.workers.pool import Pool
 from verify.workers.process import Worker
 from verify.workers.requests import Request
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 KERNELS = """
 import os, random, sys, time, warnings
 import torch, verify

@@ -29,6 +29,8 @@ from verify.records.record import Gap, KernelRun, Result, Run
 from verify.workers.fork_map import ForkMap
 from verify.workers.process import Worker
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 CPU = Interpreter("cpu")
 TARGETS = '''
 import os, signal, sys, time

@@ -25,6 +25,8 @@ from verify.ops.op import Problem
 from verify.records.contradictions import contradictions
 from verify.records.record import KernelRun
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 TWINS = {twin.name: twin for _, _, twin in CAUSES}
 
 

@@ -26,6 +26,8 @@ from verify.records.record import KernelRun, LawRun
 from verify.search.hunt.space import space_of
 from verify.truth.quantised import Encoding
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 TWINS = {twin.name: twin for _, _, twin in CAUSES}
 
 

@@ -24,6 +24,8 @@ from verify.workers import process
 from verify.workers.pool import Pool
 from verify.workers.requests import About
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 KERNELS = """
 from pathlib import Path
 import torch

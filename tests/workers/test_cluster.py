@@ -31,6 +31,8 @@ from verify.workers.pool import Pool
 from verify.workers.process import Worker
 from verify.workers.requests import Late
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 FLOAT32 = named("float32")
 
 KERNELS = """

@@ -33,6 +33,8 @@ from verify.workers.requests import (
     kind_of,
 )
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 TALKS = """
 import os, sys, time
 from multiprocessing.connection import Connection

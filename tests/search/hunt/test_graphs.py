@@ -35,6 +35,8 @@ from verify.search.hunt.serve import allowed
 from verify.search.hunt.settings import Settings
 from verify.search.hunt.space import one_of, searchable, space_of
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 FILE = Path(__file__).parent / "graphs.py"
 
 

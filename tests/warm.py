@@ -1,0 +1,144 @@
+"""Starts `python -m verify` and its workers as forks of a process that has imported torch.
+
+An import of torch and Triton takes 1.5 s of CPU. The fixture `warm` of conftest.py puts `Popen` in the place of
+`subprocess.Popen` for the tests of a module. Tests of how a process starts do not use it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import inspect
+import multiprocessing
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+_FORKS = multiprocessing.get_context("forkserver")
+_MODULES = ("verify", "verify.worker", "verify.declare.sources")
+_ROOT = str(Path(__file__).parents[1])
+_ABOVE = 512  # descriptors are moved above this number while those below it are closed
+_KEPT: list[object] = []  # streams of the process that forked: another thread of it may have held their locks
+_GIVEN = inspect.signature(subprocess.Popen._execute_child)  # type: ignore[attr-defined]
+
+
+class Popen(subprocess.Popen[Any]):
+    """Runs a command of Python with `-m verify` in a fork, and every other command as `subprocess` does."""
+
+    _fork: BaseProcess | None = None
+
+    def _execute_child(self, *given: Any) -> None:
+        asked = _GIVEN.bind(self, *given).arguments
+        command = asked["args"]
+        if isinstance(command, str) or command[:2] != [sys.executable, "-m"] or command[2] not in _MODULES:
+            super()._execute_child(*given)  # type: ignore[misc]
+            return
+        ends = (asked["p2cread"], asked["c2pwrite"], asked["errwrite"])
+        streams = {number: number if end == -1 else end for number, end in enumerate(ends)}
+        with contextlib.ExitStack() as copies:
+            descriptors = {
+                number: copies.enter_context(Connection(os.dup(end)))  # multiprocessing sends it to the fork
+                for number, end in (streams | {number: number for number in asked["pass_fds"]}).items()
+            }
+            folder, environment = os.fspath(asked["cwd"] or os.getcwd()), dict(asked["env"] or os.environ)
+            first = [asked["preexec_fn"]] * callable(asked["preexec_fn"]) + [os.setsid] * asked["start_new_session"]
+            started = (list(command[2:]), folder, environment, descriptors, first)
+            if multiprocessing.parent_process() is None:
+                self._fork = _begun(started)
+                self.pid: int = self._fork.pid or 0
+            elif not (pid := os.fork()):  # a command starts a worker
+                _become(*started)
+            else:
+                self.pid = pid
+        self._child_created = True
+        self._close_pipe_fds(*(asked[end] for end in "p2cread p2cwrite c2pread c2pwrite errread errwrite".split()))  # type: ignore[attr-defined]
+
+    def _internal_poll(self, **given: Any) -> int | None:
+        if self._fork is None:
+            return super()._internal_poll(**given)  # type: ignore[misc, no-any-return]
+        if self.returncode is None:
+            self.returncode = self._fork.exitcode
+        return self.returncode
+
+    def _try_wait(self, flags: int) -> tuple[int, int]:
+        if self._fork is None:
+            return super()._try_wait(flags)  # type: ignore[misc, no-any-return]
+        self._fork.join(0 if flags & os.WNOHANG else None)
+        code = self._fork.exitcode
+        return (0, 0) if code is None else (self.pid, code << 8 if code >= 0 else -code)
+
+
+def begin() -> None:
+    """Starts the server, unless it runs."""
+    forkserver.set_forkserver_preload(["tests.warm_imports"])
+    with contextlib.chdir(_ROOT):  # from where the server imports it
+        forkserver.ensure_running()
+
+
+def _begun(started: tuple[Any, ...]) -> BaseProcess:
+    begin()
+    process = _FORKS.Process(target=_become, args=started)
+    process.start()
+    return process
+
+
+def _become(
+    command: Sequence[str],
+    folder: str,
+    environment: Mapping[str, str],
+    descriptors: Mapping[int, Connection],
+    first: Sequence[Callable[[], object]],
+) -> None:
+    """Runs a module as `python -m` does, and ends the process."""
+    code: Any = 1
+    try:
+        moved = {number: fcntl.fcntl(end.fileno(), fcntl.F_DUPFD, _ABOVE) for number, end in descriptors.items()}
+        os.closerange(0, _ABOVE)
+        for number, end in moved.items():
+            os.dup2(end, number)
+            os.close(end)
+        _KEPT.extend((sys.stdin, sys.stdout, sys.stderr))
+        sys.stdin, sys.stdout = open(0), open(1, "w")  # noqa: SIM115
+        sys.stderr = open(2, "w", buffering=1, errors="backslashreplace")  # noqa: SIM115
+        for call in first:
+            call()
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as Python does when it starts
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.chdir(folder)
+        os.environ.clear()
+        os.environ.update(environment)
+        sys.argv = [command[0], *command[1:]]
+        sys.path[:0] = [folder, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
+        for name in [each for each in sys.modules if each.split(".")[0] == "tests"]:
+            del sys.modules[name]  # a project may have a package of this name
+        subprocess.Popen = Popen  # type: ignore[misc]
+        try:
+            runpy.run_module(command[0], run_name="__main__", alter_sys=True)
+            code = 0
+        except SystemExit as ended:
+            code = ended.code if ended.code is None or isinstance(ended.code, int) else _printed(ended.code)
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+        with contextlib.suppress(Exception):
+            sys.stderr.flush()
+        os._exit(code or 0)
+
+
+def _printed(message: object) -> int:
+    print(message, file=sys.stderr)
+    return 1
