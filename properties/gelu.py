@@ -85,11 +85,15 @@ def torch_gelu_tanh(x):
 # The forms and dtypes share operators, launcher and kernels. Compile-time constants pick the formula, its casts and the
 # size of a block (the interpreter has one size). So one dtype gets all laws; the other dtypes and the tanh form get the
 # laws that depend on the constants, so that each form is tried in 16 bits and in wider dtypes. Slow runs try the other
-# pairs, which tests/kernels/test_gelu.py compares with Arb. A night tries all laws on every kernel.
-FORMULA = ["accuracy", "special values", "gradcheck", "gradgradcheck", "exact identities", "monotone", "mixed dtypes"]
+# pairs, and the accuracy of all: tests/kernels/test_gelu.py compares every form and dtype with Arb. A night tries all
+# laws on every kernel.
+FORMULA = ["special values", "gradcheck", "gradgradcheck", "exact identities", "monotone", "mixed dtypes"]
+SLOW = ["accuracy", *FORMULA]
 
 test_gelu = verify.laws_for(gelu, dtypes=["bfloat16"])
 test_gelu_others = verify.laws_for(gelu, dtypes=["float32", "float64"], laws=FORMULA)
 test_gelu_tanh = verify.laws_for(gelu_tanh, dtypes=["float16", "float64"], laws=FORMULA)
-test_gelu_float16 = pytest.mark.slow(verify.laws_for(gelu, dtypes=["float16"], laws=FORMULA))
-test_gelu_tanh_others = pytest.mark.slow(verify.laws_for(gelu_tanh, dtypes=["bfloat16", "float32"], laws=FORMULA))
+test_gelu_float16 = pytest.mark.slow(verify.laws_for(gelu, dtypes=["float16"], laws=SLOW))
+test_gelu_tanh_others = pytest.mark.slow(verify.laws_for(gelu_tanh, dtypes=["bfloat16", "float32"], laws=SLOW))
+test_gelu_accuracy = pytest.mark.slow(verify.laws_for(gelu, dtypes=["float32", "float64"], laws=["accuracy"]))
+test_gelu_tanh_accuracy = pytest.mark.slow(verify.laws_for(gelu_tanh, dtypes=["float16", "float64"], laws=["accuracy"]))
