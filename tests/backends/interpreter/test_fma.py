@@ -195,6 +195,22 @@ def test_overflow_and_an_infinite_addend() -> None:
     assert fma(big, big, big, "fp64", "rp")[0] == np.inf
 
 
+def test_few_extreme_elements_leave_the_others_to_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One infinity in a block took 2.4 times the seconds of a block without one."""
+    rng, count = np.random.default_rng(7), 600
+    x, y, z = (rng.standard_normal(count) * np.exp2(rng.integers(-90, 90, count)) for _ in "xyz")
+    extreme = np.array([np.inf, -np.inf, np.nan, 1e308, 5e-324, 2.0**-1000, 0.0])
+    for each in (x, y, z):
+        each[rng.integers(0, count, 60)] = rng.choice(extreme, 60)
+    alone = np.concatenate([fma(x[i : i + 1], y[i : i + 1], z[i : i + 1], "fp64") for i in range(count)])
+    careful, sizes = module._scaled, list[int]()
+    monkeypatch.setattr(module, "_scaled", lambda x, *rest: sizes.append(x.size) or careful(x, *rest))
+    found = fma(x, y, z, "fp64")
+    assert len(sizes) == 1 and sizes[0] < count / 3
+    assert np.array_equal(found.view(np.int64)[~np.isnan(alone)], alone.view(np.int64)[~np.isnan(alone)])
+    assert np.array_equal(np.isnan(found), np.isnan(alone))
+
+
 def test_an_exact_zero_is_negative_only_when_rounding_down() -> None:
     one = np.array([1.0])
     for name, kind in (("fp64", np.float64), ("fp32", np.float32)):

@@ -75,13 +75,19 @@ def fma_float64(x: F64, y: F64, z: F64, direction: str = "rn") -> F64:
     """Returns x * y + z in float64 with one rounding, subnormals and overflow included."""
     if not x.shape == y.shape == z.shape:
         x, y, z = np.broadcast_arrays(x, y, z)
-    if _comfortable(x, 400) and _comfortable(y, 400) and _comfortable(z, 800):
+    sizes = [(np.abs(x), 2.0**400), (np.abs(y), 2.0**400), (np.abs(z), 2.0**800)]
+    if all(_comfortable(size, limit) for size, limit in sizes):
         if direction == "rn":
             return _nearest(x, y, z)
         out, rest = _sum_of_product(x, y, z)
         zero = out == 0
         out = step(out, rest, direction)
     else:
+        easy = np.logical_and.reduce([(a < limit) & ((a > 1 / limit) | (a == 0)) for a, limit in sizes])
+        if direction == "rn" and x.size / 2 < np.count_nonzero(easy) < x.size:
+            out, hard = _nearest(*(np.where(easy, each, 1.0) for each in (x, y, z))), ~easy
+            out[hard] = fma_float64(x[hard], y[hard], z[hard])  # few infinities do not slow down thousands of others
+            return out
         out, zero = _scaled(x, y, z, direction)
     # An exact zero takes its sign from the plain sum; its product is exact in that case.
     out = np.where(zero, x * y + z, out) if np.count_nonzero(zero) else out
@@ -120,12 +126,11 @@ def step(nearest: F64, rest: F64, direction: str) -> F64:
     return np.where(wrong, np.nextafter(nearest, target), nearest)
 
 
-def _comfortable(a: F64, limit: int) -> bool:
-    """True if no element except zeros comes near overflow or underflow in an error-free product."""
-    size = np.abs(a)
-    if np.count_nonzero(size < 2.0**limit) < size.size:
+def _comfortable(size: F64, limit: float) -> bool:
+    """True if no magnitude except zeros comes near overflow or underflow in an error-free product."""
+    if np.count_nonzero(size < limit) < size.size:
         return False
-    return bool(np.count_nonzero(size > 2.0**-limit) + np.count_nonzero(size == 0) == size.size)
+    return bool(np.count_nonzero(size > 1 / limit) + np.count_nonzero(size == 0) == size.size)
 
 
 def _sum_of_product(x: F64, y: F64, z: F64) -> tuple[F64, F64]:
