@@ -57,6 +57,8 @@ from verify.workers.serving import serve, watch
 
 # importing these takes about a second
 SHARED_BY_LAWS = ("verify.laws.suite", "torch._dynamo", "torch.testing._internal.optests")
+_TESTS = rb"laws_for"  # a file that calls `verify.laws_for` imports Hypothesis and pytest, 0.3 s in each process
+_DEFINITION = rb"\blike\s*="  # kernels of a file with such an op need a judge that imports it
 CALLS = 4  # a call counts as hung after the kernel's time divided by this
 # The share of the kernel's time after which its process is ended. If the worker is still late then, the judge is to
 # blame.
@@ -135,6 +137,8 @@ class KernelProcesses:
         kernel = self._process(beside or targets, laws=bool(getattr(asked, "law", "") or getattr(asked, "laws", "")))
         self._listed = self._listed and asked.lists
         if not isinstance(asked, ListKernels):
+            if not isinstance(asked, Measure):
+                self._end_judge()
             self._await_ended()
         # the output of a module is printed with each of its kernels, not when they are listed
         said = not isinstance(asked, ListKernels)
@@ -166,33 +170,30 @@ class KernelProcesses:
         shared = laws and self.backend.forks  # a new process has already imported the modules of the laws
         same = self._targets == targets or (self._listed and not shared and _files(self._targets) == _files(targets))
         if self._kernel is None or not self._kernel.alive or not same:
-            if self._kernel is not None:
-                self._end_soon(self._kernel)
-            self._end_judge()
-            self._tests = any(map(_tests_laws, map(Target.parse, targets)))
+            self._end_soon(self._kernel, self._judge)
+            self._tests = _mentions(targets, _TESTS)
             self._kernel, self._begun = self._begun or self._fork(laws=laws), None
-            if not self.backend.forks and any(map(_has_definition, map(Target.parse, targets))):
-                self._judge = self._fork(who="judge", early=True)
+            early = not self.backend.forks and _mentions(targets, _DEFINITION)
+            self._judge = self._fork(who="judge", early=True) if early else None
             self._listed = True
         self._targets = targets
         return self._kernel
 
-    def _end_soon(self, fork: Fork) -> None:
-        """Tells a process to end. The next request that is no listing waits for that, as its memory may be needed."""
+    def _end_soon(self, *forks: Fork | None) -> None:
+        """Tells processes to end. The next request that is no listing waits for that, as their memory may be needed."""
         self._await_ended(but=2)
-        if fork.alive:
-            fork.begin_stop()
-            self._ending.append(fork)
+        for fork in forks:
+            if fork is not None and fork.alive:
+                fork.begin_stop()
+                self._ending.append(fork)
+
+    def _end_judge(self) -> None:
+        self._end_soon(self._judge)
+        self._judge = None
 
     def _await_ended(self, but: int = 0) -> None:
         while len(self._ending) > but:
             self._ending.pop(0).stop()
-
-    def _end_judge(self) -> None:
-        """Ends the judge that began for the targets, if no measurement took it."""
-        if self._judge is not None:
-            self._judge.stop(at_once=True)
-            self._judge = None
 
     def _fork(self, *, laws: bool = False, who: Who = "kernel", early: bool = False) -> Fork:
         """Starts a fork with this backend, for a kernel or for a judge."""
@@ -307,9 +308,8 @@ class KernelProcesses:
         else:
             backend = backends.named(setup.backend.pop("name"))(**setup.backend)
             backends.activate(backend)
-        if setup.early:
-            with contextlib.suppress(Exception), phase("judge: begin on the GPU"):
-                demand_known_answers(backend.device)  # the first request repeats them: an error is reported there
+        if setup.early:  # the first request repeats the answers, and reports an error
+            _begin_beside(lambda: demand_known_answers(backend.device))
         subject = _Subject(self._handler, backend, call_over(connection) if setup.judges else None)
         serve(connection, subject.answer, backend.usable, flush)
 
@@ -352,7 +352,9 @@ class _Subject:
             else:
                 reply = self._handler.answer(asked, self._backend, progress)
         if isinstance(asked, ListKernels) and not (asked.forks or self._backend.forks):
-            self._begin_on_gpu(Target.parse(asked.target))
+            kernels = load(Target.parse(asked.target))
+            if not any(getattr(kernel.function, "contained", False) for kernel in kernels):  # contained ones may fork
+                _begin_beside(lambda: torch.zeros(1, device=self._backend.device))
         if judges:
             self._demand_judges()
         return reply
@@ -374,13 +376,6 @@ class _Subject:
             torch.set_default_device(None)
             call.device_of_module, began = device, State.now()
         return began
-
-    def _begin_on_gpu(self, target: Target) -> None:
-        """Starts a thread that creates the context of the GPU while the judge starts. Contained functions may fork."""
-        if not any(getattr(kernel.function, "contained", False) for kernel in load(target)):
-            threading.Thread(
-                target=torch.zeros, args=(1,), kwargs={"device": self._backend.device}, daemon=True
-            ).start()
 
     def _left(self) -> list[SideEffect]:
         return [*self._imported, *(self._began.left("call") if self._began else ())]
@@ -423,17 +418,21 @@ def _import_triton(requested: str | None) -> bool:
     return False
 
 
-def _tests_laws(target: Target) -> bool:
-    """True if a file calls `verify.laws_for`. That imports Hypothesis and pytest, 0.3 s in each process."""
-    with contextlib.suppress(OSError):
-        return target.file is not None and b"laws_for" in target.file.read_bytes()
-    return False
+def _begin_beside(first: Callable[[], object]) -> None:
+    """Starts a thread that uses the GPU first. Its context takes half a second, in which this one imports a module."""
+
+    def begin() -> None:
+        with contextlib.suppress(Exception), phase("begin on the GPU beside an import"):
+            first()
+
+    threading.Thread(target=begin, daemon=True).start()
 
 
-def _has_definition(target: Target) -> bool:
-    """True if a file may define an op by like=. Its kernels then need a judge that imports the file."""
+def _mentions(targets: Sequence[str], pattern: bytes) -> bool:
+    """True if the text of a target's file matches a regular expression. Nothing is imported for that."""
+    files = [target.file for target in map(Target.parse, targets) if target.file is not None]
     with contextlib.suppress(OSError):
-        return target.file is not None and re.search(rb"\blike\s*=", target.file.read_bytes()) is not None
+        return any(re.search(pattern, file.read_bytes()) for file in files)
     return False
 
 

@@ -38,11 +38,9 @@ from verify.workers.requests import Environment
 WANTED = {"quick": 10.0, "ci": 30.0}
 AT_ONCE = 4  # with more judgements at a time, each has this multiple of its seconds
 SECONDS = {"quick": 240.0, "ci": 600.0, "nightly": 3600.0, "exhaustive": 14400.0}  # of one problem of a file
-HUNTS = {  # by profile: how long to search for the worst input of each result
-    "ci": hunt.Settings(seconds=5.0),
-    "nightly": hunt.Settings(seconds=60.0),
-    "exhaustive": hunt.Settings(seconds=300.0),
-}
+# by profile: how long to search for the worst input of each result
+HUNTS = {"ci": hunt.Settings(seconds=5.0), "nightly": hunt.Settings(seconds=60.0)}
+HUNTS |= {"exhaustive": hunt.Settings(seconds=300.0)}
 CLOCK_SECONDS = {"quick": 2.0, "ci": 5.0, "nightly": 20.0, "exhaustive": 20.0}  # after which no further round begins
 SHARE = 0.7  # of the remaining seconds: for the cases of the problem
 LEAST_SECONDS = 1.0
