@@ -73,7 +73,7 @@ def main(arguments: list[str]) -> int:
     parent = os.getppid()
     try:
         with suppress(Exception):  # the first request tries again and gets the error
-            answerer.begin()  # a process that was started early is then ready for its first request
+            answerer.get_ready()  # before the first request
         threading.Thread(target=watch, args=(parent,), daemon=True).start()
         serve(connection, answerer.respond, answerer.usable)
     finally:  # processes that outlived this one would hold the connection open, and the other side would wait
@@ -91,21 +91,27 @@ class Answerer:
         self._backend: Backend | None = None
         self._kernels: KernelProcesses | None = None
 
-    def begin(self) -> Backend:
-        """Imports what every request needs, at the first call."""
-        if self._backend is None and self._connection is not None:
-            with phase("worker: import torch"):
-                reading = threading.Thread(target=_identify_triton)
-                if _may_compile(self._requested):
-                    reading.start()
-                gc.disable()  # imported objects stay: walking them is a tenth of importing torch
-                try:
-                    from verify.measure.apart import KernelProcesses, RequestHandler
-                finally:
-                    gc.enable()  # before the first fork
+    def get_ready(self) -> None:
+        """Imports what every request needs. On a GPU only a request makes contexts: a spare worker may get none."""
+        compiles = _may_compile(self._requested)
+        with phase("worker: import torch"):
+            reading = threading.Thread(target=_identify_triton)
+            if compiles:
+                reading.start()
+            gc.disable()  # imported objects stay: walking them is a tenth of importing torch
+            try:
+                from verify.measure import apart  # noqa: F401
+            finally:
+                gc.enable()  # before the first fork
+            if compiles:
+                reading.join()
+        if not compiles:
+            self.begin()
 
-                if reading.is_alive():
-                    reading.join()
+    def begin(self) -> Backend:
+        """Starts what answers requests, at the first call."""
+        if self._backend is None and self._connection is not None:
+            from verify.measure.apart import KernelProcesses, RequestHandler
 
             handler = RequestHandler(_read, lambda asked, *how: HANDLERS[type(asked)](asked, *how))
             self._kernels = KernelProcesses(self._requested, lambda: _ready(self._requested), handler, self._connection)

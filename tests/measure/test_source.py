@@ -149,7 +149,7 @@ def test_several_targets_begin_several_workers_while_they_are_listed(
         """The first request."""
 
     class Began(Pool):
-        def begin(self, count: int, ahead: Any = None) -> None:
+        def begin(self, count: int) -> None:
             asked.append(count)
 
         def probe(self) -> None:

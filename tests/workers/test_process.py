@@ -106,18 +106,6 @@ def test_the_time_of_a_request_is_longer_by_the_time_that_a_judge_waits(talking:
     assert heard[1].waited == 0.0  # type: ignore[attr-defined]
 
 
-def test_what_comes_of_a_request_that_was_sent_ahead_is_dropped(talking: Any) -> None:
-    body = """count = globals().get("count", 0) + 1
-    say('{"event":"progress","text":"on %d"}' % count); say('{"event":"reply","reply":%d}' % count)"""
-    heard: list[str] = []
-    with talking(body) as worker:
-        worker.begin(CountGpus())
-        assert worker.ask(CountGpus(), timeout=20, progress=heard.append) == 2
-        worker.begin(CountGpus())  # nothing new where there is a process
-        assert worker.ask(CountGpus(), timeout=20) == 3
-    assert heard == ["on 2"]
-
-
 def test_a_reply_of_another_type_is_an_error_of_the_harness(talking: Any) -> None:
     text = "the reply to the request 'gpus' is no reply to it: Expected `int`"
     with talking("""say('{"event":"reply","reply":"many"}')""") as worker, pytest.raises(InternalError, match=text):

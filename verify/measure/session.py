@@ -17,7 +17,7 @@ import msgspec
 
 from verify.backends import gpu_expected, named
 from verify.declare import config
-from verify.declare.requests import Known, ListKernels, declared_by, sources_of
+from verify.declare.requests import Known, declared_by, sources_of
 from verify.declare.sources import SourceWatch
 from verify.declare.target import Declared, Target
 from verify.errors import UsageError
@@ -169,9 +169,7 @@ class Measuring(Source[_Part, KernelRun]):
         # Workers take seconds to start on a GPU, and cores are plentiful. Several targets keep several workers busy.
         if session.by_dtype and (len(targets) > 1 or gpu_expected()):
             parts_expected = (len(session.dtypes) or EXPECTED_DTYPES) * (len(targets) if session.jobs else 1)
-            # the other workers import its module at the same time
-            ahead = ListKernels(targets[0]) if len(targets) == 1 else None
-            pool.begin(min(session.jobs or os.cpu_count() or 1, parts_expected), ahead)
+            pool.begin(min(session.jobs or os.cpu_count() or 1, parts_expected))
         pool.probe()
         declared: list[Declared] = []
         for target in targets:

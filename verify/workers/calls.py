@@ -55,7 +55,6 @@ class Callee(ABC):
     who: Who
 
     def __init__(self) -> None:
-        self._unread = 0  # answers to earlier requests, which are dropped
         self._broken: Failure | None = None  # its only answer once it wrote into its connection
 
     def call(
@@ -116,15 +115,12 @@ class Callee(ABC):
             self._wait(connection)
             event, parts = receive(connection, most)
             if isinstance(event, Progressed):
-                if not self._unread:
-                    progress(event.step)
+                progress(event.step)
             elif isinstance(event, KernelWanted):
                 send_outcome(
                     connection,
                     Failure("internal", "no kernel") if kernel is None else kernel(event.request, event.most),
                 )
-            elif self._unread:
-                self._unread -= 1
             else:
                 return event, parts
 

@@ -41,10 +41,10 @@ class _LaneWorker(Worker):
 
     stopped = ""
 
-    def begin(self, ahead: Request[Any] | None = None) -> None:
+    def begin(self) -> None:
         if self.stopped:
             raise Stopped(self.stopped)
-        super().begin(ahead)
+        super().begin()
 
 
 class Lanes:

@@ -132,16 +132,12 @@ class Pool:
         self.grow(count)
         return Pool.of(self.workers[:count])
 
-    def begin(self, count: int, ahead: Request[Any] | None = None) -> None:
-        """Starts the first `count` processes before their first request, if the pool starts processes itself.
-
-        With `ahead` all but the first process run this request, to load its modules; its outcome is dropped. The caller
-        sends the same request to the first process.
-        """
+    def begin(self, count: int) -> None:
+        """Starts the first `count` processes before their first request, if the pool starts processes itself."""
         self.grow(count)
-        for place, worker in enumerate(self.workers[:count]):
+        for worker in self.workers[:count]:
             if isinstance(worker, process.Worker):
-                worker.begin(ahead if place else None)
+                worker.begin()
 
     def stop(self, keep: int = 0) -> None:
         """Ends all processes except the first `keep`; a next request starts a new process."""

@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
@@ -98,12 +97,8 @@ class Worker(Callee):
             self._connection = None
             process_tree.end(process, self._mark)
 
-    def begin(self, ahead: Request[Any] | None = None) -> None:
-        """Starts the process, unless there is one. It imports the modules that every request needs.
-
-        Args:
-            ahead: a request that a new process runs first, to load its modules; its reply is dropped
-        """
+    def begin(self) -> None:
+        """Starts the process, unless there is one. It imports the modules that every request needs."""
         with self._changing:
             if self.alive:
                 return
@@ -122,11 +117,6 @@ class Worker(Callee):
                     start_new_session=True,
                     env={**os.environ, **self._environment, process_tree.MARK: self._mark},
                 )
-            self._unread = 0
-            if ahead is not None:
-                with suppress(ConnectionError):  # the next request reports it
-                    self._connection.send_bytes(msgspec.json.encode(ahead))
-                    self._unread = 1
 
     def _connected(self) -> Connection:
         with self._changing:
