@@ -103,7 +103,8 @@ def _fails(kernel: Kernel, dtype: str, device: str) -> _Fails:
         *("d" + name for name in kernel.operands if (held := inputs[name]) is None or held.is_floating_point()),
     ]
     atol, rtol = projects_tolerance(kernel.op.name)
-    pairs = [(results[name], value) for name, value in zip(names, expected, strict=True)]
+    # a kernel without gradients is compared by its output alone
+    pairs = [(results[name], value) for name, value in zip(names, expected, strict=True) if name in results]
     return _Fails(
         by_default=not all(_close(got, value) for got, value in pairs),
         by_project=not all(_close(got, value, atol=atol, rtol=rtol) for got, value in pairs),

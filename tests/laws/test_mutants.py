@@ -187,6 +187,12 @@ def test_assert_close_is_not_blind_by_construction(backend: Backend) -> None:
     assert (seen.by_default, seen.by_project) == ("caught", "caught")
 
 
+def test_a_kernel_without_gradients_is_compared_by_its_output(backend: Backend) -> None:
+    mutant = named("sequences: padding masked by adding")
+    assert not mutant.kernel.gradients
+    assert seen_by_assert_close(mutant.kernel, mutant.twin, backend).by_project in ("caught", "missed")
+
+
 def test_the_engine_reports_a_shrunk_case_for_a_mutant(backend: Backend) -> None:
     """The whole way: found, shrunk, and said with the element, got, truth and a replay command."""
     mutant = named("gelu tanh: exp-form tanh")
