@@ -2,7 +2,7 @@
 
     verify run properties/rms_norm_fp8.py
 
-Quantisers have no bounds to compare with, so this file is not among those that `verify run` takes by default.
+Quantisers have no bounds, so `verify run` does not take this file by default.
 """
 
 from __future__ import annotations

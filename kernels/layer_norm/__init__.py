@@ -32,10 +32,8 @@ sizes and dtypes. From the mathematics to the public functions:
 **Order.** (M, N, dtypes) and the set of hard rows fix the order of every sum. There are no atomics, and results depend
 neither on scheduling nor on the number of multiprocessors. A row's y, s and dx do not depend on M. Each of a fixed
 number of programs sums the columns over its own rows; a second kernel adds these partial sums in float64. A faithful
-interpreter gives the same bits with two exceptions, both about 2^-52 before a rounding to 24 bits or fewer: the order
-inside a block's sum, and rsqrt of float64 (1 ULP).
-
-**Layouts.** Results have the bits that contiguous operands give. launch.py copies some layouts first.
+interpreter gives the same bits with two exceptions, the order inside a block's sum and rsqrt (1 ULP): about 2^-52
+before a rounding to 24 bits or fewer, and 2^-22 before one to 16 bits where RMS norm adds squares in float32.
 
 EXACT and WIDE are much slower on a GPU with few float64 units than on an H200.
 """

@@ -11,7 +11,7 @@ Rounding points, in ULP of |weight xhat| + |bias|:
   that leaves float32, are computed in float64 pairs (hard_rows.py).
 
 Memory: a row is loaded and stored once. In 16 bits the program also prefetches a later row into L2 (LATER). float32
-rows of 8,192 columns are read twice, the second time from L1 (AGAIN).
+rows of 1,024 columns and more are converted twice, from 8,192 on also read twice, the second time from L1 (AGAIN).
 """
 
 from __future__ import annotations

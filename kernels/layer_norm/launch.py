@@ -9,7 +9,6 @@ vectors, and tensors that do not start at a multiple of 16 bytes.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import math
 import struct
@@ -147,9 +146,10 @@ def launch_forward(
     common = (x2, r2, input_bias_, weight_, bias_, y, y if s is None else s, stats, x2.stride(0), r2.stride(0), n)
     scalars = (_bits(float(eps)), _bits(1.0 / n))
     has = _flags(R=residual, I=input_bias, W=weight, B=bias)
-    call = Call(m, n, x.dtype, _dtype(residual), _dtype(input_bias), _dtype(weight), _dtype(bias), centre=centre)
-    if gate is not None or group is not None:
-        call = dataclasses.replace(call, gated=gate is not None, quantised=group is not None)
+    call = Call(
+        m, n, x.dtype, _dtype(residual), _dtype(input_bias), _dtype(weight), _dtype(bias), centre=centre,
+        gated=gate is not None, quantised=group is not None,
+    )  # fmt: skip
     plan = planned_forward(call, prefetches=x.is_cuda and torch.version.cuda is not None)
     with _on_device_of(x):
         if plan.path == "rows":
@@ -191,7 +191,7 @@ def launch_backward(
     m, n = x2.shape
     r2 = x2 if residual is None else as_rows(residual)
     ds2 = dy2 if ds is None else as_rows(ds)
-    dx, dr, dw, db, di = new_backward(x, residual, gate, (weight, bias, input_bias), need)
+    dx, dr, di, dw, db = new_backward(x, residual, gate, (input_bias, weight, bias), (need[2], *need[:2]))
     dr_, dw_, db_, di_ = (dx if t is None else t for t in (dr, dw, db, di))
     call = Call(
         m, n, x.dtype, _dtype(residual), _dtype(input_bias), _dtype(weight), _dtype(bias), dy.dtype, _dtype(ds), *need,

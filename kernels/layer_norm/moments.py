@@ -82,11 +82,7 @@ def half_square(x, inv, eps, AXIS: tl.constexpr):
     usual = (square >= 2.0**-70) & (square + eps.to(tl.float32) < 2.0**70)
     var = square.to(tl.float64)
     rstd = tl.rsqrt(square + eps.to(tl.float32)).to(tl.float64)
-    if AXIS == 0:
-        some = usual == 0
-    else:
-        some = tl.min(usual.to(tl.int32), 0) == 0
-    if some:
+    if usual == 0 if AXIS == 0 else tl.min(usual.to(tl.int32), 0) == 0:
         d = x.to(tl.float64)
         square64 = tl.sum(d * d, AXIS) * inv
         var = tl.where(usual, var, square64)

@@ -40,12 +40,10 @@ def backward_op(
 
     dresidual is also None if it equals dx: both have one dtype. With a gate, its gradient takes the place of dresidual.
     """
-    need = need_w, need_b, need_i
     if x.numel() == 0:
-        dx, dr, dw, db, di = (
-            None if t is None else t.zero_() for t in new_backward(x, residual, gate, (weight, bias, input_bias), need)
-        )
-        return dx, dr, di, dw, db  # type: ignore[return-value]
+        empty: Any = new_backward(x, residual, gate, (input_bias, weight, bias), (need_i, need_w, need_b))
+        return tuple(None if t is None else t.zero_() for t in empty)  # type: ignore[return-value]
+    need = need_w, need_b, need_i
     return launch_backward(dy, ds, x, residual, input_bias, weight, bias, stats, need, centre, gate)
 
 
@@ -54,9 +52,7 @@ def _backward_fake(
     dy: Tensor, ds: Maybe, x: Tensor, residual: Maybe, input_bias: Maybe, weight: Maybe, bias: Maybe, stats: Tensor,
     eps: float, need_w: bool, need_b: bool, need_i: bool, centre: bool, gate: Maybe = None,
 ) -> tuple[Any, ...]:  # fmt: skip
-    need = need_w, need_b, need_i
-    dx, dr, dw, db, di = new_backward(x, residual, gate, (weight, bias, input_bias), need)
-    return dx, dr, di, dw, db
+    return new_backward(x, residual, gate, (input_bias, weight, bias), (need_i, need_w, need_b))
 
 
 def _setup_forward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

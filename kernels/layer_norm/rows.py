@@ -1,8 +1,8 @@
 """The kernels that compute several rows in one program: short rows, gated RMS norm, RMS norm with an FP8 result.
 
-A multiprocessor holds 32 programs. With one row of 128 columns each, their loads in flight are 8 KiB, a sixth of what
-the memory's speed needs. A program here has ROWS rows at once, in registers. ROWS depends on N alone, so a row's bits
-do not depend on M.
+A multiprocessor holds 32 programs. With one row of 128 columns each, they have 8 KiB in flight; the memory is busy with
+six times as much. A program here has ROWS rows at once, in registers. N alone decides ROWS, so a row has the same bits
+for every M.
 
 Rounding points, in ULP of |weight xhat| + |bias| (times |silu(gate)|), of rstd (|g| + |xhat| mean|g xhat|) for dx, and
 of the sums of magnitudes for column sums:
@@ -11,10 +11,8 @@ of the sums of magnitudes for column sums:
 - Otherwise every operation is a float64 operation and each output is rounded to float32 and, for 16 bits, once more:
   0.5 + 2^-13. v = x + residual is exact unless exponents lie 29 binades apart. No operand of 32 bits leaves float64,
   so no row is hard. silu(gate) is silu_math.py's for float32, also for gates of 16 bits: 2^-30.
-- FP8 (GROUP): y is rounded to float32. amax is the largest |y| of GROUP columns, at least LEAST. Then scale =
-  amax / 448 and y / scale are rounded once each to float32, and the second to e4m3. NaN stays NaN. Infinite y: nothing.
-
-Backward: each of a fixed number of programs sums the columns over its own rows in float64 (backward.py).
+- FP8 (GROUP): y is rounded to float32. amax is the largest |y| of GROUP columns, at least LEAST. scale = amax / 448 and
+  y / scale have one float32 rounding each. y / scale is then rounded to e4m3. NaN stays NaN; infinite y: no promise.
 """
 
 from __future__ import annotations
@@ -40,9 +38,7 @@ E4M3_LARGEST = tl.constexpr(448.0)
 
 
 @triton.jit
-def _halves(
-    x, w, b, n_cols, inv, eps, y_ptr, HAS_W: tl.constexpr, HAS_B: tl.constexpr, CENTRE: tl.constexpr
-):  # fmt: skip
+def _halves(x, w, b, n_cols, inv, eps, y_ptr, HAS_W: tl.constexpr, HAS_B: tl.constexpr, CENTRE: tl.constexpr):
     """Returns y and the statistics of rows of 16 bits in float32: up, mean (pair), variance or mean square, rstd."""
     if CENTRE:
         d = x.to(tl.float64)

@@ -136,7 +136,7 @@ def test_a_call_is_recognised_only_if_every_tensor_and_value_is_as_before(launch
     for _ in range(4):
         layer_norm(x, w, b)
     [known] = forward_op.launcher.known.values()
-    assert known.addresses((x, None, None, w, b, 1e-5, True)) == [t.data_ptr() for t in (x, w, b)]
+    assert known.addresses((x, None, None, w, b, 1e-5, True, None)) == [t.data_ptr() for t in (x, w, b)]
     wide = torch.empty(8, 49, device=DEVICE)
     off = torch.empty(8 * 48 + 1, device=DEVICE)[1:].view(8, 48)
     variants = [
@@ -149,9 +149,9 @@ def test_a_call_is_recognised_only_if_every_tensor_and_value_is_as_before(launch
     for variant, want in zip(variants * 3, wanted * 3, strict=True):
         for _ in range(2):
             assert torch.equal(layer_norm(x, w, b), expected)
-        assert known.addresses((variant[0], None, None, *variant[1:], True)) is None
+        assert known.addresses((variant[0], None, None, *variant[1:], True, None)) is None
         assert torch.equal(layer_norm(*variant[:3], eps=variant[3]), want)
-    args, seen = (x, None, None, w, b, 1e-5, True), []
+    args, seen = (x, None, None, w, b, 1e-5, True, None), []
 
     def asked(y):
         seen.append(known.addresses((y, *args[1:])))

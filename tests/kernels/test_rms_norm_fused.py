@@ -261,7 +261,7 @@ def test_errors_state_the_rule_and_what_was_received(call, kind, message):
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("n", [64, 128, 256, 1024, 4096, 8192])
 def test_rows_have_the_bits_that_they_have_alone(n, dtype):
-    """Among as many rows as fill a GPU, of which some begin with an outlier, and among few, other launches are chosen."""
+    """Few and many rows have different launches. Every fifth row begins with an outlier, so it gets second sums."""
     x = torch.randn((1 << 22) // n, n, device=DEVICE).to(dtype)
     x[::5, 0] = 100.0
     weight, bias = torch.randn(2, n, device=DEVICE).to(dtype)
