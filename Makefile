@@ -53,7 +53,7 @@ types: $(STAMP)
 # One thread per worker: the workers are the parallelism, and results must not depend on it. Each worker begins with
 # tests that lie side by side, which share what their module measures once, and takes over from another at the end.
 # One worker more than cores: many tests wait for processes of their own.
-# A hundred and fifty processes import verify, which container images tell Python to compile for each (4 s for pytest's).
+# Dozens of processes import verify, which container images tell Python to compile for each (4 s for pytest's).
 unit: $(STAMP)
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m "not slow" --hypothesis-profile=ci
 

@@ -9,14 +9,14 @@ two, arithmetic is exact, and there is one right answer.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from verify.truth.quantised.encoding import FLOATS, Encoding, Parts
-from verify.truth.quantised.rules import FLOAT32, LEAST_OF_ALL, Reach, places, reach, reach_of_second, reach_of_zero
+from verify.truth.quantised.rules import FLOAT32, LEAST_OF_ALL, Reach, place, reach, reach_of_second, reach_of_zero
 
 RIGHT, TIE, OTHER, WRONG, FREE = range(5)
 _LARGEST_4OVER6 = 256.0  # the largest scale of 4over6: 1.5 times as much is a number of e4m3
@@ -132,8 +132,8 @@ def from_blocks(values: Tensor, encoding: Encoding, shape: tuple[int, int]) -> T
     return values.reshape(high, wide, rows, columns).transpose(1, 2).reshape(shape)
 
 
-def judge(encoding: Encoding, value: Value, parts: Parts) -> Judged:
-    """Judges the parts that a quantiser returned for a value. Raises WrongForm if a shape or dtype is wrong."""
+def judge(encoding: Encoding, value: Value, parts: Parts, *, ties: bool = True) -> Judged:
+    """Judges the parts of a value; WrongForm if a shape or dtype is wrong. Without `ties`, right at a tie is right."""
     shape = value.shape
     encoding.demand_form(parts, shape)
     grid = encoding.grid(shape)
@@ -161,7 +161,8 @@ def judge(encoding: Encoding, value: Value, parts: Parts) -> Judged:
         away = torch.where((numbers == 0) & (torch.signbit(numbers) != minus) & ~nan, 1.0, away)
     away = away.nan_to_num(nan=float("inf"))
     kinds = torch.full_like(codes[:, 0], RIGHT)
-    kinds[~elements.are_exact().all(1)] = TIE
+    if ties:
+        kinds[~elements.are_exact().all(1)] = TIE
     kinds[scale != wanted.nominal] = OTHER
     if zero is not None and zeros is not None:
         kinds[zeros[:, 0] != zero.nominal] = OTHER
@@ -244,9 +245,9 @@ class _Elements:
         if self.zeros is not None and encoding.zero_point in FLOATS:  # x / scale + zero point is rounded to float32
             room = (torch.maximum(low.abs(), high.abs()) + self.zeros.abs()) * FLOAT32
             low, high = low - room, high + room
-        right = places(encoding, low, high, self.zeros, self.random)
+        least, most = self._ends(low, high)
         got = self.places
-        off = (torch.maximum(right.low - got, got - right.high)).clamp(min=0).double().masked_fill(none, 0.0)
+        off = torch.maximum(least - got, got - most).clamp(min=0).double().masked_fill(none, 0.0)
         special = torch.full_like(off, float("inf"))
         if encoding.overflow == "saturate":
             return torch.where(got < 0, special, off)
@@ -256,11 +257,20 @@ class _Elements:
         beyond, may = torch.minimum(low.abs(), high.abs()) > end, torch.maximum(low.abs(), high.abs()) > end
         return torch.where(got < 0, torch.where(is_special & may, 0.0, special), torch.where(beyond, special, off))
 
+    def _ends(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the least and the greatest place to which quotients between `low` and `high` can round."""
+        encoding, given = self.encoding, (self.zeros, self.random)
+        if encoding.ties != "any" or (self.random is not None and encoding.random):
+            return place(encoding, low, *given), place(encoding, high, *given)
+        if self.zeros is not None:
+            return place(encoding, low, *given, -(2.0**-40)), place(encoding, high, *given, 2.0**-40)
+        down, up = ([encoding.data.nearest(each, ties) for ties in ("to zero", "away")] for each in (low, high))
+        return torch.minimum(*down), torch.maximum(*up)
+
     def are_exact(self) -> Tensor:
         """Returns a mask of the elements whose code is the exact quotient, rounded by the declared rule for ties."""
         middle = torch.where(self.low == self.high, self.low, (self.low + self.high) / 2) / self.scale
-        exact = replace(self.encoding, ties="even") if self.encoding.ties == "any" else self.encoding
-        wanted = places(exact, middle, middle, self.zeros, self.random).nominal
+        wanted = place(self.encoding, middle, self.zeros, self.random)
         return (wanted == self.places) | (self.scale == 0)
 
 

@@ -61,7 +61,7 @@ def _explained(encoding: Encoding, value: Value, parts: Parts, wrong: int) -> It
     """Yields, for each change of one field that explains most wrong blocks, how many stay wrong, and the words."""
     for name, other in _others(encoding):
         changed = replace(encoding, **{name: other})
-        left = judge(changed, value, _relaid(changed, value, parts)).wrong
+        left = judge(changed, value, _relaid(changed, value, parts), ties=False).wrong
         if left <= _MOST * wrong and left < wrong:
             said = (getattr(changed, name), getattr(encoding, name))
             if name == "swizzle":
@@ -209,7 +209,7 @@ def followed(encoding: Encoding, tried: list[tuple[Value, Parts]]) -> list[Encod
             continue  # no block has the larger scale
         for packed, ties, overflow, zero in inner:
             one = replace(way, packed=packed, ties=ties, overflow=overflow, zero=zero)  # type: ignore[arg-type]
-            if all(judge(one, value, _relaid(one, value, parts)).wrong == 0 for value, parts in tried):
+            if all(judge(one, value, _relaid(one, value, parts), ties=False).wrong == 0 for value, parts in tried):
                 found.append(one)
                 break
     return found
@@ -222,6 +222,6 @@ def _divides(encoding: Encoding) -> bool:
 
 def _scales_off(encoding: Encoding, value: Value, parts: Parts) -> bool:
     """True if some scale is out of reach, in a block that is promised, finite and not all zeros."""
-    found, x = judge(encoding, value, _relaid(encoding, value, parts)), in_blocks(value.low, encoding, 0.0)
+    found, x = judge(encoding, value, _relaid(encoding, value, parts), ties=False), in_blocks(value.low, encoding, 0.0)
     counts = torch.isfinite(x).all(1) & (x != 0).any(1) & (found.kinds.reshape(-1) != FREE)
     return bool((found.scale_off.reshape(-1) & counts).any())

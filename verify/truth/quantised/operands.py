@@ -18,7 +18,7 @@ from torch import Tensor
 from verify.truth.codes import CodeFormat, code_format
 from verify.truth.quantised.blocks import in_blocks
 from verify.truth.quantised.encoding import FLOATS, TILE, Encoding
-from verify.truth.quantised.rules import places, reach, reach_of_second, reach_of_zero
+from verify.truth.quantised.rules import place, reach, reach_of_second, reach_of_zero
 
 Shape = tuple[int, ...]
 _OWN = {"e4m3fn": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "e4m3fnuz": torch.float8_e4m3fnuz,
@@ -84,7 +84,7 @@ def _quantised_matrix(encoding: Encoding, x: Tensor) -> dict[str, Tensor]:
     quotient = torch.where(whole > 0, finite / whole, 0.0)
     zeros = reach_of_zero(encoding, least, least, scale).nominal if encoding.zero_point else None
     shift = None if zeros is None else encoding.spread(zeros, shape)
-    at = places(encoding, quotient, quotient, shift).nominal
+    at = place(encoding, quotient, shift)
     codes = torch.tensor([encoding.data.code_of[number] for number in encoding.data.numbers])[at]
     if encoding.data.negative_zero is not None:
         codes = torch.where((encoding.data.tensor("numbers")[at] == 0) & (x < 0), encoding.data.negative_zero, codes)

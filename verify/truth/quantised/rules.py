@@ -148,33 +148,22 @@ def _held(encoding: Encoding, scale: Tensor) -> Tensor:
     return scale.clamp(low, high)
 
 
-def places(
-    encoding: Encoding, low: Tensor, high: Tensor, zero: Tensor | None = None, random: Tensor | None = None
-) -> Reach:
-    """Returns the places in `data.numbers` to which quotients between `low` and `high` can round.
+def place(
+    encoding: Encoding, quotient: Tensor, zero: Tensor | None = None, random: Tensor | None = None, room: float = 0.0
+) -> Tensor:
+    """Returns the places in `data.numbers` to which quotients round. Ties go to even if the declaration allows any.
 
-    A quotient is rounded to an integer before a zero point that is an integer is added, and after any other is.
-    `random` has the bits of each element.
+    A zero point that is an integer is added after the rounding, any other before. `random` has the bits of each
+    element. `room` is added to a quotient before it is rounded to an integer.
     """
-    table, middle = encoding.data, torch.where(low == high, low, (low + high) / 2)
+    table, ties = encoding.data, "even" if encoding.ties == "any" else encoding.ties
     if random is not None and encoding.random:
-        return Reach(*(_by_bits(encoding, each, random) for each in (middle, low, high)))
-    if zero is not None:
-        first, last = table.numbers[0], len(table.numbers) - 1
-        if encoding.zero_point in FLOATS:
-            low, middle, high, zero = low + zero, middle + zero, high + zero, torch.zeros_like(zero)
-
-        def held(values: Tensor, ties: Ties) -> Tensor:
-            return (integers(values, ties) + zero - first).clamp(0, last).long()
-
-        if encoding.ties == "any":
-            return Reach(held(middle, "even"), held(low - 2.0**-40, "even"), held(high + 2.0**-40, "even"))
-        return Reach(*(held(each, encoding.ties) for each in (middle, low, high)))
-    if encoding.ties == "any":
-        return Reach(table.nearest(middle), torch.minimum(table.nearest(low, "to zero"), table.nearest(low, "away")),
-                     torch.maximum(table.nearest(high, "to zero"), table.nearest(high, "away")))  # fmt: skip
-    near = table.nearest(middle, encoding.ties)
-    return Reach(near, *((near, near) if low is high else (table.nearest(each, encoding.ties) for each in (low, high))))
+        return _by_bits(encoding, quotient, random)
+    if zero is None:
+        return table.nearest(quotient, ties)
+    if encoding.zero_point in FLOATS:
+        quotient, zero = quotient + zero, torch.zeros_like(zero)
+    return (integers(quotient + room, ties) + zero - table.numbers[0]).clamp(0, len(table.numbers) - 1).long()
 
 
 def _by_bits(encoding: Encoding, quotient: Tensor, random: Tensor) -> Tensor:
