@@ -133,7 +133,7 @@ def from_blocks(values: Tensor, encoding: Encoding, shape: tuple[int, int]) -> T
 
 
 def judge(encoding: Encoding, value: Value, parts: Parts, *, ties: bool = True) -> Judged:
-    """Judges the parts of a value; WrongForm if a shape or dtype is wrong. Without `ties`, right at a tie is right."""
+    """Judges the parts of a value. Raises WrongForm for a wrong shape or dtype. Without `ties`, TIE becomes RIGHT."""
     shape = value.shape
     encoding.demand_form(parts, shape)
     grid = encoding.grid(shape)
