@@ -12,8 +12,6 @@ from verify.referee.judging import Settings, judge_many
 from verify.referee.plan import Judgement
 from verify.workers.process_tree import living
 
-pytestmark = pytest.mark.usefixtures("warm")
-
 RIGHT = "return torch.relu(functional.linear(x, weight, bias))"
 FILES = "for place in range(1000):\n    open(f'f{place}', 'wb').write(bytes(1 << 26))"
 SURVIVES = f"""

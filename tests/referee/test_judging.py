@@ -24,8 +24,6 @@ from verify.referee.messages import Entry
 from verify.referee.plan import Judgement, Plan
 from verify.search.hunt import settings as hunt
 
-pytestmark = pytest.mark.usefixtures("warm")
-
 PLAIN = "return torch.relu(functional.linear(x, weight, bias))"
 RIGHT = {
     "library": PLAIN,
