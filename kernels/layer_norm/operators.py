@@ -107,7 +107,8 @@ def _differentiate_backward(ctx: Any, *upstream: Tensor | None) -> tuple[Any, ..
         for result, t in zip(results, upstream, strict=True):
             if t is not None and t.numel():  # an absent result is empty
                 total = total + (result * t.double()).sum()
-    found = iter(torch.autograd.grad(total, [t for t in leaves if t is not None], None, None, further, True))
+    wanted = [t for t in leaves if t is not None]
+    found = iter(torch.autograd.grad(total, wanted, create_graph=further, allow_unused=True))
     grads = [None if t is None else next(found) for t in leaves]
     *of_operands, of_gate = (None if a is None else a.to(t.dtype) for a, t in zip(grads, given, strict=True))
     return *of_operands, *(None,) * 6, of_gate

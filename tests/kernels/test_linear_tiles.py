@@ -12,6 +12,7 @@ from kernels.hopper_product import PERSISTENT, tile
 from kernels.launch import INTERPRETED
 
 DTYPES = [torch.float16, torch.bfloat16]
+CHOSEN = pytest.mark.skipif(not INTERPRETED, reason="a GPU chooses by itself: the tests on a GPU compare the bits")
 
 
 @pytest.mark.parametrize(
@@ -78,7 +79,7 @@ def layouts(t):
     return {"plain": t, "transposed": t.t().contiguous().t(), "padded": torch.cat((t, t), 1)[:, : t.shape[1]]}
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="a GPU chooses by itself: the tests on a GPU compare the bits")
+@CHOSEN
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("k", [128, 200])  # in one step of 128; in steps of 64 with a rest
 def test_boxes_give_the_bits_of_loads(monkeypatch, dtype, k):
@@ -108,7 +109,7 @@ def test_boxes_give_the_bits_of_loads(monkeypatch, dtype, k):
         assert all(torch.equal(g, w) for g, w in zip(got, want, strict=True)), name
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="a GPU chooses by itself: the tests on a GPU compare the bits")
+@CHOSEN
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_parts_of_a_small_weight_gradient_are_a_choice_of_sizes(monkeypatch, dtype):
     assert linear_weight.rows_of_weight_part(16384, 512, 512, dtype) == 2048
