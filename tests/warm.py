@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import thread
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -101,6 +102,7 @@ def _become(
 ) -> None:
     """Runs a module as `python -m` does, and ends the process."""
     code: Any = 1
+    thread._threads_queues.clear()  # type: ignore[attr-defined]  # the fork has none of these threads, and may be of one
     try:
         moved = {number: fcntl.fcntl(end.fileno(), fcntl.F_DUPFD, _ABOVE) for number, end in descriptors.items()}
         os.closerange(0, _ABOVE)
