@@ -24,7 +24,18 @@ from verify.measure import session
 from verify.records.part_store import cache
 from verify.records.record import CLASSES, ORDINARY, Figures, KernelRun, Origin, Result, Run
 from verify.referee import formats
-from verify.referee.plan import SCHEMA, Judgement, Observed, Plan, SolutionVerdict, Trick, WrongInput
+from verify.referee.plan import (
+    OTHER,
+    OWN,
+    SCHEMA,
+    SEEDED,
+    Judgement,
+    Observed,
+    Plan,
+    SolutionVerdict,
+    Trick,
+    WrongInput,
+)
 from verify.referee.requests import CallTime, TimeSolution
 from verify.report.result_words import judged, rank
 from verify.report.rows import rows_of
@@ -221,9 +232,9 @@ class _Judging:
         except (UsageError, VerifyError) as error:
             message = getattr(error, "message", str(error)).replace(f"{file}: ", "").replace(str(file), plan.problem)
             return Judgement(verdict="undecided", message=message, unchecked=["everything"], **base)
-        own = [name for name in names if name.startswith("own")]
+        own = [name for name in names if name.startswith(OWN)]
         run, seen = self._measured(own), self._observed(own)
-        seeded = [name for name in names if name.startswith("seeded")]
+        seeded = [name for name in names if name.startswith(SEEDED)]
         if seeded and (lacking := [each for each in seen if each.dropped]) and _has_room(lacking[0]):
             own = seeded
             run, seen = self._measured(own), self._observed(own)
@@ -241,7 +252,7 @@ class _Judging:
             verdict, message = "cheats", "; ".join(on_clock)
         elif wrong := next((each.wrong for each in times if each.wrong), ""):
             verdict, message = "wrong", wrong
-        beyond = [name for name in names if name.startswith("beyond")]
+        beyond = [name for name in names if name.startswith(OTHER)]
         if verdict == "accepted" and beyond and self.left > LEAST_SECONDS:
             found.others = self._measured(beyond, needed=False)
         return Judgement(

@@ -10,6 +10,8 @@ from verify.errors import INCOMPLETE, PASS, WRONG
 from verify.referee.requests import CallTime
 
 SCHEMA = 2  # 2: speed has figures
+# How the names of problems begin: at their own sizes, with weights of a seed, at other sizes.
+OWN, SEEDED, OTHER = "own", "seeded", "beyond"
 
 SolutionVerdict = Literal["accepted", "wrong", "cheats", "fails", "undecided"]
 

@@ -28,12 +28,11 @@ from verify.declare.declaration import Kernel, kernel
 from verify.errors import KernelError, UsageError
 from verify.referee.host import Host, SolutionProcess
 from verify.referee.messages import Build, Entry, Template, Tensors, form_of, results_in, template_of, value_of
-from verify.referee.plan import Plan
+from verify.referee.plan import OTHER, OWN, Plan
 from verify.referee.sandbox import folders_to_read
 from verify.truth import formats
 from verify.workers.phases import phase
 
-OWN, OTHER = "own", "beyond"  # how the names of problems begin: at their own sizes, at others
 OTHER_SIZES = (1, 7)  # more rows than an example has
 OTHER_SEED = 3_951_708_426_131  # which no problem has: with a usual one its own inputs would be drawn again
 SEEDS = 3  # cases of each recipe if the arguments are small, so that rare mistakes show
@@ -124,7 +123,7 @@ def problems_of(
         own = msgspec.structs.replace(entry, arguments=template)
         values = tuple(tuple(each.values()) for each in examples)
         rule = "its own check" if check else CLOSE
-        name = f"own_{number}"
+        name = f"{OWN}_{number}"
         found.append(Problem(name, like, names, own, values, examples[0], check=check or is_close, rule=rule))
     return found
 

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from verify.referee.formats import defines, imported
-from verify.referee.plan import Plan
+from verify.referee.plan import SEEDED, Plan
 
 FORM = "a file with Model, get_inputs and get_init_inputs"
 SEEDS = 2  # of weights, if they are no operands
@@ -58,7 +58,7 @@ def of_model(
     yield own
     if own.state and seeded:
         for place in range(SEEDS):
-            yield at_seed(f"seeded_{number}_{place}", plan.seed + place, weights=False)
+            yield at_seed(f"{SEEDED}_{number}_{place}", plan.seed + place, weights=False)
 
 
 def _labels(model: Any, values: Sequence[Any], taken: set[str]) -> list[str]:
