@@ -419,7 +419,7 @@ def _import_triton(requested: str | None) -> bool:
 
 
 def _begin_beside(first: Callable[[], object]) -> None:
-    """Starts a thread that uses the GPU first. Its context takes half a second, in which this one imports a module."""
+    """Starts a thread that uses the GPU first. Making a context takes half a second; the caller imports meanwhile."""
 
     def begin() -> None:
         with contextlib.suppress(Exception), phase("begin on the GPU beside an import"):

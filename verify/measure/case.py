@@ -279,14 +279,17 @@ def judge_case(
     question: Question,
     given: dict[str, dict[str, Tensor]],
     known: dict[str, dict[str, Collected]],
+    *,
+    few: bool = False,
 ) -> Pieces:
     """Judges all results of one case and returns a piece for each.
 
     given: the results by source. PyTorch's results (`BASELINE`) get less effort than the kernel's.
     known: the pieces of earlier cases, by source and result. Only elements worse than those are described.
+    few: True judges as few elements exactly of a single case as of one among others.
     """
     # with several cases the ten worst elements come from different cases; a single case must give all ten
-    single = len(group.cases) == 1
+    single = len(group.cases) == 1 and not few
     keep, sample = (KEEP, SAMPLE) if single else (2, SAMPLE_EACH)
     open_limit, open_limit_peer = (OPEN_ONE_CASE if single else OPEN_EACH_CASE), OPEN_PEER
     if kernel.peer:

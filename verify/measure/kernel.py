@@ -155,7 +155,7 @@ def judged_results(
     """
     dtype = kernel.dtypes[0]
     case = Case(dtype=dtype, dims=(0,), fill="normal")
-    found = _GroupJudging(Group((case, case), pinned=True))  # of a case among others few elements are judged exactly
+    found = _GroupJudging(Group((case,), pinned=True))
     runner, calls = CaseRunner(kernel, ""), Calls(lambda case: run_judged(kernel, case, backend.device))
     budget = replace(Budget.of(backend), whole=_OF_ONE_CALL, elements=_OF_ONE_CALL)
     judging = Judging(kernel, "", backend, 0, 1, math.inf, calls, runner, budget, Allowance(budget.seconds))
@@ -163,7 +163,7 @@ def judged_results(
     measured = Measured(dict(on_device), {}, {name: value.to(backend.device) for name, value in results.items()})
     given = {KERNEL: measured.results, BASELINE: {name: each.to(backend.device) for name, each in baseline.items()}}
     for question, asked in judging._questions(found.group, case, measured, given, judging.budget):
-        _collect((found, case, asked), judge_case(kernel, found.group, question, asked, found.found))
+        _collect((found, case, asked), judge_case(kernel, found.group, question, asked, found.found, few=True))
     return list(judging._results_of(dtype, found))
 
 
@@ -453,7 +453,7 @@ class Judging:
     def _so_far(self, dtype: str, judging: _GroupJudging) -> str:
         """Returns the verdict on the cases judged so far, for the line of progress; "" before the first.
 
-        It is computed once a second: it took 4% of the time of a norm's many small cases.
+        The verdict is computed at most once a second: for many small cases that takes longer than to judge them.
         """
         now = time.monotonic()
         if judging.found[KERNEL] and now >= judging.told[0] + _TELL_SECONDS:
