@@ -152,10 +152,10 @@ class SolutionProcess:
         return f"wrote more than {SCRATCH_BYTES >> 20} MiB of files" if used > SCRATCH_BYTES else ""
 
     def _ended(self) -> str:
-        until = time.monotonic() + process_tree.END_SECONDS
-        while time.monotonic() < until:
+        until, mine = time.monotonic() + process_tree.END_SECONDS, self.pid
+        while mine and time.monotonic() < until:
             with suppress(ChildProcessError):
-                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                pid, status = os.waitpid(mine, os.WNOHANG)
                 if pid:
                     self.pid = 0
                     code = os.waitstatus_to_exitcode(status)
@@ -179,11 +179,11 @@ class SolutionProcess:
 
     def stop(self) -> None:
         """Ends the process and everything that it started."""
-        if self.pid:
-            process_tree.kill(self.pid, "")
+        pid, self.pid = self.pid, 0  # another thread may end it too, and 0 would be this process's own group
+        if pid:
+            process_tree.kill(pid, "")
             with suppress(ChildProcessError):
-                os.waitpid(self.pid, 0)
-        self.pid = 0
+                os.waitpid(pid, 0)
         _signal(process_tree.living({os.getpid()}, ""), signal.SIGKILL)
         self._connection.close()
 
