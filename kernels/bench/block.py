@@ -1,46 +1,42 @@
-"""Measures a decoder block, forward and backward, with these kernels and with PyTorch's and Liger's, in one run.
-
-    python -m kernels.bench.block [--size 4x2048 ...] [--block rms+swiglu ...] [--seconds 100] [--json PATH]
+"""A decoder block, forward and backward, in these kernels and in PyTorch's and Liger's; everything.py measures it.
 
 The block is a decoder block with a linear layer in the place of attention. From the output x of the previous block and
 the residual stream r it computes s = r + x, t = s + linear(norm(s)) and out = MLP(norm(t)), and returns (out, t). It is
-bfloat16, 2,048 features wide and 5,632 inside (--width, --inner). "rms+swiglu" has RMS norm and SwiGLU, "layer+geglu"
-layer norm and GEGLU of the tanh form.
+bfloat16, 2,048 features wide and 5,632 inside. "rms+swiglu" has RMS norm and SwiGLU, "layer+geglu" layer norm and GEGLU
+of the tanh form.
 
 Each contender has the weight layout that suits it: ours one packed projection to both halves, the others two. All are
-functions without modules. "ours" has this package's, "eager" PyTorch's, "compile" is torch.compile of the latter,
-"liger" has liger_kernel's if that package is installed, and "ours compiled" is torch.compile of ours. "ours fused" uses
-linear_geglu; SwiGLU has no such kernel.
+functions without modules. "ours" has this package's, "eager" PyTorch's, "liger" has liger_kernel's if that package is
+installed. "ours fused" uses linear_geglu; SwiGLU has no such kernel.
 
-Wall: time per step, from several steps with one wait at the end; the median over rounds in which contenders take turns.
-GPU: the same of a CUDA graph of one step. Error: the norm of the difference to the same block in float64, relative to
-the norm of the latter, at a small size. It is printed for out + t, for x's gradient (equal to r's), and for the worst
-gradient of a parameter. A contender that fails has one line with the reason. After --seconds nothing new is begun.
+step: wall time, from several steps with one wait at the end; the median over rounds in which contenders take turns.
+gpu: the same of a CUDA graph of one step. Errors: the norm of the difference to the same block in float64, relative to
+the norm of the latter, of 256 rows, for out + t, for x's gradient (equal to r's), and for the worst gradient of a
+parameter.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
 import math
 import statistics
 import time
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.bench import report
+from kernels.bench import host, report
 from kernels.geglu import geglu
-from kernels.launch import INTERPRETED
 from kernels.layer_norm import layer_norm_residual
 from kernels.linear_geglu import linear_geglu
 from kernels.rms_norm import rms_norm_residual
 from kernels.swiglu import swiglu
 
-BLOCKS = ("rms+swiglu", "layer+geglu")
-CONTENDERS = ("ours", "eager", "compile", "liger", "ours compiled", "ours fused")
-SIZES = ("1x512", "4x2048", "8x8192")
+CONTENDERS = ("ours", "eager", "liger", "ours fused")
+WIDTH, INNER = 2048, 5632
 EPS = 1e-5
 
 
@@ -141,8 +137,6 @@ def made(contender: str, block: str, p: dict[str, Tensor]):
             return found | {"up": up, "gate": gate}
     else:
         step = liger(block) if contender == "liger" else plain(block)
-    if contender in ("compile", "ours compiled"):
-        step = torch.compile(step, dynamic=False)
     for leaf in leaves.values():
         leaf.requires_grad_()
     return lambda x, r: step(x, r, leaves), leaves, named
@@ -155,7 +149,6 @@ def error(got: Tensor, want: Tensor) -> float:
 
 def errors(contender: str, block: str, rows: int, width: int, inner: int, dtype, device: str) -> dict[str, float]:
     """Returns relative errors of out + t, of dx, and of the worst of the parameters' gradients."""
-    torch.compiler.reset()
     p = parameters(block, width, inner, dtype, device)
     x, r, *upstream = (torch.randn(rows, width).to(device, dtype) for _ in range(4))
     exact = {name: t.double().requires_grad_() for name, t in p.items()}
@@ -177,62 +170,17 @@ def waves(*shape: int) -> Tensor:
     unusable.
     """
     places = torch.arange(math.prod(shape), device="cuda", dtype=torch.float32)
-    return (places * 0.7548776662).sin_().add_((places * 0.5698402910).cos_(), alpha=0.5).to(torch.bfloat16).view(shape)
+    return (places * 0.7548776662).sin_().add_((places * 0.5698402910).cos_(), alpha=0.5).view(shape)
 
 
-def timed(call, steps: int) -> float:
-    """Returns milliseconds per call, with one wait at the end."""
+def timed(call: Callable[[], Any], steps: int) -> float:
+    """Returns microseconds per call, with one wait at the end."""
     torch.cuda.synchronize()
     start = time.perf_counter()
     for _ in range(steps):
         call()
     torch.cuda.synchronize()
-    return (time.perf_counter() - start) / steps * 1e3
-
-
-def times(block: str, size: str, width: int, inner: int, names: list[str], until: float) -> list[dict]:
-    """Returns a row per contender: milliseconds of a step, wall and GPU, or the reason why it failed."""
-    torch.compiler.reset()  # each shape gets its own code, not one of many guarded variants
-    batch, length = map(int, size.split("x"))
-    p = parameters(block, width, inner, torch.bfloat16, "cuda")
-    shape = (batch, length, width)
-    x, r, *upstream = (waves(*shape).roll(k, -1) for k in range(4))
-    x, r = x.requires_grad_(), r.requires_grad_()
-    rows, steps, graphs = {name: {"block": block, "size": size, "contender": name} for name in names}, {}, {}
-    for name in names:
-        if time.monotonic() > until:
-            rows[name]["failed"] = "no time was left"
-            continue
-        try:
-            function, leaves, _ = made(name, block, p)
-            wanted = [x, r, *leaves.values()]
-            steps[name] = lambda f=function, w=wanted: torch.autograd.grad(f(x, r), w, upstream)
-            for _ in range(3):
-                steps[name]()
-            torch.cuda.synchronize()
-        except Exception as problem:
-            rows[name]["failed"] = reason(problem)
-            steps.pop(name, None)
-    one = min((timed(step, 3) for step in steps.values()), default=1.0)
-    count = max(3, min(50, int(60 / one)))
-    for name, step in steps.items():
-        try:
-            graphs[name] = report.captured(step, torch.cuda.Stream())
-        except Exception as problem:
-            rows[name]["gpu failed"] = reason(problem)
-    found = {name: ([], []) for name in steps}
-    for turn in range(7):
-        for name in list(steps)[:: 1 if turn % 2 else -1]:
-            found[name][0].append(timed(steps[name], count))
-            if name in graphs:
-                found[name][1].append(timed(graphs[name].replay, count))
-    for name, (wall, gpu) in found.items():
-        rows[name] |= {"wall_ms": statistics.median(wall), "gpu_ms": statistics.median(gpu) if gpu else None}
-    steps.clear()
-    graphs.clear()
-    gc.collect()
-    torch.cuda.empty_cache()
-    return list(rows.values())
+    return (time.perf_counter() - start) / steps * 1e6
 
 
 def reason(problem: Exception) -> str:
@@ -240,65 +188,45 @@ def reason(problem: Exception) -> str:
     return f"{type(problem).__name__}: {str(problem).strip().splitlines()[0] if str(problem).strip() else ''}"[:160]
 
 
-def contenders(block: str, names: list[str]) -> list[str]:
-    """Returns the names that the block has: only "layer+geglu" has "ours fused"."""
-    return [name for name in names if name != "ours fused" or block == "layer+geglu"]
-
-
-def accuracy(block: str, names: list[str], small: dict) -> list[dict]:
-    """Returns a row of errors per contender."""
-    found = []
-    for name in names:
-        row = {"block": block, "contender": name}
+def steps(block: str, shape: tuple[int, ...], failed: dict[str, str]) -> dict[str, Callable[[], Any]]:
+    """Returns a step of each contender; each ran three times. Names failures in `failed`."""
+    p = parameters(block, WIDTH, INNER, torch.bfloat16, "cuda")
+    x, r, *upstream = (waves(*shape, WIDTH).bfloat16().roll(k, -1) for k in range(4))
+    x, r = x.requires_grad_(), r.requires_grad_()
+    found = {}
+    for name in CONTENDERS[: 4 if block == "layer+geglu" else 3]:
         try:
-            row |= {"errors": errors(name, block, **small)}
+            function, leaves, _ = made(name, block, p)
+            wanted = [x, r, *leaves.values()]
+            call = lambda f=function, w=wanted: torch.autograd.grad(f(x, r), w, upstream)  # noqa: E731
+            for _ in range(3):
+                call()
+            found[name] = call
         except Exception as problem:
-            row["failed"] = reason(problem)
-        found.append(row)
+            failed[name] = reason(problem)
+    torch.cuda.synchronize()
     return found
 
 
-def line(row: dict) -> str:
-    """Returns a row as text."""
-    head = f"{row['block']:12} {row.get('size', ''):7} {row['contender']:14}"
-    if "failed" in row:
-        return f"{head} failed: {row['failed']}"
-    if "errors" in row:
-        return head + "".join(f"  {name} {value:.2e}" for name, value in row["errors"].items())
-    gpu = f"{row['gpu_ms']:9.3f} ms" if row["gpu_ms"] else f"not captured: {row['gpu failed']}"
-    return f"{head} wall {row['wall_ms']:9.3f} ms  GPU {gpu}"
-
-
-def main(arguments: list[str] | None = None) -> list[dict]:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--size", nargs="*", default=list(SIZES), help="batch x sequence")
-    parser.add_argument("--block", nargs="+", default=list(BLOCKS), choices=BLOCKS)
-    parser.add_argument("--contender", nargs="+", default=list(CONTENDERS), choices=CONTENDERS)
-    parser.add_argument("--width", type=int, default=2048)
-    parser.add_argument("--inner", type=int, default=5632)
-    parser.add_argument("--rows", type=int, default=256, help="of the small size that errors are measured on")
-    parser.add_argument("--seconds", type=float, default=100, help="begin nothing new after this time")
-    parser.add_argument("--json", default=None, help="default: $OUT/block.json if OUT is set")
-    options = parser.parse_args(arguments)
-    until = time.monotonic() + options.seconds
-    cpu = INTERPRETED and not torch.cuda.is_available()  # errors only: times of an interpreter mean nothing
-    device = "cpu, interpreted" if cpu else report.device("kernels.bench.block")
-    print(f"{device}; width {options.width}, inner {options.inner}, bfloat16")
-    small = {"rows": options.rows, "width": options.width, "inner": options.inner}
-    small |= {"dtype": torch.bfloat16, "device": "cpu" if cpu else "cuda"}
-    table = []
-    for block in options.block:
-        rows = accuracy(block, contenders(block, options.contender), small)
-        print("\n".join(map(line, rows)), flush=True)
-        table += rows
-    for size in [] if cpu else options.size:
-        for block in options.block:
-            rows = times(block, size, options.width, options.inner, contenders(block, options.contender), until)
-            print("\n".join(map(line, rows)), flush=True)
-            table += rows
-    report.save(options.json, "block", device=device, width=options.width, inner=options.inner, rows=table)
-    return table
-
-
-if __name__ == "__main__":
-    main()
+def measured(block: str, shape: tuple[int, ...]) -> dict[str, Any]:
+    """Returns microseconds of a step, on the wall and on the GPU, errors, and where the host's time goes."""
+    failed: dict[str, str] = {}
+    calls, graphs = steps(block, shape, failed), {}
+    count = max(3, min(50, int(6e4 / min((timed(call, 3) for call in calls.values()), default=1e4))))
+    profile = {name: host.profiled(calls[name]) for name in ("ours", "eager") if name in calls and shape == (1, 512)}
+    for name, call in calls.items():
+        try:
+            graphs[name] = report.captured(call, torch.cuda.Stream()).replay
+        except Exception as problem:
+            failed[f"{name} in a graph"] = reason(problem)
+    us: dict[str, dict[str, list[float]]] = {"step": {}, "gpu": {}}
+    for turn in range(9):
+        for which, each in (("step", calls), ("gpu", graphs)):
+            for name in list(each)[:: 1 if turn % 2 else -1]:
+                us[which].setdefault(name, []).append(timed(each[name], count))
+    found = {which: {name: statistics.median(t) for name, t in each.items()} for which, each in us.items()}
+    small = {n: errors(n, block, 256, WIDTH, INNER, torch.bfloat16, "cuda") for n in calls} if profile else {}
+    calls.clear()
+    graphs.clear()
+    gc.collect()
+    return {"us": found, "failed": failed, "errors": small, "profile": profile}

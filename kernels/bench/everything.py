@@ -1,23 +1,27 @@
 """Measures every kernel beside all peers that install, writes one record, and compares it with the promised figures.
 
-    python -m kernels.bench.everything --check                               all rows; exit code 1 below a figure
-    python -m kernels.bench.everything --only linear --seconds 120           one group, nothing begun after 120 s
-    python -m kernels.bench.everything --json record.json                    default: $OUT/everything.json
-    python -m kernels.bench.everything --profile gelu rms_norm               where the host's time of a call goes
+    python -m kernels.bench.everything --check                       all rows; exit code 1 below a figure
+    python -m kernels.bench.everything --check --ahead 14 --seconds 225    compiles in 14 processes first
+    python -m kernels.bench.everything --only linear host            two groups
+    python -m kernels.bench.everything --json record.json            default: $OUT/everything.json
+    python -m kernels.bench.everything --profile gelu rms_norm       where the host's time of a call goes
 
 A second run with the same record goes on where the first ended, if the GPU, the versions and the kernels are the same.
-Rows with promised figures at the most important sizes come first.
+Rows with promised figures at the most important sizes come first. promises.py has the rows and the figures.
 
     linear   60 layers of cells.txt, and the sizes of FIRST; a step is one forward and one backward pass
     norms    RMS norm and layer norm of 2^18 to 2^26 elements
-    gates    GELU, GEGLU and SwiGLU of the same sizes
+    heads, gated, fp8    RMS norm of rows of 64 to 256 columns, times silu(gate), and to codes of e4m3 after an addition
+    gates, gelu    GEGLU and SwiGLU, and GELU, of the same sizes as norms
     host     wall time of a call of every function at 512 x 1,024, without a wait for the GPU
-    block    wall time of a step of a decoder block, batch 1, 512 tokens
+    block    wall time of a step of a decoder block
+    compile  torch.compile's step of the layers of the group linear, beside ours
 
 GPU times are medians of CUDA graphs that take turns, in microseconds of a call. The figure of a row is the time of its
 fastest peer over ours: above 1 ours is faster. Peers are PyTorch eager, torch.compile, Liger, flash-attention (or the
 copy of its norms in flash-linear-attention), quack, and for linear layers "cublas": the bare products, one forward and
-two backward, without bias and activation. "copy" is a copy of the bytes of x, which is no peer.
+two backward, without bias and activation. "copy" is a copy of the bytes of x, "floor" is in promises.py: neither is a
+peer. Rows of the groups host and block hold a profile of a step: microseconds of the host in each function.
 """
 
 from __future__ import annotations
@@ -26,15 +30,15 @@ import argparse
 import contextlib
 import gc
 import hashlib
+import importlib.metadata
 import importlib.util
-import itertools
 import json
+import multiprocessing
 import os
 import pathlib
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -43,55 +47,15 @@ import torch._dynamo.config
 import torch._functorch.config
 import torch.nn.functional as F  # noqa: N812
 import triton
+import triton.testing
 
 from kernels.bench import block, host, report
+from kernels.bench.promises import FP8, GROUPS, HERE, Row, figure, rows, verdict
 from kernels.linear_act import linear_act
 from kernels.linear_geglu import linear_geglu
+from kernels.rms_norm import rms_norm_fp8
 
-HERE = pathlib.Path(__file__).parent
-GROUPS = ("linear", "norms", "gates", "host", "block")
-ENOUGH = 0.97  # of the fastest peer, for norms and gates
-CELL, CELLS = 0.95, 0.8  # of the fastest peer, in this part of the layers of cells.txt
-HOST, BLOCK = 20.0, 1.05  # microseconds beyond eager; times eager's wall time
-# M, K, N of layers with GELU that must be ahead of eager and of torch.compile
-FIRST = ((8192, 4096, 16384), (4096, 4096, 16384), (512, 1024, 4096))
-NORMS, GATES = ("rms_norm", "layer_norm"), ("swiglu_split", "geglu_split tanh", "gelu", "gelu tanh")
-
-
-@dataclass(frozen=True)
-class Row:
-    """What one row measures. The shape of a layer is M, K, N, of the others rows and columns."""
-
-    group: str
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-
-    @property
-    def key(self) -> str:
-        return " ".join((self.group, self.name, self.dtype, "x".join(map(str, self.shape))))
-
-
-def cells() -> list[Row]:
-    """Returns the layers of cells.txt."""
-    lines = (line.split() for line in (HERE / "cells.txt").read_text().splitlines() if not line.startswith("#"))
-    return [Row("linear", name, dtype, tuple(map(int, sizes))) for name, dtype, *sizes in lines]
-
-
-def rows() -> list[Row]:
-    """Returns all rows, the most important ones first."""
-    functions = [name for name, (_, contenders) in host.problems(512, 1024).items() if "eager" in contenders]
-    calls = [Row("host", name, "bfloat16", (512, 1024)) for name in functions]
-    made = [Row("linear", "gelu_tanh", "bfloat16", sizes) for sizes in FIRST]
-    for log2 in (22, 24, 20, 18, 26):
-        for dtype, name, columns in itertools.product(("float32", "bfloat16"), NORMS, (4096, 8192, 1024)):
-            made.append(Row("norms", name, dtype, ((1 << log2) // columns, columns)))
-        for dtype, name in itertools.product(("bfloat16", "float32"), GATES):
-            made.append(Row("gates", name, dtype, ((1 << log2) // 4096, 4096)))
-        if log2 == 22:
-            made += [*calls, Row("block", "rms+swiglu", "bfloat16", (1, 512)), *cells()]
-    return made
-
+PACKAGES = ("liger-kernel", "flash-attn", "flash-linear-attention", "quack-kernels")
 
 # ---------------------------------------------------------------------------------------------- contenders
 
@@ -117,27 +81,42 @@ def layer(row: Row) -> tuple[list[tuple[int, ...]], dict[str, Callable[..., Any]
         ours: Any = partial(linear_geglu, approximate="tanh" if name.endswith("tanh") else "none")
     else:
         ours = partial(linear_act, activation=name)
-    compiled = torch.compile(eager, dynamic=True)  # once for any size: the product is cuBLAS's anyway
-    return [(m, k), (n, k), (n,)], {"ours": ours, "eager": eager, "compile": compiled}
+    if row.group == "compile":  # once for any size: the product is cuBLAS's anyway
+        return [(m, k), (n, k), (n,)], {"ours": ours, "compile": torch.compile(eager, dynamic=True)}
+    return [(m, k), (n, k), (n,)], {"ours": ours, "eager": eager}
 
 
-def products(row: Row, arguments: list[torch.Tensor]) -> dict[str, Callable[[], Any]]:
-    """Returns cuBLAS's bare products of a layer, as passes."""
+def products(row: Row, arguments: list[torch.Tensor]) -> dict[str, dict[str, Callable[[], Any]]]:
+    """Returns the passes of "cublas", the bare products of a layer, and of "floor", which promises.py describes."""
     (x, weight, _), (m, k, n) = arguments, row.shape
-    upstream = torch.randn(m, n, device=x.device).to(x.dtype)
+    upstream = block.waves(m, n).to(x.dtype)
     y, dx, dw = (torch.empty(shape, device=x.device, dtype=x.dtype) for shape in ((m, n), (m, k), (n, k)))
+    before, gradient = upstream.clone(), torch.empty_like(upstream)
 
     def step() -> None:
         torch.mm(x, weight.t(), out=y)
         torch.mm(upstream, weight, out=dx)
         torch.mm(upstream.t(), x, out=dw)
 
-    return {"forward": lambda: torch.mm(x, weight.t(), out=y), "step": step}
+    def floor() -> None:
+        step()
+        if row.name.startswith("geglu"):
+            gradient.copy_(before)
+        elif row.name != "id":
+            torch.add(upstream, before, out=gradient)
+
+    return {"cublas": {"forward": lambda: torch.mm(x, weight.t(), out=y), "step": step}, "floor": {"step": floor}}
 
 
 def norm_peers(name: str) -> dict[str, Callable[..., Any]]:
     """Returns the norms of flash-attention and quack that can be imported."""
     rms, found = name == "rms_norm", {}
+    if name == "rms_norm_gated":
+        with contextlib.suppress(Exception):
+            from fla.modules.fused_norm_gate import rms_norm_gated
+
+            found["fla"] = lambda x, z, w: rms_norm_gated(x, z, w, None, eps=1e-6)
+        return found
     with contextlib.suppress(Exception):
         from flash_attn.ops.triton import layer_norm as flash
 
@@ -160,122 +139,134 @@ def norm_peers(name: str) -> dict[str, Callable[..., Any]]:
     return found
 
 
+def quantised(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, group: int | None) -> tuple[Any, ...]:
+    """Returns PyTorch's codes, scales and sum in the place of `rms_norm_fp8`."""
+    s = x + residual
+    y = F.rms_norm(s.float(), weight.shape, weight.float(), 1e-6).view(len(s), -1, group or s.shape[-1])
+    scale = y.abs().amax(-1, keepdim=True).clamp(min=1e-10) / 448.0
+    return (y / scale).clamp(-448, 448).to(torch.float8_e4m3fn), scale, s
+
+
+def contenders(row: Row) -> tuple[list[tuple[int, ...]], dict[str, Callable[..., Any]]]:
+    """Returns the shapes of the arguments of a row, and its contenders."""
+    if row.group in ("linear", "compile"):
+        return layer(row)
+    if row.name in FP8:
+        ours, group = partial(rms_norm_fp8, group=FP8[row.name]), FP8[row.name]
+        return [row.shape, row.shape[1:], row.shape], {"ours": ours, "eager": partial(quantised, group=group)}
+    sizes, found = host.problems(*row.shape)[row.name]
+    return sizes, found | (norm_peers(row.name) if row.group in ("norms", "heads", "gated") else {})
+
+
+Made = dict[str, dict[str, Callable[[], Any]]]
+
+
+def made(row: Row) -> tuple[list[torch.Tensor], Made, dict[str, str]]:
+    """Returns the arguments of a row, contender -> pass -> call, and the contenders that failed. Each call ran."""
+    sizes, functions = contenders(row)
+    scale = row.group in ("linear", "compile")
+    drawn = [block.waves(*size).roll(i).mul_(size[-1] ** -0.5 if scale else 1) for i, size in enumerate(sizes)]
+    arguments = [t.to(getattr(torch, row.dtype)) for t in drawn]
+    found: Made = {}
+    failed: dict[str, str] = {}
+    for name, function in functions.items():
+        try:
+            found[name] = host.passes(function, arguments, row.name not in FP8)
+            for _ in range(3):  # the third call repeats a plan
+                for call in found[name].values():
+                    call()
+        except Exception as error:
+            found.pop(name, None)
+            failed[name] = block.reason(error)
+    if row.group == "linear":
+        found |= products(row, arguments)
+    return arguments, found, failed
+
+
 # ---------------------------------------------------------------------------------------------- measuring
 
 
-def graph_times(calls: dict[str, Callable[[], Any]], failed: dict[str, str]) -> dict[str, float]:
-    """Returns microseconds of each call in CUDA graphs that take turns. A call that fails is named in `failed`."""
+def compiled_ahead(unit: list[Row]) -> None:
+    """Calls everything of these rows once, in a process of its own, so that compiled code is in the caches."""
+    for row in unit:
+        with contextlib.suppress(Exception):
+            if row.group == "block":
+                block.steps(row.name, row.shape, {})
+            else:
+                made(row)
+        torch.cuda.empty_cache()
+
+
+def compile_ahead(wanted: list[Row], processes: int, seconds: float) -> None:
+    """Compiles what the rows need in several processes, for so many seconds at most.
+
+    Rows of one function, dtype and width need the same code and form one unit. Layers have shapes of tiles of their
+    own; torch.compile makes one program of an activation.
+    """
+    units: dict[Any, list[Row]] = {}
+    for row in wanted:
+        unit = row.shape if row.group == "linear" else row.shape[-1] if row.group != "compile" else 0
+        units.setdefault((row.group, row.name, row.dtype, unit), []).append(row)
+    with multiprocessing.get_context("spawn").Pool(processes, configure) as pool:  # its end terminates what still runs
+        pool.map_async(compiled_ahead, list(units.values()), chunksize=1).wait(seconds)
+
+
+def configure() -> None:
+    """Sets what passes in turns need, and imports the peers."""
+    torch._functorch.config.donated_buffer = False  # backward passes are repeated on one graph
+    torch._dynamo.config.recompile_limit = 64  # one function has all activations and dtypes
+    # peers that choose between configurations of theirs do so in 10 ms for each instead of 125
+    triton.testing.do_bench = partial(triton.testing.do_bench, warmup=2, rep=8)
+    for name in ("rms_norm", "layer_norm", "rms_norm_gated"):
+        norm_peers(name)
+    gc.collect()
+    gc.freeze()  # each capture collects garbage, a third of a second with all that is imported
+
+
+def graph_times(calls: dict[str, Callable[[], Any]], count: int, failed: dict[str, str]) -> dict[str, float]:
+    """Returns microseconds of each call in CUDA graphs of `count` calls that take turns. Names failures in `failed`."""
     graphs: dict[str, Any] = {}
-    one: dict[str, float] = {}
     stream = torch.cuda.Stream()
+
+    def repeated(call: Callable[[], Any]) -> Any:
+        for _ in range(count):
+            kept = call()
+        return kept
+
     for name, call in calls.items():
         try:
-            one[name] = report.medians({name: report.captured(call, stream).replay}, 3)[name]
-            count = max(1, min(20, int(0.5 / max(one[name], 1e-3))))
-            graph = report.captured(lambda call=call, count=count: [call() for _ in range(count)], stream)
-            graphs[name] = (graph, count)
+            graphs[name] = report.captured(partial(repeated, call), stream)
         except Exception as error:  # the other contenders still have their turn
             failed[name] = block.reason(error)
             with contextlib.suppress(Exception):
                 torch.cuda.synchronize()
-    times = report.medians({name: graph.replay for name, (graph, _) in graphs.items()}, 15)
-    return {name: t * 1e3 / graphs[name][1] for name, t in times.items()}
+    times = report.medians({name: graph.replay for name, graph in graphs.items()}, 9)
+    return {name: t * 1e3 / count for name, t in times.items()}
 
 
 def measured(row: Row) -> dict[str, Any]:
     """Returns the times of a row: pass -> contender -> microseconds, and the contenders that failed."""
-    failed: dict[str, str] = {}
     if row.group == "block":
-        found = block.times(
-            row.name, "x".join(map(str, row.shape)), 2048, 5632, ["ours", "eager", "compile"], time.monotonic() + 60
-        )
-        failed = {each["contender"]: each["failed"] for each in found if "failed" in each}
-        return {"us": {"step": {r["contender"]: r["wall_ms"] * 1e3 for r in found if "wall_ms" in r}}, "failed": failed}
-    if row.group == "linear":
-        sizes, contenders = layer(row)
-    else:
-        sizes, contenders = host.problems(*row.shape)[row.name]
-    if row.group == "norms":
-        contenders = contenders | norm_peers(row.name)
-    torch.manual_seed(0)  # on the host: a failed capture may leave the device's generator unusable
-    dtype = getattr(torch, row.dtype)
-    arguments = [
-        torch.randn(size).mul_(size[-1] ** -0.5 if row.group == "linear" else 1).to(dtype).cuda() for size in sizes
-    ]
-    made: dict[str, dict[str, Callable[[], Any]]] = {}
-    for name, function in contenders.items():
-        try:
-            made[name] = host.passes(function, arguments)
-            for _ in range(3):  # the third call repeats a plan
-                for call in made[name].values():
-                    call()
-        except Exception as error:
-            failed[name] = block.reason(error)
-    if row.group == "linear":
-        made["cublas"] = products(row, arguments)
+        return block.measured(row.name, row.shape)
+    arguments, found, failed = made(row)
     if row.group == "host":
-        turns = {which: {n: calls[which] for n, calls in made.items() if which in calls} for which in host.PASSES}
-        return {"us": {which: host.host_times(calls, 30) for which, calls in turns.items()}, "failed": failed}
+        found["bare"] = host.passes(host.Bare.apply, arguments[:1])
+        turns = {which: {n: calls[which] for n, calls in found.items() if which in calls} for which in host.PASSES}
+        us = {which: host.host_times(calls, 25) for which, calls in turns.items()}
+        profile = {"ours": host.profiled(turns["step"]["ours"])} if "ours" in turns["step"] else {}
+        return {"us": us, "failed": failed, "profile": profile}
+    if row.group not in ("linear", "compile"):
+        target = torch.empty_like(arguments[0])
+        found["copy"] = {"forward": lambda: target.copy_(arguments[0])}
+        count = 10 if arguments[0].numel() < 1 << 24 else 3
+    else:
+        m, k, n = row.shape
+        count = 10 if m * k * n < 1 << 34 else 3 if m * k * n < 1 << 38 else 1
     times = {
-        which: graph_times({n: c[which] for n, c in made.items() if which in c}, failed)
+        which: graph_times({n: c[which] for n, c in found.items() if which in c}, count, failed)
         for which in ("forward", "step")
     }
-    if row.group != "linear":
-        target = torch.empty_like(arguments[0])
-        times["forward"]["copy"] = report.medians({"copy": lambda: target.copy_(arguments[0])}, 15)["copy"] * 1e3
     return {"us": times, "failed": failed}
-
-
-# ---------------------------------------------------------------------------------------------- verdict
-
-
-def figure(us: dict[str, float]) -> tuple[float, str]:
-    """Returns the time of the fastest peer over ours, and its name; NaN without ours or without a peer."""
-    peers = {name: t for name, t in us.items() if name not in ("ours", "copy")}
-    if not peers or "ours" not in us:
-        return float("nan"), "-"
-    best = min(peers, key=lambda name: peers[name])
-    return peers[best] / us["ours"], best
-
-
-def verdict(found: dict[str, Any], wanted: list[Row]) -> list[tuple[bool, str]]:
-    """Returns for each promise whether it holds, and a line. A row that was not measured breaks its promise.
-
-    Args:
-        found: key of a row -> its times
-    """
-    lines = []
-
-    def times(row: Row, which: str) -> dict[str, float]:
-        return dict(found.get(row.key, {"us": {}})["us"].get(which, {}))
-
-    listed = {row.key for row in cells()}
-    of_cells = [figure(times(row, "step"))[0] for row in wanted if row.key in listed]
-    if of_cells:
-        good = sum(f >= CELL for f in of_cells)
-        text = (
-            f"linear: {good} of {len(of_cells)} layers of cells.txt at {CELL} of the fastest peer; {CELLS:.0%} promised"
-        )
-        lines.append((good >= CELLS * len(of_cells), text))
-    for row in wanted:
-        if row.key in listed:
-            continue
-        for which in ("step",) if row.group in ("host", "block") else ("forward", "step"):
-            us = times(row, which)
-            value, best = figure(us)
-            if row.group == "host":
-                more = us.get("ours", float("nan")) - us.get("eager", float("nan"))
-                held, text = more <= HOST, f"{more:+.0f} us beyond eager; {HOST:.0f} promised"
-            elif row.group == "block":
-                value = us.get("ours", float("nan")) / us.get("eager", float("nan"))
-                held, text = value <= BLOCK, f"{value:.2f} of eager's time; {BLOCK} promised"
-            else:
-                least = ENOUGH
-                if row.group == "linear":  # the bare products have neither bias nor activation
-                    least, (value, best) = 1.0, figure({name: t for name, t in us.items() if name != "cublas"})
-                held, text = value >= least, f"{value:.3f} of {best}; {least} promised"
-            lines.append((held, f"{row.key} {which}: {text}"))
-    return lines
 
 
 def source() -> str:
@@ -285,6 +276,15 @@ def source() -> str:
         if HERE not in path.parents:
             digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of the packages that have peers; "absent" if one is not installed."""
+    found = dict.fromkeys(PACKAGES, "absent")
+    for name in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
 
 
 def line(row: Row, result: dict[str, Any]) -> str:
@@ -298,35 +298,43 @@ def line(row: Row, result: dict[str, Any]) -> str:
     return "\n".join(parts)
 
 
+def profiles(names: list[str]) -> None:
+    """Prints where the host's time of these functions goes."""
+    for name in names:
+        for which, call in made(Row("host", name, "bfloat16", (512, 1024)))[1]["ours"].items():
+            print(f"{name} {which}")
+            print("\n".join(f"{us:9.2f} us  {at}" for at, us in host.profiled(call).items()))
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=GROUPS, default=list(GROUPS))
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no row after this time")
+    parser.add_argument("--ahead", type=int, default=0, metavar="PROCESSES", help="compile in so many processes first")
     parser.add_argument("--check", action="store_true", help="exit code 1 if a promised figure is not reached")
     parser.add_argument("--json", help="the record; default: $OUT/everything.json, or everything.json here")
     parser.add_argument("--profile", metavar="FUNCTION", nargs="+", default=[], help="profile these; measure nothing")
     options = parser.parse_args(arguments)
-    torch._functorch.config.donated_buffer = False  # backward passes are repeated on one graph
-    torch._dynamo.config.recompile_limit = 64  # one function has all activations and dtypes
-    gc.collect()
-    gc.freeze()  # each capture collects garbage, a third of a second with all that is imported
-    for name in options.profile:
-        sizes, contenders = host.problems(512, 1024)[name]
-        calls = host.passes(contenders["ours"], [torch.randn(size).bfloat16().cuda() for size in sizes])
-        for which, call in calls.items():
-            print(f"{name} {which}\n{host.profiled(call)}")
+    start = time.monotonic()
     if options.profile:
+        profiles(options.profile)
         return 0
     path = pathlib.Path(options.json or os.path.join(os.environ.get("OUT", "."), "everything.json"))
     about = {"device": report.device("kernels.bench.everything"), "triton": triton.__version__, "kernels": source()}
+    about |= {"peers": versions(), "commit": os.environ.get("VERIFY_COMMIT", "unknown")}
     record: dict[str, Any] = {**about, "rows": {}}
     if path.exists():
         record = json.loads(path.read_text())
-        other = [name for name, value in about.items() if record.get(name) != value]
+        other = [name for name, value in about.items() if name != "commit" and record.get(name) != value]
         if other:
             sys.exit(f"kernels.bench.everything: {path} has another {' and '.join(other)}; give another --json")
-    wanted, start = [row for row in rows() if row.group in options.only], time.monotonic()
-    print(f"{about['device']}; microseconds, and the fastest peer's time over ours")
+    wanted = [row for row in rows() if row.group in options.only]
+    print(f"{about['device']}; {about['peers']}; microseconds, and the fastest peer's time over ours")
+    if options.ahead:
+        left = [row for row in wanted if row.key not in record["rows"]]
+        compile_ahead(left, options.ahead, min(0.42 * options.seconds, 600))
+        print(f"compiled ahead in {time.monotonic() - start:.0f} s", flush=True)
+    configure()
     for row in wanted:
         if row.key not in record["rows"] and time.monotonic() - start < options.seconds:
             record["rows"][row.key] = measured(row)
@@ -335,9 +343,10 @@ def main(arguments: list[str] | None = None) -> int:
             print(line(row, record["rows"][row.key]), flush=True)
     missing = sum(row.key not in record["rows"] for row in wanted)
     lines = verdict(record["rows"], wanted)
-    below = [text for held, text in lines if not held]
-    print("\n".join(f"below: {text}" for text in below))
+    below = [each for each in lines if not each.held]
+    print("\n".join(f"below: {each}" for each in below))
     print(f"{len(lines) - len(below)} of {len(lines)} promises hold; {missing} rows were not measured")
+    print(f"{time.monotonic() - start:.0f} s")
     return int(options.check and bool(below or missing or not lines))
 
 

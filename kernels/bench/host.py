@@ -2,7 +2,7 @@
 
 `everything.py` runs it: a row of its group "host" is the wall time of a call in microseconds, the median over rounds of
 ten calls without a wait, in which contenders take turns. "forward" needs no gradients. "step" is a forward pass that
-records, and its backward pass. "backward" is that backward pass alone. "bare" is the least cost of a function in
+records, and its backward pass. "backward" is that backward pass alone. `Bare` is the least cost of a function in
 Triton: one output, one launch of a compiled kernel each way, one autograd.Function.
 
 Peers: PyTorch eager, and the Triton kernels of Liger if that package is installed.
@@ -55,7 +55,7 @@ def _copied(x):
     return y
 
 
-class _Bare(torch.autograd.Function):
+class Bare(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
         ctx.save_for_backward(x)
@@ -93,7 +93,6 @@ def problems(m: int, n: int) -> dict[str, tuple[list[tuple[int, ...]], dict[str,
     row, vector, square = (m, n), (n,), (n, n)
     act = partial(linear_act, activation="gelu")
     table = {
-        "bare": ([row], {"bare": _Bare.apply}),
         "gelu": ([row], {"ours": gelu, "eager": F.gelu}),
         "gelu tanh": (
             [row],
@@ -158,8 +157,10 @@ def problems(m: int, n: int) -> dict[str, tuple[list[tuple[int, ...]], dict[str,
     return table
 
 
-def passes(function: Callable, arguments: list[torch.Tensor]) -> dict[str, Callable]:
+def passes(function: Callable, arguments: list[torch.Tensor], gradients: bool = True) -> dict[str, Callable]:
     """Returns the calls to time, by name: only the forward pass if there are no gradients."""
+    if not gradients:
+        return {"forward": lambda: function(*arguments)}
 
     def outputs(leaves):
         y = function(*leaves)
@@ -168,9 +169,8 @@ def passes(function: Callable, arguments: list[torch.Tensor]) -> dict[str, Calla
     # A step has its own leaves: the graph of `kept` ties its leaves to the stream that made it.
     once, leaves = ([t.detach().requires_grad_() for t in arguments] for _ in range(2))
     kept = outputs(once)
-    if not kept:
-        return {"forward": lambda: function(*arguments)}
-    upstream = [torch.ones_like(o) for o in kept]
+    # not ones: a matrix unit that multiplies equal numbers takes less power, so the GPU runs faster
+    upstream = [torch.arange(o.numel(), device=o.device).float().sin_().to(o.dtype).view(o.shape) for o in kept]
     return {
         "forward": lambda: function(*arguments),
         "step": lambda: torch.autograd.grad(outputs(leaves), leaves, upstream),
@@ -192,21 +192,23 @@ def host_times(calls: dict[str, Callable], rounds: int) -> dict[str, float]:
     return {name: statistics.median(each[3:]) * 1e6 for name, each in times.items()}
 
 
-def profiled(call: Callable) -> str:
-    """Returns a profile of a call's host time as text."""
+def profiled(call: Callable) -> dict[str, float]:
+    """Returns microseconds of the host that a call spends in each function itself, under the profiler; the most first.
+
+    "all" is the sum. The engine runs C++ and the backward functions: those in Python have lines of their own.
+    """
     profile = cProfile.Profile()
     for _ in range(20):
         call()
     torch.cuda.synchronize()
     profile.enable()
-    for _ in range(200):
+    for _ in range(100):
         call()
     profile.disable()
     torch.cuda.synchronize()
-    stats = pstats.Stats(profile)
-    rows = sorted(stats.stats.items(), key=lambda item: -item[1][2])[:40]
-    lines = [f"{sum(row[2] for row in stats.stats.values()) / 200 * 1e6:9.1f} us a call under the profiler"]
-    for (path, line, name), (_, calls, own, total, _) in rows:
-        at = f"{'/'.join(path.split('/')[-3:])}:{line} {name}"
-        lines.append(f"{own / 200 * 1e6:9.2f} us own {total / 200 * 1e6:9.2f} in all {calls / 200:7.1f} x  {at}")
-    return "\n".join(lines)
+    found = {"all": 0.0}
+    for (path, line, name), (_, _, own, _, _) in pstats.Stats(profile).stats.items():
+        at = f"{'/'.join(path.split('/')[-2:])}:{line} {name}" if line else name
+        found[at] = found.get(at, 0.0) + own / 100 * 1e6
+        found["all"] += own / 100 * 1e6
+    return dict(sorted(found.items(), key=lambda item: -item[1])[:40])
