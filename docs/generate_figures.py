@@ -26,7 +26,7 @@ ROOT = HERE.parent
 sys.path.insert(0, str(ROOT))
 
 
-from docs import generate_findings  # noqa: E402
+from docs import generate_findings, kernel_speed  # noqa: E402
 from verify.records import files  # noqa: E402
 from verify.records.compare import Comparison, Pair, compare  # noqa: E402
 from verify.records.readings import commit_of  # noqa: E402
@@ -404,111 +404,6 @@ def _bold(text: str, on: bool) -> str:
     return f"**{text}**" if on else text
 
 
-def gelu_speed(data: dict[str, Any]) -> str:
-    """GELU and GEGLU: lowest and highest fraction of copy over the distributions of the data."""
-    target = {"float32": 0.95, "bfloat16": 0.95}
-    groups: dict[tuple[str, ...], list[dict[str, float]]] = {}
-    for row in data["rows"]:
-        key = (row["function"], row["direction"], row["dtype"], row["form"])
-        groups.setdefault(key, []).append(row["of_copy"])
-    peers = ("eager", "torch.compile", "liger")
-    rows = []
-    for key in sorted(groups, key=lambda item: (item[0] != "gelu", item[1] != "forward", _DTYPES.index(item[2]))):
-        function, direction, dtype, form = key
-        shares = groups[key]
-        cells = [f"{function} {direction}", dtype, "" if function == "swiglu" else {"none": "erf"}.get(form, form)]
-        cells += [_range([share[name] for share in shares if name in share]) for name in (function, *peers)]
-        rows.append([*cells, _met(shares, function, peers, target.get(dtype))])
-    head = ["", "dtype", "form", "ours", "eager", "torch.compile", "liger", "target 0.95"]
-    note = f" {data['note']}." if data.get("note") else ""
-    return _table(head, rows) + f"\n{data['device']}.{note}\n"
-
-
-_DTYPES = ("float32", "bfloat16", "float16", "float64")
-
-
-def _range(values: list[float]) -> str:
-    if not values:
-        return ""
-    low, high = f"{min(values):.2f}", f"{max(values):.2f}"
-    return low if low == high else f"{low} to {high}"
-
-
-def _met(shares: list[dict[str, float]], own: str, peers: Sequence[str], target: float | None) -> str:
-    """Whether the lowest figure meets the target, and by how much the fastest peer is ahead, if it is."""
-    ahead, name = max((share[peer] / share[own] - 1, peer) for share in shares for peer in peers if peer in share)
-    behind = f"up to {100 * ahead:.0f}% behind {name}" if ahead >= 0.01 else ""
-    if target is None:
-        return behind
-    lowest = min(share[own] for share in shares)
-    word = "yes" if lowest >= target else f"**no**, {lowest:.2f}"
-    return f"{word}; {behind}" if behind else word
-
-
-def layer_norm_speed(data: dict[str, Any]) -> str:
-    """Layer norm: fractions of copy by dtype, size and width."""
-    targets = {"forward": 0.95, "backward": 0.85}
-    rows = []
-    for row in sorted(data["rows"], key=lambda item: (item["direction"] != "forward", item["elements"])):
-        share, target = row["ratio"], targets[row["direction"]]
-        size = f"2^{row['elements'].bit_length() - 1}"
-        ours = _bold(f"{share['ours']:.3f}", not share["ours"] >= target)
-        peers = [f"{share[name]:.3f}" if name in share else "" for name in ("eager", "compile", "liger")]
-        rows.append([row["direction"], row["dtype"], size, f"{row['columns']:,}", ours, *peers, f"{target:g}"])
-    head = ["", "dtype", "elements", "N", "ours", "eager", "torch.compile", "liger", "target"]
-    return _table(head, rows) + f"\nBold: below the target. {data['device']}.\n"
-
-
-def linear_speed(data: dict[str, Any]) -> str:
-    """Fused linear layers: milliseconds, and the time of the forward pass over cuBLAS's bare product."""
-    rows = []
-    for row in data["rows"]:
-        times = row["ms"]
-        shown = [f"{times[name]:.3f}" if name in times else "" for name in ("ours", "eager", "compile", "cublas")]
-        over = f"{times['ours'] / times['cublas']:.3f}" if "cublas" in times else ""
-        shape = ", ".join(f"{size:,}" for size in row["m_k_n"])
-        rows.append([row["name"], shape, *shown, over, f"{times['ours'] / times['compile']:.3f}"])
-    head = ["", "M, K, N", "ours, ms", "eager", "torch.compile", "cuBLAS product", "ours / product", "ours / compile"]
-    return _table(head, rows) + f"\n{data['device']}.\n"
-
-
-def host_speed(data: dict[str, Any]) -> str:
-    """What a call costs: microseconds of the host and of the GPU, beside the peers of the same run."""
-    cells: dict[tuple[str, ...], dict[str, str]] = {}
-    for row in data["rows"]:
-        for which in ("forward", "step"):
-            own = cells.setdefault((row["function"], which, " x ".join(f"{n:,}" for n in row["shape"])), {})
-            if which in row["host_us"] and row["contender"] not in own:  # ours is in the run once more, beside compile
-                gpu = row["gpu_us"].get(which)
-                own[row["contender"]] = f"{row['host_us'][which]:.0f} ({'no graph' if gpu is None else f'{gpu:.1f}'})"
-    bare = {key[1:]: own["bare"] for key, own in cells.items() if "bare" in own}
-    there = {name for own in cells.values() for name in own}
-    peers = ["ours", "eager", "compile", "liger", *({"xformers"} & there)]
-    rows = [
-        [*key, *(own.get(name, "") for name in peers), bare[key[1:]]] for key, own in cells.items() if "ours" in own
-    ]
-    head = ["", "pass", "shape", *("torch.compile" if name == "compile" else name for name in peers), "bare Triton"]
-    return _table(head, rows) + f"\n{data['rows'][0]['dtype']}. {data['device']}.\n"
-
-
-def block_speed(data: dict[str, Any]) -> str:
-    """A decoder block: milliseconds of a step and relative errors, beside the peers of the same run."""
-    peers = {"ours": "ours", "ours fused": "ours, LinearGEGLU", "eager": "eager", "compile": "torch.compile"}
-    peers |= {"liger": "liger"}
-    cells: dict[tuple[str, str], dict[str, str]] = {}
-    for row in data["rows"]:
-        values = {f"error of {'out' if k == 'y' else k}": f"{v:.2e}" for k, v in row.get("errors", {}).items()}
-        for key, what in (("wall_ms", "wall, ms"), ("gpu_ms", "GPU, ms")):
-            if row.get(key) is not None:
-                values[f"{row['size'].replace('x', ' x ')} {what}"] = f"{row[key]:.3f}"
-        for what, value in values.items():
-            cells.setdefault((row["block"], what), {})[row["contender"]] = value
-    ordered = sorted(cells.items(), key=lambda item: item[0][0] != "rms+swiglu")
-    rows = [[*key, *(own.get(name, "") for name in peers)] for key, own in ordered]
-    about = f"{data['width']:,} features, {data['inner']:,} inside, bfloat16"
-    return _table(["", "", *peers.values()], rows) + f"\n{about}. {data['device']}.\n"
-
-
 def cluster_times(data: dict[str, Any]) -> str:
     """One sweep on several numbers of GPUs of one machine."""
     rows = [
@@ -648,12 +543,12 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "stages": of_run(stages),
     "toolchains": of_both(toolchains),
     "baselines": of_both(baselines),
-    "gelu speed": of_benchmark("gelu", gelu_speed),
-    "layer norm speed": of_benchmark("layer_norm", layer_norm_speed),
-    "block speed": of_benchmark("block", block_speed),
-    "linear speed": of_benchmark("linear", linear_speed),
-    "host speed": of_benchmark("host", host_speed),
-    "host speed of all": of_benchmark("host_all", host_speed),
+    "kernel promises": of_benchmark("everything", kernel_speed.promised),
+    "norm speed": of_benchmark("everything", kernel_speed.elementwise("norms", "heads", "gated", "fp8")),
+    "gate speed": of_benchmark("everything", kernel_speed.elementwise("gates", "gelu")),
+    "linear speed": of_benchmark("everything", kernel_speed.linear),
+    "host speed": of_benchmark("everything", kernel_speed.host),
+    "block speed": of_benchmark("everything", kernel_speed.block),
     "sweep times": of_benchmark("sweep", sweep_times),
     "cluster times": of_benchmark("cluster", cluster_times),
     "hunts": of_benchmark("hunt", hunts),

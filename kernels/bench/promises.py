@@ -163,6 +163,7 @@ def _of_row(found: dict[str, Any], row: Row) -> list[Line]:
             value, best = figure(peers)
             target, held, reached = f"{least}", value >= least, f"{value:.3f} of {best}"
             reason = REASONS["float32"] if row.dtype == "float32" and row.group in ("norms", "heads", "gated") else ""
+        reached = "not measured" if "nan" in reached else reached
         lines.append(Line(f"{row.key} {which}", target, reached, held, ceiling, "" if held else reason))
     return lines
 

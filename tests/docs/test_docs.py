@@ -235,18 +235,6 @@ def test_figures_of_the_gpu_beside_the_interpreter(tmp_path: Path, monkeypatch: 
     assert theirs[2:4] == ["| `alike` | 254.9, 255.4 |  | 9, NaN |", "| `other` | 4, 4.5 |  |  |"]
 
 
-def test_a_speed_below_its_target_is_bold() -> None:
-    row = {"function": "gelu", "direction": "forward", "dtype": "float32", "form": "none"}
-    shares = [{"gelu": 0.951, "eager": 0.9, "torch.compile": 0.96}, {"gelu": 0.99, "eager": 1.01}]
-    data = {"device": "a GPU", "rows": [row | {"of_copy": share} for share in shares]}
-    shown = FIGURES.gelu_speed(data).splitlines()[2]
-    assert shown == (
-        "| gelu forward | float32 | erf | 0.95 to 0.99 | 0.90 to 1.01 | 0.96 |  | yes; up to 2% behind eager |"
-    )
-    data["rows"][0]["of_copy"]["gelu"] = 0.9499
-    assert "| **no**, 0.95; up to 2% behind eager |" in FIGURES.gelu_speed(data)
-
-
 # -- links ----------------------------------------------------------------------------------------------
 
 
