@@ -50,7 +50,7 @@ import triton
 import triton.testing
 
 from kernels.bench import block, host, report
-from kernels.bench.promises import FP8, GROUPS, HERE, Row, figure, rows, verdict
+from kernels.bench.promises import FIRST, FP8, GROUPS, HERE, Row, figure, rows, verdict
 from kernels.linear_act import linear_act
 from kernels.linear_geglu import linear_geglu
 from kernels.rms_norm import rms_norm_fp8
@@ -162,16 +162,23 @@ Made = dict[str, dict[str, Callable[[], Any]]]
 
 
 def made(row: Row) -> tuple[list[torch.Tensor], Made, dict[str, str]]:
-    """Returns the arguments of a row, contender -> pass -> call, and the contenders that failed. Each call ran."""
+    """Returns the arguments of a row, contender -> pass -> call, and the contenders that failed. Each call ran.
+
+    Only the group host has backward passes alone, and torch.compile's layers are timed forward at the sizes of FIRST.
+    """
     sizes, functions = contenders(row)
-    scale = row.group in ("linear", "compile")
-    drawn = [block.waves(*size).roll(i).mul_(size[-1] ** -0.5 if scale else 1) for i, size in enumerate(sizes)]
+    drawn = [block.waves(*size).roll(i) for i, size in enumerate(sizes)]
+    if row.group in ("linear", "compile"):
+        drawn[1] *= row.shape[1] ** -0.5
     arguments = [t.to(getattr(torch, row.dtype)) for t in drawn]
     found: Made = {}
     failed: dict[str, str] = {}
+    wanted = host.PASSES if row.group == "host" else ("forward", "step")
+    wanted = wanted[1:] if row.group == "compile" and row.shape not in FIRST else wanted
     for name, function in functions.items():
         try:
-            found[name] = host.passes(function, arguments, row.name not in FP8)
+            calls = host.passes(function, arguments, row.name not in FP8)
+            found[name] = {which: call for which, call in calls.items() if which in wanted}
             for _ in range(3):  # the third call repeats a plan
                 for call in found[name].values():
                     call()
@@ -212,15 +219,21 @@ def compile_ahead(wanted: list[Row], processes: int, seconds: float) -> None:
 
 
 def configure() -> None:
-    """Sets what passes in turns need, and imports the peers."""
+    """Sets what passes in turns need, in each process."""
     torch._functorch.config.donated_buffer = False  # backward passes are repeated on one graph
     torch._dynamo.config.recompile_limit = 64  # one function has all activations and dtypes
     # peers that choose between configurations of theirs do so in 10 ms for each instead of 125
     triton.testing.do_bench = partial(triton.testing.do_bench, warmup=2, rep=8)
+
+
+def freeze() -> None:
+    """Imports the peers and exempts all objects from garbage collection: each capture collects, in a third of a second
+    with all that is imported.
+    """
     for name in ("rms_norm", "layer_norm", "rms_norm_gated"):
         norm_peers(name)
     gc.collect()
-    gc.freeze()  # each capture collects garbage, a third of a second with all that is imported
+    gc.freeze()
 
 
 def graph_times(calls: dict[str, Callable[[], Any]], count: int, failed: dict[str, str]) -> dict[str, float]:
@@ -335,6 +348,7 @@ def main(arguments: list[str] | None = None) -> int:
         compile_ahead(left, options.ahead, min(0.42 * options.seconds, 600))
         print(f"compiled ahead in {time.monotonic() - start:.0f} s", flush=True)
     configure()
+    freeze()
     for row in wanted:
         if row.key not in record["rows"] and time.monotonic() - start < options.seconds:
             record["rows"][row.key] = measured(row)
