@@ -96,7 +96,7 @@ def host(data: dict[str, Any]) -> str:
     rows = []
     for row in _measured(data, "host"):
         forward, us = (times(data["rows"], row, which) for which in ("forward", "step"))
-        most = us if us else forward
+        most = us if "ours" in us else forward
         more = most.get("ours", float("nan")) - most.get("eager", float("nan"))
         text = f"{more:+.0f}" if more <= promises.HOST else f"**{more:+.0f}**"
         cells = [_us(each, name) for each in (forward, us) for name in ("ours", "eager", "liger")]

@@ -275,10 +275,11 @@ def measured(row: Row) -> dict[str, Any]:
     else:
         m, k, n = row.shape
         count = 10 if m * k * n < 1 << 34 else 3 if m * k * n < 1 << 38 else 1
-    times = {
-        which: graph_times({n: c[which] for n, c in found.items() if which in c}, count, failed)
-        for which in ("forward", "step")
-    }
+    times = {}
+    for which in ("forward", "step"):
+        calls = {name: passes[which] for name, passes in found.items() if which in passes}
+        if calls:
+            times[which] = graph_times(calls, count, failed)
     return {"us": times, "failed": failed}
 
 
@@ -351,7 +352,11 @@ def main(arguments: list[str] | None = None) -> int:
     freeze()
     for row in wanted:
         if row.key not in record["rows"] and time.monotonic() - start < options.seconds:
-            record["rows"][row.key] = measured(row)
+            try:
+                record["rows"][row.key] = measured(row)
+            except Exception as error:  # a later run tries it again
+                print(f"{row.key:48} not measured: {block.reason(error)}", flush=True)
+                continue
             torch.cuda.empty_cache()
             report.save(str(path), "everything", **record)
             print(line(row, record["rows"][row.key]), flush=True)

@@ -171,6 +171,13 @@ def test_a_record_is_continued_unless_the_kernels_changed(monkeypatch, tmp_path,
     assert everything.main(main) == 0
     assert seen == wanted
     assert set(json.loads(path.read_text())["rows"]) == {row.key for row in wanted}
+    wanted.append(Row("gates", "gelu", "bfloat16", (3, 4096)))
+    monkeypatch.setattr(everything, "measured", lambda row: 1 / 0)
+    capsys.readouterr()
+    assert everything.main(main) == 1
+    printed = capsys.readouterr().out
+    assert "not measured: ZeroDivisionError: division by zero" in printed and "1 rows were not measured" in printed
+    assert set(json.loads(path.read_text())["rows"]) == {row.key for row in wanted[:2]}
     monkeypatch.setattr(everything, "source", lambda: "changed")
     with pytest.raises(SystemExit, match="has another kernels; give another --json"):
         everything.main(main)
