@@ -31,7 +31,7 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
-from torch._C._dynamo.guards import TensorGuards
+from torch._C._dynamo import guards
 from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime import JITFunction
@@ -48,6 +48,7 @@ _MADE = (_aten.empty.memory_format, _aten.empty_like.default, _aten.empty_stride
 _ZEROED = (_aten.zeros.default, _aten.new_zeros.default)
 _ALIGNMENT = 256  # bytes, of each tensor in scratch memory; Triton's kernels for aligned pointers need 16
 _SEEN, _NEVER = "called once", "not to be repeated"
+_EMPTY = {"cpu": guards._empty_strided_cpu, "cuda": guards._empty_strided_cuda}  # half of torch.empty_strided's time
 _thread = threading.local()
 
 
@@ -229,15 +230,15 @@ class _Writer:
     """Writes the function `repeat` of a plan as Python source, which runs faster than a loop over a recording.
 
     >>> def repeat(a0):                                           a0: address of an operand
-    ...     t1 = empty(c1, c2, dtype=c3, device=c4)               c1, c2, ...: constants
+    ...     t1 = empty(c1, c2, c3)                                on the current device; c1, c2, ...: constants
     ...     a1 = t1.data_ptr()
-    ...     s = stream(c5)
-    ...     launch(c6, c7, c8, s, c9, a0 + 64, a1, c10)
+    ...     s = stream(c4)
+    ...     launch(c5, c6, c7, s, c8, a0 + 64, a1, c9)
     ...     return t1
     """
 
     def __init__(self, operands: list[Tensor]) -> None:
-        self.constants: dict[str, Any] = {"empty": torch.empty_strided, "zeros": torch.zeros}
+        self.constants: dict[str, Any] = {"empty": _EMPTY[operands[0].device.type], "zeros": torch.zeros}
         # of each tensor: its number, first address, address after the last byte, and bytes from the number's address
         self.starts = [(i, t.data_ptr(), t.data_ptr() + _span(t), 0) for i, t in enumerate(operands)]
         self.bases = len(operands)
@@ -281,7 +282,6 @@ def _plan_of(recorder: _Recorder, tensors: list[Tensor], result: Any) -> Plan | 
     if not recorder.repeatable or not recorder.launches or (isinstance(result, tuple) and len(result) < 2):
         return None
     writer, device = _Writer(tensors), tensors[0].device
-    where = f"device={writer.constant(device)}"
     made = {t.untyped_storage().data_ptr(): (t, zeroed) for t, zeroed in recorder.made if t.numel()}
     names, outputs = [], set()
     for t in result if isinstance(result, tuple) else (result,):
@@ -291,8 +291,8 @@ def _plan_of(recorder: _Recorder, tensors: list[Tensor], result: Any) -> Plan | 
         whole, zeroed = made.pop(t.untyped_storage().data_ptr(), (None, False))  # each must have its own memory
         if whole is None or zeroed or t.storage_offset() or t.numel() != whole.numel():
             return None
-        shape, strides, dtype = map(writer.constant, (t.shape, t.stride(), t.dtype))
-        base = writer.base(f"empty({shape}, {strides}, dtype={dtype}, {where})")
+        shape, strides, dtype = map(writer.constant, (tuple(t.shape), t.stride(), t.dtype))
+        base = writer.base(f"empty({shape}, {strides}, {dtype})")
         writer.starts.append((base, t.data_ptr(), t.data_ptr() + _span(t), 0))
         names.append(f"t{base}")
         outputs.add(base)
@@ -300,8 +300,10 @@ def _plan_of(recorder: _Recorder, tensors: list[Tensor], result: Any) -> Plan | 
         scratch = [t for t, zeroed in made.values() if zeroed == zeroing]
         ends = [0, *itertools.accumulate(-(-t.untyped_storage().nbytes() // _ALIGNMENT) * _ALIGNMENT for t in scratch)]
         if scratch:
-            call = f"zeros({ends[-1]}" if zeroing else f"empty(({ends[-1]},), (1,)"  # torch.empty takes twice as long
-            base = writer.base(f"{call}, dtype={writer.constant(torch.uint8)}, {where})")
+            dtype, where = writer.constant(torch.uint8), writer.constant(device)
+            call = f"empty(({ends[-1]},), (1,), {dtype})"
+            call = f"zeros({ends[-1]}, dtype={dtype}, device={where})" if zeroing else call
+            base = writer.base(call)
         for t, shift in zip(scratch, ends, strict=False):
             start = t.untyped_storage().data_ptr()
             writer.starts.append((base, start, start + t.untyped_storage().nbytes(), shift))
@@ -380,7 +382,7 @@ class Known:
         self.others = _getter([i for i in range(len(args)) if i not in places])
         self.values, tensors = self.others(args), self.tensors(args)
         self.differentiable = any(t.requires_grad for t in tensors)
-        self.same = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+        self.same = guards.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
 
     def addresses(self, args: tuple[Any, ...]) -> list[int] | None:
         """Returns the addresses of the tensors, or None if the form may be another one."""
@@ -388,7 +390,7 @@ class Known:
         if self.others(args) != self.values or not self.same(*tensors):
             return None
         addresses = [t.data_ptr() for t in tensors]
-        return addresses if all(addresses) and not any(address & 15 for address in addresses) else None
+        return None if functools.reduce(operator.or_, addresses) & 15 or 0 in addresses else addresses
 
 
 _everyone: list[Planned] = []

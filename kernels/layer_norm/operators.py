@@ -73,7 +73,7 @@ def _differentiate_forward(ctx: Any, dy: Tensor | None, ds: Tensor | None, _: An
     )
     if residual is not None and residual.dtype == x.dtype:
         dr = dx
-    of_vectors = (t if needed else None for t, needed in ((di, need_i), (dw, need_w), (db, need_b)))
+    of_vectors = di if need_i else None, dw if need_w else None, db if need_b else None
     return dx, None if residual is None else dr, *of_vectors, None, None, None if gate is None else dr
 
 
