@@ -1,13 +1,9 @@
 """The rows that everything.py measures, the figures that they are compared with, and the reasons for missed ones.
 
 A row that misses its target has a line with the target, the figure reached, the ceiling where one was measured, and the
-reason where one is known. A ceiling is a figure that no kernel of that form can pass in the same run:
-
-    linear   "floor" is the three bare products and one pass between them, which reads the pre-activation and the
-             output's gradient and writes the gradient of the pre-activation. For GEGLU it reads the pre-activation
-             alone. The ceiling is the fastest peer's time over it. Storing the pre-activation is not counted.
-    host     the step of "bare", the least function in Triton: one output, one launch each way, one autograd.Function.
-             Ours can be below it, because its launches repeat a plan without Triton's launcher.
+reason where one is known. The ceiling of a layer is the figure of "floor" in the same run: the three bare products and
+one pass between them, which reads the pre-activation and the output's gradient and writes the gradient of the
+pre-activation. For GEGLU it reads the pre-activation alone. Storing the pre-activation is not counted.
 
 This module does not import torch: docs/kernel_speed.py reads records with it.
 """
@@ -39,7 +35,7 @@ FUNCTIONS = (
 REASONS = {
     "cells": "bare products have neither bias nor activation; the ceiling counts the layers whose floor is fast enough",
     "float32": "each number is converted to float64 several times, for an error of at most 1 ULP",
-    "host": "the ceiling is a Triton function with one launch each way; `profile` in the record lists the calls",
+    "host": "{:+.0f} us is a function of Triton's with one launch each way; `profile` in the record lists the calls",
     "block": "the host's time decides; `profile` in the record lists the calls of ours and of eager",
 }
 
@@ -152,7 +148,7 @@ def _of_row(found: dict[str, Any], row: Row) -> list[Line]:
         ours, eager = (us.get(name, float("nan")) for name in ("ours", "eager"))
         if row.group == "host":
             target, held, reached = f"+{HOST:.0f} us", ours - eager <= HOST, f"{ours - eager:+.0f} us beyond eager"
-            ceiling, reason = (f"{us['bare'] - eager:+.0f} us" if "bare" in us else ""), REASONS["host"]
+            reason = REASONS["host"].format(us.get("bare", float("nan")) - eager)
         elif row.group == "block":
             target, held, reached = f"{BLOCK}", ours / eager <= BLOCK, f"{ours / eager:.3f} of eager's time"
             reason = REASONS["block"]
