@@ -132,24 +132,32 @@ SMALL = {"linear": (16, 32, 64), "compile": (16, 32, 64), "block": (2, 8)}
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="the program itself runs there")
 @pytest.mark.parametrize("group", [group for group in promises.GROUPS if group != "compile"])
-def test_every_row_calls_what_it_times(monkeypatch, group):
-    """On the interpreter, with small tensors."""
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+def test_every_row_times_every_pass_of_ours_and_eager(monkeypatch, group):
+    """On the interpreter, with small tensors, where a graph is the function and takes as long as it says."""
+    for name in ("synchronize", "Stream", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
     monkeypatch.setattr(block, "waves", lambda *shape: torch.sin(torch.arange(float(math.prod(shape)))).view(shape))
     monkeypatch.setattr(block, "parameters", lambda kind, *_: PARAMETERS(kind, 32, 48, torch.bfloat16, "cpu"))
     monkeypatch.setattr(block, "WIDTH", 32)
+    monkeypatch.setattr(block, "errors", lambda name, *_: {"y": 0.5})
+    monkeypatch.setattr(block, "timed", lambda call, steps: 2.0)
+    monkeypatch.setattr(host, "host_times", lambda calls, rounds: {name: 1e6 * bool(calls[name]) for name in calls})
+    monkeypatch.setattr(host, "profiled", lambda call: {"all": 3.0})
+    monkeypatch.setattr(everything.report, "captured", lambda call, stream: SimpleNamespace(replay=call))
+    monkeypatch.setattr(
+        everything.report, "medians", lambda calls, n: {k: float(call() is not None) for k, call in calls.items()}
+    )
     for name in dict.fromkeys(row.name for row in rows() if row.group == group):
         row = Row(group, name, "bfloat16", SMALL.get(group, (4, 128 if name in promises.FP8 else 32)))
-        failed = {}
-        if group == "block":
-            found = block.steps(name, row.shape, failed)
-            assert {"ours", "eager"} <= found.keys()
-            continue
-        _, found, failed = everything.made(row)
-        wanted = {"forward", "step"} | ({"backward"} if group == "host" else set())
-        assert {"ours", "eager"} <= found.keys(), failed
-        assert set(found["ours"]) == set(found["eager"]) == ({"forward"} if name in promises.FP8 else wanted)
-        assert group != "linear" or {"cublas", "floor"} <= found.keys()
+        found = everything.measured(row)
+        assert not {"ours", "eager"} & found["failed"].keys(), found["failed"]
+        passes = {"step", "gpu"} if group == "block" else {"forward"} if name in promises.FP8 else {"forward", "step"}
+        for which in passes:
+            assert {"ours", "eager"} <= found["us"][which].keys()
+        assert group != "linear" or {"cublas", "floor"} <= found["us"]["step"].keys()
+        assert row.key in everything.line(row, found)
+        assert group != "host" or name in promises.FP8 or found["profile"]["ours"] == {"all": 3.0}
+        json.dumps(found)
 
 
 def test_a_record_is_continued_unless_the_kernels_changed(monkeypatch, tmp_path, capsys):
