@@ -50,7 +50,8 @@ def promised(data: dict[str, Any]) -> str:
     below = [line for line in lines if not line.held]
     missing = sum(row.key not in data["rows"] for row in wanted)
     head = ["missed", "target", "reached", "ceiling", "reason"]
-    rows = [[line.what, line.target, line.reached, line.ceiling, line.reason] for line in below]
+    measured = [line for line in below if line.reached != promises.NOT_MEASURED]
+    rows = [[line.what, line.target, line.reached, line.ceiling, line.reason] for line in measured]
     counts = (
         f"{len(lines) - len(below)} of {len(lines)} targets are met; {missing} of {len(wanted)} rows were not measured."
     )
@@ -121,7 +122,7 @@ def block(data: dict[str, Any]) -> str:
     text = _table(["", "", *names.values()], rows) + f"\n{_setting(data)}\n"
     for name, profile in profiles:
         ours, eager = profile.get("ours", {}), profile.get("eager", {})
-        first = sorted({*list(ours)[:13], *list(eager)[:7]}, key=lambda at: -ours.get(at, 0))
+        first = sorted({*list(ours)[:13], *list(eager)[:7]}, key=lambda at: (-ours.get(at, 0), at))
         lines = [[f"`{at}`", *(f"{each[at]:.0f}" if at in each else "" for each in (ours, eager))] for at in first]
         text += f"\nHost time of a step of {name}, microseconds under the profiler:\n\n"
         text += _table(["function", "ours", "eager"], lines)

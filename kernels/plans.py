@@ -48,8 +48,7 @@ _MADE = (_aten.empty.memory_format, _aten.empty_like.default, _aten.empty_stride
 _ZEROED = (_aten.zeros.default, _aten.new_zeros.default)
 _ALIGNMENT = 256  # bytes, of each tensor in scratch memory; Triton's kernels for aligned pointers need 16
 _SEEN, _NEVER = "called once", "not to be repeated"
-# an allocation on the current device: half of torch.empty_strided's time
-_EMPTY = {device: getattr(guards, f"_empty_strided_{device}") for device in ("cpu", "cuda")}
+_EMPTY = {"cpu": guards._empty_strided_cpu, "cuda": guards._empty_strided_cuda}  # half of torch.empty_strided's time
 _thread = threading.local()
 
 

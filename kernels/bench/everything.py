@@ -21,7 +21,8 @@ GPU times are medians of CUDA graphs that take turns, in microseconds of a call.
 fastest peer over ours: above 1 ours is faster. Peers are PyTorch eager, torch.compile, Liger, flash-attention (or the
 copy of its norms in flash-linear-attention), quack, and for linear layers "cublas": the bare products, one forward and
 two backward, without bias and activation. "copy" is a copy of the bytes of x, "floor" is in promises.py: neither is a
-peer. Rows of the groups host and block hold a profile of a step: microseconds of the host in each function.
+peer. Rows of the groups host and block hold a profile of a step: microseconds of the
+host in each function. A whole run takes about five minutes on an H100 with 16 cores.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ import triton
 import triton.testing
 
 from kernels.bench import block, host, report
-from kernels.bench.promises import FIRST, FP8, GROUPS, HERE, Row, figure, rows, verdict
+from kernels.bench.promises import FIRST, FP8, GROUPS, HERE, NOT_MEASURED, Row, figure, rows, verdict
 from kernels.linear_act import linear_act
 from kernels.linear_geglu import linear_geglu
 from kernels.rms_norm import rms_norm_fp8
@@ -352,8 +353,9 @@ def main(arguments: list[str] | None = None) -> int:
     freeze()
     for row in wanted:
         if row.key not in record["rows"] and time.monotonic() - start < options.seconds:
+            begun = time.monotonic()
             try:
-                record["rows"][row.key] = measured(row)
+                record["rows"][row.key] = measured(row) | {"seconds": round(time.monotonic() - begun, 2)}
             except Exception as error:  # a later run tries it again
                 print(f"{row.key:48} not measured: {block.reason(error)}", flush=True)
                 continue
@@ -363,7 +365,7 @@ def main(arguments: list[str] | None = None) -> int:
     missing = sum(row.key not in record["rows"] for row in wanted)
     lines = verdict(record["rows"], wanted)
     below = [each for each in lines if not each.held]
-    print("\n".join(f"below: {each}" for each in below))
+    print("\n".join(f"below: {each}" for each in below if each.reached != NOT_MEASURED))
     print(f"{len(lines) - len(below)} of {len(lines)} promises hold; {missing} rows were not measured")
     print(f"{time.monotonic() - start:.0f} s")
     return int(options.check and bool(below or missing or not lines))

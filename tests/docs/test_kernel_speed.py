@@ -39,7 +39,7 @@ def test_a_missed_target_has_its_ceiling_and_reason() -> None:
     assert "| layers of cells.txt, step | 80% | 0 of 60 at 0.95" in kernel_speed.promised(slow)
     slow["rows"].pop(promises.rows()[0].key)
     assert f"; 1 of {len(promises.rows())} rows were not measured." in kernel_speed.promised(slow)
-    assert "| linear gelu_tanh bfloat16 8192x4096x16384 step | 1.0 | not measured |" in kernel_speed.promised(slow)
+    assert "8192x4096x16384" not in kernel_speed.promised(slow)
 
 
 def test_tables_show_times_and_figures() -> None:

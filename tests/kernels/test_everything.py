@@ -94,7 +94,10 @@ def test_a_target_that_is_missed_names_the_reason():
     row = next(row for row in rows() if row.group == "host")
     [line] = verdict({row.key: fast(50.0)}, [row])
     assert str(line) == (f"{row.key} step: +49 us beyond eager; target +20 us ({promises.REASONS['host'].format(8)})")
-    assert "converted to float64" in str(verdict({}, [next(row for row in rows() if row.group == "norms")])[0])
+    gate = next(row for row in rows() if row.group == "gates" and row.dtype == "float32")
+    slow = {"us": {which: {"ours": 2.0, "eager": 3.0, "liger": 1.0} for which in ("forward", "step")}}
+    lines = verdict({gate.key: slow}, [gate])
+    assert [line.reason for line in lines] == [promises.REASONS["float32"], promises.REASONS["in place"]]
 
 
 def test_rows_of_one_function_are_compiled_by_one_process(monkeypatch):
