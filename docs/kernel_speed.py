@@ -5,12 +5,8 @@ A figure is the time of the fastest peer over ours: above 1 ours is faster. Time
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from kernels.bench import promises
 from kernels.bench.promises import CELL, ENOUGH, Row, figure, times
@@ -62,10 +58,8 @@ def elementwise(*groups: str) -> Any:
     """Returns a renderer of norms or gates: ours and the fastest peer, forward and in a step."""
 
     def render(data: dict[str, Any]) -> str:
-        rows = []
-        for row in sorted(
-            _measured(data, *groups), key=lambda row: (groups.index(row.group), row.shape[0] * row.shape[1])
-        ):
+        rows, found = [], _measured(data, *groups)
+        for row in sorted(found, key=lambda row: (groups.index(row.group), row.shape[0] * row.shape[1])):
             cells = [row.name, row.dtype, " x ".join(f"{n:,}" for n in row.shape)]
             for which in ("forward", "step"):
                 us = times(data["rows"], row, which)

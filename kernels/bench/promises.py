@@ -133,12 +133,11 @@ def _of_cells(found: dict[str, Any], wanted: list[Row]) -> list[Line]:
     alone = ", ".join(
         f"{sum(us.get(peer, float('nan')) / us.get('ours', float('nan')) >= CELL for us in every)} of {peer}"
         for peer in ("eager", "compile", "cublas")
+        if any(peer in us for us in every)
     )
     least = CELLS * len(every)
     reached = f"{good} of {len(every)} at {CELL} of the best of eager, torch.compile and bare products (alone: {alone})"
-    return [
-        Line("layers of cells.txt, step", f"{CELLS:.0%}", reached, good >= least, f"{could}", REASONS["cells"]),
-    ]
+    return [Line("layers of cells.txt, step", f"{CELLS:.0%}", reached, good >= least, f"{could}", REASONS["cells"])]
 
 
 def _of_row(found: dict[str, Any], row: Row) -> list[Line]:
