@@ -223,6 +223,7 @@ def configure() -> None:
     """Sets what passes in turns need, in each process."""
     torch._functorch.config.donated_buffer = False  # backward passes are repeated on one graph
     torch._dynamo.config.recompile_limit = 64  # one function has all activations and dtypes
+    torch._dynamo.config.fail_on_recompile_limit_hit = True  # beyond it torch.compile would be eager, unnoticed
     # peers that choose between configurations of theirs do so in 10 ms for each instead of 125
     triton.testing.do_bench = partial(triton.testing.do_bench, warmup=2, rep=8)
 
