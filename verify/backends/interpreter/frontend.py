@@ -73,10 +73,11 @@ def _tensor(original: Callable[..., None]) -> Callable[..., None]:
         known = type.__dict__.get(_TENSOR)
         if known is None:
             original(self, handle, type)
-            vars(type)[_TENSOR] = {name: value for name, value in vars(self).items() if name != "handle"}
+            if vars(self).keys() == {"handle", "type", "shape", "numel", "dtype"}:
+                vars(type)[_TENSOR] = self.shape, self.numel, self.dtype
         else:
-            self.__dict__.update(known)
-            self.handle = handle
+            self.handle, self.type = handle, type
+            self.shape, self.numel, self.dtype = known
         if now.lanes and handle is not None:
             check(handle.data, type)
 
