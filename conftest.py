@@ -33,7 +33,7 @@ _PATH: list[str] = []  # sys.path once all tests are collected
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Activates the backend, unless this process starts workers that run the tests and needs no torch itself."""
+    """Activates the backend. With `-n`, workers run the tests, and the process that starts them needs no torch."""
     if getattr(config.option, "numprocesses", None):
         return
     import torch
@@ -50,7 +50,7 @@ def _backend() -> Backend:
 
 
 def pytest_collection_finish() -> None:
-    """What collecting imported stays until the end: the collector need not look at it, here neither."""
+    """Keeps what the collection of tests imported out of the garbage collector's passes."""
     _PATH[:] = sys.path
     gc.freeze()
 
