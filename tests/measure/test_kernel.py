@@ -26,13 +26,14 @@ from verify.measure.case_runner import DIFFER
 from verify.measure.kernel import measure_kernel
 from verify.measure.requests import Measure
 from verify.measure.result import _over_the_limit, only_at_special
+from verify.ops.graph import like, single
 from verify.ops.graph.second import by_program
 from verify.ops.linear import LINEAR
 from verify.ops.op import Op, Point, Problem
 from verify.records.merge import together
 from verify.records.record import Figures, KernelRun, Result, value_of
 from verify.report.present import KernelFacts
-from verify.truth import exact
+from verify.truth import exact, fast
 from verify.workers import fork_map
 
 CPU = Interpreter("cpu")
@@ -330,6 +331,43 @@ def test_open_roundings_of_a_peer_are_counted_not_judged(monkeypatch: pytest.Mon
     assert judged.undecided == 0 < peer.undecided
     assert judged.misrounded <= peer.misrounded + peer.undecided
     assert peer.max_ulp == judged.max_ulp, "maxima are settled in any case"
+
+
+@pytest.mark.parametrize("enough", [0.0, 100.0])
+def test_few_exact_values_of_long_rows_are_evaluated_where_time_is_short(
+    enough: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Arb still checks the certificate of each case, before PyTorch's results take the rest."""
+    row, made, checked = 4 * 1024, list[single.Shared](), list[Point]()
+
+    class Shared(single.Shared):
+        def __init__(self, share: float = 1.0) -> None:
+            super().__init__(share)
+            made.append(self)
+
+    def checks(point: Point, *given: Any) -> Any:
+        found = narrow(point, *given)  # beyond the budget it raises
+        checked.append(point)
+        return found
+
+    narrow = fast._narrow_enclosure
+    monkeypatch.setattr(fast, "_narrow_enclosure", checks)
+    monkeypatch.setattr(like, "Shared", Shared)
+    monkeypatch.setattr(single, "_EFFORT", 8 * row)
+    monkeypatch.setattr(single, "_CHEAP", 16)
+    kernel = verify.kernel(
+        like=lambda x: x.softmax(-1),
+        examples=[(torch.zeros(9, 1024),)],
+        dtypes=["float32"],
+        gradients=False,
+        name="softmax",
+    )(lambda x: x.softmax(-1))
+    few_cases(monkeypatch, "randn", "mean 1e3")
+    run = measure_kernel(kernel, Measure("accuracy.py::softmax", enough=enough), CPU)
+    assert (run.status, len(only(run).classes)) == ("ok", 2), run.message
+    spent = [sum(each.spent.values()) for each in made if each.spent]
+    assert len(spent) == 2 and len(checked) >= 2
+    assert [most <= row for most in spent] == [enough > 0] * 2, spent
 
 
 def test_an_exact_value_is_worked_out_once_for_the_kernel_and_its_baseline(monkeypatch: pytest.MonkeyPatch) -> None:

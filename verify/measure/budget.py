@@ -71,6 +71,7 @@ class Budget:
     drawn: float = 2.0**24  # numbers in all steps, if not all elements are judged
     seconds: float = 40.0  # for all such results of a kernel; then no box but the first, and no case of these sizes
     fail_fast: bool = False  # True: stop after the first finding on ordinary inputs
+    effort: float = 1.0  # for exact values of a definition by `like=`; then intervals of float64 judge the others
 
     @classmethod
     def of(cls, backend: Backend, memory: int = 0, *, fail_fast: bool = False) -> Budget:

@@ -103,10 +103,11 @@ def sample_of(
     """Evaluates the boxes of `cuts`, all of one result. After the first box, stops once `more()` is false."""
     shape = cuts[0].program.results[result].shape
     parts, boxes, found = list[tuple[Any, Problem]](), list[Box](), list[Fast]()
+    effort = problem.cache.get("effort", 1.0) / 2
     for cut in cuts:
         if found and not more():
             break
-        own = replace(problem, results=(result,), cache={"effort": 0.5 / len(cuts)})
+        own = replace(problem, results=(result,), cache={"effort": effort / len(cuts)})
         part = meaning.of_part(cut, _cut_box(theirs, result, cut.box, shape))
         found.append(part.looked_up(own, result, part.fast(own)[result]))
         parts.append((part, own))
