@@ -102,7 +102,8 @@ class Worker(Callee):
                 return
             hang_up(self._connection)  # a waiting thread also refers to it; the last reference closes it
             self._connection = None
-            process_tree.end(process, self._mark)
+            with phase("parent: end a worker"):
+                process_tree.end(process, self._mark)
 
     def begin(self) -> None:
         """Starts the process, unless there is one. It imports the modules that every request needs."""
