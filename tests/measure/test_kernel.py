@@ -340,12 +340,12 @@ def test_few_exact_values_of_long_rows_are_evaluated_where_time_is_short(
     enough: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Arb checks the certificate of each case before PyTorch's results take the rest. No element is refused twice."""
-    row, made, checked = 4 * 1024, list[single.Shared](), list[Point]()
+    row, made, checked = 2 * 1024, list[single.Shared](), list[Point]()
     refused, caches = Counter[tuple[int, ...]](), list[Any]()
 
     class Shared(single.Shared):
-        def __init__(self, share: float = 1.0) -> None:
-            super().__init__(share)
+        def __init__(self, *shares: float) -> None:
+            super().__init__(*shares)
             made.append(self)
 
     def checks(point: Point, *given: Any) -> Any:
@@ -366,7 +366,7 @@ def test_few_exact_values_of_long_rows_are_evaluated_where_time_is_short(
     narrow = fast._narrow_enclosure
     monkeypatch.setattr(fast, "_narrow_enclosure", checks)
     monkeypatch.setattr(like, "Shared", Shared)
-    monkeypatch.setattr(single, "_EFFORT", 8 * row)
+    monkeypatch.setattr(single, "_EFFORT", 2 * row)  # an eighth of it is no row
     monkeypatch.setattr(single, "_CHEAP", 16)
     kernel = verify.kernel(
         like=lambda x: x.softmax(-1),
@@ -379,9 +379,9 @@ def test_few_exact_values_of_long_rows_are_evaluated_where_time_is_short(
     run = measure_kernel(kernel, Measure("accuracy.py::softmax", enough=enough), CPU)
     assert (run.status, len(only(run).classes)) == ("ok", 2), run.message
     spent = [sum(each.spent.values()) for each in made if each.spent]
-    assert len(spent) == 2 and len(checked) >= 2
-    assert [most <= row for most in spent] == [enough > 0] * 2, spent
-    assert (0 < max(refused.values(), default=0) <= 2) == (enough > 0), "the first time in a batch too"
+    assert len(spent) == 2 and (len(checked) >= 2 or not enough)
+    assert [0.5 * row < most <= row for most in spent] == [enough > 0] * 2, spent
+    assert 0 < max(refused.values()) <= 2, "the first time in a batch too"
 
 
 def test_an_exact_value_is_worked_out_once_for_the_kernel_and_its_baseline(monkeypatch: pytest.MonkeyPatch) -> None:

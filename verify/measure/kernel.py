@@ -415,7 +415,7 @@ class Judging:
         """
         wanted = tuple(filter(group.judges, measured.results))
         problem = problem_of(self.kernel.op, case, measured.inputs, measured.upstream, wanted)
-        problem.cache["effort"] = budget.effort
+        problem.cache.update(effort=budget.effort, first=1.0)
         if not budget.holds(self.kernel.op, problem):
             return self._sampled(problem, case, measured, given, budget)
         small = PARALLEL if self.judges > 1 else SMALL

@@ -508,7 +508,7 @@ class _Like:
         key = ("followed", problem.results, result if problem.is_long else "")
         held = problem.cache.get(key)
         if held is None or held[0] is not problem.inputs or held[1] is not problem.upstream:
-            shared = Shared(problem.cache.get("effort", 1.0))
+            shared = Shared(problem.cache.get("effort", 1.0), problem.cache.get("first", 0.0))
             held = problem.cache[key] = (problem.inputs, problem.upstream, *self.program(problem), shared)
         program, run, shared = held[2:]
         if "opened" not in problem.cache:

@@ -48,6 +48,7 @@ class Shared:
     """
 
     share: float = 1.0  # budget of each result, as a multiple of `_EFFORT`
+    first: float = 0.0  # the same for its first element, if that is more
     slices: dict[tuple[type[Arithmetic], int], Slices] = field(default_factory=dict)  # by arithmetic and bits
     spent: dict[str, float] = field(default_factory=dict)  # step elements charged to each result
     refused: set[str] = field(default_factory=set)  # results with an element beyond the budget
@@ -125,7 +126,8 @@ class ElementEvaluator:
         key = self.result, self.indices[position], id(slices)
         for positions in [] if key in shared.beyond else [[position]] if refused else [batch, [position]]:
             free = _CHEAP * len(positions)
-            most = free + (0 if refused else shared.share * _EFFORT - spent)
+            share = shared.share if spent or len(positions) > 1 else max(shared.share, shared.first)
+            most = free + (0 if refused else share * _EFFORT - spent)
             try:
                 needed = self.program.places(self.run, self.result, [self.indices[n] for n in positions], slices, most)
             except BeyondEffort:
