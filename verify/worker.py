@@ -66,6 +66,8 @@ if TYPE_CHECKING:
     from verify.declare.declaration import Kernel
     from verify.measure.apart import KernelProcesses
 
+_COLLECT_AFTER = 20_000  # new objects
+
 
 def main(arguments: list[str]) -> int:
     """Serves requests until the other side closes the connection. Each target has a process of its own."""
@@ -109,6 +111,9 @@ class Answerer:
             handler = RequestHandler(_read, lambda asked, *how: HANDLERS[type(asked)](asked, *how))
             self._kernels = KernelProcesses(self._requested, lambda: _ready(self._requested), handler, self._connection)
             self._backend = self._kernels.backend
+            # judging makes many small objects: the collector then skips what was imported, and runs less often
+            gc.freeze()
+            gc.set_threshold(_COLLECT_AFTER)
         elif self._backend is None:
             self._backend = _ready(self._requested)
         return self._backend
