@@ -34,6 +34,7 @@ from verify.measure.call import run_judged
 from verify.measure.digest import of_many
 from verify.measure.kernel import measure_kernel
 from verify.measure.requests import Measure
+from verify.ops.graph import sampled as sampling
 from verify.ops.graph import slices
 from verify.ops.graph.steps import Run
 from verify.ops.op import Problem
@@ -110,6 +111,28 @@ def _off_at_one(y: Tensor) -> Tensor:
     mask = torch.zeros_like(y)
     mask.view(-1)[y.numel() // 2 + 1] = 0.3
     return y + (y * mask + mask * 0.3)
+
+
+@pytest.mark.parametrize("change", ["right", "one element off"])
+def test_forks_evaluate_the_chosen_elements_of_a_pointwise_function(
+    change: str, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the next case runs meanwhile. A fork that fails, as by the use of a GPU, would leave this to its parent."""
+    called = _declared("gelu", _off_at_one if change != "right" else lambda y: y)
+    here, evaluated = os.getpid(), sampling._evaluated
+    at_once = _measured(called, backend, TINY)
+
+    def elsewhere(*given: Any) -> Any:
+        assert os.getpid() != here
+        return evaluated(*given)
+
+    monkeypatch.setattr(sampling, "_evaluated", elsewhere)
+    by_forks = measure_kernel(called, Measure("a.py::called", judges=3), backend, budget=TINY)
+    assert at_once.results and all(each.basis.of > each.basis.n for each in at_once.results)
+    assert by_forks.status == at_once.status and len(by_forks.results) == len(at_once.results)
+    assert (
+        backend.gpu or by_forks.results == at_once.results
+    )  # a GPU's erf has other last bits, and so has the interval
 
 
 QUICK = ("gelu", "softmax")  # tests/ops/graph/test_slices.py cuts convolutions in every run
@@ -238,11 +261,11 @@ def test_a_digest_of_many_sees_one_bit() -> None:
 def test_a_plan_that_takes_too_much_memory_is_halved(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = list[Budget]()
 
-    def scarce(op: Any, problem: Any, name: str, singled: Any, budget: Budget, seed: int) -> Any:
+    def scarce(op: Any, problem: Any, name: str, singled: Any, budget: Budget, seed: int, **how: Any) -> Any:
         tried.append(budget)
         if len(tried) < 3:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
-        return sampled(op, problem, name, singled, budget, seed)
+        return sampled(op, problem, name, singled, budget, seed, **how)
 
     monkeypatch.setattr(measuring, "sampled", scarce)
     found = _measured(_declared("softmax"), backend, TINY)
@@ -252,7 +275,7 @@ def test_a_plan_that_takes_too_much_memory_is_halved(backend: Backend, monkeypat
 
 
 def test_no_memory_for_any_plan_is_no_error_of_the_kernel(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    def scarce(*_: Any) -> Any:
+    def scarce(*_: Any, **how: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(measuring, "sampled", scarce)
@@ -412,12 +435,12 @@ def test_a_case_waits_while_others_hold_the_memory_of_the_gpu(
 ) -> None:
     tried, waits, lowered, needs = list[float](), list[float](), list[float](), list[float]()
 
-    def scarce(op: Any, problem: Any, name: str, singled: Any, budget: Budget, seed: int) -> Any:
+    def scarce(op: Any, problem: Any, name: str, singled: Any, budget: Budget, seed: int, **how: Any) -> Any:
         tried.append(budget.memory)
         assert _rows(next(tmp_path.glob("verify-*.json")))[os.getpid()][1] == "runs"  # this case has its turn
         if len(tried) <= 7:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
-        return sampled(op, problem, name, singled, budget, seed)
+        return sampled(op, problem, name, singled, budget, seed, **how)
 
     def entered(queue: Queue, need: float) -> None:
         needs.append(need)

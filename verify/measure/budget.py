@@ -290,10 +290,23 @@ def differing(got: Tensor, beside: Tensor | None) -> list[int]:
     return sorted(chosen)
 
 
-def sampled(op: Op, problem: Problem, result: str, singled: Sequence[int], budget: Budget, seed: int) -> Sample | None:
-    """Returns the elements of a result to judge; None if even one element is beyond the budget."""
+def is_pointwise(op: Op, problem: Problem) -> bool:
+    """True if an element of a result depends on one element of each operand alone, at its own place."""
+    program, run = op.meaning.program(problem)  # type: ignore[union-attr]
+    shapes = {tuple(each.shape) for each in (*run.leaves.values(), *program.results.values())}
+    return program.elementwise and len(shapes) == 1 and not any(each.shown for each in op.operands)
+
+
+def sampled(
+    op: Op, problem: Problem, result: str, singled: Sequence[int], budget: Budget, seed: int, *, later: bool = False
+) -> Sample | None:
+    """Returns the elements of a result to judge; None if even one element is beyond the budget.
+
+    With `later`, moves what their evaluation needs to the host. They are evaluated at the first use.
+    """
     assert op.meaning is not None
     program, run = op.meaning.program(problem)
+    run = replace(run, device=torch.device("cpu")) if later else run
     begun = time.monotonic()
     cuts = cuts_of(program, run, result, singled, budget, seed, begun + max(budget.seconds / 2, _LEAST))
     if not cuts:
@@ -301,7 +314,8 @@ def sampled(op: Op, problem: Problem, result: str, singled: Sequence[int], budge
     # PyTorch has one number where intervals, noise and copies have several
     fits = cost_of(program.steps, lambda step: float(math.prod(step.shape)))[1] <= _THEIRS * budget.memory
     theirs = functools.cache(lambda: op.meaning.in_float64(problem) if fits else {})  # type: ignore[union-attr]
-    return sample_of(op.meaning, problem, result, cuts, theirs, lambda: time.monotonic() < begun + budget.seconds)
+    more = None if later else lambda: time.monotonic() < begun + budget.seconds
+    return sample_of(op.meaning, problem, result, cuts, theirs, more)
 
 
 def beyond(result: str, case: Case) -> str:

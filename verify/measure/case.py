@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,6 +19,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from verify.backends import architecture
 from verify.cases import Case, problem_of
 from verify.cases.classes import class_of, class_of_recipe, classed
 from verify.cases.plan import Group
@@ -52,6 +54,7 @@ from verify.truth import formats
 from verify.truth.fast import Truth, device_kind, truth_of
 from verify.truth.formats import Format
 from verify.truth.ulp import Policy, bits_of
+from verify.workers.phases import phase
 
 SAMPLE_EACH = 4  # elements of each case whose certificate is checked, if the group has several cases
 # The float64 truth leaves the rounding of some elements open. At most this many of them are judged exactly, for each
@@ -168,8 +171,8 @@ class Question:
     case: Case
     problem: Problem
     host: Problem
-    fast: dict[str, Fast]
-    kind: str  # kind of device that evaluated the references
+    fast: Mapping[str, Fast | None]  # None: evaluated where the result is judged
+    kind: str  # kind of device that evaluates the references
     formats: dict[str, Format]
     target: str
     policy: Policy
@@ -191,7 +194,9 @@ class Question:
 
     def truth(self, result: str) -> Truth:
         """Returns the truth of one result."""
-        return truth_of(self.definition, self.host, result, self.fast[result], self.formats[result], self.kind)
+        with phase(f"evaluate some elements of {result}") if self.fast[result] is None else nullcontext():
+            fast = self.fast[result] or self.definition.fast(self.host)[result]
+        return truth_of(self.definition, self.host, result, fast, self.formats[result], self.kind)
 
 
 def question_of(
@@ -247,11 +252,11 @@ def sampled_question(
         case=case,
         problem=problem,
         host=problem,
-        fast={name: sample.fast},
-        kind=device_kind({name: sample.fast}),
+        fast={name: sample.reference},
+        kind=architecture(sample.device),
         target=target,
         seed=seed,
-        whole=Whole(whole, tuple(got.shape), sample.places, of_many(got, fmt)),
+        whole=Whole(None if sample.reference is None else whole, tuple(got.shape), sample.places, of_many(got, fmt)),
         **_rules_of(kernel, case, {name: fmt}),
     )
 

@@ -23,7 +23,17 @@ from verify.declare.declaration import Kernel
 from verify.declare.standin import label
 from verify.errors import JudgeFailed, KernelError, Refused, TruthError, no_verdict
 from verify.measure.blind import KEPT
-from verify.measure.budget import Allowance, Budget, beyond, differing, needed, peak_memory, sampled, turn
+from verify.measure.budget import (
+    Allowance,
+    Budget,
+    beyond,
+    differing,
+    is_pointwise,
+    needed,
+    peak_memory,
+    sampled,
+    turn,
+)
 from verify.measure.call import Measured, run_baseline, run_judged
 from verify.measure.case import (
     BASELINE,
@@ -433,13 +443,14 @@ class Judging:
         If not even one element is affordable, the result is a gap.
         """
         op, found, count = self.kernel.op, [], len(problem.results)
+        later = self.judges > 1 and is_pointwise(op, problem)  # forks evaluate the elements, on the host
         self.allowance.begin(case.dims)
         for at, name in enumerate(problem.results):
             beside = given.get(BASELINE, {}).get(name)
             singled = differing(measured.results[name], beside)
             seconds = self.allowance.share(count - at, count)
-            with phase(f"evaluate some elements of {name}"):
-                sample = sampled(op, problem, name, singled, replace(budget, seconds=seconds), self.seed)
+            with phase(f"choose some elements of {name}" if later else f"evaluate some elements of {name}"):
+                sample = sampled(op, problem, name, singled, replace(budget, seconds=seconds), self.seed, later=later)
             if sample is None:
                 self._judge_failed(f"{case.dtype}: {beyond(name, case)}")
                 continue

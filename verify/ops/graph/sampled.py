@@ -28,11 +28,21 @@ class Sample:
 
     result: str
     places: Line  # flat indices of the elements in the result
-    fast: Fast  # the reference of the elements
     total: int  # number of elements of the result
     parts: list[tuple[Any, Problem]]  # for each box, its meaning and its problem
     box: Line  # for each element, the number of its box
     spot: Line  # for each element, its place in the box
+    reference: Fast | None  # None until it is evaluated
+    device: torch.device  # of the elements: that of the result, or the host
+
+    @property
+    def fast(self) -> Fast:
+        """The reference of the elements."""
+        if self.reference is None:
+            found = [_evaluated(*part, self.result) for part in self.parts]
+            starts = np.cumsum([0, *(each.value.numel() for each in found)])[:-1]
+            self.reference = _join(found, starts[self.box] + self.spot)
+        return self.reference
 
     def op(self, whole: Op) -> Op:
         """Returns an op whose result has the elements of the sample alone."""
@@ -40,7 +50,7 @@ class Sample:
 
     def of(self, tensor: Tensor) -> Tensor:
         """Returns the elements of the sample of a tensor that is shaped like the result."""
-        return tensor.detach().reshape(-1)[torch.from_numpy(self.places).to(tensor.device)]
+        return tensor.detach().reshape(-1)[torch.from_numpy(self.places).to(tensor.device)].to(self.device)
 
     def _points(self, problem: Problem, result: str, indices: Sequence[int]) -> list[Point]:
         """Returns the exact values. Each box evaluates its elements together, because they share steps."""
@@ -98,26 +108,36 @@ class Sample:
 
 
 def sample_of(
-    meaning: Any, problem: Problem, result: str, cuts: Sequence[Cut], theirs: Theirs, more: Callable[[], bool]
+    meaning: Any, problem: Problem, result: str, cuts: Sequence[Cut], theirs: Theirs, more: Callable[[], bool] | None
 ) -> Sample:
-    """Evaluates the boxes of `cuts`, all of one result. After the first box, stops once `more()` is false."""
+    """Evaluates the boxes of `cuts`, all of one result. After the first box, stops once `more()` is false.
+
+    If `more` is None, all boxes are evaluated at the first use of the reference.
+    """
     shape = cuts[0].program.results[result].shape
     parts, boxes, found = list[tuple[Any, Problem]](), list[Box](), list[Fast]()
     effort = problem.cache.get("effort", 1.0) / 2
     for cut in cuts:
-        if found and not more():
+        if found and more is not None and not more():
             break
         own = replace(problem, results=(result,), cache={"effort": effort / len(cuts)})
         part = meaning.of_part(cut, _cut_box(theirs, result, cut.box, shape))
-        found.append(part.looked_up(own, result, part.fast(own)[result]))
         parts.append((part, own))
+        if more is not None:
+            found.append(_evaluated(*parts[-1], result))
         boxes.append(cut.box)
     each = [places_in(box, shape) for box in boxes]
     kept = np.sort(np.unique(np.concatenate(each), return_index=True)[1])  # boxes may overlap
-    fast = _join(found, torch.from_numpy(kept).to(found[0].value.device))
+    fast = _join(found, kept) if found else None
     number = np.repeat(np.arange(len(each)), [len(line) for line in each])[kept]
     spot = np.concatenate([np.arange(len(line)) for line in each])[kept]
-    return Sample(result, np.concatenate(each)[kept], fast, math.prod(shape), parts, number, spot)
+    return Sample(result, np.concatenate(each)[kept], math.prod(shape), parts, number, spot, fast, cuts[0].run.device)
+
+
+def _evaluated(meaning: Any, problem: Problem, result: str) -> Fast:
+    """Returns the reference of one box."""
+    found: Fast = meaning.looked_up(problem, result, meaning.fast(problem)[result])
+    return found
 
 
 def _cut_box(theirs: Theirs, result: str, box: Box, shape: tuple[int, ...]) -> Callable[[], dict[str, Tensor]]:
@@ -133,8 +153,9 @@ def _cut_box(theirs: Theirs, result: str, box: Box, shape: tuple[int, ...]) -> C
     return found
 
 
-def _join(found: Sequence[Fast], chosen: Tensor) -> Fast:
-    """Joins several references one after the other, and returns the chosen elements."""
+def _join(found: Sequence[Fast], places: Line) -> Fast:
+    """Joins several references one after the other, and returns the elements at some places."""
+    chosen = torch.from_numpy(places).to(found[0].value.device)
 
     def joined(parts: Sequence[Tensor | None], missing: Callable[[Fast], Tensor]) -> Any:
         if all(part is None for part in parts):
