@@ -210,7 +210,9 @@ class _Closeness:
             self.questions[key] = self._question(results)
         declared, group, question = self.questions[key]
         for name, value in results.items():
-            if (wanted := tuple(question.fast[name].value.shape)) != tuple(value.shape):
+            reference = question.fast[name]
+            assert reference is not None, "all elements are judged here"
+            if (wanted := tuple(reference.value.shape)) != tuple(value.shape):
                 raise AssertionError(f"{self.label}.{name} has shape {wanted}; received {tuple(value.shape)}")
         pieces = judge_case(declared, group, question, {KERNEL: results}, {})[KERNEL]
         failed = [text for name, piece in pieces.items() if (text := self._failure(declared, question, name, piece))]

@@ -362,7 +362,10 @@ def cuts_of(
         return []
     most = min(budget.work, max(budget.drawn, 2 * one.work))  # what others of its row need, it needs too
     share = 1 if cut(_box(shape, counts, seed, result), _BOXES) is None else _BOXES
-    growing = list(reversed(range(len(shape))))
+    key = result, seed, replace(budget, seconds=0.0)
+    alike = all(each.is_floating_point() for each in run.leaves.values())  # else integers may decide what a box needs
+    counts = program.chosen.get(key, counts)  # cases of equal sizes share their program
+    growing = [] if key in program.chosen else list(reversed(range(len(shape))))
     while growing and time.monotonic() < until:
         for dim in list(growing):
             more = [min(2 * count, shape[at]) if at == dim else count for at, count in enumerate(counts)]
@@ -371,6 +374,8 @@ def cuts_of(
                 growing.remove(dim)
             else:
                 counts = more
+    if alike and not growing:
+        program.chosen[key] = counts
     drawn = [
         made
         for number in range(1 if counts == [*shape] else share)
