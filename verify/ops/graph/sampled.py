@@ -6,6 +6,7 @@ The elements come from boxes of the result. Each box is evaluated by the part of
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from verify.ops.graph.boxes import Box, Line, places_in
+from verify.ops.graph.boxes import Box, Line, places_in, size_of
 from verify.ops.graph.slices import Cut
 from verify.ops.op import Fast, Op, Point, Problem
 
@@ -126,12 +127,22 @@ def sample_of(
         if more is not None:
             found.append(_evaluated(*parts[-1], result))
         boxes.append(cut.box)
-    each = [places_in(box, shape) for box in boxes]
-    kept = np.sort(np.unique(np.concatenate(each), return_index=True)[1])  # boxes may overlap
-    fast = _join(found, kept) if found else None
-    number = np.repeat(np.arange(len(each)), [len(line) for line in each])[kept]
-    spot = np.concatenate([np.arange(len(line)) for line in each])[kept]
-    return Sample(result, np.concatenate(each)[kept], math.prod(shape), parts, number, spot, fast, cuts[0].run.device)
+    spots = [_fresh(boxes[at], boxes[:at]) for at in range(len(boxes))]
+    number = np.repeat(np.arange(len(boxes)), [len(line) for line in spots])
+    starts = np.cumsum([0, *map(size_of, boxes)])
+    spot = np.concatenate(spots)
+    fast = _join(found, starts[number] + spot) if found else None
+    places = np.concatenate([places_in(box, shape)[own] for box, own in zip(boxes, spots, strict=True)])
+    return Sample(result, places, math.prod(shape), parts, number, spot, fast, cuts[0].run.device)
+
+
+def _fresh(box: Box, others: Sequence[Box]) -> Line:
+    """Returns the places in a box of the elements that no other box has."""
+    fresh = np.ones(tuple(map(len, box)), dtype=bool)
+    for other in others:
+        inside = [np.isin(line, known) for line, known in zip(box, other, strict=True)]
+        fresh &= ~functools.reduce(np.logical_and.outer, inside, np.bool_(True))
+    return np.flatnonzero(fresh)
 
 
 def _evaluated(meaning: Any, problem: Problem, result: str) -> Fast:
