@@ -114,19 +114,22 @@ def _off_at_one(y: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("change", ["right", "one element off"])
-def test_forks_evaluate_the_chosen_elements_of_a_pointwise_function(
-    change: str, backend: Backend, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "where", "what"),
+    [("gelu", sampling, "_evaluated"), ("gelu", measuring, "judge_case"), ("softmax", measuring, "judge_case")],
+)
+def test_forks_judge_the_chosen_elements(
+    name: str, where: Any, what: str, change: str, backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So the next case runs meanwhile. A fork that fails, as by the use of a GPU, would leave this to its parent."""
-    called = _declared("gelu", _off_at_one if change != "right" else lambda y: y)
-    here, evaluated = os.getpid(), sampling._evaluated
-    at_once = _measured(called, backend, TINY)
+    called = _declared(name, _off_at_one if change != "right" else lambda y: y)
+    at_once, here, real = _measured(called, backend, TINY), os.getpid(), getattr(where, what)
 
     def elsewhere(*given: Any) -> Any:
         assert os.getpid() != here
-        return evaluated(*given)
+        return real(*given)
 
-    monkeypatch.setattr(sampling, "_evaluated", elsewhere)
+    monkeypatch.setattr(where, what, elsewhere)
     by_forks = measure_kernel(called, Measure("a.py::called", judges=3), backend, budget=TINY)
     assert at_once.results and all(each.basis.of > each.basis.n for each in at_once.results)
     assert by_forks.status == at_once.status and len(by_forks.results) == len(at_once.results)

@@ -290,23 +290,25 @@ def differing(got: Tensor, beside: Tensor | None) -> list[int]:
     return sorted(chosen)
 
 
-def is_pointwise(op: Op, problem: Problem) -> bool:
-    """True if an element of a result depends on one element of each operand alone, at its own place."""
+def is_movable(op: Op, problem: Problem) -> bool:
+    """True if a host can judge some elements without the others: all operands and results have one shape."""
     program, run = op.meaning.program(problem)  # type: ignore[union-attr]
     shapes = {tuple(each.shape) for each in (*run.leaves.values(), *program.results.values())}
-    return program.elementwise and len(shapes) == 1 and not any(each.shown for each in op.operands)
+    return len(shapes) == 1 and not op.integers and not any(each.shown for each in op.operands)
 
 
 def sampled(
-    op: Op, problem: Problem, result: str, singled: Sequence[int], budget: Budget, seed: int, *, later: bool = False
+    op: Op, problem: Problem, result: str, singled: Sequence[int], budget: Budget, seed: int, *, moved: bool = False
 ) -> Sample | None:
     """Returns the elements of a result to judge; None if even one element is beyond the budget.
 
-    With `later`, moves what their evaluation needs to the host. They are evaluated at the first use.
+    With `moved`, all that judging needs is in host memory. An elementwise program is then evaluated at the first use.
     """
     assert op.meaning is not None
     program, run = op.meaning.program(problem)
-    run = replace(run, device=torch.device("cpu")) if later else run
+    host = replace(run, device=torch.device("cpu"))
+    later = moved and program.elementwise
+    run = host if later else run
     begun = time.monotonic()
     cuts = cuts_of(program, run, result, singled, budget, seed, begun + max(budget.seconds / 2, _LEAST))
     if not cuts:
@@ -315,7 +317,10 @@ def sampled(
     fits = cost_of(program.steps, lambda step: float(math.prod(step.shape)))[1] <= _THEIRS * budget.memory
     theirs = functools.cache(lambda: op.meaning.in_float64(problem) if fits else {})  # type: ignore[union-attr]
     more = None if later else lambda: time.monotonic() < begun + budget.seconds
-    return sample_of(op.meaning, problem, result, cuts, theirs, more)
+    sample = sample_of(op.meaning, problem, result, cuts, theirs, more)
+    if not moved or later or any(cut.chunked for cut in cuts):
+        return sample
+    return sample.moved([Cut(program, host, result, cut.box) for cut in cuts])
 
 
 def beyond(result: str, case: Case) -> str:

@@ -256,7 +256,7 @@ def sampled_question(
         kind=architecture(sample.device),
         target=target,
         seed=seed,
-        whole=Whole(None if sample.reference is None else whole, tuple(got.shape), sample.places, of_many(got, fmt)),
+        whole=Whole(None if sample.alone else whole, tuple(got.shape), sample.places, of_many(got, fmt)),
         **_rules_of(kernel, case, {name: fmt}),
     )
 

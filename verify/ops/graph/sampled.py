@@ -35,6 +35,7 @@ class Sample:
     spot: Line  # for each element, its place in the box
     reference: Fast | None  # None until it is evaluated
     device: torch.device  # of the elements: that of the result, or the host
+    alone: bool  # True: judging them needs no tensors of the whole result
 
     @property
     def fast(self) -> Fast:
@@ -44,6 +45,11 @@ class Sample:
             starts = np.cumsum([0, *(each.value.numel() for each in found)])[:-1]
             self.reference = _join(found, starts[self.box] + self.spot)
         return self.reference
+
+    def moved(self, cuts: Sequence[Cut]) -> Sample:
+        """Returns the sample in host memory. `cuts` are its boxes again, for a run there."""
+        parts = [(meaning.of_part(cut, dict), own) for (meaning, own), cut in zip(self.parts, cuts, strict=False)]
+        return replace(self, parts=parts, reference=self.fast.cpu(), device=torch.device("cpu"), alone=True)
 
     def op(self, whole: Op) -> Op:
         """Returns an op whose result has the elements of the sample alone."""
@@ -133,7 +139,7 @@ def sample_of(
     spot = np.concatenate(spots)
     fast = _join(found, starts[number] + spot) if found else None
     places = np.concatenate([places_in(box, shape)[own] for box, own in zip(boxes, spots, strict=True)])
-    return Sample(result, places, math.prod(shape), parts, number, spot, fast, cuts[0].run.device)
+    return Sample(result, places, math.prod(shape), parts, number, spot, fast, cuts[0].run.device, more is None)
 
 
 def _fresh(box: Box, others: Sequence[Box]) -> Line:

@@ -150,6 +150,11 @@ class Cut:
                     asked.setdefault(id(each), []).append(wanted)
 
     @property
+    def chunked(self) -> bool:
+        """True if a sum is evaluated part by part."""
+        return self._largest > 0
+
+    @property
     def bytes(self) -> float:
         """The bytes of memory that the evaluation takes at its peak."""
         steps = [step for step in self._steps if id(step) in self._boxes]
