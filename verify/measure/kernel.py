@@ -339,7 +339,8 @@ class Judging:
         if runner.judge_was_late:
             self._judge_failed(f"the judge {LATE}: {runner.too_late}")
         wrong = [result for result in results if result.status == "wrong"]
-        differs = "" if kernel.peer else self.calls.difference(wrong, self._turn)
+        with phase("judge: repeat calls with wrong results"):
+            differs = "" if kernel.peer else self.calls.difference(wrong, self._turn)
         if status == "ok" and any(law.status == "broken" for law in self.laws):
             status = "wrong"
         if self.gaps and not results and status == "ok":
