@@ -291,10 +291,11 @@ def differing(got: Tensor, beside: Tensor | None) -> list[int]:
 
 
 def is_movable(op: Op, problem: Problem) -> bool:
-    """True if a host can judge some elements without the others: all operands and results have one shape."""
+    """True if a host can judge some elements without the others: operands and results are numbers of one shape."""
     program, run = op.meaning.program(problem)  # type: ignore[union-attr]
     shapes = {tuple(each.shape) for each in (*run.leaves.values(), *program.results.values())}
-    return len(shapes) == 1 and not op.integers and not any(each.shown for each in op.operands)
+    numbers = all(each.is_floating_point() for each in run.leaves.values()) and not op.integers
+    return numbers and len(shapes) == 1 and not any(each.shown for each in op.operands)
 
 
 def sampled(
@@ -306,7 +307,7 @@ def sampled(
     """
     assert op.meaning is not None
     program, run = op.meaning.program(problem)
-    host = replace(run, device=torch.device("cpu"))
+    host = Run(run.leaves, torch.device("cpu"))  # with caches of its own, which hold tensors
     later = moved and program.elementwise
     run = host if later else run
     begun = time.monotonic()

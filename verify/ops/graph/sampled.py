@@ -6,7 +6,6 @@ The elements come from boxes of the result. Each box is evaluated by the part of
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -16,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from verify.ops.graph.boxes import Box, Line, places_in, size_of
+from verify.ops.graph.boxes import Box, Line, places_in
 from verify.ops.graph.slices import Cut
 from verify.ops.op import Fast, Op, Point, Problem
 
@@ -41,9 +40,7 @@ class Sample:
     def fast(self) -> Fast:
         """The reference of the elements."""
         if self.reference is None:
-            found = [_evaluated(*part, self.result) for part in self.parts]
-            starts = np.cumsum([0, *(each.value.numel() for each in found)])[:-1]
-            self.reference = _join(found, starts[self.box] + self.spot)
+            self.reference = _join([_evaluated(*part, self.result) for part in self.parts], self.box, self.spot)
         return self.reference
 
     def moved(self, cuts: Sequence[Cut]) -> Sample:
@@ -135,9 +132,8 @@ def sample_of(
         boxes.append(cut.box)
     spots = [_fresh(boxes[at], boxes[:at]) for at in range(len(boxes))]
     number = np.repeat(np.arange(len(boxes)), [len(line) for line in spots])
-    starts = np.cumsum([0, *map(size_of, boxes)])
     spot = np.concatenate(spots)
-    fast = _join(found, starts[number] + spot) if found else None
+    fast = _join(found, number, spot) if found else None
     places = np.concatenate([places_in(box, shape)[own] for box, own in zip(boxes, spots, strict=True)])
     return Sample(result, places, math.prod(shape), parts, number, spot, fast, cuts[0].run.device, more is None)
 
@@ -146,8 +142,7 @@ def _fresh(box: Box, others: Sequence[Box]) -> Line:
     """Returns the places in a box of the elements that no other box has."""
     fresh = np.ones(tuple(map(len, box)), dtype=bool)
     for other in others:
-        inside = [np.isin(line, known) for line, known in zip(box, other, strict=True)]
-        fresh &= ~functools.reduce(np.logical_and.outer, inside, np.bool_(True))
+        fresh[np.ix_(*(np.isin(line, known) for line, known in zip(box, other, strict=True)))] = False
     return np.flatnonzero(fresh)
 
 
@@ -170,9 +165,10 @@ def _cut_box(theirs: Theirs, result: str, box: Box, shape: tuple[int, ...]) -> C
     return found
 
 
-def _join(found: Sequence[Fast], places: Line) -> Fast:
-    """Joins several references one after the other, and returns the elements at some places."""
-    chosen = torch.from_numpy(places).to(found[0].value.device)
+def _join(found: Sequence[Fast], box: Line, spot: Line) -> Fast:
+    """Returns the reference of elements, given those of their boxes."""
+    starts = np.cumsum([0, *(each.value.numel() for each in found)])
+    chosen = torch.from_numpy(starts[box] + spot).to(found[0].value.device)
 
     def joined(parts: Sequence[Tensor | None], missing: Callable[[Fast], Tensor]) -> Any:
         if all(part is None for part in parts):
