@@ -138,6 +138,24 @@ def test_forks_judge_the_chosen_elements(
     )  # a GPU's erf has other last bits, and so has the interval
 
 
+@pytest.mark.parametrize("name", ["gelu", "softmax"])
+def test_forks_leave_no_tensor_of_their_cases_on_the_device(
+    name: str, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A case may take most of a GPU, and several wait for the answers of forks."""
+    called, tensors, taken = _declared(name), list[Any](), slices.taken
+    monkeypatch.setattr(slices, "taken", lambda tensor, box: taken(tensor, box).clone())  # on a CPU it may be a view
+
+    def run(case: Any) -> Any:
+        assert all(each() is None for each in tensors)
+        measured = run_judged(called, case, backend.device)
+        tensors[:] = [weakref.ref(each) for each in (*measured.inputs.values(), *measured.results.values())]
+        return measured
+
+    found = measure_kernel(called, Measure("a.py::called", judges=3), backend, budget=TINY, run=run)
+    assert found.status == "ok" and len(tensors) == 3
+
+
 def test_cases_of_equal_sizes_find_the_sizes_of_their_boxes_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where integers are operands, they may decide what a box needs."""
     made = list[int]()

@@ -45,7 +45,8 @@ class Sample:
 
     def moved(self, cuts: Sequence[Cut]) -> Sample:
         """Returns the sample in host memory. `cuts` are its boxes again, for a run there."""
-        parts = [(meaning.of_part(cut, dict), own) for (meaning, own), cut in zip(self.parts, cuts, strict=False)]
+        pairs = zip(self.parts, cuts, strict=False)
+        parts = [(meaning.of_part(cut, dict), _without_tensors(own)) for (meaning, own), cut in pairs]
         return replace(self, parts=parts, reference=self.fast.cpu(), device=torch.device("cpu"), alone=True)
 
     def op(self, whole: Op) -> Op:
@@ -125,17 +126,24 @@ def sample_of(
         if found and more is not None and not more():
             break
         own = replace(problem, results=(result,), cache={"effort": effort / len(cuts)})
-        part = meaning.of_part(cut, _cut_box(theirs, result, cut.box, shape))
-        parts.append((part, own))
-        if more is not None:
-            found.append(_evaluated(*parts[-1], result))
         boxes.append(cut.box)
+        if more is None:
+            parts.append((meaning.of_part(cut, dict), _without_tensors(own)))
+            continue
+        parts.append((meaning.of_part(cut, _cut_box(theirs, result, cut.box, shape)), own))
+        found.append(_evaluated(*parts[-1], result))
     spots = [_fresh(boxes[at], boxes[:at]) for at in range(len(boxes))]
     number = np.repeat(np.arange(len(boxes)), [len(line) for line in spots])
     spot = np.concatenate(spots)
     fast = _join(found, number, spot) if found else None
     places = np.concatenate([places_in(box, shape)[own] for box, own in zip(boxes, spots, strict=True)])
     return Sample(result, places, math.prod(shape), parts, number, spot, fast, cuts[0].run.device, more is None)
+
+
+def _without_tensors(problem: Problem) -> Problem:
+    """Returns the problem of a box without the operands, so that these are freed. Its program has what it needs."""
+    known = {name: each for name, each in problem.cache.items() if name in ("effort", "opened")}
+    return replace(problem, inputs=dict.fromkeys(problem.inputs), upstream={}, cache=known)
 
 
 def _fresh(box: Box, others: Sequence[Box]) -> Line:
