@@ -567,17 +567,14 @@ def test_the_record_says_the_largest_size_of_each_dimension(monkeypatch: pytest.
     assert run.sizes == {"n": 100, "d": 129}
     assert "sizes up to n 100, d 129" in KernelFacts(run).notes
     assert together(run, msgspec.structs.replace(run, sizes={"n": 7, "d": 5000})).sizes == {"n": 100, "d": 5000}
-    assert measured(verify.kernel(op="silu", dtypes=["bfloat16"])(silu)).sizes == {}
+    assert measured(verify.kernel(op="silu", dtypes=["bfloat16"], gradients=False)(silu)).sizes == {}
 
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
     return x.softmax(-1)
 
 
-@pytest.mark.parametrize("wrong", [lambda y: 0 * y, lambda y: 0 * y + 12345, lambda y: 1.01 * y])
-def test_a_wrong_kernel_costs_no_more_exact_arithmetic_than_a_right_one(
-    wrong: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_kernel_costs_no_more_exact_arithmetic_than_a_right_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Zeros in a softmax took 6.7 times the seconds: its truths beside 1 went up to 20,480 bits."""
     bits: list[int] = []
     settle = exact.settle
@@ -587,11 +584,12 @@ def test_a_wrong_kernel_costs_no_more_exact_arithmetic_than_a_right_one(
         bits.append(found[1])
         return found
 
-    monkeypatch.setattr(exact, "settle", counted)
-    costs = []
-    for status, function in (("ok", softmax), ("wrong", lambda x: wrong(softmax(x)))):
-        declared = verify.kernel(like=softmax, examples=lambda: [(torch.empty(6, 24),)], dtypes=["float32"], name="k")
-        assert measured(declared(function)).status == status
-        costs.append(sum(bits))
+    def cost(change: Callable[[torch.Tensor], torch.Tensor], status: str) -> int:
         bits.clear()
-    assert costs[1] <= 1.1 * costs[0]
+        declared = verify.kernel(like=softmax, examples=lambda: [(torch.empty(6, 24),)], dtypes=["float32"], name="k")
+        assert measured(declared(lambda x: change(softmax(x)))).status == status
+        return sum(bits)
+
+    right = cost(lambda y: y, "ok")
+    for wrong in (lambda y: 0 * y, lambda y: 0 * y + 12345, lambda y: 1.01 * y):
+        assert cost(wrong, "wrong") <= 1.1 * right
