@@ -87,6 +87,14 @@ def begin() -> None:
         forkserver.ensure_running()
 
 
+def program(text: str, **names: object) -> BaseProcess:
+    """Starts a program in a fork. `names` are its first global variables."""
+    begin()
+    process = _FORKS.Process(target=exec, args=(text, names))
+    process.start()
+    return process
+
+
 def _begun(started: tuple[Any, ...]) -> BaseProcess:
     begin()
     process = _FORKS.Process(target=_become, args=started)
