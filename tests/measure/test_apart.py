@@ -94,12 +94,12 @@ def closes(x):
     return silu(x)
 
 @kernel
-def leaves(x):
+def leaves(x):  # at each call: up to MOST_ENDED processes
     raise SystemExit(7)
 
 @verify.kernel(op="silu", dtypes=["float16", "bfloat16"], gradients=False, max_ulp=1)
 def halfway(x):
-    return silu(x) if x.dtype == torch.float16 else os.abort()
+    return silu(x) if x.dtype == torch.float16 or x.numel() <= 40_000 else os.abort()
 
 @kernel
 def wrong(x):
@@ -120,7 +120,7 @@ def doubles(x):
 
 @kernel
 def aborts(x):
-    os.abort()
+    return x * 2 if x.numel() <= 40_000 else os.abort()  # each process imports this file
 """
 
 
