@@ -9,44 +9,56 @@ import gc
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
+from typing import TYPE_CHECKING
 
 # Triton's interpreter makes short-lived objects by the million. At Python's threshold of 700 the collector walks them,
 # and every imported module, again and again: a tenth of the session, and a quarter of importing torch.
 gc.set_threshold(50_000, 20, 20)
 
-from verify import backends  # noqa: E402
-from verify.ops import registry  # noqa: E402
-from verify.workers.large_stack import with_large_stack_chunk  # noqa: E402
-
-BACKEND = backends.select()
-backends.activate(BACKEND)
-
 import pytest  # noqa: E402
-import torch  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
 from tests import warm as warm_processes  # noqa: E402
 from verify.plugin import register_profiles  # noqa: E402
+from verify.workers.large_stack import with_large_stack_chunk  # noqa: E402
 
 register_profiles()
 settings.register_profile("ci", settings.get_profile("verify-ci"))  # what `make unit` loads, for all tests
 
-torch.set_num_threads(1)
+if TYPE_CHECKING:
+    from verify.backends import Backend
+
 _PATH: list[str] = []  # sys.path once all tests are collected
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Activates the backend. With `-n`, workers run the tests, and the process that starts them needs no torch."""
+    if getattr(config.option, "numprocesses", None):
+        return
+    import torch
+
+    _backend().activate()
+    torch.set_num_threads(1)
+
+
+@cache
+def _backend() -> Backend:
+    from verify import backends
+
+    return backends.select()
+
+
 def pytest_collection_finish() -> None:
-    """What collecting imported stays until the end: the collector need not look at it."""
+    """Keeps what the collection of tests imported out of the garbage collector's passes."""
     _PATH[:] = sys.path
-    gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(scope="session")
-def backend() -> backends.Backend:
-    """The backend that kernels run on in this session."""
-    return BACKEND
+def backend() -> Backend:
+    """Returns the backend that kernels run on in this session."""
+    return _backend()
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +73,8 @@ def warm() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _as_it_was() -> Iterator[None]:
     """No test leaves an op, nor a module of a temporary project, which would hide one of ours by its name."""
+    from verify.ops import registry
+
     ops, ours = dict(registry._OPS), set(_PATH)
     yield
     registry._OPS.clear()
@@ -74,6 +88,8 @@ def _as_it_was() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    import torch
+
     for item in items:
         item.runtest = partial(with_large_stack_chunk, item.runtest)  # type: ignore[method-assign]
         if not torch.cuda.is_available() and item.get_closest_marker("gpu"):

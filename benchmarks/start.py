@@ -4,7 +4,7 @@
     python -m benchmarks.start --backend cpu --side 64 --only row  one of them, small
 
 `run` starts `verify run` on one small kernel twice, and measures the second start. The others send ten files, each with
-one kernel that the worker has not seen, to one worker: an elementwise kernel of side^2 float32 numbers, a softmax of
+one kernel that no worker has seen, to one warm pool: an elementwise kernel of side^2 float32 numbers, a softmax of
 side rows, and a product of two matrices, each with its gradients; side is 4,096. Prints the seconds of each start or
 candidate, and the phases of the last (VERIFY_TIMES). Exits 1 if a measurement is beyond its limit, or if a kernel has
 no verdict:
@@ -111,12 +111,12 @@ def run_small(folder: Path, times: Path, options: argparse.Namespace) -> dict[st
 
 
 def candidates(kind: str, folder: Path, times: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Sends ten candidates to one worker."""
+    """Sends ten candidates to a warm pool, one after the other. All cores judge one candidate's cases."""
     paths = [written(folder, kind, number, options.side) for number in range(options.candidates)]
     with Pool.started(options.backend) as pool:
 
         def once(number: int) -> tuple[str, bool]:
-            done = verify.run(str(paths[number]), backend=options.backend, jobs=1, pool=pool)
+            done = verify.run(str(paths[number]), backend=options.backend, pool=pool)
             return str(done)[-300:], judged({"kernels": [{"results": done.rows()}]})
 
         return repeated(times, options.candidates, once)

@@ -461,6 +461,21 @@ def hunts(data: dict[str, Any]) -> str:
     )
 
 
+def judge_times(data: dict[str, Any]) -> str:
+    """How soon `verify judge` answers, and how many judgements a minute it makes: `python -m benchmarks.judge`."""
+    about, many, limits = data["environment"], data["many"], data["limits"]
+    each = []
+    for kind in ("quick", "ci"):
+        took = ", ".join(f"{row['seconds']:.1f} s ({name})" for name, row in data[kind].items())
+        each.append(f"`{kind}` took {took}, {limits[kind]:g} s wanted")
+    return (
+        f"On {about['gpu']} with {about['cores']} cores, where importing PyTorch takes {about['import_torch']:.1f} s: "
+        f"{'; '.join(each)}. `--many` with {data['jobs']} jobs made {many['a_minute']:.0f} judgements a minute "
+        f"({limits['many']:g} wanted), the first after {many['first']:.0f} s. `python -m benchmarks.judge` measures "
+        "this ([record](../reports/benchmarks/sm_90/judge.json)).\n"
+    )
+
+
 def _digits(value: float) -> str:
     """Errors as the table of hunts shows them."""
     if value >= 1e6:
@@ -552,6 +567,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "sweep times": of_benchmark("sweep", sweep_times),
     "cluster times": of_benchmark("cluster", cluster_times),
     "hunts": of_benchmark("hunt", hunts),
+    "judge times": of_benchmark("judge", judge_times),
     "certificate": certified,
     "mutants": mutants,
     "endurance": endurance,

@@ -8,8 +8,8 @@
 `--measure PATH --only ID ...` measures some findings. Merged answers are added to those of the same environment, and
 replace those of another environment of the same backend.
 
-The page shows answers of a GPU and of the interpreter. It omits a kernel whose package is not installed, or that this
-backend does not run (`backend = "cuda"`).
+The page shows answers of a GPU, of the interpreter and of a CPU. It omits a kernel whose package is not installed, or
+that this backend does not run (`backend = "cuda"`).
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ PACKAGES = (
     "flag_gems",
     "cut-cross-entropy",
     "mlstm_kernels",
+    "bitsandbytes",
 )
 HEAD = """# Findings
 
@@ -42,9 +43,9 @@ Errors that `verify` found in PyTorch and other packages. Each entry has the com
 
 An error is in ULP of the output format at the exact value. 255 in bfloat16, or 1.7e+07 in float32, means that no digit
 is right. "s" marks an error in ULP of the magnitude of the summed terms. "interpreter" is a CPU: PyTorch's own CPU
-kernels, and Triton kernels through the faithful interpreter. An entry without "Intended?" has no known report. Most of
-these inputs are rare: for nearly all ordinary inputs these kernels are right to within a few roundings. A listed
-package was examined closely; it is not worse than others.
+kernels, and Triton kernels through the faithful interpreter. "cpu" has no Triton kernels. An entry without "Intended?"
+has no known report. Most of these inputs are rare: for nearly all ordinary inputs these kernels are right to within a
+few roundings. A listed package was examined closely; it is not worse than others.
 """
 
 
@@ -95,6 +96,7 @@ def _version(name: str) -> str:
 
 def ask(finding: dict[str, Any], backend: Any) -> dict[str, Any] | None:
     """Returns the answer to one question; None if the package is missing or the backend cannot run the kernel."""
+    from verify import backends
     from verify.cases import Case
     from verify.declare.discovery import load
     from verify.declare.target import Target
@@ -103,7 +105,8 @@ def ask(finding: dict[str, Any], backend: Any) -> dict[str, Any] | None:
     from verify.measure.call import run_kernel
 
     kernel = load(Target.parse(finding["target"]))[0]
-    if kernel.lacking or backend.name not in kernel.backends:
+    asked = finding.get("backend", backend.name)
+    if kernel.lacking or backend.name != asked or not backends.runs_on(kernel.backends, backend.name):
         return None
     case = Case.from_json(json.dumps(finding["case"]))
     if finding.get("contract"):
@@ -210,6 +213,7 @@ def _section(finding: dict[str, Any], places: dict[str, Any]) -> list[str]:
         lines += [f"| {name} | {_said(answer)} |" for name, answer in answers.items() if answer]
     lines += ["", "```sh", command(finding, answers), "```", ""]
     lines += [f"**Cause.** {finding['cause']}", ""] if finding["cause"] else []
+    lines += ["```python", finding["snippet"].strip(), "```", ""] if "snippet" in finding else []
     lines += [f"**Intended?** {finding['design']}", ""] if finding["design"] else []
     if finding["threads"]:
         lines += ["Threads: " + ", ".join(f"[{_short(url)}]({url})" for url in finding["threads"])]
@@ -285,7 +289,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--measure", metavar="PATH")
     parser.add_argument("--only", metavar="ID", nargs="+", help="with --measure: these findings")
     parser.add_argument("--merge", metavar="PATH")
-    parser.add_argument("--backend", choices=("cuda", "interpreter"))
+    parser.add_argument("--backend", choices=("cuda", "interpreter", "cpu"))
     options = parser.parse_args(arguments)
     if options.measure:
         from verify import backends

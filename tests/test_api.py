@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+import io
 import json
+import linecache
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import msgspec
 import pytest
@@ -242,12 +246,11 @@ def test_the_gate_judges_runs_records_and_files(tmp_path: Path, monkeypatch: pyt
     assert repr(failed) == "<CompletedGate fail: 1 rows>"
 
 
-def script(text: str, folder: Path, *, stdin: bool = False) -> subprocess.CompletedProcess[str]:
-    """What Python says of a script, or of the same text without a file."""
+def script(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """What Python says of a script."""
     (folder / "script.py").write_text(text)
     return subprocess.run(
-        [sys.executable, "-" if stdin else "script.py"],
-        input=text,
+        [sys.executable, "script.py"],
         capture_output=True,
         text=True,
         cwd=folder,
@@ -283,21 +286,13 @@ def test_a_script_that_workers_would_run_again_says_so(tmp_path: Path) -> None:
     assert "importing it measured kernels again\n  next: if __name__" in done.stdout
 
 
-# A notebook has no file, stderr without a descriptor, a running loop, and cells that linecache knows.
-NOTEBOOK = """
-import asyncio, io, linecache, sys, types
-main = sys.modules["__main__"] = types.ModuleType("__main__")
-class Out(io.StringIO):
-    def fileno(self):
+class Stderr(io.StringIO):
+    """The stderr of a notebook, which has no descriptor."""
+
+    def fileno(self) -> int:
         raise io.UnsupportedOperation("fileno")
-sys.stderr = Out()
-for place, text in enumerate(CELLS):
-    name = f"<ipython-input-{place}-0>"
-    linecache.cache[name] = (len(text), None, text.splitlines(True), name)
-    exec(compile(text, name, "exec"), main.__dict__)
-asyncio.run(main.cell())
-print(sys.stderr.getvalue(), end="")
-"""
+
+
 CELLS = [
     """
 import torch, verify
@@ -332,10 +327,23 @@ async def cell():
 ]
 
 
-def test_a_notebook_measures_kernels_of_cells_and_functions(tmp_path: Path) -> None:
-    done = script(f"CELLS = {CELLS!r}\n{NOTEBOOK}", tmp_path, stdin=True)
-    assert done.stdout.splitlines() == ["fail mine True", "pass plain 2"], done.stderr
-    assert done.stderr == ""
+@pytest.mark.usefixtures("warm")
+def test_a_notebook_measures_kernels_of_cells_and_functions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A notebook's `__main__` has no file. Its cells are known to linecache, and a loop runs."""
+    notebook, stderr = ModuleType("__main__"), Stderr()
+    monkeypatch.setitem(sys.modules, "__main__", notebook)
+    monkeypatch.setattr(sys, "stderr", stderr)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    for place, text in enumerate(CELLS):
+        name = f"<ipython-input-{place}-0>"
+        monkeypatch.setitem(linecache.cache, name, (len(text), None, text.splitlines(True), name))
+        exec(compile(text, name, "exec"), notebook.__dict__)
+    asyncio.run(notebook.cell())
+    assert capsys.readouterr().out.splitlines() == ["fail mine True", "pass plain 2"], stderr.getvalue()
+    assert stderr.getvalue() == ""
 
 
 INTERRUPTED = """

@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import thread
 from multiprocessing import forkserver
@@ -41,7 +42,7 @@ class Popen(subprocess.Popen[Any]):
     def _execute_child(self, *given: Any) -> None:
         asked = _GIVEN.bind(self, *given).arguments
         command = asked["args"]
-        if isinstance(command, str) or command[:2] != [sys.executable, "-m"] or command[2] not in _MODULES:
+        if isinstance(command, str) or [*command[:2]] != [sys.executable, "-m"] or command[2] not in _MODULES:
             super()._execute_child(*given)  # type: ignore[misc]
             return
         ends = (asked["p2cread"], asked["c2pwrite"], asked["errwrite"])
@@ -86,6 +87,14 @@ def begin() -> None:
         forkserver.ensure_running()
 
 
+def program(text: str, **names: object) -> BaseProcess:
+    """Starts a program in a fork. `names` are its first global variables."""
+    begin()
+    process = _FORKS.Process(target=exec, args=(text, names))
+    process.start()
+    return process
+
+
 def _begun(started: tuple[Any, ...]) -> BaseProcess:
     begin()
     process = _FORKS.Process(target=_become, args=started)
@@ -103,6 +112,7 @@ def _become(
     """Runs a module as `python -m` does, and ends the process."""
     code: Any = 1
     thread._threads_queues.clear()  # type: ignore[attr-defined]  # the fork has none of these threads, and may be of one
+    weakref.finalize._registry.clear()  # type: ignore[attr-defined]  # temporary folders of the process that forked stay
     try:
         moved = {number: fcntl.fcntl(end.fileno(), fcntl.F_DUPFD, _ABOVE) for number, end in descriptors.items()}
         os.closerange(0, _ABOVE)

@@ -1,7 +1,7 @@
 """Runs a worker process: reads requests and answers them over one connection.
 
-The command is `python -m verify.worker FD [BACKEND]`. `verify.workers.requests` has the form of requests and events.
-The module `requests` of each room has its requests.
+The command is `python -m verify.worker FD [BACKEND [forks]]`; with `forks` the process starts workers.
+`verify.workers.requests` has the form of requests and events. The module `requests` of each room has its requests.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ from verify.search.hunt.requests import DoHunt, HuntReply, Hunts, ListHunts, Lis
 from verify.search.sweep.requests import ListSpaces, RecordSweep, Spaces, SweepChunks
 from verify.truth.certificate import Entry
 from verify.workers import process_tree
+from verify.workers.fork_server import forked
 from verify.workers.phases import phase
 from verify.workers.requests import About, CountGpus, Environment, OnProgress, Request
 from verify.workers.serving import WithBytes, serve, watch
@@ -65,11 +66,17 @@ if TYPE_CHECKING:
     from verify.declare.declaration import Kernel
     from verify.measure.apart import KernelProcesses
 
+_COLLECT_AFTER = 20_000  # new objects
+
 
 def main(arguments: list[str]) -> int:
     """Serves requests until the other side closes the connection. Each target has a process of its own."""
-    connection = Connection(int(arguments[0]))
-    answerer = Answerer(arguments[1] if len(arguments) > 1 else None, connection)
+    connection, requested = Connection(int(arguments[0])), next(iter(arguments[1:]), "") or None
+    if arguments[2:]:
+        with suppress(Exception):  # each worker tries again and reports the error
+            load(requested)
+        connection = forked(connection)
+    answerer = Answerer(requested, connection)
     parent = os.getppid()
     try:
         with suppress(Exception):  # the first request tries again and gets the error
@@ -93,19 +100,7 @@ class Answerer:
 
     def get_ready(self) -> None:
         """Imports what every request needs. On a GPU only a request makes contexts: a spare worker may get none."""
-        compiles = _may_compile(self._requested)
-        with phase("worker: import torch"):
-            reading = threading.Thread(target=_identify_triton)
-            if compiles:
-                reading.start()
-            gc.disable()  # imported objects stay: walking them is a tenth of importing torch
-            try:
-                from verify.measure import apart  # noqa: F401
-            finally:
-                gc.enable()  # before the first fork
-            if compiles:
-                reading.join()
-        if not compiles:
+        if not load(self._requested):
             self.begin()
 
     def begin(self) -> Backend:
@@ -116,6 +111,9 @@ class Answerer:
             handler = RequestHandler(_read, lambda asked, *how: HANDLERS[type(asked)](asked, *how))
             self._kernels = KernelProcesses(self._requested, lambda: _ready(self._requested), handler, self._connection)
             self._backend = self._kernels.backend
+            # judging makes many small objects: the collector then skips what was imported, and runs less often
+            gc.freeze()
+            gc.set_threshold(_COLLECT_AFTER)
         elif self._backend is None:
             self._backend = _ready(self._requested)
         return self._backend
@@ -133,6 +131,23 @@ class Answerer:
         """Ends the processes of targets."""
         if self._kernels is not None:
             self._kernels.stop()
+
+
+def load(requested: str | None) -> bool:
+    """Imports what every request needs. Returns True if Triton may compile here."""
+    compiles = _may_compile(requested)
+    with phase("worker: import torch"):
+        reading = threading.Thread(target=_identify_triton)
+        if compiles:
+            reading.start()
+        gc.disable()  # imported objects stay: walking them is a tenth of importing torch
+        try:
+            from verify.measure import apart  # noqa: F401
+        finally:
+            gc.enable()  # before the first fork
+        if compiles:
+            reading.join()
+    return compiles
 
 
 def _may_compile(requested: str | None) -> bool:

@@ -42,6 +42,7 @@ def test_every_try_needs_a_verdict(tmp_path: Path) -> None:
     assert not start.judged({"kernels": [{"results": [{"status": "undecided"}]}]})
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("kind", ["elementwise", "product"])
 def test_candidates_are_judged_by_one_warm_worker(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     times = tmp_path / "times.txt"

@@ -42,7 +42,7 @@ _ONE_AT_A_TIME = threading.Lock()
 class Here:
     """A worker in this process: the same requests and answers, without the start of a process for each."""
 
-    def __init__(self, backend: str | None = None, environment: Any = None) -> None:
+    def __init__(self, backend: str | None = None, environment: Any = None, template: Any = None) -> None:
         pass
 
     def __enter__(self) -> Here:

@@ -20,7 +20,7 @@ from verify import backends
 from verify.cases import Case
 from verify.cli import main
 from verify.declare.discovery import load
-from verify.declare.guess import Guess, GuessDefinition
+from verify.declare.guess import Guess, GuessDefinition, Parameter
 from verify.declare.target import Target
 from verify.measure.call import run_kernel
 from verify.workers import pool
@@ -296,6 +296,63 @@ def test_references_docstrings_and_parts_of_names_say_what_a_function_computes(p
         torch.testing.assert_close(
             list(measured.results.values()), list(expected) if isinstance(expected, tuple) else [expected]
         )
+
+
+WRITING = """
+import torch
+from torch.nn import functional
+
+
+def turn(x, cos, sin):
+    half = x.shape[-1] // 2
+    one, two = x[..., :half], x[..., half:]
+    c, s = cos[..., :half], sin[..., :half]
+    return torch.cat([one * c - two * s, two * c + one * s], -1)
+
+
+def gated_backward(unit, DW, e, g):
+    with torch.enable_grad():
+        x = e.clone().requires_grad_()
+        y = unit(x)
+        (slope,) = torch.autograd.grad(y.sum(), x)
+    DW.copy_(y.detach() * g), g.copy_(upstream * g * slope), e.copy_(upstream * y.detach())
+    return DW, e, g
+"""
+
+
+def test_functions_that_write_gradients_over_their_operands_and_pairs_of_rotations_are_known(tmp_path: Path) -> None:
+    (tmp_path / "inplace.py").write_text(
+        WRITING.replace("    with torch", "    upstream = DW.clone()\n    with torch", 1)
+        + """
+tanh = lambda x: functional.gelu(x, approximate="tanh")
+swiglu_DWf_DW_dfg_kernel = lambda DW, e, g: gated_backward(functional.silu, DW, e, g)
+geglu_exact_backward_kernel = lambda DW, e, g: gated_backward(functional.gelu, DW, e, g)
+geglu_approx_backward_kernel = lambda DW, e, g: gated_backward(tanh, DW, e, g)
+matmul_lora = lambda X, W, W_quant, A, B, s: (X @ W.T).addmm(X @ A.T, B.T, alpha=s)
+fast_rope_embedding_qk_positions = lambda Q, K, cos, sin: (turn(Q, cos, sin), turn(K, cos, sin))
+
+
+def fast_qk_norm_rope(q_norm, k_norm, Q, K, cos, sin):
+    normed = (functional.rms_norm(x, x.shape[-1:], norm.weight, norm.eps) for x, norm in ((Q, q_norm), (K, k_norm)))
+    return tuple(turn(x.transpose(1, 2), cos, sin) for x in normed)
+"""
+    )
+    of: dict[str, list[str]] = {
+        "swiglu_DWf_DW_dfg_kernel": ["DW", "e", "g"],
+        "geglu_exact_backward_kernel": ["DW", "e", "g"],
+        "geglu_approx_backward_kernel": ["DW", "e", "g"],
+        "matmul_lora": ["X", "W", "W_quant", "A", "B", "s"],
+        "fast_rope_embedding_qk_positions": ["Q", "K", "cos", "sin"],
+        "fast_qk_norm_rope": ["q_norm", "k_norm", "Q", "K", "cos", "sin"],
+    }
+    for name, parameters in of.items():
+        listed = [Parameter(each) for each in parameters]
+        ran = GuessDefinition(str(tmp_path), "inplace", name, listed).answer("cpu")
+        assert ran.ran and ran.like, (name, ran.why)
+        by_name = GuessDefinition(str(tmp_path), "package_that_is_missing", name, listed).answer("cpu")
+        assert not by_name.ran and by_name.like == ran.like, (name, by_name.like)
+        if "backward" in name or "DW" in name:
+            assert ran.call == by_name.call == ["DW.clone()", "e.clone()", "g.clone()"]
 
 
 def test_functions_that_the_budget_does_not_reach_are_comments(project: Path) -> None:

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.here import Here
 from verify.cli import exits, main
 from verify.referee.judging import COLUMNS
 from verify.referee.plan import SCHEMA, Judgement, Trick, WrongInput
 from verify.referee.words import lines_of
+from verify.workers import process
 
 
 @pytest.mark.parametrize(
@@ -29,6 +31,7 @@ def test_what_cannot_be_judged_is_an_error_with_the_rule(
     typed: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(process, "Worker", Here)
     (tmp_path / "s.py").write_text("")
     (tmp_path / "list.txt").write_text("# pairs\n\none\n")
     assert main(["judge", *typed]) == exits.USAGE

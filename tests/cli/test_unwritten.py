@@ -83,12 +83,22 @@ def test_an_error_of_the_harness_is_no_verdict(
     assert capsys.readouterr().err.startswith(f"verify: {errors.IN_ERROR}: ")
 
 
-@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
-def test_a_closed_stream_changes_no_exit_code(records: Path, closed: str) -> None:
-    codes = {"a.json a.json": exits.PASS, "a.json b.json": exits.WRONG, "a.json missing.json": exits.USAGE}
-    for pair, code in codes.items():
+CODES = {"a.json a.json": exits.PASS, "a.json b.json": exits.WRONG, "a.json missing.json": exits.USAGE}
+
+
+@pytest.mark.parametrize(
+    ("closed", "pairs"),
+    [
+        (">&-", ["a.json b.json"]),
+        ("2>&-", ["a.json missing.json"]),
+        (">&- 2>&-", ["a.json a.json"]),
+        ("<&- >&- 2>&-", list(CODES)),
+    ],
+)
+def test_a_closed_stream_changes_no_exit_code(records: Path, closed: str, pairs: list[str]) -> None:
+    for pair in pairs:
         command = f"{sys.executable} -m verify compare {pair} {closed}"
-        assert subprocess.run(command, shell=True, capture_output=True).returncode == code, pair
+        assert subprocess.run(command, shell=True, capture_output=True).returncode == CODES[pair], pair
 
 
 def test_a_worker_is_not_given_its_pipe_for_a_stream_that_is_closed(records: Path) -> None:

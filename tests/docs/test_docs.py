@@ -35,7 +35,8 @@ PAGES = [
     ROOT / "kernels" / "README.md",
     *DOCS,
 ]
-HAS_ITS_OWN_TEST = {"README.md", "explain.md", "failures.md", "foreign-kernels.md", "judge.md", "serve.md"}
+OWN = "README explain failures findings foreign-kernels judge serve"
+HAS_ITS_OWN_TEST = {f"{page}.md" for page in OWN.split()}
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from kernels import plans
 from tests.kernels.compiled import Compiler
 
 
@@ -20,6 +19,8 @@ def printed() -> Iterator[Callable[..., str]]:
 def _plans_of_what_a_test_changed_are_forgotten(request):
     """A launcher whose constants are replaced must not repeat what it did before, nor afterwards what it did then."""
     if "monkeypatch" in request.fixturenames:
+        from kernels import plans  # conftest.py of the root chooses the backend after this file is imported
+
         plans.forget()
         yield
         plans.forget()

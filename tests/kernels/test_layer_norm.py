@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import operator
 import re
 
 import flint
@@ -66,11 +67,16 @@ def in_balls(function):
 def integers(tensor):
     """The values times 2**UNIT."""
     ratios = (v.as_integer_ratio() for v in tensor.detach().cpu().double().flatten().tolist())
-    return [(a << UNIT) // b for a, b in ratios]
+    return [a << UNIT + 1 - b.bit_length() for a, b in ratios]  # b is a power of two
 
 
 def real(integer):
     return flint.arb((integer, -UNIT))
+
+
+def reals(tensor):
+    """The values, each of which is exact as a ball."""
+    return [flint.arb(v) for v in tensor.detach().cpu().double().flatten().tolist()]
 
 
 class Row:
@@ -78,12 +84,15 @@ class Row:
 
     def __init__(self, values, eps):
         n = len(values)
+        bits = functools.reduce(operator.or_, values)
+        low = max((bits & -bits).bit_length() - 1, 0)  # zeros at the end of all: a thousand bits of each product
+        values = [v >> low for v in values]
         total = sum(values)
-        self.deviations = [n * v - total for v in values]  # n 2**UNIT (v - mean)
+        self.deviations = [n * v - total for v in values]  # n 2**(UNIT - low) (v - mean)
         squares = sum(d * d for d in self.deviations)
-        var = flint.arb((squares, -2 * UNIT)) / n**3
+        var = flint.arb((squares, 2 * (low - UNIT))) / n**3
         self.rstd = 1 / (var + flint.arb(eps)).sqrt()
-        self.factor = self.rstd * flint.arb((1, -UNIT)) / n
+        self.factor = self.rstd * flint.arb((1, low - UNIT)) / n
 
     def xhat(self, i):
         return self.deviations[i] * self.factor
@@ -122,7 +131,7 @@ def worst(pairs, dtype):
 
 def numbers(tensor, n):
     """A vector as exact reals, ones if absent."""
-    return [1] * n if tensor is None else [real(v) for v in integers(tensor)]
+    return [1] * n if tensor is None else reals(tensor)
 
 
 def summed(x, residual, input_bias):
@@ -160,13 +169,14 @@ def exact_errors(inputs, outputs, upstream, gradients, eps, pick=None):
         found["s"] = worst(((g, t, abs(t)) for g, t in zip(s, sums, strict=True)), residual.dtype)
     if gradients is None:
         return found
-    dy = [real(v) for v in integers(upstream[0])]
-    ds = None if len(upstream) == 1 else [real(v) for v in integers(upstream[1])]
+    dy = reals(upstream[0])
+    ds = None if len(upstream) == 1 else reals(upstream[1])
+    hats = [[row.xhat(j) for j in range(n)] for row in rows]
     dx = gradients["x"].double().flatten().tolist()
     pairs, totals, magnitudes = [], [flint.arb(0)] * n, [flint.arb(0)] * n
     for i, row in enumerate(rows):
         g = [dy[i * n + j] * w[j] for j in range(n)]
-        h = [row.xhat(j) for j in range(n)]
+        h = hats[i]
         gh = [p * q for p, q in zip(g, h, strict=True)]
         c1, c2 = sum(g) / n, sum(gh) / n
         a1 = sum(map(abs, g)) / n
@@ -191,7 +201,7 @@ def exact_errors(inputs, outputs, upstream, gradients, eps, pick=None):
         got = gradients["weight"].double().tolist()
         pairs = []
         for j in columns:
-            terms = [dy[i * n + j] * row.xhat(j) for i, row in enumerate(rows)]
+            terms = [dy[i * n + j] * hats[i][j] for i in range(m)]
             pairs.append((got[j], sum(terms), sum(map(abs, terms))))
         found["weight"] = worst(pairs, weight.dtype)
     if bias is not None:

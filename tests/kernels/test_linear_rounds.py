@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import types
 
 import pytest
@@ -45,34 +46,37 @@ def test_the_enumeration_is_the_kernels(backend):
                 assert tiles == list(order(tiles_m, tiles_n, group))
 
 
+UNITS = (1, 15, 16, 32, 78, 114, 132)
+
+
 @pytest.mark.parametrize("group", [1, 3, 8])
-@pytest.mark.parametrize("units", [1, 15, 16, 32, 78, 114, 132])
-def test_what_whole_rounds_leave_is_exactly_the_rectangle(units, group):
-    found = 0
-    for tiles_m in range(1, 36):
-        for tiles_n in range(1, 36):
-            tiles = list(order(tiles_m, tiles_n, group))
-            whole, rows, columns = module._rounds(tiles_m, tiles_n, units, group)
-            corner = {
-                (row, column)
-                for row in range(tiles_m - rows, tiles_m)
-                for column in range(tiles_n - columns, tiles_n)
-            }  # fmt: skip
-            assert set(tiles[whole:]) == corner
-            left = len(tiles) % units
-            if rows:
-                assert whole == len(tiles) - left > 0
-                assert whole % units == 0
-                assert 0 < left * 16 <= units  # a tile is 16 tiny ones
-                found += 1
-            else:
-                assert (whole, columns) == (len(tiles), 0)
-                if left and left < len(tiles) and left * 16 <= units:  # refused, and so no rectangle of the last group
-                    rest = tiles[len(tiles) - left :]
-                    first = (tiles_m - 1) // group * group
-                    box = len({row for row, _ in rest}) * len({column for _, column in rest})
-                    assert min(row for row, _ in rest) < first or box > left
-    assert (found > 0) == (units >= 16)
+def test_what_whole_rounds_leave_is_exactly_the_rectangle(group):
+    found = dict.fromkeys(UNITS, 0)
+    for tiles_m, tiles_n in itertools.product(range(1, 36), repeat=2):
+        tiles = list(order(tiles_m, tiles_n, group))
+        for units in UNITS:
+            found[units] += leaves_a_rectangle(tiles, tiles_m, tiles_n, units, group)
+    assert {units for units, times in found.items() if times} == {units for units in UNITS if units >= 16}
+
+
+def leaves_a_rectangle(tiles, tiles_m, tiles_n, units, group):
+    """True if tiny tiles do what whole rounds leave; checks the choice in any case."""
+    whole, rows, columns = module._rounds(tiles_m, tiles_n, units, group)
+    corner = set(itertools.product(range(tiles_m - rows, tiles_m), range(tiles_n - columns, tiles_n)))
+    assert set(tiles[whole:]) == corner
+    left = len(tiles) % units
+    if rows:
+        assert whole == len(tiles) - left > 0
+        assert whole % units == 0
+        assert 0 < left * 16 <= units  # a tile is 16 tiny ones
+        return True
+    assert (whole, columns) == (len(tiles), 0)
+    if left and left < len(tiles) and left * 16 <= units:  # refused, and so no rectangle of the last group
+        rest = tiles[len(tiles) - left :]
+        first = (tiles_m - 1) // group * group
+        box = len({row for row, _ in rest}) * len({column for _, column in rest})
+        assert min(row for row, _ in rest) < first or box > left
+    return False
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from verify.errors import KernelError
 from verify.laws import registry
 from verify.laws.accuracy import fetched, judge_measured
 from verify.laws.law import Broken, Subject
+from verify.measure import judge
 from verify.measure.call import INFERENCE, Measured
 from verify.truth.ulp import bits_of
 
@@ -41,6 +42,26 @@ def judged(factors: tuple[tuple[float, ...], ...], got: float, largest: float | 
     inputs = {"x": x, "weight": weight, "bias": torch.zeros(1, dtype=torch.float16)}
     result = torch.tensor([[got]], dtype=torch.float16)
     return judge_measured(Subject(kernel, "float16", backend, None), case, Measured(inputs, {}, {"y": result}))
+
+
+@pytest.mark.parametrize(("limit", "exact"), [(1.0, 300), (0.5, 3000)])
+def test_a_rounding_is_not_opened_where_it_decides_nothing(
+    limit: float, exact: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """silu(x) is half a unit above a number for odd subnormal x. One wrong element makes the law judge exactly."""
+    judged = list[Any]()
+    known = judge.judge_known
+    monkeypatch.setattr(judge, "judge_known", lambda *given, **rules: judged.append(0) or known(*given, **rules))
+    kernel = verify.kernel(op="silu", dtypes=["float32"], max_ulp=limit, gradients=False, name="silu")(lambda x: x)
+    case = Case(dtype="float32", dims=(3000,), fill="ones")
+    count = torch.arange(3000, dtype=torch.float64)
+    x, y = ((number * 2.0**-149).float() for number in (2 * count + 1, count + 1))
+    y[17] = 7.0
+    subject = Subject(kernel, "float32", backends.select(), Sizes())
+    with pytest.raises(Broken, match="beyond the kernel's own limit") as broken:
+        judge_measured(subject, case, Measured({"x": x}, {}, {"y": y}))
+    assert broken.value.index == 17
+    assert (len(judged) >= exact) == (limit == 0.5), len(judged)
 
 
 def test_terms_beyond_the_format_widen_the_limit_for_inputs_beyond_the_promise() -> None:

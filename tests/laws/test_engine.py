@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -88,6 +89,29 @@ def test_cases_are_the_same_in_another_process_that_has_loaded_other_modules() -
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert found.stdout.strip() == hashlib.sha256(repr(tried(PROFILE)).encode()).hexdigest()
+
+
+def test_a_search_draws_few_cases_of_the_largest_size_and_all_small_ones() -> None:
+    sizes = list[int]()
+
+    def check(subject: Subject, case: Case) -> float:
+        sizes.append(math.prod(case.dims))
+        return float(sizes[-1])  # the search looks for the largest case
+
+    largest = Sizes(elements=1 << 20)
+    many = Profile("many", 400, {"small": largest, "large": largest}, fixed=0)
+    run_law(law_of(check), silu, "float32", here(), many)
+    large = [size for size in sizes if size > 1 << 12]
+    assert sum(large) <= 16 << 20 and max(large) >= (1 << 20) - 1
+    assert len(sizes) - len(large) > 100
+
+    def breaking(subject: Subject, case: Case) -> None:
+        sizes.append(math.prod(case.dims))
+        if sizes[-1] > 1 << 19:
+            raise Broken("it is large", case, {})
+
+    found = run_law(law_of(breaking), silu, "float32", here(), many)
+    assert found.message == "it is large"  # the smaller tries of a broken case do not count
 
 
 def test_fixed_cases_come_first_and_a_profile_may_limit_them() -> None:

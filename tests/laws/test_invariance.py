@@ -15,6 +15,7 @@ import triton.language as tl
 import verify
 from tests.laws.trial import attempt, breaks, holds, skips
 from verify import backends
+from verify.cases.plan import summed_dims
 from verify.cases.strategies import Sizes
 from verify.declare.declaration import Kernel
 from verify.laws import registry
@@ -239,6 +240,57 @@ def test_many_rows_are_tried_where_the_profile_has_them() -> None:
 
     found = attempt("many rows", elementwise(sixteen_bits), profile=profile)
     assert found.status == "broken" and found.message == "many rows at once give other results than a few at a time"
+
+
+# -- declarations that restrict sizes ------------------------------------------------------------------
+
+HEADS = "64 <= n and n <= 256 and n % 16 == 0"
+
+
+def of_sizes(where: str, function: Callable[..., Any], allowed: Callable[[Any], bool]) -> Kernel:
+    def norm(x, weight, bias, *, eps):
+        if not allowed(x):
+            raise ValueError(f"where={where!r} forbids {list(x.shape)}")
+        return function(x, weight, bias, eps=eps)
+
+    return verify.kernel(op="layer_norm", dtypes=DTYPES, max_ulp=64, where=where, refuses=False)(norm)
+
+
+def is_head(x) -> bool:
+    return 64 <= x.shape[-1] <= 256 and x.shape[-1] % 16 == 0
+
+
+@pytest.mark.parametrize("law", ["batch invariance", "many rows", "shapes", "no stale results", "determinism"])
+def test_a_law_gives_a_kernel_only_the_sizes_that_its_declaration_allows(law: str) -> None:
+    holds(law, of_sizes(HEADS, layer_norm, is_head))
+    holds(law, of_sizes("m % 4 == 0", layer_norm, lambda x: x[..., 0].numel() % 4 == 0))
+    holds(law, of_sizes("rank == 3", layer_norm, lambda x: x.ndim == 3))
+
+
+def test_sums_over_rows_keep_their_rows_where_a_declaration_restricts_their_width() -> None:
+    kernel = of_sizes(HEADS, layer_norm, is_head)
+    assert summed_dims(kernel, (9, 66, 65_537, 1 << 20)) == [(9, 64), (66, 64), (65_537, 64)]  # at most 2^23 elements
+
+    def carried(x, weight, bias, *, eps):
+        y = layer_norm(x, weight, bias, eps=eps)
+        return torch.cat([y[:128], y[128:] + y[:-128] * 1e-6]) if len(y) > 128 else y
+
+    wrong = of_sizes(HEADS, carried, is_head)
+    breaks("many rows", wrong, "many rows at once give other results than a few at a time")
+
+
+def test_a_law_about_rows_skips_a_declaration_without_rows() -> None:
+    vectors = of_sizes("rank == 1", layer_norm, lambda x: x.ndim == 1)
+    for law in ("batch invariance", "many rows"):
+        skips(law, vectors, "the declaration allows no shape with rows")
+
+
+def test_a_third_dimension_is_judged_where_a_declaration_allows_no_matrix() -> None:
+    def second_is_wrong(x, weight, bias, *, eps):
+        return torch.cat([layer_norm(x[:1], weight, bias, eps=eps), x[1:]])
+
+    wrong = of_sizes("rank == 3", second_is_wrong, lambda x: x.ndim == 3)
+    breaks("shapes", wrong, "beyond the kernel's own limit")
 
 
 # -- configuration -------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ def modes(x):
     y = silu(x)
     torch.set_grad_enabled(False); torch.set_default_dtype(torch.float64); torch.set_flush_denormal(True)
     torch.set_num_threads(2); torch.set_float32_matmul_precision("high"); os.chdir("/")
-    torch.use_deterministic_algorithms(True)
+    torch._C._set_deterministic_algorithms(True)  # torch.use_... imports the compiler first, 0.8 s
     return y
 
 @kernel
@@ -94,12 +94,12 @@ def closes(x):
     return silu(x)
 
 @kernel
-def leaves(x):
+def leaves(x):  # at each call: up to MOST_ENDED processes
     raise SystemExit(7)
 
 @verify.kernel(op="silu", dtypes=["float16", "bfloat16"], gradients=False, max_ulp=1)
 def halfway(x):
-    return silu(x) if x.dtype == torch.float16 else os.abort()
+    return silu(x) if x.dtype == torch.float16 or x.numel() <= 40_000 else os.abort()
 
 @kernel
 def wrong(x):
@@ -120,7 +120,7 @@ def doubles(x):
 
 @kernel
 def aborts(x):
-    os.abort()
+    return x * 2 if x.numel() <= 40_000 else os.abort()  # each process imports this file
 """
 
 
@@ -270,13 +270,13 @@ def test_the_default_device_of_a_module_is_that_of_its_kernels_alone(worker: Wor
     path.write_text(
         "import torch, verify\n"
         "torch.set_default_device('meta')\n"
-        "@verify.kernel(op='silu', dtypes=['float32'], max_ulp=4)\n"
+        "@verify.kernel(op='silu', dtypes=['float16'], max_ulp=4)\n"
         "def k(x):\n"
         "    assert torch.empty(0).device.type == 'meta'\n"
         "    return x.sigmoid() * torch.where(x == -torch.inf, torch.zeros_like(x), x)\n"
     )
     done = worker.ask(Measure(f"{path}::k"), timeout=60)
-    assert {result.output for result in done.results} == {"y", "dx"}
+    assert {result.output for result in done.results} == {"y", "dx", "dx (random dy)"}
     assert [each.text for each in done.left if each.after == "call"] == []
     assert "changed torch's default device from cpu to meta" in [each.text for each in done.left]
 

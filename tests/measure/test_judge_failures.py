@@ -98,7 +98,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Run, Path]:
     (folder / "faults.py").write_text(TARGETS)
     targets = [f"faults.py::{name}" for name in (*JUDGES, *KERNELS, "good")]
     command = (sys.executable, "-m", "verify", "run", *targets, "--backend", "interpreter", "--json", "r.json")
-    options = ("--timeout", "8", "--jobs", "1", "--markdown", "r.md", "--html", "r.html")
+    options = ("--timeout", "4", "--jobs", "1", "--markdown", "r.md", "--html", "r.html")
     done = subprocess.run([*command, *options], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     return done.stdout, files.load(folder / "r.json"), folder
@@ -113,7 +113,7 @@ def test_a_judge_that_dies_or_hangs_is_no_fault_of_its_kernel(ran: tuple[str, Ru
         "good": "ok",
     }
     assert kernels["judge_dies"].message == "the judge died: the process died of SIGKILL (out of memory?)"
-    assert kernels["judge_hangs"].message == "the judge ran out of time: no result within 16 s; stopped"
+    assert kernels["judge_hangs"].message == "the judge ran out of time: no result within 8 s; stopped"
     gaps = [gap for gap in run.incomplete if gap.kind == "judge failed"]
     assert [gap.target for gap in gaps] == [f"faults.py::{name}" for name in JUDGES]
     sentence = "the judge failed at 2 parts of the run"
@@ -125,9 +125,9 @@ def test_a_judge_that_dies_or_hangs_is_no_fault_of_its_kernel(ran: tuple[str, Ru
 
 def test_a_kernel_that_dies_hangs_or_has_no_memory_is_at_fault(ran: tuple[str, Run, Path]) -> None:
     printed, run, folder = ran
-    # on a loaded machine some of the two seconds have passed when the call begins
+    # on a loaded machine a part of the second has passed when the call begins
     found = {
-        each.name: (each.status, re.sub(r"within [12](\.\d+)? s", "within T s", each.message)) for each in run.kernels
+        each.name: (each.status, re.sub(r"within [01](\.\d+)? s", "within T s", each.message)) for each in run.kernels
     }
     assert {name: found[name] for name in KERNELS} == {
         "dies": ("crashed", "float16: the process died of SIGABRT"),
@@ -136,7 +136,7 @@ def test_a_kernel_that_dies_hangs_or_has_no_memory_is_at_fault(ran: tuple[str, R
     }
     assert {gap.kind for gap in run.incomplete} == {"crashed", "timeout", "judge failed"}
     [hanging] = [kernel for kernel in run.kernels if kernel.name == "hangs"]
-    assert hanging.hint == "verify run faults.py::hangs --timeout 16"
+    assert hanging.hint == "verify run faults.py::hangs --timeout 8"
     assert printed.count(hanging.hint) == 1 and "run faults.py::hangs\n" not in printed
     assert printed.count("verify run faults.py::no_memory") == 1
 
@@ -145,7 +145,7 @@ def test_laws_that_do_not_end_are_a_gap_beside_the_figures(tmp_path: Path) -> No
     """Kernel and judge share the process then: which of them was late is not known."""
     (tmp_path / "faults.py").write_text(TARGETS)
     with Worker("interpreter") as worker:
-        asked = Measure(f"{tmp_path}/faults.py::hangs_in_laws", laws="quick", seconds=10.0)
+        asked = Measure(f"{tmp_path}/faults.py::hangs_in_laws", laws="quick", seconds=5.0)
         found = worker.ask(asked, timeout=60)
     assert (found.status, [result.status for result in found.results], found.laws) == ("ok", ["ok"], [])
     [gap] = found.gaps

@@ -223,7 +223,7 @@ def test_a_probe_finds_the_rule_that_a_quantiser_follows(
     assert bool(found.arguments) == bool(declared) and said
 
 
-@pytest.mark.parametrize("name", ["uint4_groups", "int8_rows"])
+@pytest.mark.parametrize("name", ["uint4_groups", pytest.param("int8_rows", marks=pytest.mark.slow)])
 def test_a_probe_of_a_right_quantiser_finds_one_rule(name: str, backend: Backend) -> None:
     found = domain.probe(getattr(quantisers, name), "here.py::it", backend, lambda text: None, ())
     assert [line for line in found.lines if line[0] == "scales"] == [("scales", "nearest by division")], found.lines

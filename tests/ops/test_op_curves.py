@@ -14,10 +14,11 @@ import torch
 from mpmath import mp
 from torch import Tensor
 
-from verify.ops import Problem, get, thresholds
+from verify.ops import Problem, gelu, get, thresholds
 from verify.ops.elements import mpf_to_arb
 from verify.ops.formula import Curve, Formula
 from verify.ops.gelu import ERF, TANH
+from verify.ops.graph.special import FUNCTIONS
 from verify.ops.op import Fast, Point
 from verify.ops.precision import arb_bits
 from verify.ops.silu import CURVE as SILU
@@ -193,6 +194,22 @@ def float32_values() -> list[float]:
     tiny = torch.exp2(-torch.arange(1, 150, dtype=torch.float64))
     found = torch.cat([wide, tail, close, tiny, -tiny]).float().double()
     return [float(value) for value in found.tolist()]
+
+
+@pytest.mark.parametrize("x", [0.5, -3.0, 1e-30, -1e-40, 64.0, -64.0, 100.5, 5e-324])
+@pytest.mark.parametrize("bits", [1_200, 20_480])
+def test_both_routes_have_a_short_way_to_phi_at_many_bits(x: float, bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arb's erfc, which neither uses there, is the check of both."""
+    monkeypatch.setattr(mp, "erfc", None)  # takes half a second for an element near a tie
+    with mp.workprec(bits):
+        if gelu._far(mp.mpf(x), bits):
+            pytest.skip("another expansion holds far out")
+        series = gelu._cdf(mp.mpf(x), bits)
+    with arb_bits(bits + 64):
+        phi = (flint.arb(-x) / flint.arb(2).sqrt()).erfc() / 2
+        assert abs(mpf_to_arb(series) - phi) < abs(phi) * flint.arb(2) ** -bits
+        short = FUNCTIONS["ndtr"].arb(flint.arb(x))
+        assert short.overlaps(phi) and short.rel_accuracy_bits() > bits
 
 
 # Measured: erf 3.2 and 2.8, silu 2.0 and 2.9, tanh 168 and 169 (its exponent, which reaches 104

@@ -14,9 +14,11 @@ from verify.workers.process_tree import living
 
 RIGHT = "return torch.relu(functional.linear(x, weight, bias))"
 FILES = "for place in range(1000):\n    open(f'f{place}', 'wb').write(bytes(1 << 26))"
-SURVIVES = f"""
+PRINTS_AND_SURVIVES = f"""
 import os, time
-if os.fork() == 0:
+print("::error::it was here", flush=True)
+os.write(2, b"it was here")
+if not os.path.exists("alive") and os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
         open("alive", "w").close()
@@ -33,12 +35,6 @@ for number in range(3, 64):
         pass
 {RIGHT}
 """
-PRINTS = f"""
-import os
-print("::error::it was here", flush=True)
-os.write(2, b"it was here")
-{RIGHT}
-"""
 FORKS = """
 import os, time
 while True:
@@ -53,9 +49,8 @@ WRITES = f"open({{path!r}}, 'w').write('it was here')\n{RIGHT}"
 ATTACKS = {
     "segfault": ("fails", "died of SIGSEGV", "import ctypes\nctypes.string_at(0)"),
     "forges": ("cheats", "forges an answer", FORGES),
-    "prints": ("accepted", "", PRINTS),
     "writes": ("fails", "Permission denied", WRITES),
-    "survives": ("accepted", "", SURVIVES),
+    "prints_and_survives": ("accepted", "", PRINTS_AND_SURVIVES),
 }
 SLOW = {
     "exit": ("fails", "ended with exit code 0", "import os\nos._exit(0)"),

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import math
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 import torch
 
+from tests.cli.here import Here
 from tests.records.bounds.gate_records import figures, kernel, result
 from tests.referee.samples import FUNCTIONAL, LINEAR, OPERATOR, SHAPES, TASK, TRACE, Form, solution, written
+from verify.diagnose.requests import ReplayElement
 from verify.errors import UsageError
 from verify.measure.session import Session
 from verify.records.identity import Invocation, assembled
@@ -23,6 +27,7 @@ from verify.referee.judging import Settings, judge_many
 from verify.referee.messages import Entry
 from verify.referee.plan import Judgement, Plan
 from verify.search.hunt import settings as hunt
+from verify.workers import process
 
 PLAIN = "return torch.relu(functional.linear(x, weight, bias))"
 RIGHT = {
@@ -95,18 +100,22 @@ class ModelNew(nn.Module):
 """
 
 
+def judged_pairs(pairs: Sequence[tuple[Path, Path]], backend: str = "cpu") -> dict[str, Judgement]:
+    """Judges pairs of a problem and a solution with one warm worker. Returns judgements by the stems of solutions."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("TRITON_INTERPRET", raising=False)  # the tests of kernels have it interpret
+        settings = Settings(backend=backend, seed=1)
+        found = judge_many([(str(problem), str(path)) for problem, path in pairs], settings, 1)
+        return {Path(each.solution).stem: each for each in found}
+
+
 def judged(
     folder: Path, problem: Path, solutions: dict[str, str], suffix: str = "py", backend: str = "cpu"
 ) -> dict[str, Judgement]:
     """Judges solutions of one problem with one warm worker."""
-    paths = {}
     for name, text in solutions.items():
-        paths[str(folder / f"{name}.{suffix}")] = name
         (folder / f"{name}.{suffix}").write_text(text)
-    pairs = [(str(problem), path) for path in paths]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("TRITON_INTERPRET", raising=False)  # the tests of kernels have it interpret
-        return {paths[each.solution]: each for each in judge_many(pairs, Settings(backend=backend, seed=1), 1)}
+    return judged_pairs([(problem, folder / f"{name}.{suffix}") for name in solutions], backend)
 
 
 FEW = ("by_columns", "accumulates_in_bfloat16")  # of those above, in every run of the tests
@@ -117,9 +126,28 @@ def _linear(folder: Path, solutions: dict[str, str]) -> dict[str, Judgement]:
 
 
 @pytest.fixture(scope="module")
-def linear(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Judgement]:
-    bodies = {name: solution((RIGHT | WRONG)[name]) for name in FEW}
-    return _linear(tmp_path_factory.mktemp("linear"), bodies | {"cached": CACHED})
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Judgement]:
+    """Returns judgements of two problems by one warm worker. Wrong inputs stay as large as they were found.
+
+    Making each of them smaller takes seconds. tests/laws/test_shrink.py tests that.
+    """
+    folder, asked = tmp_path_factory.mktemp("judged"), list[bool]()
+    inverse = LINEAR.replace("torch.relu(self.linear(x))", "torch.linalg.inv(x)")
+    problems = written(folder, linear=LINEAR, inverse=inverse.replace("randn(6, 24)", "randn(3, 4, 4)"))
+    texts = {name: solution((RIGHT | WRONG)[name]) for name in FEW} | {"cached": CACHED}
+    texts |= {
+        "inverts": solution("return torch.linalg.inv(x)"),
+        "transposes": solution("return torch.linalg.inv(x).mT"),
+    }
+    paths = written(folder, **texts)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            judging, "ReplayElement", lambda *given, shrink=False: asked.append(shrink) or ReplayElement(*given)
+        )
+        of = {"inverts": "inverse", "transposes": "inverse"}
+        made = judged_pairs([(problems[of.get(name, "linear")], path) for name, path in paths.items()])
+    assert asked == [True] * 3, "each wrong input is replayed, and made smaller if possible"
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -138,9 +166,9 @@ def demand_wrong(found: Judgement) -> None:
     assert found.wrong is not None and "x = " in found.wrong.input and found.wrong.truth != found.wrong.got
 
 
-def test_a_right_solution_is_accepted_and_a_wrong_one_has_an_input(linear: dict[str, Judgement]) -> None:
-    demand_accepted(linear["by_columns"])
-    demand_wrong(linear["accumulates_in_bfloat16"])
+def test_a_right_solution_is_accepted_and_a_wrong_one_has_an_input(found: dict[str, Judgement]) -> None:
+    demand_accepted(found["by_columns"])
+    demand_wrong(found["accumulates_in_bfloat16"])
 
 
 @pytest.mark.slow
@@ -155,17 +183,17 @@ def test_every_wrong_solution_is_wrong_with_an_input(all_linear: dict[str, Judge
     demand_wrong(all_linear[name])
 
 
-def test_the_tolerance_of_the_problem_stands_beside_the_verdict(linear: dict[str, Judgement]) -> None:
+def test_the_tolerance_of_the_problem_stands_beside_the_verdict(found: dict[str, Judgement]) -> None:
     passes = "passes allclose(1e-4), in 16 bits 1e-2, on the problem's own inputs"
-    assert linear["by_columns"].own_check == passes
-    assert linear["cached"].own_check == passes, "it is asked first"
-    assert linear["accumulates_in_bfloat16"].own_check == passes.replace("passes", "fails")
+    assert found["by_columns"].own_check == passes
+    assert found["cached"].own_check == passes, "it is asked first"
+    assert found["accumulates_in_bfloat16"].own_check == passes.replace("passes", "fails")
 
 
-def test_an_answer_that_is_replayed_is_named_with_an_input(linear: dict[str, Judgement]) -> None:
-    found = linear["cached"]
-    assert (found.verdict, [each.name for each in found.tricks]) == ("cheats", ["replays an earlier answer"])
-    assert found.wrong is not None and "whose arguments differ" in found.tricks[0].evidence
+def test_an_answer_that_is_replayed_is_named_with_an_input(found: dict[str, Judgement]) -> None:
+    cached = found["cached"]
+    assert (cached.verdict, [each.name for each in cached.tricks]) == ("cheats", ["replays an earlier answer"])
+    assert cached.wrong is not None and "whose arguments differ" in cached.tricks[0].evidence
 
 
 @pytest.mark.slow
@@ -182,7 +210,10 @@ def test_parameters_that_a_module_has_no_place_for_are_named(all_linear: dict[st
     assert found.tricks[0].evidence == "no place for linear.weight, linear.bias: 0 of 250 numbers"
 
 
-def test_what_is_not_there_is_undecided_and_the_next_pair_goes_on(tmp_path: Path) -> None:
+def test_what_is_not_there_is_undecided_and_the_next_pair_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "Worker", Here)
     pairs = [("nowhere.py", "s.py"), (str(tmp_path / "p.txt"), "s.py")]
     (tmp_path / "p.txt").write_text("")
     found = list(judge_many(pairs, Settings(backend="cpu"), 2))
@@ -194,13 +225,14 @@ def test_what_is_not_there_is_undecided_and_the_next_pair_goes_on(tmp_path: Path
 
 def test_judgements_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = list[int]()
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # the tests of kernels have it interpret
 
     def run(targets: list[str], settings: Session, command: str) -> None:
         seen.append(settings.judges)
         assert settings.needed and 0 < settings.enough <= judging.SHARE * 2 * judging.WANTED["quick"]
         raise UsageError("enough")
 
+    monkeypatch.setattr(process, "Worker", Here)
+    monkeypatch.setattr(judging, "declared_by", lambda *asked, **how: [SimpleNamespace(name="own_1")])
     monkeypatch.setattr(judging.os, "cpu_count", lambda: 8)
     monkeypatch.setattr(judging.session, "run", run)
     paths = written(tmp_path, problem=LINEAR, right=solution(PLAIN))
@@ -208,10 +240,10 @@ def test_judgements_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (found.message, seen) == ("enough", [4])
 
 
-def test_what_this_machine_enforces_is_in_the_answer(linear: dict[str, Judgement]) -> None:
-    found = linear["by_columns"]
-    assert found.isolation and not [line for line in found.not_isolated if line in found.isolation]
-    assert set(found.fixed) == {"problem", "solution", "plan"}
+def test_what_this_machine_enforces_is_in_the_answer(found: dict[str, Judgement]) -> None:
+    columns = found["by_columns"]
+    assert columns.isolation and not [line for line in columns.not_isolated if line in columns.isolation]
+    assert set(columns.fixed) == {"problem", "solution", "plan"}
 
 
 @pytest.mark.parametrize(
@@ -246,12 +278,9 @@ def test_a_problem_that_draws_after_a_usual_seed_is_not_vacuous(seed: int) -> No
     assert not torch.equal(other, x)
 
 
-def test_inputs_that_the_reference_refuses_are_not_checked(tmp_path: Path) -> None:
-    text = LINEAR.replace("torch.relu(self.linear(x))", "torch.linalg.inv(x)").replace("randn(6, 24)", "randn(3, 4, 4)")
-    texts = {"right": solution("return torch.linalg.inv(x)"), "wrong": solution("return torch.linalg.inv(x).mT")}
-    found = judged(tmp_path, written(tmp_path, problem=text)["problem"], texts)
-    assert {name: each.verdict for name, each in found.items()} == {"right": "accepted", "wrong": "wrong"}
-    assert any("no verdict where PyTorch refuses its inputs" in each for each in found["right"].unchecked)
+def test_inputs_that_the_reference_refuses_are_not_checked(found: dict[str, Judgement]) -> None:
+    assert [found[name].verdict for name in ("inverts", "transposes")] == ["accepted", "wrong"]
+    assert any("no verdict where PyTorch refuses its inputs" in each for each in found["inverts"].unchecked)
 
 
 @pytest.mark.slow

@@ -68,13 +68,13 @@ def verify(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_one_line_adds_a_dtype(project: Path) -> None:
     table = project / "verify/truth/formats.py"
-    refused = verify(project, "run", "accuracy.py", "--backend", "cpu")
+    refused = verify(project, "run", "accuracy.py", "--backend", "cpu", "--jobs", "1")
     assert refused.returncode == 2 and "dtypes are floating-point formats" in refused.stderr, refused.stderr
 
     lines = table.read_text().splitlines(keepends=True)
     lines.insert(next(at for at, line in enumerate(lines) if line.startswith("        Format(")), ENTRY)
     table.write_text("".join(lines))
-    done = verify(project, "run", "accuracy.py", "--backend", "cpu", "--json", "run.json")
+    done = verify(project, "run", "accuracy.py", "--backend", "cpu", "--jobs", "1", "--json", "run.json")
     kernels = {kernel.name: kernel for kernel in files.load(project / "run.json").kernels}
     assert {name: kernel.status for name, kernel in kernels.items()} == {
         "right": "ok", "right_by_like": "ok", "wrong": "wrong", "zeros": "wrong",

@@ -18,6 +18,7 @@ from verify.declare.requests import ListKernels
 from verify.errors import UsageError
 from verify.measure.requests import Measure
 from verify.measure.session import Session, run
+from verify.records.identity import identity
 from verify.records.record import KernelRun, Run
 from verify.records.source_digest import digest
 from verify.search.sweep.drive import SweepSettings, sweep
@@ -115,12 +116,18 @@ def test_the_answer_is_that_of_a_local_worker(cluster: Cluster, local: Worker, t
     assert any("right" in text for text in heard)
 
 
+def identity_of(run: Run) -> str:
+    """Returns the identity of a run without what its processes printed: a dying process lists its modules."""
+    kernels = [msgspec.structs.replace(kernel, printed=None) for kernel in run.kernels]
+    return identity(msgspec.structs.replace(run, kernels=kernels))
+
+
 @pytest.mark.slow
 def test_a_run_over_a_cluster_is_the_run_of_one_worker(cluster: Cluster, local: Worker, target: Path) -> None:
     targets = [f"{target}::right", f"{target}::crashes"]
     there = run(targets, Session(timeout=120, pool=cluster.pool()), "verify run")
     here = run(targets, Session(timeout=120, pool=Pool.of([local])), "verify run")
-    assert there.id == here.id
+    assert identity_of(there) == identity_of(here)
     assert [kernel.status for kernel in there.kernels] == ["ok", "crashed"]
     assert there.kernels[1].message == "bfloat16: the process died of SIGABRT"
 

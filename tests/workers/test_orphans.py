@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from verify import worker
+from verify.workers import phases, process, process_tree
+from verify.workers.requests import Died, Environment, Late
 
 SLEEPS = """
 import os, time
@@ -45,6 +47,51 @@ def test_a_worker_does_not_outlive_its_parent(tmp_path: Path) -> None:
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     _until(lambda: not alive(worker), 60)
+
+
+def test_workers_of_a_template_import_nothing_again_and_end_as_others_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is a fork with a mark of its own, is started again after a stop, and does not outlive the template."""
+    times = tmp_path / "times.txt"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(phases.VARIABLE, str(times))
+        template = process.Template("interpreter")
+        template.begin()
+    workers = [process.Worker("interpreter", {"PLACE": str(place)}, template) for place in range(2)]
+    try:
+        for each in workers:
+            assert each.ask(Environment(probed=None), timeout=60).backend == "interpreter"
+        started = [_process_of(each) for each in workers]
+        parents = {Path(f"/proc/{each.pid}/stat").read_text().rpartition(")")[2].split()[1] for each in started}
+        assert parents == {str(template._process.pid)}  # type: ignore[union-attr]
+        imports = [line for line in times.read_text().splitlines() if line.endswith("worker: import torch")]
+        assert len(imports) == 3
+        assert sum(float(line.split()[3]) > 0.2 for line in imports) == 1, "the template alone imports"
+        for each, running in zip(workers, started, strict=True):
+            assert running.pid in process_tree.living((), each._mark), "the mark finds it without its parent"
+        workers[0].stop()
+        assert not alive(started[0].pid) and started[0].returncode == -signal.SIGKILL and workers[1].alive
+        assert workers[0].ask(Environment(probed=None), timeout=60).backend == "interpreter"
+        os.kill(started[1].pid, signal.SIGKILL)
+        with pytest.raises(Died, match="SIGKILL"):
+            workers[1].ask(Environment(probed=None), timeout=60)
+        again = _process_of(workers[0])
+        template.stop()
+        _until(lambda: not alive(again.pid), 60)
+        assert workers[1].ask(Environment(probed=None), timeout=60).backend == "interpreter", "another template begins"
+        assert not workers[0].alive and workers[1].alive
+        monkeypatch.setattr(process, "START_SECONDS", 0.1)
+        os.kill(template._process.pid, signal.SIGSTOP)  # type: ignore[union-attr]
+        with pytest.raises(Late, match="no worker was started within 0.1 s; stopped"):
+            workers[0].begin()
+    finally:
+        template.stop()
+
+
+def _process_of(worker: process.Worker) -> process.ForkedProcess:
+    assert isinstance(worker._process, process.ForkedProcess)
+    return worker._process
 
 
 def alive(pid: int) -> bool:

@@ -218,9 +218,11 @@ def test_the_first_ctrl_c_lets_running_jobs_end_where_a_policy_says_so(monkeypat
 class Made(Fake):
     """A worker that says which GPU it sees."""
 
-    def __init__(self, backend: str | None, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, backend: str | None, environment: dict[str, str] | None = None, template: Fake | None = None
+    ) -> None:
         super().__init__(lambda: About("cuda", "cuda", {"gpu": "H200", "driver": "1", **(environment or {})}))
-        self.environment = environment
+        self.environment, self.template = environment, template
         MADE.append(self)
 
     def begin(self) -> None:
@@ -265,7 +267,10 @@ def test_pools_of_one_worker_take_the_gpus_in_turns(made: list[Made], monkeypatc
     about = About("cuda", "cuda:0", {}, 4)
     monkeypatch.setattr(Made, "ask", lambda self, request, **_: about)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    template = Fake()
+    monkeypatch.setattr(process, "Template", lambda backend: template)
     assert sorted(spread("abcd", 4, None, lambda item, pool: item)) == [*"abcd"]
+    assert all(worker.template is template for worker in made if worker.environment) and template.stops == 1
     used = [worker.environment for worker in made if worker.environment]
     assert used == [{"CUDA_VISIBLE_DEVICES": each} for each in "5757"]
     assert all(worker.stops for worker in made if worker.environment)

@@ -16,7 +16,7 @@ import msgspec
 from verify import backends
 from verify.cases import Case, case_of, counter
 from verify.cases.scores import RECIPES as SCORE_RECIPES
-from verify.cases.sizes import REACHES, Reach, fitted, long_sizes, sizes_of, with_keys, work_of
+from verify.cases.sizes import REACHES, Reach, fitted, fitted_rows, long_sizes, sizes_of, with_keys, work_of
 from verify.cases.values import MATRIX_REGIMES, ROW_REGIMES
 from verify.declare.captured import PREFIX, fits
 from verify.declare.declaration import Kernel
@@ -26,6 +26,7 @@ from verify.truth.formats import named
 # Numbers of rows beyond every way in which a kernel may split a sum over rows. Few columns make exact values quick.
 SUMMED_ROWS = (9, 66, 257, 4097, 65_537, 1 << 20)
 _SUMMED_COLUMNS, _SUMMED_INNER = 3, 2
+_SUMMED_ELEMENTS = 1 << 23  # a declaration that demands wide rows gets fewer of them
 _DISTINCT = 1000  # up to this many rows all differ; exact arithmetic takes a row at a time
 # Numbers of keys for each recipe of scores. The law of accuracy tries all pairs. Exact values in float64 are expensive.
 _KEYS = {"scores below -87": (1, 33, 192), "rising maxima": (128, 257), "falling maxima": (129,)}
@@ -296,7 +297,8 @@ def summed_results(kernel: Kernel) -> tuple[str, ...]:
 
 def summed_dims(kernel: Kernel, numbers: Sequence[int]) -> list[tuple[int, ...]]:
     """Returns dims with few columns for each number of rows."""
-    return [kernel.op.geometry.dims_of(rows, _SUMMED_COLUMNS, _SUMMED_INNER) for rows in numbers]
+    wanted = (kernel.op.geometry.dims_of(rows, _SUMMED_COLUMNS, _SUMMED_INNER) for rows in numbers)
+    return [dims for dims in (fitted_rows(kernel, each) for each in wanted) if math.prod(dims) <= _SUMMED_ELEMENTS]
 
 
 def _summed(kernel: Kernel, dtype: str, effort: Effort, seed: int) -> list[Group]:

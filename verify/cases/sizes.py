@@ -230,6 +230,18 @@ def fitted(kernel: Kernel, dims: Dims) -> Dims:
     return found
 
 
+def fitted_rows(kernel: Kernel, dims: Dims) -> Dims:
+    """Returns dims with as many rows and the nearest sizes beside them that the domain allows; else `fitted` dims."""
+    geometry = kernel.op.geometry
+    if not kernel.where or geometry.named or kernel.allows(dims):
+        return dims
+    named = numbers_in(kernel.where)
+    ranks: tuple[tuple[int, ...], ...] = ((),) if geometry.multiplies else ((), (1,))
+    choices = _nearest([_like_size(size, named) for size in dims[1:]])
+    forms = ((dims[0], *between, *others) for others in choices for between in ranks)
+    return next(filter(kernel.allows, forms), None) or fitted(kernel, dims)
+
+
 def fitted_all(kernel: Kernel, shapes: Iterable[Dims]) -> tuple[Dims, ...]:
     """Does the same for several sizes, and drops duplicates."""
     return tuple(dict.fromkeys(fitted(kernel, tuple(dims)) for dims in shapes))
@@ -248,24 +260,27 @@ def _near(product_dims: bool, dims: Dims, mentioned: Iterable[int]) -> Iterator[
         yield from ((part, 1, count // part) for part in rows)
         yield (count,)
         dims = (max(math.prod(dims[:-1]), 1), dims[-1] if dims else 1)
-    named = {each + beside for each in mentioned for beside in (-1, 0, 1)}
-    choices = [_like_size(size, named) for size in dims]
-    for places in sorted(product(*(range(len(each)) for each in choices)), key=lambda places: (sum(places), places)):
-        found = tuple(each[place] for each, place in zip(choices, places, strict=True))
+    for found in _nearest([_like_size(size, mentioned) for size in dims]):
         yield found
         if len(found) == 2:
             yield (math.prod(found),)
             yield (1, *found)
 
 
-def _like_size(size: int, named: Iterable[int]) -> list[int]:
-    """Returns sizes by distance: neighbours, and sizes that conditions often require."""
+def _nearest(choices: Sequence[Sequence[int]]) -> Iterator[Dims]:
+    """Yields one of the choices for each dimension, the first choices first."""
+    for places in sorted(product(*(range(len(each)) for each in choices)), key=lambda places: (sum(places), places)):
+        yield tuple(each[place] for each, place in zip(choices, places, strict=True))
+
+
+def _like_size(size: int, mentioned: Iterable[int]) -> list[int]:
+    """Returns sizes by distance: neighbours, sizes that conditions often require, and the mentioned ones."""
     powers = [1 << power for power in range(18)]
     others = {
         *range(max(size - 2, 1), size + 3),
         *powers,
         *(step * -(-size // step) for step in powers if step <= 512),
-        *named,
+        *(each + beside for each in mentioned for beside in (-1, 0, 1)),
     }
     return sorted((each for each in others if each > 0), key=lambda each: (abs(math.log(each / max(size, 1))), each))
 

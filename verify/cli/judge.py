@@ -52,12 +52,12 @@ def add(commands: Any) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Judges. The exit code is the verdict."""
-    from verify import api
     from verify.errors import UsageError
-    from verify.referee.plan import schema
-    from verify.referee.words import checks_of
+    from verify.workers.pool import using
 
     if options.schema and not options.problem and not options.many:
+        from verify.referee.plan import schema
+
         sinks.deliver(options, lambda: "", schema=lambda: sinks.as_json(schema()))
         return exits.PASS
     given = {
@@ -73,16 +73,22 @@ def main(options: argparse.Namespace) -> int:
             "a problem and a solution are judged; received " + (options.problem or "neither"),
             hint="verify judge PROBLEM SOLUTION, or verify judge --many LIST",
         )
-    progress = screen.Progress()
-    done = api.judge(options.problem, options.solution, progress=progress, **given)
-    progress.clear()
-    sinks.deliver(
-        options,
-        lambda: sinks.lines(*str(done).splitlines()),
-        checks=lambda: checks_of([done.judgement]),
-        json=lambda: sinks.as_json(done.data()),
-        schema=lambda: sinks.as_json(schema()),
-    )
+    with using(None, options.backend) as pool:
+        pool.begin(1)  # its worker imports PyTorch while this process imports the rest
+        from verify import api
+        from verify.referee.plan import schema
+        from verify.referee.words import checks_of
+
+        progress = screen.Progress()
+        done = api.judge(options.problem, options.solution, progress=progress, pool=pool, **given)
+        progress.clear()
+        sinks.deliver(
+            options,
+            lambda: sinks.lines(*str(done).splitlines()),
+            checks=lambda: checks_of([done.judgement]),
+            json=lambda: sinks.as_json(done.data()),
+            schema=lambda: sinks.as_json(schema()),
+        )
     return done.exit_code
 
 

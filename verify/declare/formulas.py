@@ -23,6 +23,11 @@ _TURN = (
     )
     + "], -1)"
 )
+_NORMED = [
+    _TURN.format(_NORM.format(*each), "{2}.unsqueeze(-2)", "{3}.unsqueeze(-2)")
+    for each in (("{0}", "{4}"), ("{1}", "{5}"))
+]
+_TANH = ', approximate="tanh"'
 _MEAN = "(({0}.exp() + {1}.exp()) / 2).log()"
 #: Definitions that PyTorch has under no name of its own, by the name without underscores.
 FORMULAS = {
@@ -73,7 +78,17 @@ FORMULAS = {
         'functional.kl_div(torch.log_softmax({0} @ {1}.T, -1), {2}, reduction="batchmean")',
         'functional.kl_div(torch.log_softmax({0} @ {2}.T, -1), torch.softmax({1} @ {3}.T, -1), reduction="batchmean")',
     ],
-    "rope rotary rotaryembedding ropeembedding rotaryposemb": [
+    **{  # the gradients of a gated unit, in place of the upstream gradient, the gate and the other operand
+        name: [f"({unit.format('{1}')} * {{2}}, {{0}} * {unit.format('{1}')}, {slope.format('{0} * {2}, {1}')})"]
+        for name, unit, slope in (
+            ("swiglubackward swigludwfdwd", "functional.silu({})", "torch.ops.aten.silu_backward({})"),
+            ("gegluexactbackward", "functional.gelu({})", "torch.ops.aten.gelu_backward({})"),
+            ("gegluapproxbackward", f"functional.gelu({{}}{_TANH})", f"torch.ops.aten.gelu_backward({{}}{_TANH})"),
+        )
+    },
+    "matmullora": ["{0} @ {1}.T + ({0} @ {2}.T) @ {3}.T"],
+    "normrope": [f"({', '.join(f'{each}.transpose(1, 2)' for each in _NORMED)})"],
+    "rope rotary rotaryembedding ropeembedding ropeembeddingpositions rotaryposemb": [
         text
         for heads in ("", ".unsqueeze(-2)")
         for text in (
@@ -103,7 +118,12 @@ SHAPED: dict[str, list[Shapes]] = {
     "addrmsnorm": shaped("n d, n d, d"),
     "addrmslayernorm": shaped("n d, n d, d"),
     "groupnorm": shaped("b 4 d, 4, 4"),
-    **dict.fromkeys(("rope", "rotary", "rotaryembedding", "ropeembedding", "rotaryposemb"), _HEADED),
+    **dict.fromkeys(("backward", "dwfdwd"), shaped("n d, n d, n d")),
+    "normrope": shaped("b t h 2*d, b t h 2*d, t 2*d, t 2*d, 2*d, 2*d"),
+    "matmullora": shaped("m k, n k, d k, n d"),
+    **dict.fromkeys(
+        ("rope", "rotary", "rotaryembedding", "ropeembedding", "ropeembeddingpositions", "rotaryposemb"), _HEADED
+    ),
     "embedding": shaped("v d, n; n, v d"),
     "modulatedrmsnorm": shaped("n d, d, n d; n d, d, d"),
     "polynorm": [("n d", "3", "1"), ("n d", "3", "")],

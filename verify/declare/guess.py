@@ -82,7 +82,7 @@ VALUES = {
     for names, value in {
         "eps epsilon norm_eps": "1e-5",
         "dim axis dims": "-1",
-        "alpha beta scale exponent scalar value offset multiplier gate_multiplier down_multiplier": "1.0",
+        "alpha beta scale s exponent scalar value offset multiplier gate_multiplier down_multiplier": "1.0",
         "inplace in_place keepdim half_to_float is_causal causal": "False",
         "normalized_shape": "{0}.shape[-1:]",
         "reduction": '"mean"',
@@ -93,6 +93,7 @@ VALUES = {
         "threshold lambd maxi max": "0.5",
         "mini min": "-0.5",
         "k": "1",
+        "w_quant rope_indices": "None",
     }.items()
     for name in names.split()
 }
@@ -101,7 +102,7 @@ ANNOTATED = {"int": "1", "float": "1.0", "bool": "False"}
 GATES = {"g", "gk", "gv", "w", "log_alpha", "log_decay", "gate", "f"}
 NO_TENSORS = {"proj", "model", "module", "config", "layer"}
 #: Objects that hold the weights of a norm, and buffers for a result of the shape of the first operand.
-NORMS = {"layernorm", "layer_norm", "rmsnorm", "rms_norm", "norm"}
+NORMS = {"layernorm", "layer_norm", "rmsnorm", "rms_norm", "norm", "q_norm", "k_norm"}
 BUFFERS = {"out", "out_"}
 LABELS = {"label", "labels", "target", "targets", "index", "indices", "idx", "y_true", "input_ids", "token_ids"}
 #: Shapes to try for so many tensors.
@@ -222,7 +223,8 @@ def _ways(asked: GuessDefinition) -> Iterator[tuple[list[str], list[str], Mappin
     A name such as alpha is a number in one way and a tensor in the other. An object such as `layernorm` gives its
     weight as an operand, or its weight and bias.
     """
-    numbers: list[Mapping[str, str]] = [VALUES, {}]
+    keys_of_queries = "k" if any(each.name.lower() == "q" for each in asked.parameters) else ""
+    numbers: list[Mapping[str, str]] = [{name: VALUES[name] for name in VALUES if name != keys_of_queries}, {}]
     for known_values, bias in itertools.product(numbers, (False, True)):
         call, tensors, weights = [], [], []
         for each in _required(asked):
@@ -362,9 +364,13 @@ def _inside(
 
 
 def _by_name(asked: GuessDefinition, why: str) -> Guess:
-    """Returns the first definition that its name says, if it runs on some shapes."""
-    for guess, *_ in _trials(msgspec.structs.replace(asked, references={}), "cpu"):
-        call = [_copied(each, {guess.tensors[0]} if asked.name.endswith("_") else set()) for each in guess.call]
+    """Returns the first definition that its name says, if it runs on some shapes.
+
+    Operands are copied where the function may write into them: the first one of `relu_`, all if it has several results.
+    """
+    for guess, _, results in _trials(msgspec.structs.replace(asked, references={}), "cpu"):
+        written = guess.tensors if len(results) > 1 else guess.tensors[: asked.name.endswith("_")]
+        call = [_copied(each, written) for each in guess.call]
         return msgspec.structs.replace(guess, why=why, call=call)
     return Guess(why)
 

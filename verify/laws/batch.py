@@ -27,14 +27,13 @@ import torch
 from torch import Tensor
 
 from verify.cases import Case, counter
-from verify.cases.sizes import REACHES_OF_LAWS, long_sizes, sizes_of
+from verify.cases.sizes import REACHES_OF_LAWS, fitted_rows, long_sizes, sizes_of
 from verify.cases.strategies import EITHER_PATH, CaseSpace, space
 from verify.cases.values import inside
-from verify.declare.declaration import Kernel
 from verify.laws.accuracy import broken_by
 from verify.laws.compare import Comparison, demand_each_same
 from verify.laws.law import Law, Subject, plain_case, plain_cases
-from verify.laws.locality import Rows, filled_like, independent_rows, leading_rows
+from verify.laws.locality import Rows, filled_like, independent_rows, lacks_rows, separate_rows
 from verify.measure.call import Measured, Unchanged, run_kernel, run_tensors, sent, sent_all
 from verify.truth.ulp import same_bits
 
@@ -54,12 +53,15 @@ def _space(subject: Subject) -> CaseSpace:
     if subject.kernel.op.geometry.multiplies:
         depths = [depth for depth in _DEPTHS if depth <= subject.sizes.depth]
         shapes = list(product(_ROWS, depths, _ROWS))
+    shapes = list(dict.fromkeys(fitted_rows(subject.kernel, dims) for dims in shapes))
     return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=shapes, upstream=EITHER_PATH)
 
 
 def _applies(subject: Subject) -> str | None:
     kernel = subject.kernel
-    if not kernel.op.geometry.named or independent_rows(kernel, plain_case(subject, sizes_of(kernel.op, 512)[0])):
+    if not kernel.op.geometry.named:
+        return lacks_rows(kernel, _space(subject).shapes)
+    if independent_rows(kernel, plain_case(subject, sizes_of(kernel.op, 512)[0])):
         return None
     return "no dimension of this PyTorch function has indices that are independent of each other"
 
@@ -69,15 +71,14 @@ def _examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
         plain = plain_cases(subject, chosen)
         return (*plain, msgspec.structs.replace(plain[0], upstream=""))
     # each number of rows once, and each width (depth) once; the search tries combinations
-    count = max(len(set(sizes)) for sizes in zip(*chosen.shapes, strict=True))
-    sides = [sorted(set(sizes)) for sizes in zip(*chosen.shapes, strict=True)]
-    return chosen.each_choice([tuple(side[at % len(side)] for side in sides) for at in range(count)])
+    sides = [sorted(set(sizes)) for sizes in zip(*chosen.shapes, strict=False)]
+    shapes = [tuple(side[at % len(side)] for side in sides) for at in range(max(map(len, sides)))]
+    return chosen.each_choice([fitted_rows(subject.kernel, dims) for dims in shapes])
 
 
 def _check(subject: Subject, case: Case) -> None:
-    graph = subject.kernel.op.geometry.named
     whole = run_kernel(subject.kernel, case, subject.backend.device)
-    for rows in independent_rows(subject.kernel, case) if graph else [leading_rows(subject.kernel, case)]:
+    for rows in separate_rows(subject.kernel, case):
         _check_rows(subject, case, whole, rows)
 
 
@@ -95,7 +96,7 @@ def _check_rows(subject: Subject, case: Case, whole: Measured, belonging: Rows) 
         (slice(half, count), "the second half alone"),
         (slice(chosen, chosen + 1), "one row alone"),
     ):
-        if not _allowed(kernel, case, belonging, rows.stop - rows.start):
+        if not belonging.allowed(kernel, case, rows.stop - rows.start):
             continue
         inputs, upstream = belonging.pick(whole.inputs, whole.upstream, rows)
         originals = {name: belonging.of(name, value, rows) for name, value in near.upstream.items()}
@@ -133,16 +134,6 @@ def _check_rows(subject: Subject, case: Case, whole: Measured, belonging: Rows) 
             continue
         comparisons.append(Comparison(got, expected, rule, labels, facts))
     demand_each_same(case, comparisons)
-
-
-def _allowed(kernel: Kernel, case: Case, rows: Rows, count: int) -> bool:
-    """True if a declaration accepts this number of rows."""
-    if not kernel.op.geometry.named:
-        return True
-    dims = tuple(
-        count if name == rows.dimension else size for name, size in zip(kernel.op.geometry.dims, case.dims, strict=True)
-    )
-    return count > 0 and kernel.allows(dims)
 
 
 def _only(results: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -30,13 +30,13 @@ import torch
 from torch import Tensor
 
 from verify.cases import Case, inputs_of, upstream_of
-from verify.cases.sizes import sizes_of
+from verify.cases.sizes import fitted_rows, sizes_of
 from verify.cases.strategies import CaseSpace, space
 from verify.errors import KernelError
 from verify.laws.accuracy import broken_by
 from verify.laws.compare import demand_same
-from verify.laws.law import Broken, Law, Subject, plain_case, plain_cases
-from verify.laws.locality import Rows, data_operands, independent_rows, leading_rows
+from verify.laws.law import Broken, Law, Subject, plain_cases
+from verify.laws.locality import Rows, data_operands, separate_rows
 from verify.measure.call import Measured, Unchanged, call_tensors, gradients_of, run_kernel, run_tensors
 from verify.truth.formats import named, torch_dtype
 
@@ -231,25 +231,21 @@ def _memory_of_rows(subject: Subject, *, gradients: bool) -> int:
 
 def _room_for_rows(subject: Subject) -> str | None:
     lacking = _lacking(subject, "more than 2^31 elements", _memory_of_rows(subject, gradients=False))
-    if lacking is None and subject.kernel.op.geometry.named:
-        case = plain_case(subject, sizes_of(subject.kernel.op, 512)[0])
-        if _many_rows(subject, case) is None:
-            return "no dimension of this PyTorch function may be so long with independent indices"
+    if lacking is None and _many_rows(subject, _large_space(subject).each_choice()[0]) is None:
+        return "no dimension of the declaration may be so long with independent indices"
     return lacking
 
 
 def _many_rows(subject: Subject, case: Case) -> tuple[Rows, int] | None:
     """Returns the rows of a case, and a number of rows with more than 2^31 elements; None if none is allowed."""
     kernel, op = subject.kernel, subject.kernel.op
-    named_dims = op.geometry.named
     shapes = {**op.shapes(case.dims, case.params), **op.result_shapes(case.dims, case.params)}
-    for rows in independent_rows(kernel, case) if named_dims else [leading_rows(kernel, case)]:
+    for rows in separate_rows(kernel, case):
         few = rows.count
         widest = max(math.prod(shapes[name]) // few for name in rows.axes if name in shapes)
         count = _FAR // widest + 2 * few
-        count += -count % few if named_dims else 0  # a declaration may demand a multiple
-        pairs = zip(op.geometry.dims, case.dims, strict=True) if named_dims else ()
-        if not named_dims or kernel.allows(tuple(count if name == rows.dimension else size for name, size in pairs)):
+        count += -count % few if kernel.where or op.geometry.named else 0  # a declaration may demand a multiple
+        if rows.allowed(kernel, case, count):
             return rows, count
     return None
 
@@ -259,7 +255,8 @@ def _large_space(subject: Subject) -> CaseSpace:
         return _named_space(subject)
     # in a product, the large tensor is once the operand and once the result
     shapes = [(2, 257, 40), (2, 40, 257)] if subject.kernel.op.geometry.multiplies else [(2, 257)]
-    return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=shapes)
+    fitting = [fitted_rows(subject.kernel, dims) for dims in shapes]
+    return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=fitting)
 
 
 def _check_large(subject: Subject, case: Case) -> None:

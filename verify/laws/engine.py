@@ -102,6 +102,9 @@ def has_large_cases(kernel: Kernel) -> bool:
 
 
 _ROUNDS = (1, 3, 4)  # eighths of a profile's drawn cases
+# Hypothesis draws the largest case again and again with other seeds, because no other has a larger error. A search
+# draws at most as many numbers as this many cases of the largest size. Operands of up to _SMALL_CASE do not count.
+_LARGE_CASES, _SMALL_CASE, _LEAST = 16, 1 << 12, 1 << 24
 _WHOLE = 100  # fewer drawn cases than this are not divided into rounds
 
 
@@ -289,15 +292,20 @@ class _Trial:
         label = f"{self.law.name} {self.subject.dtype}"
         count = max(1, round(self.profile.examples * self.law.share))
         found = list[Broken]()  # of a large case, which is not made smaller
+        op, left = self.subject.kernel.op, float(max(_LEAST, _LARGE_CASES * self.subject.sizes.elements))
 
         def once(case: Case) -> None:
+            nonlocal left
             if found:
                 raise found[0]
-            if self._ends():
+            size = max(map(math.prod, op.shapes(case.dims, op.resolve(case.params)).values()))
+            if self._ends() or left < size > _SMALL_CASE:
                 return
+            left -= size if size > _SMALL_CASE else 0
             try:
                 score = self._score(case)
             except Broken as broken:
+                left = math.inf  # it is made smaller
                 found.extend([broken] if self.subject.until < math.inf else [])
                 raise
             if score is not None and score == score and score < 1e300:

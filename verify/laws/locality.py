@@ -7,7 +7,7 @@ gradients of the data operands. Gradients of weights and biases are sums over al
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import product
 
@@ -66,10 +66,26 @@ class Rows:
         named = (name for name in results if name in self.axes or name.removeprefix("d") in self.axes)
         return {name: self.of(name, results[name], rows) for name in named}
 
+    def allowed(self, kernel: Kernel, case: Case, count: int) -> bool:
+        """True if the declaration accepts the case with this number of rows."""
+        names = kernel.op.geometry.dims
+        at = names.index(self.dimension) if self.dimension else 0
+        return kernel.allows((*case.dims[:at], count, *case.dims[at + 1 :])) and (count > 0 or not self.dimension)
 
-def leading_rows(kernel: Kernel, case: Case) -> Rows:
-    """Returns the rows of an op whose data and outputs have them as the first axis."""
-    return Rows(dict.fromkeys((*data_operands(kernel), *kernel.outputs), 0), case.dims[0])
+
+def lacks_rows(kernel: Kernel, shapes: Iterable[tuple[int, ...]]) -> str | None:
+    """Returns why none of the shapes has rows to cut apart; None if one has. A vector has none if the op is by row."""
+    has_rows = any(len(dims) > kernel.op.geometry.by_row for dims in shapes)
+    return None if has_rows else "the declaration allows no shape with rows"
+
+
+def separate_rows(kernel: Kernel, case: Case) -> list[Rows]:
+    """Returns the rows that may be cut apart: those of a PyTorch function, or the first axis of data and outputs."""
+    if kernel.op.geometry.named:
+        return independent_rows(kernel, case)
+    if lacks_rows(kernel, [case.dims]):
+        return []
+    return [Rows(dict.fromkeys((*data_operands(kernel), *kernel.outputs), 0), case.dims[0])]
 
 
 _CLOSE = 1e-9  # relative difference of equal results in float64

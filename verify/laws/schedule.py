@@ -5,8 +5,9 @@ verdict does not affect others. If time is limited, the first rounds of all kern
 short budget still tries every law on every kernel, with fewer cases.
 
 A worker prefers one kernel in one dtype: compiling a Triton kernel for a shape takes longer than checking a law, and
-the next law can use the compiled shapes of the last. After that it prefers a dtype of the same kernel on which no other
-worker is. Another kernel needs a new process. Kernels that take longest come first.
+the next law can use the compiled shapes of the last. After that it goes where most units wait for each worker. Another
+kernel needs a new process, whose start takes as long as some units. So a worker waits rather than starts a process for
+the last units of a kernel on which another worker is. Kernels that take longest come first.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
 import msgspec
@@ -22,13 +24,14 @@ import msgspec
 from verify.declare.target import Declared
 from verify.errors import SPENT
 from verify.laws.requests import LawPlan, PlanLaws, TryLaw
-from verify.measure.session import LONGEST
+from verify.measure.session import longest_first
 from verify.measure.source import NoResult, Source, Work, collect, crashes
 from verify.records.record import Gap, GapKind, KernelRun, LawRun, Run, unrepeatable
 from verify.workers.pool import Pool
 from verify.workers.process import START_SECONDS
 from verify.workers.requests import About
 
+STARTED = 5  # units of a law that take as long as the start of a kernel's process
 GIVEN_UP = 3  # a kernel may crash or hang this often; each time costs a new process or the whole time limit
 
 
@@ -87,7 +90,7 @@ class _Place(NamedTuple):
     """
 
     round: int
-    turn: int  # position of the kind of op in `LONGEST`
+    turn: tuple[int, int]  # long work comes first
     subject: int
     dtype: int
     law: int
@@ -112,6 +115,7 @@ class _Trying(Source[_Place, LawRun]):
         super().__init__(settings)
         self.settings, self.profile = settings, settings.profile
         self.subjects = [_Subject(kernel) for kernel in kernels]
+        self.queues: dict[tuple[int, int], list[_Place]] = {}  # the waiting units of a kernel in a dtype, as heaps
         self.finished = 0  # number of finished units, in all rounds
 
     def open(self, pool: Pool) -> About:
@@ -122,29 +126,40 @@ class _Trying(Source[_Place, LawRun]):
             for law in range(len(self.plan.laws)):
                 for dtype in range(len(subject.kernel.dtypes)):
                     self._put(0, law, place, dtype)
-        self.total = len(self.waiting) * self.plan.rounds  # minus the further rounds of laws that end early
+        # minus the further rounds of laws that end early
+        self.total = sum(map(len, self.queues.values())) * self.plan.rounds
         return about
 
     def _put(self, number: int, law: int, place: int, dtype: int) -> None:
         kernel = self.subjects[place].kernel
         unit = LawRound(kernel.target, kernel.dtypes[dtype], self.plan.laws[law], number)
-        self.waiting.append(_Place(number, LONGEST.index(kernel.kind), place, dtype, law, unit))
+        turn = longest_first(kernel.kind, unit.dtype)
+        heappush(self.queues.setdefault((place, dtype), []), _Place(number, turn, place, dtype, law, unit))
 
     def next(self, last: _Place | None) -> _Place | None:
         """Takes a unit of the kernel and dtype that the worker is busy with, if there is one."""
-        if not self.waiting:
-            return None
-        forms = None if last is None else last.forms
         busy, at = Counter(each.forms for each in self.running), Counter(each.subject for each in self.running)
 
-        def turn(place: _Place) -> tuple[Any, ...]:
-            rounds_first = place.round if self.until is not None else 0
-            elsewhere = last is None or place.subject != last.subject
-            return rounds_first, place.forms != forms, busy[place.forms], elsewhere, at[place.subject], place
+        def worthwhile(queue: list[_Place]) -> bool:
+            """True unless another worker ends these units in less time than a new process takes to help it."""
+            others = busy[queue[0].forms]
+            here = last is not None and queue[0].subject == last.subject
+            return here or not others or self._left(queue) >= STARTED * others * (others + 1)
 
-        place = min(self.waiting, key=turn)
-        self.waiting.remove(place)
-        return place
+        def turn(queue: list[_Place]) -> tuple[Any, ...]:
+            first, others = queue[0], busy[queue[0].forms]
+            rounds_first = first.round if self.until is not None else 0
+            away = 2 if last is None or first.subject != last.subject else int(first.forms != last.forms)
+            share = -self._left(queue) / (others + 1) if others else at[first.subject]
+            return rounds_first, bool(away), bool(others), away, share, first
+
+        waiting = (queue for queue in self.queues.values() if queue and worthwhile(queue))
+        queue = min(waiting, key=turn, default=None)
+        return None if queue is None else heappop(queue)
+
+    def _left(self, queue: list[_Place]) -> int:
+        """Returns the number of waiting units and of the rounds that may follow each."""
+        return sum(self.plan.rounds - place.round for place in queue)
 
     def settle(self, place: _Place) -> bool:
         """True if a unit is stored, or belongs to a kernel that failed too often."""

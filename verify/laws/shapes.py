@@ -21,6 +21,7 @@ Details:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -29,12 +30,12 @@ import torch
 
 from verify.cases import Case
 from verify.cases.plan import EFFORTS, SUMMED_ROWS, summed_dims, summed_results
-from verify.cases.sizes import REACHES_OF_LAWS, long_sizes, sizes_of
+from verify.cases.sizes import REACHES_OF_LAWS, fitted_rows, long_sizes, sizes_of
 from verify.cases.strategies import EITHER_PATH, CaseSpace, row_counts, space
 from verify.laws.accuracy import broken_by, judge_measured
 from verify.laws.compare import demand_same, show
 from verify.laws.law import Broken, Law, Subject, plain_cases
-from verify.laws.locality import flattened, independent_rows, leading_rows, shared_operands
+from verify.laws.locality import Rows, flattened, independent_rows, lacks_rows, separate_rows, shared_operands
 from verify.measure.call import Measured, Unchanged, run_kernel, run_tensors
 
 Dims = tuple[int, ...]
@@ -83,15 +84,23 @@ def _check(subject: Subject, case: Case) -> None:
 
 
 def _compare_flat(subject: Subject, case: Case, measured: Measured) -> None:
-    """Compares the results of a case with those of the same values as a matrix or a vector."""
-    kernel = subject.kernel
+    """Compares the results of a case with those of the same values as a matrix or a vector.
+
+    If the declaration allows neither, the results are judged against the exact answer instead.
+    """
+    kernel, size = subject.kernel, math.prod(case.dims)
+    vector = kernel.op.geometry.by_element and not kernel.op.geometry.packed
+    width = size if vector else case.dims[-1]
+    if not kernel.allows((size,) if vector else (size // width, width)):
+        judge_measured(subject, case, measured)
+        return
     inputs, upstream = flattened(kernel, case, measured.inputs, measured.upstream)
     unchanged, near = Unchanged(), measured.to_read
     _, originals = flattened(kernel, case, {}, near.upstream)
     flat = run_tensors(kernel, inputs, case.params, upstream, unchanged=unchanged, originals=originals)
     (flat,) = unchanged.demand(flat)
     shaped = {name: flat[name].reshape(value.shape) for name, value in near.results.items() if name in flat}
-    form = "a vector" if kernel.op.geometry.by_element and not kernel.op.geometry.packed else "a matrix"
+    form = "a vector" if vector else "a matrix"
     rule = "results depend on how the values are arranged in dimensions"
     labels = (f"dims {list(case.dims)}", f"as {form}")
     # a kernel may add 0.0 to the sum over one row or not, which changes the sign of a zero
@@ -138,13 +147,14 @@ def _some_rows(subject: Subject) -> list[Dims]:
         effort = EFFORTS[subject.backend.scale]
         judged = effort.float64_elements if subject.dtype == "float64" else effort.elements
         counts = tuple(judged // 3 + more for more in row_counts(judged // 9)[-8:])
-    return [geometry.dims_of(count, 3, 5) for count in counts]
+    return [fitted_rows(subject.kernel, geometry.dims_of(count, 3, 5)) for count in counts]
 
 
 def _most_rows(subject: Subject) -> list[Dims]:
     """Returns dims with more rows than a grid axis holds, if the profile allows it."""
     rows, geometry = subject.sizes.many_rows, subject.kernel.op.geometry
-    return [geometry.dims_of(rows, width, 5) for width in (1, 3, 32) if rows > _GRID]
+    wanted = [geometry.dims_of(rows, width, 5) for width in (1, 3, 32) if rows > _GRID]
+    return list(dict.fromkeys(fitted_rows(subject.kernel, dims) for dims in wanted))
 
 
 def _summed(subject: Subject) -> list[Dims]:
@@ -170,6 +180,10 @@ def _many_rows(subject: Subject) -> CaseSpace:
     # for equal rows the exact sum is quickly known
     fill = ("normal",) if subject.kernel.op.geometry.by_element else ("repeated rows",)
     return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=shapes, fill=fill)
+
+
+def _rows_applies(subject: Subject) -> str | None:
+    return None if subject.kernel.op.geometry.named else lacks_rows(subject.kernel, _many_rows(subject).shapes)
 
 
 def _many_examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
@@ -204,12 +218,20 @@ def _check_many_rows(subject: Subject, case: Case) -> None:
     sums = {name: whole.results[name] for name in summed_results(kernel) if name in whole.results}
     if sums:
         judge_measured(subject, case, Measured(whole.inputs, whole.upstream, sums))
-    count = case.dims[0]
-    if count <= _GRID and case.dims in _summed(subject):
-        return  # this case is for the sums; the rows a few at a time would take as long again
-    group, belonging = min(_GROUP, count // 2 + 1), leading_rows(kernel, case)
+    for belonging in separate_rows(kernel, case):
+        # a case for the sums is not cut; the rows a few at a time would take as long again
+        if belonging.count > _GRID or case.dims not in _summed(subject):
+            _compare_cut(subject, case, whole, belonging)
+
+
+def _compare_cut(subject: Subject, case: Case, whole: Measured, belonging: Rows) -> None:
+    """Compares the results of all rows at once with those of a few rows at a time."""
+    kernel, count = subject.kernel, belonging.count
+    group = min(_GROUP, count // 2 + 1)
     for start in range(0, count, group):
         rows = slice(start, min(start + group, count))
+        if not belonging.allowed(kernel, case, rows.stop - start):
+            continue
         inputs, upstream = belonging.pick(whole.inputs, whole.upstream, rows)
         part = run_tensors(kernel, inputs, case.params, upstream)
         demand_same(
@@ -217,7 +239,7 @@ def _check_many_rows(subject: Subject, case: Case) -> None:
             belonging.local(whole.results, rows),
             belonging.local(part, slice(None)),
             "many rows at once give other results than a few at a time",
-            labels=(f"{case.dims[0]} rows", f"{rows.stop - rows.start} rows"),
+            labels=(f"{count} rows", f"{rows.stop - rows.start} rows"),
             facts={"rows": f"{rows.start} to {rows.stop - 1}"},
         )
 
@@ -238,6 +260,7 @@ LAWS: Sequence[Law] = (
         summary="sums over rows have all of them; many rows give the bits of a few at a time",
         space=_many_rows,
         check=_check_many_rows,
+        applies=_rows_applies,
         examples=_many_examples,
         share=0.05,
     ),

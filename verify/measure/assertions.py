@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from verify import ops
-from verify.cases import Case
+from verify.cases import Case, problem_of
 from verify.cases.explicit import spell
 from verify.cases.plan import Group
 from verify.declare.declaration import Kernel, kernel
@@ -210,7 +210,9 @@ class _Closeness:
             self.questions[key] = self._question(results)
         declared, group, question = self.questions[key]
         for name, value in results.items():
-            if (wanted := tuple(question.fast[name].value.shape)) != tuple(value.shape):
+            reference = question.fast[name]
+            assert reference is not None, "all elements are judged here"
+            if (wanted := tuple(reference.value.shape)) != tuple(value.shape):
                 raise AssertionError(f"{self.label}.{name} has shape {wanted}; received {tuple(value.shape)}")
         pieces = judge_case(declared, group, question, {KERNEL: results}, {})[KERNEL]
         failed = [text for name, piece in pieces.items() if (text := self._failure(declared, question, name, piece))]
@@ -257,7 +259,9 @@ class _Closeness:
         case = Case(dtype=dtype, dims=(0,), fill="normal", upstream="normal" if self.upstream else "")
         group = Group((case,))
         measured = Measured(dict(self.inputs), dict(self.upstream), dict(results))
-        return declared, group, question_of(declared, case, measured, group, "", 0, SMALL)
+        wanted = tuple(filter(group.judges, results))
+        problem = problem_of(self.op, case, measured.inputs, measured.upstream, wanted)
+        return declared, group, question_of(declared, case, measured, problem, "", 0, SMALL)
 
     def _failure(self, declared: Kernel, question: Question, name: str, piece: Piece) -> str:
         """Returns the message about a result that breaks its limits, with its worst element; empty if it keeps them."""

@@ -71,6 +71,7 @@ class Budget:
     drawn: float = 2.0**24  # numbers in all steps, if not all elements are judged
     seconds: float = 40.0  # for all such results of a kernel; then no box but the first, and no case of these sizes
     fail_fast: bool = False  # True: stop after the first finding on ordinary inputs
+    effort: float = 1.0  # for exact values of a definition by `like=`; then intervals of float64 judge the others
 
     @classmethod
     def of(cls, backend: Backend, memory: int = 0, *, fail_fast: bool = False) -> Budget:
@@ -289,10 +290,26 @@ def differing(got: Tensor, beside: Tensor | None) -> list[int]:
     return sorted(chosen)
 
 
-def sampled(op: Op, problem: Problem, result: str, singled: Sequence[int], budget: Budget, seed: int) -> Sample | None:
-    """Returns the elements of a result to judge; None if even one element is beyond the budget."""
+def is_movable(op: Op, problem: Problem) -> bool:
+    """True if a host can judge some elements without the others: operands and results are numbers of one shape."""
+    program, run = op.meaning.program(problem)  # type: ignore[union-attr]
+    shapes = {tuple(each.shape) for each in (*run.leaves.values(), *program.results.values())}
+    numbers = all(each.is_floating_point() for each in run.leaves.values()) and not op.integers
+    return numbers and len(shapes) == 1 and not any(each.shown for each in op.operands)
+
+
+def sampled(
+    op: Op, problem: Problem, result: str, singled: Sequence[int], budget: Budget, seed: int, *, moved: bool = False
+) -> Sample | None:
+    """Returns the elements of a result to judge; None if even one element is beyond the budget.
+
+    With `moved`, all that judging needs is in host memory. An elementwise program is then evaluated at the first use.
+    """
     assert op.meaning is not None
     program, run = op.meaning.program(problem)
+    host = Run(run.leaves, torch.device("cpu"))  # with caches of its own, which hold tensors
+    later = moved and program.elementwise
+    run = host if later else run
     begun = time.monotonic()
     cuts = cuts_of(program, run, result, singled, budget, seed, begun + max(budget.seconds / 2, _LEAST))
     if not cuts:
@@ -300,7 +317,11 @@ def sampled(op: Op, problem: Problem, result: str, singled: Sequence[int], budge
     # PyTorch has one number where intervals, noise and copies have several
     fits = cost_of(program.steps, lambda step: float(math.prod(step.shape)))[1] <= _THEIRS * budget.memory
     theirs = functools.cache(lambda: op.meaning.in_float64(problem) if fits else {})  # type: ignore[union-attr]
-    return sample_of(op.meaning, problem, result, cuts, theirs, lambda: time.monotonic() < begun + budget.seconds)
+    more = None if later else lambda: time.monotonic() < begun + budget.seconds
+    sample = sample_of(op.meaning, problem, result, cuts, theirs, more)
+    if not moved or later or any(cut.chunked for cut in cuts):
+        return sample
+    return sample.moved([Cut(program, host, result, cut.box) for cut in cuts])
 
 
 def beyond(result: str, case: Case) -> str:
@@ -347,7 +368,10 @@ def cuts_of(
         return []
     most = min(budget.work, max(budget.drawn, 2 * one.work))  # what others of its row need, it needs too
     share = 1 if cut(_box(shape, counts, seed, result), _BOXES) is None else _BOXES
-    growing = list(reversed(range(len(shape))))
+    key = result, seed, replace(budget, seconds=0.0)
+    alike = all(each.is_floating_point() for each in run.leaves.values())  # else integers may decide what a box needs
+    counts = program.chosen.get(key, counts)  # cases of equal sizes share their program
+    growing = [] if key in program.chosen else list(reversed(range(len(shape))))
     while growing and time.monotonic() < until:
         for dim in list(growing):
             more = [min(2 * count, shape[at]) if at == dim else count for at, count in enumerate(counts)]
@@ -356,6 +380,8 @@ def cuts_of(
                 growing.remove(dim)
             else:
                 counts = more
+    if alike and not growing:
+        program.chosen[key] = counts
     drawn = [
         made
         for number in range(1 if counts == [*shape] else share)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,6 +19,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from verify.backends import architecture
 from verify.cases import Case, problem_of
 from verify.cases.classes import class_of, class_of_recipe, classed
 from verify.cases.plan import Group
@@ -52,6 +54,7 @@ from verify.truth import formats
 from verify.truth.fast import Truth, device_kind, truth_of
 from verify.truth.formats import Format
 from verify.truth.ulp import Policy, bits_of
+from verify.workers.phases import phase
 
 SAMPLE_EACH = 4  # elements of each case whose certificate is checked, if the group has several cases
 # The float64 truth leaves the rounding of some elements open. At most this many of them are judged exactly, for each
@@ -168,8 +171,8 @@ class Question:
     case: Case
     problem: Problem
     host: Problem
-    fast: dict[str, Fast]
-    kind: str  # kind of device that evaluated the references
+    fast: Mapping[str, Fast | None]  # None: evaluated where the result is judged
+    kind: str  # kind of device that evaluates the references
     formats: dict[str, Format]
     target: str
     policy: Policy
@@ -191,18 +194,19 @@ class Question:
 
     def truth(self, result: str) -> Truth:
         """Returns the truth of one result."""
-        return truth_of(self.definition, self.host, result, self.fast[result], self.formats[result], self.kind)
+        with phase(f"evaluate some elements of {result}") if self.fast[result] is None else nullcontext():
+            fast = self.fast[result] or self.definition.fast(self.host)[result]
+        return truth_of(self.definition, self.host, result, fast, self.formats[result], self.kind)
 
 
 def question_of(
-    kernel: Kernel, case: Case, measured: Measured, group: Group, target: str, seed: int, small: int
+    kernel: Kernel, case: Case, measured: Measured, problem: Problem, target: str, seed: int, small: int
 ) -> Question:
-    """Evaluates the references of a measured case and returns its question.
+    """Evaluates the references of a measured case and returns its question about the results of `problem`.
 
     If no result has more than `small` elements, everything is moved to CPU memory: judging is faster there.
     """
-    wanted = tuple(filter(group.judges, measured.results))
-    problem = problem_of(kernel.op, case, measured.inputs, measured.upstream, wanted)
+    wanted = problem.results
     kinds = {name: formats.of(measured.results[name].dtype) for name in wanted}
     found = kernel.op.fast(problem)
     fast, kind = {name: found[name] for name in wanted}, device_kind(found)
@@ -248,11 +252,11 @@ def sampled_question(
         case=case,
         problem=problem,
         host=problem,
-        fast={name: sample.fast},
-        kind=device_kind({name: sample.fast}),
+        fast={name: sample.reference},
+        kind=architecture(sample.device),
         target=target,
         seed=seed,
-        whole=Whole(whole, tuple(got.shape), sample.places, of_many(got, fmt)),
+        whole=Whole(None if sample.alone else whole, tuple(got.shape), sample.places, of_many(got, fmt)),
         **_rules_of(kernel, case, {name: fmt}),
     )
 
@@ -299,6 +303,8 @@ def judge_case(
     elif kernel.op.geometry.named:
         open_limit = open_limit_peer = OPEN_GRAPH
     rounds = ROUNDS_GRAPH if kernel.op.geometry.named else CONTENDER_ROUNDS
+    # the first source that is judged spends few exact values on the certificate before it spends them all
+    at_first = sample if question.host.cache.get("effort", 1.0) < 1 else 0
 
     @functools.cache  # shared by all sources: the parts depend on the case alone
     def parts(name: str, shape: tuple[int, ...]) -> tuple[Tensor | None, Parts]:
@@ -318,7 +324,7 @@ def judge_case(
             question,
             truths,
             parts,
-            Effort(sample, keep, open_limit, rounds) if own else Effort(0, 1, open_limit_peer, rounds),
+            Effort(sample, keep, open_limit, rounds) if own else Effort(at_first, 1, open_limit_peer, rounds),
             each=own and not kernel.peer,
             trivial=by == KERNEL and not kernel.peer and not group.pinned,
             theirs=theirs,

@@ -23,7 +23,7 @@ FEW = 3  # at most this many elements of a row are shown
 class Whole:
     """Holds a result of which only some elements are judged. `places` are their flat indices in it, in their order."""
 
-    problem: Problem
+    problem: Problem | None  # None: the judged elements have the inputs that belong to them
     shape: tuple[int, ...]
     places: Any
     digest: str  # digest of all elements
@@ -43,16 +43,18 @@ def worst_element(
     pattern = pattern_at(got, index)
     point = op.points(problem, result, [index])[0]
     shape = tuple(got.shape)
+    position = _unravel(index, shape)
+    near = problem, result, position, shape
     if whole is not None:
-        problem, shape = whole.problem, whole.shape
         origin = msgspec.structs.replace(origin, index=int(whole.places[index]))
-    position = _unravel(origin.index, shape)
+        position = _unravel(origin.index, whole.shape)
+        near = near if whole.problem is None else (whole.problem, result, position, whole.shape)
     shown, truth = decimal(fmt, pattern), digits(point, known=judged.enclosure)
     if result in op.integers:
         shown, truth = shown.removesuffix(".0"), truth.removesuffix(".0")
     return Worst(
         index=position,
-        inputs=_neighbours(op, problem, result, position, shape),
+        inputs=_neighbours(op, *near),
         got=shown,
         got_hex=fmt.hex(pattern),
         truth=truth,

@@ -91,6 +91,7 @@ class Effort:
     keep: int = KEEP  # worst elements of each regime, besides the maximum itself
     open_limit: int = OPEN_LIMIT  # elements with an open rounding; the others count as undecided
     rounds: int = CONTENDER_ROUNDS  # rounds of judging elements that reach the maximum; those that remain widen it
+    blurred: float = 0.0  # an open rounding stays undecided if its error is known to this many units
 
 
 def judge_result(
@@ -151,7 +152,8 @@ def judge_by(
         chosen = sorted(set(counter.below(by.seed, f"check/{result}", effort.sample, size).tolist()))
         check_bound(op.points(problem, result, chosen), truth, chosen)
 
-    open_ones = torch.nonzero(found.undecided).reshape(-1)[: effort.open_limit].tolist()
+    unclear = found.undecided & ~(metrics(found)[-1][1] <= effort.blurred) if effort.blurred else found.undecided
+    open_ones = torch.nonzero(unclear).reshape(-1)[: effort.open_limit].tolist()
     found = settled(found, escalate(open_ones, both=False))
     for _ in range(effort.rounds):
         contenders = _contenders(found, members, exact, effort.keep)

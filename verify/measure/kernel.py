@@ -23,7 +23,17 @@ from verify.declare.declaration import Kernel
 from verify.declare.standin import label
 from verify.errors import JudgeFailed, KernelError, Refused, TruthError, no_verdict
 from verify.measure.blind import KEPT
-from verify.measure.budget import Allowance, Budget, beyond, differing, needed, peak_memory, sampled, turn
+from verify.measure.budget import (
+    Allowance,
+    Budget,
+    beyond,
+    differing,
+    is_movable,
+    needed,
+    peak_memory,
+    sampled,
+    turn,
+)
 from verify.measure.call import Measured, run_baseline, run_judged
 from verify.measure.case import (
     BASELINE,
@@ -73,6 +83,7 @@ _TELL_SECONDS = 1.0  # between two verdicts in the line of progress
 _AT_LEAST = 0.1  # seconds of a wait that count
 _WAITS = 6  # a case is tried this many times while others hold the memory of a GPU
 _OF_ONE_CALL = 1 << 14  # elements of a result of `judged_results`
+LITTLE_EFFORT = 1 / 8  # `Budget.effort` of a measurement that should end soon: a softmax of 16,384 columns takes half
 
 
 def measure_kernel(
@@ -110,6 +121,7 @@ def measure_kernel(
         refused=functools.partial(_demand_answer, kernel, backend.device),
     )
     budget = budget or Budget.of(backend, asked.memory, fail_fast=asked.fail_fast)
+    budget = replace(budget, effort=LITTLE_EFFORT) if asked.enough else budget
     judging = Judging(
         kernel,
         asked.target,
@@ -157,7 +169,7 @@ def judged_results(
     case = Case(dtype=dtype, dims=(0,), fill="normal")
     found = _GroupJudging(Group((case,), pinned=True))
     runner, calls = CaseRunner(kernel, ""), Calls(lambda case: run_judged(kernel, case, backend.device))
-    budget = replace(Budget.of(backend), whole=_OF_ONE_CALL, elements=_OF_ONE_CALL)
+    budget = replace(Budget.of(backend), whole=_OF_ONE_CALL, elements=_OF_ONE_CALL, effort=LITTLE_EFFORT)
     judging = Judging(kernel, "", backend, 0, 1, math.inf, calls, runner, budget, Allowance(budget.seconds))
     on_device = {name: value.to(backend.device) for name, value in inputs.items()}
     measured = Measured(dict(on_device), {}, {name: value.to(backend.device) for name, value in results.items()})
@@ -327,7 +339,8 @@ class Judging:
         if runner.judge_was_late:
             self._judge_failed(f"the judge {LATE}: {runner.too_late}")
         wrong = [result for result in results if result.status == "wrong"]
-        differs = "" if kernel.peer else self.calls.difference(wrong, self._turn)
+        with phase("judge: repeat calls with wrong results"):
+            differs = "" if kernel.peer else self.calls.difference(wrong, self._turn)
         if status == "ok" and any(law.status == "broken" for law in self.laws):
             status = "wrong"
         if self.gaps and not results and status == "ok":
@@ -413,10 +426,11 @@ class Judging:
         """
         wanted = tuple(filter(group.judges, measured.results))
         problem = problem_of(self.kernel.op, case, measured.inputs, measured.upstream, wanted)
+        problem.cache.update(effort=budget.effort, first=1.0)
         if not budget.holds(self.kernel.op, problem):
             return self._sampled(problem, case, measured, given, budget)
         small = PARALLEL if self.judges > 1 else SMALL
-        question = question_of(self.kernel, case, measured, group, self.target, self.seed, small)
+        question = question_of(self.kernel, case, measured, problem, self.target, self.seed, small)
         if question.on_host:  # a fork cannot use the GPU
             given = {by: {name: value.cpu() for name, value in results.items()} for by, results in given.items()}
             return [(each, given) for each in (_apart(question) if self.judges > 1 else [question])]
@@ -430,17 +444,19 @@ class Judging:
         If not even one element is affordable, the result is a gap.
         """
         op, found, count = self.kernel.op, [], len(problem.results)
+        moved = self.judges > 1 and is_movable(op, problem)  # forks judge the elements, on the host
         self.allowance.begin(case.dims)
         for at, name in enumerate(problem.results):
             beside = given.get(BASELINE, {}).get(name)
             singled = differing(measured.results[name], beside)
             seconds = self.allowance.share(count - at, count)
             with phase(f"evaluate some elements of {name}"):
-                sample = sampled(op, problem, name, singled, replace(budget, seconds=seconds), self.seed)
+                sample = sampled(op, problem, name, singled, replace(budget, seconds=seconds), self.seed, moved=moved)
             if sample is None:
                 self._judge_failed(f"{case.dtype}: {beyond(name, case)}")
                 continue
             question = sampled_question(self.kernel, case, measured, sample, self.target, self.seed)
+            question.host.cache["effort"] = budget.effort
             of_sample = {by: {name: sample.of(results[name])} for by, results in given.items() if name in results}
             found.append((question, of_sample))
         return found

@@ -132,17 +132,18 @@ def _parts(kernels: Sequence[Declared], backend: str, session: Session) -> list[
     return list({part.key: part for part in found}.values())
 
 
-LONGEST = ("graph", "contraction", "rowwise", "elementwise")  # kinds of ops, by the time of their kernels, descending
+_KINDS = ("graph", "rowwise", "contraction", "elementwise")  # kinds of ops, by the time of their kernels, descending
 _SLOWEST = ("float64", "float32")  # dtypes, by the amount of exact arithmetic, descending
 
 
-def _turn(part: _Part) -> tuple[bool, int, int]:
-    """Returns the sort key of a part. Kernels come before peers, in case time runs out.
+def longest_first(kind: str, dtype: str) -> tuple[int, int]:
+    """Returns a sort key by which long work comes first, so that no worker has some left at the end."""
+    return _KINDS.index(kind), _SLOWEST.index(dtype) if dtype in _SLOWEST else len(_SLOWEST)
 
-    Long parts come first, so that no worker has one left at the end.
-    """
-    slow = _SLOWEST.index(part.dtype) if part.dtype in _SLOWEST else len(_SLOWEST)
-    return part.kernel.peer, LONGEST.index(part.kernel.kind), slow
+
+def _turn(part: _Part) -> tuple[bool, tuple[int, int]]:
+    """Returns the sort key of a part. Kernels come before peers, in case time runs out."""
+    return part.kernel.peer, longest_first(part.kernel.kind, part.dtype)
 
 
 class Measuring(Source[_Part, KernelRun]):

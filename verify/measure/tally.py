@@ -213,13 +213,11 @@ def added(a: BinCounts, b: BinCounts) -> BinCounts:
 
 def quantile(counts: BinCounts, share: float) -> float:
     """Returns the upper edge of the bin with the quantile of the magnitudes. It is never smaller than the quantile."""
-    sizes: Counter[int] = Counter()
-    for index, count in counts:
-        sizes[index % BINS] += count
-    left = math.ceil(share * sizes.total())
-    for index in sorted(sizes):
-        left -= sizes[index]
-        if left <= 0:
+    total = sum(count for _, count in counts)
+    above = total - math.ceil(share * total)  # most elements that may be larger
+    for index, count in sorted(((index % BINS, count) for index, count in counts), reverse=True):
+        above -= count
+        if above < 0:
             return bin_edge(index + 1)
     return 0.0
 

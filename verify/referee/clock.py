@@ -138,20 +138,20 @@ class _Clock:
         self._look(key, done)
 
     def _look(self, key: int, done: TimedChain) -> None:
-        """Follows the chain again with the answers that came, and compares each with the reference's."""
-        inputs = list[Tensors]()
-        answers = iter(done.answers)
+        """Follows the chain again with the answers that came, and compares each with the reference's, on the device."""
+        inputs, device = list[Tensors](), self._backend.device
+        placed = [[each.to(device) for each in answer] for answer in done.answers]
+        answers = iter(placed)
 
         def call(given: Tensors) -> Sequence[Tensor]:
             inputs.append(given)
             return next(answers)
 
-        _, last = chain.run(call, self._stored, self._varied, key, len(done.answers), chain.Watch("cpu"))
+        _, last = chain.run(call, self._placed, self._varied, key, len(placed), chain.Watch(device))
         if last != done.last:
             self._tricks[CHANGES] = "the bits of its answers are not those by which it made the next inputs"
-        for place, (given, results) in enumerate(zip(inputs, done.answers, strict=True), 1):
-            copied = {name: each.to(self._backend.device, copy=True) for name, each in given.items()}
-            theirs = [each.cpu() for each in self._reference(copied)]
+        for place, (given, results) in enumerate(zip(inputs, placed, strict=True), 1):
+            theirs = self._reference({name: each.clone() for name, each in given.items()})
             answer = _Answer(given, results, theirs, _apart(results, theirs))
             if self._furthest is None or not answer.apart <= self._furthest.apart:
                 self._furthest = answer

@@ -52,7 +52,7 @@ SECONDS = {"quick": 240.0, "ci": 600.0, "nightly": 3600.0, "exhaustive": 14400.0
 # by profile: how long to search for the worst input of each result
 HUNTS = {"ci": hunt.Settings(seconds=5.0), "nightly": hunt.Settings(seconds=60.0)}
 HUNTS |= {"exhaustive": hunt.Settings(seconds=300.0)}
-CLOCK_SECONDS = {"quick": 2.0, "ci": 5.0, "nightly": 20.0, "exhaustive": 20.0}  # after which no further round begins
+CLOCK_SECONDS = {"quick": 0.5, "ci": 5.0, "nightly": 20.0, "exhaustive": 20.0}  # after which no further round begins
 SHARE = 0.7  # of the remaining seconds: for the cases of the problem
 LEAST_SECONDS = 1.0
 NOT_TRIED = "not tried"  # in each note about cases that were left out

@@ -125,15 +125,16 @@ def bytes_of(tensor: Tensor) -> bytes:
     return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
 
-def tensor_of(form: Form, data: bytes) -> Tensor:
-    """Returns the tensor of a form. Raises ValueError unless the bytes have its size."""
+def tensor_of(form: Form, data: bytes | bytearray) -> Tensor:
+    """Returns the tensor of a form, which shares a bytearray. Raises ValueError unless the bytes have its size."""
     kind = KINDS[form.dtype]
     count = 1
     for size in form.shape:
         count *= size
     if min(form.shape, default=0) < 0 or count * kind.itemsize != len(data):
         raise ValueError(f"{form.name} has {len(data)} bytes")
-    flat = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+    own = data if isinstance(data, bytearray) else bytearray(data)
+    flat = torch.frombuffer(own, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
     return flat.view(kind).reshape(form.shape)
 
 
@@ -149,8 +150,10 @@ def receive_tensors(connection: Connection, forms: Sequence[Form]) -> list[Tenso
     """Returns the tensors that follow a message, in pieces of at most `PIECE` bytes."""
     found = []
     for form in forms:
-        sizes = range(0, max(math.prod(form.shape) * KINDS[form.dtype].itemsize, 1), PIECE)
-        found.append(tensor_of(form, b"".join(connection.recv_bytes(PIECE) for _ in sizes)))
+        data = bytearray(math.prod(form.shape) * KINDS[form.dtype].itemsize)
+        for place in range(0, max(len(data), 1), PIECE):
+            connection.recv_bytes_into(data, place)
+        found.append(tensor_of(form, data))
     return found
 
 

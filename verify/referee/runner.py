@@ -48,6 +48,7 @@ from verify.referee.messages import (
     tensor_of,
     value_of,
 )
+from verify.truth.ulp import same_bits
 
 KEPT = {
     "PATH",
@@ -154,7 +155,7 @@ class Runner:
         try:
             self._load(asked.state, tensors[:count])
             arguments = self._placed(asked, tensors)
-            before = {name: bytes_of(value) for name, value in arguments.items()}
+            before = {name: value.clone() for name, value in arguments.items()}
             buffers = [self._unwritten(form) for form in self._entry.into]
             self._fill_freed(tensors)
             with torch.no_grad(), _recorded(asked.watched) as recorded:
@@ -169,7 +170,7 @@ class Runner:
             data = [bytes_of(each) for each in kept]
         except Exception as error:
             return Answer(asked.number, raised=_described(error), late=late), []
-        changed = tuple(name for name, value in arguments.items() if bytes_of(value) != before[name])
+        changed = tuple(name for name, value in arguments.items() if not same_bits([value], [before[name]]))
         self._given = list(zip(kept, data, strict=True))
         forms = tuple(form_of(f"{place}", each) for place, each in enumerate(kept))
         copies = [tensor_of(form, each) for form, each in zip(forms, data, strict=True)]

@@ -108,19 +108,25 @@ class CodeFormat:
         return Fraction(positive[place + 1]) - Fraction(positive[place])
 
     def round(self, real: Fraction, ties: Ties = "even") -> int:
-        """Returns the code of the nearest number, or of the largest number for a real number beyond it."""
+        """Returns the code of the nearest number, or of the largest number for a real number beyond it.
+
+        A float64 near the real number finds the place: only where it is equal to a bound do rationals decide.
+        """
         numbers = self.numbers
-        above = bisect_right(numbers, real)
-        if above == 0 or above == len(numbers):
-            return self.code_of[numbers[0 if above == 0 else -1]]
+        if real < numbers[0] or real >= numbers[-1]:
+            return self.code_of[numbers[0 if real < numbers[0] else -1]]
+        near = float(real)
+        above = bisect_right(numbers, near)
+        above -= numbers[above - 1] == near and real < Fraction(near)
         low, high = numbers[above - 1], numbers[above]
-        if real == low:
+        if low == near and real == Fraction(low):
             return self.code_of[low]
-        middle = (Fraction(low) + Fraction(high)) / 2
-        upper = real > middle
+        middle = (low + high) / 2  # exact
+        side = (near > middle) - (near < middle) or (real > Fraction(middle)) - (real < Fraction(middle))
+        upper = side > 0
         if ties in ("truncate", "outward"):
             upper = (real < 0) == (ties == "truncate")
-        elif real == middle:
+        elif side == 0:
             upper = {"even": self.even[above], "up": True, "away": real > 0, "to zero": real < 0}[ties]
         return self.code_of[high if upper else low]
 

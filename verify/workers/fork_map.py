@@ -163,7 +163,9 @@ def _start_fork(question: _Question[Any, Any]) -> None:
 def _think(connection: Connection, think: Callable[[], Any]) -> None:
     """Computes an answer and sends it: the fork."""
     try:
-        connection.send_bytes(msgspec.msgpack.encode(think()))
+        with phase("judge in a fork"):
+            answer = msgspec.msgpack.encode(think())
+        connection.send_bytes(answer)
     except Exception:  # the parent answers again and raises there
         os._exit(1)
 

@@ -255,6 +255,35 @@ class ForkServer:
             flush()
 
 
+def forked(asked: Connection) -> Connection:
+    """Forks a worker for each message with its variables. Returns its connection in each, and never in this process.
+
+    A message with a process number is answered by its exit code. This process ends when the other side hangs up.
+    """
+    gc.freeze()
+    try:
+        while True:
+            request = msgspec.json.decode(asked.recv_bytes(), type=dict[str, str] | int)
+            if isinstance(request, int):
+                answer: int | None = -signal.SIGKILL
+                with suppress(ChildProcessError):  # it was a fork of an earlier process, and ended with that
+                    ended, status = os.waitpid(request, os.WNOHANG)
+                    answer = os.waitstatus_to_exitcode(status) if ended else None
+            else:
+                connection = Connection(recv_handle(asked))
+                answer = os.fork()
+                if not answer:
+                    asked.close()
+                    os.setsid()
+                    process_tree.take_mark(request[process_tree.MARK])
+                    os.environ.update(request)
+                    return connection
+                connection.close()
+            asked.send_bytes(msgspec.json.encode(answer))
+    except (EOFError, ConnectionError):
+        os._exit(0)
+
+
 def flush() -> None:
     """Flushes the streams of Python and C. A kernel may have closed either."""
     for stream in (sys.stdout, sys.stderr):

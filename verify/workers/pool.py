@@ -206,18 +206,20 @@ def spread(
 ) -> Iterator[R]:
     """Yields the results of `do` for all items, as they end. Each of `jobs` threads has a pool of one warm worker.
 
-    The workers go round the devices that the backend sees. 0 jobs are as many as the backend allows on each. With
-    `probed` one worker of each device probes it, for all others there.
+    Several workers are forks of one process. They go round the devices that the backend sees. 0 jobs are as many as the
+    backend allows on each. With `probed` one worker of each device probes it, for all others there.
     """
     if not items:
         return
     kind = named(backend) if backend else Cuda
     devices = listed.split(",") if "," in (listed := os.environ.get(kind.visible, "")) else []
     pools = list[Pool]()
+    template = process.Template(backend) if len(items) > 1 and jobs != 1 else None
 
     def grow(count: int) -> None:
         for place in range(len(pools), min(count, len(items))):
-            worker = process.Worker(backend, {kind.visible: devices[place % len(devices)]} if devices else {})
+            variables = {kind.visible: devices[place % len(devices)]} if devices else {}
+            worker = process.Worker(backend, variables, template)
             worker.begin()
             pools.append(Pool.of([worker]))
 
@@ -238,6 +240,8 @@ def spread(
     finally:
         for pool in pools:
             pool.stop()
+        if template is not None:
+            template.stop()
 
 
 def _on_pools(items: Sequence[T], pools: Sequence[Pool], do: Callable[[T, Pool], R]) -> Iterator[R]:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Mapping
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import send_handle
 from typing import Any, Protocol
 
 import msgspec
@@ -55,16 +56,22 @@ class AnyWorker(Answers, Protocol):
 class Worker(Callee):
     """Runs requests in a child process: `ask` returns the reply, or raises the error.
 
-    `environment` is added to the parent's own variables.
+    `environment` is added to the parent's own variables. With a `template` it forks the process.
     """
 
     who = "judge"
+    options: tuple[str, ...] = ()  # of the command, after the backend
 
-    def __init__(self, backend: str | None = None, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        backend: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        template: Template | None = None,
+    ) -> None:
         super().__init__()
-        self._backend = backend
+        self._backend, self._template = backend, template
         self._environment = dict(environment or {})
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
         self._connection: Connection | None = None
         self._mark = ""
         self._changing = threading.RLock()  # held while a process starts or ends
@@ -95,7 +102,8 @@ class Worker(Callee):
                 return
             hang_up(self._connection)  # a waiting thread also refers to it; the last reference closes it
             self._connection = None
-            process_tree.end(process, self._mark)
+            with phase("parent: end a worker"):
+                process_tree.end(process, self._mark)
 
     def begin(self) -> None:
         """Starts the process, unless there is one. It imports the modules that every request needs."""
@@ -105,17 +113,19 @@ class Worker(Callee):
             self.stop()
             self._connection, theirs = Pipe()
             self._mark = process_tree.new_mark()
-            command = [sys.executable, "-m", "verify.worker", str(theirs.fileno())]
-            if self._backend is not None:
-                command.append(self._backend)
+            variables = {**self._environment, process_tree.MARK: self._mark}
             with theirs:
+                if self._template is not None:
+                    self._process = self._template.fork(theirs, variables)
+                    return
+                command = [sys.executable, "-m", "verify.worker", str(theirs.fileno()), self._backend or ""]
                 self._process = subprocess.Popen(
-                    command,
+                    [*command, *self.options],
                     stdin=subprocess.DEVNULL,
                     stdout=sys.stderr.fileno() if _has_descriptor(sys.stderr) else subprocess.DEVNULL,
                     pass_fds=(theirs.fileno(),),
                     start_new_session=True,
-                    env={**os.environ, **self._environment, process_tree.MARK: self._mark},
+                    env={**os.environ, **variables},
                 )
 
     def _connected(self) -> Connection:
@@ -140,6 +150,57 @@ class Worker(Callee):
         """Ends a process that sent something other than a message of verify. Returns the outcome."""
         self.stop()
         return Died("the process sent no message of verify; stopped", who="judge")
+
+
+class Template(Worker):
+    """A process that has imported what workers need. Its forks are workers, which start in milliseconds.
+
+    It makes no context of a GPU, because no fork could use that.
+    """
+
+    options = ("forks",)
+
+    def fork(self, connection: Connection, variables: Mapping[str, str]) -> ForkedProcess:
+        """Starts a worker at the other end of a connection, once everything is imported."""
+        return ForkedProcess(self, self.exchange(variables, connection) or 0)
+
+    def exchange(self, request: Mapping[str, str] | int, connection: Connection | None = None) -> int | None:
+        """Returns the answer of `verify.workers.fork_server.forked`."""
+        with self._changing:
+            try:
+                ours = self._connected()
+                ours.send_bytes(msgspec.json.encode(request))
+                if connection is not None and self._process is not None:
+                    send_handle(ours, connection.fileno(), self._process.pid)
+                if ours.poll(START_SECONDS):
+                    return msgspec.json.decode(ours.recv_bytes(), type=int | None)
+                self.stop()
+                raise Late(f"no worker was started within {START_SECONDS:g} s; stopped", who=self.who)
+            except (EOFError, ConnectionError):
+                raise self.died() from None
+
+
+class ForkedProcess:
+    """A process that a template started, with the methods of `subprocess.Popen` that a worker needs."""
+
+    def __init__(self, template: Template, pid: int) -> None:
+        self._template, self.pid = template, pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Returns the exit code, None while the process runs."""
+        if self.returncode is None:
+            self.returncode = self._template.exchange(self.pid)
+        return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        """Returns the exit code once the process has ended."""
+        until = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() >= until:
+                raise subprocess.TimeoutExpired("verify.worker", timeout)
+            time.sleep(process_tree.LOOK_SECONDS)
+        return code
 
 
 def ask_about(worker: Answers, request: Request[R], subject: str, *, timeout: float) -> R:

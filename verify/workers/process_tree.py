@@ -28,6 +28,15 @@ def new_mark() -> str:
     return secrets.token_hex(16)
 
 
+def take_mark(mark: str) -> None:
+    """Gives this process, a fork, a mark of its own, also in the memory that /proc shows as its environment."""
+    find = ctypes.CDLL(None).getenv
+    find.restype = ctypes.c_void_p
+    if place := find(MARK.encode()):
+        ctypes.memmove(place, mark.encode(), len(mark))
+    os.environ[MARK] = mark
+
+
 def adopt_orphans() -> None:
     """Makes descendants whose parent ended children of this process, so that they are found even without the mark."""
     with contextlib.suppress(OSError, AttributeError):
@@ -47,8 +56,10 @@ def living(members: Iterable[int], mark: str) -> set[int]:
             if state in b"ZX":  # ended, not yet collected
                 continue
             parents[int(name)] = int(parent)
+            if not mark:
+                continue
             with open(f"/proc/{name}/environ", "rb") as environment:
-                if mark and wanted in environment.read().split(b"\0"):
+                if wanted in environment.read().split(b"\0"):
                     found.add(int(name))
         except (OSError, ValueError):  # the process ended meanwhile, or belongs to another user
             continue
@@ -79,8 +90,11 @@ def kill(leader: int | None, mark: str) -> set[int]:
     return found
 
 
-def end(process: subprocess.Popen[Any], mark: str) -> None:
-    """Kills a process with its descendants and collects it. Names on stderr the processes that do not end."""
+def end(process: Any, mark: str) -> None:
+    """Kills a process of `subprocess`, or one like it, with its descendants, and collects it.
+
+    Names on stderr the processes that do not end.
+    """
     left = kill(process.pid if process.returncode is None else None, mark)
     try:
         process.wait(timeout=END_SECONDS)

@@ -30,7 +30,7 @@ def types_and_tensors() -> list[str]:
         sides = dtype.get_block_shapes() if dtype.is_block() else [1]
         data = np.zeros(list(sides), triton._get_np_dtype(dtype))
         value = core.tensor(triton.TensorHandle(data, dtype.scalar), dtype)
-        told.append(f"{value} {value.type} {value.dtype} {value.shape} {value.numel} {value.handle.data.dtype}")
+        told.append(f"{value.type} {value.dtype} {value.shape} {value.numel} {value.handle.data.dtype}")
         if dtype.is_block():
             told.append(f"{dtype.with_element_ty(core.int64)} {dtype.numel} {dtype.mangle()}")
     told += [f"{a} {b} {a == b}" for a, b in itertools.product([*elements, *blocks], repeat=2)]

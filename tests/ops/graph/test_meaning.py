@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from verify.errors import UsageError
 from verify.measure.judge import JudgedBy, judge_by
+from verify.ops.graph import like
 from verify.ops.graph.like import Definition
 from verify.ops.graph.program import trace
 from verify.ops.op import Problem
@@ -461,3 +462,13 @@ def _halved(x: Tensor) -> Tensor:
 def test_a_definition_can_be_shown(function: Callable[..., Any], shown: str) -> None:
     shapes = {"x": "n d"} if isinstance(function, partial) else None
     assert Definition(function, ["x"], shapes=shapes).op().definition == shown
+
+
+def test_the_identity_of_a_function_is_traced_once_for_each_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every result of a kernel asks for it at the sizes of all its cases, which are more than the programs kept."""
+    meaning = Definition(lambda x: x.exp(), ["x"]).op().meaning
+    assert meaning is not None
+    sizes = [(size,) for size in range(1, 40)]
+    found = [meaning.identity(dims) for dims in sizes]
+    monkeypatch.setattr(like, "trace", lambda *given, **how: pytest.fail("traced again"))
+    assert [meaning.identity(dims) for dims in sizes] == found and len(set(found)) == len(sizes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from verify.search.hunt.schedule import HuntSession, run
 from verify.search.hunt.settings import Settings
 from verify.workers.pool import Pool
 
-pytest.importorskip("distributed")
+# found, not imported: every process of a test run imports this module, and few run its tests
+pytestmark = pytest.mark.skipif(find_spec("distributed") is None, reason="needs distributed")
 
 
 class _Listed:

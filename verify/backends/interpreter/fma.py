@@ -105,7 +105,9 @@ def _nearest(x: F64, y: F64, z: F64) -> F64:
     rest += error
     out = s + rest
     doubtful = (s + rest * (1.0 - 2.0**-51)) != (s + rest * (1.0 + 2.0**-51))
-    doubtful |= out == 0
+    zero = product == 0  # a factor is 0, as in padding: s is exact and has the sign of a zero sum
+    np.copyto(out, s, where=zero)
+    doubtful |= (out == 0) & ~zero
     if np.count_nonzero(doubtful):
         xd, yd, zd = x[doubtful], y[doubtful], z[doubtful]
         careful, _ = _sum_of_product(xd, yd, zd)

@@ -73,10 +73,11 @@ def _tensor(original: Callable[..., None]) -> Callable[..., None]:
         known = type.__dict__.get(_TENSOR)
         if known is None:
             original(self, handle, type)
-            vars(type)[_TENSOR] = {name: value for name, value in vars(self).items() if name != "handle"}
+            if vars(self).keys() == {"handle", "type", "shape", "numel", "dtype"}:
+                vars(type)[_TENSOR] = self.shape, self.numel, self.dtype
         else:
-            self.__dict__.update(known)
-            self.handle = handle
+            self.handle, self.type = handle, type
+            self.shape, self.numel, self.dtype = known
         if now.lanes and handle is not None:
             check(handle.data, type)
 
@@ -301,32 +302,14 @@ def _broadcasting(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _patching(original: Callable[..., None], builder: Any, semantic: Any) -> Callable[..., None]:
-    """Replaces _patch_builtin: searches the builtins of a module or class once, and wraps each once."""
-    found: dict[tuple[Any, int], list[tuple[str, Any, Any]]] = {}
-    wrapped: dict[Any, Callable[..., Any]] = {}
-
-    def searched(package: Any) -> list[tuple[str, Any, Any]]:
-        """Returns (name, builtin, wrapped) of each builtin, also of those that are wrapped already."""
-        ours = {made: member for member, made in wrapped.items()}
-        members = [(name, ours.get(m, m)) for name, m in inspect.getmembers(package) if inspect.isroutine(m)]
-        builtins = [(name, m) for name, m in members if core.is_builtin(m)]
-        return [(name, m, wrapped.get(m) or wrapped.setdefault(m, bound(m, semantic))) for name, m in builtins]
+    """Replaces _patch_builtin: passes the semantic to each builtin of a module or class by a short way."""
 
     def patch(package: Any, for_builder: Any, scope: Any) -> None:
         if for_builder is not builder:
             original(package, for_builder, scope)
             return
-        key = (package, len(vars(package)))
-        if key not in found:
-            found[key] = searched(package)
-        for name, member, made in found[key]:
-            now = getattr(package, name)
-            if now is member:
-                scope.set_attr(package, name, made)
-            elif now is not made and core.is_builtin(now):  # someone replaced the builtin meanwhile
-                del found[key]
-                patch(package, for_builder, scope)
-                return
+        for name, member in inspect.getmembers(package, core.is_builtin):
+            scope.set_attr(package, name, bound(member, semantic))
 
     return patch
 

@@ -33,7 +33,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from types import FunctionType
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 from verify.backends.interpreter.rounding import silent
@@ -44,6 +44,8 @@ _MISSING = object()
 
 class _Patches:
     """Replaces attributes and items, and restores their old values."""
+
+    language: Any = None  # the attributes of triton.language that Triton's interpreter replaces
 
     def __init__(self) -> None:
         self._saved: list[tuple[Any, str, Any]] = []
@@ -60,6 +62,8 @@ class _Patches:
 
     def restore(self) -> None:
         """Restores all old values, the last replaced first."""
+        if self.language is not None:
+            self.language.restore()
         while self._saved:
             owner, name, value = self._saved.pop()
             if isinstance(owner, dict):
@@ -97,7 +101,8 @@ def install() -> None:
         patches.set(shipped.GridExecutor, "__call__", _run(programs.launching(shipped.GridExecutor.__call__), runs))
         patches.set(shipped, "_patch_lang_tensor", _tensor_patcher(shipped._patch_lang_tensor, reduce.truth))
         patches.set(shipped, "_patch_lang_core", _core_patcher(shipped._patch_lang_core))
-        patches.set(shipped, "_patch_lang", _binding(shipped._patch_lang, patches, shipped, runs))
+        patch_lang = shipped._patch_lang
+        patches.set(shipped, "_patch_lang", _binding(patches, shipped, runs))
         patches.set(shipped, "_implicit_cvt", arguments.converting(shipped._implicit_cvt))
         function = shipped.InterpretedFunction
         patches.set(function, "run", arguments.launching(function.run))
@@ -113,6 +118,8 @@ def install() -> None:
         _bind_libdevice(patches, shipped)
         for owner, name, function in frontend.replacements():
             patches.set(owner, name, function)
+        # it replaces what the modules in the globals of a function need
+        patches.language = patch_lang(SimpleNamespace(__globals__={"tl": shipped.tl, "core": shipped.tl.core}))
     except BaseException:
         patches.restore()
         raise
@@ -230,7 +237,7 @@ def _run(call: Callable[..., Any], runs: list[set[int]]) -> Callable[..., Any]:
     like a compiled one.
 
     Args:
-        runs: one set per active launch: the namespaces that are already interpreted, including triton.language's
+        runs: one set per active launch: the namespaces whose names are bound
     """
     from torch._subclasses.fake_tensor import FakeTensor
 
@@ -314,30 +321,23 @@ def _not_on_cuda(name: str) -> Callable[..., Any]:
     return call
 
 
-def _binding(original: Callable[..., Any], patches: _Patches, shipped: Any, runs: list[set[int]]) -> Callable[..., Any]:
-    """Returns _patch_lang that also binds the names which a kernel's module imported from triton.language.
+def _binding(patches: _Patches, shipped: Any, runs: list[set[int]]) -> Callable[..., Any]:
+    """Returns _patch_lang that binds the names which a kernel's module imported from triton.language.
 
-    The shipped function searches triton.language for every call of a device function, 0.7 ms each. Once per launch is
-    enough, and once for the names of each module.
+    The shipped function replaces 184 attributes of triton.language for each call of a function and restores them
+    afterwards. `install` replaces them once. So this one changes only the module of a kernel, after it has new names.
     """
-    languages, math = {id(shipped.tl), id(shipped.tl.core)}, shipped.tl.math
     bound: dict[int, tuple[int, ...]] = {}  # the contents of each namespace when its names were last bound
     nothing = shipped._LangPatchScope()
 
     def patch_lang(fn: Any) -> Any:
         namespace, seen = fn.__globals__, runs[-1] if runs else set()
-        if id(namespace) in seen:
-            return nothing
-        held = tuple(map(id, namespace.values()))
-        named = languages.intersection(held)
-        scope = shipped._LangPatchScope() if named and named <= seen else original(fn)
-        if bound.get(id(namespace)) != held:
-            _bind_globals(namespace, patches, shipped)
-            bound[id(namespace)] = tuple(map(id, namespace.values()))
-        if id(math) in held:
-            shipped._patch_builtin(math, shipped.interpreter_builder, scope)
-        seen |= named | {id(namespace)}
-        return scope
+        if id(namespace) not in seen:
+            if bound.get(id(namespace)) != tuple(map(id, namespace.values())):
+                _bind_globals(namespace, patches, shipped)
+                bound[id(namespace)] = tuple(map(id, namespace.values()))
+            seen.add(id(namespace))
+        return nothing
 
     return patch_lang
 

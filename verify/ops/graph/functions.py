@@ -58,6 +58,7 @@ def add(name: str, *rest: Any, **options: Any) -> None:
 
 _ROOT_HALF = math.sqrt(0.5)
 _INFINITE = (-math.inf, math.inf)
+_MANY_BITS = 4_096
 
 
 def _ndtr(x: Tensor) -> Tensor:
@@ -103,6 +104,14 @@ def _arb_bell(x: Any) -> Any:
 def _mp_sech_squared(x: Any) -> Any:
     grown = mp.exp(-2 * abs(x))
     return 4 * grown / (1 + grown) ** 2
+
+
+def _arb_ndtr(x: Any) -> Any:
+    """Uses Kummer's function of x^2 / 2 where erfc has no short expansion. For a short x, that takes half the time."""
+    if x > 0 and flint.ctx.prec > _MANY_BITS and x.is_exact() and x * x < 0.6 * flint.ctx.prec:
+        half = x * x / 2
+        return arb(0.5) + x * (-half).exp() / (2 * arb.pi()).sqrt() * half.hypgeom_1f1(1, 1.5)
+    return (-x * arb(0.5).sqrt()).erfc() / 2
 
 
 def _torch_sech_squared(x: Tensor) -> Tensor:
@@ -226,7 +235,7 @@ add("erfc", torch.special.erfc, arb.erfc, mp.erfc, (2.0, 0.0), shape="down", cod
 add(
     "ndtr",
     _ndtr,
-    lambda x: (-x * arb(0.5).sqrt()).erfc() / 2,
+    _arb_ndtr,
     lambda x: mp.erfc(-x / mp.sqrt(2)) / 2,
     (0.0, 1.0),
     codomain=(0.0, 1.0),

@@ -137,6 +137,7 @@ class _Like:
     ranges: dict[str, Range]
     outputs: tuple[str, ...] | None
     programs: dict[Any, Program] = field(default_factory=dict, repr=False)
+    identities: dict[Shape, str] = field(default_factory=dict, repr=False)  # by sizes; see `identity`
     by_noise: bool = False  # True: errors are measured in units of the program's noise
     products: Accumulate = "float32"  # how products of matrices are added up
     fused: bool = False  # True: no result between operators is rounded to 16 bits
@@ -221,6 +222,8 @@ class _Like:
 
         If the function reads the dtypes of its operands, it has a digest for each dtype, and they are joined.
         """
+        if dims in self.identities:
+            return self.identities[dims]
         shapes = self._shapes(dims)
         ordered = {name: shapes[name] for name in self.meaning.names}
         found = []
@@ -232,7 +235,8 @@ class _Like:
                     kinds = {name: self._dtype(name, kind) for name in ordered}
                     found.append(self._program(ordered, wanted, kinds).digest)
         sources = {name: (shape, self._dtype(name)) for name, shape in shapes.items()}
-        return "".join([*found, *(each.identity(sources) for each in self.derived.values())])
+        self.identities[dims] = "".join([*found, *(each.identity(sources) for each in self.derived.values())])
+        return self.identities[dims]
 
     def _derived_ranges(self, shapes: Mapping[str, Shape]) -> dict[str, Range]:
         """Returns the range "all integers" for each derived integer operand.
@@ -252,11 +256,7 @@ class _Like:
 
     def _operand(self, name: str, shape: Shape, smooth: bool) -> Operand:
         """Returns an operand with its role, which depends on its name and on the module's parameters."""
-        kept: dict[str, Any] = {
-            "derive": self.derived.get(name),
-            "hidden": name in self.hidden,
-            "shown": self.shown.get(name),
-        }
+        kept: Any = {"derive": self.derived.get(name), "hidden": name in self.hidden, "shown": self.shown.get(name)}
         if name in self.ranges:
             given = self.ranges[name]
             return Operand(name, "integer", differentiable=False, range=given, boolean=given.boolean, **kept)
@@ -353,14 +353,12 @@ class _Like:
         gradients = tuple(name for name in present if "d" + name in wanted)
         kinds = {name: value.dtype for name, value in present.items()}
         program = self._program({name: tuple(value.shape) for name, value in present.items()}, gradients, kinds)
-        leaves = dict(present)
+        leaves, device = dict(present), next(iter(present.values())).device
         for name in program.leaves:
             if name.startswith("grad "):
                 held = problem.upstream.get(name.removeprefix("grad "))
                 shape = program.results[name.removeprefix("grad ")].shape
-                device = next(iter(present.values())).device
                 leaves[name] = torch.zeros(shape, dtype=torch.float64, device=device) if held is None else held
-        device = next(iter(present.values())).device
         return program, Run(leaves, device, totals=problem.cache.setdefault("totals", {}))
 
     def fast(self, problem: Problem) -> dict[str, Fast]:
@@ -388,10 +386,9 @@ class _Like:
             used = [run.leaves[step.name] for step in program.steps if isinstance(step, Leaf)]
             values = [value for value in used if value.is_floating_point()]
             gradients = self._gradients(problem)
-            found = {name: self._looked_up(program, run, problem, name, fast) for name, fast in found.items()}
-            found = {
-                name: _with_free_elements(fast, values, gradient=name in gradients) for name, fast in found.items()
-            }
+            for name, fast in found.items():
+                fast = self._looked_up(program, run, problem, name, fast)
+                found[name] = _with_free_elements(fast, values, gradient=name in gradients)
         return found
 
     def _rounding(self, program: Program, run: Run) -> Rounding:
@@ -508,7 +505,7 @@ class _Like:
         key = ("followed", problem.results, result if problem.is_long else "")
         held = problem.cache.get(key)
         if held is None or held[0] is not problem.inputs or held[1] is not problem.upstream:
-            shared = Shared(problem.cache.get("effort", 1.0))
+            shared = Shared(problem.cache.get("effort", 1.0), problem.cache.get("first", 0.0))
             held = problem.cache[key] = (problem.inputs, problem.upstream, *self.program(problem), shared)
         program, run, shared = held[2:]
         if "opened" not in problem.cache:

@@ -55,6 +55,7 @@ class Program:
     typed: bool = False  # True: the program holds for one set of operand dtypes only
     stored: dict[int, torch.dtype] = field(default_factory=dict)  # id(step) -> the 16-bit dtype that stores its result
     recorded: tuple[Sequence[Node], Sequence[Node | None]] = ((), ())  # all calls, and the calls that make the results
+    chosen: dict[Any, list[int]] = field(default_factory=dict)  # cache of the sizes of boxes that a budget affords
 
     @cached_property
     def digest(self) -> str:

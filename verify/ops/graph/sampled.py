@@ -28,11 +28,26 @@ class Sample:
 
     result: str
     places: Line  # flat indices of the elements in the result
-    fast: Fast  # the reference of the elements
     total: int  # number of elements of the result
     parts: list[tuple[Any, Problem]]  # for each box, its meaning and its problem
     box: Line  # for each element, the number of its box
     spot: Line  # for each element, its place in the box
+    reference: Fast | None  # None until it is evaluated
+    device: torch.device  # of the elements: that of the result, or the host
+    alone: bool  # True: judging them needs no tensors of the whole result
+
+    @property
+    def fast(self) -> Fast:
+        """The reference of the elements."""
+        if self.reference is None:
+            self.reference = _join([_evaluated(*part, self.result) for part in self.parts], self.box, self.spot)
+        return self.reference
+
+    def moved(self, cuts: Sequence[Cut]) -> Sample:
+        """Returns the sample in host memory. `cuts` are its boxes again, for a run there."""
+        pairs = zip(self.parts, cuts, strict=False)
+        parts = [(meaning.of_part(cut, dict), _without_tensors(own)) for (meaning, own), cut in pairs]
+        return replace(self, parts=parts, reference=self.fast.cpu(), device=torch.device("cpu"), alone=True)
 
     def op(self, whole: Op) -> Op:
         """Returns an op whose result has the elements of the sample alone."""
@@ -40,7 +55,7 @@ class Sample:
 
     def of(self, tensor: Tensor) -> Tensor:
         """Returns the elements of the sample of a tensor that is shaped like the result."""
-        return tensor.detach().reshape(-1)[torch.from_numpy(self.places).to(tensor.device)]
+        return tensor.detach().reshape(-1)[torch.from_numpy(self.places).to(tensor.device)].to(self.device)
 
     def _points(self, problem: Problem, result: str, indices: Sequence[int]) -> list[Point]:
         """Returns the exact values. Each box evaluates its elements together, because they share steps."""
@@ -98,25 +113,51 @@ class Sample:
 
 
 def sample_of(
-    meaning: Any, problem: Problem, result: str, cuts: Sequence[Cut], theirs: Theirs, more: Callable[[], bool]
+    meaning: Any, problem: Problem, result: str, cuts: Sequence[Cut], theirs: Theirs, more: Callable[[], bool] | None
 ) -> Sample:
-    """Evaluates the boxes of `cuts`, all of one result. After the first box, stops once `more()` is false."""
+    """Evaluates the boxes of `cuts`, all of one result. After the first box, stops once `more()` is false.
+
+    If `more` is None, all boxes are evaluated at the first use of the reference.
+    """
     shape = cuts[0].program.results[result].shape
     parts, boxes, found = list[tuple[Any, Problem]](), list[Box](), list[Fast]()
+    effort = problem.cache.get("effort", 1.0) / 2
     for cut in cuts:
-        if found and not more():
+        if found and more is not None and not more():
             break
-        own = replace(problem, results=(result,), cache={"effort": 0.5 / len(cuts)})
-        part = meaning.of_part(cut, _cut_box(theirs, result, cut.box, shape))
-        found.append(part.looked_up(own, result, part.fast(own)[result]))
-        parts.append((part, own))
+        own = replace(problem, results=(result,), cache={"effort": effort / len(cuts)})
         boxes.append(cut.box)
-    each = [places_in(box, shape) for box in boxes]
-    kept = np.sort(np.unique(np.concatenate(each), return_index=True)[1])  # boxes may overlap
-    fast = _join(found, torch.from_numpy(kept).to(found[0].value.device))
-    number = np.repeat(np.arange(len(each)), [len(line) for line in each])[kept]
-    spot = np.concatenate([np.arange(len(line)) for line in each])[kept]
-    return Sample(result, np.concatenate(each)[kept], fast, math.prod(shape), parts, number, spot)
+        if more is None:
+            parts.append((meaning.of_part(cut, dict), _without_tensors(own)))
+            continue
+        parts.append((meaning.of_part(cut, _cut_box(theirs, result, cut.box, shape)), own))
+        found.append(_evaluated(*parts[-1], result))
+    spots = [_fresh(boxes[at], boxes[:at]) for at in range(len(boxes))]
+    number = np.repeat(np.arange(len(boxes)), [len(line) for line in spots])
+    spot = np.concatenate(spots)
+    fast = _join(found, number, spot) if found else None
+    places = np.concatenate([places_in(box, shape)[own] for box, own in zip(boxes, spots, strict=True)])
+    return Sample(result, places, math.prod(shape), parts, number, spot, fast, cuts[0].run.device, more is None)
+
+
+def _without_tensors(problem: Problem) -> Problem:
+    """Returns the problem of a box without the operands, so that these are freed. Its program has what it needs."""
+    known = {name: each for name, each in problem.cache.items() if name in ("effort", "opened")}
+    return replace(problem, inputs=dict.fromkeys(problem.inputs), upstream={}, cache=known)
+
+
+def _fresh(box: Box, others: Sequence[Box]) -> Line:
+    """Returns the places in a box of the elements that no other box has."""
+    fresh = np.ones(tuple(map(len, box)), dtype=bool)
+    for other in others:
+        fresh[np.ix_(*(np.isin(line, known) for line, known in zip(box, other, strict=True)))] = False
+    return np.flatnonzero(fresh)
+
+
+def _evaluated(meaning: Any, problem: Problem, result: str) -> Fast:
+    """Returns the reference of one box."""
+    found: Fast = meaning.looked_up(problem, result, meaning.fast(problem)[result])
+    return found
 
 
 def _cut_box(theirs: Theirs, result: str, box: Box, shape: tuple[int, ...]) -> Callable[[], dict[str, Tensor]]:
@@ -132,8 +173,10 @@ def _cut_box(theirs: Theirs, result: str, box: Box, shape: tuple[int, ...]) -> C
     return found
 
 
-def _join(found: Sequence[Fast], chosen: Tensor) -> Fast:
-    """Joins several references one after the other, and returns the chosen elements."""
+def _join(found: Sequence[Fast], box: Line, spot: Line) -> Fast:
+    """Returns the reference of elements, given those of their boxes."""
+    starts = np.cumsum([0, *(each.value.numel() for each in found)])
+    chosen = torch.from_numpy(starts[box] + spot).to(found[0].value.device)
 
     def joined(parts: Sequence[Tensor | None], missing: Callable[[Fast], Tensor]) -> Any:
         if all(part is None for part in parts):

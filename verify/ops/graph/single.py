@@ -48,9 +48,12 @@ class Shared:
     """
 
     share: float = 1.0  # budget of each result, as a multiple of `_EFFORT`
+    first: float = 0.0  # the same for its first element, if that is more
     slices: dict[tuple[type[Arithmetic], int], Slices] = field(default_factory=dict)  # by arithmetic and bits
     spent: dict[str, float] = field(default_factory=dict)  # step elements charged to each result
     refused: set[str] = field(default_factory=set)  # results with an element beyond the budget
+    # such elements: their result, index and cache. To find what one needs takes milliseconds
+    beyond: set[tuple[str, int, int]] = field(default_factory=set)
 
 
 class ElementEvaluator:
@@ -120,9 +123,11 @@ class ElementEvaluator:
         """
         shared, spent = self.shared, self.shared.spent.get(self.result, 0.0)
         refused = self.result in shared.refused
-        for positions in [[position]] if refused else [batch, [position]]:
+        key = self.result, self.indices[position], id(slices)
+        for positions in [] if key in shared.beyond else [[position]] if refused else [batch, [position]]:
             free = _CHEAP * len(positions)
-            most = free + (0 if refused else shared.share * _EFFORT - spent)
+            share = shared.share if spent or len(positions) > 1 else max(shared.share, shared.first)
+            most = free + (0 if refused else share * _EFFORT - spent)
             try:
                 needed = self.program.places(self.run, self.result, [self.indices[n] for n in positions], slices, most)
             except BeyondEffort:
@@ -130,6 +135,7 @@ class ElementEvaluator:
             shared.spent[self.result] = spent + max(0, sum(len(wanted) for wanted, _ in needed.values()) - free)
             return positions, needed
         shared.refused.add(self.result)
+        shared.beyond.add(key)
         raise BeyondEffort(f"an exact value of {self.result} depends on too many numbers to be evaluated alone")
 
     def point(self, position: int) -> Point:

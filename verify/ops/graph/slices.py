@@ -150,6 +150,11 @@ class Cut:
                     asked.setdefault(id(each), []).append(wanted)
 
     @property
+    def chunked(self) -> bool:
+        """True if a sum is evaluated part by part."""
+        return self._largest > 0
+
+    @property
     def bytes(self) -> float:
         """The bytes of memory that the evaluation takes at its peak."""
         steps = [step for step in self._steps if id(step) in self._boxes]
@@ -163,7 +168,7 @@ class Cut:
         return {id(step): (box, Known(shape_of(box), (), step.real, step.origin)) for step, box in boxes}
 
     def made(self) -> tuple[Program, Run]:
-        """Returns the smaller program, and a run with its tensors."""
+        """Returns the smaller program, and a run with its tensors, on the device of the whole run."""
         program, steps = self.program, list[Step]()
         made: dict[int, Step] = {}
         selected: dict[tuple[Any, ...], Step] = {}
@@ -187,7 +192,7 @@ class Cut:
                 continue
             inputs, (boxes, make) = self._needs[id(step)]
             if isinstance(step, Leaf):
-                leaves[step.name] = taken(self.run.leaves[step.name], self._boxes[id(step)])
+                leaves[step.name] = taken(self.run.leaves[step.name], self._boxes[id(step)]).to(self.run.device)
             pairs = zip(inputs, boxes, strict=True)
             new = make([None if box is None else at(each, box) for each, box in pairs])
             made[id(step)] = new

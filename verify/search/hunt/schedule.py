@@ -26,6 +26,7 @@ import msgspec
 from verify.declare.requests import declared_by
 from verify.declare.target import Declared
 from verify.errors import SPENT, UsageError
+from verify.measure.session import longest_first
 from verify.measure.source import NoResult, Source, Work, collect, crashes
 from verify.records.record import RESULT_STATUSES, Gap, GapKind, KernelRun, Run, Status, value_of
 from verify.search.hunt.requests import DoHunt, Hunt, HuntProgress, HuntReply, Hunts, ListHunts, Pinned
@@ -104,7 +105,7 @@ class _Hunting:
     @property
     def sort(self) -> tuple[int, bool]:
         """Returns the hunt's kind. Hunts of one kind take about as long, on the same hardware."""
-        return _SLOWEST.index(self.hunted.kernel.kind), self.hunt.dtype == "float64"
+        return longest_first(self.hunted.kernel.kind, "")[0], self.hunt.dtype == "float64"
 
     def best_so_far(self, message: str) -> list[str]:
         """Returns a note with the best find of a hunt that failed, or no note."""
@@ -143,10 +144,6 @@ def _hunted_kernels(pool: Pool, target: str, backend: str, session: HuntSession)
             continue
         hunted.hunts, hunted.notes = hunts.hunts, [f"not hunted: {reason}" for reason in hunts.left_out]
     return found
-
-
-# Kinds of ops, the slowest first: a call of rows is the largest and has the most steps.
-_SLOWEST = ("graph", "rowwise", "contraction", "elementwise")
 
 
 def _in_turn(hunts: list[_Hunting]) -> list[_Hunting]:
