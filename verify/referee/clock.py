@@ -27,7 +27,10 @@ from verify.referee.judging import excused
 from verify.referee.problem import Solution
 from verify.referee.requests import CallTime
 
-ROUNDS = 6  # the first is not counted
+ROUNDS = 6
+WARM_UP = (
+    2  # rounds that are not counted: the first loads and compiles, the second tells how many calls a chain may have
+)
 REPEATED = 2  # chains of the reference in each round: they take less time than those of the solution
 CHAIN_SECONDS = 0.1  # of one chain
 MOST_CALLS, FEWEST_CALLS = 64, 2
@@ -83,7 +86,7 @@ class _Clock:
         self._placed = {name: each.to(backend.device) for name, each in self._stored.items()}
         self._state = {problem.state[name]: each for name, each in problem.tensors.items() if name in problem.state}
         self._reference = problem.reference(backend.device)
-        # seconds of one call in each round; those of the first are not counted
+        # seconds of one call in each round that counts
         self._seconds: dict[str, list[float]] = {"solution": [], "own clock": [], "work": [], "reference": []}
         self._furthest: _Answer | None = None
         self._any: _Answer | None = None
@@ -91,22 +94,24 @@ class _Clock:
         self._count, self._calls = FEWEST_CALLS, 0
 
     def run(self, until: float) -> None:
-        """Times the reference, the judge's own work and the solution in turns. Three rounds are timed in any case."""
+        """Times the reference, the judge's own work and the solution in turns. Two rounds count in any case."""
         self._solution.host.build(list(self._solution.problem.made.values()))
         with turn(self._backend, math.inf):  # without another judge that uses much of the GPU
             for number in range(ROUNDS):
-                if number > 2 and time.monotonic() > until:
+                if number > WARM_UP + 1 and time.monotonic() > until:
                     break
                 with self._solution.host.paused():
                     for _ in range(REPEATED):
                         answer = self._time_reference()
                         self._time_work(answer)
                 self._time_solution()
-                if number == 0:
-                    slowest = max(self._seconds["solution"][0], self._seconds["reference"][0], 1e-9)
+                if number < WARM_UP:
+                    slowest = max(self._seconds["solution"][-1], self._seconds["reference"][-1], 1e-9)
                     of_one = sum(each.nbytes for each in (*self._stored.values(), *answer))
                     fits = min(MOST_CALLS, CHAIN_BYTES // max(of_one, 1), int(CHAIN_SECONDS / slowest))
                     self._count = max(FEWEST_CALLS, fits)
+                    for each in self._seconds.values():
+                        each.clear()
 
     def _time_here(self, call: chain.Call) -> tuple[float, float, list[list[Tensor]]]:
         """Runs a chain in this process. Returns seconds of a call with the judge's work and without it, and answers."""
@@ -169,7 +174,7 @@ class _Clock:
                     wrong = f"{reason}, with the exponents of the problem's own inputs"
                 else:
                     self._tricks[DEVIATES] = f"{reason}, and right in a call that is not timed"
-        most, own, work, reference = (min(each[1:]) for each in self._seconds.values())
+        most, own, work, reference = map(min, self._seconds.values())
         agrees = most - work <= own * (1 + NOISE) + AGREES * work
         least = own if agrees else most - work
         return CallTime(
