@@ -74,8 +74,7 @@ def test_four_of_five_layers_are_promised_and_the_ceiling_stands_beside_it():
     [line] = verdict(found | {wanted[0].key: slow}, wanted)
     assert not line.held and line.ceiling == "59"
     assert line.reached == (
-        "47 of 60 at 0.95 of the best of eager, torch.compile and bare products "
-        "(alone: 47 of eager, 47 of cublas)"
+        "47 of 60 at 0.95 of the best of eager, torch.compile and bare products (alone: 47 of eager, 47 of cublas)"
     )
     assert str(line).startswith("layers of cells.txt, step: 47 of 60") and "; target 80%; ceiling 59 (" in str(line)
 
