@@ -1,13 +1,15 @@
-"""The host of a solution ends the processes of the solution, and no other."""
+"""The host of a solution ends the processes of the solution and no other, and calls no chance a replay."""
 
 from __future__ import annotations
 
 from multiprocessing import Pipe
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
+import torch
 
-from verify.referee.host import SolutionProcess
+from verify.referee.host import Host, SolutionProcess
 from verify.workers import process_tree
 
 
@@ -34,3 +36,15 @@ def test_two_threads_that_end_a_solution_do_not_end_their_own_group(monkeypatch:
     monkeypatch.setattr(process_tree, "living", lambda leaders, mark: set())
     Raced().stop()
     assert killed == [1 << 30]
+
+
+@pytest.mark.parametrize(("count", "replayed"), [(6, False), (12, True)])
+def test_few_equal_numbers_may_be_chance(count: int, replayed: bool, tmp_path: Path) -> None:
+    """A wrong sum that forgets a factor has the same bits for x and y in the other order."""
+    host = Host(cast(Any, None), cast(Any, None), tmp_path / "notes", 1.0, 1.0)
+    x = torch.arange(float(count))
+    y = 100 - x.square()
+    for given in ({"x": x, "y": y}, {"x": y, "y": x}):
+        host.observed.calls += 1
+        host._compare({}, given, [x + y])
+    assert bool(host.observed.replayed) is replayed

@@ -56,6 +56,7 @@ LOOK_SECONDS = 0.1
 SLOW = 2.4  # factor of the time limit for the first call, which compiles
 SCRATCH_BYTES = 1 << 30
 ALIKE = 2.0**-6  # answers of the reference that are no further apart, in parts of the largest number
+TELLING = 8  # equal answers of so few different numbers may be chance
 KEPT_BYTES = 1 << 20  # of the tensors of a call that are kept
 HEAD = 1 << 20  # bytes of an answer without its tensors
 UNFORGEABLE = "it wrote into the connection of its own process: what arrived is no answer to the call"
@@ -399,8 +400,11 @@ def _digest(tensors: Sequence[Tensor]) -> bytes:
 
 
 def _tells(result: Tensor) -> bool:
-    """True if equal bits of two answers cannot be chance: finite numbers, more than two of them different."""
-    return bool(torch.isfinite(result).all()) and torch.unique(result).numel() > 2
+    """True if equal bits of two answers cannot be chance: finite numbers, of which many differ.
+
+    A wrong sum of six numbers can have the same bits for x and y in the other order.
+    """
+    return bool(torch.isfinite(result).all()) and torch.unique(result).numel() > TELLING
 
 
 def _fits(results: Sequence[Tensor], kind: torch.dtype) -> bool:
