@@ -68,7 +68,7 @@ def elementwise(*groups: str) -> Any:
             rows.append([*cells[:3], _us(copy, "copy"), *cells[3:]])
         head = ["", "dtype", "rows x columns", "copy of x"]
         head += ["forward", "fastest peer", "peer / ours", "step", "fastest peer", "peer / ours"]
-        return _table(head, rows) + f"\nBold: below {ENOUGH}. {_setting(data)}\n"
+        return _table(head, rows) + f"\nBold: below {ENOUGH}.\n"
 
     return render
 
@@ -83,7 +83,7 @@ def linear(data: dict[str, Any]) -> str:
         figures = [_figure(us, CELL), _figure(us, CELL, "floor")]
         rows.append([row.name, row.dtype, shape, *peers, *figures, _us(forward, "ours"), _us(forward, "cublas")])
     head = ["", "dtype", "M, K, N", "step", "eager", "torch.compile", "bare products", "fastest / ours", "ceiling"]
-    return _table([*head, "forward", "bare product"], rows) + f"\nBold: below {CELL}. {_setting(data)}\n"
+    return _table([*head, "forward", "bare product"], rows) + f"\nBold: below {CELL}.\n"
 
 
 def host(data: dict[str, Any]) -> str:
@@ -97,7 +97,7 @@ def host(data: dict[str, Any]) -> str:
         cells = [_us(each, name) for each in (forward, us) for name in ("ours", "eager", "liger")]
         rows.append([row.name, *cells, _us(us, "bare"), text])
     head = ["", *(f"{which}, {name}" for which in ("forward", "step") for name in ("ours", "eager", "Liger"))]
-    return _table([*head, "bare Triton", "beyond eager"], rows) + f"\nbfloat16, 512 x 1,024. {_setting(data)}\n"
+    return _table([*head, "bare Triton", "beyond eager"], rows) + "\nbfloat16, 512 x 1,024.\n"
 
 
 def block(data: dict[str, Any]) -> str:
@@ -113,7 +113,7 @@ def block(data: dict[str, Any]) -> str:
             errors = [f"{found['errors'][n][what]:.2e}" if n in found["errors"] else "" for n in names]
             rows.append([row.name, f"error of {'out' if what == 'y' else what}", *errors])
         profiles += [(row.name, found["profile"])] if found.get("profile") else []
-    text = _table(["", "", *names.values()], rows) + f"\n{_setting(data)}\n"
+    text = _table(["", "", *names.values()], rows)
     for name, profile in profiles:
         ours, eager = profile.get("ours", {}), profile.get("eager", {})
         first = sorted({*list(ours)[:13], *list(eager)[:7]}, key=lambda at: (-ours.get(at, 0), at))
