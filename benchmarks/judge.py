@@ -5,7 +5,7 @@
 
 `quick` and `ci` start `verify judge` once for each of three problems, with a right solution in Triton. The problems are
 an elementwise function and a softmax of 16 x 16,384 numbers, and a product of 2,048 x 2,048 x 2,048. `--side` scales
-these sizes; 16 makes those above. The seconds are those of the whole command.
+these sizes; 16 makes those above. The seconds are of the whole command.
 
 `many` gives one command a list of 36 such solutions, and counts the judgements that come within `--seconds` of its
 start. The minutes begin with the first request to a worker that has imported PyTorch.
@@ -34,13 +34,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.start import phases
+from benchmarks.start import phases, show
 from verify.workers.phases import VARIABLE
 
 LIMITS = {"quick": 10.0, "ci": 30.0, "many": 20.0}  # seconds, seconds, judgements a minute
-SHOWN = 14  # phases
-LAST_SECONDS = 60.0  # beyond which a command is ended
-ENDING_SECONDS = 15.0  # which it may take to end
+LAST_SECONDS = 60.0  # a command that takes longer is ended
+ENDING_SECONDS = 15.0  # a command that takes longer to end is killed
 PROBLEM = """
 import torch
 from torch import nn
@@ -177,7 +176,7 @@ def ending(process: subprocess.Popen[str], seconds: float) -> Iterator[None]:
 
 
 def errors_of(folder: Path) -> str:
-    """Returns the end of what the command in a folder wrote to stderr."""
+    """Returns the last characters that the command in a folder wrote to stderr."""
     return (folder / "errors.txt").read_text()[-300:]
 
 
@@ -218,7 +217,7 @@ def rated(found: Sequence[dict[str, Any]], count: int, seconds: float) -> dict[s
     """Returns the judgements a minute: from the first request until the last judgement, or until the time is over.
 
     Args:
-        found: what came, with the seconds from the start of the command, and the seconds of each judgement
+        found: the judgements, with the seconds from the start of the command, and the seconds that each took
         count: how many solutions there are
         seconds: the time
     """
@@ -298,9 +297,8 @@ def main() -> int:
         record.setdefault(kind, {}).update(row if kind == "many" else {name: row})
         kept &= within(kind, row)
         print(said(kind, name, row), flush=True)
-        for text, seconds in list(row.get("phases", {}).items())[:SHOWN]:
-            print(f"      {seconds:7.3f} s  {text}")
-        if options.record:  # also what was measured before an interruption
+        show(row.get("phases", {}))
+        if options.record:  # after each measurement, so that an interruption loses one
             options.record.write_text(json.dumps(record, indent=1))
     return 0 if kept else 1
 

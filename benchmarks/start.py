@@ -3,9 +3,9 @@
     python -m benchmarks.start --record start.json                 four measurements, about a minute on a GPU
     python -m benchmarks.start --backend cpu --side 64 --only row  one of them, small
 
-`run` starts `verify run` on one small kernel twice, and measures the second start. The others send ten files, each with
-one kernel that no worker has seen, to one warm pool: an elementwise kernel of side^2 float32 numbers, a softmax of
-side rows, and a product of two matrices, each with its gradients; side is 4,096. Prints the seconds of each start or
+`run` starts `verify run` on one small kernel twice, and measures the second start. The others send ten files to one
+warm pool. Each file has one kernel that no worker has seen: an elementwise kernel of side^2 float32 numbers, a softmax
+of side rows, or a product of two matrices, with its gradients; side is 4,096. Prints the seconds of each start or
 candidate, and the phases of the last (VERIFY_TIMES). Exits 1 if a measurement is beyond its limit, or if a kernel has
 no verdict:
 
@@ -83,6 +83,12 @@ def phases(times: Path) -> dict[str, float]:
     return most
 
 
+def show(longest: dict[str, float]) -> None:
+    """Prints the longest phases."""
+    for text, seconds in list(longest.items())[:SHOWN]:
+        print(f"      {seconds:7.3f} s  {text}")
+
+
 def repeated(times: Path, tries: int, once: Callable[[int], tuple[str, bool]]) -> dict[str, Any]:
     """Tries something several times. Returns the seconds, the phases of the last, and the tries without a verdict."""
     seconds, failed = list[float](), list[str]()
@@ -157,8 +163,7 @@ def main() -> int:
         kept &= good
         each = ", ".join(f"{seconds:.1f}" for seconds in rows[kind]["seconds"])
         print(f"{'ok ' if good else 'BAD'} {kind}: {each} s; the last may take {LIMITS[kind]:g} s", flush=True)
-        for text, seconds in list(rows[kind]["phases"].items())[:SHOWN]:
-            print(f"      {seconds:7.3f} s  {text}")
+        show(rows[kind]["phases"])
         for text in rows[kind]["failed"]:
             print(f"      {text}")
     if options.record:

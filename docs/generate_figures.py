@@ -27,6 +27,7 @@ sys.path.insert(0, str(ROOT))
 
 
 from docs import generate_findings, kernel_speed  # noqa: E402
+from docs.kernel_speed import table  # noqa: E402
 from verify.records import files  # noqa: E402
 from verify.records.compare import Comparison, Pair, compare  # noqa: E402
 from verify.records.readings import commit_of  # noqa: E402
@@ -57,11 +58,6 @@ def updated(text: str) -> str:
         if name not in SECTIONS:
             raise ValueError(f"no figures are called {name!r}; there are: {', '.join(SECTIONS)}")
     return SECTION.sub(lambda match: match[1] + SECTIONS[match[2]]() + match[4], text)
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
 # -- the published run ----------------------------------------------------------------------------------
@@ -135,7 +131,7 @@ def families(run: Run) -> str:
         if found:
             of = [[result for result in found if result.dtype == dtype] for dtype in dtypes]
             rows.append([title, *(cell for results in of for cell in (_worst(results), _baseline(results)))])
-    return _table(head, rows) + "\n" + _setting(run) + " " + _verdict(run) + "\n"
+    return table(head, rows) + "\n" + _setting(run) + " " + _verdict(run) + "\n"
 
 
 FAMILIES = {
@@ -195,7 +191,7 @@ def accuracy(run: Run) -> str:
                     f"{words.ulp(_maximum(found, found.figures))} ({words.basis_short(found.basis)})" if found else "",
                 ]
             )
-    return _table(head, rows) + "\n" + _setting(run) + "\n"
+    return table(head, rows) + "\n" + _setting(run) + "\n"
 
 
 def _strongest(results: list[Result]) -> list[Result]:
@@ -232,7 +228,7 @@ def sweeps(run: Run) -> str:
     ]
     if not rows:
         return "*The published run holds no sweep.*\n"
-    return _table(head, rows) + "\n" + _setting(run) + "\n"
+    return table(head, rows) + "\n" + _setting(run) + "\n"
 
 
 def stages(run: Run) -> str:
@@ -241,7 +237,7 @@ def stages(run: Run) -> str:
         return "*The published run is not a nightly run.*\n"
     rows = [[stage.name, stage.status, stage.message, words.seconds(stage.seconds)] for stage in run.stages]
     total = words.seconds(sum(stage.seconds for stage in run.stages))
-    text = _table(["stage", "status", "what was done", "time"], rows)
+    text = table(["stage", "status", "what was done", "time"], rows)
     return f"{text}\n{_setting(run)} {_verdict(run)} All stages together: {total}.\n"
 
 
@@ -292,7 +288,7 @@ def toolchains(found: Comparison) -> str:
             same = ", ".join(name for name, group in pairs.items() if group[0].bits == "identical")
             other = "; ".join(_maxima(name, group) for name, group in pairs.items() if group[0].bits != "identical")
             rows.append([f"`{kernel}`", dtype, same or "none", other])
-    text = _table(["kernel", "dtype", "same bits", "other bits: largest error on the GPU, on the interpreter"], rows)
+    text = table(["kernel", "dtype", "same bits", "other bits: largest error on the GPU, on the interpreter"], rows)
     return f"{text}\n{_counts(found, results)}\n\nGPU: {_about(found.base)}\nInterpreter: {_about(found.head)}\n"
 
 
@@ -372,7 +368,7 @@ def baselines(found: Comparison) -> str:
             cells.append(", ".join(words.ulp(max(side, key=_order)) for side in values) if all(values) else "")
         rows.append(cells)
     versions = " and ".join(f"torch {run.environment.get('torch')}" for run in (found.base, found.head))
-    text = _table(["PyTorch in place of", *dtypes], rows)
+    text = table(["PyTorch in place of", *dtypes], rows)
     return f"{text}\nFirst on the GPU, then on the CPU ({versions}), on the inputs of the table above.\n"
 
 
@@ -418,7 +414,7 @@ def cluster_times(data: dict[str, Any]) -> str:
     environment = data["environment"]
     same = "The records are the same to the bit." if data["same_record"] else "**The records differ.**"
     made = f"{environment['gpu']}, torch {environment['torch']}, commit {environment['commit']}. {same}"
-    return _table(["GPUs", "seconds", "times as fast", "workers busy"], rows) + f"\n{made}\n"
+    return table(["GPUs", "seconds", "times as fast", "workers busy"], rows) + f"\n{made}\n"
 
 
 def sweep_times(data: dict[str, Any]) -> str:
@@ -439,7 +435,7 @@ def sweep_times(data: dict[str, Any]) -> str:
     head = ["kernel", "dtype", "result", "inputs", "time", "floor", *(["torch route"] if beside else [])]
     about = data["environment"]
     setting = f"{about['gpu']}, torch {about['torch']}, Triton {about['triton']}; medians of {data['repeats']}"
-    return _table(head, rows) + f"\n{setting}.\n"
+    return table(head, rows) + f"\n{setting}.\n"
 
 
 def hunts(data: dict[str, Any]) -> str:
@@ -453,7 +449,7 @@ def hunts(data: dict[str, Any]) -> str:
         ahead = f"{row['hunt_above_random_same_time']} of {row['seeds']}"
         rows.append([subject, f"2^{row['evaluations'].bit_length() - 1}", f"{found[0]} {unit}", *found[1:], ahead])
     about = data["environment"]
-    text = _table(["subject", "evaluations", "hunt", "random, as many", "random, as long", "hunt ahead"], rows)
+    text = table(["subject", "evaluations", "hunt", "random, as many", "random, as long", "hunt ahead"], rows)
     share = statistics.median(row["median_evaluations_to_match"] / row["evaluations"] for row in data["comparisons"])
     return (
         f"{text}\n{about['gpu']}, torch {about['torch']}; float32, medians. The hunts had passed what random sampling "
@@ -505,7 +501,7 @@ def certified() -> str:
         bounds = [f"{certificate.units_for(op, params, result, 'cpu')[0]:.0f}" for result in results]
         cells.append(", ".join(dict.fromkeys(bounds)) + (" + terms" if op == "linear" else ""))
         rows.append(cells)
-    return _table(["op", "measured, CPU", "measured, sm_90", "bound in use (CPU)"], rows)
+    return table(["op", "measured, CPU", "measured, sm_90", "bound in use (CPU)"], rows)
 
 
 def _units(op: str, params: dict[str, str], result: str, device: str) -> float:
@@ -526,7 +522,7 @@ def mutants() -> str:
             for which in ("default", "project")
         ]
         rows.append([f"[{data['device']}](../{path.relative_to(ROOT)})", data["profile"], killed, *map(str, seen)])
-    return _table(["machine", "profile", "killed by laws", "by assert_close", "with projects' tolerances"], rows)
+    return table(["machine", "profile", "killed by laws", "by assert_close", "with projects' tolerances"], rows)
 
 
 def endurance() -> str:
@@ -536,7 +532,7 @@ def endurance() -> str:
         data = json.loads(path.read_text(encoding="utf-8"))
         about = f"[{', '.join(data['devices'])}](../{path.relative_to(ROOT)})"
         rows.append([about, f"{data['cases']:,}", str(len(data["laws"])), str(len(data["alarms"]))])
-    return _table(["record", "cases", "laws", "alarms"], rows)
+    return table(["record", "cases", "laws", "alarms"], rows)
 
 
 def speed_page() -> str:

@@ -15,7 +15,8 @@ PEERS = {"eager": "eager", "compile": "torch.compile", "liger": "Liger", "fla": 
 PEERS |= {"quack": "quack", "cublas": "bare products"}
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Returns a table in Markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
@@ -51,7 +52,7 @@ def promised(data: dict[str, Any]) -> str:
     counts = (
         f"{len(lines) - len(below)} of {len(lines)} targets are met; {missing} of {len(wanted)} rows were not measured."
     )
-    return f"{counts} {_setting(data)}\n\n" + (_table(head, rows) if rows else "")
+    return f"{counts} {_setting(data)}\n\n" + (table(head, rows) if rows else "")
 
 
 def elementwise(*groups: str) -> Any:
@@ -68,7 +69,7 @@ def elementwise(*groups: str) -> Any:
             rows.append([*cells[:3], _us(copy, "copy"), *cells[3:]])
         head = ["", "dtype", "rows x columns", "copy of x"]
         head += ["forward", "fastest peer", "peer / ours", "step", "fastest peer", "peer / ours"]
-        return _table(head, rows) + f"\nBold: below {ENOUGH}.\n"
+        return table(head, rows) + f"\nBold: below {ENOUGH}.\n"
 
     return render
 
@@ -83,7 +84,7 @@ def linear(data: dict[str, Any]) -> str:
         figures = [_figure(us, CELL), _figure(us, CELL, "floor")]
         rows.append([row.name, row.dtype, shape, *peers, *figures, _us(forward, "ours"), _us(forward, "cublas")])
     head = ["", "dtype", "M, K, N", "step", "eager", "torch.compile", "bare products", "fastest / ours", "ceiling"]
-    return _table([*head, "forward", "bare product"], rows) + f"\nBold: below {CELL}.\n"
+    return table([*head, "forward", "bare product"], rows) + f"\nBold: below {CELL}.\n"
 
 
 def host(data: dict[str, Any]) -> str:
@@ -97,7 +98,7 @@ def host(data: dict[str, Any]) -> str:
         cells = [_us(each, name) for each in (forward, us) for name in ("ours", "eager", "liger")]
         rows.append([row.name, *cells, _us(us, "bare"), text])
     head = ["", *(f"{which}, {name}" for which in ("forward", "step") for name in ("ours", "eager", "Liger"))]
-    return _table([*head, "bare Triton", "beyond eager"], rows) + "\nbfloat16, 512 x 1,024.\n"
+    return table([*head, "bare Triton", "beyond eager"], rows) + "\nbfloat16, 512 x 1,024.\n"
 
 
 def block(data: dict[str, Any]) -> str:
@@ -113,11 +114,11 @@ def block(data: dict[str, Any]) -> str:
             errors = [f"{found['errors'][n][what]:.2e}" if n in found["errors"] else "" for n in names]
             rows.append([row.name, f"error of {'out' if what == 'y' else what}", *errors])
         profiles += [(row.name, found["profile"])] if found.get("profile") else []
-    text = _table(["", "", *names.values()], rows)
+    text = table(["", "", *names.values()], rows)
     for name, profile in profiles:
         ours, eager = profile.get("ours", {}), profile.get("eager", {})
         first = sorted({*list(ours)[:13], *list(eager)[:7]}, key=lambda at: (-ours.get(at, 0), at))
         lines = [[f"`{at}`", *(f"{each[at]:.0f}" if at in each else "" for each in (ours, eager))] for at in first]
         text += f"\nHost time of a step of {name}, microseconds under the profiler:\n\n"
-        text += _table(["function", "ours", "eager"], lines)
+        text += table(["function", "ours", "eager"], lines)
     return text
