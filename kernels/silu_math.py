@@ -11,8 +11,9 @@ arithmetic is that of gelu_math.py: each function leaves one rounding, the store
 - float32 in float64: E to 2^-30 for the value: below 0.02. For the slope E to 2^-52; its numerator 1 + E (1 + x) keeps
   2^-26 at the float32 next to the zero: below 0.3.
 - float16 in float32: E is off by 2^-22 and by the rounding of u log2(e), which is 2^-20 at u = 33, the last u at which
-  x1 can bring the product back into range. 1 / (1 + E) is off by 2^-23, each product by 2^-24: together below 0.01.
-  Within 1/8 of the zero N is its Taylor polynomial in zero - u, off by 2^-20. Farther away 1 - u r loses 3 bits of 22.
+  x1 can bring the product back into range (2^-18 at u = 72 for a gated norm). 1 / (1 + E) is off by 2^-23, each
+  product by 2^-24: together below 0.01. Within 1/8 of the zero N is its Taylor polynomial in zero - u, off by 2^-20.
+  Farther away 1 - u r loses 3 bits of 22.
 - bfloat16 likewise, with three bits more to spare. A large x1 brings silu back from 2^-262, so E = h h and x1 h is
   formed first. A large dy x1 brings the slope back from 2^-390, so that product is float64.
 - float64 in pairs of float64, at the zero of the slope to 2^-58. The power of two is applied last.
@@ -60,7 +61,7 @@ ZERO32_LO: tl.constexpr = tl.constexpr(-1.2979282537628478e-08)
 NEAR: tl.constexpr = tl.constexpr((1.0, -0.10890585286, -0.0488829323323, -0.00471870355595))
 # Limits of u = |x|: from there on u exp(-u) is below half the smallest number divided by the largest factor.
 LIMIT32: tl.constexpr = tl.constexpr(290.0)  # 2^-150 / 2^256
-LIMIT_HALF: tl.constexpr = tl.constexpr(48.0)  # 2^-25 / 2^32
+LIMIT_HALF: tl.constexpr = tl.constexpr(72.0)  # 2^-25 / 2^72: a gated norm has weight dy rstd
 LIMIT_BF: tl.constexpr = tl.constexpr(188.0)  # 2^-134 / 2^128
 LIMIT_BF_SLOPE: tl.constexpr = tl.constexpr(284.0)  # 2^-134 / 2^256
 LIMIT64: tl.constexpr = tl.constexpr(2200.0)  # 2^-1075 / 2^2048

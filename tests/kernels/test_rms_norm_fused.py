@@ -138,6 +138,15 @@ def test_a_wrong_scale_is_found():
     assert judge(encoding(None), Value.of(y), Parts(codes.cpu(), scales.cpu() * (1 + 2**-10))).wrong == 4
 
 
+def test_a_gate_of_float16_that_weight_and_upstream_bring_back():
+    """silu(-50) is 1e-20; times dy, weight and 1 / rms it is above the smallest float16 number. A hunt found this."""
+    x, dy = torch.full((1, 64), 3e-5).half(), torch.full((1, 64), 65504.0).half()
+    gate, weight = torch.full((1, 64), -60.0).half(), torch.full((64,), 65504.0).half()
+    gate[:, ::2] = -40
+    results = gated(x, gate, weight, dy)
+    assert max(gated_errors(x, gate, weight, dy, results)) <= BOUND[torch.float16]
+
+
 def test_nan_and_infinity_do_not_reach_other_rows():
     x = draw(3, 128).bfloat16()
     x[1, 5], x[2, 7] = float("nan"), float("inf")
