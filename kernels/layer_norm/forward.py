@@ -24,6 +24,7 @@ from kernels.layer_norm.hard_rows import forward_hard_row, moments_around
 from kernels.layer_norm.moments import (
     FAR,
     half_square,
+    is_near,
     is_outlier,
     mark_of,
     mean_square,
@@ -206,6 +207,8 @@ def forward_kernel(
             elif AGAIN:
                 v = tl.load(x_ptr + cols, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float64)
             y = ((v - mean) - mean_low) * rstd if CENTRE else v * rstd
+            if HAS_R and CENTRE:
+                up = tl.where(is_near(y, mean, rstd, mask), 0.5, up)
         if FAST or HAS_I or not HAS_R:
             w, b = vectors(w_ptr, b_ptr, cols, mask, HAS_W, HAS_B)
         if FAST and not CENTRE:

@@ -11,7 +11,7 @@ remainder, so a constant row has v - mean = 0 exactly. The shift k:
 - Sums of 16-bit operands: k = the first sum, likewise.
 - Other sums are rounded to float64, off by 2^-53 |v|. If mean^2 > 2^20 var, one operand may hide another. The forward
   pass marks such rows, constant ones included, in the statistics, and hard_rows.py computes them again in float64
-  pairs.
+  pairs. So it does with rows that have a sum next to their mean (is_near).
 - Plain 16-bit rows: k = 0. If mean^2 / var <= 2^20, var loses 20 bits of 53. If it is larger, the values share nearly
   one binade, their squares have 16 (bfloat16) or 22 (float16) bits, and both sums are exact.
 
@@ -63,6 +63,17 @@ def moments(s1, s2, shift, n, inv):
 def is_outlier(shift, mean, var):
     """True if the shift lies beyond three standard deviations, so that its sums give the mean badly. False for NaN."""
     return (shift - mean) * (shift - mean) > 9.0 * var
+
+
+@triton.jit
+def is_near(xhat, mean, rstd, mask):
+    """True if the rounding of a sum, 2^-53 of the mean, may be a quarter of an ULP of its xhat in float32.
+
+    Up to |mean| = 4 deviations it is less: the scale of xhat is at least 2^-24 (docs/reductions.md).
+    """
+    far = (tl.abs(mean) * rstd).to(tl.float32)
+    nearest = tl.min(tl.where(mask, tl.abs(xhat), 1.0).to(tl.float32), 0)
+    return (far > 4.0) & (nearest < 2.0**-27 * far)
 
 
 @triton.jit

@@ -557,6 +557,19 @@ def test_operands_hidden_from_a_float64_sum(x_dtype, r_dtype, w_dtype, n, three,
     assert max(found.values()) <= 0.51, found
 
 
+@pytest.mark.parametrize("three", [False, True])
+def test_a_sum_next_to_the_mean_of_large_sums(three):
+    """A float64 sum of 2^54 and 1.9 loses the 1.9, by which the last element differs from the mean. Hunts found it."""
+    n = 1_023
+    x, r = torch.zeros(1, n), torch.full((1, n), 2.0**54)
+    x[:, -1] = 1.9
+    r[:, :-1:2] += 2.0**47
+    r[:, 1:-1:2] -= 2.0**47
+    i = torch.full((n,), 1e-3) if three else None
+    y = run(x, None, None, torch.zeros_like(x), 0.0, r, i, torch.zeros_like(x))[0][0]
+    assert at_the_mean(Row(summed(x, r, i), 0.0), float(y[0, -1])) <= 0.75
+
+
 def test_a_hidden_third_operand_that_the_residual_uncovers():
     """(x + input_bias) + residual in plain float64 would be 0."""
     n = 40
