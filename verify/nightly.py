@@ -139,6 +139,9 @@ def _run(night: Night, planned: Sequence[PlannedStage], command: str, started: f
             stages.append(Stage(name=stage.name, status="incomplete", message=message, seconds=clock.end(stage.name)))
             lost.append(Gap(kind, f"{stage.name}: {message}"))
             continue
+        except BaseException:  # an interrupted stage has no result, and its time counts
+            clock.end(stage.name)
+            raise
         records.append(record)
         stages.append(_stage(stage.name, record, clock.end(stage.name)))
     if not records:

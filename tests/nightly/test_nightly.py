@@ -18,6 +18,7 @@ from verify.laws import registry
 from verify.measure import session
 from verify.measure.bench import Bench
 from verify.nightly import Night, PlannedStage
+from verify.records import stage_time
 from verify.records.record import Gap, Run
 from verify.search.sweep import drive
 from verify.workers import process
@@ -308,3 +309,18 @@ def test_ctrl_c_in_a_sweep_ends_the_night(tmp_path: Path, monkeypatch: pytest.Mo
     mine = night(tmp_path, spaces={"a": (("float32",), "unary")})
     with pytest.raises(KeyboardInterrupt):
         nightly.run(mine, (PlannedStage("sweep", 1.0, nightly.sweep), *STAGES), "verify nightly")
+
+
+@pytest.mark.usefixtures("here")
+def test_the_time_of_an_interrupted_stage_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    moment = [1000.0]
+    monkeypatch.setattr(stage_time.time, "time", lambda: moment[0])
+
+    def interrupted(*_: object) -> Run:
+        moment[0] += 60.0
+        raise KeyboardInterrupt
+
+    (tmp_path / "go").touch()
+    with pytest.raises(KeyboardInterrupt):
+        nightly.run(night(tmp_path), (PlannedStage("accuracy", 1.0, interrupted),), "verify nightly")
+    assert nightly.run(night(tmp_path), STAGES, "verify nightly").stages[0].seconds == 60.0

@@ -16,7 +16,7 @@ LOG = "stages.jsonl"
 class StageTime:
     """Logs the stages in the night's folder: one line when a stage begins, another when it ends.
 
-    A stage that was stopped has no second line. Its time ends when its last unit was finished, by the files of its
+    A stage that was killed has no second line. Its time ends when its last unit was finished, by the files of its
     folder. Later work of that call is repeated, and counts then.
     """
 
