@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -395,8 +399,22 @@ def test_a_module_that_forks_gets_no_process_that_has_used_the_gpu(printed: list
     assert printed[5:] == ["False None"]
 
 
-def test_a_judge_begins_on_the_gpu_while_its_file_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its context takes a second there. The file of an op that verify ships needs no judge of its own."""
+@dataclass
+class Watched:
+    """Processes as on a GPU, the numbers of those that were forked, and the files of three targets."""
+
+    processes: KernelProcesses
+    begun: list[int]
+    own: str
+    other: str
+    shipped: str
+
+    def answer(self, request: Request[Any]) -> Any:
+        return self.processes.answer(msgspec.Raw(msgspec.json.encode(request)), lambda text: None)
+
+
+@pytest.fixture
+def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
     monkeypatch.setattr(Interpreter, "forks", False)
     of_this_process = OWN.replace('assert "sympy" not in sys.modules', 'assert "torch" in sys.modules')
     for name in ("own.py", "other.py"):
@@ -415,23 +433,47 @@ def test_a_judge_begins_on_the_gpu_while_its_file_is_listed(tmp_path: Path, monk
         return made
 
     monkeypatch.setattr(processes, "_fork", fork)
-
-    def answer(request: Request[Any]) -> Any:
-        return processes.answer(msgspec.Raw(msgspec.json.encode(request)), lambda text: None)
-
+    own, other, shipped = (str(tmp_path / name) for name in ("own.py", "other.py", "shipped.py"))
     try:
-        own, other, shipped = (str(tmp_path / name) for name in ("own.py", "other.py", "shipped.py"))
-        answer(ListKernels(own))
-        early = processes._judge
-        assert early is not None and begun[1:] == [early.pid], "the kernel's process, and the judge"
-        done = answer(Measure(f"{own}::doubles", dtypes=("float16",)))
-        assert done.status == "ok", done.message
-        assert (len(begun), processes._ending) == (2, [early]), "it judged, and was told to end"
-        answer(ListKernels(other))
-        unused = processes._judge
-        answer(Describe(f"{other}::doubles"))
-        assert not early.alive and not processes._ending, "whatever calls a kernel waits for the memory of the last"
-        answer(ListKernels(shipped))
-        assert processes._judge is None and unused is not None and not unused.alive
+        yield Watched(processes, begun, own, other, shipped)
     finally:
         processes.stop()
+
+
+def test_a_judge_begins_on_the_gpu_while_its_file_is_listed(watched: Watched) -> None:
+    """Its context takes a second there. The file of an op that verify ships needs no judge of its own."""
+    processes, begun = watched.processes, watched.begun
+    watched.answer(ListKernels(watched.own))
+    early = processes._judge
+    assert early is not None and begun[1:] == [early.pid], "the kernel's process, and the judge"
+    done = watched.answer(Measure(f"{watched.own}::doubles", dtypes=("float16",)))
+    assert done.status == "ok", done.message
+    assert (len(begun), processes._ending) == (2, [early]), "it judged, and was told to end"
+    watched.answer(ListKernels(watched.other))
+    unused = processes._judge
+    watched.answer(Describe(f"{watched.other}::doubles"))
+    assert not early.alive and not processes._ending, "whatever calls a kernel waits for the memory of the last"
+    watched.answer(ListKernels(watched.shipped))
+    assert processes._judge is None and unused is not None and not unused.alive
+
+
+def test_the_processes_of_the_next_target_start_while_one_is_measured(watched: Watched) -> None:
+    """A warm pool asks for them. They take the next target, and end with the worker."""
+    processes, begun = watched.processes, watched.begun
+    done = watched.answer(Measure(f"{watched.own}::doubles", dtypes=("float16",), ahead=True))
+    assert done.status == "ok", done.message
+    assert len(begun) == 4 and processes._begun is not None and processes._next_judge is not None
+    watched.answer(ListKernels(watched.other))
+    assert processes._kernel is not None and processes._judge is not None
+    assert [processes._kernel.pid, processes._judge.pid] == begun[2:], "both were ready"
+    again = watched.answer(Measure(f"{watched.other}::doubles", dtypes=("float16",), ahead=True))
+    assert [each.bits for each in again.results] == [each.bits for each in done.results]
+    lost, unused = processes._begun, processes._next_judge
+    assert lost is not None and unused is not None
+    os.kill(lost.pid, signal.SIGKILL)
+    while not lost.ended:
+        time.sleep(0.01)
+    watched.answer(ListKernels(watched.own))
+    assert len(begun) == 7 and processes._kernel.pid == begun[6], "a process that ended meanwhile is replaced"
+    processes.stop()
+    assert not processes._kernel.alive and processes._judge is None and processes._next_judge is None

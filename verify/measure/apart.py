@@ -37,6 +37,7 @@ from verify.measure.kernel import MOST_ENDED, measure_kernel
 from verify.measure.remote_call import runner
 from verify.measure.requests import CallKernel, ListSideEffects, Measure, Time
 from verify.measure.state import State
+from verify.ops.graph import decompositions
 from verify.records.record import RESULT_STATUSES, UNPROVEN, Gap, KernelRun, Printed, SideEffect
 from verify.workers.calls import AskKernel, receive, send
 from verify.workers.fork_server import Fork, ForkServer, flush
@@ -57,6 +58,8 @@ from verify.workers.serving import serve, watch
 
 # importing these takes about a second
 SHARED_BY_LAWS = ("verify.laws.suite", "torch._dynamo", "torch.testing._internal.optests")
+# a target with a definition by `like=` imports these, and makes PyTorch's table of formulas: 0.3 s in each process
+_TRACING = ("verify.ops.graph.like", "verify.ops.graph.called", "verify.ops.graph.scores", "torch.utils._device")
 _TESTS = rb"laws_for"  # a file that calls `verify.laws_for` imports Hypothesis and pytest, 0.3 s in each process
 _DEFINITION = rb"\blike\s*="  # kernels of a file with such an op need a judge that imports it
 CALLS = 4  # a call counts as hung after the kernel's time divided by this
@@ -81,6 +84,7 @@ class ForkSetup(msgspec.Struct):
     imports: tuple[str, ...] = ()
     judges: bool = False  # True: the fork judges, and another process calls the kernel
     early: bool = False  # True: the fork begins on the GPU before its first request
+    traces: bool = False  # True: the fork may trace functions of PyTorch
 
 
 class KernelProcesses:
@@ -101,6 +105,7 @@ class KernelProcesses:
         torch.set_num_threads(1)
         compiles = _import_triton(requested)
         self._server = ForkServer(self._serve, _share, connection)
+        self._next_judge: Fork | None = None  # begins on the GPU while the target before is measured
         # the first fork creates its GPU context while this process creates its own
         self._begun = self._server.fork(msgspec.json.encode(ForkSetup())) if compiles else None
         try:
@@ -117,6 +122,7 @@ class KernelProcesses:
         self._ending: list[Fork] = []  # told to end
         self._listed = False  # True: the process has only imported the module of its targets
         self._tests = False  # True: the targets' modules define tests of the laws
+        self._traces = False  # True: they have a definition by like=
 
     def answer(self, request: msgspec.Raw, progress: OnProgress) -> Any:
         """Returns the reply to a request.
@@ -163,6 +169,9 @@ class KernelProcesses:
         if self._begun is not None:  # a fork that outlives its parent ends its whole session
             self._begun.stop(at_once=True)
             self._begun = None
+        if self._next_judge is not None:
+            self._next_judge.stop(at_once=True)
+            self._next_judge = None
         self._server.stop()
 
     def _process(self, targets: list[str], *, laws: bool) -> Fork:
@@ -171,10 +180,9 @@ class KernelProcesses:
         same = self._targets == targets or (self._listed and not shared and _files(self._targets) == _files(targets))
         if self._kernel is None or not self._kernel.alive or not same:
             self._end_soon(self._kernel, self._judge)
-            self._tests = _mentions(targets, _TESTS)
-            self._kernel, self._begun = self._begun or self._fork(laws=laws), None
-            early = not self.backend.forks and _mentions(targets, _DEFINITION)
-            self._judge = self._fork(who="judge", early=True) if early else None
+            self._tests, self._traces = _mentions(targets, _TESTS), _mentions(targets, _DEFINITION)
+            self._kernel, self._begun = _alive(self._begun) or self._fork(laws=laws), None
+            self._judge = self._new_judge() if self._traces and not self.backend.forks else None
             self._listed = True
         self._targets = targets
         return self._kernel
@@ -201,8 +209,19 @@ class KernelProcesses:
         imports = SHARED_BY_LAWS if laws else SHARED_BY_LAWS[:1] if self._tests else ()
         imports = imports if self.backend.forks else ()
         backend = {"name": self.backend.name, **asdict(self.backend)}
-        setup = ForkSetup(backend, imports, who == "judge", early)
+        setup = ForkSetup(backend, imports, who == "judge", early, self._traces)
         return self._server.fork(msgspec.json.encode(setup), who)
+
+    def _new_judge(self) -> Fork:
+        """Returns the judge that was started ahead, else a new fork."""
+        judge, self._next_judge = _alive(self._next_judge), None
+        return judge or self._fork(who="judge", early=not self.backend.forks)
+
+    def _stand_by(self, request: Measure) -> None:
+        """Starts the processes of the next target, which begin on the GPU. Each holds half a gigabyte there."""
+        if request.ahead and not self.backend.forks:
+            self._begun = self._begun or self._fork(early=True)
+            self._next_judge = self._next_judge or (self._new_judge() if self._traces else None)
 
     def stop(self) -> None:
         """Ends all processes."""
@@ -244,14 +263,16 @@ class KernelProcesses:
         def call_kernel(asked: bytes | msgspec.Raw, most: int) -> Outcome:
             if not replace_ended():
                 return Died("the process of the kernel has ended")
-            return kernel.call(asked, most=most, deadline=min(time.monotonic() + request.seconds / CALLS, until))
+            found = kernel.call(asked, most=most, deadline=min(time.monotonic() + request.seconds / CALLS, until))
+            self._stand_by(request)  # the first call has the GPU's driver alone
+            return found
 
         if description.own_op:
             declared = Kernel.of_description(description.kernel)
             run = runner(declared, request.target, self.backend.device, call_kernel)
             done = measure_kernel(declared, alone, self.backend, progress=heard, run=run)
         else:
-            judge = kernel if description.contained else self._judge or self._fork(who="judge")
+            judge = kernel if description.contained else self._judge or self._new_judge()
             self._judge = None
             try:
                 done = judge.ask(alone, progress=heard, kernel=None if description.contained else call_kernel)
@@ -437,5 +458,17 @@ def _mentions(targets: Sequence[str], pattern: bytes) -> bool:
 
 
 def _share(given: bytes) -> None:
-    for name in msgspec.json.decode(given, type=ForkSetup).imports:
+    """Loads in the server what its forks need, so that each of them has it."""
+    setup = msgspec.json.decode(given, type=ForkSetup)
+    for name in (*setup.imports, *(_TRACING if setup.traces else ())):
         importlib.import_module(name)
+    if setup.traces:
+        decompositions.table()
+
+
+def _alive(fork: Fork | None) -> Fork | None:
+    """Returns a fork that was started ahead, None if it has ended since."""
+    if fork is not None and fork.ended:
+        fork.stop()
+        return None
+    return fork
