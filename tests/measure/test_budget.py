@@ -115,13 +115,19 @@ def _off_at_one(y: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("change", ["right", "one element off"])
 @pytest.mark.parametrize(
-    ("name", "where", "what"),
-    [("gelu", sampling, "_evaluated"), ("gelu", measuring, "judge_case"), ("softmax", measuring, "judge_case")],
+    ("name", "where", "what", "on_host"),
+    [
+        ("gelu", sampling, "_evaluated", 0),
+        ("gelu", measuring, "judge_case", 0),
+        ("softmax", sampling, "_evaluated", 1 << 20),
+        ("softmax", measuring, "judge_case", 0),
+    ],
 )
 def test_forks_judge_the_chosen_elements(
-    name: str, where: Any, what: str, change: str, backend: Backend, monkeypatch: pytest.MonkeyPatch
+    name: str, where: Any, what: str, on_host: int, change: str, backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So the next case runs meanwhile. A fork that fails, as by the use of a GPU, would leave this to its parent."""
+    monkeypatch.setattr(budgeting, "_ON_HOST", on_host)  # so many numbers are evaluated in forks too
     called = _declared(name, _off_at_one if change != "right" else lambda y: y)
     at_once, here, real = _measured(called, backend, TINY), os.getpid(), getattr(where, what)
 

@@ -56,6 +56,7 @@ _MARGIN = 1.1  # of this estimate: of 23 problem files on a GPU, one took more
 _EVALUATED = 96  # bytes of evaluation for each number that a budget draws
 _LITTLE = 1 << 21  # a case whose operands and outputs have fewer bytes takes no memory worth a turn
 _AGAIN = 0.05  # seconds between two looks at a queue
+_ON_HOST = 1 << 23  # numbers, 0.6 s of a host: a GPU takes 0.1 s to start such steps, and forks do them beside others
 _LEAST = 0.5  # seconds for a result, and for the choice of its elements: with less, few cases would have few elements
 _AT_ONCE = {True: 1 << 18, False: 1 << 24}  # elements compared at a time, on a CPU (True) and on a GPU
 
@@ -299,27 +300,40 @@ def is_movable(op: Op, problem: Problem) -> bool:
 
 
 def sampled(
-    op: Op, problem: Problem, result: str, singled: Sequence[int], budget: Budget, seed: int, *, moved: bool = False
+    op: Op,
+    problem: Problem,
+    result: str,
+    singled: Sequence[int],
+    budget: Budget,
+    seed: int,
+    *,
+    forks: bool | None = None,
 ) -> Sample | None:
     """Returns the elements of a result to judge; None if even one element is beyond the budget.
 
-    With `moved`, all that judging needs is in host memory. An elementwise program is then evaluated at the first use.
+    forks: True if forks judge: then all that judging needs is in host memory, if `is_movable`, and they evaluate an
+        elementwise program. They also evaluate few numbers of another program. So does this process if False, because
+        figures in units of noise depend on the device. None: the device of the result evaluates everything.
     """
     assert op.meaning is not None
     program, run = op.meaning.program(problem)
     host = Run(run.leaves, torch.device("cpu"))  # with caches of its own, which hold tensors
-    later = moved and program.elementwise
+    movable = forks is not None and is_movable(op, problem)
+    later = bool(forks) and movable and program.elementwise
     run = host if later else run
     begun = time.monotonic()
     cuts = cuts_of(program, run, result, singled, budget, seed, begun + max(budget.seconds / 2, _LEAST))
     if not cuts:
         return None
+    moved = movable and not any(cut.chunked for cut in cuts)
+    if moved and not program.elementwise and sum(cut.work for cut in cuts) <= _ON_HOST:
+        later, cuts = True, [Cut(program, host, result, cut.box) for cut in cuts]
     # PyTorch has one number where intervals, noise and copies have several
     fits = cost_of(program.steps, lambda step: float(math.prod(step.shape)))[1] <= _THEIRS * budget.memory
     theirs = functools.cache(lambda: op.meaning.in_float64(problem) if fits else {})  # type: ignore[union-attr]
     more = None if later else lambda: time.monotonic() < begun + budget.seconds
     sample = sample_of(op.meaning, problem, result, cuts, theirs, more)
-    if not moved or later or any(cut.chunked for cut in cuts):
+    if later or not (moved and forks):
         return sample
     return sample.moved([Cut(program, host, result, cut.box) for cut in cuts])
 

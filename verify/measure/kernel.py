@@ -28,7 +28,6 @@ from verify.measure.budget import (
     Budget,
     beyond,
     differing,
-    is_movable,
     needed,
     peak_memory,
     sampled,
@@ -444,14 +443,14 @@ class Judging:
         If not even one element is affordable, the result is a gap.
         """
         op, found, count = self.kernel.op, [], len(problem.results)
-        moved = self.judges > 1 and is_movable(op, problem)  # forks judge the elements, on the host
+        forks = self.judges > 1
         self.allowance.begin(case.dims)
         for at, name in enumerate(problem.results):
             beside = given.get(BASELINE, {}).get(name)
             singled = differing(measured.results[name], beside)
             seconds = self.allowance.share(count - at, count)
             with phase(f"evaluate some elements of {name}"):
-                sample = sampled(op, problem, name, singled, replace(budget, seconds=seconds), self.seed, moved=moved)
+                sample = sampled(op, problem, name, singled, replace(budget, seconds=seconds), self.seed, forks=forks)
             if sample is None:
                 self._judge_failed(f"{case.dtype}: {beyond(name, case)}")
                 continue

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -127,10 +128,12 @@ def sample_of(
             break
         own = replace(problem, results=(result,), cache={"effort": effort / len(cuts)})
         boxes.append(cut.box)
+        beside = _cut_box(theirs, result, cut.box, shape)
         if more is None:
-            parts.append((meaning.of_part(cut, dict), _without_tensors(own)))
+            near = {} if cut.program.elementwise else {name: each.cpu() for name, each in beside().items()}
+            parts.append((meaning.of_part(cut, partial(dict, near)), _without_tensors(own)))
             continue
-        parts.append((meaning.of_part(cut, _cut_box(theirs, result, cut.box, shape)), own))
+        parts.append((meaning.of_part(cut, beside), own))
         found.append(_evaluated(*parts[-1], result))
     spots = [_fresh(boxes[at], boxes[:at]) for at in range(len(boxes))]
     number = np.repeat(np.arange(len(boxes)), [len(line) for line in spots])
