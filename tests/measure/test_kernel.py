@@ -22,7 +22,7 @@ from verify.cases.sizes import REACHES
 from verify.errors import BeyondEffort
 from verify.measure import case as judging
 from verify.measure import kernel as running
-from verify.measure.call import Measured
+from verify.measure.call import Measured, run_judged
 from verify.measure.case_runner import DIFFER
 from verify.measure.kernel import measure_kernel
 from verify.measure.requests import Measure
@@ -553,6 +553,23 @@ def test_a_wrong_kernel_whose_calls_differ_says_that(later: float, said: str) ->
     kernel = verify.kernel(op="silu", dtypes=["bfloat16"], gradients=False, name="k")(lambda x: silu(x) * next(factors))
     found = measured(kernel)
     assert (found.status, found.unrepeatable) == ("wrong", said)
+
+
+def test_a_case_is_repeated_once_for_all_results_that_are_wrong_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each result repeated its own worst case, and the first call came on top."""
+    few_cases(monkeypatch, "randn")
+    kernel = verify.kernel(op="softmax", dtypes=["float32"], name="k")(lambda x: 1.5 * softmax(x))
+    called = list[str]()
+
+    def run(case: Case) -> Measured:
+        called.append(case.to_json())
+        return run_judged(kernel, case, "cpu")
+
+    found = measure_kernel(kernel, Measure("a.py::k"), CPU, run=run)
+    assert [result.status for result in found.results] == ["wrong", "wrong"] and not found.unrepeatable
+    repeated = [name for name, count in Counter(called).items() if count > 1]
+    assert len(called) == len(set(called)) + len(repeated) and len(repeated) < 3, "y, dx and the first call"
+    assert set(repeated) == {called[0], *(result.worst[0].origin.case for result in found.results)}
 
 
 def running_sums(x: torch.Tensor) -> torch.Tensor:

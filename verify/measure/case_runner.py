@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar
+from typing import Literal
 
 import msgspec
 from torch import Tensor
@@ -24,13 +24,12 @@ from verify.errors import JudgeFailed, KernelError, Refused, RefusedBackward, Us
 from verify.measure.call import Measured
 from verify.measure.digest import digests_of
 from verify.measure.remote_call import Run
-from verify.records.record import Origin, Result, Status, Unmeasured
+from verify.records.record import Origin, Result, Status, Unmeasured, Worst
 from verify.truth import formats
 from verify.truth.ulp import pattern_at
 from verify.workers.fork_map import ran_out
 from verify.workers.requests import Died, Late
 
-T = TypeVar("T")
 Kind = Literal["refused", "contract", "crashed", "hung"]
 _STATUS: dict[Kind, Status] = {"contract": "error", "crashed": "crashed", "hung": "timeout"}
 _FATAL: tuple[Kind, ...] = ("crashed", "hung")
@@ -217,35 +216,45 @@ class Calls:
     def difference(self, wrong: Sequence[Result], turn: Callable[[Case], AbstractContextManager[object]]) -> str:
         """Returns how two calls of a wrong kernel with the same input differ; empty if they agree.
 
-        Repeats the worst inputs, then the first call, each when it has its `turn` on the GPU.
+        Repeats the worst inputs, then the first call, each input once, when it has its `turn` on the GPU.
         """
+        first = "" if self._first is None else self._first[0].to_json()
+        worst = dict[str, list[tuple[str, Worst]]]()  # by case
+        for result in wrong:
+            # the law of accuracy, not this check, repeats results of a mode of inference
+            for each in result.worst[:1]:
+                if each.origin.result:
+                    worst.setdefault(each.origin.case, []).append((result.dtype, each))
+        if wrong and first:
+            worst.setdefault(first, [])
 
-        def again(case: Case, read: Callable[[dict[str, Tensor]], T]) -> T:
-            with turn(case):
-                return read(self._run(case).results)  # its results are freed before others have their turn
+        def again(text: str, found: Sequence[tuple[str, Worst]]) -> str:
+            results = self._run(Case.from_json(text)).results
+            differs = (_differs(dtype, each, results) for dtype, each in found)
+            return next(filter(None, differs), "") or (self._first_differs(results) if text == first else "")
 
         try:
-            for result in wrong:
-                # the law of accuracy, not this check, repeats results of a mode of inference
-                for worst in [each for each in result.worst[:1] if each.origin.result]:
-                    case, read = Case.from_json(worst.origin.case), functools.partial(_element, worst.origin)
-                    fmt, pattern = again(case, read)
-                    both_nan = math.isnan(fmt.to_float(pattern)) and worst.got == "nan"
-                    if fmt.hex(pattern) != worst.got_hex and not both_nan:
-                        at = f"{worst.origin.result} {result.dtype} at {list(worst.index)}"
-                        return f"{DIFFER}: {at} was {worst.got_hex}, then {fmt.hex(pattern)}"
-            if wrong and self._first is not None:
-                case, first = self._first
-                later = again(case, digests_of)
-                if other := [name for name in first if later.get(name) != first[name]]:
-                    return f"{DIFFER}: {', '.join(other)} of the first call, and after {self._count:,} calls"
+            for text, found in worst.items():
+                with turn(Case.from_json(text)):
+                    said = again(text, found)  # the results are freed before others have their turn
+                if said:
+                    return said
         except (KernelError, Died, Late, JudgeFailed, RuntimeError) as error:
             if isinstance(error, RuntimeError) and not ran_out(error):
                 raise
         return ""
 
+    def _first_differs(self, results: dict[str, Tensor]) -> str:
+        """Returns how the results of the first case differ from those of its first call."""
+        first, later = self._first[1] if self._first else {}, digests_of(results)
+        other = [name for name in first if later.get(name) != first[name]]
+        return f"{DIFFER}: {', '.join(other)} of the first call, and after {self._count:,} calls" if other else ""
 
-def _element(origin: Origin, results: dict[str, Tensor]) -> tuple[formats.Format, int]:
-    """Returns the format and the bits of the element that a finding names."""
-    found = results[origin.result]
-    return formats.of(found.dtype), pattern_at(found, origin.index)
+
+def _differs(dtype: str, worst: Worst, results: dict[str, Tensor]) -> str:
+    """Returns how the element that a finding names differs from the finding."""
+    found, origin = results[worst.origin.result], worst.origin
+    fmt, pattern = formats.of(found.dtype), pattern_at(found, origin.index)
+    if fmt.hex(pattern) == worst.got_hex or (math.isnan(fmt.to_float(pattern)) and worst.got == "nan"):
+        return ""
+    return f"{DIFFER}: {origin.result} {dtype} at {list(worst.index)} was {worst.got_hex}, then {fmt.hex(pattern)}"
