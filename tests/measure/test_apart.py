@@ -16,12 +16,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from verify import backends
 from verify.backends import Interpreter
 from verify.declare.discovery import load
 from verify.declare.requests import Describe, ListKernels
 from verify.declare.target import Target
 from verify.diagnose.requests import ReplayLaw
 from verify.errors import KernelError, UsageError
+from verify.measure import apart
 from verify.measure.apart import KernelProcesses, RequestHandler
 from verify.measure.kernel import measure_kernel
 from verify.measure.requests import Measure
@@ -477,3 +479,14 @@ def test_the_processes_of_the_next_target_start_while_one_is_measured(watched: W
     assert len(begun) == 7 and processes._kernel.pid == begun[6], "a process that ended meanwhile is replaced"
     processes.stop()
     assert not processes._kernel.alive and processes._judge is None and processes._next_judge is None
+
+
+def test_processes_that_start_ahead_rehearse_the_chosen_elements_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the first case of the next target would load on the GPU what a call needs, and what its judge needs."""
+    done, real = list[KernelRun](), apart.measure_kernel
+    monkeypatch.setattr(apart, "measure_kernel", lambda *given, **how: done.append(real(*given, **how)))
+    apart._rehearse(backends.select())
+    assert [(each.output, each.status, each.basis.of > each.basis.n) for each in done[0].results] == [
+        ("y", "ok", True),
+        ("dinput", "ok", True),
+    ]

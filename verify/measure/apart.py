@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -26,12 +26,14 @@ import torch
 from verify import backends
 from verify.backends import Backend
 from verify.declare.declaration import Kernel
+from verify.declare.declaration import kernel as declare
 from verify.declare.discovery import load, reach
 from verify.declare.requests import Describe, Forget, ListKernels
 from verify.declare.target import Target
 from verify.errors import JudgeFailed, KernelError, UsageError
 from verify.measure import call
 from verify.measure.autotuners import choose_by_key
+from verify.measure.budget import Budget
 from verify.measure.judge import demand_known_answers
 from verify.measure.kernel import MOST_ENDED, measure_kernel
 from verify.measure.remote_call import runner
@@ -85,6 +87,7 @@ class ForkSetup(msgspec.Struct):
     judges: bool = False  # True: the fork judges, and another process calls the kernel
     early: bool = False  # True: the fork begins on the GPU before its first request
     traces: bool = False  # True: the fork may trace functions of PyTorch
+    ahead: bool = False  # True: the fork has time to rehearse before its first request
 
 
 class KernelProcesses:
@@ -203,13 +206,13 @@ class KernelProcesses:
         while len(self._ending) > but:
             self._ending.pop(0).stop()
 
-    def _fork(self, *, laws: bool = False, who: Who = "kernel", early: bool = False) -> Fork:
+    def _fork(self, *, laws: bool = False, who: Who = "kernel", early: bool = False, ahead: bool = False) -> Fork:
         """Starts a fork with this backend, for a kernel or for a judge."""
         # some modules of the laws initialise the GPU; no later fork could use it
         imports = SHARED_BY_LAWS if laws else SHARED_BY_LAWS[:1] if self._tests else ()
         imports = imports if self.backend.forks else ()
         backend = {"name": self.backend.name, **asdict(self.backend)}
-        setup = ForkSetup(backend, imports, who == "judge", early, self._traces)
+        setup = ForkSetup(backend, imports, who == "judge", early, self._traces, ahead)
         return self._server.fork(msgspec.json.encode(setup), who)
 
     def _new_judge(self) -> Fork:
@@ -218,10 +221,11 @@ class KernelProcesses:
         return judge or self._fork(who="judge", early=not self.backend.forks)
 
     def _stand_by(self, request: Measure) -> None:
-        """Starts the processes of the next target, which begin on the GPU. Each holds half a gigabyte there."""
+        """Starts the processes of the next target, which rehearse. Each holds half a gigabyte of the GPU."""
         if request.ahead and not self.backend.forks:
-            self._begun = self._begun or self._fork(early=True)
-            self._next_judge = self._next_judge or (self._new_judge() if self._traces else None)
+            self._begun = self._begun or self._fork(ahead=True)
+            if self._traces and self._next_judge is None:
+                self._next_judge = self._fork(who="judge", ahead=True)
 
     def stop(self) -> None:
         """Ends all processes."""
@@ -329,7 +333,10 @@ class KernelProcesses:
         else:
             backend = backends.named(setup.backend.pop("name"))(**setup.backend)
             backends.activate(backend)
-        if setup.early:  # the first request repeats the answers, and reports an error
+        if setup.ahead:
+            with contextlib.suppress(Exception), phase("rehearse for the next target"):
+                _rehearse(backend)
+        elif setup.early:  # the first request repeats the answers, and reports an error
             _begin_beside(lambda: demand_known_answers(backend.device))
         subject = _Subject(self._handler, backend, call_over(connection) if setup.judges else None)
         serve(connection, subject.answer, backend.usable, flush)
@@ -437,6 +444,16 @@ def _import_triton(requested: str | None) -> bool:
                 choose_by_key()
             return True
     return False
+
+
+def _rehearse(backend: Backend) -> None:
+    """Measures a small kernel. Loads what every case needs on the GPU: the first one takes 0.5 s otherwise."""
+    demand_known_answers(backend.device)
+    examples = [(torch.empty(128, 128, device="meta"),)]  # more elements than are called on the host
+    silu = torch.nn.functional.silu
+    kernel = declare(like=silu, examples=examples, dtypes=["float32"], name="rehearsal")(silu)
+    some = replace(Budget.of(backend), whole=1, elements=16)  # a few elements of each case are judged
+    measure_kernel(kernel, Measure("", seconds=0.6), backend, budget=some)
 
 
 def _begin_beside(first: Callable[[], object]) -> None:
