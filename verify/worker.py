@@ -258,8 +258,9 @@ def _measure(request: Measure, backend: Backend, progress: OnProgress) -> Kernel
 
 
 def _call(request: CallKernel, backend: Backend, progress: OnProgress) -> WithBytes:
+    from verify.measure.budget import give_back
     from verify.measure.call import run_judged
-    from verify.measure.remote_call import bits_of_results, give_back, let_go
+    from verify.measure.remote_call import bits_of_results, let_go
 
     let_go(backend)
     if not request.case:

@@ -29,7 +29,7 @@ from verify.cases.plan import Group
 from verify.declare.declaration import Kernel, kernel
 from verify.measure import budget as budgeting
 from verify.measure import kernel as measuring
-from verify.measure.budget import DIFFERING, Budget, Queue, _line, cuts_of, differing, sampled
+from verify.measure.budget import DIFFERING, Budget, Queue, _line, cuts_of, differing, sampled, turn
 from verify.measure.call import run_judged
 from verify.measure.digest import of_many
 from verify.measure.kernel import measure_kernel
@@ -515,6 +515,20 @@ def test_a_case_waits_while_others_hold_the_memory_of_the_gpu(
     assert _rows(next(tmp_path.glob("verify-*.json"))) == {os.getpid(): (0, "idles")}
     evaluated = budgeting._EVALUATED * TINY.drawn
     assert lowered == [2 * evaluated, evaluated]  # before each case is judged; the first had waited for twice the room
+
+
+@pytest.mark.parametrize(("reserved", "free", "emptied"), [(3 << 28, 0.7, 1), (3 << 28, 0.8, 0), (1 << 28, 0.7, 0)])
+def test_memory_held_for_later_calls_is_given_back_unless_most_of_the_gpu_is_free(
+    reserved: int, free: float, emptied: int, gpu: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = list[str]()
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: reserved)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 1 << 27)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(free * (1 << 34)), 1 << 34))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("emptied"))
+    with turn(gpu, 1 << 30) as lower:
+        lower(1 << 29)
+    assert calls == ["emptied"] * (2 * emptied), "before the queue knows that it needs less, and at the end"
 
 
 def test_every_call_of_a_kernel_has_its_turn_and_no_memory_for_its_inputs_is_tried_again(

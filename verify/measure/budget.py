@@ -50,6 +50,8 @@ _WHOLE = 2.0**29  # numbers in all steps of a result of which all elements are j
 _THEIRS = 4  # a program's evaluation takes this many times the memory of PyTorch in float64
 _SMALL = 1 << 28  # a case of fewer bytes waits for no turn
 _SHARED = 0.95  # share of a GPU's memory that judges may take: fragments take the rest
+_HELD = 1 << 28  # bytes that a process may hold on the GPU for later calls
+_PLENTY = 0.75  # share of a GPU's memory: if so much is free, processes keep what they hold for later calls
 _CONTEXT = 1.4e9  # bytes of a GPU that a judge and the process of its kernel take without any tensor
 _TENSORS = 4  # memory of a case with gradients, in sizes of its operands and outputs: gradients, copies, PyTorch's
 _MARGIN = 1.1  # of this estimate: of 23 problem files on a GPU, one took more
@@ -142,6 +144,18 @@ def needed(kernel: Kernel, case: Case, backend: Backend, budget: Budget) -> tupl
     return _MARGIN * (_TENSORS * held + size * numbers) + evaluated, evaluated
 
 
+def give_back(backend: Backend) -> None:
+    """Returns memory that PyTorch holds for later calls to the GPU, if it is much, unless most of the GPU is free.
+
+    To allocate it again costs a case of 2^24 elements some hundredths of a second.
+    """
+    device = backend.device
+    if backend.streams and torch.cuda.memory_reserved(device) > _HELD + torch.cuda.memory_allocated(device):
+        free, total = torch.cuda.mem_get_info(device)
+        if free < _PLENTY * total:
+            torch.cuda.empty_cache()
+
+
 @contextmanager
 def turn(backend: Backend, need: float) -> Iterator[Callable[[float], None]]:
     """Waits until a GPU has room for a case of `need` bytes. The judges of a user share it by a queue.
@@ -156,12 +170,12 @@ def turn(backend: Backend, need: float) -> Iterator[Callable[[float], None]]:
     queue = Queue(Path(tempfile.gettempdir()) / f"verify-{os.getuid()}-{of}.json", _SHARED * total_memory(backend))
 
     def lower(need: float) -> None:
-        torch.cuda.empty_cache()
+        give_back(backend)
         queue.lower(need + torch.cuda.memory_allocated(backend.device))
 
     with ExitStack() as last:
         last.callback(queue.leave)
-        last.callback(torch.cuda.empty_cache)  # before it leaves
+        last.callback(give_back, backend)  # before it leaves
         with phase("judge: wait for memory"):
             queue.enter(need)
         yield lower

@@ -18,6 +18,7 @@ from verify.cases import Case, inputs_of, upstream_of
 from verify.cases.case import operand_dtype
 from verify.declare.declaration import Kernel, expected_shape
 from verify.errors import InternalError, KernelError
+from verify.measure.budget import give_back
 from verify.measure.call import INFERENCE, Form, Measured, check_output, demand_parts, rows_and_columns, sent_all
 from verify.measure.lent import borrowed, lent
 from verify.measure.requests import Bits, CallKernel, Stored
@@ -32,7 +33,6 @@ Run = Callable[[Case], Measured]
 
 WIDEST = 8  # the most bytes of an element
 _LARGE = 1 << 24  # results of at least this many bytes stay on the GPU
-_HELD = 1 << 28  # bytes that a process may hold on the GPU for later calls
 _kept: list[Tensor] = []  # in the kernel's process: results that the judge has not copied yet
 
 
@@ -63,14 +63,6 @@ def let_go(backend: Backend) -> None:
     """Frees the results that stayed on the GPU, so that the judge has their memory."""
     _kept.clear()
     give_back(backend)
-
-
-def give_back(backend: Backend) -> None:
-    """Returns memory that PyTorch holds for later calls to the GPU, if it is much."""
-    if backend.streams and torch.cuda.memory_reserved(backend.device) > _HELD + torch.cuda.memory_allocated(
-        backend.device
-    ):
-        torch.cuda.empty_cache()
 
 
 def runner(kernel: Kernel, target: str, device: str, call: AskKernel) -> Run:
