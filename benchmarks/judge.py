@@ -34,7 +34,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.start import phases, show
+from benchmarks.start import machine, phases, show
 from verify.workers.phases import VARIABLE
 
 LIMITS = {"quick": 10.0, "ci": 30.0, "many": 20.0}  # seconds, seconds, judgements a minute
@@ -253,19 +253,6 @@ def said(kind: str, name: str, row: dict[str, Any]) -> str:
         return f"{mark} many: {text} {row['verdicts']} {row['others'] or row.get('message', '')}"
     text = f"{row['seconds']:.1f} s; at most {LIMITS[kind]:g}; {row['verdict']} {row.get('message', '')}"
     return f"{mark} {kind} {name}: {text}"
-
-
-def machine() -> dict[str, Any]:
-    """Returns the machine, and the seconds that it takes to import PyTorch in a new process."""
-    code = """if 1:
-        import torch, time
-        print(time.time(), torch.__version__, torch.cuda.get_device_name() if torch.cuda.is_available() else "")
-    """
-    began = time.time()
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    imported, torch, gpu = done.stdout.rstrip("\n").split(" ", 2)
-    seconds = round(float(imported) - began, 2)
-    return {"gpu": gpu, "cores": os.cpu_count(), "torch": torch, "import_torch": seconds}
 
 
 def main() -> int:

@@ -136,8 +136,26 @@ def judged(record: dict[str, Any]) -> bool:
 
 def within(kind: str, row: dict[str, Any], limits: dict[str, float]) -> bool:
     """True if the last try of a measurement took no longer than it may, and every try had verdicts."""
-    imports = sum(row["phases"].get(name, 0.0) for name in IMPORTING) if kind == "run" else 0.0
+    imports = importing(row) if kind == "run" else 0.0
     return not row["failed"] and row["seconds"][-1] <= limits[kind] and imports <= IMPORTS
+
+
+def importing(row: dict[str, Any]) -> float:
+    """Returns the seconds of the last try of a measurement in which PyTorch and Triton were imported."""
+    return sum(row["phases"].get(name, 0.0) for name in IMPORTING)
+
+
+def machine() -> dict[str, Any]:
+    """Returns the machine, and the seconds that it takes to import PyTorch in a new process."""
+    code = """if 1:
+        import torch, time
+        print(time.time(), torch.__version__, torch.cuda.get_device_name() if torch.cuda.is_available() else "")
+    """
+    began = time.time()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    imported, torch, gpu = done.stdout.rstrip("\n").split(" ", 2)
+    seconds = round(float(imported) - began, 2)
+    return {"gpu": gpu, "cores": os.cpu_count(), "torch": torch, "import_torch": seconds}
 
 
 def main() -> int:
@@ -150,7 +168,10 @@ def main() -> int:
     parser.add_argument("--record", type=Path)
     parser.add_argument("--times", type=Path, help="keep the phases of the last start or candidate in this folder")
     options = parser.parse_args()
-    rows, kept = dict[str, Any](), True
+    rows: dict[str, Any] = {"limits": {**LIMITS, "imports": IMPORTS}, "side": options.side}
+    if options.record:
+        rows["environment"] = machine()
+    kept = True
     for kind in options.only or KINDS:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
@@ -166,8 +187,8 @@ def main() -> int:
         show(rows[kind]["phases"])
         for text in rows[kind]["failed"]:
             print(f"      {text}")
-    if options.record:
-        options.record.write_text(json.dumps(rows, indent=1))
+        if options.record:  # after each measurement, so that an interruption loses one
+            options.record.write_text(json.dumps(rows, indent=1))
     return 0 if kept else 1
 
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks import start
+from docs import generate_figures
 
 TIMES = """\
    0.137 s  took   1.428 s  process 19745    worker: import torch
@@ -51,3 +52,20 @@ def test_candidates_are_judged_by_one_warm_worker(tmp_path: Path, kind: str, mon
     found = start.candidates(kind, tmp_path, times, options)  # type: ignore[arg-type]
     assert found["failed"] == [] and len(found["seconds"]) == 2
     assert "kernel: call" in found["phases"] and "worker: import torch" not in found["phases"], "the second is warm"
+
+
+def test_the_page_has_the_last_try_of_each_measurement() -> None:
+    kinds = {"run": [9.9, 8.0], "elementwise": [10.0, 2.9], "row": [14.0, 4.04], "product": [9.6, 3.5]}
+    data = {
+        "environment": {"gpu": "H100", "cores": 16},
+        "limits": {**start.LIMITS, "imports": start.IMPORTS},
+        "side": 4096,
+        **{kind: {"seconds": seconds, "phases": {"worker: import torch": 3.2}} for kind, seconds in kinds.items()},
+    }
+    assert generate_figures.start_times(data) == (
+        "On H100 with 16 cores, the next candidate of a warm pool takes 2.9 s (an elementwise kernel of 2^24 elements; "
+        "3 s wanted), 4.0 s (a softmax of 4,096 rows; 5 s wanted), 3.5 s (a product of 4,096 x 4,096 matrices; 8 s "
+        "wanted), each with its gradients. `verify run` of one small kernel takes 8.0 s (10 s wanted), of which "
+        "imports take 3.2 s (5 s wanted). `python -m benchmarks.start` measures this "
+        "([record](../reports/benchmarks/sm_90/start.json)).\n"
+    )
