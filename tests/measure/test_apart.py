@@ -336,15 +336,15 @@ except UsageError as error:
     print(error)
 time.sleep(0.7)  # a process that lost its parent would end this one now
 kernels = apart.KernelProcesses(None, lambda: Cuda("cpu"), how)
-begun = kernels._begun.pid
+begun = kernels._ahead["kernel"].pid
 asked = msgspec.Raw(msgspec.json.encode(ListKernels("examples/pytorch.py")))
 print(bytes(kernels.answer(asked, print)).decode())
-print(kernels._kernel.pid == begun, kernels._begun)
+print(kernels._kernel.pid == begun, kernels._ahead)
 kernels.stop()
 kernels = apart.KernelProcesses(None, lambda: Cuda("cpu"), how)
-begun = kernels._begun.pid
+begun = kernels._ahead["kernel"].pid
 kernels.answer(msgspec.Raw(msgspec.json.encode(ListKernels("examples/pytorch.py", forks=True))), print)
-print(kernels._kernel.pid == begun, kernels._begun)
+print(kernels._kernel.pid == begun, kernels._ahead)
 kernels.stop()
 """
 
@@ -394,11 +394,11 @@ def test_kernels_timed_beside_each_other_share_a_process_until_one_changes_it(pr
 
 
 def test_a_process_that_is_begun_with_the_worker_takes_the_first_target(printed: list[str]) -> None:
-    assert printed[2:5] == ["no GPU", '"examples/pytorch.py on cuda"', "True None"]
+    assert printed[2:5] == ["no GPU", '"examples/pytorch.py on cuda"', "True {}"]
 
 
 def test_a_module_that_forks_gets_no_process_that_has_used_the_gpu(printed: list[str]) -> None:
-    assert printed[5:] == ["False None"]
+    assert printed[5:] == ["False {}"]
 
 
 @dataclass
@@ -464,21 +464,20 @@ def test_the_processes_of_the_next_target_start_while_one_is_measured(watched: W
     processes, begun = watched.processes, watched.begun
     done = watched.answer(Measure(f"{watched.own}::doubles", dtypes=("float16",), ahead=True))
     assert done.status == "ok", done.message
-    assert len(begun) == 4 and processes._begun is not None and processes._next_judge is not None
+    assert len(begun) == 4 and list(processes._ahead) == ["kernel", "judge"]
     watched.answer(ListKernels(watched.other))
     assert processes._kernel is not None and processes._judge is not None
     assert [processes._kernel.pid, processes._judge.pid] == begun[2:], "both were ready"
     again = watched.answer(Measure(f"{watched.other}::doubles", dtypes=("float16",), ahead=True))
     assert [each.bits for each in again.results] == [each.bits for each in done.results]
-    lost, unused = processes._begun, processes._next_judge
-    assert lost is not None and unused is not None
+    lost = processes._ahead["kernel"]
     os.kill(lost.pid, signal.SIGKILL)
     while not lost.ended:
         time.sleep(0.01)
     watched.answer(ListKernels(watched.own))
     assert len(begun) == 7 and processes._kernel.pid == begun[6], "a process that ended meanwhile is replaced"
     processes.stop()
-    assert not processes._kernel.alive and processes._judge is None and processes._next_judge is None
+    assert not processes._kernel.alive and processes._judge is None and not processes._ahead
 
 
 def test_processes_that_start_ahead_rehearse_the_chosen_elements_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:

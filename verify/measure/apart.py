@@ -60,8 +60,6 @@ from verify.workers.serving import serve, watch
 
 # importing these takes about a second
 SHARED_BY_LAWS = ("verify.laws.suite", "torch._dynamo", "torch.testing._internal.optests")
-# a target with a definition by `like=` imports these, and makes PyTorch's table of formulas: 0.3 s in each process
-_TRACING = ("verify.ops.graph.like", "verify.ops.graph.called", "verify.ops.graph.scores", "torch.utils._device")
 _TESTS = rb"laws_for"  # a file that calls `verify.laws_for` imports Hypothesis and pytest, 0.3 s in each process
 _DEFINITION = rb"\blike\s*="  # kernels of a file with such an op need a judge that imports it
 CALLS = 4  # a call counts as hung after the kernel's time divided by this
@@ -85,9 +83,8 @@ class ForkSetup(msgspec.Struct):
     backend: dict[str, str] | None = None
     imports: tuple[str, ...] = ()
     judges: bool = False  # True: the fork judges, and another process calls the kernel
-    early: bool = False  # True: the fork begins on the GPU before its first request
-    traces: bool = False  # True: the fork may trace functions of PyTorch
-    ahead: bool = False  # True: the fork has time to rehearse before its first request
+    traces: bool = False  # True: the target has a definition by `like=`
+    ahead: bool = False  # True: the fork has time before its first request
 
 
 class KernelProcesses:
@@ -108,9 +105,10 @@ class KernelProcesses:
         torch.set_num_threads(1)
         compiles = _import_triton(requested)
         self._server = ForkServer(self._serve, _share, connection)
-        self._next_judge: Fork | None = None  # begins on the GPU while the target before is measured
-        # the first fork creates its GPU context while this process creates its own
-        self._begun = self._server.fork(msgspec.json.encode(ForkSetup())) if compiles else None
+        # Forks for the next target. The first one creates its GPU context while this process creates its own.
+        self._ahead: dict[Who, Fork] = {}
+        if compiles:
+            self._ahead["kernel"] = self._server.fork(msgspec.json.encode(ForkSetup()))
         try:
             self.backend = ready()
         except Exception:
@@ -125,7 +123,7 @@ class KernelProcesses:
         self._ending: list[Fork] = []  # told to end
         self._listed = False  # True: the process has only imported the module of its targets
         self._tests = False  # True: the targets' modules define tests of the laws
-        self._traces = False  # True: they have a definition by like=
+        self._traces = False  # True: they have a definition by `like=`
 
     def answer(self, request: msgspec.Raw, progress: OnProgress) -> Any:
         """Returns the reply to a request.
@@ -139,9 +137,8 @@ class KernelProcesses:
             self._kernel, self._targets = None, []
         if not targets:
             return self._handler.answer(asked, self.backend, progress)
-        if self._begun is not None and isinstance(asked, ListKernels) and asked.forks:
-            self._begun.stop(at_once=True)
-            self._begun = None
+        if isinstance(asked, ListKernels) and asked.forks:
+            self._end_ahead()
         beside = list(asked.beside) if isinstance(asked, Time) else []
         kernel = self._process(beside or targets, laws=bool(getattr(asked, "law", "") or getattr(asked, "laws", "")))
         self._listed = self._listed and asked.lists
@@ -169,13 +166,12 @@ class KernelProcesses:
                     print(printed.text, end="", file=sys.stderr, flush=True)
 
     def _end_server(self) -> None:
-        if self._begun is not None:  # a fork that outlives its parent ends its whole session
-            self._begun.stop(at_once=True)
-            self._begun = None
-        if self._next_judge is not None:
-            self._next_judge.stop(at_once=True)
-            self._next_judge = None
+        self._end_ahead()  # a fork that outlives its parent ends its whole session
         self._server.stop()
+
+    def _end_ahead(self) -> None:
+        while self._ahead:
+            self._ahead.popitem()[1].stop(at_once=True)
 
     def _process(self, targets: list[str], *, laws: bool) -> Fork:
         """Returns the process of these targets: the current one if it fits, else a new fork."""
@@ -184,7 +180,7 @@ class KernelProcesses:
         if self._kernel is None or not self._kernel.alive or not same:
             self._end_soon(self._kernel, self._judge)
             self._tests, self._traces = _mentions(targets, _TESTS), _mentions(targets, _DEFINITION)
-            self._kernel, self._begun = _alive(self._begun) or self._fork(laws=laws), None
+            self._kernel = self._taken("kernel") or self._fork(laws=laws)
             self._judge = self._new_judge() if self._traces and not self.backend.forks else None
             self._listed = True
         self._targets = targets
@@ -206,26 +202,32 @@ class KernelProcesses:
         while len(self._ending) > but:
             self._ending.pop(0).stop()
 
-    def _fork(self, *, laws: bool = False, who: Who = "kernel", early: bool = False, ahead: bool = False) -> Fork:
+    def _fork(self, *, laws: bool = False, who: Who = "kernel", ahead: bool = False) -> Fork:
         """Starts a fork with this backend, for a kernel or for a judge."""
         # some modules of the laws initialise the GPU; no later fork could use it
         imports = SHARED_BY_LAWS if laws else SHARED_BY_LAWS[:1] if self._tests else ()
         imports = imports if self.backend.forks else ()
         backend = {"name": self.backend.name, **asdict(self.backend)}
-        setup = ForkSetup(backend, imports, who == "judge", early, self._traces, ahead)
+        setup = ForkSetup(backend, imports, who == "judge", self._traces, ahead)
         return self._server.fork(msgspec.json.encode(setup), who)
 
     def _new_judge(self) -> Fork:
-        """Returns the judge that was started ahead, else a new fork."""
-        judge, self._next_judge = _alive(self._next_judge), None
-        return judge or self._fork(who="judge", early=not self.backend.forks)
+        return self._taken("judge") or self._fork(who="judge")
+
+    def _taken(self, who: Who) -> Fork | None:
+        """Takes the fork that was started ahead. Returns None if there is none or if it has ended."""
+        fork = self._ahead.pop(who, None)
+        if fork is not None and fork.ended:
+            fork.stop()
+            return None
+        return fork
 
     def _stand_by(self, request: Measure) -> None:
-        """Starts the processes of the next target, which rehearse. Each holds half a gigabyte of the GPU."""
-        if request.ahead and not self.backend.forks:
-            self._begun = self._begun or self._fork(ahead=True)
-            if self._traces and self._next_judge is None:
-                self._next_judge = self._fork(who="judge", ahead=True)
+        """Starts the forks of the next target, if the request wants them. Each holds half a gigabyte of the GPU."""
+        roles: tuple[Who, ...] = ("kernel", "judge") if self._traces else ("kernel",)
+        for who in roles if request.ahead and not self.backend.forks else ():
+            if who not in self._ahead:
+                self._ahead[who] = self._fork(who=who, ahead=True)
 
     def stop(self) -> None:
         """Ends all processes."""
@@ -336,7 +338,7 @@ class KernelProcesses:
         if setup.ahead:
             with contextlib.suppress(Exception), phase("rehearse for the next target"):
                 _rehearse(backend)
-        elif setup.early:  # the first request repeats the answers, and reports an error
+        elif setup.judges and not backend.forks:  # the first request repeats the answers, and reports an error
             _begin_beside(lambda: demand_known_answers(backend.device))
         subject = _Subject(self._handler, backend, call_over(connection) if setup.judges else None)
         serve(connection, subject.answer, backend.usable, flush)
@@ -475,17 +477,8 @@ def _mentions(targets: Sequence[str], pattern: bytes) -> bool:
 
 
 def _share(given: bytes) -> None:
-    """Loads in the server what its forks need, so that each of them has it."""
     setup = msgspec.json.decode(given, type=ForkSetup)
-    for name in (*setup.imports, *(_TRACING if setup.traces else ())):
+    for name in setup.imports:
         importlib.import_module(name)
     if setup.traces:
-        decompositions.table()
-
-
-def _alive(fork: Fork | None) -> Fork | None:
-    """Returns a fork that was started ahead, None if it has ended since."""
-    if fork is not None and fork.ended:
-        fork.stop()
-        return None
-    return fork
+        decompositions.table()  # 0.3 s, else in each fork
