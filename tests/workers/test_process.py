@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 import threading
 import time
 from multiprocessing import Pipe
@@ -362,3 +364,28 @@ def test_forged_answers_change_no_verdict(tmp_path: Path) -> None:
     found = session.run([str(file)], session.Session(backend="interpreter", jobs=1), "verify run")
     statuses = {kernel.name: kernel.status for kernel in found.kernels}
     assert statuses == {"a_forges": "wrong", "b_wrong": "wrong", "c_good": "ok", "d_in_its_own_connection": "error"}
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_byte_code_of_pytorch_is_kept_if_its_installation_has_none(
+    installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every start compiled all of it, 2.5 s, in images without byte code. Targets leave none: a file may change."""
+    for name in ("imported_with_torch", "target_of_a_user"):
+        (tmp_path / f"{name}.py").write_text("x = 1\n")
+    if installed:
+        (tmp_path / "torch.pyc").touch()
+    spec = SimpleNamespace(origin=str(tmp_path / "imported_with_torch.py"), cached=str(tmp_path / "torch.pyc"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    before = sys.pycache_prefix
+    with worker_side._byte_code():
+        importlib.import_module("imported_with_torch")
+    assert (sys.pycache_prefix, sys.dont_write_bytecode) == (before, True)
+    importlib.import_module("target_of_a_user")
+    kept = [path.name.partition(".")[0] for path in tmp_path.rglob("*.pyc") if path.stat().st_size]
+    assert kept == ([] if installed else ["imported_with_torch"])
+    for name in ("imported_with_torch", "target_of_a_user"):
+        del sys.modules[name]
