@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._decomp import core_aten_decompositions
 from torch.nn import functional
 
 from verify.errors import UsageError
@@ -32,7 +33,7 @@ def _overloads() -> Iterator[Any]:
     for name in RULES:
         packet = getattr(_aten, name, None)
         yield from [getattr(packet, overload) for overload in packet.overloads()] if packet is not None else []
-    yield from table()
+    yield from table() | dict(core_aten_decompositions())
 
 
 def _given(count: int) -> list[Tensor]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tests import warm
 from verify.errors import UsageError
 from verify.ops.graph.decompositions import table
 from verify.ops.graph.inference import in_order, overlaps, result_of
@@ -27,14 +26,16 @@ def _random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32).double()
 
 
-def test_following_a_function_imports_no_compiler() -> None:
-    """The compiler takes 1.3 s to import, sympy half a second."""
+def test_following_a_function_imports_no_compiler_and_lists_no_operators() -> None:
+    """The compiler takes 1.3 s to import, sympy half a second, and PyTorch's list of composite operators 0.1 s."""
     code = """
 import sys
-import torch
+from torch._export.utils import _collect_all_valid_cia_ops_for_aten_namespace as listed
 from torch.nn import functional
 from verify.ops.graph.like import Definition
 
+UNWANTED = {"torch._dynamo", "torch._inductor", "sympy"}
+assert not UNWANTED & {*sys.modules} and not listed.cache_info().misses, "before"
 Definition(functional.mish, ["x"]).op()
 Definition(lambda x: functional.softmax(x, -1), ["x"], shapes={"x": "n d"}).op()
 Definition(lambda x, w, b: functional.layer_norm(x, x.shape[-1:], w, b), ["x", "w", "b"],
@@ -43,10 +44,11 @@ Definition(lambda x, w, b: functional.gelu(functional.linear(x, w, b)), ["x", "w
         shapes={"x": "n d", "w": "k d", "b": "k"}).op()
 attention = lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 assert Definition(attention, ["q", "k", "v"], shapes=dict.fromkeys("qkv", "2 n d")).op().gradients == ("dq", "dk", "dv")
-print([name for name in ("torch._dynamo", "torch._inductor", "sympy") if name in sys.modules])
+assert not UNWANTED & {*sys.modules} and not listed.cache_info().misses
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    fork = warm.program(code)
+    fork.join()
+    assert fork.exitcode == 0, "its traceback is printed above"
 
 
 def _view_of_view(x: Tensor) -> Any:

@@ -500,10 +500,13 @@ def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> tuple[Tensor, Tensor]:
 
 @lru_cache(maxsize=1)
 def table() -> dict[Any, Callable[..., Any]]:
-    """Maps each operator that tracing replaces to its formula of smaller operators."""
-    from torch._decomp import core_aten_decompositions
+    """Maps each operator that tracing replaces to its formula of smaller operators, composite operators apart.
 
-    made = dict(core_aten_decompositions())
+    PyTorch's table of these takes 0.1 s in each process: `operators.decomposition_of` looks for them one by one.
+    """
+    from torch._decomp import _core_aten_decompositions_post_autograd
+
+    made = _core_aten_decompositions_post_autograd()
     own: dict[Any, Callable[..., Any]] = {
         _aten.mean.default: lambda x, dtype=None: _mean(x),
         _aten.mean.dim: _mean,

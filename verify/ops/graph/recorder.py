@@ -33,6 +33,7 @@ from verify.ops.graph.operators import (
     RANDOM,
     arguments_of,
     base_name,
+    decomposition_of,
     formula_of,
     is_composite,
     is_data_dependent,
@@ -144,9 +145,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._traced(args[0])
         if func._schema.is_mutable and writing_of(func).without is not None:
             return self._written(func, args, kwargs)
-        if func in self.table:
-            formula, before = self.table[func], self.whole
-            self.whole = False
+        if formula := self.table.get(func) or decomposition_of(func):
+            before, self.whole = self.whole, False
             try:
                 with self:  # an operator that writes keeps the wrapper of its formula, which does the write
                     made = (formula if func._schema.is_mutable else formula_of(formula, args))(*args, **kwargs)
