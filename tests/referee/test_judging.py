@@ -127,13 +127,14 @@ def _linear(folder: Path, solutions: dict[str, str]) -> dict[str, Judgement]:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Judgement]:
-    """Returns judgements of two problems by one warm worker. Wrong inputs stay as large as they were found.
+    """Returns judgements of two problems, by this process. Wrong inputs stay as large as they were found.
 
-    Making each of them smaller takes seconds. tests/laws/test_shrink.py tests that.
+    Making each of them smaller takes seconds. tests/laws/test_shrink.py tests that. A worker judges in test_hostile.py,
+    in tests/benchmarks/test_judge.py and in the slow tests.
     """
     folder, asked = tmp_path_factory.mktemp("judged"), list[bool]()
     inverse = LINEAR.replace("torch.relu(self.linear(x))", "torch.linalg.inv(x)")
-    problems = written(folder, linear=LINEAR, inverse=inverse.replace("randn(6, 24)", "randn(3, 4, 4)"))
+    problems = written(folder, linear=LINEAR, inverse=inverse.replace("randn(6, 24)", "randn(3, 2, 2)"))
     texts = {name: solution((RIGHT | WRONG)[name]) for name in FEW} | {"cached": CACHED}
     texts |= {
         "inverts": solution("return torch.linalg.inv(x)"),
@@ -141,6 +142,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Judgement]:
     }
     paths = written(folder, **texts)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process, "Worker", Here)
+        patch.setattr(judging.os, "cpu_count", lambda: 1)  # more cores are forks for each case
         patch.setattr(
             judging, "ReplayElement", lambda *given, shrink=False: asked.append(shrink) or ReplayElement(*given)
         )
