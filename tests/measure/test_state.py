@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from verify.measure import judge
 from verify.measure.state import State
 
 
@@ -38,6 +39,18 @@ def test_a_function_that_judges_is_replaced(monkeypatch: pytest.MonkeyPatch, own
 def test_a_property_that_judges_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = [("judge", "replaced torch.Tensor.shape")]
     assert _replaced(monkeypatch, torch.Tensor, "shape", property(lambda self: ())) == wanted
+
+
+def test_a_function_with_other_code_and_one_that_is_gone_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(*given: Any) -> None:
+        pass
+
+    wanted = [("judge", "replaced verify.measure.judge._contenders")]
+    assert _replaced(monkeypatch, judge._contenders, "__code__", nothing.__code__) == wanted
+    assert _replaced(monkeypatch, judge, "_contenders", 1) == wanted
+    before = State.now()
+    monkeypatch.delattr(judge, "_contenders")
+    assert [(left.kind, left.text) for left in before.left("call")] == wanted
 
 
 def test_nothing_is_replaced() -> None:

@@ -27,6 +27,9 @@ import torch
 
 from verify.records.record import SideEffect
 
+with suppress(ImportError):
+    import numpy.random  # noqa: F401  # numpy imports it at its first use: 10 ms in the process of each kernel
+
 SHOWN = 4  # at most this many names in one line
 _OWN_VARIABLES = "TORCHINDUCTOR"  # torch sets these variables when it compiles something
 _SUBNORMAL, _HALF_ULP = [5e-324], [2.0**-54]  # in lists, so that the compiler cannot evaluate them in advance
@@ -63,6 +66,10 @@ _MODES: dict[str, Callable[[], Any]] = {
 }
 
 
+# The attributes of a module or class by name, and the code of those that are functions.
+_Members = tuple[dict[str, Any], dict[str, types.CodeType]]
+
+
 @dataclass(frozen=True)
 class State:
     """Holds the state of this process at one time, to compare with a later one."""
@@ -73,7 +80,7 @@ class State:
     handlers: dict[str, str]
     filters: list[Any]
     random: dict[str, Any]
-    code: dict[str, Any]  # functions and classes by qualified name
+    members: dict[str, _Members]  # by the name of the module or class
 
     @staticmethod
     def now() -> State:
@@ -86,7 +93,7 @@ class State:
             # filters for a package's own warning categories come with its import
             filters=[each for each in warnings.filters if each[2].__module__ == "builtins"],
             random=dict(_random()),
-            code=dict(_code()),
+            members={_name_of(owner): _members(owner) for owner in _owners()},
         )
 
     def left(self, after: Literal["import", "call"], now: State | None = None) -> list[SideEffect]:
@@ -95,7 +102,9 @@ class State:
         `after` says whether an import or calls of a kernel caused them.
         """
         now = now or State.now()
-        replaced = [name for name, was in self.code.items() if not _same(name, was, now.code.get(name))]
+        replaced = [
+            name for owner, was in self.members.items() for name in _replaced(owner, was, now.members.get(owner))
+        ]
         judges = [name for name in replaced if not name.startswith("triton")]
         found = [SideEffect("judge", after, _named("replaced", judges))] if judges else []
         found += [
@@ -135,45 +144,54 @@ def _random() -> Iterator[tuple[str, Any]]:
             yield "torch.cuda", [state.numpy().tobytes() for state in torch.cuda.get_rng_state_all()]
 
 
-def _code() -> Iterator[tuple[str, Any]]:
-    """Yields functions and classes by name: those that decide verdicts, and Triton's unless it interprets."""
+def _owners() -> Iterator[Any]:
+    """Yields modules and classes whose functions decide verdicts, and Triton's modules unless it interprets."""
     roots = ["verify"]
     # in the interpreter Triton itself replaces parts of its language at each launch
     if os.environ.get("TRITON_INTERPRET") != "1":
         roots.append("triton")
-    for owner in _JUDGES:
-        yield from _members(owner)
+    yield from _JUDGES
     for name, module in list(sys.modules.items()):
         root = name.partition(".")[0]
         if name in _BY_NAME or root in roots:
-            yield from _members(module)
+            yield module
             if root == "verify":
                 for item in list(vars(module).values()):
                     if isinstance(item, type) and item.__module__ == name:
-                        yield from _members(item)
+                        yield item
 
 
-def _members(owner: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the attributes of a module or a class.
+def _name_of(owner: Any) -> str:
+    return owner.__name__ if isinstance(owner, types.ModuleType) else f"{owner.__module__}.{owner.__qualname__}"
+
+
+def _members(owner: Any) -> _Members:
+    """Returns the attributes of a module or a class.
 
     Inherited attributes of a class count too: a kernel could hide one by adding another to the class.
     """
-    label = owner.__name__ if isinstance(owner, types.ModuleType) else f"{owner.__module__}.{owner.__qualname__}"
-    bases = reversed(owner.__mro__) if owner in _JUDGES and isinstance(owner, type) else [owner]
-    members = {name: item for base in bases for name, item in list(vars(base).items())}
-    for name, item in members.items():
-        if isinstance(item, _CODE):
-            yield f"{label}.{name}", (item, getattr(item, "__code__", None))
+    members: dict[str, Any] = {}
+    for base in reversed(owner.__mro__) if owner in _JUDGES and isinstance(owner, type) else [owner]:
+        members.update(vars(base))
+    return members, {name: item.__code__ for name, item in members.items() if type(item) is types.FunctionType}
 
 
-def _same(name: str, was: tuple[Any, Any], now: tuple[Any, Any] | None) -> bool:
-    """True if an attribute is unchanged, or if its own package changed it. torch wraps some functions late."""
-    if now is None or now[0] is was[0]:
-        return now is not None and now[1] is was[1]
-    if isinstance(now[0], type) and isinstance(was[0], type):
-        return now[0].__module__.partition(".")[0] == name.partition(".")[0]  # torch.Storage follows the default dtype
-    own = getattr(now[1], "co_filename", "").startswith(_folder_of(name.partition(".")[0]))
-    return own and getattr(now[0], "__name__", "") == name.rpartition(".")[2]
+def _replaced(owner: str, was: _Members, now: _Members | None) -> list[str]:
+    """Returns the names of functions and classes that another package has replaced or removed."""
+    (before, code), (after, code_after) = was, now or ({}, {})
+    changed = {name for name, item in before.items() if after.get(name) is not item and isinstance(item, _CODE)}
+    changed |= {name for name, body in code.items() if code_after.get(name) is not body}
+    names = [name for name in before if name in changed]
+    return [f"{owner}.{name}" for name in names if not _is_own(owner, name, before[name], after.get(name))]
+
+
+def _is_own(owner: str, name: str, was: Any, now: Any) -> bool:
+    """True if an attribute's own package put another one in its place. torch wraps some functions late."""
+    package = owner.partition(".")[0]
+    if isinstance(now, type) and isinstance(was, type):
+        return now.__module__.partition(".")[0] == package  # torch.Storage follows the default dtype
+    body = getattr(now, "__code__", None) if now is not was and isinstance(now, _CODE) else None
+    return getattr(body, "co_filename", "").startswith(_folder_of(package)) and getattr(now, "__name__", "") == name
 
 
 @functools.cache
