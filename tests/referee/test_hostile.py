@@ -12,6 +12,9 @@ from verify.referee.judging import Settings, judge_many
 from verify.referee.plan import Judgement
 from verify.workers.process_tree import living
 
+pytestmark = pytest.mark.usefixtures("warm")
+
+SMALL = LINEAR.replace("randn(6, 24)", "randn(2, 4)").replace("[24, 10]", "[4, 3]")
 RIGHT = "return torch.relu(functional.linear(x, weight, bias))"
 FILES = "for place in range(1000):\n    open(f'f{place}', 'wb').write(bytes(1 << 26))"
 PRINTS_AND_SURVIVES = f"""
@@ -67,13 +70,14 @@ SLOW = {
 
 def judged(folder: Path, attacks: dict[str, tuple[str, str, str]]) -> dict[str, Judgement]:
     """Judges each attack with one worker, a right solution before and after it."""
-    problem = written(folder, problem=LINEAR)["problem"]
+    problem = written(folder, problem=SMALL)["problem"]
     bodies = {name: body for name, (_, _, body) in attacks.items()} | {"after": RIGHT}
     for name in bodies.keys() & {"writes", "looks"}:
         bodies[name] = bodies[name].format(path=str(folder / "out"), folder=str(folder))
     paths = written(folder, **{name: solution(body) for name, body in bodies.items()})
     settings = Settings(backend="cpu", timeout=48, memory=1 << 30)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "cpu_count", lambda: 1)  # more cores are forks for each case
         patch.delenv("TRITON_INTERPRET", raising=False)
         found = list(judge_many([(str(problem), str(path)) for path in paths.values()], settings, 1))
     return {Path(each.solution).stem: each for each in found}
