@@ -95,6 +95,16 @@ def program(text: str, **names: object) -> BaseProcess:
     return process
 
 
+def run(text: str, seconds: float = 60.0, **names: object) -> int | None:
+    """Runs a program in a fork. Returns its exit code, or None if it did not end in time and was killed."""
+    process = program(text, **names)
+    process.join(seconds)
+    code = process.exitcode
+    if code is None:
+        process.kill()
+    return code
+
+
 def _begun(started: tuple[Any, ...]) -> BaseProcess:
     begin()
     process = _FORKS.Process(target=_become, args=started)
