@@ -88,6 +88,21 @@ def test_forward_mode_is_refused(name):
         function(*(forward_ad.make_dual(t, t) for t in operands))
 
 
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_nothing_given_is_written_to_and_a_graph_can_be_used_twice(name):
+    function, shapes = FUNCTIONS[name]
+    leaves = drawn(0, *shapes)
+    y = function(*leaves)
+    outputs = y if isinstance(y, tuple) else (y,)
+    dense = [t.detach() for t in drawn(1, *(t.shape for t in outputs))]
+    expanded = [torch.ones((), device=DEVICE).expand(t.shape) for t in outputs]
+    before = [t.detach().clone() for t in (*leaves, *outputs, *dense, *expanded)]
+    for upstream in (dense, expanded):
+        first, second = (torch.autograd.grad(outputs, leaves, upstream, retain_graph=True) for _ in range(2))
+        assert same(first, second)
+    assert all(torch.equal(a, b) for a, b in zip((*leaves, *outputs, *dense, *expanded), before, strict=True))
+
+
 def test_a_pending_negation_is_seen():
     x = torch.randn(6, 4, dtype=torch.complex64, device=DEVICE).conj().imag
     assert x.is_neg()

@@ -30,6 +30,7 @@ from kernels.layer_norm import (  # noqa: E402
     operators,
     plan,
 )
+from kernels.rms_norm import rms_norm_residual  # noqa: E402
 
 DEVICE = BACKEND.device
 BITS = 250  # of a ball's middle
@@ -1040,38 +1041,22 @@ def test_more_partial_sums_than_one_block_of_them():
     assert_within(exact_errors((x, weight, bias), [y], (dy,), gradients, 1e-5), torch.bfloat16)
 
 
-def test_nothing_given_is_written_to_and_the_graph_can_be_used_twice():
-    names = ("x", "residual", "input_bias", "weight", "bias")
-    shapes = ((4, 33), (4, 33), (33,), (33,), (33,))
-    tensors = [draw(*s, seed=k).float().to(DEVICE) for k, s in enumerate(shapes)]
-    before = [t.clone() for t in tensors]
-    leaves = [t.requires_grad_() for t in tensors]
-    y, s = layer_norm_residual_bias(*leaves)
-    saved = [t.clone() for t in (y, s)]
-    dy, ds = draw(4, 33, seed=9).float().to(DEVICE), draw(4, 33, seed=8).float().to(DEVICE)
-    upstream = (dy.clone(), ds.clone())
-    first = torch.autograd.grad([y, s], leaves, [dy, ds], retain_graph=True)
-    second = torch.autograd.grad([y, s], leaves, [dy, ds])
-    for name, a, b in zip(names, first, second, strict=True):
-        assert torch.equal(a, b), name
-    for a, b in zip((*leaves, y, s, dy, ds), (*before, *saved, *upstream), strict=True):
-        assert torch.equal(a, b)
-
-
-def test_gradients_of_x_and_residual_may_be_changed_independently():
+@pytest.mark.parametrize("norm", [layer_norm_residual, rms_norm_residual])
+def test_gradients_of_x_and_residual_may_be_changed_independently(norm):
     x = draw(2, 8).to(DEVICE).requires_grad_()
     residual = draw(2, 8, seed=1).to(DEVICE).requires_grad_()
-    y, s = layer_norm_residual(x, residual)
+    y, s = norm(x, residual)
     (y.square().sum() + s.sum()).backward()
     want = residual.grad.clone()
     x.grad.zero_()
     assert torch.equal(residual.grad, want)
 
 
-def test_only_the_sum_used():
+@pytest.mark.parametrize("norm", [layer_norm_residual, rms_norm_residual])
+def test_only_the_sum_used(norm):
     x = draw(2, 8).to(DEVICE).requires_grad_()
     weight = draw(8).to(DEVICE).requires_grad_()
-    _, s = layer_norm_residual(x, draw(2, 8, seed=1).to(DEVICE), weight)
+    _, s = norm(x, draw(2, 8, seed=1).to(DEVICE), weight)
     of_x, of_weight = torch.autograd.grad(s.sum(), (x, weight))
     assert (of_x == 1).all() and (of_weight == 0).all()
 

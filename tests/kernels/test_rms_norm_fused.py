@@ -187,13 +187,11 @@ def test_empty_inputs(shape):
     assert codes.shape == s.shape == shape and scales.shape == (*shape[:-1], shape[-1] // 16)
 
 
-def test_nothing_given_is_written_to():
-    given = [draw(*s, seed=k).float().to(DEVICE) for k, s in enumerate(((4, 64), (4, 64), (64,)))]
+def test_the_quantised_norm_writes_to_nothing_given():
+    given = [draw(*s, seed=k).float().to(DEVICE) for k, s in enumerate(((4, 64), (64,), (4, 64)))]
     before = [t.clone() for t in given]
-    leaves = [t.requires_grad_() for t in given]
-    torch.autograd.grad(rms_norm_gated(*leaves).sum(), leaves)
-    rms_norm_fp8(leaves[0], leaves[2], leaves[1])
-    assert all(torch.equal(a, b) for a, b in zip(leaves, before, strict=True))
+    rms_norm_fp8(*given)
+    assert all(torch.equal(a, b) for a, b in zip(given, before, strict=True))
 
 
 def test_second_derivatives_are_those_of_the_formula():
