@@ -16,7 +16,7 @@ from tests.kernels.public import DEVICE, FUNCTIONS, GPU, ROW, VECTOR, drawn, res
 
 COMPILED = (
     "gelu", "gelu_backward", "geglu", "geglu_split", "layer_norm", "layer_norm_residual_bias", "linear_act saved",
-    "linear_data_grad", "linear_geglu",
+    "linear_data_grad", "linear_geglu", "rms_norm_residual", "rms_norm_gated", "swiglu",
 )  # fmt: skip
 
 

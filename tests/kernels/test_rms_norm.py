@@ -325,21 +325,11 @@ def test_empty_inputs_do_what_torch_does(shape):
     assert rms_norm_residual(ours[0], ours[0])[1].shape == y.shape
 
 
-def test_operators_are_registered_soundly_and_compiled_calls_give_the_bits_of_plain_ones():
+def test_operators_are_registered_soundly():
     given = draw(3, 10).float(), draw(3, 10, seed=1).half(), draw(10, seed=2).float()
-    x, residual, weight = leaves = [t.to(DEVICE).requires_grad_() for t in given]
+    x, residual, weight = (t.to(DEVICE).requires_grad_() for t in given)
     torch.library.opcheck(forward_op.registered, (x, None, None, weight, None, 1e-5, False))
     torch.library.opcheck(forward_op.registered, (x, residual, None, weight, None, 1e-5, False))
-
-    def loss(x, residual, weight):
-        y, s = rms_norm_residual(x, residual, weight)
-        return (y * y.sin()).sum() + s.float().square().sum() + rms_norm(x, weight).cos().sum()
-
-    want, compiled = loss(*leaves), torch.compile(loss, backend="aot_eager", fullgraph=True)
-    got = compiled(*leaves)
-    assert torch.equal(got, want)
-    pairs = zip(torch.autograd.grad(got, leaves), torch.autograd.grad(want, leaves), strict=True)
-    assert all(torch.equal(a, b) for a, b in pairs)
 
 
 X = torch.zeros(2, 9)
