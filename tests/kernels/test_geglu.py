@@ -10,14 +10,7 @@ import torch
 from flint import arb, ctx
 
 from kernels.geglu import geglu, geglu_split
-
-FORMS = ("none", "tanh")
-FORMAT = {
-    torch.float64: (53, -1022),
-    torch.float32: (24, -126),
-    torch.float16: (11, -14),
-    torch.bfloat16: (8, -126),
-}
+from tests.kernels.test_gelu import FORMAT, FORMS, exact, ulps
 
 
 @pytest.fixture(autouse=True)
@@ -25,27 +18,6 @@ def _precision():
     old, ctx.prec = ctx.prec, 900
     yield
     ctx.prec = old
-
-
-def exact(x: float, form: str) -> tuple[arb, arb]:
-    """gelu(x) and gelu'(x) as balls."""
-    v = arb(x)
-    if form == "none":
-        tail = (-v / arb(2).sqrt()).erfc() / 2
-        return v * tail, tail + v * (-v * v / 2).exp() / (2 * arb.pi()).sqrt()
-    k, c = (2 / arb.pi()).sqrt(), arb("0.044715")
-    e = (-2 * k * (v + c * v**3)).exp()
-    return v / (1 + e), (1 + e * (1 + 2 * k * v * (1 + 3 * c * v * v))) / (1 + e) ** 2
-
-
-def ulps(got: float, truth: arb, dtype: torch.dtype) -> float:
-    if not np.isfinite(got):
-        return float("inf")
-    precision, least = FORMAT[dtype]
-    mantissa, exponent = abs(truth).mid().man_exp()
-    top = int(exponent) + int(mantissa).bit_length() - 1 if mantissa else -(10**6)
-    error = abs(arb(got) - truth) * arb(2) ** (precision - 1 - max(top, least))
-    return float(error.mid())
 
 
 def pairs(dtype: torch.dtype, n: int, form: str = "none") -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -72,7 +44,7 @@ def test_forward_and_both_gradients_stay_inside_their_bound(backend, dtype, form
     d1, d2 = torch.autograd.grad(y, (a, b), dy.to(backend.device))
     largest = torch.finfo(dtype).max
     for i, v in enumerate(x2.tolist()):
-        value, slope = exact(v, form)
+        value, slope = (exact(v, form, slope) for slope in (False, True))
         m, g = arb(x1[i].item()), arb(dy[i].item())
         for got, truth in ((y, m * value), (d1, g * value), (d2, g * m * slope)):
             if abs(truth) < largest:
@@ -98,7 +70,7 @@ def test_dy_times_x1_beyond_the_format_is_brought_back_by_a_small_slope(backend,
     got = torch.autograd.grad(geglu_split(a, b, form), b, dy.to(backend.device))[0]
     lifted = 0
     for i, v in enumerate(x2.tolist()):
-        truth = arb(dy[i].item()) * arb(x1[i].item()) * exact(v, form)[1]
+        truth = arb(dy[i].item()) * arb(x1[i].item()) * exact(v, form, slope=True)
         if abs(truth) < torch.finfo(dtype).max:
             assert ulps(got[i].item(), truth, dtype) <= LIMIT[dtype], (dy[i].item(), x1[i].item(), v)
             lifted += abs(truth) > torch.finfo(dtype).tiny and abs(dy[i].item() * x1[i].item()) > 2.0**128
@@ -127,7 +99,7 @@ def test_float64_factors_beyond_the_format_are_brought_back(backend, form, deepe
     least, largest = torch.finfo(torch.float64).tiny, torch.finfo(torch.float64).max
     lifted = 0
     for i, v in enumerate(x2.tolist()):
-        value, slope = exact(v, form)
+        value, slope = (exact(v, form, slope) for slope in (False, True))
         m, g = arb(x1[i].item()), arb(dy[i].item())
         for got, truth in ((y, m * value), (d1, g * value), (d2, g * m * slope)):
             if abs(truth) < largest:
@@ -153,7 +125,7 @@ def test_the_bound_would_catch_a_product_rounded_twice():
     _, x1, x2 = pairs(torch.bfloat16, 100)
     worst = 0.0
     for m, v in zip(x1.tolist()[:100], x2.tolist()[:100], strict=True):
-        value, _ = exact(v, "none")
+        value = exact(v, "none", slope=False)
         twice = torch.tensor(m, dtype=torch.bfloat16) * torch.tensor(float(value), dtype=torch.bfloat16)
         worst = max(worst, ulps(twice.item(), arb(m) * value, torch.bfloat16))
     assert worst > 0.6
