@@ -26,3 +26,12 @@ def _plans_of_what_a_test_changed_are_forgotten(request):
         plans.forget()
     else:
         yield
+
+
+@pytest.fixture
+def norms_are_planned_at_each_call(monkeypatch):
+    """Tests change the constants of plan.py between two calls of one size."""
+    from kernels.layer_norm import launch, plan
+
+    monkeypatch.setattr(launch, "planned_forward", plan.forward_plan)
+    monkeypatch.setattr(launch, "planned_backward", plan.backward_plan)

@@ -44,11 +44,7 @@ FORMATS = {  # significand bits, exponent of the smallest normal number
 HALF = (torch.float16, torch.bfloat16)
 
 
-@pytest.fixture(autouse=True)
-def _plans_are_not_kept(monkeypatch):
-    """Tests change the constants of plan.py between two calls of one size."""
-    monkeypatch.setattr(launch, "planned_forward", plan.forward_plan)
-    monkeypatch.setattr(launch, "planned_backward", plan.backward_plan)
+pytestmark = pytest.mark.usefixtures("norms_are_planned_at_each_call")
 
 
 def in_balls(function):
@@ -81,14 +77,16 @@ def reals(tensor):
 
 
 class Row:
-    """Exact mean and variance of one row of integers; xhat(i) = deviations[i] * factor."""
+    """Exact mean and variance of one row of integers; xhat(i) = deviations[i] * factor.
 
-    def __init__(self, values, eps):
+    Without `centre` nothing is subtracted, as in RMS norm."""
+
+    def __init__(self, values, eps, centre=True):
         n = len(values)
         bits = functools.reduce(operator.or_, values)
         low = max((bits & -bits).bit_length() - 1, 0)  # zeros at the end of all: a thousand bits of each product
         values = [v >> low for v in values]
-        total = sum(values)
+        total = sum(values) if centre else 0
         self.deviations = [n * v - total for v in values]  # n 2**(UNIT - low) (v - mean)
         squares = sum(d * d for d in self.deviations)
         var = flint.arb((squares, 2 * (low - UNIT))) / n**3
@@ -146,15 +144,16 @@ def summed(x, residual, input_bias):
 
 
 @in_balls
-def exact_errors(inputs, outputs, upstream, gradients, eps, pick=None):
+def exact_errors(inputs, outputs, upstream, gradients, eps, pick=None, centre=True):
     """Worst scaled error of y, dx, dweight, dbias (and of s, dinput_bias where they exist).
 
-    inputs: x, weight, bias[, residual[, input_bias]] (None allowed). pick: columns to judge."""
+    inputs: x, weight, bias[, residual[, input_bias]] (None allowed). pick: columns to judge. centre: whether the norm
+    subtracts the mean."""
     x, weight, bias, residual, input_bias = (*inputs, None, None)[:5]
     m, n = x.numel() // x.shape[-1], x.shape[-1]
     columns = range(n) if pick is None else pick
     values = summed(x, residual, input_bias)
-    rows = [Row(values[i * n : (i + 1) * n], eps) for i in range(m)]
+    rows = [Row(values[i * n : (i + 1) * n], eps, centre) for i in range(m)]
     w, b = numbers(weight, n), [0] * n if bias is None else numbers(bias, n)
     y = outputs[0].double().flatten().tolist()
     found = {}
@@ -179,8 +178,8 @@ def exact_errors(inputs, outputs, upstream, gradients, eps, pick=None):
         g = [dy[i * n + j] * w[j] for j in range(n)]
         h = hats[i]
         gh = [p * q for p, q in zip(g, h, strict=True)]
-        c1, c2 = sum(g) / n, sum(gh) / n
-        a1 = sum(map(abs, g)) / n
+        c1, c2 = sum(g) / n * centre, sum(gh) / n
+        a1 = sum(map(abs, g)) / n * centre
         a2 = sum(map(abs, gh)) / n
         for j in columns:
             truth = row.rstd * (g[j] - c1 - h[j] * c2)
@@ -219,20 +218,20 @@ def draw(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def run(x, weight, bias, dy, eps, residual=None, input_bias=None, ds=None):
-    """Outputs and gradients, by name, of whichever function fits the operands."""
-    named = {"x": x, "weight": weight, "bias": bias, "residual": residual, "input_bias": input_bias}
-    leaves = {k: t.detach().to(DEVICE).requires_grad_() for k, t in named.items() if t is not None}
-    x, weight, bias = leaves["x"], leaves.get("weight"), leaves.get("bias")
-    if input_bias is not None:
-        outputs = layer_norm_residual_bias(x, leaves["residual"], leaves["input_bias"], weight, bias, eps=eps)
-    elif residual is not None:
-        outputs = layer_norm_residual(x, leaves["residual"], weight, bias, eps=eps)
-    else:
-        outputs = (layer_norm(x, weight, bias, eps=eps),)
-    upstream = [dy.to(DEVICE)] if ds is None else [dy.to(DEVICE), ds.to(DEVICE)]
+def called(norm, eps, dy, ds, **operands):
+    """Outputs of a norm, and its gradients by name."""
+    leaves = {k: t.detach().to(DEVICE).requires_grad_() for k, t in operands.items() if t is not None}
+    outputs = norm(**leaves, eps=eps)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    upstream = [t.to(DEVICE) for t in (dy, ds) if t is not None]
     grads = torch.autograd.grad(outputs[: len(upstream)], tuple(leaves.values()), upstream)
     return [o.detach().cpu() for o in outputs], {k: g.cpu() for k, g in zip(leaves, grads, strict=True)}
+
+
+def run(x, weight, bias, dy, eps, residual=None, input_bias=None, ds=None):
+    """Outputs and gradients, by name, of whichever function fits the operands."""
+    norm = layer_norm if residual is None else layer_norm_residual if input_bias is None else layer_norm_residual_bias
+    return called(norm, eps, dy, ds, x=x, weight=weight, bias=bias, residual=residual, input_bias=input_bias)
 
 
 def regime(name, m, n, dtype):

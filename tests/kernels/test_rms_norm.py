@@ -6,80 +6,32 @@ from __future__ import annotations
 
 import math
 
-import flint
 import pytest
 import torch
 
-from kernels.layer_norm import launch, plan
+from kernels.layer_norm import plan
 from kernels.layer_norm.operators import forward_op
 from kernels.rms_norm import rms_norm, rms_norm_residual
-from tests.kernels.test_layer_norm import DEVICE, DTYPES, FORMATS, draw, in_balls, name_of, worst
+from tests.kernels.test_layer_norm import DEVICE, DTYPES, FORMATS, called, draw, name_of
+from tests.kernels.test_layer_norm import exact_errors as errors_of_norm
 
 Y_BOUND = {torch.float64: 4.0, torch.float32: 0.501, torch.float16: 0.502, torch.bfloat16: 0.5002}
 X_BOUND = {torch.float64: 8.0, torch.float32: 0.501, torch.float16: 0.51, torch.bfloat16: 0.502}
 
 
-@pytest.fixture(autouse=True)
-def _plans_are_not_kept(monkeypatch):
-    """Tests change the constants of plan.py between two calls of one size."""
-    monkeypatch.setattr(launch, "planned_forward", plan.forward_plan)
-    monkeypatch.setattr(launch, "planned_backward", plan.backward_plan)
-
-
-def reals(tensor):
-    return [flint.arb(v) for v in tensor.detach().cpu().double().flatten().tolist()]
+pytestmark = pytest.mark.usefixtures("norms_are_planned_at_each_call")
 
 
 def run(x, weight, dy, eps, residual=None, ds=None):
     """Outputs and gradients, by name."""
-    named = {"x": x, "residual": residual, "weight": weight}
-    leaves = {k: t.detach().to(DEVICE).requires_grad_() for k, t in named.items() if t is not None}
-    if residual is None:
-        outputs = (rms_norm(leaves["x"], leaves.get("weight"), eps=eps),)
-    else:
-        outputs = rms_norm_residual(leaves["x"], leaves["residual"], leaves.get("weight"), eps=eps)
-    upstream = [t.to(DEVICE) for t in (dy, ds) if t is not None]
-    grads = torch.autograd.grad(outputs[: len(upstream)], tuple(leaves.values()), upstream)
-    return [o.detach().cpu() for o in outputs], {k: g.cpu() for k, g in zip(leaves, grads, strict=True)}
+    norm = rms_norm if residual is None else rms_norm_residual
+    return called(norm, eps, dy, ds, x=x, residual=residual, weight=weight)
 
 
-@in_balls
 def exact_errors(x, weight, dy, eps, outputs, gradients, residual=None, ds=None, pick=None):
     """The worst scaled error of each result; pick: the columns that are judged."""
-    n = x.shape[-1]
-    m = x.numel() // n
-    columns = range(n) if pick is None else pick
-    v = reals(x)
-    if residual is not None:
-        v = [a + b for a, b in zip(v, reals(residual), strict=True)]
-    w = [flint.arb(1)] * n if weight is None else reals(weight)
-    up, added = reals(dy), None if ds is None else reals(ds)
-    results = {"y": (outputs[0], []), "x": (gradients["x"], [])}
-    totals = [[] for _ in range(n)]
-    for i in range(m):
-        row, g = v[i * n : i * n + n], [up[i * n + j] * w[j] for j in range(n)]
-        rstd = 1 / (sum(a * a for a in row) / n + flint.arb(eps)).sqrt()
-        c2 = sum(a * b for a, b in zip(g, row, strict=True)) * rstd / n
-        size = sum(abs(a * b) for a, b in zip(g, row, strict=True)) * rstd / n
-        for j in columns:
-            xhat = row[j] * rstd
-            results["y"][1].append((i * n + j, xhat * w[j], abs(xhat * w[j])))
-            truth, scale = rstd * (g[j] - xhat * c2), rstd * (abs(g[j]) + abs(xhat) * size)
-            if added is not None:
-                truth, scale = truth + added[i * n + j], scale + abs(added[i * n + j])
-            results["x"][1].append((i * n + j, truth, scale))
-            totals[j].append(up[i * n + j] * xhat)
-    if residual is not None:
-        results["s"] = outputs[1], [(k, t, abs(t)) for k, t in enumerate(v)]
-        results["residual"] = gradients["residual"], results["x"][1]
-    if weight is not None:
-        sums = [(j, sum(totals[j]), sum(map(abs, totals[j]))) for j in columns]
-        results["weight"] = gradients["weight"], sums
-    found = {}
-    for name, (got, wanted) in results.items():
-        values = got.double().flatten().tolist()
-        found[name] = worst(((values[k], truth, scale) for k, truth, scale in wanted), got.dtype)
-    return found
+    upstream = [t for t in (dy, ds) if t is not None]
+    return errors_of_norm((x, weight, None, residual), outputs, upstream, gradients, eps, pick, centre=False)
 
 
 def assert_within(found, dtype):

@@ -10,11 +10,11 @@ import torch
 from torch.nn import functional
 
 import verify
-from kernels.layer_norm import launch, layer_norm, plan
+from kernels.layer_norm import layer_norm, plan
 from kernels.layer_norm.operators import backward_op, forward_op
 from kernels.rms_norm import fp8_op, rms_norm, rms_norm_fp8, rms_norm_gated, rms_norm_residual
-from tests.kernels.test_layer_norm import DEVICE, draw, in_balls, name_of, worst
-from tests.kernels.test_rms_norm import assert_within, exact_errors, reals, run
+from tests.kernels.test_layer_norm import DEVICE, draw, in_balls, name_of, reals, worst
+from tests.kernels.test_rms_norm import assert_within, exact_errors, run
 from verify.truth.quantised import Parts, Value, judge
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -22,10 +22,7 @@ BOUND = {torch.float32: 0.53, torch.float16: 0.501, torch.bfloat16: 0.501}
 EPS = 1e-6
 
 
-@pytest.fixture(autouse=True)
-def _plans_are_not_kept(monkeypatch):
-    monkeypatch.setattr(launch, "planned_forward", plan.forward_plan)
-    monkeypatch.setattr(launch, "planned_backward", plan.backward_plan)
+pytestmark = pytest.mark.usefixtures("norms_are_planned_at_each_call")
 
 
 def gated(x, gate, weight, dy):
