@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -12,6 +14,7 @@ from kernels.geglu import geglu
 from kernels.gelu import gelu
 from kernels.layer_norm import layer_norm, layer_norm_residual
 from kernels.linear_act import linear_act
+from kernels.linear_geglu import linear_geglu
 from tests.kernels.public import DEVICE, FUNCTIONS, GPU, ROW, VECTOR, drawn, results, same
 
 COMPILED = (
@@ -107,6 +110,15 @@ def test_a_pending_negation_is_seen():
     x = torch.randn(6, 4, dtype=torch.complex64, device=DEVICE).conj().imag
     assert x.is_neg()
     assert torch.equal(gelu(x), gelu(x.resolve_neg()))
+
+
+@pytest.mark.parametrize("linear", [partial(linear_act, activation="gelu"), linear_geglu], ids=["gelu", "geglu"])
+def test_autocast_gives_the_bits_of_operands_that_were_cast(linear):
+    x, *parameters = drawn(0, ROW, (16, 32), (16,))
+    narrow = [t.bfloat16() for t in parameters]
+    with torch.autocast(DEVICE, torch.bfloat16):
+        y = linear(x.bfloat16(), *parameters)
+    assert torch.equal(y, linear(x.bfloat16(), *narrow))
 
 
 def test_autocast_is_that_of_the_functions_of_pytorch():

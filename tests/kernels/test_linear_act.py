@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from functools import partial
 
 import mpmath as mp
 import pytest
@@ -12,6 +13,7 @@ import torch
 import verify
 from kernels import gelu_of_sums, operators
 from kernels import linear_act as module
+from kernels import linear_geglu as geglu_module
 from kernels.linear_act import linear_act, linear_data_grad
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
@@ -53,21 +55,29 @@ def ulp(value, dtype):
     return mp.ldexp(1, max(math.floor(mp.log(abs(value), 2)) - precision + 1, smallest))
 
 
+def exact_sums(x, weight, bias, u):
+    """For each row and output feature the exact sum, and how far roundings of the unit u move it: K u |x| |w|."""
+    xs, ws = ([[Fraction(v) for v in row] for row in t.double().tolist()] for t in (x, weight))
+    bs = [Fraction(0)] * len(ws) if bias is None else [Fraction(v) for v in bias.double().tolist()]
+
+    def exact_sum(row, w, b):
+        products = [p * q for p, q in zip(row, w, strict=True)]
+        a, size = (
+            mp.mpf(v.numerator) / v.denominator for v in (sum(products, b), sum(map(abs, products), Fraction(0)))
+        )
+        return a, len(row) * u * size + (u * abs(a) if bias is not None else 0)
+
+    return [[exact_sum(row, w, b) for w, b in zip(ws, bs, strict=True)] for row in xs]
+
+
 def worst_ratio(y, x, weight, bias, activation):
     """The largest error of y over the a-priori bound: K u |x| |w| through act, and one rounding."""
     mp.mp.prec = 300
     dtype = y.dtype
     u = mp.ldexp(1, -FORMAT[dtype][1])
     ratios = [mp.mpf(0)]
-    xs = [[Fraction(v) for v in row] for row in x.double().tolist()]
-    ws = [[Fraction(v) for v in row] for row in weight.double().tolist()]
-    bs = [Fraction(0)] * len(ws) if bias is None else [Fraction(v) for v in bias.double().tolist()]
-    for row, got_row in zip(xs, y.double().tolist(), strict=True):
-        for w, b, got in zip(ws, bs, got_row, strict=True):
-            a = sum((p * q for p, q in zip(row, w, strict=True)), b)
-            size = sum((abs(p * q) for p, q in zip(row, w, strict=True)), Fraction(0))
-            a, size = (mp.mpf(v.numerator) / v.denominator for v in (a, size))
-            reach = len(row) * u * size + (u * abs(a) if bias is not None else 0)
+    for sums, got_row in zip(exact_sums(x, weight, bias, u), y.double().tolist(), strict=True):
+        for (a, reach), got in zip(sums, got_row, strict=True):
             truth = exact_act(a, activation)
             bound = reach * steepest(a, reach, activation)
             bound += (mp.mpf("0.5") + (OWN[dtype] if "gelu" in activation else 0)) * ulp(truth, dtype)
@@ -244,9 +254,14 @@ def test_the_other_constants():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_strides_rows_and_tiles_do_not_change_a_bit(backend, dtype, monkeypatch):
-    x, weight, bias = (t.to(backend.device) for t in tensors(dtype, m=70, k=50, n=66))
-    y = linear_act(x, weight, bias, activation="gelu")
+@pytest.mark.parametrize(
+    ("launcher", "linear", "n"),
+    [(module, partial(linear_act, activation="gelu"), 66), (geglu_module, geglu_module.linear_geglu, 132)],
+    ids=["gelu", "geglu"],
+)
+def test_strides_rows_and_tiles_do_not_change_a_bit(backend, dtype, launcher, linear, n, monkeypatch):
+    x, weight, bias = (t.to(backend.device) for t in tensors(dtype, m=70, k=50, n=n))
+    y = linear(x, weight, bias)
     views = {
         "x transposed": (x.t().contiguous().t(), weight, bias),
         "weight transposed": (x, weight.t().contiguous().t(), bias),
@@ -255,15 +270,14 @@ def test_strides_rows_and_tiles_do_not_change_a_bit(backend, dtype, monkeypatch)
         "bias stepped": (x, weight, bias.repeat_interleave(2)[::2]),
     }
     for name, arguments in views.items():
-        assert torch.equal(linear_act(*arguments, activation="gelu"), y), name
-    assert torch.equal(linear_act(x[3], weight, bias, activation="gelu"), y[3])
-    assert torch.equal(linear_act(x.view(7, 2, 5, 50), weight, bias, activation="gelu").view(70, 66), y)
-    expanded = linear_act(x[:1].expand(4, 50), weight, bias, activation="gelu")
-    assert torch.equal(expanded, y[:1].expand(4, 66))
+        assert torch.equal(linear(*arguments), y), name
+    assert torch.equal(linear(x[3], weight, bias), y[3])
+    assert torch.equal(linear(x.view(7, 2, 5, 50), weight, bias).view(70, 66), y)
+    assert torch.equal(linear(x[:1].expand(4, 50), weight, bias), y[:1].expand(4, 66))
     if backend.name == "interpreter":
         for config in ((64, 128, 16, 4, 1), (128, 64, 64, 4, 1)):
-            monkeypatch.setattr(module, "_configs", lambda *_, config=config: [config])
-            assert torch.equal(linear_act(x, weight, bias, activation="gelu"), y), config
+            monkeypatch.setattr(launcher, "_configs", lambda *_, config=config: [config])
+            assert torch.equal(linear(x, weight, bias), y), config
 
 
 @pytest.mark.gpu
@@ -449,14 +463,6 @@ def test_operators_are_registered_correctly(backend):
     for need_w in (True, False):
         arguments = (pre, x, weight, bias, None, "gelu", True, need_w, True, False)
         torch.library.opcheck(module._backward.registered, arguments, test_utils=("test_schema", "test_faketensor"))
-
-
-def test_autocasts(backend):
-    x, weight, bias = (t.to(backend.device) for t in tensors(torch.float32))
-    device = torch.device(backend.device).type
-    with torch.autocast(device, torch.bfloat16):
-        y = linear_act(x.bfloat16(), weight, bias, activation="gelu")
-    assert torch.equal(y, linear_act(x.bfloat16(), weight.bfloat16(), bias.bfloat16(), activation="gelu"))
 
 
 @pytest.mark.parametrize(("m", "k", "n"), [(0, 4, 5), (3, 0, 5), (3, 4, 0), (0, 0, 0)])

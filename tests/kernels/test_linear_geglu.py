@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from fractions import Fraction
 
 import mpmath as mp
 import pytest
@@ -15,61 +14,34 @@ from kernels import linear_geglu as module
 from kernels import operators
 from kernels.linear_act import linear_act
 from kernels.linear_geglu import linear_geglu
+from tests.kernels import test_linear_act
+from tests.kernels.test_linear_act import DTYPES, FORMAT, OWN, exact_act, exact_sums, ulp
 
-DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 FORMS = ["none", "tanh"]
-# precision of the dtype, precision of its sums, exponent of its smallest subnormal
-FORMAT = {
-    torch.float64: (53, 53, -1074),
-    torch.float32: (24, 24, -149),
-    torch.float16: (11, 24, -24),
-    torch.bfloat16: (8, 24, -133),
-}
-# error of gelu's own arithmetic beyond the rounding of the result, in ULP: see test_linear_act.py
-OWN = {torch.float64: 6.0, torch.float32: 0.01, torch.float16: 0.02, torch.bfloat16: 0.12}
 
 
 def exact_gelu(a, approximate):
-    if approximate == "none":
-        return a * mp.erfc(-a / mp.sqrt(2)) / 2
-    return a / (1 + mp.exp(-2 * mp.sqrt(2 / mp.pi) * (a + mp.mpf("0.044715") * a**3)))
+    return exact_act(a, "gelu" if approximate == "none" else "gelu_tanh")
 
 
 def worst_ratio(y, x, weight, bias, approximate):
     """The largest error of y over the a-priori bound: K u |x| |w| of both sums, and one rounding."""
     mp.mp.prec = 300
-    precision, wide, smallest = FORMAT[y.dtype]
-    u = mp.ldexp(1, -wide)
-    xs = [[Fraction(v) for v in row] for row in x.double().tolist()]
-    ws = [[Fraction(v) for v in row] for row in weight.double().tolist()]
-    bs = [Fraction(0)] * len(ws) if bias is None else [Fraction(v) for v in bias.double().tolist()]
-
-    def total(row, j):
-        products = [p * q for p, q in zip(row, ws[j], strict=True)]
-        a, size = sum(products, bs[j]), sum(map(abs, products), Fraction(0))
-        a, size = (mp.mpf(v.numerator) / v.denominator for v in (a, size))
-        return a, len(row) * u * size + (u * abs(a) if bias is not None else 0)
-
+    u = mp.ldexp(1, -FORMAT[y.dtype][1])
     worst = mp.mpf(0)
-    half = len(ws) // 2
-    for row, got_row in zip(xs, y.double().tolist(), strict=True):
-        for j, got in enumerate(got_row):
-            (p1, r1), (p2, r2) = total(row, j), total(row, j + half)
+    half = len(weight) // 2
+    for sums, got_row in zip(exact_sums(x, weight, bias, u), y.double().tolist(), strict=True):
+        for (p1, r1), (p2, r2), got in zip(sums[:half], sums[half:], got_row, strict=True):
             gate = exact_gelu(p2, approximate)
             truth = p1 * gate
-            top = max(math.floor(mp.log(abs(truth), 2)) - precision + 1, smallest) if truth else smallest
             bound = r1 * abs(gate) + (abs(p1) + r1) * mp.mpf("1.14") * r2
-            bound += (mp.mpf("0.5") + OWN[y.dtype]) * mp.ldexp(1, top) + 2 * u * abs(truth)
+            bound += (mp.mpf("0.5") + OWN[y.dtype]) * ulp(truth, y.dtype) + 2 * u * abs(truth)
             worst = max(worst, mp.inf if math.isnan(got) else abs(mp.mpf(got) - truth) / bound)
     return float(worst)
 
 
 def tensors(dtype, m=6, k=37, d=9, seed=0, device="cpu"):
-    generator = torch.Generator().manual_seed(seed)
-    shapes = ((m, k), (2 * d, k), (2 * d,))
-    scale = (1.0, 2.0 / math.sqrt(k), 1.0)
-    made = [torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes]
-    return [(t * c).to(dtype).to(device) for t, c in zip(made, scale, strict=True)]
+    return [t.to(device) for t in test_linear_act.tensors(dtype, m, k, 2 * d, seed)]
 
 
 def leaves_of(*arguments, **options):
@@ -192,27 +164,6 @@ def test_more_accurate_than_a_product_and_torchs_geglu(backend, dtype):
     assert error <= 0.7 * reference
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_strides_rows_and_tiles_do_not_change_a_bit(backend, dtype, monkeypatch):
-    x, weight, bias = tensors(dtype, m=70, k=50, d=66, device=backend.device)
-    y = linear_geglu(x, weight, bias)
-    views = {
-        "x transposed": (x.t().contiguous().t(), weight, bias),
-        "weight transposed": (x, weight.t().contiguous().t(), bias),
-        "padded": (torch.cat((x, x), 1)[:, :50], torch.cat((weight, weight), 1)[:, :50], bias),
-        "stepped": (x.repeat_interleave(2, 1)[:, ::2], weight.repeat_interleave(3, 0)[::3], bias),
-        "bias stepped": (x, weight, bias.repeat_interleave(2)[::2]),
-    }
-    for name, arguments in views.items():
-        assert torch.equal(linear_geglu(*arguments), y), name
-    assert torch.equal(linear_geglu(x[3], weight, bias), y[3])
-    assert torch.equal(linear_geglu(x.view(7, 2, 5, 50), weight, bias).view(70, 66), y)
-    if backend.name == "interpreter":
-        for config in ((64, 128, 16, 4, 1), (128, 64, 64, 4, 1)):
-            monkeypatch.setattr(module, "_configs", lambda *_, config=config: [config])
-            assert torch.equal(linear_geglu(x, weight, bias), y), config
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_kernel_and_configuration_gives_the_same_bits(dtype, monkeypatch):
@@ -307,14 +258,6 @@ def test_operators_are_registered_correctly(backend):
     arguments = (dy, x, weight, bias, None, "tanh", True, True, True, False)
     torch.library.opcheck(module._backward.registered, arguments, test_utils=("test_schema", "test_faketensor"))
     torch.library.opcheck(module._gradient.registered, (dy.requires_grad_(), pre.requires_grad_(), "tanh", True))
-
-
-def test_autocasts(backend):
-    x, weight, bias = tensors(torch.float32, device=backend.device)
-    narrow = [t.bfloat16() for t in (x, weight, bias)]
-    with torch.autocast(torch.device(backend.device).type, torch.bfloat16):
-        y = linear_geglu(narrow[0], weight, bias)
-    assert torch.equal(y, linear_geglu(*narrow))
 
 
 @pytest.mark.parametrize(("m", "k", "d"), [(0, 4, 5), (3, 0, 5), (3, 4, 0)])
