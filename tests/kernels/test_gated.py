@@ -178,6 +178,17 @@ def test_gradcheck_and_gradgradcheck(backend, gated):
         assert check(gated.split, halves, fast_mode=True)
 
 
+@pytest.mark.parametrize(("form", "other"), [("none", "tanh"), ("silu", "silu")])
+def test_operators_are_registered_for_the_compiler(backend, form, other):
+    ops = torch.ops.precise_geglu
+    x = torch.randn(3, 8, device=backend.device, requires_grad=True)
+    a, b = (torch.randn(3, 4, device=backend.device, requires_grad=True) for _ in range(2))
+    torch.library.opcheck(ops.packed, (x, form, True))
+    torch.library.opcheck(ops.packed_backward, (a, x, other, False))
+    torch.library.opcheck(ops.split, (a, b, other))
+    torch.library.opcheck(ops.split_backward, (a, b, a, form))
+
+
 @each
 def test_errors_state_the_rule_and_what_was_received(backend, gated, monkeypatch):
     x = torch.ones(2, 3, device=backend.device)

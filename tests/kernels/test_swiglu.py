@@ -12,8 +12,8 @@ from flint import arb, ctx
 
 from kernels import silu_math
 from kernels.swiglu import swiglu_split
-from tests.kernels.test_geglu import LIMIT
-from tests.kernels.test_gelu import FORMAT, ulps
+from tests.kernels.test_geglu import count_lifted
+from tests.kernels.test_gelu import FORMAT
 
 DEEPEST = {torch.float16: -45, torch.bfloat16: -285, torch.float32: -290, torch.float64: -1500}
 TOP = {torch.float16: 15.5, torch.bfloat16: 127.0, torch.float32: 127.0, torch.float64: 1000.0}
@@ -47,20 +47,11 @@ def triples(dtype: torch.dtype, n: int) -> tuple[torch.Tensor, torch.Tensor, tor
 
 @pytest.mark.parametrize("dtype", FORMAT, ids=str)
 def test_forward_and_both_gradients_stay_inside_their_bound(backend, dtype):
-    dy, x1, x2 = triples(dtype, 250)
-    a, b = (t.to(backend.device).requires_grad_() for t in (x1, x2))
-    y = swiglu_split(a, b)
-    d1, d2 = torch.autograd.grad(y, (a, b), dy.to(backend.device))
-    largest, least, lifted = torch.finfo(dtype).max, torch.finfo(dtype).smallest_normal, 0
-    for i, v in enumerate(x2.tolist()):
-        value, slope = exact(v)
-        m, g = arb(x1[i].item()), arb(dy[i].item())
-        for got, truth in ((y, m * value), (d1, g * value), (d2, g * m * slope)):
-            near = dtype == torch.float64 and got is d2 and abs(v + ZERO) < 2.0**-8  # nothing is promised there
-            if abs(truth) < largest and not near:
-                assert ulps(got[i].item(), truth, dtype) <= LIMIT[dtype], (g, m, v)
-                lifted += abs(truth) > least and (abs(value) < least or abs(g * m) > largest)
-    assert lifted > 20  # results of ordinary size from what is beyond the format
+    def promised(result: str, x2: float) -> bool:
+        return not (dtype == torch.float64 and result == "dx2" and abs(x2 + ZERO) < 2.0**-8)
+
+    # results of ordinary size from what is beyond the format
+    assert count_lifted(swiglu_split, exact, triples(dtype, 250), backend.device, promised) > 20
 
 
 def gate(x: float) -> tuple[float, float]:
@@ -80,13 +71,3 @@ def test_the_constants_are_those_of_the_definition():
     assert (silu_math.ZERO32.value, silu_math.ZERO32_LO.value) == (high, low)
     assert silu_math.NEAR.value == pytest.approx([float(c) for c in series], rel=1e-11)
     assert silu_math.NEG_LOG2E.value == -1 / math.log(2)
-
-
-def test_operators_are_registered_for_the_compiler(backend):
-    ops = torch.ops.precise_geglu
-    x = torch.randn(3, 8, device=backend.device, requires_grad=True)
-    a, b = (torch.randn(3, 4, device=backend.device, requires_grad=True) for _ in range(2))
-    torch.library.opcheck(ops.packed, (x, "silu", True))
-    torch.library.opcheck(ops.packed_backward, (a, x, "silu", False))
-    torch.library.opcheck(ops.split, (a, b, "silu"))
-    torch.library.opcheck(ops.split_backward, (a, b, a, "silu"))
