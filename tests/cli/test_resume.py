@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.records.bounds.gate_records import result
+from tests.workers.fake import FakeWorker
 from verify.cli import exits, main
 from verify.declare.requests import Listed, ListKernels
 from verify.declare.target import Declared
@@ -23,21 +24,21 @@ from verify.workers import process
 from verify.workers.requests import About, Environment, Late
 
 
-class Fake:
+class Fake(FakeWorker):
     """A worker that measures nothing: two kernels of two dtypes, and what becomes of some of them."""
 
-    alive = True
     sources = "0"
     gpu = "none"
 
     def __init__(self) -> None:
+        super().__init__()
         self.raises: dict[tuple[str, str], BaseException] = {}
         self.measured: list[tuple[str, str]] = []
 
     def __call__(self, *_: Any) -> Fake:
         return self
 
-    def ask(self, request: Any, *, timeout: float, progress: Any = None) -> Any:
+    def answer(self, request: Any, timeout: float) -> Any:
         match request:
             case Environment():
                 return About("interpreter", "cpu", {"gpu": self.gpu, "commit": str(len(self.measured))})
@@ -51,8 +52,6 @@ class Fake:
             raise error
         self.measured.append(part)
         return KernelRun(part[0], request.target, "silu", {}, "", "ok", [result(0.5, dtype=dtype)])
-
-    def stop(self) -> None: ...
 
 
 @pytest.fixture

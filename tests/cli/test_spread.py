@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.workers.fake import FakeWorker
 from verify import api
 from verify.errors import UsageError
 from verify.workers import process
@@ -15,13 +16,12 @@ from verify.workers.requests import About, CountGpus, Environment
 MADE: list[Fake] = []
 
 
-class Fake:
+class Fake(FakeWorker):
     """A worker of a machine with three GPUs, of which the last is another one."""
 
-    alive = True
-
     def __init__(self, backend: str | None = None, environment: dict[str, str] | None = None) -> None:
-        self.backend, self.device, self.stops = backend, (environment or {}).get("CUDA_VISIBLE_DEVICES", ""), 0
+        super().__init__()
+        self.backend, self.device = backend, (environment or {}).get("CUDA_VISIBLE_DEVICES", "")
         MADE.append(self)
 
     def __enter__(self) -> Fake:
@@ -30,14 +30,11 @@ class Fake:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def ask(self, request: Any, *, timeout: float, progress: Any = None) -> Any:
+    def answer(self, request: Any, timeout: float) -> Any:
         if isinstance(request, CountGpus):
             return 3
         assert isinstance(request, Environment)
         return About("cuda", "cuda", {"gpu": "H100" if self.device == "2" else "H200"})
-
-    def stop(self) -> None:
-        self.stops += 1
 
 
 @pytest.fixture(autouse=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.workers.fake import FakeWorker
 from verify.declare.target import Declared
 from verify.errors import IN_ERROR, SPENT, InternalError, JudgeFailed, KernelError, TruthError, UsageError, VerifyError
 from verify.measure import session
@@ -89,23 +89,20 @@ def declared(name: str) -> Declared:
     return Declared(name, name, "silu", "elementwise", {}, "", ("cpu",), ("float32",))
 
 
-class Fake:
+class Fake(FakeWorker):
     """A worker that counts its requests, and raises for one of them."""
 
-    alive = True
-
     def __init__(self, at: int = -1, error: Exception | None = None) -> None:
+        super().__init__()
         self.at, self.error, self.asked = at, error, 0
 
-    def ask(self, request: Any, *, timeout: float, progress: Callable[[str], None] | None = None) -> Any:
+    def answer(self, request: Any, timeout: float) -> Any:
         if isinstance(request, Environment):
             return About("cpu", "cpu", {})
         self.asked += 1
         if self.asked == self.at and self.error is not None:
             raise self.error
         return self.asked
-
-    def stop(self) -> None: ...
 
 
 def test_what_an_earlier_start_kept_is_not_asked_again(tmp_path: Path) -> None:

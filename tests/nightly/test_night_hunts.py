@@ -15,6 +15,7 @@ import torch
 
 import verify
 from tests.report.sample import passing
+from tests.workers.fake import FakeWorker, raising, texts
 from verify import backends
 from verify.declare.requests import Listed, ListKernels
 from verify.declare.target import Declared, Target
@@ -42,25 +43,17 @@ def found(request: DoHunt) -> HuntReply:
     return HuntReply(result, "hunt: rows", [f"{request.target} {request.hunt.dtype}"], 1.0)
 
 
-def raising(error: Exception) -> Reply:
-    def reply(request: DoHunt) -> HuntReply:
-        raise error
-
-    return reply
-
-
-class Fake:
+class Fake(FakeWorker):
     """A worker that hunts nothing, and says what it was asked."""
 
-    alive = True
-
     def __init__(self, reply: Reply = found) -> None:
+        super().__init__()
         self.reply = reply
         self.asked: list[tuple[str, str]] = []
         self.seconds: list[float] = []
         self.timeouts: list[float] = []
 
-    def ask(self, request: Any, *, timeout: float, progress: Any = None) -> Any:
+    def answer(self, request: Any, timeout: float) -> Any:
         match request:
             case Environment():
                 return About("interpreter", "cpu", {})
@@ -74,18 +67,12 @@ class Fake:
         self.timeouts.append(timeout)
         return self.reply(request)
 
-    def stop(self) -> None: ...
-
 
 def hunted(worker: Fake, **settings: Any) -> tuple[Run, HuntSession]:
     asked = {f"k.py::{name}": Hunts(HUNTS, ["dw"]) for name in KINDS}
     pool, short = Pool.of([worker]), Settings(generations=4, seconds=20.0)
     wanted = HuntSession(settings=short, asked=asked, pool=pool, **settings)
     return schedule.run(list(asked), wanted, "verify nightly: hunt"), wanted
-
-
-def texts(done: Run) -> list[str]:
-    return [gap.text for gap in done.incomplete]
 
 
 def only(dtype: str, reply: Reply) -> Reply:

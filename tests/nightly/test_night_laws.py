@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import verify
+from tests.workers.fake import FakeWorker, raising, texts
 from verify import backends, nightly
 from verify.cases.strategies import Sizes, space
 from verify.declare.requests import Listed, ListKernels
@@ -23,7 +24,7 @@ from verify.laws.law import Law
 from verify.laws.requests import LawPlan, PlanLaws, TryLaw
 from verify.measure import session
 from verify.records.part_store import PartStore
-from verify.records.record import Gap, KernelRun, LawRun, Run
+from verify.records.record import Gap, KernelRun, LawRun
 from verify.workers.pool import Pool
 from verify.workers.requests import About, Died, Environment, Late
 
@@ -39,19 +40,17 @@ def kept(request: TryLaw, status: Any = "ok", message: str = "", **more: Any) ->
     return LawRun(request.law, request.dtype, status, 10**request.round, message, **more)
 
 
-class Fake:
+class Fake(FakeWorker):
     """A worker that tries no law, and says what it was asked."""
 
-    alive = True
-
     def __init__(self, reply: Reply = kept, rounds: int = 3) -> None:
+        super().__init__()
         self.reply, self.rounds = reply, rounds
         self.asked: list[tuple[str, str, str, int]] = []
         self.timeouts: list[float] = []
-        self.stopped = 0
         self.lock = threading.Lock()
 
-    def ask(self, request: Any, *, timeout: float, progress: Any = None) -> Any:
+    def answer(self, request: Any, timeout: float) -> Any:
         match request:
             case Environment():
                 return About("interpreter", "cpu", {})
@@ -63,9 +62,6 @@ class Fake:
             self.asked.append((kernel_of(request), request.dtype, request.law, request.round))
             self.timeouts.append(timeout)
         return self.reply(request)
-
-    def stop(self) -> None:
-        self.stopped += 1
 
 
 def kernel_of(request: TryLaw) -> str:
@@ -82,10 +78,6 @@ def tried(worker: Fake, workers: int = 1, **settings: Any) -> Any:
     return schedule.run(judged, laws, "verify nightly: laws")
 
 
-def texts(done: Run) -> list[str]:
-    return [gap.text for gap in done.incomplete]
-
-
 def only(name: str, law: str, reply: Reply) -> Reply:
     """`reply` for one law of one kernel in bfloat16; all others are kept."""
 
@@ -94,13 +86,6 @@ def only(name: str, law: str, reply: Reply) -> Reply:
         return reply(request) if mine else kept(request)
 
     return answer
-
-
-def raising(error: Exception) -> Reply:
-    def reply(request: TryLaw) -> LawRun:
-        raise error
-
-    return reply
 
 
 def test_a_law_that_is_left_out_is_not_tried_and_stands_in_the_record() -> None:

@@ -13,6 +13,7 @@ import torch
 
 from tests.cli.here import Here
 from tests.report.sample import passing
+from tests.workers.fake import FakeWorker
 from verify import backends, nightly, worker
 from verify.declare.requests import Listed, ListKernels
 from verify.declare.sources import SourceWatch
@@ -29,16 +30,14 @@ from verify.workers.pool import Job, Pool
 from verify.workers.requests import About, Environment
 
 
-class Fake:
+class Fake(FakeWorker):
     """A worker that measures nothing: what it answers for each kernel is given."""
 
-    alive = True
-
     def __init__(self, replies: dict[str, Any]) -> None:
+        super().__init__()
         self.replies = replies
-        self.stopped = 0
 
-    def ask(self, request: Any, *, timeout: float, progress: Any = None) -> Any:
+    def answer(self, request: Any, timeout: float) -> Any:
         match request:
             case Environment():
                 return About("interpreter", "cpu", {}, workers=4)
@@ -50,9 +49,6 @@ class Fake:
                     raise reply
                 return reply
         raise AssertionError(request)
-
-    def stop(self) -> None:
-        self.stopped += 1
 
 
 def declared(name: str, dtypes: tuple[str, ...] = ("float32",)) -> Declared:
@@ -276,7 +272,7 @@ def test_hunts_and_laws_share_their_workers_and_leave_none(tmp_path: Path, monke
 
     nightly.run(mine, (PlannedStage("hunt", 1.0, stage), PlannedStage("laws", 1.0, stage)), "verify nightly")
     assert seen[0] == seen[1] == made and len(made) == 4
-    assert all(worker.stopped == 1 for worker in made)
+    assert all(worker.stops == 1 for worker in made)
     assert mine.own_pool is None
 
 
@@ -320,7 +316,7 @@ def test_on_a_gpu_processes_begin_while_the_first_says_what_there_is_to_do(
     at_the_end: list[list[int]] = []
 
     def then(night: Night, until: float | None) -> Run:
-        at_the_end.append([worker.stopped for worker in made])
+        at_the_end.append([worker.stops for worker in made])
         raise nightly.NothingToDoError("the test ends here")
 
     mine = Night(tmp_path / "night", ("k.py",), jobs=3)
@@ -340,4 +336,4 @@ def test_a_night_does_not_stop_the_workers_of_its_caller(tmp_path: Path, monkeyp
         return passing()
 
     nightly.run(mine, (PlannedStage("laws", 1.0, stage),), "verify nightly")
-    assert worker.stopped == 0
+    assert worker.stops == 0

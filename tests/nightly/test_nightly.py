@@ -10,6 +10,7 @@ import pytest
 
 from tests.cli.here import Here
 from tests.report.sample import passing
+from tests.workers.fake import texts
 from verify import nightly
 from verify.cli import parser
 from verify.declare.target import Declared
@@ -57,10 +58,6 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 STAGES = (PlannedStage("accuracy", 1.0, nightly.accuracy),)
-
-
-def texts(done: Run) -> list[str]:
-    return [gap.text for gap in done.incomplete]
 
 
 def night(tmp_path: Path, **settings: object) -> Night:

@@ -6,27 +6,25 @@ from typing import Any
 
 import pytest
 
+from tests.workers.fake import FakeWorker
 from verify.errors import UsageError
 from verify.workers.check_workers_identical import check_equal, identity_of
 from verify.workers.pool import Pool
 from verify.workers.requests import About, Environment
 
 
-class Fake:
+class Fake(FakeWorker):
     """A worker that says where it runs, or why it cannot."""
 
-    alive = True
-
     def __init__(self, about: About | Exception) -> None:
+        super().__init__()
         self.about = about
 
-    def ask(self, request: Any, *, timeout: float, progress: Any = None) -> Any:
+    def answer(self, request: Any, timeout: float) -> Any:
         assert isinstance(request, Environment)
         if isinstance(self.about, Exception):
             raise self.about
         return self.about
-
-    def stop(self) -> None: ...
 
 
 def test_gpus_that_differ_are_refused_by_name() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.workers.fake import FakeWorker, raising
 from verify.errors import SPENT, KernelError, UsageError, VerifyError
 from verify.workers import process
 from verify.workers.pool import Job, Pool, spread, using
@@ -16,19 +17,17 @@ from verify.workers.process import OutOfTime
 from verify.workers.requests import About, CountGpus, Died, Environment, Late, Request
 
 
-class Fake:
+class Fake(FakeWorker):
     """A worker that answers with what a function gives."""
 
     def __init__(self, reply: Callable[[], Any] = lambda: 1) -> None:
-        self.reply, self.alive, self.stops = reply, True, 0
+        super().__init__()
+        self.reply = reply
         self.timeouts: list[float] = []
 
-    def ask(self, request: Request[Any], *, timeout: float, progress: Any = None) -> Any:
+    def answer(self, request: Any, timeout: float) -> Any:
         self.timeouts.append(timeout)
         return self.reply()
-
-    def stop(self) -> None:
-        self.stops += 1
 
 
 class Policy:
@@ -105,13 +104,6 @@ def test_no_job_begins_after_an_exception_that_ends_everything() -> None:
     with pytest.raises(ValueError, match="never"):
         Pool.of([Fake(breaks), Fake(goes_on)]).run(policy.take)
     assert policy.left == 998
-
-
-def raising(error: BaseException) -> Callable[[], Any]:
-    def reply() -> Any:
-        raise error
-
-    return reply
 
 
 @pytest.mark.parametrize("error", [UsageError("rule"), KernelError("raised"), Died("SIGSEGV")])
