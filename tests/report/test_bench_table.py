@@ -3,36 +3,21 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+from tests.records.bounds.gate_records import SEEN, kernel, run
+from tests.records.bounds.gate_records import result as result_of
 from verify.records.files import decode, encode
-from verify.records.record import SCHEMA, Basis, Figures, Histogram, KernelRun, Result, Run, Speed
+from verify.records.record import KernelRun, Result, Speed
 from verify.report.terminal import bench_table
 
 
-def result(output: str, error: float, *, kind: str = "exhaustive", status: str = "ok") -> Result:
-    return Result(
-        output=output,
-        dtype="bfloat16",
-        basis=Basis(kind, 65536 if kind == "exhaustive" else 1000, None if kind == "exhaustive" else 0),  # type: ignore[arg-type]
-        gate="plain",
-        limit=4.0,
-        status=status,  # type: ignore[arg-type]
-        figures=Figures(1000, "nan" if math.isnan(error) else error, error if error == error else "nan", 0, 0, 0, 0, 0),
-        regimes=[],
-        histogram=Histogram([0.0, 1.0], [1000]),
-        worst=[],
-        escalated=0,
-        certificate="exact",
-    )
+def result(output: str, error: float, **more: Any) -> Result:
+    return result_of(error, output=output, **more)
 
 
-def implementation(name: str, results: list[Result], speed: list[Speed] | None = None, **options) -> KernelRun:  # type: ignore[no-untyped-def]
-    fields = {"status": "ok", "params": {}, "op": "gelu"} | options
-    return KernelRun(name=name, target=f"a.py::{name}", promise="", results=results, speed=speed or [], **fields)
-
-
-def a_run(kernels: list[KernelRun]) -> Run:
-    return Run(SCHEMA, "", "", "verify bench gelu", "cuda", 0, "bench", {}, kernels)
+def implementation(name: str, results: list[Result], speed: list[Speed] | None = None, **more: Any) -> KernelRun:
+    return kernel(*results, name=name, speed=speed or [], **more)
 
 
 def test_the_table() -> None:
@@ -41,13 +26,11 @@ def test_the_table() -> None:
         Speed("bfloat16", "backward", (64, 64), 0.2, 0.75, spread=0.0, rounds=15),
     ]
     text = bench_table.render(
-        a_run(
-            [
-                implementation("mine", [result("y", 0.5), result("dx", 0.7), result("dx (random dy)", 0.9)], speed),
-                implementation("mine@eager", [result("y", 255.0), result("dx", math.nan, kind="observed")], peer=True),
-                implementation("theirs", [], status="skipped", message="needs x, which is not installed"),
-                implementation("theirs too", [], status="skipped", message="needs x, which is not installed"),
-            ]
+        run(
+            implementation("mine", [result("y", 0.5), result("dx", 0.7), result("dx (random dy)", 0.9)], speed),
+            implementation("mine@eager", [result("y", 255.0), result("dx", math.nan, basis=SEEN)], peer=True),
+            implementation("theirs", [], status="skipped", message="needs x, which is not installed"),
+            implementation("theirs too", [], status="skipped", message="needs x, which is not installed"),
         )
     )
     lines = text.splitlines()
@@ -55,7 +38,7 @@ def test_the_table() -> None:
     assert [line.split() for line in lines[1:4]] == [
         "implementation dtype output basis gradient basis forward ms backward ms verdict".split(),
         "mine bfloat16 y 0.5 all 2^16 dx (random dy) 0.9 all 2^16 0.99 0.100 ±0.002 0.75 0.200 ±0.000 ✓ ok".split(),
-        "mine@eager (peer) bfloat16 y 255 all 2^16 dx NaN seen 1,000 - - · peer".split(),
+        "mine@eager (peer) bfloat16 y 255 all 2^16 dx NaN seen 40,960 - - · peer".split(),
     ]
     assert "time of a copy of the same bytes / time of the pass, at 64x64; ms: median of 15 interleaved rounds" in text
     assert "skipped, needs x, which is not installed: theirs, theirs too" in text
@@ -63,17 +46,17 @@ def test_the_table() -> None:
 
 def test_a_verdict_is_that_of_the_worst_result() -> None:
     for status, shown in (("vacuous", "○ vacuous"), ("undecided", "? undecided"), ("wrong", "✗ wrong")):
-        mine = implementation("mine", [result("y", 0.5), result("dx", 0.7, status=status)], status=status)
-        assert shown in bench_table.render(a_run([mine])).splitlines()[2]
+        mine = implementation("mine", [result("y", 0.5), result("dx", 0.7, status=status)])
+        assert shown in bench_table.render(run(mine)).splitlines()[2]
 
 
 def test_names_cannot_steer_the_terminal() -> None:
-    text = bench_table.render(a_run([implementation("a\x1b[2Jb", [result("y", 1.0)], notes=["\x1b[1m"])]))
+    text = bench_table.render(run(implementation("a\x1b[2Jb", [result("y", 1.0)], notes=["\x1b[1m"])))
     assert "\x1b" not in text
 
 
 def test_without_times_there_is_no_column_for_them() -> None:
-    text = bench_table.render(a_run([implementation("mine", [result("y", 1.0)])]))
+    text = bench_table.render(run(implementation("mine", [result("y", 1.0)])))
     assert "forward" not in text and " ms" not in text
 
 
@@ -82,11 +65,11 @@ def test_speed_survives_the_file() -> None:
         Speed("bfloat16", "forward", (64, 64), 0.1, 0.987, spread=0.004, rounds=15),
         Speed("bfloat16", "backward", (8, 4, 8), 0.2, None, spread=0.0, of_product=0.75, rounds=15),
     ]
-    run = a_run([implementation("mine", [result("y", 0.5)], speed)])
-    assert decode(encode(run)).kernels[0].speed == speed
+    record = run(implementation("mine", [result("y", 0.5)], speed))
+    assert decode(encode(record)).kernels[0].speed == speed
 
 
 def test_shapes_get_a_column_when_there_are_several() -> None:
     speed = [Speed("bfloat16", "forward", shape, 0.1, 0.5, rounds=3) for shape in ((8, 4), (16, 4))]
-    lines = bench_table.render(a_run([implementation("mine", [result("y", 0.5)], speed)])).splitlines()
+    lines = bench_table.render(run(implementation("mine", [result("y", 0.5)], speed))).splitlines()
     assert [line.split()[2] for line in lines[1:4]] == ["shape", "8x4", "16x4"]
