@@ -13,6 +13,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.records.bounds.gate_records import figures, kernel, result
+from tests.records.bounds.gate_records import run as run_of
 from verify.cli import sinks
 from verify.errors import UsageError, WriteError
 from verify.measure.tally import octave_edges
@@ -21,95 +23,31 @@ from verify.records.files import decode, encode, load, save, write_atomically
 from verify.records.readings import NONFINITE
 from verify.records.record import (
     Basis,
-    Figures,
     Gap,
     Histogram,
     KernelRun,
     Origin,
     RegimeFigures,
-    Result,
     Run,
-    Worst,
     number,
     replay_command,
     value_of,
 )
 
 
-def figures(**changes: object) -> Figures:
-    fields = {
-        "n": 65536,
-        "max_ulp": "nan",
-        "max_upper": "inf",
-        "p999": 0.5,
-        "mean": 0.25,
-        "misrounded": 3,
-        "undecided": 0,
-        "nonfinite": 1,
-        **changes,
-    }
-    return Figures(**fields)  # type: ignore[arg-type]
-
-
-def worst() -> Worst:
-    return Worst(
-        index=(3, 4),
-        inputs={"x": "1.5 (0x3fc0)"},
-        got="nan",
-        got_hex="0x7fc0",
-        truth="1.399789198602",
-        ulp="inf",
-        scaled_ulp=None,
-        origin=Origin("a.py::k", '{"dims":[4]}', "y", 3),
-    )
-
-
-def result(status: str = "wrong") -> Result:
-    return Result(
-        output="y",
-        dtype="bfloat16",
-        basis=Basis(kind="exhaustive", n=65536),
-        gate="plain",
-        limit=4.0,
-        status=status,  # type: ignore[arg-type]
-        figures=figures(n=65280),
-        regimes=[
-            RegimeFigures(name="all", low=None, high="inf", figures=figures(n=65280)),
-            RegimeFigures(name=NONFINITE, low=None, high=None, figures=figures(n=256, max_ulp=0.0, nonfinite=0)),
-        ],
-        histogram=Histogram(edges=["-inf", 0.0, "inf"], counts=[5280, 60000]),
-        worst=[worst()],
-        escalated=3,
-        certificate="exact",
-    )
-
-
 def kernel_run(status: str = "wrong", *, peer: bool = False) -> KernelRun:
-    return KernelRun(
-        name="k",
-        target="a.py::k",
-        op="gelu",
-        params={"approximate": "none", "eps": 1e-5},
-        promise="float32",
-        status=status,  # type: ignore[arg-type]
-        results=[result()],
-        peer=peer,
-    )
+    """A kernel with NaN and infinite figures, and the regime of special values."""
+    finite = figures(math.nan, n=65_280, nonfinite=1, max_upper="inf", mean=0.25)
+    regimes = [RegimeFigures("all", None, "inf", finite), RegimeFigures(NONFINITE, None, None, figures(0.0, n=256))]
+    histogram = Histogram(edges=["-inf", 0.0, "inf"], counts=[5280, 60000])
+    made = msgspec.structs.replace(result(math.nan), figures=finite, regimes=regimes, histogram=histogram, escalated=3)
+    params = {"approximate": "none", "eps": 1e-5}
+    return kernel(made, name="k", status=status, params=params, promise="float32", peer=peer)
 
 
 def run(*kernels: KernelRun, incomplete: tuple[str, ...] = ()) -> Run:
-    return Run(
-        schema=record.SCHEMA,
-        id="0123456789ab",
-        created="2000-01-01T00:00:00+00:00",
-        command="verify run",
-        backend="interpreter",
-        seed=0,
-        profile="default",
-        environment={"gpu": None, "probes": {"ftz": False}},
-        kernels=list(kernels),
-        incomplete=[Gap("other", line) for line in incomplete],
-    )
+    environment = {"gpu": None, "probes": {"ftz": False}}
+    return run_of(*kernels, environment=environment, incomplete=[Gap("other", line) for line in incomplete])
 
 
 # -- round trip ---------------------------------------------------------------------------------
