@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Any
 
 import pytest
 import torch
 from mpmath import mp
 
+from tests.ops.test_op_routes import spoiled, units, worst_units
 from verify.errors import UsageError
 from verify.ops import Problem, get
 from verify.ops.elements import mpf_to_arb
@@ -23,13 +23,6 @@ SPECIAL = [
     *(1.0, -0.75, -14.0, -100.0, 1e30),
 ]
 UPSTREAM = [1.0, 0.0, math.inf, -math.inf, math.nan, LARGEST, -(2.0**-149)]
-
-
-def same(value: float, scale: float, exact: Any, bound: float = 240) -> bool:
-    if not mp.isfinite(exact) or not math.isfinite(value):
-        return (math.isnan(value) and mp.isnan(exact)) or bool(mp.mpf(value) == exact)
-    difference = abs(mp.mpf(value) - exact)
-    return bool(difference <= mp.ldexp(1, -200) + mp.ldexp(mp.mpf(scale), -53) * bound)
 
 
 @pytest.mark.parametrize(("packed", "split"), PAIRS)
@@ -78,7 +71,7 @@ def test_special_values_of_both_halves_and_of_the_upstream(name: str) -> None:
         values, scales = fast.value.tolist(), fast.scale.tolist()
         for row, value, scale, point in zip(grid.tolist(), values, scales, points, strict=True):
             exact = point.mp(120)
-            assert same(value, scale, exact, 8), (result, row, value, exact)
+            assert units(value, scale, exact) <= 8, (result, row, value, exact)
             seen.add("nan" if mp.isnan(exact) else "inf" if mp.isinf(exact) else "number")
     assert seen == {"nan", "inf", "number"}
 
@@ -114,11 +107,7 @@ def test_linear_fast_is_close(activation: str) -> None:
         inputs = {"x": x, "weight": weight, "bias": bias}
         problem = Problem(inputs, params, upstream, op.outputs + op.gradients)
         for result, fast in op.fast(problem).items():
-            values, scales = fast.value.flatten().tolist(), fast.scale.flatten().tolist()
-            indices = range(0, len(values), max(1, len(values) // 5))
-            for index, point in zip(indices, op.points(problem, result, indices), strict=True):
-                exact = point.mp(120)
-                assert same(values[index], scales[index], exact, 12), (recipe, result, k)
+            assert worst_units(op, problem, result, fast, 5) <= 12, (recipe, result, k)
 
 
 @pytest.mark.parametrize("activation", get("linear").choices["activation"])
@@ -153,17 +142,7 @@ def test_linear_fast_and_exact_agree_about_what_is_not_finite(activation: str, p
         tensors[place].view(-1)[-1] = value
         upstream = {"y": tensors.pop("y")}
         problem = Problem(tensors, params, upstream, op.outputs + op.gradients)
-        spoiled = 0
-        for result, fast in op.fast(problem).items():
-            values, scales = fast.value.flatten().tolist(), fast.scale.flatten().tolist()
-            points = op.points(problem, result, range(len(values)))
-            for got, scale, point in zip(values, scales, points, strict=True):
-                assert point.arb is not None
-                exact = point.mp(120)
-                assert same(got, scale, exact, 12), (result, value, got, exact)
-                assert mp.isfinite(exact) == bool(point.arb(120).is_finite()), (result, value)
-                spoiled += not mp.isfinite(exact)
-        assert spoiled
+        assert spoiled(op, problem, 12), value
 
 
 @pytest.mark.parametrize("activation", get("linear").choices["activation"])
@@ -188,7 +167,7 @@ def test_the_scale_covers_a_sum_that_cancels(activation: str) -> None:
         for index, point in zip(indices, op.points(problem, result, indices), strict=True):
             exact = point.mp(120)
             other_side += abs(values[index] - exact) > 1
-            assert same(values[index], scales[index], exact, 12), (result, index)
+            assert units(values[index], scales[index], exact) <= 12, (result, index)
     assert other_side  # the sums do lose their sign in float64
 
 

@@ -14,8 +14,9 @@ import torch
 from mpmath import mp
 from torch import Tensor
 
+from tests.ops.test_op_routes import PREC, routes_agree, spoiled, worst_units
 from verify.ops import Op, Problem, get
-from verify.ops.elements import mpf_to_arb, to_arb
+from verify.ops.elements import to_arb
 from verify.ops.op import Fast
 from verify.ops.precision import arb_bits
 from verify.ops.rowwise import merged
@@ -26,7 +27,6 @@ RECIPES = (
     *("randn", "mean 1e3", "mean 1e4", "near constant", "constant", "outlier", "tiny", "huge"),
     *("largest", "wide range", "subnormal", "cancelling", "pairs"),
 )
-PREC = 160
 
 
 def rows(recipe: str, shape: tuple[int, ...], seed: int) -> Tensor:
@@ -68,26 +68,6 @@ def problem_of(op: Op, recipe: str, shape: tuple[int, int], dtype: torch.dtype) 
     return Problem(inputs, op.resolve({}), upstream, op.outputs + op.gradients)
 
 
-def units(value: float, scale: float, exact: Any) -> float:
-    """|value - exact| in 2^-53 scale above 2^-200; infinite where only one is a number."""
-    if not mp.isfinite(exact) or not math.isfinite(value):
-        same = (math.isnan(value) and mp.isnan(exact)) or mp.mpf(value) == exact
-        return 0.0 if same else math.inf
-    difference = abs(mp.mpf(value) - exact)
-    if difference <= mp.ldexp(1, -200):
-        return 0.0
-    return float(mp.ldexp(difference / scale, 53)) if scale > 0 else math.inf
-
-
-def worst_units(op: Op, problem: Problem, result: str, fast: Fast, limit: int = 24) -> float:
-    values, scales = fast.value.flatten().tolist(), fast.scale.flatten().tolist()
-    indices = range(0, len(values), max(1, len(values) // limit))
-    points = op.points(problem, result, indices)
-    return max(
-        units(values[index], scales[index], point.mp(PREC)) for index, point in zip(indices, points, strict=True)
-    )
-
-
 # Measured over these cases: at most 3.2 in every result.
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("name", OPS)
@@ -108,13 +88,7 @@ def test_routes_agree_on_hard_rows(name: str, recipe: str) -> None:
     for result in problem.results:
         count = op.fast(problem)[result].value.numel()
         for point in op.points(problem, result, range(0, count, 3)):
-            assert point.arb is not None
-            value, ball = point.mp(PREC), point.arb(PREC)
-            with arb_bits(4096):
-                exact = mpf_to_arb(value)
-                distance = abs(ball - exact)
-                allowed = abs(exact) * flint.arb((1, 8 - PREC))
-                assert bool(distance <= allowed) or (value == 0 and ball.is_zero()), (result, value)
+            assert routes_agree(point), result
 
 
 @pytest.mark.parametrize("name", OPS)
@@ -295,17 +269,7 @@ def test_fast_and_exact_agree_about_what_is_not_finite(name: str, value: float) 
         )
         if tensor.ndim == 2:
             tensor[2] = value
-        spoiled = 0
-        for result, fast in op.fast(problem).items():
-            values, scales = fast.value.flatten().tolist(), fast.scale.flatten().tolist()
-            points = op.points(problem, result, range(len(values)))
-            for got, scale, point in zip(values, scales, points, strict=True):
-                assert point.arb is not None
-                exact, ball = point.mp(PREC), point.arb(PREC)
-                assert units(got, scale, exact) <= 6, (place, result)
-                assert mp.isfinite(exact) == bool(ball.is_finite()), (place, result)
-                spoiled += not mp.isfinite(exact)
-        assert spoiled
+        assert spoiled(op, problem, 6), place
 
 
 def test_a_row_of_huge_numbers_costs_no_exponential_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
