@@ -48,11 +48,11 @@ from verify.cases.classes import class_of, classed
 from verify.cases.scores import LENGTHS
 from verify.cases.scores import RECIPES as SCORE_RECIPES
 from verify.cases.sizes import REACHES_OF_LAWS, long_sizes, with_keys
-from verify.cases.strategies import CaseSpace, Layouts, Sizes, fixed_shapes, recipes, space
+from verify.cases.strategies import CaseSpace, Layouts, Sizes, fixed_shapes, recipes
 from verify.cases.values import CONFIDENT, SMALL
 from verify.declare.declaration import Kernel
 from verify.errors import BeyondEffort, KernelError, TruthError
-from verify.laws.law import Broken, Excess, Law, Subject, plain_case, said_of
+from verify.laws.law import Broken, Excess, Law, Subject, plain_case, said_of, space_of
 from verify.measure.budget import Budget, beyond, differing, sampled
 from verify.measure.call import Measured, alone, inferred, run_baseline, run_kernel
 from verify.measure.case import sampled_question
@@ -83,7 +83,7 @@ def _space(subject: Subject) -> CaseSpace:
     # float64 has no wider reference: every element is judged exactly, which takes up to a millisecond
     sizes = _EXACT if subject.dtype == "float64" else subject.sizes
     fill = (*recipes(subject.kernel), *(SCORE_RECIPES if subject.kernel.op.scores else ()))
-    return space(subject.kernel, subject.dtype, sizes=sizes, fill=fill)
+    return space_of(subject, sizes=sizes, fill=fill)
 
 
 def _examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:

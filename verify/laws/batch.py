@@ -28,11 +28,11 @@ from torch import Tensor
 
 from verify.cases import Case, counter
 from verify.cases.sizes import REACHES_OF_LAWS, fitted_rows, long_sizes, sizes_of
-from verify.cases.strategies import EITHER_PATH, CaseSpace, space
+from verify.cases.strategies import EITHER_PATH, CaseSpace
 from verify.cases.values import inside
 from verify.laws.accuracy import broken_by
 from verify.laws.compare import Comparison, demand_each_same
-from verify.laws.law import Law, Subject, plain_case, plain_cases
+from verify.laws.law import Law, Subject, plain_case, plain_cases, space_of
 from verify.laws.locality import Rows, filled_like, independent_rows, lacks_rows, separate_rows
 from verify.measure.call import Measured, Unchanged, run_kernel, run_tensors, sent, sent_all
 from verify.truth.ulp import same_bits
@@ -47,14 +47,14 @@ def _space(subject: Subject) -> CaseSpace:
     if subject.kernel.op.geometry.named:
         op, reach = subject.kernel.op, REACHES_OF_LAWS[subject.backend.scale]
         shapes = [*sizes_of(op, 512)[:3], *(dims for some in long_sizes(op, reach).values() for dims in some[1:2])]
-        return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=shapes, upstream=EITHER_PATH)
+        return space_of(subject, shapes=shapes, upstream=EITHER_PATH)
     widths = [width for width in _WIDTHS if width <= subject.sizes.width]
     shapes = list(product(_ROWS, widths))
     if subject.kernel.op.geometry.multiplies:
         depths = [depth for depth in _DEPTHS if depth <= subject.sizes.depth]
         shapes = list(product(_ROWS, depths, _ROWS))
     shapes = list(dict.fromkeys(fitted_rows(subject.kernel, dims) for dims in shapes))
-    return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=shapes, upstream=EITHER_PATH)
+    return space_of(subject, shapes=shapes, upstream=EITHER_PATH)
 
 
 def _applies(subject: Subject) -> str | None:

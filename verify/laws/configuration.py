@@ -18,11 +18,11 @@ from typing import Any
 
 from verify.cases import Case
 from verify.cases.sizes import shapes_for
-from verify.cases.strategies import CaseSpace, space
+from verify.cases.strategies import CaseSpace
 from verify.errors import KernelError
 from verify.laws.accuracy import broken_by
 from verify.laws.compare import demand_same
-from verify.laws.law import Broken, Law, Subject, plain_case, plain_cases
+from verify.laws.law import Broken, Law, Subject, plain_case, plain_cases, space_of
 from verify.measure.autotuners import Launched, cannot_run, describe, forced, launched, with_warps
 from verify.measure.call import Measured, run_kernel
 from verify.ops.geometry import ByGeometry, Shapes
@@ -38,7 +38,7 @@ _DIMS: ByGeometry[Shapes] = ByGeometry(
 
 
 def _space(subject: Subject) -> CaseSpace:
-    return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=shapes_for(subject.kernel, _DIMS, 1 << 12))
+    return space_of(subject, shapes=shapes_for(subject.kernel, _DIMS, 1 << 12))
 
 
 def _applies(subject: Subject) -> str | None:

@@ -22,12 +22,12 @@ from torch import Tensor
 
 from verify.cases import Case, inputs_of
 from verify.cases.sizes import Dims, another, shapes_for, sizes_of
-from verify.cases.strategies import EITHER_PATH, CaseSpace, space
+from verify.cases.strategies import EITHER_PATH, CaseSpace
 from verify.declare.declaration import Kernel
 from verify.declare.writing import Writing
 from verify.laws.accuracy import broken_by
 from verify.laws.compare import demand_same
-from verify.laws.law import Law, Subject, plain_case
+from verify.laws.law import Law, Subject, plain_case, space_of
 from verify.measure.autotuners import launched
 from verify.measure.call import run_kernel, run_tensors
 from verify.ops.geometry import alike
@@ -39,7 +39,7 @@ _SECONDS = 20.0  # for all calls together: the interpreter needs half a second f
 
 
 def _space(subject: Subject) -> CaseSpace:
-    return space(subject.kernel, subject.dtype, sizes=subject.sizes, upstream=EITHER_PATH)
+    return space_of(subject, upstream=EITHER_PATH)
 
 
 def _check(subject: Subject, case: Case) -> None:

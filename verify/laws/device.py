@@ -31,11 +31,11 @@ from torch import Tensor
 
 from verify.cases import Case, inputs_of, upstream_of
 from verify.cases.sizes import fitted_rows, sizes_of
-from verify.cases.strategies import CaseSpace, space
+from verify.cases.strategies import CaseSpace
 from verify.errors import KernelError
 from verify.laws.accuracy import broken_by
 from verify.laws.compare import demand_same
-from verify.laws.law import Broken, Law, Subject, plain_cases
+from verify.laws.law import Broken, Law, Subject, plain_cases, space_of
 from verify.laws.locality import Rows, data_operands, separate_rows
 from verify.measure.call import Measured, Unchanged, call_tensors, gradients_of, run_kernel, run_tensors
 from verify.truth.formats import named, torch_dtype
@@ -43,10 +43,6 @@ from verify.truth.formats import named, torch_dtype
 _FAR = (1 << 31) + 64  # elements
 _SPARE = 1 << 30  # bytes that remain free
 _BUSY = 20_000_000  # clock cycles for which the default stream is busy: about 10 ms
-
-
-def _space(subject: Subject) -> CaseSpace:
-    return space(subject.kernel, subject.dtype, sizes=subject.sizes)
 
 
 def _on_gpu(subject: Subject) -> str | None:
@@ -148,11 +144,11 @@ def _far_space(subject: Subject) -> CaseSpace:
     if subject.kernel.op.geometry.named:
         return _named_space(subject)
     shapes = [(2, 40, 5), (2, 129, 17)] if subject.kernel.op.geometry.multiplies else [(2, 40), (2, 257)]
-    return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=shapes)
+    return space_of(subject, shapes=shapes)
 
 
 def _named_space(subject: Subject) -> CaseSpace:
-    return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=sizes_of(subject.kernel.op, 512)[:1])
+    return space_of(subject, shapes=sizes_of(subject.kernel.op, 512)[:1])
 
 
 def _plain(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
@@ -256,7 +252,7 @@ def _large_space(subject: Subject) -> CaseSpace:
     # in a product, the large tensor is once the operand and once the result
     shapes = [(2, 257, 40), (2, 40, 257)] if subject.kernel.op.geometry.multiplies else [(2, 257)]
     fitting = [fitted_rows(subject.kernel, dims) for dims in shapes]
-    return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=fitting)
+    return space_of(subject, shapes=fitting)
 
 
 def _check_large(subject: Subject, case: Case) -> None:
@@ -321,7 +317,7 @@ LAWS: Sequence[Law] = (
     Law(
         name="side stream",
         summary="a call on another stream gives the same bits",
-        space=_space,
+        space=space_of,
         check=_check_stream,
         applies=_on_gpu,
         examples=_plain,
@@ -330,7 +326,7 @@ LAWS: Sequence[Law] = (
     Law(
         name="CUDA graph",
         summary="a captured and replayed call gives the same bits",
-        space=_space,
+        space=space_of,
         check=_check_graph,
         applies=_on_gpu,
         examples=_plain,
@@ -339,7 +335,7 @@ LAWS: Sequence[Law] = (
     Law(
         name="other device",
         summary="operands on a device that is not the current one give the same bits",
-        space=_space,
+        space=space_of,
         check=_check_other_device,
         applies=_other_device,
         examples=_plain,

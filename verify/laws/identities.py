@@ -32,9 +32,9 @@ import torch
 from torch import Tensor
 
 from verify.cases import Case, counter, inputs_of, upstream_of
-from verify.cases.strategies import CaseSpace, space
+from verify.cases.strategies import CaseSpace
 from verify.laws.compare import place, show
-from verify.laws.law import Broken, Law, Subject, said_of
+from verify.laws.law import Broken, Law, Subject, has_gradients, said_of, space_of
 from verify.measure.call import Unchanged, call_tensors, gradients_of, run_tensors, sent_all
 from verify.ops.compensated import two_sum
 from verify.ops.op import Symmetry
@@ -51,7 +51,7 @@ _MARGIN = 6
 def _space(subject: Subject) -> CaseSpace:
     geometry = subject.kernel.op.geometry
     fill = ("randn", "mean 1e3", "outlier") if geometry.by_row else (geometry.fill,)
-    return space(subject.kernel, subject.dtype, sizes=subject.sizes, fill=fill)
+    return space_of(subject, fill=fill)
 
 
 def _run(subject: Subject, case: Case, inputs: Inputs, **changed: Any) -> Results:
@@ -236,10 +236,6 @@ def _check(subject: Subject, case: Case) -> None:
 # -- linearity of the backward pass --------------------------------------------------------------------
 
 
-def _has_gradients(subject: Subject) -> str | None:
-    return None if subject.kernel.differentiable else "the kernel has no gradients"
-
-
 def _check_backward(subject: Subject, case: Case) -> None:
     kernel = subject.kernel
     device, unchanged = subject.backend.device, Unchanged()
@@ -270,7 +266,7 @@ LAWS: Sequence[Law] = (
         summary="negating or doubling the upstream gradient does the same to every gradient",
         space=_space,
         check=_check_backward,
-        applies=_has_gradients,
+        applies=has_gradients,
         share=0.5,
     ),
 )

@@ -39,10 +39,14 @@ def plain_case(subject: Subject, dims: tuple[int, ...]) -> Case:
     return case_of(kernel, subject.dtype, dims=fitted(kernel, dims), regime=regime)
 
 
+def space_of(subject: Subject, **choices: Any) -> CaseSpace:
+    """Returns the space of the subject's cases with these choices, which are those of `space`."""
+    return space(subject.kernel, subject.dtype, **({"sizes": subject.sizes} | choices))
+
+
 def plain_space(subject: Subject, shapes: Sequence[tuple[int, ...]]) -> CaseSpace:
     """Returns the space of cases of some shapes with ordinary values."""
-    fill = (subject.kernel.op.geometry.fill,)
-    return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=shapes, fill=fill)
+    return space_of(subject, shapes=shapes, fill=(subject.kernel.op.geometry.fill,))
 
 
 def plain_cases(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
@@ -105,6 +109,11 @@ def said_of(subject: Subject) -> str:
 def always(subject: Subject) -> str | None:
     """Returns None: the law applies to every kernel."""
     return None
+
+
+def has_gradients(subject: Subject) -> str | None:
+    """Returns the reason of a law about gradients for a kernel that has none."""
+    return None if subject.kernel.differentiable else "the kernel has no gradients"
 
 
 @dataclass(frozen=True)

@@ -25,11 +25,11 @@ import msgspec
 from verify.cases import Case, inputs_of
 from verify.cases.layouts import LAYOUTS
 from verify.cases.sizes import with_keys
-from verify.cases.strategies import EITHER_PATH, CaseSpace, Layouts, space
+from verify.cases.strategies import EITHER_PATH, CaseSpace, Layouts
 from verify.errors import KernelError
 from verify.laws.accuracy import broken_by
 from verify.laws.compare import demand_same, laid
-from verify.laws.law import Law, Subject, plain_case
+from verify.laws.law import Law, Subject, has_gradients, plain_case, space_of
 from verify.measure.call import run_contiguous, run_kernel, run_tensors
 from verify.truth.ulp import same_bits
 
@@ -107,7 +107,7 @@ def _shared_keys(subject: Subject) -> tuple[Case, ...]:
 
 
 def _operands(subject: Subject) -> CaseSpace:
-    return space(subject.kernel, subject.dtype, sizes=subject.sizes, layouts=Layouts(_LAYOUTS), upstream=EITHER_PATH)
+    return space_of(subject, layouts=Layouts(_LAYOUTS), upstream=EITHER_PATH)
 
 
 def _check_operands(subject: Subject, case: Case) -> None:
@@ -128,16 +128,12 @@ def _check_refusal(subject: Subject, case: Case) -> None:
 
 
 def _upstream(subject: Subject) -> CaseSpace:
-    return space(subject.kernel, subject.dtype, sizes=subject.sizes, layouts=Layouts(upstream=_LAYOUTS))
+    return space_of(subject, layouts=Layouts(upstream=_LAYOUTS))
 
 
 def _check_upstream(subject: Subject, case: Case) -> None:
     # autograd passes gradients in any layout, so no kernel may refuse an upstream gradient
     _compare(subject, case, "gradients depend on the layout of the upstream gradient, not only on its values")
-
-
-def _differentiable(subject: Subject) -> str | None:
-    return None if subject.kernel.differentiable else "the kernel has no gradients"
 
 
 LAWS: Sequence[Law] = (
@@ -153,7 +149,7 @@ LAWS: Sequence[Law] = (
         summary="strided and expanded upstream gradients give the bits of their contiguous copies",
         space=_upstream,
         check=_check_upstream,
-        applies=_differentiable,
+        applies=has_gradients,
         examples=_examples,
     ),
 )

@@ -27,12 +27,12 @@ import torch
 from torch import Tensor
 
 from verify.cases import Case, inputs_of, upstream_of
-from verify.cases.strategies import EITHER_PATH, CaseSpace, Layouts, space
+from verify.cases.strategies import EITHER_PATH, CaseSpace, Layouts
 from verify.declare.declaration import Kernel
 from verify.laws.accuracy import broken_by
 from verify.laws.compare import Comparison, demand_each_same, demand_same, laid
 from verify.laws.guard import NAN_FILL, NUMBER_FILL, Guard, damage_of
-from verify.laws.law import Broken, Law, Subject
+from verify.laws.law import Broken, Law, Subject, space_of
 from verify.laws.locality import data_operands
 from verify.measure.call import Measured, Unchanged, call_tensors, copies, gradients_of, run_tensors, sent_all
 from verify.truth.ulp import bits_of, same_bits
@@ -42,21 +42,15 @@ _LAYOUTS = ("contiguous", "padded", "stepped", "transposed")
 
 def _space(subject: Subject) -> CaseSpace:
     layouts = _LAYOUTS if subject.kernel.layouts == "any" else ("contiguous",)
-    return space(
-        subject.kernel,
-        subject.dtype,
-        sizes=subject.sizes,
+    return space_of(
+        subject,
         layouts=Layouts(layouts, ("contiguous", *_LAYOUTS)),
         upstream=EITHER_PATH,
     )
 
 
 def _plain_space(subject: Subject) -> CaseSpace:
-    return space(subject.kernel, subject.dtype, sizes=subject.sizes, upstream=EITHER_PATH)
-
-
-def _backward_space(subject: Subject) -> CaseSpace:
-    return space(subject.kernel, subject.dtype, sizes=subject.sizes)
+    return space_of(subject, upstream=EITHER_PATH)
 
 
 def guarded_runs(subject: Subject, case: Case, *guards: Guard) -> list[dict[str, Tensor]]:
@@ -255,7 +249,7 @@ LAWS: Sequence[Law] = (
     Law(
         name="nothing overwritten",
         summary="backward changes nothing and can run twice",
-        space=_backward_space,
+        space=space_of,
         check=_check_overwritten,
         applies=_differentiable,
     ),

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from verify.cases import Case, inputs_of, problem_of
-from verify.cases.strategies import CaseSpace, space
+from verify.cases.strategies import CaseSpace
 from verify.laws.compare import place, show
-from verify.laws.law import Broken, Law, Subject, said_of
+from verify.laws.law import Broken, Law, Subject, said_of, space_of
 from verify.measure.call import run_tensors
 from verify.ops.domain import Domain
 from verify.truth import formats
@@ -43,7 +43,7 @@ def _space(subject: Subject) -> CaseSpace:
     most = max(1, subject.sizes.elements // _RUN)
     shapes = [(size,) for size in (4, 1, 16, 64, 256) if size <= most]
     fill = ("near", "active", "bits", "normal")
-    return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=shapes, fill=fill)
+    return space_of(subject, shapes=shapes, fill=fill)
 
 
 def _examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:

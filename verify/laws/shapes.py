@@ -31,10 +31,10 @@ import torch
 from verify.cases import Case
 from verify.cases.plan import EFFORTS, SUMMED_ROWS, summed_dims, summed_results
 from verify.cases.sizes import REACHES_OF_LAWS, fitted_rows, long_sizes, sizes_of
-from verify.cases.strategies import EITHER_PATH, CaseSpace, row_counts, space
+from verify.cases.strategies import EITHER_PATH, CaseSpace, row_counts
 from verify.laws.accuracy import broken_by, judge_measured
 from verify.laws.compare import demand_same, show
-from verify.laws.law import Broken, Law, Subject, plain_cases
+from verify.laws.law import Broken, Law, Subject, plain_cases, space_of
 from verify.laws.locality import Rows, flattened, independent_rows, lacks_rows, separate_rows, shared_operands
 from verify.measure.call import Measured, Unchanged, run_kernel, run_tensors
 
@@ -69,7 +69,7 @@ def _dims(subject: Subject) -> list[Dims]:
 
 
 def _space(subject: Subject) -> CaseSpace:
-    return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=_dims(subject), upstream=EITHER_PATH)
+    return space_of(subject, shapes=_dims(subject), upstream=EITHER_PATH)
 
 
 def _check(subject: Subject, case: Case) -> None:
@@ -175,11 +175,11 @@ def _rows_of_graph(subject: Subject) -> list[Dims]:
 def _many_rows(subject: Subject) -> CaseSpace:
     if subject.kernel.op.geometry.named:
         shapes = _rows_of_graph(subject)
-        return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=shapes, fill=("randn",))
+        return space_of(subject, shapes=shapes, fill=("randn",))
     shapes = [*_summed(subject), *_some_rows(subject), *_most_rows(subject)]
     # for equal rows the exact sum is quickly known
     fill = ("normal",) if subject.kernel.op.geometry.by_element else ("repeated rows",)
-    return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=shapes, fill=fill)
+    return space_of(subject, shapes=shapes, fill=fill)
 
 
 def _rows_applies(subject: Subject) -> str | None:

@@ -35,11 +35,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from verify.cases import Case, counter, inputs_of, upstream_of
 from verify.cases.layouts import lay_out
 from verify.cases.sizes import REACHES_OF_LAWS, long_sizes, sizes_of
-from verify.cases.strategies import EITHER_PATH, CaseSpace, space
+from verify.cases.strategies import EITHER_PATH, CaseSpace
 from verify.cases.values import special_patterns
 from verify.laws.accuracy import Known, judge_known, known
 from verify.laws.compare import place, show
-from verify.laws.law import Broken, Law, Subject, plain_cases
+from verify.laws.law import Broken, Law, Subject, plain_cases, space_of
 from verify.laws.locality import data_operands, reference
 from verify.measure.call import Measured, Unchanged, call_tensors, gradients_of, run_tensors, sent_all
 from verify.ops.domain import Domain
@@ -60,11 +60,9 @@ def _space(subject: Subject) -> CaseSpace:
     if geometry.named:
         op, reach = subject.kernel.op, REACHES_OF_LAWS[subject.backend.scale]
         shapes = [*sizes_of(op, 512)[:4], *(dims for some in long_sizes(op, reach).values() for dims in some[1:3])]
-        return space(subject.kernel, subject.dtype, sizes=subject.sizes, shapes=shapes, fill=("randn",), upstream=("",))
-    return space(
-        subject.kernel,
-        subject.dtype,
-        sizes=subject.sizes,
+        return space_of(subject, shapes=shapes, fill=("randn",), upstream=("",))
+    return space_of(
+        subject,
         shapes=geometry.of(_DIMS),
         fill=(geometry.fill,),
         upstream=(*EITHER_PATH, "ones"),

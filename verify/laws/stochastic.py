@@ -31,11 +31,11 @@ from torch import Tensor
 from verify.cases import Case, inputs_of, problem_of
 from verify.cases.classes import class_of_recipe
 from verify.cases.sizes import largest_of
-from verify.cases.strategies import CaseSpace, recipes, space
+from verify.cases.strategies import CaseSpace, recipes
 from verify.declare.declaration import Kernel
 from verify.declare.promises import WIDE
 from verify.laws.compare import demand_same, place, show
-from verify.laws.law import Broken, Law, Subject, plain_case
+from verify.laws.law import Broken, Law, Subject, plain_case, space_of
 from verify.measure.call import run_tensors
 from verify.records.record import EXTREME
 from verify.truth.fast import evaluate
@@ -113,7 +113,7 @@ def _plain(subject: Subject) -> Case:
 def _space(subject: Subject) -> CaseSpace:
     """Cases without gradients; nothing is promised of extreme inputs."""
     fill = [each for each in recipes(subject.kernel) if class_of_recipe(each) != EXTREME]
-    return space(subject.kernel, subject.dtype, sizes=subject.sizes, fill=fill, upstream=("",))
+    return space_of(subject, fill=fill, upstream=("",))
 
 
 def _examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
