@@ -15,7 +15,7 @@ from tests.truth.every_value import all_values
 from verify import ops
 from verify.errors import KernelError, TruthError
 from verify.measure import judge as judging
-from verify.measure.judge import Effort, JudgedBy, JudgedResult, judge_by, judge_result, with_noise_again
+from verify.measure.judge import Effort, JudgedBy, JudgedResult, judge_by, with_noise_again
 from verify.measure.tally import Tally
 from verify.ops.graph.like import Definition
 from verify.ops.op import Op, Problem
@@ -361,14 +361,6 @@ def _normalized() -> tuple[Op, Problem, Truth]:
     x, w = (torch.randn(shape, generator=torch.Generator().manual_seed(1)) for shape in ((16, 24), (24, 32)))
     problem = Problem(inputs={"x": x, "w": w}, results=("y",))
     return op, problem, evaluate(op, problem, {"y": named("float32")})["y"]
-
-
-def test_a_script_judges_what_it_has_at_hand() -> None:
-    op, problem, truth = _normalized()
-    got, fmt = 1.01 * truth.value.float(), named("float32")
-    found = judge_result(op, problem, "y", got, truth, fmt, policy=Policy(), seed=1)
-    by = judge_by(JudgedBy(op, problem, "y", truth, fmt, seed=1), got)
-    assert found.tallies == by.tallies and value_of(found.tallies[0].maximum("noise").upper) > 1e3
 
 
 def test_an_element_whose_noise_was_sampled_too_small_is_sampled_again() -> None:

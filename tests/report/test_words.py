@@ -110,8 +110,8 @@ def test_a_share_says_none_and_all_only_when_it_is() -> None:
 def test_basis_in_full_and_in_short() -> None:
     every = Basis("exhaustive", 65_536)
     seen = Basis("observed", 1_048_576, 0)
-    assert words.basis(every) == "exhaustive, 65,536 inputs"
-    assert words.basis(seen) == "observed over 1,048,576 cases, seed 0"
+    assert str(every) == "exhaustive, 65,536 inputs"
+    assert str(seen) == "observed over 1,048,576 cases, seed 0"
     assert words.basis_short(every) == "all 2^16"
     assert words.basis_short(seen) == "seen 2^20"
     assert words.basis_short(Basis("observed", 65_535, 0)) == "seen 65,535"

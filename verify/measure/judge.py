@@ -12,7 +12,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import msgspec
 import torch
@@ -92,13 +91,6 @@ class Effort:
     open_limit: int = OPEN_LIMIT  # elements with an open rounding; the others count as undecided
     rounds: int = CONTENDER_ROUNDS  # rounds of judging elements that reach the maximum; those that remain widen it
     blurred: float = 0.0  # an open rounding stays undecided if its error is known to this many units
-
-
-def judge_result(
-    op: Op, problem: Problem, result: str, got: Tensor, truth: Truth, fmt: Format, **rules: Any
-) -> JudgedResult:
-    """Judges an output tensor in a script. `rules` are further fields of `JudgedBy`, such as `policy`."""
-    return judge_by(JudgedBy(op, problem, result, truth, fmt, **rules), got)
 
 
 def judge_by(

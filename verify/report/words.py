@@ -156,13 +156,8 @@ def listed(items: list[str]) -> str:
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else ""
 
 
-def basis(value: Basis) -> str:
-    """Returns how much a maximum proves: `exhaustive, 65,536 inputs`, `observed over 4,096 cases, seed 0`."""
-    return str(value)
-
-
 def basis_short(value: Basis) -> str:
-    """Returns the same for narrow tables: `all 2^16`, `seen 65,600 of 16,777,216`, `proven 4,096`."""
+    """Returns how much a maximum proves, for narrow tables: `all 2^16`, `seen 65,600 of 16,777,216`, `proven 4,096`."""
     word = {"exhaustive": "all", "observed": "seen", "certified": "proven"}[value.kind]
     exponent = value.n.bit_length() - 1
     of = f" of {value.of:,}" if value.of else ""
@@ -171,7 +166,7 @@ def basis_short(value: Basis) -> str:
 
 def basis_of(result: Result, *, short: bool = False) -> str:
     """Returns the basis of a result. A loss is one number for each call: `observed over 14 calls`, `seen 14 calls`."""
-    text = basis_short(result.basis) if short else basis(result.basis)
+    text = basis_short(result.basis) if short else str(result.basis)
     if result.basis.kind != "observed" or not result.worst or result.worst[0].index:
         return text
     return f"{text} calls" if short else text.replace(" cases", " calls")

@@ -147,8 +147,8 @@ def _row(row: Row, count: int) -> str:
             *map(code, (row.key.kernel, row.key.output, row.key.dtype)),
             _regime(row.key.regime, count),
             _bound(row.bound),
-            _figure(reading),
-            inert(words.basis(reading.basis)),
+            gate_words.error(reading),
+            inert(str(reading.basis)),
             f"{sign} {word}",
         ]
     )
@@ -162,8 +162,8 @@ def _changed(pair: Pair, count: int) -> str:
         [
             *map(code, (pair.key.kernel, pair.key.output, pair.key.dtype)),
             _regime(pair.key.regime, count),
-            "" if pair.base is None else _figure(pair.base),
-            "" if pair.head is None else _figure(pair.head),
+            "" if pair.base is None else gate_words.error(pair.base),
+            "" if pair.head is None else gate_words.error(pair.head),
             inert(compare_words.misrounded_text(pair)) if paired else "",
             pair.bits,
             (f"**{change}**" if change == "worse" else change) + reason,
@@ -194,10 +194,10 @@ def _detail(row: Row, count: int) -> str:
     """Returns a folded block for one breach: figures, input, the kernel's value, the truth and the replay command."""
     reading = row.leading
     assert reading is not None
-    facts = [("measured", f"{gate_words.figure(reading)}, {inert(words.basis(reading.basis))}")]
+    facts = [("measured", f"{gate_words.figure(reading)}, {inert(str(reading.basis))}")]
     if row.bound is not None:
         evidence = row.bound.evidence
-        rests = f"{words.basis(row.bound.basis)}; commit {evidence.commit}, {evidence.date}"
+        rests = f"{row.bound.basis}; commit {evidence.commit}, {evidence.date}"
         facts.append(("bound", f"{_bound(row.bound)} ULP, {inert(rests)}"))
     else:
         facts.append(("why", inert(row.reason)))
@@ -216,10 +216,6 @@ def _detail(row: Row, count: int) -> str:
     others = f", and {words.plural(count - 1, 'other regime')} of it" if count > 1 else ""
     heading = f"<summary>✗ {code(gate_words.title(row))}: {row.status}{others}</summary>"
     return f"<details>{heading}\n\n| | |\n| --- | --- |\n{table}\n{replay}\n</details>\n"
-
-
-def _figure(reading: Reading) -> str:
-    return gate_words.error(reading)
 
 
 def _bound(bound: Bound | None) -> str:

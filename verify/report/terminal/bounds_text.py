@@ -220,7 +220,7 @@ def _loosened(page: Page, change: Change, behind: Behind, files: Files) -> None:
     page.field("reason", bound.reason if explained(change) else "none: it was changed by hand")
     if change.old is not None and (gone := dropped(change.old, bound)):
         page.field("dropped", f"the property of a {' and a '.join(sorted(gone))}, which it no longer judges")
-    page.field("measured", f"{shown(bound.evidence.measured)} ULP, {words.basis(bound.basis)}")
+    page.field("measured", f"{shown(bound.evidence.measured)} ULP, {bound.basis}")
     if _element(change, behind) is not None:
         gate_text.element(page, behind[change.key], files)
     elif bound.evidence.worst:

@@ -76,7 +76,7 @@ def _block(page: Page, pair: Pair) -> None:
     page.line(page.sign("wrong", "worse"), Cell(gate_words.title(pair), "bold"))
     page.field(
         "error",
-        f"{compare_words.figure(pair.base)} to {compare_words.figure(pair.head)} ULP, {words.basis(pair.head.basis)}",
+        f"{compare_words.figure(pair.base)} to {compare_words.figure(pair.head)} ULP, {pair.head.basis}",
     )
     if pair.head.worst is not None:
         page.field("input", inputs(pair.head.worst))

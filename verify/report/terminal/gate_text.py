@@ -104,7 +104,7 @@ def _block(page: Page, row: Row, verdict: Verdict, records: Sequence[str], *, wh
     assert reading is not None
     page.blank()
     page.line(page.sign("wrong", row.status), Cell(gate_words.title(row), "bold"))
-    page.field("error", f"{gate_words.figure(reading)}, {words.basis(reading.basis)}")
+    page.field("error", f"{gate_words.figure(reading)}, {reading.basis}")
     if row.status == "nonfinite":
         page.field("why", row.reason)
         page.field("key", str(row.key))  # for a waiver, because no bound can allow it
@@ -116,7 +116,7 @@ def _block(page: Page, row: Row, verdict: Verdict, records: Sequence[str], *, wh
         page.field("waiver", gate_words.waiver(row).removeprefix("its waiver "))
     for other in row.readings:
         if other is not reading:
-            page.field("also", f"{gate_words.figure(other)}, {words.basis(other.basis)} ({other.source})")
+            page.field("also", f"{gate_words.figure(other)}, {other.basis} ({other.source})")
     if reading.worst is not None:
         element(page, reading, {} if whole else gate_words.paths_of(verdict, records))
     if row.status == "breached" and row.waiver is None:
