@@ -555,13 +555,6 @@ def endurance() -> str:
     return table(["record", "cases", "laws", "alarms"], rows)
 
 
-def speed_page() -> str:
-    """The line of the index about docs/speed.md, which exists once a record of `verify bench` is published."""
-    if not (HERE / "speed.md").exists():
-        return ""
-    return "- [speed.md](speed.md): speeds measured by `verify bench` (generated)\n"
-
-
 def _up(value: float) -> str:
     return f"{math.ceil(10 * value) / 10:.1f}"
 
@@ -588,7 +581,6 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "certificate": certified,
     "mutants": mutants,
     "endurance": endurance,
-    "speed page": speed_page,
 }
 
 

@@ -65,8 +65,6 @@ def test_a_figure_without_a_verdict_is_not_the_same(status: str) -> None:
     [("aa", "aa", "identical"), ("aa", "bb", "changed"), ("", "bb", "unknown"), ("aa", "", "unknown")],
 )
 def test_bits(base: str, head: str, bits: str) -> None:
-    if "bits" not in Result.__struct_fields__:
-        pytest.skip("records keep no digest of bits")
     [pair] = both(result(0.5, bits=base), result(0.5, bits=head)).pairs
     assert pair.bits == bits
     assert pair.silent is (bits != "changed")
@@ -169,9 +167,6 @@ def test_many_special_inputs_are_cut_on_the_screen_and_the_wrong_ones_come_first
 
 
 def test_the_same_bits_are_not_told_for_a_mean_that_the_reference_rounds_otherwise() -> None:
-    if "bits" not in Result.__struct_fields__:
-        pytest.skip("records keep no digest of bits")
-
     def meant(mean: float, bits: str) -> Result:
         item = result(0.5, bits=bits)
         part = item.regimes[0]
@@ -246,8 +241,6 @@ def test_the_sentence(found: Comparison, sentence: str) -> None:
 
 
 def test_the_sentence_about_bits() -> None:
-    if "bits" not in Result.__struct_fields__:
-        pytest.skip("records keep no digest of bits")
     same = both(result(bits="aa", low=0.5, high=0.7), result(bits="aa", low=0.5, high=0.7))
     assert compare_words.sentence(same).endswith(" in 2 figures, and not a bit")
     other = both(result(bits="aa", low=0.5, high=0.7), result(bits="bb", low=0.5, high=0.7))
@@ -255,8 +248,6 @@ def test_the_sentence_about_bits() -> None:
 
 
 def test_changed_bits_are_told_by_the_figures_that_changed_if_there_are_any() -> None:
-    if "bits" not in Result.__struct_fields__:
-        pytest.skip("records keep no digest of bits")
     moved = both(result(bits="aa", low=0.5, high=0.7), result(bits="bb", low=0.6, high=0.7))
     assert [pair.key.regime for pair in moved.listed] == ["low"]
     only_bits = both(result(bits="aa", low=0.5, high=0.7), result(bits="bb", low=0.5, high=0.7))
