@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
 import shlex
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from tests.docs.test_docs import ROOT, module
 from verify.backends import Backend
 
-ROOT = Path(__file__).parents[2]
-
-
-def generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("generate_findings", ROOT / "docs" / "generate_findings.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-GENERATOR = generator()
+GENERATOR = module(ROOT / "docs" / "generate_findings.py")
 FINDINGS = {finding["id"]: finding for finding in GENERATOR.findings()}
 ANSWERS = json.loads(GENERATOR.ANSWERS.read_text())
 
