@@ -133,7 +133,10 @@ def test_progress_counts_the_units_of_all_rounds_and_ends_with_all_of_them() -> 
 
 
 def test_a_worker_goes_on_to_another_dtype_of_its_kernel_in_the_process_that_it_has() -> None:
-    """Two workers begin at two kernels, and each stays with its own while there are dtypes at which nobody is."""
+    """Two workers begin at two kernels, and each stays with its own while there are dtypes at which nobody is.
+
+    What is compiled for one law of a dtype then serves the next, and no worker waits for what another compiles.
+    """
     both, lock = threading.Barrier(2, timeout=20), threading.Lock()
     asked: dict[int, list[tuple[str, str]]] = {}
 
@@ -149,24 +152,6 @@ def test_a_worker_goes_on_to_another_dtype_of_its_kernel_in_the_process_that_it_
         assert sorted(asked.values()) == [
             [(kernel, dtype) for dtype in LONGEST for _ in LAWS] for kernel in ("large", "small")
         ]
-
-
-def test_a_worker_stays_with_a_kernel_in_a_dtype_and_two_work_at_two() -> None:
-    """What is compiled for one law then serves the next, and no worker waits for what another compiles."""
-    both, lock = threading.Barrier(2, timeout=20), threading.Lock()
-    asked: dict[int, list[tuple[str, str]]] = {}
-
-    def reply(request: TryLaw) -> LawRun:
-        with lock:
-            mine = asked.setdefault(threading.get_ident(), [])
-            mine.append((kernel_of(request), request.dtype))
-        both.wait()
-        return kept(request)
-
-    tried(Fake(reply, rounds=1), workers=2)
-    left, right = asked.values()
-    assert [left[0], left[2]] == [left[1], left[3]] and [right[0], right[2]] == [right[1], right[3]]
-    assert left[0] != right[0] and left[2] != right[2]
 
 
 def test_a_worker_starts_no_process_for_the_last_units_of_a_kernel_on_which_another_is() -> None:
