@@ -50,15 +50,28 @@ def test_a_refusal_is_a_limit_and_one_for_all_sizes_of_one_reason() -> None:
     assert strict.verdict({"float32"})[0] == "error", "it promised to take every case"
 
 
-def test_what_is_no_refusal_is_an_error_and_the_rest_is_measured() -> None:
+@pytest.mark.parametrize(
+    ("error", "status", "widths"),
+    [
+        (KernelError("k must return y of shape (4, 200)"), "error", (8, 200, 64)),
+        (Late("no answer within 2 s; stopped"), "timeout", (200, 8, 200, 64)),
+    ],
+)
+def test_what_is_no_refusal_ends_its_case_and_the_rest_is_measured(
+    error: Exception, status: str, widths: tuple[int, ...]
+) -> None:
+    asked: list[int] = []
+
     def run(case: Case) -> Measured:
+        asked.append(case.dims[1])
         if case.dims[1] == 200:
-            raise KernelError("k must return y of shape (4, 200)")
+            raise error
         return RESULT
 
     runner = CaseRunner(kernel(), "k.py::k")
-    assert tried(runner, run, cases(8, 200, 64)) == [(4, 8), (4, 64)]
-    assert runner.verdict({"float32"}) == ("error", "float32: k must return y of shape (4, 200)")
+    assert tried(runner, run, cases(*widths)) == [(4, 8), (4, 64)]
+    assert asked.count(200) == 1, "a hang is not tried again"
+    assert runner.verdict({"float32"}) == (status, f"float32: {error}")
 
 
 def test_a_process_that_dies_is_met_once_and_its_smallest_case_is_found() -> None:
@@ -96,17 +109,6 @@ def test_the_smallest_case_of_a_pytorch_function_is_one_that_its_declaration_all
     assert tried(runner, run, some) == [(2, 7, 32)]
     [found] = runner.unmeasured
     assert found.dims[0] == (2, 1, 64) and all(dims[2] == 64 for dims in found.dims)
-
-
-def test_a_hang_is_a_timeout_and_is_not_tried_again() -> None:
-    def run(case: Case) -> Measured:
-        if case.dims[1] == 200:
-            raise Late("no answer within 2 s; stopped")
-        return RESULT
-
-    runner = CaseRunner(kernel(), "k.py::k")
-    assert tried(runner, run, cases(200, 8, 200)) == [(4, 8)]
-    assert runner.verdict({"float32"}) == ("timeout", "float32: no answer within 2 s; stopped")
 
 
 def test_where_only_the_backward_pass_is_refused_the_forward_is_kept() -> None:

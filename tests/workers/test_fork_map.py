@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,19 @@ FORK = multiprocessing.get_context("fork")
 
 def never(key: str, reason: str) -> None:
     raise AssertionError((key, reason))
+
+
+def heard(most: int, until: float, **questions: Callable[[], str]) -> list[tuple[str, str]]:
+    """The answers to questions and the reasons why there are none, as they come."""
+    found: list[tuple[str, str]] = []
+
+    def take(key: str, answer: str) -> None:
+        found.append((key, answer))
+
+    with ForkMap(most, str, take, lost=take, until=until) as forks:
+        for key, think in questions.items():
+            forks.ask(key, think)
+    return found
 
 
 @pytest.mark.parametrize("most", [1, 3])
@@ -84,13 +98,7 @@ def test_a_fork_that_is_killed_is_replaced_once(tmp_path: Path, times: int, want
             os.kill(os.getpid(), signal.SIGKILL)
         return "answered"
 
-    heard: list[tuple[str, str]] = []
-    with ForkMap(
-        2, str, lambda *each: heard.append(each), lost=lambda *each: heard.append(each), until=math.inf
-    ) as forks:
-        forks.ask("one", dies)
-        forks.ask("two", lambda: "others")
-    assert heard == wanted
+    assert heard(2, math.inf, one=dies, two=lambda: "others") == wanted
 
 
 @pytest.mark.parametrize("most", [1, 3])
@@ -98,13 +106,8 @@ def test_no_memory_is_the_end_of_one_question_alone(most: int) -> None:
     def fails() -> str:
         raise MemoryError
 
-    heard: list[tuple[str, str]] = []
-    with ForkMap(
-        most, str, lambda *each: heard.append(each), lost=lambda *each: heard.append(each), until=math.inf
-    ) as forks:
-        forks.ask("one", fails)
-        forks.ask("two", lambda: "answered")
-    assert heard == [("one", "ran out of memory"), ("two", "answered")]
+    wanted = [("one", "ran out of memory"), ("two", "answered")]
+    assert heard(most, math.inf, one=fails, two=lambda: "answered") == wanted
 
 
 def test_forks_that_exceed_their_time_are_ended_and_the_others_answer(tmp_path: Path) -> None:
@@ -113,22 +116,11 @@ def test_forks_that_exceed_their_time_are_ended_and_the_others_answer(tmp_path: 
         time.sleep(600)
         return "late"
 
-    heard: list[tuple[str, str]] = []
-    taken, lost, began = heard.append, heard.append, time.monotonic()
-    with ForkMap(
-        2, str, lambda *each: taken(each), lost=lambda *each: lost(each), until=time.monotonic() + 1.0
-    ) as forks:
-        forks.ask("one", lambda: "answered")
-        forks.ask("two", late)
-        forks.ask("three", lambda: "answered")
-    forks = ForkMap(1, str, lambda *each: taken(each), lost=lambda *each: lost(each), until=time.monotonic())
-    forks.ask("four", lambda: "answered")
-    assert heard == [
-        ("one", "answered"),
-        ("two", "ran out of time"),
-        ("three", "answered"),
-        ("four", "ran out of time"),
-    ]
+    began = time.monotonic()
+    others = {"one": lambda: "answered", "two": late, "three": lambda: "answered"}
+    wanted = [("one", "answered"), ("two", "ran out of time"), ("three", "answered")]
+    assert heard(2, time.monotonic() + 1.0, **others) == wanted
+    assert heard(1, time.monotonic(), four=lambda: "answered") == [("four", "ran out of time")]
     assert time.monotonic() - began < 30
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
