@@ -167,8 +167,9 @@ def test_layouts_give_the_bits_of_the_contiguous_input(view):
     results = []
     for copied in (False, True):
         given = [(t.contiguous() if copied else t).detach().requires_grad_() for t in (x, gate)]
-        y = rms_norm_gated(*given)
-        results.append([y, *torch.autograd.grad(y, given, dy), *rms_norm_fp8(given[0], None, given[1], group=16)])
+        y, plain = rms_norm_gated(*given), rms_norm(given[0])
+        gradients = *torch.autograd.grad(y, given, dy), *torch.autograd.grad(plain, given[0], dy)
+        results.append([y, plain, *gradients, *rms_norm_fp8(given[0], None, given[1], group=16)])
     assert all(torch.equal(a.float(), b.float()) for a, b in zip(*results, strict=True))
 
 

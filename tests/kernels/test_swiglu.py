@@ -54,13 +54,6 @@ def test_forward_and_both_gradients_stay_inside_their_bound(backend, dtype):
     assert count_lifted(swiglu_split, exact, triples(dtype, 250), backend.device, promised) > 20
 
 
-def gate(x: float) -> tuple[float, float]:
-    """silu(x) and silu'(x) as `product` needs them: only x = +-0 and -inf give zeros, however deep the tail is."""
-    if math.isnan(x) or x == 0 or x == math.inf:
-        return x, (x if math.isnan(x) else 1.0)
-    return (-0.0, -0.0) if x == -math.inf else (math.copysign(1.0, x), math.copysign(1.0, x + ZERO))
-
-
 def test_the_constants_are_those_of_the_definition():
     """The zero u of 1 - u / (1 + exp(-u)), and that function over t = zero - u in powers of t."""
     with mpmath.workprec(200):
