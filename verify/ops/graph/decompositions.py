@@ -506,7 +506,7 @@ def table() -> dict[Any, Callable[..., Any]]:
     """
     from torch._decomp import _core_aten_decompositions_post_autograd
 
-    made = _core_aten_decompositions_post_autograd()
+    made: dict[Any, Callable[..., Any]] = _core_aten_decompositions_post_autograd()
     own: dict[Any, Callable[..., Any]] = {
         _aten.mean.default: lambda x, dtype=None: _mean(x),
         _aten.mean.dim: _mean,
