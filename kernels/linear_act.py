@@ -115,26 +115,14 @@ def _tile_kernel(
     gate_ptr,  # [M, N], laid out as y: the pre-activation whose slope multiplies the sum; only with GRAD
     y_ptr,  # [M, N], rows of neighbouring numbers
     pre_ptr,  # [M, N], laid out as y: the rounded pre-activation; only with SAVE
-    M,
-    N,
-    K,
-    stride_am,
-    stride_ak,
-    stride_bn,
-    stride_bk,
-    stride_ym,
-    MODE: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-    GROUP: tl.constexpr,
+    M, N, K, stride_am, stride_ak, stride_bn, stride_bk, stride_ym,
+    MODE: tl.constexpr, HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr, GROUP: tl.constexpr,
     BOXES: tl.constexpr = False,  # a_ptr and b_ptr are tensor descriptors, of the transposes where A_T and B_T
     A_T: tl.constexpr = False,
     B_T: tl.constexpr = False,
     OVERLAP: tl.constexpr = False,
-):
+):  # fmt: skip
     wait_for_previous(OVERLAP)
     tile_m, tile_n = tile_of(tl.program_id(0), tl.cdiv(M, BM), tl.cdiv(N, BN), GROUP)
     rows = tile_m.to(tl.int64) * BM + tl.arange(0, BM)
@@ -218,16 +206,10 @@ def _gradient_kernel(
     pre_ptr,  # [M, N], contiguous; not read if the activation is "id"
     g_ptr,  # [M, N], contiguous: dy * act'(pre), rounded once; only with STORE
     part_ptr,  # [ceil(M / ROWS), N], float32 or float64: sums of ROWS rows of g before rounding; only with SUM
-    M,
-    N,
-    ACT: tl.constexpr,
-    STORE: tl.constexpr,
-    SUM: tl.constexpr,
-    ROWS: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
+    M, N,
+    ACT: tl.constexpr, STORE: tl.constexpr, SUM: tl.constexpr, ROWS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     OVERLAP: tl.constexpr = False,
-):
+):  # fmt: skip
     wait_for_previous(OVERLAP)
     tiles_n = tl.cdiv(N, BN)
     part = (tl.program_id(0) // tiles_n).to(tl.int64)

@@ -72,25 +72,14 @@ def _tile_kernel(
     bias_ptr,  # [2N], contiguous; only with HAS_BIAS
     y_ptr,  # [M, N], contiguous
     pre_ptr,  # [M, 2N], contiguous: the rounded pre-activation; only with SAVE
-    M,
-    N,
-    K,
-    stride_am,
-    stride_ak,
-    stride_bn,
-    stride_bk,
-    MODE: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-    GROUP: tl.constexpr,
+    M, N, K, stride_am, stride_ak, stride_bn, stride_bk,
+    MODE: tl.constexpr, HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr, GROUP: tl.constexpr,
     BOXES: tl.constexpr = False,  # a_ptr and b_ptr are tensor descriptors, of the transposes where A_T and B_T
     A_T: tl.constexpr = False,
     B_T: tl.constexpr = False,
     OVERLAP: tl.constexpr = False,
-):
+):  # fmt: skip
     wait_for_previous(OVERLAP)
     tile_m, tile_n = tile_of(tl.program_id(0), tl.cdiv(M, BM), tl.cdiv(N, BN), GROUP)
     rows = tile_m.to(tl.int64) * BM + tl.arange(0, BM)
@@ -163,16 +152,10 @@ def _gradient_kernel(
     pre_ptr,  # [M, 2N], contiguous
     dp_ptr,  # [M, 2N], contiguous: both halves, rounded once; only with STORE
     part_ptr,  # [ceil(M / ROWS), 2N], float32 or float64: column sums of ROWS rows, unrounded; only with SUM
-    M,
-    N,
-    TANH: tl.constexpr,
-    STORE: tl.constexpr,
-    SUM: tl.constexpr,
-    ROWS: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
+    M, N,
+    TANH: tl.constexpr, STORE: tl.constexpr, SUM: tl.constexpr, ROWS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     OVERLAP: tl.constexpr = False,
-):
+):  # fmt: skip
     wait_for_previous(OVERLAP)
     tiles_n = tl.cdiv(N, BN)
     part = (tl.program_id(0) // tiles_n).to(tl.int64)

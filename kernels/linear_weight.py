@@ -114,13 +114,7 @@ def _weight_kernel(
     g_ptr,  # [M, N], any strides; with BOXES a descriptor
     x_ptr,  # [M, K], any strides; with BOXES a descriptor
     w_ptr,  # the gradient, [N, K], contiguous; if M > PART the parts' sums, [parts, N, K], float32 or float64
-    M,
-    N,
-    K,
-    stride_gm,
-    stride_gn,
-    stride_xm,
-    stride_xk,
+    M, N, K, stride_gm, stride_gn, stride_xm, stride_xk,
     PRECISION: tl.constexpr,
     PART: tl.constexpr,
     BLOCK: tl.constexpr,  # 0: a part is one chain
@@ -132,7 +126,7 @@ def _weight_kernel(
     G_T: tl.constexpr = False,
     X_T: tl.constexpr = False,
     OVERLAP: tl.constexpr = False,
-):
+):  # fmt: skip
     """Computes a tile of BN x BK sums over one part of the rows: levels 1 and 2 of the rounding points above."""
     wait_for_previous(OVERLAP)
     tiles_n = tl.cdiv(N, BN)
@@ -182,17 +176,11 @@ def _tiny_kernel(
     g_ptr,  # [M, N] float32, any strides
     x_ptr,  # [M, K] float32, any strides
     w_ptr,  # [parts, N, K] float32, contiguous: the sums of parts
-    M,
-    N,
-    K,
-    stride_gm,
-    stride_gn,
-    stride_xm,
-    stride_xk,
+    M, N, K, stride_gm, stride_gn, stride_xm, stride_xk,
     PART: tl.constexpr,
     SIDE: tl.constexpr,  # side of the square of sums that a program checks
     BM: tl.constexpr,
-):
+):  # fmt: skip
     """Computes sums below TINY again in float64, if no product of their columns is larger than TINY.
 
     See "Error of float32" above.
