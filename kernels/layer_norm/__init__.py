@@ -16,18 +16,7 @@ s), with g = dy weight, c1 = sum(g) / N and c2 = sum(g xhat) / N, a row gives
     dweight = sum over rows of dy xhat                      dbias = sum over rows of dy
 
 The module of each path names its rounding points, in ULP, and derives them. plan.py chooses the path of a call by its
-sizes and dtypes. From the mathematics to the public functions:
-
-    operands.py          reads the operands of a row, adds, scales, shifts and rounds them
-    moments.py           mean, variance, statistics
-    forward.py           forward, rows that fit into registers       FAST, EXACT
-    forward_blocks.py    forward, longer rows and float64             WIDE
-    backward.py          backward, and its column sums                FAST, EXACT, WIDE
-    backward_paired.py   backward, many long float32 rows             PAIRED
-    rows.py              short rows, gated and FP8 RMS norm           FAST, EXACT
-    hard_rows.py         rows that these cannot hold, in float64 pairs
-    plan.py, launch.py   the choice of kernels, and the launches
-    operators.py         operators, and derivatives of any order
+sizes and dtypes, and lists the paths and their modules.
 
 **Order.** (M, N, dtypes) and the set of hard rows fix the order of every sum. There are no atomics, and results depend
 neither on scheduling nor on the number of multiprocessors. A row's y, s and dx do not depend on M. Each of a fixed

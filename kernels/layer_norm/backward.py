@@ -47,26 +47,21 @@ def row_sums_kernel(
     r_ptr,  # [M, N] residual, rows of stride r_stride; only with HAS_R
     i_ptr,  # [N] input bias; only with HAS_I
     w_ptr,  # [N] weight; only with HAS_W
-    stats_ptr,  # [M, 4] float64: the statistics of moments.py
+    stats_ptr,  # the statistics of moments.py
     sums_ptr,  # [M, 2] float64, out: c1, c2; then, if WIDE, [M]: the power of two that multiplies them
-    dy_stride,
-    x_stride,
-    r_stride,
-    n_cols,
+    dy_stride, x_stride, r_stride, n_cols,
     BLOCK: tl.constexpr,
     WIDE: tl.constexpr,
-    HAS_R: tl.constexpr,
-    HAS_I: tl.constexpr,
-    HAS_W: tl.constexpr,
+    HAS_R: tl.constexpr, HAS_I: tl.constexpr, HAS_W: tl.constexpr,
     CENTRE: tl.constexpr = 1,  # 0: RMS norm, whose c1 is 0
-):
+):  # fmt: skip
     """Computes c1 and c2 of one row per program, block by block.
 
     WIDE: the sums of a row with small gradients are stored times 2^512, because a large rstd would magnify the rounding
     of subnormal numbers. RMS norm: c2 is stored times 2^712, because xhat may be subnormal next to large ones.
     """
     row = tl.program_id(0).to(tl.int64)
-    up, mean, mean_low, rstd = load_stats(stats_ptr + row * 4, True)
+    up, mean, mean_low, rstd = load_stats(stats_ptr, row, True, CENTRE)
     acc1 = tl.zeros((BLOCK,), tl.float64)
     acc2 = tl.zeros((BLOCK,), tl.float64)
     lifted1 = tl.zeros((BLOCK,), tl.float64)
@@ -122,38 +117,27 @@ def backward_kernel(
     r_ptr,  # [M, N] residual, rows of stride r_stride; only with HAS_R
     i_ptr,  # [N] input bias; only with HAS_I
     w_ptr,  # [N] weight; only with HAS_W
-    stats_ptr,  # [M, 4] float64: the statistics of moments.py
+    stats_ptr,  # the statistics of moments.py
     sums_ptr,  # as row_sums_kernel stores it; if WHOLE: [M, 2], out, with NEED_I
     hard_ptr,  # REDO: [programs] int32, out: number of rows redone
     suspect_ptr,  # FAST: [M] int32, out: 0; 1 for a row to redo; 2 for a row to redo unless dy = 0
     dx_ptr,  # [M, N] contiguous, out, in x's dtype
     dr_ptr,  # [M, N] contiguous, out, in the residual's dtype
     part_ptr,  # [NEED_W + NEED_B + NEED_I, programs, N] out: partial column sums
-    dy_stride,
-    ds_stride,
-    x_stride,
-    r_stride,
-    n_rows,
-    n_cols,
+    dy_stride, ds_stride, x_stride, r_stride, n_rows, n_cols,
     BLOCK: tl.constexpr,
     FULL: tl.constexpr,
     WHOLE: tl.constexpr,  # a block holds the whole row, so this kernel computes c1 and c2
     FAST: tl.constexpr,
     WIDE: tl.constexpr,
     TOP: tl.constexpr,  # FAST: float32 is enough for rows with rstd |g| < 2^TOP
-    HAS_R: tl.constexpr,
-    HAS_I: tl.constexpr,
-    HAS_W: tl.constexpr,
-    HAS_DS: tl.constexpr,
-    HAS_DR: tl.constexpr,
-    NEED_W: tl.constexpr,
-    NEED_B: tl.constexpr,
-    NEED_I: tl.constexpr,
+    HAS_R: tl.constexpr, HAS_I: tl.constexpr, HAS_W: tl.constexpr, HAS_DS: tl.constexpr, HAS_DR: tl.constexpr,
+    NEED_W: tl.constexpr, NEED_B: tl.constexpr, NEED_I: tl.constexpr,
     REDO: tl.constexpr,  # this kernel redoes hard rows: FAST or marked rows, all columns in one block
     AHEAD: tl.constexpr,  # next rows in flight: 0 none, 1 one in registers, k > 1: k - 1 in shared memory
     CENTRE: tl.constexpr = 1,  # 0: RMS norm
     LIFT: tl.constexpr = 0,  # FAST: xhat and the partial sums of dweight are multiplied by 2^LIFT
-):
+):  # fmt: skip
     """Computes dx of rows p, p + P, p + 2P, ... in one block of columns, and their column sums.
 
     REDO: then computes hard rows again, in float64 pairs. columns_kernel computes the column sums again of each program
@@ -186,7 +170,7 @@ def backward_kernel(
         if FAST and HAS_DS:
             ds_next = tl.load(ds_ptr + pid * ds_stride + cols, mask=there, other=0.0)
     if AHEAD > 0:
-        up_n, mean_n, low_n, rstd_n = load_stats(stats_ptr + pid * 4, pid < n_rows)
+        up_n, mean_n, low_n, rstd_n = load_stats(stats_ptr, pid, pid < n_rows, CENTRE)
     seen = programs * 0
     for row_ in tl.range(pid, n_rows, programs, num_stages=max(AHEAD, 1)):
         row = pid * 0 + row_  # 64 bits, also on the interpreter
@@ -194,9 +178,9 @@ def backward_kernel(
         # (loads first: the compiler keeps this order)
         if AHEAD > 0:
             up64, mean64, low64, rstd64 = up_n, mean_n, low_n, rstd_n
-            up_n, mean_n, low_n, rstd_n = load_stats(stats_ptr + nxt * 4, nxt < n_rows)
+            up_n, mean_n, low_n, rstd_n = load_stats(stats_ptr, nxt, nxt < n_rows, CENTRE)
         else:
-            up64, mean64, low64, rstd64 = load_stats(stats_ptr + row * 4, True)
+            up64, mean64, low64, rstd64 = load_stats(stats_ptr, row, True, CENTRE)
         if AHEAD == 1:
             x_raw = x_next
             dy_raw = dy_next
@@ -315,7 +299,7 @@ def backward_kernel(
             tl.store(dr_ptr + row * n_cols + cols, rounded(dx, dr_ptr), mask=mask)
         if FAST:  # decided here, where nothing waits for it
             usual = (size >= 2.0**-60) & (size < float("inf"))
-            if not CENTRE:  # mean64 is the mean square
+            if not CENTRE:  # mean64 is 0 for a row of zeros
                 held = (tl.abs(c2) >= 2.0**-100) & (tl.abs(b) >= 2.0**-100) & (tl.abs(b) < 2.0**120)
                 usual = (held | (mean64 == 0)) & (size < float("inf"))
             suspect = tl.where(far | (usual == 0), 1, 0)
@@ -344,6 +328,7 @@ def _hard_columns(
     dy_stride, ds_stride, x_stride, r_stride, n_rows, programs, columns, n_cols, which, all_rows,
     HAS_R: tl.constexpr, HAS_I: tl.constexpr, HAS_W: tl.constexpr, HAS_DS: tl.constexpr,
     NEED_W: tl.constexpr, NEED_B: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, CENTRE: tl.constexpr,
+    TILE: tl.constexpr,
 ):  # fmt: skip
     """Returns the sum number `which` of these columns over all rows of programs with hard rows, or all rows if
     all_rows.
@@ -352,13 +337,13 @@ def _hard_columns(
     acc = tl.zeros((ROWS, BLOCK), tl.float64)
     for start in range(0, n_rows, ROWS):
         r = start + tl.arange(0, ROWS)[:, None].to(tl.int64)
-        hard = tl.where(r < n_rows, tl.load(hard_ptr + r % programs, mask=r < n_rows, other=0) + all_rows, 0)
+        hard = tl.where(r < n_rows, tl.load(hard_ptr + r // TILE % programs, mask=r < n_rows, other=0) + all_rows, 0)
         if tl.max(tl.max(hard, 1), 0) > 0:
             here = hard > 0
             mask = here & (cols < n_cols)
             term = tl.load(dy_ptr + r * dy_stride + cols, mask=mask, other=0.0).to(tl.float64)
             v, low = value_pair(x_ptr + r * x_stride, r_ptr + r * r_stride, i_ptr + r * 0, cols, mask, HAS_R, HAS_I)
-            up, mean, mean_low, rstd = load_stats(stats_ptr + r * 4, here)
+            up, mean, mean_low, rstd = load_stats(stats_ptr, r, here, CENTRE)
             xhat = xhat_of(v, low, up, mean, mean_low, rstd, 1, CENTRE)
             several = (up * 0.0 + n_cols > 1).to(tl.float64)
             if CENTRE:
@@ -389,30 +374,18 @@ def columns_kernel(
     r_ptr,  # [M, N] residual, rows of stride r_stride; only with HAS_R
     i_ptr,  # [N] input bias; only with HAS_I
     w_ptr,  # [N] weight; only with HAS_W
-    stats_ptr,  # [M, 4] float64: the statistics of moments.py
+    stats_ptr,  # the statistics of moments.py
     sums_ptr,  # [M, 2] float64: c1, c2
     hard_ptr,  # [programs] int32: number of rows redone
-    dy_stride,
-    ds_stride,
-    x_stride,
-    r_stride,
-    n_rows,
-    programs,
-    n_cols,
+    dy_stride, ds_stride, x_stride, r_stride, n_rows, programs, n_cols,
     REDO: tl.constexpr,
     FLOAT16: tl.constexpr,  # REDO: float16 pass, so large partial sums are redone
     LIFT: tl.constexpr,  # the partial sums of dweight are multiplied by 2^LIFT
-    HAS_R: tl.constexpr,
-    HAS_I: tl.constexpr,
-    HAS_W: tl.constexpr,
-    HAS_DS: tl.constexpr,
-    NEED_W: tl.constexpr,
-    NEED_B: tl.constexpr,
-    NEED_I: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    HAS_R: tl.constexpr, HAS_I: tl.constexpr, HAS_W: tl.constexpr, HAS_DS: tl.constexpr,
+    NEED_W: tl.constexpr, NEED_B: tl.constexpr, NEED_I: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     CENTRE: tl.constexpr = 1,
-):
+    TILE: tl.constexpr = 1,  # REDO: rows that a program has at once
+):  # fmt: skip
     """Adds the partial column sums in float64, in a fixed order.
 
     REDO: sums of programs with hard rows are computed again. FLOAT16: a whole block is computed again if the magnitudes
@@ -452,7 +425,7 @@ def columns_kernel(
             total = tl.sum(acc, 0) * down + _hard_columns(
                 dy_ptr, ds_ptr, x_ptr, r_ptr, i_ptr, w_ptr, stats_ptr, sums_ptr, hard_ptr,
                 dy_stride, ds_stride, x_stride, r_stride, n_rows, programs, cols, n_cols, which, large,
-                HAS_R, HAS_I, HAS_W, HAS_DS, NEED_W, NEED_B, ROWS=16, BLOCK=BLOCK, CENTRE=CENTRE,
+                HAS_R, HAS_I, HAS_W, HAS_DS, NEED_W, NEED_B, ROWS=16, BLOCK=BLOCK, CENTRE=CENTRE, TILE=TILE,
             )  # fmt: skip
     if NEED_W:  # noqa: SIM102
         if which == 0:

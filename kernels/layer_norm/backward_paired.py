@@ -30,25 +30,20 @@ def backward_paired_kernel(
     dy_ptr,  # [M, N] float32, as all of this kernel's operands; rows of stride dy_stride
     x_ptr,  # [M, N] rows of stride x_stride
     w_ptr,  # [N] weight; only with HAS_W
-    stats_ptr,  # [M, 4] float64: the statistics of moments.py
+    stats_ptr,  # the statistics of moments.py
     dx_ptr,  # [M, N] contiguous, out
     part_ptr,  # [NEED_W + NEED_B, programs, N] float64, out
     sums_ptr,  # [M, 3] float64, out: c1, c2 of redone rows
     hard_ptr,  # [programs] int32, out: number of rows redone
     suspect_ptr,  # [M] int32, out, as in backward_kernel
-    dy_stride,
-    x_stride,
-    n_rows,
-    n_cols,
+    dy_stride, x_stride, n_rows, n_cols,
     BLOCK: tl.constexpr,  # columns of each of the PARTS
     PARTS: tl.constexpr,
     FULL: tl.constexpr,  # n_cols == BLOCK * PARTS
-    HAS_W: tl.constexpr,
-    NEED_W: tl.constexpr,
-    NEED_B: tl.constexpr,
+    HAS_W: tl.constexpr, NEED_W: tl.constexpr, NEED_B: tl.constexpr,
     AHEAD: tl.constexpr,  # AHEAD - 1 next rows are in shared memory
     CENTRE: tl.constexpr = 1,  # 0: RMS norm
-):
+):  # fmt: skip
     """Computes what backward_kernel does, for long float32 rows: float32 pairs only for values that need them.
 
     The row lives in PARTS blocks, processed one after the other, so that few temporaries are alive. weight stays in
@@ -71,7 +66,7 @@ def backward_paired_kernel(
         if HAS_W:
             mask = every if FULL else cols + k * BLOCK < n_cols
             w_row = w_row + (tl.load(w_ptr + cols + k * BLOCK, mask=mask, other=0.0),)
-    up_n, mean_n, low_n, rstd_n = load_stats(stats_ptr + pid * 4, pid < n_rows)
+    up_n, mean_n, low_n, rstd_n = load_stats(stats_ptr, pid, pid < n_rows, CENTRE)
     seen = programs * 0
     for row_ in tl.range(pid, n_rows, programs, num_stages=AHEAD):
         row = pid * 0 + row_
@@ -89,7 +84,7 @@ def backward_paired_kernel(
         r_low = (rstd - r.to(D)).to(F)
         shift = (-low64 * rstd).to(F)
         nxt = row + programs
-        up_n, mean_n, low_n, rstd_n = load_stats(stats_ptr + nxt * 4, nxt < n_rows)
+        up_n, mean_n, low_n, rstd_n = load_stats(stats_ptr, nxt, nxt < n_rows, CENTRE)
         s1 = tl.zeros((BLOCK,), D)
         s2 = tl.zeros((BLOCK,), D)
         new_w = ()

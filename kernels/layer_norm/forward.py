@@ -6,12 +6,14 @@ Rounding points, in ULP of |weight xhat| + |bias|:
   operations. y is rounded to float32 and, for 16-bit outputs, once more: 0.5 + 2^-13.
 - FAST (16-bit rows): the row's statistics become float32 pairs, scaled by `up`, a power of two. `up` is 1 unless rstd
   is outside 2^-40..2^40; it keeps rows near 1e38 or 1e-40 in range. Then follow three float32 FMAs and the output's
-  rounding: 0.502 (float16), 0.5002 (bfloat16). With a residual, v is a float32 pair. d = (high - mean_high) +
-  (low - mean_low) is rounded to 24 bits and off by 2^-48 |mean| more. Rows with |mean| rstd > 2^14, and rows with a sum
-  that leaves float32, are computed in float64 pairs (hard_rows.py).
+  rounding: 0.502 (float16), 0.5002 (bfloat16). Without a residual y's rstd is off by 2^-22. With a residual, v is a
+  float32 pair. d = (high - mean_high) + (low - mean_low) is rounded to 24 bits and off by 2^-48 |mean| more. Rows with
+  |mean| rstd > 2^14, rows with a sum that leaves float32, and those that half_square excludes are computed in float64
+  pairs (hard_rows.py).
 
-Memory: a row is loaded and stored once. In 16 bits the program also prefetches a later row into L2 (LATER). float32
-rows of 1,024 columns and more are converted twice, from 8,192 on also read twice, the second time from L1 (AGAIN).
+Memory: a row is loaded and stored once. weight and bias are loaded first if registers are free for them (EARLY):
+otherwise their latency follows that of the row. float32 rows of 1,024 columns and more are converted twice, from 8,192
+on also read twice, the second time from L1 (AGAIN).
 """
 
 from __future__ import annotations
@@ -24,10 +26,10 @@ from kernels.layer_norm.hard_rows import forward_hard_row, moments_around
 from kernels.layer_norm.moments import (
     FAR,
     half_square,
+    half_stats,
     is_near,
     is_outlier,
     mark_of,
-    mean_square,
     moments,
     scaled_stats,
     store_stats,
@@ -60,13 +62,6 @@ def _read_row(pointer, cols, mask, BLOCK: tl.constexpr, PACKED: tl.constexpr):
         return tl.load(pointer + cols, mask=mask, other=0.0)
 
 
-@triton.jit
-def _prefetch(pointers):
-    """Requests these addresses for the second-level cache; needs no registers and does not wait."""
-    code: tl.constexpr = "prefetch.global.L2 [$1]; mov.b32 $0, 0;"
-    tl.inline_asm_elementwise(code, "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1)
-
-
 @triton.jit(do_not_specialize=["eps_bits", "inv_bits"])
 def forward_kernel(
     x_ptr,  # [M, N] rows of stride x_stride
@@ -76,26 +71,21 @@ def forward_kernel(
     b_ptr,  # [N] bias
     y_ptr,  # [M, N] contiguous, out
     s_ptr,  # [M, N] contiguous, out: the summed input
-    stats_ptr,  # [M, 4] float64, out: up, up mean (pair), rstd / up
-    x_stride,
-    r_stride,
-    n_cols,
-    eps_bits,
+    stats_ptr,  # out: the statistics of moments.py
+    x_stride, r_stride, n_cols, eps_bits,
     inv_bits,  # 1 / n_cols
     BLOCK: tl.constexpr,
     FULL: tl.constexpr,  # n_cols == BLOCK
     FAST: tl.constexpr,
     MARK: tl.constexpr,  # FAST, backward adds in float64: mark rows; RMS norm: square both parts of a sum
     PACKED: tl.constexpr,  # FAST with HAS_R: rows are FULL, all operands and vectors bfloat16
-    LATER: tl.constexpr,  # FAST, FULL: prefetch the row this many programs later; 0: none
+    EARLY: tl.constexpr,  # FAST: weight and bias are loaded before the row's sums, which their latency would follow
     AGAIN: tl.constexpr,  # plain float32 rows are converted twice, as float64 fills registers; 1: and loaded, from L1
-    HAS_R: tl.constexpr,
-    HAS_I: tl.constexpr,
-    HAS_W: tl.constexpr,
-    HAS_B: tl.constexpr,
+    HAS_R: tl.constexpr, HAS_I: tl.constexpr, HAS_W: tl.constexpr, HAS_B: tl.constexpr,
     CENTRE: tl.constexpr = 1,  # 0: RMS norm, whose rows have no mean
-):
+):  # fmt: skip
     """Computes one row per program, held in registers (except with AGAIN)."""
+    LIGHT: tl.constexpr = FAST and not (CENTRE or HAS_R or HAS_I or MARK)
     row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
     mask = tl.full((BLOCK,), True, tl.int1) if FULL else cols < n_cols
@@ -103,13 +93,8 @@ def forward_kernel(
     r_ptr += row * r_stride
     if FAST:
         x = _read_row(x_ptr, cols, mask, BLOCK, PACKED)
-        if LATER > 0:  # noqa: SIM102 (decided when the kernel is compiled)
-            if row + LATER < tl.num_programs(0):
-                STEP: tl.constexpr = 16 if HAS_R else 32  # columns for each thread
-                line = tl.arange(0, BLOCK // STEP) * STEP
-                _prefetch(x_ptr + LATER * x_stride + line)
-                if HAS_R:
-                    _prefetch(r_ptr + LATER * r_stride + line)
+        if EARLY:
+            w, b = vectors(w_ptr, b_ptr, cols, mask, HAS_W, HAS_B)
         shift = 0.0
         if HAS_R:
             r = _read_row(r_ptr, cols, mask, BLOCK, PACKED)
@@ -158,12 +143,14 @@ def forward_kernel(
                 mean, mean_low, var = moments_around(
                     mean, mean_low, x_ptr, r_ptr, i_ptr, n_cols, n, float64_of(inv_bits), min(BLOCK, 512), HAS_R, HAS_I
                 )
-        rstd = tl.rsqrt(var + float64_of(eps_bits))
-    elif FAST and not HAS_R and not MARK:
-        var, rstd = half_square(x, float64_of(inv_bits), float64_of(eps_bits), 0)
-        mean, mean_low = var * 0.0, var * 0.0
+        if HAS_R or MARK or not FAST:
+            rstd = tl.rsqrt(var + float64_of(eps_bits))
+    elif LIGHT:
+        up, rstd = half_square(x, float64_of(inv_bits), float64_of(eps_bits), 0)
+        mean, mean_low = up, up
     else:
-        mean, mean_low, var = mean_square(d * d, float64_of(inv_bits))
+        var = tl.sum(d * d, 0) * float64_of(inv_bits)
+        mean, mean_low = tl.zeros_like(var), tl.zeros_like(var)
         rstd = tl.rsqrt(var + float64_of(eps_bits))
     if FAST and HAS_R:
         # The pairs hold 48 bits of v. If they are NaN or infinite, a sum left float32, or the row has inf or NaN.
@@ -177,9 +164,8 @@ def forward_kernel(
             mark = mark_of(mean, var) if MARK and CENTRE else 1.0
             up, mean, mean_low, rstd = scaled_stats(mean, mean_low, rstd)
             # before y, which needs their registers
-            store_stats(
-                stats_ptr + row * 4, up * mark, (mean if CENTRE else var) * mark, mean_low * mark, rstd / mark
-            )  # fmt: skip
+            kept_up = up * mark if CENTRE else tl.where(var == 0, 0.0, up)
+            store_stats(stats_ptr, row, kept_up, mean * mark, mean_low * mark, rstd / mark, True, CENTRE)
             stats = (up.to(tl.float32), mean.to(tl.float32), mean_low.to(tl.float32), rstd.to(tl.float32))
             y = xhat_of(x, low, stats[0], stats[1], stats[2], stats[3], 1) if CENTRE else x
             if PACKED:
@@ -194,10 +180,14 @@ def forward_kernel(
             tl.store(y_ptr + row * n_cols + cols, y, mask=mask)
     else:
         if FAST:
-            up, mean, mean_low, rstd = scaled_stats(mean, mean_low, rstd)
+            if MARK:
+                up, mean, mean_low, rstd = scaled_stats(mean, mean_low, rstd)
+                r = rstd.to(tl.float32)
+            elif CENTRE:
+                up, mean, mean_low, rstd, r = half_stats(mean, mean_low, var, float64_of(eps_bits))
             if CENTRE:
                 d = tl.fma(x, up.to(tl.float32), -mean.to(tl.float32))
-                y = tl.fma(d, rstd.to(tl.float32), (-mean_low * rstd).to(tl.float32))
+                y = tl.fma(d, r, -mean_low.to(tl.float32) * r)
             else:
                 y = x
         else:
@@ -209,20 +199,21 @@ def forward_kernel(
             y = ((v - mean) - mean_low) * rstd if CENTRE else v * rstd
             if HAS_R and CENTRE:
                 up = tl.where(is_near(y, mean, rstd, mask), 0.5, up)
-        if FAST or HAS_I or not HAS_R:
+        if (FAST and not EARLY) or (not FAST and (HAS_I or not HAS_R)):
             w, b = vectors(w_ptr, b_ptr, cols, mask, HAS_W, HAS_B)
         if FAST and not CENTRE:
-            y = weighted_xhat(y, up.to(tl.float32), rstd.to(tl.float32), w, y_ptr, HAS_W)
+            scale = tl.full((), 1.0, tl.float32) if LIGHT else up.to(tl.float32)
+            y = weighted_xhat(y, scale, rstd.to(tl.float32), w, y_ptr, HAS_W)
         else:
             y = scale_and_shift(y, w, b, HAS_W, HAS_B)
         tl.store(y_ptr + row * n_cols + cols, rounded(y, y_ptr), mask=mask, cache_modifier=".cs" if AGAIN else "")
-        store_stats(stats_ptr + row * 4, up, mean if CENTRE else var, mean_low, rstd)
-        hard = up < 1
-    if HAS_R and (FAST or CENTRE):  # noqa: SIM102
+        store_stats(stats_ptr, row, up, mean, mean_low, rstd, True, CENTRE)
+        hard = up < 0 if LIGHT else up < 1
+    if LIGHT or (HAS_R and (FAST or CENTRE)):  # noqa: SIM102
         if hard:
             tl.debug_barrier()  # other threads store the row first
             forward_hard_row(
-                x_ptr, i_ptr, r_ptr, w_ptr, b_ptr, y_ptr + row * n_cols, s_ptr + row * n_cols, stats_ptr + row * 4,
+                x_ptr, i_ptr, r_ptr, w_ptr, b_ptr, y_ptr + row * n_cols, s_ptr + row * n_cols, stats_ptr, row,
                 n_cols, float64_of(eps_bits), float64_of(inv_bits),
-                BLOCK=min(BLOCK, 512), HAS_I=HAS_I, HAS_W=HAS_W, HAS_B=HAS_B, CENTRE=CENTRE,
+                BLOCK=min(BLOCK, 512), HAS_R=HAS_R, HAS_I=HAS_I, HAS_W=HAS_W, HAS_B=HAS_B, CENTRE=CENTRE,
             )  # fmt: skip

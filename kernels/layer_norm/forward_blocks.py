@@ -33,20 +33,12 @@ def forward_blocks_kernel(
     b_ptr,  # [N] bias; only with HAS_B
     y_ptr,  # [M, N] contiguous, out
     s_ptr,  # [M, N] contiguous, out: the summed input; only with HAS_R
-    stats_ptr,  # [M, 4] float64, out: the statistics of moments.py
-    x_stride,
-    r_stride,
-    n_cols,
-    eps_bits,
-    inv_bits,
+    stats_ptr,  # out: the statistics of moments.py
+    x_stride, r_stride, n_cols, eps_bits, inv_bits,
     SIGMA: tl.constexpr,  # a power of two >= 16 n_cols
-    BLOCK: tl.constexpr,
-    HAS_R: tl.constexpr,
-    HAS_I: tl.constexpr,
-    HAS_W: tl.constexpr,
-    HAS_B: tl.constexpr,
+    BLOCK: tl.constexpr, HAS_R: tl.constexpr, HAS_I: tl.constexpr, HAS_W: tl.constexpr, HAS_B: tl.constexpr,
     CENTRE: tl.constexpr = 1,  # 0: RMS norm
-):
+):  # fmt: skip
     """Computes one row per program, block by block."""
     row = tl.program_id(0).to(tl.int64)
     x_ptr += row * x_stride
@@ -137,4 +129,4 @@ def forward_blocks_kernel(
         tl.store(y_ptr + row * n_cols + cols, rounded(y, y_ptr), mask=mask)
         if HAS_R:
             tl.store(s_ptr + row * n_cols + cols, rounded(v, s_ptr), mask=mask)
-    store_stats(stats_ptr + row * 4, up, mean if CENTRE else var, mean_low, rstd)
+    store_stats(stats_ptr, row, up, mean, mean_low, rstd, True, CENTRE)

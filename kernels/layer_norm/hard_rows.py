@@ -19,14 +19,15 @@ import triton.language as tl
 from kernels.layer_norm.moments import (
     is_outlier,
     load_stats,
-    mean_square,
     moments,
     one_column,
+    scaled_stats,
     store_stats,
     sums,
     xhat_of,
 )
 from kernels.layer_norm.operands import affine, rounded, value_pair
+from kernels.silu_math import silu_times
 
 
 @triton.jit
@@ -49,18 +50,21 @@ def moments_around(
 
 @triton.jit
 def forward_hard_row(
-    x_ptr, i_ptr, r_ptr, w_ptr, b_ptr, y_ptr, s_ptr, stats_ptr, n_cols, eps, inv,
-    BLOCK: tl.constexpr, HAS_I: tl.constexpr, HAS_W: tl.constexpr, HAS_B: tl.constexpr, CENTRE: tl.constexpr = 1,
+    x_ptr, i_ptr, r_ptr, w_ptr, b_ptr, y_ptr, s_ptr, stats_ptr, row, n_cols, eps, inv,
+    BLOCK: tl.constexpr, HAS_R: tl.constexpr, HAS_I: tl.constexpr, HAS_W: tl.constexpr, HAS_B: tl.constexpr,
+    CENTRE: tl.constexpr = 1, GATED: tl.constexpr = 0,
 ):  # fmt: skip
-    """Computes one row of sums in float64 pairs, block by block. The pointers point to the row."""
+    """Computes one row in float64 pairs, block by block. All pointers but stats_ptr point to the row; r_ptr to the gate
+    if GATED.
+    """
     n = inv * 0.0 + n_cols
     acc1 = tl.zeros((BLOCK,), tl.float64)
     acc2 = tl.zeros((BLOCK,), tl.float64)
     if CENTRE:
-        shift, shift_low = value_pair(x_ptr, r_ptr, i_ptr, 0, True, 1, HAS_I)
+        shift, shift_low = value_pair(x_ptr, r_ptr, i_ptr, 0, True, HAS_R, HAS_I)
     for start in range(0, n_cols, BLOCK):
         cols = start + tl.arange(0, BLOCK)
-        v, low = value_pair(x_ptr, r_ptr, i_ptr, cols, cols < n_cols, 1, HAS_I)
+        v, low = value_pair(x_ptr, r_ptr, i_ptr, cols, cols < n_cols, HAS_R, HAS_I)
         d = tl.where(cols < n_cols, (v - shift) + (low - shift_low) if CENTRE else v, 0.0)
         acc1 += d
         acc2 = tl.fma(d, d, acc2)
@@ -69,30 +73,40 @@ def forward_hard_row(
         mean, mean_low, var = moments(s1, s2, shift, n, inv)
         mean_low += shift_low
         if is_outlier(shift, mean, var):
-            mean, mean_low, var = moments_around(mean, mean_low, x_ptr, r_ptr, i_ptr, n_cols, n, inv, BLOCK, 1, HAS_I)
+            mean, mean_low, var = moments_around(
+                mean, mean_low, x_ptr, r_ptr, i_ptr, n_cols, n, inv, BLOCK, HAS_R, HAS_I
+            )
     else:
-        mean, mean_low, var = mean_square(acc2, inv)
+        mean, mean_low, var = inv * 0.0, inv * 0.0, tl.sum(acc2, 0) * inv
     rstd = tl.rsqrt(var + eps)
     for start in range(0, n_cols, BLOCK):
         cols = start + tl.arange(0, BLOCK)
         mask = cols < n_cols
-        v, low = value_pair(x_ptr, r_ptr, i_ptr, cols, mask, 1, HAS_I)
+        v, low = value_pair(x_ptr, r_ptr, i_ptr, cols, mask, HAS_R, HAS_I)
         y = ((v - mean) + (low - mean_low)) * rstd if CENTRE else v * rstd
         y = affine(y, w_ptr, b_ptr, cols, mask, HAS_W, HAS_B)
+        if GATED:
+            y = silu_times(y.to(tl.float32), tl.load(r_ptr + cols, mask=mask, other=0.0))
         tl.store(y_ptr + cols, rounded(y, y_ptr), mask=mask)
-        tl.store(s_ptr + cols, rounded(v, s_ptr), mask=mask)
-    # Marked. The mean may not fit in float32; the backward pass finds these rows hard too.
-    store_stats(stats_ptr, 0.5, (mean if CENTRE else var) * 0.5, mean_low * 0.5, rstd * 2.0)
+        if HAS_R:
+            tl.store(s_ptr + cols, rounded(v, s_ptr), mask=mask)
+    if CENTRE:  # marked. The mean may not fit in float32; the backward pass finds these rows hard too.
+        store_stats(stats_ptr, row, 0.5, mean * 0.5, mean_low * 0.5, rstd * 2.0, True, 1)
+    else:
+        up, mean, mean_low, rstd = scaled_stats(mean, mean_low, rstd)
+        mark = tl.where((up == 1) & (var > 0), 0.5, 1.0)
+        up = tl.where((var == 0) & (up == 1), 0.0, up * mark)
+        store_stats(stats_ptr, row, up, mean, mean_low, rstd / mark, True, 0)
 
 
 @triton.jit
 def _backward_hard_row(
-    dy_ptr, ds_ptr, x_ptr, r_ptr, i_ptr, w_ptr, stats_ptr, sums_ptr, dx_ptr, dr_ptr, n_cols,
+    dy_ptr, ds_ptr, x_ptr, r_ptr, i_ptr, w_ptr, stats_ptr, row, sums_ptr, dx_ptr, dr_ptr, n_cols,
     BLOCK: tl.constexpr, HAS_R: tl.constexpr, HAS_I: tl.constexpr, HAS_W: tl.constexpr,
     HAS_DS: tl.constexpr, HAS_DR: tl.constexpr, CENTRE: tl.constexpr = 1,
 ):  # fmt: skip
-    """Computes dx, c1 and c2 of one row in float64, block by block. The pointers point to the row."""
-    up, mean, mean_low, rstd = load_stats(stats_ptr, True)
+    """Computes dx, c1 and c2 of one row in float64, block by block. All pointers but stats_ptr point to the row."""
+    up, mean, mean_low, rstd = load_stats(stats_ptr, row, True, CENTRE)
     acc1 = tl.zeros((BLOCK,), tl.float64)
     acc2 = tl.zeros((BLOCK,), tl.float64)
     for start in range(0, n_cols, BLOCK):
@@ -150,28 +164,31 @@ def redo_rows(
     dy_ptr, ds_ptr, x_ptr, r_ptr, i_ptr, w_ptr, stats_ptr, sums_ptr, hard_ptr, suspect_ptr, dx_ptr, dr_ptr,
     dy_stride, ds_stride, x_stride, r_stride, n_rows, n_cols, seen,
     MARKED: tl.constexpr, BLOCK: tl.constexpr, HAS_R: tl.constexpr, HAS_I: tl.constexpr, HAS_W: tl.constexpr,
-    HAS_DS: tl.constexpr, HAS_DR: tl.constexpr, CENTRE: tl.constexpr = 1,
+    HAS_DS: tl.constexpr, HAS_DR: tl.constexpr, CENTRE: tl.constexpr = 1, TILE: tl.constexpr = 1,
 ):  # fmt: skip
     """Computes dx, c1 and c2 of this program's hard rows in float64 pairs, and stores how many there are.
 
     Args:
         seen: 0 if none of its rows can be hard
+        TILE: the program has the rows of tiles p, p + P, ..., of so many rows each
     """
     pid = tl.program_id(0).to(tl.int64)
     programs = tl.num_programs(0)
     redone = programs * 0
     if seen > 0:
         tl.debug_barrier()  # other threads stored the data that is read and overwritten here
-        for row_ in range(pid, n_rows, programs):
-            row = pid * 0 + row_
-            hard = _is_hard(
-                dy_ptr + row * dy_stride, stats_ptr + row * 4, suspect_ptr + row, n_cols, MARKED=MARKED, BLOCK=BLOCK
-            )
+        for k in range(tl.cdiv(n_rows - pid * TILE, programs * TILE) * TILE):
+            row = (pid + k // TILE * programs) * TILE + k % TILE
+            hard = programs * 0
+            if row < n_rows:
+                hard = _is_hard(
+                    dy_ptr + row * dy_stride, stats_ptr + row * 4, suspect_ptr + row, n_cols, MARKED=MARKED, BLOCK=BLOCK
+                )
             if hard > 0:
                 redone += 1
                 _backward_hard_row(
                     dy_ptr + row * dy_stride, ds_ptr + row * ds_stride, x_ptr + row * x_stride,
-                    r_ptr + row * r_stride, i_ptr, w_ptr, stats_ptr + row * 4, sums_ptr + row * 2,
+                    r_ptr + row * r_stride, i_ptr, w_ptr, stats_ptr, row, sums_ptr + row * 2,
                     dx_ptr + row * n_cols, dr_ptr + row * n_cols, n_cols,
                     BLOCK=BLOCK, HAS_R=HAS_R, HAS_I=HAS_I, HAS_W=HAS_W, HAS_DS=HAS_DS, HAS_DR=HAS_DR, CENTRE=CENTRE,
                 )  # fmt: skip
@@ -196,7 +213,7 @@ def marked_rows_kernel(
                 tl.store(hard_ptr + row % programs, 1)
                 _backward_hard_row(
                     dy_ptr + row * dy_stride, ds_ptr + row * ds_stride, x_ptr + row * x_stride,
-                    r_ptr + row * r_stride, i_ptr, w_ptr, stats_ptr + row * 4, sums_ptr + row * 2,
+                    r_ptr + row * r_stride, i_ptr, w_ptr, stats_ptr, row, sums_ptr + row * 2,
                     dx_ptr + row * n_cols, dr_ptr + row * n_cols, n_cols,
                     BLOCK=BLOCK, HAS_R=HAS_R, HAS_I=HAS_I, HAS_W=HAS_W, HAS_DS=HAS_DS, HAS_DR=HAS_DR,
                 )  # fmt: skip

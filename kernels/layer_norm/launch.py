@@ -98,9 +98,14 @@ def _new(x: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.empty(x.shape, dtype=dtype, device=x.device)
 
 
-def new_forward(x: Tensor, residual: Maybe) -> tuple[Any, ...]:
+def new_forward(
+    x: Tensor, residual: Maybe, input_bias: Maybe, weight: Maybe, bias: Maybe, eps: float, centre: bool,
+    gate: Maybe = None,
+) -> tuple[Any, ...]:  # fmt: skip
     """Returns y, s and stats without their values; s is None without a residual."""
-    stats = torch.empty((math.prod(x.shape[:-1]), 4), dtype=torch.float64, device=x.device)
+    light = Call(0, x.shape[-1], x.dtype, *map(_dtype, (residual, input_bias, weight, bias)), centre=centre).light
+    shape = math.prod(x.shape[:-1]), 4 if centre else 2
+    stats = torch.empty(shape, dtype=torch.float32 if light else torch.float64, device=x.device)
     return _new(x, x.dtype), None if residual is None else _new(x, residual.dtype), stats
 
 
@@ -140,7 +145,8 @@ def launch_forward(
     m, n = x2.shape
     beside = gate if residual is None else residual
     r2 = x2 if beside is None else as_rows(beside)
-    y, s, stats = new_forward(x, residual) if group is None else new_fp8(x, residual, group)
+    plain = x, residual, input_bias, weight, bias, eps, centre
+    y, s, stats = new_forward(*plain) if group is None else new_fp8(x, residual, group)
     # each pointer argument must be a tensor, even if the kernel does not read it
     weight_, bias_, input_bias_ = (x2 if t is None else dense(t) for t in (weight, bias, input_bias))
     common = (x2, r2, input_bias_, weight_, bias_, y, y if s is None else s, stats, x2.stride(0), r2.stride(0), n)
@@ -150,7 +156,7 @@ def launch_forward(
         m, n, x.dtype, _dtype(residual), _dtype(input_bias), _dtype(weight), _dtype(bias), centre=centre,
         gated=gate is not None, quantised=group is not None,
     )  # fmt: skip
-    plan = planned_forward(call, prefetches=x.is_cuda and torch.version.cuda is not None)
+    plan = planned_forward(call)
     with _on_device_of(x):
         if plan.path == "rows":
             run(
@@ -158,7 +164,7 @@ def launch_forward(
                 x2, r2, weight_, bias_, y, y if s is None else s, stats, x2.stride(0), r2.stride(0), m, n, *scalars,
                 ROWS=plan.rows, BLOCK=plan.block, FULL=int(plan.block == n), FAST=int(plan.fast), HAS_R=has["HAS_R"],
                 GATED=int(gate is not None), GROUP=0 if group is None else group or plan.block, HAS_W=has["HAS_W"],
-                HAS_B=has["HAS_B"], CENTRE=int(centre), num_warps=plan.warps,
+                HAS_B=has["HAS_B"], CENTRE=int(centre), num_warps=plan.warps, **_limited(plan.maxnreg),
             )  # fmt: skip
         elif plan.path == "wide":
             run(
@@ -170,7 +176,7 @@ def launch_forward(
             run(
                 forward_kernel, (m,),
                 *common, *scalars, BLOCK=plan.block, FULL=int(plan.block == n), FAST=int(plan.path == "fast"),
-                MARK=int(plan.mark), PACKED=int(plan.packed), LATER=plan.later, AGAIN=plan.again,
+                MARK=int(plan.mark), PACKED=int(plan.packed), EARLY=int(plan.early), AGAIN=plan.again,
                 **has, CENTRE=int(centre), num_warps=plan.warps, **_limited(plan.maxnreg),
             )  # fmt: skip
     return y, s, stats
@@ -216,10 +222,11 @@ def launch_backward(
             gate_ = x2 if gate is None else as_rows(gate)
             run(
                 backward_rows_kernel, (plan.programs,),
-                dy2, x2, gate_, weight_, stats, dx, dr_, part, dy2.stride(0), x2.stride(0), gate_.stride(0), m, n,
+                dy2, x2, gate_, weight_, stats, dx, dr_, part, sums, hard, suspect,
+                dy2.stride(0), x2.stride(0), gate_.stride(0), m, n,
                 ROWS=plan.rows, BLOCK=plan.block, FULL=int(plan.block == n), FAST=int(plan.fast),
-                GATED=int(gate is not None), HAS_W=has["HAS_W"], **needs, AHEAD=max(plan.ahead, 1), CENTRE=int(centre),
-                num_warps=plan.warps, **_limited(plan.maxnreg),
+                GATED=int(gate is not None), HAS_W=has["HAS_W"], **needs, AHEAD=max(plan.ahead, 1), TOP=plan.top,
+                LIFT=plan.lift, CENTRE=int(centre), num_warps=plan.warps, **_limited(plan.maxnreg),
             )  # fmt: skip
         elif plan.path == "paired":
             run(
@@ -254,7 +261,8 @@ def launch_backward(
             run(
                 columns_kernel, (triton.cdiv(n, plan.column_block), kinds),
                 part, dw_, db_, di_, *operands, *strides, plan.programs, n,
-                REDO=int(redo), FLOAT16=int(fast and plan.float16), LIFT=plan.lift, **of_sums, **needs,
-                NEED_I=int(need[2]), ROWS=plan.column_depth, BLOCK=plan.column_block, CENTRE=int(centre), num_warps=4,
+                REDO=int(redo), FLOAT16=int(plan.fast and redo and plan.float16), LIFT=plan.lift, **of_sums, **needs,
+                NEED_I=int(need[2]), ROWS=plan.column_depth, BLOCK=plan.column_block, CENTRE=int(centre),
+                TILE=plan.rows, num_warps=4,
             )  # fmt: skip
     return dx, dr, di, dw, db

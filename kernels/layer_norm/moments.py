@@ -18,12 +18,13 @@ remainder, so a constant row has v - mean = 0 exactly. The shift k:
 Squares of float32 numbers neither overflow nor underflow in float64, so 1e30 and 1e-38 need no special case. eps
 reaches the kernel as the bits of a float64, because Triton passes Python floats as float32.
 
-The statistics of a row are four float64 numbers: up, up mean (high and low part), rstd / up. `up` is a power of two,
+The statistics of a row are four float64 numbers: up, rstd / up, up mean (high and low part). `up` is a power of two,
 times 1/2 if the row is marked. For float64 operands it is the mean of the differences from the row's first element.
 
-RMS norm (not CENTRE) stores the mean square in the second place and 0 in the third. It marks no row. Its v is the sum
-rounded once, because nothing is subtracted from it. Plain rows whose operands all have 16 bits add squares in float32
-(half_square).
+RMS norm (not CENTRE) stores the first two numbers, and 0 in the place of an `up` of 1 for a row of zeros. It marks no
+row because of its mean. Its v is the sum rounded once, because nothing is subtracted from it. Plain rows whose operands
+all have 16 bits add squares in float32 (half_square), and their statistics are float32 numbers: 8 bytes of a row
+instead of 32, which were an eighth of all bytes of a row of 64 columns.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.arithmetic import exponent, power_of_two, power_of_two_32
+from kernels.arithmetic import const, exponent, power_of_two, power_of_two_32
 from kernels.float_pairs import two_sum
 
 # 16-bit sums with |mean| rstd above this are computed in float64
@@ -77,28 +78,17 @@ def is_near(xhat, mean, rstd, mask):
 
 
 @triton.jit
-def mean_square(squares, inv):
-    """Returns moments()' values for RMS norm: no mean, and the mean of v^2, a sum of positive terms."""
-    return inv * 0.0, inv * 0.0, tl.sum(squares, 0) * inv
-
-
-@triton.jit
 def half_square(x, inv, eps, AXIS: tl.constexpr):
-    """Returns the mean square of 16-bit rows and rstd, in float64. x is float32.
+    """Returns up and rstd of 16-bit rows of RMS norm in float32. x is float32.
 
-    Sums of squares are float32 sums if the mean square is within 2^-70..2^70: its error and that of rstd are a few
-    2^-24, and a term that underflows is 2^-56 of the sum. Other rows get float64 sums.
+    float32 adds the squares of a row whose mean square + eps is within 2^-40..2^70: rstd is off by a few 2^-24, and
+    squares that underflow are 2^-100 of the sum. `up` is 1, or 0 if all squares are 0, which numbers of up to 2^-75 may
+    have. It is -1 for other rows, which forward_hard_row computes again.
     """
     square = tl.sum(x * x, AXIS) * inv.to(tl.float32)
-    usual = (square >= 2.0**-70) & (square + eps.to(tl.float32) < 2.0**70)
-    var = square.to(tl.float64)
-    rstd = tl.rsqrt(square + eps.to(tl.float32)).to(tl.float64)
-    if usual == 0 if AXIS == 0 else tl.min(usual.to(tl.int32), 0) == 0:
-        d = x.to(tl.float64)
-        square64 = tl.sum(d * d, AXIS) * inv
-        var = tl.where(usual, var, square64)
-        rstd = tl.where(usual, rstd, tl.rsqrt(square64 + eps))
-    return var, rstd
+    total = square + eps.to(tl.float32)
+    usual = (total >= 2.0**-40) & (total < 2.0**70)
+    return tl.where(usual, tl.where(square == 0, 0.0, 1.0), -1.0), tl.rsqrt(total)
 
 
 @triton.jit
@@ -117,6 +107,27 @@ def scaled_stats(mean, mean_low, rstd):
 
 
 @triton.jit
+def half_stats(mean, mean_low, var, eps):
+    """Returns scaled_stats() of a row of 16 bits, and rstd / up once more as a float32 number, off by 2^-22.
+
+    y needs the latter alone. The former comes from it by one step of third order, without rsqrt's wait, if rstd is
+    within 2^-35..2^35.
+    """
+    square = (var + eps).to(tl.float32)
+    fast = tl.rsqrt(square)
+    up = tl.full((), 1.0, tl.float64)
+    m = mean.to(tl.float32).to(tl.float64)
+    low = (mean - m) + mean_low
+    rstd = fast.to(tl.float64)
+    e = tl.fma(rstd * rstd, -(var + eps), const(eps, 1.0))
+    rstd = tl.fma(rstd * e, tl.fma(e, const(e, 0.375), const(e, 0.5)), rstd)
+    if ((square >= 2.0**-70) & (square < 2.0**70)) == 0:
+        up, m, low, rstd = scaled_stats(mean, mean_low, tl.rsqrt(var + eps))
+        fast = rstd.to(tl.float32)
+    return up, m, low, rstd, fast
+
+
+@triton.jit
 def mark_of(mean, var):
     """Returns 0.5 if the sums of a row may need pairs, else 1; zero rows and NaN give 1.
 
@@ -127,22 +138,28 @@ def mark_of(mean, var):
 
 
 @triton.jit
-def store_stats(stats_ptr, up, mean, mean_low, rstd):
-    """Stores the statistics of one row."""
-    tl.store(stats_ptr, up)
-    tl.store(stats_ptr + 1, mean)
-    tl.store(stats_ptr + 2, mean_low)
-    tl.store(stats_ptr + 3, rstd)
+def store_stats(stats_ptr, row, up, mean, mean_low, rstd, there, CENTRE: tl.constexpr):
+    """Stores the statistics of rows that are `there`."""
+    at = stats_ptr + row * (4 if CENTRE else 2)
+    tl.store(at, up, mask=there)
+    tl.store(at + 1, rstd, mask=there)
+    if CENTRE:
+        tl.store(at + 2, mean, mask=there)
+        tl.store(at + 3, mean_low, mask=there)
 
 
 @triton.jit
-def load_stats(stats_ptr, there):
-    """Loads the statistics of a row, zeros unless `there`."""
-    up = tl.load(stats_ptr, mask=there, other=0.0)
-    mean = tl.load(stats_ptr + 1, mask=there, other=0.0)
-    mean_low = tl.load(stats_ptr + 2, mask=there, other=0.0)
-    rstd = tl.load(stats_ptr + 3, mask=there, other=0.0)
-    return up, mean, mean_low, rstd
+def load_stats(stats_ptr, row, there, CENTRE: tl.constexpr):
+    """Loads the statistics of rows in float64. Unless CENTRE: the mean is 0 for a row of zeros, else not 0."""
+    at = stats_ptr + row * (4 if CENTRE else 2)
+    up = tl.load(at, mask=there, other=0.0).to(tl.float64)
+    rstd = tl.load(at + 1, mask=there, other=0.0).to(tl.float64)
+    if CENTRE:
+        mean = tl.load(at + 2, mask=there, other=0.0)
+        mean_low = tl.load(at + 3, mask=there, other=0.0)
+        return up, mean, mean_low, rstd
+    else:
+        return tl.where(up == 0, 1.0, up), up, tl.zeros_like(up), rstd
 
 
 @triton.jit

@@ -144,6 +144,17 @@ def vectors(w_ptr, b_ptr, cols, mask, HAS_W: tl.constexpr, HAS_B: tl.constexpr):
 
 
 @triton.jit
+def row_vector(pointer, n_cols, BLOCK: tl.constexpr):
+    """Returns n_cols numbers as one row [1, BLOCK].
+
+    They are loaded as [BLOCK]: the layout of a load of [1, BLOCK] would be that of the rows too, which spreads each row
+    over all warps of a program.
+    """
+    cols = tl.arange(0, BLOCK)
+    return tl.load(pointer + cols, mask=cols < n_cols, other=0.0)[None, :]
+
+
+@triton.jit
 def scale_and_shift(y, w, b, HAS_W: tl.constexpr, HAS_B: tl.constexpr):
     """Returns y weight + bias with one rounding in y's dtype."""
     if HAS_W:

@@ -1,7 +1,7 @@
 """Plans: which kernels a call runs, and with which options. Pure functions make them from sizes and dtypes.
 
 >>> call = Call(rows=4096, columns=4096, x=torch.bfloat16, weight=torch.bfloat16, bias=torch.bfloat16)
->>> forward_plan(call, prefetches=True).path
+>>> forward_plan(call).path
 'fast'
 
 The paths, with the modules that explain their roundings:
@@ -69,6 +69,11 @@ class Call:
         return self.plain and not self.wide and 64 <= self.columns <= 256 and self.columns % 16 == 0
 
     @property
+    def light(self) -> bool:
+        """True for RMS norm of 16-bit rows without a sum. Its statistics are float32."""
+        return not self.centre and self.plain and not self.wide and _are_half(self.x, self.weight, self.bias)
+
+    @property
     def wide(self) -> bool:
         """True if x, residual or input_bias is float64, or the row too long for registers."""
         return torch.float64 in (self.x, self.residual, self.input_bias) or self.columns > LONGEST
@@ -93,14 +98,14 @@ class ForwardPlan:
     maxnreg: int | None = None  # registers of a thread at most
     mark: bool = False  # fast, backward pass adds in float64: mark rows, or (RMS norm) square both parts
     packed: bool = False  # fast: two bfloat16 numbers share a register until they are needed
-    later: int = 0  # fast: prefetch the row this many programs later
+    early: bool = False  # fast: weight and bias are loaded before the sums
     again: int = 0  # exact: x is converted twice (2), or read twice too, the second time from L1 (1)
     rows: int = 1  # rows of a program
     fast: bool = False  # rows: float32 arithmetic
 
 
-def forward_plan(call: Call, prefetches: bool) -> ForwardPlan:
-    """Returns the plan of the forward pass. `prefetches`: the device has prefetch instructions (NVIDIA)."""
+def forward_plan(call: Call) -> ForwardPlan:
+    """Returns the plan of the forward pass."""
     block, n, residual = call.block, call.columns, call.residual is not None
     if call.wide:
         return ForwardPlan("wide", min(block, 2048), 8)
@@ -108,23 +113,23 @@ def forward_plan(call: Call, prefetches: bool) -> ForwardPlan:
     heads = (call.short or (call.plain and n == 512)) and (fast or not call.centre)
     if call.gated or call.quantised or heads:
         rows = max(1, (512 if call.gated and not fast else 1024) // block)
-        share = 256 if not fast else 512 if call.gated else 1024
-        return ForwardPlan("rows", block, max(1, min(16, rows * block // share)), rows=rows, fast=fast)
+        share = 256 if not fast else 512 if block > 1024 else 1024
+        warps = max(1, min(16, rows * block // share))
+        return ForwardPlan("rows", block, warps, maxnreg=64 if fast and block <= 1024 else None, rows=rows, fast=fast)
     half = _are_half(call.x, call.residual, call.input_bias) and torch.float64 not in (call.weight, call.bias)
     if half:
-        full = block == n >= 2048
-        light = call.plain and fast and not call.centre and block <= 4096  # squares are added in float32
+        share = 512 if residual or (fast and block <= (4096 if call.light else 2048)) else 1024
+        few = call.rows * block <= 1 << 20  # rows that leave registers free
         operands = (call.x, call.residual, call.input_bias, call.weight, call.bias)
         return ForwardPlan(
             "fast",
             block,
-            warps=max(1, min(16, block // (512 if residual or light else 1024))),
+            warps=max(1, min(16, block // share)),
             # 64 registers give a quarter more rows in flight than the 79 that the compiler would use
-            maxnreg=64 if block >= 2048 or residual else None,
+            maxnreg=64 if residual or (block >= 1024 and (share == 512 or not few)) else None,
             mark=not _are_half(call.weight, call.bias) or (call.centre and block > 8192),
-            packed=full and residual and all(dtype in (None, torch.bfloat16) for dtype in operands),
-            # half as many rows later as an H200 has in flight, or a quarter if two operands are read
-            later=(132 if residual else 264) * 8192 // block if full and prefetches and not light else 0,
+            packed=block == n >= 2048 and residual and all(dtype in (None, torch.bfloat16) for dtype in operands),
+            early=call.plain and (share == 512 or few),
         )
     if residual and block <= 4096:
         warps, maxnreg = max(1, block // (256 if call.input_bias is None else 512)), 64
@@ -170,7 +175,7 @@ def _backward_path(call: Call) -> str:
     block = call.block
     if call.wide:
         return "wide"
-    if call.gated or (call.short and (block < 128 or not _are_half(call.x, call.weight, call.bias))):
+    if call.gated or (call.short and (call.light or block < 128 or not _are_half(call.x, call.weight, call.bias))):
         return "rows"
     if block <= 8192 and _are_half(call.x, call.residual, call.input_bias, call.weight, call.bias):
         return "fast"
@@ -185,9 +190,10 @@ def _backward_path(call: Call) -> str:
 def _tile(call: Call) -> tuple[int, int]:
     """Returns the rows of a program at once and its warps on the path "rows"."""
     if call.gated:
-        half = _are_half(call.x, call.weight)
-        return max(1, 512 // call.block), 16 if half and call.block > 1024 else 4 if half else 8
-    return 1024 // call.block, 4 if call.block < 128 else 2
+        if _are_half(call.x, call.weight):
+            return max(1, 1024 // call.block), 16 if call.block > 1024 else 2
+        return max(1, 512 // call.block), 8
+    return 1024 // call.block, 4 if call.block < 128 and not call.light else 2
 
 
 def _programs_and_warps(call: Call, path: str) -> tuple[int, int]:
@@ -196,7 +202,11 @@ def _programs_and_warps(call: Call, path: str) -> tuple[int, int]:
     aligned = n % 16 == 0  # strides and addresses are aligned too: see launch.as_rows
     if path == "rows":
         rows, warps = _tile(call)
-        most = PROGRAMS // 4 if block < 128 else PROGRAMS // 2 if block <= 1024 else PROGRAMS // 2 * 1024 // block
+        most = PROGRAMS // 2 * 1024 // max(block, 1024)
+        if call.light:
+            most = max(most, triton.cdiv(m, 1024 * rows))
+        elif block < 128:
+            most = PROGRAMS // 4
         return min(triton.cdiv(m, rows), most if call.kinds else m), warps
     if path == "paired":
         return PAIRED_PROGRAMS * triton.cdiv(m, PAIRED_PROGRAMS * PAIRED_SUM), 8
@@ -255,7 +265,8 @@ def backward_plan(call: Call, shared_memory: int | None) -> BackwardPlan:
     blocks = triton.cdiv(n, min(block, 1024)) if path in ("long", "wide") else 1
     marked = call.residual is not None and call.centre and path in ("exact", "long")
     redo = "never"
-    if path in ("fast", "paired") or marked:
+    light = path == "rows" and call.light  # float32 arithmetic; a gate: for rows of any size
+    if path in ("fast", "paired") or marked or (light and not call.gated):
         redo = "after" if blocks > 1 else "inside"
     ahead = int(programs < m)
     if path == "paired":
@@ -274,13 +285,13 @@ def backward_plan(call: Call, shared_memory: int | None) -> BackwardPlan:
         maxnreg=_maxnreg(call, path, warps),
         redo=redo,
         marked=marked,
-        separate_sums=path != "rows" and not (path == "exact" and redo == "never"),
+        separate_sums=redo != "never" or path in ("long", "wide") or call.need_input_bias,
         # float16 holds no dx of 2^17. bfloat16 holds up to 2^127, and the terms of a sum may exceed the sum.
         top=17 if torch.float16 in (call.x, call.residual) else 116,
         float16=torch.float16 in (call.x, call.residual, call.weight, call.bias),
-        lift={"fast": 64, "wide": 0 if call.centre else 200}.get(path, 0),
+        lift={"fast": 64, "rows": 64 if redo == "inside" else 0, "wide": 0 if call.centre else 200}.get(path, 0),
         column_block=column_block,
         column_depth=column_depth,
         rows=_tile(call)[0] if path == "rows" else 1,
-        fast=path == "fast" or (path == "rows" and call.gated and _are_half(call.x, call.weight)),
+        fast=path == "fast" or light,
     )

@@ -153,7 +153,7 @@ def compiled_for(arch: int) -> Iterator[list[Compiled]]:
         (gelu, "few_float64", lambda device: divmod(arch, 10) not in MANY_FLOAT64),
         (hopper_product, "transposed_operands", lambda *operands: None),
         (norms, "_on_device_of", lambda tensor: here),
-        (norms, "planned_forward", lambda call, prefetches: forward(call, True)),
+        (norms, "planned_forward", lambda call: forward(call)),
         (norms, "planned_backward", lambda call, shared: backward(call, SHARED[arch])),
         (torch.cuda, "device_of", lambda tensor: here),
     )

@@ -232,6 +232,37 @@ def test_column_sums_over_programs_with_hard_rows(dtype, monkeypatch):
     assert_within(exact_errors(x, weight, dy, 0.0, outputs, gradients), dtype)
 
 
+@pytest.mark.parametrize("n", [64, 128])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=name_of)
+def test_heads_that_float32_cannot_hold_share_a_tile_with_others(dtype, n, monkeypatch):
+    """Tiny and large rows, rows of zeros and upstreams of 0 or 2^50 are right and change no bit of another row."""
+    monkeypatch.setattr(plan, "PROGRAMS", 4)
+    x, dy, weight, eps = draw(21, n), draw(21, n, seed=1), draw(n, seed=2).to(dtype), 1e-14
+    x[3], x[5], dy[7] = x[3] * 2.0**-21, 0.0, 0.0
+    if dtype == torch.bfloat16:
+        x[9], dy[11], x[13], dy[15] = x[9] * 2.0**100, dy[11] * 2.0**50, x[13] * 2.0**-60, dy[15] * 2.0**-115
+    x, dy = x.to(dtype), dy.to(dtype)
+    (y,), gradients = run(x, weight, dy, eps)
+    assert_within(exact_errors(x, weight, dy, eps, [y], gradients), dtype)
+    for i in (3, 4, 5, 8, 9, 11, 12, 13, 15, 20):
+        (alone,), some = run(x[i : i + 1], weight, dy[i : i + 1], eps)
+        assert torch.equal(y[i], alone[0]) and torch.equal(gradients["x"][i], some["x"][0])
+
+
+def test_statistics_of_16_bit_rms_norm_are_two_float32_numbers_a_row():
+    for dtype, of_weight, residual, centre, columns, wanted in (
+        (torch.bfloat16, torch.bfloat16, False, False, 2, torch.float32),
+        (torch.bfloat16, torch.float32, False, False, 2, torch.float64),
+        (torch.bfloat16, torch.bfloat16, True, False, 2, torch.float64),
+        (torch.float32, torch.float32, False, False, 2, torch.float64),
+        (torch.bfloat16, torch.bfloat16, False, True, 4, torch.float64),
+    ):
+        x, weight = draw(3, 64).to(dtype).to(DEVICE), draw(64).to(of_weight).to(DEVICE)
+        arguments = x, x if residual else None, None, weight, None, 1e-6, centre
+        for stats in (forward_op(*arguments)[2], forward_op.registered(*(a for a in arguments))[2]):
+            assert (stats.shape, stats.dtype) == ((3, columns), wanted)
+
+
 @pytest.mark.parametrize("scale", [2.0**-100, 2.0**100])
 def test_a_row_that_float32_cannot_hold_adds_nothing_where_its_upstream_is_zero(scale):
     x, dy, weight = draw(3, 33).bfloat16(), draw(3, 33, seed=1).bfloat16(), draw(33, seed=2).bfloat16()

@@ -85,7 +85,7 @@ def test_gates_far_from_zero_and_rows_of_any_size(dtype):
 def test_rows_as_long_as_a_head(dtype):
     """Several rows for each program; the last tile is not full, and 96 columns do not fill a block."""
     for m, n in ((19, 64), (7, 96), (5, 256)):
-        assert plan.forward_plan(plan.Call(m, n, dtype, centre=False), True).path == "rows"
+        assert plan.forward_plan(plan.Call(m, n, dtype, centre=False)).path == "rows"
         x, dy, weight = draw(m, n).to(dtype), draw(m, n, seed=1).to(dtype), draw(n, seed=2).to(dtype)
         outputs, gradients = run(x, weight, dy, EPS)
         assert_within(exact_errors(x, weight, dy, EPS, outputs, gradients), dtype)
