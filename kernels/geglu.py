@@ -414,23 +414,18 @@ packed.register_fake(lambda x, form, gate_last: torch.empty_like(_halves(x, gate
 packed_backward.register_fake(lambda dy, x, form, gate_last: _dense(x))
 
 
-def _save_packed(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    *tensors, ctx.form, ctx.gate_last = inputs
-    ctx.save_for_backward(*tensors)
-
-
 def _differentiate_packed(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
-    return packed_backward(dy, *ctx.saved_tensors, ctx.form, ctx.gate_last), None, None
+    return packed_backward.checked(None, dy, *ctx.saved_tensors, *ctx.values), None, None
 
 
 def _differentiate_packed_backward(ctx: Any, g: torch.Tensor) -> tuple[Any, ...]:
-    dy, x = ctx.saved_tensors
-    of_dy, of_x1, of_x2 = _second(*_halves(g, ctx.gate_last), dy, *_halves(x, ctx.gate_last), ctx.form)
-    return of_dy, torch.cat((of_x1, of_x2) if ctx.gate_last else (of_x2, of_x1), -1), None, None
+    (dy, x), (form, gate_last) = ctx.saved_tensors, ctx.values
+    of_dy, of_x1, of_x2 = _second(*_halves(g, gate_last), dy, *_halves(x, gate_last), form)
+    return of_dy, torch.cat((of_x1, of_x2) if gate_last else (of_x2, of_x1), -1), None, None
 
 
-packed.register_autograd(_differentiate_packed, setup_context=_save_packed)
-packed_backward.register_autograd(_differentiate_packed_backward, setup_context=_save_packed)
+packed.register_autograd(_differentiate_packed)
+packed_backward.register_autograd(_differentiate_packed_backward)
 
 
 # --- split: two tensors in, two gradients out ---
@@ -454,22 +449,16 @@ split.register_fake(lambda x1, x2, form: torch.empty_like(x1))
 split_backward.register_fake(lambda dy, x1, x2, form: (_dense(x1), _dense(x1)))
 
 
-def _save_split(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    *tensors, ctx.form = inputs
-    ctx.save_for_backward(*tensors)
-
-
 def _differentiate_split(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
-    return *split_backward(dy, *ctx.saved_tensors, ctx.form), None
+    return *split_backward.checked(None, dy, *ctx.saved_tensors, *ctx.values), None
 
 
 def _differentiate_split_backward(ctx: Any, g1: torch.Tensor | None, g2: torch.Tensor | None) -> tuple[Any, ...]:
-    dy, x1, x2 = ctx.saved_tensors
-    return *_second(g1, g2, dy, x1, x2, ctx.form), None
+    return *_second(g1, g2, *ctx.saved_tensors, *ctx.values), None
 
 
-split.register_autograd(_differentiate_split, setup_context=_save_split)
-split_backward.register_autograd(_differentiate_split_backward, setup_context=_save_split)
+split.register_autograd(_differentiate_split)
+split_backward.register_autograd(_differentiate_split_backward)
 
 
 def checks(name: str) -> tuple[Any, Any]:

@@ -40,23 +40,14 @@ def make_differentiable_twice(forward: Any, backward: Any, second: Any) -> None:
     backward.register_fake(lambda dy, x, approximate: torch.empty_like(x))
     second.register_fake(lambda g, dy, x, approximate: torch.empty_like(x))
 
-    def save_x(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        x, ctx.approximate = inputs
-        ctx.save_for_backward(x)
-
     def differentiate_forward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
-        (x,) = ctx.saved_tensors
-        return backward(dy, x, ctx.approximate), None
-
-    def save_dy_x(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        dy, x, ctx.approximate = inputs
-        ctx.save_for_backward(dy, x)
+        return backward.checked(None, dy, *ctx.saved_tensors, *ctx.values), None
 
     def differentiate_backward(ctx: Any, g: torch.Tensor) -> tuple[Any, ...]:
         dy, x = ctx.saved_tensors
-        d_dy = backward(g, x, ctx.approximate) if ctx.needs_input_grad[0] else None
-        d_x = second(g, dy, x, ctx.approximate) if ctx.needs_input_grad[1] else None
+        d_dy = backward(g, x, *ctx.values) if ctx.needs_input_grad[0] else None
+        d_x = second(g, dy, x, *ctx.values) if ctx.needs_input_grad[1] else None
         return d_dy, d_x, None
 
-    forward.register_autograd(differentiate_forward, setup_context=save_x)
-    backward.register_autograd(differentiate_backward, setup_context=save_dy_x)
+    forward.register_autograd(differentiate_forward)
+    backward.register_autograd(differentiate_backward)

@@ -299,17 +299,10 @@ def _(dy: Tensor, pre: Tensor, approximate: str, total: bool) -> Any:
 
 
 def _gradient_of(call: Any, dy: Tensor, pre: Tensor, approximate: str, total: bool) -> tuple[Any, Any]:
-    found: tuple[Any, Any] = call(_gradient)(dy, pre, approximate, total)
-    return found
+    return call(_gradient)(dy, pre, approximate, total)
 
 
 _backward = make_differentiable(_linear_geglu, "verify_kernels::linear_geglu_backward", _gradient_of)
-
-
-def _save_gradient(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    dy, pre, ctx.approximate, ctx.total = inputs
-    ctx.save_for_backward(dy, pre)
-    ctx.set_materialize_grads(False)
 
 
 def _differentiate_gradient(ctx: Any, u: Tensor | None, ub: Tensor | None) -> tuple[Any, ...]:
@@ -317,19 +310,19 @@ def _differentiate_gradient(ctx: Any, u: Tensor | None, ub: Tensor | None) -> tu
 
     With upstream u of dp, to which the upstream of db is added: d dy = u1 gelu + u2 p1 gelu', and so on.
     """
-    dy, pre = ctx.saved_tensors
-    if ctx.total and ub is not None:
+    (dy, pre), (approximate, total) = ctx.saved_tensors, ctx.values
+    if total and ub is not None:
         u = ub.expand(pre.shape) if u is None else u + ub
     if u is None:
         return None, None, None, None
     (u1, u2), (p1, p2), d = u.double().chunk(2, -1), pre.double().chunk(2, -1), dy.double()
-    value, slope, curve = derivatives(p2, ctx.approximate)
+    value, slope, curve = derivatives(p2, approximate)
     of_dy = u1 * value + u2 * p1 * slope
     of_pre = torch.cat((u2 * d * slope, d * (u1 * slope + u2 * p1 * curve)), -1)
     return of_dy.to(dy.dtype), of_pre.to(pre.dtype), None, None
 
 
-_gradient.register_autograd(_differentiate_gradient, setup_context=_save_gradient)
+_gradient.register_autograd(_differentiate_gradient)
 
 # --------------------------------------------------------------------------------- public functions
 

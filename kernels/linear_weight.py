@@ -307,17 +307,12 @@ def _(g: Tensor, x: Tensor, allow_tf32: bool) -> Tensor:
 # ----------------------------------------------------------------------------------------- autograd
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    g, x, ctx.allow_tf32 = inputs
-    ctx.save_for_backward(g, x)
-
-
 def _differentiate(ctx: Any, u: Tensor) -> tuple[Any, ...]:
     """Returns the gradients of g and x for the gradient u of the result: x @ u^T and g @ u, by `weight_gradient`."""
     g, x = ctx.saved_tensors
-    of_g = weight_gradient(x.t(), u.t(), ctx.allow_tf32) if ctx.needs_input_grad[0] else None
-    of_x = weight_gradient(g.t(), u, ctx.allow_tf32) if ctx.needs_input_grad[1] else None
+    of_g = weight_gradient(x.t(), u.t(), *ctx.values) if ctx.needs_input_grad[0] else None
+    of_x = weight_gradient(g.t(), u, *ctx.values) if ctx.needs_input_grad[1] else None
     return of_g, of_x, None
 
 
-weight_gradient.register_autograd(_differentiate, setup_context=_save)
+weight_gradient.register_autograd(_differentiate)

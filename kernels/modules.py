@@ -112,8 +112,10 @@ class SwiGLU(nn.Module):
         return f"gate_last={self.gate_last}"
 
 
-class LinearGELU(nn.Linear):
-    """torch.nn.Linear followed by GELU, in one kernel."""
+class _LinearAct(nn.Linear):
+    """torch.nn.Linear with an activation of a form of GELU."""
+
+    _parts = 1  # of the linear layer's features, equally long
 
     def __init__(
         self,
@@ -125,38 +127,29 @@ class LinearGELU(nn.Linear):
         *,
         approximate: str = "none",
     ) -> None:
+        if out_features % self._parts:
+            name = type(self).__name__
+            raise ValueError(f"{name}: out_features must be even, it holds both halves; got {out_features}")
         super().__init__(in_features, out_features, bias, device, dtype)
         self.approximate = approximate
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, approximate={self.approximate!r}"
+
+
+class LinearGELU(_LinearAct):
+    """torch.nn.Linear followed by GELU, in one kernel."""
 
     def forward(self, input: Tensor) -> Tensor:
         activation = "gelu" if self.approximate == "none" else "gelu_tanh"
         y: Any = linear_act(input, self.weight, self.bias, activation=activation)
         return y
 
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, approximate={self.approximate!r}"
 
-
-class LinearGEGLU(nn.Linear):
+class LinearGEGLU(_LinearAct):
     """torch.nn.Linear followed by GEGLU, in one kernel. out_features counts the linear layer's: twice the result's."""
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        bias: bool = True,
-        device: Any = None,
-        dtype: torch.dtype | None = None,
-        *,
-        approximate: str = "none",
-    ) -> None:
-        if out_features % 2:
-            raise ValueError(f"LinearGEGLU: out_features must be even, it holds both halves; got {out_features}")
-        super().__init__(in_features, out_features, bias, device, dtype)
-        self.approximate = approximate
+    _parts = 2
 
     def forward(self, input: Tensor) -> Tensor:
         return linear_geglu(input, self.weight, self.bias, approximate=self.approximate)
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, approximate={self.approximate!r}"

@@ -22,17 +22,15 @@ Forward-mode derivatives raise NotImplementedError, because the registered opera
 from __future__ import annotations
 
 import functools
-import threading
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling
 
-from kernels.plans import CHANGES, Form, Known, Plan, Planned, form_of
+from kernels.plans import Plan, Planned, form_of, waiting
 
-_thread = threading.local()  # .known: plan and form of the call whose autograd Function is running
 _transforms, _modes = torch._C._are_functorch_transforms_active, torch._C._len_torch_dispatch_stack
 _tracing = torch._C._get_tracing_state
 
@@ -55,7 +53,10 @@ class Operator:
         schema = torch.library.infer_schema(launcher, mutates_args=())
         self._definition = torch.library.custom_op(name, self._filled(self.launcher), mutates_args=(), schema=schema)
         self.registered = self._definition._opoverload
-        self.function: type[torch.autograd.Function] | None = None
+        self.known = self.launcher.known
+        self._tensors = schema.split("->")[0].count("Tensor")  # arguments; they are the first ones
+        self.function: type[torch.autograd.Function] | None = None  # of the registered operator, for transforms
+        self._apply: Any = self.registered  # of plain calls that record for a backward pass
         functools.update_wrapper(self, launcher)
 
     @staticmethod
@@ -76,17 +77,29 @@ class Operator:
         self._definition.register_fake(self._filled(fake))
         return fake
 
-    def register_autograd(self, backward: Any, setup_context: Any) -> None:
-        """Registers the derivatives, for the registered operator and for plain calls."""
+    def _save(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.save_for_backward(*inputs[: self._tensors])
+        ctx.values = inputs[self._tensors :]
+        if isinstance(output, tuple):
+            ctx.set_materialize_grads(False)
+
+    def register_autograd(self, backward: Any, setup_context: Any = None, hidden: int = 0) -> None:
+        """Registers the derivatives, for the registered operator and for plain calls.
+
+        Args:
+            setup_context: None: ctx.saved_tensors and ctx.values are the arguments, and `backward` of an operator with
+                several results gets None for a gradient that is zero
+            hidden: number of results, the last ones, that only `backward` reads; a plain call that needs a gradient
+                does not return them, and `backward` gets no gradients of them
+        """
+        setup_context = setup_context or self._save
         self._definition.register_autograd(backward, setup_context=setup_context)
 
-        def forward(*args: Any) -> Any:
-            known: Any = getattr(_thread, "known", None)
-            _thread.known = None
-            if known is None:
-                return self.registered(*args)
-            plan, form = known
-            return self.launcher.by(plan, form, args)
+        def plain(ctx: Any, *args: Any) -> Any:
+            call, given = waiting.call
+            results = call(*given)
+            setup_context(ctx, args, results)
+            return results[:-hidden] if hidden else results
 
         def jvp(ctx: Any, *tangents: Any) -> Any:
             raise NotImplementedError(
@@ -94,16 +107,17 @@ class Operator:
                 "(backward, torch.func.grad, vjp, jacrev)"
             )
 
-        members = {"forward": forward, "setup_context": setup_context, "backward": backward, "jvp": jvp}
-        self.function = type(
-            self.__name__,
-            (torch.autograd.Function,),
-            {name: staticmethod(member) for name, member in members.items()} | {"generate_vmap_rule": True},
-        )
-        # torch.autograd.Function.apply also binds the arguments to forward's signature, which takes 20 microseconds
-        self._apply = super(torch.autograd.Function, self.function).apply  # type: ignore[misc]
+        def function(**members: Any) -> Any:
+            members = {name: staticmethod(member) for name, member in members.items()} | {"generate_vmap_rule": True}
+            return type(self.__name__, (torch.autograd.Function,), members)
+
+        forward = functools.partial(self.registered)
+        self.function = function(forward=forward, setup_context=setup_context, backward=backward, jvp=jvp)
+        recording = function(forward=plain, backward=backward)
+        # torch.autograd.Function.apply takes microseconds to look at the arguments before it calls this one
+        self._apply = super(torch.autograd.Function, recording).apply  # type: ignore[misc]
         # the engine calls `apply` of a node, which looks `backward` up at each call
-        self.function._backward_cls.apply = backward  # type: ignore[attr-defined]
+        recording._backward_cls.apply = backward
 
     def __call__(self, *args: Any) -> Any:
         return self.checked(None, *args)
@@ -114,33 +128,35 @@ class Operator:
         Args:
             check: raises if the arguments break a rule; None: nothing is checked
         """
-        if is_compiling():
+        if is_dynamo_compiling():
             if check is not None:
                 check(*args)
             return self.registered(*args)
-        plan: Any
-        form: Form | None
-        known = self.launcher.known.get(args[0].shape) if type(args[0]) is Tensor else None
-        addresses = None if known is None or forward_ad._current_level >= 0 else known.addresses(args)
-        if known is not None and addresses is not None:
-            plan, form = known.plan, ((), addresses, known.differentiable and torch.is_grad_enabled())
-        else:
-            form = form_of(args)
-            plan = None if form is None else self.launcher.plans.get(form[0])
-            if check is not None and type(plan) is not Plan:
-                check(*args)
-            if _transforms() or _modes() or _tracing() or forward_ad._current_level >= 0:
-                return self.function.apply(*args) if self.function and _differentiates() else self.registered(*args)
-            if type(plan) is Plan and type(args[0]) is Tensor and (known is None or known.changes < CHANGES):
-                self.launcher.known[args[0].shape] = Known(plan, args, known)
+        if type(args[0]) is Tensor and forward_ad._current_level < 0:
+            for repeated in self.known.get(args[0].numel(), ()):
+                results = repeated(args)
+                if results is not None:
+                    return results
+        return self._unknown(check, args)
+
+    def _unknown(self, check: Any, args: tuple[Any, ...]) -> Any:
+        """Does what `checked` does, for a call that is not recognised."""
+        form = form_of(args)
+        plan = None if form is None else self.launcher.plans.get(form[0])
+        if check is not None and type(plan) is not Plan:
+            check(*args)
+        if _transforms() or _modes() or _tracing() or forward_ad._current_level >= 0:
+            return self.function.apply(*args) if self.function and _differentiates() else self.registered(*args)
+        if type(plan) is Plan and type(args[0]) is Tensor:
+            self.launcher.know(plan, args, self._apply)
         if form is None or (form[2] and self.function is None):
             return self.registered(*args)
         if form[2]:
-            _thread.known = plan, form
+            waiting.call = self.launcher.by, (plan, form, args)
             try:
                 return self._apply(*args)
             finally:
-                _thread.known = None
+                waiting.call = None  # which keeps no tensor
         return self.launcher.by(plan, form, args)
 
 

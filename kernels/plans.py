@@ -8,7 +8,7 @@ argument. A launcher may decide by the form alone. The first call of a form runs
 too and records its allocations, its launches, and the tensor and offset that each pointer argument points to. Every
 later call repeats the recording. It allocates the outputs and one block of scratch memory, and launches the compiled
 kernels with the new pointers. It skips Triton's look-up of the kernel, which costs several times as much as the launch.
-One guard of PyTorch recognises a call like the last one (Known); other calls are looked up by their form.
+A function that is written for a form recognises its next calls. Other calls are looked up by their form.
 
 A form has no plan if its launcher does more than allocate, view and launch, for example copies an operand with gaps.
 Some launches do more than these steps, so no plan is used for them: on the interpreter, in a version of Triton whose
@@ -20,7 +20,6 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
-import operator
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -39,7 +38,7 @@ from triton.runtime import JITFunction
 from kernels.launch import INTERPRETED
 
 FORMS = 1024  # a launcher drops all its plans when it has this many
-CHANGES = 64  # how often a Known is replaced by that of another form, which takes as long as two look-ups
+KNOWN = 8  # forms that a launcher recognises, at most, for one number of elements of the first argument
 # _launcher relies on how CompiledKernel and CudaLauncher take arguments in this version: order, pointers as integers.
 REPEATS = not INTERPRETED and triton.__version__.startswith("3.6.") and torch.version.cuda is not None
 
@@ -50,6 +49,7 @@ _ALIGNMENT = 256  # bytes, of each tensor in scratch memory; Triton's kernels fo
 _SEEN, _NEVER = "called once", "not to be repeated"
 _EMPTY = {"cpu": guards._empty_strided_cpu, "cuda": guards._empty_strided_cuda}  # half of torch.empty_strided's time
 _thread = threading.local()
+waiting = threading.local()  # .call: what the autograd Function that begins in this thread runs, and its arguments
 
 
 def _is_view(func: Any) -> bool:
@@ -246,7 +246,9 @@ class _Writer:
         self.lines = [f"def repeat({', '.join(f'a{i}' for i in range(self.bases))}):"]
 
     def constant(self, value: Any) -> str:
-        """Returns the name of a constant."""
+        """Returns a constant as source: a literal, which Python reads faster, or the name of a variable."""
+        if value is None or type(value) in (bool, int):
+            return repr(value)
         name = f"c{len(self.constants)}"
         self.constants[name] = value
         return name
@@ -361,36 +363,49 @@ def form_of(args: tuple[Any, ...]) -> Form | None:
     return tuple(key), bases, wanted
 
 
-def _getter(places: list[int]) -> operator.itemgetter[Any]:
-    """Returns a function that takes these places out of a tuple, as a tuple."""
-    if len(places) > 1:
-        return operator.itemgetter(*places)
-    return operator.itemgetter(slice(places[0], places[0] + 1) if places else slice(0))
+def recogniser(plan: Plan, args: tuple[Any, ...], apply: Callable[..., Any]) -> Callable[[tuple[Any, ...]], Any]:
+    """Returns a function that repeats the plan for calls of its form, in a fifth of the time that form_of takes.
 
+    It takes the arguments of a call as a tuple. It returns None if the form may be another one, if Triton's settings
+    changed, or if the plan cannot be repeated as it is. Otherwise it returns the results. If a gradient is needed, it
+    leaves `repeat` and the addresses in `waiting.call`, and returns the results of `apply`, which runs that.
 
-class Known:
-    """Recognises calls of the form that a plan belongs to, in a third of the time that form_of takes.
+    A backward pass runs in a thread of its own, mostly on another processor. An object that both passes use is slow to
+    reach, because Python counts its users. So the function uses few of them.
 
     PyTorch's guard compares type, dtype, device, shape, strides and dispatch keys of all tensors in one call. The keys
     include pending negations, modes, transforms and tracing. A tensor given twice is never recognised.
     """
-
-    def __init__(self, plan: Plan, args: tuple[Any, ...], before: Known | None) -> None:
-        self.changes: int = 0 if before is None else before.changes + 1
-        places = [i for i, arg in enumerate(args) if isinstance(arg, Tensor)]
-        self.plan, self.tensors = plan, _getter(places)
-        self.others = _getter([i for i in range(len(args)) if i not in places])
-        self.values, tensors = self.others(args), self.tensors(args)
-        self.differentiable = any(t.requires_grad for t in tensors)
-        self.same = guards.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
-
-    def addresses(self, args: tuple[Any, ...]) -> list[int] | None:
-        """Returns the addresses of the tensors, or None if the form may be another one."""
-        tensors = self.tensors(args)
-        if self.others(args) != self.values or not self.same(*tensors):
-            return None
-        addresses = [t.data_ptr() for t in tensors]
-        return None if functools.reduce(operator.or_, addresses) & 15 or 0 in addresses else addresses
+    values = {i: arg for i, arg in enumerate(args) if not isinstance(arg, Tensor)}
+    places = [i for i in range(len(args)) if i not in values]
+    tensors = [args[i] for i in places]
+    runtime, compilation = vars(_runtime), vars(_compilation)
+    names: dict[str, Any] = {
+        "same": guards.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check,
+        "device": _current_device, "index": plan.index, "jit": JITFunction, "run": _RUN, "enter": _ENTER,
+        "leave": _LEAVE, "runtime": runtime, "runtime_": dict(runtime), "compilation": compilation,
+        "compilation_": dict(compilation), "repeat": plan.repeat, "apply": apply, "waiting": waiting,
+        "recording": torch.is_grad_enabled,
+    }  # fmt: skip
+    hooks = {f"h{i}": hooks for i, hooks in enumerate(plan.hooks)}
+    names |= hooks | {f"v{i}": value for i, value in values.items()}
+    xs, found = (", ".join(f"{letter}{i}" for i in places) for letter in "xa")
+    others = [f"x{i} is not {v}" if v is None or isinstance(v, bool) else f"x{i} != v{i}" for i, v in values.items()]
+    source = f"""def call(args):
+        if len(args) != {len(args)}: return None
+        {", ".join(f"x{i}" for i in range(len(args)))}, = args
+        if {" or ".join([*others, f"not same({xs})"])}: return None
+        {found}, = {"".join(f"x{i}.data_ptr(), " for i in places)}
+        if ({found.replace(",", " |")}) & 15 or not ({found.replace(",", " and")}): return None
+        if {" or ".join(hooks)} or device() != index or jit.run is not run: return None
+        if enter.calls or leave.calls or runtime != runtime_ or compilation != compilation_: return None
+        if {any(t.requires_grad for t in tensors)} and recording():
+            waiting.call = repeat, ({found},)
+            return apply(*args)
+        return repeat({found})"""
+    exec(source, names)
+    call: Callable[[tuple[Any, ...]], Any] = names["call"]
+    return call
 
 
 _everyone: list[Planned] = []
@@ -406,13 +421,14 @@ def forget() -> None:
 class Planned:
     """A launcher that repeats its launches by plans.
 
-    `plans` maps a form to its plan, or to a mark that it has none; `known` the first tensor's shape to the last form.
+    `plans` maps a form to its plan, or to a mark that it has none. `known` maps the number of elements of the first
+    argument to functions that recognise forms.
     """
 
     def __init__(self, launcher: Any) -> None:
         self.launcher = launcher
         self.plans: dict[tuple[Any, ...], Plan | str] = {}
-        self.known: dict[torch.Size, Known] = {}
+        self.known: dict[int, tuple[Callable[[tuple[Any, ...]], Any], ...]] = {}
         _everyone.append(self)
 
     def __call__(self, *args: Any) -> Any:
@@ -429,6 +445,13 @@ class Planned:
             return plan.repeat(*form[1])
         with torch.cuda.device(plan.index):
             return plan.repeat(*form[1])
+
+    def know(self, plan: Plan, args: tuple[Any, ...], apply: Callable[..., Any]) -> None:
+        """Lets calls like this one, which has a plan, be recognised, unless they never are."""
+        before, tensors = self.known.get(args[0].numel(), ()), [arg for arg in args if isinstance(arg, Tensor)]
+        once = len({id(t) for t in tensors}) == len(tensors) and _launch_is_plain()
+        if once and len(before) < KNOWN and not any(t.data_ptr() & 15 for t in tensors):
+            self.known[args[0].numel()] = (recogniser(plan, args, apply), *before)
 
     def _unplanned(self, key: tuple[Any, ...], args: tuple[Any, ...], known: Plan | str | None) -> Any:
         """Runs the launcher for a form without a plan. Records a plan at the second call of the form."""

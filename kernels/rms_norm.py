@@ -37,9 +37,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernels.layer_norm import check_rows, checks, normed
+from kernels.layer_norm import check_rows, checks
 from kernels.layer_norm.launch import launch_forward, new_fp8
-from kernels.layer_norm.operators import Maybe
+from kernels.layer_norm.operators import Maybe, forward_op
 from kernels.operators import operator
 
 __all__ = ["rms_norm", "rms_norm_fp8", "rms_norm_gated", "rms_norm_residual"]
@@ -50,12 +50,12 @@ _CHECK = {name: checks(name) for name in __all__}
 
 def rms_norm(x: Tensor, weight: Maybe = None, *, eps: float = 1e-6) -> Tensor:
     """Returns the RMS norm of x over its last dimension, in x's dtype; weight has any dtype."""
-    return normed(_CHECK["rms_norm"], x, None, None, weight, None, eps, False)[0]
+    return forward_op.checked(_CHECK["rms_norm"], x, None, None, weight, None, eps, False, None)[0]
 
 
 def rms_norm_residual(x: Tensor, residual: Tensor, weight: Maybe = None, *, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
     """Returns y and s: s = x + residual in the residual's dtype, y the RMS norm of the unrounded sum."""
-    return normed(_CHECK["rms_norm_residual"], x, residual, None, weight, None, eps, False)[:2]
+    return forward_op.checked(_CHECK["rms_norm_residual"], x, residual, None, weight, None, eps, False, None)[:2]
 
 
 def rms_norm_gated(x: Tensor, gate: Tensor, weight: Maybe = None, *, eps: float = 1e-6) -> Tensor:
@@ -63,7 +63,7 @@ def rms_norm_gated(x: Tensor, gate: Tensor, weight: Maybe = None, *, eps: float 
 
     It takes 16 bits and float32, and rows of up to 16,384 columns.
     """
-    return normed(_CHECK["rms_norm_gated"], x, None, None, weight, None, eps, False, gate)[0]
+    return forward_op.checked(_CHECK["rms_norm_gated"], x, None, None, weight, None, eps, False, gate)[0]
 
 
 # --- FP8: rows.py, forward only ---
@@ -100,6 +100,5 @@ def rms_norm_fp8(
     Args:
         group: columns that share a scale; None: the whole row
     """
-    eps = float(eps) if isinstance(eps, int) else eps
     codes, s, scales = fp8_op.checked(_check_fp8, x, residual, weight, eps, group or 0)
     return (codes, scales) if residual is None else (codes, scales, s)

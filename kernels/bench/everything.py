@@ -4,7 +4,6 @@
     python -m kernels.bench.everything --check --ahead 14 --seconds 225    compiles in 14 processes first
     python -m kernels.bench.everything --only linear host            two groups
     python -m kernels.bench.everything --json record.json            default: $OUT/everything.json
-    python -m kernels.bench.everything --profile gelu rms_norm       where the host's time of a call goes
 
 A second run with the same record goes on where the first ended, if the GPU, the versions and the kernels are the same.
 Rows with promised figures at the most important sizes come first. promises.py has the rows and the figures.
@@ -314,14 +313,6 @@ def line(row: Row, result: dict[str, Any]) -> str:
     return "\n".join(parts)
 
 
-def profiles(names: list[str]) -> None:
-    """Prints where the host's time of these functions goes."""
-    for name in names:
-        for which, call in made(Row("host", name, "bfloat16", (512, 1024)))[1]["ours"].items():
-            print(f"{name} {which}")
-            print("\n".join(f"{us:9.2f} us  {at}" for at, us in host.profiled(call).items()))
-
-
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=GROUPS, default=list(GROUPS))
@@ -329,12 +320,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--ahead", type=int, default=0, metavar="PROCESSES", help="compile in so many processes first")
     parser.add_argument("--check", action="store_true", help="exit code 1 if a promised figure is not reached")
     parser.add_argument("--json", help="the record; default: $OUT/everything.json, or everything.json here")
-    parser.add_argument("--profile", metavar="FUNCTION", nargs="+", default=[], help="profile these; measure nothing")
     options = parser.parse_args(arguments)
     start = time.monotonic()
-    if options.profile:
-        profiles(options.profile)
-        return 0
     path = pathlib.Path(options.json or os.path.join(os.environ.get("OUT", "."), "everything.json"))
     about = {"device": report.device("kernels.bench.everything"), "triton": triton.__version__, "kernels": source()}
     about |= {"peers": versions(), "commit": os.environ.get("VERIFY_COMMIT", "unknown")}

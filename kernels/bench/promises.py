@@ -38,7 +38,6 @@ REASONS = {
     "float32": "ours computes in float64 or in pairs of float32, for an error of at most 1 ULP",
     "in place": "Liger's backward pass overwrites its inputs with their gradients; ours returns new tensors",
     "host": "{:+.0f} us is a function of Triton's with one launch each way; `profile` in the record lists the calls",
-    "second": "its gradients are operations of torch in float64, which can be differentiated again",
     "block": "the host's time decides, see the profile",
     "fused": "; with linear_geglu {:.3f} of eager's time",
 }
@@ -152,7 +151,6 @@ def _of_row(found: dict[str, Any], row: Row) -> list[Line]:
         if row.group == "host":
             target, held, reached = f"+{HOST:.0f} us", ours - eager <= HOST, f"{ours - eager:+.0f} us beyond eager"
             reason = REASONS["host"].format(us.get("bare", float("nan")) - eager)
-            reason = REASONS["second"] if row.name == "linear_data_grad" else reason
         elif row.group == "block":
             target, held, reached = f"{BLOCK}", ours / eager <= BLOCK, f"{ours / eager:.3f} of eager's time"
             fused = REASONS["fused"].format(us["ours fused"] / eager) if "ours fused" in us else ""

@@ -93,15 +93,6 @@ def checks(name: str) -> Callable[..., None]:
 _CHECK = {name: checks(name) for name in __all__}
 
 
-def normed(
-    check: Callable[..., None], x: Tensor, residual: Maybe, input_bias: Maybe, weight: Maybe, bias: Maybe, eps: float,
-    centre: bool = True, gate: Maybe = None,
-) -> Any:  # fmt: skip
-    """Returns y, s and stats. Calls `check` on the arguments first."""
-    eps = float(eps) if isinstance(eps, int) else eps
-    return forward_op.checked(check, x, residual, input_bias, weight, bias, eps, centre, gate)
-
-
 def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *, eps: float = 1e-5) -> Tensor:
     """Returns the layer norm of x over its last dimension, in x's dtype; weight and bias have any dtype.
 
@@ -110,7 +101,7 @@ def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = No
     if autocasts(x):
         wide: Any = (t.float() if t is not None and t.dtype.itemsize == 2 else t for t in (x, weight, bias))
         x, weight, bias = wide
-    return normed(_CHECK["layer_norm"], x, None, None, weight, bias, eps)[0]
+    return forward_op.checked(_CHECK["layer_norm"], x, None, None, weight, bias, eps, True, None)[0]
 
 
 def layer_norm_residual(
@@ -120,11 +111,12 @@ def layer_norm_residual(
 
     torch.autocast does not change dtypes here.
     """
-    return normed(_CHECK["layer_norm_residual"], x, residual, None, weight, bias, eps)[:2]
+    return forward_op.checked(_CHECK["layer_norm_residual"], x, residual, None, weight, bias, eps, True, None)[:2]
 
 
 def layer_norm_residual_bias(
     x: Tensor, residual: Tensor, input_bias: Tensor, weight: Maybe = None, bias: Maybe = None, *, eps: float = 1e-5
 ) -> tuple[Tensor, Tensor]:
     """Returns y and s: s = x + input_bias + residual; everything else as in layer_norm_residual."""
-    return normed(_CHECK["layer_norm_residual_bias"], x, residual, input_bias, weight, bias, eps)[:2]
+    check = _CHECK["layer_norm_residual_bias"]
+    return forward_op.checked(check, x, residual, input_bias, weight, bias, eps, True, None)[:2]

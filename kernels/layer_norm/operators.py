@@ -47,12 +47,11 @@ def backward_op(
     return launch_backward(dy, ds, x, residual, input_bias, weight, bias, stats, need, centre, gate)
 
 
-@backward_op.register_fake
-def _backward_fake(
-    dy: Tensor, ds: Maybe, x: Tensor, residual: Maybe, input_bias: Maybe, weight: Maybe, bias: Maybe, stats: Tensor,
-    eps: float, need_w: bool, need_b: bool, need_i: bool, centre: bool, gate: Maybe = None,
-) -> tuple[Any, ...]:  # fmt: skip
-    return new_backward(x, residual, gate, (input_bias, weight, bias), (need_i, need_w, need_b))
+backward_op.register_fake(
+    lambda dy, ds, x, residual, i, w, b, stats, eps, need_w, need_b, need_i, centre, gate=None: new_backward(
+        x, residual, gate, (i, w, b), (need_i, need_w, need_b)
+    )
+)
 
 
 def _setup_forward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -61,15 +60,15 @@ def _setup_forward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     ctx.set_materialize_grads(False)
 
 
-def _differentiate_forward(ctx: Any, dy: Tensor | None, ds: Tensor | None, _: Any) -> tuple[Any, ...]:
+def _differentiate_forward(ctx: Any, dy: Tensor | None, ds: Tensor | None, _: Any = None) -> tuple[Any, ...]:
     x, residual, input_bias, weight, bias, stats, gate = ctx.saved_tensors
     if dy is None:
         dy = torch.zeros_like(x)
     if residual is None:
         ds = None
     need_i, need_w, need_b = ctx.needs_input_grad[2:5]
-    dx, dr, di, dw, db = backward_op(
-        dy, ds, x, residual, input_bias, weight, bias, stats, ctx.eps, need_w, need_b, need_i, ctx.centre, gate
+    dx, dr, di, dw, db = backward_op.checked(
+        None, dy, ds, x, residual, input_bias, weight, bias, stats, ctx.eps, need_w, need_b, need_i, ctx.centre, gate
     )
     if residual is not None and residual.dtype == x.dtype:
         dr = dx
@@ -114,5 +113,5 @@ def _differentiate_backward(ctx: Any, *upstream: Tensor | None) -> tuple[Any, ..
     return *of_operands, *(None,) * 6, of_gate
 
 
-forward_op.register_autograd(_differentiate_forward, setup_context=_setup_forward)
+forward_op.register_autograd(_differentiate_forward, setup_context=_setup_forward, hidden=1)
 backward_op.register_autograd(_differentiate_backward, setup_context=_setup_backward)
