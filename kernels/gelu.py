@@ -156,14 +156,15 @@ def _backward(dy: torch.Tensor, x: torch.Tensor, approximate: str) -> torch.Tens
 
 
 @operator("precise_gelu::second")
-def _second(g: torch.Tensor, dy: torch.Tensor, x: torch.Tensor, approximate: str) -> torch.Tensor:
+def second(g: torch.Tensor, dy: torch.Tensor, x: torch.Tensor, approximate: str) -> torch.Tensor:
+    """Returns g dy gelu''(x), the product rounded once."""
     out = torch.empty_like(x)
     g, dy, x = (dense_like(t, out) for t in (g, dy, x))
     _launch(_second_kernel, (g, dy, x, out), x.numel(), True, TANH=approximate == "tanh")
     return out
 
 
-make_differentiable_twice(_forward, _backward, _second)
+make_differentiable_twice(_forward, _backward, second)
 
 
 def gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:

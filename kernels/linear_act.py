@@ -43,6 +43,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from kernels import hopper_product
+from kernels.gelu import second
 from kernels.gelu_autograd import derivatives
 from kernels.gelu_of_sums import gelu_slope, gelu_value, unlifted
 from kernels.hopper_product import halves, send
@@ -414,16 +415,17 @@ def _(dy: Tensor, pre: Tensor, activation: str, store: bool, total: bool) -> Any
 # ----------------------------------------------------------------------------------------- autograd
 
 
-def _curvature(x: Tensor, activation: str) -> Tensor:
-    """Returns act''(x) in differentiable operations, for second derivatives."""
-    if activation.startswith("gelu"):
-        return derivatives(x, "tanh" if activation == "gelu_tanh" else "none")[2]
-    return 2.0 * (x > 0) if activation == "squared_relu" else torch.zeros_like(x)
+_OF_GELU = {"gelu": "none", "gelu_tanh": "tanh"}  # the forms of gelu.py
 
 
-def _product(a: Tensor, b: Tensor, allow_tf32: bool) -> Tensor:
-    """Returns a @ b^T."""
-    return _linear(a, b, None, "id", False, allow_tf32)[0]
+def _times_curvature(u: Tensor, m: Tensor, pre: Tensor, act: str) -> Tensor:
+    """Returns u m act''(pre) in differentiable operations, for second derivatives."""
+    x = pre.double()
+    if act in _OF_GELU:
+        bend = derivatives(x, _OF_GELU[act])[2]
+    else:
+        bend = 2.0 * (x > 0) if act == "squared_relu" else torch.zeros_like(x)
+    return (u.double() * m.double() * bend).to(pre.dtype)
 
 
 def make_differentiable(layer: Any, name: str, gradient_of: Callable[..., tuple[Any, Any]]) -> Any:
@@ -501,57 +503,75 @@ def make_differentiable(layer: Any, name: str, gradient_of: Callable[..., tuple[
 
 def _gradient_of(call: Any, dy: Tensor, pre: Tensor, activation: str, total: bool) -> tuple[Any, Any]:
     if activation != "id":
-        found: tuple[Any, Any] = call(_gradient)(dy, pre, activation, True, total)
-        return found
+        return call(_gradient)(dy, pre, activation, True, total)
     return dy, call(_gradient)(dy, dy, "id", False, True)[1] if total else None
 
 
 _backward = make_differentiable(_linear, "verify_kernels::linear_act_backward", _gradient_of)
 
 
-def _save_data_grad(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    dy, weight, pre, ctx.activation, ctx.allow_tf32 = inputs
-    ctx.save_for_backward(dy, weight, pre)
+def _data_gradients(
+    call: Callable[[Any], Any], u: Tensor, dy: Tensor, weight: Tensor, pre: Tensor, act: str, need_dy: bool,
+    need_w: bool, need_pre: bool, allow_tf32: bool,
+) -> tuple[Any, Any, Any]:  # fmt: skip
+    """Returns the gradients of dy, weight and pre for the gradient u of dx, None for each that is not needed.
+
+    If `call` returns the operators themselves, which are differentiable, the results are differentiable.
+    """
+    linear, shapes = call(_linear), (dy.shape, pre.shape)
+    u, dy, pre = matrix(u), matrix(dy), matrix(pre).contiguous()
+    of_dy = of_w = of_pre = None
+    if need_dy or need_w:
+        v = u if act == "id" else call(_gradient)(u, pre, act, True, False)[0]
+        of_dy = shaped(linear(v, weight, None, "id", False, allow_tf32)[0], shapes[0]) if need_dy else None
+        of_w = call(weight_gradient)(dy, v, allow_tf32) if need_w else None
+    if need_pre:
+        product = linear(dy, weight.t(), None, "id", False, allow_tf32)[0]
+        if call is launcher_of and act in _OF_GELU:
+            of_pre = call(second)(u, product, pre, _OF_GELU[act])
+        else:
+            of_pre = _times_curvature(u, product, pre, act)
+        of_pre = shaped(of_pre, shapes[1])
+    return of_dy, of_w, of_pre
+
+
+@operator("verify_kernels::linear_act_data_grad_backward")
+def _data_grad_backward(
+    u: Tensor, dy: Tensor, weight: Tensor, pre: Tensor, act: str, need_dy: bool, need_w: bool, need_pre: bool,
+    allow_tf32: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    return _data_gradients(launcher_of, u, dy, weight, pre, act, need_dy, need_w, need_pre, allow_tf32)
+
+
+@_data_grad_backward.register_fake
+def _(u: Tensor, dy: Tensor, weight: Tensor, pre: Tensor, act: str, *flags: bool) -> Any:
+    return tuple(t.new_empty(t.shape) if need else None for need, t in zip(flags, (dy, weight, pre), strict=False))
 
 
 def _differentiate_data_grad(ctx: Any, u: Tensor) -> tuple[Any, ...]:
-    dy, weight, pre = ctx.saved_tensors
-    tf32, act, shapes = ctx.allow_tf32, ctx.activation, (dy.shape, pre.shape)
-    dy, pre, u = matrix(dy), matrix(pre), matrix(u)
-    v = u if act == "id" else _gradient(u, pre, act, True, False)[0]
-    of_dy = _product(v, weight, tf32) if ctx.needs_input_grad[0] else None
-    of_weight = weight_gradient(dy, v, tf32) if ctx.needs_input_grad[1] else None
-    of_pre = None
-    if ctx.needs_input_grad[2]:
-        product = _product(dy, weight.t(), tf32)
-        of_pre = (u.double() * product.double() * _curvature(pre.double(), act)).to(pre.dtype)
-    of_dy, of_pre = (t if t is None else shaped(t, s) for t, s in zip((of_dy, of_pre), shapes, strict=True))
-    return of_dy, of_weight, of_pre, None, None
-
-
-def _save_gradient(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    dy, pre, ctx.activation, ctx.store, ctx.total = inputs
-    ctx.save_for_backward(dy, pre)
-    ctx.set_materialize_grads(False)
+    needs, (act, allow_tf32) = ctx.needs_input_grad[:3], ctx.values
+    arguments = (u, *ctx.saved_tensors, act, *needs, allow_tf32)
+    if torch.is_grad_enabled() or (needs[2] and act not in _OF_GELU):  # not launches alone, which have a plan
+        found = _data_gradients(lambda operator: operator, *arguments)
+    else:
+        found = _data_grad_backward(*arguments)
+    return *(t if need else None for t, need in zip(found, needs, strict=True)), None, None
 
 
 def _differentiate_gradient(ctx: Any, u: Tensor | None, ub: Tensor | None) -> tuple[Any, ...]:
-    dy, pre = ctx.saved_tensors
-    u = u if ctx.store else None
-    ub = ub.expand(dy.shape) if ctx.total and ub is not None else None
+    (dy, pre), (act, store, total) = ctx.saved_tensors, ctx.values
+    u = u if store else None
+    ub = ub.expand(dy.shape) if total and ub is not None else None
     if u is None and ub is None:
         return None, None, None, None, None
-    total: Any = ub if u is None else u if ub is None else u + ub
-    act = ctx.activation
-    of_dy = total if act == "id" else _gradient(total, pre, act, True, False)[0]
-    of_pre = None
-    if ctx.needs_input_grad[1] and act != "id":
-        of_pre = (total.double() * dy.double() * _curvature(pre.double(), act)).to(pre.dtype)
+    both: Any = ub if u is None else u if ub is None else u + ub
+    of_dy = both if act == "id" else _gradient(both, pre, act, True, False)[0]
+    of_pre = _times_curvature(both, dy, pre, act) if ctx.needs_input_grad[1] and act != "id" else None
     return of_dy, of_pre, None, None, None
 
 
-_data_grad.register_autograd(_differentiate_data_grad, setup_context=_save_data_grad)
-_gradient.register_autograd(_differentiate_gradient, setup_context=_save_gradient)
+_data_grad.register_autograd(_differentiate_data_grad)
+_gradient.register_autograd(_differentiate_gradient)
 
 # --------------------------------------------------------------------------------- public functions
 

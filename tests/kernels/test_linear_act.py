@@ -446,6 +446,9 @@ def test_data_gradient(backend, dtype, activation):
             return linear_data_grad(dy, weight, pre, activation)
 
         assert torch.autograd.gradcheck(run, leaves, fast_mode=True)
+        once, again = (torch.autograd.grad(run(*leaves), leaves, pre, create_graph=how) for how in (False, True))
+        torch.testing.assert_close(once, tuple(t.detach() for t in again), rtol=1e-13, atol=1e-13)
+        assert not any(t.requires_grad for t in once) and all(t.requires_grad for t in again)
         if activation == "gelu":  # the others differ in act'' alone, which is checked above
             assert torch.autograd.gradgradcheck(run, leaves, fast_mode=True)
 
@@ -460,6 +463,9 @@ def test_operators_are_registered_correctly(backend):
     torch.library.opcheck(module._gradient.registered, (pre.clone().requires_grad_(), pre, "gelu", True, True))
     dy = pre.clone().requires_grad_()
     torch.library.opcheck(module._data_grad.registered, (dy, leaves[1], x, "gelu_tanh", False))
+    for need_w in (True, False):
+        arguments = (x, pre, weight, x, "gelu_tanh", True, need_w, True, False)
+        torch.library.opcheck(module._data_grad_backward.registered, arguments)
     for need_w in (True, False):
         arguments = (pre, x, weight, bias, None, "gelu", True, need_w, True, False)
         torch.library.opcheck(module._backward.registered, arguments, test_utils=("test_schema", "test_faketensor"))
