@@ -115,7 +115,8 @@ def forward_plan(call: Call) -> ForwardPlan:
         rows = max(1, (512 if call.gated and not fast else 1024) // block)
         share = 256 if not fast else 512 if block > 1024 else 1024
         warps = max(1, min(16, rows * block // share))
-        return ForwardPlan("rows", block, warps, maxnreg=64 if fast and block <= 1024 else None, rows=rows, fast=fast)
+        limit = 64 if call.light and block <= 1024 else None
+        return ForwardPlan("rows", block, warps, limit, rows=rows, fast=fast)
     half = _are_half(call.x, call.residual, call.input_bias) and torch.float64 not in (call.weight, call.bias)
     if half:
         share = 512 if residual or (fast and block <= (4096 if call.light else 2048)) else 1024

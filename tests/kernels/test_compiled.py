@@ -79,7 +79,7 @@ OF_FLOAT32 = {
 # of k; by rows that 64 registers hold, so that a quarter more of them are in flight; by second derivatives.
 SPILLED = {
     "_tile_kernel": 192, "forward_kernel": 32, "_second_kernel": 16, "forward_blocks_kernel": 8, "row_sums_kernel": 8,
-    "backward_rows_kernel": 8, "backward_kernel": 8,
+    "backward_rows_kernel": 8, "backward_kernel": 8, "forward_rows_kernel": 64,
 }  # fmt: skip
 
 QUICK = [(89, "float32")]  # least shared memory, float64 arithmetic
