@@ -103,7 +103,8 @@ def new_forward(
     gate: Maybe = None,
 ) -> tuple[Any, ...]:  # fmt: skip
     """Returns y, s and stats without their values; s is None without a residual."""
-    light = Call(0, x.shape[-1], x.dtype, *map(_dtype, (residual, input_bias, weight, bias)), centre=centre).light
+    of = _dtype(residual), _dtype(input_bias), _dtype(weight), _dtype(bias)
+    light = Call(0, x.shape[-1], x.dtype, *of, centre=centre).light
     shape = math.prod(x.shape[:-1]), 4 if centre else 2
     stats = torch.empty(shape, dtype=torch.float32 if light else torch.float64, device=x.device)
     return _new(x, x.dtype), None if residual is None else _new(x, residual.dtype), stats
