@@ -202,7 +202,8 @@ def backward_rows_kernel(
             if NEED_W:
                 acc_w = tl.fma(dy, x * (rstd * 2.0**LIFT), acc_w)
             # mean is `up` as it is stored: 1, 0 for a row of zeros, another number if rstd is outside 2^-35..2^20
-            held = tl.where(mean == 1, tl.minimum(tl.abs(c2), tl.abs(b)) >= 2.0**-100, mean == 0) | (largest == 0)
+            held = (tl.minimum(tl.abs(c2), tl.abs(b)) >= 2.0**-100) | (largest == 0)
+            held = tl.where(mean == 1, held, mean == 0)  # elsewhere x rstd 2^LIFT may be infinite, also with dy = 0
             suspect = tl.where(held & (largest * tl.maximum(rstd * 2.0**-TOP, 2.0**-40) < 1), 0, 1)
             tl.store(suspect_ptr + first + row, suspect, mask=inner)
             seen = tl.maximum(seen, suspect)
