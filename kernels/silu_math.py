@@ -10,10 +10,10 @@ arithmetic is that of gelu_math.py: each function leaves one rounding, the store
 
 - float32 in float64: E to 2^-30 for the value: below 0.02. For the slope E to 2^-52; its numerator 1 + E (1 + x) keeps
   2^-26 at the float32 next to the zero: below 0.3.
-- float16 in float32: E is off by 2^-22 and by the rounding of u log2(e), which is 2^-20 at u = 33, the last u at which
-  x1 can bring the product back into range (2^-18 at u = 72 for a gated norm). 1 / (1 + E) is off by 2^-23, each
-  product by 2^-24: together below 0.01. Within 1/8 of the zero N is its Taylor polynomial in zero - u, off by 2^-20.
-  Farther away 1 - u r loses 3 bits of 22.
+- float16 in float32: E is off by 2^-22, also at u = 72, the last u at which weight, upstream and 1 / rms of a gated
+  norm can bring the product back into range (SwiGLU: 33). 1 / (1 + E) is off by 2^-23, each product by 2^-24: together
+  below 0.01. Within 1/8 of the zero N is its Taylor polynomial in zero - u, off by 2^-20. Farther away 1 - u r
+  loses 3 bits of 22.
 - bfloat16 likewise, with three bits more to spare. A large x1 brings silu back from 2^-262, so E = h h and x1 h is
   formed first. A large dy x1 brings the slope back from 2^-390: gradients_bf orders its factors by size.
 - float64 in pairs of float64, at the zero of the slope to 2^-58. The power of two is applied last.
@@ -56,6 +56,8 @@ from kernels.gelu_math import (
 
 # The zero of N, and N / t in powers of t = zero - u. tests/kernels/test_swiglu.py derives them again.
 NEG_LOG2E: tl.constexpr = tl.constexpr(-1.4426950408889634)
+NEG_LOG2E_LO: tl.constexpr = tl.constexpr(-1.92596298909109e-08)  # beyond float32
+LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
 ZERO32: tl.constexpr = tl.constexpr(1.2784645557403564)
 ZERO32_LO: tl.constexpr = tl.constexpr(-1.2979282537628478e-08)
 NEAR: tl.constexpr = tl.constexpr((1.0, -0.10890585286, -0.0488829323323, -0.00471870355595))
@@ -90,8 +92,11 @@ def _parts32(x, degree: tl.constexpr):
 
 @triton.jit
 def _tail(u):
-    """Returns E and r in float32, by the hardware's approximations."""
-    e = exp2_approx(u * NEG_LOG2E)
+    """Returns E and r in float32, by the hardware's approximations. E has a correction for its rounded argument."""
+    t = u * NEG_LOG2E
+    e = exp2_approx(t)
+    rest = tl.fma(u, const(u, NEG_LOG2E_LO), tl.fma(u, const(u, NEG_LOG2E), neg(t)))
+    e = tl.fma(e, rest * LN2, e)
     return e, reciprocal_approx(1.0 + e)
 
 
