@@ -36,12 +36,12 @@ from verify.measure.autotuners import choose_by_key
 from verify.measure.budget import Budget
 from verify.measure.judge import demand_known_answers
 from verify.measure.kernel import MOST_ENDED, measure_kernel
-from verify.measure.remote_call import runner
+from verify.measure.remote_call import RemoteKernel
 from verify.measure.requests import CallKernel, ListSideEffects, Measure, Time
 from verify.measure.state import State
 from verify.ops.graph import decompositions
 from verify.records.record import RESULT_STATUSES, UNPROVEN, Gap, KernelRun, Printed, SideEffect
-from verify.workers.calls import AskKernel, receive, send
+from verify.workers.calls import BeginKernel, receive, send
 from verify.workers.fork_server import Fork, ForkServer, flush
 from verify.workers.phases import phase
 from verify.workers.requests import (
@@ -275,7 +275,8 @@ class KernelProcesses:
 
         if description.own_op:
             declared = Kernel.of_description(description.kernel)
-            run = runner(declared, request.target, self.backend.device, call_kernel)
+            begin = functools.partial(functools.partial, call_kernel)
+            run = RemoteKernel(declared, request.target, self.backend.device, begin).__call__  # this process calls it
             done = measure_kernel(declared, alone, self.backend, progress=heard, run=run)
         else:
             judge = kernel if description.contained else self._judge or self._new_judge()
@@ -344,21 +345,24 @@ class KernelProcesses:
         serve(connection, subject.answer, backend.usable, flush)
 
 
-def call_over(connection: Connection) -> AskKernel:
+def call_over(connection: Connection) -> BeginKernel:
     """Returns a function that asks the process at the other end to call the kernel."""
 
-    def call(request: bytes | msgspec.Raw, most: int) -> Outcome:
-        send(connection, KernelWanted(msgspec.Raw(request), most))
-        event, parts = receive(connection, most)
-        return Reply(event.reply, parts) if isinstance(event, Replied) else event.failure  # type: ignore[union-attr]
+    def begin(request: bytes | msgspec.Raw, most: int) -> Callable[[], Outcome]:
+        def end() -> Outcome:
+            event, parts = receive(connection, most)
+            return Reply(event.reply, parts) if isinstance(event, Replied) else event.failure  # type: ignore[union-attr]
 
-    return call
+        send(connection, KernelWanted(msgspec.Raw(request), most))
+        return end
+
+    return begin
 
 
 class _Subject:
     """Answers requests about the target of a fork. Keeps the state before the import, to find side effects later."""
 
-    def __init__(self, handler: RequestHandler, backend: Backend, kernel: AskKernel | None) -> None:
+    def __init__(self, handler: RequestHandler, backend: Backend, kernel: BeginKernel | None) -> None:
         self._handler, self._backend, self._kernel = handler, backend, kernel
         self._began: State | None = None
         self._imported: list[SideEffect] = []
@@ -377,8 +381,11 @@ class _Subject:
         with phase(f"kernel: {kind_of(asked)} of {', '.join(targets_of(asked)[:1])}"):
             if self._kernel is not None and isinstance(asked, Measure):
                 (kernel,) = load(Target.parse(asked.target))
-                run = runner(kernel, asked.target, self._backend.device, self._kernel)
-                reply: Any = measure_kernel(kernel, asked, self._backend, progress=progress, run=run)
+                run = RemoteKernel(kernel, asked.target, self._backend.device, self._kernel)
+                try:
+                    reply: Any = measure_kernel(kernel, asked, self._backend, progress=progress, run=run)
+                finally:
+                    run.end()
             else:
                 reply = self._handler.answer(asked, self._backend, progress)
         if isinstance(asked, ListKernels) and not (asked.forks or self._backend.forks):

@@ -31,6 +31,7 @@ from verify.measure.budget import (
     needed,
     peak_memory,
     sampled,
+    total_memory,
     turn,
 )
 from verify.measure.call import Measured, run_baseline, run_judged
@@ -47,7 +48,7 @@ from verify.measure.case import (
 from verify.measure.case_runner import Calls, CaseRunner
 from verify.measure.curve import recorded
 from verify.measure.quantiser import QuantiserJudging
-from verify.measure.remote_call import Run
+from verify.measure.remote_call import RemoteKernel, Run
 from verify.measure.requests import Measure
 from verify.measure.result import KEEP_RIGHT, check_limit, result_of
 from verify.measure.special import special_values
@@ -80,6 +81,7 @@ PARALLEL = 1 << 21  # the same limit if other cases run at the same time
 _PATIENCE = 3  # a kernel without memory is called this many more times
 _TELL_SECONDS = 1.0  # between two verdicts in the line of progress
 _AT_LEAST = 0.1  # seconds of a wait that count
+_AHEAD = 1 / 8  # share of a GPU that a case may take if the next one is called meanwhile
 _WAITS = 6  # a case is tried this many times while others hold the memory of a GPU
 _OF_ONE_CALL = 1 << 14  # elements of a result of `judged_results`
 LITTLE_EFFORT = 1 / 8  # `Budget.effort` of a measurement that should end soon: a softmax of 16,384 columns takes half
@@ -108,6 +110,7 @@ def measure_kernel(
     once the kernel has ended MOST_ENDED processes.
     """
     started, seconds = time.monotonic(), asked.seconds + asked.judging
+    expect = run.expect if isinstance(run, RemoteKernel) and asked.judges > 1 else lambda case: None
     run = run or (lambda case: run_judged(kernel, case, backend.device))
     calls = Calls(_patient(run) if backend.streams else run)
     runner = CaseRunner(
@@ -132,6 +135,7 @@ def measure_kernel(
         runner,
         budget,
         Allowance(budget.seconds, started + (asked.enough or math.inf), asked.needed),
+        expect,
     )
     for dtype in (asked.dtypes or kernel.dtypes) if asked.accuracy else ():
         if kernel.encoding is not None:
@@ -213,6 +217,7 @@ class Judging:
     runner: CaseRunner
     budget: Budget
     allowance: Allowance
+    expect: Callable[[Case], None] = lambda case: None  # lets the kernel begin with a case while another is judged
     notes: list[str] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
@@ -251,7 +256,7 @@ class Judging:
             numbers, total = itertools.count(1), sum(len(each.group.cases) for each in groups)
             with ForkMap(self.judges, Pieces, _collect, lost=lose, until=self.until) as forks:
                 for each in groups:
-                    for case in each.group.cases:
+                    for case, following in itertools.zip_longest(each.group.cases, each.group.cases[1:]):
                         if self.budget.fail_fast and self._is_proven_wrong(dtype, each):
                             break
                         number = next(numbers)
@@ -263,7 +268,8 @@ class Judging:
                         progress(step)
                         self.allowance.cases = total - number + 1
                         try:
-                            self._in_turn(each, case, forks, functools.partial(_report_wait, progress, step))
+                            report = functools.partial(_report_wait, progress, step)
+                            self._in_turn(each, case, forks, report, following)
                         except (MemoryError, JudgeFailed):
                             unjudged[NO_MEMORY] += 1
                     each.asked = True
@@ -285,13 +291,23 @@ class Judging:
             self._no_verdict_on(dtype, error)
 
     def _in_turn(
-        self, judging: _GroupJudging, case: Case, forks: ForkMap[Asked, Pieces], report: Callable[[float], None]
+        self,
+        judging: _GroupJudging,
+        case: Case,
+        forks: ForkMap[Asked, Pieces],
+        report: Callable[[float], None],
+        following: Case | None,
     ) -> None:
         """Judges a case when the GPU has room for it. If memory runs out, the case waits until there is twice the room.
 
-        `report` gets the seconds of a wait. All limits of time move by them.
+        If forks judge, the kernel is called on the `following` case meanwhile, unless the cases are large. `report`
+        gets the seconds of a wait. All limits of time move by them.
         """
         need, judging_takes = needed(self.kernel, case, self.backend, self.budget)
+        ahead = self.judges > 1 and need <= _AHEAD * total_memory(self.backend)
+        if ahead and following is not None and following.dims == case.dims:
+            self.expect(following)
+            need, judging_takes = 2 * need - judging_takes, need
         for again in range(_WAITS if self.backend.streams else 1):
             waiting = time.monotonic()
             with turn(self.backend, need * 2**again) as lower:

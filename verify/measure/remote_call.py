@@ -17,7 +17,7 @@ from verify.backends import Backend
 from verify.cases import Case, inputs_of, upstream_of
 from verify.cases.case import operand_dtype
 from verify.declare.declaration import Kernel, expected_shape
-from verify.errors import InternalError, KernelError
+from verify.errors import KernelError
 from verify.measure.budget import give_back
 from verify.measure.call import INFERENCE, Form, Measured, check_output, demand_parts, rows_and_columns, sent_all
 from verify.measure.lent import borrowed, lent
@@ -25,8 +25,8 @@ from verify.measure.requests import Bits, CallKernel, Stored
 from verify.truth import formats
 from verify.truth.formats import torch_dtype
 from verify.truth.ulp import raw
-from verify.workers.calls import FOREIGN, AskKernel
-from verify.workers.requests import demand_reply
+from verify.workers.calls import FOREIGN, BeginKernel
+from verify.workers.requests import Outcome, Reply, demand_reply
 from verify.workers.serving import WithBytes
 
 Run = Callable[[Case], Measured]
@@ -65,26 +65,54 @@ def let_go(backend: Backend) -> None:
     give_back(backend)
 
 
-def runner(kernel: Kernel, target: str, device: str, call: AskKernel) -> Run:
-    """Returns a function that calls a kernel in another process, as `run_judged` does in this one."""
+class RemoteKernel:
+    """Calls a kernel in another process, as `run_judged` does in this one."""
 
-    def run(case: Case) -> Measured:
-        op, params = kernel.op, kernel.op.resolve(case.params)
+    def __init__(self, kernel: Kernel, target: str, device: str, begin: BeginKernel) -> None:
+        self._kernel, self._target, self._device, self._begin = kernel, target, device, begin
+        self._expected: Case | None = None
+        self._begun: tuple[str, Callable[[], Outcome]] | None = None  # the case of a call that goes on
+
+    def expect(self, case: Case) -> None:
+        """Lets the kernel begin with this case when the results of the next call, of equal sizes, are copied."""
+        self._expected = case
+
+    def end(self) -> None:
+        """Waits for a call that was begun. No message to the caller may cross its reply."""
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            begun[1]()
+
+    def _begin_call(self, case: str, most: int) -> Callable[[], Outcome]:
+        return self._begin(msgspec.json.encode(CallKernel(self._target, case)), most)
+
+    def _reply(self, case: str, most: int) -> Reply:
+        """Returns the reply to a call, which may have begun already."""
+        if self._begun is not None and self._begun[0] != case:
+            self.end()
+        _, wait = self._begun or ("", self._begin_call(case, most))
+        self._begun = None
+        return demand_reply(wait())
+
+    def __call__(self, case: Case) -> Measured:
+        kernel, op, params, device = self._kernel, self._kernel.op, self._kernel.op.resolve(case.params), self._device
+        expected, self._expected = self._expected, None
         shapes = op.shapes(case.dims, params)
         if kernel.encoding is not None:
             shapes |= kernel.encoding.shapes(rows_and_columns(kernel, case))
         else:
             shapes |= {name: expected_shape(op, case.dims, params, name) for name in kernel.outputs}
         most = WIDEST * (1 + len(INFERENCE)) * sum(map(math.prod, shapes.values()))
-        request = CallKernel(target, case.to_json())
-        reply = demand_reply(call(msgspec.json.encode(request), most))
+        reply = self._reply(case.to_json(), most)
         try:
-            bits = request.read(reply.value)
-        except InternalError:
+            bits = msgspec.json.decode(reply.value, type=Bits)
+        except msgspec.DecodeError:
             raise KernelError(FOREIGN) from None
         found = _tensors(bits.stored, reply.parts, device, most)
-        if any(item.lent for item in bits.stored):
-            demand_reply(call(msgspec.json.encode(CallKernel(target, "")), 0))
+        if expected is not None:  # its call also frees the results of this one
+            self._begun = expected.to_json(), self._begin_call(expected.to_json(), most)
+        elif any(item.lent for item in bits.stored):
+            self._reply("", 0)
         results = {name: found["", name].to(device) for name in bits.order if ("", name) in found}
         inputs = sent_all(inputs_of(op, case, device, shared=True), device)
         if kernel.encoding is not None:
@@ -99,8 +127,6 @@ def runner(kernel: Kernel, target: str, device: str, call: AskKernel) -> Run:
                 check_output(f"{kernel.name} {mode}", name, told, Form.like(outputs[name], case))
                 inference.setdefault(mode, {})[name] = told
         return Measured(inputs, upstream, results, bits.missing, inference)
-
-    return run
 
 
 def _tensors(stored: Sequence[Stored], parts: Sequence[bytes], device: str, most: int) -> dict[tuple[str, str], Tensor]:

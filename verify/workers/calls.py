@@ -43,6 +43,7 @@ FOREIGN = "it wrote into the connection of its own process: what arrived is no m
 UNUSABLE = "after which its process could not use the GPU any more"
 
 AskKernel = Callable[[bytes | msgspec.Raw, int], Outcome]  # request, limit of bytes with the reply -> outcome
+BeginKernel = Callable[[bytes | msgspec.Raw, int], Callable[[], Outcome]]  # the same -> a function that waits for it
 
 
 class Foreign(Exception):

@@ -27,15 +27,21 @@ def places_in(box: Box, shape: Sequence[int]) -> Line:
     return found.reshape(-1)
 
 
-def taken(tensor: Tensor, box: Box) -> Tensor:
-    """Returns the elements of a tensor that a box names."""
+def taken(tensor: Tensor, box: Box, on_device: dict[int, Tensor] | None = None) -> Tensor:
+    """Returns the elements of a tensor that a box names.
+
+    Keeps the indices of each dimension `on_device`, if they are needed again for tensors on the same device.
+    """
     dims = [dim for dim, line in enumerate(box) if len(line) != tensor.shape[dim]]
     for dim in sorted(dims, key=lambda dim: len(box[dim]) / tensor.shape[dim]):
         line = box[dim]
         if line.size and line[-1] - line[0] == line.size - 1:
             tensor = tensor.narrow(dim, int(line[0]), line.size)
         else:
-            tensor = tensor.index_select(dim, torch.from_numpy(line).to(tensor.device))
+            known = {} if on_device is None else on_device
+            if dim not in known:
+                known[dim] = torch.from_numpy(line).to(tensor.device)
+            tensor = tensor.index_select(dim, known[dim])
     return tensor
 
 

@@ -303,20 +303,21 @@ class _Samples:
         of all elements contains it several times. That adds little, since the noise of such a sum is far larger.
         """
         assert self.coins is not None
-        count = like.numel()
+        count, row = like.numel(), like.shape[-1] if like.ndim else 1
         if count <= _COINS // 2:
-            start = self.random.randrange(_COINS - count)
-            return self.coins[start : start + count].view(like.shape)
-        row, start = like.shape[-1], self.random.randrange(_COINS // 8)
-        apart = (_COINS - start - row) // (count // row) if row else 0
-        if apart < 1:  # very long rows, or very many
-            fresh = torch.rand(like.shape, dtype=torch.float64, device=like.device, generator=self.generator)
-            return fresh * 2 - 1
-        strides, size = [1], apart - (apart % 2 == 0)
+            start, size = self.random.randrange(_COINS - count), row
+        else:
+            start = self.random.randrange(_COINS // 8)
+            apart = (_COINS - start - row) // (count // row) if row else 0
+            if apart < 1:  # very long rows, or very many
+                fresh = torch.rand(like.shape, dtype=torch.float64, device=like.device, generator=self.generator)
+                return fresh * 2 - 1
+            size = apart - (apart % 2 == 0)
+        strides = [1]
         for length in reversed(like.shape[1:-1]):
             strides.insert(0, size)
             size *= length
-        return self.coins.as_strided(like.shape, [size, *strides], start)
+        return self.coins.as_strided(like.shape, [size, *strides][max(2 - like.ndim, 0) :], start)
 
     def _difference(self, step: Step) -> Tensor:
         """Returns the difference of the two inputs of a comparison in the base run."""
