@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +42,28 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def page(browser: Browser, file: Path) -> Iterator[Page]:
-    tab = browser.page()
-    tab.resize(1280)
-    tab.open(file)
-    assert tab.evaluate(READY) == "yes"
-    yield tab
-    tab.close()
+def opened(browser: Browser) -> Iterator[Callable[..., Page]]:
+    """Opens a page in a fresh tab, and closes the tab before the next one is opened and at the end."""
+    tabs: list[Page] = []
+
+    def show(path: Path, width: int = 1280, scheme: str = "light") -> Page:
+        while tabs:
+            tabs.pop().close()
+        tabs.append(tab := browser.page())
+        tab.resize(width, mobile=width < 500)
+        tab.media(scheme=scheme)
+        tab.open(path)
+        assert tab.evaluate(READY) == "yes"
+        return tab
+
+    yield show
+    for tab in tabs:
+        tab.close()
+
+
+@pytest.fixture
+def page(opened: Callable[..., Page], file: Path) -> Page:
+    return opened(file)
 
 
 def column(page: Page, key: str) -> list[str]:
@@ -72,18 +87,17 @@ OTHERS = (sample(), passing(), incomplete(), many(20))
 
 
 @pytest.mark.parametrize("run", [empty(), rich(), *(pytest.param(other, marks=pytest.mark.slow) for other in OTHERS)])
-def test_it_opens_without_a_request_or_a_complaint(browser: Browser, tmp_path: Path, run: record.Run) -> None:
+def test_it_opens_without_a_request_or_a_complaint(
+    opened: Callable[..., Page], tmp_path: Path, run: record.Run
+) -> None:
     path = tmp_path / "page.html"
     path.write_text(record_html.render(run), encoding="utf-8")
-    tab = browser.page()
-    tab.open(path)
+    tab = opened(path)
     assert tab.requests == [path.resolve().as_uri()]
-    assert tab.evaluate(READY) == "yes"
     tab.evaluate("document.querySelector('#expand')?.click()")
     assert tab.evaluate("document.querySelectorAll('.packed').length") == 0
     assert tab.evaluate("document.querySelectorAll('details.kernel').length") == len(run.kernels)
     assert tab.complaints == []
-    tab.close()
 
 
 def test_the_policy_refuses_what_a_page_must_not_do(page: Page) -> None:
@@ -165,30 +179,25 @@ def test_filtering_by_text_and_by_attention(page: Page) -> None:
     assert len(column(page, "kernel")) == total
 
 
-def test_an_address_names_a_row_or_a_filter(browser: Browser, file: Path) -> None:
-    tab = browser.page()
-    tab.resize(1280)
-    tab.open(file)
-    assert tab.evaluate(READY) == "yes"
-    query(tab, "bfloat16 dx")
-    address = tab.evaluate("location.href")
+def test_an_address_names_a_row_or_a_filter(page: Page) -> None:
+    query(page, "bfloat16 dx")
+    address = page.evaluate("location.href")
     assert address.endswith("#filter=bfloat16%20dx")
-    kept = column(tab, "dtype")
-    links = tab.evaluate("[...document.querySelectorAll('#table .here')].map((link) => link.getAttribute('href'))")
-    ids = tab.evaluate("[...document.querySelectorAll('#table tbody tr')].map((row) => '#' + row.id)")
+    kept = column(page, "dtype")
+    links = page.evaluate("[...document.querySelectorAll('#table .here')].map((link) => link.getAttribute('href'))")
+    ids = page.evaluate("[...document.querySelectorAll('#table tbody tr')].map((row) => '#' + row.id)")
     assert links == ids and len(set(ids)) == len(ids)
-    tab.evaluate("location.href = '#results'")
-    query(tab, "")
-    everything = len(column(tab, "dtype"))
-    tab.evaluate(f"location.href = {json.dumps(address)}")
-    tab.evaluate("new Promise((done) => setTimeout(done, 50))")
-    assert column(tab, "dtype") == kept and 0 < len(kept) < everything
-    hidden = tab.evaluate("document.querySelector('#table tbody tr[hidden]').id")
-    tab.evaluate(f"location.hash = {json.dumps(hidden)}")
-    tab.evaluate("new Promise((done) => setTimeout(done, 50))")
-    assert tab.evaluate("document.querySelector('#table tr:target').hidden") is False
-    assert tab.evaluate("document.querySelector('#table tr:target').id") == hidden
-    tab.close()
+    page.evaluate("location.href = '#results'")
+    query(page, "")
+    everything = len(column(page, "dtype"))
+    page.evaluate(f"location.href = {json.dumps(address)}")
+    page.evaluate("new Promise((done) => setTimeout(done, 50))")
+    assert column(page, "dtype") == kept and 0 < len(kept) < everything
+    hidden = page.evaluate("document.querySelector('#table tbody tr[hidden]').id")
+    page.evaluate(f"location.hash = {json.dumps(hidden)}")
+    page.evaluate("new Promise((done) => setTimeout(done, 50))")
+    assert page.evaluate("document.querySelector('#table tr:target').hidden") is False
+    assert page.evaluate("document.querySelector('#table tr:target').id") == hidden
 
 
 def test_keyboard_alone_reaches_and_works_the_table(page: Page) -> None:
@@ -302,11 +311,9 @@ def test_hovering_the_histogram_reads_a_bin(page: Page) -> None:
     ]
 
 
-def test_themes(browser: Browser, file: Path) -> None:
-    tab = browser.page()
+def test_themes(opened: Callable[..., Page], file: Path) -> None:
+    tab = opened(file, scheme="dark")
     paper = "getComputedStyle(document.body).backgroundColor"
-    tab.media(scheme="dark")
-    tab.open(file)
     dark = tab.evaluate(paper)
     tab.media(scheme="light")
     light = tab.evaluate(paper)
@@ -316,7 +323,6 @@ def test_themes(browser: Browser, file: Path) -> None:
         click(tab, "#theme")
         seen.append((tab.evaluate("document.querySelector('#theme').textContent"), tab.evaluate(paper)))
     assert seen == [("Theme: light", light), ("Theme: dark", dark), ("Theme: auto", light)]
-    tab.close()
 
 
 CONTRAST = """(() => {
@@ -360,7 +366,7 @@ def test_nothing_runs_off_the_side(page: Page) -> None:
         assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_what_changed_leads_the_page_and_fits(browser: Browser, tmp_path: Path) -> None:
+def test_what_changed_leads_the_page_and_fits(opened: Callable[..., Page], tmp_path: Path) -> None:
     """A base, a history and broken bounds of long names, beside a run with many findings."""
     now = sample()
     figures_ = [(kernel, result) for kernel in now.kernels for result in kernel.results]
@@ -374,17 +380,13 @@ def test_what_changed_leads_the_page_and_fits(browser: Browser, tmp_path: Path) 
     path.write_text(page, encoding="utf-8")
     titles = "[...document.querySelectorAll('h2')].map((each) => each.textContent)"
     for width in (320, 420, 1280):
-        tab = browser.page()
-        tab.resize(width, mobile=width < 500)
-        tab.open(path)
-        assert tab.evaluate(READY) == "yes"
+        tab = opened(path, width)
         lead = ["What changed since run 000000000000", "Trend", "Against the committed bounds", "The worst result"]
         assert tab.evaluate(titles)[:4] == lead
         tab.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
         assert tab.evaluate("document.documentElement.scrollWidth") <= width
         tables = "[...document.querySelectorAll('.scroll')].filter((e) => e.scrollWidth > e.clientWidth + 1).length"
         assert width < 420 or tab.evaluate(tables) == 0
-        tab.close()
 
 
 def test_on_paper_every_section_is_open_and_controls_are_gone(page: Page) -> None:
@@ -398,15 +400,15 @@ def test_on_paper_every_section_is_open_and_controls_are_gone(page: Page) -> Non
 
 
 @pytest.fixture
-def rich_page(browser: Browser, tmp_path: Path) -> Iterator[Page]:
+def rich_file(tmp_path: Path) -> Path:
     path = tmp_path / "rich.html"
     path.write_text(record_html.render(rich()), encoding="utf-8")
-    tab = browser.page()
-    tab.resize(1280)
-    tab.open(path)
-    assert tab.evaluate(READY) == "yes"
-    yield tab
-    tab.close()
+    return path
+
+
+@pytest.fixture
+def rich_page(opened: Callable[..., Page], rich_file: Path) -> Page:
+    return opened(rich_file)
 
 
 def reading(page: Page) -> str:
@@ -455,13 +457,11 @@ def test_the_curve_is_read_by_keyboard(rich_page: Page) -> None:
     assert reading(rich_page) == ""
 
 
-def test_a_packed_section_is_filled_when_it_is_opened(browser: Browser, tmp_path: Path) -> None:
+def test_a_packed_section_is_filled_when_it_is_opened(opened: Callable[..., Page], tmp_path: Path) -> None:
     path = tmp_path / "many.html"
     run = many(20)
     path.write_text(record_html.render(run), encoding="utf-8")
-    tab = browser.page()
-    tab.open(path)
-    assert tab.evaluate(READY) == "yes"
+    tab = opened(path)
     [*_, last] = tab.evaluate("[...document.querySelectorAll('.packed')].map((e) => e.closest('details').id)")
     assert tab.evaluate(f"document.querySelectorAll('#{last} article').length") == 0
     tab.evaluate(f"document.querySelector('#table a[href=\"#{last}\"]').click()")
@@ -473,21 +473,17 @@ def test_a_packed_section_is_filled_when_it_is_opened(browser: Browser, tmp_path
     tab.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert tab.evaluate("document.querySelectorAll('.packed').length") == 0
     assert tab.complaints == []
-    tab.close()
 
 
 def test_many_peers_are_asked_for_and_their_late_rows_sort_with_the_others(
-    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    opened: Callable[..., Page], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = night(30)
     monkeypatch.setattr(record_html, "ROWS", 1_000)
     monkeypatch.setattr(record_html, "WEIGHT", 1)  # every peer is shortened
     path = tmp_path / "night.html"
     path.write_text(record_html.render(run), encoding="utf-8")
-    tab = browser.page()
-    tab.resize(1280)
-    tab.open(path)
-    assert tab.evaluate(READY) == "yes"
+    tab = opened(path)
     judged = sum(len(kernel.results) for kernel in run.kernels[:4])
     rows = sum(len(kernel.results) for kernel in run.kernels)
     assert tab.evaluate("document.querySelector('#shown').textContent") == f"{judged} of {rows} rows"
@@ -513,35 +509,21 @@ def test_many_peers_are_asked_for_and_their_late_rows_sort_with_the_others(
         assert tab.evaluate("document.documentElement.scrollWidth") <= width
     assert tab.evaluate(CONTRAST) == []
     assert tab.complaints == []
-    tab.close()
 
 
 @pytest.mark.slow  # the page of the sample fits, and has contrast, in every run
-def test_the_rich_page_fits_every_screen_and_has_contrast(browser: Browser, tmp_path: Path) -> None:
-    path = tmp_path / "rich.html"
-    path.write_text(record_html.render(rich()), encoding="utf-8")
+def test_the_rich_page_fits_every_screen_and_has_contrast(opened: Callable[..., Page], rich_file: Path) -> None:
     for width, scheme in ((320, "dark"), (760, "light"), (1280, "dark")):
-        tab = browser.page()
-        tab.resize(width, mobile=width < 500)
-        tab.media(scheme=scheme)
-        tab.open(path)
-        assert tab.evaluate(READY) == "yes"
+        tab = opened(rich_file, width, scheme)
         tab.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
         assert tab.evaluate("document.documentElement.scrollWidth") <= width
         assert tab.evaluate(CONTRAST) == []
-        tab.close()
 
 
-def test_the_classes_of_inputs_are_seen_without_scrolling(browser: Browser, tmp_path: Path) -> None:
-    path = tmp_path / "report.html"
-    path.write_text(record_html.render(sample()), encoding="utf-8")
+def test_the_classes_of_inputs_are_seen_without_scrolling(opened: Callable[..., Page], file: Path) -> None:
     for width in (420, 1280):
-        tab = browser.page()
-        tab.resize(width, mobile=width < 500)
-        tab.open(path)
-        assert tab.evaluate(READY) == "yes"
+        tab = opened(file, width)
         front = "[...document.querySelectorAll('.verdict .counts')].pop()"
         shown = tab.evaluate(f"[...{front}.children].map(each => each.textContent.trim())")
         assert shown == ["NaN ordinary", "NaN demanding"]
         assert tab.evaluate(f"{front}.getBoundingClientRect().bottom") < 800, width
-        tab.close()
