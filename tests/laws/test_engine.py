@@ -23,7 +23,7 @@ from verify.declare.declaration import Kernel
 from verify.errors import UsageError
 from verify.laws import engine, registry
 from verify.laws.engine import PROFILES, Profile, profile_named, run_law
-from verify.laws.law import Broken, Law, Subject
+from verify.laws.law import Broken, Law, Subject, space_of
 from verify.laws.remembered import Remembered
 from verify.laws.shrink import shrink_law
 
@@ -38,10 +38,7 @@ def silu(x):
 
 
 def law_of(check: Any, **options: Any) -> Law:
-    def of(subject: Subject) -> Any:
-        return space(subject.kernel, subject.dtype, sizes=subject.sizes)
-
-    return Law(name="trial", summary="for these tests", space=of, check=check, **options)
+    return Law(name="trial", summary="for these tests", space=space_of, check=check, **options)
 
 
 def tried(profile: Profile, kernel: Kernel = silu, **options: Any) -> list[str]:

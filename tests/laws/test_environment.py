@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
 
 import verify
 from tests.laws.silu import silu, silu_in_a_triton_op, silu_in_an_operator
-from tests.laws.trial import attempt, breaks, holds, skips
+from tests.laws.trial import attempt, breaks, gated_kernel, holds, silu_kernel, skips
 from verify import backends
 from verify.cases import Case
 from verify.cases.strategies import Sizes
@@ -20,16 +19,6 @@ from verify.declare.declaration import Kernel
 from verify.laws import device, registry
 from verify.laws.engine import Profile
 from verify.laws.law import Broken, Subject
-
-DTYPES = ["float32", "float64"]
-
-
-def silu_kernel(function: Callable[..., Any], **options: Any) -> Kernel:
-    return verify.kernel(op="silu", dtypes=DTYPES, **options)(function)
-
-
-def gated_kernel(function: Callable[..., Any]) -> Kernel:
-    return verify.kernel(op="swiglu_split", dtypes=DTYPES)(function)
 
 
 def checked_silu(x):

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 import verify
-from tests.laws.trial import attempt, breaks, holds, skips
+from tests.laws.trial import attempt, breaks, holds, layer_norm, silu, skips
 from verify import backends
 from verify.cases.plan import summed_dims
 from verify.cases.strategies import Sizes
@@ -43,20 +43,6 @@ def matrix(function: Callable[..., Any]) -> Kernel:
         "outputs": ["y"],
     }
     return verify.kernel(dtypes=DTYPES, max_ulp=64, **options)(function)
-
-
-# In float64: torch's own float32 sigmoid gives an element other bits in a vector register than in the tail.
-
-
-def silu(x):
-    wide = x.double()
-    return (wide * torch.sigmoid(wide)).to(x.dtype)
-
-
-def layer_norm(x, weight, bias, *, eps):
-    wide = x.double()
-    centred = wide - wide.mean(-1, keepdim=True)
-    return (centred * torch.rsqrt((centred * centred).mean(-1, keepdim=True) + eps) * weight + bias).to(x.dtype)
 
 
 def linear(x, weight):

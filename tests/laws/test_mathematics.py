@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import verify
-from tests.laws.trial import breaks, holds, skips
+from tests.laws.trial import DTYPES, breaks, gated_kernel, holds, layer_norm, silu, silu_kernel, skips
 from verify import backends
 from verify.cases import Case
 from verify.declare.declaration import Kernel
@@ -17,30 +17,9 @@ from verify.laws import registry
 from verify.laws.engine import replay_law
 from verify.records.record import LawRun
 
-DTYPES = ["float32", "float64"]
-
-
-def silu_kernel(function: Callable[..., Any], **options: Any) -> Kernel:
-    return verify.kernel(op="silu", dtypes=DTYPES, **options)(function)
-
-
-def gated_kernel(function: Callable[..., Any]) -> Kernel:
-    return verify.kernel(op="swiglu_split", dtypes=DTYPES)(function)
-
 
 def norm_kernel(function: Callable[..., Any]) -> Kernel:
     return verify.kernel(op="layer_norm", dtypes=DTYPES, max_ulp=16)(function)
-
-
-def silu(x):
-    wide = x.double()
-    return (wide * torch.sigmoid(wide)).to(x.dtype)
-
-
-def layer_norm(x, weight, bias, *, eps):
-    wide = x.double()
-    centred = wide - wide.mean(-1, keepdim=True)
-    return (centred * torch.rsqrt((centred * centred).mean(-1, keepdim=True) + eps) * weight + bias).to(x.dtype)
 
 
 def with_backward(backward: Callable[..., Any], *, once: bool = False) -> Callable[..., Any]:

@@ -1,7 +1,13 @@
-"""Tries one law on one kernel, small and derandomised, for the tests of the laws."""
+"""Tries one law on one kernel, small and derandomised, for the tests of the laws; and kernels that keep all laws."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import verify
 from verify import backends
 from verify.cases.strategies import Sizes
 from verify.declare.declaration import Kernel
@@ -9,8 +15,31 @@ from verify.laws import registry
 from verify.laws.engine import Profile, run_law
 from verify.records.record import LawRun
 
+DTYPES = ["float32", "float64"]
 _SIZES = Sizes(elements=300, width=300, depth=64)
 PROFILE = Profile("test", 8, {"small": _SIZES, "large": _SIZES})
+
+
+def silu_kernel(function: Callable[..., Any], **options: Any) -> Kernel:
+    return verify.kernel(op="silu", dtypes=DTYPES, **options)(function)
+
+
+def gated_kernel(function: Callable[..., Any]) -> Kernel:
+    return verify.kernel(op="swiglu_split", dtypes=DTYPES)(function)
+
+
+# In float64: torch's own float32 sigmoid gives an element other bits in a vector register than in the tail.
+
+
+def silu(x):
+    wide = x.double()
+    return (wide * torch.sigmoid(wide)).to(x.dtype)
+
+
+def layer_norm(x, weight, bias, *, eps):
+    wide = x.double()
+    centred = wide - wide.mean(-1, keepdim=True)
+    return (centred * torch.rsqrt((centred * centred).mean(-1, keepdim=True) + eps) * weight + bias).to(x.dtype)
 
 
 def attempt(law: str, kernel: Kernel, dtype: str = "float32", profile: Profile = PROFILE) -> LawRun:
