@@ -22,23 +22,29 @@ MODULES = [act, geglu]
 SHAPES = [(3, 1, 1), (6, 5, 1), (37, 20, 9), (70, 17, 16)]  # rows, in, out
 
 
-def classes(argument):
+def classes(arguments):
     """What Triton compiles for, beside the types."""
-    if isinstance(argument, torch.Tensor):
-        return argument.dtype, argument.data_ptr() % 16 == 0
-    return argument == 1, argument % 16 == 0
+    return tuple(
+        (argument.dtype, argument.data_ptr() % 16 == 0)
+        if isinstance(argument, torch.Tensor)
+        else (argument == 1, argument % 16 == 0)
+        for argument in arguments
+    )
 
 
 class Recorder:
-    """A kernel that notes the grid, the classes of its arguments and the constants of each launch."""
+    """A kernel that notes the grid, what `noted` returns of the arguments, and the constants of each launch.
 
-    def __init__(self, kernel):
-        self.kernel, self.launches = kernel, []
+    kernel: None if nothing is to run.
+    """
+
+    def __init__(self, kernel, noted=tuple):
+        self.kernel, self.noted, self.launches = kernel, noted, []
 
     def __getitem__(self, grid):
         def launch(*arguments, **constants):
-            self.launches.append((grid, tuple(map(classes, arguments)), constants))
-            return self.kernel[grid](*arguments, **constants)
+            self.launches.append((grid, self.noted(arguments), constants))
+            return self.kernel[grid](*arguments, **constants) if self.kernel else None
 
         return launch
 
@@ -80,8 +86,8 @@ def tensors(module, m, k, n, device, dtype=torch.float32):
 
 def results(module, monkeypatch, x, weight, bias, dy, activation):
     """(y and the gradients, launches of the reducing kernel, launches of the tiles)"""
-    reducing, tiles = Recorder(module._gradient_kernel), Recorder(module._tile_kernel)
-    products = Recorder(linear_weight._weight_kernel)
+    reducing, tiles = Recorder(module._gradient_kernel, classes), Recorder(module._tile_kernel, classes)
+    products = Recorder(linear_weight._weight_kernel, classes)
     configs, weights = module._configs, linear_weight._configs
     with monkeypatch.context() as patch:
         # on a GPU, where the configuration is timed for each layout: the first
@@ -150,7 +156,7 @@ def test_the_operators_reduction_sees_a_dense_pre_activation_too(backend, monkey
     *_, bias, dy = tensors(module, 37, 20, 9, backend.device)
     pre = torch.linspace(-3, 3, 37 * len(bias), device=backend.device).view(37, len(bias))
     last = ("gelu", True, True) if module is act else ("none", True)
-    recorder = Recorder(module._gradient_kernel)
+    recorder = Recorder(module._gradient_kernel, classes)
     monkeypatch.setattr(module, "_gradient_kernel", recorder)
     want = module._gradient(dy, pre, *last)
     for view in views(pre).values():

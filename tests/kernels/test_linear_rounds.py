@@ -15,6 +15,7 @@ from kernels import hopper_product, launch
 from kernels import linear_act as module
 from kernels.linear_act import linear_act, linear_data_grad
 from kernels.linear_layers import tile_of
+from tests.kernels.test_linear_layouts import Recorder
 
 ACTIVATIONS = ["id", "gelu", "gelu_tanh", "squared_relu"]
 MODES = [a + more for more in (0, module.GRAD.value, module.SAVE.value) for a in range(4)]
@@ -122,20 +123,6 @@ def test_the_tile_kernel_writes_a_rectangle_of_wider_results(backend, mode):
         assert torch.equal(got[sub], want)
         got[sub] = 77
         assert (got == 77).all()
-
-
-class Recorder:
-    """A kernel that notes its launches."""
-
-    def __init__(self, kernel):
-        self.kernel, self.launches = kernel, []
-
-    def __getitem__(self, grid):
-        def launch(*arguments, **constants):
-            self.launches.append((grid, arguments, constants))
-            return self.kernel[grid](*arguments, **constants) if self.kernel else None
-
-        return launch
 
 
 def whole_numbers(shape, generator, dtype):
