@@ -6,6 +6,7 @@ import contextlib
 import io
 import runpy
 import signal
+import subprocess
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,20 @@ from verify.workers.requests import Event, Failed, Progressed, R, Replied, Reque
 def hears_ctrl_c() -> None:
     """In a process before it starts: tests that a shell started in the background ignore Ctrl-C, and it would too."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def started(command: list[str], folder: Path, **more: Any) -> subprocess.Popen[str]:
+    """Starts a command in a process that hears Ctrl-C, as a session of its own."""
+    return subprocess.Popen(
+        command,
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=hears_ctrl_c,
+        **more,
+    )
 
 
 @dataclass

@@ -15,7 +15,7 @@ from xml.etree import ElementTree as Xml
 
 import pytest
 
-from tests.cli.here import Here, hears_ctrl_c, said
+from tests.cli.here import Here, said, started
 from verify.records import files, record
 
 pytestmark = pytest.mark.usefixtures("warm")
@@ -96,15 +96,7 @@ def _kernels(*names: str) -> str:
 @pytest.mark.slow  # tests/search/hunt/test_hunt.py interrupts a search in this process
 def test_ctrl_c_keeps_the_best_so_far(project: Path) -> None:
     command = [sys.executable, "-m", "verify", "hunt", "k.py::one_exponent", "--duration", "1h", "--json", "cut.json"]
-    process = subprocess.Popen(
-        command,
-        cwd=project,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        preexec_fn=hears_ctrl_c,
-    )
+    process = started(command, project)
     marker = project / "cut.json"
     assert not marker.exists()
     try:

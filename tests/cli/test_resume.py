@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.cli.test_unwritten import full
 from tests.records.bounds.gate_records import result
 from tests.workers.fake import FakeWorker
 from verify.cli import exits, main
@@ -109,19 +110,12 @@ def test_what_ends_in_the_middle_keeps_what_is_finished(
 def test_a_record_that_cannot_be_written_costs_no_measurement(
     fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    replace, full = os.replace, ["run.json"]
-
-    def refuse(source: Any, target: Any) -> None:
-        if Path(target) == Path("run.json") and full:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        replace(source, target)
-
-    monkeypatch.setattr(os, "replace", refuse)
-    assert main(RUN) == exits.UNWRITTEN
+    with monkeypatch.context() as patch:
+        full(patch, "run.json")
+        assert main(RUN) == exits.UNWRITTEN
     said = capsys.readouterr()
     assert "✓ pass: all 2 kernels" in said.out
     assert said.err.startswith("verify: cannot write run.json: ") and "\n  next: verify run k.py" in said.err
-    full.clear()
     assert main(going_on(said.err)) == exits.PASS
     assert fake.measured == ALL and load("run.json").verdict == "pass" and parts(tmp_path) == 0
 

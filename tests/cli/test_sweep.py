@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.cli.here import Here, Said, hears_ctrl_c, said
+from tests.cli.here import Here, Said, said, started
 from verify import worker
 from verify.cli import main
 from verify.records.files import load
@@ -135,16 +135,7 @@ def lines_of(path: Path) -> int:
 
 def begun(arguments: list[str], journal: Path, lines: int, folder: Path, gate: Path) -> subprocess.Popen[str]:
     """A sweep whose journal holds so many lines and that waits in its second chunk."""
-    process = subprocess.Popen(
-        command(*arguments),
-        cwd=folder,
-        env=environment(VERIFY_TEST_GATE=str(gate)),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        preexec_fn=hears_ctrl_c,
-    )
+    process = started(command(*arguments), folder, env=environment(VERIFY_TEST_GATE=str(gate)))
     deadline = time.monotonic() + 120
     while lines_of(journal) < lines and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
