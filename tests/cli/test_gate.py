@@ -13,6 +13,7 @@ import pytest
 
 from tests.cli.here import Said, said
 from tests.records.bounds.gate_records import bound, kernel, result, run
+from tests.records.test_commit import git
 from verify.cli import gate
 from verify.records import files
 from verify.records.bounds import committed
@@ -68,11 +69,6 @@ def verify(*arguments: str, cwd: Path, code: int, **environment: str) -> Said | 
     return done
 
 
-def git(*arguments: str, cwd: Path) -> str:
-    who = ("-c", "user.name=a", "-c", "user.email=a@example.com", "-c", "commit.gpgsign=false")
-    return subprocess.run(["git", *who, *arguments], cwd=cwd, check=True, capture_output=True, text=True).stdout
-
-
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project with a kernel in a library of its own, committed and measured once."""
@@ -81,9 +77,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "src" / "mylib" / "__init__.py").write_text(LIBRARY)
     (folder / "accuracy.py").write_text(DECLARATION)
     (folder / "pyproject.toml").write_text('[tool.verify]\nkernels = ["accuracy.py"]\n')
-    git("init", "-q", cwd=folder)
-    git("add", "-A", cwd=folder)
-    git("commit", "-q", "-m", "start", cwd=folder)
+    git(folder, "init", "-q")
+    git(folder, "add", "-A")
+    git(folder, "commit", "-q", "-m", "start")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder / "src")
         done = said("run", "--json", "run.json", *BACKEND, cwd=folder)
@@ -112,8 +108,8 @@ def test_from_nothing_to_a_ratchet_and_the_change_it_catches(project: Path) -> N
     assert done.stdout.startswith("✓ pass: all 8 bounds hold\n")
     done = verify("bounds", "review", cwd=project, code=0)
     assert "8 bounds changed since HEAD: 8 new" in done.stdout
-    git("add", "-A", cwd=project)
-    git("commit", "-q", "-m", "bounds", cwd=project)
+    git(project, "add", "-A")
+    git(project, "commit", "-q", "-m", "bounds")
     assert "no bound changed since HEAD" in verify("bounds", "review", cwd=project, code=0).stdout
 
     # a change for the worse, in the library only: base and head are measured, and they differ
@@ -128,7 +124,7 @@ def test_from_nothing_to_a_ratchet_and_the_change_it_catches(project: Path) -> N
     told = json.loads((project / "gate.json").read_text())
     assert (told["verdict"], told["comparison"]["exit_code"]) == ("fail", 1)
     assert (project / "gate.md").read_text().startswith("### ✗ verify gate: **fail:** ")
-    assert git("worktree", "list", cwd=project).count("\n") == 1
+    assert len(git(project, "worktree", "list").splitlines()) == 1
     assert verify("compare", "both/base.json", "both/head.json", cwd=project, code=1).stdout.count("✗ worse  ") >= 1
 
     # one bound is accepted, with its reason; the others still stand
@@ -174,13 +170,13 @@ def test_bounds_of_another_gate_move_with_their_reason(project: Path) -> None:
 def test_a_base_that_imports_the_heads_code_is_refused(project: Path) -> None:
     path = project / "leaky.py"
     path.write_text(f"import sys\nsys.path.insert(0, {str(project / 'src')!r})\n{DECLARATION}")
-    git("add", "leaky.py", cwd=project)
-    git("commit", "-q", "-m", "leaky", cwd=project)
+    git(project, "add", "leaky.py")
+    git(project, "commit", "-q", "-m", "leaky")
     # without the path from outside, so that the file's own line decides
     done = verify("gate", "--base", "HEAD", "leaky.py", *BACKEND, cwd=project, code=2, PYTHONPATH=str(ROOT))
     assert "the base imports mylib from the working tree" in done.stderr
     assert "so it would be compared with itself" in done.stderr
-    assert git("worktree", "list", cwd=project).count("\n") == 1
+    assert len(git(project, "worktree", "list").splitlines()) == 1
 
 
 @pytest.mark.parametrize(
@@ -224,11 +220,11 @@ def test_a_damaged_bound_stops_the_gate(tmp_path: Path) -> None:
 
 
 def test_a_review_shows_a_bound_that_was_removed(tmp_path: Path) -> None:
-    git("init", "-q", cwd=tmp_path)
+    git(tmp_path, "init", "-q")
     folder = tmp_path / "reports" / "bounds"
     committed.save(committed.Book(folder), [bound(1.0), bound(0.5, kernel="<script>", arch="interpreter")])
-    git("add", "-A", cwd=tmp_path)
-    git("commit", "-q", "-m", "bounds", cwd=tmp_path)
+    git(tmp_path, "add", "-A")
+    git(tmp_path, "commit", "-q", "-m", "bounds")
     (folder / "sm_90" / "gelu.toml").unlink()
     done = verify("bounds", "review", "--json", "review.json", cwd=tmp_path, code=1)
     assert "✗ removed" in done.stdout

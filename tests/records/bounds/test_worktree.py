@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import verify
+from tests.records.test_commit import git
 from verify.errors import UsageError
 from verify.records.bounds import worktree
 
@@ -22,16 +23,11 @@ def project(tmp_path: Path) -> Path:
     (folder / "sub").mkdir()
     (folder / ".venv" / "lib" / "site-packages").mkdir(parents=True)
     (folder / "sub" / "a.txt").write_text("")
-
-    def git(*arguments: str) -> None:
-        who = ("-c", "user.name=a", "-c", "user.email=a@example.com", "-c", "commit.gpgsign=false")
-        subprocess.run(["git", *who, *arguments], cwd=folder, check=True, capture_output=True)
-
-    git("init", "-q", "-b", "main")
+    git(folder, "init", "-q", "-b", "main")
     for text in ("old", "new"):
         (folder / "src" / "library.py").write_text(f"STATE = {text!r}\n")
-        git("add", "src", "sub")
-        git("commit", "-q", "-m", text)
+        git(folder, "add", "src", "sub")
+        git(folder, "commit", "-q", "-m", text)
     return folder
 
 
