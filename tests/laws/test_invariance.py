@@ -198,11 +198,13 @@ def test_a_matrix_product_that_loses_its_last_block_is_found() -> None:
     breaks("shapes", matrix(blocks_of_sixteen), "beyond the kernel's own limit")
 
 
-def test_sums_that_a_program_carries_on_to_its_next_row_are_found() -> None:
-    def carried(x, weight, bias, *, eps):
-        y = layer_norm(x, weight, bias, eps=eps)
-        return torch.cat([y[:128], y[128:] + y[:-128] * 1e-6]) if len(y) > 128 else y
+def carried(x, weight, bias, *, eps):
+    """As a kernel whose programs keep their sums for the next row."""
+    y = layer_norm(x, weight, bias, eps=eps)
+    return torch.cat([y[:128], y[128:] + y[:-128] * 1e-6]) if len(y) > 128 else y
 
+
+def test_sums_that_a_program_carries_on_to_its_next_row_are_found() -> None:
     breaks("many rows", rowwise(carried), "many rows at once give other results than a few at a time")
     holds("many rows", rowwise(layer_norm))
 
@@ -256,13 +258,7 @@ def test_a_law_gives_a_kernel_only_the_sizes_that_its_declaration_allows(law: st
 def test_sums_over_rows_keep_their_rows_where_a_declaration_restricts_their_width() -> None:
     kernel = of_sizes(HEADS, layer_norm, is_head)
     assert summed_dims(kernel, (9, 66, 65_537, 1 << 20)) == [(9, 64), (66, 64), (65_537, 64)]  # at most 2^23 elements
-
-    def carried(x, weight, bias, *, eps):
-        y = layer_norm(x, weight, bias, eps=eps)
-        return torch.cat([y[:128], y[128:] + y[:-128] * 1e-6]) if len(y) > 128 else y
-
-    wrong = of_sizes(HEADS, carried, is_head)
-    breaks("many rows", wrong, "many rows at once give other results than a few at a time")
+    breaks("many rows", of_sizes(HEADS, carried, is_head), "many rows at once give other results than a few at a time")
 
 
 def test_a_law_about_rows_skips_a_declaration_without_rows() -> None:

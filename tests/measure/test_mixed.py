@@ -140,7 +140,6 @@ def test_a_hunt_searches_each_operand_in_its_own_dtype_and_a_sweep_refuses(backe
     given = inputs_of(kernel.op, case_of(kernel, "bfloat16", dims=(2, 3)), "cpu")
     assert [str(value.dtype) for value in given.values() if value is not None] == ["torch.bfloat16", "torch.float32"]
     mixed = {"bfloat16": {"y": "float32"}}
-    mixed = {"bfloat16": {"y": "float32"}}
     wide = verify.kernel(op="silu", dtypes=["bfloat16", "float16"], output_dtypes=mixed)(lambda x: torch.sigmoid(x) * x)
     spaces = serve._spaces_of(wide, TARGET, ListSpaces([TARGET]), backend)
     assert [space.dtype for space in spaces] == ["bfloat16", "float16"], "a result may have another dtype"

@@ -46,44 +46,36 @@ def sinks(q, k, v, sink):
     return torch.softmax(scores, -1)[..., :-1] @ v
 
 
+IN_THREE = {"q": ("query", 1, 2), "k": ("key", 1, 2), "v": ("value", 1, -1)}
+IN_FOUR = {"q": ("query", 2, 3), "k": ("key", 2, 3), "v": ("value", 2, -1)}
 CASES: dict[str, tuple[Callable[..., Any], dict[str, str], dict[str, Any], dict[str, tuple[str, int, int]]]] = {
     "causal": (
         lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, is_causal=True),
         dict.fromkeys("qkv", "b h t d"),
         {},
-        {"q": ("query", 2, 3), "k": ("key", 2, 3), "v": ("value", 2, -1)},
+        IN_FOUR,
     ),
     "grouped": (
         lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, enable_gqa=True),
         {"q": "b h t d", "k": "b g s d", "v": "b g s e"},
         {"where": "h % g == 0"},
-        {"q": ("query", 2, 3), "k": ("key", 2, 3), "v": ("value", 2, -1)},
+        IN_FOUR,
     ),
-    "windowed": (
-        windowed,
-        dict.fromkeys("qkv", "h t d"),
-        {},
-        {"q": ("query", 1, 2), "k": ("key", 1, 2), "v": ("value", 1, -1)},
-    ),
+    "windowed": (windowed, dict.fromkeys("qkv", "h t d"), {}, IN_THREE),
     "rotated": (
         rotated,
         {**dict.fromkeys("qkv", "b h t d"), "c": "t e", "s": "t e"},
         {"where": "d == 2*e"},
-        {"q": ("query", 2, 3), "k": ("key", 2, 3), "v": ("value", 2, -1)},
+        IN_FOUR,
     ),
-    "normed": (normed, HEADS, {}, {"q": ("query", 1, 2), "k": ("key", 1, 2), "v": ("value", 1, -1)}),
+    "normed": (normed, HEADS, {}, IN_THREE),
     "tokens first": (
         tokens_first,
         {"q": "b t h d", "k": "b s h d", "v": "b s h d"},
         {},
         {"q": ("query", 1, 3), "k": ("key", 1, 3), "v": ("value", 1, -1)},
     ),
-    "sinks": (
-        sinks,
-        {**HEADS, "sink": "h"},
-        {},
-        {"q": ("query", 1, 2), "k": ("key", 1, 2), "v": ("value", 1, -1)},
-    ),
+    "sinks": (sinks, {**HEADS, "sink": "h"}, {}, IN_THREE),
     "linear cross entropy": (
         lambda x, w, label: functional.cross_entropy(x @ w, label),
         {"x": "n d", "w": "d v", "label": "n"},
