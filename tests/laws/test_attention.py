@@ -83,20 +83,16 @@ def test_a_masked_key_changes_no_bit() -> None:
     holds("causality", declared(window, shapes=TOGETHER))
 
 
-@pytest.mark.parametrize("extra", [1e-3, 1e-7])
-def test_a_trace_of_a_masked_key_is_found(extra: float) -> None:
-    """1e-7 of a weight is within every limit of accuracy."""
-
-    def leaks(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return window(q, k, v, extra)
-
-    breaks("causality", declared(window, leaks, shapes=TOGETHER), "keys that its query does not see")
-
-
-def test_a_leak_of_earlier_keys_is_found() -> None:
-    def leaks(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return masked(q, k, v, lambda query, key: (key <= query) & (key > query - 3))
-
+@pytest.mark.parametrize(
+    "leaks",
+    [
+        lambda q, k, v: window(q, k, v, 1e-3),
+        lambda q, k, v: window(q, k, v, 1e-7),
+        lambda q, k, v: masked(q, k, v, lambda query, key: (key <= query) & (key > query - 3)),
+    ],
+    ids=["a thousandth", "within every limit of accuracy", "an earlier key"],
+)
+def test_a_trace_of_a_masked_key_is_found(leaks: Callable[..., Tensor]) -> None:
     breaks("causality", declared(window, leaks, shapes=TOGETHER), "keys that its query does not see")
 
 

@@ -71,22 +71,25 @@ def same(a: Part, b: Part, *, leaders: bool = True) -> None:
         assert value_of(ours.ulp) == pytest.approx(value_of(theirs.ulp), rel=1e-6, abs=1e-6)
 
 
+def same_parts(kernel: Kernel, space: Space, *, leaders: bool = True) -> None:
+    fused_part, torch_part = both(kernel, space)
+    assert fused_part.parts.keys() == torch_part.parts.keys() >= {"y"}
+    for name in fused_part.parts:
+        same(fused_part.parts[name], torch_part.parts[name], leaders=leaders)
+
+
 @pytest.mark.parametrize(
     ("kernel", "value"),
     [("good", -1.5), ("naive", -5.0), ("good", 0.125), ("naive", -14.0)],
     ids=["negative", "tail that is wrong", "border of the table", "underflow"],
 )
 def test_float32_equals_the_torch_route(kernel: str, value: float) -> None:
-    fused_part, torch_part = both(getattr(subjects, kernel), around(value, "float32", 900, 1100))
-    for name in ("y", "dx"):
-        same(fused_part.parts[name], torch_part.parts[name])
+    same_parts(getattr(subjects, kernel), around(value, "float32", 900, 1100))
 
 
 def test_infinite_and_nan_inputs_equal_the_torch_route() -> None:
     for value in (-math.inf, math.inf):
-        fused_part, torch_part = both(subjects.good, around(value, "float32", 700, 700))
-        for name in ("y", "dx"):
-            same(fused_part.parts[name], torch_part.parts[name], leaders=False)
+        same_parts(subjects.good, around(value, "float32", 700, 700), leaders=False)
 
 
 def test_subnormal_ties_are_decided_without_exact_arithmetic() -> None:
@@ -101,10 +104,7 @@ def test_subnormal_ties_are_decided_without_exact_arithmetic() -> None:
 @pytest.mark.parametrize(("kernel", "dtype", "value"), [("geglu", "bfloat16", 1.5), ("split", "float16", -5.0)])
 def test_pairs_equal_the_torch_route(kernel: str, dtype: str, value: float) -> None:
     subject = getattr(subjects, kernel)
-    fused_part, torch_part = both(subject, space_of(subject, "k", dtype, bounds=(value, value)))
-    assert fused_part.parts.keys() == torch_part.parts.keys()
-    for name in fused_part.parts:
-        same(fused_part.parts[name], torch_part.parts[name])
+    same_parts(subject, space_of(subject, "k", dtype, bounds=(value, value)))
 
 
 def test_a_truth_just_below_a_power_of_two_keeps_its_distance() -> None:
@@ -225,18 +225,13 @@ def test_certifying_again_gives_the_shipped_figures() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_on_a_gpu_whole_rows_of_pairs_equal_the_torch_route(dtype: str) -> None:
-    space = space_of(subjects.geglu, "k", dtype, bounds=(0.5, 0.75))
-    fused_part, torch_part = both(subjects.geglu, space)
-    for name in fused_part.parts:
-        same(fused_part.parts[name], torch_part.parts[name])
+    same_parts(subjects.geglu, space_of(subjects.geglu, "k", dtype, bounds=(0.5, 0.75)))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("value", [-4.0, 0.5, 3.0])
 def test_on_a_gpu_float32_ranges_equal_the_torch_route(value: float) -> None:
-    fused_part, torch_part = both(subjects.good, around(value, "float32", 1 << 21, 1 << 21))
-    for name in ("y", "dx"):
-        same(fused_part.parts[name], torch_part.parts[name], leaders=False)
+    same_parts(subjects.good, around(value, "float32", 1 << 21, 1 << 21), leaders=False)
 
 
 def test_a_table_is_kept_and_a_damaged_one_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
