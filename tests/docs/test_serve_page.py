@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from verify.cli.door import VERSIONS, Door
 from verify.cli.tools import TOOLS
@@ -18,19 +20,23 @@ PAGE = (ROOT / "docs" / "serve.md").read_text()
 LINES = [line for block in re.findall(r"```json\n(.*?)```", PAGE, flags=re.DOTALL) for line in block.splitlines()]
 
 
-def test_the_client_prints_what_the_page_shows(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("warm")
+def test_the_client_prints_what_the_page_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     [client] = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
     [shown] = re.findall(r"```text\n(.*?)```", PAGE, flags=re.DOTALL)
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "verify").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m verify "$@"\n')
-    (tmp_path / "bin" / "verify").chmod(0o755)
-    (tmp_path / "client.py").write_text(client)
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"PYTHONPATH": str(ROOT), "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
-    done = subprocess.run(
-        [sys.executable, "client.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert done.stdout == shown, done.stderr
+    started = subprocess.Popen  # of the warm process
+
+    def start(command: list[str], **given: Any) -> subprocess.Popen[Any]:
+        assert command[0] == "verify"
+        return started([sys.executable, "-m", *command], **given)
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # the tests of kernels have it interpret
+    monkeypatch.chdir(tmp_path)
+    exec(compile(client, "client.py", "exec"), {})
+    assert capsys.readouterr().out == shown
 
 
 def test_the_requests_are_taken_and_the_error_is_as_shown() -> None:
