@@ -259,7 +259,7 @@ class _Measured:
         from verify.search.hunt.requests import Hunt
         from verify.search.hunt.settings import Settings
 
-        spent = {"evaluations": 16} if self.plan.quick else {"seconds": self.plan.hunt}
+        spent = {"evaluations": 4} if self.plan.quick else {"seconds": self.plan.hunt}
         budget = Settings(largest=LARGEST, **spent)
         with turn(self.plan.out, alone=False):
             done = hunt(self.kernel, self.plan.target, self.backend, Hunt(dtype, result), budget)
