@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from tests import warm
 from verify import worker
 from verify.workers import phases, process, process_tree
 from verify.workers.requests import Died, Environment, Late
@@ -28,24 +27,26 @@ def sleeps(x):
 """
 
 PARENT = """
-import sys
+import subprocess
+from tests import warm
 from verify.measure.requests import Measure
 from verify.workers.process import Worker
+subprocess.Popen = warm.Popen
 with Worker("interpreter") as worker:
-    worker.ask(Measure(sys.argv[1]), timeout=600)
+    worker.ask(Measure(TARGET), timeout=600)
 """
 
 
 def test_a_worker_does_not_outlive_its_parent(tmp_path: Path) -> None:
     target = tmp_path / "sleeps.py"
     target.write_text(SLEEPS)
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(target)])
+    parent = warm.program(PARENT, TARGET=str(target))
     place = tmp_path / "pid"
     _until(lambda: place.exists() and place.read_text() != "", 120)
     worker = int(place.read_text())
     assert worker != parent.pid and alive(worker)
-    parent.send_signal(signal.SIGKILL)
-    parent.wait()
+    parent.kill()
+    parent.join()
     _until(lambda: not alive(worker), 60)
 
 
