@@ -7,6 +7,7 @@ import contextlib
 import errno
 import os
 import sys
+from functools import cache
 from typing import TextIO
 
 from verify.cli import (
@@ -68,6 +69,7 @@ COMMANDS = (
 )
 
 
+@cache
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the whole command line."""
     from verify import __version__
