@@ -356,7 +356,7 @@ def fast_qk_norm_rope(q_norm, k_norm, Q, K, cos, sin):
 
 
 def test_functions_that_the_budget_does_not_reach_are_comments(project: Path) -> None:
-    done = said("init", "--budget", "0.001s", "--json", "-", cwd=project)
+    done = said("init", "--budget", "0.000001s", "--json", "-", cwd=project)
     assert json.loads(done.stdout)["filled"] == []
     assert (project / "accuracy.py").read_text().count("not tried: the budget of time ended") == 6
 
