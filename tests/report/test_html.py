@@ -11,6 +11,7 @@ import re
 from html.parser import HTMLParser
 from typing import Any
 
+import jinja2
 import msgspec
 import pytest
 from markupsafe import escape
@@ -95,6 +96,13 @@ def test_the_page_is_well_formed_in_every_state() -> None:
         for _, attrs in parsed.elements:
             if (attrs.get("href") or "").startswith("#"):
                 assert (attrs["href"] or "")[1:] in anchors
+
+
+def test_a_second_page_of_a_process_compiles_no_template(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+    monkeypatch.setattr(jinja2.Environment, "compile", lambda self, source, name, *others: compiled.append(name))
+    assert record_html.render(sample()) == page
+    assert compiled == []
 
 
 def test_nothing_refers_to_anything_outside(reader: Reader) -> None:

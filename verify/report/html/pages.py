@@ -122,7 +122,7 @@ def _page(
     from markupsafe import Markup
 
     style = asset("report.css")
-    environment = templates("page", "against", "parts")
+    environment = templates()
     environment.globals.update(beside=beside, lead=against.LEAD, of=history_words)
     return environment.get_template("page.html.j2").render(
         policy=policy(style),

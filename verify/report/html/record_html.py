@@ -18,7 +18,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from types import SimpleNamespace
+from types import CodeType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -49,7 +49,7 @@ SPEEDS = 40_000  # of plots of accuracy against speed
 CROWD = 12  # more peers than these are listed by operation, apart from the judged kernels
 MOST_FINDINGS = 40  # beside the first; the table has them all
 CROWDED = 40  # more rows of peers than these are hidden at first
-TEMPLATES = ("report", "against", "kernel", "brief", "parts", "beside", "row", "speed")
+_CODE: dict[tuple[str, str], CodeType | None] = {}  # compiled templates, by name and text
 COLUMNS = (  # key, heading, numeric
     ("kernel", "Kernel", False),
     ("output", "Result", False),
@@ -111,7 +111,7 @@ def render(
     from markupsafe import Markup
 
     style, script = asset("report.css"), asset("report.js")
-    environment = templates(*TEMPLATES)
+    environment = templates()
     facts = present(run)
     environment.globals.update(facts=facts, run=run, words=words, of=result_words, replay=replay_command)
     environment.globals.update(law_word=LAW_WORD, foldable=_foldable, newline=Markup("\n"))
@@ -299,17 +299,26 @@ def _selftest(run: Run) -> dict[str, Any] | None:
     }
 
 
-def templates(*names: str) -> Environment:
-    """Returns the named templates. What they print is escaped and has no control characters."""
-    from jinja2 import DictLoader, Environment, StrictUndefined
+def templates() -> Environment:
+    """Returns the templates. What they print is escaped and has no control characters."""
+    from jinja2 import BytecodeCache, Environment, FunctionLoader, StrictUndefined
+    from jinja2.bccache import Bucket
     from markupsafe import Markup
+
+    class CompiledOnce(BytecodeCache):
+        def load_bytecode(self, bucket: Bucket) -> None:
+            bucket.code = _CODE.get((bucket.key, bucket.checksum))
+
+        def dump_bytecode(self, bucket: Bucket) -> None:
+            _CODE[bucket.key, bucket.checksum] = bucket.code
 
     found = Environment(
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        loader=DictLoader({f"{name}.html.j2": asset(f"{name}.html.j2") for name in names}),
+        loader=FunctionLoader(asset),
+        bytecode_cache=CompiledOnce(),
         finalize=lambda value: value if isinstance(value, Markup) or not isinstance(value, str) else words.clean(value),
     )
     found.globals["sign"] = GLYPHS
