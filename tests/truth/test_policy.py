@@ -17,7 +17,7 @@ from verify.truth.enclosure import Enclosure, to_double_double
 from verify.truth.exact import judge
 from verify.truth.fast import Truth
 from verify.truth.formats import FORMATS, Format, named
-from verify.truth.ulp import Policy, errors, from_bits, pattern_at
+from verify.truth.ulp import Policy, errors, from_bits, pattern_at, unit_of_scale
 
 POLICIES = [
     Policy(nan=nan, overflow=overflow, signed_zero=zero, subnormals=subnormals)
@@ -131,6 +131,21 @@ def test_a_scale_beyond_the_format_is_the_same_unit_for_the_judge_of_single_elem
     judged = judge(point_at(value), fmt, pattern_at(got, 0))
     assert found.scaled is not None and found.scaled.item() == 18.5 / 32
     assert judged.scaled(truth.scale_exponent(0, fmt)) == 18.5 / 32
-    wide = Truth(truth.value, None, truth.bound, torch.tensor([1e30], dtype=torch.float64), "test")
+    wide = Truth(truth.value, None, truth.bound, torch.tensor([1e12], dtype=torch.float64), "test")
     infinite = judge(point_at(Fraction(5)), fmt, fmt.inf_bits)
     assert infinite.scaled(wide.scale_exponent(0, fmt)) == (65536 - 5) / 32
+
+
+@pytest.mark.parametrize(
+    ("name", "exponent", "unit"), [("bfloat16", 200, 152), ("bfloat16", 160, 120), ("float64", 0, -52)]
+)
+def test_the_unit_of_a_scale_is_what_float64_resolves_of_it(name: str, exponent: int, unit: int) -> None:
+    """Of terms near 2^200 that cancel, float64 arithmetic keeps an error of 2^152."""
+    fmt = named(name)
+    scale, value = (torch.tensor([each], dtype=torch.float64) for each in (2.0**exponent, 1.0))
+    assert unit_of_scale(scale, value, fmt).item() == unit
+    truth = Truth(value, None, torch.zeros(1).double(), scale, "test")
+    got = torch.tensor([torch.inf], dtype=getattr(torch, name))
+    found, judged = errors(got, value, fmt, scale=scale), judge(point_at(Fraction(1)), fmt, fmt.inf_bits)
+    assert found.scaled is not None
+    assert found.scaled.item() == judged.scaled(truth.scale_exponent(0, fmt)) > (0.5 if exponent < 200 else 0)

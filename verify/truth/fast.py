@@ -27,7 +27,7 @@ from verify.truth import certificate
 from verify.truth.enclosure import MINUS_INFINITY, NAN, PLUS_INFINITY, Enclosure, narrow_pair, to_double_double
 from verify.truth.exact import START_PRECISION, Judged, settle
 from verify.truth.formats import Format
-from verify.truth.ulp import Yardstick, ulp_exponent, usable_scale, widen
+from verify.truth.ulp import Yardstick, unit_of_scale, widen
 
 _PAIR_BITS = 130  # accuracy of a value that becomes a pair: the pair holds 107 bits, the others round `low` correctly
 _PAIR_FLOOR = 2.0**-968  # below it, the 53 bits of `low` would reach under the smallest subnormal number
@@ -106,7 +106,7 @@ class Truth:
     def scale_exponent(self, index: int, fmt: Format) -> int:
         """Returns the exponent of the unit of one element's scaled error."""
         scale, value = (each.reshape(-1)[index : index + 1] for each in (self.scale, self.value))
-        return int(ulp_exponent(usable_scale(scale, value), fmt)[0])
+        return int(unit_of_scale(scale, value, fmt)[0])
 
     def interval(self, index: int) -> Enclosure:
         """Returns the interval of one element's truth, cut at the largest numbers of float64."""

@@ -24,6 +24,7 @@ _INTEGER = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
 _NONE = 2.0**-20  # noise, in ULP, that counts as none
 _FAR = 4  # an error of more ULP is beyond 0.5 in the unit of the next binade too
 _FEW = 1 << 14  # most bytes of host tensors that are compared as byte strings
+_ROOM = 48  # bits of a scale that float64 arithmetic of some operations resolves
 _FETCHED = 1 << 18  # most bytes of GPU tensors that are copied to the host for a comparison
 _JOINED = 1 << 22  # most bytes of GPU tensors that are joined for one comparison
 
@@ -208,14 +209,29 @@ def widen(tensor: Tensor) -> Tensor:
     return tensor.to(torch.float32).to(torch.float64) if tensor.element_size() == 1 else tensor.double()
 
 
+def unit_of_scale(scale: Tensor, value: Tensor, fmt: Format) -> Tensor:
+    """Returns the exponent e (int64) of the unit 2^e of scaled errors: that of the spacing at the scale.
+
+    Beyond the largest number it stays that of the largest number: with a larger unit, every finite result and infinity
+    would be right if the terms are large enough. But no arithmetic in float64 can be right to less than 2^-48 of terms
+    that cancel, so the unit of a smaller format is at least that.
+    """
+    usable = usable_scale(scale, value)
+    unit = ulp_exponent(usable, fmt)
+    return unit if fmt.mantissa_bits > _ROOM else torch.maximum(unit, _exponent(usable) - _ROOM)
+
+
+def _exponent(value: Tensor) -> Tensor:
+    return ((value.view(torch.int64) >> 52) & 0x7FF) - 1023
+
+
 def ulp_exponent(value: Tensor, fmt: Format, low: Tensor | None = None) -> Tensor:
     """Returns the exponent e (int64) of the spacing 2^e of a format at float64 `value` (+ `low`).
 
-    Beyond the largest number, it is that of the largest number. This holds for scales too: with a larger unit, every
-    finite result and infinity would be right if the terms are large enough.
+    Beyond the largest number, it is that of the largest number.
     """
     raw = value.view(torch.int64)
-    exponent = ((raw >> 52) & 0x7FF) - 1023
+    exponent = _exponent(value)
     if low is not None:
         # the truth is just below a power of two, but its high part was rounded up to it
         is_power = (raw & ((1 << 52) - 1)) == 0
@@ -358,7 +374,7 @@ def errors(
         expected = expected * yardstick.together
         outward = torch.where(scaled_by(yardstick.noise, unit) > _NONE, outward / expected, math.nan)
     elif scale is not None:
-        scale_exponent = ulp_exponent(usable_scale(scale.reshape(-1), value), fmt)
+        scale_exponent = unit_of_scale(scale.reshape(-1), value, fmt)
         relative = scaled_by(signed, exponent - scale_exponent)
         # An error in ulps of a tiny truth may overflow float64, though it is small in units of the scale.
         countless = torch.isinf(signed) & torch.isfinite(actual) & torch.isfinite(value)
