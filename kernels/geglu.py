@@ -207,14 +207,10 @@ def _forward_kernel(
     y_ptr,  # output, same dtype
     x1_stride,  # elements from one row to the next, of each
     x2_stride,
-    y_stride,
-    rows,
-    columns,
-    TANH: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    y_stride, rows, columns,
+    TANH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     SILU: tl.constexpr = False,  # silu(x2) replaces gelu(x2): swiglu.py
-):
+):  # fmt: skip
     row, column, mask = _tile(rows, columns, ROWS, COLUMNS)
     x1 = tl.load(x1_ptr + row * x1_stride + column, mask=mask, other=0.0)
     x2 = tl.load(x2_ptr + row * x2_stride + column, mask=mask, other=0.0)
@@ -232,19 +228,10 @@ def _backward_kernel(
     x2_ptr,  # the half that passed through gelu
     dx1_ptr,  # output: dy gelu(x2); one half of a packed tensor, or a tensor
     dx2_ptr,  # output: dy x1 gelu'(x2); likewise
-    dy_stride,
-    x1_stride,
-    x2_stride,
-    dx1_stride,
-    dx2_stride,
-    rows,
-    columns,
-    TANH: tl.constexpr,
-    DY_SCALAR: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    dy_stride, x1_stride, x2_stride, dx1_stride, dx2_stride, rows, columns,
+    TANH: tl.constexpr, DY_SCALAR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     SILU: tl.constexpr = False,
-):
+):  # fmt: skip
     row, column, mask = _tile(rows, columns, ROWS, COLUMNS)
     x1 = tl.load(x1_ptr + row * x1_stride + column, mask=mask, other=0.0)
     x2 = tl.load(x2_ptr + row * x2_stride + column, mask=mask, other=0.0)

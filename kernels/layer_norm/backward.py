@@ -109,7 +109,7 @@ def row_sums_kernel(
     tl.store(sums_ptr + row * 2 + 1, s2 / n)
 
 
-@triton.jit(do_not_specialize=["n_rows"])
+@triton.jit(do_not_specialize=["n_rows", "eps_bits"])
 def backward_kernel(
     dy_ptr,  # [M, N] rows of stride dy_stride
     ds_ptr,  # [M, N] rows of stride ds_stride: upstream gradient of s
@@ -124,7 +124,7 @@ def backward_kernel(
     dx_ptr,  # [M, N] contiguous, out, in x's dtype
     dr_ptr,  # [M, N] contiguous, out, in the residual's dtype
     part_ptr,  # [NEED_W + NEED_B + NEED_I, programs, N] out: partial column sums
-    dy_stride, ds_stride, x_stride, r_stride, n_rows, n_cols,
+    dy_stride, ds_stride, x_stride, r_stride, n_rows, n_cols, eps_bits,
     BLOCK: tl.constexpr,
     FULL: tl.constexpr,
     WHOLE: tl.constexpr,  # a block holds the whole row, so this kernel computes c1 and c2
@@ -317,8 +317,8 @@ def backward_kernel(
     if REDO:
         redo_rows(
             dy_ptr, ds_ptr, x_ptr, r_ptr, i_ptr, w_ptr, stats_ptr, sums_ptr, hard_ptr, suspect_ptr, dx_ptr, dr_ptr,
-            dy_stride, ds_stride, x_stride, r_stride, n_rows, n_cols, seen, MARKED=not FAST, BLOCK=min(BLOCK, 512),
-            HAS_R=HAS_R, HAS_I=HAS_I, HAS_W=HAS_W, HAS_DS=HAS_DS, HAS_DR=HAS_DR, CENTRE=CENTRE,
+            dy_stride, ds_stride, x_stride, r_stride, n_rows, n_cols, eps_bits, seen, MARKED=not FAST,
+            BLOCK=min(BLOCK, 512), HAS_R=HAS_R, HAS_I=HAS_I, HAS_W=HAS_W, HAS_DS=HAS_DS, HAS_DR=HAS_DR, CENTRE=CENTRE,
         )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ from kernels.layer_norm.hard_rows import redo_rows
 from kernels.layer_norm.moments import load_stats, scaled_stats, sums
 
 
-@triton.jit(do_not_specialize=["n_rows"])
+@triton.jit(do_not_specialize=["n_rows", "eps_bits"])
 def backward_paired_kernel(
     dy_ptr,  # [M, N] float32, as all of this kernel's operands; rows of stride dy_stride
     x_ptr,  # [M, N] rows of stride x_stride
@@ -36,7 +36,7 @@ def backward_paired_kernel(
     sums_ptr,  # [M, 3] float64, out: c1, c2 of redone rows
     hard_ptr,  # [programs] int32, out: number of rows redone
     suspect_ptr,  # [M] int32, out, as in backward_kernel
-    dy_stride, x_stride, n_rows, n_cols,
+    dy_stride, x_stride, n_rows, n_cols, eps_bits,
     BLOCK: tl.constexpr,  # columns of each of the PARTS
     PARTS: tl.constexpr,
     FULL: tl.constexpr,  # n_cols == BLOCK * PARTS
@@ -146,6 +146,6 @@ def backward_paired_kernel(
             tl.store(out + NEED_W * size, acc_b[k], mask=mask)
     redo_rows(
         dy_ptr, dy_ptr, x_ptr, x_ptr, x_ptr, w_ptr, stats_ptr, sums_ptr, hard_ptr, suspect_ptr, dx_ptr, dx_ptr,
-        dy_stride, dy_stride, x_stride, x_stride, n_rows, n_cols, seen, MARKED=0, BLOCK=512,
+        dy_stride, dy_stride, x_stride, x_stride, n_rows, n_cols, eps_bits, seen, MARKED=0, BLOCK=512,
         HAS_R=0, HAS_I=0, HAS_W=HAS_W, HAS_DS=0, HAS_DR=0, CENTRE=CENTRE,
     )  # fmt: skip

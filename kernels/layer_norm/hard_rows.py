@@ -16,6 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kernels.arithmetic import float64_of
 from kernels.layer_norm.moments import (
     is_outlier,
     load_stats,
@@ -101,13 +102,21 @@ def forward_hard_row(
 
 @triton.jit
 def _backward_hard_row(
-    dy_ptr, ds_ptr, x_ptr, r_ptr, i_ptr, w_ptr, stats_ptr, row, sums_ptr, dx_ptr, dr_ptr, n_cols,
+    dy_ptr, ds_ptr, x_ptr, r_ptr, i_ptr, w_ptr, stats_ptr, row, sums_ptr, dx_ptr, dr_ptr, n_cols, eps,
     BLOCK: tl.constexpr, HAS_R: tl.constexpr, HAS_I: tl.constexpr, HAS_W: tl.constexpr,
     HAS_DS: tl.constexpr, HAS_DR: tl.constexpr, CENTRE: tl.constexpr = 1,
 ):  # fmt: skip
     """Computes dx, c1 and c2 of one row in float64, block by block. All pointers but stats_ptr point to the row."""
     up, mean, mean_low, rstd = load_stats(stats_ptr, row, True, CENTRE)
     acc1 = tl.zeros((BLOCK,), tl.float64)
+    if not CENTRE:  # the stored rstd is float32's: too coarse if g cancels xhat c2
+        for start in range(0, n_cols, BLOCK):
+            cols = start + tl.arange(0, BLOCK)
+            v, low = value_pair(x_ptr, r_ptr, i_ptr, cols, cols < n_cols, HAS_R, HAS_I)
+            acc1 = tl.fma(v, v, acc1)
+        up = tl.full((), 1.0, tl.float64)
+        rstd = tl.rsqrt(tl.sum(acc1, 0) / (up * n_cols) + eps)
+        acc1 *= 0.0
     acc2 = tl.zeros((BLOCK,), tl.float64)
     for start in range(0, n_cols, BLOCK):
         cols = start + tl.arange(0, BLOCK)
@@ -162,7 +171,7 @@ def _is_hard(dy_ptr, stats_ptr, suspect_ptr, n_cols, MARKED: tl.constexpr, BLOCK
 @triton.jit
 def redo_rows(
     dy_ptr, ds_ptr, x_ptr, r_ptr, i_ptr, w_ptr, stats_ptr, sums_ptr, hard_ptr, suspect_ptr, dx_ptr, dr_ptr,
-    dy_stride, ds_stride, x_stride, r_stride, n_rows, n_cols, seen,
+    dy_stride, ds_stride, x_stride, r_stride, n_rows, n_cols, eps_bits, seen,
     MARKED: tl.constexpr, BLOCK: tl.constexpr, HAS_R: tl.constexpr, HAS_I: tl.constexpr, HAS_W: tl.constexpr,
     HAS_DS: tl.constexpr, HAS_DR: tl.constexpr, CENTRE: tl.constexpr = 1, TILE: tl.constexpr = 1,
 ):  # fmt: skip
@@ -189,7 +198,7 @@ def redo_rows(
                 _backward_hard_row(
                     dy_ptr + row * dy_stride, ds_ptr + row * ds_stride, x_ptr + row * x_stride,
                     r_ptr + row * r_stride, i_ptr, w_ptr, stats_ptr, row, sums_ptr + row * 2,
-                    dx_ptr + row * n_cols, dr_ptr + row * n_cols, n_cols,
+                    dx_ptr + row * n_cols, dr_ptr + row * n_cols, n_cols, float64_of(eps_bits),
                     BLOCK=BLOCK, HAS_R=HAS_R, HAS_I=HAS_I, HAS_W=HAS_W, HAS_DS=HAS_DS, HAS_DR=HAS_DR, CENTRE=CENTRE,
                 )  # fmt: skip
     tl.store(hard_ptr + pid, redone)
@@ -214,6 +223,6 @@ def marked_rows_kernel(
                 _backward_hard_row(
                     dy_ptr + row * dy_stride, ds_ptr + row * ds_stride, x_ptr + row * x_stride,
                     r_ptr + row * r_stride, i_ptr, w_ptr, stats_ptr, row, sums_ptr + row * 2,
-                    dx_ptr + row * n_cols, dr_ptr + row * n_cols, n_cols,
+                    dx_ptr + row * n_cols, dr_ptr + row * n_cols, n_cols, 0.0,
                     BLOCK=BLOCK, HAS_R=HAS_R, HAS_I=HAS_I, HAS_W=HAS_W, HAS_DS=HAS_DS, HAS_DR=HAS_DR,
                 )  # fmt: skip

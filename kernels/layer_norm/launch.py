@@ -185,7 +185,7 @@ def launch_forward(
 
 def launch_backward(
     dy: Tensor, ds: Maybe, x: Tensor, residual: Maybe, input_bias: Maybe, weight: Maybe, bias: Maybe, stats: Tensor,
-    need: tuple[bool, bool, bool], centre: bool = True, gate: Maybe = None,
+    eps: float, need: tuple[bool, bool, bool], centre: bool = True, gate: Maybe = None,
 ) -> tuple[Any, ...]:  # fmt: skip
     """Returns dx, dresidual, dinput_bias, dweight and dbias, None for each that is not needed.
 
@@ -205,6 +205,7 @@ def launch_backward(
         centre=centre, gated=gate is not None,
     )  # fmt: skip
     kinds = sum(need)
+    eps_bits = _bits(float(eps))
     plan = planned_backward(call, _shared_memory(x.device) if x.is_cuda else None)
     fast, wide, redo = plan.path == "fast", plan.path == "wide", plan.redo != "never"
     part = torch.empty((kinds, plan.programs, n), dtype=torch.float32 if plan.fast else torch.float64, device=x.device)
@@ -224,7 +225,7 @@ def launch_backward(
             run(
                 backward_rows_kernel, (plan.programs,),
                 dy2, x2, gate_, weight_, stats, dx, dr_, part, sums, hard, suspect,
-                dy2.stride(0), x2.stride(0), gate_.stride(0), m, n,
+                dy2.stride(0), x2.stride(0), gate_.stride(0), m, n, eps_bits,
                 ROWS=plan.rows, BLOCK=plan.block, FULL=int(plan.block == n), FAST=int(plan.fast),
                 GATED=int(gate is not None), HAS_W=has["HAS_W"], **needs, AHEAD=max(plan.ahead, 1), TOP=plan.top,
                 LIFT=plan.lift, CENTRE=int(centre), num_warps=plan.warps, **_limited(plan.maxnreg),
@@ -233,7 +234,7 @@ def launch_backward(
             run(
                 backward_paired_kernel, (plan.programs,),
                 dy2, x2, weight_, stats, dx, part, sums, hard, suspect, dy2.stride(0), x2.stride(0), m, n,
-                BLOCK=plan.block, PARTS=8, FULL=int(8 * plan.block == n), HAS_W=has["HAS_W"], **needs,
+                eps_bits, BLOCK=plan.block, PARTS=8, FULL=int(8 * plan.block == n), HAS_W=has["HAS_W"], **needs,
                 AHEAD=plan.ahead, CENTRE=int(centre), num_warps=plan.warps, **_limited(plan.maxnreg),
             )  # fmt: skip
         else:
@@ -246,7 +247,7 @@ def launch_backward(
                 )  # fmt: skip
             run(
                 backward_kernel, (plan.programs, plan.blocks),
-                *operands, suspect, dx, dr_, part, *strides, n,
+                *operands, suspect, dx, dr_, part, *strides, n, eps_bits,
                 BLOCK=plan.block, FULL=int(n % plan.block == 0), WHOLE=int(plan.whole), FAST=int(fast),
                 WIDE=int(wide), TOP=plan.top, **of_sums, HAS_DR=int(dr is not None), **needs, NEED_I=int(need[2]),
                 REDO=int(plan.redo == "inside"), AHEAD=plan.ahead, CENTRE=int(centre), LIFT=plan.lift if fast else 0,

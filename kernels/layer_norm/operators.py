@@ -44,7 +44,7 @@ def backward_op(
         empty: Any = new_backward(x, residual, gate, (input_bias, weight, bias), (need_i, need_w, need_b))
         return tuple(None if t is None else t.zero_() for t in empty)  # type: ignore[return-value]
     need = need_w, need_b, need_i
-    return launch_backward(dy, ds, x, residual, input_bias, weight, bias, stats, need, centre, gate)
+    return launch_backward(dy, ds, x, residual, input_bias, weight, bias, stats, eps, need, centre, gate)
 
 
 backward_op.register_fake(

@@ -140,7 +140,7 @@ def forward_rows_kernel(
                         )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["n_rows"])
+@triton.jit(do_not_specialize=["n_rows", "eps_bits"])
 def backward_rows_kernel(
     dy_ptr,  # [M, N] rows of stride dy_stride
     x_ptr,  # [M, N] rows of stride x_stride
@@ -153,7 +153,7 @@ def backward_rows_kernel(
     sums_ptr,  # this and the next two only with LIGHT: [M, 2] float64, out: c1, c2 of rows computed again
     hard_ptr,  # [programs] int32, out: number of rows computed again
     suspect_ptr,  # [M] int32, out: 1 for a row to compute again
-    dy_stride, x_stride, gate_stride, n_rows, n_cols,
+    dy_stride, x_stride, gate_stride, n_rows, n_cols, eps_bits,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
     FULL: tl.constexpr,  # n_cols == BLOCK
     FAST: tl.constexpr,  # float32 arithmetic
@@ -235,6 +235,6 @@ def backward_rows_kernel(
     if LIGHT:
         redo_rows(
             dy_ptr, dy_ptr, x_ptr, x_ptr, x_ptr, w_ptr, stats_ptr, sums_ptr, hard_ptr, suspect_ptr, dx_ptr, dx_ptr,
-            dy_stride, dy_stride, x_stride, x_stride, n_rows, n_cols, tl.max(tl.max(seen, 1), 0), MARKED=0,
-            BLOCK=BLOCK, HAS_R=0, HAS_I=0, HAS_W=HAS_W, HAS_DS=0, HAS_DR=0, CENTRE=CENTRE, TILE=ROWS,
+            dy_stride, dy_stride, x_stride, x_stride, n_rows, n_cols, eps_bits, tl.max(tl.max(seen, 1), 0),
+            MARKED=0, BLOCK=BLOCK, HAS_R=0, HAS_I=0, HAS_W=HAS_W, HAS_DS=0, HAS_DR=0, CENTRE=CENTRE, TILE=ROWS,
         )  # fmt: skip

@@ -937,7 +937,7 @@ def test_every_layout_runs_the_kernels_of_its_contiguous_copy(dtype, m, n, monke
         del seen[:]
         input_bias, weight, bias = vectors
         stats = launch.launch_forward(x, residual, input_bias, weight, bias, 1e-5)[2]
-        launch.launch_backward(dy, ds, x, residual, input_bias, weight, bias, stats, need)
+        launch.launch_backward(dy, ds, x, residual, input_bias, weight, bias, stats, 1e-5, need)
         return list(seen)
 
     operands = [draw(m, n, seed=k).to(dtype).to(DEVICE) for k in range(4)]

@@ -272,6 +272,18 @@ def test_a_row_that_float32_cannot_hold_adds_nothing_where_its_upstream_is_zero(
     assert_within(exact_errors(x, weight, dy, 0.0, outputs, gradients), torch.bfloat16)
 
 
+@pytest.mark.parametrize("n", [33, 128])
+def test_a_gradient_of_float16_that_large_terms_leave_when_they_cancel(n):
+    """One element is almost the whole row, so g and xhat c2 cancel: rstd needs more bits than float32 has."""
+    x, dy, weight = torch.full((9, n), 3e-6).half(), torch.full((9, n), -4e4).half(), torch.zeros(n).half()
+    weight[5] = 1e4
+    x[:, 5] = torch.linspace(0.5, 0.9, 9)
+    dx = run(x, weight, dy, 0.0)[1]["x"].double()
+    wide = x.double().requires_grad_()
+    torch.nn.functional.rms_norm(wide, (n,), weight.double(), 0.0).backward(dy.double())
+    assert (dx - wide.grad).abs().max() <= 0.51 * 32  # the spacing of the largest numbers
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 def test_special_values_and_signs_of_zeros(dtype):
     x = torch.tensor([[1.0, -math.inf, -3.0, 0.0], [1.0, math.nan, 2.0, 3.0], [-0.0, 2.0, 0.0, -1.0]], dtype=dtype)
