@@ -317,7 +317,7 @@ def test_a_plan_that_takes_too_much_memory_is_halved(backend: Backend, monkeypat
         return sampled(op, problem, name, singled, budget, seed, **how)
 
     monkeypatch.setattr(measuring, "sampled", scarce)
-    found = _measured(_declared("softmax"), backend, TINY)
+    found = _measured(_declared("gelu"), backend, TINY)
     assert found.status == "ok" and not found.gaps
     assert [each.memory for each in tried[:3]] == [TINY.memory, TINY.memory / 2, TINY.memory / 4]
     assert tried[3].elements == TINY.elements // 4
@@ -337,14 +337,14 @@ def test_no_memory_for_any_plan_is_no_error_of_the_kernel(backend: Backend, monk
 @pytest.mark.parametrize(("change", "found"), [(1.0, "no finding"), (1.5, "wrong")])
 def test_the_line_after_the_first_case_has_its_verdict(backend: Backend, change: float, found: str) -> None:
     steps = list[str]()
-    called = _declared("softmax", lambda y: y * change)
+    called = _declared("gelu", lambda y: y * change)
     measure_kernel(called, Measure("a.py::called"), backend, budget=TINY, progress=steps.append)
     assert steps == ["called float32, case 1 of 2", f"called float32, case 2 of 2, {found} so far"]
 
 
 def test_fail_fast_stops_after_a_finding_on_ordinary_inputs(backend: Backend) -> None:
     for budget, count in ((TINY, 2), (dataclasses.replace(TINY, fail_fast=True), 1)):
-        found = _measured(_declared("softmax", _off_at_one), backend, budget)
+        found = _measured(_declared("gelu", _off_at_one), backend, budget)
         assert found.status == "wrong"
         assert found.results[0].basis.of == count * 24 * 40
 
@@ -357,7 +357,7 @@ def test_late_cases_are_left_out_if_they_are_large_or_not_needed(
 ) -> None:
     """The first case of a size is no late one, and small ones are not."""
     asked = Measure("a.py::called", enough=1e-9, needed=needed)
-    found = measure_kernel(_declared("softmax"), asked, backend, budget=budget)
+    found = measure_kernel(_declared("gelu"), asked, backend, budget=budget)
     assert {result.basis.of or result.basis.n for result in found.results} == ({tried * 24 * 40} if tried else set())
     late = [note for note in found.notes if "were not tried" in note]
     assert late == ([f"float32: {2 - tried} of 2 cases were not tried: others took their time"] if tried < 2 else [])
@@ -533,7 +533,7 @@ def test_every_call_of_a_kernel_has_its_turn_and_no_memory_for_its_inputs_is_tri
     gpu: Backend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Calls that look whether a wrong result repeats had none, and took the memory of others."""
-    called, asked, results = _declared("softmax", lambda y: y * 1.5), list[str](), list[Any]()
+    called, asked, results = _declared("gelu", lambda y: y * 1.5), list[str](), list[Any]()
 
     def run(case: Any) -> Any:
         assert all(each() is None for each in results)
