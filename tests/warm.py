@@ -16,6 +16,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -95,14 +96,20 @@ def program(text: str, **names: object) -> BaseProcess:
     return process
 
 
-def run(text: str, seconds: float = 60.0, **names: object) -> int | None:
-    """Runs a program in a fork. Returns its exit code, or None if it did not end in time and was killed."""
-    process = program(text, **names)
-    process.join(seconds)
-    code = process.exitcode
-    if code is None:
-        process.kill()
-    return code
+def printed(text: str, seconds: float = 60.0, **names: object) -> str:
+    """Runs a program in a fork, in the root of the repository, and returns what it prints.
+
+    It must end with exit code 0 in time, else it is killed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        streams = [f"sys.{name} = open({f'{folder}/{name}'!r}, 'w', buffering=1)\n" for name in ("stdout", "stderr")]
+        process = program(f"import os, sys\nos.chdir({_ROOT!r})\n{''.join(streams)}{text}", **names)
+        process.join(seconds)
+        code = process.exitcode
+        if code is None:
+            process.kill()
+        assert code == 0, f"exit code {code}: {Path(folder, 'stderr').read_text()}"
+        return Path(folder, "stdout").read_text()
 
 
 def _begun(started: tuple[Any, ...]) -> BaseProcess:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from hypothesis import settings
 from hypothesis.database import InMemoryExampleDatabase
 
 import verify
+from tests import warm
 from verify import backends
 from verify.cases import Case
 from verify.cases.strategies import Sizes, space
@@ -27,7 +26,6 @@ from verify.laws.law import Broken, Law, Subject, space_of
 from verify.laws.remembered import Remembered
 from verify.laws.shrink import shrink_law
 
-ROOT = Path(__file__).parents[2]
 SIZES = Sizes(elements=300, width=300, depth=64)
 PROFILE = Profile("trial", 30, {"small": SIZES, "large": SIZES}, fixed=0)
 
@@ -78,14 +76,12 @@ def test_cases_do_not_depend_on_the_text_of_the_check_or_on_loaded_modules() -> 
 
 
 def test_cases_are_the_same_in_another_process_that_has_loaded_other_modules() -> None:
-    code = (
-        "from verify import backends; backends.activate(backends.select())\n"
-        "import verify.report.html.record_html, verify.ops.gelu, hashlib\n"
-        "from tests.laws.test_engine import tried, PROFILE\n"
-        "print(hashlib.sha256(repr(tried(PROFILE)).encode()).hexdigest())"
-    )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert found.stdout.strip() == hashlib.sha256(repr(tried(PROFILE)).encode()).hexdigest()
+    code = """
+import verify.report.html.record_html, verify.ops.gelu, hashlib
+from tests.laws.test_engine import tried, PROFILE
+print(hashlib.sha256(repr(tried(PROFILE)).encode()).hexdigest())
+"""
+    assert warm.printed(code).strip() == hashlib.sha256(repr(tried(PROFILE)).encode()).hexdigest()
 
 
 def test_a_search_draws_few_cases_of_the_largest_size_and_all_small_ones() -> None:

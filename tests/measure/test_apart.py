@@ -316,7 +316,6 @@ def test_the_process_that_listed_the_kernels_of_a_file_is_the_first_ones(worker:
     assert seen == [0, 1, 0, 0, 0, 1]
 
 
-ROOT = Path(__file__).parents[2]
 BEGUN = """
 import time
 from verify.backends import Cuda
@@ -384,14 +383,11 @@ kernels.stop()
 
 
 @pytest.fixture(scope="module")
-def printed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def printed() -> list[str]:
     """What both programs print, one after the other in a fork of the warm process, whose Triton may interpret."""
     five = [("gelu",), ("gelu_tanh",), ("gelu", "float16"), ("gelu_tanh",), ("gelu",)]
-    path = tmp_path_factory.mktemp("printed") / "out.txt"
-    begin = "import os, sys\nos.chdir(ROOT)\nsys.stdout = open(PATH, 'w', buffering=1)\n"
-    begin += "from verify.backends import Cuda\nCuda.activate = lambda self: None\n"
-    assert warm.run(begin + TIMED.replace("FIVE", repr(five)) + BEGUN, PATH=str(path), ROOT=str(ROOT)) == 0
-    return path.read_text().splitlines()
+    begin = "from verify.backends import Cuda\nCuda.activate = lambda self: None\n"
+    return warm.printed(begin + TIMED.replace("FIVE", repr(five)) + BEGUN).splitlines()
 
 
 def test_kernels_timed_beside_each_other_share_a_process_until_one_changes_it(printed: list[str]) -> None:
