@@ -500,10 +500,7 @@ def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> tuple[Tensor, Tensor]:
 
 @lru_cache(maxsize=1)
 def table() -> dict[Any, Callable[..., Any]]:
-    """Maps each operator that tracing replaces to its formula of smaller operators, composite operators apart.
-
-    PyTorch's table of these takes 0.1 s in each process: `operators.decomposition_of` looks for them one by one.
-    """
+    """Maps operators to their formulas. `decomposition_of` looks up composite ones: a table of them takes 0.1 s."""
     from torch._decomp import _core_aten_decompositions_post_autograd
 
     made: dict[Any, Callable[..., Any]] = _core_aten_decompositions_post_autograd()
