@@ -160,7 +160,7 @@ def load(requested: str | None) -> bool:
 def _byte_code() -> Iterator[None]:
     """Lets Python keep the byte code of PyTorch in verify's cache if its installation has none.
 
-    Images often have none, and forbid to write any. To compile PyTorch's source takes 2.5 s of each start.
+    Images often have none, and forbid to write any. Compiling PyTorch's source takes 2.5 s of each start.
     """
     found, before = importlib.util.find_spec("torch"), (sys.pycache_prefix, sys.dont_write_bytecode)
     if found and found.origin and found.cached and not Path(found.cached).exists():

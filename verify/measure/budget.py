@@ -147,7 +147,7 @@ def needed(kernel: Kernel, case: Case, backend: Backend, budget: Budget) -> tupl
 def give_back(backend: Backend) -> None:
     """Returns memory that PyTorch holds for later calls to the GPU, if it is much, unless most of the GPU is free.
 
-    To allocate it again costs a case of 2^24 elements some hundredths of a second.
+    Allocating it again takes some hundredths of a second for a case of 2^24 elements.
     """
     device = backend.device
     if backend.streams and torch.cuda.memory_reserved(device) > _HELD + torch.cuda.memory_allocated(device):
