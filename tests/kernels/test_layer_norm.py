@@ -31,16 +31,11 @@ from kernels.layer_norm import (  # noqa: E402
     plan,
 )
 from kernels.rms_norm import rms_norm_residual  # noqa: E402
+from tests.kernels.test_gelu import FORMAT as FORMATS  # noqa: E402
 
 DEVICE = BACKEND.device
 BITS = 250  # of a ball's middle
 UNIT = 1200  # every finite float64 is an integer times 2**-UNIT
-FORMATS = {  # significand bits, exponent of the smallest normal number
-    torch.float64: (53, -1022),
-    torch.float32: (24, -126),
-    torch.float16: (11, -14),
-    torch.bfloat16: (8, -126),
-}
 HALF = (torch.float16, torch.bfloat16)
 
 

@@ -11,11 +11,10 @@ import torch
 
 from kernels.layer_norm import plan
 from kernels.layer_norm.operators import forward_op
-from kernels.rms_norm import rms_norm, rms_norm_residual
-from tests.kernels.test_layer_norm import DEVICE, DTYPES, FORMATS, called, draw, name_of
+from kernels.rms_norm import rms_norm, rms_norm_fp8, rms_norm_gated, rms_norm_residual
+from tests.kernels.test_layer_norm import DEVICE, DTYPES, FORMATS, Y_BOUND, called, draw, name_of
 from tests.kernels.test_layer_norm import exact_errors as errors_of_norm
 
-Y_BOUND = {torch.float64: 4.0, torch.float32: 0.501, torch.float16: 0.502, torch.bfloat16: 0.5002}
 X_BOUND = {torch.float64: 8.0, torch.float32: 0.501, torch.float16: 0.51, torch.bfloat16: 0.502}
 
 
@@ -332,6 +331,30 @@ X = torch.zeros(2, 9)
             lambda: rms_norm(X.int()),
             TypeError,
             "rms_norm: x is one of float64, float32, float16, bfloat16; it is int32",
+        ),
+        (lambda: rms_norm_gated(X, X[:1]), ValueError, "rms_norm_gated: gate has shape (1, 9), x has (2, 9)"),
+        (
+            lambda: rms_norm_gated(X, X.half()),
+            TypeError,
+            "rms_norm_gated: gate has x's dtype; gate is torch.float16, x is torch.float32",
+        ),
+        (
+            lambda: rms_norm_gated(X.double(), X.double()),
+            TypeError,
+            "rms_norm_gated: operands are float32, float16 or bfloat16; one is float64",
+        ),
+        (
+            lambda: rms_norm_fp8(torch.zeros(1, 16_385)),
+            ValueError,
+            "rms_norm_fp8: x's last dimension is at most 16,384; it is 16,385",
+        ),
+        (
+            lambda: rms_norm_fp8(X, group=32),
+            ValueError,
+            (
+                "rms_norm_fp8: group is one of 16, 32, 64, 128, 256 and divides x's last dimension, or is None for one "
+                "scale a row; group is 32, the dimension 9"
+            ),
         ),
     ],
 )
