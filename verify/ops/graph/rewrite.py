@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -145,14 +145,8 @@ class Rewriter:
 
         def compute(given: list[Tensor]) -> Tensor:
             values = iter(given)
-
-            def filled(value: Any) -> Any:
-                if isinstance(value, Step):
-                    return next(values)
-                return [filled(each) for each in value] if isinstance(value, list) else value
-
-            used = filled(args)
-            options = {key: filled(value) for key, value in kwargs.items()}
+            used = filled(args, values)
+            options = {key: filled(value, values) for key, value in kwargs.items()}
             if given and "device" in options:
                 options["device"] = given[0].device
             if (kind := options.get("dtype")) is not None and kind.is_floating_point:
@@ -212,6 +206,13 @@ def steps_in(value: Any) -> list[Step]:
     if isinstance(value, Step):
         return [value]
     return [step for each in value for step in steps_in(each)] if isinstance(value, list | tuple) else []
+
+
+def filled(value: Any, values: Iterator[Tensor]) -> Any:
+    """Returns nested lists with their steps replaced by the next values."""
+    if isinstance(value, Step):
+        return next(values)
+    return [filled(each, values) for each in value] if isinstance(value, list) else value
 
 
 def moved(a: Step, change: Callable[[Tensor], Tensor], *, view: bool = True) -> Step:

@@ -19,6 +19,7 @@ from verify.ops.graph.rewrite import (
     Rule,
     condition_of,
     constant,
+    filled,
     is_integer,
     lies_as,
     moved,
@@ -143,14 +144,7 @@ def _gather(r: Rewriter, a: Step, *args: Any, **kwargs: Any) -> Step:
     name = call._schema.name.split("::")[1]
 
     def move(parts: list[Tensor], by: list[Tensor], fill: float) -> Tensor:
-        values = iter(by)
-
-        def filled(value: Any) -> Any:
-            if isinstance(value, Step):
-                return next(values)
-            return [filled(each) for each in value] if isinstance(value, list) else value
-
-        used = filled(list(args))
+        used = filled(list(args), iter(by))
         result: Tensor = parts[0][used[0]] if name == "embedding" else call(parts[0], *used)
         return result
 
