@@ -123,10 +123,6 @@ def _batch_norm(
     return y if bias is None else y + bias.reshape(channels), mean, rstd
 
 
-def _batch_norm_legit(x: Tensor, w: Any, b: Any, mean: Any, var: Any, training: bool, m: float, eps: float) -> Any:
-    return _batch_norm(x, w, b, mean, var, training, m, eps)
-
-
 def _batch_norm_no_stats(x: Tensor, w: Any, b: Any, training: bool, m: float, eps: float) -> Any:
     return _batch_norm(x, w, b, None, None, True, m, eps)
 
@@ -514,7 +510,7 @@ def table() -> dict[Any, Callable[..., Any]]:
         _aten.native_group_norm.default: _group_norm,
         _aten.native_group_norm_backward.default: _group_norm_backward,
         _aten.native_batch_norm.default: _batch_norm,
-        _aten._native_batch_norm_legit.default: _batch_norm_legit,
+        _aten._native_batch_norm_legit.default: _batch_norm,
         _aten._native_batch_norm_legit.no_stats: _batch_norm_no_stats,
         _aten._native_batch_norm_legit_no_training.default: _batch_norm_no_training,
         _aten.addmm.default: _addmm,
