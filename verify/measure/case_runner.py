@@ -34,7 +34,24 @@ Kind = Literal["refused", "contract", "crashed", "hung"]
 _STATUS: dict[Kind, Status] = {"contract": "error", "crashed": "crashed", "hung": "timeout"}
 _FATAL: tuple[Kind, ...] = ("crashed", "hung")
 DIFFER = "two calls with the same input differ"
+_PATIENCE = 3  # a kernel without memory is called this many more times
 DEATHS = 6  # the search for a smaller crashing case may cost this many processes
+
+
+def patient(run: Run) -> Run:
+    """Returns a function that calls a kernel again if its process ran out of memory. Others may hold it."""
+
+    def called(case: Case) -> Measured:
+        for again in range(_PATIENCE):
+            try:
+                return run(case)
+            except KernelError as error:
+                if "out of memory" not in str(error):
+                    raise
+            time.sleep(2.0**again)
+        return run(case)
+
+    return called
 
 
 @dataclass

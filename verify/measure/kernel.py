@@ -45,7 +45,7 @@ from verify.measure.case import (
     question_of,
     sampled_question,
 )
-from verify.measure.case_runner import Calls, CaseRunner
+from verify.measure.case_runner import Calls, CaseRunner, patient
 from verify.measure.curve import recorded
 from verify.measure.quantiser import QuantiserJudging
 from verify.measure.remote_call import RemoteKernel, Run
@@ -78,7 +78,6 @@ HALVED = 5  # at most this many plans of a case are tried, each with half the me
 MOST_ENDED = 13  # a kernel may end this many processes
 SMALL = 1 << 17  # up to this many elements, judging on a CPU is faster than launching its many steps on a GPU
 PARALLEL = 1 << 21  # the same limit if other cases run at the same time
-_PATIENCE = 3  # a kernel without memory is called this many more times
 _TELL_SECONDS = 1.0  # between two verdicts in the line of progress
 _AT_LEAST = 0.1  # seconds of a wait that count
 _AHEAD = 1 / 8  # share of a GPU that a case may take if the next one is called meanwhile
@@ -112,7 +111,7 @@ def measure_kernel(
     started, seconds = time.monotonic(), asked.seconds + asked.judging
     expect = run.expect if isinstance(run, RemoteKernel) and asked.judges > 1 else lambda case: None
     run = run or (lambda case: run_judged(kernel, case, backend.device))
-    calls = Calls(_patient(run) if backend.streams else run)
+    calls = Calls(patient(run) if backend.streams else run)
     runner = CaseRunner(
         kernel,
         asked.target,
@@ -143,22 +142,6 @@ def measure_kernel(
             continue
         judging.measure(dtype, asked.plan or backend.name, progress)
     return msgspec.structs.replace(judging.record(), seconds=round(time.monotonic() - started, 3))
-
-
-def _patient(run: Run) -> Run:
-    """Returns a function that calls a kernel again if its process ran out of memory. Others may hold it."""
-
-    def called(case: Case) -> Measured:
-        for again in range(_PATIENCE):
-            try:
-                return run(case)
-            except KernelError as error:
-                if "out of memory" not in str(error):
-                    raise
-            time.sleep(2.0**again)
-        return run(case)
-
-    return called
 
 
 def judged_results(
