@@ -13,6 +13,7 @@ import ctypes
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -258,7 +259,6 @@ def errors(
         scale: Magnitude of the terms of each element, or a yardstick: also gives errors in this unit.
     """
     policy = policy or Policy()
-    scaled_by = _ldexp_for(fmt)
     actual = widen(got.reshape(-1).detach())
     value = value.reshape(-1)
     low = None if low is None else low.reshape(-1)
@@ -267,10 +267,10 @@ def errors(
     truth_nan = torch.isnan(value)
     got_nan = torch.isnan(actual)
     exponent = ulp_exponent(value, fmt, low)
-    unit = -exponent
+    in_units = _scaling(-exponent, fmt)
 
     # Everything below is in units of ulp(truth). `top` is the number that infinity counts as, in these units.
-    reference = scaled_by(value, unit)
+    reference = in_units(value)
     top_exponent = fmt.emax - fmt.mantissa_bits
     top = float(fmt.overflow / fmt.ulp(fmt.overflow))
     if policy.overflow == "saturate":
@@ -282,36 +282,35 @@ def errors(
     clipped = torch.where(beyond, torch.copysign(torch.full_like(value, top), value), reference)
 
     is_inf = torch.isinf(actual)
-    width = scaled_by(bound, unit)
+    width = reach = in_units(bound)
     if not fmt.has_inf and policy.overflow != "saturate":
         # e4m3fn overflows to NaN, so NaN is no mismatch if the truth overflows or may overflow
         overflowed = got_nan & at_top & (reference.abs() + width > top - 0.5)
         got_nan = got_nan & ~overflowed
         actual = torch.where(overflowed, torch.copysign(torch.full_like(value, torch.inf), value), actual)
         is_inf = is_inf | overflowed
-    infinity = scaled_by(
-        torch.copysign(torch.full_like(value, float(fmt.overflow / fmt.ulp(fmt.overflow))), actual),
-        unit + top_exponent,
+    infinity = _scaling(top_exponent - exponent, fmt)(
+        torch.copysign(torch.full_like(value, float(fmt.overflow / fmt.ulp(fmt.overflow))), actual)
     )
-    scaled_got = torch.where(is_inf, infinity, scaled_by(actual, unit))
+    scaled_got = torch.where(is_inf, infinity, in_units(actual))
 
     signed = scaled_got - clipped
     residual = torch.zeros_like(signed)  # rounding error of the subtraction of `low`
     if low is not None:
-        tail = torch.where(beyond, torch.zeros_like(value), scaled_by(low, unit))
+        tail = torch.where(beyond, 0.0, in_units(low))
         whole, signed = signed, signed - tail
         residual = (whole - signed) - tail
     lower, upper = _magnitude_range(value, low, bound)
     width = _over_binades(signed, width, exponent, lower, upper, fmt)
     # A truth that is certainly beyond `top` counts as `top`, so its own uncertainty does not matter.
-    certain = beyond & (scaled_by(lower, unit) >= top)
-    width = torch.where(certain, torch.zeros_like(width), width)
+    certain = beyond & (in_units(lower) >= top)
+    width = torch.where(certain, 0.0, width)
 
     if policy.subnormals == "flush":
         smallest = float(fmt.min_normal)
         flushed = (actual == 0) & (upper < smallest)
-        signed = torch.where(flushed, torch.zeros_like(signed), signed)
-        width = torch.where(flushed, torch.zeros_like(width), width)
+        signed = torch.where(flushed, 0.0, signed)
+        width = torch.where(flushed, 0.0, width)
         open_flush = (actual == 0) & ~flushed & (lower < smallest)
         width = torch.where(open_flush, torch.maximum(width, signed.abs()), width)
 
@@ -336,20 +335,19 @@ def errors(
         infinite_error = nonfinite
         # the bound does not decide whether a truth this close to the largest number is beyond it
         unsure = is_inf & (bound > 0) & (lower <= largest) & (upper > largest)
-        width = torch.where(unsure, torch.full_like(width, torch.inf), width)
+        width = torch.where(unsure, torch.inf, width)
 
     settled = truth_nan & ~mismatch
-    zero = torch.zeros_like(signed)
-    signed = torch.where(settled, zero, torch.where(infinite_error, zero + torch.inf, signed))
-    width = torch.where(settled | infinite_error, zero, width)
-    width = torch.where(torch.isnan(width), zero + torch.inf, width)
+    known = settled | infinite_error
+    signed = torch.where(settled, 0.0, torch.where(infinite_error, torch.inf, signed))
+    width = torch.where(known, 0.0, torch.where(torch.isnan(width), torch.inf, width))
 
     distance = signed.abs()
     even = (bits_of(got.reshape(-1)) & 1) == 0
     exact_tie = (distance == 0.5) & (width == 0) & (residual == 0)
     undecided = ((distance - 0.5).abs() <= width) & ~exact_tie & (width > 0)
     # Near a power of two the unit is known to a factor of two, which is no doubt about an answer that is far off.
-    far = (distance > _FAR) & (scaled_by(bound, unit) < 1) & ~at_top & (actual != 0)
+    far = (distance > _FAR) & (reach < 1) & ~at_top & (actual != 0)
     undecided = undecided & ~far
     misrounded = ~(distance <= 0.5) | (exact_tie & ~even)
     misrounded = misrounded | ((distance == 0.5) & (residual * torch.sign(signed) > 0))
@@ -365,23 +363,24 @@ def errors(
     outward = signed * torch.sign(value)
     if isinstance(scale, Yardstick):
         yardstick = scale.flat()
-        noise, free = _in_ulps(yardstick, unit, scaled_by)
+        noise, free = _in_ulps(yardstick, in_units)
         relative = torch.sign(signed) * (distance - free).clamp(min=0) / noise
-        relative_width = torch.where(settled | infinite_error, zero, scaled_by(bound, unit) / noise)
-        relative = torch.where(torch.isnan(relative), zero, relative)  # no error, and no noise
-        relative_width = torch.where(torch.isnan(relative_width), zero, relative_width)
+        relative_width = torch.where(known, 0.0, reach / noise)
+        relative = torch.where(torch.isnan(relative), 0.0, relative)  # no error, and no noise
+        relative_width = torch.where(torch.isnan(relative_width), 0.0, relative_width)
         expected = (noise * noise + (free - 0.5) * (free - 0.5) + 1 / 12).sqrt()
         expected = expected * yardstick.together
-        outward = torch.where(scaled_by(yardstick.noise, unit) > _NONE, outward / expected, math.nan)
+        outward = torch.where(in_units(yardstick.noise) > _NONE, outward / expected, math.nan)
     elif scale is not None:
         scale_exponent = unit_of_scale(scale.reshape(-1), value, fmt)
-        relative = scaled_by(signed, exponent - scale_exponent)
+        relative = _scaling(exponent - scale_exponent, fmt)(signed)
         # An error in ulps of a tiny truth may overflow float64, though it is small in units of the scale.
         countless = torch.isinf(signed) & torch.isfinite(actual) & torch.isfinite(value)
-        relative = torch.where(countless, scaled_by(actual - value, -scale_exponent), relative)
-        relative_width = scaled_by(bound, -scale_exponent)
+        in_scale = _scaling(-scale_exponent, fmt)
+        relative = torch.where(countless, in_scale(actual - value), relative)
+        relative_width = in_scale(bound)
         known = (torch.isinf(signed) & ~countless) | settled | certain
-        relative_width = torch.where(known, zero, relative_width)
+        relative_width = torch.where(known, 0.0, relative_width)
     return Errors(
         ulp=signed,
         width=width,
@@ -398,13 +397,11 @@ def errors(
     )
 
 
-def _in_ulps(
-    yardstick: Yardstick, unit: Tensor, scaled_by: Callable[[Tensor, Tensor], Tensor]
-) -> tuple[Tensor, Tensor]:
+def _in_ulps(yardstick: Yardstick, in_units: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
     """Returns the noise of each element, and the part of an error that does not count, both in ULP of the truth."""
-    noise = scaled_by(yardstick.noise, unit).clamp(min=yardstick.floor)
+    noise = in_units(yardstick.noise).clamp(min=yardstick.floor)
     free = torch.full_like(noise, 0.5)
-    return noise, free if yardstick.spread is None else free + scaled_by(yardstick.spread, unit)
+    return noise, free if yardstick.spread is None else free + in_units(yardstick.spread)
 
 
 def _magnitude_range(value: Tensor, low: Tensor | None, bound: Tensor) -> tuple[Tensor, Tensor]:
@@ -424,27 +421,21 @@ def _over_binades(signed: Tensor, width: Tensor, exponent: Tensor, lower: Tensor
     The error in the true unit is error * r with r between 2^-coarser and 2^finer. It differs from `signed` by at most
     two terms: the first for the uncertainty of the truth, the second for that of the unit.
     """
-    scaled_by = _ldexp_for(fmt)
     uncertain = lower < upper
     finer = torch.where(uncertain, exponent - ulp_exponent(lower, fmt), 0).clamp_min(0)
     coarser = torch.where(uncertain, ulp_exponent(upper, fmt) - exponent, 0).clamp_min(0)
-    one = torch.ones_like(signed)
-    change = torch.maximum(scaled_by(one, finer) - one, one - scaled_by(one, -coarser))
-    return torch.where((finer > 0) | (coarser > 0), scaled_by(width, finer) + signed.abs() * change, width)
+    one, by_finer = torch.ones_like(signed), _scaling(finer, fmt)
+    change = torch.maximum(by_finer(one) - one, one - _scaling(-coarser, fmt)(one))
+    return torch.where((finer > 0) | (coarser > 0), by_finer(width) + signed.abs() * change, width)
 
 
-def _ldexp_for(fmt: Format) -> Callable[[Tensor, Tensor], Tensor]:
+def _scaling(exponent: Tensor, fmt: Format) -> Callable[[Tensor], Tensor]:
     """Returns a function for number * 2^exponent, where exponents are differences of exponents of the format.
 
     For formats up to float32, these are below 300. So the power of two is a float64 number, and one product gives the
-    same value as the three products of `ldexp`.
+    same value as the three products of `_scaling_far`.
     """
-    return ldexp if fmt.bits == 64 else _ldexp_once
-
-
-def _ldexp_once(number: Tensor, exponent: Tensor) -> Tensor:
-    """Returns number * 2^exponent for an exponent that float64 holds as a power of two."""
-    return number * _power_of_two(exponent)
+    return _scaling_far(exponent) if fmt.bits == 64 else partial(torch.mul, _power_of_two(exponent))
 
 
 def ldexp(number: Tensor, exponent: Tensor) -> Tensor:
@@ -452,12 +443,16 @@ def ldexp(number: Tensor, exponent: Tensor) -> Tensor:
 
     torch.ldexp multiplies by pow(2, exponent), which may overflow although the product does not.
     """
+    return _scaling_far(exponent)(number)
+
+
+def _scaling_far(exponent: Tensor) -> Callable[[Tensor], Tensor]:
+    """Returns a function for `ldexp` with one exponent."""
     # three factors reach 2^+-3000, more than the ratio of any two float64 numbers needs
     third = torch.div(exponent, 3, rounding_mode="trunc").clamp(-1022, 1023)
-    rest = (exponent - 2 * third).clamp(-1022, 1023)
-    power = _power_of_two(third)
+    power, rest = _power_of_two(third), _power_of_two((exponent - 2 * third).clamp(-1022, 1023))
     # the order of the factors does not matter, because all grow or all shrink
-    return number * power * power * _power_of_two(rest)
+    return lambda number: number * power * power * rest
 
 
 def _power_of_two(exponent: Tensor) -> Tensor:
