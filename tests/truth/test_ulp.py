@@ -420,6 +420,12 @@ def test_a_scale_beyond_the_format_has_the_unit_of_the_largest_number(fmt: Forma
     assert found.scaled.tolist() == [reached] * 3
 
 
+def test_an_error_of_a_tiny_truth_is_nothing_beside_a_scale_far_beyond_the_format() -> None:
+    truth, scale = (torch.tensor([number], dtype=torch.float64) for number in (1.1e-40, 1e300))
+    found = errors(torch.tensor([1e-40]), truth, named("float32"), scale=scale)
+    assert found.ulp.item() < -1000 and found.scaled is not None and found.scaled.item() == 0
+
+
 # -- special values -----------------------------------------------------------------------------
 
 

@@ -373,7 +373,7 @@ def errors(
         outward = torch.where(in_units(yardstick.noise) > _NONE, outward / expected, math.nan)
     elif scale is not None:
         scale_exponent = unit_of_scale(scale.reshape(-1), value, fmt)
-        relative = _scaling(exponent - scale_exponent, fmt)(signed)
+        relative = ldexp(signed, exponent - scale_exponent)  # the scale may lie far beyond the format
         # An error in ulps of a tiny truth may overflow float64, though it is small in units of the scale.
         countless = torch.isinf(signed) & torch.isfinite(actual) & torch.isfinite(value)
         in_scale = _scaling(-scale_exponent, fmt)
