@@ -150,7 +150,9 @@ def test_forks_leave_no_tensor_of_their_cases_on_the_device(
 ) -> None:
     """A case may take most of a GPU, and several wait for the answers of forks."""
     called, tensors, taken = _declared(name), list[Any](), slices.taken
-    monkeypatch.setattr(slices, "taken", lambda *given, **how: taken(*given, **how).clone())  # on a CPU it may be a view
+    monkeypatch.setattr(
+        slices, "taken", lambda *given, **how: taken(*given, **how).clone()
+    )  # on a CPU it may be a view
 
     def run(case: Any) -> Any:
         assert all(each() is None for each in tensors)
