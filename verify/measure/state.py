@@ -66,7 +66,7 @@ _MODES: dict[str, Callable[[], Any]] = {
 }
 
 
-# The attributes of a module or class by name, and the code of those that are functions.
+# Attributes of a module or class by name, and the code of its functions by name.
 _Members = tuple[dict[str, Any], dict[str, types.CodeType]]
 
 

@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
-from torch._export.utils import _is_preservable_cia_op
-from torch.export.decomp_utils import PRESERVED_ATEN_CIA_OPS
 
 _aten = torch.ops.aten
 _COMPILER_OFF = _disable_dynamo(lambda: None).__code__  # the code of every function that this decorator wraps
@@ -43,6 +41,9 @@ def is_composite(func: Any) -> bool:
 @cache
 def decomposition_of(func: Any) -> Callable[..., Any] | None:
     """Returns PyTorch's formula of a composite operator that returns new tensors; None for any other operator."""
+    from torch._export.utils import _is_preservable_cia_op
+    from torch.export.decomp_utils import PRESERVED_ATEN_CIA_OPS
+
     return func.decompose if _is_preservable_cia_op(func) and func not in PRESERVED_ATEN_CIA_OPS else None
 
 
