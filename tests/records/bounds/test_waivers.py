@@ -15,6 +15,7 @@ import pytest
 from tests.cli.here import Said, said
 from tests.records.bounds.gate_records import book, bound, kernel, result, run
 from tests.records.bounds.test_gate import statuses
+from tests.records.test_commit import git
 from verify.errors import UsageError
 from verify.records import files
 from verify.records.bounds import committed, verdict, waivers
@@ -260,21 +261,19 @@ def test_every_command_that_judges_takes_waivers(project: Path) -> None:
 
 
 def test_a_review_shows_a_waiver_as_it_does_a_looser_bound(project: Path) -> None:
-    from tests.cli.test_gate import git
-
     path = project / "reports" / "bounds" / "waivers.toml"
     text = path.read_text()
     path.unlink()
-    git("init", "-q", cwd=project)
-    git("add", "-A", cwd=project)
-    git("commit", "-q", "-m", "bounds", cwd=project)
+    git(project, "init", "-q")
+    git(project, "add", "-A")
+    git(project, "commit", "-q", "-m", "bounds")
     assert said("bounds", "review", cwd=project).returncode == 0
     path.write_text(text)
     done = said("bounds", "review", cwd=project)
     assert done.returncode == 1 and "waiver added  gelu/y/bfloat16/tail" in done.stdout
     assert "; 1 waiver: 1 added" in done.stdout
-    git("add", "-A", cwd=project)
-    git("commit", "-q", "-m", "waiver", cwd=project)
+    git(project, "add", "-A")
+    git(project, "commit", "-q", "-m", "waiver")
     path.write_text(toml(expires="2999-01-02"))
     told = json.loads(said("bounds", "review", "--json", "-", cwd=project).stdout)
     assert [item["change"] for item in told["waivers"]] == ["extended"]
