@@ -13,6 +13,7 @@ import msgspec
 import pytest
 import torch
 
+from tests import warm
 from tests.cli.here import Here
 from tests.records.bounds.gate_records import figures, kernel, result
 from tests.referee.samples import FUNCTIONAL, LINEAR, OPERATOR, SHAPES, TASK, TRACE, Form, solution, written
@@ -125,14 +126,14 @@ def _linear(folder: Path, solutions: dict[str, str]) -> dict[str, Judgement]:
     return judged(folder, written(folder, problem=LINEAR)["problem"], solutions)
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Judgement]:
-    """Returns judgements of two problems, by this process. Wrong inputs stay as large as they were found.
+def judged_by_this_process(folder: Path) -> dict[str, Judgement]:
+    """Returns judgements of two problems. Kills all processes that this one has started.
 
-    Making each of them smaller takes seconds. tests/laws/test_shrink.py tests that. A worker judges in test_hostile.py,
-    in tests/benchmarks/test_judge.py and in the slow tests.
+    Wrong inputs stay as large as they were found. Making each of them smaller takes seconds, and
+    tests/laws/test_shrink.py tests that. A worker judges in test_hostile.py, in tests/benchmarks/test_judge.py and in
+    the slow tests.
     """
-    folder, asked = tmp_path_factory.mktemp("judged"), list[bool]()
+    asked = list[bool]()
     inverse = LINEAR.replace("torch.relu(self.linear(x))", "torch.linalg.inv(x)")
     problems = written(folder, linear=LINEAR, inverse=inverse.replace("randn(6, 24)", "randn(3, 2, 2)"))
     texts = {name: solution((RIGHT | WRONG)[name]) for name in FEW} | {"cached": CACHED}
@@ -151,6 +152,21 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Judgement]:
         made = judged_pairs([(problems[of.get(name, "linear")], path) for name, path in paths.items()])
     assert asked == [True] * 3, "each wrong input is replayed, and made smaller if possible"
     return made
+
+
+JUDGED = """
+from pathlib import Path
+import msgspec
+from tests.referee.test_judging import judged_by_this_process
+print(msgspec.json.encode(judged_by_this_process(Path(FOLDER))).decode())
+"""
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Judgement]:
+    """Returns the judgements of a fork of the warm process: only processes that the fork has started are killed."""
+    printed = warm.printed(JUDGED, 300, FOLDER=str(tmp_path_factory.mktemp("judged")))
+    return msgspec.json.decode(printed, type=dict[str, Judgement])
 
 
 @pytest.fixture(scope="module")
