@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -79,6 +80,7 @@ def test_workers_of_a_template_import_nothing_again_and_end_as_others_do(
             workers[1].ask(Environment(probed=None), timeout=60)
         again = _process_of(workers[0])
         template.stop()
+        monkeypatch.setattr(subprocess, "Popen", warm.Popen)  # the next template imports nothing
         _until(lambda: not alive(again.pid), 60)
         assert workers[1].ask(Environment(probed=None), timeout=60).backend == "interpreter", "another template begins"
         assert not workers[0].alive and workers[1].alive
