@@ -4,8 +4,10 @@ It activates the interpreter, as they do. The modules of the laws are not among 
 """
 
 import gc
+import os
 import sys
 
+os.cpu_count = lambda: 1  # more are forks for each case, and further workers
 gc.disable()
 
 from verify import backends, cli, worker  # noqa: E402, F401
