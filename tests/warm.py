@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import thread
@@ -57,7 +58,7 @@ class Popen(subprocess.Popen[Any]):
             first = [asked["preexec_fn"]] * callable(asked["preexec_fn"]) + [os.setsid] * asked["start_new_session"]
             started = (list(command[2:]), folder, environment, descriptors, first)
             if multiprocessing.parent_process() is None:
-                self._fork = _begun(started)
+                self._fork = _begun(_become, *started)
                 self.pid: int = self._fork.pid or 0
             elif not (pid := os.fork()):  # a command starts a worker
                 _become(*started)
@@ -90,10 +91,7 @@ def begin() -> None:
 
 def program(text: str, **names: object) -> BaseProcess:
     """Starts a program in a fork. `names` are its first global variables."""
-    begin()
-    process = _FORKS.Process(target=exec, args=(text, names))
-    process.start()
-    return process
+    return _begun(exec, text, names)
 
 
 def printed(text: str, seconds: float = 60.0, **names: object) -> str:
@@ -112,10 +110,16 @@ def printed(text: str, seconds: float = 60.0, **names: object) -> str:
         return Path(folder, "stdout").read_text()
 
 
-def _begun(started: tuple[Any, ...]) -> BaseProcess:
+def _begun(target: Callable[..., object], *args: Any) -> BaseProcess:
+    """Starts a fork. The end of a solution's process in a test kills the server, so another one may have to start."""
+    process = _FORKS.Process(target=target, args=args)
     begin()
-    process = _FORKS.Process(target=_become, args=started)
-    process.start()
+    try:
+        process.start()
+    except (EOFError, ConnectionError):  # it was being killed
+        time.sleep(0.2)
+        begin()
+        process.start()
     return process
 
 
