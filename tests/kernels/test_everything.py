@@ -97,6 +97,8 @@ def test_a_target_that_is_missed_names_the_reason():
     slow = {"us": {which: {"ours": 2.0, "eager": 3.0, "liger": 1.0} for which in ("forward", "step")}}
     lines = verdict({gate.key: slow}, [gate])
     assert [line.reason for line in lines] == [promises.REASONS["float32"], promises.REASONS["in place"]]
+    norm = promises.Row("gated", "rms_norm_gated", "bfloat16", (1024, 4096))
+    assert [line.reason for line in verdict({norm.key: slow}, [norm])] == [promises.REASONS["gated"], ""]
 
 
 def test_rows_of_one_function_are_compiled_by_one_process(monkeypatch):
