@@ -14,7 +14,7 @@ from verify.workers.process_tree import living
 
 pytestmark = pytest.mark.usefixtures("warm")
 
-SMALL = LINEAR.replace("randn(6, 24)", "randn(2, 4)").replace("[24, 10]", "[4, 3]")
+SMALL = LINEAR.replace("randn(6, 24)", "randn(4, 4)").replace("[24, 10]", "[4, 6]")  # fewer may all be 0 after relu
 RIGHT = "return torch.relu(functional.linear(x, weight, bias))"
 FILES = "for place in range(1000):\n    open(f'f{place}', 'wb').write(bytes(1 << 26))"
 PRINTS_AND_SURVIVES = f"""
