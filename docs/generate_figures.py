@@ -473,22 +473,25 @@ def judge_times(data: dict[str, Any]) -> str:
 
 
 def start_times(data: dict[str, Any]) -> str:
-    """How soon a verdict comes, of one command and of a warm pool: `python -m benchmarks.start`."""
+    """How soon a verdict comes, of one command and of a warm pool: `python -m benchmarks.start`.
+
+    A record that was interrupted lacks some kinds of candidates.
+    """
     about, limits = data["environment"], data["limits"]
-    last = {kind: data[kind]["seconds"][-1] for kind in ("run", "elementwise", "row", "product")}
+    last = {kind: data[kind]["seconds"][-1] for kind in ("run", "elementwise", "row", "product") if kind in data}
     side, run = data["side"], data["run"]
     names = {
         "elementwise": f"an elementwise kernel of 2^{(side * side).bit_length() - 1} elements",
         "row": f"a softmax of {side:,} rows",
         "product": f"a product of {side:,} x {side:,} matrices",
     }
-    warm = ", ".join(f"{last[kind]:.1f} s ({name}; {limits[kind]:g} s wanted)" for kind, name in names.items())
+    each = [f"{last[kind]:.1f} s ({name}; {limits[kind]:g} wanted)" for kind, name in names.items() if kind in last]
     imports = sum(run["phases"].get(f"worker: import {name}", 0.0) for name in ("torch", "triton"))
     return (
-        f"On {about['gpu']} with {about['cores']} cores, the next candidate of a warm pool takes {warm}, each with its "
-        f"gradients. `verify run` of one small kernel takes {last['run']:.1f} s ({limits['run']:g} s wanted), of which "
-        f"imports take {imports:.1f} s ({limits['imports']:g} s wanted). `python -m benchmarks.start` measures this "
-        "([record](../reports/benchmarks/sm_90/start.json)).\n"
+        f"On {about['gpu']} with {about['cores']} cores, the next candidate of a warm pool takes {', '.join(each)}. "
+        f"`verify run` of one small kernel takes {last['run']:.1f} s ({limits['run']:g} wanted), its imports "
+        f"{imports:.1f} s ({limits['imports']:g} wanted): [record](../reports/benchmarks/sm_90/start.json) of "
+        "`python -m benchmarks.start`.\n"
     )
 
 
