@@ -26,6 +26,7 @@ ROOT = HERE.parent
 sys.path.insert(0, str(ROOT))
 
 
+from benchmarks.start import importing  # noqa: E402
 from docs import generate_findings, kernel_speed  # noqa: E402
 from docs.kernel_speed import table  # noqa: E402
 from verify.records import files  # noqa: E402
@@ -486,11 +487,10 @@ def start_times(data: dict[str, Any]) -> str:
         "product": f"a product of {side:,} x {side:,} matrices",
     }
     each = [f"{last[kind]:.1f} s ({name}; {limits[kind]:g} wanted)" for kind, name in names.items() if kind in last]
-    imports = sum(run["phases"].get(f"worker: import {name}", 0.0) for name in ("torch", "triton"))
     return (
         f"On {about['gpu']} with {about['cores']} cores, the next candidate of a warm pool takes {', '.join(each)}. "
         f"`verify run` of one small kernel takes {last['run']:.1f} s ({limits['run']:g} wanted), its imports "
-        f"{imports:.1f} s ({limits['imports']:g} wanted): [record](../reports/benchmarks/sm_90/start.json) of "
+        f"{importing(run):.1f} s ({limits['imports']:g} wanted): [record](../reports/benchmarks/sm_90/start.json) of "
         "`python -m benchmarks.start`.\n"
     )
 

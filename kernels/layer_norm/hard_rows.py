@@ -108,15 +108,15 @@ def _backward_hard_row(
 ):  # fmt: skip
     """Computes dx, c1 and c2 of one row in float64, block by block. All pointers but stats_ptr point to the row."""
     up, mean, mean_low, rstd = load_stats(stats_ptr, row, True, CENTRE)
-    acc1 = tl.zeros((BLOCK,), tl.float64)
     if not CENTRE:  # the stored rstd is float32's: too coarse if g cancels xhat c2
+        squares = tl.zeros((BLOCK,), tl.float64)
         for start in range(0, n_cols, BLOCK):
             cols = start + tl.arange(0, BLOCK)
             v, low = value_pair(x_ptr, r_ptr, i_ptr, cols, cols < n_cols, HAS_R, HAS_I)
-            acc1 = tl.fma(v, v, acc1)
+            squares = tl.fma(v, v, squares)
         up = tl.full((), 1.0, tl.float64)
-        rstd = tl.rsqrt(tl.sum(acc1, 0) / (up * n_cols) + eps)
-        acc1 *= 0.0
+        rstd = tl.rsqrt(tl.sum(squares, 0) / (up * n_cols) + eps)
+    acc1 = tl.zeros((BLOCK,), tl.float64)
     acc2 = tl.zeros((BLOCK,), tl.float64)
     for start in range(0, n_cols, BLOCK):
         cols = start + tl.arange(0, BLOCK)

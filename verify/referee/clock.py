@@ -28,9 +28,8 @@ from verify.referee.problem import Solution
 from verify.referee.requests import CallTime
 
 ROUNDS = 6
-WARM_UP = (
-    2  # rounds that are not counted: the first loads and compiles, the second tells how many calls a chain may have
-)
+# Rounds that do not count: the first loads and compiles, the second tells how many calls a chain may have.
+WARM_UP = 2
 REPEATED = 2  # chains of the reference in each round: they take less time than those of the solution
 CHAIN_SECONDS = 0.1  # of one chain
 MOST_CALLS, FEWEST_CALLS = 64, 2
