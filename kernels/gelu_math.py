@@ -459,23 +459,20 @@ def combine_bf(m, x, h, w, base, SIGN: tl.constexpr):
 def gradients_bf(dy, x1, x, q, v, w):
     """Returns dy g(x) and dy x1 g'(x) of a gate g: g(-u) = -q^4 v, g'(-u) = q^4 w, g(u) = u - q^4 v, g'(u) = 1 - q^4 w.
 
-    dy x1 and q^4 may leave float32's range although the second result does not. So for x < 0 the larger of dy and x1 is
-    multiplied by q^4, or each of them by q^2 if the smaller is above 1: a factor below 2^-131 belongs to a result of 0.
-    q is a normal float32 for all u at which dy x1 <= 2^256 gives a result above 0.
+    dy x1 and q^4 may leave float32's range although the second result does not. So if dy and x1 are above 1, they are
+    multiplied by 2^-64, and each of four factors q by 2^32. Powers of two keep all bits: twice the dy gives twice the
+    result. q is a normal float32 for all u at which dy x1 <= 2^256 gives a result above 0.
     """
     dy = annulled_at_minus_inf(dy, x)
-    # If q^2 underflows, results are 0 for finite dy. For infinite dy the tail must not be 0, so h is kept above TINY.
+    # If q^2 underflows, results are 0 for finite factors. For infinite ones the tail must not be 0: h is at least TINY.
     h = tl.maximum(q * q, const(q, TINY))
     y = combine_bf(dy, x, h, v, x, -1.0)
-    larger = tl.abs(dy) > tl.abs(x1)
-    large = tl.where(larger, dy, x1)
-    small = tl.where(larger, x1, dy)
-    both = tl.abs(small) > 1
-    tail = ((large * q) * q) * tl.where(both, 1.0, h)
-    rest = tl.where(both, (small * q) * q, small)
-    slope = tl.fma(neg(h * h), w, const(h, 1.0))
-    # halved and doubled, because the slope is up to 1.13
-    d = tl.where(x < 0, tail * w, large * (slope * 0.5)) * tl.where(x < 0, rest, small * 2.0)
+    large = tl.minimum(tl.abs(dy), tl.abs(x1)) > 1.0
+    m = tl.where(large, (dy * 2.0**-64) * (x1 * 2.0**-64), dy * x1)
+    t = tl.where(large, (q * 2.0**32) * (q * 2.0**32), h)
+    scale = tl.where(large, const(q, 2.0**64), const(q, 1.0))
+    slope = tl.fma(neg(h * h), w, const(h, 1.0)) * scale
+    d = (m * tl.where(x < 0, t, scale)) * tl.where(x < 0, t * w, slope)
     return y, d
 
 

@@ -15,7 +15,7 @@ arithmetic is that of gelu_math.py: each function leaves one rounding, the store
   below 0.01. Within 1/8 of the zero N is its Taylor polynomial in zero - u, off by 2^-20. Farther away 1 - u r
   loses 3 bits of 22.
 - bfloat16 likewise, with three bits more to spare. A large x1 brings silu back from 2^-262, so E = h h and x1 h is
-  formed first. A large dy x1 brings the slope back from 2^-390: gradients_bf orders its factors by size.
+  formed first. A large dy x1 brings the slope back from 2^-390: gradients_bf scales its factors.
 - float64 in pairs of float64, at the zero of the slope to 2^-58. The power of two is applied last.
 
 Beyond the limits of u below, the tail is 0 for any finite factor. At -inf silu and its slope are 0.

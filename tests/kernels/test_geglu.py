@@ -11,6 +11,7 @@ import torch
 from flint import arb, ctx
 
 from kernels.geglu import geglu, geglu_split
+from kernels.swiglu import swiglu_split
 from tests.kernels.test_gelu import FORMAT, FORMS, exact, ulps
 
 
@@ -83,6 +84,40 @@ def test_dy_times_x1_beyond_the_format_is_brought_back_by_a_small_slope(backend,
     operands = [torch.from_numpy(v).to(dtype) for v in (dy, x1, deep)]
     split = partial(geglu_split, approximate=form)
     assert count_lifted(split, curve_of(form), operands, backend.device, lambda result, x2: result == "dx2") >= 5
+
+
+GATES = {form: partial(geglu_split, approximate=form) for form in FORMS} | {"silu": swiglu_split}
+
+
+def bfloat16_slopes(gate, device, dy, x1, x2) -> torch.Tensor:
+    """Returns dx2 of these numbers."""
+    dy, x1, x2 = (torch.as_tensor(v, dtype=torch.bfloat16, device=device) for v in (dy, x1, x2))
+    x2.requires_grad_()
+    (dx2,) = torch.autograd.grad(gate(x1, x2), x2, dy)
+    return dx2
+
+
+@pytest.mark.parametrize("gate", GATES.values(), ids=GATES)
+def test_twice_the_upstream_gradient_is_twice_the_gradient_of_bfloat16(backend, gate):
+    """dx2 once depended on which of dy and x1 is larger, and on which of them is above 1."""
+    draw = np.random.default_rng(3)
+    n = 2**19
+    dy, x1 = (draw.choice([-1, 1], n) * 2.0 ** draw.uniform(-3, 3, n) for _ in range(2))
+    dy[n // 2 :], x1[n // 2 :] = 2.0 ** draw.uniform(-2, 60, (2, n // 2))
+    x2 = np.concatenate([draw.normal(size=n // 2) * 2, draw.uniform(-6, 4, n // 2)])
+    once, twice = (bfloat16_slopes(gate, backend.device, times * dy, x1, x2) for times in (1, 2))
+    assert (once.abs() > 2.0**-100).all()
+    assert torch.equal(twice, once * 2)
+
+
+@pytest.mark.parametrize("gate", GATES.values(), ids=GATES)
+def test_an_infinite_factor_of_bfloat16_keeps_its_sign_at_every_slope(backend, gate):
+    """inf times a slope below the format was NaN once, if the other factor was above 1."""
+    x2 = [-3e38, -256.0, -32.0, -3.0, -0.25, 0.0, 3.0, 3e38]
+    signs = [-1.0] * 4 + [1.0] * 4
+    for dy, x1 in [(1.25, math.inf), (math.inf, 1.25), (2.0**-130, -math.inf), (-math.inf, 3e38), (math.inf, math.inf)]:
+        got = bfloat16_slopes(gate, backend.device, [dy] * 8, [x1] * 8, x2)
+        assert got.tolist() == [dy * x1 * sign for sign in signs], (dy, x1)
 
 
 @pytest.mark.parametrize(("form", "deepest"), [("none", -54.0), ("tanh", -27.2)])
