@@ -83,6 +83,10 @@ def test_the_worst_element_of_a_record_has_the_same_bits_again(verify: Callable[
     assert found["recorded"] == {"got_hex": found["worst"]["got_hex"], "backend": BACKEND}
     shown = verify("replay", *shlex.split(record.replay_command(worst.origin))[2:], "--run", "run.json").stdout
     assert f"recorded  {worst.got_hex} on {BACKEND}: the same bits" in shown
+    second = files.load(project / "run.json").kernels[0].results[0].worst[1]
+    index = str(second.origin.index)
+    shown = verify("replay", "textbook", "--run", "run.json", "--dtype", "bfloat16", "--index", index).stdout
+    assert f"recorded  {second.got_hex} on {BACKEND}: the same bits" in shown
 
 
 def test_other_bits_than_recorded_are_called_so(verify: Callable[..., Said], project: Path) -> None:
@@ -133,7 +137,7 @@ def test_explain_takes_a_replay_as_it_is(verify: Callable[..., Said], project: P
     [
         (("replay",), "an element is named by TARGET and CASE, or by the record of a run"),
         (("replay", "accuracy.py::textbook"), "an element is named by TARGET and CASE"),
-        (("replay", "--run", "run.json", "--index", "3"), "--index belongs to a case"),
+        (("replay", "--run", "run.json", "--index", "9999999"), "has no element of index 9999999 with an error"),
         (("replay", "nobody", "--run", "run.json"), "has no element of nobody with an error"),
         (
             ("replay", "accuracy.py::textbook", '{"dtype":"bfloat16","dims":[1],"fill":"ones"}', "--run", "run.json"),

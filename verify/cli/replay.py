@@ -25,7 +25,7 @@ def add(commands: Any) -> None:
         description="Run one case again, to the bit, and judge one element of it by both exact routes (default: "
         "element 0 of y); with --law, try the law on the case instead. Failure messages and reports end with such a "
         "command. Without a case: the worst element of the record in --run; TARGET (a kernel's name is enough), "
-        "--result, --dtype and --regime narrow it down.",
+        "--result, --dtype, --regime and --index narrow it down.",
         examples=(
             "verify replay --run run.json",
             "verify replay my_gelu --run run.json --result dx --dtype bfloat16",
@@ -168,9 +168,9 @@ def place(options: argparse.Namespace) -> Any:
         if known is None:
             raise UsageError(f"{options.run} does not show this element; it shows the worst of each result")
         return known
-    if options.index is not None:
-        raise UsageError("--index belongs to a case; without one, --run gives the worst element of its record")
-    known = worst_of_run(run, options.target, dtype=options.dtype, result=options.result, regime=options.regime)
+    known = worst_of_run(
+        run, options.target, dtype=options.dtype, result=options.result, regime=options.regime, index=options.index
+    )
     options.target, options.case = known.origin.target, known.origin.case
     options.result, options.index = known.origin.result, known.origin.index
     return known

@@ -22,11 +22,14 @@ class Recorded:
     worst: Worst
 
 
-def worst_of_run(run: Run, target: str = "", dtype: str = "", result: str = "", regime: str = "") -> Recorded:
-    """Returns the element furthest beyond its limit. `target`, `dtype`, `result` and `regime` narrow the choice down.
+def worst_of_run(
+    run: Run, target: str = "", dtype: str = "", result: str = "", regime: str = "", index: int | None = None
+) -> Recorded:
+    """Returns the element furthest beyond its limit. The other arguments narrow the choice down.
 
-    Each result takes part with its first listed element, which explains its verdict, or with the worst of `regime`.
-    Kernels that are only measured for comparison take part if `target` names them.
+    Each result takes part with its first listed element, which explains its verdict, with the worst of `regime`, or
+    with the listed elements at a flat index. Kernels that are only measured for comparison take part if `target` names
+    them.
     """
     best: tuple[float, Recorded] | None = None
     for kernel, item in _results(run):
@@ -35,16 +38,19 @@ def worst_of_run(run: Run, target: str = "", dtype: str = "", result: str = "", 
             continue
         if (dtype and item.dtype != dtype) or (result and result not in (item.output, item.output.split(" ")[0])):
             continue
-        chosen = [worst_in(item, regime)] if regime else item.worst[:1]
+        chosen = [worst_in(item, regime)] if regime else item.worst[:1] if index is None else _listed(item)
         for worst in chosen:
             if worst is None or worst.origin.law:  # a call of the kernel alone does not show it; its law does
+                continue
+            if index not in (None, worst.origin.index):
                 continue
             beyond = _error(item, worst) / item.limit
             beyond = math.inf if math.isnan(beyond) else beyond
             if best is None or beyond > best[0]:
                 best = beyond, _recorded(run, item, worst)
     if best is None:
-        asked = " ".join(word for word in (target, dtype, result, regime and repr(regime)) if word)
+        at = "" if index is None else f"index {index}"
+        asked = " ".join(word for word in (target, dtype, result, regime and repr(regime), at) if word)
         raise UsageError(
             f"the record {run.id} has no element{f' of {asked}' if asked else ''} with an error",
             hint="verify report RUN.json  (what the record holds)",
@@ -55,7 +61,7 @@ def worst_of_run(run: Run, target: str = "", dtype: str = "", result: str = "", 
 def find(run: Run, target: str, case: str, result: str, index: int) -> Recorded | None:
     """Returns the recorded finding about exactly this element, or None."""
     for _, item in _results(run):
-        for worst in (*item.worst, *(part.worst for part in item.regimes if part.worst is not None)):
+        for worst in _listed(item):
             origin = worst.origin
             same = (origin.result, origin.index) == (result, index) and _name(origin.target) == _name(target)
             if same and _same_case(origin.case, case):
@@ -67,6 +73,11 @@ def _results(run: Run) -> Iterator[tuple[KernelRun, Result]]:
     for kernel in run.kernels:
         for result in kernel.results:
             yield kernel, result
+
+
+def _listed(item: Result) -> list[Worst]:
+    """Returns the elements of a result that its record shows: the worst of all, then that of each regime."""
+    return [*item.worst, *(part.worst for part in item.regimes if part.worst is not None)]
 
 
 def _error(item: Result, worst: Worst) -> float:
