@@ -5,10 +5,13 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
+import html
 import itertools
 import json
 import re
+import shlex
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -35,10 +38,12 @@ from tests.report.sample import (
     sample,
 )
 from verify.records import files, record
+from verify.records.recorded import worst_of_run
 from verify.report import words
 from verify.report.html import curve_plot, plot, record_html
 from verify.report.present import present
 
+PUBLISHED = Path(__file__).parents[2] / "reports" / "published" / "sm_90" / "run.json.gz"
 VOID = {"meta", "input", "br", "wbr", "link", "img", "hr", "base"}
 FETCHES = {"src", "srcset", "href", "action", "data", "poster", "formaction", "background", "ping"}
 
@@ -147,7 +152,7 @@ def test_the_record_is_embedded_whole_and_byte_for_byte(page: str) -> None:
 def test_what_does_not_fit_is_compressed_whole() -> None:
     run = many(20)
     page = record_html.render(run)
-    sections = json.loads(unpacked(page, "packed"))
+    sections = sections_of(page)
     reader = Reader(page)
     anchors = [attrs["id"] for tag, attrs in reader.elements if tag == "details" and "id" in attrs]
     assert anchors == [f"kernel-{index}" for index in range(20)]
@@ -223,10 +228,32 @@ def test_it_is_small() -> None:
     assert len(record_html.render(rich_many(100))) < 1_500_000
 
 
+def test_the_page_of_a_whole_night_is_small_and_shows_judged_kernels_in_full() -> None:
+    """All kernels and their peers, with sweeps and searches, whose cases have up to 26,000 characters."""
+    run = files.load(PUBLISHED)
+    page = record_html.render(run, record="run.json.gz")
+    assert len(page.encode()) <= record_html.WEIGHT == 1_000_000
+    sections, short = sections_of(page), 0
+    for place, kernel in enumerate(run.kernels):
+        text = sections[f"kernel-{place}"]
+        articles = text.count('<article class="result">')
+        assert kernel.peer or (articles == len(kernel.results) and "Shortened" not in text)
+        for command, row in re.findall(r'<tr data-replay="(verify replay [^"]* --run [^"]*)">(.*?)</tr>', text):
+            name, _, _, _, output, _, dtype, _, index = shlex.split(html.unescape(command))[2:]
+            found = worst_of_run(run, name, dtype=dtype, result=output, index=int(index)).worst
+            assert name == kernel.name and words.truth(found.truth) in row and found.got in row
+            short += 1
+    assert short > 100
+
+
 def sections_of(page: str) -> dict[str, str]:
-    found = re.search(r'id="packed">([^<]*)<', page)
-    assert found is not None
-    return dict(json.loads(gzip.decompress(base64.b64decode(found[1]))))
+    """Puts the elements of each kind back, as the script of the page does."""
+    lists, names, texts = json.loads(unpacked(page, "packed"))
+    for mark, found in reversed(list(enumerate(lists, record_html.MARK))):
+        rest = iter(found)
+        texts = [re.sub(chr(mark), lambda _, rest=rest: next(rest), text) for text in texts]  # type: ignore[misc]
+        assert not list(rest)
+    return dict(zip(names, texts, strict=True))
 
 
 def test_a_page_that_would_be_too_heavy_shortens_peers_stand_ins_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,16 +280,16 @@ def test_a_page_that_would_be_too_heavy_shortens_peers_stand_ins_first(monkeypat
     assert "Shortened" not in kept[f"kernel-{short[0]}"]
 
 
-def test_rows_of_many_peers_are_compressed_and_no_judged_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_rows_that_need_no_attention_are_compressed(monkeypatch: pytest.MonkeyPatch) -> None:
     run = night(30)
     monkeypatch.setattr(record_html, "ROWS", 1_000)
     page = record_html.render(run)
     late = sections_of(page)["rows"]
     table = page[page.index('id="table"') : page.index("</table>", page.index('id="table"'))]
-    judged = sum(len(kernel.results) for kernel in run.kernels[:4])
-    assert table.count('data-standing="') == judged
-    assert late.count('data-standing="peer"') == sum(len(kernel.results) for kernel in run.kernels[4:])
-    assert "rows of peers are compressed in the page" in table
+    standings = [re.findall(r'data-standing="(\w+)"', text) for text in (table, late)]
+    assert set(standings[0]) == {"wrong"} and set(standings[1]) == {"ok", "peer"}
+    assert len(standings[0] + standings[1]) == sum(len(kernel.results) for kernel in run.kernels)
+    assert f"{len(standings[1])} rows that need no attention are compressed in the page" in table
 
 
 def test_many_peers_stand_apart_by_operation() -> None:
@@ -285,7 +312,7 @@ def test_the_strip_is_monotone_and_keeps_nan_apart() -> None:
 
 def test_the_histogram_shows_every_bin() -> None:
     one = histogram(65_536, 3)
-    drawn = str(plot.histogram_svg(one, name="k", at="0.0"))
+    drawn = str(plot.histogram_svg(one, name="k"))
     bars = re.findall(r"M([\d.]+) 132v-(\d+)", drawn)
     filled = [count for count in one.counts if count]
     assert len(bars) == len(filled)
@@ -297,14 +324,14 @@ def test_the_histogram_shows_every_bin() -> None:
 
 def test_an_empty_histogram_says_so() -> None:
     blank = record.Histogram([-1.0, 0.0, 1.0], [0, 0])
-    assert "No errors were counted" in str(plot.histogram_svg(blank, name="k", at="0.0"))
+    assert "No errors were counted" in str(plot.histogram_svg(blank, name="k"))
     nothing = record.Histogram([], [])
-    assert "No errors were counted" in str(plot.histogram_svg(nothing, name="k", at="0.0"))
+    assert "No errors were counted" in str(plot.histogram_svg(nothing, name="k"))
 
 
 def test_axis_labels_do_not_collide() -> None:
     for octaves in (-1, 0, 2, 8, 24, 60):
-        drawn = str(plot.histogram_svg(histogram(1 << 20, octaves), name="k", at="0.0"))
+        drawn = str(plot.histogram_svg(histogram(1 << 20, octaves), name="k"))
         labels = re.findall(r'<text(?: class="(\w+)")? x="([\d.]+)" y="148">([^<]+)<', drawn)
         spans = []
         for place, x, text in labels:
@@ -378,7 +405,7 @@ def test_speed_self_test_and_stages_are_shown_when_there_are_any(everything: Rea
 
 def test_the_curve_draws_every_bin_and_names_its_worst() -> None:
     found = curve([255.0, 200.0, 12.0, 3.0], 1520)
-    drawn = str(curve_plot.curve_svg(found, 4.0, "bfloat16", name="k y", at="0.0"))
+    drawn = str(curve_plot.curve_svg(found, 4.0, "bfloat16", name="k y"))
     ours = re.search(r'class="of-kernel" d="([^"]*)"', drawn)
     assert ours is not None
     assert len(re.findall(r"[MV]", ours[1])) == len({value for value in found.max_ulp if value})  # a level each
@@ -393,10 +420,10 @@ def test_the_curve_draws_every_bin_and_names_its_worst() -> None:
 
 
 def test_the_curve_keeps_nan_in_a_lane_of_its_own() -> None:
-    drawn = str(curve_plot.curve_svg(curve(["nan", "inf", 3.0], 1520), 4.0, "bfloat16", name="k", at="0.0"))
+    drawn = str(curve_plot.curve_svg(curve(["nan", "inf", 3.0], 1520), 4.0, "bfloat16", name="k"))
     assert 'class="cross"' in drawn
     assert "Worst: x from -16 to -15.6667: NaN ULP" in drawn
-    assert "nan" not in re.sub(r'aria-label=".*?"', "", drawn)
+    assert "nan" not in re.sub(r"data-bins='.*?'|aria-label=\".*?\"", "", drawn)
 
 
 def test_a_line_over_the_limit_lies_above_the_limit_in_sparklines() -> None:
@@ -440,10 +467,8 @@ def test_a_large_record_is_linked_beside_the_page(monkeypatch: pytest.MonkeyPatc
     text = record_html.render(run, record='javascript:"<x>.json')
     assert '<a href="./javascript%3A%22%3Cx%3E.json" download>Record of this run</a>' in text
     assert 'id="download"' not in text and "Record of this run" not in record_html.render(run)
-    [packed] = [body for attrs, body in Reader(text).raw if attrs.get("id") == "record"]
-    kept = json.loads(gzip.decompress(base64.b64decode(packed)))
-    full = json.loads(files.encode(run))
-    for kernel, whole_kernel in zip(kept["kernels"], full["kernels"], strict=True):
-        for result, whole_result in zip(kernel["results"], whole_kernel["results"], strict=True):
-            assert result["histogram"] == whole_result["histogram"]
-            assert result["curve"] == whole_result.get("curve")
+    assert 'id="record"' not in text
+    drawn = [attrs["data-bins"] for _, attrs in Reader(text).elements if "data-bins" in attrs]
+    results = [result for kernel in run.kernels for result in kernel.results]
+    bins = [bins for result in results for bins in (result.curve, result.histogram) if bins and any(bins.counts)]
+    assert [json.loads(text or "") for text in drawn] == [json.loads(msgspec.json.encode(each)) for each in bins]

@@ -1,7 +1,7 @@
 """Draws the error over the input: the largest error with its limit and PyTorch's own, and the sparklines of the table.
 
 Every bin of the record gets the same width, because the record's bins are narrow where the op bends. If a reader points
-at a bin or reaches it by keyboard, the page reads its text from the embedded record.
+at a bin or reaches it by keyboard, the page says its values.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from verify.records.record import Curve, Number, value_of
 from verify.report import words
+from verify.report.html.plot import bins_of
 from verify.truth import formats
 
 if TYPE_CHECKING:
@@ -23,8 +24,8 @@ FLOOR = -2.0  # errors below 0.01 ULP lie on the axis
 SPARK_WIDTH, SPARK_HEIGHT = 96.0, 18.0
 
 
-def curve_svg(curve: Curve, limit: float, dtype: str, *, name: str, at: str) -> Markup:
-    """Returns the whole plot. `name` begins the text alternative, `at` is the result's place in the record."""
+def curve_svg(curve: Curve, limit: float, dtype: str, *, name: str) -> Markup:
+    """Returns the whole plot. `name` begins the text alternative."""
     from markupsafe import Markup, escape
 
     if not any(curve.counts):
@@ -47,7 +48,7 @@ def curve_svg(curve: Curve, limit: float, dtype: str, *, name: str, at: str) -> 
     worst = max(range(len(errors)), key=lambda at: (not math.isfinite(errors[at]), errors[at]))
     label = f"Error against input of {name}: the largest error in each range of {words.clean(curve.operand)}. "
     label += f"Worst: {reading(curve, worst, dtype)}"
-    data = f'data-at="{at}" data-from="{LEFT:g}" data-worst="{worst}" data-dtype="{escape(words.clean(dtype))}"'
+    data = f'data-from="{LEFT:g}" data-worst="{worst}" data-dtype="{escape(words.clean(dtype))}" {bins_of(curve)}'
     opening = f'<svg class="curve" viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" {data}'
     return Markup(f'{opening} aria-label="{escape(label)}"><path class="cursor"/>{"".join(parts)}</svg>')
 

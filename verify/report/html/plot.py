@@ -1,21 +1,25 @@
 """Draws the HTML report's strips and histograms as inline SVG: an error on a log scale, and signed errors.
 
-This is pure geometry: it places the figures of the record. The page's style sheet has the colours.
+This is pure geometry: it places the figures of the record. The page's style sheet has the colours, and what all strips
+share, because a page may hold thousands of strips.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from typing import TYPE_CHECKING
 
-from verify.records.record import Histogram, Number, value_of
+import msgspec
+
+from verify.records.record import Curve, Histogram, Number, value_of
 from verify.report.words import power
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
 # The strip runs from 0.1 to 1e9 ULP. NaN and infinity lie in a separate lane at the right.
-STRIP_WIDTH, STRIP_HEIGHT = 132, 14
+STRIP_WIDTH, STRIP_HEIGHT = 132, 14  # as in the style sheet
 _FIRST, _LAST = -1.0, 9.0
 _LANE = 118.0
 
@@ -38,28 +42,33 @@ def strip(maximum: Number, baseline: Number | None, limit: float | None, *, bad:
     """Returns a line with a dot for the kernel's maximum, a ring for PyTorch's, and a tick at the limit."""
     from markupsafe import Markup
 
-    middle = STRIP_HEIGHT / 2
     marks = []
     if limit is not None:
         marks.append(f'<path class="limit" d="M{strip_position(limit):g} 1V{STRIP_HEIGHT - 1}"/>')
     if baseline is not None:
-        marks.append(f'<circle class="of-pytorch" cx="{strip_position(baseline):g}" cy="{middle:g}" r="3.5"/>')
+        marks.append(f'<circle class="of-pytorch" cx="{strip_position(baseline):g}"/>')
     where = strip_position(maximum)
     tone = "bad" if bad else "of-kernel"
     if math.isfinite(value_of(maximum)):
-        marks.append(f'<circle class="{tone}" cx="{where:g}" cy="{middle:g}" r="3.5"/>')
+        marks.append(f'<circle class="{tone}" cx="{where:g}"/>')
     else:
-        cross = f"M{where - 3.5:g} {middle - 3.5:g}l7 7m0-7l-7 7"
+        cross = f"M{where - 3.5:g} {STRIP_HEIGHT / 2 - 3.5:g}l7 7m0-7l-7 7"
         marks.append(f'<path class="cross" d="{cross}"/>')
-    box = f'viewBox="0 0 {STRIP_WIDTH} {STRIP_HEIGHT}"'
-    return Markup(f'<svg class="strip" {box} aria-hidden="true">{"".join(marks)}</svg>')
+    return Markup(f'<svg class="strip" aria-hidden="true">{"".join(marks)}</svg>')
 
 
-def histogram_svg(histogram: Histogram, *, name: str, at: str) -> Markup:
+def bins_of(drawn: Curve | Histogram) -> str:
+    """Returns the attribute with the values of a drawing. The page's script reads the text of a bin from it."""
+    from markupsafe import escape
+
+    text = json.dumps(msgspec.to_builtins(drawn), separators=(",", ":"))
+    return f"data-bins='{str(escape(text)).replace('&#34;', chr(34))}'"
+
+
+def histogram_svg(histogram: Histogram, *, name: str) -> Markup:
     """Returns signed errors in octave bins, with log counts. The band marks correctly rounded results.
 
-    `name` ends the text alternative. `at` is the place of the result in the embedded record. If a reader points at a
-    bin or reaches it by keyboard, the page reads its text from there.
+    `name` ends the text alternative. If a reader points at a bin or reaches it by keyboard, the page says its values.
     """
     from markupsafe import Markup, escape
 
@@ -73,7 +82,7 @@ def histogram_svg(histogram: Histogram, *, name: str, at: str) -> Markup:
     parts += _axis(edges, step)
     label = f"Signed errors in ULP, logarithmic counts: {name}"
     box = f'viewBox="0 0 {WIDTH:g} {HEIGHT:g}"'
-    data = f'data-at="{at}" data-from="{GUTTER:g}" data-worst="{len(counts) // 2}"'
+    data = f'data-from="{GUTTER:g}" data-worst="{len(counts) // 2}" {bins_of(histogram)}'
     opening = f'<svg class="histogram" {box} role="img" {data} aria-label="{escape(label)}">'
     return Markup(f'{opening}<path class="cursor"/>{"".join(parts)}</svg>')
 

@@ -1,9 +1,9 @@
 """Writes the report as one HTML file that needs no server, no network and no other file.
 
 The page's policy forbids every request, and style and script run only because the policy has their hashes. The page
-holds the record compressed, and other parts if they do not fit: sections of kernels beyond the first ones, rows of
+holds a small record compressed, and other parts if they do not fit: sections of kernels beyond the first ones, rows of
 peers beyond the first ones, many plots of speed. They are unpacked when a reader opens them. If the page would still be
-too large, sections of peers are shortened: the record holds the rest.
+too large, sections of peers are shortened: the record beside the page holds the rest.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import hashlib
 import json
 import math
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -22,10 +23,9 @@ from types import CodeType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-import msgspec
-
 from verify.records.files import encode
-from verify.records.record import CLASSES, ORDINARY, UNPROVEN, Number, Result, Run, replay_command, value_of
+from verify.records.record import CLASSES, ORDINARY, UNPROVEN, Number, Result, Run, Worst, replay_command, value_of
+from verify.records.recorded import worst_of_run
 from verify.report import result_words, words
 from verify.report.html import against, curve_plot, plot, speed_plot, views
 from verify.report.html.against import Against, History
@@ -40,14 +40,15 @@ if TYPE_CHECKING:
     from verify.records.bounds.verdict import Verdict
     from verify.records.compare import Comparison
 
-WEIGHT = 1_000_000  # characters of a page; judged kernels are shown in full even if they do not fit
+WEIGHT = 1_000_000  # bytes of a page; judged kernels are shown in full even if they do not fit
 RECORD = 250_000  # of the compressed record; a larger one lies beside the page
 # Characters that are written out; the rest is compressed.
 INLINE = 80_000  # of kernel sections, the one that is open at first before the others
-ROWS = 150_000  # of the table; rows of judged kernels are always written out
+ROWS = 100_000  # of the table; rows that need attention are always written out
 SPEEDS = 40_000  # of plots of accuracy against speed
 CROWD = 12  # more peers than these are listed by operation, apart from the judged kernels
 MOST_FINDINGS = 40  # beside the first; the table has them all
+CALM = ("ok", "peer")  # standings of rows that need no attention: the last rows of the table
 CROWDED = 40  # more rows of peers than these are hidden at first
 _CODE: dict[tuple[str, str], CodeType | None] = {}  # compiled templates, by name and text
 COLUMNS = (  # key, heading, numeric
@@ -61,6 +62,24 @@ COLUMNS = (  # key, heading, numeric
     ("baseline", "PyTorch", True),
     ("verdict", "Verdict", True),
 )
+
+
+# Elements of these kinds are compressed side by side, because the window of gzip has 32 KiB. From MARK on, a control
+# character of each kind marks their places: no text of a page has one.
+MARK = 14
+KINDS = [
+    re.compile(kind, re.DOTALL)
+    for kind in (
+        r'data-replay="[^"]*"',
+        *(rf'"{name}":\[[^]]*\]' for name in ("edges", "worst", r"\w+")),  # in data-bins
+        *(rf'<svg class="{name}".*?</svg>' for name in ("histogram", "curve", "strip", "spark")),
+        r'<td class="truth">.*?</td>',
+        r'<p class="line">.*?</p>',
+        r"<small>.*?</small>",
+        *(rf"<td{name}>.*?</td>" for name in ("", ' class="n"', ' class="n them"')),
+        r"<tr id=.*?</tr>",
+    )
+]
 
 
 @dataclass(frozen=True)
@@ -116,7 +135,10 @@ def render(
     environment.globals.update(facts=facts, run=run, words=words, of=result_words, replay=replay_command)
     environment.globals.update(law_word=LAW_WORD, foldable=_foldable, newline=Markup("\n"))
     environment.globals.update(unproven_statuses=UNPROVEN, region=views.region)
-    kernels = [views.kernel_view(kernel, history) for kernel in facts.kernels]
+    embedded = compressed(encode(run))
+    small = len(embedded) <= RECORD
+    replay = functools.partial(_short_replay, run, record) if record and not small else None
+    kernels = [views.kernel_view(kernel, history, replay) for kernel in facts.kernels]
     section, brief = environment.get_template("kernel.html.j2"), environment.get_template("brief.html.j2")
     # The worst wrong result. Without one, the result that comes closest to its limit.
     headline = next(iter(facts.findings), None) or facts.closest
@@ -130,15 +152,12 @@ def render(
     packed |= {"rows": "".join(late)} if late else {}
     packed |= {"speeds": speeds} if len(speeds) > SPEEDS else {}
     peers = sum(row.standing == "peer" for row in lines)
-    embedded = compressed(encode(run))
-    small = len(embedded) <= RECORD
     page = functools.partial(
         environment.get_template("report.html.j2").render,
         policy=policy(style, script),
         style=Markup(style),
         script=Markup(script),
-        record=embedded if small else compressed(_drawn(run)),
-        small=small,
+        record=embedded if small else "",
         linked="" if small or not record else "./" + quote(record),
         written={anchor: Markup(text) for anchor, text in written.items()},
         state=STANDING[run.verdict],
@@ -166,7 +185,7 @@ def render(
         environment=words.flat(run.environment),
         **look,
     )
-    room = WEIGHT - len(page(packed=""))
+    room = WEIGHT - len(page(packed="").encode())
     shortened = {
         view.anchor: brief.render(kernel=view)
         for view in sorted(kernels, key=lambda each: not each.stands_in)
@@ -175,29 +194,51 @@ def render(
     return page(packed=_packed(packed, shortened, room))
 
 
-def _drawn(run: Run) -> bytes:
-    """Returns the part of a record that the plots of the page read."""
+def _short_replay(run: Run, record: str, each: ResultFacts, item: Worst) -> str:
+    """Returns a replay command that names a long case by its place in the record. "" for other cases."""
+    if len(replay_command(item.origin)) <= words.LONG:
+        return ""
+    kernel, origin, dtype = each.owner.run, item.origin, each.result.dtype
+    known = worst_of_run(run, kernel.name, dtype=dtype, result=each.result.output, index=origin.index)
+    if known.worst is not item:
+        return ""
+    named = ["--run", record, "--result", each.result.output, "--dtype", dtype, "--index", str(origin.index)]
+    return shlex.join(["verify", "replay", kernel.name, *named])
 
-    def parts(result: Result) -> dict[str, Any]:
-        return {"curve": result.curve, "histogram": result.histogram}
 
-    kernels = [{"results": [parts(result) for result in kernel.results]} for kernel in run.kernels]
-    return msgspec.json.encode({"kernels": kernels})
+def _woven(sections: dict[str, str]) -> bytes:
+    """Returns parts of the page as JSON in which alike stands beside alike, so that gzip finds it.
+
+    Each kind of element is a list of its own, and a character marks its place in the text that remains. The script
+    puts the last kind back first.
+    """
+    texts, lists = list(sections.values()), []
+    for mark, kind in enumerate(KINDS, MARK):
+        found: list[str] = []
+
+        def taken(match: re.Match[str], mark: int = mark, found: list[str] = found) -> str:
+            found.append(match[0])
+            return chr(mark)
+
+        texts = [kind.sub(taken, text) for text in texts]
+        lists.append(found)
+    return json.dumps([lists, list(sections), texts], ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _packed(sections: dict[str, str], shortened: dict[str, str], room: int) -> str:
     """Returns the compressed part of the page. Replaces as many sections by short ones as the room requires."""
     if not sections:
         return ""
-    found = compressed(json.dumps(sections).encode())
+    found = compressed(_woven(sections))
     rest = list(shortened)
     while len(found) > room and rest:
-        excess = len(found) - room
+        share = len(found) / sum(map(len, sections.values()))
+        excess = float(len(found) - room)
         while rest and excess > 0:
             anchor = rest.pop(0)
-            excess -= len(compressed(sections[anchor].encode())) - len(compressed(shortened[anchor].encode()))
+            excess -= (len(sections[anchor]) - len(shortened[anchor])) * share
             sections = sections | {anchor: shortened[anchor]}
-        found = compressed(json.dumps(sections).encode())
+        found = compressed(_woven(sections))
     return found
 
 
@@ -209,11 +250,11 @@ def _foldable(text: str) -> Markup:
 
 
 def _table(rows: list[TableRow], texts: list[str]) -> tuple[list[str], list[str]]:
-    """Divides the rows into written and compressed ones. Only the last ones are compressed, and only of peers."""
+    """Divides the rows into written and compressed ones. Compresses no row that needs attention."""
     room = ROWS
     for place, (row, text) in enumerate(zip(rows, texts, strict=True)):
         room -= len(text)
-        if room < 0 and row.standing == "peer":
+        if room < 0 and row.standing in CALM:
             return texts[:place], texts[place:]
     return texts, []
 
@@ -413,7 +454,7 @@ def sort_key(value: Any) -> str:
     number = value_of(value)
     if math.isnan(number):
         return "Infinity"
-    return "1e308" if math.isinf(number) else repr(abs(number))
+    return "1e308" if math.isinf(number) else f"{abs(number):.7g}"
 
 
 def _counts(facts: Facts) -> list[tuple[str, str, str]]:

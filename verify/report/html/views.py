@@ -6,7 +6,7 @@ A view is a namespace. Templates read all other facts from `facts` and `record` 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -22,8 +22,13 @@ if TYPE_CHECKING:
 GRADIENT_LAWS = ("gradcheck", "gradgradcheck")
 
 
-def kernel_view(kernel: KernelFacts, history: against.History | None = None) -> SimpleNamespace:
-    """Returns the section of one kernel.
+Replay = Callable[[ResultFacts, Worst], str]  # returns the command that shows an element again
+
+
+def kernel_view(
+    kernel: KernelFacts, history: against.History | None = None, replay: Replay | None = None
+) -> SimpleNamespace:
+    """Returns the section of one kernel. `replay` shortens commands if the record lies beside the page.
 
     `stands_in` marks PyTorch in the place of another kernel, which is also shown with that kernel.
     """
@@ -34,7 +39,7 @@ def kernel_view(kernel: KernelFacts, history: against.History | None = None) -> 
         anchor=f"kernel-{kernel.index}",
         message=[*_differs(kernel), *(words.clean_lines(run.message) if run.message else [])],
         printed=words.clean_lines(run.printed.text) if run.printed else [],
-        results=[result_view(each, f"{kernel.index}.{n}", history) for n, each in enumerate(kernel.results)],
+        results=[result_view(each, history, replay) for each in kernel.results],
         laws=_laws(run.laws),
         stands_in="@" in run.target,
         page=f"verify report RUN.json --html report.html --whole {shlex.quote(words.clean(run.name))}",
@@ -63,8 +68,10 @@ def _laws(laws: Sequence[LawRun]) -> SimpleNamespace:
     )
 
 
-def result_view(each: ResultFacts, at: str = "", history: against.History | None = None) -> SimpleNamespace:
-    """Returns the view of one result of a kernel. `at` is its place in the embedded record."""
+def result_view(
+    each: ResultFacts, history: against.History | None = None, replay: Replay | None = None
+) -> SimpleNamespace:
+    """Returns the view of one result of a kernel."""
     result, unit = each.result, words.UNIT[each.result.gate]
     title = f"{words.clean(result.output)} {words.clean(result.dtype)}"
     named = f"{words.clean(each.owner.run.name)} {title}"
@@ -77,9 +84,9 @@ def result_view(each: ResultFacts, at: str = "", history: against.History | None
         truth=_truth(result),
         baseline=baseline if baseline in ("", "NaN") else baseline + unit,
         baseline_worst=worst_view(result.baseline_worst[0], result) if result.baseline_worst else None,
-        histogram=plot.histogram_svg(result.histogram, name=named, at=at),
-        worst=_elements(result),
-        curve=_curve(result, named, at),
+        histogram=plot.histogram_svg(result.histogram, name=named),
+        worst=_elements(each, replay),
+        curve=_curve(result, named),
         special_wrong=sum(item.status == "wrong" for item in result.special),
         trend=_trend(against.trend(history, each), result, title),
     )
@@ -97,10 +104,10 @@ def finding_view(each: ResultFacts) -> SimpleNamespace:
     )
 
 
-def _curve(result: Result, name: str, at: str) -> Markup | str:
+def _curve(result: Result, name: str) -> Markup | str:
     if result.curve is None:
         return ""
-    return curve_plot.curve_svg(result.curve, result.limit, result.dtype, name=name, at=at)
+    return curve_plot.curve_svg(result.curve, result.limit, result.dtype, name=name)
 
 
 def _trend(values: Sequence[Number], result: Result, title: str) -> Markup | str:
@@ -125,8 +132,9 @@ def region(part: RegimeFigures, result: Result) -> SimpleNamespace:
     return SimpleNamespace(strip=plot.strip(measured.upper, theirs, result.limit, bad=bad), bad=bad)
 
 
-def _elements(result: Result) -> list[SimpleNamespace]:
+def _elements(each: ResultFacts, replay: Replay | None) -> list[SimpleNamespace]:
     """Returns the worst elements of all, then those of regions that are not among them."""
+    result = each.result
     regions: list[tuple[Worst, list[str]]] = [(item, []) for item in result.worst]
     for part in result.regimes:
         if part.worst is None:
@@ -136,10 +144,13 @@ def _elements(result: Result) -> list[SimpleNamespace]:
             regions.append((part.worst, [part.name]))
         else:
             known.append(part.name)
-    return [worst_view(item, result, ", ".join(names)) for item, names in regions]
+    return [
+        worst_view(item, result, ", ".join(names), "" if replay is None else replay(each, item))
+        for item, names in regions
+    ]
 
 
-def worst_view(item: Worst, result: Result, regions: str = "") -> SimpleNamespace:
+def worst_view(item: Worst, result: Result, regions: str = "", replay: str = "") -> SimpleNamespace:
     """Returns the view of one bad element."""
     return SimpleNamespace(
         record=item,
@@ -147,6 +158,6 @@ def worst_view(item: Worst, result: Result, regions: str = "") -> SimpleNamespac
         inputs=result_words.inputs_text(item),
         truth=words.truth(item.truth),
         error=result_words.error_text(item, result.gate, counts=result.counts),
-        replay=replay_command(item.origin),
+        replay=replay or replay_command(item.origin),
         regions=regions,
     )

@@ -30,7 +30,6 @@
   const inflate = (id) =>
     new Response(new Blob([bytesOf(id)]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
   const able = typeof DecompressionStream === "function";
-  let record = null; // as in the file: see partAt
   let source = "";
   const download = find("#download");
   if (download) download.hidden = false; // a large record lies beside the page
@@ -42,9 +41,13 @@
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 10000);
   });
-  const partAt = (path, name) => {
-    const [kernel, result] = path.split(".");
-    return record.kernels[kernel].results[result][name];
+  // Each kind of element is a list of its own, so that gzip finds what repeats. The last kind goes back first.
+  const unwoven = ([lists, names, texts]) => {
+    for (const [at, list] of [...lists.entries()].reverse()) {
+      let next = 0;
+      texts = texts.map((text) => text.replaceAll(String.fromCharCode(at + 14), () => list[next++]));
+    }
+    return Object.fromEntries(names.map((name, at) => [name, texts[at]]));
   };
 
   // Copy: the buttons are made here, because without a script they would do nothing. The command is also
@@ -111,7 +114,15 @@
   if (table) {
     const body = table.tBodies[0];
     const itemOf = (row, order) => ({ row, order, text: row.textContent.toLowerCase() });
+    // The address of a row, for copying.
+    const addressed = (row) => {
+      const link = Object.assign(document.createElement("a"), { className: "here", href: `#${row.id}`, tabIndex: -1 });
+      link.setAttribute("aria-label", "link to this row");
+      find(".c-kernel > a", row).after(link);
+      return row;
+    };
     let rows = [...body.rows].filter((row) => !row.matches(".packed")).map(itemOf);
+    for (const { row } of rows) addressed(row);
     const heads = all("th[data-key]", table);
     const cellOf = (row, key) => {
       const cell = find(`.c-${key}`, row);
@@ -190,12 +201,13 @@
       const holder = document.createElement("tbody");
       holder.innerHTML = markup; // our own, as in fill
       find("tr.packed", body).remove();
-      const late = [...holder.rows];
+      const late = [...holder.rows].map(addressed);
       body.append(...late);
       rows = [...rows, ...late.map((row, at) => itemOf(row, rows.length + at))];
       const sorted = heads.find((head) => !["none", null].includes(head.getAttribute("aria-sort")));
       if (sorted && sorted.dataset.key !== "verdict") sortBy(sorted, sorted.getAttribute("aria-sort"));
       filter();
+      if (location.hash.startsWith("#row-")) location.replace(location.hash); // for the look of a target
       follow();
     };
   }
@@ -222,7 +234,7 @@
   const DIGITS = { float64: 17, float32: 9, float16: 9, bfloat16: 9 };
   const sayings = {
     curve: (drawing) => {
-      const { operand, edges, counts, max_ulp: most, worst, baseline } = partAt(drawing.dataset.at, "curve");
+      const { operand, edges, counts, max_ulp: most, worst, baseline } = JSON.parse(drawing.dataset.bins);
       const { dtype } = drawing.dataset;
       return counts.map((count, at) => {
         const where = `${operand} from ${number(edges[at])} to ${number(edges[at + 1])}`;
@@ -233,7 +245,7 @@
       });
     },
     histogram: (drawing) => {
-      const { edges, counts } = partAt(drawing.dataset.at, "histogram");
+      const { edges, counts } = JSON.parse(drawing.dataset.bins);
       return counts.map((count, at) => `${power(edges[at])} to ${power(edges[at + 1])} ULP: ${count.toLocaleString("en")}`);
     },
   };
@@ -246,7 +258,6 @@
     let readings = null;
     let at = Number(drawing.dataset.worst);
     const say = (index) => {
-      if (!record) return;
       readings ??= sayings[drawing.getAttribute("class")](drawing);
       at = Math.min(readings.length - 1, Math.max(0, index));
       const step = (width - gutter) / readings.length;
@@ -269,8 +280,8 @@
     const point = (event) => {
       const box = drawing.getBoundingClientRect();
       const x = ((event.clientX - box.left) / box.width * width - gutter) / (width - gutter);
-      readings ??= record && sayings[drawing.getAttribute("class")](drawing);
-      if (readings) say(Math.floor(x * readings.length));
+      readings ??= sayings[drawing.getAttribute("class")](drawing);
+      say(Math.floor(x * readings.length));
     };
     drawing.addEventListener("pointermove", point);
     drawing.addEventListener("pointerdown", point);
@@ -352,14 +363,11 @@
   furnish(document);
   const ready = async () => {
     if (!able) return;
-    if (find("#packed")) texts = JSON.parse(await inflate("#packed"));
-    source = await inflate("#record");
-    record = JSON.parse(source);
+    if (find("#packed")) texts = unwoven(JSON.parse(await inflate("#packed")));
+    if (find("#record")) source = await inflate("#record");
     for (const section of sections) if (section.open) unpack(section);
     for (const box of all(".packed[data-part]")) fill(box, texts[box.dataset.part]);
     if (texts.rows) addRows(texts.rows);
-    const focused = document.activeElement;
-    if (focused?.closest("svg.curve, svg.histogram")) focused.dispatchEvent(new FocusEvent("focus"));
     document.documentElement.dataset.ready = "yes";
   };
   ready();
