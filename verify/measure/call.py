@@ -540,10 +540,18 @@ def _is_ours(file: str) -> bool:
 
 
 def describe(error: BaseException) -> str:
-    """Returns an error as one line: its type, the first line of its message, and the place in the user's code."""
+    """Returns an error as one line: its type, the first line of its message, and the place in the user's code.
+
+    A file below the working folder is named from there, because records are published.
+    """
     text = next((line.strip() for line in said_by(error).splitlines() if line.strip()), "no message")
     walked = reversed(list(traceback.walk_tb(error.__traceback__)))
     frames = ((frame.f_code.co_filename, line) for frame, line in walked)
-    own = (f"{file}:{line}" for file, line in frames if "/site-packages/" not in file and not _is_ours(file))
+    base = f"{Path.cwd()}/"
+    own = (
+        f"{file.removeprefix(base)}:{line}"
+        for file, line in frames
+        if "/site-packages/" not in file and not _is_ours(file)
+    )
     place = next((f" ({where})" for where in own), "")
     return f"{type(error).__name__}: {text}{place}"
