@@ -34,6 +34,7 @@ from verify.records.compare import Comparison, Pair, compare  # noqa: E402
 from verify.records.readings import commit_of  # noqa: E402
 from verify.records.record import Basis, Figures, KernelRun, Result, Run, value_of  # noqa: E402
 from verify.report import words  # noqa: E402
+from verify.report.result_words import judged  # noqa: E402
 from verify.truth import certificate  # noqa: E402
 
 RUN = ROOT / "reports" / "published" / "sm_90" / "run.json.gz"
@@ -110,11 +111,11 @@ def _judged(run: Run) -> list[KernelRun]:
 
 
 def _maximum(result: Result, figures: Figures | None) -> float:
-    """The figure that the op gates: plain, or scaled."""
-    if figures is None:
-        return 0.0
-    value = figures.scaled_max if result.gate == "scaled" and figures.scaled_max is not None else figures.max_ulp
-    return value_of(value)
+    """The figure that the op gates: plain, scaled, or a multiple of the noise."""
+    return 0.0 if figures is None else value_of(judged(figures, result.gate).maximum)
+
+
+MARKS = {"plain": "", "scaled": " s", "noise": " n"}  # by gate, of a figure in a table
 
 
 def _order(value: float) -> float:
@@ -128,11 +129,15 @@ def families(run: Run) -> str:
     head = ["kernels", *(f"{dtype}{extra}" for dtype in dtypes for extra in ("", ", PyTorch"))]
     rows = []
     for start, title in FAMILIES.items():
-        found = [r for kernel in _judged(run) if kernel.name.startswith(start) for r in kernel.results]
+        found = [r for kernel in _judged(run) if _family(kernel.name) == start for r in kernel.results]
         if found:
             of = [[result for result in found if result.dtype == dtype] for dtype in dtypes]
             rows.append([title, *(cell for results in of for cell in (_worst(results), _baseline(results)))])
     return table(head, rows) + "\n" + _setting(run) + " " + _verdict(run) + "\n"
+
+
+def _family(name: str) -> str:
+    return max((start for start in FAMILIES if name.startswith(start)), key=len, default="")
 
 
 FAMILIES = {
@@ -141,6 +146,7 @@ FAMILIES = {
     "swiglu": "SwiGLU",
     "layer_norm": "layer norm, residual and bias",
     "rms_norm": "RMS norm, residual",
+    "rms_norm_gated": "gated RMS norm",
     "linear": "linear + activation",
 }
 
@@ -149,8 +155,7 @@ def _worst(results: list[Result]) -> str:
     if not results:
         return ""
     worst = max(results, key=lambda result: _order(_maximum(result, result.figures)))
-    unit = " s" if worst.gate == "scaled" else ""
-    return f"**{words.ulp(_maximum(worst, worst.figures))}**{unit} ({words.basis_short(worst.basis)})"
+    return f"**{words.ulp(_maximum(worst, worst.figures))}**{MARKS[worst.gate]} ({words.basis_short(worst.basis)})"
 
 
 def _baseline(results: list[Result]) -> str:
@@ -161,10 +166,10 @@ def _baseline(results: list[Result]) -> str:
 
 
 def _verdict(run: Run) -> str:
-    judged = [kernel for kernel in run.kernels if not kernel.peer]
-    broken = sum(law.status == "broken" for kernel in judged for law in kernel.laws)
-    cases = sum(law.cases for kernel in judged for law in kernel.laws)
-    wrong = sum(result.status == "wrong" for kernel in judged for result in kernel.results)
+    own = [kernel for kernel in run.kernels if not kernel.peer]
+    broken = sum(law.status == "broken" for kernel in own for law in kernel.laws)
+    cases = sum(law.cases for kernel in own for law in kernel.laws)
+    wrong = sum(result.status == "wrong" for kernel in own for result in kernel.results)
     laws = f"; {words.plural(cases, 'case')} of laws, {broken:,} broken" if cases else ""
     return f"Verdict: {run.verdict}; {words.plural(wrong, 'result')} beyond its own limit{laws}."
 
@@ -177,14 +182,13 @@ def accuracy(run: Run) -> str:
         hunted = {(result.output, result.dtype): result for result in kernel.results if result.source == "hunt"}
         for result in _strongest([result for result in kernel.results if result.source != "hunt"]):
             found = hunted.get((result.output, result.dtype))
-            unit = " s" if result.gate == "scaled" else ""
             figures = result.figures
             rows.append(
                 [
                     f"`{kernel.name}`",
                     result.output,
                     result.dtype,
-                    _bold(words.ulp(_maximum(result, figures)), result.status != "ok") + unit,
+                    _bold(words.ulp(_maximum(result, figures)), result.status != "ok") + MARKS[result.gate],
                     words.basis_short(result.basis),
                     words.share(figures.misrounded, figures.n),
                     words.decimal(result.limit),
@@ -320,7 +324,7 @@ def _maxima(name: str, pairs: Sequence[Pair]) -> str:
     for side in ("base", "head"):
         readings = [reading for pair in pairs if (reading := getattr(pair, side)) is not None]
         sides.append(words.ulp(max((reading.value for reading in readings), key=_order)))
-    unit = " s" if gate == "scaled" else ""
+    unit = MARKS[gate]
     same = sides[0] == sides[1]
     return f"{name} {sides[0]}{unit} on both" if same else f"{name} {sides[0]}, {sides[1]}{unit}"
 

@@ -114,8 +114,8 @@ def result(output: str, maximum: float | str, *, gate: str = "plain", **options:
         p999=0.5,
         mean=0.1,
         misrounded=1311,
-        scaled_max=maximum if gate == "scaled" else None,
-        scaled_upper=maximum if gate == "scaled" else None,
+        scaled_max=None if gate == "plain" else maximum,
+        scaled_upper=None if gate == "plain" else maximum,
     )
     status = "ok" if float(maximum) <= 1.0 else "wrong"
     settings: dict = {"basis": Basis("observed", 65_536, 0), "status": status, "regimes": [], "worst": []}
@@ -124,7 +124,7 @@ def result(output: str, maximum: float | str, *, gate: str = "plain", **options:
 
 
 def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A small published run: two results of one kernel, a third by a sweep, a peer, laws and a stage."""
+    """A small published run: two results of one kernel, a third by a sweep, one in noise, a peer, laws and a stage."""
     baseline = result("y", 254.9).figures
     results = [
         result("y", 0.50004, baseline=baseline),
@@ -135,12 +135,12 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     laws = [LawRun("determinism", "bfloat16", "ok", 7), LawRun("shapes", "bfloat16", "broken", 5)]
     mine = KernelRun("mine", "a.py::mine", "gelu", {}, "", "wrong", results, laws=laws)
+    gated = KernelRun("mine_gated", "a.py::g", "gelu", {}, "", "ok", [result("y", 0.25, gate="noise")])
     peer = KernelRun("theirs", "a.py::theirs", "gelu", {}, "", "ok", [result("y", 99.0)], peer=True)
     about = {"gpu": "NVIDIA H200", "driver": "absent", "torch": "2.11", "triton": "3.6"}
     stages = [Stage("sweep", "ok", "1 kernels", 75.0), Stage("bench", "skipped", "no GPU", 0.5)]
-    run = Run(
-        SCHEMA, "abc", "2026-01-02T03:04:05Z", "verify nightly", "cuda", 0, "ci", about, [mine, peer], stages=stages
-    )
+    kernels, created = [mine, gated, peer], "2026-01-02T03:04:05Z"
+    run = Run(SCHEMA, "abc", created, "verify nightly", "cuda", 0, "ci", about, kernels, stages=stages)
     monkeypatch.setattr(FIGURES, "RUN", tmp_path / "run.json")
     files.save(run, tmp_path / "run.json")
 
@@ -152,16 +152,18 @@ VERDICT = "Verdict: fail; 1 result beyond its own limit; 12 cases of laws, 1 bro
 def test_figures_of_a_published_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     published(tmp_path, monkeypatch)
     setting = SETTING.format(tmp_path.name)
-    monkeypatch.setattr(FIGURES, "FAMILIES", {"mi": "Mine", "thei": "Theirs, a peer"})
+    monkeypatch.setattr(FIGURES, "FAMILIES", {"mi": "Mine", "mine_": "Gated", "thei": "Theirs, a peer"})
     families = FIGURES.SECTIONS["families"]().splitlines()
     assert families[2] == "| Mine | **NaN** s (seen 2^16) | 254.9 |  |  | **0.875** (seen 2^20) |  |"
-    assert families[3:] == ["", f"{setting} {VERDICT}"]
+    assert families[3] == "| Gated | **0.25** n (seen 2^16) |  |  |  |  |  |"
+    assert families[4:] == ["", f"{setting} {VERDICT}"]
 
     accuracy = FIGURES.SECTIONS["accuracy"]().splitlines()
-    assert accuracy[2:5] == [
+    assert accuracy[2:6] == [
         "| `mine` | y | bfloat16 | 0.6 | all 2^16 | 2.00% | 1 |  |  |",
         "| `mine` | dx | bfloat16 | **NaN** s | seen 2^16 | 2.00% | 1 |  |  |",
         "| `mine` | y | float32 | 0.75 | seen 2^16 | 2.00% | 1 |  | 0.875 (seen 2^20) |",
+        "| `mine_gated` | y | bfloat16 | 0.25 n | seen 2^16 | 2.00% | 1 |  |  |",
     ]
     sweeps = FIGURES.SECTIONS["sweeps"]().splitlines()
     assert sweeps[2:4] == [
