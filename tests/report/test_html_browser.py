@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from tests.report.browser import Browser, Page
-from tests.report.sample import HOSTILE_NAME, empty, incomplete, many, night, passing, rich, sample
+from tests.report.sample import HOSTILE_NAME, empty, good_kernel, incomplete, make, many, night, passing, rich, sample
 from verify.records import files, record
 from verify.records.bounds.committed import load
 from verify.records.bounds.verdict import judge
@@ -364,6 +364,22 @@ def test_nothing_runs_off_the_side(page: Page) -> None:
     for width in (1600, 1180, 940, 760, 390, 320):
         page.resize(width, mobile=width < 500)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_a_long_limit_and_three_classes_fit(opened: Callable[..., Page], tmp_path: Path) -> None:
+    text = "good raised ValueError: at most 16,384 (kernels/layer_norm/" + "of_very_long_rows_" * 4 + "launches.py:52)"
+    good = good_kernel()
+    limit = record.Unmeasured("refused", "float32", [(2, 65_537)], 3, 40, text, good.results[0].worst[0].origin)
+    classes = [record.ClassFigures(name, good.results[0].figures, 0.51) for name in record.CLASSES]
+    results = [msgspec.structs.replace(each, classes=classes) for each in good.results]
+    kernel = msgspec.structs.replace(good, unmeasured=[limit], results=results)
+    path = tmp_path / "limits.html"
+    path.write_text(record_html.render(make([kernel])), encoding="utf-8")
+    for width in (320, 360):
+        tab = opened(path, width)
+        assert "does not take every case" in tab.evaluate("document.querySelector('.verdict').textContent")
+        assert tab.evaluate("document.querySelectorAll('.of-classes li').length") == 3
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_what_changed_leads_the_page_and_fits(opened: Callable[..., Page], tmp_path: Path) -> None:
