@@ -151,7 +151,7 @@ def judge_by(
         contenders = _contenders(found, members, exact, effort.keep)
         if not contenders:
             break
-        found = settled(found, escalate(contenders, both=True))
+        found = settled(found, escalate(contenders, both=False))
     # elements that are printed go through both routes
     leaders = _worst_indices(found, members, effort.keep)
     for index in leaders & exact.keys():

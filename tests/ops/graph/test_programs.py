@@ -532,7 +532,7 @@ def test_what_depends_on_too_many_numbers_keeps_its_interval(monkeypatch: pytest
     whole = judged()
     assert {each.routes for each in whole.exact.values()} == {1, 2} and whole.escalated == len(whole.exact)
     monkeypatch.setattr(single, "_CHEAP", 4)
-    for effort, some in ((2000, True), (10, False)):
+    for effort, some in ((1000, True), (10, False)):
         monkeypatch.setattr(single, "_EFFORT", effort)
         part = judged()
         assert part.exact == judged().exact  # no clock decides
