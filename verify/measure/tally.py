@@ -213,9 +213,9 @@ def added(a: BinCounts, b: BinCounts) -> BinCounts:
 
 def quantile(counts: BinCounts, share: float) -> float:
     """Returns the upper edge of the bin with the quantile of the magnitudes. It is never smaller than the quantile."""
-    total = sum(count for _, count in counts)
+    total = sum([count for _, count in counts])
     above = total - math.ceil(share * total)  # most elements that may be larger
-    for index, count in sorted(((index % BINS, count) for index, count in counts), reverse=True):
+    for index, count in sorted([(index % BINS, count) for index, count in counts], reverse=True):
         above -= count
         if above < 0:
             return bin_edge(index + 1)

@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial, reduce
 from typing import Any
 
 import pytest
@@ -15,8 +16,9 @@ from torch._decomp import core_aten_decompositions
 from torch.nn import functional
 
 from verify.errors import UsageError
-from verify.ops.graph.arithmetic import Balls
+from verify.ops.graph.arithmetic import Arithmetic, Balls, Decimals
 from verify.ops.graph.decompositions import table
+from verify.ops.graph.functions import FUNCTIONS
 from verify.ops.graph.noise import noise_of
 from verify.ops.graph.program import trace
 from verify.ops.graph.rewrite import RULES
@@ -240,3 +242,19 @@ def test_values_and_gradients_are_pytorchs_at_ties(name: str) -> None:
         holds = (want >= lo - room) & (want <= hi + room) | ~torch.isfinite(want)
         assert bool(holds.all()), (result, X[~holds] if holds.shape == X.shape else holds, want[~holds], lo[~holds])
     assert sum(narrow) > len(narrow) / 2, "an interval without an end holds everything"
+
+
+@pytest.mark.parametrize("kind", [Balls, Decimals])
+def test_the_extreme_of_a_row_is_that_of_its_pairs(kind: type[Arithmetic]) -> None:
+    """Also where balls overlap, numbers are equal, and infinities or NaN are among them."""
+    rows = [[3.0, -1.0, 3.0, 2.5], [1e-300, -1e300, 5e-324], [2.0, math.inf, -math.inf], [1.0, math.nan, 2.0], [7.0]]
+    with kind.bits(160):
+        arithmetic = kind()
+        numbers = list(map(arithmetic.numbers, rows))
+        root = arithmetic.apply(FUNCTIONS["sqrt"], arithmetic.finite(2.0))
+        twice = arithmetic.multiply(root, root)  # a ball around 2
+        numbers += [[twice, arithmetic.finite(2.0), root], [root, twice, arithmetic.finite(3.0)], [root, twice, twice]]
+        for row in numbers:
+            for largest in (True, False):
+                pairs = reduce(partial(arithmetic.extreme, largest=largest), row)
+                assert repr(arithmetic.extreme_of(row, largest)) == repr(pairs)

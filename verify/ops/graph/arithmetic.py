@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import cmp_to_key, partial, reduce
 from operator import mul
 from typing import Any
 
 import flint
 import torch
 from mpmath import mp
-from mpmath.libmp import mpf_cmp
+from mpmath.libmp import from_float, mpf_cmp
 
 from verify.ops.graph.functions import FUNCTIONS, Function
 from verify.ops.precision import arb_bits, mp_bits
@@ -28,6 +29,7 @@ class Pole(float):
 
 
 POLE = Pole("nan")
+_ALL = (-math.inf, math.inf)  # a domain
 _BELOW = 64  # a sum omits exponentials that are this many bits below its last bit
 _APART = 2_000  # largest distance of exponents, in bits, at which numbers are added up as integers
 Number = Any
@@ -42,7 +44,11 @@ class Arithmetic:
 
     def number(self, value: float) -> Number:
         """Converts a float exactly. Infinities and NaN stay floats."""
-        return value if math.isinf(value) or value != value else self.finite(value)
+        return self.finite(value) if math.isfinite(value) else value
+
+    def numbers(self, values: Iterable[float]) -> list[Number]:
+        """Converts floats, each as `number` does."""
+        return list(map(self.number, values))
 
     def add(self, a: Number, b: Number) -> Number:
         if isinstance(a, float) or isinstance(b, float):
@@ -84,7 +90,7 @@ class Arithmetic:
         if isinstance(x, float):
             limit = function.limits[int(x > 0)] if x == x else x
             return limit(self) if callable(limit) else self.number(limit)
-        for end, outside in zip(function.domain, (-1, 1), strict=True):
+        for end, outside in zip(function.domain, (-1, 1), strict=True) if function.domain != _ALL else ():
             if math.isfinite(end):
                 side = self.sign(self.add(x, self.finite(-end)))
                 if side == outside:
@@ -125,9 +131,17 @@ class Arithmetic:
             return self.doubtful_extreme(a, b, largest)
         return a if (order >= 0) == largest else b
 
+    def extreme_of(self, row: Sequence[Number], largest: bool) -> Number:
+        """Returns the largest or the smallest number of a row, as `extreme` of all of them does."""
+        if not has_special(row):  # then it is a row of balls
+            found = max(row) if largest else min(row)
+            if all(map(found.__ge__ if largest else found.__le__, row)):  # of balls these hold only if they are certain
+                return found
+        return reduce(partial(self.extreme, largest=largest), row)
+
     def total(self, terms: Sequence[Number]) -> Number:
         """Returns the sum of the terms, which may be special."""
-        if _has_special(terms):
+        if has_special(terms):
             result: Number = self.finite(0.0)
             for term in terms:
                 result = self.add(result, term)
@@ -136,7 +150,7 @@ class Arithmetic:
 
     def total_of_exponentials(self, exponents: Sequence[Number]) -> Number:
         """Returns the sum of e^x. Does not evaluate terms too small to change it, because a row may have thousands."""
-        if not exponents or _has_special(exponents) or not all(map(self.is_known, exponents)):
+        if not exponents or has_special(exponents) or not self.are_known(exponents):
             return self.total([self.apply(FUNCTIONS["exp"], x) for x in exponents])
         return self.summed_exponentials(exponents)
 
@@ -144,7 +158,7 @@ class Arithmetic:
         self, rows: Sequence[list[Number]], columns: Sequence[list[Number]], pairs: Sequence[tuple[int, int]]
     ) -> list[Number]:
         """Returns the inner product of a row and a column for each pair of their numbers."""
-        lines, others = ([None if _has_special(line) else line for line in each] for each in (rows, columns))
+        lines, others = ([None if has_special(line) else line for line in each] for each in (rows, columns))
         made = {pair for pair in pairs if lines[pair[0]] is not None and others[pair[1]] is not None}
         known = dict(zip(made, self.dotted(lines, others, made), strict=True))
         for a, b in pairs:
@@ -169,6 +183,10 @@ class Arithmetic:
 
     def is_known(self, a: Number) -> bool:
         """False if the number may be anything at this precision."""
+        raise NotImplementedError
+
+    def are_known(self, numbers: Sequence[Number]) -> bool:
+        """True if `is_known` holds for each number."""
         raise NotImplementedError
 
     def opposite(self, a: Number) -> Number:
@@ -238,7 +256,7 @@ def divided(
     return arithmetic.scaled(first - times * second, unit) if remains else arithmetic.scaled(times, 0)
 
 
-def _has_special(line: Sequence[Number]) -> bool:
+def has_special(line: Sequence[Number]) -> bool:
     """True if an infinity or NaN is among the numbers."""
     return float in set(map(type, line))
 
@@ -251,6 +269,10 @@ class Balls(Arithmetic):
     def finite(self, value: float) -> Number:
         return flint.arb(value)
 
+    def numbers(self, values: Iterable[float]) -> list[Number]:
+        given = list(values)
+        return list(map(flint.arb, given)) if math.isfinite(sum(given)) else super().numbers(given)
+
     def unknown(self) -> Number:
         return flint.arb.nan()
 
@@ -260,8 +282,14 @@ class Balls(Arithmetic):
     def is_known(self, a: Number) -> bool:
         return bool(a.is_finite())
 
+    def are_known(self, numbers: Sequence[Number]) -> bool:
+        return all(map(flint.arb.is_finite, numbers))
+
     def opposite(self, a: Number) -> Number:
         return a.neg(exact=True)
+
+    def subtract(self, a: Number, b: Number) -> Number:
+        return super().subtract(a, b) if isinstance(a, float) or isinstance(b, float) else a - b
 
     def compared(self, a: Number, b: Number) -> int | None:
         return -1 if a < b else 1 if a > b else 0 if a == b else None
@@ -300,10 +328,10 @@ class Balls(Arithmetic):
         return sum(terms, flint.arb(0))
 
     def summed_exponentials(self, exponents: Sequence[Number]) -> Number:
-        cut = max(x.lower() for x in exponents) - (flint.ctx.prec + _BELOW) * flint.arb.const_log2()
+        cut = max(map(flint.arb.lower, exponents)) - (flint.ctx.prec + _BELOW) * flint.arb.const_log2()
         kept = [x for x in exponents if not x < cut]
         rest = (len(exponents) - len(kept)) * cut.exp()
-        return self.summed([x.exp() for x in kept]) + flint.arb(0, rest.upper())
+        return self.summed(list(map(flint.arb.exp, kept))) + flint.arb(0, rest.upper())
 
     def dotted(self, rows: Sequence[Any], columns: Sequence[Any], pairs: Iterable[tuple[int, int]]) -> list[Number]:
         flat: list[Any] = [None if line is None else flint.arb_mat(1, len(line), line) for line in rows]
@@ -317,7 +345,8 @@ class Decimals(Arithmetic):
     bits = staticmethod(mp_bits)
 
     def finite(self, value: float) -> Number:
-        return mp.mpf(value)
+        made: Number = mp.make_mpf(from_float(value))  # no precision here is below 53 bits
+        return made
 
     def unknown(self) -> Number:
         return math.nan
@@ -328,14 +357,22 @@ class Decimals(Arithmetic):
     def is_known(self, a: Number) -> bool:
         return True
 
+    def are_known(self, numbers: Sequence[Number]) -> bool:
+        return True
+
     def opposite(self, a: Number) -> Number:
         return mp.fneg(a, exact=True)
 
     def subtract(self, a: Number, b: Number) -> Number:
         return super().subtract(a, b) if isinstance(a, float) or isinstance(b, float) else a - b
 
-    def compared(self, a: Number, b: Number) -> int | None:
+    def compared(self, a: Number, b: Number) -> int:
         return int(mpf_cmp(a._mpf_, b._mpf_))
+
+    def extreme_of(self, row: Sequence[Number], largest: bool) -> Number:
+        if has_special(row):
+            return super().extreme_of(row, largest)
+        return (max if largest else min)(row, key=cmp_to_key(self.compared))
 
     def sign(self, a: Number) -> int | None:
         return int(mp.sign(a))
@@ -357,8 +394,8 @@ class Decimals(Arithmetic):
         return mp.fsum(terms)
 
     def summed_exponentials(self, exponents: Sequence[Number]) -> Number:
-        cut = max(exponents) - (mp.prec + _BELOW) * mp.ln2
-        return self.summed([mp.exp(x) for x in exponents if x >= cut])
+        cut = (self.extreme_of(exponents, True) - (mp.prec + _BELOW) * mp.ln2)._mpf_
+        return self.summed([mp.exp(x) for x in exponents if mpf_cmp(x._mpf_, cut) >= 0])
 
     def dotted(self, rows: Sequence[Any], columns: Sequence[Any], pairs: Iterable[tuple[int, int]]) -> list[Number]:
         flat, tall = ([None if line is None else _integers(line) for line in lines] for lines in (rows, columns))

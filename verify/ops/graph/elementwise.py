@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 
 from verify.ops.graph import spans
-from verify.ops.graph.arithmetic import Arithmetic, Number, Pole, divided
+from verify.ops.graph.arithmetic import Arithmetic, Number, Pole, divided, has_special
 from verify.ops.graph.spans import Span, point
 from verify.ops.graph.special import FUNCTIONS
 from verify.ops.graph.steps import Move, Places, Run, Step, Truths, broadcast
 
 _BITS = ("bits and", "bits or", "bits xor")
 _JUMPS = ("floor quotient", "trunc quotient", "remainder", "fmod", "signbit")
+_OPERATORS = {"add": operator.add, "subtract": operator.sub, "multiply": operator.mul}  # of finite numbers
 LOGIC = ("and", "or", "xor", *_BITS)  # functions of two booleans, or of two integers
 
 
@@ -98,13 +99,14 @@ class Map(Step):
                     zero = 0.0 * self._side(run, 0, wanted[at])
                     made[at] = function.torch(torch.tensor(zero, dtype=torch.float64)).item()
             return made
+        if self.function in _OPERATORS and not any(map(has_special, given)):
+            return list(map(_OPERATORS[self.function], *given))
         single, zero_of = ELEMENTWISE[self.function].element, ELEMENTWISE[self.function].zero_of
-        if zero_of is None:
-            return [single(self, run, arithmetic, *values) for values in zip(*given, strict=True)]
-        return [
-            single(self, run, arithmetic, *values, partial(self._side, run, zero_of, place))
-            for place, values in zip(wanted, zip(*given, strict=True), strict=True)
-        ]
+        single = getattr(arithmetic, single) if isinstance(single, str) else partial(single, self, run, arithmetic)
+        columns = list(given)
+        if zero_of is not None:
+            columns.append([partial(self._side, run, zero_of, place) for place in wanted])
+        return [single(*values) for values in zip(*columns, strict=True)]
 
     def _side(self, run: Run, place: int, wanted: int) -> float:
         """Returns the IEEE sign of an operand that is zero: 1.0 or -1.0."""
@@ -118,7 +120,8 @@ class Elementwise:
     """The three evaluations of an elementwise function of one or more numbers or booleans."""
 
     span: Callable[..., Any]  # (step, run, *intervals) -> interval
-    element: Callable[..., Any]  # (step, run, arithmetic, *numbers) -> number; None: not decided
+    # (step, run, arithmetic, *numbers) -> number, or None if it is not decided; or a method of the arithmetic
+    element: Callable[..., Any] | str
     value: Callable[..., Tensor]  # (*float64 tensors) -> tensor
     rounds: bool = False  # True: a kernel rounds the result
     zero_of: int | None = None  # operand whose sign matters if it is 0; `element` gets a last argument that returns it
@@ -472,35 +475,21 @@ def _special_test(name: str) -> Elementwise:
     return Elementwise(span, element, getattr(torch, name))
 
 
-def _by_method(name: str) -> Callable[..., Number]:
-    """Returns an evaluation of single elements by a method of the arithmetic."""
-    return lambda step, run, arithmetic, *values: getattr(arithmetic, name)(*values)
-
-
 def _not_span(step: Map, run: Run, a: Truths) -> Truths:
     return Truths(~a.value.bool(), a.open)
 
 
 ELEMENTWISE: dict[str, Elementwise] = {
-    "add": Elementwise(lambda step, run, a, b: spans.add(a, b), _by_method("add"), torch.add, rounds=True),
-    "subtract": Elementwise(
-        lambda step, run, a, b: spans.add(a, b, -1), _by_method("subtract"), torch.sub, rounds=True
-    ),
-    "multiply": Elementwise(
-        _multiply_span,
-        lambda step, run, arithmetic, a, b: a * a if a is b and not isinstance(a, float) else arithmetic.multiply(a, b),
-        torch.mul,
-        rounds=True,
-    ),
-    "divide": Elementwise(
-        lambda step, run, a, b: spans.divide(a, b), _by_method("divide"), torch.div, rounds=True, zero_of=1
-    ),
+    "add": Elementwise(lambda step, run, a, b: spans.add(a, b), "add", torch.add, rounds=True),
+    "subtract": Elementwise(lambda step, run, a, b: spans.add(a, b, -1), "subtract", torch.sub, rounds=True),
+    "multiply": Elementwise(_multiply_span, "multiply", torch.mul, rounds=True),
+    "divide": Elementwise(lambda step, run, a, b: spans.divide(a, b), "divide", torch.div, rounds=True, zero_of=1),
     "floor quotient": _whole_division("floor", _rounded_quotient),
     "trunc quotient": _whole_division("trunc", _rounded_quotient),
     "remainder": _whole_division("floor", _remainder),
     "fmod": _whole_division("trunc", _remainder),
     "signbit": Elementwise(_signbit_span, _signbit_element, torch.signbit, zero_of=0),
-    "negative": Elementwise(lambda step, run, a: spans.negative(a), _by_method("negative"), torch.neg),
+    "negative": Elementwise(lambda step, run, a: spans.negative(a), "negative", torch.neg),
     "magnitude": Elementwise(_magnitude_span, lambda step, run, arithmetic, a: abs(a), torch.abs),
     "maximum": _extremes(True),
     "minimum": _extremes(False),

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -87,16 +88,9 @@ class Reduce(Step):
             return [total(row) for row in rows]
         if self.function == "any":
             return [True if True in row else None if None in row else False for row in rows]
-        found = []
-        for row in rows:
-            result = row[0] if row else arithmetic.finite(1.0)
-            for value in row[1:]:
-                if self.function == "product":
-                    result = arithmetic.multiply(result, value)
-                else:
-                    result = arithmetic.extreme(result, value, self.function == "amax")
-            found.append(result)
-        return found
+        if self.function == "product":
+            return [reduce(arithmetic.multiply, row) if row else arithmetic.finite(1.0) for row in rows]
+        return [arithmetic.extreme_of(row, self.function == "amax") if row else arithmetic.finite(1.0) for row in rows]
 
 
 @dataclass(eq=False)

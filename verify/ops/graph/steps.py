@@ -196,7 +196,7 @@ class Leaf(Step):
     def elements(self, run: Run, arithmetic: Arithmetic, wanted: Places, given: Sequence[Any]) -> list[Any]:
         tensor = run.leaves[self.name]
         if self.real:
-            return [arithmetic.number(value) for value in pick(tensor, wanted.tolist())]
+            return arithmetic.numbers(pick(tensor, wanted.tolist()))
         chosen: list[Any] = torch.take(tensor, torch.from_numpy(wanted).to(tensor.device)).tolist()
         return chosen
 
@@ -221,7 +221,7 @@ class Plain(Step):
 
     def elements(self, run: Run, arithmetic: Arithmetic, wanted: Places, given: Sequence[Any]) -> list[Any]:
         chosen = run.on_host(self)[wanted].tolist()
-        return [arithmetic.number(float(value)) for value in chosen] if self.real else chosen
+        return arithmetic.numbers(map(float, chosen)) if self.real else chosen
 
 
 def broadcast(wanted: Places, shape: tuple[int, ...], source: tuple[int, ...]) -> Places:
