@@ -25,7 +25,7 @@ _LAST, _HALF, _WORD, _TAIL = np.uint64(31), np.uint64(32), np.uint64(0xFFFFFFFF)
 # A CPU mixes this many words of a stream at a time, in its cache. numpy's unsigned integers take a fifteenth of the
 # time of torch's signed ones.
 _CHUNK = 1 << 13
-# Another device makes this many numbers at a time: six words each take 48 bytes. A GPU makes more in one pass.
+# Another device makes this many numbers at a time: six words each take 48 bytes. A GPU makes as many in one pass.
 _AT_ONCE = 1 << 24
 
 
@@ -40,7 +40,7 @@ def words(seed: int, stream: str, count: int, *, start: int = 0, device: torch.d
     if _on_cpu(device):
         return _chunked([key_of(seed, stream)], count, start, lambda mixed: mixed[0].view(np.int64))
     key = torch.tensor([_signed(key_of(seed, stream))], device=device)
-    fused = _fused(key.device) if count > _AT_ONCE else None
+    fused = _fused(key.device) if count >= _AT_ONCE else None
     return _finalised(key, count, start) if fused is None else fused(key, count, start)
 
 
@@ -60,6 +60,13 @@ def _fused(device: torch.device) -> Callable[[Tensor, int, int], Tensor] | None:
     except Exception:
         return None
     return made if torch.equal(found.cpu(), words(0, "trial", 64, start=start)) else None
+
+
+def prepare(device: torch.device | str) -> None:
+    """Loads what makes many numbers in one pass on a device, if anything does."""
+    keys = torch.zeros(6, dtype=torch.int64, device=device)
+    if (fused := _fused(keys.device)) is not None:
+        fused(keys, 1, 0)
 
 
 def _on_cpu(device: torch.device | str) -> bool:
@@ -133,7 +140,7 @@ def bell(seed: int, stream: str, count: int, *, start: int = 0, device: torch.de
     if _on_cpu(device):
         return _chunked(keys, count, start, lambda mixed: ((mixed & _WORD) + (mixed >> _HALF)).sum(0) * 2.0**-32 - 6.0)
     numbers = torch.tensor([_signed(key) for key in keys], device=device)
-    fused = _fused(numbers.device) if count > _AT_ONCE else None
+    fused = _fused(numbers.device) if count >= _AT_ONCE else None
     if fused is not None:
         return fused(numbers, count, start)
     found, numbers = torch.empty(count, dtype=torch.float64, device=device), numbers[:, None]

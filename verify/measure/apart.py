@@ -22,9 +22,11 @@ from typing import Any
 
 import msgspec
 import torch
+from torch import Tensor
 
 from verify import backends
 from verify.backends import Backend
+from verify.cases import counter
 from verify.declare.declaration import Kernel
 from verify.declare.declaration import kernel as declare
 from verify.declare.discovery import load, reach
@@ -40,6 +42,7 @@ from verify.measure.remote_call import RemoteKernel
 from verify.measure.requests import CallKernel, ListSideEffects, Measure, Time
 from verify.measure.state import State
 from verify.ops.graph import decompositions
+from verify.ops.op import Problem
 from verify.records.record import RESULT_STATUSES, UNPROVEN, Gap, KernelRun, Printed, SideEffect
 from verify.workers.calls import BeginKernel, receive, send
 from verify.workers.fork_server import Fork, ForkServer, flush
@@ -338,7 +341,7 @@ class KernelProcesses:
             backends.activate(backend)
         if setup.ahead:
             with contextlib.suppress(Exception), phase("rehearse for the next target"):
-                _rehearse(backend)
+                _rehearse(backend, judges=setup.judges)
         elif setup.judges and not backend.forks:  # the first request repeats the answers, and reports an error
             _begin_beside(lambda: demand_known_answers(backend.device))
         subject = _Subject(self._handler, backend, call_over(connection) if setup.judges else None)
@@ -455,14 +458,26 @@ def _import_triton(requested: str | None) -> bool:
     return False
 
 
-def _rehearse(backend: Backend) -> None:
-    """Measures a small kernel. Loads what every case needs on the GPU: the first one takes 0.5 s otherwise."""
+def _rehearse(backend: Backend, *, judges: bool = True) -> None:
+    """Measures a small kernel. Loads what every case needs on the GPU: the first one takes 0.5 s otherwise.
+
+    A process that judges evaluates rows with gradients too, whose noise takes other operations.
+    """
     demand_known_answers(backend.device)
+    counter.prepare(backend.device)
     examples = [(torch.empty(128, 128, device="meta"),)]  # more elements than are called on the host
     silu = torch.nn.functional.silu
     kernel = declare(like=silu, examples=examples, dtypes=["float32"], name="rehearsal")(silu)
+    if judges:
+        x = torch.ones(256, 128, device=backend.device)  # more elements than have additional runs
+        rows = declare(like=_softmax, examples=[x], dtypes=["float32"], name="rows")(_softmax).op
+        rows.fast(Problem({"x": x}, upstream={"y": x}, results=("y", "dx")))
     some = replace(Budget.of(backend), whole=1, elements=16)  # a few elements of each case are judged
     measure_kernel(kernel, Measure("", seconds=0.6), backend, budget=some)
+
+
+def _softmax(x: Tensor) -> Tensor:
+    return x.softmax(-1)
 
 
 def _begin_beside(first: Callable[[], object]) -> None:
