@@ -42,6 +42,7 @@ _STEP = 2.0**-30  # size of a disturbance, relative to the number
 _COINS = (1 << 20) + 7  # random numbers drawn once and used again
 _FLIPS = 16  # runs with open decisions turned
 _FEW = 1 << 14  # most elements for which `together` is measured and additional runs are made
+_HELD = 1 << 20  # most elements of an operand in float64 that is kept for all runs
 _TIE = 2.0**-44  # change that breaks an exact tie, relative to the number
 _ROOT3 = math.sqrt(3.0)
 _CHAOTIC = 1e-3  # relative noise of an element above which its response may not be linear
@@ -107,6 +108,11 @@ class _Samples:
         self.inner: dict[int, Products] = {}  # id(step of `weighed`) -> products that are not summed yet
         self.numbers = {id(step): number for number, step in enumerate(self.steps)}
         self.deciding = {id(each) for step in self.steps if decides(step) for each in step.inputs if each.real}
+        self.compared = {id(step) for step in self.steps if _compares(step)}
+        moved = {
+            id(step) for step in self.steps if isinstance(step, AtRank) or getattr(step, "function", "") in _REMAINS
+        }
+        self.chosen = {id(step) for step in self.steps if decides(step)} - moved  # decisions that stay as they are
         self.held: dict[int, Tensor] = {}  # id(step) -> value in the base run, of decisions and deciding numbers
         self.roundings: dict[int, Tensor | float] = {}  # id(step) -> deviation; a float is relative to the numbers
         self.stored: dict[int, Tensor] = {}  # id(stored result) -> mask of the elements that its format rounds
@@ -157,7 +163,7 @@ class _Samples:
             self.kept.add(id(step))
         disturbed = id(step) in self.roundings or id(step) in self.stored
         if not disturbed and all(id(each) in self.fixed for each in step.inputs):
-            self.fixed[id(step)] = value if value.numel() <= _FEW else None
+            self.fixed[id(step)] = value if value.numel() <= (_HELD if isinstance(step, Leaf) else _FEW) else None
         return value, value
 
     def _summed_again(self, step: Step, given: Sequence[Tensor], deviation: Tensor | float | None) -> Tensor | None:
@@ -246,9 +252,7 @@ class _Samples:
                 if name in few:
                     few[name].append(square)
         if first:
-            self.each = few
-        if first:
-            self.runs, self.first_shrink = runs, shrink
+            self.each, self.runs, self.first_shrink = few, runs, shrink
         for name, value in total.items():
             self.deviations[name] = torch.maximum(self.deviations[name], (value / runs).sqrt() / shrink)
 
@@ -257,17 +261,15 @@ class _Samples:
         shown, used = self._disturbed_alone(step, given)
         if id(step) in self.deciding and step.real:
             self._add_square(id(step), used - self.held[id(step)])
-        if _compares(step):
+        if id(step) in self.compared:
             self._add_square(-id(step), (given[0] - given[1]) - self._difference(step))
         return shown, used
 
     def _disturbed_alone(self, step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Evaluates a step with a disturbance. Decisions stay as in the base run."""
-        fixed = self.fixed.get(id(step))
-        if fixed is not None:
-            return fixed, fixed
-        if decides(step) and not isinstance(step, AtRank) and getattr(step, "function", "") not in _REMAINS:
-            return self.held[id(step)], self.held[id(step)]
+        held = self.held[id(step)] if id(step) in self.chosen else self.fixed.get(id(step))
+        if held is not None:
+            return held, held
         value = self._with_base_decisions(step, given)
         deviation = self.roundings.get(id(step))
         if isinstance(deviation, float):

@@ -56,6 +56,7 @@ class Program:
     stored: dict[int, torch.dtype] = field(default_factory=dict)  # id(step) -> the 16-bit dtype that stores its result
     recorded: tuple[Sequence[Node], Sequence[Node | None]] = ((), ())  # all calls, and the calls that make the results
     chosen: dict[Any, list[int]] = field(default_factory=dict)  # cache of the sizes of boxes that a budget affords
+    orders: dict[str, list[tuple[Step, list[int], bool, set[int]]]] = field(default_factory=dict)  # see `_order_of`
 
     @cached_property
     def digest(self) -> str:
@@ -134,26 +135,36 @@ class Program:
         They differ if a result is stored in 16 bits: the error of a kernel is measured from the value before rounding,
         and later steps use the rounded value.
         """
-        steps = self.needed_for(wanted)
-        uses = Counter(id(each) for step in steps for each in step.inputs)
-        ends = {id(self.results[name]) for name in wanted}
         used: dict[int, Tensor] = {}
         shown: dict[int, Tensor] = {}
         found: dict[int, Tensor] = {}
-        for step in steps:
-            own, used[id(step)] = make(step, [used[id(each)] for each in step.inputs])
-            if isinstance(step, Move) and any(id(each) in shown for each in step.inputs):
-                own = step.value(run, [shown.get(id(each), used[id(each)]) for each in step.inputs])
+        for step, inputs, is_end, last in self._order_of(wanted):
+            own, used[id(step)] = make(step, [used[each] for each in inputs])
+            if shown and isinstance(step, Move) and any(each in shown for each in inputs):
+                own = step.value(run, [shown.get(each, used[each]) for each in inputs])
             if own is not used[id(step)]:
                 shown[id(step)] = own
-            if id(step) in ends:
+            if is_end:
                 found[id(step)] = own
-            for each in step.inputs:
-                uses[id(each)] -= 1
-                if not uses[id(each)]:
-                    del used[id(each)]
-                    shown.pop(id(each), None)
+            for each in last:
+                del used[each]
+                shown.pop(each, None)
         return {name: found[id(self.results[name])] for name in wanted}
+
+    def _order_of(self, wanted: Sequence[str]) -> list[tuple[Step, list[int], bool, set[int]]]:
+        """Returns the steps of `values`: each with the ids of its inputs, whether it is a result, and its last inputs.
+
+        These are the ids of the inputs that no later step needs.
+        """
+        key = ",".join(wanted)
+        if key not in self.orders:
+            ends, later, order = {id(self.results[name]) for name in wanted}, set[int](), []
+            for step in reversed(self.needed_for(wanted)):
+                inputs = list(map(id, step.inputs))
+                order.append((step, inputs, id(step) in ends, set(inputs) - later))
+                later.update(inputs)
+            self.orders[key] = order[::-1]
+        return self.orders[key]
 
     def elements(
         self,
