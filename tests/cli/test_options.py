@@ -6,7 +6,6 @@ import argparse
 import json
 import math
 import re
-import resource
 import shlex
 import subprocess
 import sys
@@ -87,22 +86,41 @@ def test_the_help_of_verify_has_every_exit_code(capsys: pytest.CaptureFixture[st
         assert f"{code} {meaning.partition(':')[0]}" in said
 
 
-def test_help_takes_less_than_a_tenth_of_a_second() -> None:
-    """The processor time of the quickest of five: the wall clock has the other work of the machine in it."""
-
-    def spent() -> float:
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, "-m", "verify", "--help"], check=True, capture_output=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-    assert min(spent() for _ in range(5)) < 0.1
-
-
-def test_help_does_not_import_what_only_a_command_needs() -> None:
-    code = "import sys; old = set(sys.modules); from verify.cli import parser; parser(); print(*set(sys.modules) - old)"
+@pytest.fixture(scope="module")
+def help_of_a_fresh_process() -> tuple[int, set[str]]:
+    """Returns how many functions `python -m verify --help` calls, and which modules it imports."""
+    code = """
+import runpy, sys
+calls, before = 0, set(sys.modules)
+def count(frame, event, given):
+    global calls
+    calls += event in ("call", "c_call")
+sys.argv[1:] = ["--help"]
+sys.setprofile(count)
+try:
+    runpy.run_module("verify", run_name="__main__", alter_sys=True)
+finally:
+    sys.setprofile(None)
+    print(calls, *set(sys.modules) - before, file=sys.stderr)
+"""
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert not {"dataclasses", "inspect", "json", "tempfile", "difflib", "subprocess"} & set(done.stdout.split())
+    calls, *modules = done.stderr.split()
+    return int(calls), set(modules)
+
+
+def test_help_takes_less_than_a_tenth_of_a_second(help_of_a_fresh_process: tuple[int, set[str]]) -> None:
+    """Its calls are counted: the clock depends on the machine. An idle core makes twice as many in a tenth of a second.
+
+    It makes 59,000 in Python 3.11, 54,000 to 67,000 in others. To import numpy takes 138,000, asyncio 48,000.
+    """
+    calls, modules = help_of_a_fresh_process
+    assert calls < 75_000 and len(modules) < 100
+
+
+def test_help_does_not_import_what_only_a_command_needs(help_of_a_fresh_process: tuple[int, set[str]]) -> None:
+    _, modules = help_of_a_fresh_process
+    assert "verify.cli" in modules
+    assert not {"dataclasses", "inspect", "json", "tempfile", "difflib", "subprocess"} & modules
 
 
 # -- errors -------------------------------------------------------------------------------------------------
