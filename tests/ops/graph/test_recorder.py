@@ -29,7 +29,7 @@ def _random(*shape: int, seed: int = 0) -> Tensor:
 def test_following_a_function_imports_no_compiler_and_lists_no_operators() -> None:
     """The compiler takes 1.3 s to import, sympy half a second, and PyTorch's list of composite operators 0.1 s."""
     code = """
-import sys
+import sys, torch, verify
 from torch._export.utils import _collect_all_valid_cia_ops_for_aten_namespace as listed
 from torch.nn import functional
 from verify.ops.graph.like import Definition
@@ -44,6 +44,8 @@ Definition(lambda x, w, b: functional.gelu(functional.linear(x, w, b)), ["x", "w
         shapes={"x": "n d", "w": "k d", "b": "k"}).op()
 attention = lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 assert Definition(attention, ["q", "k", "v"], shapes=dict.fromkeys("qkv", "2 n d")).op().gradients == ("dq", "dk", "dv")
+Definition(lambda x, n: torch.where(n.cumsum(0)[:, None] > 3, verify.rounds(x, "bfloat16"), 0), ["x", "n"],
+        shapes={"x": "n d", "n": "n"}, integers={"n": "0 <= n < 5"}).op()
 assert not UNWANTED & {*sys.modules} and not listed.cache_info().misses
 """
     warm.printed(code)
@@ -311,6 +313,7 @@ def test_losses_of_labels_are_those_of_pytorch(shape: tuple[int, ...], reduction
 A, B = torch.empty(2, 3, 4, device="meta", dtype=torch.float64), torch.empty(4, 3, 2, device="meta").permute(2, 1, 0)
 C = torch.empty(2, 3, 4, 5, device="meta")
 I = torch.zeros(2, 5, device="meta", dtype=torch.int64)  # noqa: E741
+M = torch.empty(2, 3, 4, device="meta", dtype=torch.bool)
 CALLS: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
     (_aten.add.Tensor, (A, B), {}),
     (_aten.mul.Tensor, (B, B), {}),
@@ -318,21 +321,21 @@ CALLS: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
     (_aten.add.Tensor, (I, 0.5), {}),
     (_aten.div.Tensor, (I, I), {}),
     (_aten.lt.Tensor, (A, B), {}),
-    (_aten.where.self, (A[0] > 0, B, A[:, :1].transpose(1, 2)[:, :1]), {}),
+    (_aten.where.self, (M[0], B, A[:, :1].transpose(1, 2)[:, :1]), {}),
     (_aten.exp.default, (A.permute(1, 0, 2)[:, :, ::2],), {}),
     (_aten.maximum.default, (A[:, :1], B[0]), {}),
     (_aten.sum.dim_IntList, (A, [-1], True), {}),
     (_aten.sum.dim_IntList, (I, [0]), {}),
-    (_aten.sum.default, (A > 0,), {}),
+    (_aten.sum.default, (M,), {}),
     (_aten.sum.dim_IntList, (B, [1]), {"dtype": torch.float32}),
     (_aten.mv.default, (A[0].t(), A[0, :, 0]), {}),
     (_aten.amax.default, (A, [0, 2]), {}),
-    (_aten.any.dim, (A > 0, 1, True), {}),
+    (_aten.any.dim, (M, 1, True), {}),
     (_aten.argmax.default, (A, 1), {}),
     (_aten.mm.default, (A[0], A[1].t()), {}),
     (_aten.bmm.default, (A, A.transpose(1, 2)), {}),
     (_aten.cat.default, ([A, A[:, :1].contiguous()], 1), {}),
-    (_aten.cat.default, ([B, B * 2], -1), {}),
+    (_aten.cat.default, ([B, B], -1), {}),
     (_aten.cat.default, ([C, C[..., 1:]], -1), {}),
     (_aten.cat.default, ([C.to(memory_format=torch.channels_last)] * 2, 1), {}),
     (_aten.cat.default, ([A, A[:0]], 0), {}),
@@ -344,6 +347,7 @@ CALLS: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
     (_aten.embedding.default, (A[0].contiguous(), I), {}),
     (_aten.topk.default, (A, 2, 1), {}),
     (_aten.sort.default, (A, 1), {}),
+    (_aten.sort.stable, (A,), {"stable": True, "dim": 1}),
     (_aten.cumsum.default, (I, 0), {}),
     (_aten.full_like.default, (B, 1.0), {}),
     (_aten.full_like.default, (A, 1), {"dtype": torch.int64}),

@@ -68,10 +68,10 @@ def _pointwise(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Ten
     options = tuple((key, _argument_key(each)) for key, each in kwargs.items())
     dtype = _dtype(func, tuple(map(_argument_key, args)), options)
     shape = broadcast_shape([each.shape for each in tensors])
-    return _new_tensor(shape, dtype, tensors)
+    return new_tensor(shape, dtype, tensors)
 
 
-def _new_tensor(shape: tuple[int, ...], dtype: torch.dtype, tensors: Sequence[Tensor]) -> Tensor:
+def new_tensor(shape: tuple[int, ...], dtype: torch.dtype, tensors: Sequence[Tensor]) -> Tensor:
     """Returns a new tensor in the layout that PyTorch would choose for these operands."""
     if all(each.is_contiguous() for each in tensors):
         return _empty(shape, dtype)
@@ -171,11 +171,11 @@ def _empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 def _like(func: Any, a: Tensor, *args: Any, dtype: Any = None, memory_format: Any = None, **kwargs: Any) -> Any:
-    wider = base_name(func) == "cumsum" and not a.is_floating_point()
-    if wider or memory_format not in (None, torch.preserve_format, torch.contiguous_format):
+    if memory_format not in (None, torch.preserve_format, torch.contiguous_format):
         return None
+    wider = base_name(func) == "cumsum" and not (a.is_floating_point() or a.is_complex())
     operands = [] if memory_format is torch.contiguous_format else [a]
-    return _new_tensor(tuple(a.shape), dtype or a.dtype, operands)
+    return new_tensor(tuple(a.shape), dtype or (torch.int64 if wider else a.dtype), operands)
 
 
 def _arange(func: Any, *args: Any, **kwargs: Any) -> Any:
@@ -241,7 +241,7 @@ def _best(func: Any, a: Tensor, k: int, dim: int = -1, *args: Any) -> Any:
 
 
 def _ordered(func: Any, a: Tensor, *args: Any, **kwargs: Any) -> Any:
-    return (_empty(a.shape, a.dtype), _empty(a.shape, torch.int64)) if "stable" not in kwargs else None
+    return _empty(a.shape, a.dtype), _empty(a.shape, torch.int64)
 
 
 _KNOWN: dict[str, Callable[..., Any]] = {

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from verify.errors import UsageError
 from verify.ops.graph.functions import add
+from verify.ops.graph.inference import new_tensor
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ _LIBRARY.define("rounds(Tensor x, str format) -> Tensor")
 
 
 def _eager(x: Tensor, format: str) -> Tensor:
-    return torch.empty_like(x) if x.is_meta else rounded(x.double(), format).to(x.dtype)
+    return new_tensor(tuple(x.shape), x.dtype, [x]) if x.is_meta else rounded(x.double(), format).to(x.dtype)
 
 
 _LIBRARY.impl("rounds", _eager, "CompositeExplicitAutograd")
