@@ -43,7 +43,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch._dynamo.config
 import torch._functorch.config
 import torch.nn.functional as F  # noqa: N812
 import triton
@@ -220,6 +219,8 @@ def compile_ahead(wanted: list[Row], processes: int, seconds: float) -> None:
 
 def configure() -> None:
     """Sets what passes in turns need, in each process."""
+    import torch._dynamo.config  # takes seconds, in each process that imports this module
+
     torch._functorch.config.donated_buffer = False  # backward passes are repeated on one graph
     torch._dynamo.config.recompile_limit = 64  # one function has all activations and dtypes
     torch._dynamo.config.fail_on_recompile_limit_hit = True  # beyond it torch.compile would be eager, unnoticed

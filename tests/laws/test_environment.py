@@ -157,7 +157,7 @@ def test_a_triton_kernel_outside_of_an_operator_compiles_too() -> None:
 @pytest.mark.parametrize("law", ["compiled", "custom operators"])
 def test_a_triton_op_keeps_them(law: str) -> None:
     """Its function runs on tensors without values: on the interpreter too nothing is launched on those."""
-    holds(law, silu_kernel(silu_in_a_triton_op, gradients=False))
+    holds(law, silu_kernel(silu_in_a_triton_op(), gradients=False))
 
 
 def test_a_case_that_spells_out_its_elements_is_tried_in_a_larger_shape_too() -> None:
