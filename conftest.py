@@ -18,6 +18,7 @@ gc.set_threshold(50_000, 20, 20)
 
 import pytest  # noqa: E402
 from hypothesis import settings  # noqa: E402
+from hypothesis.internal.conjecture import providers  # noqa: E402
 
 from tests import warm as warm_processes  # noqa: E402
 from verify.plugin import register_profiles  # noqa: E402
@@ -25,6 +26,9 @@ from verify.workers.large_stack import with_large_stack_chunk  # noqa: E402
 
 register_profiles()
 settings.register_profile("ci", settings.get_profile("verify-ci"))  # what `make unit` loads, for all tests
+# Literals of all modules loaded so far are no inputs: they would change with the order of the tests and with any edit,
+# and each worker would parse 480 files for them.
+providers._get_local_constants = lambda: providers._local_constants
 
 if TYPE_CHECKING:
     from verify.backends import Backend
