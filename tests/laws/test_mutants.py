@@ -43,6 +43,11 @@ SECONDS = {
     "layer_norm_rows: block too small": "linear: K remainder dropped",
     "layer_norm weight bias: bias lost without a weight": "layer_norm weight bias: weight lost without a bias",
     "layer_norm: rank above two folded wrongly": "layer_norm_rows: last column not stored",
+    "layer_norm: rows counted by the first dimension": "layer_norm: all rows stored to row 0",
+    "layer_norm: raises for no rows": "layer_norm: 0/0 for no rows",
+    "linear: dbias of the first block of rows": "geglu: second half stored to row 0",
+    "linear gelu bfloat16: dpre rounded backward": "gelu bfloat16: slope rounded backward",
+    "silu: grid capped": "silu: grid rounded down",
 }
 
 
