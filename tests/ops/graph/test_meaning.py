@@ -17,7 +17,7 @@ from verify.measure.judge import JudgedBy, judge_by
 from verify.ops.graph import like
 from verify.ops.graph.like import Definition
 from verify.ops.graph.program import trace
-from verify.ops.op import Problem
+from verify.ops.op import Op, Problem
 from verify.truth.exact import judge
 from verify.truth.fast import evaluate
 from verify.truth.formats import named
@@ -27,11 +27,16 @@ T = torch.tensor
 
 
 def _errors(
-    function: Callable[..., Any], given: Given, got: Tensor, result: str = "y", up: Tensor | None = None, **shape: Any
+    function: Callable[..., Any] | Op,
+    given: Given,
+    got: Tensor,
+    result: str = "y",
+    up: Tensor | None = None,
+    **shape: Any,
 ) -> list[float]:
     """The errors in float32 ULP that verify measures for an answer."""
     inputs = dict(given)
-    op = Definition(function, list(inputs), **shape).op()
+    op = function if isinstance(function, Op) else Definition(function, list(inputs), **shape).op()
     fmt = named("float64" if result in op.integers else "float32")
     got = got.double() if result in op.integers else got
     problem = Problem(inputs, {}, {} if up is None else {"y": up}, (result,))
@@ -280,11 +285,11 @@ def test_an_element_is_compared_with_a_rank_of_its_own_row(comparison: str, larg
         function = _kept(comparison, rank, largest=largest, turned=turned, inner=lambda x: torch.softmax(x, -1))
         x = torch.randn(4, 6, generator=torch.Generator().manual_seed(rank))
         inputs = {"x": x}
-        _as_pytorch(function, inputs, 4.0)
-        right = function(x)
-        other = torch.where(right == 0, torch.softmax(x, -1), 0.0)  # whatever should be kept is not, and the reverse
-        assert min(_errors(function, inputs, other, examples=[(x,)])) > 1e5
         op = Definition(function, ["x"], examples=[(x,)]).op()
+        right = function(x)
+        assert max(_errors(op, inputs, right)) <= 4.0
+        other = torch.where(right == 0, torch.softmax(x, -1), 0.0)  # whatever should be kept is not, and the reverse
+        assert min(_errors(op, inputs, other)) > 1e5
         for place, point in enumerate(op.points(Problem(inputs, {}, {}, ("y",)), "y", range(x.numel()))):
             bits = int(right.reshape(-1)[place].view(torch.int32))
             assert abs(judge(point, named("float32"), bits & 0xFFFFFFFF, both=True).ulp) < 4
