@@ -8,12 +8,13 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 OUT    := build/verify
+PUBLISHED := reports/published/sm_90
 JOBS   ?= $(shell echo $$(($$(nproc 2>/dev/null || echo 2) + 1)))
 # glibc gives no memory back, so that a tensor of more than 128 KiB does not begin in new pages each time.
 MALLOC := MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=1073741824
 
 .DEFAULT_GOAL := help
-.PHONY: help verify test lint types unit docs site certify clean
+.PHONY: help verify test lint types unit docs publish site certify clean
 
 # Re-made when the pins change. The stamp is written last, so an interrupted install starts again.
 $(STAMP): pyproject.toml
@@ -30,6 +31,7 @@ help:
 	@echo "make test      lint, types, unit tests and property suites"
 	@echo "make lint | types | unit    one of the three"
 	@echo "make docs      write the generated pages and the sections of figures"
+	@echo "make publish   make RUN=build/nightly/DATE/run.json the published night of sm_90"
 	@echo "make site      build docs/ as a site with search in build/site"
 	@echo "make certify   measure the fast references again, write the certificate"
 	@echo "make clean     remove what the targets left behind, except the environment"
@@ -64,6 +66,15 @@ docs: $(STAMP)
 	$(BIN)/python docs/generate_cli.py
 	$(BIN)/python -m verify.laws.reference docs/laws.md
 	$(BIN)/python docs/generate_figures.py
+
+# The bounds come first: `verify bounds propose RUN`, then `verify gate RUN`. The record lies beside its page.
+publish: $(STAMP)
+	@test -f "$(RUN)" || { echo "make publish needs RUN=build/nightly/DATE/run.json; received '$(RUN)'" >&2; exit 2; }
+	gzip -9 -n -c "$(RUN)" > $(PUBLISHED)/run.json.gz
+	$(BIN)/verify report $(PUBLISHED)/run.json.gz --html $(PUBLISHED)/report.html \
+	  --markdown $(PUBLISHED)/report.md --bounds reports/bounds
+	$(BIN)/python docs/generate_speed.py
+	@$(MAKE) --no-print-directory docs
 
 # In an environment of its own: nothing of the site is needed elsewhere.
 site:
