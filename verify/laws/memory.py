@@ -12,9 +12,10 @@ Details:
   the kernel writes every element, uses no lane beyond the end, and keeps nothing from an earlier call.
 * nothing overwritten: the backward pass changes neither operands nor outputs nor tensors saved for it. A second
   backward pass over the same graph gives the bits of the first.
-* no stale results: new values in the same memory give new results, so nothing is cached by address or shape. The first
-  values there give the first results again. A later call does not change the results of an earlier one. In the plain
-  case, eight later calls do not either. A call between a forward pass and its backward pass changes no gradient.
+* no stale results: new values in the same memory give new results, so nothing is cached by address or shape. Results
+  with the same bits are judged if they are farther from PyTorch's. The first values there give the first results again.
+  A later call does not change the results of an earlier one. In the plain case, eight later calls do not either. A call
+  between a forward pass and its backward pass changes no gradient.
 """
 
 from __future__ import annotations
