@@ -115,9 +115,6 @@ def _maximum(result: Result, figures: Figures | None) -> float:
     return 0.0 if figures is None else value_of(judged(figures, result.gate).maximum)
 
 
-MARKS = {"plain": "", "scaled": " s", "noise": " n"}  # by gate, of a figure in a table
-
-
 def _order(value: float) -> float:
     """For sorting: NaN is the worst there is."""
     return float("inf") if value != value else value
@@ -155,7 +152,7 @@ def _worst(results: list[Result]) -> str:
     if not results:
         return ""
     worst = max(results, key=lambda result: _order(_maximum(result, result.figures)))
-    return f"**{words.ulp(_maximum(worst, worst.figures))}**{MARKS[worst.gate]} ({words.basis_short(worst.basis)})"
+    return f"**{words.ulp(_maximum(worst, worst.figures))}**{words.MARK[worst.gate]} ({words.basis_short(worst.basis)})"
 
 
 def _baseline(results: list[Result]) -> str:
@@ -188,7 +185,7 @@ def accuracy(run: Run) -> str:
                     f"`{kernel.name}`",
                     result.output,
                     result.dtype,
-                    _bold(words.ulp(_maximum(result, figures)), result.status != "ok") + MARKS[result.gate],
+                    _bold(words.ulp(_maximum(result, figures)), result.status != "ok") + words.MARK[result.gate],
                     words.basis_short(result.basis),
                     words.share(figures.misrounded, figures.n),
                     words.decimal(result.limit),
@@ -324,7 +321,7 @@ def _maxima(name: str, pairs: Sequence[Pair]) -> str:
     for side in ("base", "head"):
         readings = [reading for pair in pairs if (reading := getattr(pair, side)) is not None]
         sides.append(words.ulp(max((reading.value for reading in readings), key=_order)))
-    unit = MARKS[gate]
+    unit = words.MARK[gate]
     same = sides[0] == sides[1]
     return f"{name} {sides[0]}{unit} on both" if same else f"{name} {sides[0]}, {sides[1]}{unit}"
 

@@ -457,7 +457,9 @@ def combine_bf(m, x, h, w, base, SIGN: tl.constexpr):
 
 @triton.jit
 def gradients_bf(dy, x1, x, q, v, w):
-    """Returns dy g(x) and dy x1 g'(x) of a gate g: g(-u) = -q^4 v, g'(-u) = q^4 w, g(u) = u - q^4 v, g'(u) = 1 - q^4 w.
+    """Returns dy g(x) and dy x1 g'(x) of a gate g.
+
+    g(-u) = -q^4 v, g'(-u) = q^4 w, g(u) = u - q^4 v and g'(u) = 1 - q^4 w.
 
     dy x1 and q^4 may leave float32's range although the second result does not. So if dy and x1 are above 1, they are
     multiplied by 2^-64, and each of four factors q by 2^32. Powers of two keep all bits: twice the dy gives twice the

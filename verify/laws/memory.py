@@ -37,6 +37,7 @@ from verify.laws.compare import Comparison, demand_each_same, demand_same, laid
 from verify.laws.guard import NAN_FILL, NUMBER_FILL, Guard, damage_of
 from verify.laws.law import Broken, Law, Subject, space_of
 from verify.laws.locality import data_operands
+from verify.measure.budget import distances
 from verify.measure.call import (
     Measured,
     Unchanged,
@@ -228,14 +229,18 @@ def _check_stale(subject: Subject, case: Case) -> None:
     if not same or same_bits(*data):
         return
 
+    def of(at: int, device: str | torch.device) -> Measured:
+        """Returns the equal results as results of the first (0) or the second (1) values."""
+        return Measured(sent_all(values[at], device), sent_all(arriving[at], device), same)
+
     def away(at: int) -> dict[str, float]:
-        """Returns how far equal results are from PyTorch's of the first (0) or the second (1) values."""
-        given = Measured(sent_all(values[at], device), sent_all(arriving[at], device), same)
+        """Returns how far the equal results are from PyTorch's of the first (0) or the second (1) values."""
         try:
-            theirs = run_baseline(kernel, cases[at], device, given).results
+            theirs = run_baseline(kernel, cases[at], device, of(at, device)).results
         except KernelError:  # PyTorch may lack the memory or refuse the operands
             return {}
-        return {name: _distance(value, theirs[name].to(value.device)) for name, value in same.items() if name in theirs}
+        both = {name: (value, theirs[name].to(value.device)) for name, value in same.items() if name in theirs}
+        return {name: float(distances(ours.double(), other.double()).max()) for name, (ours, other) in both.items()}
 
     # Right results, as gradients of 0 of rows of one number, are about as far in both. Exact values would cost minutes.
     first, second = away(0), away(1)
@@ -244,19 +249,12 @@ def _check_stale(subject: Subject, case: Case) -> None:
     def wrong(at: int) -> Broken | None:
         """Judges equal results as results of the first (0) or the second (1) values. Returns None if right."""
         where = next(iter(same.values())).device
-        given = Measured(sent_all(values[at], where), sent_all(arriving[at], where), same)
-        return broken_by(subject, cases[at], given)
+        return broken_by(subject, cases[at], of(at, where))
 
     # if both are wrong, as with an overflow everywhere, the law of accuracy reports that
     if same and (broken := wrong(1)) is not None and wrong(0) is None:
         facts = {"result": f"{broken.result}, the same bits as for the values before"}
         raise broken.restated(stale, case, facts | broken.facts) from None
-
-
-def _distance(a: Tensor, b: Tensor) -> float:
-    """Returns the largest difference; infinite if only one of two numbers is finite or both are infinite and differ."""
-    alike = (a == b) | (a.isnan() & b.isnan())
-    return float(torch.where(alike, 0.0, (a.double() - b.double()).abs().nan_to_num(math.inf)).max())
 
 
 def _outputs_of(kernel: Kernel, results: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -279,6 +279,14 @@ class Allowance:
         return (dims in self.sampled and (spent or late)) or (late and not self.needed)
 
 
+def distances(a: Tensor, b: Tensor) -> Tensor:
+    """Returns how far numbers are apart: nothing if they are equal or both NaN, very far if one of them is finite."""
+    found = (a - b).abs()
+    if bool(torch.isfinite(found).all()):
+        return found
+    return torch.where((a == b) | (torch.isnan(a) & torch.isnan(b)), 0.0, found.nan_to_num(math.inf))
+
+
 def differing(got: Tensor, beside: Tensor | None) -> list[int]:
     """Returns the flat places where two results differ most: absolutely, relatively, or in one being finite."""
     if beside is None:
@@ -290,10 +298,7 @@ def differing(got: Tensor, beside: Tensor | None) -> list[int]:
     found: tuple[list[tuple[Tensor, Tensor]], ...] = ([], [])
     for first in range(0, mine.numel(), step := _AT_ONCE[got.is_cpu]):
         a, b = (each[first : first + step].to(wide) for each in (mine, theirs))
-        apart = (a - b).abs()
-        if not bool(torch.isfinite(apart).all()):
-            same = (a == b) | (torch.isnan(a) & torch.isnan(b))
-            apart = torch.where(same, 0.0, apart.nan_to_num(math.inf))
+        apart = distances(a, b)
         for kind, score in zip(found, (apart, apart / b.abs().nan_to_num(1.0).clamp_(min=least)), strict=True):
             top = score.topk(min(DIFFERING // 2, score.numel()), sorted=False)
             kind.append((top.values, top.indices + first))

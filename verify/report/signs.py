@@ -32,6 +32,7 @@ GLYPHS = {status: look.glyph for status, look in LOOKS.items()}
 STYLES = {status: look.style for status, look in LOOKS.items()}
 WORDS = {status: look.word for status, look in LOOKS.items()}
 STANDING = {"pass": "ok", "fail": "wrong", "incomplete": "skipped"}  # maps a verdict to the status that looks like it
+CALM = ("ok", "peer")  # statuses of rows that need no attention
 
 
 @dataclass(frozen=True)

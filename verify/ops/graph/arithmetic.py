@@ -133,10 +133,6 @@ class Arithmetic:
 
     def extreme_of(self, row: Sequence[Number], largest: bool) -> Number:
         """Returns the largest or the smallest number of a row, as `extreme` of all of them does."""
-        if not has_special(row):  # then it is a row of balls
-            found = max(row) if largest else min(row)
-            if all(map(found.__ge__ if largest else found.__le__, row)):  # of balls these hold only if they are certain
-                return found
         return reduce(partial(self.extreme, largest=largest), row)
 
     def total(self, terms: Sequence[Number]) -> Number:
@@ -187,7 +183,7 @@ class Arithmetic:
 
     def are_known(self, numbers: Sequence[Number]) -> bool:
         """True if `is_known` holds for each number."""
-        raise NotImplementedError
+        return all(map(self.is_known, numbers))
 
     def opposite(self, a: Number) -> Number:
         """Returns -a exactly."""
@@ -294,6 +290,13 @@ class Balls(Arithmetic):
     def compared(self, a: Number, b: Number) -> int | None:
         return -1 if a < b else 1 if a > b else 0 if a == b else None
 
+    def extreme_of(self, row: Sequence[Number], largest: bool) -> Number:
+        if not has_special(row):
+            found = max(row) if largest else min(row)
+            if all(map(found.__ge__ if largest else found.__le__, row)):  # these hold only if they are certain
+                return found
+        return super().extreme_of(row, largest)
+
     def sign(self, a: Number) -> int | None:
         if a > 0:
             return 1
@@ -355,9 +358,6 @@ class Decimals(Arithmetic):
         return +mp.pi
 
     def is_known(self, a: Number) -> bool:
-        return True
-
-    def are_known(self, numbers: Sequence[Number]) -> bool:
         return True
 
     def opposite(self, a: Number) -> Number:

@@ -109,10 +109,9 @@ class _Samples:
         self.numbers = {id(step): number for number, step in enumerate(self.steps)}
         self.deciding = {id(each) for step in self.steps if decides(step) for each in step.inputs if each.real}
         self.compared = {id(step) for step in self.steps if _compares(step)}
-        moved = {
-            id(step) for step in self.steps if isinstance(step, AtRank) or getattr(step, "function", "") in _REMAINS
-        }
-        self.chosen = {id(step) for step in self.steps if decides(step)} - moved  # decisions that stay as they are
+        settled = (step for step in self.steps if decides(step) and not isinstance(step, AtRank))
+        # decisions that no disturbance changes
+        self.chosen = {id(step) for step in settled if getattr(step, "function", "") not in _REMAINS}
         self.held: dict[int, Tensor] = {}  # id(step) -> value in the base run, of decisions and deciding numbers
         self.roundings: dict[int, Tensor | float] = {}  # id(step) -> deviation; a float is relative to the numbers
         self.stored: dict[int, Tensor] = {}  # id(stored result) -> mask of the elements that its format rounds

@@ -31,7 +31,7 @@ from verify.report.html import against, curve_plot, plot, speed_plot, views
 from verify.report.html.against import Against, History
 from verify.report.present import LAW_WORD, Facts, KernelFacts, ResultFacts, ResultRow, present, skipped_laws
 from verify.report.result_words import judged
-from verify.report.signs import GLYPHS, LOOKS, STANDING, WORDS
+from verify.report.signs import CALM, GLYPHS, LOOKS, STANDING, WORDS
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -48,7 +48,6 @@ ROWS = 100_000  # of the table; rows that need attention are always written out
 SPEEDS = 40_000  # of plots of accuracy against speed
 CROWD = 12  # more peers than these are listed by operation, apart from the judged kernels
 MOST_FINDINGS = 40  # beside the first; the table has them all
-CALM = ("ok", "peer")  # standings of rows that need no attention: the last rows of the table
 CROWDED = 40  # more rows of peers than these are hidden at first
 _CODE: dict[tuple[str, str], CodeType | None] = {}  # compiled templates, by name and text
 COLUMNS = (  # key, heading, numeric
@@ -207,7 +206,7 @@ def _short_replay(run: Run, record: str, each: ResultFacts, item: Worst) -> str:
 
 
 def _woven(sections: dict[str, str]) -> bytes:
-    """Returns parts of the page as JSON in which alike stands beside alike, so that gzip finds it.
+    """Returns parts of the page as JSON. Similar elements are neighbours there, so that gzip finds what repeats.
 
     Each kind of element is a list of its own, and a character marks its place in the text that remains. The script
     puts the last kind back first.

@@ -10,9 +10,8 @@ from verify.report import result_words, words
 from verify.report.markdown.comment import Budget, code, fenced, inert, table_row
 from verify.report.present import Facts, KernelFacts, ResultFacts, ResultRow, law_word, present
 from verify.report.result_words import limit_of, on_average, remedy, result_notes
-from verify.report.signs import GLYPHS, STANDING
+from verify.report.signs import CALM, GLYPHS, STANDING
 
-CALM = ("ok", "peer")
 HEADER = (
     "| kernel | result | dtype | ordinary | demanding | extreme | basis | PyTorch | verdict |\n"
     "| --- | --- | --- | ---: | ---: | ---: | --- | ---: | --- |"
