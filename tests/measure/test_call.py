@@ -204,6 +204,10 @@ def test_raising_in_backward(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert re.fullmatch(raised + r" \(measure/test_call\.py:\d+\)", refusal(raises_in_backward))
     monkeypatch.chdir(tmp_path)
     assert re.fullmatch(raised + r" \(/.*/test_call\.py:\d+\)", refusal(raises_in_backward))
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert re.fullmatch(raised + r" \(/.*/test_call\.py:\d+\)", refusal(raises_in_backward))
     assert run_kernel(declare(raises_in_backward), FORWARD, "cpu").results.keys() == {"y"}
 
 

@@ -24,6 +24,7 @@ from verify.cases.values import SMALL
 from verify.declare.declaration import Kernel, expected_shape
 from verify.declare.standin import baseline_of
 from verify.errors import KernelError, OtherDtype, Refused, RefusedBackward, UsageError, said_by
+from verify.measure.state import working_folder
 from verify.ops import autograd
 from verify.truth import formats
 from verify.truth.quantised.encoding import Encoding, Parts, WrongForm
@@ -547,7 +548,7 @@ def describe(error: BaseException) -> str:
     text = next((line.strip() for line in said_by(error).splitlines() if line.strip()), "no message")
     walked = reversed(list(traceback.walk_tb(error.__traceback__)))
     frames = ((frame.f_code.co_filename, line) for frame, line in walked)
-    base = f"{Path.cwd()}/"
+    base = f"{working_folder()}/"
     own = (
         f"{file.removeprefix(base)}:{line}"
         for file, line in frames

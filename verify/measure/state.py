@@ -62,7 +62,7 @@ _MODES: dict[str, Callable[[], Any]] = {
     "anomaly detection": torch.is_anomaly_enabled,
     "torch's function modes": torch._C._len_torch_function_stack,
     "torch's dispatch modes": torch._C._len_torch_dispatch_stack,
-    "the working directory": lambda: _folder(),
+    "the working directory": lambda: working_folder(),
 }
 
 
@@ -126,7 +126,8 @@ class State:
         )
 
 
-def _folder() -> str:
+def working_folder() -> str:
+    """Returns the path of the working folder, or why there is none."""
     try:
         return os.getcwd()
     except OSError as error:
