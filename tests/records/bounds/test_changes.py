@@ -172,6 +172,19 @@ def test_tightening_never_forgets_what_was_accepted() -> None:
     assert change.new.accepted == (entry,)
 
 
+def test_a_lucky_seed_does_not_undo_a_loosening() -> None:
+    entry = Acceptance("2026-01-01", 0.5, 1.5, "headroom from the largest of four seeds")
+    held = book(bound(1.5, basis=SEEN, accepted=(entry,)))
+    lucky = run(kernel(result(0.6, basis=SEEN)))
+    second = run(kernel(result(0.62, basis=Basis("observed", SEEN.n, 1))))
+    assert propose([lucky], held).changes == propose([lucky, lucky], held).changes == ()
+    assert propose([lucky], held).left == ()
+    assert only(propose([lucky, second], held)).new.value == 0.8  # type: ignore[union-attr]
+    # the acceptance was about other cases
+    other = run(kernel(result(0.6, basis=SEEN, properties=OTHER)))
+    assert only(propose([other], held)).new.value == 0.75  # type: ignore[union-attr]
+
+
 # -- accept -----------------------------------------------------------------------------------------------
 
 KEY = "gelu/y/bfloat16/all"

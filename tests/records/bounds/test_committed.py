@@ -16,7 +16,7 @@ from verify.records.bounds import committed
 from verify.records.bounds.committed import Acceptance, Bound, file_name
 from verify.records.figure import rounded_up
 from verify.records.readings import Key, readings
-from verify.records.record import Basis
+from verify.records.record import Basis, Result
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.sampled_from(
     ["gelu", "../x", "CON", "a/b", ".hidden", "-rf", "%2E", "", "α", "a" * 300, "\0", "gelu.toml", "Gelu"]
@@ -262,7 +262,38 @@ def test_what_a_measurement_supports() -> None:
 
 def test_a_bound_of_few_cases_is_loose_when_it_is_beyond_its_headroom_twice() -> None:
     few = Basis("observed", committed.FEW - 1, 0)
-    [reading] = readings(run(kernel(result(0.5, basis=few))))
-    assert not committed.tightens(reading, bound(4.4, basis=few))
-    assert committed.tightens(reading, bound(4.6, basis=few))
-    assert committed.tightens(reading, bound(4.4, basis=few), headroom=0.25)
+    found = list(readings(run(kernel(result(0.5, basis=few)))))
+    assert not committed.tightens(found, bound(4.4, basis=few))
+    assert committed.tightens(found, bound(4.6, basis=few))
+    assert committed.tightens(found, bound(4.4, basis=few), headroom=0.25)
+
+
+TWO, NONE = Basis("observed", SEEN.n, 2), Basis("observed", SEEN.n)
+
+
+@pytest.mark.parametrize(
+    ("measured", "expected"),
+    [
+        ([result(0.6, basis=SEEN)], False),
+        ([result(0.6, basis=SEEN), result(0.5, basis=SEEN, source="hunt")], False),  # one seed
+        ([result(0.6, basis=SEEN), result(0.6, basis=NONE, source="sweep")], False),  # no seed is not another one
+        ([result(0.6, basis=SEEN), result(0.5, basis=Basis("observed", SEEN.n - 1, 2))], False),  # proves less
+        ([result(0.6, basis=SEEN), result(0.9, basis=TWO)], False),  # the largest decides: 1.5 with headroom
+        ([result(0.6, basis=SEEN), result(0.5, basis=TWO)], True),
+        ([result(0.6, basis=PROVEN)], True),  # a proof has no luck
+        ([result(0.6, basis=ALL)], True),
+    ],
+)
+def test_an_accepted_bound_falls_by_two_seeds_or_a_proof(measured: list[Result], expected: bool) -> None:
+    accepted = (Acceptance("2026-01-01", 0.5, 9.0, "earlier"), Acceptance("2026-01-02", 0.6, 1.5, "largest of four"))
+    found = [reading for item in measured for reading in readings(run(kernel(item)))]
+    assert committed.tightens(found, bound(1.5, basis=SEEN, accepted=accepted)) is expected
+    assert committed.tightens(found, bound(1.4, basis=SEEN, accepted=accepted)) is expected  # fell once before
+
+
+def test_one_seed_tightens_a_bound_to_its_accepted_value() -> None:
+    found = list(readings(run(kernel(result(0.6, basis=SEEN)))))  # 0.75 with headroom
+    accepted = Acceptance("2026-01-01", 0.5, 0.75, "earlier")
+    assert committed.tightens(found, bound(1.5, basis=SEEN, accepted=(accepted,)))
+    higher = dataclasses.replace(accepted, new=0.76)
+    assert not committed.tightens(found, bound(1.5, basis=SEEN, accepted=(higher,)))

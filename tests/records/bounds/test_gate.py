@@ -16,7 +16,7 @@ from verify.errors import UsageError
 from verify.records import files, readings, record
 from verify.records.bounds import changes as ratchet
 from verify.records.bounds import verdict as gate
-from verify.records.bounds.committed import Book
+from verify.records.bounds.committed import Acceptance, Book
 from verify.records.bounds.verdict import Verdict, judge
 from verify.records.record import Basis, Gap, KernelRun, RegimeFigures, Result, Run
 
@@ -248,6 +248,14 @@ def test_only_a_measurement_that_is_as_strong_makes_a_bound_look_loose() -> None
     ):
         found = judge([run(kernel(result(0.6, basis=seen_basis)))], book(bound(1.0, basis=bound_basis)))
         assert one(found) == (expected, 0), (bound_basis, seen_basis)
+
+
+def test_the_gate_calls_an_accepted_bound_loose_only_where_a_proposal_tightens_it() -> None:
+    held = book(bound(1.5, basis=SEEN, accepted=(Acceptance("2026-01-01", 0.5, 1.5, "largest of four seeds"),)))
+    for seeds, expected in (((0,), "ok"), ((0, 0), "ok"), ((0, 1), "improved")):
+        records = [run(kernel(result(0.6, basis=Basis("observed", SEEN.n, seed)))) for seed in seeds]
+        assert one(judge(records, held)) == (expected, 0)
+        assert len(ratchet.propose(records, held).changes) == (expected == "improved")
 
 
 # -- selections, peers, what did not happen ---------------------------------------------------------------

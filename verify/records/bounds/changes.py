@@ -110,7 +110,7 @@ def _proposed(row: Row, margin: float, headroom: float | None) -> Change | None:
     asked: dict[str, str] = {**old.properties, **{str(item.source): item.properties for item in usable}}
     stale = old.evidence.source in asked and asked[old.evidence.source] != old.properties.get(old.evidence.source)
     value = proposal(reading, headroom)
-    if tightens(reading, old, margin=margin, headroom=headroom) or (stale and value < old.value):
+    if tightens(usable, old, margin=margin, headroom=headroom) or (stale and value < old.value):
         return Change("tighter", old, _bound(row, reading, value, f"tightened from {old.value:g}"))
     if stale:
         return Change(

@@ -186,7 +186,7 @@ def _row(key: Key, found: list[Reading], book: Book, margin: float, headroom: fl
     bound = book.bounds.get(key)
     judged = [_judge(reading, bound, book) for reading in found]
     status, reason = min(judged, key=lambda pair: SEVERITY.index(pair[0]))
-    if status == "ok" and bound is not None and tightens(leading(found), bound, margin=margin, headroom=headroom):
+    if status == "ok" and bound is not None and tightens(found, bound, margin=margin, headroom=headroom):
         status, reason = "improved", "`verify bounds propose` tightens the bound"
     return Row(key, status, reason, bound, tuple(found))
 
