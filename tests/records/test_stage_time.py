@@ -18,9 +18,8 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return moment
 
 
-def finished(folder: Path, stage: str, unit: str, moment: float) -> None:
-    (folder / stage).mkdir(exist_ok=True)
-    path = folder / stage / unit
+def finished(path: Path, moment: float) -> None:
+    path.parent.mkdir(exist_ok=True)
     path.touch()
     os.utime(path, (moment, moment))
 
@@ -44,23 +43,28 @@ def test_a_finished_stage_of_an_earlier_call_counts(tmp_path: Path, now: list[fl
         now[0] += 1000.0
 
 
-def test_a_stage_that_was_stopped_took_until_its_last_finished_unit(tmp_path: Path, now: list[float]) -> None:
+@pytest.mark.parametrize("place", ["hunt.parts", "hunt/pairs.parts"])
+def test_a_stage_that_was_stopped_took_until_its_last_finished_unit(
+    place: str, tmp_path: Path, now: list[float]
+) -> None:
     StageTime(tmp_path).begin("hunt")
-    for moment in (900.0, 1010.0, 1040.0):  # the first is of another time
-        finished(tmp_path, "hunt", f"{moment}.json", moment)
+    finished(tmp_path / place, 1040.0)
     with (tmp_path / LOG).open("a") as log:
         log.write('{"stage": "hunt", "beg')  # as a power cut leaves it
     now[0] = 2000.0
     clock = StageTime(tmp_path)
     clock.begin("hunt")
-    finished(tmp_path, "hunt", "last.json", 2005.0)
+    finished(tmp_path / place, 2005.0)  # a later unit of the same file
     now[0] = 2007.0
+    assert clock.end("hunt") == 47.0
+    clock.begin("hunt")  # another call, which ends at once
     assert clock.end("hunt") == 47.0
 
 
 def test_a_stage_that_was_stopped_before_its_first_unit_counts_from_there_on_only(
     tmp_path: Path, now: list[float]
 ) -> None:
+    finished(tmp_path / "laws.parts", 900.0)  # a file of another time
     StageTime(tmp_path).begin("laws")
     now[0] = 1500.0
     clock = StageTime(tmp_path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import time
 from pathlib import Path
@@ -16,8 +15,8 @@ LOG = "stages.jsonl"
 class StageTime:
     """Logs the stages in the night's folder: one line when a stage begins, another when it ends.
 
-    A stage that was killed has no second line. Its time ends when its last unit was finished, by the files of its
-    folder. Later work of that call is repeated, and counts then.
+    A stage that was killed has no second line. The next start adds it, with the last change of the stage's files.
+    Work that was not written by then is repeated, and counts then.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -26,30 +25,26 @@ class StageTime:
 
     def begin(self, stage: str) -> None:
         """Records that the stage begins."""
+        for begun, ended in self._starts(stage).items():
+            if ended is None:
+                self._add({"stage": stage, "begun": begun, "ended": max([begun, *self._changes(stage)])})
         self._begun = time.time()
         self._add({"stage": stage, "begun": self._begun})
 
     def end(self, stage: str) -> float:
         """Records that the stage ends. Returns its seconds, including those of earlier starts."""
-        spent = self._earlier(stage) + max(0.0, time.time() - self._begun)
-        self._add({"stage": stage, "begun": self._begun, "ended": time.time()})
-        return round(spent, 1)
+        starts = {**self._starts(stage), self._begun: time.time()}  # the log may be lost: a full disk
+        self._add({"stage": stage, "begun": self._begun, "ended": starts[self._begun]})
+        return round(sum(max(0.0, ended - begun) for begun, ended in starts.items() if ended is not None), 1)
 
-    def _earlier(self, stage: str) -> float:
-        """Returns the seconds of all earlier starts."""
-        # Each start has two lines under the same begin. The later line has the end.
-        ends = {line["begun"]: line.get("ended") for line in self._lines(stage) if line["begun"] < self._begun}
-        spent = 0.0
-        for begun, until in itertools.pairwise([*ends, self._begun]):
-            ended = ends[begun] or max(self._finished(stage, begun, until), default=begun)
-            spent += max(0.0, ended - begun)
-        return spent
+    def _starts(self, stage: str) -> dict[float, float | None]:
+        """Returns when the stage began and ended. Both lines of a start have the same begin, the later one the end."""
+        return {line["begun"]: line.get("ended") for line in self._lines(stage)}
 
-    def _finished(self, stage: str, begun: float, until: float) -> list[float]:
-        """Returns when the units of a stage were finished, for units between two moments."""
-        folder = self._folder / stage
-        found = [path.stat().st_mtime for path in folder.iterdir()] if folder.is_dir() else []
-        return [moment for moment in found if begun < moment < until]
+    def _changes(self, stage: str) -> list[float]:
+        """Returns when the files of a stage last changed: NAME.parts, and those in the folder NAME."""
+        found = [self._folder / f"{stage}.parts", *(self._folder / stage).glob("*")]
+        return [path.stat().st_mtime for path in found if path.exists()]
 
     def _lines(self, stage: str) -> list[dict[str, Any]]:
         path = self._folder / LOG
