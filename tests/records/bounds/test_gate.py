@@ -18,7 +18,7 @@ from verify.records.bounds import changes as ratchet
 from verify.records.bounds import verdict as gate
 from verify.records.bounds.committed import Acceptance, Book
 from verify.records.bounds.verdict import Verdict, judge
-from verify.records.record import Basis, Gap, KernelRun, RegimeFigures, Result, Run
+from verify.records.record import Basis, Gap, KernelRun, RegimeFigures, Result, Run, Stage
 
 nan, inf = math.nan, math.inf
 OTHER = "bb11bb11bb11"
@@ -275,6 +275,24 @@ def test_a_partial_selection_leaves_other_bounds_unused_or_out_but_never_drops_t
     assert len(bounds_.bounds) == 3
     with pytest.raises(UsageError, match="no record and no bound has a kernel 'gelo'; known: gelu, silu"):
         judge([run(kernel(result(0.98)))], bounds_, kernels=["gelo"])
+
+
+def test_a_night_of_chosen_stages_is_asked_for_the_bounds_that_they_measure() -> None:
+    hunted = bound(1.0, dtype="float16", properties={"hunt": HASH})
+    swept = bound(1.0, dtype="float32", properties={"sweep": HASH})
+    both = bound(1.0, dtype="float64", properties={"hunt": HASH, "run": HASH})
+
+    def night(*names: str) -> Run:
+        return msgspec.structs.replace(run(kernel(result(0.98))), stages=[Stage(name, "ok") for name in names])
+
+    asked = judge([night("accuracy")], book(bound(1.0), hunted, swept))
+    assert one(asked) == ("ok", 0)
+    [note] = asked.notes
+    assert note.startswith("2 bounds are not asked for: the night was asked for accuracy,")
+    assert judge([night("accuracy")], book(bound(1.0), both)).count("unused") == 1
+    assert judge([night("accuracy", "hunt")], book(bound(1.0), hunted, swept)).count("unused") == 1
+    assert judge([night("accuracy"), run(kernel(result(0.98)))], book(bound(1.0), hunted)).count("unused") == 1
+    assert judge([run(stages=[Stage("bench", "ok")])], book(hunted)).exit_code == 3
 
 
 def test_bounds_of_machines_that_were_not_asked_are_not_missed() -> None:

@@ -34,6 +34,9 @@ SEVERITY: tuple[Status, ...] = get_args(Status)
 BREACH: frozenset[Status] = frozenset({"crashed", "nonfinite", "breached"})
 INCOMPLETE: frozenset[Status] = frozenset({"incomparable", "unused", "undecided", "vacuous", "new"})
 
+# the source that a stage of a night measures
+MEASURES = {"accuracy": "run", "sweep": "sweep", "hunt": "hunt"}
+
 MEANING: dict[Status, str] = {
     "ok": "within its bound",
     "improved": "within its bound, which is looser than it has to be",
@@ -126,6 +129,8 @@ def judge(
     failures = _failures(runs, chosen)
     rows = [_row(key, items, book, margin, headroom) for key, items in found.items()]
     expected = {key for key in book.bounds if key.arch in {arch_of(run) for run in runs} and chosen(key.kernel)}
+    others = _of_stages_left_out(runs, {key: book.bounds[key] for key in expected - set(found)})
+    expected -= others
     rows += [_absent(book.bounds[key], failures, runs) for key in expected - set(found)]
     known = {(row.key.arch, row.key.kernel) for row in rows if row.status == "crashed"}
     rows += [
@@ -138,7 +143,7 @@ def judge(
     return Verdict(
         tuple(rows),
         missing=tuple(missing),
-        notes=(*_notes(runs, chosen), *of_others),
+        notes=(*_notes(runs, chosen), *of_others, *_said_of_stages(runs, len(others))),
         records=tuple(dict.fromkeys(run.id for run in runs)),
         targets={kernel.name: kernel.target for run in runs for kernel in run.kernels if not kernel.peer},
     )
@@ -275,6 +280,21 @@ def _missing(runs: Iterable[Run], wanted: set[str]) -> tuple[list[str], list[str
             if gap.target not in failed:
                 found[bool(wanted) and gap.target not in own].append(gap.text)
     return found
+
+
+def _of_stages_left_out(runs: Sequence[Run], absent: Mapping[Key, Bound]) -> set[Key]:
+    """Returns the keys of bounds that only other stages measure than those for which the nights were asked."""
+    if not all(run.stages for run in runs):
+        return set()
+    asked = {MEASURES.get(stage.name) for run in runs for stage in run.stages}
+    return {key for key, bound in absent.items() if asked.isdisjoint(bound.properties)}
+
+
+def _said_of_stages(runs: Iterable[Run], count: int) -> Iterable[str]:
+    """Yields a note on the bounds of stages that were left out."""
+    if count:
+        names = " and ".join(dict.fromkeys(stage.name for run in runs for stage in run.stages))
+        yield f"{count:,} bounds are not asked for: the night was asked for {names}, and other stages measure them"
 
 
 def _notes(runs: Iterable[Run], chosen: Callable[[str], bool]) -> Iterable[str]:
