@@ -14,6 +14,9 @@ from torch.nn import functional
 import verify
 from tests.measure.test_kernel import few_cases, only
 from verify.backends import Interpreter
+from verify.cases.plan import Group, plan
+from verify.measure import kernel as running
+from verify.measure.case import Collected, omit_small_error
 from verify.measure.counting import tally
 from verify.measure.judge import JudgedBy
 from verify.measure.kernel import measure_kernel
@@ -196,3 +199,56 @@ def test_zeros_would_pass_a_layer_norm_whose_limit_was_loosened_without_end(monk
     assert (hidden.status, hidden.reason.partition(":")[0]) == ("vacuous", "zeros would pass")
     accepted = measured(max_ulp=loose, vacuous={"y": "a smoke test"})
     assert (accepted.status, accepted.trivial) == ("ok", "a smoke test")
+
+
+BLUNT, SHARP = (truth_of(100 * SIGNS + DRAWN, noise) for noise in (1.0, 1e-6))  # 1% off passes, and does not
+EMPTY = truth_of(0.5 * SIGNS, 1.0)  # zeros pass
+OFF = "values 1% off would pass"
+# the result in question, those beside it (a truth, the kernel's factor, the output), and why it is vacuous
+BESIDE: dict[str, tuple[Truth, list[tuple[Truth, float, str]], str]] = {
+    "none": (BLUNT, [], OFF),
+    "one that shows 1%": (BLUNT, [(SHARP, 1.0, "y")], ""),
+    "two, and one shows it": (BLUNT, [(BLUNT, 1.0, "y"), (SHARP, 1.0, "y")], ""),
+    "one that does not": (BLUNT, [(BLUNT, 1.0, "y")], OFF),
+    "a wrong one": (BLUNT, [(SHARP, 1.5, "y")], OFF),
+    "one of zeros, which no percent changes": (BLUNT, [(truth_of(0 * SIGNS), 1.0, "y")], OFF),
+    "one of another output": (BLUNT, [(SHARP, 1.0, "dx")], OFF),
+    "one that shows zeros too": (EMPTY, [(SHARP, 1.0, "y")], "zeros would pass"),
+    "zeros pass in both": (EMPTY, [(EMPTY, 1.0, "y")], "zeros would pass"),
+}
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("beside", BESIDE)
+def test_another_result_of_the_output_may_show_the_small_error_alone(beside: str, order: int) -> None:
+    own, others, reason = BESIDE[beside]
+    declare = verify.kernel(like=lambda x: x.cumsum(-1), shapes={"x": "n d"}, dtypes=["float32"])
+    kernel, fmt, groups = declare(lambda x: x.cumsum(-1)), named("float32"), list[dict[str, Collected]]()
+    for truth, factor, output in [(own, 1.0, "y"), *others]:
+        got = (truth.value * factor).to(torch_dtype(fmt))
+        [judged] = tally(errors(got, truth.value, fmt, scale=truth.unit("noise", 0.0)))
+        groups.append({output: Collected(fmt, parts={("all", ORDINARY): judged}, trivial=tried(truth))})
+    omit_small_error(kernel, "float32", groups[::order])
+    item = groups[0]["y"]
+    found = check_limit(kernel, "float32", "y", item.parts, item.trivial)
+    assert (found.status, found.reason.partition(":")[0]) == ("vacuous" if reason else "ok", reason)
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_ten_cancelling_sums_of_a_linear_layer_need_no_luck(beside: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With this seed 1% of each is below an ULP of the magnitudes of its terms; other sums show 1%."""
+
+    def planned(*given: Any, **options: Any) -> list[Group]:
+        first, summed = plan(*given, rows_of="cuda")
+        few = tuple(case for case in first.cases if case.regime == "randn")
+        return [replace(first, cases=few)] * beside + [replace(summed, results=("dbias",))]
+
+    monkeypatch.setattr(running, "plan", planned)
+    dtypes = ["bfloat16", "float32"]
+    declare = verify.kernel(op="linear", params={"activation": "id"}, dtypes=dtypes, max_ulp=1, refuses=False)
+    asked = Measure("a.py::linear", seed=20261205, dtypes=("bfloat16",))
+    run = measure_kernel(declare(lambda x, weight, bias: functional.linear(x, weight, bias)), asked, CPU)
+    result = only(run, "dbias (many rows)")
+    assert (result.gate, result.limit, result.figures.n) == ("scaled", 1.0, 10)
+    expected = ("ok", "") if beside else ("vacuous", OFF)
+    assert (result.status, result.reason.partition(":")[0]) == expected

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -42,9 +42,9 @@ from verify.measure.judge import (
     with_noise_again,
 )
 from verify.measure.misread import mistake
-from verify.measure.result import KEEP_SPECIAL, Findings
+from verify.measure.result import KEEP_SPECIAL, Findings, check_limit
 from verify.measure.tally import KEEP, Peak, Tally, merged_peaks, worst
-from verify.measure.trivial import trivial_at_ordinary
+from verify.measure.trivial import SLIGHTLY_OFF, trivial_at_ordinary
 from verify.ops.graph.sampled import Sample
 from verify.ops.op import Fast, Largest, Op, Problem, Regime, remembering
 from verify.records.figure import LEAST
@@ -156,6 +156,20 @@ class Collected:
     def findings(self) -> Findings:
         """Returns the statistics of all cases."""
         return Findings(self.parts, self.escalated, self.certificates, self.each, self.bounds)
+
+
+def omit_small_error(kernel: Kernel, dtype: str, groups: Sequence[Mapping[str, Collected]]) -> None:
+    """Omits the small error from the trivial answers of an output if one of its results passes and shows that error.
+
+    All results of an output have the same limit.
+    """
+    for own in groups:
+        for name, item in own.items():
+            check = check_limit(kernel, dtype, name, item.parts, item.trivial)
+            if check.status == "ok" and check.sharp:
+                for each in groups:
+                    if name in each:
+                        each[name].trivial.pop(SLIGHTLY_OFF, None)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from operator import itemgetter
 from verify.cases.regimes import deciding_operand
 from verify.declare.declaration import Kernel
 from verify.measure.tally import Tally
+from verify.measure.trivial import SLIGHTLY_OFF
 from verify.ops.op import Regime
 from verify.records.figure import UNIT, shown, signed
 from verify.records.readings import APART, NONFINITE
@@ -83,6 +84,7 @@ class LimitCheck:
     classes: Mapping[str, ClassCheck]
     status: ResultStatus = "ok"
     trivial: str = ""  # a trivial answer that is right, or why the declaration accepts a vacuous result
+    sharp: bool = False  # True: values 1% off would break the limit
 
 
 def finite(parts: Mapping[PartName, Tally], of_class: str | None = None) -> Tally:
@@ -139,12 +141,14 @@ def check_limit(
     elif special.n and limit is not None and not judged <= limit:
         told = f"{shown(judged)}{UNIT[gate]} at an infinite input, the limit is {limit:g}"
         found.append(("wrong", told, True))
-    empty, accepted = _vacuous(kernel, dtype, result, finite(parts, ORDINARY), trivial or {})
+    tried = trivial or {}
+    empty, accepted = _vacuous(kernel, dtype, result, finite(parts, ORDINARY), tried)
     if empty:  # this reason says more than that the result is undecided
         found = [each for each in found if each[0] == "wrong"] + ([] if accepted else [("vacuous", empty, False)])
     found.sort(key=lambda each: each[0] != "wrong")  # stable: within a status the classes keep their order
     status, reason, special_only = found[0] if found else ("ok", "", False)
-    return LimitCheck(reason, special_only, classes, status, accepted or ("" if empty else _right(trivial or {})))
+    sharp = SLIGHTLY_OFF in tried and not _keeps_limit(kernel, dtype, result, tried[SLIGHTLY_OFF])
+    return LimitCheck(reason, special_only, classes, status, accepted or ("" if empty else _right(tried)), sharp)
 
 
 def _judged(figures: Figures, gate: str, limit: float | None, of_class: str) -> tuple[ResultStatus, str]:
@@ -193,14 +197,18 @@ def _vacuous(kernel: Kernel, dtype: str, result: str, own: Tally, trivial: Mappi
     if own.n and 2 * own.open > own.n:
         return f"nothing is known of {own.open:,} of {own.n:,} elements on ordinary inputs", accepted
     whole = max((each.n for each in trivial.values()), default=0)
-    rms = _rms_limit_of(kernel, dtype, result)
     for name, each in trivial.items():
-        figures = each.figures()
-        passes = _judged(figures, gate, limit, ORDINARY)[0] != "wrong"
-        passes = passes and _on_average(figures, gate, ORDINARY, math.inf, rms)[0] == "ok"
-        if each.n == whole and passes and not _is_right(each):
+        if each.n == whole and _keeps_limit(kernel, dtype, result, each) and not _is_right(each):
             return f"{name} would pass: the limit of {limit:g}{UNIT[gate]} says nothing on ordinary inputs", accepted
     return "", ""
+
+
+def _keeps_limit(kernel: Kernel, dtype: str, result: str, answer: Tally) -> bool:
+    """True if a trivial answer would pass on ordinary inputs."""
+    figures, gate = answer.figures(), kernel.op.gate_of(result)
+    if _judged(figures, gate, kernel.limit(dtype, result), ORDINARY)[0] == "wrong":
+        return False
+    return _on_average(figures, gate, ORDINARY, math.inf, _rms_limit_of(kernel, dtype, result))[0] == "ok"
 
 
 def _is_right(answer: Tally) -> bool:
