@@ -491,6 +491,22 @@ def test_a_packed_section_is_filled_when_it_is_opened(opened: Callable[..., Page
     assert tab.complaints == []
 
 
+def test_open_all_shows_the_first_sections_before_the_last_are_filled(
+    opened: Callable[..., Page], tmp_path: Path
+) -> None:
+    path = tmp_path / "many.html"
+    path.write_text(record_html.render(many(20)), encoding="utf-8")
+    tab = opened(path)
+    packed = "document.querySelectorAll('.packed').length"
+    before = tab.evaluate(packed)
+    assert before > 0
+    assert tab.evaluate(f"(document.querySelector('#expand').click(), {packed})") == before
+    tab.evaluate(f"new Promise((done) => {{ const look = () => {packed} ? setTimeout(look, 5) : done(); look(); }})")
+    assert tab.evaluate("document.querySelectorAll('details.kernel:not([open])').length") == 0
+    assert tab.evaluate("document.querySelector('#expand').textContent") == "Close all"
+    assert tab.complaints == []
+
+
 def test_many_peers_are_asked_for_and_their_late_rows_sort_with_the_others(
     opened: Callable[..., Page], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -312,14 +312,14 @@
     furnish(section);
   };
   const open = (section) => {
-    unpack(section);
-    section.open = true;
+    section.open = true; // its toggle event fills it, unless it was filled before
     const group = section.closest("details.group");
     if (group) group.open = true;
   };
   const reveal = () => {
     const target = location.hash.startsWith("#kernel-") && document.getElementById(location.hash.slice(1));
     if (!target) return;
+    unpack(target);
     open(target);
     target.scrollIntoView();
     find("summary", target).focus({ preventScroll: true });
