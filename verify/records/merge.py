@@ -28,7 +28,10 @@ ORDER = (
 
 
 def merge(runs: Sequence[Run], *, command: str, profile: str, stages: Sequence[Stage] = ()) -> Run:
-    """Returns one record of everything in `runs`, in their order. Raises UsageError if the environments differ."""
+    """Returns one record of everything in `runs`, in their order. Raises UsageError if the environments differ.
+
+    If there are stages, the record took their time: that of a stage has all its starts, that of a run only the last.
+    """
     if not runs:
         raise UsageError("merging takes at least one record; received none")
     first = runs[0]
@@ -53,7 +56,7 @@ def merge(runs: Sequence[Run], *, command: str, profile: str, stages: Sequence[S
         stages=list(stages),
         selftest=next((run.selftest for run in runs if run.selftest is not None), None),
     )
-    return sealed(bare, sum(run.seconds for run in runs))
+    return sealed(bare, sum(part.seconds for part in stages or runs))
 
 
 def shards(runs: Sequence[Run], command: str) -> Run:
