@@ -87,7 +87,7 @@ def judged(folder: Path, attacks: dict[str, tuple[str, str, str]]) -> dict[str, 
 def demand_verdicts(folder: Path, attacks: dict[str, tuple[str, str, str]]) -> None:
     if os.getuid() and not Path("/proc/self/ns/user").exists():
         pytest.skip("this kernel has no namespaces")
-    resource_tracker.ensure_running()  # an earlier test may have ended it, and what is judged here starts it again
+    resource_tracker.ensure_running()  # judging starts it again if an earlier test has ended it
     before = living({os.getpid()}, "")
     found = judged(folder, attacks)
     for name, (verdict, text, _) in attacks.items():

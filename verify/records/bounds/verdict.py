@@ -129,9 +129,9 @@ def judge(
     failures = _failures(runs, chosen)
     rows = [_row(key, items, book, margin, headroom) for key, items in found.items()]
     expected = {key for key in book.bounds if key.arch in {arch_of(run) for run in runs} and chosen(key.kernel)}
-    others = _of_stages_left_out(runs, {key: book.bounds[key] for key in expected - set(found)})
-    expected -= others
-    rows += [_absent(book.bounds[key], failures, runs) for key in expected - set(found)]
+    absent = [book.bounds[key] for key in expected - set(found)]
+    asked = _asked_of_stages(runs, absent)
+    rows += [_absent(bound, failures, runs) for bound in asked]
     known = {(row.key.arch, row.key.kernel) for row in rows if row.status == "crashed"}
     rows += [
         Row(Key(arch, kernel.name, "", "", ""), "crashed", _why(kernel))
@@ -143,7 +143,7 @@ def judge(
     return Verdict(
         tuple(rows),
         missing=tuple(missing),
-        notes=(*_notes(runs, chosen), *of_others, *_said_of_stages(runs, len(others))),
+        notes=(*_notes(runs, chosen), *of_others, *_said_of_stages(runs, len(absent) - len(asked))),
         records=tuple(dict.fromkeys(run.id for run in runs)),
         targets={kernel.name: kernel.target for run in runs for kernel in run.kernels if not kernel.peer},
     )
@@ -282,16 +282,16 @@ def _missing(runs: Iterable[Run], wanted: set[str]) -> tuple[list[str], list[str
     return found
 
 
-def _of_stages_left_out(runs: Sequence[Run], absent: Mapping[Key, Bound]) -> set[Key]:
-    """Returns the keys of bounds that only other stages measure than those for which the nights were asked."""
+def _asked_of_stages(runs: Sequence[Run], bounds: list[Bound]) -> list[Bound]:
+    """Returns the bounds that the chosen stages of nights measure. A run without stages is asked for all."""
     if not all(run.stages for run in runs):
-        return set()
-    asked = {MEASURES.get(stage.name) for run in runs for stage in run.stages}
-    return {key for key, bound in absent.items() if asked.isdisjoint(bound.properties)}
+        return bounds
+    sources = {MEASURES.get(stage.name) for run in runs for stage in run.stages}
+    return [bound for bound in bounds if not sources.isdisjoint(bound.properties)]
 
 
 def _said_of_stages(runs: Iterable[Run], count: int) -> Iterable[str]:
-    """Yields a note on the bounds of stages that were left out."""
+    """Yields a note if the night omitted the stages that measure some bounds."""
     if count:
         names = " and ".join(dict.fromkeys(stage.name for run in runs for stage in run.stages))
         yield f"{count:,} bounds are not asked for: the night was asked for {names}, and other stages measure them"
