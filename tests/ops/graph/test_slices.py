@@ -12,7 +12,7 @@ from torch import Tensor
 
 from benchmarks.like_suite import cases
 from verify.errors import BeyondEffort, UsageError
-from verify.ops.graph.boxes import Box, places_in, size_of, whole
+from verify.ops.graph.boxes import Box, places_in, size_of, taken, whole
 from verify.ops.graph.program import Program, trace
 from verify.ops.graph.slices import Cut
 from verify.ops.graph.spans import Span
@@ -84,6 +84,16 @@ def test_a_cut_evaluates_less() -> None:
     with pytest.raises(BeyondEffort, match="64 elements of y need more than 4,096 numbers"):
         Cut(program, run, "y", row, most=4096)
     assert size_of(row) == 64
+
+
+def test_indices_that_were_used_on_a_gpu_serve_on_the_host_too() -> None:
+    """A judge without forks evaluates a box on the GPU, and then follows single elements of it on the host."""
+    kept: dict[tuple[int, torch.device], Tensor] = {}
+    box = np.array([0, 2, 3]), np.arange(4)
+    taken(torch.empty(4, 4, device="meta"), box, kept)  # as on a GPU, whose tensors the host cannot read
+    x = torch.arange(16).reshape(4, 4)
+    assert torch.equal(taken(x, box, kept), x[[0, 2, 3]])
+    assert len(kept) == 2
 
 
 def test_a_box_of_many_elements_is_followed_through_dimensions_of_size_one() -> None:

@@ -27,10 +27,10 @@ def places_in(box: Box, shape: Sequence[int]) -> Line:
     return found.reshape(-1)
 
 
-def taken(tensor: Tensor, box: Box, on_device: dict[int, Tensor] | None = None) -> Tensor:
+def taken(tensor: Tensor, box: Box, kept: dict[tuple[int, torch.device], Tensor] | None = None) -> Tensor:
     """Returns the elements of a tensor that a box names.
 
-    Keeps the indices of each dimension `on_device`, if they are needed again for tensors on the same device.
+    Keeps the indices of a dimension on a device in `kept`, if they are needed again.
     """
     dims = [dim for dim, line in enumerate(box) if len(line) != tensor.shape[dim]]
     for dim in sorted(dims, key=lambda dim: len(box[dim]) / tensor.shape[dim]):
@@ -38,10 +38,10 @@ def taken(tensor: Tensor, box: Box, on_device: dict[int, Tensor] | None = None) 
         if line.size and line[-1] - line[0] == line.size - 1:
             tensor = tensor.narrow(dim, int(line[0]), line.size)
         else:
-            known = {} if on_device is None else on_device
-            if dim not in known:
-                known[dim] = torch.from_numpy(line).to(tensor.device)
-            tensor = tensor.index_select(dim, known[dim])
+            known, key = {} if kept is None else kept, (dim, tensor.device)
+            if key not in known:
+                known[key] = torch.from_numpy(line).to(tensor.device)
+            tensor = tensor.index_select(dim, known[key])
     return tensor
 
 

@@ -183,7 +183,7 @@ class Cut:
             key = id(step), *(line.tobytes() for line in box)
             if key not in selected:
                 lines = tuple(np.searchsorted(each, line) for line, each in zip(box, whole, strict=True))
-                selected[key] = _moved(base, shape_of(box), partial(taken, box=lines, on_device={}))
+                selected[key] = _moved(base, shape_of(box), partial(taken, box=lines, kept={}))
                 steps.append(selected[key])
             return selected[key]
 
