@@ -238,6 +238,15 @@ def chunk_decay(q, k, v, g=None, decay: torch.Tensor = None, normalise=True):
     return naive_decay(*(each.transpose(1, 2) for each in (q, k, v, decay)))[0].transpose(1, 2), None
 
 
+def naive_peak(x):
+    return 3.0 * x - 1.0
+
+
+def peak_out(x, out=None):
+    fused_silu(x)
+    return out.copy_(naive_peak(x))
+
+
 def silu_out(x, out):
     return out.copy_(fused_silu(x))
 
@@ -276,7 +285,8 @@ def test_references_docstrings_and_parts_of_names_say_what_a_function_computes(p
     (project / "toykernels" / "more.py").write_text("import triton\n" + RECURRENCES)
     done = said("init", "toykernels/more.py", "--json", "-", cwd=project)
     found = json.loads(done.stdout)
-    names = ["chunk_decay", "silu_out", "swiglu_linear", "rms_norm_gated", "fast_rms_layernorm", "apply_rope"]
+    names = ["chunk_decay", "peak_out", "silu_out", "swiglu_linear", "rms_norm_gated"]
+    names += ["fast_rms_layernorm", "apply_rope"]
     assert found["functions"] == found["filled"] == [f"toykernels.more.{name}" for name in names]
     assert not found["by_name"]
     kernels = {kernel.name: kernel for kernel in load(Target("accuracy.py"))}

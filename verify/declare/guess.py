@@ -161,7 +161,9 @@ def _beside(
     An optional parameter of the function that the reference requires is an operand too.
     """
     optional = {each.name: each for each in asked.parameters if each.default is not None}
-    fixed = {each.name: value for each, value in zip(_required(asked), call, strict=True) if each.name not in tensors}
+    # after the required arguments, `call` may have a buffer for the result
+    required = zip(_required(asked), call, strict=False)
+    fixed = {each.name: value for each, value in required if each.name not in tensors}
     call, tensors, given = list(call), list(tensors), {}
     for name in asked.references[reference]:
         if name in optional and not asked.name.endswith(".apply"):
