@@ -49,9 +49,8 @@ def promised(data: dict[str, Any]) -> str:
     head = ["missed", "target", "reached", "ceiling", "reason"]
     measured = [line for line in below if line.reached != promises.NOT_MEASURED]
     rows = [[line.what, line.target, line.reached, line.ceiling, line.reason] for line in measured]
-    counts = (
-        f"{len(lines) - len(below)} of {len(lines)} targets are met; {missing} of {len(wanted)} rows were not measured."
-    )
+    rest = f"; {missing} of {len(wanted)} rows were not measured." if missing else f" in {len(wanted)} rows."
+    counts = f"{len(lines) - len(below)} of {len(lines)} targets are met{rest}"
     return f"{counts} {_setting(data)}\n\n" + (table(head, rows) if rows else "")
 
 
