@@ -76,7 +76,7 @@ def main() -> int:
         for kernel in run.kernels:
             print(f"  {kernel.status:<12} {kernel.name}  {' '.join((kernel.message or '').split())[:120]}")
             figures["sample"][kernel.name] = {"status": kernel.status, "results": len(kernel.results)}
-        _write(options.json, figures)
+        _write(options.json, figures | {"environment": run.environment})
     return 0
 
 

@@ -101,3 +101,13 @@ def test_the_table_of_packages_is_that_of_the_record() -> None:
         assert set(by_name) <= set(filled) <= set(functions) and len(functions) == len(set(functions))
         named = f"| {each['package']} {each['version']} | {len(functions)} | {len(filled)} | {len(by_name)} |"
         assert named in PAGE
+
+
+def test_what_is_said_of_a_package_on_a_gpu_is_in_the_record() -> None:
+    record = json.loads((ROOT / "reports" / "benchmarks" / "sm_90" / "init.json").read_text())
+    filled, functions, sample = (record[name] for name in ("filled", "functions", "sample"))
+    judged = [each for each in sample.values() if each["results"]]
+    assert set(filled) <= set(functions) and not record["by_name"] and "H100" in record["environment"]["gpu"]
+    said = " ".join(PAGE.split())
+    assert f"of flag-gems 5.0.2 in {record['seconds']} s" in said and f"{len(filled)} of {len(functions)} are" in said
+    assert f"sample of {len(sample)} declarations, {len(judged)} have a verdict" in said
