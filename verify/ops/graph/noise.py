@@ -17,15 +17,15 @@ changes. Some more runs then decide the other way. Their results are right too.
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial, reduce
+from functools import partial, reduce
 
 import torch
 from torch import Tensor
 
 from verify.ops.graph.chunks import PART, Chunked, Totals
+from verify.ops.graph.coins import Coins
 from verify.ops.graph.elementwise import Map
 from verify.ops.graph.program import Make, Program
 from verify.ops.graph.reducing import Contract, Reduce
@@ -39,7 +39,6 @@ NEAR = 8.0  # largest error of a kernel's number, in units of its noise
 RUNS = 16
 _MORE_RUNS, _OTHER_SEED = 48, 1009  # used before elements are called wrong
 _STEP = 2.0**-30  # size of a disturbance, relative to the number
-_COINS = (1 << 20) + 7  # random numbers drawn once and used again
 _FLIPS = 16  # runs with open decisions turned
 _FEW = 1 << 14  # most elements for which `together` is measured and additional runs are made
 _HELD = 1 << 20  # most elements of an operand in float64 that is kept for all runs
@@ -89,13 +88,6 @@ def sampled_again(program: Program, run: Run, result: str, format: Rounding) -> 
     return sampled.deviation(result)
 
 
-@lru_cache(maxsize=8)
-def _random_numbers(seed: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Returns the random numbers of a seed, and the state of the generator after them."""
-    generator = torch.Generator(device).manual_seed(seed)
-    return torch.rand(_COINS, dtype=torch.float64, device=device, generator=generator) * 2 - 1, generator.get_state()
-
-
 class _Samples:
     """Evaluates a program once undisturbed, and then with disturbances."""
 
@@ -119,7 +111,7 @@ class _Samples:
         self.fixed: dict[int, Tensor | None] = {}  # id(step that no disturbance reaches) -> value; None if it is large
         self.squares: dict[int, Tensor] = {}  # id(deciding step), -id(comparison) -> sum of squared changes over runs
         self.runs = 0
-        self.coins: Tensor | None = None
+        self.moved: dict[int, Tensor] = {}  # what one run adds to `squares`
         self.truth = self._results(self._evaluate_base)
         self.deviations = {name: torch.zeros_like(value) for name, value in self.truth.items()}
 
@@ -237,31 +229,37 @@ class _Samples:
         Disturbances are the roundings times `shrink`.
         """
         first = self.runs == 0
-        self.random, self.shrink = random.Random(seed), shrink
-        device = next(iter(self.truth.values())).device if self.truth else self.run.device
-        self.coins, state = _random_numbers(seed, device)
-        self.generator = torch.Generator(device)
-        self.generator.set_state(state)
+        make, self.shrink = self._disturbed if first else self._disturbed_alone, shrink
         total = {name: torch.zeros_like(value) for name, value in self.truth.items()}
         few = {name: [] for name, value in self.truth.items() if value.numel() <= _FEW}  # type: dict[str, list[Tensor]]
-        for _ in range(runs):
-            for name, value in self._results(self._disturbed if first else self._disturbed_alone).items():
-                square = _squared(value - self.truth[name])
+
+        def evaluate() -> tuple[dict[str, Tensor], dict[int, Tensor]]:
+            self.moved = {}
+            found = self._results(make)
+            return {name: _squared(value - self.truth[name]) for name, value in found.items()}, self.moved
+
+        device = next(iter(self.truth.values())).device if self.truth else self.run.device
+        self.coins = Coins(seed, device)
+        for squares, moved in self.coins.runs(runs, evaluate, self._largest()):
+            for name, square in squares.items():
                 total[name] += square
                 if name in few:
                     few[name].append(square)
+            for key, square in moved.items():
+                self.squares[key] = self.squares[key] + square if key in self.squares else square
+        self.program.apart |= self.coins.failed
         if first:
             self.each, self.runs, self.first_shrink = few, runs, shrink
         for name, value in total.items():
             self.deviations[name] = torch.maximum(self.deviations[name], (value / runs).sqrt() / shrink)
 
     def _disturbed(self, step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Evaluates a step with a disturbance, and adds to `squares` how far deciding numbers moved."""
+        """Evaluates a step with a disturbance, and notes how far deciding numbers moved."""
         shown, used = self._disturbed_alone(step, given)
         if id(step) in self.deciding and step.real:
-            self._add_square(id(step), used - self.held[id(step)])
+            self.moved[id(step)] = _squared(used - self.held[id(step)])
         if id(step) in self.compared:
-            self._add_square(-id(step), (given[0] - given[1]) - self._difference(step))
+            self.moved[-id(step)] = _squared((given[0] - given[1]) - self._difference(step))
         return shown, used
 
     def _disturbed_alone(self, step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -272,13 +270,13 @@ class _Samples:
         value = self._with_base_decisions(step, given)
         deviation = self.roundings.get(id(step))
         if isinstance(deviation, float):
-            value = torch.addcmul(value, value, self._random_like(value), value=deviation * self.shrink * _ROOT3)
+            value = torch.addcmul(value, value, self.coins.like(value), value=deviation * self.shrink * _ROOT3)
         elif deviation is not None:
-            value = torch.addcmul(value, deviation, self._random_like(value), value=self.shrink * _ROOT3)
+            value = torch.addcmul(value, deviation, self.coins.like(value), value=self.shrink * _ROOT3)
         if id(step) not in self.stored:
             return value, value
         unit = unit_of(self.format.stored[id(step)]) * self.shrink
-        moved = torch.addcmul(value, value, self._random_like(value), value=unit)
+        moved = torch.addcmul(value, value, self.coins.like(value), value=unit)
         return value, torch.where(self.stored[id(step)], moved, value)
 
     def _with_base_decisions(self, step: Step, given: list[Tensor]) -> Tensor:
@@ -297,37 +295,15 @@ class _Samples:
             return left + (given[0] - a) - ((a - left) / b).round() * (given[1] - b)
         return step.value(self.run, given)
 
-    def _random_like(self, like: Tensor) -> Tensor:
-        """Returns random numbers within +-1 in the shape of `like`, cut from the numbers drawn once.
-
-        The rows of a large tensor are overlapping cuts. The sum of a row or a column contains each number once. The sum
-        of all elements contains it several times. That adds little, since the noise of such a sum is far larger.
-        """
-        assert self.coins is not None
-        count, row = like.numel(), like.shape[-1] if like.ndim else 1
-        if count <= _COINS // 2:
-            start, size = self.random.randrange(_COINS - count), row
-        else:
-            start = self.random.randrange(_COINS // 8)
-            apart = (_COINS - start - row) // (count // row) if row else 0
-            if apart < 1:  # very long rows, or very many
-                fresh = torch.rand(like.shape, dtype=torch.float64, device=like.device, generator=self.generator)
-                return fresh * 2 - 1
-            size = apart - (apart % 2 == 0)
-        strides = [1]
-        for length in reversed(like.shape[1:-1]):
-            strides.insert(0, size)
-            size *= length
-        return self.coins.as_strided(like.shape, [size, *strides][max(2 - like.ndim, 0) :], start)
+    def _largest(self) -> float:
+        """Returns the number of elements of the largest step; infinity if its runs are not evaluated together."""
+        if self.program.apart or any(isinstance(step, Chunked) for step in self.steps):
+            return math.inf
+        return max((math.prod(step.shape) for step in self.steps), default=0)
 
     def _difference(self, step: Step) -> Tensor:
         """Returns the difference of the two inputs of a comparison in the base run."""
         return self.held[id(step.inputs[0])] - self.held[id(step.inputs[1])]
-
-    def _add_square(self, key: int, by: Tensor) -> None:
-        """Adds a squared change to `squares`."""
-        square = _squared(by)
-        self.squares[key] = self.squares[key] + square if key in self.squares else square
 
     def is_small(self) -> bool:
         """True if all results together have few elements, so that more runs cost little."""

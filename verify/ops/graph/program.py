@@ -57,6 +57,7 @@ class Program:
     recorded: tuple[Sequence[Node], Sequence[Node | None]] = ((), ())  # all calls, and the calls that make the results
     chosen: dict[Any, list[int]] = field(default_factory=dict)  # cache of the sizes of boxes that a budget affords
     orders: dict[str, list[tuple[Step, list[int], bool, set[int]]]] = field(default_factory=dict)  # see `_order_of`
+    apart: bool = False  # True: `torch.vmap` cannot evaluate several runs together
 
     @cached_property
     def digest(self) -> str:
