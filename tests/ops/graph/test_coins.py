@@ -74,7 +74,7 @@ def test_the_noise_is_that_of_runs_one_after_the_other(
         assert torch.equal(found[result].deviation, one.deviation), result
         assert found[result].together == one.together
         for a, b in ((found[result].spread, one.spread), (found[result].other, one.other)):
-            assert (a is None and b is None) or torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0))  # type: ignore[union-attr]
+            assert (a is None and b is None) or torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0))
     for place, reach in wanted.items():
         assert torch.equal(reaches[place], reach)
 
