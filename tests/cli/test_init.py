@@ -22,6 +22,7 @@ from verify.cli import main
 from verify.declare.discovery import load
 from verify.declare.guess import Guess, GuessDefinition, Parameter
 from verify.declare.target import Target
+from verify.errors import InternalError
 from verify.measure.call import run_kernel
 from verify.workers import pool
 from verify.workers.process import START_SECONDS
@@ -385,3 +386,19 @@ def test_the_start_of_a_process_and_its_imports_are_not_the_time_of_a_function(
     assert main(["init", "toykernels/act.py", "--timeout", "7s"]) == 0
     assert asked[::2] == [("", START_SECONDS)] * 6 and {seconds for _, seconds in asked[1::2]} == {7.0}
     assert "toykernels.act" in sys.modules
+
+
+def test_a_function_whose_guess_fails_is_a_comment_and_the_others_are_declared(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing:
+        def ask(self, request: GuessDefinition, *, timeout: float) -> Guess:
+            if request.name == "blend_all":
+                raise InternalError("verify itself failed: ValueError: zip() argument 2 is longer than argument 1")
+            return request.answer("cpu")
+
+    monkeypatch.setattr(pool, "spread", lambda items, jobs, backend, do: (do(each, Failing()) for each in items))
+    assert main(["init", "toykernels/act.py"]) == 0
+    text = (project / "accuracy.py").read_text()
+    assert text.count("verify itself failed: ValueError: zip() argument 2 is longer") == 1
+    assert "# def blend_all" in text and "\ndef fused_silu" in text

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verify.cli import exits, options, screen, sinks
-from verify.errors import UsageError, WriteError
+from verify.errors import InternalError, UsageError, WriteError
 
 if TYPE_CHECKING:
     from verify.declare.guess import Guess
@@ -81,7 +81,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _guesses(functions: list[Found], references: dict[str, list[str]], options: argparse.Namespace) -> list[Guess]:
-    """Asks workers for the definition of each function. A function that ends its worker has none."""
+    """Asks workers for the definition of each function. A function that ends its worker, or fails there, has none."""
     import msgspec
 
     from verify.declare.guess import Guess, GuessDefinition
@@ -105,6 +105,8 @@ def _guesses(functions: list[Found], references: dict[str, list[str]], options: 
             found = pool.ask(asked, timeout=min(options.timeout, max(end - time.monotonic(), 1.0)))
         except (Died, Late) as error:
             return number, Guess(f"running it ended the process: {error}")
+        except InternalError as error:  # the worker has printed where
+            return number, Guess(str(error))
         if "CUDA error" in found.why:  # its process can no longer use the GPU
             pool.stop()
         return number, found
