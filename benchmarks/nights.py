@@ -1,9 +1,11 @@
-"""How a night scales over the GPUs of one machine: python -m benchmarks.nights [OUTPUT.json] [--gpus 1,2] [TARGET ...]
+"""Measures how a night scales over the GPUs of one machine.
 
-Each number of GPUs does the same night (accuracy, sweep, hunt and laws, without timings) in an empty folder, with
-empty caches of compiled kernels and CORES cores for each GPU. The nights run side by side, each on GPUs and cores of
-its own, so the machine needs as many as all of them together. Exits with 1 if the records differ in a figure, or if a
-night over N GPUs is less than 0.9 N times as fast as one over the first number.
+    python -m benchmarks.nights [OUTPUT.json] [--gpus 1,2] [TARGET ...]
+
+Each number of GPUs does the same night: accuracy, sweep, hunt and laws, without timings. It begins in an empty folder,
+with empty caches of compiled kernels and CORES cores for each GPU. The nights run side by side, each on GPUs and cores
+of its own, so the machine needs as many as all of them together. Exits with 1 if the records differ in a figure, or if
+a night over N GPUs is less than 0.9 N times as fast as one over the first number.
 
 A hunt that the clock ended has tried as much as the machine could in its time. Such hunts are counted and not compared.
 """
@@ -60,7 +62,7 @@ def ended_by_the_clock(records: list[Run]) -> set[tuple[str, str]]:
 
 
 def without(hunts: set[tuple[str, str]], record: Run) -> dict[str, Any]:
-    """Returns what is compared of a record: all but these hunts, what is said about them, and words of the stages."""
+    """Returns the parts of a record to compare: not these hunts, their notes, or the messages of stages."""
     plain = comparable(record)
     for kernel in plain["kernels"]:
         mine = {result for name, result in hunts if name == kernel["name"]}
@@ -119,8 +121,8 @@ def main() -> int:
         rows.append({**row, "verdict": record.verdict, "stages": stages})
         print(json.dumps(rows[-1]), flush=True)
     about = {name: item for name, item in records[0].environment.items() if name != "probes"}
-    whole = {"environment": about, "targets": options.targets, "cores": options.cores, "rows": rows}
-    whole["hunts ended by the clock"] = len(clocked)
+    whole = {"environment": about, "targets": options.targets, "cores": options.cores, "profile": options.profile}
+    whole |= {"rows": rows, "hunts ended by the clock": len(clocked)}
     write_atomically(options.output, json.dumps(whole, indent=1).encode() + b"\n")
     held = all(not row["differences"] and row["speedup"] >= SHARE * row["gpus"] for row in rows)
     return int(not held)

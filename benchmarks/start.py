@@ -50,7 +50,7 @@ def candidate_{number}({names}):
     assert {number} >= 0  # so that each candidate has code of its own, and all have the same results
     return {body}
 """
-# by measurement: what it is, the operands, and how a candidate computes it
+# by measurement: the definition, the names of the operands, and the body of a candidate
 KINDS = {
     "run": ("functional.silu", "x", "x * torch.sigmoid(x)"),
     "elementwise": ("functional.gelu", "x", "x * torch.special.ndtr(x)"),

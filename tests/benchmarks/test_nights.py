@@ -1,4 +1,4 @@
-"""How the records of nights on one GPU and on several are compared."""
+"""Compares the records of nights on one GPU and on several."""
 
 from __future__ import annotations
 

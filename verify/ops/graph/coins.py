@@ -4,8 +4,8 @@
     for found in coins.runs(16, evaluate, largest):  # `evaluate` calls coins.like(value) for each tensor it disturbs
         ...
 
-To start a step takes longer than to evaluate a small one. So after the first run, all others are evaluated together by
-`torch.vmap`, if they are small. They have the random numbers that they would have one after the other.
+A small step takes longer to start than to evaluate. So `torch.vmap` evaluates all small runs after the first together,
+with the random numbers that they would have one after the other.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import random
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import TypeVar
 
@@ -33,7 +33,12 @@ _LEAST = 4  # runs that are worth evaluating together
 def _random_numbers(seed: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Returns the random numbers of a seed, and the state of the generator after them."""
     generator = torch.Generator(device).manual_seed(seed)
-    return torch.rand(_COINS, dtype=torch.float64, device=device, generator=generator) * 2 - 1, generator.get_state()
+    return _fresh((_COINS,), generator), generator.get_state()
+
+
+def _fresh(shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """Returns new random numbers within +-1."""
+    return torch.rand(shape, dtype=torch.float64, device=generator.device, generator=generator) * 2 - 1
 
 
 class Coins:
@@ -117,8 +122,7 @@ class Coins:
             start = self._random.randrange(_COINS // 8)
             apart = (_COINS - start - row) // (count // row) if row else 0
             if apart < 1:  # very long rows, or very many
-                kind = {"dtype": torch.float64, "device": self._numbers.device}
-                return torch.rand(shape, generator=self._generator, **kind) * 2 - 1  # type: ignore[call-overload, no-any-return]
+                return _fresh(shape, self._generator)
             size = apart - (apart % 2 == 0)
         strides = [1]
         for length in reversed(shape[1:-1]):
