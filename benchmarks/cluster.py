@@ -23,7 +23,7 @@ from verify.records.files import write_atomically
 from verify.search.sweep.drive import SweepSettings, sweep
 from verify.search.sweep.requests import ListSpaces
 from verify.workers.check_workers_identical import check_equal
-from verify.workers.gpus import gpus
+from verify.workers.machine import gpus
 from verify.workers.pool import Pool
 from verify.workers.process import START_SECONDS, Worker
 from verify.workers.requests import CountGpus, Environment

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import verify
+from verify.workers.machine import usable_cores
 from verify.workers.phases import VARIABLE
 from verify.workers.pool import Pool
 
@@ -155,7 +156,7 @@ def machine() -> dict[str, Any]:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     imported, torch, gpu = done.stdout.rstrip("\n").split(" ", 2)
     seconds = round(float(imported) - began, 2)
-    return {"gpu": gpu, "cores": os.cpu_count(), "torch": torch, "import_torch": seconds}
+    return {"gpu": gpu, "cores": usable_cores(), "torch": torch, "import_torch": seconds}
 
 
 def main() -> int:

@@ -49,7 +49,7 @@ from verify.search.sweep.requests import ListSpaces
 from verify.search.sweep.space import Space
 from verify.workers import process, process_tree
 from verify.workers.check_workers_identical import check_equal
-from verify.workers.gpus import gpus as devices
+from verify.workers.machine import gpus as devices
 from verify.workers.pool import Pool, spread
 from verify.workers.requests import CountGpus
 

@@ -15,7 +15,6 @@ did not reach. Such work makes the run incomplete, so a shorter night never look
 
 from __future__ import annotations
 
-import os
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -42,6 +41,7 @@ from verify.records.source_digest import digest, own_digest
 from verify.records.stage_time import StageTime
 from verify.search.hunt.requests import Hunts, ListHunts
 from verify.search.sweep.requests import ListSpaces
+from verify.workers.machine import usable_cores
 from verify.workers.pool import Pool, using
 from verify.workers.process import START_SECONDS
 from verify.workers.requests import About
@@ -108,7 +108,7 @@ def _run(night: Night, planned: Sequence[PlannedStage], command: str, started: f
     """Does the stages one after the other, each until its share of the budget is used."""
     if night.pool is None and backends.gpu_expected() and planned and planned[0].do is accuracy:
         # the others start while the first worker lists the kernels
-        _pool(night).begin(night.jobs or os.cpu_count() or 1)
+        _pool(night).begin(night.jobs or usable_cores())
     _claim(night)
     records: list[Run] = []
     stages: list[Stage] = []

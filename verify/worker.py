@@ -60,6 +60,7 @@ from verify.search.sweep.requests import ListSpaces, RecordSweep, Spaces, SweepC
 from verify.truth.certificate import Entry
 from verify.workers import process_tree
 from verify.workers.fork_server import forked
+from verify.workers.machine import usable_cores
 from verify.workers.phases import phase
 from verify.workers.requests import About, CountGpus, Environment, OnProgress, Request
 from verify.workers.serving import WithBytes, serve, watch
@@ -236,7 +237,7 @@ def _environment_of(backend: Backend) -> Future[dict[str, Any]]:
 def _environment(request: Environment, backend: Backend, progress: OnProgress) -> About:
     probing = None if request.probed is None else _environment_of(backend)
     environment = probing.result() if probing and request.probed else {}
-    return About(backend.name, backend.device, environment, backend.workers(os.cpu_count() or 1), backend.count())
+    return About(backend.name, backend.device, environment, backend.workers(usable_cores()), backend.count())
 
 
 def _gpus(request: CountGpus, backend: Backend, progress: OnProgress) -> int:

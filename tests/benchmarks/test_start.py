@@ -47,7 +47,7 @@ def test_every_try_needs_a_verdict(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["elementwise", "product"])
 def test_candidates_are_judged_by_one_warm_worker(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     times = tmp_path / "times.txt"
-    monkeypatch.setattr("os.cpu_count", lambda: 1)  # more cores are forks for each case
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})  # more cores are forks for each case
     monkeypatch.setenv(start.VARIABLE, str(times))
     options = SimpleNamespace(backend="interpreter", side=4, candidates=2)
     found = start.candidates(kind, tmp_path, times, options)  # type: ignore[arg-type]

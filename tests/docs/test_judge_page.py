@@ -32,7 +32,7 @@ def test_the_page_shows_what_its_commands_print(
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # the tests of kernels have it interpret
-    monkeypatch.setattr("os.cpu_count", lambda: 1)  # more cores are forks for each case
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})  # more cores are forks for each case
     # the page shows no input, and making one smaller takes up to ten seconds
     monkeypatch.setattr(judging, "ReplayElement", lambda *given, shrink: ReplayElement(*given))
     (command,) = COMMANDS

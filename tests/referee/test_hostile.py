@@ -78,7 +78,7 @@ def judged(folder: Path, attacks: dict[str, tuple[str, str, str]]) -> dict[str, 
     paths = written(folder, **{name: solution(body) for name, body in bodies.items()})
     settings = Settings(backend="cpu", timeout=48, memory=1 << 30)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "cpu_count", lambda: 1)  # more cores are forks for each case
+        patch.setattr(os, "sched_getaffinity", lambda _: {0})  # more cores are forks for each case
         patch.delenv("TRITON_INTERPRET", raising=False)
         found = list(judge_many([(str(problem), str(path)) for path in paths.values()], settings, 1))
     return {Path(each.solution).stem: each for each in found}

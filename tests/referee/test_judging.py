@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -144,7 +145,7 @@ def judged_by_this_process(folder: Path) -> dict[str, Judgement]:
     paths = written(folder, **texts)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(process, "Worker", Here)
-        patch.setattr(judging.os, "cpu_count", lambda: 1)  # more cores are forks for each case
+        patch.setattr(os, "sched_getaffinity", lambda _: {0})  # more cores are forks for each case
         patch.setattr(
             judging, "ReplayElement", lambda *given, shrink=False: asked.append(shrink) or ReplayElement(*given)
         )
@@ -252,7 +253,7 @@ def test_judgements_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(process, "Worker", Here)
     monkeypatch.setattr(judging, "declared_by", lambda *asked, **how: [SimpleNamespace(name="own_1")])
-    monkeypatch.setattr(judging.os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     monkeypatch.setattr(judging.session, "run", run)
     paths = written(tmp_path, problem=LINEAR, right=solution(PLAIN))
     (found,) = judge_many([(str(paths["problem"]), str(paths["right"]))], Settings(backend="cpu"), 2)

@@ -245,7 +245,7 @@ def test_a_pool_of_gpus_has_one_worker_on_each_and_grows_in_turns(made: list[Mad
 def test_several_gpus_have_room_for_more_processes_up_to_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     about = About("cuda", "cuda:0", {}, workers=5)
     for cores, room in ((64, 10), (8, 8)):
-        monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
+        monkeypatch.setattr("os.sched_getaffinity", lambda _, cores=cores: set(range(cores)))
         assert Pool.on_gpus(["0", "1"], "cuda").room(about) == room
     assert Pool.started("cuda").room(about) == 5, "a worker knows the cores of its machine"
 

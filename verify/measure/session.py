@@ -7,7 +7,6 @@ concerned has no verdict and the run is incomplete.
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from verify.records.merge import together
 from verify.records.part_store import PartStore
 from verify.records.record import Gap, GapKind, KernelRun, Run
 from verify.records.source_digest import digest, own_digest
+from verify.workers.machine import usable_cores
 from verify.workers.pool import Pool
 from verify.workers.process import OutOfTime, Worker
 from verify.workers.requests import About, Late
@@ -171,7 +171,7 @@ class Measuring(Source[_Part, KernelRun]):
         # Workers take seconds to start on a GPU, and cores are plentiful. Several targets keep several workers busy.
         if session.by_dtype and (len(targets) > 1 or gpu_expected()):
             parts_expected = (len(session.dtypes) or EXPECTED_DTYPES) * (len(targets) if session.jobs else 1)
-            pool.begin(min(session.jobs or os.cpu_count() or 1, parts_expected))
+            pool.begin(min(session.jobs or usable_cores(), parts_expected))
         pool.probe()
         declared: list[Declared] = []
         for target in targets:
@@ -231,7 +231,7 @@ class Measuring(Source[_Part, KernelRun]):
         """
         session = self.session
         session.progress(self.progress.begin(part.key, f"{part.kernel.name} {part.dtype}".rstrip()))
-        cores, left = session.jobs or os.cpu_count() or 1, len(self.parts) - len(self.ended)
+        cores, left = session.jobs or usable_cores(), len(self.parts) - len(self.ended)
         return Measure(
             part.target,
             session.seed,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import secrets
 import shutil
 import tempfile
@@ -41,6 +40,7 @@ from verify.report.result_words import judged, rank
 from verify.report.rows import rows_of
 from verify.search.hunt import schedule
 from verify.search.hunt import settings as hunt
+from verify.workers.machine import usable_cores
 from verify.workers.pool import Pool, spread, using
 from verify.workers.process import START_SECONDS
 from verify.workers.requests import Environment
@@ -296,7 +296,7 @@ class _Judging:
             enough=0.0 if math.isinf(enough) else enough,
             needed=needed,
             jobs=1,
-            judges=max(1, min((os.cpu_count() or 1) // self.settings.jobs, MOST_JUDGES)),
+            judges=max(1, min(usable_cores() // self.settings.jobs, MOST_JUDGES)),
             profile=self.plan.profile,
             pool=self.workers,
             progress=self.settings.progress,

@@ -30,7 +30,7 @@ from typing import Any, Generic, TypeVar
 from verify.backends import Cuda, named
 from verify.errors import JudgeFailed, VerifyError
 from verify.workers import process
-from verify.workers.gpus import gpus
+from verify.workers.machine import gpus, usable_cores
 from verify.workers.process import START_SECONDS, Answers, AnyWorker, OutOfTime
 from verify.workers.requests import About, Died, Environment, Late, OnProgress, R, Request, kind_of
 
@@ -123,7 +123,7 @@ class Pool:
 
     def room(self, about: About) -> int:
         """Returns how many processes can work here at once. `about` is that of one worker, so of one GPU."""
-        return about.workers if self.devices == 1 else min(os.cpu_count() or 1, about.workers * self.devices)
+        return about.workers if self.devices == 1 else min(usable_cores(), about.workers * self.devices)
 
     def first(self, count: int) -> Pool:
         """Returns a pool of the first `count` processes, or this pool if it does not start processes itself."""

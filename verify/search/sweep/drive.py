@@ -9,7 +9,6 @@ record is made. A worker that finds no chunk left makes the records, result by r
 
 from __future__ import annotations
 
-import os
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +29,7 @@ from verify.records.record import Gap, KernelRun, Run
 from verify.search.sweep.partial import Outline, Partial
 from verify.search.sweep.requests import ListSpaces, RecordSweep, Spaces, SweepChunks
 from verify.search.sweep.space import Space, left_over, merged
+from verify.workers.machine import usable_cores
 from verify.workers.pool import Pool
 from verify.workers.process import START_SECONDS
 from verify.workers.requests import About
@@ -218,7 +218,7 @@ class _Sharing(Source[_Task, Any]):
         begun = {space.identity(): space.describe() for space in found.spaces}
         place = {**found.place, **place, "backend": about.backend}
         self.depends_on = {"inputs": begun, "version": VERSION, "references": found.references, **place}
-        jobs = self.settings.jobs or (1 if named(about.backend).gpu else os.cpu_count() or 1)
+        jobs = self.settings.jobs or (1 if named(about.backend).gpu else usable_cores())
         pool.grow(min(jobs, sum(space.chunks for space in found.spaces)))
         spaces = [_SweptSpace(*each) for each in zip(found.spaces, found.references, strict=True)]
         self.enqueue(spaces, len(pool.workers))

@@ -1,10 +1,27 @@
-"""The GPUs of one machine, as entries of a variable such as CUDA_VISIBLE_DEVICES."""
+"""What one machine has for processes: cores, and GPUs as entries of a variable such as CUDA_VISIBLE_DEVICES."""
 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
+from pathlib import Path
 
 from verify.errors import UsageError
+
+QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of all cores, and of what time
+
+
+def usable_cores() -> int:
+    """Returns how many cores this process may use.
+
+    taskset, batch systems and `docker --cpuset-cpus` give a process some of the machine's cores; `docker --cpus` gives
+    it time on all of them. os.cpu_count() knows neither.
+    """
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with suppress(OSError, ValueError):  # no such file, or no quota ("max")
+        quota, period = map(int, QUOTA.read_text().split())
+        count = min(count, max(1, quota // period))
+    return count
 
 
 def gpus(request: str, seen: int, visible: str = "CUDA_VISIBLE_DEVICES") -> list[str]:

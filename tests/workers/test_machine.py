@@ -1,4 +1,4 @@
-"""Which GPUs `--gpus` names, and what is done early where there are any."""
+"""How many cores a process may use, which GPUs `--gpus` names, and what is done early where there are any."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 from verify import worker
 from verify.backends import Cuda
 from verify.errors import UsageError
-from verify.workers.gpus import gpus
+from verify.workers import machine
+from verify.workers.machine import gpus
 
 
 @pytest.mark.parametrize(
@@ -68,3 +69,14 @@ def test_triton_is_read_early_where_it_compiles_and_only_there(tmp_path: Path, m
     triton_key.cache_clear()
     worker._identify_triton()
     assert triton_key.cache_info().currsize == 1
+
+
+def test_cores_are_those_of_this_process_and_no_more_than_its_quota(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {1, 3, 5})
+    monkeypatch.setattr(machine, "QUOTA", tmp_path / "cpu.max")
+    assert machine.usable_cores() == 3
+    for quota, cores in (("max 100000", 3), ("200000 100000", 2), ("50000 100000", 1), ("900000 100000", 3)):
+        machine.QUOTA.write_text(quota + "\n")
+        assert machine.usable_cores() == cores
