@@ -36,6 +36,7 @@ FUNCTIONS = (
 REASONS = {
     "cells": "bare products have neither bias nor activation; the ceiling counts the layers whose floor is fast enough",
     "float32": "ours computes in float64 or in pairs of float32, for an error of at most 1 ULP",
+    "heads": "ours also stores statistics of the rows, and looks for rows that float32 does not hold",
     "gated": "silu(gate) keeps its precision to 2^-262, by 16 of the 33 instructions of an element",
     "in place": "Liger's backward pass overwrites its inputs with their gradients; ours returns new tensors",
     "host": "{:+.0f} us is a function of Triton's with one launch each way; `profile` in the record lists the calls",
@@ -164,6 +165,7 @@ def _of_row(found: dict[str, Any], row: Row) -> list[Line]:
             target, held, reached = f"{least}", value >= least, f"{value:.3f} of {best}"
             reason = REASONS["float32"] if row.dtype == "float32" and row.group not in ("linear", "fp8") else ""
             reason = REASONS["gated"] if (row.group, row.dtype, which) == ("gated", "bfloat16", "forward") else reason
+            reason = REASONS["heads"] if (row.group, row.dtype, which) == ("heads", "bfloat16", "forward") else reason
             reason = REASONS["in place"] if (row.group, which, best) == ("gates", "step", "liger") else reason
         if "nan" in reached:
             reached, reason = NOT_MEASURED, ""

@@ -120,17 +120,18 @@ def forward_plan(call: Call) -> ForwardPlan:
     half = _are_half(call.x, call.residual, call.input_bias) and torch.float64 not in (call.weight, call.bias)
     if half:
         share = 512 if residual or (fast and block <= (4096 if call.light else 2048)) else 1024
-        few = call.rows * block <= 1 << 20  # rows that leave registers free
+        # Rows that leave registers free. Layer norm of 4,096 columns would load weight and bias late with 64 of them.
+        free = call.rows * block <= 1 << 20 or (fast and call.centre and block == 4096)
         operands = (call.x, call.residual, call.input_bias, call.weight, call.bias)
         return ForwardPlan(
             "fast",
             block,
             warps=max(1, min(16, block // share)),
             # 64 registers give a quarter more rows in flight than the 79 that the compiler would use
-            maxnreg=64 if residual or (block >= 1024 and (share == 512 or not few)) else None,
+            maxnreg=64 if residual or (block >= 1024 and (share == 512 or not free)) else None,
             mark=not _are_half(call.weight, call.bias) or (call.centre and block > 8192),
             packed=block == n >= 2048 and residual and all(dtype in (None, torch.bfloat16) for dtype in operands),
-            early=call.plain and (share == 512 or few),
+            early=call.plain and (share == 512 or free),
         )
     if residual and block <= 4096:
         warps, maxnreg = max(1, block // (256 if call.input_bias is None else 512)), 64
