@@ -369,7 +369,7 @@ def _exact_where_open(
         patterns = bits_of(got.reshape(-1)[chosen]).tolist()
         for at, point, pattern in zip(places, kernel.op.points(problem, name, places), patterns, strict=True):
             with contextlib.suppress(BeyondEffort):  # without an affordable exact value the interval remains
-                verdict = judge(point, fmt, pattern & ((1 << fmt.bits) - 1), both=both, policy=kernel.policy)
+                verdict = judge(point, fmt, fmt.unsigned(pattern), both=both, policy=kernel.policy)
                 magnitude[at], width[at] = abs(verdict.ulp), 0.0
 
     judged: set[int] = set()

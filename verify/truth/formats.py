@@ -140,6 +140,10 @@ class Format:
         """Returns a pattern as a signed integer of the same width, as a tensor of integers holds it."""
         return bits - (1 << self.bits) if bits >= self.sign_bit else bits
 
+    def unsigned(self, bits: int) -> int:
+        """Returns the pattern that a tensor of integers holds, signed or not."""
+        return bits & ((1 << self.bits) - 1)
+
     def from_ordinal(self, ordinal: int) -> int:
         """Returns the pattern at an ordinal; +0 for 0. Raises ValueError if there is no number."""
         bits = abs(ordinal)

@@ -118,7 +118,7 @@ def row_by_row(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
     return _Norm.apply(x, weight, eps, _row_by_row)
 
 
-@verify.kernel(op="silu", dtypes=["float32"], gradients=False)
+@verify.kernel(op="silu", dtypes=["float32", "float64"], gradients=False)
 def neighbourly(x: Tensor) -> Tensor:
     """Looks at its neighbours: the more there are, the wronger, and alone it is right."""
     y = silu(x)

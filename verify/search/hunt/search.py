@@ -55,7 +55,7 @@ class Elite:
     candidate: Candidates
     shared: Candidates
     element: int
-    got: int
+    got: int  # bits, signed as in a tensor
 
 
 @dataclass(frozen=True)

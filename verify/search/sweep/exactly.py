@@ -47,6 +47,6 @@ def judge_at(
         return []
     points, fmt = points_at(kernel, space, result, places), format_of(kernel, space, result)
     return [
-        judge(point, fmt, pattern & ((1 << fmt.bits) - 1), both=both, policy=kernel.policy)
+        judge(point, fmt, fmt.unsigned(pattern), both=both, policy=kernel.policy)
         for point, pattern in zip(points, bits, strict=True)
     ]
