@@ -461,16 +461,18 @@ def gradients_bf(dy, x1, x, q, v, w):
 
     g(-u) = -q^4 v, g'(-u) = q^4 w, g(u) = u - q^4 v and g'(u) = 1 - q^4 w.
 
-    dy x1 and q^4 may leave float32's range although the second result does not. So if dy and x1 are above 1, they are
-    multiplied by 2^-64, and each of four factors q by 2^32. Powers of two keep all bits: twice the dy gives twice the
-    result. q is a normal float32 for all u at which dy x1 <= 2^256 gives a result above 0.
+    dy x1 and q^4 may leave float32's range although the second result does not. So if dy and x1 are above 1 and dy x1
+    above 4, dy and x1 are multiplied by 2^-64, and each of four factors q by 2^32. Powers of two keep all bits of
+    normal numbers: twice the dy gives twice the result. q is a normal float32 for all u at which dy x1 <= 2^256 gives
+    a result above 0.
     """
     dy = annulled_at_minus_inf(dy, x)
     # If q^2 underflows, results are 0 for finite factors. For infinite ones the tail must not be 0: h is at least TINY.
     h = tl.maximum(q * q, const(q, TINY))
     y = combine_bf(dy, x, h, v, x, -1.0)
-    large = tl.minimum(tl.abs(dy), tl.abs(x1)) > 1.0
-    m = tl.where(large, (dy * 2.0**-64) * (x1 * 2.0**-64), dy * x1)
+    m = dy * x1
+    large = (tl.minimum(tl.abs(dy), tl.abs(x1)) > 1.0) & (tl.abs(m) > 4.0)
+    m = tl.where(large, (dy * 2.0**-64) * (x1 * 2.0**-64), m)
     t = tl.where(large, (q * 2.0**32) * (q * 2.0**32), h)
     scale = tl.where(large, const(q, 2.0**64), const(q, 1.0))
     slope = tl.fma(neg(h * h), w, const(h, 1.0)) * scale

@@ -243,3 +243,12 @@ def test_rows_beyond_2_to_the_31_elements():
     assert torch.equal(rms_norm_fp8(x)[0][-3:].float(), rms_norm_fp8(x[:3])[0].float())
     heads = x.view(-1, 128)
     assert torch.equal(rms_norm(heads)[-5:], rms_norm(heads[-5:]))
+
+
+def test_twice_the_upstream_gradient_is_twice_each_gradient_of_a_bfloat16_gate():
+    """dy xhat weight has 24 bits. Between 1 and 4 it was a subnormal number, and lost bits that decide a rounding."""
+    made = torch.Generator().manual_seed(5)
+    x, gate = (torch.randn(2048, 256, generator=made).mul(scale).bfloat16() for scale in (1.0, 0.3))
+    weight, dy = (torch.rand(shape, generator=made).add(1).bfloat16() for shape in ((256,), (2048, 256)))
+    once, twice = (gated(x, gate, weight, times * dy)[1:] for times in (1, 2))
+    assert all(torch.equal(b, 2 * a) for a, b in zip(once, twice, strict=True))
