@@ -199,7 +199,8 @@ def test_some_elements_have_the_verdict_of_all(name: str, change: str, backend: 
         assert not all_.basis.of
         assert mine.basis.of == all_.basis.n or mine.basis.n == all_.basis.n
         assert mine.basis.n < all_.basis.n or all_.basis.n <= 2 * TINY.elements
-        assert value_of(mine.figures.max_ulp) <= value_of(all_.figures.max_ulp)
+        # errors that are not gated are judged exactly only where they look large: on a GPU that may be elsewhere
+        assert value_of(mine.figures.max_ulp) <= value_of(all_.figures.max_upper)
         if mine.figures.scaled_max is not None and all_.figures.scaled_max is not None:
             # noise is sampled, by other numbers in a part of a program: an element's own is off by a fifth
             assert value_of(mine.figures.scaled_max) <= 1.6 * value_of(all_.figures.scaled_max) + 0.1
@@ -374,6 +375,7 @@ called = verify.kernel(like=lambda x: torch.softmax(x, -1), examples=[(x,)], dty
     lambda x: torch.softmax(x, -1)
 )
 backend = backends.select()
+torch.softmax(torch.zeros(4, 4, device=backend.device), -1)  # a GPU's own memory on the host
 before = peak_memory(backend)["host"]
 found = measuring.measure_kernel(
     called, Measure("a.py::called"), backend, budget=Budget(2.0**26, memory=1 << 28, whole=1 << 20)
@@ -471,6 +473,7 @@ def gpu(backend: Backend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Ba
     monkeypatch.setattr(budgeting, "total_memory", lambda backend: 1 << 40)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 0)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
     return Gpu(backend.device, backend.label)
