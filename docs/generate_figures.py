@@ -419,6 +419,25 @@ def cluster_times(data: dict[str, Any]) -> str:
     return table(["GPUs", "seconds", "times as fast", "workers busy"], rows) + f"\n{made}\n"
 
 
+def night_times(data: dict[str, Any]) -> str:
+    """One night on several numbers of GPUs of one machine, stage by stage."""
+    stages = list(data["rows"][0]["stages"])
+    rows = [
+        [str(row["gpus"]), *(f"{row['stages'][name]:.0f} s" for name in stages), f"{row['seconds']:,.0f} s"]
+        for row in data["rows"]
+    ]
+    last, environment = data["rows"][-1], data["environment"]
+    unlike = sorted({name for row in data["rows"] for name in row["differences"]})
+    same = f"All figures are equal but those of {', '.join(unlike)}." if unlike else "All figures are equal."
+    left_out = f"{data['hunts ended by the clock']} searches that the clock ended are not compared"
+    return (
+        table(["GPUs", *stages, "whole night"], rows)
+        + f"\n{environment['gpu']}, {data['cores']} cores for each, torch {environment['torch']}: "
+        + f"{last['gpus']} GPUs are {last['speedup']:.2f} times as fast. {same} {left_out} "
+        + "([record](../reports/benchmarks/sm_90/nights.json)).\n"
+    )
+
+
 def sweep_times(data: dict[str, Any]) -> str:
     """Sweeps of 2^32 inputs: the whole, the floor of making inputs and running the subject, and the torch route."""
     beside = any("torch" in case for case in data["cases"])
@@ -579,6 +598,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "block speed": of_benchmark("everything", kernel_speed.block),
     "sweep times": of_benchmark("sweep", sweep_times),
     "cluster times": of_benchmark("cluster", cluster_times),
+    "night times": of_benchmark("nights", night_times),
     "hunts": of_benchmark("hunt", hunts),
     "judge times": of_benchmark("judge", judge_times),
     "start times": of_benchmark("start", start_times),
