@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -71,3 +73,15 @@ def test_the_page_has_the_last_try_of_each_measurement() -> None:
     )
     del data["row"], data["product"]
     assert "2.9 s (an elementwise kernel of 2^24 elements; 3 wanted). `verify" in generate_figures.start_times(data)
+
+
+def test_a_record_of_the_same_machine_is_completed(tmp_path: Path) -> None:
+    def rows(gpu: str, **measured: object) -> dict[str, Any]:
+        environment = {"gpu": gpu, "cores": 16, "torch": "2.11.0", "import_torch": len(measured)}
+        return {"limits": start.LIMITS, "side": 4096, "environment": environment, **measured}
+
+    path = tmp_path / "start.json"
+    assert start.completed(path, rows("H100")) == rows("H100")
+    path.write_text(json.dumps(rows("H100", run=1, row=2)))
+    assert start.completed(path, rows("H100")) == rows("H100") | {"run": 1, "row": 2}
+    assert start.completed(path, rows("H200")) == rows("H200")
