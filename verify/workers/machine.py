@@ -1,4 +1,4 @@
-"""What one machine has for processes: cores, and GPUs as entries of a variable such as CUDA_VISIBLE_DEVICES."""
+"""The cores that this process may use, and GPUs as entries of a variable such as CUDA_VISIBLE_DEVICES."""
 
 from __future__ import annotations
 
