@@ -149,3 +149,16 @@ def test_the_unit_of_a_scale_is_what_float64_resolves_of_it(name: str, exponent:
     found, judged = errors(got, value, fmt, scale=scale), judge(point_at(Fraction(1)), fmt, fmt.inf_bits)
     assert found.scaled is not None
     assert found.scaled.item() == judged.scaled(truth.scale_exponent(0, fmt)) > (0.5 if exponent < 200 else 0)
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("value", "scale"), [(2.0**242, 2.0**242), (1e300, 1.0), (torch.inf, 1.0), (1e300, torch.inf)])
+def test_where_nothing_cancels_an_overflow_demands_infinity(name: str, value: float, scale: float) -> None:
+    """A sum of products of 2^120 is infinite; with 2^-48 of it as the unit, 0 and -inf would be right."""
+    fmt, dtype = named(name), getattr(torch, name)
+    truth, terms = (torch.tensor([each] * 5, dtype=torch.float64) for each in (value, scale))
+    got = torch.tensor([0.0, 1.0, -1e30, -torch.inf, torch.inf], dtype=dtype)
+    found = errors(got, truth, fmt, scale=terms)
+    assert found.scaled is not None
+    largest = 2.0**fmt.precision
+    assert (found.scaled.abs()[:4] >= 0.9 * largest).all() and found.scaled[4] == 0
