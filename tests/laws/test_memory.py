@@ -20,7 +20,7 @@ from verify.declare.declaration import Kernel
 from verify.laws import guard as guard_module
 from verify.laws import memory, registry
 from verify.laws.guard import NAN_FILL, NUMBER_FILL, Guard
-from verify.laws.law import Subject, plain_case
+from verify.laws.law import Broken, Subject, plain_case
 
 LAWS = ("memory bounds", "initialised memory", "nothing overwritten", "no stale results")
 
@@ -269,6 +269,20 @@ def test_results_that_are_alike_because_all_overflows_are_not_stale() -> None:
     subject = Subject(squares, "float32", backends.select(), Sizes())
     case = Case(dtype="float32", dims=(5, 67), fill="huge 1e30", regime="huge 1e30", absent=squares.absent)
     assert not registry.get("no stale results").check(subject, case)
+
+
+@pytest.mark.parametrize("dims", [(5, 33), (17, 64), (64, 100)])
+def test_results_kept_by_shape_are_found_if_they_vary_by_a_few_spacings_alone(dims: tuple[int, int]) -> None:
+    """One element a spacing off PyTorch's was as far as any of the values before."""
+    kept: dict[Any, torch.Tensor] = {}
+
+    @verify.kernel(like=lambda x: x.logsumexp(-1), shapes={"x": "n d"}, dtypes=["bfloat16"], gradients=False)
+    def logsumexp(x: torch.Tensor) -> torch.Tensor:
+        return kept.setdefault((x.shape, x.dtype), x.double().logsumexp(-1).to(x.dtype)).clone()
+
+    subject = Subject(logsumexp, "bfloat16", backends.select(), Sizes())
+    with pytest.raises(Broken, match="new values in the same memory do not give the results of those values"):
+        registry.get("no stale results").check(subject, plain_case(subject, dims))
 
 
 def test_a_guard_does_not_import_the_compiler() -> None:

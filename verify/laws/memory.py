@@ -169,7 +169,7 @@ def _check_overwritten(subject: Subject, case: Case) -> None:
         )
 
 
-_AS_FAR = 16  # up to this factor, PyTorch's rounding explains the larger of two distances
+_AS_FAR = 4  # up to this factor, PyTorch's rounding explains the larger of two mean distances
 _BUFFERS = 8  # in the plain case this many later calls must not change a result: a kernel may use buffers in turn
 
 
@@ -234,13 +234,16 @@ def _check_stale(subject: Subject, case: Case) -> None:
         return Measured(sent_all(values[at], device), sent_all(arriving[at], device), same)
 
     def away(at: int) -> dict[str, float]:
-        """Returns how far the equal results are from PyTorch's of the first (0) or the second (1) values."""
+        """Returns how far the equal results are from PyTorch's of the first (0) or the second (1) values.
+
+        The mean: one element that is a spacing off is as far as most elements of other values, if results vary little.
+        """
         try:
             theirs = run_baseline(kernel, cases[at], device, of(at, device)).results
         except KernelError:  # PyTorch may lack the memory or refuse the operands
             return {}
         both = {name: (value, theirs[name].to(value.device)) for name, value in same.items() if name in theirs}
-        return {name: float(distances(ours.double(), other.double()).max()) for name, (ours, other) in both.items()}
+        return {name: float(distances(ours.double(), other.double()).mean()) for name, (ours, other) in both.items()}
 
     # Right results, as gradients of 0 of rows of one number, are about as far in both. Exact values would cost minutes.
     first, second = away(0), away(1)
