@@ -7,6 +7,7 @@ import inspect
 import io
 import json
 import linecache
+import math
 import os
 import re
 import subprocess
@@ -137,6 +138,15 @@ def test_what_cannot_be_imported_is_a_problem_of_the_run(project: Path) -> None:
         (lambda: verify.run([]), "targets are files, modules, kernels or functions; received none"),
         (lambda: verify.run(7), "a target is a path, FILE.py::KERNEL, MODULE, a kernel or a function; received 7"),
         (lambda: verify.run("a.py", without=["shapes"]), "only profile= tries them; received without= alone"),
+        (lambda: verify.run("a.py", profile="fast"), "profile= is one of quick, ci, .*; received 'fast'"),
+        (lambda: verify.run("a.py", profile="ci", without=["shape"]), r"no law is named 'shape' \(closest: shapes\)"),
+        (lambda: verify.run("a.py", dtypes=["bf16"]), "bf16"),
+        (lambda: verify.run("a.py", seed="a"), "seed= is a whole number from 0; received 'a'"),
+        (lambda: verify.run("a.py", jobs=-3), "jobs= is a whole number from 0; received -3"),
+        (lambda: verify.run("a.py", memory="1GB"), "memory= is a whole number from 0; received '1GB'"),
+        (lambda: verify.run("a.py", timeout=math.nan), "timeout= is a positive number of seconds; received nan"),
+        (lambda: verify.sweep("a.py", hardest=-1), "hardest= is a whole number from 0; received -1"),
+        (lambda: verify.hunt("a.py", timeout=-1), "timeout= is a positive number of seconds; received -1"),
         (lambda: verify.run(["a.py", "b.py"], kernels=["f"]), "kernels= chooses among those of one file or module"),
         (
             lambda: verify.run(len),

@@ -193,13 +193,9 @@ def run(
     declaration: declares a function, for instance with like=torch.nn.functional.gelu.
     partial: True: Ctrl-C returns the finished part of the run. False: Ctrl-C raises KeyboardInterrupt.
     """
-    named, dtypes, without = (
-        _targets(targets, kernels, dtypes, declaration),
-        tuple(dtypes),
-        tuple(dict.fromkeys(without)),
-    )
-    if without and not profile:
-        raise UsageError("without= leaves out laws, and only profile= tries them; received without= alone")
+    dtypes, without = _dtypes(dtypes), _laws(profile, without)
+    _demand_numbers(timeout, seed=seed, jobs=jobs, memory=memory)
+    named = _targets(targets, kernels, dtypes, declaration)
     settings = session.Session(
         backend=backend,
         seed=seed,
@@ -276,7 +272,9 @@ def sweep(
     Ctrl-C raises InterruptedSweepError, which names the file with the finished part. `resume=` continues from that
     file.
     """
-    named, dtypes, results = _targets(targets, kernels, dtypes, declaration), tuple(dtypes), tuple(results)
+    dtypes, results = _dtypes(dtypes), tuple(results)
+    _demand_numbers(timeout, jobs=jobs, hardest=hardest)
+    named = _targets(targets, kernels, dtypes, declaration)
     said = {"dtype": dtypes, "result": results, "pairs": pairs, "range": range and f"{range[0]!r}:{range[1]!r}"}
     said |= {"regime": regime, "baseline": baseline, "no-curve": not curve, "hardest": hardest, "backend": backend}
     begun: dict[str, float] = {}
@@ -328,7 +326,9 @@ def hunt(
 
     The first Ctrl-C calls `stopping` and returns the findings. A second one raises KeyboardInterrupt.
     """
-    named, dtypes, results = _targets(targets, kernels, dtypes, declaration), list(dtypes), list(results)
+    dtypes, results = list(_dtypes(dtypes)), list(results)
+    _demand_numbers(timeout, seed=seed, width=width)
+    named = _targets(targets, kernels, dtypes, declaration)
     if duration is not None and evaluations is not None:
         raise UsageError("a hunt has a duration or a number of evaluations; received both")
     said = {"dtype": dtypes, "result": results, "duration": duration and f"{duration:g}s", "evaluations": evaluations}
@@ -483,6 +483,37 @@ def _kept(resume: AnyPath | PartStore | None, targets: Sequence[str]) -> PartSto
             "resume= needs kernels in files, to find changes; received a function", hint="put it in a file"
         )
     return PartStore(Path(resume))
+
+
+def _dtypes(given: Iterable[str]) -> tuple[str, ...]:
+    """Returns the names of dtypes. Raises UsageError for one that verify does not know."""
+    names = tuple(given)
+    if names:
+        from verify.truth import formats  # this import needs torch
+
+        names = tuple(formats.named(name).name for name in names)
+    return names
+
+
+def _laws(profile: str, without: Iterable[str]) -> tuple[str, ...]:
+    """Returns the names of the laws to leave out. Raises UsageError for an unknown law or profile."""
+    from verify.laws import profiles
+
+    if profile and profile not in profiles.EXAMPLES:
+        raise UsageError(f"profile= is one of {', '.join(profiles.EXAMPLES)}; received {profile!r}")
+    names = tuple(dict.fromkeys(map(profiles.named, without)))
+    if names and not profile:
+        raise UsageError("without= leaves out laws, and only profile= tries them; received without= alone")
+    return names
+
+
+def _demand_numbers(timeout: float, **whole: int) -> None:
+    """Raises UsageError unless the timeout is positive and the others are whole numbers from 0."""
+    for name, value in whole.items():
+        if not isinstance(value, int) or not 0 <= value < 1 << 63:
+            raise UsageError(f"{name}= is a whole number from 0; received {value!r}")
+    if not isinstance(timeout, int | float) or not timeout > 0:
+        raise UsageError(f"timeout= is a positive number of seconds; received {timeout!r}")
 
 
 def _targets(given: Any, kernels: Iterable[str], dtypes: Iterable[str], declaration: Mapping[str, Any]) -> list[str]:

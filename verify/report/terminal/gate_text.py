@@ -80,7 +80,7 @@ def _cells(row: Row, signs: Signs) -> list[Cell]:
         Cell(row.key.output),
         Cell(row.key.dtype),
         Cell(row.key.regime),
-        Cell("-" if row.bound is None else words.decimal(row.bound.value)),
+        Cell("-" if row.bound is None else words.decimal(row.bound.value) + words.MARK[row.bound.gate]),
         Cell(gate_words.error(reading) + scaled, "red" if status == "wrong" else ""),
         Cell(words.basis_short(reading.basis)),
         Cell(f"{signs.status[status]} {row.status}", STYLES[status]),
@@ -111,7 +111,7 @@ def _block(page: Page, row: Row, verdict: Verdict, records: Sequence[str], *, wh
     elif row.bound is not None:
         bound = row.bound
         evidence = f"{words.basis_short(bound.basis)}, {bound.evidence.date}, commit {bound.evidence.commit[:7]}"
-        page.field("bound", f"{words.decimal(bound.value)} ULP: {evidence}")
+        page.field("bound", f"{words.decimal(bound.value)}{words.UNIT[bound.gate]}: {evidence}")
     if row.waiver is not None:
         page.field("waiver", gate_words.waiver(row).removeprefix("its waiver "))
     for other in row.readings:
