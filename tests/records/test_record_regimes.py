@@ -103,3 +103,17 @@ def test_a_replay_finds_the_worst_of_a_regime(run: Run) -> None:
         worst_of_run(run, "sloppy", dtype="float16", result="y", regime="nowhere")
     with pytest.raises(UsageError, match="bfloat16"):
         worst_of_run(run, "sloppy", dtype="bfloat16")
+
+
+def test_a_replay_takes_an_element_of_a_wrong_result_first(run: Run) -> None:
+    """A passing kernel may be far off where it promises nothing."""
+    from verify.records.recorded import worst_of_run
+
+    kernel = run.kernels[0]
+    wrong = msgspec.structs.replace(only(kernel), status="wrong")
+    far = msgspec.structs.replace(wrong.worst[0], ulp=1e9, scaled_ulp=None)
+    fine = msgspec.structs.replace(wrong, output="dx", status="ok", worst=[far])
+    both = msgspec.structs.replace(run, kernels=[msgspec.structs.replace(kernel, results=[fine, wrong])])
+    assert worst_of_run(both).worst == wrong.worst[0]
+    alone = msgspec.structs.replace(run, kernels=[msgspec.structs.replace(kernel, results=[fine])])
+    assert worst_of_run(alone).worst == far

@@ -18,7 +18,7 @@ from tests.report.sample import (
     peer_kernel,
     sample,
 )
-from verify.records.record import Basis, Gap, KernelRun, Result
+from verify.records.record import Basis, ClassFigures, Gap, KernelRun, Result
 from verify.report import result_words
 from verify.report.html import record_html
 from verify.report.markdown import record_markdown
@@ -44,6 +44,29 @@ def test_labels_follow_the_vocabulary_of_the_field() -> None:
     assert label(result, status="wrong") == "wrong"
     scaled = layer_norm_kernel().results[0]
     assert label(scaled) == "0.952 ULP scaled"
+
+
+def test_nan_on_demanding_inputs_is_said_beside_a_small_error_on_ordinary_ones() -> None:
+    """It decides no order: a result that is far off on ordinary inputs is worse than one that is a little off there."""
+    kernel = good_kernel()
+    result = replace(kernel.results[0], status="wrong", reason="1.9 ULP on ordinary inputs, the limit is 1", limit=1.0)
+    off, nan = figures(9, 1.9, 0.5, 0.25, 3), figures(9, "nan", 0.5, 0.25, 3, nonfinite=2)
+    worst = nan_kernel().results[0].worst[0]
+    ordinary = ClassFigures("ordinary", off, 1.0, None, worst, result.reason)
+    demanding = ClassFigures("demanding", nan, 1.0, None, worst, "NaN at 2 of 9 demanding inputs")
+    little = replace(result, figures=nan, classes=[ordinary, demanding])
+    assert result_words.trouble(little) == "1.9 ULP on ordinary inputs, NaN on demanding ones"
+    large = replace(little, output="dx", classes=[replace(ordinary, figures=figures(9, 7.5, 0.5, 0.25, 3))])
+    assert result_words.badness(large) > result_words.badness(little)
+    noise = replace(large, gate="noise", classes=[ordinary, replace(demanding, limit=None)])
+    assert result_words.trouble(noise).endswith("\N{MULTIPLICATION SIGN} noise on ordinary inputs")
+
+    def text(*results: Result) -> str:
+        wrong = replace(kernel, status="wrong", results=list(results))
+        return record_text.render(msgspec.structs.replace(make([kernel]), kernels=[wrong]), Terminal(120))
+
+    assert text(little).count("and      NaN at 2 of 9 demanding inputs: ") == 1
+    assert "the worst is gelu_erf dx bfloat16: 7.5 ULP\n" in text(little, large)
 
 
 def test_a_maximum_beside_open_elements_is_a_lower_end() -> None:

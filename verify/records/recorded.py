@@ -25,13 +25,14 @@ class Recorded:
 def worst_of_run(
     run: Run, target: str = "", dtype: str = "", result: str = "", regime: str = "", index: int | None = None
 ) -> Recorded:
-    """Returns the element furthest beyond its limit. The other arguments narrow the choice down.
+    """Returns the element furthest beyond its limit, of a wrong result if there is one. The other arguments narrow the
+    choice down.
 
     Each result takes part with its first listed element, which explains its verdict, with the worst of `regime`, or
     with the listed elements at a flat index. Kernels that are only measured for comparison take part if `target` names
     them.
     """
-    best: tuple[float, Recorded] | None = None
+    best: tuple[tuple[bool, float], Recorded] | None = None
     for kernel, item in _results(run):
         wanted = kernel.name == _name(target) or kernel.target == target
         if (target and not wanted) or (not target and kernel.peer):
@@ -45,9 +46,9 @@ def worst_of_run(
             if index not in (None, worst.origin.index):
                 continue
             beyond = _error(item, worst) / item.limit
-            beyond = math.inf if math.isnan(beyond) else beyond
-            if best is None or beyond > best[0]:
-                best = beyond, _recorded(run, item, worst)
+            rank = item.status == "wrong", math.inf if math.isnan(beyond) else beyond
+            if best is None or rank > best[0]:
+                best = rank, _recorded(run, item, worst)
     if best is None:
         at = "" if index is None else f"index {index}"
         asked = " ".join(word for word in (target, dtype, result, regime and repr(regime), at) if word)

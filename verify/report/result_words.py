@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from verify.records.figure import COUNTABLE, UNIT, shown, signed
 from verify.records.readings import decimal as number_of
-from verify.records.record import CLASSES, ORDINARY, Figures, Gate, Number, Result, Worst, value_of
+from verify.records.record import CLASSES, ORDINARY, ClassFigures, Figures, Gate, Number, Result, Worst, value_of
 from verify.report.words import at_least, clean, decimal, interval, share, signed_ulp, truth, ulp
 
 HUGE = 65_504.0  # beyond this magnitude, squares and sums usually overflow
@@ -152,10 +152,20 @@ def shown_worst(result: Result) -> Worst | None:
     return of_class or next(iter(result.worst), None)
 
 
+def unbounded_too(result: Result) -> ClassFigures | None:
+    """Returns the class with a limit on which a result is NaN or infinite, if the error on a more important one is
+    finite.
+    """
+    wrong = [each for each in result.classes if each.reason and each.limit is not None]
+    unbounded = [each for each in wrong if not math.isfinite(value_of(judged(each.figures, result.gate).upper))]
+    return unbounded[0] if unbounded and unbounded[0] is not wrong[0] else None
+
+
 def badness(result: Result) -> tuple[int, int, float]:
-    """Returns a sort key of results: the class of inputs, then NaN, infinity, the multiple of the limit."""
+    """Returns a sort key of results: the class of inputs, then NaN, infinity, the multiple of the limit there."""
     of = worst_class(result)
-    return (len(CLASSES) - CLASSES.index(of) if of else 0, *size_of(result.figures, result.gate, result.limit))
+    figures = next((each.figures for each in result.classes if each.reason), result.figures)
+    return (len(CLASSES) - CLASSES.index(of) if of else 0, *size_of(figures, result.gate, result.limit))
 
 
 def size_of(figures: Figures, gate: Gate, limit: float | None) -> tuple[int, float]:
@@ -199,7 +209,10 @@ def trouble(result: Result, *, dash: str = "\N{EN DASH}") -> str:
         return clean(result.reason)
     figure = of_class(result, of, dash=dash) if of else most(result, result.figures, dash=dash)
     on = f" on {of} inputs" if of and len(result.classes) > 1 else ""
-    return (figure if figure == "NaN" or result.counts else f"{figure} ULP") + on
+    unit = UNIT["noise"] if result.gate == "noise" else " ULP"
+    other = unbounded_too(result)
+    too = f", {of_class(result, other.name, dash=dash)} on {other.name} ones" if other is not None else ""
+    return (figure if figure == "NaN" or result.counts else f"{figure}{unit}") + on + too
 
 
 def error_text(worst: Worst, gate: Gate, *, counts: bool = False) -> str:

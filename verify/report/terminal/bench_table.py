@@ -120,7 +120,13 @@ def _cells(line: Line, columns: list[str], signs: Signs) -> dict[str, str]:
 
 def _worst(results: list[Result], side: Side) -> Result | None:
     chosen = [result for result in results if result.output.startswith("d") == (side == "gradient")]
-    return max(chosen, key=result_words.badness, default=None)
+    return max(chosen, key=_most, default=None)
+
+
+def _most(result: Result) -> tuple[int, int, float]:
+    """Returns a sort key of results: the class of inputs that decides, then the largest error on all inputs."""
+    size = result_words.size_of(result.figures, result.gate, result.limit)
+    return result_words.badness(result)[0], *size
 
 
 def _error(result: Result | None, signs: Signs) -> str:

@@ -91,6 +91,9 @@ def _wrong(page: Page, found: ResultFacts, short: str) -> None:
         page.field("besides", "; ".join(filter(None, [besides, on_average(result)])), width=NAME)
     if worst is not None:
         page.command(short or replay_command(worst.origin), indent=MARGIN)
+    if (other := result_words.unbounded_too(result)) is not None and other.worst is not None:
+        page.field("and", f"{other.reason}: {result_words.inputs_text(other.worst)}, got {other.worst.got}", width=NAME)
+        page.command(replay_command(other.worst.origin), indent=MARGIN)
 
 
 def _unproven(page: Page, found: ResultFacts) -> None:
