@@ -5,7 +5,8 @@
         ...
 
 A small step takes longer to start than to evaluate. So `torch.vmap` evaluates all small runs after the first together,
-with the random numbers that they would have one after the other.
+with the random numbers that they would have one after the other. Products of matrices may differ in their last bits,
+because the library adds in another order.
 """
 
 from __future__ import annotations
@@ -81,13 +82,13 @@ class Coins:
             some = min(group, left)
             try:
                 found = self._together(some, evaluate, shapes)
-            except RuntimeError:  # a step has no rule for it, or memory ran out
-                self.failed = True
+            except RuntimeError as error:
+                self.failed = not isinstance(error, torch.OutOfMemoryError)  # a step has no rule for it
                 self._random.setstate(states[0])
                 self._generator.set_state(states[1])
-            else:
-                yield from found
-                left -= some
+                break
+            yield from found
+            left -= some
         for _ in range(left):
             yield evaluate()
 
