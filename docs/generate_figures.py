@@ -386,14 +386,15 @@ def _baselines(run: Run) -> dict[_Name, float]:
 # -- benchmarks -----------------------------------------------------------------------------------------
 
 
-def of_benchmark(name: str, render: Callable[[dict[str, Any]], str]) -> Callable[[], str]:
-    """A section about one file of reports/benchmarks/sm_90/."""
+def of_benchmark(*names: str, by: Callable[..., str]) -> Callable[[], str]:
+    """A section about files of reports/benchmarks/sm_90/."""
 
     def section() -> str:
-        path = BENCHMARKS / f"{name}.json"
-        if not path.exists():
-            return f"*Not measured yet: `{path.relative_to(ROOT)}` does not exist.*\n"
-        return render(json.loads(path.read_text(encoding="utf-8")))
+        paths = [BENCHMARKS / f"{name}.json" for name in names]
+        for path in paths:
+            if not path.exists():
+                return f"*Not measured yet: `{path.relative_to(ROOT)}` does not exist.*\n"
+        return by(*(json.loads(path.read_text(encoding="utf-8")) for path in paths))
 
     return section
 
@@ -590,18 +591,19 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "stages": of_run(stages),
     "toolchains": of_both(toolchains),
     "baselines": of_both(baselines),
-    "kernel promises": of_benchmark("everything", kernel_speed.promised),
-    "norm speed": of_benchmark("everything", kernel_speed.elementwise("norms", "heads", "gated", "fp8")),
-    "gate speed": of_benchmark("everything", kernel_speed.elementwise("gates", "gelu")),
-    "linear speed": of_benchmark("everything", kernel_speed.linear),
-    "host speed": of_benchmark("everything", kernel_speed.host),
-    "block speed": of_benchmark("everything", kernel_speed.block),
-    "sweep times": of_benchmark("sweep", sweep_times),
-    "cluster times": of_benchmark("cluster", cluster_times),
-    "night times": of_benchmark("nights", night_times),
-    "hunts": of_benchmark("hunt", hunts),
-    "judge times": of_benchmark("judge", judge_times),
-    "start times": of_benchmark("start", start_times),
+    "kernel promises": of_benchmark("everything", by=kernel_speed.promised),
+    "kernel promises elsewhere": of_benchmark("everything-h200", "everything", by=kernel_speed.elsewhere),
+    "norm speed": of_benchmark("everything", by=kernel_speed.elementwise("norms", "heads", "gated", "fp8")),
+    "gate speed": of_benchmark("everything", by=kernel_speed.elementwise("gates", "gelu")),
+    "linear speed": of_benchmark("everything", by=kernel_speed.linear),
+    "host speed": of_benchmark("everything", by=kernel_speed.host),
+    "block speed": of_benchmark("everything", by=kernel_speed.block),
+    "sweep times": of_benchmark("sweep", by=sweep_times),
+    "cluster times": of_benchmark("cluster", by=cluster_times),
+    "night times": of_benchmark("nights", by=night_times),
+    "hunts": of_benchmark("hunt", by=hunts),
+    "judge times": of_benchmark("judge", by=judge_times),
+    "start times": of_benchmark("start", by=start_times),
     "certificate": certified,
     "mutants": mutants,
     "endurance": endurance,

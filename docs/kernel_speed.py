@@ -54,6 +54,21 @@ def promised(data: dict[str, Any]) -> str:
     return f"{counts} {_setting(data)}\n\n" + (table(head, rows) if rows else "")
 
 
+def elsewhere(there: dict[str, Any], here: dict[str, Any]) -> str:
+    """Returns how many targets another GPU meets, and those that it misses and the GPU of the other tables meets."""
+    found, mine = (
+        {line.what: line for line in promises.verdict(data["rows"], promises.rows())} for data in (there, here)
+    )
+    held = sum(line.held for line in found.values())
+    rows = [
+        [line.what, line.target, mine[what].reached, line.reached]
+        for what, line in found.items()
+        if not line.held and mine[what].held
+    ]
+    head = ["missed there alone", "target", here["device"].partition(",")[0], there["device"].partition(",")[0]]
+    return f"{held} of {len(found)} targets are met there. {_setting(there)}\n\n" + (table(head, rows) if rows else "")
+
+
 def elementwise(*groups: str) -> Any:
     """Returns a renderer of norms or gates: ours and the fastest peer, forward and in a step."""
 
