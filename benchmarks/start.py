@@ -6,8 +6,8 @@
 `run` starts `verify run` on one small kernel twice, and measures the second start. The others send ten files to one
 warm pool. Each file has one kernel that no worker has seen: an elementwise kernel of side^2 float32 numbers, a softmax
 of side rows, or a product of two matrices, with its gradients; side is 4,096. Prints the seconds of each start or
-candidate, and the phases of the last (VERIFY_TIMES). A record of the same kind of machine keeps what is not measured
-again. Exits 1 if a measurement is beyond its limit, or if a kernel has no verdict:
+candidate, and the phases of the last (VERIFY_TIMES). A record of the same kind of machine keeps its other
+measurements. Exits 1 if a measurement is beyond its limit, or if a kernel has no verdict:
 
     run 10 s, of which imports 5 s; tenth candidate: elementwise 3 s, row 5 s, product 8 s
 """

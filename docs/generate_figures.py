@@ -429,7 +429,7 @@ def night_times(data: dict[str, Any]) -> str:
     ]
     last, environment = data["rows"][-1], data["environment"]
     unlike = sorted({name for row in data["rows"] for name in row["differences"]})
-    same = f"All figures are equal but those of {', '.join(unlike)}." if unlike else "All figures are equal."
+    same = f"Only figures of {', '.join(unlike)} differ." if unlike else "All figures are equal."
     left_out = f"{data['hunts ended by the clock']} searches that the clock ended are not compared"
     return (
         table(["GPUs", *stages, "whole night"], rows)

@@ -55,7 +55,7 @@ def promised(data: dict[str, Any]) -> str:
 
 
 def elsewhere(there: dict[str, Any], here: dict[str, Any]) -> str:
-    """Returns how many targets another GPU meets, and those that it misses and the GPU of the other tables meets."""
+    """Returns the number of targets that another GPU meets, and the targets that it alone misses."""
     found, mine = (
         {line.what: line for line in promises.verdict(data["rows"], promises.rows())} for data in (there, here)
     )
@@ -65,8 +65,10 @@ def elsewhere(there: dict[str, Any], here: dict[str, Any]) -> str:
         for what, line in found.items()
         if not line.held and mine[what].held
     ]
-    head = ["missed there alone", "target", here["device"].partition(",")[0], there["device"].partition(",")[0]]
-    return f"{held} of {len(found)} targets are met there. {_setting(there)}\n\n" + (table(head, rows) if rows else "")
+    head = ["missed on this GPU alone", "target", here["device"].partition(",")[0], there["device"].partition(",")[0]]
+    return f"{held} of {len(found)} targets are met on this GPU. {_setting(there)}\n\n" + (
+        table(head, rows) if rows else ""
+    )
 
 
 def elementwise(*groups: str) -> Any:

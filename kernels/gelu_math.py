@@ -463,7 +463,7 @@ def gradients_bf(dy, x1, x, q, v, w):
 
     dy x1 and q^4 may leave float32's range although the second result does not. So if dy and x1 are above 1 and dy x1
     above 4, dy and x1 are multiplied by 2^-64, and each of four factors q by 2^32. Powers of two keep all bits of
-    normal numbers: twice the dy gives twice the result, if that is above 2^-120. q is a normal float32 for all u at
+    normal numbers. So twice the dy gives twice the result, if that is above 2^-120. q is a normal float32 for all u at
     which dy x1 <= 2^256 gives a result above 0.
     """
     dy = annulled_at_minus_inf(dy, x)

@@ -45,8 +45,8 @@ def test_a_missed_target_has_its_ceiling_and_reason() -> None:
 def test_of_another_gpu_the_targets_that_it_alone_misses_are_shown() -> None:
     here, there = record("gates"), record("gelu") | {"device": "another GPU, torch 2.11"}
     shown = kernel_speed.elsewhere(there, here).splitlines()
-    assert "targets are met there. another GPU, torch 2.11, Triton 3.6.0; " in shown[0]
-    assert shown[2] == "| missed there alone | target | a GPU | another GPU |"
+    assert "targets are met on this GPU. another GPU, torch 2.11, Triton 3.6.0; " in shown[0]
+    assert shown[2] == "| missed on this GPU alone | target | a GPU | another GPU |"
     assert shown[4] == "| gelu gelu float32 1024x4096 forward | 0.97 | 1.111 of eager | 0.500 of eager |"
     assert not any("gates" in line or "norms" in line for line in shown)
     assert kernel_speed.elsewhere(here, here).count("|") == 0

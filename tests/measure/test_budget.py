@@ -200,7 +200,8 @@ def test_some_elements_have_the_verdict_of_all(name: str, change: str, backend: 
         assert mine.basis.of == all_.basis.n or mine.basis.n == all_.basis.n
         assert mine.basis.n < all_.basis.n or all_.basis.n <= 2 * TINY.elements
         # errors that are not gated are judged exactly only where they look large: on a GPU that may be elsewhere
-        assert value_of(mine.figures.max_ulp) <= value_of(all_.figures.max_upper)
+        most = all_.figures.max_upper if backend.gpu else all_.figures.max_ulp
+        assert value_of(mine.figures.max_ulp) <= value_of(most)
         if mine.figures.scaled_max is not None and all_.figures.scaled_max is not None:
             # noise is sampled, by other numbers in a part of a program: an element's own is off by a fifth
             assert value_of(mine.figures.scaled_max) <= 1.6 * value_of(all_.figures.scaled_max) + 0.1

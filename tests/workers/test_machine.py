@@ -1,4 +1,4 @@
-"""How many cores a process may use, which GPUs `--gpus` names, and what is done early where there are any."""
+"""The cores that a process may use, the GPUs that `--gpus` names, and what a worker does early on a GPU."""
 
 from __future__ import annotations
 

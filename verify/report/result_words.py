@@ -141,15 +141,20 @@ def baseline_of(result: Result, *, dash: str = "\N{EN DASH}") -> str:
     return most(result, theirs[0], dash=dash) if theirs[0] is not None else ""
 
 
+def deciding(result: Result) -> ClassFigures | None:
+    """Returns the most important class on which a result is wrong, or None."""
+    return next((each for each in result.classes if each.reason), None)
+
+
 def worst_class(result: Result) -> str:
-    """Returns the most important class on which a result is wrong, or ""."""
-    return next((each.name for each in result.classes if each.reason), "")
+    """Returns the name of the most important class on which a result is wrong, or ""."""
+    return "" if (of := deciding(result)) is None else of.name
 
 
 def shown_worst(result: Result) -> Worst | None:
     """Returns the element that shows the error: the worst of the most important wrong class, else the worst of all."""
-    of_class = next((each.worst for each in result.classes if each.reason), None)
-    return of_class or next(iter(result.worst), None)
+    of = deciding(result)
+    return (of and of.worst) or next(iter(result.worst), None)
 
 
 def unbounded_too(result: Result) -> ClassFigures | None:
@@ -163,9 +168,9 @@ def unbounded_too(result: Result) -> ClassFigures | None:
 
 def badness(result: Result) -> tuple[int, int, float]:
     """Returns a sort key of results: the class of inputs, then NaN, infinity, the multiple of the limit there."""
-    of = worst_class(result)
-    figures = next((each.figures for each in result.classes if each.reason), result.figures)
-    return (len(CLASSES) - CLASSES.index(of) if of else 0, *size_of(figures, result.gate, result.limit))
+    of = deciding(result)
+    rank, figures = (0, result.figures) if of is None else (len(CLASSES) - CLASSES.index(of.name), of.figures)
+    return rank, *size_of(figures, result.gate, result.limit)
 
 
 def size_of(figures: Figures, gate: Gate, limit: float | None) -> tuple[int, float]:
@@ -178,15 +183,15 @@ def size_of(figures: Figures, gate: Gate, limit: float | None) -> tuple[int, flo
 
 def wrong_words(result: Result) -> str:
     """Returns the error in a few words: `wrong on ordinary inputs`, `NaN at -inf`, `loses the tail`."""
-    of = worst_class(result)
-    worst = next((each.worst for each in result.classes if each.reason), None)
-    if not of:
+    found = deciding(result)
+    if found is None:
         worst = result.worst[0] if result.worst else None
         if worst is None or not result.reason.startswith("wrong at"):
             return "wrong"
         at = [text.partition(" ")[0] for text in worst.inputs.values() if not _is_finite(text)]
         shown = "NaN" if worst.got == "nan" else clean(worst.got)
         return f"{shown} at {at[0]}" if len(at) == 1 else "wrong at infinity or NaN"
+    of, worst = found.name, found.worst
     if worst is None or of == ORDINARY or result.counts:
         return f"wrong on {of} inputs"
     got = number_of(worst.got)

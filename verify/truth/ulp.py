@@ -215,8 +215,8 @@ def unit_of_scale(scale: Tensor, value: Tensor, fmt: Format) -> Tensor:
 
     Beyond the largest number it stays that of the largest number: with a larger unit, every finite result and infinity
     would be right if the terms are large enough. But no arithmetic in float64 can be right to less than 2^-48 of terms
-    that cancel, so the unit of a smaller format is at least that, unless the value is so large that even an error of
-    2^-48 of the terms leaves it beyond the largest number.
+    that cancel, so the unit of a smaller format is at least that. It is not if an error of 2^-48 of the terms leaves
+    the value beyond the largest number.
     """
     usable = usable_scale(scale, value)
     unit = ulp_exponent(usable, fmt)

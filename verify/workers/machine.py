@@ -8,7 +8,7 @@ from pathlib import Path
 
 from verify.errors import UsageError
 
-QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of all cores, and of what time
+QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of cores in each period, and of a period
 
 
 def usable_cores() -> int:

@@ -126,14 +126,12 @@ class _Rerun:
         seen, index = self.measured(case), member.element
         by, fmt = seen.by, seen.by.fmt
         got = seen.got.clone().reshape(-1)
-        pattern = fmt.unsigned(member.got)
-        bits = torch.tensor([fmt.signed(pattern)], dtype=torch.int64)
-        got[index] = from_bits(bits, fmt)[0]
+        got[index] = from_bits(torch.tensor([member.got]), fmt)[0]
         got = got.reshape(seen.got.shape)
         point = by.op.points(by.problem, by.result, [index])[0]
         near = by.truth.for_result(got)
         known, point = partial(near.interval, index), decided(point, by.truth, near, index)
-        judged = judge_known(point, known, fmt, pattern, both=True, policy=by.policy)
+        judged = judge_known(point, known, fmt, fmt.unsigned(member.got), both=True, policy=by.policy)
         return self.find(replace(seen, got=got), index, judged, alone=False)
 
     def find(self, seen: _Measured, index: int, judged: Judged, *, alone: bool) -> Find:
