@@ -260,10 +260,26 @@ def test_a_loss_has_one_as_its_upstream_and_integers_are_exact() -> None:
 def test_each_result_has_the_limit_of_its_own_format() -> None:
     x = deep(torch.bfloat16, 1)
     wide = network(*(each.float() for each in x))
-    verify.assert_close(wide, like=network, inputs=x, intermediate="float32")
+    verify.assert_close(wide, like=network, inputs=x, intermediate="float32", check_dtype=False)
+    wrong = wide.bfloat16().float()
     with pytest.raises(AssertionError, match="is wrong"):
-        verify.assert_close(wide.bfloat16().float(), like=network, inputs=x, intermediate="float32")
+        verify.assert_close(wrong, like=network, inputs=x, intermediate="float32", check_dtype=False)
     verify.assert_close(wide.bfloat16(), like=network, inputs=x, intermediate="float32")
+
+
+def test_a_result_has_the_dtype_of_pytorchs_and_a_gradient_that_of_its_input() -> None:
+    x = torch.linspace(-2, 2, 64)
+    narrow = torch.tanh(x).half()
+    said = r"tanh.y has dtype torch.float32; received torch.float16\n  next    check_dtype=False"
+    with pytest.raises(AssertionError, match=said):
+        verify.assert_close(narrow, like=torch.tanh, inputs=(x,))
+    with pytest.raises(AssertionError, match=said):
+        verify.close_to(like=torch.tanh, inputs=(x,))(narrow)
+    verify.assert_close(narrow, like=torch.tanh, inputs=(x,), check_dtype=False)
+    y, dx, dy = torch.tanh(x), 1 - torch.tanh(x.double()) ** 2, torch.ones(64)
+    with pytest.raises(AssertionError, match=r"tanh.dx0 has dtype torch.float32; received torch.float64"):
+        verify.assert_close(y, like=torch.tanh, inputs=(x,), grads=(dx,), upstream=dy)
+    verify.assert_close(y, like=torch.tanh, inputs=(x,), grads=(dx.float(),), upstream=dy)
 
 
 def test_a_shape_and_a_count_are_demanded() -> None:

@@ -123,6 +123,7 @@ def assert_close(
     accumulate: str = "float32",
     intermediate: str = "eager",
     vacuous: Mapping[str, str] | None = None,
+    check_dtype: bool = True,
 ) -> None:
     """Raises AssertionError unless `actual` is as close to the exact answer as `like` can be computed.
 
@@ -137,13 +138,15 @@ def assert_close(
     grads: the gradients of the inputs, in their order (None omits one) or by name.
     upstream: the gradient that arrived at the output. The default is 1 if the output is one number.
     accumulate, intermediate, vacuous: as in `verify.kernel`.
+    check_dtype: demands the dtype that `like` gives a result, and for a gradient that of its input. With False each
+    result is judged in its own dtype.
 
     A NaN never passes where the answer is a number. Three kinds of results do not pass either: a vacuous one, which
     zeros or other trivial answers would pass too; an undecided one; and one without elements.
     """
     __tracebackhide__ = True  # pytest then shows the line of the user's test
     said = {"accumulate": accumulate, "intermediate": intermediate}
-    _Closeness(like, inputs, upstream, said, vacuous).demand(actual, grads)
+    _Closeness(like, inputs, upstream, said, vacuous, check_dtype).demand(actual, grads)
 
 
 def close_to(
@@ -153,6 +156,7 @@ def close_to(
     accumulate: str = "float32",
     intermediate: str = "eager",
     vacuous: Mapping[str, str] | None = None,
+    check_dtype: bool = True,
 ) -> Callable[..., None]:
     """Returns a check of results for one set of inputs. The exact answer is computed once.
 
@@ -163,7 +167,8 @@ def close_to(
     autotune_baseline_accuracy_check_fn, passes a second result to compare with. The check ignores it, because the exact
     answer is known.
     """
-    found = _Closeness(like, inputs, None, {"accumulate": accumulate, "intermediate": intermediate}, vacuous)
+    said = {"accumulate": accumulate, "intermediate": intermediate}
+    found = _Closeness(like, inputs, None, said, vacuous, check_dtype)
 
     def check(actual: Any, expected: Any = None) -> None:
         __tracebackhide__ = True
@@ -182,6 +187,7 @@ class _Closeness:
         upstream: Tensor | Sequence[Tensor] | None,
         said: Mapping[str, str],
         vacuous: Mapping[str, str] | None,
+        check_dtype: bool,
     ) -> None:
         given = [value.detach().clone() if isinstance(value, Tensor) else value for value in inputs]
         names = _operands(like, given)
@@ -192,6 +198,7 @@ class _Closeness:
             )
         self.inputs = dict(zip(names, (value for value in given if isinstance(value, Tensor)), strict=True))
         self.op, self.vacuous = Definition(like, names, examples=[tuple(given)], **said).op(), vacuous  # type: ignore[arg-type]
+        self.check_dtype = check_dtype
         self.label = self.op.name.split()[1]
         each = [] if upstream is None else [upstream] if isinstance(upstream, Tensor) else list(upstream)
         self.upstream = {name: value.detach().clone() for name, value in zip(self.op.outputs, each, strict=False)}
@@ -207,6 +214,8 @@ class _Closeness:
                 raise AssertionError(f"{self.label}.{name} has no elements: nothing was compared, which is no pass")
         key = tuple((name, value.dtype) for name, value in results.items())
         if key not in self.questions:
+            if self.check_dtype:
+                self._demand_dtypes(results)
             self.questions[key] = self._question(results)
         declared, group, question = self.questions[key]
         for name, value in results.items():
@@ -237,6 +246,21 @@ class _Closeness:
                 )
             self.upstream = {name: torch.ones_like(output)}
         return found
+
+    def _demand_dtypes(self, results: Mapping[str, Tensor]) -> None:
+        """Raises AssertionError unless outputs have PyTorch's dtypes, and gradients those of the inputs."""
+        __tracebackhide__ = True
+        with torch.no_grad():
+            returned = self.op.baseline(*(value.clone() for value in self.inputs.values()))
+        wanted = {"d" + name: value.dtype for name, value in self.inputs.items()}
+        of_outputs = outputs_of(returned, self.op.outputs, self.label, self.op.integers)
+        wanted |= {name: value.dtype for name, value in of_outputs.items()}
+        for name, value in results.items():
+            if value.dtype != wanted[name]:
+                raise AssertionError(
+                    f"{self.label}.{name} has dtype {wanted[name]}; received {value.dtype}\n"
+                    f"  next    check_dtype=False judges it as {value.dtype}"
+                )
 
     def _question(self, results: Mapping[str, Tensor]) -> tuple[Kernel, Group, Question]:
         """Returns the kernel declaration for the formats of these results, its group, and the question to judge."""
