@@ -65,8 +65,8 @@ def blind_spots(
         share, _, figure, limit = max(seen)
         rms = max(each[1] for each in seen)
         if share <= 1.0 and least <= rms <= min(rms_limit(by.fmt.name) for by in wanted.values()):
-            words = f"{mutation.words} would pass: at most {shown(figure)}{UNIT['noise']}, the limit is {limit:g}"
-            found.append(Blind(share, words))
+            size = f"at most {shown(figure)}{UNIT['noise']}, the limit is {limit:g}"
+            found.append(Blind(share, f"{mutation.words} would pass on inputs of one ordinary case: {size}"))
     return sorted(found, reverse=True)
 
 

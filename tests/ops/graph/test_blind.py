@@ -23,8 +23,8 @@ def test_each_constant_and_each_step_is_off_once_and_a_sum_loses_each_of_its_ter
     run = Run({"x": X, "b": B}, torch.device("cpu"))
     x, b = X.double(), B.double()
     right = [
-        ("0.125 1% off", x * 0.125 * 1.01 + b),
-        ("multiply at line", x * 0.125 * 1.01 + b),
+        ("the constant 0.125 1% off", x * 0.125 * 1.01 + b),
+        ("multiply at line 18 of _scaled", x * 0.125 * 1.01 + b),
         ("add at line", (x * 0.125 + b) * 1.01),
         ("add at line", x * 0.125),  # left out
     ]

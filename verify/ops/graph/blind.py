@@ -51,7 +51,7 @@ def _of_step(step: Step) -> Iterator[Mutation]:
         if not step.of and step.shape == ():
             value = float(step.compute([]))
             if value not in (0.0, 1.0, -1.0) and value == value and abs(value) != float("inf"):
-                yield Mutation(f"{value:g} 1% off", step)
+                yield Mutation(f"the constant {value:g} 1% off", step)
         return
     name = getattr(step, "function", type(step).__name__.lower())
     rounds = isinstance(step, Contract | Running | Spread) or (isinstance(step, Reduce) and name == "sum")
@@ -60,7 +60,7 @@ def _of_step(step: Step) -> Iterator[Mutation]:
     if not rounds:
         return
     found = None if "<frozen" in step.origin else _LINE.search(step.origin)  # a step of a gradient has no source line
-    words = name + (f" at line {found[1]}" if found else "")
+    words = name + (f" at line {found[1]} of {found[2]}" if found else "")
     yield Mutation(f"{words} 1% off", step)
     if isinstance(step, Map) and name in ("add", "subtract"):
         for place, each in enumerate(step.inputs):
