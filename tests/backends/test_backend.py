@@ -6,6 +6,7 @@ import ast
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -72,7 +73,8 @@ def test_a_gpu_is_the_default_where_there_is_one(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda i: f"Test GPU {i}")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda i: (9, 0))
-    assert select() == select("cuda")
+    assert select() == replace(select("cuda"), asked="")
+    assert (select().asked, select("cuda").asked) == ("", "cuda"), "commands repeat what the user named"
     assert select().name == "cuda" and select().device == "cuda:1" and select().label == "Test GPU 1 (sm_90)"
     assert select("interpreter").name == "interpreter"
     monkeypatch.setenv("TRITON_INTERPRET", "1")

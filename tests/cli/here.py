@@ -58,7 +58,7 @@ class Here:
     """A worker in this process: the same requests and answers, without the start of a process for each."""
 
     def __init__(self, backend: str | None = None, environment: Any = None, template: Any = None) -> None:
-        pass
+        self.backend = backend
 
     def __enter__(self) -> Here:
         return self
@@ -76,8 +76,10 @@ class Here:
 
     def ask(self, request: Request[R], *, timeout: float, progress: Any = lambda text: None) -> R:
         events: list[Event] = []
-        with _ONE_AT_A_TIME:
-            here, asked = worker.Answerer(None), msgspec.json.encode(request)
+        with _ONE_AT_A_TIME, pytest.MonkeyPatch.context() as patch:
+            if self.backend == "cpu":  # Triton of this process interprets; the backend needs none
+                patch.delenv("TRITON_INTERPRET", raising=False)
+            here, asked = worker.Answerer(self.backend), msgspec.json.encode(request)
             serving.answer(asked, lambda event, parts=(): events.append(event), here.respond, here.usable)
         *told, answer = events
         for event in told if progress is not None else ():

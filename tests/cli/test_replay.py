@@ -186,3 +186,14 @@ def test_a_case_that_could_not_be_made_smaller_says_so() -> None:
     lines = element_lines(Replay(*fields, None, 1.0, "plain", smaller), None)
     assert "  smaller   nothing smaller breaks in the same way, in 37 evaluations" in lines
     assert not any(line.startswith("  original") for line in lines)
+
+
+def test_commands_repeat_on_the_backend_that_the_user_named(project: Path) -> None:
+    ran = said("run", "accuracy.py::textbook", "--json", "cpu.json", "--backend", "cpu", cwd=project)
+    worst = files.load(project / "cpu.json").kernels[0].results[0].worst[0]
+    command = record.replay_command(worst.origin)
+    assert command.endswith(" --backend cpu") and ran.stdout.splitlines()[-1].endswith(" --backend cpu")
+    done = said("replay", "textbook", "--run", "cpu.json", "--result", "y", cwd=project)
+    assert done.stdout.startswith("textbook (gelu) y bfloat16 on cpu"), done
+    assert f"recorded  {worst.got_hex} on cpu: the same bits" in done.stdout
+    assert f"  replay    {command}\n" in done.stdout

@@ -7,6 +7,7 @@ tell without Chromium whether the page has changed since.
 from __future__ import annotations
 
 import html
+import os
 import re
 import struct
 import subprocess
@@ -79,7 +80,8 @@ def taken(page: Path, browser: Browser) -> bytes:
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "accuracy.py").write_text(DECLARATION, encoding="utf-8")
-        subprocess.run([sys.executable, "-m", "verify", *COMMAND.split(), "--backend", "interpreter"], cwd=folder)
+        command = [sys.executable, "-m", "verify", *COMMAND.split()]
+        subprocess.run(command, cwd=folder, env={**os.environ, "TRITON_INTERPRET": "1"})
         browser = Browser()
         try:
             PICTURE.write_bytes(taken(Path(folder) / "report.html", browser))

@@ -41,7 +41,7 @@ def first_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Said, float, Pa
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", "100")
         started = time.monotonic()
-        done = said(*picture.COMMAND.split(), "--backend", "interpreter", cwd=folder)
+        done = said(*picture.COMMAND.split(), cwd=folder)
     return done, time.monotonic() - started, folder
 
 

@@ -243,10 +243,14 @@ def test_a_definition_of_the_target_is_judged_beside_its_kernel(found: dict[str,
     assert result.status == "ok" and result.basis.kind == "exhaustive"
 
 
-def test_the_same_figures_come_from_one_process(found: dict[str, KernelRun], target: Path) -> None:
+def test_the_same_figures_come_from_one_process(
+    found: dict[str, KernelRun], target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On the backend of the worker, whatever that of these tests is."""
     (kernel,) = load(Target.parse(f"{target}::wrong"))
-    here = measure_kernel(kernel, Measure(f"{target}::wrong"), Interpreter("cpu"))
+    backend = Interpreter("cpu", asked="interpreter")
+    monkeypatch.setattr(backends, "_ACTIVE", [backend])
+    here = measure_kernel(kernel, Measure(f"{target}::wrong"), backend)
     assert here.results == found["wrong"].results
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
+from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,7 @@ __all__ = [
     "Interpreter",
     "activate",
     "architecture",
+    "asked",
     "gpu_expected",
     "known",
     "may_compile",
@@ -43,6 +45,7 @@ __all__ = [
 
 #: verify's own backends, in the order in which `select` tries them.
 BACKENDS: dict[str, type[Backend]] = {each.name: each for each in (Cuda, Rocm, Xpu, Interpreter, Cpu)}
+_ACTIVE: list[Backend] = []  # the backend of this process, once it is active
 
 
 def named(name: str) -> type[Backend]:
@@ -98,12 +101,18 @@ def select(requested: str | None = None) -> Backend:
             hint="--backend interpreter runs Triton kernels on the CPU, --backend cpu PyTorch code; "
             "verify doctor says what is missing",
         )
-    return chosen.here()
+    return replace(chosen.here(), asked=requested or "")
 
 
 def activate(backend: Backend) -> None:
     """Prepares the process for a backend; call it before the kernels are imported. Idempotent."""
     backend.activate()
+    _ACTIVE[:] = [backend]
+
+
+def asked() -> str:
+    """Returns the name by which the user chose the backend of this process; "" if verify chose it."""
+    return _ACTIVE[0].asked if _ACTIVE else ""
 
 
 def architecture(device: Any) -> str:

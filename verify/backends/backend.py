@@ -17,10 +17,14 @@ NEVER_RUN = "no test of verify has run there, so nothing is known of its results
 
 @dataclass(frozen=True)
 class Backend:
-    """A device on which kernels run. `device` is its name in torch, `label` its name in reports."""
+    """A device on which kernels run. `device` is its name in torch, `label` its name in reports.
+
+    `asked` is the name by which the user chose the backend, for commands that repeat something; "" if verify chose it.
+    """
 
     device: str
     label: str = ""
+    asked: str = ""
 
     name: ClassVar[str]  # its name in records and in --backend
     tested: ClassVar[bool] = False  # True: verify's own tests have run there; False: it must be selected by name

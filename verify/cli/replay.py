@@ -74,15 +74,13 @@ class Outcome(NamedTuple):
 def main(options: argparse.Namespace) -> int:
     """Replays. Exit code 1 if the element is beyond the kernel's own limit."""
     from verify.errors import UsageError
-    from verify.workers.process import Worker
 
     if options.law and options.snippet:
         raise UsageError(
             f"a script shows one element and its exact value; the law of {options.law} is not about one",
             hint="verify replay TARGET CASE --result R --index I --snippet PATH",
         )
-    with Worker(options.backend) as worker:
-        done = outcome(options, worker)
+    done = outcome(options)
     sinks.deliver(
         options,
         lambda: sinks.lines(*done.lines),
@@ -92,12 +90,12 @@ def main(options: argparse.Namespace) -> int:
     return done.exit_code
 
 
-def outcome(options: argparse.Namespace, worker: Answers) -> Outcome:
-    """Replays on a worker: the law if the options name one, else an element."""
+def outcome(options: argparse.Namespace, worker: Answers | None = None) -> Outcome:
+    """Replays: the law if the options name one, else an element. Without a worker it starts one."""
     return _law(options, worker) if options.law else _element(options, worker)
 
 
-def _element(options: argparse.Namespace, worker: Answers) -> Outcome:
+def _element(options: argparse.Namespace, worker: Answers | None) -> Outcome:
     from verify.diagnose.requests import ReplayElement
 
     asked = given.words(argparse.Namespace(**{**vars(options), "shrink": False}))
@@ -173,6 +171,7 @@ def place(options: argparse.Namespace) -> Any:
     )
     options.target, options.case = known.origin.target, known.origin.case
     options.result, options.index = known.origin.result, known.origin.index
+    options.backend = options.backend or known.origin.backend or None
     return known
 
 
@@ -228,7 +227,7 @@ def _effort(smaller: Smaller, origin: Origin | None) -> str:
     return f"found in {spent}" + (", the most it may use" if smaller.exhausted else "")
 
 
-def _law(options: argparse.Namespace, worker: Answers) -> Outcome:
+def _law(options: argparse.Namespace, worker: Answers | None) -> Outcome:
     import msgspec
 
     from verify.diagnose.requests import ReplayLaw

@@ -133,5 +133,5 @@ def _judge(
     gate = kernel.op.gate_of(result)
     floor = kernel.noise_floor(case.dtype, result)
     scaled = None if gate == "plain" else truth().figure(judged, index, fmt, gate, floor)
-    origin = Origin(target, case.to_json(), result, index)
+    origin = Origin.here(target, case.to_json(), result, index)
     return worst_element(kernel.op, problem, got, judged, origin, scaled), judged

@@ -293,7 +293,7 @@ def judge_known(subject: Subject, case: Case, facts: Known) -> float:
                 continue
             error, index = value_of(part.leaders[0].upper), part.leaders[0].place
             judged = outcome.exact[index]
-            origin = Origin(subject.target, case.to_json(), name, index)
+            origin = Origin.here(subject.target, case.to_json(), name, index)
             scaled = None if gate == "plain" else error
             worst = worst_element(kernel.op, problem, got, judged, origin, scaled, facts.whole)
             lines = {

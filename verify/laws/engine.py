@@ -465,6 +465,7 @@ def _no_constants_from_source() -> Iterator[None]:
 
 
 def _broken(law: Law, dtype: str, tried: int, broken: Broken, target_name: str, *, cause: Cause = "") -> LawRun:
+    replayed = UNREPEATABLE_LAW if cause == UNREPEATABLE else law.name
     return LawRun(
         law=law.name,
         dtype=dtype,
@@ -472,6 +473,6 @@ def _broken(law: Law, dtype: str, tried: int, broken: Broken, target_name: str, 
         cases=tried,
         message=broken.rule,
         facts=broken.facts,
-        origin=Origin(target_name, broken.case.to_json(), law=UNREPEATABLE_LAW if cause == UNREPEATABLE else law.name),
+        origin=Origin.here(target_name, broken.case.to_json(), law=replayed),
         cause=cause,
     )

@@ -488,7 +488,7 @@ def _new_worst(
         if index not in described:
             shown = error if scaled else None
             judged = outcome.exact[index]
-            origin = Origin(target, case.to_json(), result, index)
+            origin = Origin.here(target, case.to_json(), result, index)
             described[index] = worst_element(op, problem, got, judged, origin, shown, question.whole)
         return described[index]
 

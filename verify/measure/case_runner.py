@@ -181,7 +181,7 @@ class CaseRunner:
         for (dtype, kind, _), found in self._found.items():
             dims = sorted({case.dims for case in found.cases}, key=lambda each: (math.prod(each), each))
             smallest = min(found.cases, key=lambda case: (math.prod(case.dims), case.dims))
-            origin = Origin(self.target, smallest.to_json(), result=self.kernel.outputs[0])
+            origin = Origin.here(self.target, smallest.to_json(), result=self.kernel.outputs[0])
             made.append(Unmeasured(kind, dtype, dims, len(found.cases), self._tried[dtype], found.text, origin))
         return made
 

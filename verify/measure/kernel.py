@@ -578,7 +578,7 @@ def _of_inference(result: Result, mode: str, properties: str) -> Result:
     Only the law of accuracy calls the kernel in that mode, so it replays it.
     """
     shown = [
-        msgspec.structs.replace(worst, origin=Origin(worst.origin.target, worst.origin.case, law="accuracy"))
+        msgspec.structs.replace(worst, origin=Origin.here(worst.origin.target, worst.origin.case, law="accuracy"))
         for worst in result.worst
     ]
     return msgspec.structs.replace(result, output=f"{result.output} {mode}", properties=properties, worst=shown)

@@ -313,7 +313,7 @@ class _Laws:
             "truth": f"{float(wanted[place]):.9g}{code}",
         }
         pasted = x.numel() <= _PASTED  # else the command would fill screens
-        origin = Origin(self.judging.target, case.to_json(), result="codes", index=0) if pasted else None
+        origin = Origin.here(self.judging.target, case.to_json(), result="codes", index=0) if pasted else None
         return LawRun(law=label, dtype=dtype, status="broken", cases=1, message=rule, facts=facts, origin=origin)
 
 

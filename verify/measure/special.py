@@ -69,7 +69,7 @@ def special_values(kernel: Kernel, target: str, dtype: str, run: Run) -> dict[st
         for index, point in zip(where, kernel.op.points(problem, name, where), strict=True):
             pattern = pattern_at(got, index)
             judged = judge(point, fmt, pattern, both=True, policy=kernel.policy)
-            element = worst_element(kernel.op, problem, got, judged, Origin(target, case.to_json(), name, index))
+            element = worst_element(kernel.op, problem, got, judged, Origin.here(target, case.to_json(), name, index))
             if name == kernel.outputs[0]:
                 inputs.append(element.inputs)
             given = dict(inputs[index % SIZE])

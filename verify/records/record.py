@@ -14,6 +14,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from verify import backends
+
 SCHEMA = 6
 
 Number = float | Literal["inf", "-inf", "nan"]
@@ -81,6 +83,12 @@ class Origin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     result: str = ""
     index: int = 0  # flat index of the element
     law: str = ""  # instead of a result and an index
+    backend: str = ""  # the backend that the user named; "" for the first one that a machine has
+
+    @classmethod
+    def here(cls, target: str, case: str, result: str = "", index: int = 0, law: str = "") -> Origin:
+        """Returns the origin of a finding of this process, on its backend."""
+        return cls(target, case, result, index, law, backends.asked())
 
 
 def replay_command(origin: Origin | None) -> str:
@@ -92,9 +100,10 @@ def replay_command(origin: Origin | None) -> str:
     if origin is None:
         return ""
     command = f"verify replay {shlex.quote(origin.target)} {shlex.quote(origin.case)}"
+    where = f" --backend {shlex.quote(origin.backend)}" if origin.backend else ""
     if origin.law:
-        return f"{command} --law {shlex.quote(origin.law)}"
-    return f"{command} --result {shlex.quote(origin.result)} --index {origin.index}"
+        return f"{command} --law {shlex.quote(origin.law)}{where}"
+    return f"{command} --result {shlex.quote(origin.result)} --index {origin.index}{where}"
 
 
 class Worst(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -138,7 +138,7 @@ class _Rerun:
         """Makes a Find of one judged element."""
         by, case = seen.by, seen.case
         scaled = by.truth.figure(judged, index, by.fmt, by.op.gate_of(by.result), by.floor)
-        origin = Origin(self.target, case.to_json(), by.result, index)
+        origin = Origin.here(self.target, case.to_json(), by.result, index)
         worst = worst_element(by.op, by.problem, seen.got, judged, origin, scaled)
         error = abs(judged.ulp if scaled is None else scaled)
         return Find(error, judged.ulp, scaled, judged, case, index, worst, alone)

@@ -163,7 +163,7 @@ class _Finished:
             upstream="ones" if self.name.startswith("d") else "",
             values={name: spell(value) for name, value in problem.inputs.items() if value is not None},
         )
-        origin = Origin(self.space.target, case.to_json(), self.name, index)
+        origin = Origin.here(self.space.target, case.to_json(), self.name, index)
         return worst_element(self.kernel.op, problem, got.reshape(shape), judged, origin)
 
     def _curve(self) -> Curve:
