@@ -197,3 +197,26 @@ def test_commands_repeat_on_the_backend_that_the_user_named(project: Path) -> No
     assert done.stdout.startswith("textbook (gelu) y bfloat16 on cpu"), done
     assert f"recorded  {worst.got_hex} on cpu: the same bits" in done.stdout
     assert f"  replay    {command}\n" in done.stdout
+
+
+def test_where_nothing_is_promised_an_element_is_wrong_only_if_pytorchs_is_right(tmp_path: Path) -> None:
+    (tmp_path / "tiny.py").write_text(
+        "import torch, verify\n"
+        "def rough(x): return torch.exp(x) - 1\n"
+        'declare = dict(dtypes=["float32"], gradients=False)\n'
+        "as_pytorch = verify.kernel(like=rough, name='as_pytorch', **declare)(rough)\n"
+        "worse = verify.kernel(like=torch.expm1, name='worse', **declare)(lambda x: torch.exp(x) - 1)\n"
+    )
+
+    def replayed(kernel: str, number: str) -> Said:
+        case = {"dtype": "float32", "dims": [1], "fill": "ones", "values": {"x": number}}
+        return said("replay", f"tiny.py::{kernel}", json.dumps(case), cwd=tmp_path)
+
+    tiny, ordinary = "00800000", "3a012345"  # 2^-126, 2^-11 (1 + 0.0089)
+    done = replayed("as_pytorch", tiny)
+    assert done.returncode == 0 and "nothing is promised on extreme inputs\n" in done.stdout, done
+    assert "  limit     none on extreme inputs; 10 ULP (plain) on ordinary ones\n" in done.stdout
+    done = replayed("worse", tiny)
+    assert done.returncode == 1 and "wrong: beyond its limit\n" in done.stdout
+    done = replayed("as_pytorch", ordinary)
+    assert done.returncode == 1 and "  limit     10 ULP (plain)\n" in done.stdout

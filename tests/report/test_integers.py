@@ -14,6 +14,7 @@ from verify.backends import Backend
 from verify.declare.declaration import Kernel
 from verify.measure.kernel import measure_kernel
 from verify.measure.requests import Measure
+from verify.records import recorded
 from verify.records.record import Result
 from verify.report import result_words
 
@@ -38,7 +39,7 @@ def test_wrong_integers_are_counted(backend: Backend) -> None:
     assert result_words.trouble(result) == f"{count:,} wrong on demanding inputs"
     assert result_words.wrong_words(result) == "wrong on demanding inputs"
     assert result_words.limit_of(result) == "no wrong integer"
-    worst = result_words.shown_worst(result)
+    worst = recorded.shown_worst(result)
     assert worst is not None and worst.got.isdigit() and worst.truth.isdigit() and worst.got != worst.truth
     assert result_words.error_text(worst, result.gate, counts=True) == "another integer"
     assert not any("ULP" in text for text in (result.reason, result_words.on_average(result)))

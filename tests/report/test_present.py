@@ -18,6 +18,7 @@ from tests.report.sample import (
     peer_kernel,
     sample,
 )
+from verify.records import recorded
 from verify.records.record import Basis, ClassFigures, Gap, KernelRun, Result
 from verify.report import result_words
 from verify.report.html import record_html
@@ -57,7 +58,7 @@ def test_nan_on_demanding_inputs_is_said_beside_a_small_error_on_ordinary_ones()
     little = replace(result, figures=nan, classes=[ordinary, demanding])
     assert result_words.trouble(little) == "1.9 ULP on ordinary inputs, NaN on demanding ones"
     large = replace(little, output="dx", classes=[replace(ordinary, figures=figures(9, 7.5, 0.5, 0.25, 3))])
-    assert result_words.badness(large) > result_words.badness(little)
+    assert recorded.badness(large) > recorded.badness(little)
     noise = replace(large, gate="noise", classes=[ordinary, replace(demanding, limit=None)])
     assert result_words.trouble(noise).endswith("\N{MULTIPLICATION SIGN} noise on ordinary inputs")
 
@@ -77,7 +78,7 @@ def test_a_maximum_beside_open_elements_is_a_lower_end() -> None:
         assert label(result, figures=each, classes=[]) == "at least 0.949 ULP scaled, open"
         shown = [result_words.maximum(each, "scaled", dash=dash) for dash in ("–", "-")]
         assert shown == ["≥0.949", ">=0.949"]
-        assert result_words.size_of(each, "scaled", None) == (0, pytest.approx(0.949, abs=1e-3))
+        assert recorded.size_of(each, "scaled", None) == (0, pytest.approx(0.949, abs=1e-3))
     run = make([replace(layer_norm_kernel(), results=[replace(result, figures=found)])])
     assert "≥: at least: the errors of other elements are unknown" in record_text.render(run, Terminal(200))
     assert "at least 0.949 ULP scaled, open" in record_markdown.render(run)

@@ -21,10 +21,10 @@ from tests.report.sample import LONG_NAME, empty, incomplete, passing, plain, sa
 from verify.errors import SPENT
 from verify.measure.session import OUT_OF_TIME
 from verify.records.record import Gap, KernelRun, Run
+from verify.records.recorded import judged
 from verify.report import words
 from verify.report.markdown import record_markdown
 from verify.report.present import KernelFacts, ResultFacts, present
-from verify.report.result_words import judged
 from verify.report.terminal import record_text
 from verify.report.terminal.text_page import Terminal
 

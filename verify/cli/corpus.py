@@ -172,7 +172,7 @@ def _again(worker: Any, item: Entry, timeout: float) -> tuple[str, str]:
     except UsageError as error:
         return "not tried", error.message
     shows = f"now {found.judged:.6g} {'scaled ' if found.gate == 'scaled' else ''}ULP, limit {found.limit:g}"
-    return "right" if found.judged <= found.limit else "wrong", shows
+    return "right" if found.within else "wrong", shows
 
 
 def _plain(item: Entry) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from verify.cli import exits, given, options, sinks
+from verify.records.figure import UNIT
 
 if TYPE_CHECKING:
     from verify.diagnose.requests import LawReplayed, Replay, Smaller
@@ -112,9 +113,10 @@ def _element(options: argparse.Namespace, worker: Answers | None) -> Outcome:
     found = reply.replay
     if found.smaller is not None:
         recorded = None  # it is about another element
-    # not (error > limit): a NaN is not within.
-    within, snippet = found.judged <= found.limit, reply.snippet
-    if within:
+    within, snippet = found.within, reply.snippet
+    if within and found.unpromised:
+        end = sinks.ending(f"nothing is promised on {found.unpromised}", f"verify run {shlex.quote(options.target)}")
+    elif within:
         end = sinks.ending("within its limit", f"verify run {shlex.quote(options.target)}")
     elif snippet is not None:
         end = sinks.ending("wrong: beyond its limit", f"python {shlex.quote(options.snippet)}  (needs no verify)")
@@ -199,11 +201,11 @@ def element_lines(found: Replay, recorded: Recorded | None) -> list[str]:
         f"  truth     {worst.truth}",
     ]
     if not found.counts:
-        scaled = "" if worst.scaled_ulp is None else f", {_ulp(worst.scaled_ulp)} of scale"
+        scaled = "" if worst.scaled_ulp is None else f", {_scaled(found, worst.scaled_ulp)}"
         lines += [
             f"  rounded   {found.right} ({found.right_hex})",
             f"  error     {_ulp(worst.ulp)}{scaled}",
-            f"  limit     {found.limit:g} ULP ({found.gate})",
+            f"  limit     {_limit(found)}",
         ]
     if baseline is not None and found.counts:
         lines.append(f"  PyTorch   {baseline.got}")
@@ -218,6 +220,12 @@ def element_lines(found: Replay, recorded: Recorded | None) -> list[str]:
     if smaller and smaller.original is not None and smaller.original != worst.origin:
         lines.append(f"  original  {replay_command(smaller.original)}")
     return lines
+
+
+def _limit(found: Replay) -> str:
+    """Returns the limit, and where it applies if the element has none of its own."""
+    limit = f"{found.limit:g}{UNIT['noise']}" if found.gate == "noise" else f"{found.limit:g} ULP ({found.gate})"
+    return f"none on {found.unpromised}; {limit} on ordinary ones" if found.unpromised else limit
 
 
 def _effort(smaller: Smaller, origin: Origin | None) -> str:
@@ -260,6 +268,12 @@ def _law_lines(options: argparse.Namespace, reply: LawReplayed) -> list[str]:
         lines.append(f"  {'original':<12} {replay_command(smaller.original)}")
     explained = replayed.replace("verify replay", "verify explain", 1)
     return lines + sinks.ending("wrong: the law is broken", explained if smaller else f"{replayed} --shrink")
+
+
+def _scaled(found: Replay, value: Any) -> str:
+    from verify.records.record import value_of
+
+    return f"{abs(value_of(value)):.6g}{UNIT['noise']}" if found.gate == "noise" else f"{_ulp(value)} of scale"
 
 
 def _ulp(value: Any) -> str:

@@ -13,12 +13,14 @@ import torch
 
 from verify.backends import Backend
 from verify.cases import Case, problem_of
+from verify.cases.classes import class_of, classed
 from verify.declare.declaration import Kernel
 from verify.diagnose.requests import Replay, Smaller
 from verify.diagnose.rules import on_case
 from verify.errors import UsageError
 from verify.measure.call import Measured, run_baseline, run_kernel
 from verify.measure.element import worst_element
+from verify.records.readings import BEYOND
 from verify.records.record import LawRun, Origin, Worst
 from verify.truth import formats
 from verify.truth.exact import Judged, judge_known
@@ -53,6 +55,8 @@ def replay(kernel: Kernel, target: str, backend: Backend, case: Case, *, result:
         if result in theirs.results:
             baseline, _ = _judge(kernel, target, case, theirs, result, index)
     fmt = formats.of(got.dtype)
+    of_class = _class_of(kernel, case, measured, result, index)
+    limit = kernel.limit_of(case.dtype, of_class, result) if of_class else None
     return Replay(
         kernel=kernel.name,
         op=kernel.op.name,
@@ -68,10 +72,19 @@ def replay(kernel: Kernel, target: str, backend: Backend, case: Case, *, result:
         misrounded=judged.misrounded,
         repeatable=same,
         baseline=baseline,
-        limit=kernel.limit(case.dtype, result),
+        limit=kernel.limit(case.dtype, result) if limit is None else limit,
         gate=kernel.op.gate_of(result),
         counts=result in kernel.op.integers,
+        unpromised="" if limit is not None else f"{of_class} inputs" if of_class else f"inputs {BEYOND}",
     )
+
+
+def _class_of(kernel: Kernel, case: Case, measured: Measured, result: str, index: int) -> str:
+    """Returns the class of the inputs of an element; "" beyond the kernel's domain."""
+    problem = problem_of(kernel.op, case, measured.inputs, measured.upstream, (result,))
+    shape = tuple(measured.results[result].shape)
+    places, parts = classed(kernel.op, case, problem, result, shape, kernel.largest.get(case.dtype))
+    return class_of(*parts[0 if places is None else int(places[index])])
 
 
 def replay_smaller(kernel: Kernel, target: str, backend: Backend, case: Case, *, result: str, index: int) -> Replay:

@@ -36,15 +36,27 @@ class Replay(msgspec.Struct, frozen=True):
     misrounded: bool
     repeatable: bool  # True: a second call gave the same bits everywhere
     baseline: Worst | None
-    limit: float
+    limit: float  # of the element's class of inputs; without a promise, of ordinary inputs
     gate: str
     smaller: Smaller | None = None
     counts: bool = False  # True for integers and conditions, which have no ULP
+    unpromised: str = ""  # the inputs of the element, if the kernel promises nothing there
 
     @property
     def judged(self) -> float:
         """Returns the error that the limit applies to."""
-        error: Number | None = self.worst.ulp if self.gate == "plain" else self.worst.scaled_ulp
+        return self._error(self.worst)
+
+    @property
+    def within(self) -> bool:
+        """True unless the element is wrong. Without a promise it is wrong if only PyTorch's is within the limit."""
+        # not (error > limit): a NaN is not within
+        if self.judged <= self.limit or not self.unpromised:
+            return self.judged <= self.limit
+        return self.baseline is None or not self._error(self.baseline) <= self.limit
+
+    def _error(self, of: Worst) -> float:
+        error: Number | None = of.ulp if self.gate == "plain" else of.scaled_ulp
         return math.nan if error is None else abs(value_of(error))
 
 

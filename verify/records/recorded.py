@@ -1,15 +1,27 @@
-"""Finds elements of a run record for `verify replay`: the worst one, or the one that a replay is about."""
+"""Finds elements of a run record for reports and `verify replay`: the worst one, or the one that a replay is about."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from verify.errors import UsageError
 from verify.records.readings import worst_in
-from verify.records.record import KernelRun, Origin, Result, Run, Worst, value_of
+from verify.records.record import (
+    CLASSES,
+    ClassFigures,
+    Figures,
+    Gate,
+    KernelRun,
+    Number,
+    Origin,
+    Result,
+    Run,
+    Worst,
+    value_of,
+)
 
 
 @dataclass(frozen=True)
@@ -22,31 +34,75 @@ class Recorded:
     worst: Worst
 
 
+@dataclass(frozen=True)
+class Judged:
+    """Holds the figures of one implementation in the unit of its gate."""
+
+    maximum: Number
+    upper: Number
+    p999: Number
+    open: bool = False  # True: some elements are open, and the figures omit them
+
+
+def judged(figures: Figures, gate: Gate) -> Judged:
+    """Returns the figures in the unit of the gate if they exist, else the plain ones."""
+    found = Judged(figures.max_ulp, figures.max_upper, figures.p999)
+    if gate != "plain" and figures.scaled_max is not None:
+        upper = figures.scaled_max if figures.scaled_upper is None else figures.scaled_upper
+        found = Judged(figures.scaled_max, upper, figures.p999 if figures.scaled_p999 is None else figures.scaled_p999)
+    endless = math.isfinite(value_of(found.maximum)) and math.isinf(value_of(found.upper))  # in older records
+    return replace(found, upper=found.maximum, open=True) if endless or figures.open else found
+
+
+def deciding(result: Result) -> ClassFigures | None:
+    """Returns the most important class on which a result is wrong, or None."""
+    return next((each for each in result.classes if each.reason), None)
+
+
+def shown_worst(result: Result) -> Worst | None:
+    """Returns the element that shows the error: the worst of the most important wrong class, else the worst of all."""
+    of = deciding(result)
+    return (of and of.worst) or next(iter(result.worst), None)
+
+
+def badness(result: Result) -> tuple[int, int, float]:
+    """Returns a sort key of results: the class of inputs, then NaN, infinity, the multiple of the limit there."""
+    of = deciding(result)
+    rank, figures = (0, result.figures) if of is None else (len(CLASSES) - CLASSES.index(of.name), of.figures)
+    return rank, *size_of(figures, result.gate, result.limit)
+
+
+def size_of(figures: Figures, gate: Gate, limit: float | None) -> tuple[int, float]:
+    """Returns a sort key of errors: NaN, infinities, then multiples of the limit."""
+    error = value_of(judged(figures, gate).upper)
+    if math.isnan(error):
+        return (2, math.inf)
+    return (1, math.inf) if math.isinf(error) else (0, error / limit if limit else error)
+
+
 def worst_of_run(
     run: Run, target: str = "", dtype: str = "", result: str = "", regime: str = "", index: int | None = None
 ) -> Recorded:
-    """Returns the element furthest beyond its limit, of a wrong result if there is one. The other arguments narrow the
+    """Returns the element that shows the worst result, of a wrong one if there is one. The other arguments narrow the
     choice down.
 
-    Each result takes part with its first listed element, which explains its verdict, with the worst of `regime`, or
-    with the listed elements at a flat index. Kernels that are only measured for comparison take part if `target` names
-    them.
+    Each result takes part with the element that reports show, with the worst of `regime`, or with the listed elements
+    at a flat index. Kernels that are only measured for comparison take part if `target` names them.
     """
-    best: tuple[tuple[bool, float], Recorded] | None = None
+    best: tuple[tuple[bool, tuple[int, int, float]], Recorded] | None = None
     for kernel, item in _results(run):
         wanted = kernel.name == _name(target) or kernel.target == target
         if (target and not wanted) or (not target and kernel.peer):
             continue
         if (dtype and item.dtype != dtype) or (result and result not in (item.output, item.output.split(" ")[0])):
             continue
-        chosen = [worst_in(item, regime)] if regime else item.worst[:1] if index is None else _listed(item)
+        chosen = [worst_in(item, regime)] if regime else [shown_worst(item)] if index is None else _listed(item)
         for worst in chosen:
             if worst is None or worst.origin.law:  # a call of the kernel alone does not show it; its law does
                 continue
             if index not in (None, worst.origin.index):
                 continue
-            beyond = _error(item, worst) / item.limit
-            rank = item.status == "wrong", math.inf if math.isnan(beyond) else beyond
+            rank = item.status == "wrong", badness(item)
             if best is None or rank > best[0]:
                 best = rank, _recorded(run, item, worst)
     if best is None:
@@ -77,13 +133,9 @@ def _results(run: Run) -> Iterator[tuple[KernelRun, Result]]:
 
 
 def _listed(item: Result) -> list[Worst]:
-    """Returns the elements of a result that its record shows: the worst of all, then that of each regime."""
-    return [*item.worst, *(part.worst for part in item.regimes if part.worst is not None)]
-
-
-def _error(item: Result, worst: Worst) -> float:
-    error = worst.scaled_ulp if item.gate != "plain" and worst.scaled_ulp is not None else worst.ulp
-    return abs(value_of(error))
+    """Returns the elements of a result that its record shows: the worst of all, those of its classes and regimes."""
+    parts = [*(each.worst for each in item.classes), *(each.worst for each in item.regimes)]
+    return [*item.worst, *(each for each in parts if each is not None)]
 
 
 def _recorded(run: Run, item: Result, worst: Worst) -> Recorded:

@@ -22,6 +22,7 @@ from verify.errors import UsageError, VerifyError
 from verify.measure import session
 from verify.records.part_store import cache
 from verify.records.record import CLASSES, ORDINARY, Figures, KernelRun, Origin, Result, Run
+from verify.records.recorded import judged
 from verify.referee import formats
 from verify.referee.plan import (
     OTHER,
@@ -36,7 +37,7 @@ from verify.referee.plan import (
     WrongInput,
 )
 from verify.referee.requests import CallTime, TimeSolution
-from verify.report.result_words import judged, rank
+from verify.report.result_words import rank
 from verify.report.rows import rows_of
 from verify.search.hunt import schedule
 from verify.search.hunt import settings as hunt

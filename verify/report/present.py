@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
+from verify.records import recorded
 from verify.records.figure import UNIT
 from verify.records.record import (
     CLASSES,
@@ -82,7 +83,7 @@ class ResultFacts:
         if self.kind != "within":
             right = "exact" if result.counts else "correctly rounded"
             return {"rounded": right}.get(self.kind, self.kind) + beside
-        found = [result_words.judged(each, result.gate) for each in result_words.promised(result)]
+        found = [recorded.judged(each, result.gate) for each in result_words.promised(result)]
         most = max(found, key=lambda each: result_words.rank(each.upper))
         figure = words.ulp(most.upper)
         if figure == "NaN":
@@ -119,12 +120,12 @@ class ResultFacts:
     @cached_property
     def worst(self) -> Worst | None:
         """Returns the element that shows the error."""
-        return result_words.shown_worst(self.result)
+        return recorded.shown_worst(self.result)
 
     @cached_property
     def badness(self) -> tuple[int, int, float]:
         """Returns a sort key: worse results are larger."""
-        return result_words.badness(self.result)
+        return recorded.badness(self.result)
 
     @cached_property
     def also_words(self) -> str:
@@ -148,7 +149,7 @@ class ResultFacts:
         """Returns a sort key of results of one output and dtype: the largest error, then the best basis."""
         result = self.result
         strength = ("observed", "certified", "exhaustive").index(result.basis.kind)
-        size = result_words.size_of(result.figures, result.gate, result.limit)
+        size = recorded.size_of(result.figures, result.gate, result.limit)
         return RESULT_STATUSES.index(result.status), size, strength, result.basis.n
 
 

@@ -4,36 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 
 from verify.records.figure import COUNTABLE, UNIT, shown, signed
 from verify.records.readings import decimal as number_of
-from verify.records.record import CLASSES, ORDINARY, ClassFigures, Figures, Gate, Number, Result, Worst, value_of
+from verify.records.record import ORDINARY, ClassFigures, Figures, Gate, Number, Result, Worst, value_of
+from verify.records.recorded import deciding, judged
 from verify.report.words import at_least, clean, decimal, interval, share, signed_ulp, truth, ulp
 
 HUGE = 65_504.0  # beyond this magnitude, squares and sums usually overflow
 # By gate, an error that counts as none in a comparison with PyTorch; and the factor that is worth mentioning.
 NOTHING, MANY = {"plain": 0.5, "scaled": 0.5, "noise": 1.0}, 8.0
-
-
-@dataclass(frozen=True)
-class Judged:
-    """Holds the figures of one implementation in the unit of its gate."""
-
-    maximum: Number
-    upper: Number
-    p999: Number
-    open: bool = False  # True: some elements are open, and the figures omit them
-
-
-def judged(figures: Figures, gate: Gate) -> Judged:
-    """Returns the figures in the unit of the gate if they exist, else the plain ones."""
-    found = Judged(figures.max_ulp, figures.max_upper, figures.p999)
-    if gate != "plain" and figures.scaled_max is not None:
-        upper = figures.scaled_max if figures.scaled_upper is None else figures.scaled_upper
-        found = Judged(figures.scaled_max, upper, figures.p999 if figures.scaled_p999 is None else figures.scaled_p999)
-    endless = math.isfinite(value_of(found.maximum)) and math.isinf(value_of(found.upper))  # in older records
-    return replace(found, upper=found.maximum, open=True) if endless or figures.open else found
 
 
 def promised(result: Result) -> list[Figures]:
@@ -141,20 +121,9 @@ def baseline_of(result: Result, *, dash: str = "\N{EN DASH}") -> str:
     return most(result, theirs[0], dash=dash) if theirs[0] is not None else ""
 
 
-def deciding(result: Result) -> ClassFigures | None:
-    """Returns the most important class on which a result is wrong, or None."""
-    return next((each for each in result.classes if each.reason), None)
-
-
 def worst_class(result: Result) -> str:
     """Returns the name of the most important class on which a result is wrong, or ""."""
     return "" if (of := deciding(result)) is None else of.name
-
-
-def shown_worst(result: Result) -> Worst | None:
-    """Returns the element that shows the error: the worst of the most important wrong class, else the worst of all."""
-    of = deciding(result)
-    return (of and of.worst) or next(iter(result.worst), None)
 
 
 def unbounded_too(result: Result) -> ClassFigures | None:
@@ -164,21 +133,6 @@ def unbounded_too(result: Result) -> ClassFigures | None:
     wrong = [each for each in result.classes if each.reason and each.limit is not None]
     unbounded = [each for each in wrong if not math.isfinite(value_of(judged(each.figures, result.gate).upper))]
     return unbounded[0] if unbounded and unbounded[0] is not wrong[0] else None
-
-
-def badness(result: Result) -> tuple[int, int, float]:
-    """Returns a sort key of results: the class of inputs, then NaN, infinity, the multiple of the limit there."""
-    of = deciding(result)
-    rank, figures = (0, result.figures) if of is None else (len(CLASSES) - CLASSES.index(of.name), of.figures)
-    return rank, *size_of(figures, result.gate, result.limit)
-
-
-def size_of(figures: Figures, gate: Gate, limit: float | None) -> tuple[int, float]:
-    """Returns a sort key of errors: NaN, infinities, then multiples of the limit."""
-    error = value_of(judged(figures, gate).upper)
-    if math.isnan(error):
-        return (2, math.inf)
-    return (1, math.inf) if math.isinf(error) else (0, error / limit if limit else error)
 
 
 def wrong_words(result: Result) -> str:

@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from verify.records.record import CLASSES, ORDINARY, Figures, Run, replay_command
+from verify.records.recorded import judged
 from verify.report import result_words, words
 from verify.report.present import KernelFacts, ResultFacts, present
-from verify.report.result_words import judged, rank
+from verify.report.result_words import rank
 
 Row = dict[str, Any]
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from verify.errors import INCOMPLETE, PASS, WRONG
 from verify.records.record import Number, Worst, number, value_of
+from verify.records.recorded import judged
 from verify.report import compare_words, gate_words, words
 from verify.report.gaps import GapLine, gathered
 from verify.report.html.curve_plot import spark
 from verify.report.present import Facts, ResultFacts
-from verify.report.result_words import judged
 from verify.report.signs import STANDING
 
 if TYPE_CHECKING:

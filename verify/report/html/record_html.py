@@ -23,14 +23,14 @@ from types import CodeType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from verify.records import recorded
 from verify.records.files import encode
 from verify.records.record import CLASSES, ORDINARY, UNPROVEN, Number, Result, Run, Worst, replay_command, value_of
-from verify.records.recorded import worst_of_run
+from verify.records.recorded import judged, worst_of_run
 from verify.report import result_words, words
 from verify.report.html import against, curve_plot, plot, speed_plot, views
 from verify.report.html.against import Against, History
 from verify.report.present import LAW_WORD, Facts, KernelFacts, ResultFacts, ResultRow, present, skipped_laws
-from verify.report.result_words import judged
 from verify.report.signs import CALM, GLYPHS, LOOKS, STANDING, WORDS
 
 if TYPE_CHECKING:
@@ -475,7 +475,7 @@ def _of_classes(facts: Facts) -> list[tuple[str, str, str]]:
     results = [each.result for kernel in facts.judged for each in kernel.results]
     for name in CLASSES:
         found = [
-            (result_words.size_of(each.figures, result.gate, each.limit), result, each)
+            (recorded.size_of(each.figures, result.gate, each.limit), result, each)
             for result in results
             for each in result.classes
             if each.name == name

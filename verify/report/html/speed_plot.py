@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from verify.records.record import Number, value_of
+from verify.records.recorded import judged
 from verify.report import words
 from verify.report.html.curve_plot import decades
 from verify.report.present import Facts
-from verify.report.result_words import judged
 
 if TYPE_CHECKING:
     from markupsafe import Markup

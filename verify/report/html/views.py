@@ -11,10 +11,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from verify.records.record import LawRun, Number, RegimeFigures, Result, Worst, replay_command, value_of
+from verify.records.recorded import judged
 from verify.report import result_words, words
 from verify.report.html import against, curve_plot, plot
 from verify.report.present import KernelFacts, ResultFacts, law_counts, skipped_laws
-from verify.report.result_words import judged
 
 if TYPE_CHECKING:
     from markupsafe import Markup

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from verify.records import recorded
 from verify.records.record import RESULT_STATUSES, KernelRun, Result, Run, Speed
 from verify.report import result_words, words
 from verify.report.present import name_of, present
@@ -125,8 +126,8 @@ def _worst(results: list[Result], side: Side) -> Result | None:
 
 def _most(result: Result) -> tuple[int, int, float]:
     """Returns a sort key of results: the class of inputs that decides, then the largest error on all inputs."""
-    size = result_words.size_of(result.figures, result.gate, result.limit)
-    return result_words.badness(result)[0], *size
+    size = recorded.size_of(result.figures, result.gate, result.limit)
+    return recorded.badness(result)[0], *size
 
 
 def _error(result: Result | None, signs: Signs) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from verify.records import recorded
 from verify.records.record import LawRun, Run, replay_command, value_of
 from verify.report import result_words, words
 from verify.report.present import Facts, KernelFacts, ResultFacts, law_word, present
@@ -110,7 +111,7 @@ def _unproven(page: Page, found: ResultFacts) -> None:
 def _why(found: ResultFacts) -> tuple[str, str]:
     """Returns why a result is wrong, with its basis; and the maximum and the count of NaN if the reason lacks them."""
     result = found.result
-    size = value_of(result_words.judged(result.figures, result.gate).maximum)
+    size = value_of(recorded.judged(result.figures, result.gate).maximum)
     said = [] if found.maximum == "NaN" else [f"max {found.figure}"]
     if said and not (result.reason and size > result.limit):
         said.append(f"limit {limit_of(result)}")

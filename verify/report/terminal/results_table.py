@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from verify.records.record import CLASSES, ORDINARY
+from verify.records.recorded import judged
 from verify.report import words
 from verify.report.present import Facts, KernelFacts, ResultFacts
-from verify.report.result_words import judged
 from verify.report.signs import STYLES, Signs
 from verify.report.terminal.text_page import GAP, Cell, Page
 
