@@ -35,8 +35,11 @@ def test_a_row_for_each_line_of_the_table_with_the_same_figures(run: Run) -> Non
             continue
         assert row["status"] in ("ok", "wrong", "vacuous", "undecided")
         assert line.cells["verdict"].endswith(row["verdict"])
+        marks = [name for name in CLASSES if line.cells[name].endswith((" s", " n"))]
+        measured = [name for name in CLASSES if line.cells[name] not in ("", "-")]
+        assert marks == (measured[:1] if row["unit"] != "ULP" else []), "the first figure of a row has its unit"
         for name in CLASSES:
-            shown = line.cells[name]
+            shown = line.cells[name].removesuffix(" s").removesuffix(" n")
             if row[name] is not None and row["open"] == 0 and shown[0] not in "≤≥<>N":
                 assert shown.split("–")[-1] == words.ulp(row[name]), (row["kernel"], name)
 

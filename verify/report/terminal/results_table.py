@@ -6,6 +6,7 @@ lines of their own above their rows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from verify.records.record import CLASSES, ORDINARY
@@ -29,6 +30,7 @@ HEADERS = {
     "verdict": "verdict",
     "status": "verdict",
 }
+STACKED = ("output", "dtype", "max", "basis_short", "status")  # columns of a sentence for each result
 RIGHT = frozenset({"max", "p999", "misrounded", "baseline", *CLASSES})
 
 # From the most to the least room. In every layout the basis follows the maximum.
@@ -75,7 +77,7 @@ def show(page: Page, facts: Facts) -> None:
         _stacked(page, rows)
     else:
         _columns(page, rows, columns)
-    for note in [*footnotes(rows), facts.setting]:
+    for note in [*footnotes(rows, columns or STACKED), facts.setting]:
         page.line(Cell(note, "dim"))
 
 
@@ -138,19 +140,20 @@ def column_width(name: str, rows: list[TerminalRow]) -> int:
     return max(cell_len(text) for text in (HEADERS[name], *(row.cells[name] for row in rows)))
 
 
-def footnotes(rows: list[TerminalRow]) -> list[str]:
-    """Returns explanations of the marks that occur."""
+def footnotes(rows: list[TerminalRow], columns: Sequence[str]) -> list[str]:
+    """Returns explanations of these columns, and of the marks that occur in them."""
     notes = []
-    if any(result.classes for row in rows for result in row.kernel.run.results):
+    cells = [row.cells[name] for row in rows for name in columns]
+    if set(columns) & set(CLASSES):
         notes.append("ordinary, demanding, extreme: the largest error in ULP on inputs of that class")
     for gate, text in words.LEGEND.items():
-        if any(row.cells["max"].endswith(words.MARK[gate]) for row in rows):
+        if any(cell.endswith(words.MARK[gate]) for cell in cells):
             notes.append(f"{words.MARK[gate].strip()}: {text}")
-    if marks := {mark for row in rows for cell in row.cells.values() for mark in ("≥", ">=") if cell.startswith(mark)}:
+    if marks := {mark for cell in cells for mark in ("≥", ">=") if cell.startswith(mark)}:
         notes.append(f"{marks.pop()}: {words.OPEN}")
     if any(row.status == "peer" for row in rows):
         notes.append("peer: measured for comparison, not judged")
-    if any(row.cells["baseline"] not in ("", "-") for row in rows):
+    if "baseline" in columns and any(row.cells["baseline"] not in ("", "-") for row in rows):
         names = {
             words.clean(result.baseline_name)
             for row in rows
@@ -178,6 +181,7 @@ def rows_of(facts: Facts, signs: Signs) -> list[TerminalRow]:
 
 def _cells(each: ResultFacts, signs: Signs) -> dict[str, str]:
     result, glyph = each.result, signs.status[each.standing]
+    measured = [(name, figure) for name, figure in each.classes.items() if figure not in ("", "-")]
     return {
         "kernel": each.owner.name,
         "output": words.clean(result.output),
@@ -188,6 +192,7 @@ def _cells(each: ResultFacts, signs: Signs) -> dict[str, str]:
         "p999": words.ulp(judged(result.figures, result.gate).p999),
         "misrounded": words.share(result.figures.misrounded, result.figures.n),
         **each.classes,
+        **{name: figure + each.mark for name, figure in measured[:1]},  # one mark for the row: columns stay narrow
         "baseline": each.baseline + each.mark if each.baseline else "-",
         "verdict": f"{glyph} {each.label}",
         "status": f"{glyph} {each.standing}",
