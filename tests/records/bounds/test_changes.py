@@ -216,6 +216,13 @@ def test_a_loosening_keeps_its_reason_and_the_earlier_ones() -> None:
             "why",
             "the records measured no key 'gelu/y/bfloat16'\n  next: verify bounds accept 'gelu/y/bfloat16/all'",
         ),
+        (
+            [run(kernel(result(0.9)))],
+            book(bound(0.5)),
+            "swiglu_split/dx1/float32/vanishing",
+            "why",
+            "the records measured no key 'swiglu_split/dx1/float32/vanishing'\n  next: verify gate RUN",
+        ),
         ([run(kernel(result(0.9)))], book(), KEY, "why", "gelu/y/bfloat16/all has no bound to loosen"),
         ([run(kernel(result(0.4)))], book(bound(0.5)), KEY, "why", "is within its bound: 0.4 ULP, the bound is 0.5"),
         ([run(kernel(result(math.nan)))], book(bound(0.5)), KEY, "why", "is nonfinite and cannot be accepted"),

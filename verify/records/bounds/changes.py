@@ -7,6 +7,7 @@ It is pure, as the gate is: it takes records and bounds and returns changed boun
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -127,12 +128,13 @@ def accept(
     """Returns the looser bound that a record needs, for exactly one key, with the reason that the file keeps."""
     if not reason.strip():
         raise UsageError("a loosening needs a reason, which stays in the file; --reason is empty")
-    rows = [row for row in gate.judge(runs, book).rows if row.readings and str(row.key) == text]
+    measured = [row for row in gate.judge(runs, book).rows if row.readings]
+    rows = [row for row in measured if str(row.key) == text]
     if not rows:
-        known = [str(row.key) for row in gate.judge(runs, book).rows if row.status == "breached"]
+        meant = difflib.get_close_matches(text, [str(row.key) for row in measured if row.status == "breached"], 1)
         raise UsageError(
             f"the records measured no key {text!r}",
-            hint=f"verify bounds accept {known[0]!r} --reason ..." if known else "verify gate RUN  (names the keys)",
+            hint=f"verify bounds accept {meant[0]!r} --reason ..." if meant else "verify gate RUN  (names the keys)",
         )
     if len(rows) > 1:
         machines = ", ".join(row.key.arch for row in rows)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import tomllib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -53,7 +54,8 @@ def document(data: bytes, source: str) -> Table:
     try:
         return Table(source, "", tomllib.loads(data.decode()))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise UsageError(f"{source} is not TOML: {error}") from error
+        then = f"git diff HEAD -- {shlex.quote(source)}  (shows what changed it)"
+        raise UsageError(f"{source} is not TOML: {error}", hint=then) from error
 
 
 _MISSING = object()
