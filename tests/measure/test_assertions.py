@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -280,6 +281,44 @@ def test_a_result_has_the_dtype_of_pytorchs_and_a_gradient_that_of_its_input() -
     with pytest.raises(AssertionError, match=r"tanh.dx0 has dtype torch.float32; received torch.float64"):
         verify.assert_close(y, like=torch.tanh, inputs=(x,), grads=(dx,), upstream=dy)
     verify.assert_close(y, like=torch.tanh, inputs=(x,), grads=(dx.float(),), upstream=dy)
+
+
+class Scaled(torch.nn.Module):
+    """Has a weight of its own dtype, so that PyTorch promotes."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.linspace(0.5, 2, 8, dtype=dtype))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * x
+
+
+def test_the_dtype_of_a_module_is_that_of_its_own_call() -> None:
+    x, module = torch.linspace(-2, 2, 8, dtype=torch.bfloat16), Scaled(torch.float32)
+    with pytest.raises(AssertionError, match=r"has dtype torch.float32; received torch.bfloat16"):
+        verify.assert_close((module.weight * x).bfloat16(), like=module, inputs=(x,))
+    embedding = torch.nn.Embedding(8, 4, dtype=torch.bfloat16)
+    indices = torch.tensor([3, 1])
+    verify.assert_close(embedding(indices).detach(), like=embedding, inputs=(indices,))
+
+
+def test_pytorchs_dtype_is_found_without_autocast_and_with_absent_outputs() -> None:
+    x, weight = torch.randn(4, 8), torch.randn(8, 3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        verify.assert_close(x.double().matmul(weight.double()).float(), like=torch.matmul, inputs=(x, weight))
+
+    def slope(x: torch.Tensor) -> torch.Tensor:
+        given = x.detach().requires_grad_()
+        return torch.autograd.grad(torch.tanh(given).sum(), given)[0]
+
+    verify.assert_close((1 - torch.tanh(x.double()) ** 2).float(), like=slope, inputs=(x,), check_dtype=False)
+    bias = torch.zeros(3)
+    given: Any = {"like": F.linear, "inputs": (x.bfloat16(), weight.T.bfloat16().contiguous(), bias)}
+    y = F.linear(*(each.double() for each in given["inputs"])).bfloat16()
+    with pytest.raises(verify.UsageError, match=r"linear raised on these inputs: .*\n  next: check_dtype=False judges"):
+        verify.assert_close(y, **given)
+    verify.assert_close(y, **given, check_dtype=False)
 
 
 def test_a_shape_and_a_count_are_demanded() -> None:

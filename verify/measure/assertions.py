@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,7 @@ from verify.cases.explicit import spell
 from verify.cases.plan import Group
 from verify.declare.declaration import Kernel, kernel
 from verify.declare.promises import DEFAULT_LIMIT, WIDE, default_limit, default_noise, differing
-from verify.errors import UsageError
+from verify.errors import UsageError, said_by
 from verify.measure.call import Measured, outputs_of
 from verify.measure.case import KERNEL, Piece, Question, judge_case, question_of
 from verify.measure.element import worst_element
@@ -198,7 +199,7 @@ class _Closeness:
             )
         self.inputs = dict(zip(names, (value for value in given if isinstance(value, Tensor)), strict=True))
         self.op, self.vacuous = Definition(like, names, examples=[tuple(given)], **said).op(), vacuous  # type: ignore[arg-type]
-        self.check_dtype = check_dtype
+        self.check_dtype, self.like, self.given = check_dtype, like, given
         self.label = self.op.name.split()[1]
         each = [] if upstream is None else [upstream] if isinstance(upstream, Tensor) else list(upstream)
         self.upstream = {name: value.detach().clone() for name, value in zip(self.op.outputs, each, strict=False)}
@@ -250,17 +251,29 @@ class _Closeness:
     def _demand_dtypes(self, results: Mapping[str, Tensor]) -> None:
         """Raises AssertionError unless outputs have PyTorch's dtypes, and gradients those of the inputs."""
         __tracebackhide__ = True
-        with torch.no_grad():
-            returned = self.op.baseline(*(value.clone() for value in self.inputs.values()))
-        wanted = {"d" + name: value.dtype for name, value in self.inputs.items()}
-        of_outputs = outputs_of(returned, self.op.outputs, self.label, self.op.integers)
-        wanted |= {name: value.dtype for name, value in of_outputs.items()}
+        wanted = {"d" + name: value.dtype for name, value in self.inputs.items()} | self._dtypes()
         for name, value in results.items():
-            if value.dtype != wanted[name]:
+            if name not in self.op.integers and value.dtype != wanted[name]:
                 raise AssertionError(
                     f"{self.label}.{name} has dtype {wanted[name]}; received {value.dtype}\n"
                     f"  next    check_dtype=False judges it as {value.dtype}"
                 )
+
+    def _dtypes(self) -> dict[str, torch.dtype]:
+        """Returns the dtypes of PyTorch's own outputs, without autocast, on copies of the inputs and of a module."""
+        like, device = self.like, next(iter(self.inputs.values())).device
+        given = [value.clone() if isinstance(value, Tensor) else value for value in self.given]
+        try:
+            with torch.autocast(device.type, enabled=False):
+                returned = (copy.deepcopy(like).to(device) if isinstance(like, torch.nn.Module) else like)(*given)
+            made = list(returned.values()) if isinstance(returned, Mapping) else returned
+            tensors = [each for each in (made if isinstance(made, list | tuple) else [made]) if each is not None]
+            return {name: each.dtype for name, each in zip(self.op.outputs, tensors, strict=True)}
+        except Exception as error:
+            raise UsageError(
+                f"a result has PyTorch's dtype, and {self.label} raised on these inputs: {said_by(error)}",
+                hint="check_dtype=False judges each result in its own dtype",
+            ) from error
 
     def _question(self, results: Mapping[str, Tensor]) -> tuple[Kernel, Group, Question]:
         """Returns the kernel declaration for the formats of these results, its group, and the question to judge."""
