@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from verify.backends import named
+from verify.backends import Cuda, named, told_to_interpret
 from verify.declare import config
 from verify.declare.target import Target
 from verify.errors import INCOMPLETE, OF_VERDICT, PASS, USAGE, WRONG, UsageError, VerifyError
@@ -464,10 +464,15 @@ def workers(
         with Cluster.connect(scheduler, backend, sources) as cluster:
             yield cluster.pool()
     elif gpus:
-        backend = backend or "cuda"
+        kind = named(backend or Cuda.name)
+        if told_to_interpret() and kind.triton != "interpreted":
+            raise UsageError(
+                f"gpus= spreads work over GPUs, on {kind.name}; TRITON_INTERPRET=1 makes Triton interpret kernels",
+                hint="unset TRITON_INTERPRET",
+            )
         with process.Worker("cpu") as worker:  # counting GPUs needs torch, not a GPU context
             count = worker.ask(CountGpus(), timeout=process.START_SECONDS)
-        with Pool.on_gpus(devices(gpus, count, named(backend).visible), backend) as found:
+        with Pool.on_gpus(devices(gpus, count, kind.visible), backend) as found:
             check_equal(found)
             yield found
     else:

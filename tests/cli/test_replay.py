@@ -206,6 +206,10 @@ def test_where_nothing_is_promised_an_element_is_wrong_only_if_pytorchs_is_right
         'declare = dict(dtypes=["float32"], gradients=False)\n'
         "as_pytorch = verify.kernel(like=rough, name='as_pytorch', **declare)(rough)\n"
         "worse = verify.kernel(like=torch.expm1, name='worse', **declare)(lambda x: torch.exp(x) - 1)\n"
+        "def far(x): return torch.tanh(x) * torch.where(x.abs() > 100, 0.9, 1.0)\n"
+        "beyond = verify.kernel(like=torch.tanh, name='beyond', largest=100.0, **declare)(far)\n"
+        "limits = {'ordinary': 10, 'demanding': None}\n"
+        "demanding = verify.kernel(like=torch.tanh, name='demanding', max_ulp=limits, **declare)(far)\n"
     )
 
     def replayed(kernel: str, number: str) -> Said:
@@ -220,3 +224,31 @@ def test_where_nothing_is_promised_an_element_is_wrong_only_if_pytorchs_is_right
     assert done.returncode == 1 and "wrong: beyond its limit\n" in done.stdout
     done = replayed("as_pytorch", ordinary)
     assert done.returncode == 1 and "  limit     10 ULP (plain)\n" in done.stdout
+    for kernel, where in (("beyond", "inputs beyond the declared magnitude"), ("demanding", "demanding inputs")):
+        done = replayed(kernel, "43480000")  # 200
+        assert done.returncode == 0 and f"nothing is promised on {where}\n" in done.stdout, done
+        assert "within its limit\n" in replayed(kernel, "3f800000").stdout
+
+
+def test_a_case_beside_its_record_runs_on_the_backend_of_the_record(project: Path) -> None:
+    said("run", "accuracy.py::textbook", "--json", "own.json", "--backend", "cpu", cwd=project)
+    worst = files.load(project / "own.json").kernels[0].results[0].worst[0]
+    words = shlex.split(record.replay_command(worst.origin))[1:-2]
+    done = said(*words, "--run", "own.json", cwd=project)
+    assert "on cpu: the same bits" in done.stdout, done
+    assert done.stdout.splitlines()[0].endswith(" on cpu")
+
+
+def test_an_error_for_inference_alone_is_replayed_by_its_law(tmp_path: Path) -> None:
+    (tmp_path / "k.py").write_text(
+        "import torch, verify\n"
+        'halved = verify.kernel(like=torch.neg, name="halved", dtypes=["float16"])(\n'
+        "    lambda x: -x * (0.5 if torch.is_inference_mode_enabled() else 1.0))\n"
+    )
+    ran = said("run", "k.py", "--json", "run.json", cwd=tmp_path)
+    command = ran.stdout.splitlines()[-1].partition("next: ")[2]
+    assert ran.returncode == 1 and command.endswith(" --law accuracy"), ran
+    done = said("replay", "--run", "run.json", cwd=tmp_path)
+    assert done.returncode == 2 and "shows only in the law of accuracy" in done.stderr
+    assert done.stderr.rstrip().endswith(f"next: {command}")
+    assert said(*shlex.split(command)[1:], cwd=tmp_path).returncode == 1

@@ -41,6 +41,7 @@ class Fake(FakeWorker):
 def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
     MADE.clear()
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(process, "Worker", Fake)
 
 
@@ -48,10 +49,16 @@ def test_gpus_of_this_machine_are_a_process_each_and_need_no_dask(monkeypatch: p
     monkeypatch.setitem(sys.modules, "distributed", None)
     with api.workers("0,1", None, ["k.py::f"], None) as pool:
         assert pool is not None
-        assert [(worker.backend, worker.device) for worker in pool.workers] == [("cuda", "0"), ("cuda", "1")]  # type: ignore[attr-defined]
+        assert [(worker.backend, worker.device) for worker in pool.workers] == [(None, "0"), (None, "1")]  # type: ignore[attr-defined]
     counter, *workers = MADE
     assert counter.backend == "cpu", "counting GPUs takes no context on one"
     assert [worker.stops for worker in MADE] == [1, 1, 1] and len(workers) == 2
+
+
+def test_gpus_interpret_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with pytest.raises(UsageError, match="on cuda; TRITON_INTERPRET=1 makes"), api.workers("all", None, [], None):
+        raise AssertionError("no worker starts")
 
 
 def test_gpus_that_differ_are_refused() -> None:

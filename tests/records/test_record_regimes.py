@@ -16,7 +16,7 @@ from verify.measure.kernel import measure_kernel
 from verify.measure.requests import Measure
 from verify.records.files import decode, encode
 from verify.records.readings import judged, readings
-from verify.records.record import Result, Run, value_of
+from verify.records.record import Figures, Result, Run, value_of
 
 
 @verify.kernel(op="silu", dtypes=["float16"], gradients=False)
@@ -118,3 +118,32 @@ def test_a_replay_takes_an_element_of_a_wrong_result_first(run: Run) -> None:
     assert worst_of_run(both).worst == wrong.classes[0].worst, "ordinary inputs first, as in reports"
     alone = msgspec.structs.replace(run, kernels=[msgspec.structs.replace(kernel, results=[fine])])
     assert worst_of_run(alone).worst == far
+
+
+def test_a_replay_of_a_regime_takes_the_result_that_is_worst_there(run: Run) -> None:
+    """A hunt may find more there than the run, whose result is worse elsewhere."""
+    from verify.records.recorded import is_found, worst_of_run
+
+    kernel = run.kernels[0]
+    here = only(kernel)
+    part = next(each for each in here.regimes if each.worst)
+
+    def with_error(error: float, index: int) -> Result:
+        figures = msgspec.structs.replace(part.figures, max_ulp=error, max_upper=error)
+        origin = msgspec.structs.replace(part.worst.origin, index=index)
+        worst = msgspec.structs.replace(part.worst, ulp=error, origin=origin)
+        return msgspec.structs.replace(
+            here, classes=[], regimes=[msgspec.structs.replace(part, figures=figures, worst=worst)], worst=[worst]
+        )
+
+    def most(error: float) -> Figures:
+        return msgspec.structs.replace(here.figures, max_ulp=error, max_upper=error)
+
+    measured = msgspec.structs.replace(with_error(5.0, 1), figures=most(1e9))
+    hunted = msgspec.structs.replace(with_error(40.0, 2), source="hunt", figures=most(1e3))
+    both = msgspec.structs.replace(run, kernels=[msgspec.structs.replace(kernel, results=[measured, hunted])])
+    assert worst_of_run(both, regime=part.name).origin.index == 2
+    assert worst_of_run(both).origin.index == 1
+    place = {"dtype": here.dtype, "result": here.output}
+    assert is_found(both, measured.worst[0], kernel.name, **place)
+    assert not is_found(both, hunted.worst[0], kernel.name, **place), "its command needs the whole case"

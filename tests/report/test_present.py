@@ -70,6 +70,22 @@ def test_nan_on_demanding_inputs_is_said_beside_a_small_error_on_ordinary_ones()
     assert "the worst is gelu_erf dx bfloat16: 7.5 ULP\n" in text(little, large)
 
 
+@pytest.mark.parametrize(
+    ("got", "x", "dy", "words"),
+    [
+        ("nan", "-104.5 (0xd688)", "2 (0x4000)", "NaN at -1e+02"),
+        ("nan", "3 (0x4200)", "-7 (0xc700)", "NaN at -7"),
+        ("-inf", "-7e+04 (0xc788)", "1 (0x3c00)", "overflows at -7e+04"),
+        ("0", "-90.5 (0xc2b5)", "1 (0x3f80)", "loses the tail"),
+    ],
+)
+def test_a_few_words_name_the_largest_input_with_its_sign(got: str, x: str, dy: str, words: str) -> None:
+    result = nan_kernel().results[0]
+    worst = replace(result.worst[0], inputs={"x": x, "dy": dy}, got=got, truth="-4.5e-38")
+    part = ClassFigures("demanding", result.figures, 1.0, None, worst, "a reason")
+    assert result_words.wrong_words(replace(result, status="wrong", classes=[part])) == words
+
+
 def test_a_maximum_beside_open_elements_is_a_lower_end() -> None:
     result = layer_norm_kernel().results[0]
     found = replace(result.figures, open=37, undecided=37)

@@ -214,7 +214,7 @@ class Made(Fake):
         self, backend: str | None, environment: dict[str, str] | None = None, template: Fake | None = None
     ) -> None:
         super().__init__(lambda: About("cuda", "cuda", {"gpu": "H200", "driver": "1", **(environment or {})}))
-        self.environment, self.template = environment, template
+        self.backend, self.environment, self.template = backend, environment, template
         MADE.append(self)
 
     def begin(self) -> None:
@@ -240,6 +240,11 @@ def test_a_pool_of_gpus_has_one_worker_on_each_and_grows_in_turns(made: list[Mad
         pool.stop(keep=pool.devices)
         assert [worker.stops for worker in made] == [0, 0, 1, 1, 1]
     assert [worker.stops for worker in made] == [1, 1, 2, 2, 2]
+
+
+def test_workers_on_gpus_are_told_no_backend_that_the_user_did_not_name(made: list[Made]) -> None:
+    with Pool.on_gpus(["0"], None):
+        assert [(each.backend, each.environment) for each in made] == [(None, {"CUDA_VISIBLE_DEVICES": "0"})]
 
 
 def test_several_gpus_have_room_for_more_processes_up_to_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,7 @@ __all__ = [
     "named",
     "runs_on",
     "select",
+    "told_to_interpret",
 ]
 
 #: verify's own backends, in the order in which `select` tries them.

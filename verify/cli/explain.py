@@ -84,13 +84,14 @@ def lines_of(found: Explanation) -> list[str]:
     unit = UNIT[element.gate]
     worst = element.worst
     judged = worst.ulp if element.gate == "plain" else worst.scaled_ulp
+    excused = f" on ordinary inputs, none on {element.unpromised}" if element.unpromised else ""
     lines = [
         f"{element.kernel} ({element.op}) {element.result} {element.dtype} on {element.backend}",
         f"  at        [{', '.join(str(i) for i in worst.index)}]",
         *(f"  {name:<9} {text}" for name, text in worst.inputs.items()),
         f"  got       {worst.got} ({worst.got_hex})",
         f"  truth     {worst.truth}",
-        f"  error     {_figure(judged)}{unit}, the limit is {element.limit:g}",
+        f"  error     {_figure(judged)}{unit}, the limit is {element.limit:g}{excused}",
         f"  at best   {_figure(found.least)}{unit}: the exact value rounded once",
     ]
     if found.sensitivity is not None:

@@ -114,10 +114,9 @@ def _element(options: argparse.Namespace, worker: Answers | None) -> Outcome:
     if found.smaller is not None:
         recorded = None  # it is about another element
     within, snippet = found.within, reply.snippet
-    if within and found.unpromised:
-        end = sinks.ending(f"nothing is promised on {found.unpromised}", f"verify run {shlex.quote(options.target)}")
-    elif within:
-        end = sinks.ending("within its limit", f"verify run {shlex.quote(options.target)}")
+    if within:
+        said = f"nothing is promised on {found.unpromised}" if found.excused else "within its limit"
+        end = sinks.ending(said, _run_again(options))
     elif snippet is not None:
         end = sinks.ending("wrong: beyond its limit", f"python {shlex.quote(options.snippet)}  (needs no verify)")
     else:
@@ -132,6 +131,12 @@ def _plain(found: Replay, recorded: Recorded | None) -> dict[str, Any]:
 
     said = {} if recorded is None else {"got_hex": recorded.worst.got_hex, "backend": recorded.backend}
     return dict(msgspec.to_builtins(found)) | ({"recorded": said} if said else {})
+
+
+def _run_again(options: argparse.Namespace) -> str:
+    """Returns the command that measures the kernel."""
+    where = f" --backend {shlex.quote(options.backend)}" if options.backend else ""
+    return f"verify run {shlex.quote(options.target)}{where}"
 
 
 def _explained(found: Replay, asked: list[str]) -> str:
@@ -160,6 +165,7 @@ def place(options: argparse.Namespace) -> Any:
             )
         return None
     from verify.records.files import load
+    from verify.records.record import replay_command
     from verify.records.recorded import find, worst_of_run
 
     run = load(options.run)
@@ -167,10 +173,16 @@ def place(options: argparse.Namespace) -> Any:
         known = find(run, options.target, options.case, options.result or "y", options.index or 0)
         if known is None:
             raise UsageError(f"{options.run} does not show this element; it shows the worst of each result")
+        options.backend = options.backend or known.origin.backend or None
         return known
     known = worst_of_run(
         run, options.target, dtype=options.dtype, result=options.result, regime=options.regime, index=options.index
     )
+    if known.origin.law:
+        raise UsageError(
+            f"the worst result, {known.worst.got} for {known.worst.truth}, shows only in the law of {known.origin.law}",
+            hint=replay_command(known.origin),
+        )
     options.target, options.case = known.origin.target, known.origin.case
     options.result, options.index = known.origin.result, known.origin.index
     options.backend = options.backend or known.origin.backend or None
@@ -179,8 +191,17 @@ def place(options: argparse.Namespace) -> Any:
 
 def ask(options: argparse.Namespace, request: Request[R], worker: Answers | None = None) -> R:
     """Returns the worker's reply to a request about the target. Without a worker it starts one."""
-    from verify.workers.process import Worker, ask_about
+    from verify.errors import UsageError
+    from verify.workers.process import START_SECONDS, Worker, ask_about
+    from verify.workers.requests import Environment
 
+    if worker is not None and options.backend:
+        here = worker.ask(Environment(), timeout=START_SECONDS).backend
+        if here != options.backend:
+            raise UsageError(
+                f"the record's finding is of the backend {options.backend}; these processes run on {here}",
+                hint=f"verify serve --backend {options.backend}",
+            )
     with nullcontext(worker) if worker is not None else Worker(options.backend) as answers:
         return ask_about(answers, request, options.target, timeout=options.timeout)
 
@@ -253,7 +274,7 @@ def _law_lines(options: argparse.Namespace, reply: LawReplayed) -> list[str]:
     from verify.records.record import replay_command
 
     found, smaller = reply.law, reply.smaller
-    again = f"verify run {shlex.quote(options.target)} --profile quick"
+    again = f"{_run_again(options)} --profile quick"
     if found.status == "skipped":
         return sinks.ending(f"{found.law} does not apply: {found.message}", again)
     if found.origin is None:
@@ -271,10 +292,12 @@ def _law_lines(options: argparse.Namespace, reply: LawReplayed) -> list[str]:
 
 
 def _scaled(found: Replay, value: Any) -> str:
-    from verify.records.record import value_of
-
-    return f"{abs(value_of(value)):.6g}{UNIT['noise']}" if found.gate == "noise" else f"{_ulp(value)} of scale"
+    return f"{_signed(value)}{UNIT['noise']}" if found.gate == "noise" else f"{_ulp(value)} of scale"
 
 
 def _ulp(value: Any) -> str:
-    return f"{value:+.6g} ULP" if isinstance(value, int | float) else f"{value} ULP"
+    return f"{_signed(value)} ULP"
+
+
+def _signed(value: Any) -> str:
+    return f"{value:+.6g}" if isinstance(value, int | float) else str(value)

@@ -21,7 +21,7 @@ from verify.errors import UsageError
 from verify.measure.call import Measured, run_baseline, run_kernel
 from verify.measure.element import worst_element
 from verify.records.readings import BEYOND
-from verify.records.record import LawRun, Origin, Worst
+from verify.records.record import EXTREME, LawRun, Origin, Worst
 from verify.truth import formats
 from verify.truth.exact import Judged, judge_known
 from verify.truth.fast import Truth, decided, evaluate
@@ -76,6 +76,7 @@ def replay(kernel: Kernel, target: str, backend: Backend, case: Case, *, result:
         gate=kernel.op.gate_of(result),
         counts=result in kernel.op.integers,
         unpromised="" if limit is not None else f"{of_class} inputs" if of_class else f"inputs {BEYOND}",
+        beside_pytorch=limit is None and of_class == EXTREME,
     )
 
 

@@ -41,6 +41,7 @@ class Replay(msgspec.Struct, frozen=True):
     smaller: Smaller | None = None
     counts: bool = False  # True for integers and conditions, which have no ULP
     unpromised: str = ""  # the inputs of the element, if the kernel promises nothing there
+    beside_pytorch: bool = False  # True: it is wrong there if only PyTorch's result is within the limit
 
     @property
     def judged(self) -> float:
@@ -49,11 +50,16 @@ class Replay(msgspec.Struct, frozen=True):
 
     @property
     def within(self) -> bool:
-        """True unless the element is wrong. Without a promise it is wrong if only PyTorch's is within the limit."""
+        """True unless the element is wrong."""
         # not (error > limit): a NaN is not within
         if self.judged <= self.limit or not self.unpromised:
             return self.judged <= self.limit
-        return self.baseline is None or not self._error(self.baseline) <= self.limit
+        return not self.beside_pytorch or self.baseline is None or not self._error(self.baseline) <= self.limit
+
+    @property
+    def excused(self) -> bool:
+        """True if the element is beyond the limit where the kernel promises nothing."""
+        return self.within and not self.judged <= self.limit
 
     def _error(self, of: Worst) -> float:
         error: Number | None = of.ulp if self.gate == "plain" else of.scaled_ulp

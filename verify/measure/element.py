@@ -64,6 +64,13 @@ def worst_element(
     )
 
 
+def by_accuracy(worst: Worst | None) -> Worst | None:
+    """Returns the element as one that the law of accuracy shows. A call of the kernel alone does not show it."""
+    if worst is None:
+        return None
+    return msgspec.structs.replace(worst, origin=Origin.here(worst.origin.target, worst.origin.case, law="accuracy"))
+
+
 def decimal(fmt: Format, pattern: int) -> str:
     """Returns the shortest decimal that reads back as the same number of its format."""
     value = fmt.to_float(pattern)

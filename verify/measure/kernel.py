@@ -48,6 +48,7 @@ from verify.measure.case import (
 )
 from verify.measure.case_runner import Calls, CaseRunner, patient
 from verify.measure.curve import recorded
+from verify.measure.element import by_accuracy
 from verify.measure.quantiser import QuantiserJudging
 from verify.measure.remote_call import RemoteKernel, Run
 from verify.measure.requests import Measure
@@ -62,7 +63,6 @@ from verify.records.record import (
     Gap,
     KernelRun,
     LawRun,
-    Origin,
     Result,
     SpecialValue,
 )
@@ -577,11 +577,14 @@ def _of_inference(result: Result, mode: str, properties: str) -> Result:
 
     Only the law of accuracy calls the kernel in that mode, so it replays it.
     """
-    shown = [
-        msgspec.structs.replace(worst, origin=Origin.here(worst.origin.target, worst.origin.case, law="accuracy"))
-        for worst in result.worst
-    ]
-    return msgspec.structs.replace(result, output=f"{result.output} {mode}", properties=properties, worst=shown)
+    return msgspec.structs.replace(
+        result,
+        output=f"{result.output} {mode}",
+        properties=properties,
+        worst=[*filter(None, map(by_accuracy, result.worst))],
+        classes=[msgspec.structs.replace(each, worst=by_accuracy(each.worst)) for each in result.classes],
+        regimes=[msgspec.structs.replace(each, worst=by_accuracy(each.worst)) for each in result.regimes],
+    )
 
 
 def _properties(kernel: Kernel, name: str, dtype: str, group: Group, cases: Sequence[Case]) -> str:

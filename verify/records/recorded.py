@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from verify.errors import UsageError
 from verify.records.readings import worst_in
@@ -87,22 +88,28 @@ def worst_of_run(
     choice down.
 
     Each result takes part with the element that reports show, with the worst of `regime`, or with the listed elements
-    at a flat index. Kernels that are only measured for comparison take part if `target` names them.
+    at a flat index. Kernels that are only measured for comparison take part if `target` names them. An element whose
+    origin names a law is shown by that law alone.
     """
-    best: tuple[tuple[bool, tuple[int, int, float]], Recorded] | None = None
-    for kernel, item in _results(run):
-        wanted = kernel.name == _name(target) or kernel.target == target
-        if (target and not wanted) or (not target and kernel.peer):
-            continue
-        if (dtype and item.dtype != dtype) or (result and result not in (item.output, item.output.split(" ")[0])):
+    best: tuple[tuple[bool, tuple[float, ...]], Recorded] | None = None
+    whole = any(kernel.target == target for kernel in run.kernels)  # else a name, or another path to the file
+    known = [
+        item
+        for kernel, item in _results(run)
+        if (kernel.target == target if whole else kernel.name == _name(target) if target else not kernel.peer)
+        and dtype in ("", item.dtype)
+    ]
+    exact = any(item.output == result for item in known)  # else "dx" is "dx (random dy)" too
+    for item in known:
+        if result and result != (item.output if exact else item.output.split(" ")[0]):
             continue
         chosen = [worst_in(item, regime)] if regime else [shown_worst(item)] if index is None else _listed(item)
         for worst in chosen:
-            if worst is None or worst.origin.law:  # a call of the kernel alone does not show it; its law does
+            if worst is None:
                 continue
             if index not in (None, worst.origin.index):
                 continue
-            rank = item.status == "wrong", badness(item)
+            rank = item.status == "wrong", _size_in(item, regime) if regime else badness(item)
             if best is None or rank > best[0]:
                 best = rank, _recorded(run, item, worst)
     if best is None:
@@ -113,6 +120,20 @@ def worst_of_run(
             hint="verify report RUN.json  (what the record holds)",
         )
     return best[1]
+
+
+def _size_in(item: Result, regime: str) -> tuple[float, ...]:
+    """Returns a sort key of results: the error in one regime."""
+    figures = next((part.figures for part in item.regimes if part.name == regime), item.figures)
+    return size_of(figures, item.gate, item.limit)
+
+
+def is_found(run: Run, worst: Worst, target: str, **place: Any) -> bool:
+    """True if `worst_of_run` with these arguments finds exactly this element, which a call of the kernel shows."""
+    try:
+        return not worst.origin.law and worst_of_run(run, target, **place).worst == worst
+    except UsageError:
+        return False
 
 
 def find(run: Run, target: str, case: str, result: str, index: int) -> Recorded | None:

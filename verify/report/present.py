@@ -138,12 +138,15 @@ class ResultFacts:
         more = f" and {len(self.also) - MOST_ALSO} more" if len(self.also) > MOST_ALSO else ""
         return clean("; ".join(f"{name} {', '.join(each)}" for name, each in outputs.items()) + more)
 
-    def short_replay(self, record: str) -> str:
-        """Returns a replay command that names a long case by its place in the record, or ""."""
+    def short_replay(self, record: str, run: Run) -> str:
+        """Returns a replay command that names a long case by its place in the record `run`, or ""."""
         if not record or self.worst is None or len(replay_command(self.worst.origin)) <= words.LONG:
             return ""
-        place = ["--result", clean(self.result.output), "--dtype", clean(self.result.dtype)]
-        return shlex.join(["verify", "replay", clean(self.owner.run.name), "--run", record, *place])
+        kernel, place = self.owner.run.name, {"result": self.result.output, "dtype": self.result.dtype}
+        if not recorded.is_found(run, self.worst, kernel, **place):
+            return ""
+        named = [word for name, value in place.items() for word in (f"--{name}", clean(value))]
+        return shlex.join(["verify", "replay", clean(kernel), "--run", record, *named])
 
     def weight(self) -> tuple[int, tuple[int, float], int, int]:
         """Returns a sort key of results of one output and dtype: the largest error, then the best basis."""
@@ -518,7 +521,7 @@ class Facts:
         """
         run, worst = self.run, self.worst
         if worst is not None and worst.worst is not None:
-            return worst.short_replay(record) or clean(replay_command(worst.worst.origin))
+            return worst.short_replay(record, run) or clean(replay_command(worst.worst.origin))
         for _, law in self.broken_laws:
             return clean(replay_command(law.origin))
         for kernel in self.unrepeatable:

@@ -149,10 +149,10 @@ def wrong_words(result: Result) -> str:
     if worst is None or of == ORDINARY or result.counts:
         return f"wrong on {of} inputs"
     got = number_of(worst.got)
-    largest = max((abs(number_of(text)) for text in worst.inputs.values()), default=0.0)
+    largest = max((number_of(text) for text in worst.inputs.values()), key=abs, default=0.0)
     if math.isnan(got) and largest:
         return f"NaN at {largest:.1g}"
-    if largest > HUGE and (got == 0 or not math.isfinite(got)):
+    if abs(largest) > HUGE and (got == 0 or not math.isfinite(got)):
         return f"overflows at {largest:.1g}"
     return "loses the tail" if got == 0 and number_of(worst.truth) else f"wrong on {of} inputs"
 

@@ -91,15 +91,16 @@ class Pool:
         return cls(lambda: workers, more=lambda: workers.append(make()))
 
     @classmethod
-    def on_gpus(cls, devices: Sequence[str], backend: str) -> Pool:
+    def on_gpus(cls, devices: Sequence[str], backend: str | None) -> Pool:
         """Returns a pool of one process on each GPU; `devices` are entries of the backend's variable.
 
         `grow` adds further processes, on one GPU after the other.
         """
         workers: list[AnyWorker] = []
+        visible = (named(backend) if backend else Cuda).visible
 
         def more() -> None:
-            workers.append(process.Worker(backend, {named(backend).visible: devices[len(workers) % len(devices)]}))
+            workers.append(process.Worker(backend, {visible: devices[len(workers) % len(devices)]}))
 
         found = cls(lambda: workers, more=more, devices=len(devices))
         found.grow(len(devices))

@@ -26,7 +26,7 @@ from urllib.parse import quote
 from verify.records import recorded
 from verify.records.files import encode
 from verify.records.record import CLASSES, ORDINARY, UNPROVEN, Number, Result, Run, Worst, replay_command, value_of
-from verify.records.recorded import judged, worst_of_run
+from verify.records.recorded import judged
 from verify.report import result_words, words
 from verify.report.html import against, curve_plot, plot, speed_plot, views
 from verify.report.html.against import Against, History
@@ -198,8 +198,7 @@ def _short_replay(run: Run, record: str, each: ResultFacts, item: Worst) -> str:
     if len(replay_command(item.origin)) <= words.LONG:
         return ""
     kernel, origin, dtype = each.owner.run, item.origin, each.result.dtype
-    known = worst_of_run(run, kernel.name, dtype=dtype, result=each.result.output, index=origin.index)
-    if known.worst is not item:
+    if not recorded.is_found(run, item, kernel.name, dtype=dtype, result=each.result.output, index=origin.index):
         return ""
     named = ["--run", record, "--result", each.result.output, "--dtype", dtype, "--index", str(origin.index)]
     return shlex.join(["verify", "replay", kernel.name, *named])

@@ -42,7 +42,7 @@ def render(run: Run, terminal: Terminal, *, record: str = "") -> str:
     for kernel in facts.unrepeatable:
         _unrepeatable(page, kernel)
     for place, found in enumerate(facts.findings[:MOST_BLOCKS]):
-        _wrong(page, found, found.short_replay(record) if place else "")
+        _wrong(page, found, found.short_replay(record, run) if place else "")
     how = f"`verify report {record} --html PATH`" if record else "--html PATH"
     _more(page, len(facts.findings), "finding", f"{how} shows all")
     for owner, law in facts.broken_laws[:MOST_BLOCKS]:

@@ -31,6 +31,7 @@ HEADERS = {
     "status": "verdict",
 }
 STACKED = ("output", "dtype", "max", "basis_short", "status")  # columns of a sentence for each result
+MARKS = tuple(filter(None, words.MARK.values()))
 RIGHT = frozenset({"max", "p999", "misrounded", "baseline", *CLASSES})
 
 # From the most to the least room. In every layout the basis follows the maximum.
@@ -88,7 +89,8 @@ def _stacked(page: Page, rows: list[TerminalRow]) -> None:
             _group(page, row)
         if row.cells["max"]:
             cells = row.cells
-            text = f"  {cells['output']} {cells['dtype']}: {cells['max']} ULP, {cells['basis_short']} "
+            unit = "" if cells["max"].endswith((*MARKS, "NaN")) else " ULP"
+            text = f"  {cells['output']} {cells['dtype']}: {cells['max']}{unit}, {cells['basis_short']} "
             page.line(text, Cell(cells["status"], STYLES[row.status]))
 
 
@@ -145,7 +147,8 @@ def footnotes(rows: list[TerminalRow], columns: Sequence[str]) -> list[str]:
     notes = []
     cells = [row.cells[name] for row in rows for name in columns]
     if set(columns) & set(CLASSES):
-        notes.append("ordinary, demanding, extreme: the largest error in ULP on inputs of that class")
+        unit = "in ULP unless marked " if any(cell.endswith(MARKS) for cell in cells) else "in ULP "
+        notes.append(f"ordinary, demanding, extreme: the largest error {unit}on inputs of that class")
     for gate, text in words.LEGEND.items():
         if any(cell.endswith(words.MARK[gate]) for cell in cells):
             notes.append(f"{words.MARK[gate].strip()}: {text}")
