@@ -76,11 +76,13 @@ def warm() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _as_it_was() -> Iterator[None]:
-    """No test leaves an op, nor a module of a temporary project, which would hide one of ours by its name."""
+    """No test leaves an op, a named backend, nor a module of a temporary project, which would hide one of ours."""
+    from verify import backends
     from verify.ops import registry
 
-    ops, ours = dict(registry._OPS), set(_PATH)
+    ops, ours, active = dict(registry._OPS), set(_PATH), list(backends._ACTIVE)
     yield
+    backends._ACTIVE[:] = active
     registry._OPS.clear()
     registry._OPS.update(ops)
     if folders := tuple(f"{folder}/" for folder in sys.path if folder and folder not in ours):

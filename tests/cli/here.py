@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from verify import worker
+from verify import backends, worker
 from verify.cli import main
 from verify.measure import session  # noqa: F401  (before another class is in the place of Worker)
 from verify.workers import process, serving
@@ -77,6 +77,7 @@ class Here:
     def ask(self, request: Request[R], *, timeout: float, progress: Any = lambda text: None) -> R:
         events: list[Event] = []
         with _ONE_AT_A_TIME, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(backends, "_ACTIVE", [])  # later tests of this process named no backend
             if self.backend == "cpu":  # Triton of this process interprets; the backend needs none
                 patch.delenv("TRITON_INTERPRET", raising=False)
             here, asked = worker.Answerer(self.backend), msgspec.json.encode(request)
