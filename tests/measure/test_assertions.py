@@ -254,6 +254,9 @@ def test_a_loss_has_one_as_its_upstream_and_integers_are_exact() -> None:
     verify.assert_close(loss, like=F.cross_entropy, inputs=(logits, label), grads=(dx,))
     found = logits.detach().argmax(-1)
     verify.assert_close(found, like=lambda x: x.argmax(-1), inputs=(logits,))
+    verify.assert_close(found.int(), like=lambda x: x.argmax(-1), inputs=(logits,), check_dtype=False)
+    with pytest.raises(AssertionError, match=r"has dtype torch.int64; received torch.int32"):
+        verify.assert_close(found.int(), like=lambda x: x.argmax(-1), inputs=(logits,))
     with pytest.raises(AssertionError, match="is wrong"):
         verify.assert_close((found + 1) % 10, like=lambda x: x.argmax(-1), inputs=(logits,))
 

@@ -6,6 +6,7 @@ import copy
 import inspect
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -209,14 +210,15 @@ class _Closeness:
         """Raises AssertionError unless every result keeps its limits."""
         __tracebackhide__ = True
         results = outputs_of(actual, self.op.outputs, "what is compared", self.op.integers)
+        kinds = {name: value.dtype for name, value in zip(self.op.outputs, _tensors(actual), strict=True)}
         results = {name: value.detach() for name, value in (results | self._gradients(grads, results)).items()}
         for name, value in results.items():
             if not value.numel():
                 raise AssertionError(f"{self.label}.{name} has no elements: nothing was compared, which is no pass")
+        if self.check_dtype:
+            self._demand_dtypes({name: value.dtype for name, value in results.items()} | kinds)
         key = tuple((name, value.dtype) for name, value in results.items())
         if key not in self.questions:
-            if self.check_dtype:
-                self._demand_dtypes(results)
             self.questions[key] = self._question(results)
         declared, group, question = self.questions[key]
         for name, value in results.items():
@@ -248,27 +250,27 @@ class _Closeness:
             self.upstream = {name: torch.ones_like(output)}
         return found
 
-    def _demand_dtypes(self, results: Mapping[str, Tensor]) -> None:
+    def _demand_dtypes(self, kinds: Mapping[str, torch.dtype]) -> None:
         """Raises AssertionError unless outputs have PyTorch's dtypes, and gradients those of the inputs."""
         __tracebackhide__ = True
-        wanted = {"d" + name: value.dtype for name, value in self.inputs.items()} | self._dtypes()
-        for name, value in results.items():
-            if name not in self.op.integers and value.dtype != wanted[name]:
+        wanted = {"d" + name: value.dtype for name, value in self.inputs.items()} | self.dtypes
+        for name, kind in kinds.items():
+            if kind != wanted[name]:
                 raise AssertionError(
-                    f"{self.label}.{name} has dtype {wanted[name]}; received {value.dtype}\n"
-                    f"  next    check_dtype=False judges it as {value.dtype}"
+                    f"{self.label}.{name} has dtype {wanted[name]}; received {kind}\n"
+                    f"  next    check_dtype=False judges it as {kind}"
                 )
 
-    def _dtypes(self) -> dict[str, torch.dtype]:
-        """Returns the dtypes of PyTorch's own outputs, without autocast, on copies of the inputs and of a module."""
+    @cached_property
+    def dtypes(self) -> dict[str, torch.dtype]:
+        """The dtypes of PyTorch's own outputs, without autocast, on copies of the inputs and of a module."""
         like, device = self.like, next(iter(self.inputs.values())).device
         given = [value.clone() if isinstance(value, Tensor) else value for value in self.given]
         try:
             with torch.autocast(device.type, enabled=False):
                 returned = (copy.deepcopy(like).to(device) if isinstance(like, torch.nn.Module) else like)(*given)
-            made = list(returned.values()) if isinstance(returned, Mapping) else returned
-            tensors = [each for each in (made if isinstance(made, list | tuple) else [made]) if each is not None]
-            return {name: each.dtype for name, each in zip(self.op.outputs, tensors, strict=True)}
+            made = [each.dtype for each in _tensors(returned) if each is not None]
+            return dict(zip(self.op.outputs, made, strict=True))
         except Exception as error:
             raise UsageError(
                 f"a result has PyTorch's dtype, and {self.label} raised on these inputs: {said_by(error)}",
@@ -318,6 +320,12 @@ class _Closeness:
         if found.status == "vacuous":
             lines.append(f"  next    inputs on which trivial answers fail, or vacuous={{{name!r}: 'REASON'}}")
         return "\n".join(lines)
+
+
+def _tensors(returned: Any) -> list[Any]:
+    """Returns what a call returned as a list: one tensor, or several in a sequence or a mapping."""
+    made = list(returned.values()) if isinstance(returned, Mapping) else returned
+    return list(made) if isinstance(made, list | tuple) else [made]
 
 
 def _operands(like: Callable[..., Any], given: Sequence[Any]) -> list[str]:
