@@ -465,9 +465,9 @@ def workers(
             yield cluster.pool()
     elif gpus:
         kind = named(backend or Cuda.name)
-        if told_to_interpret() and kind.triton != "interpreted":
+        if told_to_interpret() and kind.triton == "compiled":
             raise UsageError(
-                f"gpus= spreads work over GPUs, on {kind.name}; TRITON_INTERPRET=1 makes Triton interpret kernels",
+                f"--gpus or gpus= spreads work by {kind.name}, but TRITON_INTERPRET=1 makes Triton interpret kernels",
                 hint="unset TRITON_INTERPRET",
             )
         with process.Worker("cpu") as worker:  # counting GPUs needs torch, not a GPU context

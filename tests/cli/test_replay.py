@@ -252,3 +252,19 @@ def test_an_error_for_inference_alone_is_replayed_by_its_law(tmp_path: Path) -> 
     assert done.returncode == 2 and "shows only in the law of accuracy" in done.stderr
     assert done.stderr.rstrip().endswith(f"next: {command}")
     assert said(*shlex.split(command)[1:], cwd=tmp_path).returncode == 1
+
+
+def test_a_run_that_passes_for_inference_too_shows_an_element_of_a_call(tmp_path: Path) -> None:
+    (tmp_path / "k.py").write_text(
+        "import torch, verify\n"
+        "def third(x): return x * (1 / 3)\n"
+        'rough = verify.kernel(like=third, name="rough", dtypes=["float32"], max_ulp=40)(\n'
+        "    lambda x: third(x) * (1 + 2.0**-20 if torch.is_inference_mode_enabled() else 1.0))\n"
+    )
+    assert said("run", "k.py", "--json", "run.json", "--dtype", "float32", cwd=tmp_path).returncode == 0
+    found = {item.output: item.worst for item in files.load(tmp_path / "run.json").kernels[0].results}
+    (worst, *_) = found["y under torch.inference_mode()"]
+    assert worst.origin.law == "accuracy"
+    for more in ((), ("--index", str(found["y"][0].origin.index), "--result", "y")):
+        done = said("replay", "rough", "--run", "run.json", *more, cwd=tmp_path)
+        assert done.returncode == 0 and "within its limit\n" in done.stdout, done

@@ -89,7 +89,7 @@ def worst_of_run(
 
     Each result takes part with the element that reports show, with the worst of `regime`, or with the listed elements
     at a flat index. Kernels that are only measured for comparison take part if `target` names them. An element whose
-    origin names a law is shown by that law alone.
+    origin names a law is shown by that law alone, and takes part if its result is wrong.
     """
     best: tuple[tuple[bool, tuple[float, ...]], Recorded] | None = None
     whole = any(kernel.target == target for kernel in run.kernels)  # else a name, or another path to the file
@@ -105,7 +105,7 @@ def worst_of_run(
             continue
         chosen = [worst_in(item, regime)] if regime else [shown_worst(item)] if index is None else _listed(item)
         for worst in chosen:
-            if worst is None:
+            if worst is None or (worst.origin.law and (item.status != "wrong" or index is not None)):
                 continue
             if index not in (None, worst.origin.index):
                 continue

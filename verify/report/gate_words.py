@@ -195,7 +195,9 @@ def next_command(verdict: Verdict, records: Sequence[str] = ()) -> str:
 
 def short_replay(reading: Reading | None, files: Mapping[str, str]) -> str:
     """Returns a replay command that names a long case by its place in the record. "" if that is impossible."""
-    if reading is None or reading.worst is None or len(replay_command(reading.worst.origin)) <= words.LONG:
+    if reading is None or reading.worst is None or reading.worst.origin.law:  # a law shows the whole case
+        return ""
+    if len(replay_command(reading.worst.origin)) <= words.LONG:
         return ""
     if (path := files.get(reading.record)) is None:
         return ""
