@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from verify.backends import Cuda, named, told_to_interpret
+from verify.backends import Cuda, demand_agreement, named
 from verify.declare import config
 from verify.declare.target import Target
 from verify.errors import INCOMPLETE, OF_VERDICT, PASS, USAGE, WRONG, UsageError, VerifyError
@@ -465,11 +465,7 @@ def workers(
             yield cluster.pool()
     elif gpus:
         kind = named(backend or Cuda.name)
-        if told_to_interpret() and kind.triton == "compiled":
-            raise UsageError(
-                f"--gpus or gpus= spreads work by {kind.name}, but TRITON_INTERPRET=1 makes Triton interpret kernels",
-                hint="unset TRITON_INTERPRET",
-            )
+        demand_agreement(kind)
         with process.Worker("cpu") as worker:  # counting GPUs needs torch, not a GPU context
             count = worker.ask(CountGpus(), timeout=process.START_SECONDS)
         with Pool.on_gpus(devices(gpus, count, kind.visible), backend) as found:

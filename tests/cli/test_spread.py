@@ -57,7 +57,8 @@ def test_gpus_of_this_machine_are_a_process_each_and_need_no_dask(monkeypatch: p
 
 def test_gpus_interpret_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    with pytest.raises(UsageError, match="by cuda, but TRITON_INTERPRET=1 makes"), api.workers("all", None, [], None):
+    said = "'cuda' interprets no kernels, but TRITON_INTERPRET=1 makes Triton interpret them\n  next: unset TRITON"
+    with pytest.raises(UsageError, match=said), api.workers("all", None, [], None):
         raise AssertionError("no worker starts")
 
 

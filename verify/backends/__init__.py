@@ -35,13 +35,13 @@ __all__ = [
     "activate",
     "architecture",
     "asked",
+    "demand_agreement",
     "gpu_expected",
     "known",
     "may_compile",
     "named",
     "runs_on",
     "select",
-    "told_to_interpret",
 ]
 
 #: verify's own backends, in the order in which `select` tries them.
@@ -91,11 +91,7 @@ def select(requested: str | None = None) -> Backend:
             )
         if chosen is Interpreter and find_spec("triton") is None:
             chosen = Cpu
-    if told_to_interpret() and chosen.triton != "interpreted":
-        raise UsageError(
-            f"backend: {chosen.name!r} interprets no kernels, but TRITON_INTERPRET=1 makes Triton interpret them",
-            hint="unset TRITON_INTERPRET",
-        )
+    demand_agreement(chosen)
     if reason := chosen.lacking():
         raise UsageError(
             f"backend: {chosen.name!r} {reason}",
@@ -105,6 +101,15 @@ def select(requested: str | None = None) -> Backend:
     return replace(chosen.here(), asked=requested or "")
 
 
+def demand_agreement(chosen: type[Backend]) -> None:
+    """Raises UsageError if TRITON_INTERPRET requests the interpreter, and a backend is another one."""
+    if told_to_interpret() and chosen.triton != "interpreted":
+        raise UsageError(
+            f"backend: {chosen.name!r} interprets no kernels, but TRITON_INTERPRET=1 makes Triton interpret them",
+            hint="unset TRITON_INTERPRET",
+        )
+
+
 def activate(backend: Backend) -> None:
     """Prepares the process for a backend; call it before the kernels are imported. Idempotent."""
     backend.activate()
@@ -112,7 +117,7 @@ def activate(backend: Backend) -> None:
 
 
 def asked() -> str:
-    """Returns the name by which the user chose the backend of this process; "" if verify chose it."""
+    """Returns the backend's name if the user named the backend of this process, else ""."""
     return _ACTIVE[0].asked if _ACTIVE else ""
 
 

@@ -19,7 +19,7 @@ NEVER_RUN = "no test of verify has run there, so nothing is known of its results
 class Backend:
     """A device on which kernels run. `device` is its name in torch, `label` its name in reports.
 
-    `asked` is the name by which the user chose the backend, for commands that repeat something; "" if verify chose it.
+    `asked` is its name if the user named it, else "". Commands that repeat something say it.
     """
 
     device: str

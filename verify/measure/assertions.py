@@ -19,7 +19,7 @@ from verify.cases.plan import Group
 from verify.declare.declaration import Kernel, kernel
 from verify.declare.promises import DEFAULT_LIMIT, WIDE, default_limit, default_noise, differing
 from verify.errors import UsageError, said_by
-from verify.measure.call import Measured, outputs_of
+from verify.measure.call import Measured, items_of, outputs_of
 from verify.measure.case import KERNEL, Piece, Question, judge_case, question_of
 from verify.measure.element import worst_element
 from verify.measure.judge import JudgedBy, judge_by, with_noise_again
@@ -140,7 +140,7 @@ def assert_close(
     grads: the gradients of the inputs, in their order (None omits one) or by name.
     upstream: the gradient that arrived at the output. The default is 1 if the output is one number.
     accumulate, intermediate, vacuous: as in `verify.kernel`.
-    check_dtype: demands the dtype that `like` gives a result, and for a gradient that of its input. With False each
+    check_dtype: True: a result must have the dtype that `like` gives it, and a gradient that of its input. False: each
     result is judged in its own dtype.
 
     A NaN never passes where the answer is a number. Three kinds of results do not pass either: a vacuous one, which
@@ -210,7 +210,7 @@ class _Closeness:
         """Raises AssertionError unless every result keeps its limits."""
         __tracebackhide__ = True
         results = outputs_of(actual, self.op.outputs, "what is compared", self.op.integers)
-        kinds = {name: value.dtype for name, value in zip(self.op.outputs, _tensors(actual), strict=True)}
+        kinds = {name: value.dtype for name, value in zip(self.op.outputs, items_of(actual), strict=True)}
         results = {name: value.detach() for name, value in (results | self._gradients(grads, results)).items()}
         for name, value in results.items():
             if not value.numel():
@@ -251,7 +251,7 @@ class _Closeness:
         return found
 
     def _demand_dtypes(self, kinds: Mapping[str, torch.dtype]) -> None:
-        """Raises AssertionError unless outputs have PyTorch's dtypes, and gradients those of the inputs."""
+        """Raises AssertionError if an output has another dtype than PyTorch's, or a gradient than its input."""
         __tracebackhide__ = True
         wanted = {"d" + name: value.dtype for name, value in self.inputs.items()} | self.dtypes
         for name, kind in kinds.items():
@@ -269,7 +269,7 @@ class _Closeness:
         try:
             with torch.autocast(device.type, enabled=False):
                 returned = (copy.deepcopy(like).to(device) if isinstance(like, torch.nn.Module) else like)(*given)
-            made = [each.dtype for each in _tensors(returned) if each is not None]
+            made = [each.dtype for each in items_of(returned) if each is not None]
             return dict(zip(self.op.outputs, made, strict=True))
         except Exception as error:
             raise UsageError(
@@ -320,12 +320,6 @@ class _Closeness:
         if found.status == "vacuous":
             lines.append(f"  next    inputs on which trivial answers fail, or vacuous={{{name!r}: 'REASON'}}")
         return "\n".join(lines)
-
-
-def _tensors(returned: Any) -> list[Any]:
-    """Returns what a call returned as a list: one tensor, or several in a sequence or a mapping."""
-    made = list(returned.values()) if isinstance(returned, Mapping) else returned
-    return list(made) if isinstance(made, list | tuple) else [made]
 
 
 def _operands(like: Callable[..., Any], given: Sequence[Any]) -> list[str]:

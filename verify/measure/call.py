@@ -404,14 +404,19 @@ def _raised(text: str, error: Exception, refused: type[Refused]) -> KernelError:
     return KernelError(text) if fault else refused(text)
 
 
+def items_of(returned: Any) -> tuple[Any, ...]:
+    """Returns the items that a call returned: one, or those of a sequence or a mapping."""
+    if isinstance(returned, Mapping):
+        returned = tuple(returned.values())
+    return tuple(returned) if isinstance(returned, tuple | list) else (returned,)
+
+
 def outputs_of(returned: Any, outputs: tuple[str, ...], label: str, integers: tuple[str, ...]) -> dict[str, Tensor]:
     """Returns the tensors that a call returned, by name.
 
     Integers and conditions are converted to float64, which is exact for every valid index of a tensor.
     """
-    if isinstance(returned, Mapping):
-        returned = tuple(returned.values())
-    items = tuple(returned) if isinstance(returned, tuple | list) else (returned,)
+    items = items_of(returned)
     if len(items) != len(outputs):
         raise KernelError(
             f"{label} must return {len(outputs)} tensor(s): {', '.join(outputs)}; it returned {len(items)}"
