@@ -169,7 +169,7 @@ def deviation_of(
         if not step.rounds or is_exact(step, run):
             return None
         size = _SLOPES[step.function](given[0], value) if step.function in _SLOPES else value.abs()
-        return _one_rounding(value, size, format)
+        return _one_rounding(value, size, format, always=_has_rounded_constant(step, run))
     if isinstance(step, Running):
         [a] = given
         squares, count = (a * a).cumsum(step.dim), (a != 0).double().cumsum(step.dim)
@@ -192,19 +192,35 @@ _SLOPES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-def _one_rounding(value: Tensor, size: Tensor, format: Rounding) -> Tensor | float | None:
+def _one_rounding(value: Tensor, size: Tensor, format: Rounding, *, always: bool) -> Tensor | float | None:
     """Returns the deviation of one rounding of numbers of this `size`.
 
-    Elements that float32 represents exactly are not rounded. Elements below the normal numbers may be flushed to zero.
+    Elements that float32 represents exactly are not rounded, unless `always`. Elements below the normal numbers may be
+    flushed to zero.
     """
     part = format.unit / _ROOT3
-    exact = (value.to(torch.float32).to(torch.float64) == value) | ~torch.isfinite(value)
+    exact = value == 0 if always else value.to(torch.float32).to(torch.float64) == value
+    exact = exact | ~torch.isfinite(value)
     low = ~exact & (size < format.lowest)
     if not bool(exact.any()) and not bool(low.any()) and bool((size == value.abs()).all()):
         return part
     if bool(exact.all()):
         return None
     return torch.where(low, format.lowest / _ROOT3, size * part).masked_fill(exact, 0.0)
+
+
+def _has_rounded_constant(step: Map, run: Run) -> bool:
+    """True if a step multiplies by a constant that float32 rounds, such as 0.9, or divides by one like 0.875.
+
+    A kernel holds the rounded constant, or multiplies by the rounded 1 / 0.875. So its result is not exact even where
+    the result of the definition is, as 0.9 x is for every tenth x.
+    """
+    if step.function not in ("multiply", "divide"):
+        return False
+    factors = step.inputs[step.function == "divide" :]
+    constants = [run.fixed(each).double() for each in factors if isinstance(each, Plain) and not each.of]
+    held = [each.reciprocal() if step.function == "divide" else each for each in constants]
+    return any(bool((each.float().double() != each).any()) for each in held)
 
 
 def is_exact(step: Map, run: Run) -> bool:
