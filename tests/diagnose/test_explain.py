@@ -53,6 +53,15 @@ def noisy(x):
     return torch.nn.functional.silu(x) * (1 + 2.0**-10)
 
 
+ADDRESSES: list[int] = []
+
+
+@verify.kernel(op="silu", dtypes=["float32"], gradients=False)
+def reads_an_address(x):
+    ADDRESSES.append(x.data_ptr())
+    return noisy.function(x)
+
+
 class TwoPass(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, eps):
@@ -124,7 +133,8 @@ def test_the_textbook_formula_in_bfloat16() -> None:
 
 def test_rounding_once_at_the_end_is_told_from_rounding_every_step() -> None:
     found = ask(erf_in_float32, PATTERNS, index=0xC000)  # x = -2
-    assert found.owner == "kernel" and whole(found, "float32").same == found.compared
+    other = 0 if backends.select().device == "cpu" else 64  # erf of a GPU has other last bits
+    assert found.owner == "kernel" and whole(found, "float32").same >= found.compared - other
     assert found.cause == "rounding the result: it is the exact value, rounded once"
 
 
@@ -138,6 +148,11 @@ def test_a_truth_far_below_every_format_is_as_good_as_zero() -> None:
     found = ask(erf_in_its_dtype, case, "y", 0)
     assert found.replay.worst.truth.startswith("-") and "e-" in found.replay.worst.truth
     assert found.replay.judged == 0.0 and found.owner == "definition", "float64 has no digit of 1 + erf(x) there"
+
+
+def test_a_kernel_that_reads_memory_itself_gets_no_address_of_a_tensor_without_numbers() -> None:
+    found = ask(reads_an_address, Case(dtype="float32", dims=(20,), fill="normal"))
+    assert found.owner == "definition" and ADDRESSES and all(ADDRESSES)
 
 
 def test_the_wrong_formula_is_called_so() -> None:
@@ -165,7 +180,7 @@ def test_an_error_beside_the_steps_is_not_put_on_them() -> None:
 
     @verify.kernel(op="silu", dtypes=["float32"], gradients=False)
     def hidden(x):
-        return torch.from_numpy(torch.nn.functional.silu(x).numpy() * (1 + 2.0**-10))
+        return torch.from_numpy(torch.nn.functional.silu(x).cpu().numpy() * (1 + 2.0**-10)).to(x.device)
 
     found = ask(hidden, Case(dtype="float32", dims=(200,), fill="normal"))
     assert found.owner == "definition" and [item.text for item in found.steps] == ["t1 = sigmoid(x)", "t2 = x * t1"]
@@ -178,8 +193,8 @@ def test_a_kernel_whose_result_a_trace_takes_for_a_constant_has_the_steps_of_its
     @verify.kernel(op="gelu", dtypes=["float32"], gradients=False)
     def outside(x):
         made = torch.empty(x.shape, dtype=x.dtype)
-        made.numpy()[...] = torch.nn.functional.gelu(x.detach()).numpy() if type(x) is torch.Tensor else 0.0
-        return made * 1.0
+        made.numpy()[...] = torch.nn.functional.gelu(x.detach()).cpu().numpy() if type(x) is torch.Tensor else 0.0
+        return made.to(x.device) * 1.0
 
     assert ask(outside, Case(dtype="float32", dims=(200,), fill="normal")).owner == "definition"
 

@@ -3,8 +3,8 @@
 A step is one operation of a program (`verify.ops.graph`). Its effect is the change of the element if only that step is
 rounded (`verify.diagnose.roundings`). There are two programs:
 
-* the kernel's own, if it is written in PyTorch and runs on a CPU. It is used only if it accounts for the measured
-  error. It also shows the error of the formula itself, with no step rounded.
+* the kernel's own, if it is written in PyTorch. It is used only if it accounts for the measured error. It also shows
+  the error of the formula itself, with no step rounded.
 * the definition, which is the PyTorch function that the kernel is judged against. Every kernel has one.
 
 Two figures exist for every kernel: the error of the exact value rounded once, and the effect of half an ulp of the
@@ -74,7 +74,7 @@ def explain(kernel: Kernel, target: str, backend: Backend, case: Case, *, result
         return _with(plain, cause="steps are evaluated in float64, which shows nothing of a result in float64")
     dtypes = [got.dtype] if got.dtype == torch.float32 else [got.dtype, torch.float32]
     problem = problem_of(kernel.op, case, measured.inputs, measured.upstream, (result,))
-    for owner, program, run in _programs(kernel, case, problem, backend):
+    for owner, program, run in _programs(kernel, case, problem):
         rounded = roundings(program, run, result, index, dtypes)
         divided = _Divided(owner, rounded, tuple(map(_name, dtypes)), got, index, unit, value_of(plain.least))
         if rounded.steps and divided.resolved and (owner == "definition" or divided.accounts):
@@ -86,20 +86,19 @@ def _with(plain: Explanation, **fields: Any) -> Explanation:
     return msgspec.structs.replace(plain, **fields)
 
 
-def _programs(kernel: Kernel, case: Case, problem: Problem, backend: Backend) -> Iterator[tuple[Owner, Program, Run]]:
-    """Yields the kernel's own program, if there is one, and the program of the definition."""
-    if backend.device == "cpu":  # tracing calls the kernel with CPU tensors, which a GPU kernel must not get
-        present, gradients = operands_of(problem)
-        keywords = {name: value for name, value in problem.params.items() if name in kernel.accepted}
+def _programs(kernel: Kernel, case: Case, problem: Problem) -> Iterator[tuple[Owner, Program, Run]]:
+    """Yields the kernel's own program, if it is written in PyTorch, and the program of the definition."""
+    present, gradients = operands_of(problem)
+    keywords = {name: value for name, value in problem.params.items() if name in kernel.accepted}
 
-        def called(*values: Tensor) -> Any:
-            given = dict(zip(present, values, strict=True))
-            return kernel.function(*(given.get(name) for name in kernel.operands), **keywords)
+    def called(*values: Tensor) -> Any:
+        given = dict(zip(present, values, strict=True))
+        return kernel.function(*(given.get(name) for name in kernel.operands), **keywords)
 
-        examples = {name: torch.zeros(value.shape, dtype=value.dtype) for name, value in present.items()}
-        with suppress(UsageError):  # the kernel is not written in PyTorch, or uses functions that cannot be traced
-            program = trace(called, examples, outputs=kernel.outputs, differentiable=gradients)
-            yield "kernel", program, run_of(program, problem)
+    examples = {name: torch.zeros(value.shape, dtype=value.dtype) for name, value in present.items()}
+    with suppress(UsageError):  # the kernel is not written in PyTorch, or uses functions that cannot be traced
+        program = trace(called, examples, outputs=kernel.outputs, differentiable=gradients, on_zeros=False)
+        yield "kernel", program, run_of(program, problem)
     yield "definition", *program_of(kernel.op, problem)
 
 

@@ -271,6 +271,7 @@ def trace(
     *,
     outputs: Sequence[str] | None = None,
     differentiable: Sequence[str] = (),
+    on_zeros: bool = True,
 ) -> Program:
     """Runs a function once on traced float64 tensors and returns its program.
 
@@ -280,11 +281,12 @@ def trace(
         operands: Give the shapes, and the dtypes that the function sees.
         outputs: Names of the returned tensors; None: those of `names_of`.
         differentiable: The operands whose gradients become results.
+        on_zeros: False: the function never receives a tensor with memory, which a GPU kernel could not read.
 
     Raises UsageError if the function fails, cannot be traced or has no gradient.
     """
     names = list(operands)
-    small = _is_small(operands)
+    small = on_zeros and _is_small(operands)
     examples = [_example(value, small=small) for value in operands.values()]
     kinds = [value.dtype for value in operands.values()]
     real = Real(next((kind for kind in kinds if kind.is_floating_point), torch.get_default_dtype()))

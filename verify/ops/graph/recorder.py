@@ -337,6 +337,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             device=torch.device("cpu"),
         )
         traced.meta, traced.node, traced.memory, traced.version = meta, node, memory, memory.version
+        torch._C._set_throw_on_mutable_data_ptr(traced)  # otherwise a GPU kernel would get the address 0
         return traced
 
     def _traced(self, tensor: Tensor) -> Traced:
