@@ -205,7 +205,7 @@ _add(
     _SIZES,
     "forward",
     "the last one again",
-    killed_by=("many rows",),
+    killed_by=("many rows", "accuracy"),
     form="rotated",
 )
 _add(

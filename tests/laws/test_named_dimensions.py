@@ -13,6 +13,7 @@ from torch.nn import functional
 
 import verify
 from tests.laws.trial import attempt, breaks, holds, skips
+from verify import backends
 from verify.cases.case import case_of
 from verify.declare.declaration import Kernel
 from verify.laws.engine import PROFILES, Profile
@@ -171,10 +172,12 @@ def test_a_strided_gradient_may_be_added_in_another_order_but_not_be_wrong() -> 
 def test_many_rows_are_judged_but_what_a_row_gives_alone_too_is_not_about_them() -> None:
     profile = Profile("fixed", 0, PROFILES["ci"].sizes)
     lost = declared(softmax, lambda x: torch.cat([softmax(x[:3000]), 0.0 * x[3000:]]))
-    assert attempt("many rows", lost, profile=profile).status == "broken"
+    law = "many rows" if backends.select().scale == "small" else "accuracy"  # which has as many rows on a GPU
+    assert attempt(law, lost, profile=profile).status == "broken"
     off = declared(softmax, lambda x: 1.01 * softmax(x))
     assert attempt("accuracy", off, profile=profile).status == "broken"
-    assert attempt("many rows", off, profile=profile).status == "ok"
+    expected = "ok" if law == "many rows" else "skipped"
+    assert attempt("many rows", off, profile=profile).status == expected
 
 
 def test_rows_that_share_a_scale_are_not_independent_and_parts_are_no_mistakes() -> None:

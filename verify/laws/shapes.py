@@ -168,13 +168,12 @@ def _rows_of_graph(subject: Subject) -> list[Dims]:
     reach = REACHES_OF_LAWS[subject.backend.scale]
     more = replace(reach, rows=max(4097, reach.rows)) if subject.sizes.rows > _FEW_ROWS else reach
     known = long_sizes(subject.kernel.op, reach)
-    found = [some[-1] for name, some in long_sizes(subject.kernel.op, more).items() if some[-1:] != known[name][-1:]]
-    return found or list(sizes_of(subject.kernel.op, 512)[:1])
+    return [some[-1] for name, some in long_sizes(subject.kernel.op, more).items() if some[-1:] != known[name][-1:]]
 
 
 def _many_rows(subject: Subject) -> CaseSpace:
     if subject.kernel.op.geometry.named:
-        shapes = _rows_of_graph(subject)
+        shapes = _rows_of_graph(subject) or list(sizes_of(subject.kernel.op, 512)[:1])
         return space_of(subject, shapes=shapes, fill=("randn",))
     shapes = [*_summed(subject), *_some_rows(subject), *_most_rows(subject)]
     # for equal rows the exact sum is quickly known
@@ -183,7 +182,9 @@ def _many_rows(subject: Subject) -> CaseSpace:
 
 
 def _rows_applies(subject: Subject) -> str | None:
-    return None if subject.kernel.op.geometry.named else lacks_rows(subject.kernel, _many_rows(subject).shapes)
+    if not subject.kernel.op.geometry.named:
+        return lacks_rows(subject.kernel, _many_rows(subject).shapes)
+    return None if _rows_of_graph(subject) else "the law of accuracy tries the longest sizes that this profile has"
 
 
 def _many_examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
