@@ -98,7 +98,7 @@ def add_entry(options: argparse.Namespace) -> int:
     item = reply.entry
     state = "pinned" if reply.new else "pinned before, unchanged"
     sentence = f"{state}: {item.id}  {_about(item)}{_then(item)}"
-    end = sinks.ending(sentence, f"verify corpus replay {item.id}")
+    end = sinks.ending(sentence, given.on_backend(f"verify corpus replay {item.id}", options.backend))
     sinks.deliver_data(
         options,
         lambda: {**_plain(item), "new": reply.new},

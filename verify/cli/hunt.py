@@ -86,7 +86,7 @@ def _then(options: argparse.Namespace, done: CompletedRun) -> str:
     states: dict[str, str] = {kernel.status: kernel.target for kernel in done.record.kernels if not kernel.peer}
     again = argparse.Namespace(**vars(options))
     if any(summary.pinned for summary in done.finds):
-        return "verify corpus replay"
+        return given.on_backend("verify corpus replay", options.backend)
     if "wrong" in states:
         again.pin = True
     elif failed := FAILED & set(states):
@@ -158,7 +158,8 @@ def _found(kernel: KernelRun, found: Result, summary: HuntSummary) -> list[str]:
         if len(command := replay_command(worst.origin)) <= LONG:
             lines += ["    replay", f"    {command}"]
         elif summary.pinned is not None:
-            lines.append(f"    replay    verify corpus replay {summary.pinned.id}")
+            command = f"verify corpus replay {summary.pinned.id}"
+            lines.append(f"    replay    {given.on_backend(command, worst.origin.backend)}")
         else:
             lines.append("    replay    its case is long: --pin adds it to the corpus, --json PATH keeps the command")
     if summary.pinned is not None:

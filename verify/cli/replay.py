@@ -135,8 +135,7 @@ def _plain(found: Replay, recorded: Recorded | None) -> dict[str, Any]:
 
 def _run_again(options: argparse.Namespace) -> str:
     """Returns the command that measures the kernel."""
-    where = f" --backend {shlex.quote(options.backend)}" if options.backend else ""
-    return f"verify run {shlex.quote(options.target)}{where}"
+    return given.on_backend(f"verify run {shlex.quote(options.target)}", options.backend)
 
 
 def _explained(found: Replay, asked: list[str]) -> str:
@@ -173,18 +172,18 @@ def place(options: argparse.Namespace) -> Any:
         known = find(run, options.target, options.case, options.result or "y", options.index or 0)
         if known is None:
             raise UsageError(f"{options.run} does not show this element; it shows the worst of each result")
-        options.backend = options.backend or known.origin.backend or None
-        return known
-    known = worst_of_run(
-        run, options.target, dtype=options.dtype, result=options.result, regime=options.regime, index=options.index
-    )
-    if known.origin.law:
-        raise UsageError(
-            f"the worst result, {known.worst.got} for {known.worst.truth}, shows only in the law of {known.origin.law}",
-            hint=replay_command(known.origin),
+    else:
+        known = worst_of_run(
+            run, options.target, dtype=options.dtype, result=options.result, regime=options.regime, index=options.index
         )
-    options.target, options.case = known.origin.target, known.origin.case
-    options.result, options.index = known.origin.result, known.origin.index
+        if known.origin.law:
+            shown = f"{known.worst.got} for {known.worst.truth}"
+            raise UsageError(
+                f"the worst result, {shown}, shows only in the law of {known.origin.law}",
+                hint=replay_command(known.origin),
+            )
+        options.target, options.case = known.origin.target, known.origin.case
+        options.result, options.index = known.origin.result, known.origin.index
     options.backend = options.backend or known.origin.backend or None
     return known
 

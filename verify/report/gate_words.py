@@ -202,10 +202,7 @@ def short_replay(reading: Reading | None, files: Mapping[str, str]) -> str:
     if (path := files.get(reading.record)) is None:
         return ""
     key = reading.key
-    return shlex.join(
-        ["verify", "replay", key.kernel, "--run", path, "--result", key.output, "--dtype", key.dtype]
-        + ["--regime", key.regime]
-    )
+    return words.replay_in(path, key.kernel, {"result": key.output, "dtype": key.dtype, "regime": key.regime})
 
 
 def paths_of(verdict: Verdict, records: Sequence[str]) -> dict[str, str]:

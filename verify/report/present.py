@@ -142,11 +142,14 @@ class ResultFacts:
         """Returns a replay command that names a long case by its place in the record `run`, or ""."""
         if not record or self.worst is None or len(replay_command(self.worst.origin)) <= words.LONG:
             return ""
-        kernel, place = self.owner.run.name, {"result": self.result.output, "dtype": self.result.dtype}
-        if not recorded.is_found(run, self.worst, kernel, **place):
+        return self.replay_in(record, run, self.worst)
+
+    def replay_in(self, record: str, run: Run, item: Worst, **place: int) -> str:
+        """Returns the command that finds an element of the result by its place in the record, or ""."""
+        kernel, named = self.owner.run.name, {"result": self.result.output, "dtype": self.result.dtype, **place}
+        if not recorded.is_found(run, item, kernel, **named):
             return ""
-        named = [word for name, value in place.items() for word in (f"--{name}", clean(value))]
-        return shlex.join(["verify", "replay", clean(kernel), "--run", record, *named])
+        return words.replay_in(record, clean(kernel), {name: clean(str(value)) for name, value in named.items()})
 
     def weight(self) -> tuple[int, tuple[int, float], int, int]:
         """Returns a sort key of results of one output and dtype: the largest error, then the best basis."""

@@ -12,7 +12,9 @@ from __future__ import annotations
 import functools
 import json
 import math
+import shlex
 import unicodedata
+from collections.abc import Mapping
 from decimal import ROUND_CEILING, Decimal
 from typing import Any
 
@@ -32,6 +34,16 @@ LEGEND = {
 }
 OPEN = "at least: the errors of other elements are unknown; these are open and count as undecided"
 LONG = 300  # a screen does not print a longer command, but names its element by its place in the record
+
+
+def replay_in(record: str, kernel: str, place: Mapping[str, str]) -> str:
+    """Returns the command that replays the worst element of one place of a record, such as one result and dtype.
+
+    >>> replay_in("run.json", "gelu", {"result": "dx", "dtype": "bfloat16"})
+    'verify replay gelu --run run.json --result dx --dtype bfloat16'
+    """
+    named = [word for name, value in place.items() for word in (f"--{name}", value)]
+    return shlex.join(["verify", "replay", kernel, "--run", record, *named])
 
 
 @functools.lru_cache(4096)

@@ -97,7 +97,7 @@ class Pool:
         `grow` adds further processes, on one GPU after the other.
         """
         workers: list[AnyWorker] = []
-        visible = (named(backend) if backend else Cuda).visible
+        visible = named(backend or Cuda.name).visible
 
         def more() -> None:
             workers.append(process.Worker(backend, {visible: devices[len(workers) % len(devices)]}))
@@ -212,7 +212,7 @@ def spread(
     """
     if not items:
         return
-    kind = named(backend) if backend else Cuda
+    kind = named(backend or Cuda.name)
     devices = listed.split(",") if "," in (listed := os.environ.get(kind.visible, "")) else []
     pools = list[Pool]()
     template = process.Template(backend) if len(items) > 1 and jobs != 1 else None

@@ -15,7 +15,6 @@ import hashlib
 import json
 import math
 import re
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -197,11 +196,7 @@ def _short_replay(run: Run, record: str, each: ResultFacts, item: Worst) -> str:
     """Returns a replay command that names a long case by its place in the record. "" for other cases."""
     if len(replay_command(item.origin)) <= words.LONG:
         return ""
-    kernel, origin, dtype = each.owner.run, item.origin, each.result.dtype
-    if not recorded.is_found(run, item, kernel.name, dtype=dtype, result=each.result.output, index=origin.index):
-        return ""
-    named = ["--run", record, "--result", each.result.output, "--dtype", dtype, "--index", str(origin.index)]
-    return shlex.join(["verify", "replay", kernel.name, *named])
+    return each.replay_in(record, run, item, index=item.origin.index)
 
 
 def _woven(sections: dict[str, str]) -> bytes:
