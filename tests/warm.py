@@ -28,6 +28,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from verify.backends.cpu import told_to_interpret, triton_interprets
+
 _FORKS = multiprocessing.get_context("forkserver")
 _MODULES = ("verify", "verify.worker", "verify.declare.sources")
 _ROOT = str(Path(__file__).parents[1])
@@ -44,7 +46,8 @@ class Popen(subprocess.Popen[Any]):
     def _execute_child(self, *given: Any) -> None:
         asked = _GIVEN.bind(self, *given).arguments
         command = asked["args"]
-        if isinstance(command, str) or [*command[:2]] != [sys.executable, "-m"] or command[2] not in _MODULES:
+        ours = not isinstance(command, str) and [*command[:2]] == [sys.executable, "-m"] and command[2] in _MODULES
+        if not ours or ("interpreter" in command and not (told_to_interpret() or triton_interprets())):
             super()._execute_child(*given)  # type: ignore[misc]
             return
         ends = (asked["p2cread"], asked["c2pwrite"], asked["errwrite"])

@@ -50,12 +50,20 @@ class Said:
     stderr: str
 
 
+_WORKER = process.Worker
+_COMPILES = backends.select().name != "interpreter"
 #: Commands ask from several threads.
 _ONE_AT_A_TIME = threading.Lock()
 
 
 class Here:
     """A worker in this process: the same requests and answers, without the start of a process for each."""
+
+    def __new__(cls, backend: str | None = None, *given: Any, **named: Any) -> Any:
+        """Returns a worker's process for the interpreter if Triton compiles in this one."""
+        if backend == "interpreter" and _COMPILES:
+            return _WORKER(backend, *given, **named)
+        return super().__new__(cls)
 
     def __init__(self, backend: str | None = None, environment: Any = None, template: Any = None) -> None:
         self.backend = backend

@@ -216,7 +216,7 @@ from toykernels.act import fused_silu
 
 def naive_decay(q, k, v, decay, power=1.0):
     """A reference with the heads before the steps, which returns its state too."""
-    state, out = torch.zeros(*v.shape[:2], v.shape[-1]), []
+    state, out = v.new_zeros(*v.shape[:2], v.shape[-1]), []
     for step in range(q.shape[2]):
         state = state * decay[:, :, step, None].exp() + v[:, :, step] * (q * k)[:, :, step].sum(-1, keepdim=True)
         out.append(state)
@@ -380,7 +380,7 @@ def test_the_start_of_a_process_and_its_imports_are_not_the_time_of_a_function(
     class Recorded:
         def ask(self, request: GuessDefinition, *, timeout: float) -> Guess:
             asked.append((request.name, timeout))
-            return request.answer("cpu") if not request.name else Guess("not tried")
+            return request.answer(backends.select().device) if not request.name else Guess("not tried")
 
     monkeypatch.setattr(pool, "spread", lambda items, jobs, backend, do: (do(each, Recorded()) for each in items))
     assert main(["init", "toykernels/act.py", "--timeout", "7s"]) == 0
@@ -395,7 +395,7 @@ def test_a_function_whose_guess_fails_is_a_comment_and_the_others_are_declared(
         def ask(self, request: GuessDefinition, *, timeout: float) -> Guess:
             if request.name == "blend_all":
                 raise InternalError("verify itself failed: ValueError: zip() argument 2 is longer than argument 1")
-            return request.answer("cpu")
+            return request.answer(backends.select().device)
 
     monkeypatch.setattr(pool, "spread", lambda items, jobs, backend, do: (do(each, Failing()) for each in items))
     assert main(["init", "toykernels/act.py"]) == 0

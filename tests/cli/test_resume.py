@@ -60,7 +60,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     made = Fake()
-    monkeypatch.setattr(process, "Worker", made)
+    monkeypatch.setattr(process, "Worker", type("Worker", (), {"__new__": lambda cls, *given, **named: made}))
     return made
 
 

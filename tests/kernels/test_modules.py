@@ -109,7 +109,7 @@ def test_what_does_not_fit_is_refused():
 @pytest.mark.parametrize("kind", promises.BLOCKS)
 def test_the_decoder_block_is_more_accurate_than_pytorchs(kind):
     names = ["ours", "eager", *(["ours fused"] if kind == "layer+geglu" else [])]
-    found = {name: block.errors(name, kind, 16, 32, 48, torch.bfloat16, "cpu") for name in names}
+    found = {name: block.errors(name, kind, 16, 32, 48, torch.bfloat16, DEVICE) for name in names}
     assert all(0 < found["ours"][name] <= found["eager"][name] for name in ("y", "dx", "parameters"))
     assert found.get("ours fused", found["ours"])["y"] <= found["ours"]["y"] * 1.02
 

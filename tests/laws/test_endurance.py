@@ -172,5 +172,6 @@ def test_shipped_kernels_are_tried_in_place_of_twins(backend: Any) -> None:
     pairs = pairs_of(backend, shipped=True)
     names = {name for _, name in pairs}
     assert {"gelu", "layer_norm", "linear"} <= names and not {"torch_gelu", "torch_layer_norm"} & names
-    assert {law for law, _ in pairs} == {law.name for law in registry.ALL} - set(LARGE)
+    absent = set(LARGE) if backend.device == "cpu" else set()
+    assert {law for law, _ in pairs} == {law.name for law in registry.ALL} - absent
     assert all(twin.op.name for _, twin in pairs.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -128,8 +129,10 @@ WRONG: dict[str, tuple[Rounding, str]] = {
 @pytest.mark.parametrize("bug", WRONG)
 def test_a_defect_breaks_the_law(bug: str) -> None:
     function, rule = WRONG[bug]
-    found = breaks(LAW, declared(function), rule)
-    assert found.facts
+    many = backends.select().scale == "large"  # among as many elements, most defects show as dependence first
+    found = attempt(LAW, declared(function))
+    assert found.status == "broken" and found.facts
+    assert rule in found.message or (many and ALIKE in found.message), (found.message, found.facts)
 
 
 def test_a_kernel_that_counts_its_calls_is_not_deterministic() -> None:
@@ -140,10 +143,12 @@ def test_a_kernel_that_counts_its_calls_is_not_deterministic() -> None:
 
 def test_the_facts_say_what_was_found() -> None:
     facts = breaks(LAW, declared(WRONG["biased by 1/16"][0]), MEANS).facts
-    assert facts["of"] == "65,568 elements of y, positive" and facts["went up"].endswith(" of them")
+    count = {"small": "65,568", "large": "1,050,344"}[backends.select().scale]
+    assert facts["of"] == f"{count} elements of y, positive" and facts["went up"].endswith(" of them")
     assert facts["mean error"].endswith("of the spacing")
     facts = breaks(LAW, declared(WRONG["the place in a block of 96"][0]), ALIKE).facts
-    assert facts["of"] == "magnitudes of y, elements 96 places apart, in the same call"
+    apart = re.fullmatch(r"magnitudes of y, elements (\d+) places apart, in the same call", facts["of"])
+    assert apart and int(apart[1]) % 96 == 0
     facts = breaks(LAW, declared(WRONG["the seed is ignored"][0]), ALIKE).facts
     assert facts["of"] == "values of y, elements 0 places apart, in the call with the next seed"
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import verify
+from verify import backends
 from verify.backends import Interpreter, named
 from verify.cases import Case
 from verify.cases.plan import EFFORTS, Group, plan
@@ -73,7 +74,9 @@ def rounded_once(wide: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     float32 is reached by rounding to odd instead: truncate, and set the last bit if anything was lost.
     """
     near = wide.float()
-    toward_zero = torch.where(near.double().abs() > wide.abs(), torch.nextafter(near, torch.zeros_like(near)), near)
+    held = near.detach()
+    step = torch.nextafter(held, torch.zeros_like(held)) - held  # not every PyTorch has a derivative of nextafter
+    toward_zero = torch.where(near.double().abs() > wide.abs(), near + step, near)
     lost = (toward_zero.double() != wide) & ~torch.isnan(wide)
     odd = (toward_zero.view(torch.int32) | 1).view(torch.float32)
     return torch.where(lost, odd, toward_zero).to(dtype)
@@ -310,6 +313,8 @@ def test_where_pytorch_refuses_the_inputs_a_kernel_has_no_verdict(
     raises: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether it raises too or not: of a singular matrix there is no answer. The other cases are judged."""
+    if backends.select().device != "cpu":
+        pytest.skip("a GPU's float32 solver takes the matrix of equal numbers")
     few_cases(monkeypatch, "randn", "constant")
 
     def solved(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -54,7 +54,7 @@ def _operators() -> dict[str, tuple[Any, int]]:
             continue
         try:
             made = overload(*_given(len(needed)))
-        except (RuntimeError, IndexError):
+        except (RuntimeError, IndexError, ValueError):
             continue  # not for vectors of numbers
         if isinstance(made, Tensor | tuple | list):
             found[str(overload)] = overload, len(needed)
