@@ -11,6 +11,8 @@ met a false tie, and corrects it.
 
 from __future__ import annotations
 
+from functools import reduce
+
 import numpy as np
 
 from verify.backends.interpreter.casts import narrow, widen
@@ -73,17 +75,16 @@ def zero_sign(out: Array, zero: Array, x: Array, y: Array, z: Array, direction: 
 @quiet
 def fma_float64(x: F64, y: F64, z: F64, direction: str = "rn") -> F64:
     """Returns x * y + z in float64 with one rounding, subnormals and overflow included."""
-    if not x.shape == y.shape == z.shape:
-        x, y, z = np.broadcast_arrays(x, y, z)
     sizes = [(np.abs(x), 2.0**400), (np.abs(y), 2.0**400), (np.abs(z), 2.0**800)]
     if all(_comfortable(size, limit) for size, limit in sizes):
         if direction == "rn":
-            return _nearest(x, y, z)
+            return _nearest(x, y, z)  # which splits each factor before it is broadcast
         out, rest = _sum_of_product(x, y, z)
         zero = out == 0
         out = step(out, rest, direction)
     else:
-        easy = np.logical_and.reduce([(a < limit) & ((a > 1 / limit) | (a == 0)) for a, limit in sizes])
+        easy = reduce(np.logical_and, [(a < limit) & ((a > 1 / limit) | (a == 0)) for a, limit in sizes])
+        x, y, z = np.broadcast_arrays(x, y, z)
         if direction == "rn" and x.size / 2 < np.count_nonzero(easy) < x.size:
             out, hard = _nearest(*(np.where(easy, each, 1.0) for each in (x, y, z))), ~easy
             out[hard] = fma_float64(x[hard], y[hard], z[hard])  # few infinities do not slow down thousands of others
@@ -109,7 +110,7 @@ def _nearest(x: F64, y: F64, z: F64) -> F64:
     np.copyto(out, s, where=zero)
     doubtful |= (out == 0) & ~zero
     if np.count_nonzero(doubtful):
-        xd, yd, zd = x[doubtful], y[doubtful], z[doubtful]
+        xd, yd, zd = (np.broadcast_to(a, out.shape)[doubtful] for a in (x, y, z))
         careful, _ = _sum_of_product(xd, yd, zd)
         out[doubtful] = np.where(careful == 0, xd * yd + zd, careful)
     return out
@@ -132,7 +133,8 @@ def _comfortable(size: F64, limit: float) -> bool:
     """True if no magnitude except zeros comes near overflow or underflow in an error-free product."""
     if np.count_nonzero(size < limit) < size.size:
         return False
-    return bool(np.count_nonzero(size > 1 / limit) + np.count_nonzero(size == 0) == size.size)
+    inside = np.count_nonzero(size > 1 / limit)
+    return bool(inside == size.size or inside + np.count_nonzero(size == 0) == size.size)
 
 
 def _sum_of_product(x: F64, y: F64, z: F64) -> tuple[F64, F64]:
