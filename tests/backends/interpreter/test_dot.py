@@ -98,12 +98,12 @@ def test_a_sum_of_nothing_but_negative_zeros_is_one(acc: float, sign: float) -> 
 
 @pytest.mark.parametrize("kind", ["fp64", "fp32", "bf16", "fp16", "fp8e5"])
 def test_what_padding_leaves_out_changes_no_bit(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Zero rows and columns, beside what does not let them out: infinity, an accumulator of -0, float8."""
+    """Zero rows, columns and steps, beside what does not let them out: infinity, an accumulator of -0, float8."""
     generator, left_out = np.random.default_rng(11), []
     short = dot_module._unpadded
 
-    def both(product: Any, a: Any, b: Any, acc: Any) -> Any:
-        out, whole = short(product, a, b, acc), product(a, b, acc)
+    def both(product: Any, group: int, a: Any, b: Any, acc: Any) -> Any:
+        out, whole = short(product, group, a, b, acc), product(a, b, acc)
         assert out.tobytes() == whole.tobytes()
         left_out.append(not (a.any(axis=-1).all() and b.any(axis=-2).all()))
         return out
@@ -119,3 +119,15 @@ def test_what_padding_leaves_out_changes_no_bit(kind: str, monkeypatch: pytest.M
             x, y = (m if kind == "fp64" else narrow(m, kind) for m in (x, y))
             dot(x, y, z, kind, kind, name, "ieee")
     assert all(left_out) and len(left_out) == (0 if kind == "fp8e5" else 4)
+
+
+@pytest.mark.parametrize(("kind", "tiny"), [("fp64", 2.0**-600), ("fp32", 2.0**-80), ("bf16", 2.0**-80)])
+@pytest.mark.parametrize(("steps", "sign"), [(16, -1.0), (17, 1.0), (48, 1.0)])
+def test_zero_steps_after_an_underflow(kind: str, tiny: float, steps: int, sign: float) -> None:
+    """Each group of them is added: +0 to the -0 that a product left."""
+    a, b = np.zeros((2, 2, steps))
+    a[0, :16], b[0, :16] = tiny, -tiny
+    x, y = (m if kind == "fp64" else narrow(m.astype(F), kind) for m in (a, b.T))
+    acc = np.zeros((2, 2), x.dtype if kind == "fp64" else F)
+    out = dot(x, y, acc, kind, kind, "fp64" if kind == "fp64" else "fp32", "ieee")
+    assert (out == 0).all() and math.copysign(1.0, out[0, 0]) == sign
