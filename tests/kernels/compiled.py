@@ -64,7 +64,8 @@ class Compiler:
         self._begin()
 
     def _begin(self) -> None:
-        environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"PYTHONPATH": str(ROOT)}
+        environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+        environment |= {"PYTHONPATH": str(ROOT), "TRITON_DISABLE_LINE_INFO": "1"}  # lines change no code, but take time
         self._process = subprocess.Popen(
             [sys.executable, "-c", _SERVE],
             env=environment, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, bufsize=0,
