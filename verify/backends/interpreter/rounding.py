@@ -99,9 +99,9 @@ def to_float32(x: F64, direction: str = "rn") -> F32:
 def toward(nearest: Array, exact: Array, back: Array, direction: str) -> Array:
     """Moves `nearest` one step if it lies on the wrong side of `exact`; `back` is `nearest`, widened."""
     if direction == "rz":
-        wrong = np.abs(back) > np.abs(exact)
-        target: Array = np.zeros_like(nearest)
-    elif direction == "rm":
+        bits = nearest.view(f"i{nearest.itemsize}")
+        return (bits - (np.abs(back) > np.abs(exact))).view(nearest.dtype)
+    if direction == "rm":
         wrong, target = back > exact, np.full_like(nearest, -np.inf)
     elif direction == "rp":
         wrong, target = back < exact, np.full_like(nearest, np.inf)
