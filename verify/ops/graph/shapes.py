@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import product
 from typing import Any, Literal
 
 import torch
@@ -390,7 +389,7 @@ def _bounded(name: str, text: Any, dims: tuple[str, ...]) -> Range:
 
 
 _STARTS = (3, 5, 2, 4, 7, 8, 16, 32, 64, 128, 1, 256, 512, 1024, 2048, 4096)  # sizes in the order of trying
-_TRIES = 200_000  # most combinations of sizes that are sorted
+_TRIES = 200_000  # most combinations of sizes that are all tried
 
 
 @dataclass(frozen=True)
@@ -531,13 +530,24 @@ def _orders(widths: Sequence[int]) -> Iterable[tuple[int, ...] | None]:
 
     If there are too many, yields a selection, then None, then more. The caller stops at None if a combination fitted.
     """
-    if math.prod(widths) <= _TRIES:
-        yield from sorted(product(*map(range, widths)), key=sum)
+    if math.prod(widths) > _TRIES:
+        yield from _few(widths)
+        yield None
+        few = int(_TRIES ** (1 / len(widths)))
+        widths = [min(width, few) for width in widths]
+    for total in range(sum(widths) - len(widths) + 1):
+        yield from _adding_up(widths, total)
+
+
+def _adding_up(widths: Sequence[int], total: int) -> Iterable[tuple[int, ...]]:
+    """Yields the combinations of positions with this sum, in lexicographic order."""
+    if len(widths) < 2:
+        yield (total,) * len(widths)
         return
-    yield from _few(widths)
-    yield None
-    few = int(_TRIES ** (1 / len(widths)))
-    yield from sorted(product(*(range(min(width, few)) for width in widths)), key=sum)
+    most = sum(widths[1:]) - len(widths) + 1  # that the others add up to
+    for first in range(max(0, total - most), min(widths[0], total + 1)):
+        for others in _adding_up(widths[1:], total - first):
+            yield first, *others
 
 
 def _conjuncts(text: str) -> list[ast.expr]:
