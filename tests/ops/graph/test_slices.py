@@ -42,27 +42,27 @@ def _box(shape: tuple[int, ...], seed: int) -> Box:
     return tuple(np.sort(random.choice(size, random.integers(1, size + 1), replace=False)) for size in shape)
 
 
-def _values(program: Program, run: Run, name: str) -> Tensor:
+def _values(program: Program, run: Run, *names: str) -> dict[str, Tensor]:
     def make(step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
         value = step.value(run, given)
         return value, value
 
-    return program.values(run, [name], make)[name]
+    return program.values(run, names, make)
 
 
 @pytest.mark.parametrize("boxes", [1, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", SUITE)
 def test_a_cut_program_evaluates_the_elements_of_the_whole_one(name: str, boxes: int) -> None:
     program, run = _program(*SUITE[name])
-    for result, step in program.results.items():
-        if not math.prod(step.shape):
-            continue
-        known, spans = _values(program, run, result), program.spans(run, [result])[result]
+    results = {result: step for result, step in program.results.items() if math.prod(step.shape)}
+    values, intervals = _values(program, run, *results), program.spans(run, list(results))
+    for result, step in results.items():
+        known, spans = values[result], intervals[result]
         for seed in range(boxes):
             box = _box(step.shape, seed)
             cut, its = Cut(program, run, result, box).made()
             places = torch.from_numpy(places_in(box, step.shape))
-            found = _values(cut, its, result)
+            found = _values(cut, its, result)[result]
             assert tuple(found.shape) == tuple(map(len, box))
             wanted = known.reshape(-1)[places]
             assert torch.allclose(found.reshape(-1).double(), wanted.double(), rtol=1e-9, atol=1e-11, equal_nan=True), (
@@ -103,4 +103,4 @@ def test_a_box_of_many_elements_is_followed_through_dimensions_of_size_one() -> 
     run = Run({"x": x}, torch.device("cpu"))
     rows = np.arange(0, 40, 2)
     cut, its = Cut(program, run, "y", (rows, np.zeros(1, dtype=np.int64), np.arange(784))).made()
-    assert torch.equal(_values(cut, its, "y"), function(x)[::2])
+    assert torch.equal(_values(cut, its, "y")["y"], function(x)[::2])
