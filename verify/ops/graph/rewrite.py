@@ -244,19 +244,7 @@ def lies_as(tensor: Tensor, other: Tensor) -> bool:
 
 def is_integer(step: Step) -> bool:
     """True if a step holds integers or booleans that do not depend on real numbers of an operand."""
-    return not step.real and (isinstance(step, Plain | Leaf) or not _on_operands(step))
-
-
-def _on_operands(step: Step) -> bool:
-    """True if a step depends on the values of an operand. A network is deeper than Python's calls may be."""
-    pending, seen = [step], {id(step)}
-    while pending:
-        one = pending.pop()
-        if isinstance(one, Leaf):
-            return True
-        pending += [each for each in one.inputs if id(each) not in seen]
-        seen.update(map(id, one.inputs))
-    return False
+    return not step.real and (isinstance(step, Plain | Leaf) or not step.on_operands)
 
 
 def through_moves(step: Step) -> Step:

@@ -51,6 +51,10 @@ class Step:
     real: bool = True  # False: the result is booleans or integers
     origin: str = ""  # PyTorch's operator, and the source line that called it
 
+    def __post_init__(self) -> None:
+        # true if the step depends on values of an operand: kept, because a network may have thousands of steps
+        self.on_operands: bool = isinstance(self, Leaf) or any(each.on_operands for each in self.inputs)
+
     @property
     def reads(self) -> tuple[Step | None, ...]:
         """The steps that `elements` reads: one for each input, either the input or a step before it.
