@@ -47,6 +47,11 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def on_cpu(project: Path) -> Said:
+    return said("run", "accuracy.py::textbook", "--json", "cpu.json", "--backend", "cpu", cwd=project)
+
+
 @pytest.fixture
 def verify(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
     monkeypatch.chdir(project)
@@ -188,11 +193,10 @@ def test_a_case_that_could_not_be_made_smaller_says_so() -> None:
     assert not any(line.startswith("  original") for line in lines)
 
 
-def test_commands_repeat_on_the_backend_that_the_user_named(project: Path) -> None:
-    ran = said("run", "accuracy.py::textbook", "--json", "cpu.json", "--backend", "cpu", cwd=project)
+def test_commands_repeat_on_the_backend_that_the_user_named(project: Path, on_cpu: Said) -> None:
     worst = files.load(project / "cpu.json").kernels[0].results[0].worst[0]
     command = record.replay_command(worst.origin)
-    assert command.endswith(" --backend cpu") and ran.stdout.splitlines()[-1].endswith(" --backend cpu")
+    assert command.endswith(" --backend cpu") and on_cpu.stdout.splitlines()[-1].endswith(" --backend cpu")
     done = said("replay", "textbook", "--run", "cpu.json", "--result", "y", cwd=project)
     assert done.stdout.startswith("textbook (gelu) y bfloat16 on cpu"), done
     assert f"recorded  {worst.got_hex} on cpu: the same bits" in done.stdout
@@ -230,11 +234,11 @@ def test_where_nothing_is_promised_an_element_is_wrong_only_if_pytorchs_is_right
         assert "within its limit\n" in replayed(kernel, "3f800000").stdout
 
 
+@pytest.mark.usefixtures("on_cpu")
 def test_a_case_beside_its_record_runs_on_the_backend_of_the_record(project: Path) -> None:
-    said("run", "accuracy.py::textbook", "--json", "own.json", "--backend", "cpu", cwd=project)
-    worst = files.load(project / "own.json").kernels[0].results[0].worst[0]
+    worst = files.load(project / "cpu.json").kernels[0].results[0].worst[0]
     words = shlex.split(record.replay_command(worst.origin))[1:-2]
-    done = said(*words, "--run", "own.json", cwd=project)
+    done = said(*words, "--run", "cpu.json", cwd=project)
     assert "on cpu: the same bits" in done.stdout, done
     assert done.stdout.splitlines()[0].endswith(" on cpu")
 
