@@ -17,7 +17,7 @@ import hashlib
 import operator
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -365,25 +365,25 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._new_node("constant", (value,), {}, meta)
 
 
+_HELD, _NESTED = (Tensor, Node), (list, tuple)  # a union would be made anew in each of many calls
+
+
 def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     """Applies `change` to each tensor and node in nested lists, tuples and dictionaries."""
-    if isinstance(value, Tensor | Node):
+    if isinstance(value, _HELD):
         return change(value)
     if isinstance(value, dict):
         return {key: mapped(each, change) for key, each in value.items()}
-    return [mapped(each, change) for each in value] if isinstance(value, list | tuple) else value
+    return [mapped(each, change) for each in value] if isinstance(value, _NESTED) else value
 
 
 def nodes_in(value: Any) -> list[Node]:
     """Returns the nodes in nested lists, tuples and dictionaries."""
     if isinstance(value, Node):
         return [value]
-    value = value.values() if isinstance(value, dict) else value
-    return (
-        [node for each in value for node in nodes_in(each)]
-        if isinstance(value, Iterable) and not isinstance(value, str | Tensor)
-        else []
-    )
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [node for each in value for node in nodes_in(each)] if isinstance(value, _NESTED) else []
 
 
 def at_line() -> str:
