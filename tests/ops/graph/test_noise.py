@@ -234,7 +234,7 @@ def test_honest_sums_in_random_orders_err_as_much_as_the_noise_says(kind: str, c
     assert 0.5 < float(ratio.square().mean().sqrt()) < 2, ratio
 
 
-def test_no_product_with_a_constant_that_a_kernel_rounds_is_exact() -> None:
+def test_a_step_with_a_constant_that_a_kernel_rounds_is_not_exact() -> None:
     """Every tenth 0.9 m is a float32 number, but the product of m and the float32 next to 0.9 is none."""
     m, g = drawn(1 << 14), drawn(1 << 14, seed=1)
     average = noise(lambda m, g: 0.9 * m + 0.1 * g, {"m": m, "g": g}, runs=16).deviation
@@ -242,6 +242,8 @@ def test_no_product_with_a_constant_that_a_kernel_rounds_is_exact() -> None:
     assert (average > torch.hypot(0.9 * m.double(), 0.1 * g.double()) * (U / math.sqrt(3)) / 4).all()
     quotient = noise(lambda m: m / 0.875, {"m": m}, runs=16).deviation  # many kernels multiply by 1 / 0.875
     assert (quotient > m.double().abs() * (U / math.sqrt(3)) / 4).all()
+    near = noise(lambda m, g: (m - 0.3) + 0.0 * g, {"m": 0.3 + m * 1e-6, "g": g}, runs=16).deviation
+    assert (near > abs(0.3 - float(torch.tensor(0.3))) / 2).all(), "a float32 kernel subtracts the number next to 0.3"
     few_bits = m.bfloat16().float()
     assert not noise(lambda m: m * 3.0, {"m": few_bits}, runs=16).deviation.any(), "3 is a float32 number"
     assert (noise(lambda m: m / 0.875, {"m": m * 0}, runs=16).deviation == 0).all()

@@ -169,7 +169,14 @@ def deviation_of(
         if not step.rounds or is_exact(step, run):
             return None
         size = _SLOPES[step.function](given[0], value) if step.function in _SLOPES else value.abs()
-        return _one_rounding(value, size, format, always=_has_rounded_constant(step, run))
+        lost = _lost_by_constants(step, run)
+        if step.function in ("add", "subtract"):
+            found = _one_rounding(value, size, format, always=False)
+            least = size * (format.unit / _ROOT3)
+            if lost is None or format.unit < unit_of(torch.float32) or bool((lost <= least).all()):
+                return found
+            return torch.hypot(least, lost)
+        return _one_rounding(value, size, format, always=lost is not None)
     if isinstance(step, Running):
         [a] = given
         squares, count = (a * a).cumsum(step.dim), (a != 0).double().cumsum(step.dim)
@@ -209,18 +216,20 @@ def _one_rounding(value: Tensor, size: Tensor, format: Rounding, *, always: bool
     return torch.where(low, format.lowest / _ROOT3, size * part).masked_fill(exact, 0.0)
 
 
-def _has_rounded_constant(step: Map, run: Run) -> bool:
-    """True if a step multiplies by a constant that float32 rounds, such as 0.9, or divides by one like 0.875.
+def _lost_by_constants(step: Map, run: Run) -> Tensor | None:
+    """Returns how far float32 moves the constants of a step, such as 0.9; None if it holds all of them.
 
-    A kernel holds the rounded constant, or multiplies by the rounded 1 / 0.875. So its result is not exact even where
-    the result of the definition is, as 0.9 x is for every tenth x.
+    A kernel holds the rounded 0.9. So 0.9 x is not exact even where the product of the definition is, as for every
+    tenth x, and x - 0.9 is off by as much near x = 0.9. A divisor such as 0.875 counts as its reciprocal, by which many
+    kernels multiply.
     """
-    if step.function not in ("multiply", "divide"):
-        return False
-    factors = step.inputs[step.function == "divide" :]
-    constants = [run.fixed(each).double() for each in factors if isinstance(each, Plain) and not each.of]
+    if step.function not in ("add", "subtract", "multiply", "divide"):
+        return None
+    operands = step.inputs[1:] if step.function == "divide" else step.inputs
+    constants = [run.fixed(each).double() for each in operands if isinstance(each, Plain) and not each.of]
     held = [each.reciprocal() if step.function == "divide" else each for each in constants]
-    return any(bool((each.float().double() != each).any()) for each in held)
+    lost = [moved for each in held if bool((moved := (each.float().double() - each).abs()).any())]
+    return sum(lost[1:], lost[0]) if lost else None
 
 
 def is_exact(step: Map, run: Run) -> bool:
