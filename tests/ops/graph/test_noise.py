@@ -244,6 +244,10 @@ def test_a_step_with_a_constant_that_a_kernel_rounds_is_not_exact() -> None:
     assert (quotient > m.double().abs() * (U / math.sqrt(3)) / 4).all()
     near = noise(lambda m, g: (m - 0.3) + 0.0 * g, {"m": 0.3 + m * 1e-6, "g": g}, runs=16).deviation
     assert (near > abs(0.3 - float(torch.tensor(0.3))) / 2).all(), "a float32 kernel subtracts the number next to 0.3"
+    masks = (torch.tensor([0.0, -torch.inf]), torch.tensor([0.3, -torch.inf], dtype=torch.float64))
+    for mask in masks:
+        masked = noise(lambda m, g, mask=mask: m[:2] + mask + 0.0 * g[:2], {"m": m, "g": g}, runs=16).deviation
+        assert torch.isfinite(masked).all()
     few_bits = m.bfloat16().float()
     assert not noise(lambda m: m * 3.0, {"m": few_bits}, runs=16).deviation.any(), "3 is a float32 number"
     assert (noise(lambda m: m / 0.875, {"m": m * 0}, runs=16).deviation == 0).all()

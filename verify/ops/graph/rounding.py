@@ -175,7 +175,7 @@ def deviation_of(
             least = size * (format.unit / _ROOT3)
             if lost is None or format.unit < unit_of(torch.float32) or bool((lost <= least).all()):
                 return found
-            return torch.hypot(least, lost)
+            return torch.hypot(least, lost).masked_fill(~torch.isfinite(value), 0.0)
         return _one_rounding(value, size, format, always=lost is not None)
     if isinstance(step, Running):
         [a] = given
@@ -228,7 +228,8 @@ def _lost_by_constants(step: Map, run: Run) -> Tensor | None:
     operands = step.inputs[1:] if step.function == "divide" else step.inputs
     constants = [run.fixed(each).double() for each in operands if isinstance(each, Plain) and not each.of]
     held = [each.reciprocal() if step.function == "divide" else each for each in constants]
-    lost = [moved for each in held if bool((moved := (each.float().double() - each).abs()).any())]
+    lost = [(each.float().double() - each).abs().nan_to_num(0.0, 0.0, 0.0) for each in held]  # 0 for an infinity
+    lost = [each for each in lost if bool(each.any())]
     return sum(lost[1:], lost[0]) if lost else None
 
 
