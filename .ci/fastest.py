@@ -11,7 +11,7 @@ import sys
 
 SYSTEM = "/usr/bin/python3"
 FASTER = 0.9  # share of the time from which on the other one is taken
-ROUNDS = 5  # in turn, because the speed of a virtual machine changes from one second to the next
+ROUNDS = 5  # in turn: the speed of a virtual machine changes within seconds
 # Prints the version and the time of a loop. Fails if this Python cannot make an environment.
 MEASURE = """
 import ensurepip, sys, timeit, venv

@@ -102,7 +102,7 @@ def results(module, monkeypatch, x, weight, bias, dy, activation):
             patch.setattr(module, name, tiles)
         for name in ("_weight_kernel", "_strided_weight_kernel"):
             patch.setattr(linear_weight, name, products)
-        plans.forget()  # a call that is known launches what was compiled for it
+        plans.forget()  # known calls launch their compiled kernels
         leaves = [t.detach().requires_grad_() for t in (x, weight, bias)]
         y = layer(module, *leaves, activation)
         grads = torch.autograd.grad(y, leaves, dy)

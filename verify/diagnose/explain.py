@@ -95,7 +95,7 @@ def _programs(kernel: Kernel, case: Case, problem: Problem) -> Iterator[tuple[Ow
         given = dict(zip(present, values, strict=True))
         return kernel.function(*(given.get(name) for name in kernel.operands), **keywords)
 
-    examples = {name: torch.zeros(value.shape, dtype=value.dtype) for name, value in present.items()}
+    examples = {name: torch.empty(value.shape, dtype=value.dtype, device="meta") for name, value in present.items()}
     with suppress(UsageError):  # the kernel is not written in PyTorch, or uses functions that cannot be traced
         program = trace(called, examples, outputs=kernel.outputs, differentiable=gradients, on_zeros=False)
         yield "kernel", program, run_of(program, problem)

@@ -169,14 +169,12 @@ def deviation_of(
         if not step.rounds or is_exact(step, run):
             return None
         size = _SLOPES[step.function](given[0], value) if step.function in _SLOPES else value.abs()
-        lost = _lost_by_constants(step, run)
-        if step.function in ("add", "subtract"):
-            found = _one_rounding(value, size, format, always=False)
-            least = size * (format.unit / _ROOT3)
-            if lost is None or format.unit < unit_of(torch.float32) or bool((lost <= least).all()):
-                return found
-            return torch.hypot(least, lost).masked_fill(~torch.isfinite(value), 0.0)
-        return _one_rounding(value, size, format, always=lost is not None)
+        lost, added = _lost_by_constants(step, run), step.function in ("add", "subtract")
+        if lost is not None and added and format.unit >= unit_of(torch.float32):
+            rounded = size * (format.unit / _ROOT3)
+            if not bool((lost <= rounded).all()):
+                return torch.hypot(rounded, lost).masked_fill(~torch.isfinite(value), 0.0)
+        return _one_rounding(value, size, format, always=lost is not None and not added)
     if isinstance(step, Running):
         [a] = given
         squares, count = (a * a).cumsum(step.dim), (a != 0).double().cumsum(step.dim)
@@ -220,14 +218,12 @@ def _lost_by_constants(step: Map, run: Run) -> Tensor | None:
     """Returns how far float32 moves the constants of a step, such as 0.9; None if it holds all of them.
 
     A kernel holds the rounded 0.9. So 0.9 x is not exact even where the product of the definition is, as for every
-    tenth x, and x - 0.9 is off by as much near x = 0.9. A divisor such as 0.875 counts as its reciprocal, by which many
-    kernels multiply.
+    tenth x, and x - 0.9 is off by as much near x = 0.9. Many kernels multiply by the reciprocal of a divisor such as
+    0.875, so its reciprocal counts.
     """
     if step.function not in ("add", "subtract", "multiply", "divide"):
         return None
-    operands = step.inputs[1:] if step.function == "divide" else step.inputs
-    constants = [run.fixed(each).double() for each in operands if isinstance(each, Plain) and not each.of]
-    held = [each.reciprocal() if step.function == "divide" else each for each in constants]
+    held = [each.reciprocal() if step.function == "divide" else each for each in _constants(step, run)]
     lost = [(each.float().double() - each).abs().nan_to_num(0.0, 0.0, 0.0) for each in held]  # 0 for an infinity
     lost = [each for each in lost if bool(each.any())]
     return sum(lost[1:], lost[0]) if lost else None
@@ -235,16 +231,15 @@ def _lost_by_constants(step: Map, run: Run) -> Tensor | None:
 
 def is_exact(step: Map, run: Run) -> bool:
     """True if a step multiplies or divides by constant powers of two."""
-    if step.function not in ("multiply", "divide"):
-        return False
-    for each in step.inputs[1:] if step.function == "divide" else step.inputs:
-        if (
-            isinstance(each, Plain)
-            and not each.of
-            and bool((torch.frexp(run.fixed(each).abs().double())[0] == 0.5).all())
-        ):
-            return True
-    return False
+    return step.function in ("multiply", "divide") and any(
+        bool((torch.frexp(each.abs())[0] == 0.5).all()) for each in _constants(step, run)
+    )
+
+
+def _constants(step: Map, run: Run) -> list[Tensor]:
+    """Returns the constants of a step in float64; of a quotient, the divisor alone."""
+    operands = step.inputs[1:] if step.function == "divide" else step.inputs
+    return [run.fixed(each).double() for each in operands if isinstance(each, Plain) and not each.of]
 
 
 def _of_sum(total: Tensor, squares: Tensor, count: Tensor, format: Rounding, *, products: bool = False) -> Tensor:
