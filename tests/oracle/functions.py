@@ -1,0 +1,1096 @@
+"""The meaning of PyTorch's functions for the oracle, written from their documentation as loops over single numbers.
+
+`Tensors` of the oracle pass through `torch.softmax(x, -1)`, `x.softmax(-1)` and `x + 1` by `__torch_function__`. A
+function that only moves elements is not written at all: PyTorch moves places in its stead. Beside each array stands a
+real tensor (`shadow`), which has the shape and dtype that PyTorch gives the result.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import torch
+from mpmath import mp, mpf
+
+from tests.oracle.numbers import (
+    NAN,
+    Number,
+    Oracled,
+    Run,
+    chosen,
+    constant,
+    kinked,
+    largest,
+    made,
+    ranked,
+    sign_between,
+)
+
+HANDLERS: dict[str, Callable[..., Any]] = {}
+MOVES = """reshape view flatten unflatten permute transpose t T mT swapaxes movedim flip roll expand expand_as
+repeat tile repeat_interleave unsqueeze squeeze narrow select index_select chunk split unbind cat stack hstack
+vstack diagonal diag tril triu pixel_shuffle unfold gather take_along_dim getitem contiguous clone broadcast_to
+scatter rot90 diag_embed view_as""".split()
+SMALL = {torch.bfloat16: 8, torch.float16: 11}
+
+
+def boxed(value: Any) -> np.ndarray:
+    if isinstance(value, np.ndarray):
+        return value
+    box = np.empty((), object)
+    box[()] = value
+    return box
+
+
+def array(value: Any) -> np.ndarray:
+    if isinstance(value, Tensors):
+        return value.array
+    if isinstance(value, torch.Tensor):
+        found = np.empty(value.shape, object)
+        for place, each in zip(np.ndindex(*value.shape), value.flatten().tolist(), strict=True):
+            found[place] = constant(each)
+        return found
+    return boxed(value if isinstance(value, Number) else value if isinstance(value, np.ndarray) else constant(value))
+
+
+def each(function: Callable[..., Number], *arguments: Any) -> np.ndarray:
+    return boxed(np.frompyfunc(function, len(arguments), 1)(*[array(a) for a in arguments]))
+
+
+def filled(rows: Sequence[Any], shape: Sequence[int]) -> np.ndarray:
+    found = np.empty(len(rows), object)
+    found[:] = rows
+    return found.reshape(tuple(shape))
+
+
+def along(x: Any, dim: int, function: Callable[[list[Number]], list[Number]]) -> np.ndarray:
+    """Applies a function from rows to rows along one dimension."""
+    wide = np.atleast_1d(array(x))
+    moved = np.moveaxis(wide, dim, -1)
+    rows = [function(list(row)) for row in moved.reshape(-1, moved.shape[-1])]
+    found = filled([number for row in rows for number in row], (*moved.shape[:-1], len(rows[0])))
+    found = np.moveaxis(found, -1, dim)
+    return found if array(x).ndim else found.reshape(())
+
+
+def over(x: Any, dims: Any, function: Callable[[list[Number]], Any], shape: Sequence[int]) -> np.ndarray:
+    """Applies a function from rows to numbers over some dimensions (None or empty: all)."""
+    wide = array(x)
+    given = [dims] if isinstance(dims, int) else list(range(wide.ndim)) if dims is None or not len(dims) else list(dims)
+    gone = sorted(d % max(wide.ndim, 1) for d in given) if wide.ndim else []
+    kept = [d for d in range(wide.ndim) if d not in gone]
+    size = math.prod(wide.shape[d] for d in gone)
+    rows = wide.transpose(*kept, *gone).reshape(-1, size)
+    return filled([function(list(row)) for row in rows], shape)
+
+
+class Tensors:
+    """A tensor of the oracle."""
+
+    def __init__(self, values: np.ndarray, shadow: torch.Tensor) -> None:
+        if tuple(values.shape) != tuple(shadow.shape):
+            raise Oracled(f"shape {values.shape} for {tuple(shadow.shape)}")
+        self.array, self.shadow = values, shadow
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
+        return called(function, function.__name__.strip("_"), arguments, named or {})
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("shape", "dtype", "ndim", "device"):
+            return getattr(self.shadow, name)
+        if name in ("dim", "size", "numel", "is_floating_point", "element_size"):
+            return getattr(self.shadow, name)
+        if name in ("T", "mT"):
+            return called(lambda x: getattr(x, name), name, (self,), {})
+        if name.startswith("__"):
+            raise AttributeError(name)
+        method = getattr(torch.Tensor, name)
+        return lambda *arguments, **named: called(method, name, (self, *arguments), named)
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    method = getattr(torch.Tensor, f"__{name}__")
+    return lambda self, *others: called(method, name, (self, *others), {})
+
+
+for _name in """add radd sub rsub mul rmul truediv rtruediv pow matmul neg abs gt ge lt le eq ne and or invert getitem
+mod floordiv""".split():
+    setattr(Tensors, f"__{_name}__", _operator(_name))
+Tensors.__hash__ = object.__hash__  # type: ignore[method-assign]
+
+
+def real(value: Any) -> Any:
+    """Returns the arguments as PyTorch takes them: shadows in place of the oracle's tensors."""
+    if isinstance(value, Tensors):
+        return value.shadow
+    if isinstance(value, (tuple, list)):
+        return type(value)(real(item) for item in value)
+    return value
+
+
+def called(function: Any, name: str, arguments: Sequence[Any], named: dict[str, Any]) -> Any:
+    """Calls a function of PyTorch on tensors of the oracle."""
+    with torch.no_grad():
+        shadow = function(*real(list(arguments)), **{key: real(value) for key, value in named.items()})
+    start = len(Run.now.tape)
+    named = {key: value for key, value in named.items() if value is not None or key == "dim"}
+    if name in ("zeros_like", "ones_like", "full_like", "new_zeros"):
+        return shadow
+    if name in HANDLERS:
+        found = HANDLERS[name](shadow, *arguments, **named)
+    elif name in MOVES:
+        found = moved(function, arguments, named)
+    else:
+        raise Oracled(f"no meaning for {name}")
+    many = isinstance(shadow, (tuple, list))
+    results = [
+        Tensors(boxed(a), s) for a, s in zip(found if many else [found], shadow if many else [shadow], strict=True)
+    ]
+    new = {id(number) for number in Run.now.tape[start:]}
+    for result in results:
+        bits = SMALL.get(result.dtype)
+        for number in result.array.flat if bits else ():
+            if id(number) in new and mp.isfinite(number.value) and number.value and number.value._mpf_[3] > bits:
+                number.error += abs(float(number.value)) * 2.0**-bits
+                number.outer = 2.0**-bits
+                number.value = Run.now.shaken(number.value, number.outer)
+    return type(shadow)(results) if many else results[0]
+
+
+def whole(value: Any) -> tuple[torch.Tensor, bool]:
+    """Returns integers of the oracle as PyTorch's, and whether roundings may change one."""
+    if isinstance(value, torch.Tensor):
+        return value, False
+    numbers = value.array.flatten()
+    made_of = [int(n.value) for n in numbers]
+    return torch.tensor(made_of).reshape(value.array.shape).to(value.dtype), any(n.open for n in numbers)
+
+
+def moved(function: Any, arguments: Sequence[Any], named: dict[str, Any]) -> Any:
+    """Moves elements as PyTorch moves their places. Integers after the first tensor are positions."""
+    pool: list[Number] = [constant(0)]
+    unclear: list[Any] = []
+
+    def places(x: Any) -> torch.Tensor:
+        flat = list(array(x).flat)
+        pool.extend(flat)
+        return torch.arange(len(pool) - len(flat), len(pool), dtype=torch.float64).reshape(array(x).shape)
+
+    def seen(value: Any, source: bool) -> Any:
+        if isinstance(value, (tuple, list)):
+            return type(value)(seen(item, source) for item in value)
+        if not isinstance(value, (Tensors, torch.Tensor)):
+            return value
+        if source or value.dtype.is_floating_point:
+            return places(value)
+        index, opened = whole(value)
+        unclear.extend([None] * opened)
+        return index
+
+    given = [seen(value, at == 0) for at, value in enumerate(arguments)]
+    if function.__name__.startswith("scatter") and isinstance(given[-1], (int, float)):  # a value in place of a source
+        given[-1] = float(len(pool))
+        pool.append(constant(arguments[-1]))
+    found = function(*given, **{key: seen(value, key in ("input", "tensors")) for key, value in named.items()})
+
+    def picked(result: torch.Tensor) -> np.ndarray:
+        numbers = [pool[int(place)] for place in result.flatten().tolist()]
+        if unclear:
+            numbers = [
+                made(n.value, [(each, int(each is n)) for each in (n,)], rounds=False, open=True) for n in numbers
+            ]
+        return filled(numbers, result.shape)
+
+    return tuple(map(picked, found)) if isinstance(found, (tuple, list)) else picked(found)
+
+
+def handles(*names: str) -> Callable[[Any], Any]:
+    def keep(function: Any) -> Any:
+        HANDLERS.update(dict.fromkeys(names, function))
+        return function
+
+    return keep
+
+
+# Functions of one number: their value and their slope, which gets the value too.
+
+
+def smooth(value: Callable[[Any], Any], slope: Callable[[Any, Any], Any]) -> Callable[[Number], Number]:
+    def of(x: Number) -> Number:
+        if mp.isfinite(x.value) and abs(x.value) > 1e5:
+            raise Oracled("a number beyond 1e5 in a function")
+        try:
+            found = value(x.value)
+            found = found if isinstance(found, mpf) else NAN
+        except (ValueError, ZeroDivisionError):
+            return made(NAN, ((x, NAN),), open=True)
+        try:
+            by = slope(x.value, found)
+            by = by if isinstance(by, (mpf, int)) else NAN
+        except (ValueError, ZeroDivisionError):
+            return made(found, ((x, mpf(0)),), kink=True)
+        return made(found, ((x, by),))
+
+    return of
+
+
+def _phi(x: Any) -> Any:
+    return mp.erfc(-x / mp.sqrt(2)) / 2
+
+
+def _density(x: Any) -> Any:
+    return mp.exp(-x * x / 2) / mp.sqrt(2 * mp.pi)
+
+
+def _logistic(x: Any) -> Any:
+    return 1 / (1 + mp.exp(-x))
+
+
+SMOOTH = {
+    "exp": smooth(mp.exp, lambda x, y: y),
+    "exp2": smooth(lambda x: mpf(2) ** x, lambda x, y: y * mp.log(2)),
+    "expm1": smooth(mp.expm1, lambda x, y: y + 1),
+    "log": smooth(mp.log, lambda x, y: 1 / x),
+    "log2": smooth(lambda x: mp.log(x) / mp.log(2), lambda x, y: 1 / x / mp.log(2)),
+    "log10": smooth(lambda x: mp.log(x) / mp.log(10), lambda x, y: 1 / x / mp.log(10)),
+    "log1p": smooth(lambda x: mp.log(1 + x), lambda x, y: 1 / (1 + x)),
+    "sin": smooth(mp.sin, lambda x, y: mp.cos(x)),
+    "cos": smooth(mp.cos, lambda x, y: -mp.sin(x)),
+    "tanh": smooth(mp.tanh, lambda x, y: mp.sech(x) ** 2 if mp.isfinite(x) else mpf(0)),
+    "sinh": smooth(mp.sinh, lambda x, y: mp.cosh(x)),
+    "cosh": smooth(mp.cosh, lambda x, y: mp.sinh(x)),
+    "atan": smooth(mp.atan, lambda x, y: 1 / (1 + x * x)),
+    "asinh": smooth(mp.asinh, lambda x, y: 1 / mp.sqrt(1 + x * x)),
+    "sigmoid": smooth(_logistic, lambda x, y: y * _logistic(-x)),
+    "logsigmoid": smooth(lambda x: -mp.log(1 + mp.exp(-x)), lambda x, y: _logistic(-x)),
+    "erf": smooth(mp.erf, lambda x, y: 2 * mp.exp(-x * x) / mp.sqrt(mp.pi)),
+    "erfc": smooth(mp.erfc, lambda x, y: -2 * mp.exp(-x * x) / mp.sqrt(mp.pi)),
+    "sqrt": smooth(mp.sqrt, lambda x, y: 1 / (2 * y)),
+    "rsqrt": smooth(lambda x: 1 / mp.sqrt(x), lambda x, y: -y / (2 * x)),
+    "reciprocal": smooth(lambda x: 1 / x, lambda x, y: -y * y),
+    "square": smooth(lambda x: x * x, lambda x, y: 2 * x),
+}
+E1 = SMOOTH["exp"]
+GELU = smooth(lambda x: x * _phi(x), lambda x, y: _phi(x) + x * _density(x))
+
+
+def composed(name: str) -> Callable[[Number], Number]:
+    return {
+        "silu": lambda x: x * SMOOTH["sigmoid"](x),
+        "tanhshrink": lambda x: x - SMOOTH["tanh"](x),
+        "softsign": lambda x: x / (magnitude(x) + 1),
+        "mish": lambda x: x * SMOOTH["tanh"](SMOOTH["log1p"](E1(x))),
+        "positive": lambda x: x,
+        "neg": lambda x: -x,
+        "relu": lambda x: kinked(x, 0, 0, 0, 1, lambda v: max(v, mpf(0))),
+        "relu6": lambda x: limited(x, 0, 6, 0),
+        "hardtanh": lambda x: limited(x, -1, 1, 0),
+        "hardsigmoid": lambda x: limited(x + 3, 0, 6, 0) / 6,
+        "selu": lambda x: curved(x, 1.6732632423543772848170429916717, 1.0507009873554804934193349852946),
+        "elu": lambda x: curved(x, 1, 1),
+        "celu": lambda x: curved(x, 1, 1),
+        "abs": magnitude,
+        "floor": lambda x: stepped(x, mp.floor),
+        "ceil": lambda x: -stepped(-x, mp.floor),
+        "trunc": truncated,
+        "frac": lambda x: x - truncated(x),
+        "round": rounded,
+        "sign": signed,
+        "isnan": lambda x: verdict(mp.isnan(x.value), x.open),
+        "isinf": lambda x: verdict(mp.isinf(x.value), x.open),
+        "isfinite": lambda x: verdict(mp.isfinite(x.value), x.open),
+        "logical_not": lambda x: verdict(not x.value, x.open),
+        "invert": lambda x: verdict(not x.value, x.open),
+        "bitwise_not": lambda x: verdict(not x.value, x.open),
+    }[name]
+
+
+def verdict(true: Any, open: bool) -> Number:
+    return Number(mpf(int(bool(true))), open=open)
+
+
+def magnitude(x: Number) -> Number:
+    return kinked(x, 0, -1, 0, 1, abs)
+
+
+def limited(x: Number, low: Any, high: Any, edge: int) -> Number:
+    """Returns x between two bounds; edge: PyTorch's slope at a bound."""
+    if low is not None:
+        bound = constant(low)
+        x = kinked(x, bound, 0, edge, 1, lambda v: max(v, bound.value))
+    if high is not None:
+        top = constant(high)
+        x = kinked(x, top, 1, edge, 0, lambda v: min(v, top.value))
+    return x
+
+
+def curved(x: Number, alpha: Any, scale: Any) -> Number:
+    """Returns scale x, below 0 scale alpha (exp(x) - 1)."""
+    low = SMOOTH["expm1"](limited(x, None, 0, 1)) * alpha * scale
+    return low + kinked(x, 0, 0, 0, 1, lambda v: max(v, mpf(0))) * scale
+
+
+def stepped(x: Number, step: Callable[[Any], Any], half: bool = False) -> Number:
+    """Returns a step function of x: floor, or with half rounding to even."""
+    if not mp.isfinite(x.value):
+        return made(x.value, ((x, 0),), rounds=False)
+    edge = mp.floor(x.value) + mpf(1) / 2 if half else mp.nint(x.value)
+    way, near = sign_between(x, constant(edge), exact=True)
+    found = step(x.value) if way == 0 else step(edge + mpf(way) / 4 if abs(x.value - edge) < mpf(1) / 4 else x.value)
+    return made(found, ((x, 0),), rounds=False, open=near)
+
+
+def rounded(x: Number) -> Number:
+    return stepped(x, mp.nint, half=True)
+
+
+def truncated(x: Number) -> Number:
+    if not mp.isfinite(x.value) or abs(x.value) < mpf(1) / 2:
+        return made(x.value * 0, ((x, 0),), rounds=False)
+    return stepped(x, mp.floor) if x.value > 0 else -stepped(-x, mp.floor)
+
+
+def signed(x: Number) -> Number:
+    way, near = sign_between(x, constant(0), exact=True)
+    return made(mpf(way), ((x, 0),), rounds=False, open=near)
+
+
+def power(x: Number, by: Any) -> Number:
+    if isinstance(by, Number):
+        by = float(by.value)
+    if by == 2:
+        return x * x
+    if by == 0.5:
+        return SMOOTH["sqrt"](x)
+    exponent = int(by) if by == int(by) else mpf(by)
+    return smooth(lambda v: v**exponent, lambda v, y: exponent * v ** (exponent - 1))(x)
+
+
+def softplus(x: Number) -> Number:
+    return x if x.value > 20 else SMOOTH["log1p"](E1(x))
+
+
+@handles("softplus")
+def _(out: Any, x: Any, beta: float = 1, threshold: float = 20) -> Any:
+    return each(softplus, x)
+
+
+for _each in SMOOTH:
+    HANDLERS[_each] = lambda out, x, f=SMOOTH[_each], **_: each(f, x)
+for _each in """silu tanhshrink softsign mish positive neg relu relu6 hardtanh hardsigmoid selu elu celu abs floor ceil
+trunc frac round sign isnan isinf isfinite logical_not invert bitwise_not""".split():
+    HANDLERS[_each] = lambda out, x, f=_each, **_: each(composed(f), x)
+HANDLERS["absolute"], HANDLERS["sgn"] = HANDLERS["abs"], HANDLERS["sign"]
+HANDLERS["log_sigmoid"] = HANDLERS["logsigmoid"]
+
+
+@handles("gelu")
+def _(out: Any, x: Any, approximate: str = "none") -> Any:
+    if approximate == "none":
+        return each(GELU, x)
+    beta = mp.sqrt(2 / mp.pi)
+    return each(lambda v: v * 0.5 * (SMOOTH["tanh"]((v + v * v * v * 0.044715) * beta) + 1), x)
+
+
+@handles("leaky_relu")
+def _(out: Any, x: Any, slope: float = 0.01, **_: Any) -> Any:
+    return each(lambda v: kinked(v, 0, 0, 0, 1, lambda a: max(a, mpf(0))) + limited(v, None, 0, 1) * slope, x)
+
+
+@handles("softshrink")
+def _(out: Any, x: Any, lambd: float = 0.5) -> Any:
+    return each(lambda v: v - limited(v, -lambd, lambd, 1), x)
+
+
+@handles("hardshrink")
+def _(out: Any, x: Any, lambd: float = 0.5) -> Any:
+    def of(v: Number) -> Number:
+        above, below = compared("gt", v, lambd), compared("lt", v, -lambd)
+        return where(verdict(above.value or below.value, above.open or below.open), v, constant(0))
+
+    return each(of, x)
+
+
+@handles("threshold")
+def _(out: Any, x: Any, threshold: float, value: float, inplace: bool = False) -> Any:
+    return each(lambda v: where(compared("gt", v, threshold), v, constant(value)), x)
+
+
+@handles("hardswish")
+def _(out: Any, x: Any, inplace: bool = False) -> Any:
+    return each(lambda v: v * limited(v + 3, 0, 6, 1) / 6, x)
+
+
+@handles("clamp", "clip")
+def _(out: Any, x: Any, min: Any = None, max: Any = None) -> Any:
+    return each(lambda v: limited(v, min, max, 1), x)
+
+
+@handles("clamp_min")
+def _(out: Any, x: Any, min: Any) -> Any:
+    return each(lambda v: limited(v, min, None, 1), x)
+
+
+@handles("nan_to_num")
+def _(out: Any, x: Any, nan: float = 0.0, posinf: Any = None, neginf: Any = None) -> Any:
+    top = torch.finfo(out.dtype).max
+    table = {math.inf: top if posinf is None else posinf, -math.inf: -top if neginf is None else neginf}
+
+    def of(v: Number) -> Number:
+        if mp.isfinite(v.value):
+            return v
+        return made(mpf(nan if mp.isnan(v.value) else table[float(v.value)]), ((v, 0),), rounds=False)
+
+    return each(of, x)
+
+
+# Functions of two numbers.
+
+
+def compared(name: str, a: Number, b: Any) -> Number:
+    b = constant(b)
+    if mp.isnan(a.value) or mp.isnan(b.value):
+        return verdict(name == "ne", a.open or b.open)
+    way, near = sign_between(a, b, exact=True)
+    true = {"gt": way > 0, "ge": way >= 0, "lt": way < 0, "le": way <= 0, "eq": way == 0, "ne": way != 0}[name]
+    return verdict(true, a.open or b.open or near)
+
+
+def where(condition: Number, a: Number, b: Number) -> Number:
+    kept, lost = (a, b) if condition.value else (b, a)
+    if condition.open:
+        return made(kept.value, ((kept, 1), (lost, 0), (condition, 0)), rounds=False, open=True)
+    return kept
+
+
+def scaled(f: Callable[[Number, Number], Number]) -> Callable[..., Any]:
+    return lambda out, a, b, *, alpha=1: each(f, a, b if alpha == 1 else each(lambda v: v * alpha, b))
+
+
+HANDLERS["add"] = HANDLERS["radd"] = scaled(lambda a, b: a + b)
+HANDLERS["sub"] = HANDLERS["subtract"] = scaled(lambda a, b: a - b)
+HANDLERS["rsub"] = scaled(lambda a, b: b - a)
+HANDLERS["mul"] = HANDLERS["rmul"] = HANDLERS["multiply"] = lambda out, a, b: each(lambda x, y: x * y, a, b)
+HANDLERS["truediv"] = HANDLERS["div"] = HANDLERS["divide"] = lambda out, a, b: each(lambda x, y: x / y, a, b)
+HANDLERS["rtruediv"] = HANDLERS["rdiv"] = lambda out, a, b: each(lambda x, y: y / x, a, b)
+HANDLERS["pow"] = lambda out, a, b: each(power, a, b)
+HANDLERS["maximum"] = lambda out, a, b: each(lambda x, y: largest([x, y], 1, shared=True)[0], a, b)
+HANDLERS["minimum"] = lambda out, a, b: each(lambda x, y: largest([x, y], -1, shared=True)[0], a, b)
+HANDLERS["remainder"] = HANDLERS["mod"] = lambda out, a, b: each(lambda x, y: x - y * stepped(x / y, mp.floor), a, b)
+HANDLERS["fmod"] = lambda out, a, b: each(lambda x, y: x - y * truncated(x / y), a, b)
+HANDLERS["floor_divide"] = HANDLERS["floordiv"] = lambda out, a, b: each(lambda x, y: stepped(x / y, mp.floor), a, b)
+HANDLERS["hypot"] = lambda out, a, b: each(lambda x, y: length([x, y]), a, b)
+HANDLERS["where"] = lambda out, c, a, b: each(where, c, a, b)
+HANDLERS["masked_fill"] = lambda out, x, mask, value: each(lambda m, v, w: where(m, w, v), mask, x, value)
+HANDLERS["lerp"] = lambda out, a, b, w: each(lambda x, y, z: x + (y - x) * z, a, b, w)
+HANDLERS["addcmul"] = lambda out, a, b, c, value=1: each(lambda x, y, z: x + y * z * value, a, b, c)
+HANDLERS["addcdiv"] = lambda out, a, b, c, value=1: each(lambda x, y, z: x + y / z * value, a, b, c)
+for _each in ("gt", "ge", "lt", "le", "eq", "ne"):
+    HANDLERS[_each] = lambda out, a, b, n=_each: each(lambda x, y: compared(n, x, y), a, b)
+for _names, _rule in (("logical_and and bitwise_and", all), ("logical_or or bitwise_or", any)):
+    for _each in _names.split():
+        HANDLERS[_each] = lambda out, a, b, f=_rule: each(
+            lambda x, y: verdict(f([x.value, y.value]), x.open or y.open), a, b
+        )
+
+
+# Reductions and rows.
+
+
+def total(row: Sequence[Number]) -> Number:
+    return reduce(lambda a, b: a + b, row) if len(row) else constant(0)
+
+
+def dot(a: Sequence[Number], b: Sequence[Number]) -> Number:
+    return total([x * y for x, y in zip(a, b, strict=True)])
+
+
+def mean(row: Sequence[Number]) -> Number:
+    return total(row) / len(row)
+
+
+def spread(row: Sequence[Number], less: int = 1) -> Number:
+    if len(row) <= less:
+        return made(NAN, [(x, NAN) for x in row], open=True)
+    middle = mean(row)
+    return dot(off := [x - middle for x in row], off) / (len(row) - less)
+
+
+def root(x: Number) -> Number:
+    return SMOOTH["sqrt"](x)
+
+
+def length(row: Sequence[Number]) -> Number:
+    return root(dot(row, row))
+
+
+def weights(row: Sequence[Number]) -> tuple[list[Number], Number, Number]:
+    top = max((x.value for x in row if not mp.isnan(x.value)), default=NAN)
+    shift = constant(top)
+    parts = [E1(x - shift) for x in row]
+    return parts, total(parts), shift
+
+
+def softmax(row: Sequence[Number]) -> list[Number]:
+    parts, all_of, _ = weights(row)
+    return [part / all_of for part in parts]
+
+
+def logsumexp(row: Sequence[Number]) -> Number:
+    _, all_of, shift = weights(row)
+    if mp.isinf(shift.value):
+        return made(shift.value, [(x, NAN) for x in row], rounds=False)
+    return SMOOTH["log"](all_of) + shift
+
+
+def log_softmax(row: Sequence[Number]) -> list[Number]:
+    _, all_of, shift = weights(row)
+    log = SMOOTH["log"](all_of)
+    return [x - shift - log for x in row]
+
+
+def normed(row: Sequence[Number], eps: float, centre: bool) -> list[Number]:
+    off = [x - m for m in [mean(row)] for x in row] if centre else list(row)
+    by = SMOOTH["rsqrt"](dot(off, off) / len(off) + eps)
+    return [x * by for x in off]
+
+
+def reduction(names: str, function: Callable[[list[Number]], Any]) -> None:
+    for name in names.split():
+        HANDLERS[name] = lambda out, x, dim=None, keepdim=False, **_: over(x, dim, function, out.shape)
+
+
+reduction("sum", total)
+reduction("mean", mean)
+reduction("prod", lambda row: reduce(lambda a, b: a * b, row))
+reduction("amax", lambda row: largest(row, 1, shared=True)[0])
+reduction("amin", lambda row: largest(row, -1, shared=True)[0])
+reduction("logsumexp", logsumexp)
+reduction("any", lambda row: verdict(any(x.value for x in row), any(x.open for x in row)))
+reduction("all", lambda row: verdict(all(x.value for x in row), any(x.open for x in row)))
+reduction("count_nonzero", lambda row: total([compared("ne", x, 0) for x in row]))
+
+
+def less_of(unbiased: bool, correction: Any) -> int:
+    return int(unbiased) if correction is None else int(correction)
+
+
+@handles("var")
+def _(out: Any, x: Any, dim: Any = None, unbiased: bool = True, keepdim: bool = False, correction: Any = None) -> Any:
+    return over(x, dim, lambda row: spread(row, less_of(unbiased, correction)), out.shape)
+
+
+@handles("std")
+def _(out: Any, x: Any, dim: Any = None, unbiased: bool = True, keepdim: bool = False, correction: Any = None) -> Any:
+    return over(x, dim, lambda row: root(spread(row, less_of(unbiased, correction))), out.shape)
+
+
+def norm(row: Sequence[Number], p: Any) -> Number:
+    if p == math.inf:
+        return largest([magnitude(x) for x in row], 1, shared=True)[0]
+    if p == 1:
+        return total([magnitude(x) for x in row])
+    if p in (2, None, "fro"):
+        return length(row)
+    raise Oracled(f"the norm of {p}")
+
+
+@handles("norm", "linalg_vector_norm")
+def _(out: Any, x: Any, p: Any = 2, dim: Any = None, keepdim: bool = False, ord: Any = None, dtype: Any = None) -> Any:
+    return over(x, dim, lambda row: norm(row, p if ord is None else ord), out.shape)
+
+
+def extreme(sign: int) -> Callable[..., Any]:
+    def of(out: Any, x: Any, dim: Any = None, keepdim: bool = False) -> Any:
+        if isinstance(dim, (Tensors, torch.Tensor)):
+            return each(lambda a, b: largest([a, b], sign, shared=True)[0], x, dim)
+        if dim is None:
+            return over(x, None, lambda row: largest(row, sign, shared=True)[0], out.shape)
+        found = over(x, dim, lambda row: largest(row, sign), out[0].shape)
+        return each(lambda f: f[0], found), each(lambda f: Number(mpf(f[1]), open=f[2] or f[0].open), found)
+
+    return of
+
+
+def place_of(sign: int) -> Callable[..., Any]:
+    def at(row: Sequence[Number]) -> Number:
+        _, place, near = largest(row, sign)
+        return Number(mpf(place), open=near or any(x.open for x in row))
+
+    return lambda out, x, dim=None, keepdim=False: over(x, dim, at, out.shape)
+
+
+HANDLERS["max"], HANDLERS["min"] = extreme(1), extreme(-1)
+HANDLERS["argmax"], HANDLERS["argmin"] = place_of(1), place_of(-1)
+
+
+def sorted_row(row: Sequence[Number], descending: bool) -> list[tuple[Number, Number]]:
+    """Returns the numbers of a row in order, each with its place."""
+    order, near = ranked(row, descending)
+    unclear = any(x.open for x in row)
+    found = []
+    for rank, place in enumerate(order):
+        number = chosen(row, row[place], rank in near)
+        found.append((number, Number(mpf(place), open=unclear or rank in near)))
+    return found
+
+
+def sorting(x: Any, dim: int, descending: bool, cut: slice, index: bool = True) -> Any:
+    pairs = along(each(lambda v: v, x), dim, lambda row: [*map(_Pair, sorted_row(row, descending)[cut])])
+    return each(lambda p: p.pair[0], pairs), each(lambda p: p.pair[1], pairs)
+
+
+class _Pair:
+    """Keeps numpy from seeing a sequence."""
+
+    def __init__(self, pair: Any) -> None:
+        self.pair = pair
+
+
+@handles("sort", "msort")
+def _(out: Any, x: Any, dim: int = -1, descending: bool = False, stable: bool = False) -> Any:
+    return sorting(x, dim, descending, slice(None))
+
+
+@handles("argsort")
+def _(out: Any, x: Any, dim: int = -1, descending: bool = False, stable: bool = False) -> Any:
+    return sorting(x, dim, descending, slice(None))[1]
+
+
+@handles("topk")
+def _(out: Any, x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+    return sorting(x, dim, largest, slice(k))
+
+
+def at_rank(x: Any, rank: int, dim: int, shape: Sequence[int]) -> Any:
+    return tuple(a.reshape(tuple(shape)) for a in sorting(x, dim, False, slice(rank, rank + 1)))
+
+
+@handles("kthvalue")
+def _(out: Any, x: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any:
+    return at_rank(x, k - 1, dim, out[0].shape)
+
+
+@handles("median")
+def _(out: Any, x: Any, dim: Any = None, keepdim: bool = False) -> Any:
+    if dim is None:
+        return at_rank(array(x).reshape(-1), (array(x).size - 1) // 2, 0, out.shape)[0]
+    return at_rank(x, (x.shape[dim] - 1) // 2 if x.ndim else 0, dim, out[0].shape)
+
+
+def running(f: Callable[[Number, Number], Number]) -> Callable[..., Any]:
+    return lambda out, x, dim=-1, **_: along(x, dim, lambda row: list(itertools.accumulate(row, f)))
+
+
+HANDLERS["cumsum"] = running(lambda a, b: a + b)
+HANDLERS["cumprod"] = running(lambda a, b: a * b)
+
+
+def running_extreme(sign: int) -> Callable[..., Any]:
+    def of(row: list[Number]) -> list[Any]:
+        found = []
+        for end in range(1, len(row) + 1):  # the last of equal numbers wins
+            number, place, near = largest(row[:end][::-1], sign)
+            found.append(_Pair((number, Number(mpf(end - 1 - place), open=near or any(x.open for x in row[:end])))))
+        return found
+
+    def both(out: Any, x: Any, dim: int) -> Any:
+        pairs = along(x, dim, of)
+        return each(lambda p: p.pair[0], pairs), each(lambda p: p.pair[1], pairs)
+
+    return both
+
+
+HANDLERS["cummax"], HANDLERS["cummin"] = running_extreme(1), running_extreme(-1)
+HANDLERS["logcumsumexp"] = lambda out, x, dim: along(
+    x, dim, lambda row: [logsumexp(row[: n + 1]) for n in range(len(row))]
+)
+HANDLERS["softmax"] = lambda out, x, dim=-1, *_, **__: along(x, dim, softmax)
+HANDLERS["softmin"] = lambda out, x, dim=-1, *_, **__: along(x, dim, lambda row: softmax([-v for v in row]))
+HANDLERS["log_softmax"] = lambda out, x, dim=-1, *_, **__: along(x, dim, log_softmax)
+
+
+@handles("diff")
+def _(out: Any, x: Any, n: int = 1, dim: int = -1) -> Any:
+    return along(x, dim, lambda row: [b - a for a, b in itertools.pairwise(row)])
+
+
+@handles("normalize")
+def _(out: Any, x: Any, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Any:
+    def of(row: list[Number]) -> list[Number]:
+        by = limited(norm(row, p), eps, None, 1)
+        return [v / by for v in row]
+
+    return along(x, dim, of)
+
+
+def affine(y: np.ndarray, weight: Any, bias: Any) -> np.ndarray:
+    y = y if weight is None else each(lambda a, b: a * b, y, weight)
+    return y if bias is None else each(lambda a, b: a + b, y, bias)
+
+
+def normed_over(x: np.ndarray, groups: int, eps: float, centre: bool = True) -> np.ndarray:
+    rows = x.reshape(groups, -1)
+    return filled([v for row in rows for v in normed(list(row), eps, centre)], x.shape)
+
+
+@handles("layer_norm")
+def _(out: Any, x: Any, shape: Sequence[int], weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
+    wide = array(x)
+    return affine(normed_over(wide, wide.size // math.prod(shape), eps), weight, bias)
+
+
+@handles("rms_norm")
+def _(out: Any, x: Any, shape: Sequence[int], weight: Any = None, eps: Any = None) -> Any:
+    wide = array(x)
+    eps = torch.finfo(out.dtype).eps if eps is None else eps
+    return affine(normed_over(wide, wide.size // math.prod(shape), eps, centre=False), weight, None)
+
+
+def by_channel(value: Any, ndim: int) -> Any:
+    return None if value is None else array(value).reshape(-1, *[1] * (ndim - 2))
+
+
+@handles("group_norm")
+def _(out: Any, x: Any, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
+    wide = array(x)
+    y = normed_over(wide, wide.shape[0] * groups, eps)
+    return affine(y, by_channel(weight, wide.ndim), by_channel(bias, wide.ndim))
+
+
+@handles("instance_norm")
+def _(out: Any, x: Any, **_: Any) -> Any:
+    return normed_over(array(x), array(x).shape[0] * array(x).shape[1], 1e-5)
+
+
+@handles("batch_norm")
+def _(
+    out: Any,
+    x: Any,
+    mean: Any,
+    var: Any,
+    weight: Any = None,
+    bias: Any = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Any:
+    if not training:
+        raise Oracled("running statistics")
+    wide = np.moveaxis(array(x), 1, 0)
+    y = np.moveaxis(normed_over(wide, wide.shape[0], eps), 0, 1)
+    return affine(y, by_channel(weight, wide.ndim), by_channel(bias, wide.ndim))
+
+
+# Products and windows.
+
+
+def product(a: Any, b: Any) -> np.ndarray:
+    a, b = array(a), array(b)
+    left, right = a if a.ndim > 1 else a[None], b if b.ndim > 1 else b[:, None]
+    lead = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+    left = np.broadcast_to(left, (*lead, *left.shape[-2:]))
+    right = np.broadcast_to(right, (*lead, *right.shape[-2:]))
+    found = np.empty((*lead, left.shape[-2], right.shape[-1]), object)
+    for place in np.ndindex(*found.shape):
+        found[place] = dot(left[place[:-1]], right[(*place[:-2], slice(None), place[-1])])
+    if a.ndim == 1:
+        found = found[..., 0, :]
+    return boxed(found[..., 0] if b.ndim == 1 else found)
+
+
+for _each in "matmul mm bmm mv dot vdot inner".split():
+    HANDLERS[_each] = lambda out, a, b: product(a, b)
+HANDLERS["outer"] = lambda out, a, b: each(lambda x, y: x * y, array(a)[:, None], array(b)[None])
+
+
+@handles("einsum")
+def _(out: Any, form: str, *operands: Any) -> Any:
+    given, kept = form.split("->")
+    terms = list(
+        zip(
+            given.split(","),
+            map(array, operands[0] if isinstance(operands[0], (list, tuple)) else operands),
+            strict=True,
+        )
+    )
+    sizes = {letter: n for letters, x in terms for letter, n in zip(letters, x.shape, strict=True)}
+    gone = [letter for letter in sizes if letter not in kept]
+
+    def at(place: Sequence[int]) -> Number:
+        parts = []
+        for inner in itertools.product(*[range(sizes[letter]) for letter in gone]):
+            where_to = dict(zip([*kept, *gone], [*place, *inner], strict=True))
+            parts.append(reduce(lambda a, b: a * b, [x[tuple(where_to[c] for c in letters)] for letters, x in terms]))
+        return total(parts)
+
+    return filled([at(place) for place in np.ndindex(*out.shape)], out.shape)
+
+
+@handles("glu")
+def _(out: Any, x: Any, dim: int = -1) -> Any:
+    return each(lambda a, b: a * SMOOTH["sigmoid"](b), *np.split(array(x), 2, dim))
+
+
+HANDLERS["linear"] = lambda out, x, w, b=None: affine(product(x, array(w).T), None, b)
+HANDLERS["addmm"] = lambda out, c, a, b, beta=1, alpha=1: each(lambda x, y: x * beta + y * alpha, c, product(a, b))
+HANDLERS["baddbmm"] = HANDLERS["addmm"]
+
+
+@handles("scaled_dot_product_attention")
+def _(
+    out: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: Any = None,
+) -> Any:
+    q, k = array(q), array(k)
+    by = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    scores = each(lambda s: s * by, product(q, np.swapaxes(k, -1, -2)))
+    if is_causal:
+        seen = np.tril(np.ones(scores.shape[-2:], bool))
+        scores = each(
+            lambda s, keep: s if keep else constant(-math.inf),
+            scores,
+            np.broadcast_to(seen, scores.shape).astype(object),
+        )
+    return product(along(scores, -1, softmax), v)
+
+
+def pairs_of(value: Any, n: int) -> tuple[int, ...]:
+    return (value,) * n if isinstance(value, int) else tuple(value)
+
+
+def windows(
+    x: np.ndarray, size: Sequence[int], stride: Sequence[int], pad: Sequence[int], dilation: Sequence[int]
+) -> tuple[tuple[int, ...], list[Any]]:
+    """Returns how many windows there are over the last dimensions, and for each the places inside of x."""
+    n = len(size)
+    ends = x.shape[-n:]
+    counts = tuple((ends[d] + 2 * pad[d] - dilation[d] * (size[d] - 1) - 1) // stride[d] + 1 for d in range(n))
+    found = []
+    for window in np.ndindex(*counts):
+        inside = []
+        for tap in np.ndindex(*size):
+            at = tuple(window[d] * stride[d] - pad[d] + tap[d] * dilation[d] for d in range(n))
+            if all(0 <= at[d] < ends[d] for d in range(n)):
+                inside.append((at, tap))
+        found.append(inside)
+    return counts, found
+
+
+def convolution(n: int) -> Callable[..., Any]:
+    def of(
+        out: Any, x: Any, w: Any, b: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
+    ) -> Any:
+        x, w = array(x), array(w)
+        _, taps = windows(x, w.shape[2:], pairs_of(stride, n), pairs_of(padding, n), pairs_of(dilation, n))
+        width = w.shape[1]
+        found = []
+        for sample in x:
+            for channel, filters in enumerate(w):
+                first = channel // (len(w) // groups) * width
+                for inside in taps:
+                    terms = [sample[(first + c, *at)] * filters[(c, *tap)] for c in range(width) for at, tap in inside]
+                    found.append(total(terms) if b is None else total(terms) + array(b)[channel])
+        return filled(found, out.shape)
+
+    return of
+
+
+HANDLERS["conv1d"], HANDLERS["conv2d"] = convolution(1), convolution(2)
+
+
+def pooling(n: int, function: Callable[[list[Number], int], Number]) -> Callable[..., Any]:
+    def of(out: Any, x: Any, size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, **other: Any) -> Any:
+        if any(other.get(key) for key in ("ceil_mode", "return_indices")) or not isinstance(dilation, int):
+            raise Oracled("forms of pooling")
+        x, size = array(x), pairs_of(size, n)
+        _, taps = windows(x, size, pairs_of(stride or size, n), pairs_of(padding, n), pairs_of(dilation, n))
+        planes = x.reshape(-1, *x.shape[-n:])
+        return filled(
+            [function([p[at] for at, _ in inside], math.prod(size)) for p in planes for inside in taps], out.shape
+        )
+
+    return of
+
+
+for _n in (1, 2):
+    HANDLERS[f"max_pool{_n}d"] = pooling(_n, lambda row, size: largest(row)[0])
+    HANDLERS[f"boolean_dispatch{_n}"] = HANDLERS[f"max_pool{_n}d"]
+    HANDLERS[f"avg_pool{_n}d"] = pooling(_n, lambda row, size: total(row) / size)
+
+
+# Places, casts and losses.
+
+
+@handles("pad")
+def _(out: Any, x: Any, pad: Sequence[int], mode: str = "constant", value: Any = None) -> Any:
+    ids = torch.arange(1.0, array(x).size + 1, dtype=torch.float64).reshape(array(x).shape)
+    places = torch.nn.functional.pad(ids, pad, mode, 0.0 if mode == "constant" else None)
+    pool = [constant(value or 0), *array(x).flat]
+    return filled([pool[int(place)] for place in places.flatten().tolist()], out.shape)
+
+
+@handles("embedding")
+def _(out: Any, index: Any, weight: Any, **_: Any) -> Any:
+    return moved(torch.Tensor.__getitem__, (weight, index), {})
+
+
+@handles("one_hot")
+def _(out: Any, x: Any, num_classes: int = -1) -> Any:
+    return each(lambda v, c: verdict(v.value == c.value, v.open), array(x)[..., None], torch.arange(num_classes))
+
+
+def added(targets: torch.Tensor, x: Any, source: Any, opened: bool) -> np.ndarray:
+    found = list(array(x).flat)
+    for target, number in zip(targets.flatten().tolist(), array(source).flat, strict=True):
+        found[target] = found[target] + number
+    if opened:
+        found = [made(v.value, ((v, 1),), rounds=False, open=True) for v in found]
+    return filled(found, array(x).shape)
+
+
+@handles("scatter_add")
+def _(out: Any, x: Any, dim: int, index: Any, source: Any) -> Any:
+    where_to, opened = whole(index)
+    lines = torch.arange(out.numel()).reshape(out.shape)
+    return added(lines.gather(dim, where_to), x, source, opened)
+
+
+@handles("index_add")
+def _(out: Any, x: Any, dim: int, index: Any, source: Any, alpha: float = 1) -> Any:
+    where_to, opened = whole(index)
+    return added(torch.arange(out.numel()).reshape(out.shape).index_select(dim, where_to), x, source, opened)
+
+
+@handles("to", "type", "half", "bfloat16", "float", "double", "long", "int", "bool", "type_as")
+def _(out: Any, x: Any, *_: Any, **__: Any) -> Any:
+    source = x.dtype
+    if out.dtype.is_floating_point:
+        if source in SMALL or not source.is_floating_point or out.dtype not in SMALL or source == out.dtype:
+            return array(x)
+        bits = 2.0 ** -SMALL[out.dtype]
+
+        def cast(v: Number) -> Number:  # the identity; a kernel may round here
+            found = made(v.value, ((v, 1),), rounds=False)
+            held = not mp.isfinite(v.value) or v.value._mpf_[3] <= SMALL[out.dtype]
+            found.error += 0 if held else abs(float(v.value)) * bits
+            return found
+
+        return each(cast, x)
+    if out.dtype == torch.bool:
+        return each(lambda v: compared("ne", v, 0), x)
+    limit = torch.iinfo(out.dtype).max
+
+    def cut(v: Number) -> Number:
+        if not mp.isfinite(v.value) or abs(v.value) > limit:
+            return Number(mpf(0), open=True)
+        found = truncated(v)
+        return Number(found.value, open=found.open)
+
+    return each(cut, x)
+
+
+@handles("detach")
+def _(out: Any, x: Any) -> Any:
+    return each(lambda v: Number(v.value, v.error, v.drift, v.open), x)
+
+
+def reduced(values: np.ndarray, how: str) -> np.ndarray:
+    if how == "none":
+        return values
+    found = total(list(values.flat))
+    return boxed(found / values.size if how == "mean" else found)
+
+
+def huber(d: Number, beta: float, divided: bool) -> Number:
+    size = magnitude(d)
+    if sign_between(size, constant(beta))[0] < 0:
+        return d * d * 0.5 / beta if divided else d * d * 0.5
+    return size - 0.5 * beta if divided else (size - 0.5 * beta) * beta
+
+
+HANDLERS["mse_loss"] = lambda out, x, y, reduction="mean", **_: reduced(
+    each(lambda a, b: (a - b) * (a - b), x, y), reduction
+)
+HANDLERS["l1_loss"] = lambda out, x, y, reduction="mean", **_: reduced(
+    each(lambda a, b: magnitude(a - b), x, y), reduction
+)
+HANDLERS["smooth_l1_loss"] = lambda out, x, y, reduction="mean", beta=1.0, **_: reduced(
+    each(lambda a, b: huber(a - b, beta, True), x, y), reduction
+)
+HANDLERS["huber_loss"] = lambda out, x, y, reduction="mean", delta=1.0, **_: reduced(
+    each(lambda a, b: huber(a - b, delta, False), x, y), reduction
+)
+HANDLERS["soft_margin_loss"] = lambda out, x, y, reduction="mean", **_: reduced(
+    each(lambda a, b: softplus(-(a * b)), x, y), reduction
+)
+
+
+@handles("binary_cross_entropy_with_logits")
+def _(out: Any, x: Any, y: Any, reduction: str = "mean", **_: Any) -> Any:
+    return reduced(each(lambda a, b: a - a * b - SMOOTH["logsigmoid"](a), x, y), reduction)
+
+
+@handles("kl_div")
+def _(out: Any, x: Any, y: Any, reduction: str = "mean", log_target: bool = False, **_: Any) -> Any:
+    def of(a: Number, b: Number) -> Number:
+        return E1(b) * (b - a) if log_target else b * (SMOOTH["log"](b) - a)
+
+    found = each(of, x, y)
+    return reduced(found, "sum") / constant(found.shape[0]) if reduction == "batchmean" else reduced(found, reduction)
+
+
+@handles("cross_entropy", "nll_loss")
+def _(
+    out: Any,
+    x: Any,
+    y: Any,
+    weight: Any = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    logs: bool = False,
+    **_: Any,
+) -> Any:
+    label, opened = whole(y)
+    if opened or array(x).ndim != 2:
+        raise Oracled("forms of cross entropy")
+    found = []
+    for row, at in zip(array(x), label.tolist(), strict=True):
+        row = list(row) if logs else log_softmax(list(row))
+        one = -row[at]
+        found.append(one * (1 - label_smoothing) - mean(row) * label_smoothing if label_smoothing else one)
+    return reduced(filled(found, (len(found),)), reduction)
+
+
+HANDLERS["nll_loss"] = lambda out, x, y, reduction="mean", **_: HANDLERS["cross_entropy"](
+    out, x, y, reduction=reduction, logs=True
+)
+
+
+@handles("cosine_similarity")
+def _(out: Any, a: Any, b: Any, dim: int = 1, eps: float = 1e-8) -> Any:
+    n = array(a).shape[dim]
+
+    def of(row: list[Number]) -> Number:
+        x, y = row[:n], row[n:]
+        return dot(x, y) / (limited(length(x), eps, None, 1) * limited(length(y), eps, None, 1))
+
+    return over(np.concatenate([array(a), array(b)], dim), dim, of, out.shape)
+
+
+@handles("bucketize", "searchsorted")
+def _(out: Any, x: Any, edges: Any, right: bool = False) -> Any:
+    way = "ge" if right else "gt"
+    return each(lambda v: total([constant(0), *[compared(way, v, e) for e in array(edges)]]), x)
