@@ -2,8 +2,8 @@
 
 Each program composes 2 to 6 functions, on inputs with ties, halves, equal rows, large means, thresholds hit exactly
 and infinities. `tests/oracle` evaluates it in 500 bits under several choices at ties, with its gradients, and shares no
-code with verify. `verify.assert_close` is then asked about PyTorch's own results, about the right ones, and about wrong
-ones: scaled, zeros, and one gradient dropped. A wrong one counts where it is further from every choice than the published
+code with verify. `verify.assert_close` is then asked about PyTorch's own results, about the right ones, and about
+wrong ones: scaled, zeros, and one gradient dropped. A wrong one counts where it is further from every choice than the published
 limit of the program's noise, which the oracle measures itself.
 
     --json PATH         every figure and, for each finding, a snippet that runs alone
@@ -616,6 +616,7 @@ def _late(*_: Any) -> None:
 def judged(seed: int, number: int) -> dict[str, Any]:
     """Judges one program, within its time."""
     torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", category=RuntimeWarning)  # numpy looks at NaN that the oracle means
     signal.signal(signal.SIGALRM, _late)
     signal.alarm(SECONDS)
     started = time.perf_counter()

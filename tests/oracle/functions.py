@@ -399,8 +399,8 @@ def _(out: Any, x: Any, approximate: str = "none") -> Any:
 
 
 @handles("leaky_relu")
-def _(out: Any, x: Any, slope: float = 0.01, **_: Any) -> Any:
-    return each(lambda v: kinked(v, 0, 0, 0, 1, lambda a: max(a, mpf(0))) + limited(v, None, 0, 1) * slope, x)
+def _(out: Any, x: Any, negative_slope: float = 0.01, inplace: bool = False) -> Any:
+    return each(lambda v: composed("relu")(v) + limited(v, None, 0, 1) * negative_slope, x)
 
 
 @handles("softshrink")
@@ -749,7 +749,7 @@ def _(out: Any, x: Any, shape: Sequence[int], weight: Any = None, bias: Any = No
 @handles("rms_norm")
 def _(out: Any, x: Any, shape: Sequence[int], weight: Any = None, eps: Any = None) -> Any:
     wide = array(x)
-    eps = torch.finfo(out.dtype).eps if eps is None else eps
+    eps = torch.finfo(torch.float32 if out.dtype in SMALL else out.dtype).eps if eps is None else eps
     return affine(normed_over(wide, wide.size // math.prod(shape), eps, centre=False), weight, None)
 
 
