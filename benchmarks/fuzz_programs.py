@@ -2,9 +2,9 @@
 
 Each program composes 2 to 6 functions, on inputs with ties, halves, equal rows, large means, thresholds hit exactly
 and infinities. `tests/oracle` evaluates it in 500 bits under several choices at ties, with its gradients, and shares no
-code with verify. `verify.assert_close` is then asked about PyTorch's own results, about the right ones, and about
-wrong ones: scaled, zeros, and one gradient dropped. A wrong one counts where it is further from every choice than the published
-limit of the program's noise, which the oracle measures itself.
+code with verify. `verify.assert_close` is then asked about PyTorch's own results, about the right ones, and about wrong
+ones: scaled, zeros, and one gradient dropped. A wrong one counts where it is further from every choice than the
+published limit of the program's noise, which the oracle measures itself.
 
     --json PATH         every figure and, for each finding, a snippet that runs alone
     --replay SEED:N     one program, with its source and every answer
