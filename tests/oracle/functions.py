@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -64,7 +64,8 @@ def each(function: Callable[..., Number], *arguments: Any) -> np.ndarray:
 
 def filled(rows: Sequence[Any], shape: Sequence[int]) -> np.ndarray:
     found = np.empty(len(rows), object)
-    found[:] = rows
+    for at, row in enumerate(rows):  # numpy would take pairs apart
+        found[at] = row
     return found.reshape(tuple(shape))
 
 
@@ -102,9 +103,7 @@ class Tensors:
         return called(function, function.__name__.strip("_"), arguments, named or {})
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("shape", "dtype", "ndim", "device"):
-            return getattr(self.shadow, name)
-        if name in ("dim", "size", "numel", "is_floating_point", "element_size"):
+        if name in ("shape", "dtype", "ndim", "device", "dim", "size", "numel", "is_floating_point"):
             return getattr(self.shadow, name)
         if name in ("T", "mT"):
             return called(lambda x: getattr(x, name), name, (self,), {})
@@ -120,7 +119,7 @@ def _operator(name: str) -> Callable[..., Any]:
 
 
 for _name in """add radd sub rsub mul rmul truediv rtruediv pow matmul neg abs gt ge lt le eq ne and or invert getitem
-mod floordiv""".split():
+mod""".split():
     setattr(Tensors, f"__{_name}__", _operator(_name))
 Tensors.__hash__ = object.__hash__  # type: ignore[method-assign]
 
@@ -277,38 +276,6 @@ SMOOTH = {
     "square": smooth(lambda x: x * x, lambda x, y: 2 * x),
 }
 E1 = SMOOTH["exp"]
-GELU = smooth(lambda x: x * _phi(x), lambda x, y: _phi(x) + x * _density(x))
-
-
-def composed(name: str) -> Callable[[Number], Number]:
-    return {
-        "silu": lambda x: x * SMOOTH["sigmoid"](x),
-        "tanhshrink": lambda x: x - SMOOTH["tanh"](x),
-        "softsign": lambda x: x / (magnitude(x) + 1),
-        "mish": lambda x: x * SMOOTH["tanh"](SMOOTH["log1p"](E1(x))),
-        "positive": lambda x: x,
-        "neg": lambda x: -x,
-        "relu": lambda x: kinked(x, 0, 0, 0, 1, lambda v: max(v, mpf(0))),
-        "relu6": lambda x: limited(x, 0, 6, 0),
-        "hardtanh": lambda x: limited(x, -1, 1, 0),
-        "hardsigmoid": lambda x: limited(x + 3, 0, 6, 0) / 6,
-        "selu": lambda x: curved(x, 1.6732632423543772848170429916717, 1.0507009873554804934193349852946),
-        "elu": lambda x: curved(x, 1, 1),
-        "celu": lambda x: curved(x, 1, 1),
-        "abs": magnitude,
-        "floor": lambda x: stepped(x, mp.floor),
-        "ceil": lambda x: -stepped(-x, mp.floor),
-        "trunc": truncated,
-        "frac": lambda x: x - truncated(x),
-        "round": rounded,
-        "sign": signed,
-        "isnan": lambda x: verdict(mp.isnan(x.value), x.open),
-        "isinf": lambda x: verdict(mp.isinf(x.value), x.open),
-        "isfinite": lambda x: verdict(mp.isfinite(x.value), x.open),
-        "logical_not": lambda x: verdict(not x.value, x.open),
-        "invert": lambda x: verdict(not x.value, x.open),
-        "bitwise_not": lambda x: verdict(not x.value, x.open),
-    }[name]
 
 
 def verdict(true: Any, open: bool) -> Number:
@@ -346,10 +313,6 @@ def stepped(x: Number, step: Callable[[Any], Any], half: bool = False) -> Number
     return made(found, ((x, 0),), rounds=False, open=near)
 
 
-def rounded(x: Number) -> Number:
-    return stepped(x, mp.nint, half=True)
-
-
 def truncated(x: Number) -> Number:
     if not mp.isfinite(x.value) or abs(x.value) < mpf(1) / 2:
         return made(x.value * 0, ((x, 0),), rounds=False)
@@ -372,82 +335,59 @@ def power(x: Number, by: Any) -> Number:
     return smooth(lambda v: v**exponent, lambda v, y: exponent * v ** (exponent - 1))(x)
 
 
-def softplus(x: Number) -> Number:
+def softplus(x: Number, beta: float = 1, threshold: float = 20) -> Number:
     return x if x.value > 20 else SMOOTH["log1p"](E1(x))
 
 
-@handles("softplus")
-def _(out: Any, x: Any, beta: float = 1, threshold: float = 20) -> Any:
-    return each(softplus, x)
+def gelu(x: Number, approximate: str = "none") -> Number:
+    if approximate == "none":
+        return smooth(lambda v: v * _phi(v), lambda v, y: _phi(v) + v * _density(v))(x)
+    inner = (x + x * x * x * 0.044715) * mp.sqrt(2 / mp.pi)
+    return x * 0.5 * (SMOOTH["tanh"](inner) + 1)
 
 
+def hardshrink(x: Number, lambd: float = 0.5) -> Number:
+    above, below = compared("gt", x, lambd), compared("lt", x, -lambd)
+    return where(verdict(above.value or below.value, above.open or below.open), x, constant(0))
+
+
+COMPOSED: dict[str, Callable[..., Number]] = {
+    "silu": lambda x: x * SMOOTH["sigmoid"](x),
+    "gelu": gelu,
+    "softplus": softplus,
+    "tanhshrink": lambda x: x - SMOOTH["tanh"](x),
+    "softsign": lambda x: x / (magnitude(x) + 1),
+    "mish": lambda x: x * SMOOTH["tanh"](SMOOTH["log1p"](E1(x))),
+    "neg": lambda x: -x,
+    "relu": lambda x: limited(x, 0, None, 0),
+    "leaky_relu": lambda x, negative_slope=0.01: limited(x, 0, None, 0) + limited(x, None, 0, 1) * negative_slope,
+    "relu6": lambda x: limited(x, 0, 6, 0),
+    "hardtanh": lambda x, min_val=-1.0, max_val=1.0: limited(x, min_val, max_val, 0),
+    "hardsigmoid": lambda x: limited(x + 3, 0, 6, 0) / 6,
+    "hardswish": lambda x: x * limited(x + 3, 0, 6, 1) / 6,
+    "clamp": lambda x, min=None, max=None: limited(x, min, max, 1),
+    "selu": lambda x: curved(x, 1.6732632423543772848170429916717, 1.0507009873554804934193349852946),
+    "elu": lambda x, alpha=1.0: curved(x, alpha, 1),
+    "celu": lambda x, alpha=1.0: curved(x, 1, 1),
+    "abs": magnitude,
+    "softshrink": lambda x, lambd=0.5: x - limited(x, -lambd, lambd, 1),
+    "hardshrink": hardshrink,
+    "threshold": lambda x, threshold, value: where(compared("gt", x, threshold), x, constant(value)),
+    "floor": lambda x: stepped(x, mp.floor),
+    "ceil": lambda x: -stepped(-x, mp.floor),
+    "trunc": truncated,
+    "frac": lambda x: x - truncated(x),
+    "round": lambda x: stepped(x, mp.nint, half=True),
+    "sign": signed,
+    "invert": lambda x: verdict(not x.value, x.open),
+}
 for _each in SMOOTH:
     HANDLERS[_each] = lambda out, x, f=SMOOTH[_each], **_: each(f, x)
-for _each in """silu tanhshrink softsign mish positive neg relu relu6 hardtanh hardsigmoid selu elu celu abs floor ceil
-trunc frac round sign isnan isinf isfinite logical_not invert bitwise_not""".split():
-    HANDLERS[_each] = lambda out, x, f=_each, **_: each(composed(f), x)
-HANDLERS["absolute"], HANDLERS["sgn"] = HANDLERS["abs"], HANDLERS["sign"]
+for _each in COMPOSED:
+    HANDLERS[_each] = lambda out, x, *given, f=COMPOSED[_each], inplace=False, **named: each(
+        lambda v: f(v, *given, **named), x
+    )
 HANDLERS["log_sigmoid"] = HANDLERS["logsigmoid"]
-
-
-@handles("gelu")
-def _(out: Any, x: Any, approximate: str = "none") -> Any:
-    if approximate == "none":
-        return each(GELU, x)
-    beta = mp.sqrt(2 / mp.pi)
-    return each(lambda v: v * 0.5 * (SMOOTH["tanh"]((v + v * v * v * 0.044715) * beta) + 1), x)
-
-
-@handles("leaky_relu")
-def _(out: Any, x: Any, negative_slope: float = 0.01, inplace: bool = False) -> Any:
-    return each(lambda v: composed("relu")(v) + limited(v, None, 0, 1) * negative_slope, x)
-
-
-@handles("softshrink")
-def _(out: Any, x: Any, lambd: float = 0.5) -> Any:
-    return each(lambda v: v - limited(v, -lambd, lambd, 1), x)
-
-
-@handles("hardshrink")
-def _(out: Any, x: Any, lambd: float = 0.5) -> Any:
-    def of(v: Number) -> Number:
-        above, below = compared("gt", v, lambd), compared("lt", v, -lambd)
-        return where(verdict(above.value or below.value, above.open or below.open), v, constant(0))
-
-    return each(of, x)
-
-
-@handles("threshold")
-def _(out: Any, x: Any, threshold: float, value: float, inplace: bool = False) -> Any:
-    return each(lambda v: where(compared("gt", v, threshold), v, constant(value)), x)
-
-
-@handles("hardswish")
-def _(out: Any, x: Any, inplace: bool = False) -> Any:
-    return each(lambda v: v * limited(v + 3, 0, 6, 1) / 6, x)
-
-
-@handles("clamp", "clip")
-def _(out: Any, x: Any, min: Any = None, max: Any = None) -> Any:
-    return each(lambda v: limited(v, min, max, 1), x)
-
-
-@handles("clamp_min")
-def _(out: Any, x: Any, min: Any) -> Any:
-    return each(lambda v: limited(v, min, None, 1), x)
-
-
-@handles("nan_to_num")
-def _(out: Any, x: Any, nan: float = 0.0, posinf: Any = None, neginf: Any = None) -> Any:
-    top = torch.finfo(out.dtype).max
-    table = {math.inf: top if posinf is None else posinf, -math.inf: -top if neginf is None else neginf}
-
-    def of(v: Number) -> Number:
-        if mp.isfinite(v.value):
-            return v
-        return made(mpf(nan if mp.isnan(v.value) else table[float(v.value)]), ((v, 0),), rounds=False)
-
-    return each(of, x)
 
 
 # Functions of two numbers.
@@ -469,35 +409,32 @@ def where(condition: Number, a: Number, b: Number) -> Number:
     return kept
 
 
-def scaled(f: Callable[[Number, Number], Number]) -> Callable[..., Any]:
-    return lambda out, a, b, *, alpha=1: each(f, a, b if alpha == 1 else each(lambda v: v * alpha, b))
-
-
-HANDLERS["add"] = HANDLERS["radd"] = scaled(lambda a, b: a + b)
-HANDLERS["sub"] = HANDLERS["subtract"] = scaled(lambda a, b: a - b)
-HANDLERS["rsub"] = scaled(lambda a, b: b - a)
-HANDLERS["mul"] = HANDLERS["rmul"] = HANDLERS["multiply"] = lambda out, a, b: each(lambda x, y: x * y, a, b)
-HANDLERS["truediv"] = HANDLERS["div"] = HANDLERS["divide"] = lambda out, a, b: each(lambda x, y: x / y, a, b)
-HANDLERS["rtruediv"] = HANDLERS["rdiv"] = lambda out, a, b: each(lambda x, y: y / x, a, b)
-HANDLERS["pow"] = lambda out, a, b: each(power, a, b)
-HANDLERS["maximum"] = lambda out, a, b: each(lambda x, y: largest([x, y], 1, shared=True)[0], a, b)
-HANDLERS["minimum"] = lambda out, a, b: each(lambda x, y: largest([x, y], -1, shared=True)[0], a, b)
-HANDLERS["remainder"] = HANDLERS["mod"] = lambda out, a, b: each(lambda x, y: x - y * stepped(x / y, mp.floor), a, b)
-HANDLERS["fmod"] = lambda out, a, b: each(lambda x, y: x - y * truncated(x / y), a, b)
-HANDLERS["floor_divide"] = HANDLERS["floordiv"] = lambda out, a, b: each(lambda x, y: stepped(x / y, mp.floor), a, b)
-HANDLERS["hypot"] = lambda out, a, b: each(lambda x, y: length([x, y]), a, b)
-HANDLERS["where"] = lambda out, c, a, b: each(where, c, a, b)
-HANDLERS["masked_fill"] = lambda out, x, mask, value: each(lambda m, v, w: where(m, w, v), mask, x, value)
-HANDLERS["lerp"] = lambda out, a, b, w: each(lambda x, y, z: x + (y - x) * z, a, b, w)
+for _each, _pair in {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "rsub": lambda a, b: b - a,
+}.items():
+    HANDLERS[_each] = lambda out, a, b, alpha=1, f=_pair: each(f, a, b if alpha == 1 else each(lambda v: v * alpha, b))
+for _each, _function in {
+    "mul": lambda a, b: a * b,
+    "truediv": lambda a, b: a / b,
+    "rtruediv": lambda a, b: b / a,
+    "pow": power,
+    "maximum": lambda a, b: largest([a, b], 1, shared=True)[0],
+    "minimum": lambda a, b: largest([a, b], -1, shared=True)[0],
+    "remainder": lambda a, b: a - b * stepped(a / b, mp.floor),
+    "fmod": lambda a, b: a - b * truncated(a / b),
+    "hypot": lambda a, b: length([a, b]),
+    "and": lambda a, b: verdict(a.value and b.value, a.open or b.open),
+    "or": lambda a, b: verdict(a.value or b.value, a.open or b.open),
+    "where": where,
+    "masked_fill": lambda x, mask, value: where(mask, value, x),
+    "lerp": lambda a, b, w: a + (b - a) * w,
+    **{name: partial(compared, name) for name in ("gt", "ge", "lt", "le", "eq", "ne")},
+}.items():
+    HANDLERS[_each] = lambda out, *given, f=_function: each(f, *given)
+HANDLERS |= {"radd": HANDLERS["add"], "rmul": HANDLERS["mul"], "div": HANDLERS["truediv"]}
 HANDLERS["addcmul"] = lambda out, a, b, c, value=1: each(lambda x, y, z: x + y * z * value, a, b, c)
-HANDLERS["addcdiv"] = lambda out, a, b, c, value=1: each(lambda x, y, z: x + y / z * value, a, b, c)
-for _each in ("gt", "ge", "lt", "le", "eq", "ne"):
-    HANDLERS[_each] = lambda out, a, b, n=_each: each(lambda x, y: compared(n, x, y), a, b)
-for _names, _rule in (("logical_and and bitwise_and", all), ("logical_or or bitwise_or", any)):
-    for _each in _names.split():
-        HANDLERS[_each] = lambda out, a, b, f=_rule: each(
-            lambda x, y: verdict(f([x.value, y.value]), x.open or y.open), a, b
-        )
 
 
 # Reductions and rows.
@@ -515,19 +452,15 @@ def mean(row: Sequence[Number]) -> Number:
     return total(row) / len(row)
 
 
-def spread(row: Sequence[Number], less: int = 1) -> Number:
-    if len(row) <= less:
+def spread(row: Sequence[Number], unbiased: bool = True) -> Number:
+    if len(row) <= unbiased:
         return made(NAN, [(x, NAN) for x in row], open=True)
     middle = mean(row)
-    return dot(off := [x - middle for x in row], off) / (len(row) - less)
-
-
-def root(x: Number) -> Number:
-    return SMOOTH["sqrt"](x)
+    return dot(off := [x - middle for x in row], off) / (len(row) - unbiased)
 
 
 def length(row: Sequence[Number]) -> Number:
-    return root(dot(row, row))
+    return SMOOTH["sqrt"](dot(row, row))
 
 
 def weights(row: Sequence[Number]) -> tuple[list[Number], Number, Number]:
@@ -561,49 +494,32 @@ def normed(row: Sequence[Number], eps: float, centre: bool) -> list[Number]:
     return [x * by for x in off]
 
 
-def reduction(names: str, function: Callable[[list[Number]], Any]) -> None:
-    for name in names.split():
-        HANDLERS[name] = lambda out, x, dim=None, keepdim=False, **_: over(x, dim, function, out.shape)
+def deviation(row: Sequence[Number], unbiased: bool = True) -> Number:
+    return SMOOTH["sqrt"](spread(row, unbiased))
 
 
-reduction("sum", total)
-reduction("mean", mean)
-reduction("prod", lambda row: reduce(lambda a, b: a * b, row))
-reduction("amax", lambda row: largest(row, 1, shared=True)[0])
-reduction("amin", lambda row: largest(row, -1, shared=True)[0])
-reduction("logsumexp", logsumexp)
-reduction("any", lambda row: verdict(any(x.value for x in row), any(x.open for x in row)))
-reduction("all", lambda row: verdict(all(x.value for x in row), any(x.open for x in row)))
-reduction("count_nonzero", lambda row: total([compared("ne", x, 0) for x in row]))
+def norm(row: Sequence[Number], p: float = 2) -> Number:
+    if p not in (1, 2):
+        raise Oracled(f"the norm of {p}")
+    return length(row) if p == 2 else total([magnitude(x) for x in row])
 
 
-def less_of(unbiased: bool, correction: Any) -> int:
-    return int(unbiased) if correction is None else int(correction)
-
-
-@handles("var")
-def _(out: Any, x: Any, dim: Any = None, unbiased: bool = True, keepdim: bool = False, correction: Any = None) -> Any:
-    return over(x, dim, lambda row: spread(row, less_of(unbiased, correction)), out.shape)
-
-
-@handles("std")
-def _(out: Any, x: Any, dim: Any = None, unbiased: bool = True, keepdim: bool = False, correction: Any = None) -> Any:
-    return over(x, dim, lambda row: root(spread(row, less_of(unbiased, correction))), out.shape)
-
-
-def norm(row: Sequence[Number], p: Any) -> Number:
-    if p == math.inf:
-        return largest([magnitude(x) for x in row], 1, shared=True)[0]
-    if p == 1:
-        return total([magnitude(x) for x in row])
-    if p in (2, None, "fro"):
-        return length(row)
-    raise Oracled(f"the norm of {p}")
-
-
-@handles("norm", "linalg_vector_norm")
-def _(out: Any, x: Any, p: Any = 2, dim: Any = None, keepdim: bool = False, ord: Any = None, dtype: Any = None) -> Any:
-    return over(x, dim, lambda row: norm(row, p if ord is None else ord), out.shape)
+for _each, _row in {
+    "sum": total,
+    "mean": mean,
+    "prod": lambda row: reduce(lambda a, b: a * b, row),
+    "amax": lambda row: largest(row, 1, shared=True)[0],
+    "amin": lambda row: largest(row, -1, shared=True)[0],
+    "logsumexp": logsumexp,
+    "var": spread,
+    "std": deviation,
+}.items():
+    HANDLERS[_each] = lambda out, x, dim=None, keepdim=False, f=_row, **named: over(
+        x, dim, lambda row: f(row, **named), out.shape
+    )
+HANDLERS["norm"] = HANDLERS["linalg_vector_norm"] = lambda out, x, p=2, dim=None, **_: over(
+    x, dim, lambda row: norm(row, 2 if p == "fro" else p), out.shape
+)
 
 
 def extreme(sign: int) -> Callable[..., Any]:
@@ -630,95 +546,66 @@ HANDLERS["max"], HANDLERS["min"] = extreme(1), extreme(-1)
 HANDLERS["argmax"], HANDLERS["argmin"] = place_of(1), place_of(-1)
 
 
-def sorted_row(row: Sequence[Number], descending: bool) -> list[tuple[Number, Number]]:
-    """Returns the numbers of a row in order, each with its place."""
-    order, near = ranked(row, descending)
-    unclear = any(x.open for x in row)
-    found = []
-    for rank, place in enumerate(order):
-        number = chosen(row, row[place], rank in near)
-        found.append((number, Number(mpf(place), open=unclear or rank in near)))
-    return found
+def sorting(x: Any, dim: int, descending: bool, cut: slice) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the numbers in order and their places."""
+
+    def row_of(row: Sequence[Number]) -> list[Any]:
+        order, near = ranked(row, descending)
+        unclear = any(x.open for x in row)
+        return [
+            (chosen(row, row[place], rank in near), Number(mpf(place), open=unclear or rank in near))
+            for rank, place in enumerate(order)
+        ][cut]
+
+    return apart(along(x, dim, row_of))
 
 
-def sorting(x: Any, dim: int, descending: bool, cut: slice, index: bool = True) -> Any:
-    pairs = along(each(lambda v: v, x), dim, lambda row: [*map(_Pair, sorted_row(row, descending)[cut])])
-    return each(lambda p: p.pair[0], pairs), each(lambda p: p.pair[1], pairs)
+def apart(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return each(lambda pair: pair[0], pairs), each(lambda pair: pair[1], pairs)
 
 
-class _Pair:
-    """Keeps numpy from seeing a sequence."""
-
-    def __init__(self, pair: Any) -> None:
-        self.pair = pair
-
-
-@handles("sort", "msort")
-def _(out: Any, x: Any, dim: int = -1, descending: bool = False, stable: bool = False) -> Any:
-    return sorting(x, dim, descending, slice(None))
-
-
-@handles("argsort")
-def _(out: Any, x: Any, dim: int = -1, descending: bool = False, stable: bool = False) -> Any:
-    return sorting(x, dim, descending, slice(None))[1]
-
-
-@handles("topk")
-def _(out: Any, x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
-    return sorting(x, dim, largest, slice(k))
+HANDLERS["sort"] = lambda out, x, dim=-1, descending=False: sorting(x, dim, descending, slice(None))
+HANDLERS["argsort"] = lambda out, x, dim=-1, descending=False: sorting(x, dim, descending, slice(None))[1]
+HANDLERS["topk"] = lambda out, x, k, dim=-1: sorting(x, dim, True, slice(k))
 
 
 def at_rank(x: Any, rank: int, dim: int, shape: Sequence[int]) -> Any:
     return tuple(a.reshape(tuple(shape)) for a in sorting(x, dim, False, slice(rank, rank + 1)))
 
 
-@handles("kthvalue")
-def _(out: Any, x: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any:
-    return at_rank(x, k - 1, dim, out[0].shape)
-
-
 @handles("median")
 def _(out: Any, x: Any, dim: Any = None, keepdim: bool = False) -> Any:
     if dim is None:
         return at_rank(array(x).reshape(-1), (array(x).size - 1) // 2, 0, out.shape)[0]
-    return at_rank(x, (x.shape[dim] - 1) // 2 if x.ndim else 0, dim, out[0].shape)
+    return at_rank(x, (x.shape[dim] - 1) // 2, dim, out[0].shape)
 
 
-def running(f: Callable[[Number, Number], Number]) -> Callable[..., Any]:
-    return lambda out, x, dim=-1, **_: along(x, dim, lambda row: list(itertools.accumulate(row, f)))
+HANDLERS["kthvalue"] = lambda out, x, k, dim=-1, keepdim=False: at_rank(x, k - 1, dim, out[0].shape)
 
 
-HANDLERS["cumsum"] = running(lambda a, b: a + b)
-HANDLERS["cumprod"] = running(lambda a, b: a * b)
-
-
-def running_extreme(sign: int) -> Callable[..., Any]:
+def running_extreme(sign: int) -> Callable[[list[Number]], list[Any]]:
     def of(row: list[Number]) -> list[Any]:
         found = []
         for end in range(1, len(row) + 1):  # the last of equal numbers wins
             number, place, near = largest(row[:end][::-1], sign)
-            found.append(_Pair((number, Number(mpf(end - 1 - place), open=near or any(x.open for x in row[:end])))))
+            found.append((number, Number(mpf(end - 1 - place), open=near or any(x.open for x in row[:end]))))
         return found
 
-    def both(out: Any, x: Any, dim: int) -> Any:
-        pairs = along(x, dim, of)
-        return each(lambda p: p.pair[0], pairs), each(lambda p: p.pair[1], pairs)
-
-    return both
+    return of
 
 
-HANDLERS["cummax"], HANDLERS["cummin"] = running_extreme(1), running_extreme(-1)
-HANDLERS["logcumsumexp"] = lambda out, x, dim: along(
-    x, dim, lambda row: [logsumexp(row[: n + 1]) for n in range(len(row))]
-)
-HANDLERS["softmax"] = lambda out, x, dim=-1, *_, **__: along(x, dim, softmax)
-HANDLERS["softmin"] = lambda out, x, dim=-1, *_, **__: along(x, dim, lambda row: softmax([-v for v in row]))
-HANDLERS["log_softmax"] = lambda out, x, dim=-1, *_, **__: along(x, dim, log_softmax)
-
-
-@handles("diff")
-def _(out: Any, x: Any, n: int = 1, dim: int = -1) -> Any:
-    return along(x, dim, lambda row: [b - a for a, b in itertools.pairwise(row)])
+for _each, _line in {
+    "cumsum": lambda row: list(itertools.accumulate(row, lambda a, b: a + b)),
+    "cumprod": lambda row: list(itertools.accumulate(row, lambda a, b: a * b)),
+    "logcumsumexp": lambda row: [logsumexp(row[: n + 1]) for n in range(len(row))],
+    "softmax": softmax,
+    "softmin": lambda row: softmax([-v for v in row]),
+    "log_softmax": log_softmax,
+    "diff": lambda row: [b - a for a, b in itertools.pairwise(row)],
+}.items():
+    HANDLERS[_each] = lambda out, x, dim=-1, f=_line, **_: along(x, dim, f)
+HANDLERS["cummax"] = lambda out, x, dim: apart(along(x, dim, running_extreme(1)))
+HANDLERS["cummin"] = lambda out, x, dim: apart(along(x, dim, running_extreme(-1)))
 
 
 @handles("normalize")
@@ -742,50 +629,23 @@ def normed_over(x: np.ndarray, groups: int, eps: float, centre: bool = True) -> 
 
 @handles("layer_norm")
 def _(out: Any, x: Any, shape: Sequence[int], weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
-    wide = array(x)
-    return affine(normed_over(wide, wide.size // math.prod(shape), eps), weight, bias)
+    return affine(normed_over(array(x), array(x).size // math.prod(shape), eps), weight, bias)
 
 
 @handles("rms_norm")
 def _(out: Any, x: Any, shape: Sequence[int], weight: Any = None, eps: Any = None) -> Any:
-    wide = array(x)
     eps = torch.finfo(torch.float32 if out.dtype in SMALL else out.dtype).eps if eps is None else eps
-    return affine(normed_over(wide, wide.size // math.prod(shape), eps, centre=False), weight, None)
+    return affine(normed_over(array(x), array(x).size // math.prod(shape), eps, centre=False), weight, None)
 
 
-def by_channel(value: Any, ndim: int) -> Any:
-    return None if value is None else array(value).reshape(-1, *[1] * (ndim - 2))
-
-
-@handles("group_norm")
-def _(out: Any, x: Any, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
-    wide = array(x)
-    y = normed_over(wide, wide.shape[0] * groups, eps)
-    return affine(y, by_channel(weight, wide.ndim), by_channel(bias, wide.ndim))
-
-
-@handles("instance_norm")
-def _(out: Any, x: Any, **_: Any) -> Any:
-    return normed_over(array(x), array(x).shape[0] * array(x).shape[1], 1e-5)
+HANDLERS["group_norm"] = lambda out, x, groups, *_, **__: normed_over(array(x), len(array(x)) * groups, 1e-5)
+HANDLERS["instance_norm"] = lambda out, x, **_: normed_over(array(x), math.prod(out.shape[:2]), 1e-5)
 
 
 @handles("batch_norm")
-def _(
-    out: Any,
-    x: Any,
-    mean: Any,
-    var: Any,
-    weight: Any = None,
-    bias: Any = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Any:
-    if not training:
-        raise Oracled("running statistics")
+def _(out: Any, x: Any, *_: Any, **__: Any) -> Any:
     wide = np.moveaxis(array(x), 1, 0)
-    y = np.moveaxis(normed_over(wide, wide.shape[0], eps), 0, 1)
-    return affine(y, by_channel(weight, wide.ndim), by_channel(bias, wide.ndim))
+    return np.moveaxis(normed_over(wide, len(wide), 1e-5), 0, 1)
 
 
 # Products and windows.
@@ -805,129 +665,57 @@ def product(a: Any, b: Any) -> np.ndarray:
     return boxed(found[..., 0] if b.ndim == 1 else found)
 
 
-for _each in "matmul mm bmm mv dot vdot inner".split():
-    HANDLERS[_each] = lambda out, a, b: product(a, b)
+HANDLERS["matmul"] = lambda out, a, b: product(a, b)
 HANDLERS["outer"] = lambda out, a, b: each(lambda x, y: x * y, array(a)[:, None], array(b)[None])
-
-
-@handles("einsum")
-def _(out: Any, form: str, *operands: Any) -> Any:
-    given, kept = form.split("->")
-    terms = list(
-        zip(
-            given.split(","),
-            map(array, operands[0] if isinstance(operands[0], (list, tuple)) else operands),
-            strict=True,
-        )
-    )
-    sizes = {letter: n for letters, x in terms for letter, n in zip(letters, x.shape, strict=True)}
-    gone = [letter for letter in sizes if letter not in kept]
-
-    def at(place: Sequence[int]) -> Number:
-        parts = []
-        for inner in itertools.product(*[range(sizes[letter]) for letter in gone]):
-            where_to = dict(zip([*kept, *gone], [*place, *inner], strict=True))
-            parts.append(reduce(lambda a, b: a * b, [x[tuple(where_to[c] for c in letters)] for letters, x in terms]))
-        return total(parts)
-
-    return filled([at(place) for place in np.ndindex(*out.shape)], out.shape)
-
-
-@handles("glu")
-def _(out: Any, x: Any, dim: int = -1) -> Any:
-    return each(lambda a, b: a * SMOOTH["sigmoid"](b), *np.split(array(x), 2, dim))
-
-
 HANDLERS["linear"] = lambda out, x, w, b=None: affine(product(x, array(w).T), None, b)
-HANDLERS["addmm"] = lambda out, c, a, b, beta=1, alpha=1: each(lambda x, y: x * beta + y * alpha, c, product(a, b))
-HANDLERS["baddbmm"] = HANDLERS["addmm"]
 
 
 @handles("scaled_dot_product_attention")
-def _(
-    out: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    attn_mask: Any = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: Any = None,
-) -> Any:
-    q, k = array(q), array(k)
-    by = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    scores = each(lambda s: s * by, product(q, np.swapaxes(k, -1, -2)))
+def _(out: Any, q: Any, k: Any, v: Any, is_causal: bool = False, **_: Any) -> Any:
+    scores = each(lambda s: s * (1 / math.sqrt(q.shape[-1])), product(q, np.swapaxes(array(k), -1, -2)))
     if is_causal:
-        seen = np.tril(np.ones(scores.shape[-2:], bool))
-        scores = each(
-            lambda s, keep: s if keep else constant(-math.inf),
-            scores,
-            np.broadcast_to(seen, scores.shape).astype(object),
-        )
+        scores[..., ~np.tril(np.ones(scores.shape[-2:], bool))] = constant(-math.inf)
     return product(along(scores, -1, softmax), v)
 
 
-def pairs_of(value: Any, n: int) -> tuple[int, ...]:
-    return (value,) * n if isinstance(value, int) else tuple(value)
-
-
-def windows(
-    x: np.ndarray, size: Sequence[int], stride: Sequence[int], pad: Sequence[int], dilation: Sequence[int]
-) -> tuple[tuple[int, ...], list[Any]]:
-    """Returns how many windows there are over the last dimensions, and for each the places inside of x."""
-    n = len(size)
+def windows(x: np.ndarray, n: int, size: Any, stride: Any, pad: Any = 0) -> list[list[tuple[Any, Any]]]:
+    """Returns for each window over the last n dimensions the places inside of x, with their taps."""
+    size, stride, pad = [(each,) * n if isinstance(each, int) else tuple(each) for each in (size, stride, pad)]
     ends = x.shape[-n:]
-    counts = tuple((ends[d] + 2 * pad[d] - dilation[d] * (size[d] - 1) - 1) // stride[d] + 1 for d in range(n))
     found = []
-    for window in np.ndindex(*counts):
-        inside = []
-        for tap in np.ndindex(*size):
-            at = tuple(window[d] * stride[d] - pad[d] + tap[d] * dilation[d] for d in range(n))
-            if all(0 <= at[d] < ends[d] for d in range(n)):
-                inside.append((at, tap))
-        found.append(inside)
-    return counts, found
+    for window in np.ndindex(*((ends[d] + 2 * pad[d] - size[d]) // stride[d] + 1 for d in range(n))):
+        taps = [(tuple(window[d] * stride[d] - pad[d] + tap[d] for d in range(n)), tap) for tap in np.ndindex(*size)]
+        found.append([(at, tap) for at, tap in taps if all(0 <= at[d] < ends[d] for d in range(n))])
+    return found
 
 
-def convolution(n: int) -> Callable[..., Any]:
-    def of(
-        out: Any, x: Any, w: Any, b: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
-    ) -> Any:
-        x, w = array(x), array(w)
-        _, taps = windows(x, w.shape[2:], pairs_of(stride, n), pairs_of(padding, n), pairs_of(dilation, n))
-        width = w.shape[1]
-        found = []
-        for sample in x:
-            for channel, filters in enumerate(w):
-                first = channel // (len(w) // groups) * width
-                for inside in taps:
-                    terms = [sample[(first + c, *at)] * filters[(c, *tap)] for c in range(width) for at, tap in inside]
-                    found.append(total(terms) if b is None else total(terms) + array(b)[channel])
-        return filled(found, out.shape)
-
-    return of
+def convolution(out: Any, x: Any, w: Any, stride: Any = 1, padding: Any = 0) -> Any:
+    x, w = array(x), array(w)
+    taps = windows(x, x.ndim - 2, w.shape[2:], stride, padding)
+    found = []
+    for sample, filters in itertools.product(x, w):
+        for inside in taps:
+            channels = range(w.shape[1])
+            found.append(total([sample[(c, *at)] * filters[(c, *tap)] for c in channels for at, tap in inside]))
+    return filled(found, out.shape)
 
 
-HANDLERS["conv1d"], HANDLERS["conv2d"] = convolution(1), convolution(2)
+HANDLERS["conv1d"] = HANDLERS["conv2d"] = convolution
 
 
 def pooling(n: int, function: Callable[[list[Number], int], Number]) -> Callable[..., Any]:
-    def of(out: Any, x: Any, size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, **other: Any) -> Any:
-        if any(other.get(key) for key in ("ceil_mode", "return_indices")) or not isinstance(dilation, int):
+    def of(out: Any, x: Any, size: int, stride: Any = None, padding: int = 0, dilation: int = 1, **other: Any) -> Any:
+        if dilation != 1 or any(other.get(key) for key in ("ceil_mode", "return_indices")):
             raise Oracled("forms of pooling")
-        x, size = array(x), pairs_of(size, n)
-        _, taps = windows(x, size, pairs_of(stride or size, n), pairs_of(padding, n), pairs_of(dilation, n))
-        planes = x.reshape(-1, *x.shape[-n:])
-        return filled(
-            [function([p[at] for at, _ in inside], math.prod(size)) for p in planes for inside in taps], out.shape
-        )
+        taps = windows(array(x), n, size, stride or size, padding)
+        planes = array(x).reshape(-1, *x.shape[-n:])
+        return filled([function([p[at] for at, _ in each], size**n) for p in planes for each in taps], out.shape)
 
     return of
 
 
 for _n in (1, 2):
     HANDLERS[f"max_pool{_n}d"] = pooling(_n, lambda row, size: largest(row)[0])
-    HANDLERS[f"boolean_dispatch{_n}"] = HANDLERS[f"max_pool{_n}d"]
     HANDLERS[f"avg_pool{_n}d"] = pooling(_n, lambda row, size: total(row) / size)
 
 
@@ -940,11 +728,6 @@ def _(out: Any, x: Any, pad: Sequence[int], mode: str = "constant", value: Any =
     places = torch.nn.functional.pad(ids, pad, mode, 0.0 if mode == "constant" else None)
     pool = [constant(value or 0), *array(x).flat]
     return filled([pool[int(place)] for place in places.flatten().tolist()], out.shape)
-
-
-@handles("embedding")
-def _(out: Any, index: Any, weight: Any, **_: Any) -> Any:
-    return moved(torch.Tensor.__getitem__, (weight, index), {})
 
 
 @handles("one_hot")
@@ -1008,10 +791,8 @@ def _(out: Any, x: Any) -> Any:
 
 
 def reduced(values: np.ndarray, how: str) -> np.ndarray:
-    if how == "none":
-        return values
-    found = total(list(values.flat))
-    return boxed(found / values.size if how == "mean" else found)
+    by = {"sum": 1, "none": 1, "mean": values.size, "batchmean": len(values) if values.ndim else 1}[how]
+    return values if how == "none" else boxed(total(list(values.flat)) / by)
 
 
 def huber(d: Number, beta: float, divided: bool) -> Number:
@@ -1021,62 +802,38 @@ def huber(d: Number, beta: float, divided: bool) -> Number:
     return size - 0.5 * beta if divided else (size - 0.5 * beta) * beta
 
 
-HANDLERS["mse_loss"] = lambda out, x, y, reduction="mean", **_: reduced(
-    each(lambda a, b: (a - b) * (a - b), x, y), reduction
-)
-HANDLERS["l1_loss"] = lambda out, x, y, reduction="mean", **_: reduced(
-    each(lambda a, b: magnitude(a - b), x, y), reduction
-)
-HANDLERS["smooth_l1_loss"] = lambda out, x, y, reduction="mean", beta=1.0, **_: reduced(
-    each(lambda a, b: huber(a - b, beta, True), x, y), reduction
-)
-HANDLERS["huber_loss"] = lambda out, x, y, reduction="mean", delta=1.0, **_: reduced(
-    each(lambda a, b: huber(a - b, delta, False), x, y), reduction
-)
-HANDLERS["soft_margin_loss"] = lambda out, x, y, reduction="mean", **_: reduced(
-    each(lambda a, b: softplus(-(a * b)), x, y), reduction
-)
+LOSSES: dict[str, Callable[..., Number]] = {
+    "mse_loss": lambda a, b: (a - b) * (a - b),
+    "l1_loss": lambda a, b: magnitude(a - b),
+    "smooth_l1_loss": lambda a, b, beta=1.0: huber(a - b, beta, True),
+    "huber_loss": lambda a, b, delta=1.0: huber(a - b, delta, False),
+    "binary_cross_entropy_with_logits": lambda a, b: a - a * b - SMOOTH["logsigmoid"](a),
+    "kl_div": lambda a, b, log_target=False: E1(b) * (b - a) if log_target else b * (SMOOTH["log"](b) - a),
+}
 
 
-@handles("binary_cross_entropy_with_logits")
-def _(out: Any, x: Any, y: Any, reduction: str = "mean", **_: Any) -> Any:
-    return reduced(each(lambda a, b: a - a * b - SMOOTH["logsigmoid"](a), x, y), reduction)
+def loss(out: Any, x: Any, y: Any, *, f: Any, reduction: str = "mean", **named: Any) -> Any:
+    named = {key: value for key, value in named.items() if key in f.__code__.co_varnames}
+    return reduced(each(lambda a, b: f(a, b, **named), x, y), reduction)
 
 
-@handles("kl_div")
-def _(out: Any, x: Any, y: Any, reduction: str = "mean", log_target: bool = False, **_: Any) -> Any:
-    def of(a: Number, b: Number) -> Number:
-        return E1(b) * (b - a) if log_target else b * (SMOOTH["log"](b) - a)
-
-    found = each(of, x, y)
-    return reduced(found, "sum") / constant(found.shape[0]) if reduction == "batchmean" else reduced(found, reduction)
+for _each, _function in LOSSES.items():
+    HANDLERS[_each] = partial(loss, f=_function)
 
 
-@handles("cross_entropy", "nll_loss")
-def _(
-    out: Any,
-    x: Any,
-    y: Any,
-    weight: Any = None,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-    logs: bool = False,
-    **_: Any,
-) -> Any:
+@handles("nll_loss")
+def _(out: Any, x: Any, y: Any, smooth: float = 0.0, **_: Any) -> Any:
     label, opened = whole(y)
     if opened or array(x).ndim != 2:
         raise Oracled("forms of cross entropy")
-    found = []
-    for row, at in zip(array(x), label.tolist(), strict=True):
-        row = list(row) if logs else log_softmax(list(row))
-        one = -row[at]
-        found.append(one * (1 - label_smoothing) - mean(row) * label_smoothing if label_smoothing else one)
-    return reduced(filled(found, (len(found),)), reduction)
+    rows = zip(array(x), label.tolist(), strict=True)
+    found = [-row[at] if not smooth else -row[at] * (1 - smooth) - mean(row) * smooth for row, at in rows]
+    return reduced(filled(found, (len(found),)), "mean")
 
 
-HANDLERS["nll_loss"] = lambda out, x, y, reduction="mean", **_: HANDLERS["cross_entropy"](
-    out, x, y, reduction=reduction, logs=True
-)
+@handles("cross_entropy")
+def _(out: Any, x: Any, y: Any, label_smoothing: float = 0.0, **_: Any) -> Any:
+    return HANDLERS["nll_loss"](out, along(x, -1, log_softmax), y, label_smoothing)
 
 
 @handles("cosine_similarity")
@@ -1090,7 +847,6 @@ def _(out: Any, a: Any, b: Any, dim: int = 1, eps: float = 1e-8) -> Any:
     return over(np.concatenate([array(a), array(b)], dim), dim, of, out.shape)
 
 
-@handles("bucketize", "searchsorted")
-def _(out: Any, x: Any, edges: Any, right: bool = False) -> Any:
-    way = "ge" if right else "gt"
-    return each(lambda v: total([constant(0), *[compared(way, v, e) for e in array(edges)]]), x)
+@handles("bucketize")
+def _(out: Any, x: Any, edges: Any) -> Any:
+    return each(lambda v: total([constant(0), *[compared("gt", v, e) for e in array(edges)]]), x)
