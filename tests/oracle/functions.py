@@ -153,6 +153,8 @@ def called(function: Any, name: str, arguments: Sequence[Any], named: dict[str, 
     ]
     new = {id(number) for number in Run.now.tape[start:]}
     for result in results:
+        if not result.dtype.is_floating_point and not all(mp.isint(n.value) for n in result.array.flat):
+            raise Oracled("a number cast to an integer in passing")
         bits = SMALL.get(result.dtype)
         for number in result.array.flat if bits else ():
             if id(number) in new and mp.isfinite(number.value) and number.value and number.value._mpf_[3] > bits:
@@ -341,7 +343,7 @@ def softplus(x: Number, beta: float = 1, threshold: float = 20) -> Number:
 
 def gelu(x: Number, approximate: str = "none") -> Number:
     if approximate == "none":
-        return smooth(lambda v: v * _phi(v), lambda v, y: _phi(v) + v * _density(v))(x)
+        return x * smooth(_phi, lambda v, y: _density(v))(x)
     inner = (x + x * x * x * 0.044715) * mp.sqrt(2 / mp.pi)
     return x * 0.5 * (SMOOTH["tanh"](inner) + 1)
 
