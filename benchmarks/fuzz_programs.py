@@ -10,7 +10,8 @@ published limit of the program's noise, which the oracle measures itself.
     --replay SEED:N     one program, with its source and every answer
     --jobs N            processes; the order of results does not depend on it
 
-Exits 1 if a truth is wrong, a right result fails, a wrong one passes or verify crashes.
+Ctrl-C prints and writes what was found so far. Exits 1 if a truth is wrong, a right result fails, a wrong one passes,
+verify crashes, or not every program was judged.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -51,7 +53,10 @@ LIMITS = {
 SLACK = 2.0  # the oracle's noise is sampled, and so is verify's
 SECONDS = 60
 LINES = (
-    *(f"PyTorch {kind}" for kind in ("passes", "vacuous or undecided", "wrong", "refused", "crash")),
+    *(
+        f"PyTorch {kind}"
+        for kind in ("passes", "vacuous or undecided", "wrong", "wrong by the oracle too", "refused", "crash")
+    ),
     *("right passes", "right result fails", "truths compared", "truth differs", "truth differs at a tie"),
     *(f"{kind} {what}" for kind in ("scaled", "zeros", "dropped") for what in ("found", "within limits", "passes")),
     *("crash", "timeout", "harness"),
@@ -154,12 +159,14 @@ class Verdicts:
         own = asked(self.program, self.program.own)
         wrong = [name for name, (status, _) in own.results.items() if status == "wrong"]
         kind = own.whole or ("wrong" if wrong else "vacuous or undecided" if own.results else "passes")
+        off = {name: self.beyond(name, self.program.own[name]) for name in wrong}
+        kind += " by the oracle too" * (kind == "wrong" and max(off.values(), default=0.0) > 1)
         self.counts[f"PyTorch {kind}"] += 1
         if kind == "crash":
             self.finding("crash", own.text)
-        elif kind in ("wrong", "refused"):
-            off = ", ".join(f"{name} {self.beyond(name, self.program.own[name]):.3g}" for name in wrong)
-            self.finding(f"PyTorch {kind}", f"by the oracle {off or 'nothing'} times the limit\n{own.text}")
+        elif kind not in ("passes", "vacuous or undecided"):
+            times = ", ".join(f"{name} {by:.3g}" for name, by in off.items())
+            self.finding(f"PyTorch {kind}", f"{times} times the limit by the oracle\n{own.text}" if off else own.text)
         if kind not in ("crash", "refused"):
             self.rights()
             self.wrongs(own)
@@ -298,8 +305,8 @@ def rows(seed: int, numbers: Sequence[int], jobs: int) -> Iterator[dict[str, Any
     if jobs == 1:
         yield from map(work, numbers)
         return
-    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        yield from pool.imap(work, numbers, chunksize=4)
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        yield from pool.map(work, numbers, chunksize=4)
 
 
 def table(found: Sequence[dict[str, Any]]) -> str:
@@ -329,16 +336,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         numbers = range(number, number + 1)
         print(snippet(drawn(seed, number)))
     found = []
-    for row in rows(seed, numbers, given.jobs):
-        found.append(row)
-        for each in row["findings"]:
-            text = each["text"] if given.replay else each["text"].splitlines()[0][:150]
-            print(f"{row['program']} {row['dtype']} {each['kind']}: {text}", file=sys.stderr, flush=True)
+    try:
+        for row in rows(seed, numbers, given.jobs):
+            found.append(row)
+            for each in row["findings"]:
+                text = each["text"] if given.replay else each["text"].splitlines()[0][:150]
+                print(f"{row['program']} {row['dtype']} {each['kind']}: {text}", file=sys.stderr, flush=True)
+    except KeyboardInterrupt:
+        print(f"interrupted after {len(found)} of {len(numbers)} programs", file=sys.stderr)
     print(table(found))
     if given.json:
         record = {"seed": seed, "torch": torch.__version__, "table": table(found), "rows": found}
         given.json.write_text(json.dumps(record, indent=1))
-    return int(any(row["counts"].get(name) for row in found for name in BAD))
+    return int(len(found) < len(numbers) or any(row["counts"].get(name) for row in found for name in BAD))
 
 
 if __name__ == "__main__":
