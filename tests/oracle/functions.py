@@ -37,6 +37,7 @@ repeat tile repeat_interleave unsqueeze squeeze narrow select index_select chunk
 vstack diagonal diag tril triu pixel_shuffle unfold gather take_along_dim getitem contiguous clone broadcast_to
 scatter rot90 diag_embed view_as""".split()
 SMALL = {torch.bfloat16: 8, torch.float16: 11}
+DIGITS = {**SMALL, torch.float32: 24, torch.float64: 53}
 
 
 def boxed(value: Any) -> np.ndarray:
@@ -761,16 +762,17 @@ def _(out: Any, x: Any, dim: int, index: Any, source: Any, alpha: float = 1) -> 
 
 @handles("to", "type", "half", "bfloat16", "float", "double", "long", "int", "bool", "type_as")
 def _(out: Any, x: Any, *_: Any, **__: Any) -> Any:
-    source = x.dtype
     if out.dtype.is_floating_point:
-        if source in SMALL or not source.is_floating_point or out.dtype not in SMALL or source == out.dtype:
-            return array(x)
-        bits = 2.0 ** -SMALL[out.dtype]
+        bits = DIGITS[out.dtype]
 
         def cast(v: Number) -> Number:  # the identity; a kernel may round here
+            if bits >= DIGITS.get(x.dtype, 0):
+                return v
             found = made(v.value, ((v, 1),), rounds=False)
-            held = not mp.isfinite(v.value) or v.value._mpf_[3] <= SMALL[out.dtype]
-            found.error += 0 if held else abs(float(v.value)) * bits
+            found.outer = 2.0**-bits  # the gradient is rounded too
+            if mp.isfinite(v.value) and v.value._mpf_[3] > bits:
+                found.error += abs(float(v.value)) * 2.0**-bits
+                found.value = Run.now.shaken(v.value, 2.0**-bits)
             return found
 
         return each(cast, x)
