@@ -13,8 +13,9 @@ import torch
 from mpmath import mp, mpf
 from torch import Tensor
 
-from tests.oracle.functions import Tensors, filled
+from tests.oracle.functions import Tensors
 from tests.oracle.numbers import Number, Oracled, Run, backward
+from tests.oracle.tensors import filled
 
 BITS = {torch.float64: 53}  # 16-bit kernels compute in float32 within an operator
 STEPS = 60_000  # a program of more is beyond the oracle's time

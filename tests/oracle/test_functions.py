@@ -9,8 +9,8 @@ import torch
 from torch.nn import functional
 
 from tests.oracle.choices import evaluate, rounded
-from tests.oracle.functions import HANDLERS, MOVES
 from tests.oracle.numbers import Oracled
+from tests.oracle.tensors import HANDLERS, MOVES
 
 UNARY = """torch.exp torch.exp2 torch.expm1 torch.sin torch.cos torch.tanh torch.sinh torch.atan torch.asinh
 torch.sigmoid torch.erf torch.erfc torch.square torch.abs torch.floor torch.ceil torch.round torch.trunc torch.frac
