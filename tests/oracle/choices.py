@@ -37,10 +37,14 @@ def evaluate(
     upstream: Sequence[Tensor | None],
     drifts: Sequence[np.ndarray] | None = None,
     disturbed: int | None = None,
+    last: bool = False,
 ) -> Evaluation:
-    """Returns what f is at inputs + tiny drifts. disturbed: the seed of roundings after every step."""
+    """Returns what f is at inputs + tiny drifts.
+
+    disturbed: the seed of roundings after every step. last: of equal places the last one wins.
+    """
     kinds = [x.dtype for x in inputs if isinstance(x, Tensor) and x.is_floating_point()]
-    run = Run(BITS.get(kinds[0], 24) if kinds else 24, drifts is not None, disturbed)
+    run = Run(BITS.get(kinds[0], 24) if kinds else 24, drifts is not None, disturbed, last)
     given: list[Any] = []
     leaves: list[np.ndarray] = []
     for x in inputs:
@@ -90,7 +94,7 @@ def choices(
     tried = [ramps, [-ramp for ramp in ramps]]
     source = random.Random(0)
     tried += [[np.array([source.uniform(-1, 1) for _ in range(n)]) for n in sizes] for _ in range(some)]
-    return [first, *(evaluate(f, inputs, upstream, drifts) for drifts in tried)]
+    return [first, *(evaluate(f, inputs, upstream, drifts, last=bool(at % 2)) for at, drifts in enumerate(tried))]
 
 
 def opened(found: Sequence[Evaluation]) -> list[np.ndarray]:

@@ -30,8 +30,9 @@ class Run:
 
     now: Run
 
-    def __init__(self, bits: int, directed: bool, disturbed: int | None = None) -> None:
-        self.bits, self.directed, self.ties, self.stopped = bits, directed, 0, False
+    def __init__(self, bits: int, directed: bool, disturbed: int | None = None, last: bool = False) -> None:
+        self.bits, self.directed, self.ties = bits, directed, 0
+        self.last = last  # of equal numbers that move alike, as places do, the last one wins
         self.unit = 2.0**-bits
         self.source = None if disturbed is None else random.Random(disturbed)
         self.tape: list[Number] = []
@@ -169,6 +170,7 @@ def largest(row: Sequence[Number], sign: int = 1, shared: bool = False) -> tuple
         if way * sign > 0:
             place, tied = at, [row[at]]
         elif way == 0 and row[at] is not row[place]:
+            place = at if Run.now.last else place
             tied.append(row[at])
     winner = row[place]
     for each in row:
@@ -184,7 +186,8 @@ def ranked(row: Sequence[Number], descending: bool) -> tuple[list[int], set[int]
     if any(mp.isnan(each.value) for each in row):
         raise Oracled("NaN in a sort")
     way = -1 if descending else 1
-    order = sorted(range(len(row)), key=cmp_to_key(lambda i, j: way * sign_between(row[i], row[j])[0]))
+    places = range(len(row))[:: -1 if Run.now.last else 1]
+    order = sorted(places, key=cmp_to_key(lambda i, j: way * sign_between(row[i], row[j])[0]))
     near: set[int] = set()
     for at in range(len(row) - 1):
         for other in range(at + 1, len(row)):

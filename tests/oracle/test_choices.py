@@ -200,3 +200,9 @@ def test_equal_numbers_go_the_same_way_everywhere() -> None:
     for each in found[1:]:
         place = int(each.values[0][0])
         assert [float(v) for v in each.values[2][0]] == list(np.eye(3)[place])
+
+
+def test_equal_places_go_either_way() -> None:
+    x = T([[3.0, 1.0], [3.0, 0.0]])  # the best place of both rows is 0
+    found = choices(lambda x: x.argmax(-1).argmax(), [x], [None])
+    assert {int(each.values[0][()]) for each in found} == {0, 1}
