@@ -124,7 +124,7 @@ def _compared(pair: Pair, ours: Problem, theirs: Problem, sample: int) -> dict[s
         a, b = known[name], traced[name]
         near = (a.value - b.value).abs() <= a.bound + b.bound
         same = near | (a.value == b.value) | (torch.isnan(a.value) & torch.isnan(b.value))
-        if a.ends is not None or b.ends is not None:
+        if a.other is not None or b.other is not None:
             same = same | torch.isnan(a.value) | torch.isnan(b.value)
         one_sided = (torch.isnan(a.value) != torch.isnan(b.value)) & ~same
         finite = torch.isfinite(a.value) & torch.isfinite(b.value)

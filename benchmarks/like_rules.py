@@ -24,12 +24,11 @@ import numpy as np
 import torch
 
 from verify.ops.graph.arithmetic import Balls
-from verify.ops.graph.elementwise import ELEMENTWISE, LOGIC, Map
+from verify.ops.graph.elementwise import ELEMENTWISE, LOGIC, REMAINS, Map
 from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
-from verify.ops.graph.selecting import AtRank, IsExtreme, Ranked, RankIndex, WhereExtreme
 from verify.ops.graph.spans import Span, point
 from verify.ops.graph.special import FUNCTIONS
-from verify.ops.graph.steps import ABSENT, Leaf, Plain, Run, Step, Truths
+from verify.ops.graph.steps import ABSENT, Leaf, Plain, Run, Step
 from verify.ops.precision import arb_bits
 
 BITS = (128, 2_600)  # the second tells where a wave stands at 2^1023
@@ -68,19 +67,14 @@ class Found:
 
 
 def names() -> list[str]:
-    """Every rule there is."""
-    moved = [
-        "contract",
-        "spread",
-        "running",
-        "largest",
-        "first largest",
-        "index of largest",
-        "ranked",
-        "rank",
-        "at rank",
+    """Every rule but decisions, which are recorded and not evaluated again."""
+    real = Leaf((1,), name="x")
+    of_maps = [
+        name
+        for name in (*FUNCTIONS, *ELEMENTWISE)
+        if name in REMAINS or not Map((1,), (real,) * 2, function=name).decides
     ]
-    return [*FUNCTIONS, *ELEMENTWISE, "square", *(f"{name} over a dimension" for name in WIDTH), *moved]
+    return [*of_maps, "square", *(f"{name} over a dimension" for name in WIDTH), "contract", "spread", "running"]
 
 
 def step_of(name: str, count: int, generator: np.random.Generator) -> Step:
@@ -99,12 +93,10 @@ def step_of(name: str, count: int, generator: np.random.Generator) -> Step:
         x = real(count)
         return Map((count,), (x, x), function="multiply")
     if name in ELEMENTWISE:
-        of_real = name in ("lt", "le", "gt", "ge", "eq", "ne", "isnan", "isinf", "signbit", "integer")
         kinds = {"not": [truth], "number": [truth], "where": [truth, real, real]}.get(name) or (
             [truth, truth] if name in CONDITIONS else [real] * _arity(name)
         )
-        is_real = not of_real and name not in CONDITIONS
-        return Map((count,), tuple(kind(count) for kind in kinds), is_real, function=name)
+        return Map((count,), tuple(kind(count) for kind in kinds), name not in CONDITIONS, function=name)
     if name.endswith(" over a dimension"):
         function = name.removesuffix(" over a dimension")
         shape = (count, WIDTH[function])
@@ -117,22 +109,12 @@ def step_of(name: str, count: int, generator: np.random.Generator) -> Step:
         where = torch.from_numpy(generator.integers(-1, count, 3 * count))
         by = Plain((3 * count,), (), False, compute=lambda given: where)
         return Spread((count,), (real(3 * count), real(count)), places=lambda fixed: fixed[0], by=(by,))
-    if name == "running":
-        return Running((rows, 4), (real(rows, 4),), dim=1)
-    line = real(rows, 4)
-    made: dict[str, Callable[[], Step]] = {
-        "largest": lambda: IsExtreme((rows, 4), (line,), False),
-        "first largest": lambda: IsExtreme((rows, 4), (line,), False, largest=False, first=True),
-        "index of largest": lambda: WhereExtreme((rows,), (line,), False),
-        "ranked": lambda: Ranked((rows, 3), (line,)),
-        "rank": lambda: RankIndex((rows, 3), (line,), False),
-        "at rank": lambda: AtRank((rows, 4), (line, real(rows, 2), real(rows, 4))),
-    }
-    return made[name]()
+    assert name == "running", name
+    return Running((rows, 4), (real(rows, 4),), dim=1)
 
 
 def _arity(name: str) -> int:
-    return 1 if name in ("negative", "magnitude", "isnan", "isinf", "signbit", "integer", "wrap") else 2
+    return 1 if name in ("negative", "magnitude", "wrap") else 2
 
 
 def numbers(count: int, generator: np.random.Generator, tame: bool) -> Any:
@@ -163,13 +145,9 @@ def given(step: Step, kind: str, generator: np.random.Generator, tame: bool) -> 
         known[id(each)] = place
         count = math.prod(each.shape)
         if not each.real:
-            value, doubt = (
-                torch.from_numpy(generator.random(count) < 0.5),
-                torch.from_numpy(generator.random(count) < 0.3),
-            )
-            turned = value ^ (doubt & torch.from_numpy(generator.random(count) < 0.5))
-            spans.append(Truths(value.reshape(each.shape), None if kind == "point" else doubt.reshape(each.shape)))
-            picks.append((value if kind == "point" else turned).numpy())
+            value = torch.from_numpy(generator.random(count) < 0.5)
+            spans.append(value.reshape(each.shape))
+            picks.append(value.numpy())
             continue
         values = numbers(count, generator, tame)
         if place and spans and kind == "point" and isinstance(step, Map) and not tame:
@@ -177,7 +155,7 @@ def given(step: Step, kind: str, generator: np.random.Generator, tame: bool) -> 
             near = generator.choice([-1.0, 1.0, 1 + 2.0**-52, -1 + 2.0**-53], count)
             with np.errstate(all="ignore"):
                 values = np.where(generator.random(count) < 0.3, other * near, values)
-        whole = isinstance(step, Map) and step.function in ("integer", "wrap")
+        whole = isinstance(step, Map) and step.function == "wrap"
         if whole:
             values = np.round(np.clip(np.nan_to_num(values), -1e15, 1e15))
         lo = hi = values
@@ -210,23 +188,23 @@ def check(name: str, count: int, seed: int, *, tame: bool = False, device: str =
 
 
 def _moved(span: Any, device: str) -> Any:
-    if isinstance(span, Truths):
-        return Truths(span.value.to(device), None if span.open is None else span.open.to(device))
+    if isinstance(span, torch.Tensor):
+        return span.to(device)
     lo = span.lo.to(device)
     return Span(lo, lo if span.is_point else span.hi.to(device), span.given)
 
 
 def _checked(step: Step, spans: Sequence[Any], picks: Sequence[Any], kind: str, device: str) -> Found:
-    made = _moved(step.span(Run({}, torch.device(device)), spans), "cpu")
-    run = Run({}, torch.device("cpu"))
+    there = Run({}, torch.device(device))
+    made = _moved(step.span(there, spans), "cpu")
+    run = Run({}, torch.device("cpu"), there.decisions)
     size = math.prod(step.shape)
-    if isinstance(made, Truths):
-        shown = made.value.expand(step.shape).reshape(-1).tolist()
-        opened = [False] * size if made.open is None else made.open.expand(step.shape).reshape(-1).tolist()
+    if isinstance(made, torch.Tensor):
+        shown = made.expand(step.shape).reshape(-1).tolist()
         values = _values(step, run, picks, np.arange(size), BITS[0])
-        wrong = [at for at in range(size) if values[at] is not None and not opened[at] and values[at] != shown[at]]
+        wrong = [at for at in range(size) if values[at] != shown[at]]
         example = _told(step, picks, wrong[0], values[wrong[0]], shown[wrong[0]]) if wrong else ""
-        return Found(size, len(wrong), values.count(None), None, example)
+        return Found(size, len(wrong), 0, None, example)
     lo, hi = (end.expand(step.shape).reshape(-1).numpy() for end in (made.lo, made.hi))
     values = _values(step, run, picks, np.arange(size), BITS[0])
     near = np.array([math.nan if isinstance(v, float) or not v.is_finite() else float(v) for v in values])

@@ -28,7 +28,7 @@ from verify.ops.graph.noise import noise_of
 from verify.ops.graph.program import Program, trace
 from verify.ops.graph.rounding import Rounding
 from verify.ops.graph.spans import Span
-from verify.ops.graph.steps import Run, Truths
+from verify.ops.graph.steps import Run
 from verify.ops.precision import arb_bits, mp_bits
 
 SHARE = 1e-3  # of the limit, which is 4 ULP of float32 at the scale of the terms
@@ -570,8 +570,8 @@ def _pytorch(function: Any, operands: Any, leaves: Any, program: Program, smooth
 
 
 def _contradictions(program: Program, run: Run, name: str, span: Any, size: Tensor, theirs: Tensor) -> list[str]:
-    if isinstance(span, Truths):
-        return [] if torch.equal(span.value.to(theirs.dtype), theirs) else [f"{name}: PyTorch has other integers"]
+    if isinstance(span, Tensor):
+        return [] if torch.equal(span.to(theirs.dtype), theirs) else [f"{name}: PyTorch has other integers"]
     if span.lo.shape != theirs.shape:
         return [f"{name}: PyTorch has another shape"]
     found = []

@@ -44,7 +44,7 @@ def noisy(figures: Sequence[float] | Tensor, *, width: float = 0.0) -> Tally:
     got = torch.full_like(off, 1.5).float()
     truth = got.double() - off * NOISE - torch.sign(off) * 2.0**-24
     bound = torch.full_like(off, width * NOISE)
-    [found] = tally(errors(got, truth, FMT, bound=bound, scale=Yardstick(noise, None, 0.0)))
+    [found] = tally(errors(got, truth, FMT, bound=bound, scale=Yardstick(noise, 0.0)))
     return found
 
 
@@ -89,7 +89,7 @@ def test_elements_that_move_together_may_have_a_larger_root_mean_square() -> Non
     truth = torch.tensor([1.5 + 3.5 * NOISE], dtype=torch.float64).repeat(FEWEST)
     noise = torch.full_like(truth, NOISE)
     for together, status in ((1.0, "wrong"), (1.4, "ok")):
-        unit = Yardstick(noise, None, 0.0, together)
+        unit = Yardstick(noise, 0.0, together)
         [part] = tally(errors(torch.full((FEWEST,), 1.5), truth, FMT, scale=unit))
         assert check((ORDINARY, part)).status == status
 
@@ -229,7 +229,7 @@ def test_an_error_within_the_limit_in_ulp_is_right_whatever_the_noise_is() -> No
     floor = kernel.noise_floor("float32", "y")
     for off, status in ((5.99, "ok"), (6.01, "wrong")):
         truth = torch.tensor([1.5 - off * 2.0**-23], dtype=torch.float64)
-        unit = Yardstick(torch.zeros(1).double(), None, floor)
+        unit = Yardstick(torch.zeros(1).double(), floor)
         [part] = tally(errors(torch.tensor([1.5]), truth, FMT, scale=unit))
         assert check_limit(kernel, "float32", "y", {("all", ORDINARY): part}).status == status
 

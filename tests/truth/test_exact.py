@@ -427,37 +427,3 @@ def test_bits_and_values_of_the_sample_cover_the_specials() -> None:
     assert bool(torch.isinf(inputs).any())
     assert bool((inputs == 0).any())
     assert int(bits_of(inputs).max()) >= 0xFC00
-
-
-# -- several right answers ------------------------------------------------------------------------
-
-KINKED = {
-    "relu": (torch.relu, {0.0: (0, 1)}),
-    "hardswish": (torch.nn.functional.hardswish, {-3.0: (-0.5, 0)}),
-    "clamp": (lambda x: x.clamp(-1, 1), {1.0: (0, 1), -1.0: (0, 1)}),
-    "abs": (torch.abs, {0.0: (-1, 1)}),
-}
-
-
-@pytest.mark.parametrize("name", KINKED)
-def test_at_a_kink_every_number_between_the_two_derivatives_is_right(name: str) -> None:
-    """By both routes: single elements, and whole tensors in float64."""
-    reference, kinks = KINKED[name]
-    defined = Definition(reference, ["x"]).op()
-    x, fmt = torch.tensor([*kinks, 0.75]), named("float32")
-    for upstream in (1.0, -2.0):
-        problem = Problem({"x": x}, {}, {"y": torch.full_like(x, upstream)}, ("dx",))
-        points = defined.points(problem, "dx", range(len(kinks)))
-        truth = evaluate(defined, problem, {"dx": fmt})["dx"]
-        for index, (point, ends) in enumerate(zip(points, kinks.values(), strict=True)):
-            low, high = sorted(upstream * end + 0.0 for end in ends)
-            within = {low: 0.0, (low + high) / 2: 0.0, high: 0.0}
-            for got, error in (within | {low - 1: -1.0, high + 1: 1.0, math.nan: math.inf}).items():
-                judged = judge(point, fmt, fmt.from_float(got))
-                near = truth.for_result(torch.full_like(x, got))
-                other = float(errors(torch.full_like(x, got), near.value, fmt, bound=near.bound).ulp[index])
-                if error and error != math.inf:
-                    assert math.copysign(1, judged.ulp) == math.copysign(1, other) == error, (got, judged, other)
-                else:
-                    assert judged.ulp == error == pytest.approx(other, abs=1e-8), (got, judged, other)
-            assert digits(point, 5) == f"{low:.1f} to {high:.1f}"

@@ -37,7 +37,7 @@ from verify.measure.call import Measured, run_kernel
 from verify.ops.graph.program import Program, trace
 from verify.ops.graph.second import operands_of, program_of, run_of
 from verify.ops.graph.steps import Run
-from verify.ops.op import Op, Problem
+from verify.ops.op import Op, Problem, chosen
 from verify.records.figure import signed
 from verify.records.readings import NONFINITE
 from verify.records.record import Number, number, value_of
@@ -208,6 +208,7 @@ def worst_place(kernel: Kernel, backend: Backend, case: Case, result: str) -> in
         raise UsageError(f"{result} has no elements in this case")
     fmt = formats.of(got.dtype)
     problem = problem_of(kernel.op, case, measured.inputs, measured.upstream, (result,))
+    problem = chosen(kernel.op, problem, {result: got})
     truth = evaluate(kernel.op, problem, {result: fmt})[result].for_result(got)
     scale = truth.unit(kernel.op.gate_of(result), kernel.noise_floor(case.dtype, result))
     found = errors(got, truth.value, fmt, low=truth.low, bound=truth.bound, scale=scale, policy=kernel.policy)

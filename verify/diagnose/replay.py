@@ -20,6 +20,7 @@ from verify.diagnose.rules import on_case
 from verify.errors import UsageError
 from verify.measure.call import Measured, run_baseline, run_kernel
 from verify.measure.element import worst_element
+from verify.ops.op import chosen
 from verify.records.readings import BEYOND
 from verify.records.record import EXTREME, LawRun, Origin, Worst
 from verify.truth import formats
@@ -132,6 +133,7 @@ def _judge(
     got = measured.results[result]
     fmt = formats.of(got.dtype)
     problem = problem_of(kernel.op, case, measured.inputs, measured.upstream, (result,))
+    problem = chosen(kernel.op, problem, measured.results)
     pattern = pattern_at(got, index)
 
     @cache

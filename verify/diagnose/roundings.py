@@ -57,7 +57,7 @@ class Roundings:
 
 def roundings(program: Program, run: Run, result: str, index: int, dtypes: Sequence[torch.dtype]) -> Roundings:
     """Returns the effect of each step of a program on one element, in each of the formats."""
-    run.opens = "face"  # decisions follow the exact numbers
+    program.decide(run, [result])
     end, steps = program.results[result], program.needed_for([result])
     held: dict[int, Any] = {}
     for step in steps:

@@ -333,8 +333,6 @@ def _proven_within(kernel: Kernel, dtype: str, facts: Known, limit: float) -> fl
     largest, by_noise = 0.0, kernel.op.gate == "noise"
     for name, truth in facts.truths.items():
         got = facts.results[name]
-        if name in kernel.op.integers and kernel.op.meaning is not None:
-            got = kernel.op.meaning.settled(facts.problem, name, got)
         near, unit = truth.for_result(got), truth.unit(kernel.op.gate_of(name), kernel.noise_floor(dtype, name))
         found = errors(
             got, near.value, facts.kinds[name], low=near.low, bound=near.bound, scale=unit, policy=kernel.policy

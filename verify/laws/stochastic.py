@@ -139,8 +139,8 @@ def _places(subject: Subject, case: Case, inputs: Inputs, result: str) -> _Place
     noise = op.meaning.deviation(problem, result).to(exact.device).reshape(-1)
     known = torch.isfinite(exact) & torch.isfinite(bound) & torch.isfinite(noise)
     known &= exact.abs() < float(fmt.max_finite)
-    for other in (truth.unknown, None if truth.ends is None else truth.ends[0] != truth.ends[1]):
-        known &= True if other is None else ~other.reshape(-1)
+    if truth.unknown is not None:
+        known &= ~truth.unknown.reshape(-1)
     exact = torch.where(known, exact, 0.0)
     unit, single = (torch.ldexp(torch.ones_like(exact), ulp_exponent(exact, each)) for each in (fmt, named("float32")))
     # a step that rounds may also be a function, which float32 kernels compute within this limit

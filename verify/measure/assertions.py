@@ -226,7 +226,8 @@ class _Closeness:
             assert reference is not None, "all elements are judged here"
             if (wanted := tuple(reference.value.shape)) != tuple(value.shape):
                 raise AssertionError(f"{self.label}.{name} has shape {wanted}; received {tuple(value.shape)}")
-        pieces = judge_case(declared, group, question, {KERNEL: results}, {})[KERNEL]
+        given = {KERNEL: results}
+        pieces = judge_case(declared, group, question.explaining(given), given, {})[KERNEL]
         failed = [text for name, piece in pieces.items() if (text := self._failure(declared, question, name, piece))]
         if failed or set(pieces) != set(results):
             raise AssertionError("\n".join(failed) or "a result was not judged, which is no pass")

@@ -2,8 +2,8 @@
 
 The results come from the kernel, from PyTorch (the baseline) and from modes of inference, such as the kernel under
 `torch.no_grad()`. `verify.measure.kernel` uses this module in three steps. `question_of` evaluates the float64
-references. `judge_case` compares all results with the same truth. It may run in a fork, so it returns pieces that can
-be sent. `Collected.add` merges the pieces of all cases of a group.
+references. `judge_case` compares all results with the truth: at a tie, each source with the choice that explains it. It
+may run in a fork, so it returns pieces that can be sent. `Collected.add` merges the pieces of all cases of a group.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from verify.measure.result import KEEP_SPECIAL, Findings, check_limit
 from verify.measure.tally import KEEP, Peak, Tally, merged_peaks, worst
 from verify.measure.trivial import SLIGHTLY_OFF, trivial_at_ordinary
 from verify.ops.graph.sampled import Sample
-from verify.ops.op import Fast, Largest, Op, Problem, Regime, remembering
+from verify.ops.op import Fast, Largest, Op, Problem, Regime, chosen, remembering
 from verify.records.figure import LEAST
 from verify.records.readings import APART, BEYOND, NONFINITE
 from verify.records.record import ORDINARY, Origin, Worst, value_of
@@ -194,6 +194,37 @@ class Question:
     floors: dict[str, float]  # the least noise of each result, in ULP
     limits: dict[str, float]  # the limit of each result on ordinary inputs
     whole: Whole | None = None  # None: all elements are judged
+    others: Mapping[str, Question] = field(default_factory=dict)  # by source: the same at other choices at ties
+
+    def explaining(self, given: Mapping[str, Mapping[str, Tensor]]) -> Question:
+        """Returns the question with the choices at ties that each source's results need. Uses the problem's device."""
+        others: dict[str, Question] = {}
+        for by, results in given.items():
+            if (own := self._explaining(results)) is not self:
+                others[by] = own
+        return replace(self, others=others)
+
+    def _explaining(self, results: Mapping[str, Tensor]) -> Question:
+        meaning = self.definition.meaning
+        if isinstance(meaning, Sample):
+            [name] = self.fast
+            if name not in results or (sample := meaning.explained(results[name])) is meaning:
+                return self
+            definition = sample.op(self.definition)
+            op = remembering(definition, self.host)
+            return replace(self, op=op, definition=definition, fast={name: sample.reference})
+        problem = chosen(self.definition, self.problem, results)
+        if problem is self.problem:
+            return self
+        host = problem if self.problem is self.host else _on_host(problem)
+        found = self.definition.fast(problem)
+        fast = {name: found[name].cpu() if self.problem is self.host else found[name] for name in self.fast}
+        return replace(self, op=remembering(self.definition, host), problem=problem, host=host, fast=fast)
+
+    def of(self, name: str) -> Question:
+        """Returns the question about one result alone."""
+        others = {by: replace(each, fast={name: each.fast[name]}) for by, each in self.others.items()}
+        return replace(self, fast={name: self.fast[name]}, others=others)
 
     def judged_by(self, result: str, truth: Truth) -> JudgedBy:
         """Returns one result with its truth and its rules."""
@@ -287,7 +318,9 @@ def _rules_of(kernel: Kernel, case: Case, kinds: dict[str, Format]) -> dict[str,
 
 def _on_host(problem: Problem) -> Problem:
     inputs = {name: None if value is None else value.cpu() for name, value in problem.inputs.items()}
-    return replace(problem, inputs=inputs, upstream={name: value.cpu() for name, value in problem.upstream.items()})
+    upstream = {name: value.cpu() for name, value in problem.upstream.items()}
+    decisions = {key: value.cpu() for key, value in problem.cache.get("decisions", {}).items()}
+    return replace(problem, inputs=inputs, upstream=upstream, cache={**problem.cache, "decisions": decisions})
 
 
 def judge_case(
@@ -323,19 +356,23 @@ def judge_case(
     def parts(name: str, shape: tuple[int, ...]) -> tuple[Tensor | None, Parts]:
         return classed(question.op, question.case, question.problem, name, shape, question.largest)
 
-    truths = {name: question.truth(name) for name in question.fast}
+    truths_of: dict[int, dict[str, Truth]] = {}  # of the questions at each choice at ties
+    for each in (question, *question.others.values()):
+        truths_of[id(each)] = {name: each.truth(name) for name in each.fast}
     for by in (BASELINE, KERNEL):  # before either is judged, so that both get the same noise
+        asked = question.others.get(by, question)
+        truths = truths_of[id(asked)]
         for name in truths.keys() & given.get(by, {}).keys():
             got = given[by][name].to(truths[name].value.device)
-            fmt = question.formats[name]
-            truths[name] = with_noise_again(question.op, question.host, name, got, truths[name], fmt)
+            truths[name] = with_noise_again(asked.op, asked.host, name, got, truths[name], asked.formats[name])
     pieces: Pieces = {}
     theirs: dict[str, Tensor] = {}  # by result: True at elements where PyTorch is within the limit
     for by, results in sorted(given.items(), key=lambda item: item[0] != BASELINE):
         own = by != BASELINE
+        asked = question.others.get(by, question)
         judging = _Judging(
-            question,
-            truths,
+            asked,
+            truths_of[id(asked)],
             parts,
             Effort(sample, keep, open_limit, rounds) if own else Effort(at_first, 1, open_limit_peer, rounds),
             each=own and not kernel.peer,
@@ -347,12 +384,15 @@ def judge_case(
     if kernel.encoded is not None and not kernel.peer and question.whole is None and ordinary:
         for name, piece in pieces[KERNEL].items():
             if name not in known[KERNEL] or not known[KERNEL][name].mistake:
-                got, near = given[KERNEL][name].to(truths[name].value.device), truths[name].value
+                near = truths_of[id(question)][name].value
+                got = given[KERNEL][name].to(near.device)
                 words = mistake(kernel.encoded, question.definition, question.problem, name, got, near)
                 pieces[KERNEL][name] = msgspec.structs.replace(piece, mistake=words)
     if pieces.get(KERNEL) and not kernel.peer and not group.pinned and _looks_for_blind_spots(question, group):
         first = next(iter(pieces[KERNEL]))
-        found = blind_spots([question.judged_by(name, truths[name]) for name in pieces[KERNEL]], question.limits)
+        asked = question.others.get(KERNEL, question)
+        truths = truths_of[id(asked)]
+        found = blind_spots([asked.judged_by(name, truths[name]) for name in pieces[KERNEL]], question.limits)
         pieces[KERNEL][first] = msgspec.structs.replace(pieces[KERNEL][first], blind=found)
     return {by: pieces[by] for by in given}
 

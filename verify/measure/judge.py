@@ -99,8 +99,6 @@ def judge_by(
     """Judges one output tensor. `segments` numbers the regime of each element."""
     op, problem, result, truth, fmt, policy = by.op, by.problem, by.result, by.truth, by.fmt, by.policy
     effort = effort or Effort()
-    if op.meaning is not None and result in op.integers:
-        got = op.meaning.settled(problem, result, got)
     near = truth.for_result(got)
     found = errors(
         got,
@@ -203,12 +201,8 @@ def settled(found: Errors, exact: Mapping[int, Judged]) -> Errors:
     scaled, scaled_width = found.scaled, found.scaled_width
     if scaled is not None and scaled_width is not None:
         if (yardstick := found.yardstick) is not None:
-            noise, spread = (
-                [0.0] * len(verdicts) if each is None else each[where].tolist()
-                for each in (yardstick.noise, yardstick.spread)
-            )
-            rows = zip(verdicts, noise, spread, strict=True)
-            figures = [item.in_noise(unit, free, yardstick.floor) for item, unit, free in rows]
+            noise = yardstick.noise[where].tolist()
+            figures = [item.in_noise(unit, yardstick.floor) for item, unit in zip(verdicts, noise, strict=True)]
         else:
             assert found.scale_exponent is not None
             units = found.scale_exponent[where].tolist()

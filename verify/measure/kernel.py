@@ -430,7 +430,7 @@ class Judging:
         if not budget.holds(self.kernel.op, problem):
             return self._sampled(problem, case, measured, given, budget)
         small = PARALLEL if self.judges > 1 else SMALL
-        question = question_of(self.kernel, case, measured, problem, self.target, self.seed, small)
+        question = question_of(self.kernel, case, measured, problem, self.target, self.seed, small).explaining(given)
         if question.on_host:  # a fork cannot use the GPU
             given = {by: {name: value.cpu() for name, value in results.items()} for by, results in given.items()}
             return [(each, given) for each in (_apart(question) if self.judges > 1 else [question])]
@@ -458,7 +458,7 @@ class Judging:
             question = sampled_question(self.kernel, case, measured, sample, self.target, self.seed)
             question.host.cache["effort"] = budget.effort
             of_sample = {by: {name: sample.of(results[name])} for by, results in given.items() if name in results}
-            found.append((question, of_sample))
+            found.append((question.explaining(of_sample), of_sample))
         return found
 
     def _is_proven_wrong(self, dtype: str, judging: _GroupJudging) -> bool:
@@ -569,7 +569,7 @@ def _apart(question: Question) -> list[Question]:
     """Divides a long question by result, so that several forks share it."""
     if not question.problem.is_long:
         return [question]
-    return [replace(question, fast={name: fast}) for name, fast in question.fast.items()]
+    return [question.of(name) for name in question.fast]
 
 
 def _of_inference(result: Result, mode: str, properties: str) -> Result:

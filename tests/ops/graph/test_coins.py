@@ -57,7 +57,7 @@ def noise(function: Callable[..., Any]) -> tuple[dict[str, Any], dict[int, Tenso
     program, run = traced(function)
     found, reaches = noise_of(program, run, ["y", "dx"], Rounding.of(run))
     places = {id(step): place for place, step in enumerate(program.steps)}
-    return found, {places[key]: reach for key, reach in reaches.items()}, program.apart
+    return found, {(places[abs(key)], key < 0): reach for key, reach in reaches.items()}, program.apart
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -75,8 +75,6 @@ def test_the_noise_is_that_of_runs_one_after_the_other(
     for result, one in alone.items():
         assert torch.equal(found[result].deviation, one.deviation), result
         assert found[result].together == one.together
-        for a, b in ((found[result].spread, one.spread), (found[result].other, one.other)):
-            assert (a is None and b is None) or torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0))
     for place, reach in wanted.items():
         assert torch.equal(reaches[place], reach)
 

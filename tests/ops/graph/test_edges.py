@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial, reduce
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch.nn import functional
 
 from verify.errors import UsageError
 from verify.ops.graph.arithmetic import Arithmetic, Balls, Decimals
+from verify.ops.graph.choices import Choices
 from verify.ops.graph.decompositions import table
 from verify.ops.graph.functions import FUNCTIONS
 from verify.ops.graph.noise import noise_of
@@ -77,11 +77,7 @@ def _apart(function: Callable[..., Any], given: list[Tensor]) -> list[str]:
     for (name, span), want in zip(program.spans(run, list(program.results)).items(), made, strict=True):
         value = want.double().reshape(-1)
         if not isinstance(span, Span):
-            known = span.value.double().expand(want.shape).reshape(-1)
-            lo = hi = known
-            if span.open is not None:
-                doubt = span.open.expand(want.shape).reshape(-1)
-                lo, hi = known.masked_fill(doubt, -math.inf), known.masked_fill(doubt, math.inf)
+            lo = hi = span.double().expand(want.shape).reshape(-1)
         else:
             lo, hi = (end.expand(want.shape).reshape(-1) for end in (span.lo, span.hi))
         room = value.abs() * 1e-9 + 1e-290
@@ -207,7 +203,7 @@ PAIRS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "padded": lambda x, y: functional.pad(x.reshape(1, 4, 4), (1, 2), mode="reflect") * functional.pad(y[:7], (0, 0)),
     "convolved": lambda x, y: functional.conv1d(x.reshape(1, 2, 8), y[:12].reshape(2, 2, 3), padding=1, dilation=2),
     "unfolded": lambda x, y: functional.unfold(x.reshape(1, 1, 4, 4), 2) * y[:4, None],
-    "sorted": lambda x, y: x.sort()[0] * y.topk(16)[0] + x.median() + x.reshape(4, 4).kthvalue(2)[0].sum(),
+    "sorted": lambda x, y: x.sort()[0] * y.topk(16)[0] + x.reshape(4, 4).kthvalue(2)[0].sum(),
     "running": lambda x, y: x.cummax(0)[0] + y.cummin(0)[0] + torch.logcumsumexp(x, 0),
     "quantile": lambda x, y: x.quantile(0.3) + y.nanmean() + x.nansum(),
     "angles": lambda x, y: (
@@ -231,9 +227,12 @@ def test_values_and_gradients_are_pytorchs_at_ties(name: str) -> None:
     made = PAIRS[name](x, y)
     program = trace(PAIRS[name], operands, differentiable=("x", "y"))
     gradients = torch.autograd.grad(made, (x, y), torch.ones_like(made))
-    run = Run({**operands, "grad y": torch.ones_like(made)}, torch.device("cpu"), "ties")
-    spans, narrow = program.spans(run, list(program.results)), []
-    noise, _ = noise_of(program, replace(run, opens=""), list(program.results), Rounding(), runs=4)
+    run, every = Run({**operands, "grad y": torch.ones_like(made)}, torch.device("cpu")), list(program.results)
+    noise, reach = noise_of(program, run, every, Rounding(), runs=4)
+    choices = Choices.of(program, run, every, reach, {key: each.deviation for key, each in noise.items()})
+    if choices is not None:
+        run.decisions = choices.explaining({"y": made.detach(), "dx": gradients[0], "dy": gradients[1]})
+    spans, narrow = program.spans(run, every), []
     for result, want in zip(("y", "dx", "dy"), (made.detach(), *gradients), strict=True):
         lo, hi = (end.expand(want.shape) for end in (spans[result].lo, spans[result].hi))
         size = spans[result].mid().abs() + noise[result].deviation * 2.0**24  # of the terms

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import pytest
@@ -14,9 +15,12 @@ from torch.nn import functional
 
 from tests.ops.graph.fp8_sums import added
 from verify.measure.judge import Effort, JudgedBy, judge_by
+from verify.ops.graph.choices import Choices
 from verify.ops.graph.like import Definition
 from verify.ops.graph.noise import Noise, noise_of
+from verify.ops.graph.program import trace
 from verify.ops.graph.rounding import Rounding
+from verify.ops.graph.steps import Run
 from verify.ops.op import Problem
 from verify.truth.fast import evaluate
 from verify.truth.formats import named
@@ -297,6 +301,17 @@ def test_a_slope_that_is_taken_from_a_saved_output_has_its_noise() -> None:
 # -- decisions ----------------------------------------------------------------------------------------------
 
 
+def chosen(function: Callable[..., Tensor], inputs: dict[str, Tensor], got: dict[str, Tensor], **given: Any) -> Any:
+    """Returns the values under the choices that explain some results, and whether any decision was free."""
+    upstream = {"y": given["upstream"]} if "upstream" in given else {}
+    op = Definition(function, list(inputs), examples=[tuple(inputs.values())]).op()
+    assert op.meaning is not None
+    problem = Problem(inputs, {}, upstream, tuple(got))
+    own = op.meaning.chosen(problem, got)
+    found = op.fast(own)
+    return {name: found[name].value for name in got}, problem.cache["choices"] is not None
+
+
 def test_a_tie_of_a_max_pool_within_noise_sends_the_gradient_either_way() -> None:
     x, w = drawn(1, 4, seed=8), drawn(4, 2, seed=9)
     near = torch.stack([w[:, 0], w[:, 0]], 1)
@@ -305,28 +320,14 @@ def test_a_tie_of_a_max_pool_within_noise_sends_the_gradient_either_way() -> Non
     def pooled(x: Tensor, w: Tensor) -> Tensor:
         return functional.max_pool1d((x @ w)[None], 2)[0]
 
-    found = at_hand(pooled, {"x": x, "w": near}, "dw", upstream=torch.ones(1, 1))
-    chosen = found.value[0, 1] == 0  # the gradient arrives at the first column
-    assert torch.equal(found.value[:, 0 if chosen else 1], x[0].double())
-    assert torch.equal(found.other, found.value.flip(-1)), "and at the other one, if that is the larger"
-    assert found.spread is None or not found.spread.any()
-    far = at_hand(pooled, {"x": x, "w": w}, "dw", upstream=torch.ones(1, 1))
-    assert far.other is None and far.spread is None
-
-
-def test_a_relu_at_its_kink_has_both_slopes() -> None:
-    x = torch.tensor([[0.0, 1.0, -1.0]])
-
-    def summed(x: Tensor) -> Tensor:
-        return functional.relu(x).sum(-1)
-
-    found = at_hand(summed, {"x": x}, "dx", upstream=torch.tensor([3.0]))
-    assert found.value.tolist() == [[0.0, 3.0, 0.0]]
-    least, most = found.ends
-    assert least.tolist() == [[0.0, 3.0, 0.0]] and most.tolist() == [[3.0, 3.0, 0.0]]
-    assert torch.isnan(found.other).all() and not found.spread.any(), "what a tie allows is not allowed twice"
-    away = at_hand(summed, {"x": x + 0.5}, "dx", upstream=torch.tensor([3.0]))
-    assert away.other is None and away.spread is None
+    one = torch.stack([x[0], torch.zeros(4)], 1)
+    for dw in (one, one.flip(-1)):
+        found, free = chosen(pooled, {"x": x, "w": near}, {"dw": dw}, upstream=torch.ones(1, 1))
+        assert free and torch.equal(found["dw"], dw.double())
+    for dw in (one * 0, one + one.flip(-1), one * 0.5):
+        found, _ = chosen(pooled, {"x": x, "w": near}, {"dw": dw}, upstream=torch.ones(1, 1))
+        assert not torch.equal(found["dw"], dw.double())
+    assert not chosen(pooled, {"x": x, "w": w}, {"dw": one}, upstream=torch.ones(1, 1))[1]
 
 
 def test_decisions_stay_as_they_are_while_noise_is_sampled() -> None:
@@ -336,16 +337,20 @@ def test_decisions_stay_as_they_are_while_noise_is_sampled() -> None:
     upstream = torch.tensor([[1.0, 5.0]])
     ranked = at_hand(lambda x, w: (x @ w).sort(-1).values, {"x": x, "w": near}, "dw", upstream=upstream)
     assert bool((ranked.noise <= 2 * U * ranked.value.abs()).all())
-    assert torch.equal(ranked.other, ranked.value.flip(-1))
-    third = torch.tensor([[1 / 3]])
-    cut = at_hand(lambda x, w: torch.remainder(x * w, 1.0) + 0 * x.sum(), {"x": third, "w": torch.tensor([[3.0]])})
-    assert float(cut.noise) < 2 * U
-    assert 0 < float(cut.value) < 1e-6 and float(cut.other) > 1 - 1e-6, "1 is right as well"
-    assert float(cut.spread) == 0, "and nothing in between"
+    third = {"x": torch.tensor([[1 / 3]]), "w": torch.tensor([[3.0]])}
+
+    def cut(x: Tensor, w: Tensor) -> Tensor:
+        return torch.remainder(x * w, 1.0) + 0 * x.sum()
+
+    found = at_hand(cut, third)
+    assert float(found.noise) < 2 * U and 0 < float(found.value) < 1e-6
+    for got, low, high in ((0.0, 0, 1e-6), (1.0, 1 - 1e-6, 1 + 1e-6), (0.5, 0, 1)):
+        value = float(chosen(cut, third, {"y": torch.tensor([[got]])})[0]["y"])
+        assert low <= value <= high + 1e-6 and abs(value - 0.5) > 0.4, "1 is right as well, and nothing in between"
 
 
-def test_only_decisions_within_eight_times_their_noise_are_open() -> None:
-    """relu(x - y - z): the second difference is rounded, the first one too; the kink is moved across their noise."""
+def test_only_decisions_within_eight_times_their_noise_are_free() -> None:
+    """relu(x y - z): the product is rounded, the difference too; the kink is moved across their noise."""
 
     def kinked(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
         return functional.relu(x * y - z)
@@ -353,19 +358,22 @@ def test_only_decisions_within_eight_times_their_noise_are_open() -> None:
     x, y = torch.full((40,), 1.1), torch.full((40,), 1.3)
     product = float(x[0].double() * y[0].double())
     z = torch.full((40,), product).double() + torch.linspace(-20, 20, 40).double() * U * product / math.sqrt(3)
-    inputs = {"x": x.double(), "y": y.double(), "z": z}
-    shaped = {name: value[None] for name, value in inputs.items()}
-    found = noise(kinked, shaped, "dz", 256, format=Rounding())
-    assert found.other is not None
-    opened = ~torch.isnan(found.other[0])
-    assert 0 < int(opened.sum()) < 40
+    inputs = {"x": x.double()[None], "y": y.double()[None], "z": z[None]}
+    program = trace(kinked, inputs, differentiable=("z",))
+    run = Run({**inputs, "grad y": torch.ones(1, 40).double()}, torch.device("cpu"))
+    found, reach = noise_of(program, run, ["dz"], Rounding(), runs=256)
+    choices = Choices.of(program, run, ["dz"], reach, {"dz": found["dz"].deviation})
+    assert choices is not None
+    [step] = choices._deciding
+    own = run.decisions[id(step)]
+    free = reduce(torch.logical_or, (turned[id(step)] != own for turned in choices.directions({})))[0]
     margin = ((x.double() * y.double() - z).abs() / (U * product / math.sqrt(3))).tolist()
-    for distance, is_open in zip(margin, opened.tolist(), strict=True):
-        assert is_open == (distance < 8) or 7 < distance < 9, distance
+    for distance, is_free in zip(margin, free.tolist(), strict=True):
+        assert not (is_free and distance > 10) and (is_free or distance > 6), distance
 
 
-def test_more_than_two_right_values_are_a_spread() -> None:
-    """Three kinks at once in front of one sum: its gradient has eight values, of which none is the other one.
+def test_several_decisions_at_once_are_explained_together() -> None:
+    """Three kinks in front of one sum: its gradient has eight values, and no other.
 
     They are no exact ties: x w - w / 3 is a rounding off 0.
     """
@@ -373,12 +381,13 @@ def test_more_than_two_right_values_are_a_spread() -> None:
     def net(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
         return functional.relu(x * w - w * torch.tensor(1 / 3, dtype=torch.float64)) @ v
 
-    x, w, v = torch.full((1, 1), 1 / 3), drawn(1, 3, seed=10), torch.tensor([[1.0], [10.0], [100.0]])
-    found = at_hand(net, {"x": x, "w": w, "v": v}, "dx", upstream=torch.ones(1, 1))
-    slopes = w.double()[0] * v.double()[:, 0]
-    ways = [float(slopes @ torch.tensor(way).double()) for way in itertools.product((0, 1), repeat=3)]
-    most = max(abs(way - float(found.value)) for way in ways)
-    assert torch.isnan(found.other).all() and most <= float(found.spread) <= 2.001 * most, "some are not met"
+    inputs = {"x": torch.full((1, 1), 1 / 3), "w": drawn(1, 3, seed=10), "v": torch.tensor([[1.0], [10.0], [100.0]])}
+    slopes = inputs["w"].double()[0] * inputs["v"].double()[:, 0]
+    for way in itertools.product((0, 1), repeat=3):
+        right = (slopes @ torch.tensor(way).double()).float().reshape(1, 1)
+        for got in (right, right * 1.01 + 0.01):
+            value = chosen(net, inputs, {"dx": got}, upstream=torch.ones(1, 1))[0]["dx"]
+            assert (abs(float(value) - float(got)) < 1e-5 * (1 + abs(float(got)))) == (got is right), (way, value, got)
 
 
 # -- the same, again ----------------------------------------------------------------------------------------

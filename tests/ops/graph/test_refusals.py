@@ -104,17 +104,6 @@ _AT = "@"  # in a message: the file, the line and the function of the call
         ),
         (lambda x: x[x[:, 0].argsort(), x[0].argsort()], _ONE_INDEX, "aten.index.Tensor"),
         (lambda x: (x * 0).index_put((x[0].argsort(),), x), _ONE_INDEX, "aten.index_put.default"),
-        (
-            lambda x: (x * 0).scatter(-1, x.topk(2, -1).indices.mT, 1.0),
-            (
-                (
-                    "like= supports a scatter to at most 16 indices of topk or sort in each row, in their order; "
-                    "aten.scatter.value received {}@"
-                ),
-                "pass the indices to scatter as topk or sort returns them",
-            ),
-            "them in another order",
-        ),
         (lambda x: x.long() << x.long(), _SHIFT, "Tensor received a tensor"),
         (lambda x: x.long() << 64, _SHIFT, "Scalar received 64"),
         (lambda x: 3.0, _TENSORS, "float"),
@@ -220,12 +209,6 @@ def test_what_is_refused_is_named_with_its_line(
 @pytest.mark.parametrize(
     ("function", "given", "message", "hint"),
     [
-        (
-            lambda x: torch.stack([x.argmax(), x.argmin()]),
-            {"examples": [(torch.ones(3),)]},
-            "like=like returns y, integers that it computes from indices; verify judges the indices themselves",
-            "return the indices as PyTorch gives them: x.argmax(-1), x.topk(k).indices",
-        ),
         (
             lambda x: x.sum(-1),
             {},

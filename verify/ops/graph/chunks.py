@@ -11,7 +11,7 @@ number, which has to lie in the interval. Arb checks some terms. TruthError is r
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from torch import Tensor
 from verify.errors import BeyondEffort, TruthError
 from verify.ops.graph.arithmetic import Arithmetic
 from verify.ops.graph.boxes import digits_of
-from verify.ops.graph.program import Program
+from verify.ops.graph.program import Program, undisturbed
 from verify.ops.graph.reducing import Reduce
 from verify.ops.graph.single import ElementEvaluator, Shared
 from verify.ops.graph.spans import Span
@@ -43,8 +43,8 @@ class Known(Step):
         return run.maps[id(self)]
 
     def value(self, run: Run, given: Sequence[Tensor]) -> Tensor:
-        held: Tensor = run.maps[id(self)]
-        return held
+        held = run.maps[id(self)]
+        return held.mid() if isinstance(held, Span) else held
 
     def sources(self, run: Run, wanted: Places) -> list[Places]:
         raise BeyondEffort(f"{self.origin} has an interval alone, no exact value")
@@ -65,7 +65,7 @@ class Totals:
     value: Tensor | None = None  # in float64; set by the noise
     deviation: Tensor | None = None  # its noise, without that of the inputs
     size: Tensor | float = 0.0  # at least the sum of the terms' magnitudes
-    spans: dict[str, Span] = field(default_factory=dict)  # by `Run.opens`
+    enclosed: Span | None = None
 
     @property
     def last(self) -> Reduce:
@@ -81,7 +81,7 @@ class Totals:
 
     def span(self, run: Run, given: Sequence[Any]) -> Span:
         """Returns the interval. Raises TruthError if it lacks the float64 value."""
-        if run.opens not in self.spans:
+        if self.enclosed is None:
             parts = list[Span]()
             for program, own in self.each(given):
                 parts.append(program.spans(own, [PART])[PART])
@@ -92,8 +92,8 @@ class Totals:
             hi = lo if points else torch.stack([part.hi for part in parts])
             found: Span = self.last.span(run, [Span(lo, hi, all(part.given for part in parts))])
             self._check(found)
-            self.spans[run.opens] = found
-        return self.spans[run.opens]
+            self.enclosed = found
+        return self.enclosed
 
     def _check(self, found: Span) -> None:
         if self.value is None:
@@ -118,7 +118,7 @@ def _check_terms(program: Program, run: Run) -> None:
         places = random.integers(0, span.lo.numel(), _CHECKED)
         at = tuple(map(torch.from_numpy, digits_of(places, step.shape)))
         lows, highs = (end[at].expand(_CHECKED).tolist() for end in (span.lo, span.hi))
-        evaluator = ElementEvaluator(terms, run, PART, places.tolist(), None, False, Shared())
+        evaluator = ElementEvaluator(terms, run, PART, places.tolist(), Shared())
         for position, (lo, hi) in enumerate(zip(lows, highs, strict=True)):
             try:
                 ball = evaluator.ball(position, _BITS)
@@ -141,13 +141,9 @@ class Chunked(Step):
         if not given and self.totals.value is not None:
             return self.totals.value
 
-        def make(step: Step, values: list[Tensor]) -> tuple[Tensor, Tensor]:
-            value = step.value(own, values)
-            return value, value
-
         made = list[Tensor]()
         for program, own in self.totals.each(given):
-            made.append(program.values(own, [PART], make)[PART])
+            made.append(program.values(own, [PART], undisturbed(own))[PART])
         return self.totals.last.value(run, [torch.stack(made)])
 
     def sources(self, run: Run, wanted: Places) -> list[Places]:

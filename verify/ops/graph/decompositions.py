@@ -362,7 +362,7 @@ def _max_pool_backward(rank: int) -> Callable[..., Any]:
         x, single = _batched(x, rank)
         columns, _, back = _pooled(x, rank, kernel, stride, padding, dilation, ceil, -math.inf)
         best = columns.max(-1, keepdim=True).indices
-        grads = torch.zeros_like(columns).scatter(-1, best, grad.reshape(best.shape))
+        grads = resampling.chosen_in(columns, best, grad)
         return back(grads)[0] if single else back(grads)
 
     return backward

@@ -83,17 +83,16 @@ class Derivation:
     def _rounded(self, values: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         """Evaluates the function over the real numbers and rounds each element once to `dtype`."""
         program = self._program({name: (tuple(value.shape), value.dtype) for name, value in values.items()})
-        run = Run(dict(values), torch.device("cpu"), "face")
+        run = Run(dict(values), torch.device("cpu"))
         with torch.no_grad():
             span = program.spans(run, ["y"])["y"]
         if not isinstance(span, Span):
-            return span.value  # type: ignore[no-any-return]
+            return span  # type: ignore[no-any-return]
         format = str(dtype).removeprefix("torch.")
         low, high = rounded(span.lo, format), rounded(span.hi, format)
         found = torch.where(torch.isnan(span.lo), torch.nan, low)
         open_ = torch.nonzero(((low != high) & ~torch.isnan(span.lo)).reshape(-1)).reshape(-1).tolist()
         if open_:
-            run = Run(dict(values), run.device)
             found.view(-1)[open_] = torch.tensor(_by_balls(program, run, open_, format), dtype=torch.float64)
         return found.to(dtype)
 
@@ -125,7 +124,7 @@ class Derivation:
 
 def _by_balls(program: Program, run: Run, places: list[int], format: str) -> list[float]:
     """Rounds single elements by Arb. An element that 2,560 bits do not decide counts as a tie."""
-    evaluator = ElementEvaluator(program, run, "y", places, None, False, Shared(share=math.inf))
+    evaluator = ElementEvaluator(program, run, "y", places, Shared(share=math.inf))
     return [_by_ball(evaluator, place, format) for place in range(len(places))]
 
 

@@ -56,12 +56,10 @@ def _agreed(fast: Fast, noise: Noise, theirs: Tensor, mask: Tensor) -> Fast:
     apart, least = (theirs - value).abs(), value.abs() * 2.0**-50
     sure = mask & (apart <= noise.deviation * _AGREES + least)
     room = torch.maximum(apart, noise.deviation * (NEAR * _FLOAT64) + least)
-    ends = fast.ends and (torch.where(sure, value, fast.ends[0]), torch.where(sure, value, fast.ends[1]))
     return replace(
         fast,
         value=torch.where(sure, value, fast.value),
         bound=torch.where(sure, 2 * room, bound),
-        ends=ends,
         remark=f"; of {int(sure.sum()):,} of {sure.numel():,} two float64 evaluations, which agree",
     )
 

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from verify.errors import UsageError
 from verify.ops.geometry import Elementwise, Shape
-from verify.ops.graph.answers import demand_answers, settled
 from verify.ops.graph.called import Meaning, moved_module
+from verify.ops.graph.choices import Choices
 from verify.ops.graph.derived import Derivation, derivations
 from verify.ops.graph.float64 import in_float64, narrowed
 from verify.ops.graph.noise import Noise, noise_of, sampled_again
@@ -30,8 +30,7 @@ from verify.ops.graph.scores import scores_of
 from verify.ops.graph.shapes import NamedDims, Range, ranges_of, sizes_within
 from verify.ops.graph.single import ElementEvaluator, Shared
 from verify.ops.graph.slices import Cut
-from verify.ops.graph.spans import Span
-from verify.ops.graph.steps import Leaf, Run, Truths, moved_from
+from verify.ops.graph.steps import Run
 from verify.ops.op import Fast, Landmarks, Op, Operand, Point, Problem
 
 _OPEN = (256, 32)  # most unbounded elements of a result that Arb evaluates: elementwise programs, others
@@ -166,8 +165,6 @@ class _Like:
                 hint="shapes={" + ", ".join(f"{name!r}: 'n d'" for name in names) + "}, or examples=[(tensor, ...)]",
             )
         smooth = [name for name in program.results if name not in program.integers]
-        for name in program.integers:
-            demand_answers(program, name, self.meaning.name)
         known = self.smooth = self._differentiable(shapes) if smooth else ()
         sums = program.sums or (bool(known) and self._program({name: shapes[name] for name in names}, known).sums)
         self.by_noise = sums
@@ -345,51 +342,68 @@ class _Like:
         return torch.bool if self.ranges[operand].boolean else torch.int64
 
     def program(self, problem: Problem) -> tuple[Program, Run]:
-        """Returns the program of a problem, and a run with its tensors."""
+        """Returns the program of a problem, and a run with its tensors and with the decisions taken so far."""
         if self.part is not None:
-            return self.part[0], replace(self.part[1])
+            return self.part[0], replace(self.part[1], decisions=problem.cache.setdefault("decisions", {}), maps={})
         present = {name: value for name, value in problem.inputs.items() if value is not None}
         wanted = self._gradients(problem) if problem.upstream else []
         gradients = tuple(name for name in present if "d" + name in wanted)
-        kinds = {name: value.dtype for name, value in present.items()}
-        program = self._program({name: tuple(value.shape) for name, value in present.items()}, gradients, kinds)
+        # kept with the decisions, which belong to its steps
+        programs = problem.cache.setdefault("programs", {})
+        if gradients not in programs:
+            kinds = {name: value.dtype for name, value in present.items()}
+            shapes = {name: tuple(value.shape) for name, value in present.items()}
+            programs[gradients] = self._program(shapes, gradients, kinds)
+        program: Program = programs[gradients]
         leaves, device = dict(present), next(iter(present.values())).device
         for name in program.leaves:
             if name.startswith("grad "):
                 held = problem.upstream.get(name.removeprefix("grad "))
                 shape = program.results[name.removeprefix("grad ")].shape
                 leaves[name] = torch.zeros(shape, dtype=torch.float64, device=device) if held is None else held
-        return program, Run(leaves, device, totals=problem.cache.setdefault("totals", {}))
+        cache = problem.cache
+        decisions, totals = cache.setdefault("decisions", {}), cache.setdefault("totals", {})
+        return program, Run(leaves, device, decisions, totals=totals)
 
     def fast(self, problem: Problem) -> dict[str, Fast]:
         """Returns the float64 reference of each result, with the noise if errors are measured by it.
 
-        Leaves in the problem's cache which elements have several right answers ("opened").
+        Leaves in the problem's cache the choices that a kernel has ("choices").
         """
         program, run = self.program(problem)
         with torch.no_grad():
             noise: dict[str, Noise] = {}
             if self.by_noise or program.decides:
-                noise, run.reach = noise_of(program, run, problem.results, self._rounding(program, run))
-            problem.cache["reach"] = program, run.reach
-            run.reach = {} if self.by_noise else run.reach
+                noise, reach = noise_of(program, run, problem.results, self._rounding(program, run))
+            if program.decides and "choices" not in problem.cache:
+                deviations = {name: each.deviation for name, each in noise.items()}
+                problem.cache["choices"] = Choices.of(program, run, problem.results, reach, deviations)
             spans = program.spans(run, problem.results)
-            opened = self._opened(program, run, problem, noise) if run.met_tie else {}
-        # on the host, because single elements are evaluated there
-        problem.cache["opened"] = {name: tuple(each.cpu() for each in found) for name, found in opened.items()}
-        found = {name: _fast(span, opened.get(name)) for name, span in spans.items()}
+        found = {name: _fast(span) for name, span in spans.items()}
         if self.by_noise:
             for name, each in noise.items():
-                found[name] = _with_noise(found[name], each)
+                found[name] = replace(found[name], noise=each.deviation, together=each.together)
             found = narrowed(found, noise, partial(self.in_float64, problem))
         if program.elementwise:
-            used = [run.leaves[step.name] for step in program.steps if isinstance(step, Leaf)]
-            values = [value for value in used if value.is_floating_point()]
-            gradients = self._gradients(problem)
             for name, fast in found.items():
-                fast = self._looked_up(program, run, problem, name, fast)
-                found[name] = _with_free_elements(fast, values, gradient=name in gradients)
+                found[name] = self._looked_up(program, run, problem, name, fast)
         return found
+
+    def chosen(self, problem: Problem, got: Mapping[str, Tensor]) -> Problem:
+        """Returns the problem with the choices at ties that explain a kernel's results best."""
+        if "choices" not in problem.cache and self.program(problem)[0].decides:
+            self.fast(problem)
+        choices: Choices | None = problem.cache.get("choices")
+        if choices is None:
+            return problem
+        with torch.no_grad():
+            decisions = choices.explaining(got)
+        if decisions is choices.run.decisions:
+            return problem
+        kept = {
+            name: value for name, value in problem.cache.items() if name in ("choices", "programs", "effort", "first")
+        }
+        return replace(problem, cache={**kept, "decisions": decisions})
 
     def _rounding(self, program: Program, run: Run) -> Rounding:
         return Rounding.of(run, products=self.products, stored={} if self.fused else program.stored)
@@ -423,80 +437,25 @@ class _Like:
     def _looked_up(self, program: Program, run: Run, problem: Problem, result: str, fast: Fast) -> Fast:
         """Replaces unbounded elements of the reference by Arb's values, up to a number of elements.
 
-        If Arb finds no value either, the element is marked unknown, and every answer is right.
+        If Arb finds no value either, the element is marked unknown: it counts as undecided.
         """
         assert fast.bound is not None
         most_evaluated = _OPEN[not program.elementwise]
         places = torch.nonzero(torch.isinf(fast.bound).reshape(-1)).reshape(-1)[:most_evaluated].tolist()
         if not places or not program.results[result].real:
             return fast
-        evaluator = ElementEvaluator(
-            program, Run(run.leaves, run.device), result, places, None, result[1:] in run.leaves, Shared()
-        )
+        evaluator = ElementEvaluator(program, replace(run, maps={}), result, places, Shared())
         value, bound = (each.clone(memory_format=torch.contiguous_format) for each in (fast.value, fast.bound))
         free = torch.zeros(value.shape, dtype=torch.bool, device=value.device)  # a gradient may lie transposed
         for n, place in enumerate(places):
             known = evaluator.enclosed(n)
             free.view(-1)[place] = known is None
             value.view(-1)[place], bound.view(-1)[place] = known or (math.nan, 0.0)
-        ends = fast.ends and (
-            torch.where(torch.isinf(fast.bound), value, fast.ends[0]),
-            torch.where(torch.isinf(fast.bound), value, fast.ends[1]),
-        )
-        if bool(free.any()):
-            opened: dict[str, tuple[Tensor, ...]] = problem.cache["opened"]
-            sides = (each.to(value.device) for each in opened.get(result, (torch.zeros_like(free), value, value)))
-            several, least, most = next(sides) | free, *sides
-            least, most = least.masked_fill(free, -math.inf), most.masked_fill(free, math.inf)
-            opened[result] = several.cpu(), least.cpu(), most.cpu()
-            ends = torch.where(several, least, value), torch.where(several, most, value)
-        return replace(fast, value=value, bound=bound, ends=ends, unknown=free if bool(free.any()) else None)
-
-    def settled(self, problem: Problem, result: str, got: Tensor) -> Tensor:
-        """Returns a kernel's integers, with each right answer replaced by that of the reference."""
-        value = self.fast(problem)[result].value
-        program, reach = problem.cache["reach"]
-        run = replace(self.program(problem)[1], reach=reach)
-        return settled(program, run, result, got, value.to(got.device))
+        return replace(fast, value=value, bound=bound, unknown=free if bool(free.any()) else None)
 
     def _gradients(self, problem: Problem) -> list[str]:
         """Returns the results that are gradients of operands."""
         return [name for name in problem.results if name.startswith("d") and name[1:] in problem.inputs]
-
-    def _opened(
-        self, program: Program, run: Run, problem: Problem, noise: Mapping[str, Noise]
-    ) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
-        """Maps each result to a mask of the elements that open decisions change, and to their least and greatest value.
-
-        The intervals of a program grow with its depth, with or without decisions. So the change is limited to twice
-        what the sampled runs showed (`Noise`).
-        """
-        gradients = self._gradients(problem)
-        found: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
-        faces = program.spans(replace(run, opens="face"), problem.results)
-        outputs = [name for name in problem.results if name not in gradients]
-        for names, opened in ((outputs, replace(run, opens="rounding")), (gradients, replace(run, opens="ties"))):
-            made = program.spans(opened, names)
-            for name, span in made.items():
-                if isinstance(span, Span):
-                    face, least, most = faces[name], span.lo, span.hi
-                    if self.by_noise:
-                        seen, room = noise[name], noise[name].deviation
-                        assert seen.value is not None
-                        if seen.spread is not None and seen.other is not None:
-                            room = torch.maximum(seen.spread, 2 * (seen.other - seen.value).abs().nan_to_num(0.0))
-                        # the runs have seen only a few of the elements that a tie leaves open
-                        free = torch.isinf(least) & torch.isinf(most)
-                        if bool(free.any()):
-                            room = torch.where(free, room[free].max(), room)
-                        # not for elements picked by open positions, which may be any that the intervals allow
-                        if not getattr(moved_from(program.results[name])[-1], "at", None):
-                            least = torch.maximum(least, seen.value - room)
-                            most = torch.minimum(most, seen.value + room)
-                        face = Span(seen.value - seen.deviation, seen.value + seen.deviation)
-                    wide = (most - least) > 4 * (face.hi - face.lo) + 2.0**-40 * face.mid().abs()
-                    found[name] = wide, least, most
-        return found
 
     def points(self, problem: Problem, result: str, indices: Sequence[int]) -> list[Point]:
         """Returns the exact values of single elements; see `verify.ops.graph.single`."""
@@ -508,57 +467,17 @@ class _Like:
             shared = Shared(problem.cache.get("effort", 1.0), problem.cache.get("first", 0.0))
             held = problem.cache[key] = (problem.inputs, problem.upstream, *self.program(problem), shared)
         program, run, shared = held[2:]
-        if "opened" not in problem.cache:
-            self.fast(problem)
-        gradient = result in self._gradients(problem)
-        evaluator = ElementEvaluator(
-            program, run, result, list(indices), problem.cache["opened"].get(result), gradient, shared
-        )
+        evaluator = ElementEvaluator(program, run, result, list(indices), shared)
         return [evaluator.point(place) for place in range(len(evaluator.indices))]
 
 
-def _with_noise(fast: Fast, noise: Noise) -> Fast:
-    """Adds the noise to the reference of a result. Where a tie has several right answers, they exclude `other`."""
-    spread, other = noise.spread, noise.other
-    if fast.ends is not None:
-        several = fast.ends[0] != fast.ends[1]
-        spread = None if spread is None else spread.masked_fill(several, 0.0)
-        other = None if other is None else other.masked_fill(several, math.nan)
-    return replace(fast, noise=noise.deviation, spread=spread, other=other, together=noise.together)
-
-
-def _fast(span: Any, opened: Any) -> Fast:
-    """Returns the reference for an interval: its middle, half its width as the bound, and several right answers."""
-    if isinstance(span, Truths):
-        value = span.value.to(torch.float64)
+def _fast(span: Any) -> Fast:
+    """Returns the reference for an interval: its middle, and half its width as the bound."""
+    if isinstance(span, Tensor):
+        value = span.to(torch.float64)
         return Fast(value, value.abs().clamp(min=1.0), bound=torch.zeros_like(value))
     value = span.mid()
     bound = torch.maximum(span.hi - value, value - span.lo) * (1 + 2.0**-51)
     bound = torch.where(torch.isinf(value) | torch.isnan(value), 0.0, bound)
     open_ended = (torch.isinf(span.lo) | torch.isinf(span.hi)) & (span.lo != span.hi)
-    bound = torch.where(open_ended, math.inf, bound)
-    ends = None
-    if opened is not None and bool(opened[0].any()):
-        several, least, most = opened
-        ends = (torch.where(several, least, value), torch.where(several, most, value))
-        bound = bound.masked_fill(several, 0.0)  # every number between the ends is right, so no bound is added
-    return Fast(value, value.abs(), ends, bound)
-
-
-def _with_free_elements(fast: Fast, values: Sequence[Tensor], *, gradient: bool) -> Fast:
-    """Marks every answer as right where the function has no value.
-
-    This is the derivative at NaN, and each NaN that the program makes from infinite operands. A program takes no
-    limits, so its NaN for -inf * 0 does not show what the intended function has there.
-    """
-    given = [value.to(torch.float64).expand(fast.value.shape) for value in values]
-    if not given:
-        return fast
-    nan, infinite = (torch.stack([test(value) for value in given]).any(0) for test in (torch.isnan, torch.isinf))
-    free = infinite & ~nan & torch.isnan(fast.value)
-    free = free | nan if gradient else free
-    if not bool(free.any()):
-        return fast
-    low, high = fast.ends or (fast.value, fast.value)
-    ends = low.masked_fill(free, -math.inf), high.masked_fill(free, math.inf)
-    return replace(fast, value=fast.value.masked_fill(free, math.nan), ends=ends)
+    return Fast(value, value.abs(), torch.where(open_ended, math.inf, bound))

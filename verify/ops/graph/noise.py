@@ -10,53 +10,45 @@ of the format that a kernel computes in disturbs each step of the definition. Th
 `rounding.py` gives the size of one rounding of each step.
 
 The disturbances are much smaller than the roundings they represent. So the response is linear, and no decision changes.
-A decision is open if the deciding number lies within `NEAR` times its own noise of the point where the decision
-changes. Some more runs then decide the other way. Their results are right too.
+The same runs show how far a kernel's numbers may be from those that decide (`reaches`): `NEAR` times their noise. Where
+that leaves a decision free, `choices.py` looks for the one that explains a kernel's results.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import reduce
 
 import torch
 from torch import Tensor
 
 from verify.ops.graph.chunks import PART, Chunked, Totals
 from verify.ops.graph.coins import Coins
-from verify.ops.graph.elementwise import Map
+from verify.ops.graph.elementwise import COMPARISONS, Map
 from verify.ops.graph.program import Make, Program
 from verify.ops.graph.reducing import Contract, Reduce
 from verify.ops.graph.rounding import Products, Rounding, Terms, deviation_of, is_exact, terms_of, unit_of
-from verify.ops.graph.selecting import AtRank, IsExtreme, RankIndex, WhereExtreme, candidates, rivals
-from verify.ops.graph.spans import Span
-from verify.ops.graph.special import FUNCTIONS
+from verify.ops.graph.selecting import AtOrder
 from verify.ops.graph.steps import Leaf, Move, Plain, Run, Step, moved_from
 
 NEAR = 8.0  # largest error of a kernel's number, in units of its noise
 RUNS = 16
 _MORE_RUNS, _OTHER_SEED = 48, 1009  # used before elements are called wrong
 _STEP = 2.0**-30  # size of a disturbance, relative to the number
-_FLIPS = 16  # runs with open decisions turned
 _FEW = 1 << 14  # most elements for which `together` is measured and additional runs are made
 _HELD = 1 << 20  # most elements of an operand in float64 that is kept for all runs
-_TIE = 2.0**-44  # change that breaks an exact tie, relative to the number
+_LOOSE = 8  # runs that take their decisions anew
 _ROOT3 = math.sqrt(3.0)
 _CHAOTIC = 1e-3  # relative noise of an element above which its response may not be linear
 
 
 @dataclass(frozen=True)
 class Noise:
-    """The noise of one result, and the effect of open decisions on it.
-
-    `spread` and `other` are None if no decision is open.
-    """
+    """The noise of one result."""
 
     deviation: Tensor  # the noise of each element
-    spread: Tensor | None = None  # the most that open decisions move an element, where it has more than two values
-    other: Tensor | None = None  # the second right value of an element that has two; NaN elsewhere
     value: Tensor | None = None  # the result of the undisturbed run
     together: float = 1.0  # largest rms of one run's changes, each in units of the element's noise
 
@@ -64,18 +56,16 @@ class Noise:
 def noise_of(
     program: Program, run: Run, wanted: Sequence[str], format: Rounding, runs: int = RUNS, *, seed: int = 0
 ) -> tuple[dict[str, Noise], dict[int, Tensor]]:
-    """Returns the noise of each wanted result, and the largest error of each deciding number (`Run.reach`)."""
+    """Returns the noise of each wanted result, and the largest error of each number that decides (`reaches`)."""
     sampled = _Samples(program, run, wanted, format)
     if sampled.is_small():
         runs += runs // 2
     sampled.sample(runs, seed, _STEP / format.unit)
     if sampled.is_chaotic():
         sampled.sample(runs // 2, seed + 1, 1.0)
-    flipped = sampled.flipped(seed)
-    found = {}
-    for name in sampled.wanted:
-        each = flipped.get(name, Noise(sampled.deviation(name)))
-        found[name] = replace(each, value=sampled.truth[name], together=sampled.together(name))
+    found = {
+        name: Noise(sampled.deviation(name), sampled.truth[name], sampled.together(name)) for name in sampled.wanted
+    }
     return found, sampled.reaches()
 
 
@@ -99,12 +89,10 @@ class _Samples:
         self.ends, self.weighed = self._ends(), self._weighted_sums()
         self.inner: dict[int, Products] = {}  # id(step of `weighed`) -> products that are not summed yet
         self.numbers = {id(step): number for number, step in enumerate(self.steps)}
-        self.deciding = {id(each) for step in self.steps if decides(step) for each in step.inputs if each.real}
+        deciding = [each for step in self.steps if step.decides for each in step.inputs if each.real]
+        self.deciding = {id(each) for step in deciding for each in (step, *origins(step))}
         self.compared = {id(step) for step in self.steps if _compares(step)}
-        settled = (step for step in self.steps if decides(step) and not isinstance(step, AtRank))
-        # decisions that no disturbance changes
-        self.chosen = {id(step) for step in settled if getattr(step, "function", "") not in _REMAINS}
-        self.held: dict[int, Tensor] = {}  # id(step) -> value in the base run, of decisions and deciding numbers
+        self.held: dict[int, Tensor] = {}  # id(step) -> value in the base run, of the numbers that decide
         self.roundings: dict[int, Tensor | float] = {}  # id(step) -> deviation; a float is relative to the numbers
         self.stored: dict[int, Tensor] = {}  # id(stored result) -> mask of the elements that its format rounds
         self.kept: set[int] = set()  # ids of steps whose numbers are all of the 16-bit format
@@ -129,7 +117,7 @@ class _Samples:
         return found
 
     def _evaluate_base(self, step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Evaluates a step undisturbed, and notes its deviation and its decision."""
+        """Evaluates a step undisturbed, and notes its deviation and the numbers that decide."""
         deviation: Tensor | float | None
         if isinstance(step, Chunked):
             value, deviation = _of_parts(step.totals, given, self.format)
@@ -142,7 +130,7 @@ class _Samples:
             deviation = again if deviation is None else torch.hypot(torch.as_tensor(deviation), again)
         if deviation is not None:
             self.roundings[id(step)] = deviation
-        if decides(step) or (id(step) in self.deciding and step.real):
+        if id(step) in self.deciding:
             self.held[id(step)] = value
         if id(step) in self.format.stored:
             # a product of two 16-bit numbers fits float32, so that it has no deviation, but not 16 bits
@@ -256,18 +244,18 @@ class _Samples:
     def _disturbed(self, step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Evaluates a step with a disturbance, and notes how far deciding numbers moved."""
         shown, used = self._disturbed_alone(step, given)
-        if id(step) in self.deciding and step.real:
+        if id(step) in self.deciding:
             self.moved[id(step)] = _squared(used - self.held[id(step)])
         if id(step) in self.compared:
             self.moved[-id(step)] = _squared((given[0] - given[1]) - self._difference(step))
         return shown, used
 
     def _disturbed_alone(self, step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Evaluates a step with a disturbance. Decisions stay as in the base run."""
-        held = self.held[id(step)] if id(step) in self.chosen else self.fixed.get(id(step))
+        """Evaluates a step with a disturbance. Decisions stay as the base run has recorded them."""
+        held = self.fixed.get(id(step))
         if held is not None:
             return held, held
-        value = self._with_base_decisions(step, given)
+        value = self._again(step, given)
         deviation = self.roundings.get(id(step))
         if isinstance(deviation, float):
             value = torch.addcmul(value, value, self.coins.like(value), value=deviation * self.shrink * _ROOT3)
@@ -279,20 +267,10 @@ class _Samples:
         moved = torch.addcmul(value, value, self.coins.like(value), value=unit)
         return value, torch.where(self.stored[id(step)], moved, value)
 
-    def _with_base_decisions(self, step: Step, given: list[Tensor]) -> Tensor:
-        """Evaluates a step that contains a decision, with the decision of the base run.
-
-        Does not evaluate a long sum again if no disturbance reaches its inputs.
-        """
+    def _again(self, step: Step, given: list[Tensor]) -> Tensor:
+        """Evaluates a step again, but not a long sum if no disturbance reaches its inputs."""
         if isinstance(step, Chunked) and all(id(each) in self.fixed for each in step.inputs):
             return self.held[id(step)]
-        if isinstance(step, AtRank):
-            ranks = self.held[id(step.inputs[0])].topk(given[1].shape[-1], -1, step.largest).indices
-            return given[2].scatter(-1, ranks, given[1])
-        if isinstance(step, Map) and step.function in _REMAINS:
-            a, b = (self.held[id(each)] for each in step.inputs)
-            left = self.held[id(step)]
-            return left + (given[0] - a) - ((a - left) / b).round() * (given[1] - b)
         return step.value(self.run, given)
 
     def _largest(self) -> float:
@@ -357,125 +335,17 @@ class _Samples:
         return (self.squares[key] / self.runs).sqrt() * (NEAR / self.first_shrink)
 
     def reaches(self) -> dict[int, Tensor]:
-        """Maps id(step) to the largest error of each deciding number; infinity where a kernel's number overflows."""
-        found: dict[int, Tensor] = {}
+        """Maps id(step) to the largest error of each number that decides; infinity where a kernel's number overflows.
+
+        Maps -id(step) of a comparison to the largest error of the difference of its two numbers.
+        """
+        differences = {-key: self._reach_of(-key) for key in self.compared}
+        found = {key: reach for key, reach in differences.items() if reach is not None}
         for key in self.deciding:
             reach, beyond = self._reach_of(key), self.held[key].abs() > self.format.largest
             if reach is not None:
                 found[key] = torch.where(beyond, math.inf, reach)
         return found
-
-    def flipped(self, seed: int) -> dict[str, Noise]:
-        """Returns, for each result, its noise with `spread` and `other` from runs with open decisions turned.
-
-        Returns {} if no decision is open. An exact tie is open for gradients, which have two sides there. It is not
-        open for outputs, where PyTorch's answer holds.
-        """
-        outputs = set(self._outputs())
-        found: dict[str, Noise] = {}
-        for ties in (False, True):
-            names = [name for name in self.wanted if (name in outputs) is not ties]
-            opened = (
-                {id(step): at for step in self.steps if (at := self._open_decisions(step, ties)) is not None}
-                if names
-                else {}
-            )
-            made = [
-                self._results(partial(self._with_turned, opened, way, seed)) for way in range(_FLIPS if opened else 0)
-            ]
-            for name in names if made else []:
-                found[name] = self._noise_of_runs(name, torch.stack([each[name] for each in made]))
-        return found
-
-    def _noise_of_runs(self, name: str, made: Tensor) -> Noise:
-        """Returns the noise of a result with its spread and second value, given its values `made` in several runs."""
-        truth = self.truth[name]
-        moved = _distance(made, truth)
-        furthest = moved.max(0)
-        other = made.gather(0, furthest.indices[None])[0]
-        least = NEAR * self.deviations[name] + 2.0**-30 * truth.abs()
-        beside = torch.minimum(moved, _distance(made, other)).amax(0)
-        two = beside <= least
-        differs = furthest.values > least
-        # with more than two values, the runs have seen only some, so the furthest counts twice
-        spread = torch.where(two, beside, 2 * furthest.values)
-        return Noise(self.deviation(name), spread, torch.where(two & differs, other, math.nan))
-
-    def _open_decisions(self, step: Step, ties: bool) -> tuple[Tensor, Tensor] | None:
-        """Returns a mask of the open decisions of a step, and the change of its first input that turns them.
-
-        Returns None if no decision is open. With `ties`, an exact tie is open too.
-        """
-        if not decides(step) or not step.inputs[0].real:
-            return None
-        x = self.held[id(step.inputs[0])]
-        near = self._reach_of(-id(step) if _compares(step) else id(step.inputs[0]))
-        zero = torch.zeros_like(x)
-        reach = zero if near is None else near
-        if _compares(step):
-            apart = self._difference(step).abs()
-            mask = (apart <= reach) & (reach > 0)
-            computed = self._reach_of(id(step.inputs[0]))
-            # True where a computed number is compared with itself
-            known = (apart == 0) & (reach == 0) & (zero if computed is None else computed > 0).bool()
-            mask = mask | ((apart == 0) & ~known & (ties and step.ties))  # type: ignore[attr-defined]
-        elif isinstance(step, Map):
-            if step.function in _QUOTIENTS + _REMAINS:
-                by = self.held[id(step.inputs[1])]
-                reach_by = self._reach_of(id(step.inputs[1]))
-                reach = reach + (0.0 if reach_by is None else (x / by).abs() * reach_by)
-                lower = step.function in ("floor quotient", "remainder")
-                jumps: Callable[[Tensor], Tensor]
-                jumps = partial(torch.div, other=by, rounding_mode="floor" if lower else "trunc")
-            else:
-                jumps = torch.signbit if step.function == "signbit" else FUNCTIONS[step.function].torch
-            mask = (jumps(x + reach) != jumps(x - reach)) & (reach > 0)
-            mask = mask | ((x == 0) & (ties and step.function == "sign"))
-        else:
-            near_x = Span(x - reach, x + reach)
-            if isinstance(step, IsExtreme):
-                mask = step.several(near_x)
-            elif isinstance(step, WhereExtreme):
-                mask = candidates(near_x, step.largest)
-            else:
-                mask = rivals(near_x, exact=not getattr(step, "stable", False)) > 1
-            mask = mask & torch.isfinite(x)
-            if near is None and not ties and not isinstance(step, RankIndex | WhereExtreme):
-                return None
-        if not bool(mask.any()):
-            return None
-        return mask, 2 * reach + x.abs() * _TIE + 1e-300
-
-    def _with_turned(
-        self, opened: Mapping[int, tuple[Tensor, Tensor]], way: int, seed: int, step: Step, given: list[Tensor]
-    ) -> tuple[Tensor, Tensor]:
-        """Evaluates a step with its open decisions turned one way or the other.
-
-        The runs 0 and 1 turn all decisions to one side, 2 and 3 choose the first or last of equal elements, the others
-        are random.
-        """
-        if id(step) not in opened:
-            value = step.value(self.run, given)
-            return value, value
-        mask, by = opened[id(step)]
-        if way < 2:
-            side = torch.ones_like(by) * (1 if way else -1)
-        elif way < 4 and not isinstance(step, Map):  # the last, or the first, of equal elements
-            ramp = torch.arange(1, by.shape[-1] + 1, dtype=by.dtype, device=by.device) / by.shape[-1]
-            side = (ramp if way == 2 else 1 - ramp).expand(by.shape)
-        else:  # all decisions by the same number turn to the same side
-            key = seed * 1009 + way * 31 + self.numbers[id(step.inputs[0])]
-            generator = torch.Generator(by.device).manual_seed(key)
-            side = torch.randint(0, 2, by.shape, device=by.device, generator=generator).to(by.dtype) * 2 - 1
-        if isinstance(step, Map) and step.function in ("eq", "ne"):
-            value = step.value(self.run, given)
-            value = torch.where(mask, (side > 0).expand(mask.shape), value)
-        else:
-            first = torch.where(mask, given[0] + side * by, given[0])
-            value = step.value(self.run, [first, *given[1:]])
-            if isinstance(step, Map) and step.function in _REMAINS:
-                value = value - (first - given[0])  # only the jump remains
-        return value, value
 
 
 class _PartSamples(_Samples):
@@ -492,16 +362,29 @@ class _PartSamples(_Samples):
         return value, value
 
     def variance(self) -> Tensor:
-        """Returns the variance of the sum by the roundings of its terms, and by open decisions about them."""
+        """Returns the variance of the sum by the roundings of its terms, and by free decisions about them."""
         value = self.truth[PART]
         if not (self.roundings or self.stored):
             return torch.zeros_like(value)
         self.sample(RUNS, 0, _STEP / self.format.unit)
-        found = _squared(self.deviations[PART])
-        for each in self.flipped(0).values():
-            assert each.spread is not None and each.other is not None
-            found = found + torch.where(torch.isnan(each.other), _squared(each.spread), _squared(each.other - value))
-        return found
+        return _squared(self.deviations[PART]) + self._of_free_decisions()
+
+    def _of_free_decisions(self) -> Tensor:
+        """Returns the variance of the sum if each run takes its decisions anew, at numbers with `NEAR` roundings.
+
+        No search finds the decisions inside of the parts of a long sum, so they count as noise.
+        """
+        total = torch.zeros_like(self.truth[PART])
+        if not self.deciding:
+            return total
+        own, self.shrink = self.run, NEAR / _ROOT3
+        for seed in range(_LOOSE):
+            self.coins, self.run = Coins(seed, own.device), replace(own, decisions={})
+            found = self._results(self._disturbed_alone)[PART]
+            self.run = replace(own, decisions=own.decisions)
+            total += _squared(found - self.truth[PART])
+        self.run = own
+        return total / (_LOOSE * NEAR)
 
 
 def _of_parts(totals: Totals, given: Sequence[Tensor], format: Rounding) -> tuple[Tensor, Tensor | None]:
@@ -529,20 +412,31 @@ def _of_parts(totals: Totals, given: Sequence[Tensor], format: Rounding) -> tupl
     return totals.value, totals.deviation
 
 
-def decides(step: Step) -> bool:
-    """True if a step turns numbers into a choice, which a rounding of these numbers changes wholly or not at all."""
-    if isinstance(step, Map):
-        jumps = step.function in _COMPARISONS + _QUOTIENTS + _REMAINS or step.function == "signbit"
-        return step.inputs[0].real and (jumps or step.stepped)
-    return isinstance(step, IsExtreme | WhereExtreme | RankIndex | AtRank)
+def origins(step: Step) -> list[Step]:
+    """Returns the steps that make the numbers of a step: operands, and the steps before it that round.
+
+    The steps between only move or select numbers, as max(x, 0) does.
+    """
+    found: dict[int, Step] = {}
+    ahead, seen = [step], set[int]()
+    while ahead:
+        each = ahead.pop()
+        if id(each) in seen or not each.real or not each.on_operands:
+            continue
+        seen.add(id(each))
+        extreme = isinstance(each, Reduce) and each.function in ("amax", "amin")
+        if isinstance(each, Move | AtOrder) or extreme or (isinstance(each, Map) and each.function in _SELECTS):
+            ahead += each.inputs
+        else:
+            found[id(each)] = each
+    return list(found.values())
 
 
-_COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
-_QUOTIENTS, _REMAINS = ("floor quotient", "trunc quotient"), ("remainder", "fmod")
+_SELECTS = ("maximum", "minimum", "negative", "magnitude", "where")
 
 
 def _compares(step: Step) -> bool:
-    return isinstance(step, Map) and step.function in _COMPARISONS and step.inputs[0].real
+    return isinstance(step, Map) and step.function in COMPARISONS and step.inputs[0].real
 
 
 def averaged_dims(program: Program, result: str) -> list[int]:
@@ -567,9 +461,3 @@ def _averaged(step: Map) -> list[int]:
 def _squared(difference: Tensor) -> Tensor:
     known = difference.nan_to_num(0.0, 0.0, 0.0)
     return known * known
-
-
-def _distance(found: Tensor, truth: Tensor) -> Tensor:
-    """Returns the distance of two numbers: 0 if they are equal or both NaN, infinity if only one is finite."""
-    same = (found == truth) | (torch.isnan(found) & torch.isnan(truth))
-    return torch.where(same, 0.0, (found - truth).abs().nan_to_num(math.inf, math.inf, math.inf))

@@ -15,7 +15,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -33,7 +33,6 @@ from verify.ops.graph.recorder import Node, Recorder, Traced, digest_of
 from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
 from verify.ops.graph.rewrite import Rewriter
 from verify.ops.graph.rounded import StraightThrough
-from verify.ops.graph.selecting import AtRank, IsExtreme, RankIndex, WhereExtreme
 from verify.ops.graph.steps import ABSENT, Leaf, Move, Places, Plain, Run, Step, moved_from
 
 RULE_MODULES = (rules_moving, rules_elementwise, rules_reducing)  # imported for the rules that they add
@@ -95,10 +94,7 @@ class Program:
     @property
     def decides(self) -> bool:
         """True if some step compares numbers, selects among them or rounds them to integers."""
-        return any(
-            isinstance(step, IsExtreme | WhereExtreme | RankIndex | AtRank) or (isinstance(step, Map) and step.decides)
-            for step in self.steps
-        )
+        return any(step.decides for step in self.steps)
 
     @property
     def rounds(self) -> bool:
@@ -117,6 +113,7 @@ class Program:
 
     def spans(self, run: Run, wanted: Sequence[str]) -> dict[str, Any]:
         """Returns the intervals of the wanted results. Frees each step's interval after its last use."""
+        self.decide(run, wanted)
         steps = self.needed_for(wanted)
         uses = Counter(id(each) for step in steps for each in step.inputs)
         uses.update(id(self.results[name]) for name in wanted)
@@ -128,6 +125,14 @@ class Program:
                 if not uses[id(each)]:
                     del held[id(each)]
         return {name: held[id(self.results[name])] for name in wanted}
+
+    def decide(self, run: Run, wanted: Sequence[str]) -> None:
+        """Takes the decisions that the wanted results depend on, in float64, unless the run has recorded them."""
+        steps = self.needed_for(wanted)
+        deciding = [step for step in steps if step.decides and id(step) not in run.decisions]
+        if deciding:
+            ends = {str(number): step for number, step in enumerate(deciding)}
+            replace(self, results=ends, needed={}, orders={}).values(run, list(ends), undisturbed(run))
 
     def values(self, run: Run, wanted: Sequence[str], make: Make) -> dict[str, Tensor]:
         """Evaluates the wanted results in float64.
@@ -184,6 +189,7 @@ class Program:
             places_of: What `places` returns for the same arguments, if the caller has it.
         """
         known = {} if known is None else known
+        self.decide(run, [result])
         places_of = self.places(run, result, wanted, known) if places_of is None else places_of
         for step in self.needed_for([result]):
             if id(step) not in places_of:
@@ -216,6 +222,7 @@ class Program:
         Omits steps without a needed element and, unless every=True, steps that are not evaluated. Raises BeyondEffort
         if more than `most` elements are needed in all.
         """
+        self.decide(run, [result])
         demands: dict[int, list[Places]] = {id(self.results[result]): [np.asarray(wanted, dtype=np.int64)]}
         found: Needed = {}
         for step in reversed(self.needed_for([result])):
@@ -248,6 +255,16 @@ class Program:
                     keep.update(id(each) for each in step.inputs)
             self.needed[key] = [step for step in self.steps if id(step) in keep]
         return self.needed[key]
+
+
+def undisturbed(run: Run) -> Make:
+    """Returns a `make` of `Program.values` that evaluates each step as it is."""
+
+    def make(step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
+        value = step.value(run, given)
+        return value, value
+
+    return make
 
 
 def _distinct(demanded: Sequence[Places], size: int) -> Places:

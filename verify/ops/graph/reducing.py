@@ -17,7 +17,7 @@ from verify.ops.graph import spans
 from verify.ops.graph.arithmetic import Arithmetic
 from verify.ops.graph.elementwise import Map
 from verify.ops.graph.spans import Span
-from verify.ops.graph.steps import ABSENT, NOTHING, Places, Run, Step, Truths, offsets, rows_of, strides_of
+from verify.ops.graph.steps import ABSENT, NOTHING, Places, Run, Step, offsets, rows_of, strides_of
 
 
 @dataclass(eq=False)
@@ -40,11 +40,7 @@ class Reduce(Step):
     def span(self, run: Run, given: Sequence[Any]) -> Any:
         [a] = given
         if self.function == "any":
-            value = a.value.sum(self.dims, self.keep) > 0 if self.dims else a.value
-            if a.open is None:
-                return Truths(value)
-            settled = (a.value & ~a.open).sum(self.dims, self.keep) > 0
-            return Truths(value, (a.open.sum(self.dims, self.keep) > 0) & ~settled)
+            return self.value(run, [a])
         if not self.dims:
             return a
         if self.function == "sum":
@@ -87,7 +83,7 @@ class Reduce(Step):
             total = arithmetic.total if self.reads is self.inputs else arithmetic.total_of_exponentials
             return [total(row) for row in rows]
         if self.function == "any":
-            return [True if True in row else None if None in row else False for row in rows]
+            return [True in row for row in rows]
         if self.function == "product":
             return [reduce(arithmetic.multiply, row) if row else arithmetic.finite(1.0) for row in rows]
         return [arithmetic.extreme_of(row, self.function == "amax") if row else arithmetic.finite(1.0) for row in rows]

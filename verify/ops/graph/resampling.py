@@ -164,6 +164,11 @@ def _windows(x: Tensor, rank: int, size: Sizes) -> tuple[Tensor, Tensor]:
     return functional.pad(flat, (0, 1), value=-math.inf)[..., places], places
 
 
+def chosen_in(columns: Tensor, best: Tensor, grad: Tensor) -> Tensor:
+    """Returns zeros in the shape of `columns`, with each gradient at the place `best` of its row."""
+    return torch.where(torch.arange(columns.shape[-1], device=best.device) == best, grad.reshape(best.shape), 0.0)
+
+
 def adaptive_max_pool(rank: int) -> Callable[..., tuple[Tensor, Tensor]]:
     def forward(x: Tensor, size: Sizes) -> tuple[Tensor, Tensor]:
         columns, _ = _windows(x, rank, size)
@@ -178,7 +183,7 @@ def adaptive_max_pool_backward(rank: int) -> Callable[..., Tensor]:
     def backward(grad: Tensor, x: Tensor, indices: Tensor) -> Tensor:
         columns, places = _windows(x, rank, grad.shape[grad.ndim - rank :])
         best = columns.max(-1, keepdim=True).indices
-        grads = torch.zeros_like(columns).scatter(-1, best, grad.reshape(best.shape))
+        grads = chosen_in(columns, best, grad)
         outer = x.shape[: x.ndim - rank]
         count = math.prod(x.shape[x.ndim - rank :])
         flat = x.new_zeros(*outer, count + 1).index_add(-1, places.reshape(-1), grads.reshape(*outer, -1))

@@ -16,15 +16,11 @@ from verify.ops.graph.rewrite import (
     Rule,
     condition_of,
     constant,
-    lies_as,
-    moved,
     name_of,
     rule,
     through_moves,
-    viewed,
 )
 from verify.ops.graph.rounded import GRIDS
-from verify.ops.graph.selecting import AgainstRank, IsExtreme, Ranked
 from verify.ops.graph.special import FUNCTIONS, polygamma
 from verify.ops.graph.steps import Leaf, Plain, Step
 
@@ -302,13 +298,13 @@ def _clamp(r: Rewriter, a: Step, low: Any = None, high: Any = None, **kwargs: An
 
 @rule("leaky_relu")
 def _leaky(r: Rewriter, a: Step, slope: float = 0.01) -> Step:
-    return r.map("where", r.map("gt", a, 0.0, real=False, ties=True), a, r.map("multiply", a, slope))
+    return r.map("where", r.map("gt", a, 0.0, real=False), a, r.map("multiply", a, slope))
 
 
 @rule("elu")
 def _elu(r: Rewriter, a: Step, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Step:
     negative = r.map("multiply", r.map("expm1", r.map("multiply", a, input_scale)), alpha * scale)
-    return r.map("where", r.map("gt", a, 0.0, real=False, ties=True), r.map("multiply", a, scale), negative)
+    return r.map("where", r.map("gt", a, 0.0, real=False), r.map("multiply", a, scale), negative)
 
 
 @rule("where")
@@ -338,13 +334,7 @@ def _compare(name: str) -> Rule:
         if a is b:  # every number but NaN is equal to itself
             nan = r.map("isnan", a, real=False)
             return nan if name == "ne" else _never(r) if name in ("lt", "gt") else r.map("not", nan, real=False)
-        if name in _TURNED and (ranked := _against_rank(r, name, a, b)) is not None:
-            return ranked
-        a = _unclamped(name, a, b)
-        ties = name not in ("eq", "ne") or all(isinstance(e, Step) and not isinstance(e, Plain) for e in (a, b))
-        if name in ("eq", "ne") and (selected := _selection(r, a, b)) is not None:
-            return selected if name == "eq" else r.map("not", selected, real=False)
-        return r.map(name, a, b, real=False, ties=ties)
+        return r.map(name, a, b, real=False)
 
     return compared
 
@@ -353,76 +343,11 @@ def _never(r: Rewriter) -> Step:
     return constant(torch.zeros(r.shape, dtype=torch.bool))
 
 
-def _unclamped(name: str, a: Any, b: Any) -> Any:
-    """Replaces max(x, c) by x if it is compared with c, and likewise min(x, c).
-
-    The answer is the same, without a tie wherever x is clamped to c.
-    """
-    clamp = {"le": "maximum", "gt": "maximum", "ge": "minimum", "lt": "minimum"}.get(name)
-    if isinstance(a, Map) and a.function == clamp and _number(a.inputs[1]) is not None:
-        return a.inputs[0] if _number(a.inputs[1]) == _number(b) else a
-    return a
-
-
 def _number(value: Any) -> float | None:
     """Returns the value of a scalar constant; None for any other step."""
     if isinstance(value, Plain):
         return float(value.compute([])) if not value.shape and not value.of else None
     return None if isinstance(value, Step) else float(value)
-
-
-def _selection(r: Rewriter, a: Any, b: Any) -> Step | None:
-    """Rewrites x == x.amax(dims) to a mask of the largest elements, which is never empty; None for other operands."""
-    for values, best in ((a, b), (b, a)):
-        found = through_moves(best) if isinstance(best, Step) else None
-        if (
-            isinstance(found, Reduce)
-            and found.function in ("amax", "amin")
-            and found.inputs[0] is values
-            and found.dims
-            and r.shape == values.shape
-            and _keeps_rows(best, found)
-        ):
-            return _largest_of(values, sorted(found.dims), found.function == "amax")
-    return None
-
-
-_TURNED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
-
-
-def _against_rank(r: Rewriter, name: str, a: Any, b: Any) -> Step | None:
-    """Rewrites x >= x.topk(k)[0][..., -1:] and its like to a comparison by rank; None for other operands."""
-    for values, limit, comparison in ((a, b, name), (b, a, _TURNED[name])):
-        found = through_moves(limit) if isinstance(limit, Step) else None
-        if not isinstance(found, Ranked) or found.inputs[0] is not values or r.shape != values.shape:
-            continue
-        row = torch.empty(found.shape, device="meta")
-        seen = viewed(limit, found, row)
-        rank = int(seen.storage_offset())
-        if rank < found.shape[-1] and lies_as(seen.broadcast_to(r.shape), row[..., rank : rank + 1].expand(r.shape)):
-            return AgainstRank(r.shape, (values,), False, largest=found.largest, rank=rank, comparison=comparison)
-    return None
-
-
-def _keeps_rows(best: Step, found: Reduce) -> bool:
-    """True if `best`, a view of the extremes `found`, has the extreme of each row beside that row."""
-    shape, row = found.inputs[0].shape, torch.empty(found.shape, device="meta")
-    own = row
-    for dim in () if found.keep else sorted(found.dims):
-        own = own.unsqueeze(dim)
-    return lies_as(viewed(best, found, row).broadcast_to(shape), own.expand(shape))
-
-
-def _largest_of(values: Step, dims: list[int], largest: bool) -> Step:
-    """Returns a mask of the largest (or smallest) elements over some dimensions."""
-    rest = [dim for dim in range(len(values.shape)) if dim not in dims]
-    order = [*rest, *dims]
-    turned = tuple(values.shape[dim] for dim in order)
-    flat = (*(values.shape[dim] for dim in rest), math.prod(values.shape[dim] for dim in dims))
-    line = moved(values, lambda tensor: tensor.permute(order).reshape(flat), view=False)
-    chosen = IsExtreme(flat, (line,), False, largest=largest)
-    back = [order.index(dim) for dim in range(len(order))]
-    return moved(chosen, lambda tensor: tensor.reshape(turned).permute(back), view=False)
 
 
 for _name in ("lt", "le", "gt", "ge", "eq", "ne"):

@@ -30,7 +30,7 @@ from verify.ops.graph.rewrite import (
     through_moves,
     viewed,
 )
-from verify.ops.graph.selecting import AtRank, IsExtreme, Positioned, RankIndex, WhereExtreme
+from verify.ops.graph.selecting import First, Order, Positioned, ToOrder
 from verify.ops.graph.steps import Move, Plain, Step
 
 _aten = torch.ops.aten
@@ -172,12 +172,10 @@ def _gather(r: Rewriter, a: Step, *args: Any, **kwargs: Any) -> Step:
     return _by_positions(r, made, axis, at)
 
 
-def _by_positions(
-    r: Rewriter, made: Move | Spread, axis: int, at: Callable[[], Tensor] | None = None, *, lines: bool = False
-) -> Step:
+def _by_positions(r: Rewriter, made: Move | Spread, axis: int, at: Callable[[], Tensor] | None = None) -> Step:
     """Returns the step itself, or a `Positioned` step if its positions are computed from values.
 
-    `axis` is the dimension that the positions count in. See `Positioned` for `at` and `lines`.
+    `axis` is the dimension that the positions count in. See `Positioned` for `at`.
     """
     computed = [each for each in made.by if not is_integer(each)]
     if not computed:
@@ -186,7 +184,7 @@ def _by_positions(
         _need_plain(r, computed)
     stand = Plain(computed[0].shape, (), False)
     made.by = tuple(stand if each is computed[0] else each for each in made.by)
-    shape = made.inputs[-1].shape
+    shape = (made.inputs[0] if isinstance(made, Move) else made.inputs[-1]).shape
     axis %= max(len(shape), 1)
     return Positioned(
         made.shape,
@@ -195,9 +193,7 @@ def _by_positions(
         inner=made,
         stand=stand,
         size=shape[axis] if shape else 1,
-        axis=axis,
         at=at,
-        lines=lines and computed[0].shape[:axis] == shape[:axis] and computed[0].shape[axis + 1 :] == shape[axis + 1 :],
     )
 
 
@@ -304,7 +300,7 @@ def _scatter_add(r: Rewriter, a: Step, dim: int, index: Step, source: Step) -> S
     shape, size = a.shape, index.shape
     part = moved(r.real(source), lambda tensor: tensor[tuple(slice(0, n) for n in size)])
     made = Spread(shape, (part, r.real(a)), places=lambda by: _along(shape, dim, by[0]), by=(index,))
-    return _by_positions(r, made, dim, lines=True)
+    return _by_positions(r, made, dim)
 
 
 def _along(shape: tuple[int, ...], dim: int, index: Tensor) -> Tensor:
@@ -317,98 +313,54 @@ def _along(shape: tuple[int, ...], dim: int, index: Tensor) -> Tensor:
 
 @rule("scatter")
 def _scatter(r: Rewriter, a: Step, dim: int, index: Step, source: Any, **kwargs: Any) -> Step:
-    best = through_moves(index)
-    if isinstance(best, WhereExtreme | RankIndex) and not kwargs and a.shape:
-        return _scatter_to_extremes(r, a, dim % len(a.shape), index, best, source)
-    _need_plain(r, [index])
     if kwargs.get("reduce") == "add":
         return _scatter_add(r, a, dim, index, source)  # type: ignore[no-any-return]
     values = source if isinstance(source, Step) else constant(torch.tensor(source))
+    if (ordered := _to_order(r, a, dim, index, values)) is not None:
+        return ordered
 
     def move(parts: list[Tensor], by: list[Tensor], fill: float) -> Tensor:
         written = parts[1] if parts[1].ndim else parts[1].expand(by[0].shape)
         return parts[0].scatter(dim, by[0], written)
 
     both = r.alike(a, values)
-    return Move(a.shape, both, both[0].real, move=move, by=(index,))
+    return _by_positions(r, Move(a.shape, both, both[0].real, move=move, by=(index,)), dim)
 
 
-def _scatter_to_extremes(
-    r: Rewriter, a: Step, dim: int, index: Step, best: WhereExtreme | RankIndex, source: Any
-) -> Step:
-    """Rewrites a scatter to the positions of largest elements.
+def _to_order(r: Rewriter, a: Step, dim: int, index: Step, source: Step) -> Step | None:
+    """Returns a scatter to one place of each row, or to those of all ranks of a topk; None for any other index.
 
-    If the positions are whole ranks of a topk, the result is an `AtRank` step. Else each element chooses its value by
-    whether it has one of the ranks.
+    A part of these can be evaluated alone. A list of all places of a pooled example may take gigabytes.
     """
-    values, count = best.inputs[0], index.shape[dim]
-    given = source if isinstance(source, Step) else r.real(source)
+    if (where := _to_one(r, a, dim, index, source)) is not None:
+        return where
+    order = through_moves(index)
+    if not isinstance(order, Order) or isinstance(order, First) or not a.shape:
+        return None
+    shadow = torch.empty(order.shape, device="meta")
+    if not lies_as(viewed(index, order, shadow).movedim(dim, -1), shadow):
+        return None
     corner = tuple(slice(0, size) for size in index.shape)
-    given = moved(given, lambda tensor: tensor[corner] if tensor.ndim else tensor.expand(index.shape))
-    shadow = torch.empty(best.shape, device="meta")
-    whole = isinstance(best, RankIndex) and a.shape == _shape_after_move(values.shape, dim)
-    if whole and lies_as(viewed(index, best, shadow), shadow[..., :count].movedim(-1, dim)):
-        wide, base = (moved(r.real(each), lambda tensor: tensor.movedim(dim, -1)) for each in (given, a))
-        made: Step = AtRank(values.shape, (values, wide, base), largest=best.largest)
-        return moved(made, lambda tensor: tensor.movedim(-1, dim))
-    if isinstance(best, WhereExtreme) and lies_as(viewed(index, best, shadow).movedim(dim, 0), shadow[None]):
-        # each row's own best: a list of all places, of a pooled example, may take gigabytes
-        chosen = moved(_has_rank(r, best, 0), lambda tensor: tensor.movedim(-1, dim))
-        return r.map("where", _resized(chosen, a.shape), _resized(given, a.shape, keep=dim), a)
-    places = viewed(index, best, torch.arange(math.prod(best.shape)).reshape(best.shape)).movedim(dim, 0)
-    ranks = best.shape[-1] if isinstance(best, RankIndex) else 1
-    if count > _MOST or any(len((part % ranks).unique()) > 1 for part in places):
-        received = f"{count:,} of them" if count > _MOST else "them in another order"
-        raise UsageError(
-            f"like= supports a scatter to at most {_MOST} indices of topk or sort in each row, in their order; "
-            f"{r.node.target} received {received}{r.node.place}",
-            hint="pass the indices to scatter as topk or sort returns them",
-        )
-    for at, part in enumerate(places):
-        line = moved(given, lambda tensor, at=at: tensor.narrow(dim, at, 1))  # type: ignore[misc]
-        chosen = _has_rank(r, best, int(part.reshape(-1)[0]) % ranks if part.numel() else 0)
-        shape, rows = (*part.shape, values.shape[-1]), part // ranks
-        if not torch.equal(rows.reshape(-1), torch.arange(math.prod(values.shape[:-1]))):
-            chosen = moved(chosen, lambda tensor, rows=rows: tensor.flatten(0, -2)[rows.to(tensor.device)], view=False)  # type: ignore[misc]
-        else:
-            chosen = moved(chosen, lambda tensor, shape=shape: tensor.reshape(shape))  # type: ignore[misc]
-        chosen = moved(chosen, lambda tensor: tensor.movedim(-1, dim))
-        a = r.map("where", _resized(chosen, a.shape), _resized(line, a.shape, keep=dim), a)
-    return a
+    wide = moved(r.real(source), lambda tensor: tensor[corner] if tensor.ndim else tensor.expand(index.shape))
+    rows = [moved(each, lambda tensor: tensor.movedim(dim, -1)) for each in (wide, r.real(a))]
+    if rows[1].shape[:-1] != order.shape[:-1]:
+        return None
+    made = ToOrder(rows[1].shape, (order, *rows))
+    return moved(made, lambda tensor: tensor.movedim(-1, dim))
 
 
-_MOST = 16  # most positions in each row that `_scatter_to_extremes` handles
-
-
-def _has_rank(r: Rewriter, best: WhereExtreme | RankIndex, rank: int) -> Step:
-    """Returns a mask of the elements with a rank. For an argmax, this is the first of the largest elements."""
-    values = best.inputs[0]
-    if isinstance(best, WhereExtreme):
-        return IsExtreme(values.shape, (values,), False, largest=best.largest, first=True)
-    one, none = torch.zeros(rank + 1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
-    one[rank] = 1.0
-    given = one.expand(*values.shape[:-1], rank + 1), none.expand(values.shape)
-    made = AtRank(values.shape, (values, *map(constant, given)), largest=best.largest)
-    return r.map("ne", made, 0.0, real=False)
-
-
-def _resized(a: Step, shape: tuple[int, ...], keep: int = -1) -> Step:
-    """Cuts, or pads by zeros, to a shape in all dimensions but `keep`."""
-    wanted = tuple(
-        before if at == keep else after for at, (before, after) in enumerate(zip(a.shape, shape, strict=True))
-    )
-    a = moved(a, lambda tensor: tensor[tuple(slice(0, size) for size in wanted)])
-    pads = [
-        each for before, after in zip(reversed(a.shape), reversed(wanted), strict=True) for each in (0, after - before)
-    ]
-    if not any(pads):
-        return a
-    return Move(wanted, (a,), a.real, move=lambda parts, by, fill: torch.nn.functional.pad(parts[0], pads, value=fill))
-
-
-def _shape_after_move(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
-    """Returns the shape after the last dimension moves to `dim`."""
-    return tuple(torch.empty(shape, device="meta").movedim(-1, dim).shape)
+def _to_one(r: Rewriter, a: Step, dim: int, index: Step, source: Step) -> Step | None:
+    """Returns a scatter to one place of each row; None for an index that has several."""
+    dim %= max(len(a.shape), 1)
+    one = tuple(1 if at == dim else size for at, size in enumerate(a.shape))
+    if is_integer(index) or not a.shape or index.shape != one:
+        return None
+    lined = [1] * len(one)
+    lined[dim] = a.shape[dim]
+    places = constant(torch.arange(a.shape[dim]).reshape(lined))
+    corner = tuple(slice(0, size) for size in one)
+    wide = moved(source, lambda tensor: tensor[corner]) if source.shape else source
+    return r.map("where", r.map("eq", r.real(index), r.real(places), real=False), wide, a)
 
 
 # -- creation ---------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 
 from verify.ops.graph.reducing import Contract, Reduce, Running
 from verify.ops.graph.rewrite import Rewriter, condition_of, moved, rule
-from verify.ops.graph.selecting import Ranked, RankIndex, WhereExtreme
+from verify.ops.graph.selecting import AtOrder, First, Order
 from verify.ops.graph.steps import Step
 
 
@@ -68,35 +68,36 @@ def _argmax(r: Rewriter, a: Step, dim: int | None = None, keepdim: bool = False)
     largest = "argmax" in str(r.node.target)
     a = r.real(a)
     if dim is None:
-        return WhereExtreme((), (moved(a, lambda tensor: tensor.reshape(-1)),), False, largest=largest)
+        return First((), (moved(a, lambda tensor: tensor.reshape(-1)),), False, largest=largest)
     return _argument(r, a, dim, keepdim, largest)
 
 
 def _argument(r: Rewriter, a: Step, dim: int, keepdim: bool, largest: bool) -> Step:
     """Returns the index of the extreme element along a dimension."""
     last = moved(a, lambda tensor: tensor.movedim(dim, -1))
-    index: Step = WhereExtreme(last.shape[:-1], (last,), False, largest=largest)
+    index: Step = First(last.shape[:-1], (last,), False, largest=largest)
     return moved(index, lambda tensor: tensor.unsqueeze(dim)) if keepdim else index
 
 
 @rule("topk")
 def _topk(r: Rewriter, a: Step, k: int, dim: int = -1, largest: bool = True, sorted_: bool = True) -> list[Any]:
-    return _ordered(r, a, k, dim, largest)
+    return _ordered(r, a, k, dim, largest=largest)
 
 
 @rule("sort")
 def _sort(
     r: Rewriter, a: Step, dim: int = -1, descending: bool = False, *, stable: bool = False, **kwargs: Any
 ) -> list[Any]:
-    return _ordered(r, a, a.shape[dim] if a.shape else 1, dim, descending, stable=bool(stable))
+    count = a.shape[dim] if a.shape else 1
+    return _ordered(r, a, count, dim, largest=descending, sorts=True, stable=bool(stable))
 
 
-def _ordered(r: Rewriter, a: Step, count: int, dim: int, largest: bool, *, stable: bool = False) -> list[Any]:
+def _ordered(r: Rewriter, a: Step, count: int, dim: int, **way: bool) -> list[Any]:
     """Returns the first `count` elements in order along a dimension, and their indices."""
     last = moved(r.real(a), lambda tensor: tensor.movedim(dim, -1))
-    ranked = Ranked((*last.shape[:-1], count), (last,), largest=largest)
-    index = RankIndex(ranked.shape, (last,), False, largest=largest, stable=stable)
-    return [moved(each, lambda tensor: tensor.movedim(-1, dim)) for each in (ranked, index)]
+    order = Order((*last.shape[:-1], count), (last,), False, **way)  # type: ignore[arg-type]
+    ranked = AtOrder(order.shape, (last, order))
+    return [moved(each, lambda tensor: tensor.movedim(-1, dim)) for each in (ranked, order)]
 
 
 @rule("cumsum")

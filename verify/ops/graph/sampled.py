@@ -81,18 +81,27 @@ class Sample:
         """Returns the reference unchanged: `sample_of` has looked up the elements of each box."""
         return fast
 
-    def settled(self, problem: Problem, result: str, got: Tensor) -> Tensor:
-        """Returns a kernel's integers, with each right answer replaced by that of the reference."""
-        line = got.detach().reshape(-1)
+    def chosen(self, problem: Problem, got: Mapping[str, Tensor]) -> Problem:
+        """Returns the problem unchanged: `explained` returns a sample with other choices."""
+        return problem
 
-        def made(number: int, meaning: Any, own: Problem) -> Tensor:
-            known = meaning.fast(own)[result].value
-            whole = known.to(line.device, line.dtype).clone(memory_format=torch.contiguous_format)
-            mine = self.box == number
-            whole.view(-1)[torch.from_numpy(self.spot[mine])] = line[torch.from_numpy(mine)]
-            return meaning.settled(own, result, whole)  # type: ignore[no-any-return]
-
-        return self._joined(made).reshape(got.shape)
+    def explained(self, got: Tensor) -> Sample:
+        """Returns the sample with the choices at ties that explain a kernel's elements best, box by box."""
+        line, parts = got.detach().reshape(-1), list[tuple[Any, Problem]]()
+        for number, (meaning, own) in enumerate(self.parts):
+            program, run = meaning.program(own)
+            shape, mine = program.results[self.result].shape, self.box == number
+            whole = torch.full((math.prod(shape),), torch.nan, dtype=torch.float64, device=run.device)
+            if not program.decides or not mine.any():
+                parts.append((meaning, own))
+                continue
+            base = meaning.fast(own)[self.result].value
+            whole = base.to(line.device).to(line.dtype).clone(memory_format=torch.contiguous_format).reshape(-1)
+            whole[torch.from_numpy(self.spot[mine])] = line[torch.from_numpy(mine).to(line.device)]
+            parts.append((meaning, meaning.chosen(own, {self.result: whole.reshape(shape)})))
+        if all(new is old for (_, new), (_, old) in zip(parts, self.parts, strict=True)):
+            return self
+        return replace(self, parts=parts, reference=None)
 
     def deviation(self, problem: Problem, result: str) -> Tensor:
         """Returns the noise of each element, from more runs than `fast` takes."""
@@ -145,7 +154,7 @@ def sample_of(
 
 def _without_tensors(problem: Problem) -> Problem:
     """Returns the problem of a box without the operands, so that these are freed. Its program has what it needs."""
-    known = {name: each for name, each in problem.cache.items() if name in ("effort", "opened")}
+    known = {name: each for name, each in problem.cache.items() if name in ("effort", "decisions", "choices")}
     return replace(problem, inputs=dict.fromkeys(problem.inputs), upstream={}, cache=known)
 
 
@@ -196,12 +205,8 @@ def _join(found: Sequence[Fast], box: Line, spot: Line) -> Fast:
         "unknown": lambda fast: torch.zeros_like(fast.value, dtype=torch.bool),
         "other": lambda fast: torch.full_like(fast.value, torch.nan),
     }
-    names = [each.name for each in fields(Fast) if each.name not in ("ends", "together", "remark")]
+    names = [each.name for each in fields(Fast) if each.name not in ("together", "remark")]
     values = {name: joined([getattr(fast, name) for fast in found], missing.get(name, zeros)) for name in names}
-    ends = None
-    if any(fast.ends is not None for fast in found):
-        both = [fast.ends or (fast.value, fast.value) for fast in found]
-        ends = joined([pair[0] for pair in both], zeros), joined([pair[1] for pair in both], zeros)
     together = max(fast.together for fast in found)
     remark = next((fast.remark for fast in found if fast.remark), "")
-    return Fast(**values, ends=ends, together=together, remark=remark)
+    return Fast(**values, together=together, remark=remark)

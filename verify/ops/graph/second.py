@@ -106,8 +106,7 @@ def _evaluator(
         # no budget, because the op's own formulas evaluate rows of any length too
         problem.cache["program", device] = program, run, Shared(math.inf), limits
     program, run, shared, limits = problem.cache["program", device]
-    gradient = result.startswith("d") and result[1:] in problem.inputs
-    return ElementEvaluator(program, run, result, list(indices), None, gradient, shared), limits
+    return ElementEvaluator(program, run, result, list(indices), shared), limits
 
 
 def _ball(evaluator: ElementEvaluator, place: int, point: Point, limits: bool, prec: int) -> Any:

@@ -14,13 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import flint
-import torch
 from mpmath import mp
-from torch import Tensor
 
 from verify.errors import BeyondEffort
 from verify.ops.elements import to_arb
-from verify.ops.graph.answers import settled
 from verify.ops.graph.arithmetic import Arithmetic, Balls, Decimals
 from verify.ops.graph.program import Needed, Program
 from verify.ops.graph.steps import Run
@@ -63,9 +60,6 @@ class ElementEvaluator:
 
     Args:
         indices: Flat indices into the result.
-        opened: None, or (several, least, most): a mask of the elements with more than one right answer, and the least
-            and greatest of these answers.
-        gradient: True if the result is a gradient.
     """
 
     def __init__(
@@ -74,12 +68,9 @@ class ElementEvaluator:
         run: Run,
         result: str,
         indices: list[int],
-        opened: Any,
-        gradient: bool,
         shared: Shared,
     ) -> None:
-        self.program, self.run, self.result, self.indices, self.opened = program, run, result, indices, opened
-        self.gradient, self.shared = gradient, shared
+        self.program, self.run, self.result, self.indices, self.shared = program, run, result, indices, shared
         self.shape = program.results[result].shape
         self.known: dict[tuple[type[Arithmetic], int], dict[int, Any]] = {}  # by arithmetic and bits, then by position
         self.likely: dict[tuple[type[Arithmetic], int], deque[int]] = {}  # positions that a batch may still include
@@ -148,21 +139,11 @@ class ElementEvaluator:
         return Point(
             lambda prec: self._decimal(position, prec),
             lambda prec: self.enclosure(position, prec),
-            lambda: self._ends(position),
         )
 
     def _whole(self, position: int, kind: type[Arithmetic]) -> float:
-        """Returns an integer or boolean element as a float.
-
-        Returns the float64 reference instead if the exact answer is undecided, or if both are right.
-        """
-        value, index = self._element(position, _MIN_BITS, kind), self.indices[position]
-        reference: Tensor = self._reference().value.to(torch.float64)
-        if value is None or float(value) == reference.reshape(-1)[index]:
-            return float(reference.reshape(-1)[index])
-        candidate = reference.clone()
-        candidate.view(-1)[index] = float(value)
-        return float(settled(self.program, self.run, self.result, candidate, reference).reshape(-1)[index])
+        """Returns an integer or boolean element as a float."""
+        return float(self._element(position, _MIN_BITS, kind))
 
     def _decimal(self, position: int, prec: int) -> Any:
         """Returns an element as an mpf with about `prec` correct bits.
@@ -187,9 +168,6 @@ class ElementEvaluator:
                 raise BeyondEffort(f"an exact value of {self.result} is not known at {bits} bits")
             if bits >= _LIMIT and (ball.is_nan() or ball.contains(0)):
                 return mp.nan if ball.is_nan() else mp.zero
-            if bits >= _LIMIT:  # the ball spans a jump at an exact tie
-                lost = 0
-                break
             bits *= 2
         bits = -(-(max(prec, _MIN_BITS) + lost + 2 * GUARD) // 128) * 128
         value = self._element(position, bits, Decimals)
@@ -223,38 +201,12 @@ class ElementEvaluator:
                 return middle, 0.0 if math.isinf(middle) else abs(middle) * 2.0**-51 + float(ball.rad()) + 2.0**-1074
         return None
 
-    def _ends(self, position: int) -> tuple[Point, Point] | None:
-        """Returns the least and the greatest right answer of one element; None if only one answer is right."""
-        if self._is_free(position):
-            return _constant(-math.inf), _constant(math.inf)
-        if self.opened is None:
-            return None
-        at = self.indices[position]
-        several, least, most = (each.reshape(-1)[at].item() for each in self.opened)
-        return (_constant(least), _constant(most)) if several else None
-
-    def _is_free(self, position: int) -> bool:
-        """True if every answer is right because the function has no value there; `like.py` does it for tensors."""
-        if not self.program.elementwise:
-            return False
-        at = self.indices[position]
-        leaves = [leaf for leaf in self.run.leaves.values() if leaf.is_floating_point() and leaf.shape == self.shape]
-        values = [float(leaf.reshape(-1)[at]) for leaf in leaves]
-        if any(value != value for value in values):
-            return self.gradient
-        return any(map(math.isinf, values)) and math.isnan(float(self._reference().lo.reshape(-1)[at]))
-
 
 def _is_vague(ball: Any) -> bool:
     """True if a cached ball is too wide. A missing ball (None) is not: nothing requested it."""
     if ball is None or isinstance(ball, float) or not hasattr(ball, "rel_accuracy_bits"):
         return False
     return not ball.is_finite() or ball.rel_accuracy_bits() < _SHARP
-
-
-def _constant(value: float) -> Point:
-    """Returns the point of a known number."""
-    return Point(lambda prec: mp.mpf(value), lambda prec: to_arb(value))
 
 
 def _as_ball(value: Any) -> Any:

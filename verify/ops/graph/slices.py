@@ -41,7 +41,7 @@ from verify.ops.graph.chunks import PART, Chunked, Known, Totals
 from verify.ops.graph.elementwise import Map
 from verify.ops.graph.program import Program
 from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
-from verify.ops.graph.selecting import AtRank, IsExtreme, Ranked, RankIndex, WhereExtreme
+from verify.ops.graph.selecting import AtOrder, First, Order, Positioned, ToOrder
 from verify.ops.graph.steps import NOTHING, Leaf, Move, Plain, Run, Step
 
 Needs = tuple[list[Box | None], Callable[[list[Any]], Step]]  # boxes of the inputs; a function from cut inputs to step
@@ -288,7 +288,7 @@ def _grown(step: Step, box: Box) -> Box:
 
     These are the whole row if the step orders elements, and the beginning of a cumulative sum.
     """
-    if isinstance(step, IsExtreme | Ranked | RankIndex | AtRank):
+    if isinstance(step, Order | AtOrder | ToOrder) and not isinstance(step, First):
         return (*box[:-1], np.arange(step.shape[-1]))
     if isinstance(step, Running):
         return (*box[: step.dim], np.arange(int(box[step.dim][-1]) + 1), *box[step.dim + 1 :])
@@ -334,9 +334,11 @@ def _inputs(step: Step, box: Box, slices: Slices) -> list[Box | None]:
         return [(box[0], box[1], terms), (box[0], terms, box[2])]
     if isinstance(step, Running):
         return [box]
-    if isinstance(step, WhereExtreme):
+    if isinstance(step, First):
         return [(*box, np.arange(step.inputs[0].shape[-1]))]
-    assert isinstance(step, IsExtreme | Ranked | RankIndex | AtRank), type(step)
+    if isinstance(step, Positioned):
+        raise BeyondEffort(f"{step.origin} moves elements by computed positions, so no part of it is evaluated alone")
+    assert isinstance(step, Order | AtOrder | ToOrder), type(step)
     return [(*box[:-1], np.arange(each.shape[-1])) for each in step.inputs]
 
 

@@ -7,6 +7,10 @@ and `selecting` have the others. Each step has these methods:
 - `sources` returns the elements of the inputs that given elements need;
 - `elements` computes single elements from those, in an `Arithmetic`.
 
+Some steps decide: which number is larger, which place it has in an order, to which integer it rounds. A decision is
+data. PyTorch's float64 takes it once, the run records it (`Run.decisions`), and every other evaluation reads it. So
+intervals, exact values and noise belong to the same choice at a tie.
+
 PyTorch computes numbers that depend on integers alone (positions, labels, masks), because it does not round them
 (`Plain`).
 """
@@ -16,30 +20,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from verify.errors import UsageError
 from verify.ops.elements import pick
 from verify.ops.graph.arithmetic import Arithmetic
 from verify.ops.graph.spans import Span, point
 
 Places = NDArray[np.int64]
-_BLUR = 2.0**-21  # relative error assumed for a number of unknown noise: a few roundings in float32
 ABSENT: Any = object()  # the value at a negative place
 NOTHING = -1  # a place without an element, where padding puts its constant
-
-
-@dataclass(frozen=True)
-class Truths:
-    """Holds integers or booleans: PyTorch's answer for each element, and a mask where another one is possible."""
-
-    value: Tensor
-    open: Tensor | None = None  # None: no other answer anywhere
 
 
 @dataclass(eq=False)
@@ -56,6 +50,11 @@ class Step:
         self.on_operands: bool = isinstance(self, Leaf) or any(each.on_operands for each in self.inputs)
 
     @property
+    def decides(self) -> bool:
+        """True if the step turns numbers into a choice: a rounding of them changes it wholly or not at all."""
+        return False
+
+    @property
     def reads(self) -> tuple[Step | None, ...]:
         """The steps that `elements` reads: one for each input, either the input or a step before it.
 
@@ -64,7 +63,7 @@ class Step:
         return self.inputs
 
     def span(self, run: Run, given: Sequence[Any]) -> Any:
-        """Returns the result as a `Span` if it is real, else as `Truths`; `given` holds the spans of the inputs."""
+        """Returns the result as a `Span` if it is real, else its integers; `given` holds the same of the inputs."""
         raise NotImplementedError
 
     def value(self, run: Run, given: Sequence[Tensor]) -> Tensor:
@@ -86,38 +85,35 @@ class Step:
 
 @dataclass
 class Run:
-    """One evaluation: the tensors of the operands, the treatment of open decisions, and caches.
-
-    A program may decide (which element is larger, to which integer a number rounds) by numbers that it computed. A
-    kernel rounds those numbers differently, so it may decide differently and still be right. `opens` chooses how many
-    answers the intervals cover:
-
-    - "": both answers, if float64's own intervals leave the decision open;
-    - "face": the decision of PyTorch's float64 numbers, even if their intervals leave it open;
-    - "rounding": both answers, if a kernel's rounding may change the decision;
-    - "ties": also both answers if two inputs are exactly equal, where a derivative has two sides.
-    """
+    """One evaluation: the tensors of the operands, the decisions that are taken, and caches."""
 
     leaves: dict[str, Tensor]
     device: torch.device
-    opens: Literal["", "face", "rounding", "ties"] = ""
-    reach: dict[int, Tensor] | None = None  # id(step) -> largest error of a kernel's numbers, a multiple of their noise
-    met_tie: bool = False  # True once a decision could have had another answer
+    decisions: dict[int, Tensor] = field(default_factory=dict)  # id(step that decides) -> what it decided
     plain: dict[int, Tensor] = field(default_factory=dict)  # cache of `fixed`
-    maps: dict[int, Any] = field(default_factory=dict)  # caches of steps and of `on_host`
+    maps: dict[Any, Any] = field(default_factory=dict)  # caches of steps and of `on_host`
     numbers: dict[int, Tensor] = field(default_factory=dict)  # id(step) -> source place of each element that it moves
     signs: dict[int, NDArray[np.bool_]] = field(default_factory=dict)  # id(step) -> True for a negative float64 number
     totals: dict[Any, Any] = field(default_factory=dict)  # results of long sums, which boxes share (`slices.py`)
 
-    def blurred(self, step: Step, a: Span) -> Span:
-        """Widens the interval `a` of a step by the error that a kernel's numbers may have there.
+    def decision(self, step: Step, make: Callable[[], Tensor]) -> Tensor:
+        """Returns what a step decided. The first evaluation decides by `make`, and the run records it."""
+        found = self.decisions.get(id(step))
+        if found is None:
+            found = self.decisions[id(step)] = make()
+        return found.to(self.device)
 
-        An operand (`a.given`) has no such error.
-        """
-        if a.given:
-            return a
-        reach = a.size() * _BLUR if self.reach is None else self.reach.get(id(step))
-        return a if reach is None else Span(a.lo - reach, a.hi + reach)
+    def decided_at(self, step: Step, wanted: Places) -> list[Any]:
+        """Returns the recorded decisions at some places."""
+        key = "decided", id(step)
+        if key not in self.maps:
+            self.maps[key] = self.decisions[id(step)].cpu().reshape(-1).numpy()
+        return self.maps[key][wanted].tolist()  # type: ignore[no-any-return]
+
+    def decided_rows(self, step: Step, rows: Places) -> NDArray[np.int64]:
+        """Returns the recorded decisions of some rows, the last dimension of a step."""
+        places = rows[:, None] * step.shape[-1] + np.arange(step.shape[-1])
+        return np.asarray(self.decided_at(step, places.reshape(-1)), dtype=np.int64).reshape(places.shape)
 
     def fixed(self, step: Step) -> Tensor:
         """Returns the value of a step that depends on integers and constants alone."""
@@ -127,7 +123,7 @@ class Run:
             elif isinstance(step, Plain):
                 found = _placed(step.compute([self.fixed(each) for each in step.of]), self.device)
             else:
-                found = self._computed(step)
+                found = self.span_of(step)
             self.plain[id(step)] = found
         return self.plain[id(step)]
 
@@ -148,20 +144,6 @@ class Run:
                 each = pending.pop()
                 known[id(each)] = each.span(self, [known[id(one)] for one in each.inputs])
         return known[id(step)]
-
-    def _computed(self, step: Step) -> Tensor:
-        """Returns integers that a program decides by real numbers without an operand, such as scaled positions.
-
-        Raises UsageError if rounding may change one of them.
-        """
-        found = self.span_of(step)
-        if found.open is not None and bool(found.open.any()):
-            raise UsageError(
-                f"like= computes indices with real numbers, and rounding could change one: {step.origin}",
-                hint="compute the indices with integers, or pass them as an operand: integers={...}",
-            )
-        value: Tensor = found.value
-        return value
 
     def on_host(self, step: Step) -> NDArray[Any]:
         """Returns `fixed(step)` as a flat NumPy array in host memory."""
@@ -188,7 +170,7 @@ class Leaf(Step):
 
     def span(self, run: Run, given: Sequence[Any]) -> Any:
         value = run.leaves[self.name]
-        return point(value.to(torch.float64), given=True) if self.real else Truths(value)
+        return point(value.to(torch.float64), given=True) if self.real else value
 
     def value(self, run: Run, given: Sequence[Tensor]) -> Tensor:
         held = run.leaves[self.name]
@@ -214,7 +196,7 @@ class Plain(Step):
 
     def span(self, run: Run, given: Sequence[Any]) -> Any:
         value = self.value(run, given)
-        return point(value, given=True) if self.real else Truths(value)
+        return point(value, given=True) if self.real else value
 
     def value(self, run: Run, given: Sequence[Tensor]) -> Tensor:
         held = run.fixed(self)
@@ -258,14 +240,7 @@ class Move(Step):
     def span(self, run: Run, given: Sequence[Any]) -> Any:
         fixed = [run.fixed(each) for each in self.by]
         if not self.real:
-            fill = bool(self.fill)
-            value = self.move([each.value for each in given], fixed, fill)
-            if all(each.open is None for each in given):
-                return Truths(value)
-            masks = [
-                torch.zeros_like(each.value, dtype=torch.bool) if each.open is None else each.open for each in given
-            ]
-            return Truths(value, self.move(masks, fixed, False))
+            return self.move(list(given), fixed, bool(self.fill))
 
         def moved(ends: list[Tensor], fill: float) -> Tensor:
             return self.move(ends, fixed, fill)

@@ -17,7 +17,7 @@ from verify.errors import KernelError
 from verify.measure.call import run_tensors
 from verify.measure.counting import Counts, counts_of
 from verify.measure.tally import Tally
-from verify.ops.op import Problem
+from verify.ops.op import Problem, chosen
 from verify.search.hunt.space import Candidates, SearchSpace, one_of, size_of
 from verify.truth.fast import evaluate
 from verify.truth.ulp import bits_of, errors
@@ -63,14 +63,13 @@ class Assessor:
         if space.result not in found:
             raise KernelError(f"{space.kernel.name} gave {space.result} once and not again: autograd has no path to it")
         got = found[space.result].to(self.device)
+        problem = chosen(space.kernel.op, problem, {space.result: got})
         truth = evaluate(space.kernel.op, problem, {space.result: space.fmt})[space.result]
         if got.shape != truth.value.shape:
             raise KernelError(
                 f"{space.kernel.name} must return {space.result} of shape {tuple(truth.value.shape)}; "
                 f"it returned {tuple(got.shape)}"
             )
-        if space.result in space.kernel.op.integers and space.kernel.op.meaning is not None:
-            got = space.kernel.op.meaning.settled(problem, space.result, got)
         truth = truth.for_result(got)
         judged = errors(
             got,

@@ -18,7 +18,7 @@ from verify.measure.counting import tally, top
 from verify.measure.curve import peaks
 from verify.measure.judge import settled
 from verify.measure.tally import Peak, Tally
-from verify.ops.op import Problem
+from verify.ops.op import Problem, chosen
 from verify.records.readings import APART
 from verify.search.sweep.exactly import halves, judge_at
 from verify.search.sweep.partial import HARD_KEEP, Part
@@ -83,10 +83,9 @@ class _Collector:
             dtypes = {name: torch_dtype(format_of(kernel, self.space, name)) for name in smooth}
             upstream = {name: torch.ones_like(rows, dtype=dtypes[name]) for name in smooth}
         problem = Problem(inputs, kernel.op.resolve(kernel.params), upstream, (result,))
+        problem = chosen(kernel.op, problem, {result: got})
         truth = evaluate(kernel.op, problem, {result: self.of_result})[result]
         self._sample(problem, truth, first)
-        if result in kernel.op.integers and kernel.op.meaning is not None:
-            got = kernel.op.meaning.settled(problem, result, got)
         near = truth.for_result(got)
         found = errors(got, near.value, self.of_result, low=near.low, bound=near.bound, policy=kernel.policy)
         places = self._places(got, first)

@@ -1,0 +1,214 @@
+"""Ties: a consistent choice is right, a mixture of choices is not. Asked through `assert_close`, as users do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import verify
+
+T = torch.tensor
+
+
+def passes(
+    like: Callable[..., Any], x: Tensor, got: Any, dx: Tensor | None = None, upstream: Tensor | None = None
+) -> bool:
+    """True unless a result is wrong. On examples as small as these, some limits say nothing, which is no error."""
+    try:
+        verify.assert_close(got, like=like, inputs=(x,), grads=(dx,), upstream=upstream, check_dtype=False)
+    except AssertionError as error:
+        return " is wrong" not in str(error)
+    return True
+
+
+def slope(like: Callable[[Tensor], Any], x: Tensor, upstream: Tensor) -> Tensor:
+    """PyTorch's own gradient."""
+    leaf = x.clone().requires_grad_()
+    [found] = torch.autograd.grad(like(leaf), leaf, upstream)
+    return found
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+# -- positions as numbers -------------------------------------------------------------------------------------
+
+Y = T([[1.0, 1.0, 0.5], [0.2, 0.9, 0.9]])
+POSITIONS: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
+    "argmax + x": (lambda x: x.argmax(-1, keepdim=True) + x, Y),
+    "topk ids": (lambda x: x.topk(2).indices * 0.5, Y),
+    "argsort * x": (lambda x: x.argsort(-1, descending=True) * x, Y),
+    "one_hot": (lambda x: functional.one_hot(x.argmax(-1), 3) * x, Y),
+    "ranks": (lambda x: x.argsort(-1).argsort(-1) * x, T([[0.5, -1.0, 0.5, 2.0]])),
+}
+
+
+@pytest.mark.parametrize("name", POSITIONS)
+def test_a_position_used_as_a_number_is_one_of_those_that_tie(name: str) -> None:
+    like, x = POSITIONS[name]
+    right = like(x)
+    assert passes(like, x, right)
+    for wrong in (right * 0 - 7777.0, right * 0.5, right + 0.25):
+        assert not passes(like, x, wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("ranks", [[1.0, -0.0, 0.5, 6.0]]),
+        ("one_hot", [[0.0, 1.0, 0.0], [0.0, 0.0, 0.9]]),
+        ("one_hot", [[1.0, 0.0, 0.0], [0.0, 0.0, 0.9]]),
+        ("argmax + x", [[2.0, 2.0, 1.5], [2.2, 2.9, 2.9]]),
+    ],
+)
+def test_each_row_may_choose_for_itself(name: str, other: list[list[float]]) -> None:
+    like, x = POSITIONS[name]
+    assert passes(like, x, T(other))
+
+
+def test_ranks_of_bfloat16_tie_in_every_row() -> None:
+    x = draw(64, 64).bfloat16()
+
+    def sorting(x: Tensor) -> Tensor:
+        return x.sort(-1).values * torch.arange(64) + x.argsort(-1)
+
+    right = sorting(x.double()).float()
+    assert passes(sorting, x, right)
+    assert not passes(sorting, x, right + functional.one_hot(T(7), 64))
+
+
+# -- thresholds -----------------------------------------------------------------------------------------------
+
+THRESHOLDS: dict[str, Callable[[Tensor], Tensor]] = {
+    "amin of topk": lambda x: torch.where(x >= x.topk(3, -1).values.amin(-1, keepdim=True), x * 2, 0.0),
+    "last of topk": lambda x: torch.where(x >= x.topk(3, -1).values[..., -1:], x * 2, 0.0),
+    "min of topk": lambda x: torch.where(x >= x.topk(3, -1).values.min(-1, keepdim=True).values, x * 2, 0.0),
+    "amax": lambda x: x * (x >= x.amax(-1, keepdim=True)),
+    "peaks": lambda x: torch.where(x == functional.max_pool1d(x, 3, 1, 1), x * 2, 0.0),
+    "detached": lambda x: x * (x >= x.detach().amax(-1, keepdim=True)),
+}
+
+
+@pytest.mark.parametrize("name", THRESHOLDS)
+def test_a_number_compared_with_itself_is_no_tie(name: str) -> None:
+    """Random numbers have no tie, so a lost gradient is wrong."""
+    like, x, up = THRESHOLDS[name], draw(8, 20), draw(8, 20, seed=1)
+    y, dx = like(x), slope(like, x, up)
+    assert passes(like, x, y, dx, up)
+    kept = dx != 0
+    one = kept & (kept.cumsum(-1) == 1)
+    for wrong in (torch.where(one, 0.0, dx), dx * 0, dx * 1.001):
+        assert not passes(like, x, y, wrong, up)
+
+
+@pytest.mark.parametrize(("share", "right"), [(1.0, True), (1.2, False), (1.5, False), (0.0, False)])
+def test_an_element_at_a_threshold_opens_nothing_else(share: float, right: bool) -> None:
+    def masked(y: Tensor) -> Tensor:
+        return y.masked_fill(y > 1, -1e4).softmax(-1)
+
+    x, up = draw(1, 14), draw(1, 14, seed=1)
+    x[0, 5] = 1.0
+    assert passes(masked, x, masked(x), slope(masked, x, up) * share, up) == right
+
+
+@pytest.mark.parametrize(
+    ("got", "right"),
+    [([0.5, 0.5, 0.0], True), ([0.0, 0.0, 0.0], False), ([0.25, 0.25, 0.0], False), ([0.1, 0.4, 0.0], False)],
+)
+def test_equal_computed_numbers_are_all_the_largest(got: list[float], right: bool) -> None:
+    def like(x: Tensor) -> Tensor:
+        t = x.clamp(max=0.5)
+        return (t == t.amax(-1, keepdim=True)) * t
+
+    assert passes(like, T([[0.7, 0.9, -0.2]]), T([got])) == right
+
+
+# -- slopes ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dx", "right"),
+    [
+        ((3.0, 1.0, 1.0), True),
+        ((1.0, 3.0, 1.0), True),
+        ((2.0, 2.0, 1.0), True),
+        ((0.0, 0.0, 1.0), False),
+        ((6.0, -2.0, 1.0), False),
+        ((3.0, 3.0, 1.0), False),
+    ],
+)
+def test_the_slope_at_equal_maxima_is_that_of_one_choice_or_pytorchs(dx: Sequence[float], right: bool) -> None:
+    x = T([[1.0, 1.0, 0.0]])
+    assert passes(lambda x: x.amax(-1) * x.sum(-1), x, T([2.0]), T([dx]), torch.ones(1)) == right
+
+
+@pytest.mark.parametrize(("slope_at_0", "right"), [(0.0, True), (1.0, True), (0.5, False), (-1.0, False), (2.0, False)])
+def test_relu_has_the_slopes_of_its_two_sides(slope_at_0: float, right: bool) -> None:
+    x = T([0.0, -1.0, 2.0])
+    assert passes(functional.relu, x, functional.relu(x), T([slope_at_0, 0.0, 1.0]), torch.ones(3)) == right
+    assert not passes(functional.relu, x, functional.relu(x), T([slope_at_0, 1.0, 1.0]), torch.ones(3))
+
+
+def test_pytorchs_own_slopes_of_running_extremes_are_right() -> None:
+    x, up = T([1.0, 1.0, 1.0, 0.0, 0.0]), T([1.0, 2.0, 4.0, 8.0, 16.0])
+
+    def like(x: Tensor) -> Tensor:
+        return x.cummin(0)[0].cummin(0)[0]
+
+    dx = slope(like, x, up)
+    assert passes(like, x, like(x), dx, up) and not passes(like, x, like(x), dx * 0, up)
+
+
+# -- routers and choices of several ---------------------------------------------------------------------------
+
+
+def router(s: Tensor) -> tuple[Tensor, Tensor]:
+    found = s.softmax(-1).topk(2)
+    return found.values, found.indices
+
+
+def test_a_router_returns_the_ids_of_its_weights() -> None:
+    s = draw(256, 8).round()  # ties in nearly every row
+    values, ids = router(s)
+    assert passes(router, s, (values, ids))
+    last = s.flip(-1).softmax(-1).topk(2)
+    assert passes(router, s, (last.values, 7 - last.indices)), "ties go to the last"
+    assert not passes(router, s, (values, ids.roll(1, 0))), "ids of another row"
+    assert not passes(router, s, (values * 0.5, ids))
+
+
+def test_any_five_of_ten_equal_numbers_may_be_kept_but_the_same_in_the_gradient() -> None:
+    def fives(x: Tensor) -> Tensor:
+        return torch.zeros_like(x).scatter(-1, x.topk(5, -1).indices, 1.0) * x
+
+    x, up = torch.ones(16, 10), torch.full((16, 10), 3.0)
+    places = torch.rand((16, 10), generator=torch.Generator().manual_seed(1)).topk(5, -1).indices
+    mine = torch.zeros(16, 10).scatter(-1, places, 1.0)
+    assert passes(fives, x, mine) and passes(fives, x, mine, mine * 3, up)
+    assert not passes(fives, x, mine, mine.roll(1, -1) * 3, up), "another five in the gradient"
+    six = torch.ones(16, 10).scatter(-1, T([[0, 1, 2, 3]]).expand(16, 4), 0.0)
+    assert not passes(fives, x, six) and not passes(fives, x, x * 0)
+
+
+def test_a_sum_over_rows_belongs_to_the_choice_of_each_row() -> None:
+    """dw adds up what each row's tie decides. y and dx show the choice, and dw has to follow it."""
+    x = T([[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]])
+    up = T([1.0, 10.0, 100.0])
+
+    def like(x: Tensor, v: Tensor) -> Tensor:
+        return (x * v).gather(-1, x.argmax(-1, keepdim=True))[:, 0]
+
+    v = T([5.0, 7.0])
+    pick = T([0, 1, 0])
+    rows = torch.arange(3)
+    y = (x * v)[rows, pick]
+    dv = torch.zeros(2).index_add(0, pick, up * x[rows, pick])
+    verify.assert_close(y, like=like, inputs=(x, v), grads=(None, dv), upstream=up)
+    with pytest.raises(AssertionError, match="dv is wrong"):
+        verify.assert_close(y, like=like, inputs=(x, v), grads=(None, dv.flip(0)), upstream=up)

@@ -1,0 +1,566 @@
+"""Finds the choices at ties that explain a kernel's results.
+
+A program decides: which number is larger, which place it has in an order, to which integer it rounds. A decision is
+free if a right kernel may take it in another way: two numbers are equal, or a computed number lies so close to the
+point of decision that the roundings of its steps decide. A consistent choice of all free decisions is what the program
+decides at disturbed numbers, x + tiny p: numbers that differ keep their order, equal ones get the order of p, the same
+wherever they are compared, sorted or used as positions. So no operator needs a rule.
+
+    choices = Choices.of(program, run, wanted, reach, noise)  # None: no decision is free
+    decisions = choices.explaining({"y": y, "dx": dx})        # those that explain a kernel's results best
+
+The result is judged by the program's value under these decisions. The search proposes directions p: none (PyTorch's own
+convention), all numbers up or down, the first or the last of equal elements wins, some at random, PyTorch's roundings,
+and those read off the results: what the kernel kept, selected or gave a gradient to wins, or loses. A proposal is
+accepted only where the decision is free, so a poor search may reject a right kernel, but never accepts a wrong one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from verify.ops.graph.elementwise import COMPARISONS, QUOTIENTS, REMAINS, Map
+from verify.ops.graph.noise import origins
+from verify.ops.graph.program import Program, undisturbed
+from verify.ops.graph.selecting import First, Order
+from verify.ops.graph.steps import Leaf, Move, Run, Step, moved_from
+
+Decisions = dict[int, Tensor]  # id(step that decides) -> what it decides
+_TIE = 2.0**-30  # what breaks a tie, relative to the number: far below the spacing of a float32
+_RANDOM = 8  # directions at random
+_ALL_WAYS = 5  # most numbers beside a decision that are moved in every combination
+_TURNED = 24  # most of them that are moved one after the other
+_AWAY = 2.0**-30  # a relative change by less is none
+
+
+@dataclass
+class Choices:
+    """The free decisions of one evaluation of a program."""
+
+    program: Program
+    run: Run  # with PyTorch's own decisions
+    wanted: Sequence[str]
+    # id(step) -> how far a kernel's numbers may be from the real ones; -id(comparison): the difference of its numbers
+    reach: Mapping[int, Tensor]
+    noise: Mapping[str, Tensor]
+    numbers: dict[int, Tensor] = field(default_factory=dict)  # id(step) -> the numbers that decide, undisturbed
+    base: dict[str, Tensor] = field(default_factory=dict)  # the results under PyTorch's own decisions
+
+    @classmethod
+    def of(
+        cls,
+        program: Program,
+        run: Run,
+        wanted: Sequence[str],
+        reach: Mapping[int, Tensor],
+        noise: Mapping[str, Tensor],
+    ) -> Choices | None:
+        """Returns the choices of a program, or None if no decision is free."""
+        found = cls(program, replace(run, maps={}), list(wanted), reach, noise)
+        if not found._deciding:
+            return None
+        kept = {id(each) for step in found._deciding for each in step.inputs} | set(map(id, found._sources))
+
+        def make(step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
+            value = step.value(run, given)
+            if id(step) in kept:
+                found.numbers[id(step)] = value
+            return value, value
+
+        found.base = program.values(run, wanted, make)
+        return found if any(bool(found._free(step).any()) for step in found._deciding) else None
+
+    @property
+    def _deciding(self) -> list[Step]:
+        """The steps that decide by numbers. Integers that follow from other decisions decide nothing themselves."""
+        steps = [step for step in self.program.needed_for(self.wanted) if step.decides and not _follows(step)]
+        return [step for step in steps if not all(map(is_whole, step.inputs))]
+
+    @property
+    def _all(self) -> list[str]:
+        return list(self.program.results)
+
+    @property
+    def _outputs(self) -> list[str]:
+        leaves = self.program.leaves
+        gradient = [name.startswith("d") and name[1:] in leaves and f"grad {name}" not in leaves for name in self._all]
+        return [name for name, of in zip(self._all, gradient, strict=True) if not of]
+
+    def explaining(self, got: Mapping[str, Tensor]) -> Decisions:
+        """Returns the decisions under which the program comes closest to the results, part by part where it can."""
+        got = {name: value.to(self.run.device) for name, value in got.items() if name in self.wanted}
+        search = _Search(self, got)
+        if search.is_explained(self.base):
+            return self.run.decisions
+        search.find()
+        return search.decisions
+
+    def _values(self, decisions: Decisions, wanted: Sequence[str] | None = None) -> dict[str, Tensor]:
+        """Returns the results under some decisions. What follows from them is decided anew."""
+        run = replace(self.run, decisions={id(step): decisions[id(step)] for step in self._deciding}, maps={})
+        wanted = self.wanted if wanted is None else wanted
+        return self.program.values(run, wanted, undisturbed(run))
+
+    def complete(self, decisions: Decisions) -> Decisions:
+        """Returns the decisions with those that follow from them."""
+        run = replace(self.run, decisions={id(step): decisions[id(step)] for step in self._deciding}, maps={})
+        self.program.decide(run, self.wanted)
+        return run.decisions
+
+    # -- which decisions are free ---------------------------------------------------------------------------
+
+    def _near(self, step: Step) -> Tensor | float:
+        found = self.reach.get(id(step))
+        return 0.0 if found is None else found
+
+    def _is_tie(self, step: Step) -> Tensor:
+        """Returns a mask of the decisions on exactly equal numbers that no kernel rounds.
+
+        An output has the value that PyTorch's convention gives it there. Only a derivative has two sides.
+        """
+        if not isinstance(step, Map):
+            return torch.zeros((), dtype=torch.bool, device=self.run.device)
+        if step.function in COMPARISONS:
+            near = [torch.as_tensor(self._near(each)) for each in step.inputs]
+            return (self._apart(step) == 0) & (near[0] == 0) & (near[1] == 0)
+        if step.function in ("sign", "signbit"):
+            return (self.numbers[id(step.inputs[0])] == 0) & (torch.as_tensor(self._near(step.inputs[0])) == 0)
+        return torch.zeros((), dtype=torch.bool, device=self.run.device)
+
+    def _apart(self, step: Step) -> Tensor:
+        return self.numbers[id(step.inputs[0])] - self.numbers[id(step.inputs[1])]
+
+    def _free(self, step: Step) -> Tensor:
+        """Returns a mask of the free decisions of a step; for an order, of the rows with one."""
+        x, near = self.numbers[id(step.inputs[0])], self._near(step.inputs[0])
+        if isinstance(step, Order):
+            ordered, places = _ranked(step, x).sort(-1, descending=True)
+            reach = torch.as_tensor(near, dtype=x.dtype, device=x.device).expand(x.shape).gather(-1, places)
+            close = ordered[..., :-1] - reach[..., :-1] <= ordered[..., 1:] + reach[..., 1:]
+            if step.stable:  # equal numbers that no kernel rounds keep their order
+                close = close & ((reach[..., :-1] > 0) | (reach[..., 1:] > 0))
+            return close.any(-1)
+        assert isinstance(step, Map)
+        if step.function in COMPARISONS:
+            return self._apart(step).abs() <= self.reach.get(-id(step), torch.zeros(()))
+        if step.function == "integer":
+            return ~step.holds(x)
+        low, high = self._jumps(step, x - near), self._jumps(step, x + near)
+        return (low != high) & ~torch.isnan(x) | self._is_tie(step)
+
+    def _jumps(self, step: Map, x: Tensor) -> Tensor:
+        """Returns the decision of a step of one number, or of a quotient, at another number."""
+        if step.function in (*QUOTIENTS, *REMAINS):
+            by = self.numbers[id(step.inputs[1])]
+            moved = (x / by) * torch.as_tensor(self._near(step.inputs[1])) / by.abs()
+            down = {**QUOTIENTS, **REMAINS}[step.function]
+            x = x + torch.where(x > self.numbers[id(step.inputs[0])], 1.0, -1.0) * moved.abs().nan_to_num(0.0) * by
+            return torch.div(x, by, rounding_mode=down)
+        return step.evaluated([x])
+
+    def admitted(self, step: Step, proposed: Tensor) -> Tensor:
+        """Returns the proposed decisions where they are free and right, and PyTorch's own elsewhere."""
+        own = self.run.decisions[id(step)]
+        x, near = self.numbers[id(step.inputs[0])], self._near(step.inputs[0])
+        if isinstance(step, Order):
+            reach = torch.as_tensor(near, dtype=x.dtype, device=x.device).expand(x.shape)
+            line = _ranked(step, x)
+            places = proposed[..., None] if isinstance(step, First) else proposed
+            taken, room = line.gather(-1, places), reach.gather(-1, places)
+            rest = (line - reach).scatter(-1, places, -math.inf).amax(-1, True)
+            later = torch.cat([taken - room, rest], -1).flip(-1).cummax(-1).values.flip(-1)[..., 1:]
+            right = (taken + room >= later).all(-1) & (places.sort(-1).values.diff(dim=-1) != 0).all(-1)
+            if step.stable:
+                right = right & (reach > 0).any(-1)
+            return torch.where(right if isinstance(step, First) else right[..., None], proposed, own)
+        assert isinstance(step, Map)
+        right = self._free(step)
+        if step.function not in (*COMPARISONS, "integer"):
+            low, high = self._jumps(step, x - near), self._jumps(step, x + near)
+            if step.function == "sign":
+                tie = self._is_tie(step)
+                low, high = torch.where(tie, -1.0, low), torch.where(tie, 1.0, high)
+            if not step.real:
+                low, high = torch.zeros_like(low), torch.ones_like(high)
+            number = proposed.to(low.dtype)
+            right = right & (number >= torch.minimum(low, high)) & (number <= torch.maximum(low, high))
+        return torch.where(right, proposed, own)
+
+    # -- proposals -------------------------------------------------------------------------------------------
+
+    def proposed(
+        self,
+        moved: Mapping[int, Tensor],
+        *,
+        rounded: torch.dtype | None = None,
+        saturates: bool = False,
+        last: bool = False,
+        decided: Mapping[int, Tensor] | None = None,
+    ) -> Decisions:
+        """Returns the decisions that the program takes if it moves some of its numbers.
+
+        `moved` maps id(step) to what is added to its numbers. With `rounded`, every step is stored in that format. With
+        `saturates`, numbers beyond the range of an integer dtype become its end. With `last`, the last of several
+        copies of a number comes first. `decided` are decisions taken before.
+        """
+        run = replace(self.run, decisions=dict(decided or {}), maps={})
+
+        def make(step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
+            if rounded is not None and isinstance(step, Order):  # equal numbers may come in another order there
+                run.decisions[id(step)] = step.evaluated(given[0].to(rounded))
+            if last and isinstance(step, Order) and id(step) not in run.decisions:
+                run.decisions[id(step)] = given[0].shape[-1] - 1 - step.evaluated(given[0].flip(-1))
+            if saturates and isinstance(step, Map) and step.function == "integer":
+                run.decisions[id(step)] = given[0].nan_to_num(0.0).clamp(*step.within).to(torch.int64)
+            value = step.value(run, given)
+            if id(step) in moved:
+                value = value + moved[id(step)]
+            if rounded is not None and step.real and not isinstance(step, Leaf):
+                value = value.to(rounded).to(torch.float64)
+            return value, value
+
+        self.program.values(run, self.wanted, make)
+        return {id(step): self.admitted(step, run.decisions[id(step)]) for step in self._deciding}
+
+    @property
+    def _sources(self) -> list[Step]:
+        """The operands, and the steps that make the numbers which decide, before they are moved to where they do."""
+        steps = self.program.needed_for(self.wanted)
+        every: list[Step] = [step for step in steps if isinstance(step, Leaf) and step.real and step.operand]
+        every += [each for step in self._deciding for number in step.inputs for each in origins(number)]
+        return list({id(each): each for each in every}.values())
+
+    def _size(self, step: Step) -> Tensor:
+        """Returns how far the numbers of a source are moved: as far as a kernel's may be; an operand to break ties."""
+        x = self.numbers[id(step)]
+        size = x.abs().nan_to_num(0.0, 0.0, 0.0)
+        if isinstance(step, Leaf):
+            return _TIE * (size + size.amax() * 2.0**-10 if size.numel() else size) + 1e-300
+        return torch.as_tensor(self._near(step), dtype=x.dtype, device=x.device).expand(x.shape)
+
+    def beside(self) -> list[tuple[int, int]]:
+        """Returns the numbers that decide otherwise if all numbers move up or down: id(source) and place."""
+        sizes = {id(step): self._size(step) for step in self._sources}
+        up, down = (self.proposed({key: size * sign for key, size in sizes.items()}) for sign in (1.0, -1.0))
+        found: dict[tuple[int, int], None] = {}
+        for step in self._deciding:
+            turned = (up[id(step)] != down[id(step)]).reshape(-1)
+            for source in origins(step.inputs[0]) if bool(turned.any()) and not isinstance(step, Order) else ():
+                if math.prod(source.shape) == turned.numel():
+                    found |= {(id(source), place): None for place in torch.nonzero(turned).reshape(-1).tolist()}
+        return list(found)
+
+    def moved_at(self, places: Sequence[tuple[int, int]], signs: Sequence[float]) -> dict[int, Tensor]:
+        """Returns the move of some numbers of sources, up or down."""
+        sizes = {id(step): self._size(step) for step in self._sources}
+        moved = {key: torch.zeros_like(sizes[key]) for key, _ in places}
+        for (key, place), sign in zip(places, signs, strict=True):
+            moved[key].view(-1)[place] = sign * sizes[key].reshape(-1)[place]
+        return moved
+
+    def _sided(self) -> Iterator[Decisions]:
+        """Yields the decisions that take all exact ties for less, or all for more.
+
+        A number compared with itself, as in x >= x.amax(), does not move against itself, so it is no tie.
+        """
+        generator = torch.Generator(self.run.device).manual_seed(2)
+        apart: dict[int, Tensor] = {}
+        compared = [step for step in self._deciding if isinstance(step, Map) and step.function in COMPARISONS]
+        run = replace(self.run, decisions={}, maps={})
+        sizes = {id(step): self._size(step) for step in self._sources}
+
+        def make(step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
+            value = step.value(run, given)
+            if id(step) in sizes:
+                drawn = torch.rand(value.shape, dtype=torch.float64, device=value.device, generator=generator)
+                value = value + (drawn - 0.5) * sizes[id(step)]
+            if any(step is each for each in compared):
+                apart[id(step)] = given[0] - given[1]
+            return value, value
+
+        self.program.values(run, self.wanted, make)
+        for sign in (-1.0, 1.0):
+            found = dict(self.run.decisions)
+            for step in compared:
+                tie = (self._apart(step) == 0) & (apart[id(step)] != 0)
+                side = torch.tensor(sign, dtype=torch.float64, device=tie.device)
+                found[id(step)] = torch.where(tie, step.evaluated([side, torch.zeros_like(side)]), found[id(step)])
+            yield found
+
+    def directions(self, got: Mapping[str, Tensor]) -> Iterator[Decisions]:
+        """Yields the proposals, the likeliest first."""
+        sources = self._sources
+        sizes = {id(step): self._size(step) for step in sources}
+        ramps = {id(step): _ramp(self.numbers[id(step)]) for step in sources}
+        for name, value in got.items():
+            if not self.program.results[name].real:
+                yield from self._read_off(name, value, sizes)
+        for sign in (1.0, -1.0):
+            yield self.proposed({key: size * ramps[key] * sign for key, size in sizes.items()}, last=sign < 0)
+        for sign in (1.0, -1.0):
+            yield self.proposed({key: size * sign for key, size in sizes.items()})
+        yield from self._sided()
+        kinds = [value.dtype for value in self.run.leaves.values() if value.is_floating_point()]
+        for kind in dict.fromkeys([torch.float32, *(kind for kind in kinds if kind.itemsize < 4)]):
+            yield self.proposed({}, rounded=kind)
+        if any(isinstance(step, Map) and step.function == "integer" for step in self._deciding):
+            yield self.proposed({}, saturates=True)
+        for name, value in got.items():
+            alike = [step for step in sources if step.shape == value.shape]
+            if not self.program.results[name].real or not alike:
+                continue
+            kept = torch.where(value != 0, 1.0, -1.0).to(torch.float64)
+            for sign in (1.0, -1.0):
+                marks = {id(step): sign * kept for step in alike}
+                rest = {key: ramps[key] * 2.0**-6 for key in sizes}
+                yield self.proposed({key: sizes[key] * (marks.get(key, 0.0) + rest[key]) for key in sizes})
+        generator = torch.Generator(self.run.device).manual_seed(0)
+        for number in range(_RANDOM):
+            drawn = {
+                key: torch.rand(size.shape, dtype=torch.float64, device=size.device, generator=generator) * 2 - 1
+                for key, size in sizes.items()
+            }
+            yield self.proposed({key: sizes[key] * each for key, each in drawn.items()}, last=number % 2 == 1)
+
+    def _read_off(self, name: str, got: Tensor, sizes: Mapping[int, Tensor]) -> Iterator[Decisions]:
+        """Yields the decisions that an integer result shows, if it is one: an order, or a conversion."""
+        result = self.program.results[name]
+        step = moved_from(result)[-1]
+        if not step.decides or id(step) not in self.run.decisions:
+            return
+        own = self.run.decisions[id(step)]
+        shown = own.expand(step.shape).reshape(-1).clone()
+        shown[_moved(result, step).reshape(-1).to(got.device)] = got.reshape(-1).to(shown.dtype)
+        places = shown.reshape(step.shape)
+        if isinstance(step, Order):
+            places = places.clamp(0, max(step.inputs[0].shape[-1] - 1, 0))
+        yield self.proposed({}, decided={id(step): places})
+        if not isinstance(step, Order):
+            return
+        row = step.inputs[0]
+        places = places[..., None] if isinstance(step, First) else places
+        count = places.shape[-1]
+        rank = torch.arange(count, 0, -1, dtype=torch.float64, device=got.device) / max(count, 1)
+        wins = torch.full(row.shape, -1.0, dtype=torch.float64, device=got.device)
+        wins = wins.scatter(-1, places, rank.expand(places.shape))
+        source = moved_from(row)[-1]
+        score = torch.zeros(math.prod(source.shape), dtype=torch.float64, device=got.device)
+        score[_moved(row, source).reshape(-1).to(got.device)] = (wins if step.largest else -wins).reshape(-1)
+        if id(source) in sizes:
+            yield self.proposed({id(source): sizes[id(source)] * score.reshape(source.shape)})
+
+
+def _ranked(step: Order, x: Tensor) -> Tensor:
+    """Returns numbers of which the larger ones come first. NaN is the largest number, and each extreme of its row."""
+    nan, largest = torch.isnan(x), torch.finfo(x.dtype).max
+    if isinstance(step, First):
+        x = torch.where(nan.any(-1, True), nan.to(x.dtype) * (1 if step.largest else -1), x)
+    x = x.clamp(-largest, largest).masked_fill(nan, math.inf)
+    return x if step.largest else -x
+
+
+def _follows(step: Step) -> bool:
+    """True if a step only tests numbers, so that no kernel decides otherwise."""
+    return isinstance(step, Map) and step.function in ("isnan", "isinf")
+
+
+def is_whole(step: Step) -> bool:
+    """True if numbers are integers already. They have no error that a second rounding could enlarge."""
+    if isinstance(step, Move):
+        return all(map(is_whole, step.inputs)) and float(step.fill).is_integer()
+    if not step.on_operands:
+        return True
+    if isinstance(step, Map) and step.function in ("maximum", "minimum", "add", "subtract", "multiply", "negative"):
+        return all(map(is_whole, step.inputs))
+    return isinstance(step, Map) and step.function in ("number", "wrap")
+
+
+def _moved(step: Step, source: Step) -> Tensor:
+    """Returns, for each element of a step that only moves elements, its place in `source`."""
+    if step is source:
+        return torch.arange(math.prod(source.shape)).reshape(source.shape)
+    assert isinstance(step, Move)
+    return step.move([_moved(step.inputs[0], source)], [], 0)
+
+
+def _ramp(values: Tensor) -> Tensor:
+    """Returns numbers from 1 down to -1 that fall along each dimension."""
+    found = torch.zeros_like(values)
+    for dim, size in enumerate(values.shape):
+        line = 1.0 - 2.0 * torch.arange(size, dtype=values.dtype, device=values.device) / max(size - 1, 1)
+        found = found + line.reshape([-1 if at == dim else 1 for at in range(values.ndim)]) / max(values.ndim, 1)
+    return found
+
+
+class _Search:
+    """Searches for the decisions that explain one kernel's results.
+
+    Parts that do not depend on each other are explained one by one. A part is one index into the leading dimensions
+    that results and decisions share, if a mixture of two choices gives the mixture of their results.
+    """
+
+    def __init__(self, choices: Choices, got: Mapping[str, Tensor]) -> None:
+        self.choices, self.got = choices, got
+        self.decisions: Decisions = dict(choices.run.decisions)
+
+    def find(self) -> None:
+        """Sets `decisions` to the best that the directions offer."""
+        choices = self.choices
+        proposals = choices.directions(self.got)
+        lead = self._independent()
+        best = self._by_part(choices.base, lead)
+        for decisions in proposals:
+            values = choices._values(decisions)
+            found = self._by_part(values, lead)
+            better = (found < best) & (best > 1.0)
+            if not bool(better.any()):
+                continue
+            better = better & ~self._barred(decisions, lead)
+            best = torch.where(better, found, best)
+            for step in choices._deciding:
+                key, own = id(step), self.decisions[id(step)]
+                mask = _beside(better, own)
+                self.decisions[key] = torch.where(mask, decisions[key], own)
+            if not bool((best > 1.0).any()):
+                break
+        values = choices._values(self.decisions)
+        if not self.is_explained(values):
+            self._turn_one_by_one(values)
+        self.decisions = choices.complete(self.decisions)
+
+    def _turn_one_by_one(self, values: dict[str, Tensor]) -> None:
+        """Moves single numbers across their decisions as long as that brings the results closer.
+
+        A sum over rows depends on the decisions of all rows, which no single part shows.
+        """
+        choices, best = self.choices, self._total(values)
+        places = choices.beside()[:_TURNED]
+
+        def better(signs: Sequence[float]) -> bool:
+            nonlocal best
+            turned = choices.proposed(choices.moved_at(places, signs))
+            total = self._total(choices._values(turned))
+            if not total < best or bool(self._barred(turned, 0).any()):
+                return False
+            best, self.decisions = total, turned
+            return True
+
+        if len(places) <= _ALL_WAYS:
+            for way in product((-1.0, 1.0), repeat=len(places)):
+                better(way)
+            return
+        signs = [0.0] * len(places)
+        for at in range(len(places)):
+            for sign in (-1.0, 1.0):
+                signs[at] = sign if better([*signs[:at], sign, *signs[at + 1 :]]) else signs[at]
+
+    def is_explained(self, values: Mapping[str, Tensor]) -> bool:
+        """True if no result is further from the program's than roundings explain."""
+        return all(not bool((self._excess(name, values[name]) > 1.0).any()) for name in self.got)
+
+    def _excess(self, name: str, value: Tensor) -> Tensor:
+        """Returns how far each element of a result is from a value, in units of what roundings explain."""
+        got = self.got[name].reshape(value.shape)
+        if not self.choices.program.results[name].real:
+            return torch.where(got.to(torch.float64) == value.to(torch.float64), 0.0, math.inf)
+        kind = torch.finfo(got.dtype)
+        got, value = got.to(torch.float64), value.to(torch.float64)
+        noise = self.choices.noise.get(name)
+        spacing = value.abs() * kind.eps + kind.tiny * kind.eps
+        unit = spacing if noise is None else spacing + 2 * noise.nan_to_num(0.0, 0.0, 0.0)
+        apart = ((got - value).abs() / unit).nan_to_num(math.inf, math.inf)
+        same = (got == value) | (torch.isnan(got) & torch.isnan(value))
+        return torch.where(same, 0.0, apart)
+
+    def _total(self, values: Mapping[str, Tensor]) -> float:
+        found = [self._excess(name, values[name]).clamp(max=1e6).square().sum() for name in self.got]
+        return float(sum(found, torch.zeros((), dtype=torch.float64, device=self.choices.run.device)))
+
+    def _by_part(self, values: Mapping[str, Tensor], lead: int) -> Tensor:
+        """Returns the largest excess of each part, over the results that the parts divide."""
+        found: Tensor | None = None
+        for name in self.got:
+            each = self._excess(name, values[name])
+            if lead and (each.ndim < lead or tuple(each.shape[:lead]) != self._grid(lead)):
+                continue
+            most = each.flatten(lead).amax(-1) if each.ndim > lead else each
+            found = most if found is None else torch.maximum(found, most)
+        if found is None:
+            return torch.zeros(self._grid(lead), dtype=torch.float64, device=self.choices.run.device)
+        return found
+
+    def _barred(self, decisions: Decisions, lead: int) -> Tensor:
+        """Returns a mask of the parts in which a choice changes an output at an exact tie, which has one value."""
+        choices, outputs = self.choices, self.choices._outputs
+        reverted, differs = dict(decisions), False
+        for step in choices._deciding:
+            tie, own = choices._is_tie(step), choices.run.decisions[id(step)]
+            turned = tie & (decisions[id(step)] != own)
+            if bool(turned.any()):
+                reverted[id(step)], differs = torch.where(turned, own, decisions[id(step)]), True
+        nothing = torch.zeros(self._grid(lead), dtype=torch.bool, device=choices.run.device)
+        if not differs:
+            return nothing
+        turned_values, plain = (choices._values(each, outputs) for each in (decisions, reverted))
+        for name in outputs:
+            apart = _differ(turned_values[name], plain[name])
+            if lead and tuple(apart.shape[:lead]) != self._grid(lead):
+                nothing = nothing | apart.any()
+            else:
+                nothing = nothing | (apart.flatten(lead).any(-1) if apart.ndim > lead else apart)
+        return nothing
+
+    def _grid(self, lead: int) -> tuple[int, ...]:
+        return self.choices._deciding[0].shape[:lead] if lead else ()
+
+    def _independent(self) -> int:
+        """Returns the number of leading dimensions along which choices may differ.
+
+        Evaluates a mixture of two choices: its results must be those of the choice that each part has.
+        """
+        choices = self.choices
+        steps = choices._deciding
+        shapes = [step.shape[:-1] if type(step) is Order else step.shape for step in steps]  # an order is one decision
+        lead = min(map(len, shapes))
+        while lead and any(shape[:lead] != shapes[0][:lead] for shape in shapes):
+            lead -= 1
+        if not lead:
+            return 0
+        generator = torch.Generator(choices.run.device).manual_seed(1)
+        drawn = iter(choices.directions({}))
+        pair = [next(drawn), next(drawn)]
+        made = [choices._values(each) for each in pair]
+        for count in range(lead, 0, -1):
+            grid = shapes[0][:count]
+            coins = torch.rand(grid, device=choices.run.device, generator=generator) < 0.5
+
+            def mixed(one: Tensor, other: Tensor, coins: Tensor = coins) -> Tensor:
+                return torch.where(_beside(coins, one), one, other)
+
+            both = {id(step): mixed(pair[0][id(step)], pair[1][id(step)]) for step in steps}
+            values = choices._values(both)
+            fits = [name for name, value in values.items() if tuple(value.shape[:count]) == grid]
+            if fits and not any(
+                bool(_differ(values[name], mixed(made[0][name], made[1][name])).any()) for name in fits
+            ):
+                return count
+        return 0
+
+
+def _beside(mask: Tensor, whole: Tensor) -> Tensor:
+    """Returns a mask of the leading dimensions of a tensor, broadcast to the others."""
+    return mask.reshape((*mask.shape, *[1] * (whole.ndim - mask.ndim)))
+
+
+def _differ(one: Tensor, other: Tensor) -> Tensor:
+    """Returns a mask of the elements that differ by more than float64's roundings."""
+    if not one.is_floating_point():
+        return one != other
+    apart = (one - other).abs() > _AWAY * (one.abs() + other.abs())
+    return apart & ~(torch.isnan(one) & torch.isnan(other)) | (torch.isnan(one) != torch.isnan(other))
