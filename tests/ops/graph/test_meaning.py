@@ -387,6 +387,12 @@ TYPED: list[tuple[Callable[..., Tensor], float]] = [
     (lambda x: x.double().mul_(2.0).to(x.dtype) + x, 0.5),
     (lambda x: torch.nan_to_num(x / 0, posinf=1.0), 0.0),
     (lambda x: x.masked_fill(x > 0, torch.finfo(x.dtype).min), 0.0),
+    (lambda x: x * x.element_size() * x.itemsize * x.nbytes, 0.0),
+    (lambda x: x * torch.promote_types(x.dtype, torch.float16).itemsize * torch.get_default_dtype().itemsize, 0.0),
+    (lambda x: x * torch.result_type(x, 1).itemsize * (x.type() == "torch.FloatTensor"), 0.0),
+    (lambda x: x * (x.int() + 0.5).dtype.itemsize * torch.zeros(3).dtype.itemsize * (x.int() / 2).element_size(), 0.0),
+    (lambda x: x * (2.0 if torch.is_floating_point(x) and x.float() is x else 3.0), 0.0),
+    (lambda x: x * torch.tensor(0.5).dtype.itemsize * torch.tensor([0.5], dtype=torch.float64).itemsize, 0.0),
 ]
 
 

@@ -7,17 +7,18 @@ their value becomes the reference.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from verify.ops.graph.noise import NEAR, Noise
-from verify.ops.graph.program import names_of
-from verify.ops.graph.real import Real, with_kind
-from verify.ops.op import Fast, Problem
+from verify.ops.graph.program import Program
+from verify.ops.graph.recorder import evaluated, nodes_in
+from verify.ops.graph.steps import Run
+from verify.ops.op import Fast
 
 _NARROW = 0.25  # largest bound of an interval that is narrow enough, relative to the element's noise
 _FLOAT64 = 2.0**-29  # a rounding in float64, relative to one in float32
@@ -64,37 +65,30 @@ def _agreed(fast: Fast, noise: Noise, theirs: Tensor, mask: Tensor) -> Fast:
     )
 
 
-def in_float64(
-    function: Callable[[Sequence[str], Sequence[Tensor]], Any],
-    problem: Problem,
-    outputs: Sequence[str] | None,
-    gradients: Sequence[str],
-) -> dict[str, Tensor]:
-    """Returns PyTorch's own float64 results: outputs, and gradients by autograd.
+def in_float64(program: Program, run: Run) -> dict[str, Tensor]:
+    """Returns the results of PyTorch's own operators in float64: those of the function and of autograd, as recorded.
 
-    Returns {} if an operand is float64 already, or if the function holds a constant on another device.
+    Returns {} if an operand is float64 already, or if a constant is on another device.
     """
-    given = {name: value for name, value in problem.inputs.items() if value is not None}
-    kinds = [value.dtype for value in given.values()]
-    if torch.float64 in kinds:
+    if any(leaf.dtype == torch.float64 for name, leaf in run.leaves.items() if not name.startswith("grad ")):
         return {}
-    wanted = [name[1:] for name in gradients]
-    values = [
-        value.detach().double().requires_grad_(name in wanted) if value.is_floating_point() else value
-        for name, value in given.items()
-    ]
-    main = next((kind for kind in kinds if kind.is_floating_point), torch.float32)
+    nodes, ends = program.recorded
+    operands = [node for node in nodes if node.target == "operand"]
+    given = (run.leaves[name] for name in program.leaves)
+    values = {n: leaf.double() if leaf.is_floating_point() else leaf for n, leaf in zip(operands, given, strict=True)}
+    wanted = {name: end for name, end in zip(program.results, ends, strict=True) if end is not None}
+    uses = Counter(wanted.values())
+    for node in reversed(nodes):
+        if node in uses:
+            uses.update(nodes_in((node.args, node.kwargs)))
     try:
-        with torch.enable_grad(), Real(main):
-            made = function(list(given), list(map(with_kind, values, kinds)))
-    except RuntimeError:  # a constant of the function is on another device
+        for node in nodes:
+            if node in uses and node not in values:
+                values[node] = evaluated(node, values)
+                for each in nodes_in((node.args, node.kwargs)):
+                    uses[each] -= 1
+                    if not uses[each]:
+                        del values[each]
+    except RuntimeError:
         return {}
-    several = list(made.values()) if isinstance(made, Mapping) else made
-    several = list(several) if isinstance(several, tuple | list) else [several]
-    found = dict(zip(outputs or names_of(len(several)), several, strict=False))
-    ends = [(found[name], g.double()) for name, g in problem.upstream.items() if found[name].requires_grad]
-    if wanted and ends:
-        leaves = [values[list(given).index(name)] for name in wanted]
-        slopes = torch.autograd.grad([end for end, _ in ends], leaves, [g for _, g in ends], allow_unused=True)
-        found |= {f"d{name}": g for name, g in zip(wanted, slopes, strict=True) if g is not None}
-    return {name: value.detach() for name, value in found.items()}
+    return {name: values[end] for name, end in wanted.items()}

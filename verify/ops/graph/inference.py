@@ -11,7 +11,8 @@ the operators that are common in programs are handled here:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, lru_cache
+from contextlib import suppress
+from functools import cache, lru_cache, reduce
 from typing import Any
 
 import torch
@@ -65,10 +66,30 @@ def _is_pointwise(func: Any) -> bool:
 
 def _pointwise(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
     tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
-    options = tuple((key, _argument_key(each)) for key, each in kwargs.items())
-    dtype = _dtype(func, tuple(map(_argument_key, args)), options)
     shape = broadcast_shape([each.shape for each in tensors])
-    return new_tensor(shape, dtype, tensors)
+    return new_tensor(shape, _dtype_of(func, args, kwargs), tensors)
+
+
+def _dtype_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.dtype:
+    options = tuple((key, _argument_key(each)) for key, each in kwargs.items())
+    return _dtype(func, tuple(map(_argument_key, args)), options, torch.get_default_dtype())
+
+
+def float_dtype_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.dtype:
+    """Returns the dtype of an operator's floating-point results, for tensors of the dtypes of the case.
+
+    PyTorch does not promote formats of 8 bits, and some operators demand equal dtypes. The result then has the widest.
+    """
+    given = [value for each in (*args, *kwargs.values()) for value in (each if isinstance(each, list) else [each])]
+    named = [value for value in given if isinstance(value, torch.dtype)]
+    kinds = {value.dtype for value in given if isinstance(value, Tensor) and value.is_floating_point()}
+    if named or len(kinds) < 2:
+        return next(iter([*named, *kinds]), torch.get_default_dtype())
+    with suppress(RuntimeError):
+        if _is_pointwise(func):
+            return _dtype_of(func, args, kwargs)
+        return reduce(torch.promote_types, kinds)
+    return max(kinds, key=lambda each: each.itemsize)
 
 
 def new_tensor(shape: tuple[int, ...], dtype: torch.dtype, tensors: Sequence[Tensor]) -> Tensor:
@@ -91,7 +112,7 @@ def _argument_key(value: Any) -> Any:
 
 
 @lru_cache(maxsize=4096)
-def _dtype(func: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> torch.dtype:
+def _dtype(func: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...], default: torch.dtype) -> torch.dtype:
     """Calls an operator on one element for each argument key, and returns the dtype of the result."""
     made: Tensor = func(*map(_argument_for_key, args), **{key: _argument_for_key(kind) for key, kind in kwargs})
     return made.dtype

@@ -307,8 +307,8 @@ class _Like:
         """Traces the function for these shapes, or returns the program that it traced before."""
         kinds = {name: self._dtype(name) for name in shapes} if kinds is None else kinds
         key = (tuple(shapes.items()), tuple(gradients))
-        narrow = any(kind.is_floating_point and kind.itemsize == 2 for kind in kinds.values())
-        for known in ((*key, tuple(kinds.items())), *([] if narrow else [key])):
+        plain = all(kind == torch.float32 or not kind.is_floating_point for kind in kinds.values())
+        for known in ((*key, tuple(kinds.items())), *([key] if plain else [])):
             if known in self.programs:
                 return self.programs[known]
         if len(self.programs) >= _HOLDS:
@@ -319,7 +319,7 @@ class _Like:
             outputs=self.outputs,
             differentiable=gradients,
         )
-        self.programs[(*key, tuple(kinds.items())) if program.typed else key] = program
+        self.programs[key if plain and not program.typed else (*key, tuple(kinds.items()))] = program
         return program
 
     def _traceable(self, operand: str, shapes: Mapping[str, Shape], dtype: torch.dtype) -> Tensor:
@@ -422,12 +422,11 @@ class _Like:
         """Returns PyTorch's own float64 results."""
         if self.part is not None:
             return self.part[2]()
-        values = [value for value in problem.inputs.values() if value is not None]
-        return in_float64(self._function_on(values), problem, self.outputs, self._gradients(problem))
+        return in_float64(*self.program(problem))
 
     def in_place_of(self, function: Callable[..., Any], problem: Problem) -> dict[str, Tensor]:
         """Returns PyTorch's float64 results of another function of the same operands."""
-        return replace(self, meaning=replace(self.meaning, function=function)).in_float64(problem)
+        return replace(self, meaning=replace(self.meaning, function=function), programs={}).in_float64(problem)
 
     def looked_up(self, problem: Problem, result: str, fast: Fast) -> Fast:
         """Returns the reference with unbounded elements evaluated by Arb. Of an elementwise program, `fast` did it."""

@@ -28,7 +28,7 @@ from verify.ops.graph import rules_elementwise, rules_moving, rules_reducing
 from verify.ops.graph.arithmetic import Arithmetic
 from verify.ops.graph.decompositions import table
 from verify.ops.graph.elementwise import Map
-from verify.ops.graph.real import Real, with_kind
+from verify.ops.graph.real import Real
 from verify.ops.graph.recorder import Node, Recorder, Traced, digest_of
 from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
 from verify.ops.graph.rewrite import Rewriter
@@ -56,6 +56,7 @@ class Program:
     recorded: tuple[Sequence[Node], Sequence[Node | None]] = ((), ())  # all calls, and the calls that make the results
     chosen: dict[Any, list[int]] = field(default_factory=dict)  # cache of the sizes of boxes that a budget affords
     orders: dict[str, list[tuple[Step, list[int], bool, set[int]]]] = field(default_factory=dict)  # see `_order_of`
+    rounds: bool = False  # True: the program rounds to a format by `verify.rounds`
     apart: bool = False  # True: `torch.vmap` cannot evaluate several runs together
 
     @cached_property
@@ -95,11 +96,6 @@ class Program:
     def decides(self) -> bool:
         """True if some step compares numbers, selects among them or rounds them to integers."""
         return any(step.decides for step in self.steps)
-
-    @property
-    def rounds(self) -> bool:
-        """True if the program rounds to a format on purpose (`verify.rounds`)."""
-        return any(isinstance(step, Map) and step.function.startswith("to ") for step in self.steps)
 
     @property
     def elementwise(self) -> bool:
@@ -303,35 +299,21 @@ def trace(
     Raises UsageError if the function fails, cannot be traced or has no gradient.
     """
     names = list(operands)
-    small = on_zeros and _is_small(operands)
-    examples = [_example(value, small=small) for value in operands.values()]
-    kinds = [value.dtype for value in operands.values()]
-    real = Real(next((kind for kind in kinds if kind.is_floating_point), torch.get_default_dtype()))
+    main = next((value.dtype for value in operands.values() if value.is_floating_point()), torch.get_default_dtype())
+    recorder = Recorder(table(), main)
+    real = Real(recorder)
+    upstream: list[Tensor] = []
+    first: list[Node] = []  # of the operands and the upstream gradients
 
     def called(values: Sequence[Tensor]) -> list[Tensor]:
-        with real:
-            return _called(function, list(map(with_kind, values, kinds)))
+        recorder.rounding = True  # the casts of autograd do not round
+        try:
+            with real:
+                return _called(function, values)
+        finally:
+            recorder.rounding = False
 
-    try:
-        plain = called(examples) if small else _shown(function, examples, kinds)
-    except UsageError:
-        raise
-    except Exception as error:
-        lines = str(error).strip().splitlines() or [""]
-        shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in operands.items())
-        raise UsageError(
-            f"like= fails for zeros of the shapes {shapes}: {type(error).__name__}: {lines[0][:300]}",
-            hint="declare the shapes that it takes by shapes=, and its integers by integers= (docs/like.md)",
-        ) from error
-    labels = list(outputs or names_of(len(plain)))
-    if len(labels) != len(plain):
-        raise UsageError(
-            f"like= returns {len(plain)} tensors; outputs= names {len(labels)}: {', '.join(labels)}",
-            hint="name each tensor that the function returns, in its order",
-        )
-    smooth = [place for place, value in enumerate(plain) if value.is_floating_point()]
-
-    def joint(given: list[Tensor], upstream: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor | None]]:
+    def joint(given: list[Tensor]) -> tuple[list[Tensor], list[Tensor | None]]:
         """Returns the outputs, and the gradients of the differentiable operands for the upstream gradients."""
         if not differentiable:
             return called(given), []
@@ -341,8 +323,10 @@ def trace(
             ]
             made = called(values)
             _refuse_functions(made)
-            ends = [(made[place], gradient) for place, gradient in zip(smooth, upstream, strict=True)]
-            sums = [_ending(value, gradient) for value, gradient in ends if value.requires_grad]
+            ends = [value for value in made if value.is_floating_point()]
+            upstream.extend(recorder.operand(value.shape, value.dtype) for value in ends)
+            first.extend(map(recorder.node, upstream))
+            sums = [_ending(value, g) for value, g in zip(ends, upstream, strict=True) if value.requires_grad]
             if not sums:
                 raise UsageError(
                     "like= has no gradient: no result of it can be differentiated", hint="declare gradients=False"
@@ -353,26 +337,31 @@ def trace(
 
     with _following():
         try:
-            recorder = Recorder(table())
-            given = [recorder.operand(value.shape, value.dtype) for value in examples]
-            upstream = [recorder.operand(plain[place].shape, torch.float64) for place in smooth if differentiable]
-            first = [recorder.node(value) for value in (*given, *upstream)]
+            given = [recorder.operand(value.shape, value.dtype) for value in operands.values()]
+            first.extend(map(recorder.node, given))
             with recorder:
-                made, gradients = joint(given, upstream)
+                made, gradients = joint(given)
             ends = [None if value is None else recorder.node(value) for value in (*made, *gradients)]
         except UsageError:
             raise
         except Exception as error:
-            raise UsageError(
-                f"like= cannot be traced: {type(error).__name__}: {str(error).strip().splitlines()[0][:300]}",
-                hint="replace branches on values by torch.where; docs/like.md lists what is refused",
-            ) from error
+            raise _not_traced(function, operands, error, on_zeros=on_zeros) from error
+    labels = list(outputs or names_of(len(made)))
+    if len(labels) != len(made):
+        raise UsageError(
+            f"like= returns {len(made)} tensors; outputs= names {len(labels)}: {', '.join(labels)}",
+            hint="name each tensor that the function returns, in its order",
+        )
+    for place, value in enumerate(made):  # a kernel stores its result in the same dtype, and is judged in it
+        before, kind = recorder.casts.get(ends[place], (ends[place], None))  # type: ignore[arg-type]
+        ends[place] = before if kind == value.dtype else ends[place]
 
     leaves: list[Step] = []
     for name, value in operands.items():
         leaves.append(Leaf(tuple(value.shape), (), value.is_floating_point(), name=name))
-    for place in smooth if differentiable else []:
-        leaves.append(Leaf(tuple(plain[place].shape), (), name=f"grad {labels[place]}", operand=False))
+    smooth = [(label, value) for label, value in zip(labels, made, strict=True) if value.is_floating_point()]
+    for label, value in smooth if differentiable else []:
+        leaves.append(Leaf(tuple(value.shape), (), name=f"grad {label}", operand=False))
     known = dict(zip(first, leaves, strict=True))
     rewriter = Rewriter(known)
     steps = iter(rewriter.steps(recorder.nodes, [node for node in ends if node is not None]))
@@ -383,36 +372,57 @@ def trace(
             results[name] = Plain(shape, (), True, compute=lambda given, s=shape: torch.zeros(s, dtype=torch.float64))  # type: ignore[misc]
         else:
             results[name] = next(steps)
-    integers = tuple(label for label, value in zip(labels, plain, strict=True) if not value.is_floating_point())
+    integers = tuple(label for label, value in zip(labels, made, strict=True) if not value.is_floating_point())
     names_of_leaves = tuple(leaf.name for leaf in leaves if isinstance(leaf, Leaf))
     ordered = _in_order(results.values())
     stored = _stored(recorder, rewriter, real, ordered)
-    typed = real.reads_dtype or real.main.itemsize == 2
+    typed = real.reads_dtype or main.itemsize == 2 or bool(recorder.casts)
     recorded = recorder.nodes, ends
-    return Program(ordered, results, names_of_leaves, {}, integers, typed, stored, recorded)
+    return Program(ordered, results, names_of_leaves, {}, integers, typed, stored, recorded, rounds=recorder.asked)
+
+
+def _not_traced(
+    function: Callable[..., Any], operands: Mapping[str, Tensor], error: Exception, *, on_zeros: bool
+) -> UsageError:
+    """Returns the error to raise if a trace failed. It says if the function fails for zeros too, without a trace."""
+    if on_zeros and sum(value.numel() for value in operands.values()) <= _ZEROS:
+        try:
+            function(
+                *[
+                    torch.zeros(value.shape, dtype=value.dtype)
+                    if value.is_meta or value.is_floating_point()
+                    else value.detach().clone()
+                    for value in operands.values()
+                ]
+            )
+        except Exception as plain:
+            shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in operands.items())
+            return UsageError(
+                f"like= fails for zeros of the shapes {shapes}: {_said(plain)}",
+                hint="declare the shapes that it takes by shapes=, and its integers by integers= (docs/like.md)",
+            )
+    return UsageError(
+        f"like= cannot be traced: {_said(error)}",
+        hint="replace branches on values by torch.where; docs/like.md lists what is refused",
+    )
+
+
+def _said(error: Exception) -> str:
+    """Returns the type of an exception and the first line of its message."""
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:300]}"
 
 
 def _stored(recorder: Recorder, rewriter: Rewriter, real: Real, steps: Sequence[Step]) -> dict[int, torch.dtype]:
-    """Maps id(step) to the 16-bit type that eager PyTorch stores its result in.
-
-    If all numbers of the function have one 16-bit type, its gradients have that type too. With mixed types, only the
-    types of the forward function are known, and no gradient is listed.
-    """
-    returned: list[tuple[Node, torch.dtype]] = []
-    if real.main.itemsize == 2 and all(kind == real.main for _, kind in real.made):
-        returned = [(node, real.main) for node in recorder.returned]
-    elif any(kind.itemsize == 2 for _, kind in real.made):
-        returned = [
-            (recorder.node(made), kind) for made, kind in real.made if kind.itemsize == 2 and isinstance(made, Traced)
-        ]
+    """Maps id(step) to the 16-bit type that eager PyTorch stores its result in."""
 
     def made_by(node: Node) -> Step | None:
         step = rewriter.known.get(node)
         step = moved_from(step)[-1] if isinstance(step, Step) else None
         return None if isinstance(step, Leaf | Plain) else step
 
+    returned = [(node, kind) for node, kind in recorder.returned if kind.itemsize == 2 and node not in recorder.casts]
     found = {id(step): kind for node, kind in returned if (step := made_by(node))}
-    ours = {id(step) for made, _ in real.made if isinstance(made, Traced) and (step := made_by(recorder.node(made)))}
+    ours = {id(step) for made in real.made if isinstance(made, Traced) and (step := made_by(recorder.node(made)))}
     for made in real.attention:
         step = made_by(recorder.node(made)) if isinstance(made, Traced) else None
         if isinstance(step, Contract):
@@ -449,36 +459,26 @@ def names_of(count: int) -> list[str]:
     return ["y"] if count == 1 else [f"y{place + 1}" for place in range(count)]
 
 
-def _is_small(operands: Mapping[str, Tensor]) -> bool:
-    """True if the operands are small enough that a call on zeros, which shows the outputs, is cheap."""
-    return sum(value.numel() for value in operands.values()) <= _ZEROS
-
-
-def _example(value: Tensor, *, small: bool) -> Tensor:
-    """Returns zeros in float64 or of an integer type; on the meta device if the operands are not small."""
-    if small and not (value.is_meta or value.is_floating_point()):
-        return value.detach().clone()  # the function may rely on a structure of these integers
-    dtype = torch.float64 if value.is_floating_point() else value.dtype
-    return torch.zeros(value.shape, dtype=dtype, device="cpu" if small else "meta")
-
-
 @contextmanager
 def _following() -> Iterator[None]:
-    """Prepares PyTorch for tracing: attention by its formula, no warnings, no torch.autograd.Function."""
+    """Prepares PyTorch for tracing.
+
+    Attention is its formula, in the dtype of its operands. Nothing warns, no torch.autograd.Function is called, and no
+    operator of oneDNN, which has no formula.
+    """
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH), _no_functions():
-        warnings.simplefilter("ignore")
-        yield
-
-
-def _shown(function: Callable[..., Any], examples: Sequence[Tensor], kinds: Sequence[torch.dtype]) -> list[Tensor]:
-    """Returns tensors with the shapes and types of the function's outputs, from one trace without numbers."""
-    recorder = Recorder(table())
-    real = Real(next((kind for kind in kinds if kind.is_floating_point), torch.get_default_dtype()))
-    given = [recorder.operand(value.shape, value.dtype) for value in examples]
-    with _following(), recorder, real:
-        return _called(function, list(map(with_kind, given, kinds)))
+    cuda = torch.backends.cuda
+    before = torch._C._get_math_sdp_allow_fp16_bf16_reduction(), torch._C._get_mkldnn_enabled()
+    cuda.allow_fp16_bf16_reduction_math_sdp(True)
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH), _no_functions():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        cuda.allow_fp16_bf16_reduction_math_sdp(before[0])
+        torch._C._set_mkldnn_enabled(before[1])
 
 
 def _called(function: Callable[..., Any], values: Sequence[Tensor]) -> list[Tensor]:

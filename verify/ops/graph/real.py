@@ -1,14 +1,13 @@
-"""Runs a function on real numbers while it is traced, and replaces some of PyTorch's functions by formulas.
+"""Replaces some of PyTorch's functions by formulas while a function is traced.
 
-Every floating-point number becomes float64. PyTorch's own gradients of the replaced functions divide by numbers that
-may be zero, use computed positions, or cannot be traced. Autograd differentiates the formulas instead.
+PyTorch's own gradients of the replaced functions divide by numbers that may be zero, use computed positions, or cannot
+be traced. Autograd differentiates the formulas instead.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from functools import reduce
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,121 +17,62 @@ from torch.overrides import TorchFunctionMode
 
 from verify.errors import UsageError
 from verify.ops.graph.matrices import MATRICES
-from verify.ops.graph.recorder import Traced, at_line
+from verify.ops.graph.recorder import Recorder, Traced, at_line
 
 
 class Real(TorchFunctionMode):
-    """While entered, replaces every floating-point dtype by float64, including the default dtype.
+    """While entered, replaces some functions by formulas, and keeps all digits of the constants that a function makes.
 
-    Each tensor remembers its kind: the dtype that it would have in the case. A function that reads `tensor.dtype` gets
-    the kind. The kind of a result follows from the kinds of the operands. A tensor that the function holds itself has
-    the kind `main`.
+    A float64 tensor that the function holds itself gets the main dtype of the case.
     """
 
-    def __init__(self, main: torch.dtype) -> None:
+    def __init__(self, recorder: Recorder) -> None:
         super().__init__()
-        self.main, self.reads_dtype = main, False  # `reads_dtype`: True once the function has read a dtype
-        self.made: list[tuple[Tensor, torch.dtype]] = []  # results of functions, with their kinds
+        self.recorder = recorder
+        self.reads_dtype = False  # True once the function has asked for something that may depend on a dtype
+        self.made: list[Tensor] = []  # results of functions
         self.attention: list[Tensor] = []  # results of PyTorch's own attention
 
-    def __enter__(self) -> Any:
-        self.before = torch.get_default_dtype()
-        torch.set_default_dtype(torch.float64)
-        return super().__enter__()  # type: ignore[no-untyped-call]
-
-    def __exit__(self, *raised: Any) -> None:
-        torch.set_default_dtype(self.before)
-        super().__exit__(*raised)  # type: ignore[no-untyped-call]
-
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, name = kwargs or {}, getattr(function, "__name__", "")
-        if name == "__get__" and function == _DTYPE:
-            self.reads_dtype = True
-            return self.kind(args[0])
-        if name in _BY_TYPE and args and (given := _BY_TYPE[name](self.kind(args[0]), args, kwargs)):
-            self.reads_dtype, kwargs = True, {**kwargs, **given}
-        return self._with_kinds(self._called(function, name, args, kwargs), function, args, kwargs)
-
-    def kind(self, tensor: Tensor) -> torch.dtype:
-        """Returns the dtype that a tensor would have in the case."""
-        found: torch.dtype = getattr(tensor, "kind", self.main if tensor.dtype == torch.float64 else tensor.dtype)
-        return found
-
-    def _with_kinds(self, made: Any, function: Any, args: Any, kwargs: Any) -> Any:
-        """Attaches the kinds to the results of a call, and returns them."""
-        if isinstance(made, tuple | list):
-            for each in made:
-                self._with_kinds(each, function, args, kwargs)
-            return made
-        if not isinstance(made, Tensor) or made.dtype != torch.float64:
-            return made
-        named = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.dtype)]
-        given = list(_tensors_in([args, kwargs]))
-        kind = _CASTS.get(function) or (named[0] if named else None)
-        if kind is None and function in (Tensor.to, Tensor.type_as) and len(given) > 1:
-            kind = self.kind(given[1])
-        if any(made is each for each in given):
-            if kind is None or kind == self.kind(made):
-                return made
-            made = made.clone()  # a cast to another dtype makes a new tensor
-        kind = kind or self._promoted(given)
-        self.made.append((made, kind))
-        return with_kind(made, kind)
-
-    def _promoted(self, given: list[Tensor]) -> torch.dtype:
-        """Returns the kind of a result by PyTorch's promotion, where tensors without dimensions count last."""
-        real = [each for each in given if each.dtype.is_floating_point]
-        kinds = {self.kind(each) for each in real if each.ndim} or {self.kind(each) for each in real} or {self.before}
-        return reduce(_promote, kinds)
-
-    def _called(self, function: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """Calls PyTorch's function, or its replacement, with float64 in place of all floating-point arguments."""
-        if function in _CASTS:
-            return args[0].double()
+        args, kwargs, name = self._held(args), self._held(kwargs or {}), getattr(function, "__name__", "")
         if name == "__set__" and function == _SET_DATA and any(isinstance(each, Traced) for each in args):
             raise UsageError(
                 f"like= cannot be traced: it sets tensor.data{at_line()}",
                 hint="use tensor.copy_(...) to write to a tensor",
             )
-        kept = 1 if _writes(name) else 0  # a tensor that is written to must not be replaced by a copy
-        args = [*args[:kept], *map(_as_real, args[kept:])]
-        kwargs = {key: each if key == "out" else _as_real(each) for key, each in kwargs.items()}
+        if name in _BY_TYPE and args and (given := _BY_TYPE[name](args[0].dtype, args, kwargs)):
+            self.reads_dtype, kwargs = True, {**kwargs, **given}
         name = name.removeprefix("linalg_")
         ours = any(getattr(each, name, None) is function for each in (torch, Tensor, functional, torch.linalg))
         made = (_BEFORE_AUTOGRAD.get(name, function) if ours else function)(*args, **kwargs)
+        if ours and name in _CONSTANTS and made.is_floating_point() and made.dtype != torch.float64:
+            exact = function(*args, **{**kwargs, "dtype": torch.float64})
+            explicit = kwargs.get("dtype") is not None
+            made = self.recorder.as_declared(exact, made.dtype, rounds=explicit)
         if ours and name == "scaled_dot_product_attention":
             self.attention.append(made)
+        tensors = [each for each in (made if isinstance(made, tuple | list) else [made]) if isinstance(each, Tensor)]
+        self.made += tensors
+        self.reads_dtype |= not tensors and made is not None and function not in _SHAPES
         return made
+
+    def _held(self, value: Any) -> Any:
+        """Replaces float64 tensors of the function in an argument by constants of the main dtype."""
+        if isinstance(value, Tensor):
+            return self.recorder.held(value) if value.dtype == torch.float64 else value
+        if type(value) in (list, tuple):
+            return type(value)(map(self._held, value))
+        return {key: self._held(each) for key, each in value.items()} if type(value) is dict else value
 
 
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
-_DTYPE = Tensor.dtype.__get__  # type: ignore[attr-defined]
-_CASTS = {
-    Tensor.float: torch.float32,
-    Tensor.half: torch.float16,
-    Tensor.bfloat16: torch.bfloat16,
-    Tensor.double: torch.float64,
+_CONSTANTS = frozenset("tensor as_tensor asarray new_tensor".split())  # they round Python's numbers to the dtype
+# Functions that return no tensor, and whose result does not depend on dtypes. Of any other, it is assumed.
+_SHAPES = {
+    *(Tensor.size, Tensor.dim, Tensor.ndimension, Tensor.numel, Tensor.stride, Tensor.__len__, Tensor.is_contiguous),
+    *(getattr(Tensor, name).__get__ for name in "shape ndim device requires_grad is_leaf grad_fn layout".split()),
+    *(Tensor.__hash__, torch.broadcast_shapes),
 }
-
-
-def _promote(a: torch.dtype, b: torch.dtype) -> torch.dtype:
-    """Returns the promoted dtype; the larger one if one has 8 bits, which PyTorch does not promote."""
-    return torch.promote_types(a, b) if min(a.itemsize, b.itemsize) > 1 else max(a, b, key=lambda each: each.itemsize)
-
-
-def with_kind(tensor: Tensor, kind: torch.dtype) -> Tensor:
-    """Sets the kind of a tensor and returns the tensor."""
-    tensor.kind = kind  # type: ignore[attr-defined]
-    return tensor
-
-
-def _tensors_in(value: Any) -> Iterator[Tensor]:
-    """Yields the tensors in nested lists, tuples and dictionaries."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple | dict):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _tensors_in(each)
 
 
 def _largest_of_type(kind: torch.dtype, args: Any, kwargs: Any) -> dict[str, float]:
@@ -142,36 +82,10 @@ def _largest_of_type(kind: torch.dtype, args: Any, kwargs: Any) -> dict[str, flo
     return {name: end for name, at, end in ends if len(args) <= at and kwargs.get(name) is None}
 
 
-def _least_of_norm(kind: torch.dtype, args: Any, kwargs: Any) -> dict[str, float]:
-    """Returns the eps of an RMS norm if the call gives none: the machine epsilon of PyTorch's computation."""
-    if len(args) > 3 or kwargs.get("eps") is not None:
-        return {}
-    return {"eps": torch.finfo(kind if kind == torch.float64 else torch.float32).eps}
-
-
 _BY_TYPE: dict[str, Callable[..., dict[str, float]]] = {
     "nan_to_num": _largest_of_type,
     "nan_to_num_": _largest_of_type,
-    "rms_norm": _least_of_norm,
 }
-
-
-def _writes(name: str) -> bool:
-    """True if a function of this name writes to its first argument."""
-    return name == "__setitem__" or name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
-
-
-def _narrow(kind: torch.dtype) -> bool:
-    return kind.is_floating_point and kind != torch.float64
-
-
-def _as_real(value: Any) -> Any:
-    """Replaces narrower floating-point formats in an argument by float64. Numbers stay the same."""
-    if isinstance(value, Tensor):
-        return value.double() if _narrow(value.dtype) else value
-    if isinstance(value, list | tuple) and type(value) in (list, tuple):
-        return type(value)(map(_as_real, value))
-    return torch.float64 if isinstance(value, torch.dtype) and _narrow(value) else value
 
 
 def cumprod(x: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
@@ -392,6 +306,15 @@ def _reduced(loss: Tensor, reduction: str) -> Tensor:
     return loss.mean() if reduction == "mean" else loss.sum() if reduction == "sum" else loss
 
 
+def _rms_norm(x: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+    """Returns the norm with all digits of eps, which PyTorch rounds. None: the machine epsilon of its computation."""
+    wide = x.float() if x.dtype.itemsize < 4 else x
+    dims = list(range(-len(normalized_shape), 0))
+    mean = (wide * wide).mean(dims, True)
+    y = wide * torch.rsqrt(mean + (torch.finfo(wide.dtype).eps if eps is None else eps))
+    return (y if weight is None else y * weight).to(x.dtype)
+
+
 def _bincount(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
     """Counts up to `minlength`, which is required: the length of the result must not depend on values."""
     if not minlength:
@@ -419,6 +342,7 @@ _BEFORE_AUTOGRAD: dict[str, Callable[..., Any]] = {
     "quantile": _quantile,
     "copysign": _copysign,
     "bilinear": _bilinear,
+    "rms_norm": _rms_norm,
     "rrelu": _rrelu,
     "embedding_bag": _embedding_bag,
     "gaussian_nll_loss": _gaussian_nll,

@@ -6,9 +6,10 @@
         y = (x.exp() + 1)[:, 0]
     recorder.node(y)
 
-The function runs on tensors without numbers (`Traced`): they have a shape, a dtype and the node that makes them. A
-write in place makes a new node for the memory (`Memory`). Other tensors in the same memory then read it again. So a
-node has no effect but its result.
+The function runs on tensors without numbers (`Traced`): they have a shape, the dtype of the case and the node that
+makes them. So PyTorch itself answers every question about dtypes. The nodes compute in float64, which stands for the
+real numbers. A write in place makes a new node for the memory (`Memory`). Other tensors in the same memory then read it
+again. So a node has no effect but its result.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -28,7 +30,7 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from verify.errors import UsageError
-from verify.ops.graph.inference import in_order, overlaps, result_of
+from verify.ops.graph.inference import float_dtype_of, in_order, overlaps, result_of
 from verify.ops.graph.operators import (
     RANDOM,
     arguments_of,
@@ -39,6 +41,7 @@ from verify.ops.graph.operators import (
     is_data_dependent,
     writing_of,
 )
+from verify.ops.graph.rounded import GRIDS
 
 _aten = torch.ops.aten
 _OURS = tuple(os.path.dirname(os.path.abspath(path)) + os.sep for path in (torch.__file__, f"{__file__}/../.."))
@@ -69,9 +72,10 @@ class Memory:
 
 
 class Traced(Tensor):
-    """A tensor that the traced function works with. It has a shape and a dtype, but no numbers."""
+    """A tensor that the traced function works with. It has a shape and the dtype of the case, but no numbers."""
 
-    meta: Tensor  # the same tensor on the meta device
+    meta: Tensor  # the same tensor on the meta device, in float64 if it is floating-point
+    kind: torch.dtype  # the dtype of the case
     node: Node  # the node of its contents when it was last read
     memory: Memory
     version: int  # the memory's version at that time
@@ -94,15 +98,21 @@ class Traced(Tensor):
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records the operators that are called while it is entered.
 
-    `table` maps an operator to a formula of smaller operators, which are recorded in its place.
+    Args:
+        table: Maps an operator to a formula of smaller operators, which are recorded in its place.
+        main: The dtype of the case. A float64 tensor that the function holds itself has this dtype.
     """
 
-    def __init__(self, table: Mapping[Any, Callable[..., Any]]) -> None:
+    def __init__(self, table: Mapping[Any, Callable[..., Any]], main: torch.dtype = torch.float64) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.table = table
+        self.table, self.main = table, main
         self.nodes: list[Node] = []
         self.whole = True  # False inside the formula of an operator of `table`
-        self.returned: list[Node] = []  # results of the operators that the function itself calls: tensors in memory
+        self.rounding = False  # True while the function itself runs: its casts round, those of autograd do not
+        self.asked = False  # True once the function has called `verify.rounds`
+        self.casts: dict[Node, tuple[Node, torch.dtype]] = {}  # a cast that rounds -> its operand and its format
+        # results of the operators that the function itself calls: tensors in memory, and their dtypes in the case
+        self.returned: list[tuple[Node, torch.dtype]] = []
         self.memories: dict[int, Memory] = {}  # by the address of the storage
         self.lifted: dict[int, tuple[Tensor, Traced]] = {}  # id(constant) -> (constant, its traced tensor)
         self.wholes: dict[Any, Tensor] = {}  # (storage, dtype) of a constant -> its whole storage on the meta device
@@ -114,8 +124,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def operand(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Returns a traced tensor to pass to the function as an operand."""
-        meta = torch.empty(tuple(shape), dtype=dtype, device="meta")
-        return self._wrapped(meta, self._new_node("operand", (), {}, meta))
+        with no_dispatch():
+            meta = torch.empty(tuple(shape), dtype=_widened(dtype), device="meta")
+        return self._wrapped(meta, self._new_node("operand", (), {}, meta), dtype)
 
     def node(self, tensor: Tensor) -> Node:
         """Returns the node of a tensor's present contents. Records a read if its memory was written to."""
@@ -128,11 +139,85 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Records an operator. PyTorch calls this for every operator while the recorder is entered."""
         with torch._C.DisableTorchFunction():  # function modes see the operators called, not the parts of these
-            made = self._dispatched(func, args, kwargs or {})
-            for each in (made if isinstance(made, tuple | list) else [made]) if self.whole else []:
-                if isinstance(each, Traced) and each.is_floating_point():
-                    self.returned.append(self.node(each))
-            return made
+            call = self._declared if self.whole else self._dispatched
+            return call(func, args, kwargs or {})
+
+    def _declared(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Records an operator on the float64 forms of its operands. The results have their dtypes of the case."""
+        if func in _LIFTS and not isinstance(args[0], Traced):
+            return self._traced(args[0], args[0].dtype)
+        if all("Tensor" not in str(each.type) for each in (*func._schema.arguments, *func._schema.returns)):
+            return func(*args, **kwargs)  # such as promote_types
+        if is_composite(func) and not func._schema.is_mutable and not (self.table.get(func) or decomposition_of(func)):
+            with self:
+                return func.decompose(*args, **kwargs)
+        self.asked = self.asked or func is torch.ops.verify.rounds.default
+        args, kwargs = mapped(args, self._traced), mapped(kwargs, self._traced)
+        kind = float_dtype_of(func, args, kwargs)
+        casts = func is _aten._to_copy.default and args[0].dtype != torch.bool
+        if "dtype" in arguments_of(func) and not any(isinstance(each, Tensor) for each in args):
+            casts = kwargs.get("dtype") is not None
+            kwargs = kwargs if casts else {**kwargs, "dtype": result_of(func, args, kwargs).dtype}
+        written = writing_of(func).to if func._schema.is_mutable else ()
+        targets = [args[place] if place < len(args) else kwargs[name] for place, name in written]
+        # a constant that the function holds is written to as it is
+        forms = {id(t): (t, t) for t in targets if isinstance(t, Traced) and t.kind == t.meta.dtype}
+        given, options = (_widened(mapped(value, partial(self._wide, forms))) for value in (args, kwargs))
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        try:
+            made = self._dispatched(func, given, options)
+            made = self.rounded(made, kind) if casts else made
+        finally:
+            torch.set_default_dtype(before)
+
+        def declared(each: Tensor) -> Tensor:
+            wide, own = forms.get(id(each), (each, None))
+            assert isinstance(wide, Traced)
+            if own is None:
+                own = self._wrapped(wide.meta, wide.node, kind if wide.is_floating_point() else wide.dtype)
+            elif own.meta is not wide.meta:  # an operator such as t_() has given it another shape
+                with no_dispatch():
+                    own.data = self._wrapped(wide.meta, self.node(wide), own.kind)
+            own.meta, own.memory, own.node, own.version = wide.meta, wide.memory, wide.node, wide.version
+            if own.is_floating_point():
+                self.returned.append((self.node(own), own.kind))
+            return own
+
+        parts = mapped(made, declared)
+        return tuple(parts) if isinstance(made, tuple) else parts
+
+    def _wide(self, forms: dict[int, tuple[Traced, Traced]], tensor: Traced) -> Traced:
+        """Returns the float64 form of a traced tensor, in the same memory. Adds both to `forms`, by the form's id."""
+        if id(tensor) in forms or (tensor.kind == tensor.meta.dtype and not _is_narrow(tensor.kind)):
+            wide = tensor
+        elif tensor.kind == tensor.meta.dtype:  # a constant that the function holds
+            return self._dispatched(_aten._to_copy.default, (tensor,), {"dtype": torch.float64})  # type: ignore[no-any-return]
+        else:
+            wide = self._wrapped(tensor.meta, self.node(tensor))
+            wide.kind = tensor.kind
+        forms[id(wide)] = wide, tensor
+        return wide
+
+    def as_declared(self, tensor: Tensor, kind: torch.dtype, *, rounds: bool) -> Tensor:
+        """Returns a constant that the function has made, with its dtype of the case."""
+        made = self._traced(self.rounded(tensor, kind) if rounds else tensor)
+        return self._wrapped(made.meta, self.node(made), kind)
+
+    def rounded(self, tensor: Tensor, kind: torch.dtype) -> Tensor:
+        """Records that a cast of the function rounds to a format that does not hold the numbers of the main dtype."""
+        if not (self.rounding and kind.is_floating_point and _loses(kind, self.main)):
+            return tensor
+        name = str(kind).removeprefix("torch.")
+        if name not in GRIDS:
+            raise UsageError(
+                f"like= rounds to {', '.join(GRIDS)}; received a cast to {kind}{at_line()}",
+                hint="write the rounding as a computation, or declare quantise= (docs/low-precision.md)",
+            )
+        before = self.node(tensor)
+        made: Tensor = self._called(torch.ops.verify.rounds.default, (tensor, name), {})
+        self.casts[self.node(made)] = before, kind
+        return made
 
     def _dispatched(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Records one operator, by its formula in `table`, by PyTorch's decomposition, or as one node."""
@@ -141,8 +226,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 f"like= gives the same result in each call; {func} draws random numbers{at_line()}",
                 hint="pass the random numbers as an operand; module.eval() switches dropout off",
             )
-        if func in _LIFTS and not isinstance(args[0], Traced):
-            return self._traced(args[0])
+        if func in _LIFTS and not isinstance(args[0], Traced):  # made by a formula
+            return self._traced(args[0], args[0].dtype)
         if func._schema.is_mutable and writing_of(func).without is not None:
             return self._written(func, args, kwargs)
         if formula := self.table.get(func) or decomposition_of(func):
@@ -228,11 +313,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 needed |= new
                 pending += new
         for each in sorted(needed - self.values.keys(), key=lambda each: each.at):
-            if isinstance(each.target, str):
-                self.values[each] = each.args[0]
-                continue
-            given, options = (mapped(value, self.values.__getitem__) for value in (each.args, dict(each.kwargs)))
-            self.values[each] = each.target(*given, **options)
+            self.values[each] = evaluated(each, self.values)
         return self.values[node]
 
     # -- memory -----------------------------------------------------------------------------------------------
@@ -242,7 +323,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         writing = writing_of(func)
         targets = [args[place] if place < len(args) else kwargs[name] for place, name in writing.to]
         if func is _aten.copy_.default:
-            values = [args[1]]
+            kind, source = getattr(targets[0], "kind", None), getattr(args[1], "kind", None)
+            values = [args[1] if kind in (None, source) else self.rounded(args[1], kind)]
         else:
             with self:
                 made = writing.without(
@@ -279,6 +361,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             memory.node = self._new_node(_aten.as_strided_scatter.default, (base, node, *layout), {}, base.value)
         memory.version += 1
         traced.node, traced.version = node, memory.version
+        if self.whole and traced.kind.is_floating_point:
+            self.returned.append((node, traced.kind))
 
     def _read(self, meta: Tensor, memory: Memory) -> Node:
         """Returns the node that reads one part of a memory; `meta` gives the part."""
@@ -321,7 +405,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.nodes.append(Node(target, args, kwargs, value, place, len(self.nodes), fixed))
         return self.nodes[-1]
 
-    def _wrapped(self, meta: Tensor, node: Node) -> Traced:
+    def _wrapped(self, meta: Tensor, node: Node, kind: torch.dtype | None = None) -> Traced:
         """Returns a traced tensor for a meta tensor, in the memory of the meta tensor's storage."""
         storage = meta.untyped_storage()
         memory = self.memories.get(storage._cdata)
@@ -333,15 +417,24 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             meta.shape,
             strides=meta.stride(),
             storage_offset=meta.storage_offset(),
-            dtype=meta.dtype,
+            dtype=kind or meta.dtype,
             device=torch.device("cpu"),
         )
         traced.meta, traced.node, traced.memory, traced.version = meta, node, memory, memory.version
+        traced.kind = kind or meta.dtype
         torch._C._set_throw_on_mutable_data_ptr(traced)  # otherwise a GPU kernel would get the address 0
         return traced
 
-    def _traced(self, tensor: Tensor) -> Traced:
-        """Returns the tensor if it is traced. Any other tensor is a constant: returns its traced counterpart."""
+    def held(self, tensor: Tensor) -> Tensor:
+        """Returns the tensor if it is traced, else its traced counterpart. Records nothing."""
+        with no_dispatch(), torch._C.DisableTorchFunction():
+            return self._traced(tensor)
+
+    def _traced(self, tensor: Tensor, kind: torch.dtype | None = None) -> Traced:
+        """Returns the tensor if it is traced. Any other tensor is a constant: returns its traced counterpart.
+
+        A constant has the dtype `kind`. By default that is the main dtype if it is float64, else its own.
+        """
         if isinstance(tensor, Traced):
             return tensor
         if id(tensor) not in self.lifted:
@@ -352,7 +445,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.wholes[key] = flat.to("meta")
                 self._wrapped(self.wholes[key], self._constant(flat, self.wholes[key]))
             meta = self.wholes[key].as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-            traced = self._wrapped(meta, self._constant(tensor.detach(), meta))
+            kind = kind or (self.main if tensor.dtype == torch.float64 else tensor.dtype)
+            traced = self._wrapped(meta, self._constant(tensor.detach(), meta), kind)
             if traced.version:  # the memory was written to through another constant
                 traced.version = -1  # so that `node` reads it again
             self.lifted[id(tensor)] = tensor, traced
@@ -363,6 +457,25 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _constant(self, value: Tensor, meta: Tensor) -> Node:
         return self._new_node("constant", (value,), {}, meta)
+
+
+def _is_narrow(kind: torch.dtype) -> bool:
+    return kind.is_floating_point and kind != torch.float64
+
+
+def _loses(kind: torch.dtype, main: torch.dtype) -> bool:
+    """True if a format does not hold all numbers of the main one."""
+    target, whole = torch.finfo(kind), torch.finfo(main)
+    return target.eps > whole.eps or target.max < whole.max
+
+
+def _widened(value: Any) -> Any:
+    """Replaces narrower floating-point formats by float64 in an argument, or in a list or dictionary of them."""
+    if isinstance(value, list | tuple):
+        return [_widened(each) for each in value]
+    if isinstance(value, dict):
+        return {key: _widened(each) for key, each in value.items()}
+    return torch.float64 if isinstance(value, torch.dtype) and _is_narrow(value) else value
 
 
 _HELD, _NESTED = (Tensor, Node), (list, tuple)  # a union would be made anew in each of many calls
@@ -384,6 +497,22 @@ def nodes_in(value: Any) -> list[Node]:
     if isinstance(value, dict):
         value = list(value.values())
     return [node for each in value for node in nodes_in(each)] if isinstance(value, _NESTED) else []
+
+
+def evaluated(node: Node, values: Mapping[Node, Any]) -> Any:
+    """Computes the result of a node, in the layout of its meta tensor, from those of the nodes that it depends on."""
+    if isinstance(node.target, str):
+        return node.args[0]
+    args, options = (mapped(value, values.__getitem__) for value in (node.args, dict(node.kwargs)))
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        made = node.target(*args, **options)
+    finally:
+        torch.set_default_dtype(before)
+    if isinstance(made, Tensor) and made.stride() != node.value.stride():
+        made = torch.empty_strided(made.shape, node.value.stride(), dtype=made.dtype, device=made.device).copy_(made)
+    return made
 
 
 def at_line() -> str:
