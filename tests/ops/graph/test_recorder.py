@@ -168,11 +168,11 @@ WRITTEN = [
 
 def _agrees(function: Callable[..., Any], x: Tensor, *, gradient: bool) -> None:
     """Intervals of a function of one operand, and of its gradient, hold what PyTorch computes."""
-    program = trace(function, {"x": x}, differentiable=("x",) if gradient else ())
     value = x.clone().requires_grad_(gradient)
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
+        program = trace(function, {"x": x}, differentiable=("x",) if gradient else ())
         made = function(value)
     finally:
         torch.set_default_dtype(before)

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
 
 import flint
 import pytest
 import torch
 from mpmath import mp
+from torch import Tensor
+from torch.nn import functional
 
 import verify
 from verify.errors import UsageError
 from verify.ops.graph.like import Definition
+from verify.ops.graph.program import trace
 from verify.ops.graph.rounded import GRIDS, rounded
 from verify.ops.graph.special import FUNCTIONS
+from verify.ops.graph.steps import Run
 from verify.ops.op import Problem, chosen
 from verify.ops.precision import arb_bits, mp_bits
 from verify.truth.formats import named
@@ -85,3 +90,73 @@ def test_outside_of_a_program_it_rounds_a_tensor() -> None:
     assert y.tolist() == [1.0, 448.0, -0.203125] and x.grad is not None and x.grad.tolist() == [1.0] * 3
     with pytest.raises(UsageError, match="rounds to float32, bfloat16, float16"):
         verify.rounds(x, "int8")
+
+
+# -- casts --------------------------------------------------------------------------------------------------
+
+
+def drawn(*shape: int, seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def _autocast(x: Tensor, w: Tensor) -> Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return functional.linear(x, w).relu().float()
+
+
+CAST: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "autocast": _autocast,
+    "products in half": lambda x, w: functional.linear(x.half(), w.half()).float(),
+    "a sum in half": lambda x, w: (functional.linear(x, w).half() * 0.3).float(),
+    "elements in bfloat16": lambda x, w: (x.bfloat16() * 0.1).float(),
+    "a view of half": lambda x, w: x.half().view(-1)[3:].float() * 3.0,
+    "a write to half": lambda x, w: torch.zeros(w.shape, dtype=torch.half).copy_(w).float() * 3.0,
+    "a constant": lambda x, w: x * torch.tensor(0.1, dtype=torch.bfloat16) + torch.full((32,), 0.3, dtype=torch.half),
+    "float8": lambda x, w: x.to(torch.float8_e4m3fn).float() @ w.T,
+    "float64 of a sum": lambda x, w: functional.linear(x, w).double() * 2,
+    "float64 of elements": lambda x, w: (x * 3.3).double(),
+    "float_power": lambda x, w: torch.float_power(x.exp(), 0.5),
+    "float64 first": lambda x, w: x.double() * 3.3,
+}
+
+
+@pytest.mark.parametrize("name", CAST)
+def test_casts_round_as_those_of_pytorch(name: str) -> None:
+    """A cast was the identity, and PyTorch's own results were called wrong."""
+    function = CAST[name]
+    x, w = (drawn(*shape, seed=shape[0]) for shape in ((16, 32), (8, 32)))
+    a, b = x.clone().requires_grad_(), w.clone().requires_grad_()
+    y = function(a, b)
+    upstream = drawn(*y.shape, seed=3).to(y.dtype)
+    grads = torch.autograd.grad(y, [a, b], upstream, allow_unused=True)
+    used = [n for n, g in zip("xw", grads, strict=True) if g is not None and bool(g.any())]
+    given = tuple(torch.zeros_like(v) if g is None else g for g, v in zip(grads, (x, w), strict=True))
+    inputs = (x, w)
+    verify.assert_close(y.detach(), like=function, inputs=inputs, grads=given, upstream=upstream)
+    for wrong in (1.001, 0.0):
+        with pytest.raises(AssertionError, match="wrong|vacuous"):
+            verify.assert_close(y.detach() * wrong, like=function, inputs=inputs)
+        for operand in used:
+            off = tuple(g * wrong if n == operand else g for n, g in zip("xw", given, strict=True))
+            with pytest.raises(AssertionError, match="wrong|vacuous"):
+                verify.assert_close(y.detach(), like=function, inputs=inputs, grads=off, upstream=upstream)
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_casts_to_the_dtype_of_an_operand_round_nothing(kind: torch.dtype) -> None:
+    """Each operator of PyTorch rounds to it, so a cast back to it asks for nothing more."""
+    program = trace(lambda x: x.float().exp().to(x.dtype) * 3.0, {"x": torch.ones(3, dtype=kind)})
+    assert not any(getattr(step, "function", "").startswith("to ") for step in program.steps)
+
+
+def test_a_cast_of_the_result_is_left_to_the_judge() -> None:
+    """The result is judged in its own dtype, from the number before the cast."""
+    x = torch.tensor([1.0 + 2.0**-9 + 2.0**-20])
+    program = trace(lambda x: x[None].bfloat16().T, {"x": x})
+    span = program.spans(Run({"x": x}, torch.device("cpu")), ["y"])["y"]
+    assert float(span.lo) == float(span.hi) == float(x)
+
+
+def test_a_cast_to_a_format_that_verify_cannot_round_to_is_named() -> None:
+    with pytest.raises(UsageError, match=r"received a cast to torch.float8_e4m3fnuz \("):
+        trace(lambda x: x.to(torch.float8_e4m3fnuz).float() * 2, {"x": torch.ones(3)})

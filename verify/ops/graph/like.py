@@ -167,6 +167,9 @@ class _Like:
         smooth = [name for name in program.results if name not in program.integers]
         known = self.smooth = self._differentiable(shapes) if smooth else ()
         sums = program.sums or (bool(known) and self._program({name: shapes[name] for name in names}, known).sums)
+        if not sums:
+            with suppress(UsageError):  # in 16 bits, a program may have a result in a wider dtype
+                sums = self._program(shapes, (), {name: self._dtype(name, torch.bfloat16) for name in names}).sums
         self.by_noise = sums
         self.fused = self.fused or (fuses and program.rounds)
         declared = f"{self.shapes!r} {sorted(self.ranges.items())} {outputs} {self.identity(dims)}"
@@ -406,6 +409,8 @@ class _Like:
         return replace(problem, cache={**kept, "decisions": decisions})
 
     def _rounding(self, program: Program, run: Run) -> Rounding:
+        if program.mixed:  # an upstream gradient in float64 does not say that all is computed in it
+            run = replace(run, leaves={name: leaf for name, leaf in run.leaves.items() if name in self.meaning.names})
         return Rounding.of(run, products=self.products, stored={} if self.fused else program.stored)
 
     def deviation(self, problem: Problem, result: str) -> Tensor:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -57,6 +57,7 @@ class Program:
     chosen: dict[Any, list[int]] = field(default_factory=dict)  # cache of the sizes of boxes that a budget affords
     orders: dict[str, list[tuple[Step, list[int], bool, set[int]]]] = field(default_factory=dict)  # see `_order_of`
     rounds: bool = False  # True: the program rounds to a format by `verify.rounds`
+    mixed: bool = False  # True: a result depends on numbers that are computed in a narrower dtype than its own
     apart: bool = False  # True: `torch.vmap` cannot evaluate several runs together
 
     @cached_property
@@ -66,14 +67,14 @@ class Program:
 
     @property
     def sums(self) -> bool:
-        """True if the program adds terms up. Errors are then measured relative to the size of the terms.
+        """True if the program adds terms up, or mixes dtypes. Errors are then measured in units of its noise.
 
         Two numbers count as terms if they depend on different operands, or on different parts of one, as in
         x cos - y sin: rounding either to any format loses their difference. If a function of one number cancels, the
         formula is at fault, so that does not count.
         """
         adds = (Contract, Reduce, Running, Spread)
-        if any(isinstance(getattr(step, "inner", step), adds) and step.real for step in self.steps):
+        if self.mixed or any(isinstance(getattr(step, "inner", step), adds) and step.real for step in self.steps):
             return True
         follows: dict[int, frozenset[int]] = {}
         for step in self.steps:
@@ -299,19 +300,18 @@ def trace(
     Raises UsageError if the function fails, cannot be traced or has no gradient.
     """
     names = list(operands)
-    main = next((value.dtype for value in operands.values() if value.is_floating_point()), torch.get_default_dtype())
-    recorder = Recorder(table(), main)
+    kinds = [value.dtype for value in operands.values() if value.is_floating_point()] or [torch.get_default_dtype()]
+    recorder = Recorder(table(), kinds)
     real = Real(recorder)
     upstream: list[Tensor] = []
+    forward: list[tuple[Node, torch.dtype]] = []  # numbers that the function itself computes
     first: list[Node] = []  # of the operands and the upstream gradients
 
     def called(values: Sequence[Tensor]) -> list[Tensor]:
-        recorder.rounding = True  # the casts of autograd do not round
-        try:
-            with real:
-                return _called(function, values)
-        finally:
-            recorder.rounding = False
+        with real:
+            made = _called(function, values)
+        forward.extend(each for each in recorder.returned if each[0] not in recorder.unrounded)
+        return made
 
     def joint(given: list[Tensor]) -> tuple[list[Tensor], list[Tensor | None]]:
         """Returns the outputs, and the gradients of the differentiable operands for the upstream gradients."""
@@ -352,9 +352,8 @@ def trace(
             f"like= returns {len(made)} tensors; outputs= names {len(labels)}: {', '.join(labels)}",
             hint="name each tensor that the function returns, in its order",
         )
-    for place, value in enumerate(made):  # a kernel stores its result in the same dtype, and is judged in it
-        before, kind = recorder.casts.get(ends[place], (ends[place], None))  # type: ignore[arg-type]
-        ends[place] = before if kind == value.dtype else ends[place]
+    # a kernel stores its result in the same dtype, and is judged in it
+    ends = [recorder.unrounded.get(node, node) for node in ends]  # type: ignore[arg-type]
 
     leaves: list[Step] = []
     for name, value in operands.items():
@@ -366,7 +365,8 @@ def trace(
     rewriter = Rewriter(known)
     steps = iter(rewriter.steps(recorder.nodes, [node for node in ends if node is not None]))
     results: dict[str, Step] = {}
-    for name, node in zip((*labels, *(f"d{name}" for name in differentiable)), ends, strict=True):
+    names_of_results = (*labels, *(f"d{name}" for name in differentiable))
+    for name, node in zip(names_of_results, ends, strict=True):
         if node is None:
             shape = tuple(operands[name.removeprefix("d")].shape)
             results[name] = Plain(shape, (), True, compute=lambda given, s=shape: torch.zeros(s, dtype=torch.float64))  # type: ignore[misc]
@@ -374,11 +374,19 @@ def trace(
             results[name] = next(steps)
     integers = tuple(label for label, value in zip(labels, made, strict=True) if not value.is_floating_point())
     names_of_leaves = tuple(leaf.name for leaf in leaves if isinstance(leaf, Leaf))
+    outputs_of = [results[label] for label in labels]
+    stored = _stored(recorder, rewriter, real, _in_order(results.values()))
+    mixed = _widens(outputs_of, [value.dtype for value in made], _kinds(forward, rewriter))
+    for name, value in zip(names_of_results, (*made, *(operands[name] for name in differentiable)), strict=True):
+        kind = stored.get(id(moved_from(results[name])[-1]), value.dtype)
+        if kind.itemsize < value.dtype.itemsize:  # PyTorch's result is a stored number, so it is one more step
+            results[name] = rewriter.map("multiply", results[name], 1.0)
     ordered = _in_order(results.values())
-    stored = _stored(recorder, rewriter, real, ordered)
-    typed = real.reads_dtype or main.itemsize == 2 or bool(recorder.casts)
+    typed = real.reads_dtype or bool(recorder.unrounded) or any(kind.itemsize == 2 for kind in kinds)
     recorded = recorder.nodes, ends
-    return Program(ordered, results, names_of_leaves, {}, integers, typed, stored, recorded, rounds=recorder.asked)
+    return Program(
+        ordered, results, names_of_leaves, {}, integers, typed, stored, recorded, rounds=recorder.asked, mixed=mixed
+    )
 
 
 def _not_traced(
@@ -415,20 +423,36 @@ def _said(error: Exception) -> str:
 def _stored(recorder: Recorder, rewriter: Rewriter, real: Real, steps: Sequence[Step]) -> dict[int, torch.dtype]:
     """Maps id(step) to the 16-bit type that eager PyTorch stores its result in."""
 
-    def made_by(node: Node) -> Step | None:
-        step = rewriter.known.get(node)
-        step = moved_from(step)[-1] if isinstance(step, Step) else None
-        return None if isinstance(step, Leaf | Plain) else step
-
-    returned = [(node, kind) for node, kind in recorder.returned if kind.itemsize == 2 and node not in recorder.casts]
-    found = {id(step): kind for node, kind in returned if (step := made_by(node))}
-    ours = {id(step) for made in real.made if isinstance(made, Traced) and (step := made_by(recorder.node(made)))}
+    returned = [each for each in recorder.returned if each[1].itemsize == 2 and each[0] not in recorder.unrounded]
+    found = _kinds(reversed(returned), rewriter)
+    ours = _kinds(((recorder.node(made), made.dtype) for made in real.made if isinstance(made, Traced)), rewriter)
     for made in real.attention:
-        step = made_by(recorder.node(made)) if isinstance(made, Traced) else None
+        step = moved_from(rewriter.known[recorder.node(made)])[-1] if isinstance(made, Traced) else None
         if isinstance(step, Contract):
             for fused in _within_attention(step, ours, steps):
                 found.pop(fused, None)
     return found
+
+
+def _kinds(made: Iterable[tuple[Node, torch.dtype]], rewriter: Rewriter) -> dict[int, torch.dtype]:
+    """Maps id(step) to the dtype of the first of these nodes that the step makes. Operands and constants make none."""
+    found: dict[int, torch.dtype] = {}
+    for node, kind in made:
+        step = rewriter.known.get(node)
+        step = moved_from(step)[-1] if isinstance(step, Step) else None
+        if step is not None and not isinstance(step, Leaf | Plain):
+            found.setdefault(id(step), kind)
+    return found
+
+
+def _widens(results: Sequence[Step], dtypes: Sequence[torch.dtype], kinds: Mapping[int, torch.dtype]) -> bool:
+    """True if some result depends on numbers that the function computes in a narrower dtype than the result's."""
+    return any(
+        id(step) in kinds and kinds[id(step)].itemsize < dtype.itemsize
+        for result, dtype in zip(results, dtypes, strict=True)
+        if dtype.is_floating_point
+        for step in _in_order([result])
+    )
 
 
 def _within_attention(y: Contract, ours: Collection[int], steps: Sequence[Step]) -> set[int]:

@@ -47,8 +47,7 @@ class Real(TorchFunctionMode):
         made = (_BEFORE_AUTOGRAD.get(name, function) if ours else function)(*args, **kwargs)
         if ours and name in _CONSTANTS and made.is_floating_point() and made.dtype != torch.float64:
             exact = function(*args, **{**kwargs, "dtype": torch.float64})
-            explicit = kwargs.get("dtype") is not None
-            made = self.recorder.as_declared(exact, made.dtype, rounds=explicit)
+            made = self.recorder.as_declared(exact, made.dtype)
         if ours and name == "scaled_dot_product_attention":
             self.attention.append(made)
         tensors = [each for each in (made if isinstance(made, tuple | list) else [made]) if isinstance(each, Tensor)]

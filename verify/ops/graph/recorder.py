@@ -100,17 +100,19 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Args:
         table: Maps an operator to a formula of smaller operators, which are recorded in its place.
-        main: The dtype of the case. A float64 tensor that the function holds itself has this dtype.
+        kinds: The floating-point dtypes of the operands. A float64 tensor that the function holds itself has the first.
+            A result in a dtype that is narrower than each of them is rounded to it.
     """
 
-    def __init__(self, table: Mapping[Any, Callable[..., Any]], main: torch.dtype = torch.float64) -> None:
+    def __init__(
+        self, table: Mapping[Any, Callable[..., Any]], kinds: Sequence[torch.dtype] = (torch.float64,)
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.table, self.main = table, main
+        self.table, self.kinds = table, kinds
         self.nodes: list[Node] = []
         self.whole = True  # False inside the formula of an operator of `table`
-        self.rounding = False  # True while the function itself runs: its casts round, those of autograd do not
         self.asked = False  # True once the function has called `verify.rounds`
-        self.casts: dict[Node, tuple[Node, torch.dtype]] = {}  # a cast that rounds -> its operand and its format
+        self.unrounded: dict[Node, Node] = {}  # a result that is rounded to a narrow dtype -> the same before that
         # results of the operators that the function itself calls: tensors in memory, and their dtypes in the case
         self.returned: list[tuple[Node, torch.dtype]] = []
         self.memories: dict[int, Memory] = {}  # by the address of the storage
@@ -154,10 +156,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.asked = self.asked or func is torch.ops.verify.rounds.default
         args, kwargs = mapped(args, self._traced), mapped(kwargs, self._traced)
         kind = float_dtype_of(func, args, kwargs)
-        casts = func is _aten._to_copy.default and args[0].dtype != torch.bool
         if "dtype" in arguments_of(func) and not any(isinstance(each, Tensor) for each in args):
-            casts = kwargs.get("dtype") is not None
-            kwargs = kwargs if casts else {**kwargs, "dtype": result_of(func, args, kwargs).dtype}
+            kwargs = kwargs if kwargs.get("dtype") else {**kwargs, "dtype": result_of(func, args, kwargs).dtype}
         written = writing_of(func).to if func._schema.is_mutable else ()
         targets = [args[place] if place < len(args) else kwargs[name] for place, name in written]
         # a constant that the function holds is written to as it is
@@ -167,14 +167,19 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         torch.set_default_dtype(torch.float64)
         try:
             made = self._dispatched(func, given, options)
-            made = self.rounded(made, kind) if casts else made
         finally:
             torch.set_default_dtype(before)
+        memories = {wide.memory: wide for wide, _ in forms.values()}
 
         def declared(each: Tensor) -> Tensor:
             wide, own = forms.get(id(each), (each, None))
             assert isinstance(wide, Traced)
             if own is None:
+                if (source := memories.get(wide.memory)) is None:
+                    wide = self.rounded(wide, kind)
+                elif (view := wide.node).args and view.args[0] is source.node and source.node in self.unrounded:
+                    given = (self.unrounded[source.node], *view.args[1:])
+                    self.unrounded[view] = self._new_node(view.target, given, view.kwargs, view.value)
                 own = self._wrapped(wide.meta, wide.node, kind if wide.is_floating_point() else wide.dtype)
             elif own.meta is not wide.meta:  # an operator such as t_() has given it another shape
                 with no_dispatch():
@@ -199,14 +204,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         forms[id(wide)] = wide, tensor
         return wide
 
-    def as_declared(self, tensor: Tensor, kind: torch.dtype, *, rounds: bool) -> Tensor:
+    def as_declared(self, tensor: Tensor, kind: torch.dtype) -> Tensor:
         """Returns a constant that the function has made, with its dtype of the case."""
-        made = self._traced(self.rounded(tensor, kind) if rounds else tensor)
-        return self._wrapped(made.meta, self.node(made), kind)
+        with no_dispatch(), torch._C.DisableTorchFunction():
+            made = self.rounded(self._traced(tensor), kind)
+            return self._wrapped(made.meta, self.node(made), kind)
 
-    def rounded(self, tensor: Tensor, kind: torch.dtype) -> Tensor:
-        """Records that a cast of the function rounds to a format that does not hold the numbers of the main dtype."""
-        if not (self.rounding and kind.is_floating_point and _loses(kind, self.main)):
+    def rounded(self, tensor: Traced, kind: torch.dtype) -> Traced:
+        """Returns a float64 result, rounded to its dtype of the case if that is narrower than those of the operands."""
+        if not (tensor.is_floating_point() and kind.is_floating_point and all(_loses(kind, of) for of in self.kinds)):
             return tensor
         name = str(kind).removeprefix("torch.")
         if name not in GRIDS:
@@ -214,9 +220,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 f"like= rounds to {', '.join(GRIDS)}; received a cast to {kind}{at_line()}",
                 hint="write the rounding as a computation, or declare quantise= (docs/low-precision.md)",
             )
-        before = self.node(tensor)
-        made: Tensor = self._called(torch.ops.verify.rounds.default, (tensor, name), {})
-        self.casts[self.node(made)] = before, kind
+        made: Traced = self._called(torch.ops.verify.rounds.default, (tensor, name), {})
+        self.unrounded[made.node] = self.node(tensor)
         return made
 
     def _dispatched(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -323,8 +328,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         writing = writing_of(func)
         targets = [args[place] if place < len(args) else kwargs[name] for place, name in writing.to]
         if func is _aten.copy_.default:
-            kind, source = getattr(targets[0], "kind", None), getattr(args[1], "kind", None)
-            values = [args[1] if kind in (None, source) else self.rounded(args[1], kind)]
+            values = [args[1]]
         else:
             with self:
                 made = writing.without(
@@ -352,6 +356,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         with self:
             value = value if value.dtype == meta.dtype else _aten._to_copy.default(value, dtype=meta.dtype)
             value = value if value.shape == meta.shape else _aten.expand.default(value, list(meta.shape))
+        value = self.rounded(self._traced(value), traced.kind) if self.whole else value
         node = self.node(value)
         if meta.numel() == memory.numel:
             memory.node, memory.layout = node, (tuple(meta.shape), meta.stride())
@@ -433,7 +438,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _traced(self, tensor: Tensor, kind: torch.dtype | None = None) -> Traced:
         """Returns the tensor if it is traced. Any other tensor is a constant: returns its traced counterpart.
 
-        A constant has the dtype `kind`. By default that is the main dtype if it is float64, else its own.
+        A constant has the dtype `kind`. By default that is the first operand's if it is float64, else its own.
         """
         if isinstance(tensor, Traced):
             return tensor
@@ -445,7 +450,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.wholes[key] = flat.to("meta")
                 self._wrapped(self.wholes[key], self._constant(flat, self.wholes[key]))
             meta = self.wholes[key].as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-            kind = kind or (self.main if tensor.dtype == torch.float64 else tensor.dtype)
+            kind = kind or (self.kinds[0] if tensor.dtype == torch.float64 else tensor.dtype)
             traced = self._wrapped(meta, self._constant(tensor.detach(), meta), kind)
             if traced.version:  # the memory was written to through another constant
                 traced.version = -1  # so that `node` reads it again
@@ -463,9 +468,9 @@ def _is_narrow(kind: torch.dtype) -> bool:
     return kind.is_floating_point and kind != torch.float64
 
 
-def _loses(kind: torch.dtype, main: torch.dtype) -> bool:
-    """True if a format does not hold all numbers of the main one."""
-    target, whole = torch.finfo(kind), torch.finfo(main)
+def _loses(kind: torch.dtype, of: torch.dtype) -> bool:
+    """True if a format does not hold all numbers of another."""
+    target, whole = torch.finfo(kind), torch.finfo(of)
     return target.eps > whole.eps or target.max < whole.max
 
 
