@@ -80,9 +80,11 @@ class Truth:
             return self
         actual = widen(got.detach()).reshape(self.value.shape)
         closer = (actual - self.other).abs() < (actual - self.value).abs()
+        closer |= torch.isnan(self.value) & ~torch.isnan(actual) & ~torch.isnan(self.other)
         low = None if self.low is None else torch.where(closer, 0.0, self.low)
         value = torch.where(closer, self.other, self.value)
-        bound = torch.where(closer, torch.maximum(self.bound, value.abs() * 2.0**-50), self.bound)
+        finite = closer & torch.isfinite(value)
+        bound = torch.where(finite, torch.maximum(self.bound, value.abs() * 2.0**-50), self.bound)
         return replace(self, value=value, low=low, bound=bound, other=None)
 
     def at(self, places: Tensor) -> Truth:
@@ -125,7 +127,7 @@ def decided(point: Point, truth: Truth, near: Truth, index: int) -> Point:
     if truth.other is None:
         return point
     number, other = (float(each.reshape(-1)[index]) for each in (near.value, truth.other))
-    if number != other:
+    if number != other and (not math.isnan(number) or math.isnan(other)):
         return point
     return Point(lambda prec: mp.mpf(number), lambda prec: to_arb(number))
 
@@ -193,6 +195,8 @@ def _evaluate_exactly(op: Op, problem: Problem, result: str, reference: Fast) ->
     low = both[:, 1].reshape(scale.shape)
     # the ball of a value below every format contains zero, so the reference gives the sign
     value = torch.where((value == 0) & (low == 0), torch.copysign(value, reference.value), value)
+    if reference.other is not None:  # NaN is right beside another value
+        value = value.masked_fill(torch.isnan(reference.value) & ~torch.isnan(reference.other), math.nan)
     bound = value.abs() * 2.0**-104
     # for a tiny truth, `low` is rounded to the spacing of subnormal numbers
     bound = torch.where(value.abs() < _PAIR_FLOOR, bound + 2.0**-1074, bound)
@@ -241,6 +245,8 @@ def check_bound(points: Sequence[Point], truth: Truth, indices: Sequence[int]) -
         value, bound = float(flat_value[index]), float(flat_bound[index])
         if math.isinf(bound):  # nothing to check: the reference does not know the value at all
             continue
+        if math.isnan(value) and truth.other is not None and not math.isnan(float(truth.other.reshape(-1)[index])):
+            continue  # two values are right
         # A truth that cancels to zero never has a narrow enclosure. It suffices that the enclosure lies in this span.
         span = None
         if math.isfinite(value):

@@ -88,7 +88,7 @@ class Arithmetic:
     def apply(self, function: Function, x: Number) -> Number:
         """Returns f(x): a limit at an infinity, NaN outside the domain, possibly a `Pole` at its end."""
         if isinstance(x, float):
-            limit = function.limits[int(x > 0)] if x == x else x
+            limit = function.limits[int(x > 0)] if x == x else function.at_nan
             return limit(self) if callable(limit) else self.number(limit)
         for end, outside in zip(function.domain, (-1, 1), strict=True) if function.domain != _ALL else ():
             if math.isfinite(end):

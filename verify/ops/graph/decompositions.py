@@ -373,12 +373,15 @@ def _divisors(x: Tensor, rank: int, args: Any, include: bool, given: int | None)
         return given
     kernel, stride, padding, ceil = args
     inside = torch.ones(1, 1, *x.shape[2:], dtype=torch.int64, device=x.device)
+    columns, count, _ = _pooled(inside, rank, kernel, stride, padding, [1], ceil, 0)
     if include:
-        padding = _full(padding, rank)
+        kernel, padding = _full(kernel, rank), _full(padding, rank)
+        stride = _full(stride, rank) if stride else kernel
         inside = _padded(inside, padding, padding, 1)
-        columns, _, _ = _pooled(inside, rank, kernel, stride or kernel, [0], [1], ceil, 0)
-    else:
-        columns, _, _ = _pooled(inside, rank, kernel, stride, padding, [1], ceil, 0)
+        after = [
+            max((n - 1) * s + k - w, 0) for n, s, k, w in zip(count, stride, kernel, inside.shape[2:], strict=True)
+        ]
+        columns = _columns(_padded(inside, [0] * rank, after, 0), kernel, stride, [1] * rank, count)
     return columns.sum(-1)
 
 
@@ -524,6 +527,7 @@ def table() -> dict[Any, Callable[..., Any]]:
         _aten.max_pool3d_with_indices.default: _max_pool(3),
         _aten.max_pool2d_with_indices_backward.default: _max_pool_backward(2),
         _aten.max_pool3d_with_indices_backward.default: _max_pool_backward(3),
+        _aten._efficientzerotensor.default: lambda size, **kwargs: torch.zeros(size, dtype=kwargs.get("dtype")),
         _aten.avg_pool2d.default: _avg_pool(2),
         _aten.avg_pool3d.default: _avg_pool(3),
         _aten.avg_pool2d_backward.default: _avg_pool_backward(2),

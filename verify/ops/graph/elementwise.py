@@ -48,8 +48,11 @@ class Map(Step):
             made = self.value(run, [each.mid() for each in given])
             return point(made) if self.real else made
         if self.function in FUNCTIONS:
-            return spans.apply(FUNCTIONS[self.function], given[0])
-        return ELEMENTWISE[self.function].span(self, run, *given)
+            found = spans.apply(FUNCTIONS[self.function], given[0])
+        else:
+            found = ELEMENTWISE[self.function].span(self, run, *given)
+        picks = self.function == "where" or not isinstance(found, Span)
+        return found if picks else spans.staying_unknown(found, given)
 
     def value(self, run: Run, given: Sequence[Tensor]) -> Tensor:
         if self.function in REMAINS:

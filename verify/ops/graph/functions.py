@@ -45,6 +45,7 @@ class Function:
     exact: tuple[float, ...] | Callable[[Tensor, Tensor], Tensor] = ()
     spread: float | Callable[[Tensor], Tensor] = 0.0  # absolute error in addition to `ulps`, in 2^-52
     slope: Callable[[Tensor, Tensor], Tensor] | None = None
+    at_nan: float = math.nan  # value at NaN
     steps: bool = False  # True: constant between jumps, so nothing is rounded, and a number near a jump decides
 
 
@@ -305,4 +306,4 @@ def _exact_round(x: Any) -> Any:
 
 
 add("round", torch.round, _arb_round, mp.nint, _INFINITE, ulps=0.0, steps=True)
-add("sign", torch.sign, arb.sgn, mp.sign, (-1.0, 1.0), ulps=0.0, steps=True)
+add("sign", torch.sign, arb.sgn, mp.sign, (-1.0, 1.0), ulps=0.0, at_nan=0.0, steps=True)

@@ -28,9 +28,9 @@ from verify.ops.graph.program import Program, trace
 from verify.ops.graph.rounding import Accumulate, Rounding
 from verify.ops.graph.scores import scores_of
 from verify.ops.graph.shapes import NamedDims, Range, ranges_of, sizes_within
-from verify.ops.graph.single import ElementEvaluator, Shared
+from verify.ops.graph.single import ElementEvaluator, Shared, limits_of
 from verify.ops.graph.slices import Cut
-from verify.ops.graph.steps import Run
+from verify.ops.graph.steps import Leaf, Run
 from verify.ops.op import Fast, Landmarks, Op, Operand, Point, Problem
 
 _OPEN = (256, 32)  # most unbounded elements of a result that Arb evaluates: elementwise programs, others
@@ -374,7 +374,7 @@ class _Like:
         Leaves in the problem's cache the choices that a kernel has ("choices").
         """
         program, run = self.program(problem)
-        with torch.no_grad():
+        with torch.no_grad(), program.refusing():
             noise: dict[str, Noise] = {}
             if self.by_noise or program.decides:
                 noise, reach = noise_of(program, run, problem.results, self._rounding(program, run))
@@ -388,8 +388,10 @@ class _Like:
                 found[name] = replace(found[name], noise=each.deviation, together=each.together)
             found = narrowed(found, noise, partial(self.in_float64, problem))
         if program.elementwise:
+            gradients = self._gradients(problem)
             for name, fast in found.items():
-                found[name] = self._looked_up(program, run, problem, name, fast)
+                fast = self._looked_up(program, run, problem, name, fast)
+                found[name] = _at_special_operands(program, run, name, fast, gradient=name in gradients)
         return found
 
     def chosen(self, problem: Problem, got: Mapping[str, Tensor]) -> Problem:
@@ -416,7 +418,7 @@ class _Like:
     def deviation(self, problem: Problem, result: str) -> Tensor:
         """Returns the noise of each element of a result, from more runs than `fast` takes."""
         program, run = self.program(problem)
-        with torch.no_grad():
+        with torch.no_grad(), program.refusing():
             return sampled_again(program, run, result, self._rounding(program, run))
 
     def of_part(self, cut: Cut, theirs: Callable[[], dict[str, Tensor]]) -> _Like:
@@ -485,3 +487,26 @@ def _fast(span: Any) -> Fast:
     bound = torch.where(torch.isinf(value) | torch.isnan(value), 0.0, bound)
     open_ended = (torch.isinf(span.lo) | torch.isinf(span.hi)) & (span.lo != span.hi)
     return Fast(value, value.abs(), torch.where(open_ended, math.inf, bound))
+
+
+def _at_special_operands(program: Program, run: Run, result: str, fast: Fast, *, gradient: bool) -> Fast:
+    """Adds a second right value where IEEE arithmetic has NaN, as Python's `-inf * 0` has.
+
+    Where one operand is infinite, that is the limit there. A gradient at NaN may be NaN or the program's value.
+    """
+    used = [run.leaves[step.name] for step in program.steps if isinstance(step, Leaf)]
+    given = [value.expand(fast.value.shape) for value in used if value.is_floating_point()]
+    if not given or not program.results[result].real:
+        return fast
+    nan = torch.stack([torch.isnan(value) for value in given]).any(0)
+    infinite = torch.stack([torch.isinf(value) for value in given]).sum(0)
+    number = nan & ~torch.isnan(fast.value) if gradient else torch.zeros_like(nan)
+    open_ = (infinite == 1) & ~nan & torch.isnan(fast.value)
+    places = torch.nonzero(open_.reshape(-1)).reshape(-1)[: _OPEN[0]].tolist()
+    if not places and not bool(number.any()):
+        return fast
+    other = torch.full_like(fast.value, math.nan) if fast.other is None else fast.other
+    other = torch.where(number, fast.value, other).contiguous()
+    limits = limits_of(program, run, result, places) if places else []
+    other.view(-1)[places] = torch.tensor(limits, dtype=other.dtype, device=other.device)
+    return replace(fast, value=fast.value.masked_fill(number, math.nan), other=other)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -23,17 +23,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from verify.errors import BeyondEffort, UsageError
+from verify.errors import BeyondEffort, UsageError, VerifyError
 from verify.ops.graph import rules_elementwise, rules_moving, rules_reducing
 from verify.ops.graph.arithmetic import Arithmetic
 from verify.ops.graph.decompositions import table
 from verify.ops.graph.elementwise import Map
 from verify.ops.graph.real import Real
-from verify.ops.graph.recorder import Node, Recorder, Traced, digest_of
+from verify.ops.graph.recorder import Node, Recorder, digest_of
 from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
 from verify.ops.graph.rewrite import Rewriter
 from verify.ops.graph.rounded import StraightThrough
 from verify.ops.graph.steps import ABSENT, Leaf, Move, Places, Plain, Run, Step, moved_from
+from verify.ops.graph.stored import in_order, kinds_of, stored_in, widens
 
 RULE_MODULES = (rules_moving, rules_elementwise, rules_reducing)  # imported for the rules that they add
 _FEW = 16  # demanded places up to which a Python set is faster than NumPy
@@ -58,6 +59,7 @@ class Program:
     orders: dict[str, list[tuple[Step, list[int], bool, set[int]]]] = field(default_factory=dict)  # see `_order_of`
     rounds: bool = False  # True: the program rounds to a format by `verify.rounds`
     mixed: bool = False  # True: a result depends on numbers that are computed in a narrower dtype than its own
+    at: Step | None = None  # the step that is evaluated now
     apart: bool = False  # True: `torch.vmap` cannot evaluate several runs together
 
     @cached_property
@@ -115,12 +117,13 @@ class Program:
         uses = Counter(id(each) for step in steps for each in step.inputs)
         uses.update(id(self.results[name]) for name in wanted)
         held: dict[int, Any] = {}
-        for step in steps:
-            held[id(step)] = step.span(run, [held[id(each)] for each in step.inputs])
-            for each in step.inputs:
-                uses[id(each)] -= 1
-                if not uses[id(each)]:
-                    del held[id(each)]
+        with self.refusing():
+            for self.at in steps:
+                held[id(self.at)] = self.at.span(run, [held[id(each)] for each in self.at.inputs])
+                for each in self.at.inputs:
+                    uses[id(each)] -= 1
+                    if not uses[id(each)]:
+                        del held[id(each)]
         return {name: held[id(self.results[name])] for name in wanted}
 
     def decide(self, run: Run, wanted: Sequence[str]) -> None:
@@ -142,6 +145,7 @@ class Program:
         shown: dict[int, Tensor] = {}
         found: dict[int, Tensor] = {}
         for step, inputs, is_end, last in self._order_of(wanted):
+            self.at = step
             own, used[id(step)] = make(step, [used[each] for each in inputs])
             if shown and isinstance(step, Move) and any(each in shown for each in inputs):
                 own = step.value(run, [shown.get(each, used[each]) for each in inputs])
@@ -199,7 +203,9 @@ class Program:
                     continue
                 held = known.get(id(each), {})
                 given.append([held[place] if place >= 0 else ABSENT for place in places.reshape(-1).tolist()])
-            made = step.elements(run, arithmetic, wanted_of_step, given)
+            self.at = step
+            with self.refusing():
+                made = step.elements(run, arithmetic, wanted_of_step, given)
             known.setdefault(id(step), {}).update(zip(wanted_of_step.tolist(), made, strict=True))
         held = known[id(self.results[result])]
         return [held[place] for place in wanted]
@@ -240,6 +246,16 @@ class Program:
                 if each is not None:
                     demands.setdefault(id(each), []).append(needed)
         return found
+
+    @contextmanager
+    def refusing(self) -> Iterator[None]:
+        """Turns an unexpected exception of a step into a UsageError that names its operator and line."""
+        try:
+            yield
+        except (VerifyError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            raise _refusal(error, self.at.origin if self.at is not None else "") from error
 
     def needed_for(self, wanted: Sequence[str]) -> list[Step]:
         """Returns the steps that the wanted results depend on, in order."""
@@ -299,13 +315,72 @@ def trace(
 
     Raises UsageError if the function fails, cannot be traced or has no gradient.
     """
+    record = _recorded(function, operands, differentiable, on_zeros=on_zeros)
+    recorder, made = record.recorder, record.made
+    labels = list(outputs or names_of(len(made)))
+    if len(labels) != len(made):
+        raise UsageError(
+            f"like= returns {len(made)} tensors; outputs= names {len(labels)}: {', '.join(labels)}",
+            hint="name each tensor that the function returns, in its order",
+        )
+    # a kernel stores its result in the same dtype, and is judged in it
+    ends = [recorder.unrounded.get(node, node) for node in record.ends]  # type: ignore[arg-type]
+    leaves: list[Step] = []
+    for name, value in operands.items():
+        leaves.append(Leaf(tuple(value.shape), (), value.is_floating_point(), name=name))
+    smooth = [(label, value) for label, value in zip(labels, made, strict=True) if value.is_floating_point()]
+    for label, value in smooth if differentiable else []:
+        leaves.append(Leaf(tuple(value.shape), (), name=f"grad {label}", operand=False))
+    rewriter = Rewriter(dict(zip(record.first, leaves, strict=True)))
+    steps = iter(_rewritten(rewriter, recorder, [node for node in ends if node is not None]))
+    results: dict[str, Step] = {}
+    names_of_results = (*labels, *(f"d{name}" for name in differentiable))
+    for name, node in zip(names_of_results, ends, strict=True):
+        if node is None:
+            shape = tuple(operands[name.removeprefix("d")].shape)
+            results[name] = Plain(shape, (), True, compute=lambda given, s=shape: torch.zeros(s, dtype=torch.float64))  # type: ignore[misc]
+        else:
+            results[name] = next(steps)
+    integers = tuple(label for label, value in zip(labels, made, strict=True) if not value.is_floating_point())
+    names_of_leaves = tuple(leaf.name for leaf in leaves if isinstance(leaf, Leaf))
+    outputs_of = [results[label] for label in labels]
+    stored = stored_in(recorder, rewriter, record.real, in_order(results.values()))
+    mixed = widens(outputs_of, [value.dtype for value in made], kinds_of(record.forward, rewriter))
+    for name, value in zip(names_of_results, (*made, *(operands[name] for name in differentiable)), strict=True):
+        kind = stored.get(id(moved_from(results[name])[-1]), value.dtype)
+        if kind.itemsize < value.dtype.itemsize:  # PyTorch's result is a stored number, so it is one more step
+            results[name] = rewriter.map("multiply", results[name], 1.0)
+    ordered = in_order(results.values())
+    typed = record.real.reads_dtype or bool(recorder.unrounded) or any(kind.itemsize == 2 for kind in recorder.kinds)
+    recorded = recorder.nodes, ends
+    return Program(
+        ordered, results, names_of_leaves, {}, integers, typed, stored, recorded, rounds=recorder.asked, mixed=mixed
+    )
+
+
+@dataclass
+class _Recorded:
+    """A function that was run once, with its gradients."""
+
+    recorder: Recorder
+    real: Real
+    first: list[Node]  # of the operands and the upstream gradients
+    forward: list[tuple[Node, torch.dtype]]  # numbers that the function itself computes, and their dtypes
+    made: list[Tensor]
+    ends: list[Node | None]  # of the results and the gradients
+
+
+def _recorded(
+    function: Callable[..., Any], operands: Mapping[str, Tensor], differentiable: Sequence[str], *, on_zeros: bool
+) -> _Recorded:
+    """Runs a function once on traced tensors; see `trace`."""
     names = list(operands)
     kinds = [value.dtype for value in operands.values() if value.is_floating_point()] or [torch.get_default_dtype()]
     recorder = Recorder(table(), kinds)
     real = Real(recorder)
     upstream: list[Tensor] = []
-    forward: list[tuple[Node, torch.dtype]] = []  # numbers that the function itself computes
-    first: list[Node] = []  # of the operands and the upstream gradients
+    forward: list[tuple[Node, torch.dtype]] = []
+    first: list[Node] = []
 
     def called(values: Sequence[Tensor]) -> list[Tensor]:
         with real:
@@ -346,47 +421,17 @@ def trace(
             raise
         except Exception as error:
             raise _not_traced(function, operands, error, on_zeros=on_zeros) from error
-    labels = list(outputs or names_of(len(made)))
-    if len(labels) != len(made):
-        raise UsageError(
-            f"like= returns {len(made)} tensors; outputs= names {len(labels)}: {', '.join(labels)}",
-            hint="name each tensor that the function returns, in its order",
-        )
-    # a kernel stores its result in the same dtype, and is judged in it
-    ends = [recorder.unrounded.get(node, node) for node in ends]  # type: ignore[arg-type]
+    return _Recorded(recorder, real, first, forward, made, ends)
 
-    leaves: list[Step] = []
-    for name, value in operands.items():
-        leaves.append(Leaf(tuple(value.shape), (), value.is_floating_point(), name=name))
-    smooth = [(label, value) for label, value in zip(labels, made, strict=True) if value.is_floating_point()]
-    for label, value in smooth if differentiable else []:
-        leaves.append(Leaf(tuple(value.shape), (), name=f"grad {label}", operand=False))
-    known = dict(zip(first, leaves, strict=True))
-    rewriter = Rewriter(known)
-    steps = iter(rewriter.steps(recorder.nodes, [node for node in ends if node is not None]))
-    results: dict[str, Step] = {}
-    names_of_results = (*labels, *(f"d{name}" for name in differentiable))
-    for name, node in zip(names_of_results, ends, strict=True):
-        if node is None:
-            shape = tuple(operands[name.removeprefix("d")].shape)
-            results[name] = Plain(shape, (), True, compute=lambda given, s=shape: torch.zeros(s, dtype=torch.float64))  # type: ignore[misc]
-        else:
-            results[name] = next(steps)
-    integers = tuple(label for label, value in zip(labels, made, strict=True) if not value.is_floating_point())
-    names_of_leaves = tuple(leaf.name for leaf in leaves if isinstance(leaf, Leaf))
-    outputs_of = [results[label] for label in labels]
-    stored = _stored(recorder, rewriter, real, _in_order(results.values()))
-    mixed = _widens(outputs_of, [value.dtype for value in made], _kinds(forward, rewriter))
-    for name, value in zip(names_of_results, (*made, *(operands[name] for name in differentiable)), strict=True):
-        kind = stored.get(id(moved_from(results[name])[-1]), value.dtype)
-        if kind.itemsize < value.dtype.itemsize:  # PyTorch's result is a stored number, so it is one more step
-            results[name] = rewriter.map("multiply", results[name], 1.0)
-    ordered = _in_order(results.values())
-    typed = real.reads_dtype or bool(recorder.unrounded) or any(kind.itemsize == 2 for kind in kinds)
-    recorded = recorder.nodes, ends
-    return Program(
-        ordered, results, names_of_leaves, {}, integers, typed, stored, recorded, rounds=recorder.asked, mixed=mixed
-    )
+
+def _rewritten(rewriter: Rewriter, recorder: Recorder, wanted: Sequence[Node]) -> list[Step]:
+    """Returns the steps of the wanted nodes. Names the operator if a rule fails."""
+    try:
+        return rewriter.steps(recorder.nodes, wanted)
+    except VerifyError:
+        raise
+    except Exception as error:
+        raise _refusal(error, f"{rewriter.node.target}{rewriter.node.place}") from error
 
 
 def _not_traced(
@@ -415,67 +460,17 @@ def _not_traced(
     )
 
 
-def _said(error: Exception) -> str:
-    """Returns the type of an exception and the first line of its message."""
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:300]}"
-
-
-def _stored(recorder: Recorder, rewriter: Rewriter, real: Real, steps: Sequence[Step]) -> dict[int, torch.dtype]:
-    """Maps id(step) to the 16-bit type that eager PyTorch stores its result in."""
-
-    returned = [each for each in recorder.returned if each[1].itemsize == 2 and each[0] not in recorder.unrounded]
-    found = _kinds(reversed(returned), rewriter)
-    ours = _kinds(((recorder.node(made), made.dtype) for made in real.made if isinstance(made, Traced)), rewriter)
-    for made in real.attention:
-        step = moved_from(rewriter.known[recorder.node(made)])[-1] if isinstance(made, Traced) else None
-        if isinstance(step, Contract):
-            for fused in _within_attention(step, ours, steps):
-                found.pop(fused, None)
-    return found
-
-
-def _kinds(made: Iterable[tuple[Node, torch.dtype]], rewriter: Rewriter) -> dict[int, torch.dtype]:
-    """Maps id(step) to the dtype of the first of these nodes that the step makes. Operands and constants make none."""
-    found: dict[int, torch.dtype] = {}
-    for node, kind in made:
-        step = rewriter.known.get(node)
-        step = moved_from(step)[-1] if isinstance(step, Step) else None
-        if step is not None and not isinstance(step, Leaf | Plain):
-            found.setdefault(id(step), kind)
-    return found
-
-
-def _widens(results: Sequence[Step], dtypes: Sequence[torch.dtype], kinds: Mapping[int, torch.dtype]) -> bool:
-    """True if some result depends on numbers that the function computes in a narrower dtype than the result's."""
-    return any(
-        id(step) in kinds and kinds[id(step)].itemsize < dtype.itemsize
-        for result, dtype in zip(results, dtypes, strict=True)
-        if dtype.is_floating_point
-        for step in _in_order([result])
+def _refusal(error: Exception, place: str) -> UsageError:
+    """Returns the error to raise if a rule fails at an operator."""
+    return UsageError(
+        f"like= cannot judge {place or 'this program'}: {_said(error)}",
+        hint="write this part of the definition with other operators; docs/like.md lists what is refused",
     )
 
 
-def _within_attention(y: Contract, ours: Collection[int], steps: Sequence[Step]) -> set[int]:
-    """Returns the id of each step of PyTorch's attention whose result no kernel stores in 16 bits.
-
-    Kernels keep the scores and their gradient in float32. They round probabilities, and their gradient, before the
-    products with v, k and q, and round these products once, after the scale.
-    """
-    weights = moved_from(y.inputs[0])[-1]
-    found: set[int] = set()
-    ahead = list(weights.inputs)
-    while ahead:
-        step = ahead.pop()
-        if id(step) not in ours and id(step) not in found:
-            found.add(id(step))
-            ahead.extend(step.inputs)
-    for step in steps:
-        if isinstance(step, Map) and step.function == "multiply":
-            a, b = (moved_from(each)[-1] for each in step.inputs)
-            scaled = next((x for x, by in ((a, b), (b, a)) if isinstance(by, Plain) or by is weights), None)
-            if isinstance(scaled, Contract) and id(scaled) not in ours:
-                found.add(id(scaled))
-    return found
+def _said(error: Exception) -> str:
+    """Returns the type of an exception and the first line of its message."""
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:300]}"
 
 
 def names_of(count: int) -> list[str]:
@@ -573,25 +568,3 @@ def _refuse_functions(made: Sequence[Tensor]) -> None:
         if cls not in (None, StraightThrough):
             raise _written_by_hand(cls)
         waiting.extend(before for before, _ in step.next_functions)
-
-
-def _in_order(results: Any) -> list[Step]:
-    """Returns the steps that the results depend on, each after its inputs."""
-    order: list[Step] = []
-    seen: set[int] = set()
-    for last in results:
-        pending = [(last, iter(last.inputs))]
-        if id(last) in seen:
-            continue
-        seen.add(id(last))
-        while pending:
-            step, rest = pending[-1]
-            for each in rest:
-                if id(each) not in seen:
-                    seen.add(id(each))
-                    pending.append((each, iter(each.inputs)))
-                    break
-            else:
-                order.append(step)
-                pending.pop()
-    return order

@@ -44,7 +44,11 @@ class Real(TorchFunctionMode):
             self.reads_dtype, kwargs = True, {**kwargs, **given}
         name = name.removeprefix("linalg_")
         ours = any(getattr(each, name, None) is function for each in (torch, Tensor, functional, torch.linalg))
-        made = (_BEFORE_AUTOGRAD.get(name, function) if ours else function)(*args, **kwargs)
+        called = _BEFORE_AUTOGRAD.get(name, function) if ours else function
+        if ours and name in _SELECTING and not args[0].ndim:
+            made = _of_a_scalar(called, *args, **kwargs)
+        else:
+            made = called(*args, **kwargs)
         if ours and name in _CONSTANTS and made.is_floating_point() and made.dtype != torch.float64:
             exact = function(*args, **{**kwargs, "dtype": torch.float64})
             made = self.recorder.as_declared(exact, made.dtype)
@@ -85,6 +89,15 @@ _BY_TYPE: dict[str, Callable[..., dict[str, float]]] = {
     "nan_to_num": _largest_of_type,
     "nan_to_num_": _largest_of_type,
 }
+
+
+_SELECTING = frozenset("sort argsort topk max min argmax argmin kthvalue median quantile flip".split())
+
+
+def _of_a_scalar(function: Callable[..., Any], x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Calls a function that selects or orders elements with a tensor without dimensions, as with a row of one."""
+    made = function(x.reshape(1), *args, **kwargs)
+    return made.reshape(()) if isinstance(made, Tensor) else type(made)([each.reshape(()) for each in made])
 
 
 def cumprod(x: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
@@ -166,16 +179,25 @@ def _no_indices(name: str) -> Callable[..., Any]:
     return refused
 
 
-def _kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False, name: str = "kthvalue") -> Any:
+def _kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Any:
     found = [each.select(dim, k - 1) for each in x.sort(dim)]
-    return getattr(torch.return_types, name)([each.unsqueeze(dim) if keepdim else each for each in found])
+    return torch.return_types.kthvalue([each.unsqueeze(dim) if keepdim else each for each in found])  # type: ignore[arg-type]
 
 
 def _median(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
-    """Returns the median; of an even count the lower of the two in the middle, as PyTorch does."""
+    """Returns the median; of an even count the lower of the two in the middle, as PyTorch does. NaN if one is NaN."""
+    ordered, places = (x.reshape(-1) if dim is None else x.movedim(dim, -1)).sort()
+    at = (ordered.shape[-1] - 1) // 2
+    value = _or_nan(ordered, ordered[..., at])
     if dim is None:
-        return x.reshape(-1).sort()[0][(x.numel() - 1) // 2]
-    return _kthvalue(x, (x.shape[dim] + 1) // 2, dim, keepdim, "median")
+        return value
+    found = [each.unsqueeze(dim) if keepdim else each for each in (value, places[..., at])]
+    return torch.return_types.median(found)  # type: ignore[arg-type]
+
+
+def _or_nan(ordered: Tensor, value: Tensor) -> Tensor:
+    """Returns the last number of an ordered row, in place of another of it, if it is NaN."""
+    return torch.where(torch.isnan(ordered[..., -1]), ordered[..., -1], value)
 
 
 def _quantile(x: Tensor, q: Any, dim: int | None = None, keepdim: bool = False, **kwargs: Any) -> Tensor:
@@ -189,7 +211,7 @@ def _quantile(x: Tensor, q: Any, dim: int | None = None, keepdim: bool = False, 
     ordered, place = row.sort(-1)[0], q * (row.shape[-1] - 1)
     low, way = int(place), place - int(place)
     found = ordered[..., low]
-    found = found + way * (ordered[..., low + 1] - found) if way else found
+    found = _or_nan(ordered, found + way * (ordered[..., low + 1] - found) if way else found)
     if not keepdim:
         return found
     return found.reshape([1] * x.ndim) if dim is None else found.unsqueeze(dim)

@@ -51,7 +51,11 @@ class Reduce(Step):
         pick = torch.amax if self.function == "amax" else torch.amin
         lo = pick(a.lo, self.dims, self.keep)
         hi = lo if a.is_point else pick(a.hi, self.dims, self.keep)
-        return Span(lo, hi, a.given)
+        unknown = spans.unknown_of(a)
+        if unknown is None:
+            return Span(lo, hi, a.given)
+        unknown = unknown.sum(self.dims, self.keep) > 0
+        return Span(lo.masked_fill(unknown, -math.inf), hi.masked_fill(unknown, math.inf))
 
     def value(self, run: Run, given: Sequence[Tensor]) -> Tensor:
         [a] = given

@@ -59,6 +59,9 @@ class Rewriter:
                 self.known[node] = self.known[node.args[0]][node.args[1]]
             else:
                 self.known[node] = self._once(node)
+                for step in steps_in([self.known[node]]):
+                    if not isinstance(step, Leaf):
+                        step.origin = step.origin or f"{node.target}{node.place}"
         return [self.known[node] for node in wanted]
 
     def _once(self, node: Node) -> Any:

@@ -274,7 +274,7 @@ def _index_put(r: Rewriter, a: Step, indices: list[Step | None], values: Step, a
         return _by_positions(r, Spread(shape, (wide, r.real(a)), places=places, by=tuple(chosen)), axis)
 
     def move(parts: list[Tensor], by: list[Tensor], fill: float) -> Tensor:
-        return parts[0].index_put(expanded(by), parts[1])
+        return _aten.index_put.default(parts[0], expanded(by), parts[1])  # type: ignore[no-any-return]
 
     _need_plain(r, chosen)
     both = r.alike(a, values)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import flint
+import torch
 from mpmath import mp
 
 from verify.errors import BeyondEffort
@@ -33,6 +34,9 @@ _LIMIT = 1 << 14  # bits at which a ball without relative accuracy counts as zer
 _MAX_CACHED = 1 << 21  # most cached elements, over all steps, at one precision
 _EFFORT = 1 << 19  # step elements that the exact values of one result may cost; each takes 1 or 2 microseconds
 _CHEAP = 1 << 12  # step elements of one exact value that cost nothing: a row of a norm, a window of a convolution
+
+_FAR = torch.tensor(2.0**200, dtype=torch.float64)  # stands for an infinity
+_GROWS = 2.0**50
 
 Slices = dict[int, dict[int, Any]]  # cached elements: id(step) -> flat index -> value
 
@@ -200,6 +204,34 @@ class ElementEvaluator:
                 middle = float(ball.mid())
                 return middle, 0.0 if math.isinf(middle) else abs(middle) * 2.0**-51 + float(ball.rad()) + 2.0**-1074
         return None
+
+
+def limits_of(program: Program, run: Run, result: str, places: list[int]) -> list[float]:
+    """Returns the limit of each element at an infinite operand; NaN if there is none.
+
+    Arb evaluates two large numbers in place of each infinity. The limit is their common value; 0 or an infinity if the
+    values shrink or grow without end.
+    """
+    ends = []
+    for size in (_FAR, _FAR * _FAR):
+        leaves = {
+            name: torch.where(torch.isinf(leaf), torch.copysign(size, leaf.double()), leaf.double())
+            if leaf.is_floating_point()
+            else leaf
+            for name, leaf in run.leaves.items()
+        }
+        evaluator = ElementEvaluator(program, Run(leaves, run.device), result, places, Shared())
+        ends.append([(evaluator.enclosed(n) or (math.nan, 0.0))[0] for n in range(len(places))])
+    return [_limit(near, far) for near, far in zip(*ends, strict=True)]
+
+
+def _limit(near: float, far: float) -> float:
+    """Returns the limit of a function with these values at 2^200 and 2^400."""
+    if abs(far) >= abs(near) * _GROWS and abs(far) >= _GROWS:
+        return math.copysign(math.inf, far)
+    if abs(far) <= abs(near) / _GROWS and abs(far) <= 1 / _GROWS:
+        return 0.0
+    return far if abs(far - near) <= abs(far) / _GROWS else math.nan
 
 
 def _is_vague(ball: Any) -> bool:

@@ -4,7 +4,8 @@ Special intervals of an element:
 
 - both ends are the same infinity: the value is that infinity;
 - both ends are NaN: the value is not defined;
-- from -inf to inf: unknown, and possibly not defined. `verify.ops.graph.single` then decides.
+- from -inf to inf: unknown, and possibly not defined. No function makes a number of it, so that a bounded one such as
+  tanh does not seem to have a value. `verify.ops.graph.single` then decides.
 """
 
 from __future__ import annotations
@@ -71,6 +72,20 @@ class Span:
 def point(values: Tensor, *, given: bool = False) -> Span:
     """Returns intervals of exact numbers."""
     return Span(values, values, given)
+
+
+def unknown_of(a: Span) -> Tensor | None:
+    """Returns a mask of the unknown elements; None if there are none."""
+    unknown = None if a.is_point else (a.lo == -math.inf) & (a.hi == math.inf)
+    return unknown if unknown is not None and _any(unknown) else None
+
+
+def staying_unknown(found: Span, given: Sequence[Any]) -> Span:
+    """Returns the interval of a function's results, unknown where an operand is."""
+    for each in given:
+        if isinstance(each, Span) and (unknown := unknown_of(each)) is not None:
+            found = Span(torch.where(unknown, -math.inf, found.lo), torch.where(unknown, math.inf, found.hi))
+    return found
 
 
 def _any(mask: Tensor) -> bool:
@@ -233,7 +248,11 @@ def apply(function: Function, a: Span) -> Span:
         lo, hi = (far, near) if function.shape == "even down" else (near, far)
     elif function.shape == "down":
         lo, hi = hi, lo
-    return _within(function, a, _end(function, lo, -1), _end(function, hi, 1), torch.isnan(a.lo), a.is_infinite())
+    undefined, nan = torch.isnan(a.lo), math.isnan(function.at_nan)
+    lo, hi = (_end(function, end, side) for end, side in ((lo, -1), (hi, 1)))
+    if not nan:
+        lo, hi = (torch.where(undefined, function.at_nan, end) for end in (lo, hi))
+    return _within(function, a, lo, hi, undefined if nan else undefined & False, a.is_infinite())
 
 
 def _within(function: Function, a: Span, lo: Tensor, hi: Tensor, undefined: Tensor, pinned: Tensor) -> Span:
