@@ -116,3 +116,45 @@ def test_a_declaration_that_cannot_be_is_refused(said: dict[str, Any], rule: str
         verify.kernel(like=torch.exp, dtypes=["float32"], **said)(kernel)
     with pytest.raises(UsageError, match="an op by name has no use for into=, which belong to like="):
         verify.kernel(op="gelu", into=["y"])(kernel)
+
+
+def _scaled(x: Tensor, s: Tensor) -> Tensor:
+    return x * s[:, None]
+
+
+def _by_length(x: Tensor, lens: Tensor) -> Tensor:
+    return x * (torch.arange(x.shape[0])[:, None] >= lens.cumsum(0)).sum(1)
+
+
+def test_a_buffer_has_the_declared_dtype(backend: Backend) -> None:
+    """It had the dtype that the definition's arithmetic promotes to, so that a kernel of serving could not be said."""
+
+    def kernel(x: Tensor, s: Tensor, y: Tensor) -> None:
+        assert y.dtype == torch.bfloat16
+        y.copy_(x.float() * s[:, None])
+
+    said: dict[str, Any] = {"shapes": {"x": "n d", "s": "n"}, "operand_dtypes": {"s": "float32"}}
+    declared = verify.kernel(like=_scaled, into=["y"], dtypes=["bfloat16"], name="serves", **said)(kernel)
+    run = run_kernel(declared, case_of(declared, "bfloat16", dims=(4, 5)), "cpu")
+    assert run.results["y"].dtype == torch.bfloat16
+
+
+def test_a_buffer_beside_derived_operands_and_constants(backend: Backend) -> None:
+    """The definition was called with the derived operands too, and on a device that holds no numbers."""
+
+    def kernel(x: Tensor, lens: Tensor, start: Tensor, y: Tensor) -> None:
+        y.copy_(x * ((torch.arange(len(x))[:, None] >= start).sum(1) - 1))
+
+    declared = verify.kernel(
+        like=_by_length,
+        shapes={"x": "t", "lens": "b", "start": "b"},
+        integers={"lens": "1 <= lens <= t, sum t"},
+        derive={"start": lambda lens: lens.cumsum(0) - lens},
+        into=["y"],
+        dtypes=["float32"],
+        where="t >= b",
+        name="by_length",
+    )(kernel)
+    found = run_kernel(declared, case_of(declared, "float32", dims=(7, 3)), "cpu")
+    x, lens = found.inputs["x"], found.inputs["lens"]
+    assert x is not None and lens is not None and torch.equal(found.results["y"], _by_length(x, lens))

@@ -376,7 +376,7 @@ def kernel(
             )
         taken, called, returns, grads = operands, function, outputs, gradients
         if like is not None and (writes or into):
-            called, returns, grads = *functional(about, function, like, writes, into, outputs, gradients), False
+            called, returns, grads = *functional(about, function, writes, into, outputs, gradients), False
         quantised = encoded(about, function, like, operands, shapes, where)
         if like is not None:
             taken = None if quantised.encodings else operands
@@ -453,6 +453,8 @@ def kernel(
             stochastic=seeds,
             encoded=quantised if quantised.encodings else None,
         )
+        if (writing := getattr(called, "writing", None)) is not None:
+            writing.kernel = declared
         _takes(about, declared)
         code = getattr(function, "__code__", None)
         if code is not None and getattr(function, "__module__", None) == module:

@@ -21,16 +21,16 @@ from verify.errors import UsageError
 Arguments = Sequence[Tensor | None]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Writing:
     """Describes how to call a kernel that writes. It returns the results that are neither in `writes` nor in `into`."""
 
     function: Callable[..., Any]
-    like: Callable[..., Any]
     order: tuple[str, ...]  # the arguments that come by position
     writes: Mapping[str, str]  # operand -> result
     into: tuple[str, ...]  # names of arguments that are also results
     outputs: tuple[str, ...]
+    kernel: Any = None  # the declaration, once it is made
 
     @property
     def operands(self) -> tuple[str, ...]:
@@ -42,12 +42,25 @@ class Writing:
         given = dict(zip(self.operands, arguments, strict=True))
         found = {name: _copied(value) for name in self.writes if (value := given[name]) is not None}
         if self.into:
-            shaped = self.like(*[value if value is None else value.detach().to("meta") for value in arguments])
-            results = dict(zip(self.outputs, shaped if isinstance(shaped, tuple | list) else (shaped,), strict=True))
-            device = next(value.device for value in arguments if value is not None)
-            empty = {name: torch.empty_like(results[name], device=device) for name in self.into}
-            found |= {name: each.fill_(math.nan if each.is_floating_point() else 99) for name, each in empty.items()}
+            present = {name: value for name, value in given.items() if value is not None}
+            device = next(iter(present.values())).device
+            for name, (shape, dtype) in self._results(present).items():
+                found[name] = torch.full(shape, math.nan if dtype.is_floating_point else 99, dtype=dtype, device=device)
         return found
+
+    def _results(self, present: Mapping[str, Tensor]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Returns the shape of each buffer, and its declared dtype, or else the dtype that the definition returns."""
+
+        def fits(dtype: str) -> bool:
+            kinds = self.kernel.captured_dtypes(dtype).items()
+            return all(name not in present or present[name].dtype == kind for name, kind in kinds)
+
+        of_case = next((dtype for dtype in self.kernel.dtypes if fits(dtype)), "")
+        found = self.kernel.op.meaning.outputs_of(present)
+        for name in self.into:
+            if of_case and name not in self.kernel.op.integers:
+                found[name] = found[name][0], self.kernel.torch_dtype(of_case, name) or found[name][1]
+        return {name: found[name] for name in self.into}
 
     def call(self, buffers: Mapping[str, Tensor], arguments: Arguments, **keywords: Any) -> tuple[Any, ...]:
         """Calls the kernel on these buffers and returns its results in order."""
@@ -67,7 +80,6 @@ class Writing:
 def functional(
     about: str,
     function: Callable[..., Any],
-    like: Callable[..., Any],
     writes: Mapping[str, str] | None,
     into: Iterable[str] | None,
     outputs: Iterable[str] | None,
@@ -93,7 +105,7 @@ def functional(
                     f"{about}: {what}, {', '.join(allowed)}; received {name!r}",
                     hint='writes={"p": "p_"}: like= returns the new p under the name p_; into=["y"] for an argument y',
                 )
-    writing = Writing(function, like, order, written, buffers, results)
+    writing = Writing(function, order, written, buffers, results)
 
     @functools.wraps(function)
     def call(*arguments: Tensor | None, **keywords: Any) -> Any:

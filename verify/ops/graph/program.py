@@ -57,6 +57,7 @@ class Program:
     recorded: tuple[Sequence[Node], Sequence[Node | None]] = ((), ())  # all calls, and the calls that make the results
     chosen: dict[Any, list[int]] = field(default_factory=dict)  # cache of the sizes of boxes that a budget affords
     orders: dict[str, list[tuple[Step, list[int], bool, set[int]]]] = field(default_factory=dict)  # see `_order_of`
+    kinds: dict[str, torch.dtype] = field(default_factory=dict)  # the dtypes that the function returns its outputs in
     rounds: bool = False  # True: the program rounds to a format by `verify.rounds`
     mixed: bool = False  # True: a result depends on numbers that are computed in a narrower dtype than its own
     at: Step | None = None  # the step that is evaluated now
@@ -352,10 +353,13 @@ def trace(
             results[name] = rewriter.map("multiply", results[name], 1.0)
     ordered = in_order(results.values())
     typed = record.real.reads_dtype or bool(recorder.unrounded) or any(kind.itemsize == 2 for kind in recorder.kinds)
-    recorded = recorder.nodes, ends
-    return Program(
-        ordered, results, names_of_leaves, {}, integers, typed, stored, recorded, rounds=recorder.asked, mixed=mixed
-    )
+    more: Any = {
+        "recorded": (recorder.nodes, ends),
+        "kinds": {label: value.dtype for label, value in zip(labels, made, strict=True)},
+        "rounds": recorder.asked,
+        "mixed": mixed,
+    }
+    return Program(ordered, results, names_of_leaves, {}, integers, typed, stored, **more)
 
 
 @dataclass
