@@ -17,6 +17,7 @@ import torch
 from mpmath import mp
 from mpmath.libmp import from_float, mpf_cmp
 
+from verify.errors import BeyondEffort
 from verify.ops.graph.functions import FUNCTIONS, Function
 from verify.ops.precision import arb_bits, mp_bits
 
@@ -385,7 +386,10 @@ class Decimals(Arithmetic):
         return mp.ldexp(mp.mpf(mantissa), exponent)
 
     def evaluated(self, function: Function, x: Number) -> Number:
-        return function.mp(x)
+        try:
+            return function.mp(x)
+        except OverflowError as error:  # e to a number of thousands of bits, which no machine holds
+            raise BeyondEffort(f"mpmath has no {function.name} of a number beyond 2^{mp.mag(x):,}") from error
 
     def union(self, a: Number, b: Number) -> Number:
         return a
