@@ -84,3 +84,16 @@ def test_a_kernel_for_argmax_is_verified(bug: bool, monkeypatch: pytest.MonkeyPa
     made = floating(lambda x: x.argmax().float())
     run = measure_kernel(made, Measure("answers.py::floating"), CPU)
     assert "must return integers or conditions as y" in run.message
+
+
+def _codes(x: Tensor, scale: Callable[[Tensor], Tensor] = lambda s: s) -> Tensor:
+    s = scale(x.abs().amax(-1, keepdim=True).clamp(min=1e-12) / 127)
+    return (x / s).round().clamp(-128, 127).to(torch.int8)
+
+
+def test_codes_of_int8_with_a_scale_in_bfloat16_are_wrong() -> None:
+    """The definition's own 16-bit steps excused them: in a row, every fifth code may be one off then."""
+    x = torch.randn(8, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    verify.assert_close(_codes(x.float()), like=_codes, inputs=(x,))
+    with pytest.raises(AssertionError, match="wrong"):
+        verify.assert_close(_codes(x.float(), lambda s: s.bfloat16().float()), like=_codes, inputs=(x,))

@@ -150,7 +150,8 @@ class _Like:
     def op(self, *, fuses: bool = False) -> Op:
         """Traces the function once and returns the op.
 
-        With `fuses`, a program that calls `verify.rounds` rounds to 16 bits nowhere else.
+        With `fuses`, a program that calls `verify.rounds` or whose results are rounded to integers rounds to 16 bits
+        nowhere else.
         """
         names = self.meaning.names
         dims = self._small_dims()
@@ -171,7 +172,7 @@ class _Like:
             with suppress(UsageError):  # in 16 bits, a program may have a result in a wider dtype
                 sums = self._program(shapes, (), {name: self._dtype(name, torch.bfloat16) for name in names}).sums
         self.by_noise = sums
-        self.fused = self.fused or (fuses and program.rounds)
+        self.fused = self.fused or (fuses and (program.rounds or program.quantises))
         declared = f"{self.shapes!r} {sorted(self.ranges.items())} {outputs} {self.identity(dims)}"
         return Op(
             name=f"like {self.meaning.name} {hashlib.sha256(declared.encode()).hexdigest()[:8]}",

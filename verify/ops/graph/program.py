@@ -102,6 +102,12 @@ class Program:
         return any(step.decides for step in self.steps)
 
     @property
+    def quantises(self) -> bool:
+        """True if an output is a computed number that is rounded to an integer."""
+        ends = (moved_from(self.results[name])[-1] for name in self.integers)
+        return any(isinstance(step, Map) and step.function == "integer" for step in ends)
+
+    @property
     def elementwise(self) -> bool:
         """True if every element of every result depends only on elements at the same place."""
         widest = max((step.shape for step in self.steps if isinstance(step, Leaf)), key=len, default=())
