@@ -28,8 +28,8 @@ from verify.ops.graph.chunks import PART, Chunked, Totals
 from verify.ops.graph.coins import Coins
 from verify.ops.graph.elementwise import COMPARISONS, Map
 from verify.ops.graph.program import Make, Program
-from verify.ops.graph.reducing import Contract, Reduce
-from verify.ops.graph.rounding import Products, Rounding, Terms, deviation_of, is_exact, terms_of, unit_of
+from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
+from verify.ops.graph.rounding import Chain, Products, Rounding, Terms, deviation_of, is_exact, terms_of, unit_of
 from verify.ops.graph.selecting import AtOrder
 from verify.ops.graph.steps import Leaf, Move, Plain, Run, Step, moved_from
 
@@ -92,6 +92,8 @@ class _Samples:
         deciding = [each for step in self.steps if step.decides for each in step.inputs if each.real]
         self.deciding = {id(each) for step in deciding for each in (step, *origins(step))}
         self.compared = {id(step) for step in self.steps if _compares(step)}
+        self.bent = {id(step) for step in self.steps if _bends(step)}
+        self.before_bends = {id(each) for step in self.steps if id(step) in self.bent for each in step.inputs}
         self.held: dict[int, Tensor] = {}  # id(step) -> value in the base run, of the numbers that decide
         self.roundings: dict[int, Tensor | float] = {}  # id(step) -> deviation; a float is relative to the numbers
         self.stored: dict[int, Tensor] = {}  # id(stored result) -> mask of the elements that its format rounds
@@ -100,7 +102,9 @@ class _Samples:
         self.squares: dict[int, Tensor] = {}  # id(deciding step), -id(comparison) -> sum of squared changes over runs
         self.runs = 0
         self.moved: dict[int, Tensor] = {}  # what one run adds to `squares`
+        self.chains: dict[int, Chain] = {}
         self.truth = self._results(self._evaluate_base)
+        self.chains = {}  # no run needs them
         self.deviations = {name: torch.zeros_like(value) for name, value in self.truth.items()}
 
     def _results(self, make: Make) -> dict[str, Tensor]:
@@ -124,18 +128,16 @@ class _Samples:
             self.held[id(step)] = value
         else:
             value = step.value(self.run, given)
-            deviation = deviation_of(step, self.run, value, given, self.format)
+            deviation = deviation_of(step, self.run, value, given, self.format, self.chains)
         again = self._summed_again(step, given, deviation)
         if again is not None:
             deviation = again if deviation is None else torch.hypot(torch.as_tensor(deviation), again)
         if deviation is not None:
             self.roundings[id(step)] = deviation
-        if id(step) in self.deciding:
+        if id(step) in self.deciding or id(step) in self.before_bends:
             self.held[id(step)] = value
         if id(step) in self.format.stored:
-            # a product of two 16-bit numbers fits float32, so that it has no deviation, but not 16 bits
-            inexact = isinstance(step, Map) and step.rounds and not is_exact(step, self.run)
-            if deviation is not None or inexact or not self._is_kept(step):
+            if deviation is not None or not self._is_kept(step):
                 self._store(step, value, deviation)
             self.kept.add(id(step))
         elif deviation is None and self._is_kept(step):
@@ -195,7 +197,14 @@ class _Samples:
         return found
 
     def _is_kept(self, step: Step) -> bool:
-        """True if all numbers that a step reads are of the 16-bit format, or not computed."""
+        """True if a step moves or selects numbers that are of the 16-bit format, or not computed.
+
+        Sums and products of 16-bit numbers may fit float32, so that they have no deviation, but not 16 bits.
+        """
+        if isinstance(step, Contract | Running | Spread) or (isinstance(step, Reduce) and step.function == "sum"):
+            return False
+        if isinstance(step, Map) and step.rounds and not is_exact(step, self.run):
+            return False
         return all(isinstance(each, Leaf | Plain) or id(each) in self.kept for each in step.inputs if each.real)
 
     def _store(self, step: Step, value: Tensor, deviation: Tensor | float | None) -> None:
@@ -271,7 +280,25 @@ class _Samples:
         """Evaluates a step again, but not a long sum if no disturbance reaches its inputs."""
         if isinstance(step, Chunked) and all(id(each) in self.fixed for each in step.inputs):
             return self.held[id(step)]
+        if id(step) in self.bent:
+            return self._beyond_bend(step, given)
         return step.value(self.run, given)
+
+    def _beyond_bend(self, step: Step, given: list[Tensor]) -> Tensor:
+        """Evaluates a step with a kink, such as relu, for the largest error of its numbers, `NEAR` disturbances.
+
+        Scales the change down again, so that it is the disturbance itself if no kink is near. Of the changes to both
+        sides, the larger one counts: relu(-1e-9) is 0, and may be positive in a kernel.
+        """
+        before = [self.held[id(each)] for each in step.inputs]
+        by = NEAR / self.shrink
+        apart = [(now - x) * by for now, x in zip(given, before, strict=True)]
+        value = step.value(self.run, before)
+        up, down = (
+            step.value(self.run, [x + side * move for x, move in zip(before, apart, strict=True)]) - value
+            for side in (1, -1)
+        )
+        return value + torch.where(up.abs() >= down.abs(), up, -down).nan_to_num(0.0, 0.0, 0.0) / by
 
     def _largest(self) -> float:
         """Returns the number of elements of the largest step; infinity if its runs are not evaluated together."""
@@ -312,11 +339,18 @@ class _Samples:
     def deviation(self, name: str) -> Tensor:
         """Returns the noise of each element of a result.
 
-        For a gradient through a normalisation, it is at least an eighth of the rms noise of the row.
+        For a gradient through a normalisation, it is at least an eighth of the rms noise of the row. A gradient that is
+        always 0, such as that of a gate before the first step, has the rms noise of all elements. Kernels
+        compute it as a difference of sums.
         """
         found = self.deviations[name]
+        if name in self._outputs():
+            return found
+        nothing = (found == 0) & (self.truth[name] == 0)
+        if bool(nothing.any()):
+            found = torch.where(nothing, (found * found).mean().sqrt(), found)
         for step in self.steps:
-            if isinstance(step, Map) and step.centred and step.shape == found.shape and name not in self._outputs():
+            if isinstance(step, Map) and step.centred and step.shape == found.shape:
                 dims = _averaged(step)
                 if dims:
                     found = torch.maximum(found, (found * found).mean(dims, True).sqrt() / 8)
@@ -433,6 +467,11 @@ def origins(step: Step) -> list[Step]:
 
 
 _SELECTS = ("maximum", "minimum", "negative", "magnitude", "where")
+
+
+def _bends(step: Step) -> bool:
+    """True if the slope of a step jumps."""
+    return isinstance(step, Map) and step.real and step.function in ("maximum", "minimum", "magnitude")
 
 
 def _compares(step: Step) -> bool:

@@ -80,27 +80,35 @@ def _zeros_with_size(x: Tensor, dim: int, size: int) -> Tensor:
 
 
 def _neighbours(x: Tensor, whole: int, count: int, corners: bool, scale: float | None, cubic: bool) -> list[Any]:
-    """Returns a pair for each neighbour: its places on a line of `whole` elements, and its weights, per output."""
+    """Returns a pair for each neighbour: its places on a line of `whole` elements, and its weights, per output.
+
+    Traced steps compute the weights from positions, because a kernel rounds these. They grow with the line.
+    """
     ratio = (whole - 1) / max(count - 1, 1) if corners else whole / count if scale is None else 1 / scale
     at = [n * ratio if corners else (n + 0.5) * ratio - 0.5 for n in range(count)]
     at = at if cubic else [max(each, 0.0) for each in at]
     first = [math.floor(each) if cubic else min(int(each), whole - 1) for each in at]
-    way = [each - low if cubic else min(each - low, 1.0) for each, low in zip(at, first, strict=True)]
-    found = []
-    for step in (-1, 0, 1, 2) if cubic else (0, 1):
-        place = torch.tensor([min(max(low + step, 0), whole - 1) for low in first], device=x.device)
-        apart = [abs(each - step) for each in way]
-        weights = [_cubic(each) if cubic else 1 - each for each in apart]
-        found.append((place, torch.tensor(weights, dtype=x.dtype, device=x.device)))
-    return found
+    at = at if cubic else [min(each, low + 1.0) for each, low in zip(at, first, strict=True)]
+    held, low = (torch.tensor(each, dtype=x.dtype, device=x.device) for each in (at, list(map(float, first))))
+    way = held - low
+    weights = _cubic(way) if cubic else {0: 1 - way, 1: way}
+    return [
+        (torch.tensor([min(max(low + step, 0), whole - 1) for low in first], device=x.device), weight)
+        for step, weight in weights.items()
+    ]
 
 
-def _cubic(apart: float) -> float:
-    """Evaluates Keys's kernel with a = -3/4, as PyTorch does."""
+def _cubic(way: Tensor) -> dict[int, Tensor]:
+    """Evaluates Keys's kernel with a = -3/4, as PyTorch does, for the two neighbours on either side."""
     a = -0.75
-    if apart <= 1:
+
+    def near(apart: Tensor) -> Tensor:
         return ((a + 2) * apart - (a + 3)) * apart * apart + 1
-    return ((a * apart - 5 * a) * apart + 8 * a) * apart - 4 * a
+
+    def far(apart: Tensor) -> Tensor:
+        return ((a * apart - 5 * a) * apart + 8 * a) * apart - 4 * a
+
+    return {-1: far(way + 1), 0: near(way), 1: near(1 - way), 2: far(2 - way)}
 
 
 def upsample(rank: int, cubic: bool = False) -> Callable[..., Tensor]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -22,7 +22,7 @@ from torch import Tensor
 from verify.ops.graph.elementwise import Map
 from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
 from verify.ops.graph.selecting import Positioned
-from verify.ops.graph.steps import Plain, Run, Step
+from verify.ops.graph.steps import Move, Plain, Run, Step
 
 Accumulate = Literal["float32", "tf32", "14 bits", "14 bits, promoted every 128"]
 PROMOTED: Accumulate = "14 bits, promoted every 128"
@@ -32,6 +32,8 @@ _TF32 = 2.0**-11  # relative rounding of an operand of a product to TF32
 # Neighbours in a sum count as equal if they differ by less than _CONSTANT, relative to the largest term. If more than
 # the part _MOSTLY of them are equal, their roundings add up.
 _CONSTANT, _MOSTLY = 2.0**-20, 0.25
+# A sum below this part of its terms is 0 but for float64's roundings.
+_CANCELS = 2.0**-40
 _ROOT3 = math.sqrt(3.0)
 
 
@@ -90,12 +92,57 @@ class Products:
 
 
 @dataclass(frozen=True)
+class Chain:
+    """Numbers as sums of terms that float32 holds: a number itself, or what sums, differences and products made of it.
+
+    A chain decides whether a number is exact in every order of its sums, not just in the order of the definition.
+    """
+
+    quantum: Tensor  # largest power of two that divides every term; 0: float32 does not hold them; infinity: no term
+    squares: Tensor  # sum of the squares of the terms
+    count: Tensor  # number of terms that are not 0
+
+    @classmethod
+    def of(cls, value: Tensor) -> Chain:
+        """Returns numbers that are one term each."""
+        mantissa, exponent = torch.frexp(value)
+        digits = (mantissa * 2.0**53).nan_to_num(0.0, 0.0, 0.0).long()
+        lowest = torch.ldexp((digits & -digits).double(), exponent - 53)
+        quantum = torch.where(is_held(value), lowest, 0.0).masked_fill(value == 0, math.inf)
+        return cls(quantum, value * value, (value != 0).double())
+
+    def __add__(self, other: Chain) -> Chain:
+        quantum = torch.minimum(self.quantum, other.quantum)
+        return Chain(quantum, self.squares + other.squares, self.count + other.count)
+
+    def __mul__(self, other: Chain) -> Chain:
+        count = self.count * other.count
+        quantum = (self.quantum * other.quantum).masked_fill(count == 0, math.inf)
+        return Chain(quantum, self.squares * other.squares, count)
+
+    def only(self, exact: Tensor) -> Chain | None:
+        """Returns the chain of the numbers that are exact; None if it says no more than the numbers themselves."""
+        kept = exact & (self.count > 1)
+        return replace(self, quantum=self.quantum.masked_fill(~exact, 0.0)) if bool(kept.any()) else None
+
+
+def is_held(value: Tensor) -> Tensor:
+    """True for finite numbers that float32 represents."""
+    return (value.to(torch.float32).to(torch.float64) == value) & torch.isfinite(value)
+
+
+def in_every_order(quantum: Tensor, squares: Tensor, count: Tensor, format: Rounding) -> Tensor:
+    """True where all sums of some of the terms have few enough digits for the format."""
+    return (squares * count).sqrt() * format.unit <= quantum
+
+
+@dataclass(frozen=True)
 class Terms:
     """Holds figures of a sum's terms that its rounding depends on. The figures of parts of a long sum add up."""
 
     squares: Tensor
     count: Tensor  # number of terms that are not 0
-    integers: float  # sum of all magnitudes if all terms are integers, else infinity
+    quantum: Tensor | float  # number that divides every term, as in `Chain`; 0: none is known
     equal: Tensor | None  # number of neighbours that are equal; None: terms of a product of matrices
     all: int  # number of neighbours, or of terms of a product
     promoted: Tensor | float = 0.0  # variance of promoted sums of 14 bits
@@ -105,23 +152,23 @@ class Terms:
         return Terms(
             self.squares + other.squares,
             self.count + other.count,
-            self.integers + other.integers,
+            torch.minimum(torch.as_tensor(self.quantum), torch.as_tensor(other.quantum)),
             None if self.equal is None or other.equal is None else self.equal + other.equal,
             self.all + other.all,
             self.promoted + other.promoted,
         )
 
     def deviation(self, total: Tensor, format: Rounding) -> Tensor | None:
-        """Returns the deviation of the sum; None if it counts, which is exact."""
-        if self.integers < 1 / format.unit:
-            return None
+        """Returns the deviation of the sum; None if it is exact in every order, as counts are."""
         found = _of_sum(total, self.squares, self.count, format, products=self.equal is None)
         if self.equal is None:
             return self._of_products(found, total, format)
         # equal neighbours are all rounded in one direction, until the sum reaches its next power of two
         equal = self.equal / self.all
         together = (total.abs() * self.count * equal * (format.unit / 4)).nan_to_num(0.0, 0.0, 0.0)
-        return torch.where(equal > _MOSTLY, torch.maximum(found, together), found)
+        found = torch.where(equal > _MOSTLY, torch.maximum(found, together), found)
+        exact = in_every_order(torch.as_tensor(self.quantum), self.squares, self.count, format)
+        return None if bool(exact.all()) else found.masked_fill(exact, 0.0)
 
     def _of_products(self, found: Tensor, total: Tensor, format: Rounding) -> Tensor:
         """Adds the roundings of products to few bits to the deviation `found` of their sum in float32."""
@@ -147,34 +194,37 @@ def terms_of(step: Contract | Reduce, given: Sequence[Tensor], format: Rounding)
         for start in range(0, a.shape[-1] if format.products == PROMOTED else 0, _PROMOTED):
             one, other = a[..., start : start + _PROMOTED], b[..., start : start + _PROMOTED, :]
             promoted = promoted + _of_14_bits(one @ other, (one * one) @ (other * other), one.shape[-1])
-        return Terms(squares, count.to(squares.device), math.inf, None, a.shape[-1], promoted)
+        return Terms(squares, count.to(squares.device), 0.0, None, a.shape[-1], promoted)
     [a], dims, keep = given, step.dims, step.keep
-    size = float(a.abs().sum()) if bool((a == a.round()).all()) else math.inf
+    quantum = Chain.of(a).quantum.amin(dims, keep) if a.numel() else 0.0
     change = a.diff(dim=dims[-1]).abs() <= _CONSTANT * a.abs().amax(dims, True) if a.numel() else a != a
     squares = (a * a).sum(dims, keep)
     neighbours = max(change.numel() // max(squares.numel(), 1), 1)
-    return Terms(squares, (a != 0).double().sum(dims, keep), size, change.double().sum(dims, keep), neighbours)
+    return Terms(squares, (a != 0).double().sum(dims, keep), quantum, change.double().sum(dims, keep), neighbours)
 
 
 def deviation_of(
-    step: Step, run: Run, value: Tensor, given: Sequence[Tensor], format: Rounding
+    step: Step,
+    run: Run,
+    value: Tensor,
+    given: Sequence[Tensor],
+    format: Rounding,
+    chains: dict[int, Chain] | None = None,
 ) -> Tensor | float | None:
-    """Returns the deviation of a step's rounding; None if the step is exact.
+    """Returns the deviation of a step's rounding; None if the step is exact in every order.
 
-    A tensor has the deviation of each element. A float is relative to the size of each element.
+    A tensor has the deviation of each element. A float is relative to the size of each element. `chains` maps the ids
+    of steps before it to their chains, if these have several terms. That of the step is added.
     """
+    chains = {} if chains is None else chains
     if isinstance(step, Positioned):
         return deviation_of(step.inner, step.positioned(run, given[0]), value, given[1:], format)
+    if isinstance(step, Move) or (isinstance(step, Map) and step.function == "negative"):
+        if any(id(each) in chains for each in step.inputs):
+            chains[id(step)] = _moved(step, run, given, [chains.get(id(each)) for each in step.inputs])
+        return None
     if isinstance(step, Map):
-        if not step.rounds or is_exact(step, run):
-            return None
-        size = _SLOPES[step.function](given[0], value) if step.function in _SLOPES else value.abs()
-        lost, added = _lost_by_constants(step, run), step.function in ("add", "subtract")
-        if lost is not None and added and format.unit >= unit_of(torch.float32):
-            rounded = size * (format.unit / _ROOT3)
-            if not bool((lost <= rounded).all()):
-                return torch.hypot(rounded, lost).masked_fill(~torch.isfinite(value), 0.0)
-        return _one_rounding(value, size, format, always=lost is not None and not added)
+        return _of_map(step, run, value, given, format, chains) if step.rounds else None
     if isinstance(step, Running):
         [a] = given
         squares, count = (a * a).cumsum(step.dim), (a != 0).double().cumsum(step.dim)
@@ -189,6 +239,74 @@ def deviation_of(
     return None
 
 
+def _moved(step: Move | Map, run: Run, given: Sequence[Tensor], known: Sequence[Chain | None]) -> Chain:
+    """Returns the chain of numbers that a step only moves, or whose sign it changes."""
+    each = [Chain.of(value) if chain is None else chain for value, chain in zip(given, known, strict=True)]
+    if isinstance(step, Map):
+        return each[0]
+    fixed = [run.fixed(one) for one in step.by]
+    filled = Chain.of(torch.tensor(step.fill, dtype=torch.float64))
+    parts = ("quantum", "squares", "count")
+    return Chain(
+        *(step.move([getattr(one, part) for one in each], fixed, float(getattr(filled, part))) for part in parts)
+    )
+
+
+def _of_map(
+    step: Map, run: Run, value: Tensor, given: Sequence[Tensor], format: Rounding, chains: dict[int, Chain]
+) -> Tensor | float | None:
+    """Returns the deviation of an elementwise step that rounds."""
+    size = _SLOPES[step.function](given[0], value) if step.function in _SLOPES else value.abs()
+    held, joins = is_held(value), step.function in _JOINS
+    if joins and (bool(held.any()) or any(id(each) in chains for each in step.inputs)):
+        terms = [chains.get(id(each)) or Chain.of(x) for each, x in zip(step.inputs, given, strict=True)]
+        size, held, made = _of_joined(step, value, terms, format)
+        if made is not None:
+            chains[id(step)] = made
+    if is_exact(step, run):
+        return None
+    lost, added = _lost_by_constants(step, run), step.function in ("add", "subtract")
+    if lost is not None and added and format.unit >= unit_of(torch.float32):
+        rounded = size * (format.unit / _ROOT3)
+        if not bool((lost <= rounded).all()):
+            return torch.hypot(rounded, lost).masked_fill(~torch.isfinite(value), 0.0)
+    return _one_rounding(value, size, value == 0 if lost is not None and not added else held, format)
+
+
+_JOINS = ("add", "subtract", "multiply")
+
+
+def _of_joined(
+    step: Map, value: Tensor, terms: Sequence[Chain], format: Rounding
+) -> tuple[Tensor, Tensor, Chain | None]:
+    """Returns the size that a sum or product of two chains rounds, a mask of the exact numbers, and their chain.
+
+    Exact is what float32 holds in every order, or where there is one order only. Other sums are rounded as those of
+    `_of_sum`. Where rounded numbers cancel, as in a - a, they are those of the step before, and a kernel rounds again.
+    """
+    first, second = terms
+    product = step.function == "multiply"
+    made = first * second if product else first + second
+    held, several = is_held(value), made.count > (1 if product else 2)
+    exact = held & (made.quantum > 0) & (~several | in_every_order(made.quantum, made.squares, made.count, format))
+    exact = exact | (product & (made.count == 0))
+    if product:  # a power of two changes no digit
+        exact = (
+            exact | (held & _is_power(first) & (second.quantum > 0)) | (held & _is_power(second) & (first.quantum > 0))
+        )
+    lost = (value.abs() <= _CANCELS * made.squares.sqrt()) & (several | (made.quantum == 0))
+    size = (value * value + torch.where(lost, made.squares / 2, 0.0)).sqrt()
+    if bool(several.any()):
+        summed = _of_sum(value, made.squares, made.count, format) * (_ROOT3 / format.unit)
+        size = torch.where(several, torch.maximum(size, summed), size)
+    return size, exact, made.only(exact)
+
+
+def _is_power(chain: Chain) -> Tensor:
+    """True for numbers that are one power of two."""
+    return (chain.count == 1) & (chain.quantum * chain.quantum == chain.squares)
+
+
 # The size that is rounded: a gradient computes these slopes from the saved output y, as y (1 - y) and 1 - y y. If y is
 # near 1, its rounding is large beside the slope.
 _SLOPES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -197,14 +315,12 @@ _SLOPES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-def _one_rounding(value: Tensor, size: Tensor, format: Rounding, *, always: bool) -> Tensor | float | None:
-    """Returns the deviation of one rounding of numbers of this `size`.
+def _one_rounding(value: Tensor, size: Tensor, exact: Tensor, format: Rounding) -> Tensor | float | None:
+    """Returns the deviation of one rounding of numbers of this `size`, but for those in the mask `exact`.
 
-    Elements that float32 represents exactly are not rounded, unless `always`. Elements below the normal numbers may be
-    flushed to zero.
+    Elements below the normal numbers may be flushed to zero.
     """
     part = format.unit / _ROOT3
-    exact = value == 0 if always else value.to(torch.float32).to(torch.float64) == value
     exact = exact | ~torch.isfinite(value)
     low = ~exact & (size < format.lowest)
     if not bool(exact.any()) and not bool(low.any()) and bool((size == value.abs()).all()):

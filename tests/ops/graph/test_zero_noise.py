@@ -1,0 +1,154 @@
+"""Noise 0 means exact in every order and for every admissible rounding. These kernels round in ways of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tests.ops.graph.test_noise import U, at_hand, drawn, noise
+
+Function = Callable[..., Any]
+
+
+def units(got: Tensor, found: Any) -> Tensor:
+    """The errors beyond half a ULP, in units of the noise; infinite where there is an error and no noise."""
+    size = torch.maximum(found.value.abs(), torch.tensor(2.0**-126))
+    room = torch.exp2(torch.floor(torch.log2(size.double())) - 24)  # half a ULP
+    apart = ((got.double() - found.value).abs() - room).clamp(min=0)
+    return torch.where(apart == 0, 0.0, apart / found.noise)
+
+
+def test_a_norm_of_one_column_rounds_the_terms_that_cancel() -> None:
+    """dx is r (dy w - dy w): a kernel that contracts one of the products leaves its rounding."""
+    x, dy, weight = drawn(64, 1), drawn(64, 1, seed=1), drawn(1, seed=2)
+
+    def norm(x: Tensor, w: Tensor) -> Tensor:
+        return functional.layer_norm(x, (1,), w)
+
+    found = at_hand(norm, {"x": x, "w": weight}, "dx", upstream=dy)
+    exact = dy.double() * weight.double()
+    contracted = ((exact - exact.float().double()) * 316.2).float()
+    assert not found.value.any() and bool(contracted.any())
+    assert bool((units(contracted, found) < 8).all())
+    assert bool((units(contracted * 100, found).amax() > 8).all()), "but no more than that"
+
+
+def test_a_number_minus_its_mean_may_be_multiplied_first() -> None:
+    x = drawn(64, 1).bfloat16().float()
+    found = at_hand(lambda x: functional.layer_norm(x, (1,)), {"x": x})
+    rate = torch.tensor(1e-5).rsqrt()
+    contracted = (x.double() * rate.double() - (x * rate).double()).float()
+    assert not found.value.any() and bool(contracted.any())
+    assert bool((units(contracted, found) < 8).all())
+
+
+@pytest.mark.parametrize("scale", [2.0, 3.0])
+def test_an_interpolation_may_add_rows_or_columns_first(scale: float) -> None:
+    """Some sums fit float32 in one of the two orders. Kernels round the positions of the weights too."""
+    x = drawn(1, 1, 32, 32)
+
+    def grown(x: Tensor) -> Tensor:
+        return functional.interpolate(x, scale_factor=scale, mode="bilinear", align_corners=False)
+
+    found = at_hand(grown, {"x": x})
+    for turned in (False, True):
+        line = x.mT if turned else x
+        for _ in range(2):
+            line = _grown_rows(line, scale).mT
+        assert bool((units(line.mT if turned else line, found) < 8).all())
+
+
+def _grown_rows(x: Tensor, scale: float) -> Tensor:
+    """Doubles or triples the rows, with float32 positions as a kernel computes them."""
+    rows = x.shape[-2]
+    at = (torch.arange(rows * scale, dtype=torch.float32) + 0.5) * torch.tensor(1 / scale) - 0.5
+    at = at.clamp(min=0)
+    low = at.floor().long()
+    way = (at - low)[:, None]
+    return x[..., low, :] * (1 - way) + x[..., (low + 1).clamp(max=rows - 1), :] * way
+
+
+def test_three_numbers_have_the_noise_of_their_worst_order() -> None:
+    """x - y is exact where the two are close. Another order rounds x + z."""
+    x = torch.full((64, 1), 1.5) + drawn(64, 1) * 2.0**-10
+    y, z = torch.full((64, 1), 1.5), drawn(64, 1, seed=1) * 2.0**-12
+    found = at_hand(lambda x, y, z: (x - y) + z, {"x": x, "y": y, "z": z})
+    assert bool((units((x + z) - y, found) < 8).all()) and bool(units((x + z) - y, found).any())
+    assert not noise(lambda x, y: (x - y) * 2, {"x": x, "y": y}, runs=4).deviation.any(), "two have one order"
+    few = {name: value.bfloat16().float() for name, value in {"x": x, "y": y, "z": z.round(decimals=3)}.items()}
+    assert not noise(lambda x, y: x - y + x - 2 * y, {"x": few["x"], "y": few["y"]}, runs=4).deviation.any()
+
+
+def test_sums_of_few_digits_are_exact() -> None:
+    """Not only integers: sixteenths with a sum below 2^20 fit float32 in each order."""
+    few = (drawn(3, 256) * 64).round() / 16
+    assert not noise(lambda x: x.sum(-1), {"x": few}, runs=4).deviation.any()
+    one = few.clone()
+    one[0, 0] = torch.pi
+    found = noise(lambda x: x.sum(-1), {"x": one}, runs=4).deviation
+    assert bool(found[0] > 0) and not found[1:].any(), "each row for itself"
+
+
+# -- kinks ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("bent", "at"),
+    [
+        (functional.relu, 0.0),
+        (lambda z: torch.maximum(z, torch.zeros(())), 0.0),
+        (lambda z: functional.hardtanh(z, -1.0, 1.0), 1.0),
+        (lambda z: torch.clamp(z, max=1.0), 1.0),
+    ],
+)
+def test_a_kernel_may_be_on_the_other_side_of_a_kink(bent: Function, at: float) -> None:
+    """A sum slightly beyond the kink has the value of the kink, and a kernel's sum may lie before it."""
+    x = drawn(512, 64)
+    x[:, 0] += at - x.double().sum(-1).float()
+    shifted = x.double().sum(-1)
+    found = at_hand(lambda x: bent(x.sum(-1)), {"x": x})
+    flat = found.value == at
+    assert 50 < int(flat.sum()) < 500
+    noise_of_sum = noise(lambda x: x.sum(-1), {"x": x}, runs=64).deviation
+    for times in (-4, 4):
+        kernel = bent((shifted + times * noise_of_sum).float())
+        assert bool((units(kernel, found) < 8).all())
+    far = bent(shifted + (100 if at == 0 else -100) * noise_of_sum)
+    assert bool((units(far.float(), found) > 8).any())
+
+
+def test_far_from_a_kink_nothing_is_added() -> None:
+    x = drawn(64, 64) - 3
+    assert not noise(lambda x: functional.relu(x.sum(-1)), {"x": x}, runs=16).deviation.any()
+    ahead = noise(lambda x: x.sum(-1), {"x": x + 6}, runs=16).deviation
+    assert torch.allclose(noise(lambda x: functional.relu(x.sum(-1)), {"x": x + 6}, runs=16).deviation, ahead)
+
+
+# -- gradients that are always 0 ------------------------------------------------------------------------------
+
+
+def test_the_gate_of_a_first_step_may_be_computed_as_a_difference() -> None:
+    """Its gradient is 0, as there is no state before it. Kernels add up q dq - k dk from the end."""
+
+    def scanned(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
+        state, found = q.new_zeros(q.shape[1], v.shape[1]), []
+        for at in range(q.shape[0]):
+            state = state * g[at].exp()[:, None] + k[at][:, None] * v[at][None]
+            found.append(q[at] @ state)
+        return torch.stack(found)
+
+    inputs = {name: drawn(6, 4, seed=place) for place, name in enumerate("qkv")}
+    inputs["g"] = -torch.rand(6, 4, generator=torch.Generator().manual_seed(3))
+    given = {name: value.requires_grad_() for name, value in inputs.items()}
+    upstream = drawn(6, 4, seed=4)
+    dq, dk = torch.autograd.grad(scanned(*given.values()), [given["q"], given["k"]], upstream)
+    kernel = (given["q"] * dq - given["k"] * dk).sum(0).detach()
+    found = at_hand(scanned, {name: value.detach() for name, value in given.items()}, "dg", upstream=upstream)
+    assert not found.value[0].any() and bool(kernel.any())
+    assert bool((kernel.abs() <= 8 * found.noise[0]).all())
+    assert bool((found.noise[0] < 100 * U * found.value.abs().max()).all())
