@@ -21,8 +21,8 @@ from verify.errors import UsageError
 from verify.measure.call import Measured, run_baseline, run_kernel
 from verify.measure.element import worst_element
 from verify.ops.op import chosen
-from verify.records.readings import BEYOND
-from verify.records.record import EXTREME, LawRun, Origin, Worst
+from verify.records.readings import BEYOND, NONFINITE
+from verify.records.record import LawRun, Origin, Worst
 from verify.truth import formats
 from verify.truth.exact import Judged, judge_known
 from verify.truth.fast import Truth, decided, evaluate
@@ -56,7 +56,7 @@ def replay(kernel: Kernel, target: str, backend: Backend, case: Case, *, result:
         if result in theirs.results:
             baseline, _ = _judge(kernel, target, case, theirs, result, index)
     fmt = formats.of(got.dtype)
-    of_class = _class_of(kernel, case, measured, result, index)
+    of_class, special = _class_of(kernel, case, measured, result, index)
     limit = kernel.limit_of(case.dtype, of_class, result) if of_class else None
     return Replay(
         kernel=kernel.name,
@@ -77,16 +77,17 @@ def replay(kernel: Kernel, target: str, backend: Backend, case: Case, *, result:
         gate=kernel.op.gate_of(result),
         counts=result in kernel.op.integers,
         unpromised="" if limit is not None else f"{of_class} inputs" if of_class else f"inputs {BEYOND}",
-        beside_pytorch=limit is None and of_class == EXTREME,
+        beside_pytorch=limit is None and special,
     )
 
 
-def _class_of(kernel: Kernel, case: Case, measured: Measured, result: str, index: int) -> str:
-    """Returns the class of the inputs of an element; "" beyond the kernel's domain."""
+def _class_of(kernel: Kernel, case: Case, measured: Measured, result: str, index: int) -> tuple[str, bool]:
+    """Returns the class of the inputs of an element, "" beyond the kernel's domain, and whether one is not finite."""
     problem = problem_of(kernel.op, case, measured.inputs, measured.upstream, (result,))
     shape = tuple(measured.results[result].shape)
     places, parts = classed(kernel.op, case, problem, result, shape, kernel.largest.get(case.dtype))
-    return class_of(*parts[0 if places is None else int(places[index])])
+    part = parts[0 if places is None else int(places[index])]
+    return class_of(*part), part[0].name == NONFINITE
 
 
 def replay_smaller(kernel: Kernel, target: str, backend: Backend, case: Case, *, result: str, index: int) -> Replay:

@@ -57,7 +57,7 @@ def judged(figures: Figures, gate: Gate) -> Judged:
 
 def deciding(result: Result) -> ClassFigures | None:
     """Returns the most important class on which a result is wrong, or None."""
-    return next((each for each in result.classes if each.reason), None)
+    return next((each for each in result.classes if each.reason and each.limit is not None), None)
 
 
 def shown_worst(result: Result) -> Worst | None:

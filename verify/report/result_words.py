@@ -71,11 +71,15 @@ RIGHT = "on ordinary inputs "
 
 
 def result_notes(result: Result) -> list[str]:
-    """Returns remarks about a result: that it accepts a vacuous limit, or that a trivial answer is right."""
+    """Returns remarks about a result: an accepted vacuous limit, a right trivial answer, and PyTorch's lead at inputs
+    where nothing is promised.
+    """
+    found = [each.reason for each in result.classes if each.limit is None and each.reason]
+    found = [clean(f"{result.output} {result.dtype}: {text}; nothing is promised there") for text in found]
     if not result.trivial:
-        return []
+        return found
     accepted = "" if result.trivial.startswith(RIGHT) else "its limit is vacuous, which the declaration accepts: "
-    return [clean(f"{result.output} {result.dtype}: {accepted}{result.trivial}")]
+    return [clean(f"{result.output} {result.dtype}: {accepted}{result.trivial}"), *found]
 
 
 def remedy(result: Result) -> str:

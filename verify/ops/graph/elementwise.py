@@ -99,8 +99,7 @@ class Map(Step):
         """Returns the interval of a function that jumps: its decision, unless float64 does not know the number."""
         value = self.value(run, [x.mid()])
         unknown = (x.lo == -math.inf) & (x.hi == math.inf)
-        known = torch.isnan(x.lo)
-        lo, hi = (torch.where(unknown | known, end, value) for end in (x.lo, x.hi))
+        lo, hi = (torch.where(unknown, end, value) for end in (x.lo, x.hi))
         return Span(lo, hi, x.given)  # these functions round nothing
 
     @property
