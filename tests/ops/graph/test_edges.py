@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial, reduce
 from typing import Any
 

@@ -39,7 +39,7 @@ _TURNED = 24  # most of them that are moved one after the other
 _AWAY = 2.0**-30  # a relative change by less is none
 
 
-@dataclass
+@dataclass(repr=False)
 class Choices:
     """The free decisions of one evaluation of a program."""
 
