@@ -31,8 +31,8 @@ from docs import generate_findings, kernel_speed  # noqa: E402
 from docs.kernel_speed import table  # noqa: E402
 from verify.records import files  # noqa: E402
 from verify.records.compare import Comparison, Pair, compare  # noqa: E402
-from verify.records.readings import commit_of  # noqa: E402
-from verify.records.record import Basis, Figures, KernelRun, Result, Run, value_of  # noqa: E402
+from verify.records.readings import commit_of, inputs_of  # noqa: E402
+from verify.records.record import CLASSES, Basis, Figures, KernelRun, Result, Run, value_of  # noqa: E402
 from verify.report import words  # noqa: E402
 from verify.report.result_words import judged  # noqa: E402
 from verify.truth import certificate  # noqa: E402
@@ -344,7 +344,9 @@ def _counts(found: Comparison, results: dict[_Name, list[Pair]]) -> str:
 
 
 def _elements(pairs: Iterable[Pair]) -> int:
-    return sum(pair.head.figures.n for pair in pairs if pair.head is not None)
+    """The elements of all regimes; each lies in a class too."""
+    classes = {inputs_of(name) for name in CLASSES}
+    return sum(pair.head.figures.n for pair in pairs if pair.head is not None and pair.key.regime not in classes)
 
 
 def _about(run: Run) -> str:

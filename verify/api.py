@@ -357,11 +357,13 @@ def gate(
     bounds: AnyPath | None = None,
     *,
     kernels: Iterable[str] = (),
+    base: Run | None = None,
 ) -> CompletedGate:
     """Judges runs, records or files of records by the committed bounds, as `verify gate` does.
 
     bounds: the folder of the bounds; None: the folder of [tool.verify] in pyproject.toml.
     kernels: only these kernels; empty: all.
+    base: an earlier record; a verdict that is worse than in it is a breach, whatever the bounds allow.
     """
     given = [runs] if isinstance(runs, CompletedRun | Run | str | os.PathLike) else list(runs)
     if not given:
@@ -376,7 +378,9 @@ def gate(
             paths.append(os.fspath(each))
             each = load(each)
         records.append(each.record if isinstance(each, CompletedRun) else each)
-    return CompletedGate(waivers.judge(records, committed.load(folder), kernels=list(kernels)), tuple(paths), folder)
+    before = [] if base is None else [base]
+    found = waivers.judge(records, committed.load(folder), kernels=list(kernels), base=before)
+    return CompletedGate(found, tuple(paths), folder)
 
 
 @dataclass(frozen=True, repr=False)

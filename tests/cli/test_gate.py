@@ -92,7 +92,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_from_nothing_to_a_ratchet_and_the_change_it_catches(project: Path) -> None:
     # the gate has nothing to judge by, says so, and names the next command
     done = verify("gate", "run.json", cwd=project, code=3)
-    assert "8 results without a bound" in done.stdout
+    assert "10 results without a bound" in done.stdout
     assert done.stdout.endswith("next: verify bounds propose run.json\n")
 
     # CI does not write, and a dry run writes nothing
@@ -102,13 +102,13 @@ def test_from_nothing_to_a_ratchet_and_the_change_it_catches(project: Path) -> N
     assert not (project / "reports").exists()
 
     done = verify("bounds", "propose", "run.json", cwd=project, code=0)
-    assert "8 bounds: 8 new; written to reports/bounds/" in done.stdout
+    assert "10 bounds: 10 new; written to reports/bounds/" in done.stdout
     assert done.stdout.endswith("next: verify bounds review\n")
     assert {item.value for item in committed.load(project / "reports/bounds").bounds.values()} == {0.5, 0.5001}
     done = verify("gate", "run.json", cwd=project, code=0)
-    assert done.stdout.startswith("✓ pass: all 8 bounds hold\n")
+    assert done.stdout.startswith("✓ pass: all 10 bounds hold\n")
     done = verify("bounds", "review", cwd=project, code=0)
-    assert "8 bounds changed since HEAD: 8 new" in done.stdout
+    assert "10 bounds changed since HEAD: 10 new" in done.stdout
     git(project, "add", "-A")
     git(project, "commit", "-q", "-m", "bounds")
     assert "no bound changed since HEAD" in verify("bounds", "review", cwd=project, code=0).stdout
@@ -150,8 +150,8 @@ def test_bounds_of_another_gate_move_with_their_reason(project: Path) -> None:
     assert done.stdout.endswith(" propose run.json --move 'REASON'\n")
     verify("bounds", "propose", "run.json", *place, "--move", " ", cwd=project, code=2)
     done = verify("bounds", "propose", "run.json", *place, "--move", "ULP again", cwd=project, code=0)
-    assert "8 looser" in done.stdout
-    assert done.stdout.count("reason    ULP again") == 8 and "0.5001 s to 0.5001 ULP" in done.stdout
+    assert "10 looser" in done.stdout
+    assert done.stdout.count("reason    ULP again") == 10 and "0.5001 ULP scaled to 0.5001 ULP" in done.stdout
     verify("gate", "run.json", *place, cwd=project, code=0)
 
     # a result without a verdict is left, and said

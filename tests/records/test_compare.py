@@ -227,7 +227,7 @@ def test_regimes_and_sources_are_paired_by_name() -> None:
     [
         (
             both(result(0.5), result(0.75)),
-            "worse: 1 of 1 figure grew; the most is gelu y bfloat16 all, 0.5 to 0.75 ULP",
+            "worse: 1 of 1 figure grew; the most is gelu y bfloat16 all, 0.5 ULP to 0.75 ULP",
         ),
         (both(result(0.75), result(0.5)), "better: 1 of 1 figure shrank"),
         (both(result(), result()), "same: no maximum changed in 1 figure, whether bits changed is not known"),
@@ -266,5 +266,5 @@ def test_the_text_fits_and_shows_what_changed(width: int) -> None:
     assert "✓ better" in text
     last = " ".join(text[text.rindex("✗ worse:") :].split())
     assert last.startswith("✗ worse: 1 of 4 figures grew; ") and last.endswith("; 1 of 4 figures shrank")
-    assert " low, 0.5 to 0.9 ULP" in last
+    assert " low, 0.5 ULP to 0.9 ULP" in last
     assert "dx (random dy)" in compare_text.render(compare(base, head), Terminal(width), everything=True)

@@ -82,10 +82,10 @@ def test_what_does_not_belong_together() -> None:
     run = sample()
     with pytest.raises(UsageError, match="at least one record"):
         merge([], command="", profile="")
-    with pytest.raises(UsageError, match="one backend merge; received .* and other"):
+    with pytest.raises(UsageError, match="one backend merge; backend is .* and 'other'"):
         merge([run, msgspec.structs.replace(run, backend="other")], command="", profile="")
     moved = msgspec.structs.replace(run, environment={**run.environment, "torch": "0.1"})
-    with pytest.raises(UsageError, match="one environment merge; torch is .* and '0.1'"):
+    with pytest.raises(UsageError, match="one torch merge; torch is .* and '0.1'"):
         merge([run, moved], command="", profile="")
     redeclared = msgspec.structs.replace(
         run, kernels=[msgspec.structs.replace(item, op="other") for item in run.kernels[:1]]
@@ -121,7 +121,7 @@ def test_shards_of_one_command_become_one_record_and_a_result_measured_twice_is_
         UsageError, match="each result is in one of the records that merge; accuracy.py::gelu y float16 is in two"
     ):
         shards([first, first], "")
-    for field, values in (("seed", "0, 9"), ("profile", "default, nightly")):
+    for field, values in (("seed", "0 and 9"), ("profile", "'default' and 'nightly'")):
         other = msgspec.structs.replace(second, **{field: 9 if field == "seed" else "nightly"})
-        with pytest.raises(UsageError, match=f"records of one {field} merge; received {values}"):
+        with pytest.raises(UsageError, match=f"records of one {field} merge; {field} is {values}"):
             shards([first, other], "")

@@ -114,6 +114,7 @@ def _waive(steps: Any) -> None:
 def propose(options: argparse.Namespace) -> int:
     """Writes new and tighter bounds. Exit code 1 if a figure is beyond its present bound."""
     from verify.records.bounds import changes, committed
+    from verify.records.bounds.verdict import BREACH
     from verify.records.files import load
     from verify.report import gate_data
     from verify.report.terminal import bounds_text
@@ -145,7 +146,7 @@ def propose(options: argparse.Namespace) -> int:
         return bounds_text.proposal(found, screen.terminal(), written=written, dry=options.dry_run)
 
     sinks.deliver_data(options, data, text)
-    broken = any(options.move or row.status in ("breached", "nonfinite", "crashed") for row in found.left)
+    broken = any(options.move or row.status in BREACH for row in found.left)
     return exits.WRONG if broken else exits.PASS
 
 

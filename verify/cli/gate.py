@@ -75,7 +75,7 @@ def main(options: argparse.Namespace) -> int:
     else:
         judged = paths = options.targets
     folder = None if options.bounds is None else given.bounds_folder(options, config.find())
-    done = api.gate(judged, folder, kernels=kernels)
+    done = api.gate(judged, folder, kernels=kernels, base=None if comparison is None else comparison.base)
 
     def data() -> dict[str, Any]:
         against = {} if comparison is None else {"comparison": gate_data.of_comparison(comparison)}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 import msgspec
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from verify.cases import Case, case_of, inputs_of, problem_of
 from verify.cases.blocks import BlockCase, Kind, block_cases, dims_of
 from verify.cases.explicit import LIMIT, spell
+from verify.cases.fingerprint import fingerprint
 from verify.cases.plan import plan
 from verify.cases.values import ROW_REGIMES
 from verify.declare.declaration import Kernel
@@ -54,6 +55,7 @@ class _Found:
     tried: int = 0  # what the cases try: block maxima, numbers to round, or blocks
     exhaustive: bool = True  # the cases try every value
     zeros_pass: bool = True  # zeros in place of all codes would be right too
+    cases: list[Case] = field(default_factory=list)  # that gave a result
 
     def add(self, judged: Judged, why: list[str], planned: BlockCase | None) -> None:
         """Adds the verdict on one case.
@@ -116,6 +118,7 @@ class QuantiserJudging:
         measured = self.call(case)
         if measured is None:
             return
+        into.cases.append(case)
         value, parts = self.value(case, measured), parts_of(measured)
         judged = judge(self.encoding, value, parts)
         named = [] if into.wrong_cases >= _NAMED else causes(self.encoding, value, parts, judged)
@@ -168,7 +171,13 @@ class QuantiserJudging:
             escalated=0,
             certificate="exact",
             reason=reason,
+            properties=fingerprint(self.kernel, output, self.dtype, found.cases, self._rules()),
         )
+
+    def _rules(self) -> str:
+        """Returns the declaration, by which the codes are judged, as text."""
+        named = [(each.name, getattr(self.encoding, each.name)) for each in fields(self.encoding)]
+        return str([(name, value.name if name == "data" else value) for name, value in named])
 
     # -- laws -------------------------------------------------------------------------------------
 

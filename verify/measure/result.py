@@ -13,7 +13,7 @@ from verify.measure.tally import Tally
 from verify.measure.trivial import SLIGHTLY_OFF
 from verify.ops.op import Regime
 from verify.records.figure import UNIT, shown, signed
-from verify.records.readings import APART, NONFINITE
+from verify.records.readings import APART, FEWEST, NONFINITE
 from verify.records.record import (
     CLASSES,
     EXTREME,
@@ -31,7 +31,6 @@ from verify.truth.formats import named
 
 KEEP_RIGHT = 3  # worst elements in the record of a result within its limit, and of a peer's result
 KEEP_SPECIAL = 3  # worst elements in the record for infinite and NaN inputs
-FEWEST = 16  # fewer elements than this have no verdict on their root mean square
 # limits of the root mean square: for wide formats, and for 16 bits, where correct kernels reach 1.2
 RMS_LIMIT, RMS_LIMIT_NARROW = 3.0, 1.4
 RANDOMLY = 1.5  # times these limits for results that are rounded at random

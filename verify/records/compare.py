@@ -7,12 +7,14 @@ input of a format is tried there is no seed. The special values are the same in 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from verify.errors import INCOMPLETE, PASS, WRONG
+from verify.records.bounds.committed import HEADROOM, badness, by_chance
+from verify.records.bounds.verdict import Excess
+from verify.records.figure import ordered
 from verify.records.readings import FAILED, Key, Reading, arch_of, leading, readings
 from verify.records.record import UNPROVEN, Result, Run, SpecialValue
 
@@ -33,6 +35,7 @@ class Pair:
     change: Change
     bits: Bits
     reason: str = ""
+    grew: tuple[Excess, ...] = ()  # the figures, and the verdict, of the head that are worse than in the base
 
     @property
     def figures_differ(self) -> bool:
@@ -72,7 +75,7 @@ class Comparison:
     pairs: tuple[Pair, ...]
     base: Run
     head: Run
-    broke: tuple[tuple[str, str], ...] = ()  # kernel and message: fails in head, did not fail in base
+    broke: tuple[tuple[str, str], ...] = ()  # kernel and message: fails in head, or breaks a law, not so in base
     fixed: tuple[str, ...] = ()  # kernels that failed in base and do not fail in head
     special: tuple[Special, ...] = ()
     special_tried: int = 0  # special inputs that both records have, with equal or different answers
@@ -133,8 +136,8 @@ def compare(base: Run, head: Run) -> Comparison:
         for question in before.keys() | after.keys()
     ]
     pairs.sort(key=lambda pair: (CHANGES.index(pair.change), pair.key, pair.source))
-    failed = _failed(base)
-    failing = _failed(head)
+    failed, failing = _failed(base), _failed(head)
+    failing |= _wrong_besides(base, head, {pair.key.kernel for pair in pairs if pair.change == "worse"})
     tried = list(_special(base, head))
     return Comparison(
         tuple(pairs),
@@ -194,11 +197,28 @@ def _pair(question: _Question, base: Reading | None, head: Reading | None, arch:
     bits: Bits = "unknown"
     if base.bits and head.bits:
         bits = "identical" if base.bits == head.bits else "changed"
-    before, after = _size(base.value), _size(head.value)
-    change = "same" if before == after else "worse" if after > before else "better"
-    if head.status in UNPROVEN and change != "worse":  # without a verdict it is no pass
+    if grew := _grew(base, head):
+        return Pair(key, source, base, head, "worse", bits, grew=grew)
+    if head.status in UNPROVEN:  # without a verdict it is no pass
         return Pair(key, source, base, head, "incomparable", bits, f"head is {head.status}: {head.why}")
-    return Pair(key, source, base, head, change, bits)
+    better = ordered(head.value) < ordered(base.value) or badness(head.verdict) < badness(base.verdict)
+    return Pair(key, source, base, head, "better" if better else "same", bits)
+
+
+def _grew(base: Reading, head: Reading) -> tuple[Excess, ...]:
+    """Returns what is worse in the head: any larger maximum, and what chance does not explain in shares and means.
+
+    A change that rounds otherwise misrounds other elements, a few more or less of them.
+    """
+    found = [Excess("value", head, base.value)] if ordered(head.value) > ordered(base.value) else []
+    share, mean = by_chance(base, HEADROOM)
+    if base.share is not None and head.share is not None and not head.share <= (share or 0.0):
+        found.append(Excess("share", head, base.share))
+    if base.typical is not None and head.typical is not None and not head.typical <= (mean or 0.0):
+        found.append(Excess("typical", head, base.typical))
+    if head.decides and badness(head.verdict) > badness(base.verdict):
+        found.append(Excess("verdict", head, base.verdict))
+    return tuple(found)
 
 
 def _different(base: Reading, head: Reading) -> str:
@@ -216,10 +236,16 @@ def _different(base: Reading, head: Reading) -> str:
     return ""
 
 
-def _size(value: float) -> tuple[bool, float]:
-    """Returns a sort key for errors: NaN is above infinity."""
-    return (True, 0.0) if math.isnan(value) else (False, value)
-
-
 def _failed(run: Run) -> dict[str, str]:
     return {kernel.name: kernel.message for kernel in run.kernels if kernel.status in FAILED and not kernel.peer}
+
+
+def _wrong_besides(base: Run, head: Run, worse: set[str]) -> dict[str, str]:
+    """Returns the kernels that are wrong in the head alone, and not by a figure: by a law or a side effect."""
+    right = {kernel.name for kernel in base.kernels if kernel.status in ("ok", *UNPROVEN)} - worse
+    return {
+        kernel.name: f"wrong: {words or kernel.message}"
+        for kernel in head.kernels
+        if kernel.status == "wrong" and kernel.name in right and not kernel.peer
+        for words in [", ".join(dict.fromkeys(f"law of {law.law}" for law in kernel.laws if law.status == "broken"))]
+    }

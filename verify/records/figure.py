@@ -24,6 +24,15 @@ def rounded_up(value: float, digits: int = DIGITS, *, headroom: float = 0.0) -> 
     return max(float(rounded), value)
 
 
+def ordered(value: float) -> tuple[int, float]:
+    """Returns the sort key of errors: NaN above infinity, which stands for an unknown upper end, above numbers.
+
+    >>> sorted([float("nan"), 3.0, float("inf"), 0.5], key=ordered)
+    [0.5, 3.0, inf, nan]
+    """
+    return (2, 0.0) if math.isnan(value) else (1, 0.0) if math.isinf(value) else (0, value)
+
+
 def shown(value: float) -> str:
     """Returns a magnitude of error as text, with the digits of a bound.
 

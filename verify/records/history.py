@@ -25,7 +25,7 @@ from verify.records.files import LARGEST, decode, write_atomically
 from verify.records.readings import Reading, arch_of, commit_of, inputs, leading, readings
 from verify.records.record import SCHEMA, Basis, Run
 
-LAYOUT = 2  # increased when `_Known` changes, so that two versions of verify never share files
+LAYOUT = 3  # increased when `_Known` changes, so that two versions of verify never share files
 EVERY = ""  # the regime of a whole result; its figure is that of the worst regime
 SAID = 200  # files between two lines of progress
 _NOTHING = (msgspec.Raw(msgspec.msgpack.encode([])),) * 2

@@ -6,12 +6,13 @@ It averages and chooses nothing: the record lists all results, each with its bas
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
 from verify.errors import UsageError
 from verify.records.identity import sealed
+from verify.records.readings import Source, arch_of
 from verify.records.record import SCHEMA, KernelRun, Run, Stage
 
 ORDER = (
@@ -35,8 +36,7 @@ def merge(runs: Sequence[Run], *, command: str, profile: str, stages: Sequence[S
     if not runs:
         raise UsageError("merging takes at least one record; received none")
     first = runs[0]
-    for other in runs[1:]:
-        _same_place(first, other)
+    demand_same(runs, "merge", ("backend",), None)
     kernels: dict[str, KernelRun] = {}
     for run in runs:
         for item in run.kernels:
@@ -61,9 +61,7 @@ def merge(runs: Sequence[Run], *, command: str, profile: str, stages: Sequence[S
 
 def shards(runs: Sequence[Run], command: str) -> Run:
     """Returns one record of runs of one command that divided kernels or dtypes, each measured once."""
-    for name in ("profile", "seed"):
-        if len(found := {getattr(run, name) for run in runs}) > 1:
-            raise UsageError(f"records of one {name} merge; received {', '.join(map(str, sorted(found)))}")
+    demand_same(runs, "merge", ("profile", "seed", "backend"), None)
     seen: set[tuple[str, str, str, str]] = set()
     for run in runs:
         for kernel in run.kernels:
@@ -78,14 +76,34 @@ def shards(runs: Sequence[Run], command: str) -> Run:
     return merge(runs, command=command, profile=runs[0].profile)
 
 
-def _same_place(first: Run, other: Run) -> None:
-    """Raises UsageError if two runs have different backends or environments."""
-    if first.backend != other.backend:
-        raise UsageError(f"records of one backend merge; received {first.backend} and {other.backend}")
-    for name in sorted((set(first.environment) | set(other.environment)) - {"dirty"}):
-        one, two = first.environment.get(name), other.environment.get(name)
-        if one != two:
-            raise UsageError(f"records of one environment merge; {name} is {one!r} and {two!r}")
+TREE = ("commit", "torch", "triton", "cuda")  # the code that a record measured
+
+
+def demand_one_tree(runs: Sequence[Run]) -> None:
+    """Raises UsageError if runs on one machine measured different code, or the same results with different seeds."""
+    for arch in dict.fromkeys(map(arch_of, runs)):
+        alike = [run for run in runs if arch_of(run) == arch]
+        demand_same(alike, "are judged together", (), TREE)
+        for source in get_args(Source):
+            sampled = [run for run in alike if source in {each.source for k in run.kernels for each in k.results}]
+            demand_same(sampled, "are judged together", ("seed",), ())
+
+
+def demand_same(runs: Sequence[Run], what: str, fields: Sequence[str], names: Sequence[str] | None) -> None:
+    """Raises UsageError, with all that differs, if runs differ in fields or in entries of their environment.
+
+    `names` are those entries, None all but `dirty`.
+    """
+    known = sorted({name for run in runs for name in run.environment} - {"dirty"}) if names is None else names
+    each = [(name, [getattr(run, name) for run in runs]) for name in fields]
+    each += [(name, [run.environment.get(name) for run in runs]) for name in known]
+    differing = {name: dict.fromkeys(map(repr, values)) for name, values in each if any(v != values[0] for v in values)}
+    if differing:
+        texts = [f"{name} is {' and '.join(values)}" for name, values in differing.items()]
+        raise UsageError(
+            f"records of one {', '.join(differing)} {what}; {'; '.join(texts)}",
+            hint="verify compare BASE.json HEAD.json  (two measurements of the same kernels)",
+        )
 
 
 def together(one: KernelRun, two: KernelRun) -> KernelRun:

@@ -1,7 +1,8 @@
 """Reads the figures of each output x dtype x regime from a record. No other module extracts figures from a record.
 
-The gate, changes of bounds, comparisons and history all judge `Reading`s. A record may come from anywhere. If it
-contradicts itself, the reading has a `flaw`, and its figures are not used.
+The gate, changes of bounds, comparisons and history all judge `Reading`s. A part of a result has one: each regime, and
+each class of inputs. A record may come from anywhere. If it contradicts itself, the reading has a `flaw`, and its
+figures are not used.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from verify.backends import BACKENDS
+from verify.records.figure import ordered
 from verify.records.record import (
     Basis,
+    ClassFigures,
     Figures,
     Gate,
     KernelRun,
@@ -33,6 +36,7 @@ WHOLE = "all"  # the regime of results without regimes, and of elements that lie
 # magnitude that its declaration names.
 APART = NONFINITE, BEYOND = ("infinite or NaN input", "beyond the declared magnitude")
 UNKNOWN = "unknown"
+FEWEST = 16  # fewer elements than this have no verdict on their root mean square
 STRENGTH = {"observed": 0, "certified": 1, "exhaustive": 2}
 FAILED = ("error", "crashed", "timeout")
 
@@ -58,7 +62,11 @@ class Key:
 
 @dataclass(frozen=True)
 class Reading:
-    """Holds one figure of one record. `value` is the upper end of the judged figure, in the unit of its gate."""
+    """Holds the figures of one part of a result. `value` is the upper end of the judged maximum, in the gate's unit.
+
+    `share` is the share of misrounded elements, of wrong ones for integers. `typical` is the error of a typical
+    element. Classes of inputs have both, and whole results without classes and regimes.
+    """
 
     key: Key
     gate: Gate
@@ -75,6 +83,11 @@ class Reading:
     flaw: str = ""
     status: ResultStatus = "ok"  # verdict on the whole result, by the limit that its kernel declares
     why: str = ""  # the reason of a status other than "ok"
+    verdict: ResultStatus = "ok"  # that of this class, else of the whole result
+    decides: bool = True  # False: other parts of the result have the verdict
+    share: float | None = None
+    typical: float | None = None
+    counts: bool = False  # True: of integers; `value` is 1 if any is wrong, else 0
 
     @property
     def one_upstream(self) -> bool:
@@ -114,39 +127,110 @@ def readings(run: Run) -> Iterator[Reading]:
 
 
 def _of_result(kernel: KernelRun, result: Result, about: tuple[str, str, str, str]) -> Iterator[Reading]:
-    """Yields a reading for each regime of a result."""
+    """Yields a reading for each part of a result."""
     arch, record, commit, created = about
-    for part in _parts(result):
-        value = judged(part.figures, result.gate)
-        if part.name == NONFINITE and part.figures.nonfinite:
-            value = math.inf
+    for part in parts(result):
+        value, figures = part.value(result.gate), part.figures
+        if result.counts:
+            value = float(figures.misrounded > 0)
         yield Reading(
             key=Key(arch, kernel.name, result.output, result.dtype, part.name),
             gate=result.gate,
             value=value,
-            figures=part.figures,
+            figures=figures,
             basis=result.basis,
             source=result.source,
             properties=result.properties if _HASH.fullmatch(result.properties) else "",
             bits=_bits(result),
-            worst=_worst(result, part, value),
+            worst=_worst(result, part),
             record=record,
             commit=commit,
             created=created,
-            flaw=_flaw(result, part.figures, value),
+            flaw=_flaw(result, figures, value),
             status=result.status,
             why=result.reason,
+            verdict=part.verdict,
+            decides=part.decides,
+            share=figures.misrounded / figures.n if part.counted and figures.n else None,
+            typical=typical(figures, result.gate) if part.counted and not result.counts else None,
+            counts=result.counts,
         )
 
 
-def _parts(result: Result) -> list[RegimeFigures]:
-    """Returns the regimes, and the whole result if its maximum exceeds theirs, so that no error is lost."""
-    parts = [part for part in result.regimes if part.name != BEYOND]
+@dataclass(frozen=True)
+class Part:
+    """Holds some elements of a result: those of a regime, of a class of inputs, or all."""
+
+    name: str
+    figures: Figures
+    worst: Worst | None
+    verdict: ResultStatus
+    decides: bool = False
+    counted: bool = False  # True: shares and means are bounded; the inputs are chosen without regard to their errors
+    region: RegimeFigures | None = None  # of a regime
+
+    def value(self, gate: Gate) -> float:
+        """Returns the judged maximum. Infinite if an answer is wrong at an infinite or NaN input."""
+        wrong = self.name == NONFINITE and self.figures.nonfinite
+        return math.inf if wrong else judged(self.figures, gate)
+
+
+def inputs_of(of_class: str) -> str:
+    """Returns the name of the part of a result that has the inputs of one class."""
+    return f"{of_class} inputs"
+
+
+def parts(result: Result) -> list[Part]:
+    """Returns the regimes, the whole result if its maximum exceeds theirs, so that no error is lost, and the classes.
+
+    The classes decide. If the verdict is about none of them, as at infinite inputs, each has that of the result.
+    """
+    blamed, chosen = any(each.reason for each in result.classes), result.source == "hunt"  # chosen for large errors
+    found = [
+        Part(each.name, each.figures, each.worst, result.status, region=each)
+        for each in result.regimes
+        if each.name != BEYOND
+    ]
     whole = judged(result.figures, result.gate)
-    known = [judged(part.figures, result.gate) for part in parts if part.name != NONFINITE]
+    known = [judged(part.figures, result.gate) for part in found if part.name != NONFINITE]
     if not any(whole <= value or (math.isnan(whole) and math.isnan(value)) for value in known):
-        parts.append(RegimeFigures(WHOLE, None, None, result.figures))
-    return parts
+        region = RegimeFigures(WHOLE, None, None, result.figures)
+        alone = not result.classes
+        found.append(Part(WHOLE, result.figures, None, result.status, alone, alone and not chosen, region))
+    return found + [
+        Part(
+            inputs_of(each.name),
+            each.figures,
+            each.worst,
+            _verdict_on(each, result.gate) if blamed else result.status,
+            True,
+            not chosen,
+        )
+        for each in result.classes
+    ]
+
+
+def _verdict_on(found: ClassFigures, gate: Gate) -> ResultStatus:
+    """Returns the verdict on a class. It is undecided if the maximum is not proven beyond the limit."""
+    if not found.reason:
+        return "ok"
+    upper, limit = judged(found.figures, gate), found.limit
+    proven = found.figures.max_ulp if gate == "plain" else found.figures.scaled_max
+    if limit is None or math.isnan(upper) or proven is None:
+        return "wrong"
+    is_open = found.figures.open > 0 if upper <= limit else value_of(proven) <= limit
+    return "undecided" if is_open else "wrong"
+
+
+def typical(figures: Figures, gate: Gate) -> float | None:
+    """Returns the error of typical elements: the mean in ULP, or in noise the root mean square.
+
+    A scaled error has no mean in the record: it is the quantile that one of 1,000 elements exceeds. None: not known.
+    """
+    if gate == "noise":
+        return figures.rms if figures.weighed >= FEWEST else None
+    found = figures.mean if gate == "plain" else figures.scaled_p999
+    return None if found is None else value_of(found)
 
 
 def judged(figures: Figures, gate: Gate) -> float:
@@ -169,12 +253,13 @@ def _bits(result: Any) -> str:
     return found if isinstance(found, str) else ""
 
 
-def _worst(result: Result, part: RegimeFigures, value: float) -> Worst | None:
-    """Returns the worst element of a regime, if necessary from the worst elements of the whole result."""
-    if part.worst is not None:
+def _worst(result: Result, part: Part) -> Worst | None:
+    """Returns the worst element of a part, that of a regime if necessary from those of the whole result."""
+    if part.worst is not None or part.region is None:
         return part.worst
+    value = part.value(result.gate)
     for worst in result.worst:
-        if not _lies_in(worst, result, part):
+        if not _lies_in(worst, result, part.region):
             continue
         error = worst.ulp if result.gate == "plain" else worst.scaled_ulp
         size = math.nan if error is None else abs(value_of(error))
@@ -187,12 +272,9 @@ def _worst(result: Result, part: RegimeFigures, value: float) -> Worst | None:
     return None
 
 
-def worst_in(result: Result, regime: str) -> Worst | None:
-    """Returns the worst element of one regime, or None. The regime `all` exists if no regime has the maximum."""
-    for part in _parts(result):
-        if part.name == regime:
-            return _worst(result, part, judged(part.figures, result.gate))
-    return None
+def worst_in(result: Result, name: str) -> Worst | None:
+    """Returns the worst element of one part, or None. The part `all` exists if no regime has the maximum."""
+    return next((_worst(result, part) for part in parts(result) if part.name == name), None)
 
 
 def _lies_in(worst: Worst, result: Result, part: RegimeFigures) -> bool:
@@ -231,12 +313,8 @@ def as_strong(basis: Basis, as_: Basis) -> bool:
 
 
 def leading(found: list[Reading]) -> Reading:
-    """Returns the reading that decides: the largest error, NaN above all. Among equals it takes the strongest basis."""
-
-    def order(item: Reading) -> tuple[bool, float, tuple[int, int]]:
-        return (math.isnan(item.value), 0.0 if math.isnan(item.value) else item.value, rank(item.basis))
-
-    return max(found, key=order)
+    """Returns the reading that decides: the largest error. Among equals it takes the strongest basis."""
+    return max(found, key=lambda item: (ordered(item.value), rank(item.basis)))
 
 
 def date_of(reading: Reading) -> str:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from verify.errors import UsageError
-from verify.records.readings import worst_in
+from verify.records.figure import ordered
+from verify.records.readings import parts, worst_in
 from verify.records.record import (
     CLASSES,
     ClassFigures,
@@ -74,11 +75,8 @@ def badness(result: Result) -> tuple[int, int, float]:
 
 
 def size_of(figures: Figures, gate: Gate, limit: float | None) -> tuple[int, float]:
-    """Returns a sort key of errors: NaN, infinities, then multiples of the limit."""
-    error = value_of(judged(figures, gate).upper)
-    if math.isnan(error):
-        return (2, math.inf)
-    return (1, math.inf) if math.isinf(error) else (0, error / limit if limit else error)
+    """Returns the sort key of errors in multiples of the limit."""
+    return ordered(value_of(judged(figures, gate).upper) / (limit or 1.0))
 
 
 def worst_of_run(
@@ -123,8 +121,8 @@ def worst_of_run(
 
 
 def _size_in(item: Result, regime: str) -> tuple[float, ...]:
-    """Returns a sort key of results: the error in one regime."""
-    figures = next((part.figures for part in item.regimes if part.name == regime), item.figures)
+    """Returns a sort key of results: the error in one part."""
+    figures = next((part.figures for part in parts(item) if part.name == regime), item.figures)
     return size_of(figures, item.gate, item.limit)
 
 

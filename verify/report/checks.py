@@ -214,7 +214,7 @@ def _of_row(row: Row, place: Place, alike: Sequence[Row]) -> Check:
     lines = [f"{gate_words.measured(row)}: {words.clean(gate_words.why(row) or row.status)}"]
     replay, reading = "", row.leading
     if row.status in BREACH and reading is not None:
-        lines.append(f"limit: {gate_words.bound_text(row.bound)}")
+        lines += [f"limit: {gate_words.bound_text(row.bound)}"] if row.bound is not None else []
         if (worst := reading.worst) is not None:
             lines += [f"input: {gate_words.where(worst)}", f"got: {words.clean(worst.got)}"]
             lines.append(f"truth: {words.truth(worst.truth)}")

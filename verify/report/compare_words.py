@@ -21,9 +21,12 @@ def sentence(found: Comparison) -> str:
     if found.broke:
         parts.append(f"{words.plural(len(found.broke), 'kernel')} that worked {_fails(len(found.broke))}")
     if worse:
+        verdicts = sum(any(each.name == "verdict" for each in pair.grew) for pair in worse)
+        parts += [f"{words.plural(verdicts, 'verdict')} got worse"] if verdicts else []
         parts.append(f"{len(worse):,} of {words.plural(len(alike), 'figure')} grew")
-        top = max(worse, key=growth)
-        parts.append(f"the most is {gate_words.title(top)}, {figure(top.base)} to {figure(top.head)} ULP")
+        top = max(worse, key=lambda pair: gate_words.times(pair.grew))
+        after, before = gate_words.excess(top.grew[0])
+        parts.append(f"the most is {gate_words.title(top)}, {before} to {after}")
     if better:
         parts.append(f"{len(better):,} of {words.plural(len(alike), 'figure')} shrank")
     if not worse and not better and alike:
@@ -58,17 +61,14 @@ def _fails(count: int) -> str:
     return "fails now" if count == 1 else "fail now"
 
 
-def growth(pair: Pair) -> tuple[float, float]:
-    """Returns a sort key of pairs that got worse: NaN above all, then by the factor."""
-    assert pair.base is not None and pair.head is not None
-    if not pair.head.finite:
-        return (1.0, pair.head.figures.nonfinite)
-    return (0.0, pair.head.value / max(pair.base.value, 0.5))
+def growth(pair: Pair) -> str:
+    """Returns what got worse: `0.4994 ULP to 1.48 ULP`, `22.2% to 74.6% misrounded`, `ok to wrong`."""
+    return "; ".join(f"{before} to {after}" for after, before in map(gate_words.excess, pair.grew))
 
 
 def figure(reading: Reading | None) -> str:
-    """Returns the judged error of a reading, or "-" without one."""
-    return "-" if reading is None else gate_words.error(reading)
+    """Returns the judged error of a reading in a column, or "-" without one."""
+    return "-" if reading is None else gate_words.cell(gate_words.error(reading), reading.gate)
 
 
 def change_text(pair: Pair) -> str:

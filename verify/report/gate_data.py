@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verify.records.bounds.changes import Change, explained
-from verify.records.bounds.committed import Bound
+from verify.records.bounds.committed import PROMISES, Bound
 from verify.records.bounds.verdict import SEVERITY, Row, Verdict, Waiver
 from verify.records.compare import Comparison, Pair
 from verify.records.readings import Key, Reading, inputs
@@ -79,6 +79,7 @@ def _row(row: Row) -> dict[str, Any]:
         "status": row.status,
         "reason": row.reason,
         "bound": None if row.bound is None else _bound(row.bound),
+        "beyond": [each.name for each in row.beyond],
         "readings": [_reading(reading) for reading in row.readings],
         "waiver": None if row.waiver is None else of_waiver(row.waiver),
     }
@@ -91,7 +92,7 @@ def of_waiver(waiver: Waiver) -> dict[str, Any]:
 
 def _bound(bound: Bound) -> dict[str, Any]:
     return {
-        "value": bound.value,
+        **dict(zip(PROMISES, bound.promise, strict=True)),
         "gate": bound.gate,
         "basis": str(bound.basis),
         "reason": bound.reason,
@@ -105,6 +106,9 @@ def _reading(reading: Reading) -> dict[str, Any]:
     worst = reading.worst
     return {
         "ulp": number(reading.value),
+        "share": reading.share,
+        "typical": None if reading.typical is None else number(reading.typical),
+        "verdict": reading.verdict,
         "gate": reading.gate,
         "basis": str(reading.basis),
         "source": reading.source,
@@ -126,6 +130,7 @@ def _pair(pair: Pair) -> dict[str, Any]:
         **_key(pair.key),
         "source": pair.source,
         "change": pair.change,
+        "grew": [each.name for each in pair.grew],
         "bits": pair.bits,
         "reason": pair.reason,
         "base": None if pair.base is None else _reading(pair.base),

@@ -7,11 +7,11 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 
 from verify.records.bounds.committed import Bound
-from verify.records.bounds.verdict import SEVERITY, Row, Status, Verdict
+from verify.records.bounds.verdict import SEVERITY, Excess, Row, Status, Verdict
 from verify.records.compare import Pair
-from verify.records.figure import shown
+from verify.records.figure import UNIT, ordered, shown
 from verify.records.readings import Reading, inputs
-from verify.records.record import UNPROVEN, Worst, number, replay_command, value_of
+from verify.records.record import UNPROVEN, Gate, Worst, number, replay_command, value_of
 from verify.report import result_words, words
 
 WITH_FIGURES: tuple[Status, ...] = ("nonfinite", "breached", "improved")
@@ -31,12 +31,8 @@ def clauses(verdict: Verdict) -> list[str]:
         rows = [row for row in verdict.rows if row.status == status]
         if rows and status not in ("ok", "improved", "waived"):
             parts.append(_clause(status, rows))
-    worst = next((row for row in verdict.rows if row.status in ("nonfinite", "breached")), None)
-    if worst is not None and worst.leading is not None:
-        excess = max((row for row in verdict.rows if row.status == worst.status), key=_excess)
-        assert excess.leading is not None
-        against = "" if not excess.leading.finite else f" against {bound_text(excess.bound)}"
-        parts.append(f"the worst is {title(excess)}, {figure(excess.leading)}{against}")
+    if broken := breaches(verdict):
+        parts.append(f"the worst is {measured(broken[0], ', ')}{against(broken[0])}")
     if verdict.missing:
         parts.append(f"{words.plural(len(verdict.missing), 'part')} of the runs did not happen")
     if not verdict.rows:
@@ -62,6 +58,7 @@ def _clause(status: Status, rows: Sequence[Row]) -> str:
     what, said = {
         "nonfinite": ("NaN or infinite result", ""),
         "breached": ("bound", " breached"),
+        "gone": ("result", " gone"),
         "incomparable": ("result", " cannot be compared"),
         "unused": ("bound", " not measured"),
         "undecided": ("result", " undecided"),
@@ -83,28 +80,93 @@ def error(reading: Reading) -> str:
 
 
 def figure(reading: Reading) -> str:
-    """Returns for example `0.91 ULP`, `0.91 ULP scaled` or `NaN`."""
-    text = error(reading)
-    return text if text == "NaN" else text + words.UNIT[reading.gate]
+    """Returns for example `0.91 ULP`, `0.91 ULP scaled`, `NaN`, or `2.1% wrong` of integers."""
+    if reading.counts:
+        return f"{words.share(reading.figures.misrounded, reading.figures.n)} wrong"
+    return in_unit(error(reading), reading.gate)
 
 
-def bound_text(bound: Bound | None) -> str:
-    """Returns for example `a bound of 0.501`."""
-    return "no bound" if bound is None else f"a bound of {words.decimal(bound.value)}"
+def in_unit(text: str, gate: Gate) -> str:
+    """Returns a magnitude of error with its unit. NaN has none."""
+    return text if text == "NaN" else text + UNIT[gate]
 
 
-def measured(row: Row) -> str:
-    """Returns a key with its measured figure, for example `gelu y float16 positive 0.501 ULP`."""
-    return title(row) if row.leading is None else f"{title(row)} {figure(row.leading)}"
+def cell(text: str, gate: Gate) -> str:
+    """Returns a magnitude in a column that is in ULP unless it says otherwise."""
+    return text if gate == "plain" else in_unit(text, gate)
+
+
+def limit(name: str, value: float | str, gate: Gate) -> str:
+    """Returns one limit of a bound, or a figure in its form: `0.501 ULP`, `27.8%` (a share) or `wrong` (a verdict)."""
+    if isinstance(value, str):
+        return value
+    return words.share(value, 1.0) if name == "share" else in_unit(shown(value), gate)
+
+
+_TYPICAL: dict[Gate, str] = {"plain": "mean", "scaled": "99.9% quantile", "noise": "root mean square"}
+
+
+def excess(found: Excess) -> tuple[str, str]:
+    """Returns the figure that exceeds a limit, and the limit: `74.6% misrounded` and `27.8%`."""
+    reading, name = found.reading, found.name
+    if name == "value":
+        return figure(reading), "none wrong" if reading.counts else limit(name, found.limit, reading.gate)
+    told = _named(name, limit(name, found.measured, reading.gate), reading.gate)
+    return told, limit(name, found.limit, reading.gate)
+
+
+def bound_text(bound: Bound) -> str:
+    """Returns all limits of a bound, for example `0.501 ULP, 2.1% misrounded, 0.251 ULP mean`."""
+    limits = zip(("value", "share", "typical"), bound.promise[:3], strict=True)
+    return ", ".join(
+        _named(name, limit(name, each, bound.gate), bound.gate) for name, each in limits if each is not None
+    )
+
+
+def _named(name: str, told: str, gate: Gate) -> str:
+    return told + {"share": " misrounded", "typical": f" {_TYPICAL[gate]}"}.get(name, "")
+
+
+def decisive(row: Row) -> tuple[str, str]:
+    """Returns the figure that decides the status of a row, and its limit ("" if nothing is compared), with units."""
+    reading = row.leading
+    assert reading is not None
+    if row.status != "nonfinite" and row.beyond:
+        return excess(row.beyond[0])
+    bounded = row.bound is not None and reading.finite
+    return figure(reading), limit("value", row.bound.value, row.bound.gate) if row.bound and bounded else ""
+
+
+def cells(row: Row) -> tuple[str, str]:
+    """Returns both for columns, which are in ULP unless they name another unit or figure."""
+    told, bound = decisive(row)
+    return told.removesuffix(UNIT["plain"]), bound.removesuffix(UNIT["plain"])
+
+
+def measured(row: Row, between: str = " ") -> str:
+    """Returns a key with its decisive figure, for example `gelu y float16 positive 0.501 ULP`."""
+    return title(row) if row.leading is None else f"{title(row)}{between}{decisive(row)[0]}"
+
+
+def against(row: Row) -> str:
+    """Returns for example ` against a bound of 0.5 ULP`, or nothing if the figure has none."""
+    bound = decisive(row)[1]
+    return f" against a bound of {bound}" if bound else ""
+
+
+def beside(row: Row) -> list[str]:
+    """Returns the other limits that a breach exceeds, for example `74.6% misrounded, its bound is 27.8%`."""
+    texts = [excess(each) for each in row.beyond[1:]]
+    return list(dict.fromkeys(f"{told}, its bound is {limit}" for told, limit in texts))
 
 
 def why(row: Row) -> str:
     """Returns the reason of a status. For a waiver, it includes the finding that the waiver excuses."""
     if row.waiver is None:
         return row.reason
-    leading, found = row.leading, row.reason
-    if leading is not None and leading.finite:
-        found = f"{figure(leading)} against {bound_text(row.bound)}"
+    found = row.reason
+    if row.leading is not None and row.leading.finite:
+        found = decisive(row)[0] + against(row)
     return f"{found}; {waiver(row)}"
 
 
@@ -154,16 +216,21 @@ def there(reading: Reading) -> str:
 
 
 def breaches(verdict: Verdict) -> list[Row]:
-    """Returns the rows beyond their bound, NaN and infinity included, the worst first."""
-    return sorted((row for row in verdict.rows if row.status in ("nonfinite", "breached")), key=_excess, reverse=True)
+    """Returns the rows beyond their bound, NaN and infinity first, then by how often the figure is its limit."""
+
+    def size(row: Row) -> tuple[bool, int, float]:
+        assert row.leading is not None
+        nan = row.status == "nonfinite"
+        return nan, *(ordered(row.leading.figures.nonfinite) if nan else times(row.beyond))
+
+    return sorted((row for row in verdict.rows if row.status in ("nonfinite", "breached")), key=size, reverse=True)
 
 
-def _excess(row: Row) -> tuple[bool, float]:
-    reading = row.leading
-    assert reading is not None
-    if not reading.finite or row.bound is None:
-        return (True, reading.figures.nonfinite)
-    return (False, reading.value / row.bound.value)
+def times(found: Iterable[Excess]) -> tuple[int, float]:
+    """Returns the sort key of breaches and growths: how many times its limit the largest figure is."""
+    pairs = [(each.measured, each.limit) for each in found]
+    numbers = [new / max(old, 1e-3) for new, old in pairs if isinstance(new, float) and isinstance(old, float)]
+    return max(map(ordered, numbers), default=(0, 0.0))
 
 
 def next_command(verdict: Verdict, records: Sequence[str] = ()) -> str:

@@ -139,7 +139,7 @@ def open_elements(figures: Figures) -> str:
     return f"; {figures.open:,} open" if figures.open else ""
 
 
-def share(count: int, total: int) -> str:
+def share(count: float, total: float) -> str:
     """Returns a count as a share: 0% only for none, 100% only for all."""
     if count == 0:
         return "0%"

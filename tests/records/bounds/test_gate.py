@@ -79,7 +79,7 @@ TABLE = {
     "vacuous, above": ("breached", "incomparable", "vacuous"),
     "absent": ("unused", None, None),
 }
-CODE = {"ok": 0, "improved": 0} | dict.fromkeys(("breached", "nonfinite", "crashed"), 1)
+CODE = {"ok": 0, "improved": 0} | dict.fromkeys(("breached", "nonfinite", "crashed", "gone"), 1)
 CODE |= dict.fromkeys(("new", "unused", "incomparable", "vacuous", "undecided"), 3)
 BOOKS = (book(bound(1.0)), book(bound(1.0, arch="sm_80")), book())
 CELLS = [(name, place, row[place]) for name, row in TABLE.items() for place in range(3)]
@@ -112,7 +112,7 @@ def test_a_kernel_that_fails_never_passes_whatever_it_measured_before(status: st
 
 
 def test_every_status_is_in_the_table_and_has_a_meaning() -> None:
-    seen = {status for row in TABLE.values() for status in row if status} | {"crashed"}
+    seen = {status for row in TABLE.values() for status in row if status} | {"crashed", "gone"}
     assert seen | {"waived"} == set(gate.SEVERITY) == set(gate.MEANING)  # which takes a waiver: test_waivers.py
     assert seen == set(CODE)
     assert set(gate.SEVERITY) == {"ok", "improved", "waived"} | gate.BREACH | gate.INCOMPLETE

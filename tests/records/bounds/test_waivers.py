@@ -58,7 +58,7 @@ def test_a_finding_passes_with_a_line_that_says_why_and_until_when(tmp_path: Pat
     assert gate_words.sentence(found) == "pass: 1 of 2 bounds hold; 1 finding waived"
     for text in sinks(found):
         assert "a faster erf is on its way" in text and "2026-11-23" in text and "waived" in text
-    line = "3 ULP against a bound of 0.5; waived until 2026-11-23"
+    line = "3 ULP against a bound of 0.5 ULP; waived until 2026-11-23"
     assert line in sinks(found)[1]
     yellow = gate_text.render(found, Terminal(200, color=True))
     assert f"\x1b[33m y bfloat16 tail (sm_90): {line}" in yellow

@@ -14,8 +14,20 @@ from typing import Literal
 
 from verify.errors import UsageError
 from verify.records.bounds import verdict as gate
-from verify.records.bounds.committed import MARGIN, Acceptance, Book, Bound, Evidence, proposal, tightens
-from verify.records.bounds.verdict import Row, Verdict
+from verify.records.bounds.committed import (
+    MARGIN,
+    PROMISES,
+    Acceptance,
+    Book,
+    Bound,
+    Evidence,
+    Promise,
+    badness,
+    supported,
+    tightened,
+)
+from verify.records.bounds.verdict import Row, Verdict, exceeded
+from verify.records.figure import UNIT
 from verify.records.readings import Key, Reading, date_of, inputs, leading, readings
 from verify.records.record import Run
 
@@ -92,8 +104,9 @@ def _moved(row: Row, reason: str, today: str, headroom: float | None) -> Change 
         return None
     assert row.bound is not None
     reading = leading(list(row.readings))
-    entry = Acceptance(today, row.bound.value, proposal(reading, headroom), reason.strip())
-    new = dataclasses.replace(_bound(row, reading, entry.new, entry.reason), accepted=(*row.bound.accepted, entry))
+    promise = supported(row.readings, headroom)
+    entry = Acceptance(today, row.bound.value, promise[0], reason.strip())
+    new = dataclasses.replace(_bound(row, reading, promise, entry.reason), accepted=(*row.bound.accepted, entry))
     return Change(_kind(row.bound, new), row.bound, new)
 
 
@@ -104,21 +117,22 @@ def _proposed(row: Row, margin: float, headroom: float | None) -> Change | None:
         return None
     reading = leading(usable)
     if row.bound is None:
-        return Change("new", None, _bound(row, reading, proposal(reading, headroom), "first measured"))
+        return Change("new", None, _bound(row, reading, supported(usable, headroom), "first measured"))
     old = row.bound
-    if not (reading.value <= old.value) or any(item.gate != old.gate for item in usable):
+    if row.beyond or any(item.gate != old.gate or exceeded(item, old) for item in usable):
         return None
     asked: dict[str, str] = {**old.properties, **{str(item.source): item.properties for item in usable}}
     stale = old.evidence.source in asked and asked[old.evidence.source] != old.properties.get(old.evidence.source)
-    value = proposal(reading, headroom)
-    if tightens(usable, old, margin=margin, headroom=headroom) or (stale and value < old.value):
-        return Change("tighter", old, _bound(row, reading, value, f"tightened from {old.value:g}"))
+    promise = tightened(usable, old, margin=margin, headroom=headroom)
+    if stale and (value := supported(usable, headroom)[0]) < old.value:
+        promise = (value, *promise[1:])
+    if promise[0] < old.value:
+        return Change("tighter", old, _bound(row, reading, promise, f"tightened from {old.value:g}"))
     if stale:
-        return Change(
-            "restated", old, _bound(row, reading, old.value, "measured again, because its cases have changed")
-        )
-    if asked != dict(old.properties):
-        return Change("restated", old, dataclasses.replace(old, properties=asked))
+        return Change("restated", old, _bound(row, reading, promise, "measured again, because its cases have changed"))
+    if promise != old.promise or asked != dict(old.properties):
+        new = dataclasses.replace(_promising(old, promise), properties=asked)
+        return Change(_kind(old, new), old, new)
     return None
 
 
@@ -147,14 +161,18 @@ def accept(
     old = row.bound
     if old is None:
         raise UsageError(f"{text} has no bound to loosen", hint="verify bounds propose RUN")
-    if reading.value <= old.value and reading.gate == old.gate:
+    beyond = {each.name for item in usable for each in exceeded(item, old)}
+    if not beyond and reading.gate == old.gate:
         raise UsageError(
-            f"{text} is within its bound: {reading.value:.6g} ULP, the bound is {old.value:g}",
+            f"{text} is within its bound: {reading.value:.6g}{UNIT[reading.gate]}, the bound is {old.value:g}",
             hint="verify bounds propose RUN  (never loosens)",
         )
-    value = proposal(reading, headroom)
-    entry = Acceptance(today, old.value, value, reason.strip())
-    new = dataclasses.replace(_bound(row, reading, value, reason.strip()), accepted=(*old.accepted, entry))
+    promise = supported(usable, headroom)
+    if reading.gate == old.gate:  # only what is exceeded gets looser
+        pairs = zip(PROMISES, promise, old.promise, strict=True)
+        promise = tuple(new if name in beyond else then for name, new, then in pairs)  # type: ignore[assignment]
+    entry = Acceptance(today, old.value, promise[0], reason.strip())
+    new = dataclasses.replace(_bound(row, reading, promise, reason.strip()), accepted=(*old.accepted, entry))
     return Change(_kind(old, new), old, new)
 
 
@@ -206,9 +224,19 @@ def _kind(before: Bound | None, after: Bound | None) -> Kind:
     if after is None:
         return "removed"
     # Another gate measures in other units: a scaled ULP is larger, so the promise is another one.
-    if after.value > before.value or after.gate != before.gate or dropped(before, after):
+    if _looser(before, after) or after.gate != before.gate or dropped(before, after):
         return "looser"
-    return "tighter" if after.value < before.value else "restated"
+    pairs = zip(before.promise, after.promise, strict=True)
+    known = _promising(before, tuple(new if old in (None, "") else old for old, new in pairs))  # type: ignore[arg-type]
+    return "tighter" if _looser(after, known) else "restated"
+
+
+def _looser(before: Bound, after: Bound) -> bool:
+    """True if any limit of a bound is higher or gone."""
+    pairs = zip(before.promise[:3], after.promise[:3], strict=True)
+    higher = any(then is not None and (now is None or now > then) for then, now in pairs)
+    # No verdict promises as little as "wrong".
+    return higher or (badness(after.verdict or "wrong") > badness(before.verdict or "wrong"))
 
 
 def _usable(found: Iterable[Reading]) -> list[Reading]:
@@ -216,14 +244,19 @@ def _usable(found: Iterable[Reading]) -> list[Reading]:
     return [reading for reading in found if gate.fitness(reading)[0] == "ok"]
 
 
-def _bound(row: Row, reading: Reading, value: float, reason: str) -> Bound:
-    """Returns the bound of a row with a value, a reason and the evidence of a reading."""
+def _promising(bound: Bound, promise: Promise) -> Bound:
+    value, share, typical, verdict = promise
+    return dataclasses.replace(bound, value=value, share=share, typical=typical, verdict=verdict)
+
+
+def _bound(row: Row, reading: Reading, promise: Promise, reason: str) -> Bound:
+    """Returns the bound of a row with its limits, a reason and the evidence of a reading."""
     old = row.bound
     asked: dict[str, str] = {item.source: item.properties for item in _usable(row.readings)}
     same_gate = old is not None and old.gate == reading.gate
-    return Bound(
+    bound = Bound(
         key=row.key,
-        value=value,
+        value=promise[0],
         gate=reading.gate,
         basis=reading.basis,
         reason=reason,
@@ -238,3 +271,4 @@ def _bound(row: Row, reading: Reading, value: float, reason: str) -> Bound:
         properties={**(old.properties if old is not None and same_gate else {}), **asked},
         accepted=old.accepted if old is not None else (),
     )
+    return _promising(bound, promise)

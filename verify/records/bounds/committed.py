@@ -1,7 +1,9 @@
-"""Reads and writes committed bounds: reports/bounds/<arch>/<kernel>.toml, one value per output x dtype x regime.
+"""Reads and writes committed bounds: reports/bounds/<arch>/<kernel>.toml, one bound per output x dtype x part.
 
-A file has a table for each output and dtype, with the evidence. A row of a table is a bound of all regimes that have
-the same value on the same basis. Its `measured` and `worst` come from the regime with the largest error.
+A part is a regime or a class of inputs. A file has a table for each output and dtype, with the evidence. A row of a
+table is a bound of all parts that have the same one on the same basis. Its `measured` and `worst` come from the part
+with the largest error. A bound of a class also limits the share of misrounded elements, the typical error and the
+verdict. Files of format 2 have none of these three; they are read as they are.
 
 If any part of a file is not understood, the whole file is refused with its name, the key and the rule. A bound that is
 misread or skipped would be lost. The text is canonical: sorted, the same bytes for the same bounds.
@@ -11,21 +13,27 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, Literal
 
 from verify.errors import UsageError
 from verify.records.bounds import toml
 from verify.records.figure import LEAST, rounded_up
 from verify.records.files import write_atomically
 from verify.records.readings import STRENGTH, Key, Reading, as_strong, leading
-from verify.records.record import Basis
+from verify.records.record import RESULT_STATUSES, Basis, Gate, ResultStatus
 
-FORMAT = 2
+FORMAT = 3
+FORMATS = (2, FORMAT)  # that are read
+
+Verdict = ResultStatus | Literal[""]
+Promise = tuple[float, float | None, float | None, Verdict]  # the four limits of a bound, in the order of PROMISES
+PROMISES = ("value", "share", "typical", "verdict")
 
 # Observed maxima differ from seed to seed, more so with few cases; docs/gate.md has the measurements behind these.
 HEADROOM = 0.25
@@ -38,6 +46,11 @@ MANY, HEADROOM_OF_EXCESS = 1_000_000, 1.5
 # An observed maximum below the accepted value therefore needs two seeds.
 MARGIN = 0.05
 SEEDS_BELOW_ACCEPTED = 2
+# Shares and means of independent elements vary by a few standard errors. Elements of a row share a sum, so whole rows
+# are misrounded together: four nights of the shipped norms and matrix products differ by a factor of two, and where few
+# are misrounded by 3% of all. Errors in a mean are cut at 65,536 ULP, in a root mean square at 256.
+DEVIATIONS, FARTHEST, FARTHEST_IN_NOISE = 5.0, 65_536.0, 256.0
+HEADROOM_OF_ROWS, SHARE_OF_ROWS = 1.0, 1 / 32
 
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}|unknown")
 _HASH = re.compile(r"[0-9a-f]{6,64}")
@@ -68,16 +81,27 @@ class Acceptance:
 
 @dataclass(frozen=True)
 class Bound:
-    """Holds a promise: no error of this key is larger than `value` ULP."""
+    """Holds a promise: no error of this key is larger than `value` ULP, and no more than a share is misrounded.
+
+    None, and the verdict "", limit nothing.
+    """
 
     key: Key
     value: float
-    gate: str
+    gate: Gate
     basis: Basis
     reason: str
     evidence: Evidence
     properties: Mapping[str, str]  # source -> hash of the op, the parameters and the cases
     accepted: tuple[Acceptance, ...] = ()
+    share: float | None = None
+    typical: float | None = None
+    verdict: Verdict = ""  # of the results that were measured; a later one must not be worse
+
+    @property
+    def promise(self) -> Promise:
+        """Returns all limits."""
+        return self.value, self.share, self.typical, self.verdict
 
 
 @dataclass
@@ -103,6 +127,8 @@ def headroom_of(reading: Reading, asked: float | None = None) -> float:
     for dy = 1 alone, but the bound holds for every dy, so they get headroom.
     """
     basis = reading.basis
+    if reading.counts and not reading.value:  # a wrong integer is no matter of chance
+        return 0.0
     seen = basis.kind == "observed"
     if not seen and not reading.one_upstream:
         return 0.0
@@ -115,27 +141,75 @@ def headroom_of(reading: Reading, asked: float | None = None) -> float:
 
 
 def proposal(reading: Reading, headroom: float | None = None) -> float:
-    """Returns the bound that a measurement supports: rounded up, with headroom unless it is proven."""
+    """Returns the largest error that a measurement supports: rounded up, with headroom unless it is proven."""
     return rounded_up(max(reading.value, LEAST), headroom=headroom_of(reading, headroom))
 
 
-def tightens(found: Sequence[Reading], bound: Bound, *, margin: float = MARGIN, headroom: float | None = None) -> bool:
-    """True if a bound is looser, by the margin, than its readings support, and the leading one proves as much.
+def supported(found: Sequence[Reading], headroom: float | None = None) -> Promise:
+    """Returns the limits that the readings of one key support."""
+    shares, means = [], []
+    for each in found:
+        share, mean = each.share, each.typical
+        if headroom_of(each, headroom):
+            relative = HEADROOM if each.gate == "plain" else HEADROOM_OF_ROWS
+            share, mean = by_chance(each, relative if headroom is None else headroom)
+            if share is not None and each.gate != "plain":
+                share += SHARE_OF_ROWS
+        shares += [] if share is None else [min(1.0, rounded_up(share))]
+        means += [] if mean is None else [rounded_up(mean)]
+    verdict: Verdict = max((each.verdict for each in found if each.decides), key=badness, default="")
+    if not verdict and any(each.status == "wrong" for each in found):
+        verdict = "wrong"  # so that a reader knows what the bound is of
+    return proposal(leading(list(found)), headroom), max(shares, default=None), max(means, default=None), verdict
+
+
+def by_chance(reading: Reading, headroom: float) -> tuple[float | None, float | None]:
+    """Returns the share and the typical error that a kernel of the same accuracy may show on other inputs."""
+    share, mean, n = reading.share, reading.typical, reading.figures.n
+    if share is not None:
+        share += headroom * share + _spread(share, 1.0, n)
+    if mean is not None and reading.gate == "plain":
+        mean += headroom * mean + _spread(mean, min(max(reading.value, LEAST), FARTHEST), n)
+    elif mean is not None and reading.gate == "noise":
+        most = min(max(reading.value, 1.0), FARTHEST_IN_NOISE)
+        mean += headroom * mean + math.sqrt(_spread(mean**2, most**2, reading.figures.weighed))
+    elif mean is not None:
+        mean = max(mean, LEAST) * (1 + max(headroom, headroom_of(reading)))
+    return share, mean
+
+
+def _spread(mean: float, most: float, n: int) -> float:
+    """Returns how much larger the mean of `n` other numbers in [0, most] may be by chance: Bernstein's inequality."""
+    return DEVIATIONS * math.sqrt(most * mean / n) + 8 * most / n
+
+
+def badness(verdict: Verdict) -> int:
+    """Returns the sort key of verdicts, the best first."""
+    return ("", *RESULT_STATUSES).index(verdict)
+
+
+def tightened(
+    found: Sequence[Reading], bound: Bound, *, margin: float = MARGIN, headroom: float | None = None
+) -> Promise:
+    """Returns the limits of a bound, each of them lowered if the readings support that: by the margin and as strongly.
 
     A better basis tightens without a margin: it replaces an observation by a proof. An observation goes below the value
     that was last accepted only if readings of several seeds prove as much as the bound.
     """
-    reading = leading(list(found))
-    value = proposal(reading, headroom)
-    if not value < bound.value or not as_strong(reading.basis, bound.basis):
-        return False
-    if reading.basis.kind == "observed" and bound.accepted and value < bound.accepted[-1].new:
+    reading, new = leading(list(found)), supported(found, headroom)
+    may = as_strong(reading.basis, bound.basis)
+    if reading.basis.kind == "observed" and bound.accepted and new[0] < bound.accepted[-1].new:
         seeds = {item.basis.seed for item in found if as_strong(item.basis, bound.basis)} - {None}
-        if len(seeds) < SEEDS_BELOW_ACCEPTED:
-            return False
+        may = may and len(seeds) >= SEEDS_BELOW_ACCEPTED
     better = STRENGTH[reading.basis.kind] > STRENGTH[bound.basis.kind]
-    slack = max(margin, headroom_of(reading, headroom))
-    return better or value * (1 + slack) < bound.value
+    slack = 1.0 if better else 1 + max(margin, headroom_of(reading, headroom))
+
+    def lower(now: float | None, then: float | None) -> Any:
+        return now if now is not None and (then is None or (may and now * slack < then)) else then
+
+    value, share, mean = (lower(now, then) for now, then in zip(new[:3], bound.promise[:3], strict=True))
+    better = not bound.verdict or (may and badness(new[3]) < badness(bound.verdict))
+    return value, share, mean, new[3] if better else bound.verdict
 
 
 # -- names ----------------------------------------------------------------------------------------------
@@ -200,9 +274,9 @@ def load_file(path: Path) -> dict[Key, Bound]:
 def parse(data: bytes, *, source: str, arch: str, name: str) -> dict[Key, Bound]:
     """Reads the same from the bytes of a file."""
     top = toml.document(data, source)
-    if (format_ := top.take("format", "the number of the format", lambda v: type(v) is int)) != FORMAT:
+    if (format_ := top.take("format", "the number of the format", lambda v: type(v) is int)) not in FORMATS:
         raise UsageError(
-            f"{source}: format is {format_!r}; this verify reads format {FORMAT}",
+            f"{source}: format is {format_!r}; this verify reads formats {' and '.join(map(str, FORMATS))}",
             hint="delete the file and write it again: verify bounds propose RUN",
         )
     own_arch = top.text("arch", _ARCH, "lower-case letters, digits and _")
@@ -238,7 +312,7 @@ def _bounds(table: toml.Table, arch: str, kernel: str) -> Iterator[Bound]:
         bound = Bound(
             key=Key(arch, kernel, output, dtype, ""),
             value=row.figure("value", least=LEAST),
-            gate=gate,
+            gate=gate,  # type: ignore[arg-type]
             basis=_basis(row),
             reason=row.text("reason"),
             evidence=dataclasses.replace(
@@ -251,6 +325,9 @@ def _bounds(table: toml.Table, arch: str, kernel: str) -> Iterator[Bound]:
                 _acceptance(toml.Table(row.source, f"{row.where}: accepted {number}", item))
                 for number, item in enumerate(row.take("accepted", "a list of tables", toml.is_tables, default=[]), 1)
             ),
+            share=row.figure("share", least=0.0, default=None),
+            typical=row.figure("typical", least=0.0, default=None),
+            verdict=row.choice("verdict", ("", *RESULT_STATUSES), default=""),  # type: ignore[arg-type]
         )
         row.done()
         yield from (_of_regime(bound, regime) for regime in regimes)
@@ -330,7 +407,9 @@ def _tables(bounds: Iterable[Bound]) -> dict[tuple[Any, ...], list[dict[str, Any
     for regimes, bound in agreeing(bounds):
         evidence = dataclasses.asdict(bound.evidence)
         measured, worst = evidence.pop("measured"), evidence.pop("worst")
-        row = {"regimes": regimes, "value": bound.value, "basis": bound.basis.kind, "n": bound.basis.n}
+        row: dict[str, Any] = {"regimes": regimes}
+        row |= {name: limit for name, limit in zip(PROMISES, bound.promise, strict=True) if limit not in (None, "")}
+        row |= {"basis": bound.basis.kind, "n": bound.basis.n}
         if bound.basis.seed is not None:
             row["seed"] = bound.basis.seed
         row |= {"reason": bound.reason, "measured": measured, "worst": worst}
@@ -348,7 +427,7 @@ def agreeing(bounds: Iterable[Bound]) -> list[tuple[list[str], Bound]]:
         said = dataclasses.replace(bound.evidence, measured=0.0, worst="")
         key = dataclasses.replace(bound.key, regime="")
         properties = tuple(sorted(bound.properties.items()))
-        same = (key, bound.value, bound.gate, bound.basis, bound.reason, said, properties, bound.accepted)
+        same = (key, bound.promise, bound.gate, bound.basis, bound.reason, said, properties, bound.accepted)
         groups.setdefault(same, []).append(bound)
     return [
         ([item.key.regime for item in group], max(group, key=lambda item: item.evidence.measured))

@@ -101,18 +101,20 @@ class Table:
         found: str = self.take(name, rule, holds, default)
         return found
 
-    def choice(self, name: str, allowed: tuple[str, ...]) -> str:
+    def choice(self, name: str, allowed: tuple[str, ...], default: Any = _MISSING) -> str:
         """Takes one of the allowed strings."""
-        found: str = self.take(name, f"one of {', '.join(allowed)}", lambda v: isinstance(v, str) and v in allowed)
+        rule = f"one of {', '.join(filter(None, allowed))}"
+        found: str = self.take(name, rule, lambda v: isinstance(v, str) and v in allowed, default)
         return found
 
-    def figure(self, name: str, *, least: float) -> float:
+    def figure(self, name: str, *, least: float, default: Any = _MISSING) -> Any:
         """Takes a finite number of at least `least`."""
 
         def holds(value: Any) -> bool:
             return type(value) in (int, float) and abs(value) <= 1e300 and value >= least
 
-        return float(self.take(name, f"a finite number of at least {least:g}", holds))
+        found = self.take(name, f"a finite number of at least {least:g}", holds, default)
+        return found if found is default else float(found)
 
     def table(self, name: str) -> Table:
         """Takes an inner table."""

@@ -1,6 +1,6 @@
 """Judges figures of records against committed bounds. It is pure: it reads no file, writes none and measures nothing.
 
-Every key that a record measured or a bound names gets one of eleven statuses. A key that cannot be judged is never
+Every key that a record measured or a bound names gets one of twelve statuses. A key that cannot be judged is never
 skipped: it gets a status of its own, and that status fails.
 """
 
@@ -9,18 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from verify.errors import INCOMPLETE as UNDECIDED
 from verify.errors import PASS, WRONG, UsageError
-from verify.records.bounds.committed import MARGIN, Book, Bound, tightens
-from verify.records.readings import FAILED, UNKNOWN, Key, Reading, arch_of, leading, readings
-from verify.records.record import UNPROVEN, KernelRun, Run
+from verify.records.bounds.committed import MARGIN, PROMISES, Book, Bound, badness, tightened
+from verify.records.readings import FAILED, UNKNOWN, Key, Reading, Source, arch_of, leading, readings
+from verify.records.record import UNPROVEN, KernelRun, ResultStatus, Run
 
 Status = Literal[  # the most serious first; if a key has several readings, the worst decides
     "crashed",
     "nonfinite",
     "breached",
+    "gone",
     "incomparable",
     "unused",
     "undecided",
@@ -31,7 +32,7 @@ Status = Literal[  # the most serious first; if a key has several readings, the 
     "ok",
 ]
 SEVERITY: tuple[Status, ...] = get_args(Status)
-BREACH: frozenset[Status] = frozenset({"crashed", "nonfinite", "breached"})
+BREACH: frozenset[Status] = frozenset({"crashed", "nonfinite", "breached", "gone"})
 INCOMPLETE: frozenset[Status] = frozenset({"incomparable", "unused", "undecided", "vacuous", "new"})
 
 # the source that a stage of a night measures
@@ -42,6 +43,7 @@ MEANING: dict[Status, str] = {
     "improved": "within its bound, which is looser than it has to be",
     "waived": "wrong, and excused until a date",
     "breached": "beyond its bound",
+    "gone": "has a bound, and its kernel no longer returns it",
     "new": "measured, and no bound says what to expect",
     "vacuous": "measured, and trivial answers would keep the limit of the kernel",
     "undecided": "measured, and not proven within the limit of the kernel",
@@ -63,6 +65,20 @@ class Waiver:
     place: str  # the file, and which of its waivers
 
 
+class Excess(NamedTuple):
+    """Holds one limit of a bound that a reading exceeds, or the better verdict of a base record."""
+
+    name: Literal["value", "share", "typical", "verdict"]
+    reading: Reading
+    limit: float | ResultStatus
+
+    @property
+    def measured(self) -> float | ResultStatus:
+        """Returns the figure of the reading that is limited."""
+        found: float | ResultStatus = getattr(self.reading, self.name)
+        return found
+
+
 @dataclass(frozen=True)
 class Row:
     """Holds the verdict on one key. If a kernel failed and has no bounds, output, dtype and regime are empty."""
@@ -73,6 +89,7 @@ class Row:
     bound: Bound | None = None
     readings: tuple[Reading, ...] = ()
     waiver: Waiver | None = None  # of a row that is not "waived": a waiver that has ended
+    beyond: tuple[Excess, ...] = ()  # of a breach
 
     @property
     def leading(self) -> Reading | None:
@@ -116,8 +133,12 @@ def judge(
     kernels: Sequence[str] = (),
     margin: float = MARGIN,
     headroom: float | None = None,
+    base: Sequence[Run] = (),
 ) -> Verdict:
-    """Returns the verdict on records. With `kernels` it ignores the measurements and bounds of other kernels."""
+    """Returns the verdict on records. With `kernels` it ignores the measurements and bounds of other kernels.
+
+    A verdict that is worse than the one in the `base` is a breach, as one that is worse than that of its bound.
+    """
     for run in runs:
         _check_names(run)
     chosen = _selection(runs, book, kernels)
@@ -127,7 +148,8 @@ def judge(
             if chosen(reading.key.kernel):
                 found.setdefault(reading.key, []).append(reading)
     failures = _failures(runs, chosen)
-    rows = [_row(key, items, book, margin, headroom) for key, items in found.items()]
+    before = {(each.key, each.source): each.verdict for run in base for each in readings(run)}
+    rows = [_row(key, items, book, margin, headroom, before) for key, items in found.items()]
     expected = {key for key in book.bounds if key.arch in {arch_of(run) for run in runs} and chosen(key.kernel)}
     absent = [book.bounds[key] for key in expected - set(found)]
     asked = _asked_of_stages(runs, absent)
@@ -187,27 +209,39 @@ def _failures(runs: Iterable[Run], chosen: Callable[[str], bool]) -> dict[tuple[
     return found
 
 
-def _row(key: Key, found: list[Reading], book: Book, margin: float, headroom: float | None) -> Row:
+def _row(
+    key: Key,
+    found: list[Reading],
+    book: Book,
+    margin: float,
+    headroom: float | None,
+    before: Mapping[tuple[Key, Source], ResultStatus],
+) -> Row:
     bound = book.bounds.get(key)
-    judged = [_judge(reading, bound, book) for reading in found]
+    beyond = [exceeded(reading, bound, before.get((key, reading.source))) for reading in found]
+    judged = [_judge(reading, bound, book, bool(more)) for reading, more in zip(found, beyond, strict=True)]
     status, reason = min(judged, key=lambda pair: SEVERITY.index(pair[0]))
-    if status == "ok" and bound is not None and tightens(found, bound, margin=margin, headroom=headroom):
-        status, reason = "improved", "`verify bounds propose` tightens the bound"
-    return Row(key, status, reason, bound, tuple(found))
+    if status == "ok" and bound is not None:
+        pairs = zip(bound.promise, tightened(found, bound, margin=margin, headroom=headroom), strict=True)
+        if any(old not in (None, "", new) for old, new in pairs):  # what a bound of format 2 lacks makes it no looser
+            status, reason = "improved", "`verify bounds propose` tightens the bound"
+    return Row(key, status, reason, bound, tuple(found), beyond=tuple(each for more in beyond for each in more))
 
 
-def _judge(reading: Reading, bound: Bound | None, book: Book) -> tuple[Status, str]:
-    """Judges one figure against its bound."""
+def _judge(reading: Reading, bound: Bound | None, book: Book, beyond: bool) -> tuple[Status, str]:
+    """Judges one part against its bound. `beyond`: it exceeds that, or its verdict is worse than in a base record."""
     unfit, why = fitness(reading)
     if unfit not in ("ok", *UNPROVEN):
         return unfit, why
-    status, reason = _against(reading, bound, book)
+    status, reason = _against(reading, bound, book, beyond)
     return (status, reason) if unfit == "ok" or status in ("breached", "incomparable") else (unfit, why)
 
 
-def _against(reading: Reading, bound: Bound | None, book: Book) -> tuple[Status, str]:
-    """Compares a figure with its bound. The verdict on its result plays no part."""
+def _against(reading: Reading, bound: Bound | None, book: Book, beyond: bool) -> tuple[Status, str]:
+    """Compares a part with its bound. The verdict on its result plays no part."""
     if bound is None:
+        if beyond:
+            return "breached", "its verdict is worse than in the base"
         others = [arch for arch in book.arches(reading.key.kernel) if arch != reading.key.arch]
         if others and reading.key.arch not in book.arches(reading.key.kernel):
             return "incomparable", f"bounds exist for {', '.join(others)} only, and say nothing about other machines"
@@ -219,13 +253,26 @@ def _against(reading: Reading, bound: Bound | None, book: Book) -> tuple[Status,
         return "incomparable", f"property {reading.properties} is that of a {of[0]}; the record says {reading.source}"
     if known is not None and known != reading.properties:
         return "incomparable", f"something else was measured: property {reading.properties}, the bound's is {known}"
-    # not (x <= bound): a NaN must fail
-    if not (reading.value <= bound.value):
+    if beyond:
         return "breached", "beyond its bound"
     if known is None:  # the bound cannot show that its cases are the same
         named = " and a ".join(sorted(bound.properties))
         return "incomparable", f"the bound has the property of a {named}, and none of a {reading.source}"
     return "ok", ""
+
+
+def exceeded(reading: Reading, bound: Bound | None, before: ResultStatus | None = None) -> tuple[Excess, ...]:
+    """Returns the limits of a bound that a reading exceeds. `before` is the verdict in a base record."""
+    found = []
+    figures = (reading.value, reading.share, reading.typical)
+    for name, figure, limit in zip(PROMISES, figures, () if bound is None else bound.promise, strict=False):
+        # not (x <= limit): a NaN must fail
+        if figure is not None and limit is not None and not figure <= limit:  # type: ignore[operator]
+            found.append(Excess(name, reading, limit))  # type: ignore[arg-type]
+    verdicts = [each for each in (before, bound and bound.verdict) if each]
+    if verdicts and reading.decides and badness(reading.verdict) > badness(best := min(verdicts, key=badness)):
+        found.append(Excess("verdict", reading, best))
+    return tuple(found)
 
 
 def fitness(reading: Reading) -> tuple[Status, str]:
@@ -256,9 +303,19 @@ def _absent(bound: Bound, failures: dict[tuple[str, str], KernelRun], runs: Sequ
         reason = "the kernel is declared a peer, and peers are not judged"
     elif skipped := next((kernel for kernel in there if kernel.status in ("interrupted", "skipped")), None):
         reason = f"the kernel was {skipped.status}: {skipped.message}"
+    elif any(_lost(bound, kernel) for kernel in there):
+        return Row(bound.key, "gone", f"the kernel returns its other results, and no {bound.key.output}", bound)
     else:
         reason = "the kernel was measured without it"
     return Row(bound.key, "unused", reason, bound)
+
+
+def _lost(bound: Bound, kernel: KernelRun) -> bool:
+    """True if a kernel gave other results of a dtype to the same command, and not the output of a bound."""
+    outputs = {
+        each.output for each in kernel.results if (each.dtype, each.source) == (bound.key.dtype, bound.evidence.source)
+    }
+    return bool(outputs) and " (" not in bound.key.output and bound.key.output not in outputs
 
 
 def _why(kernel: KernelRun) -> str:

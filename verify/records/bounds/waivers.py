@@ -22,6 +22,7 @@ from verify.records.bounds import verdict as gate
 from verify.records.bounds.committed import WAIVERS, Book
 from verify.records.bounds.verdict import Row, Verdict, Waiver
 from verify.records.files import write_atomically
+from verify.records.merge import demand_one_tree
 from verify.records.readings import Key, arch_of
 from verify.records.record import Run
 
@@ -30,10 +31,19 @@ ANY = "*"
 
 
 def judge(
-    runs: Sequence[Run], book: Book, *, kernels: Sequence[str] = (), today: datetime.date | None = None
+    runs: Sequence[Run],
+    book: Book,
+    *,
+    kernels: Sequence[str] = (),
+    base: Sequence[Run] = (),
+    today: datetime.date | None = None,
 ) -> Verdict:
-    """Returns the verdict of the gate with the waivers in the folder of the bounds. `today` is a day in UTC."""
-    found, held = gate.judge(runs, book, kernels=kernels), load(book.folder)
+    """Returns the verdict of the gate with the waivers in the folder of the bounds. `today` is a day in UTC.
+
+    Raises UsageError if the runs are not of one tree: passes of two trees are no pass of either.
+    """
+    demand_one_tree(runs)
+    found, held = gate.judge(runs, book, kernels=kernels, base=base), load(book.folder)
     return applied(found, held, runs, kernels, today or datetime.datetime.now(datetime.UTC).date())
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from verify.errors import INCOMPLETE, PASS, WRONG
-from verify.records.record import Number, Worst, number, value_of
+from verify.records.record import Number, Worst, value_of
 from verify.records.recorded import judged
 from verify.report import compare_words, gate_words, words
 from verify.report.gaps import GapLine, gathered
@@ -73,6 +73,7 @@ _STANDING: dict[str, str] = {
     "crashed": "crashed",
     "nonfinite": "wrong",
     "breached": "wrong",
+    "gone": "wrong",
     "incomparable": "skipped",
     "unused": "skipped",
     "undecided": "undecided",
@@ -115,13 +116,14 @@ def _unjudged(found: Verdict) -> list[GapLine]:
 
 def _bound(row: Row) -> AgainstRow:
     key, leading = row.key, row.leading
+    after, before = ("", "") if leading is None else gate_words.decisive(row)
     return AgainstRow(
         standing=_STANDING[row.status],
         word=row.status,
         what=" ".join(words.clean(part) for part in (key.kernel, key.output, key.dtype) if part),
         regime=words.clean(key.regime),
-        before="" if row.bound is None else words.ulp(row.bound.value),
-        after="" if leading is None else words.ulp(number(leading.value)),
+        before=before,
+        after=after,
         note=words.clean(gate_words.why(row) if row.waiver else row.reason),
         worst=None if leading is None else leading.worst,
     )
@@ -133,7 +135,7 @@ _CHANGE = {"worse": "wrong", "better": "ok", "same": "peer"}
 def base(found: Comparison) -> Against:
     """Returns the comparison with an earlier run. It lists changed figures only, and counts unpaired ones by kernel."""
     both = [pair for pair in found.listed if pair.base is not None and pair.head is not None and not pair.reason]
-    both.sort(key=lambda pair: compare_words.growth(pair) if pair.change == "worse" else (-1.0, 0.0), reverse=True)
+    both.sort(key=lambda pair: (pair.change == "worse", gate_words.times(pair.grew)), reverse=True)
     rows = [_pair(pair) for pair in both]
     return Against(
         anchor="base",
@@ -158,7 +160,7 @@ def _pair(pair: Pair) -> AgainstRow:
         regime=words.clean(key.regime),
         before=compare_words.figure(pair.base),
         after=compare_words.figure(pair.head),
-        note="bits changed" if pair.bits == "changed" else "",
+        note="; ".join([compare_words.growth(pair)] * bool(pair.grew) + ["bits changed"] * (pair.bits == "changed")),
         worst=None if pair.head is None or pair.change != "worse" else pair.head.worst,
     )
 

@@ -53,7 +53,7 @@ def gate(found: Verdict, comparison: Comparison | None = None) -> str:
     """Returns the page of a verdict. `comparison` is that of the head with the base."""
     beside = [] if comparison is None else [against.base(comparison)]
     spots = [
-        _spot(gate_words.title(row), f"against {gate_words.bound_text(row.bound)}", row.leading)
+        _spot(gate_words.title(row), f"{gate_words.decisive(row)[0]}{gate_words.against(row)}", row.leading)
         for row in gate_words.breaches(found)
     ]
     clauses = gate_words.clauses(found)
@@ -73,7 +73,7 @@ def compared(found: Comparison) -> str:
     table = against.base(found)
     first, _, rest = compare_words.sentence(found).partition(":")
     spots = [
-        _spot(gate_words.title(pair), f"before {compare_words.figure(pair.base)}", pair.head)
+        _spot(gate_words.title(pair), compare_words.growth(pair), pair.head)
         for pair in found.pairs
         if pair.change == "worse"
     ]
@@ -146,7 +146,7 @@ def _spot(title: str, trouble: str, reading: Reading | None) -> Spot:
     error = gate_words.there(reading) or result_words.error_text(worst, reading.gate)
     return Spot(
         title,
-        f"{gate_words.figure(reading)}, {trouble}",
+        trouble,
         f"{gate_words.where(worst)}: {error}",
         got,
         words.truth(worst.truth),

@@ -6,15 +6,13 @@ folded: a reader sees at most 25 lines, however much changed.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from verify.errors import PASS, WRONG
-from verify.records.bounds.committed import Bound
 from verify.records.bounds.verdict import Row, Verdict
 from verify.records.compare import Comparison, Pair
-from verify.records.readings import Reading
+from verify.records.figure import ordered
 from verify.records.record import UNPROVEN, replay_command
 from verify.report import compare_words, gate_words, words
 from verify.report.gaps import FEW, gathered
@@ -100,17 +98,13 @@ def _by_result(rows: Iterable[Row]) -> list[tuple[Row, int]]:
     return [(max(group, key=_size), len(group)) for group in groups.values()]
 
 
-def _size(row: Row) -> float:
-    return 0.0 if row.leading is None else _order(row.leading)
+def _size(row: Row) -> tuple[int, float]:
+    return ordered(0.0 if row.leading is None else row.leading.value)
 
 
-def _larger(pair: Pair) -> float:
-    """Returns the larger figure of two records."""
-    return max(_order(reading) for reading in (pair.base, pair.head) if reading is not None)
-
-
-def _order(reading: Reading) -> float:
-    return math.inf if math.isnan(reading.value) else reading.value
+def _larger(pair: Pair) -> tuple[int, float]:
+    """Returns the sort key of the larger figure of two records."""
+    return max(ordered(reading.value) for reading in (pair.base, pair.head) if reading is not None)
 
 
 def _regime(name: str, count: int) -> str:
@@ -146,8 +140,7 @@ def _row(row: Row, count: int) -> str:
         [
             *map(code, (row.key.kernel, row.key.output, row.key.dtype)),
             _regime(row.key.regime, count),
-            _bound(row.bound),
-            gate_words.error(reading),
+            *reversed(gate_words.cells(row)),
             inert(str(reading.basis)),
             f"{sign} {word}",
         ]
@@ -157,13 +150,15 @@ def _row(row: Row, count: int) -> str:
 def _changed(pair: Pair, count: int) -> str:
     paired = pair.base is not None and pair.head is not None
     change = compare_words.change_text(pair)
-    reason = f": {inert(pair.reason)}" if pair.reason else ""
+    beyond = [each for each in pair.grew if each.name != "value"]  # the columns have the maxima and the share
+    reason = pair.reason or "; ".join(f"{then} to {now}" for now, then in map(gate_words.excess, beyond))
+    reason = f": {inert(reason)}" if reason else ""
     return table_row(
         [
             *map(code, (pair.key.kernel, pair.key.output, pair.key.dtype)),
             _regime(pair.key.regime, count),
-            "" if pair.base is None else gate_words.error(pair.base),
-            "" if pair.head is None else gate_words.error(pair.head),
+            "" if pair.base is None else compare_words.figure(pair.base),
+            "" if pair.head is None else compare_words.figure(pair.head),
             inert(compare_words.misrounded_text(pair)) if paired else "",
             pair.bits,
             (f"**{change}**" if change == "worse" else change) + reason,
@@ -194,13 +189,14 @@ def _detail(row: Row, count: int) -> str:
     """Returns a folded block for one breach: figures, input, the kernel's value, the truth and the replay command."""
     reading = row.leading
     assert reading is not None
-    facts = [("measured", f"{gate_words.figure(reading)}, {inert(str(reading.basis))}")]
+    facts = [("measured", f"{gate_words.decisive(row)[0]}, {inert(str(reading.basis))}")]
     if row.bound is not None:
         evidence = row.bound.evidence
         rests = f"{row.bound.basis}; commit {evidence.commit}, {evidence.date}"
-        facts.append(("bound", f"{_bound(row.bound)} ULP, {inert(rests)}"))
+        facts.append(("bound", inert(f"{gate_words.bound_text(row.bound)}, {rests}")))
     else:
         facts.append(("why", inert(row.reason)))
+    facts += [("also", inert(told)) for told in gate_words.beside(row)]
     if row.waiver is not None:
         facts.append(("waiver", inert(gate_words.waiver(row).removeprefix("its waiver "))))
     if reading.worst is not None:
@@ -216,7 +212,3 @@ def _detail(row: Row, count: int) -> str:
     others = f", and {words.plural(count - 1, 'other regime')} of it" if count > 1 else ""
     heading = f"<summary>✗ {code(gate_words.title(row))}: {row.status}{others}</summary>"
     return f"<details>{heading}\n\n| | |\n| --- | --- |\n{table}\n{replay}\n</details>\n"
-
-
-def _bound(bound: Bound | None) -> str:
-    return "" if bound is None else words.decimal(bound.value)

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 from verify.records.bounds.changes import Change, Proposal, dropped, explained, needs_approval
 from verify.records.bounds.committed import Bound
-from verify.records.bounds.verdict import MEANING, Row, Status, Waiver
+from verify.records.bounds.verdict import BREACH, MEANING, Row, Status, Waiver
 from verify.records.bounds.waivers import APPROVED, Kind
 from verify.records.figure import LEAST, shown
 from verify.records.readings import Key, Reading
-from verify.report import words
+from verify.report import gate_words, words
 from verify.report.signs import Signs
 from verify.report.terminal import gate_text
 from verify.report.terminal.text_page import Cell, Page, Terminal
@@ -33,9 +33,9 @@ def changes(page: Page, found: Sequence[Change], behind: Behind | None = None, f
     for arch, kernel in dict.fromkeys((change.key.arch, change.key.kernel) for change in tabled):
         page.line(Cell(kernel, "bold"), Cell(f"  {arch}", "dim"))
         page.results(
-            ("output", "dtype", "regime", "old", "new", "measured", "basis", "change"),
+            ("output", "dtype", "regime", "old", "new", "measured", "misrounded", "typical", "basis", "change"),
             [_cells(change, page.signs) for change in tabled if (change.key.arch, change.key.kernel) == (arch, kernel)],
-            right=("old", "new", "measured"),
+            right=("old", "new", "measured", "misrounded", "typical"),
         )
     page.more(len(found) - len(tabled), "more changes; --json has them all", indent=2)
     for change in found:
@@ -60,7 +60,7 @@ def _calm(page: Page, change: Change, behind: Behind, files: Files) -> None:
     """Prints a bound that did not get looser, with the worst input behind it."""
     assert change.new is not None
     _heading(page, change)
-    page.field("bound", f"{value(change.old)} to {value(change.new)} ULP" if change.old else f"{value(change.new)} ULP")
+    page.field("bound", _moved(change))
     gate_text.element(page, behind[change.key], files)
 
 
@@ -76,7 +76,7 @@ def proposal(found: Proposal, terminal: Terminal, *, written: Sequence[str], dry
     changes(page, found.changes)
     for (arch, kernel, status), rows in _left(found).items():
         page.blank()
-        wrong = status in ("breached", "nonfinite", "crashed")
+        wrong = status in BREACH
         what = words.plural(len(rows), "bound") if rows[0].bound is not None else words.plural(len(rows), "result")
         reasons = {row.reason for row in rows}
         reason = rows[0].reason if len(reasons) == 1 else MEANING[status]
@@ -89,11 +89,27 @@ def proposal(found: Proposal, terminal: Terminal, *, written: Sequence[str], dry
         more = [f"{page.signs.ellipsis} {len(keys) - MOST_KEYS:,} more"] if len(keys) > MOST_KEYS else []
         if keys:
             page.line(", ".join([*keys[:MOST_KEYS], *more]), indent=4)
+    _wrong(page, found)
     page.blank()
     page.line(page.sign("ok"), summary(found.changes, written, dry))
-    breached = any(row.status in ("breached", "nonfinite", "crashed") for row in found.left)
+    breached = any(row.status in BREACH for row in found.left)
     page.command("next: verify gate RUN.json" if breached or not written else "next: verify bounds review")
     return page.text()
+
+
+def _wrong(page: Page, found: Proposal) -> None:
+    """Prints the results that are wrong, and how many of the new limits are theirs."""
+    counts: dict[tuple[str, str], int] = {}
+    why = {row.key: reading.why for row in found.verdict.rows for reading in row.readings if reading.status == "wrong"}
+    for change in found.changes:
+        if change.new is not None and change.new.verdict == "wrong" and (reason := why.get(change.key)):
+            key = change.key
+            result = (" ".join((key.kernel, key.output, key.dtype)), reason)
+            counts[result] = counts.get(result, 0) + 1
+    for (name, reason), count in counts.items():
+        page.blank()
+        said = f" {words.plural(count, 'bound')} {'allows' if count == 1 else 'allow'} what is wrong: {reason}"
+        page.line(page.sign("wrong", "of a wrong result"), Cell(name, "bold"), said)
 
 
 def _left(found: Proposal) -> dict[tuple[str, str, Status], list[Row]]:
@@ -110,7 +126,10 @@ def summary(found: Sequence[Change], written: Sequence[str], dry: bool) -> str:
         return "nothing to propose: every bound that was measured is as tight as the measurement supports"
     kinds = [change.kind for change in found]
     parts = [f"{kinds.count(kind):,} {kind}" for kind in ("new", "tighter", "looser", "restated") if kind in kinds]
-    said = f"{words.plural(len(found), 'bound')}: {', '.join(parts)}"
+    wrong = sum(change.new is not None and change.new.verdict == "wrong" for change in found)
+    said = f"{words.plural(len(found), 'bound')}: {', '.join(parts)}" + (
+        f"; {wrong:,} of wrong results" if wrong else ""
+    )
     if dry:
         return f"{said}; nothing was written (--dry-run)"
     where = ", ".join(written) if len(written) <= 3 else f"{len(written):,} files, the first {written[0]}"
@@ -194,6 +213,8 @@ def _waived(waivers: Sequence[tuple[Kind, Waiver]]) -> str:
 def _cells(change: Change, signs: Signs) -> list[Cell]:
     key, bound = change.key, change.new or change.old
     assert bound is not None
+    wrong = change.new is not None and change.new.verdict == "wrong"
+    sign = "wrong" if wrong else SIGN[change.kind]
     return [
         Cell(key.output),
         Cell(key.dtype),
@@ -201,14 +222,27 @@ def _cells(change: Change, signs: Signs) -> list[Cell]:
         Cell(value(change.old)),
         Cell(value(change.new)),
         Cell(shown(bound.evidence.measured)),
+        Cell("-" if bound.share is None else words.share(bound.share, 1.0)),
+        Cell("-" if bound.typical is None else gate_words.cell(shown(bound.typical), bound.gate)),
         Cell(words.basis_short(bound.basis)),
-        Cell(f"{signs.status[SIGN[change.kind]]} {change.kind}", STYLE[change.kind]),
+        Cell(
+            f"{signs.status[sign]} {change.kind}{', wrong' if wrong else ''}",
+            "bold red" if wrong else STYLE[change.kind],
+        ),
     ]
 
 
 def value(bound: Bound | None) -> str:
     """Returns the value, marked if it is of the scaled error or in noise."""
-    return "-" if bound is None else words.decimal(bound.value) + words.MARK[bound.gate]
+    return "-" if bound is None else gate_words.cell(words.decimal(bound.value), bound.gate)
+
+
+def _moved(change: Change) -> str:
+    """Returns all limits of a bound, before and after."""
+    sides = [gate_words.bound_text(bound) for bound in (change.old, change.new) if bound is not None]
+    verdicts = [bound.verdict for bound in (change.old, change.new) if bound is not None and bound.verdict]
+    wrong = f"; the result is {verdicts[-1]}" if verdicts and verdicts[-1] != "ok" else ""
+    return " to ".join(dict.fromkeys(sides)) + wrong
 
 
 def _loosened(page: Page, change: Change, behind: Behind, files: Files) -> None:
@@ -216,11 +250,11 @@ def _loosened(page: Page, change: Change, behind: Behind, files: Files) -> None:
     assert change.new is not None
     bound = change.new
     _heading(page, change)
-    page.field("bound", f"{value(change.old)} to {value(change.new)} ULP")
+    page.field("bound", _moved(change))
     page.field("reason", bound.reason if explained(change) else "none: it was changed by hand")
     if change.old is not None and (gone := dropped(change.old, bound)):
         page.field("dropped", f"the property of a {' and a '.join(sorted(gone))}, which it no longer judges")
-    page.field("measured", f"{shown(bound.evidence.measured)} ULP, {bound.basis}")
+    page.field("measured", f"{gate_words.in_unit(shown(bound.evidence.measured), bound.gate)}, {bound.basis}")
     if _element(change, behind) is not None:
         gate_text.element(page, behind[change.key], files)
     elif bound.evidence.worst:

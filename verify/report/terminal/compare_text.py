@@ -55,14 +55,13 @@ def render(found: Comparison, terminal: Terminal, *, everything: bool = False, e
 
 
 def _cells(pair: Pair, signs: Signs) -> list[Cell]:
-    scaled = "" if pair.head is None else words.MARK[pair.head.gate]
     output = pair.key.output + ("" if pair.source == "run" else f" ({pair.source})")
     return [
         Cell(output),
         Cell(pair.key.dtype),
         Cell(pair.key.regime),
-        Cell(compare_words.figure(pair.base) + scaled),
-        Cell(compare_words.figure(pair.head) + scaled, "red" if pair.change == "worse" else ""),
+        Cell(compare_words.figure(pair.base)),
+        Cell(compare_words.figure(pair.head), "red" if pair.change == "worse" else ""),
         Cell(compare_words.misrounded_text(pair)),
         Cell(pair.bits),
         Cell(f"{signs.status[STATUS[pair.change]]} {compare_words.change_text(pair)}", STYLE.get(pair.change, "")),
@@ -74,10 +73,7 @@ def _block(page: Page, pair: Pair) -> None:
     assert pair.head is not None and pair.base is not None
     page.blank()
     page.line(page.sign("wrong", "worse"), Cell(gate_words.title(pair), "bold"))
-    page.field(
-        "error",
-        f"{compare_words.figure(pair.base)} to {compare_words.figure(pair.head)} ULP, {pair.head.basis}",
-    )
+    page.field("error", f"{compare_words.growth(pair)}, {pair.head.basis}")
     if pair.head.worst is not None:
         page.field("input", inputs(pair.head.worst))
         page.field("replay", "")

@@ -15,7 +15,7 @@ from verify.report.terminal.text_page import Cell, Page, Terminal
 
 MOST_LINES = 12  # lines of one status without figures
 
-SIGN = {"ok": "ok", "improved": "ok", **dict.fromkeys(("breached", "nonfinite", "crashed"), "wrong")}
+SIGN = {"ok": "ok", "improved": "ok", **dict.fromkeys(("breached", "nonfinite", "crashed", "gone"), "wrong")}
 SIGN |= {name: name for name in UNPROVEN}
 
 
@@ -66,7 +66,7 @@ def _table(page: Page, rows: Sequence[Row]) -> None:
     if rows:
         page.line(
             Cell(
-                "bound, measured: largest error in ULP; s: scaled, where the op cancels; n: in units of noise",
+                "bound, measured: the largest error, in ULP unless another unit or figure is named",
                 "dim",
             )
         )
@@ -75,13 +75,13 @@ def _table(page: Page, rows: Sequence[Row]) -> None:
 def _cells(row: Row, signs: Signs) -> list[Cell]:
     reading = row.leading
     assert reading is not None
-    status, scaled = SIGN.get(row.status, "skipped"), words.MARK[reading.gate]
+    status, (measured, limit) = SIGN.get(row.status, "skipped"), gate_words.cells(row)
     return [
         Cell(row.key.output),
         Cell(row.key.dtype),
         Cell(row.key.regime),
-        Cell("-" if row.bound is None else words.decimal(row.bound.value) + words.MARK[row.bound.gate]),
-        Cell(gate_words.error(reading) + scaled, "red" if status == "wrong" else ""),
+        Cell(limit or "-"),
+        Cell(measured, "red" if status == "wrong" else ""),
         Cell(words.basis_short(reading.basis)),
         Cell(f"{signs.status[status]} {row.status}", STYLES[status]),
     ]
@@ -104,16 +104,18 @@ def _block(page: Page, row: Row, verdict: Verdict, records: Sequence[str], *, wh
     assert reading is not None
     page.blank()
     page.line(page.sign("wrong", row.status), Cell(gate_words.title(row), "bold"))
-    page.field("error", f"{gate_words.figure(reading)}, {reading.basis}")
+    page.field("error", f"{gate_words.decisive(row)[0]}, {reading.basis}")
     if row.status == "nonfinite":
         page.field("why", row.reason)
         page.field("key", str(row.key))  # for a waiver, because no bound can allow it
     elif row.bound is not None:
         bound = row.bound
         evidence = f"{words.basis_short(bound.basis)}, {bound.evidence.date}, commit {bound.evidence.commit[:7]}"
-        page.field("bound", f"{words.decimal(bound.value)}{words.UNIT[bound.gate]}: {evidence}")
+        page.field("bound", f"{gate_words.bound_text(bound)}: {evidence}")
     if row.waiver is not None:
         page.field("waiver", gate_words.waiver(row).removeprefix("its waiver "))
+    for told in gate_words.beside(row):
+        page.field("also", told)
     for other in row.readings:
         if other is not reading:
             page.field("also", f"{gate_words.figure(other)}, {other.basis} ({other.source})")
