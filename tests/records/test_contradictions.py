@@ -55,6 +55,13 @@ def in_noise(rms: float, weighed: int = 65_536, limit: float | None = 4.0) -> Re
         (changed(GOOD, histogram=Histogram([0, 1, 2], [-1, 65_537])), ".histogram.counts", "add up to 65,536"),
         (with_regimes(changed(LOW, figures=small(max_ulp=-1.0)), HIGH), ".regimes[0].figures.max_ulp", "this is -1.0"),
         (changed(GOOD, baseline=figures(1.0, mean=-0.5)), ".baseline.mean", "an error is at least 0, and this is -0.5"),
+        (changed(GOOD, limit=-1.0, status="wrong"), ".limit", "a limit is at least 0, and this is -1"),
+        (
+            with_regimes(changed(LOW, figures=small(nonfinite=1)), HIGH),
+            ".regimes[0].figures",
+            "1 elements are not",
+        ),
+        (with_regimes(changed(LOW, figures=small(open=3)), HIGH), ".regimes[0].figures", "3 elements are open beside"),
         (
             with_regimes(changed(LOW, figures=small(misrounded=32_769)), HIGH),
             ".regimes[0].figures.misrounded",
@@ -117,13 +124,20 @@ def test_a_kernel_that_cannot_be() -> None:
             '"wrong", and the kernel gelu is "ok"',
         ),
         (kernel(GOOD, laws=[law]), ".laws[0].status", '"broken", and the kernel gelu is "ok"'),
-        (kernel(GOOD, laws=[law], status="vacuous"), ".laws[0].status", 'and the kernel gelu is "vacuous"'),
+        (
+            kernel(changed(GOOD, status="vacuous", reason="zeros"), laws=[law], status="vacuous"),
+            ".laws[0].status",
+            'and the kernel gelu is "vacuous"',
+        ),
         (
             kernel(changed(GOOD, status="undecided", reason="open"), status="vacuous"),
             ".results[0].status",
             '"undecided", and the kernel gelu is "vacuous"',
         ),
         (kernel(GOOD, status="interrupted"), ".status", '"interrupted", and the kernel gelu has results'),
+        (kernel(GOOD, status="skipped"), ".status", '"skipped", and the kernel gelu has results'),
+        (kernel(GOOD, status="vacuous"), ".status", '"vacuous", and no result of the kernel gelu is'),
+        (kernel(GOOD, status="undecided"), ".status", '"undecided", and no result of the kernel gelu is'),
     ):
         [(where, said)] = contradictions(broken)
         assert where == place and text in said

@@ -5,10 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tests.records.bounds.gate_records import kernel, result
+from tests.records.bounds.gate_records import book, kernel, result
 from tests.records.bounds.gate_records import run as of
 from tests.report.sample import sample
 from verify.errors import UsageError
+from verify.records.bounds import waivers
 from verify.records.files import decode, encode
 from verify.records.identity import identity, sealed
 from verify.records.merge import merge, shards, together
@@ -125,3 +126,18 @@ def test_shards_of_one_command_become_one_record_and_a_result_measured_twice_is_
         other = msgspec.structs.replace(second, **{field: 9 if field == "seed" else "nightly"})
         with pytest.raises(UsageError, match=f"records of one {field} merge; {field} is {values}"):
             shards([first, other], "")
+
+
+def test_records_of_two_trees_are_not_judged_together() -> None:
+    first = of(kernel(result()))
+    names = {"commit": "d" * 40, "torch": "0.1", "gpu": "another"}
+    other = of(kernel(result(), name="silu"), environment={**first.environment, **names})
+    with pytest.raises(UsageError, match=r"records of one commit, torch are judged together; commit is .* torch is "):
+        waivers.judge([first, other], book())
+    seeded = of(kernel(result(), name="silu"), seed=7)
+    with pytest.raises(UsageError, match="records of one seed are judged together; seed is 0 and 7"):
+        waivers.judge([first, seeded], book())
+    # a hunt has a seed of its own, and another machine its own versions
+    hunt = of(kernel(result(source="hunt"), name="silu"), seed=7)
+    elsewhere = of(kernel(result()), arch="sm_80", environment={"arch": "sm_80", "torch": "0.1"})
+    assert len(waivers.judge([first, hunt, elsewhere], book()).rows) == 3

@@ -30,8 +30,10 @@ def contradictions(kernel: KernelRun) -> Found:
         judged_kernel = kernel.status in RESULT_STATUSES and not kernel.peer
         if judged_kernel and RESULT_STATUSES.index(result.status) > RESULT_STATUSES.index(kernel.status):
             yield f"{place}.status", f'"{result.status}", and the kernel {kernel.name} is "{kernel.status}"'
-    if kernel.status == "interrupted" and kernel.results:
-        yield ".status", f'"interrupted", and the kernel {kernel.name} has results'
+    if kernel.status in ("interrupted", "skipped") and kernel.results:
+        yield ".status", f'"{kernel.status}", and the kernel {kernel.name} has results'
+    if kernel.status in UNPROVEN and all(each.status == "ok" for each in kernel.results):
+        yield ".status", f'"{kernel.status}", and no result of the kernel {kernel.name} is'
     for at, law in enumerate(kernel.laws):
         if kernel.status in ("ok", *UNPROVEN) and law.status == "broken":
             yield f".laws[{at}].status", f'"broken", and the kernel {kernel.name} is "{kernel.status}"'
@@ -64,6 +66,10 @@ def _of_result(result: Result) -> Found:
         yield from ((place + below, text) for below, text in found)
     yield from _of_errors(result)
     yield from _of_sums(result)
+    limits = [(".limit", result.limit), (".ulp_limit", result.ulp_limit)]
+    for place, limit in limits + [(f".classes[{at}].limit", each.limit) for at, each in enumerate(result.classes)]:
+        if limit is not None and not limit >= 0:
+            yield place, f"a limit is at least 0, and this is {limit:g}"
     if result.status in UNPROVEN and not result.reason:
         yield ".reason", f'empty beside the status "{result.status}"'
     if result.status == "ok":
@@ -72,15 +78,18 @@ def _of_result(result: Result) -> Found:
             if rms is not None and each.limit is not None and not rms <= RMS_LIMIT:
                 yield f".classes[{at}].figures.rms", f'{rms:g} beside the status "ok" with the limit {RMS_LIMIT:g}'
         alike = all(each.limit == result.limit for each in result.classes)
-        limits: list[tuple[str, str, Figures, float | None]]
+        promised: list[tuple[str, str, Figures, float | None]]
         # If no number is extreme, the record does not say which limit infinite inputs have.
         silent = result.classes and all(each.name != EXTREME for each in result.classes)
         unknown = (BEYOND, NONFINITE) if silent else (BEYOND,)
-        limits = [
+        promised = [
             (place, name, figures, result.limit) for name, place, figures in parts if alike and name not in unknown
         ]
-        limits += [(f".classes[{at}]", "", each.figures, each.limit) for at, each in enumerate(result.classes)]
-        for place, name, figures, limit in limits:
+        promised += [(f".classes[{at}]", "", each.figures, each.limit) for at, each in enumerate(result.classes)]
+        for place, name, figures, limit in promised:
+            for what, count in (("not finite", figures.nonfinite), ("open", 0 if result.trivial else figures.open)):
+                if count and name != NONFINITE and limit is not None:  # of a vacuous result, open ones may be accepted
+                    yield place, f'{count:,} elements are {what} beside the status "ok"'
             error = math.inf if name == NONFINITE and figures.nonfinite else judged(figures, result.gate)
             # not (x <= limit): a NaN must not be ok
             if figures.n and limit is not None and not error <= limit:
