@@ -22,7 +22,7 @@ from verify.records.files import load
 from verify.records.part_store import PartStore
 from verify.records.record import KernelRun
 from verify.workers import process
-from verify.workers.requests import About, Environment, Late
+from verify.workers.requests import About, Environment, Late, Step
 
 
 class Fake(FakeWorker):
@@ -70,7 +70,8 @@ RUN = ["run", "k.py", "--jobs", "1", "--json", "run.json"]
 
 def parts(folder: Path) -> int:
     """How many finished ones the runs in the cache keep."""
-    return sum(len(PartStore(path).parts) - 1 for path in folder.glob("cache/verify/runs/*"))
+    stores = [PartStore(path).parts for path in folder.glob("cache/verify/runs/*")]
+    return sum(1 for parts in stores for name in parts if name and not name.startswith("earlier "))
 
 
 def going_on(said: str) -> list[str]:
@@ -161,7 +162,45 @@ def test_a_part_that_is_damaged_is_measured_again(fake: Fake) -> None:
     fake.raises["two", "float16"] = Late("late")
     main([*RUN, "--resume", "kept"])
     lines = Path("kept").read_bytes().splitlines(keepends=True)
-    assert len(lines) == 4 and b"one float16" in lines[2]
+    assert len(lines) == 5 and b"one float16" in lines[2]
     Path("kept").write_bytes(lines[0] + lines[1] + lines[2].replace(b"silu", b"gelu") + lines[3])
     assert main([*RUN, "--resume", "kept"]) == exits.PASS
     assert fake.measured == [*ALL[:3], ALL[1], ALL[3]]
+
+
+def test_a_start_that_is_interrupted_keeps_what_earlier_starts_found(
+    fake: Fake, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Finished parts are read first; a finding whose part is measured again stays until that is done."""
+    again = [*RUN, "--resume", "kept"]
+    fake.raises["one", "float16"], fake.raises["two", "float16"] = Late("late"), KeyboardInterrupt()
+    assert main(again) == exits.WRONG
+    first = {(kernel.name, each.dtype) for kernel in load("run.json").kernels for each in kernel.results}
+    assert first == {("one", "bfloat16"), ("two", "bfloat16")}
+
+    fake.raises["one", "float16"] = KeyboardInterrupt()
+    assert main(again) == exits.WRONG
+    record = load("run.json")
+    assert {(kernel.name, each.dtype) for kernel in record.kernels for each in kernel.results} == first
+    one = next(kernel for kernel in record.kernels if kernel.name == "one")
+    assert one.status == "timeout" and {gap.kind for gap in record.incomplete} == {"timeout", "interrupted"}
+
+    assert main(again) == exits.PASS
+    assert sorted(fake.measured) == sorted(ALL), "each part once"
+
+
+def test_what_was_wrong_so_far_stays_where_a_part_has_no_result(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = Step("case 2 of 9, wrong so far", "case", 2, 9, wrong="y float16: 9 ULP, the limit is 1")
+
+    def telling(request: Any, *, timeout: float, progress: Any = None) -> Any:
+        if isinstance(request, Measure) and request.dtypes == ("float16",):
+            progress(wrong)
+        return fake.answer(request, timeout)
+
+    monkeypatch.setattr(fake, "ask", telling)
+    fake.raises["one", "float16"] = Late("late", who="judge")
+    fake.raises["two", "float16"] = KeyboardInterrupt()
+    assert main(RUN) == exits.WRONG
+    found = {kernel.name: kernel for kernel in load("run.json").kernels}
+    for name in ("one", "two"):
+        assert found[name].status == "error" and "wrong so far: y float16: 9 ULP, the limit is 1" in found[name].message

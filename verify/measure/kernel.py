@@ -241,14 +241,15 @@ class Judging:
             with ForkMap(self.judges, Pieces, _collect, lost=lose, until=self.until) as forks:
                 for each in groups:
                     for case, following in itertools.zip_longest(each.group.cases, each.group.cases[1:]):
-                        if self.budget.fail_fast and self._is_proven_wrong(dtype, each):
+                        if self.budget.fail_fast and self._proven_wrong(dtype, each):
                             break
                         number = next(numbers)
                         if self.allowance.is_spent(case.dims):
                             left_out += 1
                             continue
-                        text = f"{kernel.name} {dtype}, case {number} of {total}{self._so_far(dtype, each)}"
-                        step = Step(text, "case", number, total)
+                        told, wrong = self._so_far(dtype, each)
+                        text = f"{kernel.name} {dtype}, case {number} of {total}{told}"
+                        step = Step(text, "case", number, total, wrong=wrong)
                         progress(step)
                         self.allowance.cases = total - number + 1
                         try:
@@ -461,21 +462,24 @@ class Judging:
             found.append((question.explaining(of_sample), of_sample))
         return found
 
-    def _is_proven_wrong(self, dtype: str, judging: _GroupJudging) -> bool:
-        """True if a result is wrong on ordinary inputs, by the cases judged so far."""
-        checks = [check_limit(self.kernel, dtype, name, each.parts) for name, each in judging.found[KERNEL].items()]
-        return any(ORDINARY in each.classes and each.classes[ORDINARY].reason for each in checks)
+    def _proven_wrong(self, dtype: str, judging: _GroupJudging) -> str:
+        """Returns why a result is wrong on ordinary inputs, by the cases judged so far; "" if none is."""
+        for name, each in judging.found[KERNEL].items():
+            found = check_limit(self.kernel, dtype, name, each.parts).classes.get(ORDINARY)
+            if found is not None and found.reason:
+                return f"{name} {dtype}: {found.reason}"
+        return ""
 
-    def _so_far(self, dtype: str, judging: _GroupJudging) -> str:
-        """Returns the verdict on the cases judged so far, for the line of progress; "" before the first.
+    def _so_far(self, dtype: str, judging: _GroupJudging) -> tuple[str, str]:
+        """Returns the verdict on the cases judged so far, for the line of progress, and the finding, or "".
 
         The verdict is computed at most once a second: for many small cases that takes longer than to judge them.
         """
         now = time.monotonic()
         if judging.found[KERNEL] and now >= judging.told[0] + _TELL_SECONDS:
-            wrong = self._is_proven_wrong(dtype, judging)
-            judging.told = now, ", wrong so far" if wrong else ", no finding so far"
-        return judging.told[1]
+            wrong = self._proven_wrong(dtype, judging)
+            judging.told = now, ", wrong so far" if wrong else ", no finding so far", wrong
+        return judging.told[1], judging.told[2]
 
     def _results_of(self, dtype: str, judging: _GroupJudging) -> Iterator[Result]:
         """Yields the results of a group: the kernel's, then those of modes of inference."""
@@ -543,7 +547,7 @@ class _GroupJudging:
     found: dict[str, dict[str, Collected]] = field(default_factory=lambda: {KERNEL: {}, BASELINE: {}})
     open: int = 0  # number of questions without an answer
     asked: bool = False  # True: every case has been called
-    told: tuple[float, str] = (-math.inf, "")  # the verdict in the line of progress, and when it was computed
+    told: tuple[float, str, str] = (-math.inf, "", "")  # the verdict in the line of progress, and when it was computed
 
 
 def _report_wait(progress: OnProgress, step: Step, seconds: float) -> None:

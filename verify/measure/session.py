@@ -25,14 +25,16 @@ from verify.measure.requests import Measure
 from verify.measure.source import NoResult, Source, Work, collect, crashes
 from verify.records.merge import together
 from verify.records.part_store import PartStore
-from verify.records.record import Gap, GapKind, KernelRun, Run
+from verify.records.record import Gap, GapKind, KernelRun, Run, Status
 from verify.records.source_digest import digest, own_digest
 from verify.workers.machine import usable_cores
 from verify.workers.pool import Pool
 from verify.workers.process import OutOfTime, Worker
-from verify.workers.requests import About, Late
+from verify.workers.requests import About, Late, Step
 
 EXPECTED_DTYPES = 3  # assumed number of dtypes of a kernel before its declaration is read
+_NO_FINDING = ("skipped", "interrupted", "ok")  # statuses of a part that found nothing
+_EARLIER = "earlier "  # before the name of a part that another start repeats: what the last start found
 OUT_OF_TIME = "run the same `verify nightly` command again to continue, or set a larger --budget"
 
 
@@ -162,6 +164,7 @@ class Measuring(Source[_Part, KernelRun]):
         super().__init__(session)
         self.targets, self.session, self.profile = targets, session, session.profile
         self.ended: dict[str, KernelRun] = {}
+        self.wrong: dict[str, str] = {}  # findings of parts that are running
         self.not_imported: list[Gap] = []
 
     def open(self, pool: Pool) -> About:
@@ -184,16 +187,23 @@ class Measuring(Source[_Part, KernelRun]):
         if session.whole and session.kept is not None:
             claim(session.kept, session, about, sources_of(pool, targets, session.known))
         self.enqueue(_parts(declared, about.backend, session), about.backend)
-        pool.grow(min(session.jobs or pool.room(about), len(self.parts)))
+        pool.grow(min(session.jobs or pool.room(about), len(self.waiting)))
         local = all(isinstance(worker, Worker) for worker in pool.workers)
         files = {file: known for listed in session.known.values() for file, known in listed.files.items()}
         self.sources = SourceWatch(files, local=local)
         return about
 
     def enqueue(self, parts: list[_Part], backend: str) -> None:
-        """Sets the parts to measure."""
-        self.parts, self.backend, self.waiting = parts, backend, sorted(parts, key=_turn)
+        """Sets the parts to measure. Ends those that an earlier start finished, and those that cannot be measured."""
+        self.parts, self.backend = parts, backend
         self.progress = Progress(len(parts), bool(self.session.laws))
+        self.waiting = sorted((part for part in parts if not self._resumed(part)), key=_turn)
+        if self.ended:
+            self.session.progress(f"resumed: {len(self.ended)} of {len(parts)}")
+        for part in list(self.waiting):
+            if (unfit := self._unfit(part)) is not None:
+                self.waiting.remove(part)
+                self._end(part, unfit)
 
     def next(self, last: _Part | None) -> _Part | None:
         """Takes the next part. Peers come when no other kernel waits."""
@@ -203,13 +213,12 @@ class Measuring(Source[_Part, KernelRun]):
         peers = self.waiting[0].kernel.peer
         return self.take_nearest(last, lambda part: part.kernel.peer == peers)
 
-    def settle(self, part: _Part) -> bool:
-        """True if no worker is needed: an earlier run has done the part, or the declaration rules it out."""
+    def _resumed(self, part: _Part) -> bool:
+        """True if an earlier start finished a part."""
         if (done := self.known(part.key, KernelRun)) is not None:
             self.ended[part.key] = done
-        elif (unfit := self._unfit(part)) is not None:
-            self._end(part, unfit)
-        return part.key in self.ended
+            self.progress.end(part.key)
+        return done is not None
 
     def _unfit(self, part: _Part) -> KernelRun | None:
         """Returns the record of a kernel that cannot run here or in none of the requested dtypes; None if it can."""
@@ -253,7 +262,9 @@ class Measuring(Source[_Part, KernelRun]):
         return self.session.timeout + self.session.judging
 
     def heard(self, part: _Part, text: str) -> None:
-        """Shows how far the part is."""
+        """Shows how far the part is, and remembers what it found."""
+        if isinstance(text, Step) and text.wrong:
+            self.wrong[part.key] = text.wrong
         self.session.progress(self.progress.at(part.key, text))
 
     def done(self, part: _Part, reply: KernelRun, seconds: float) -> None:
@@ -279,9 +290,15 @@ class Measuring(Source[_Part, KernelRun]):
                 hint = f"{hint} --timeout {2 * self.session.timeout:g}"
             case UsageError(hint=given):
                 hint = given or ""
-        message = f"{part.dtype}: {why.message}" if part.dtype else why.message
-        gaps = [part.gap(why.kind, message)] if why.kind else []
-        self._end(part, part.kernel.run(why.status, message, hint=hint, gaps=gaps))
+        self._unfinished(part, why.status, why.kind, why.message, hint)
+
+    def _unfinished(self, part: _Part, status: Status, kind: GapKind | None, why: str, hint: str) -> None:
+        """Ends a part without a result. If it was wrong so far, that remains."""
+        message = f"{part.dtype}: {why}" if part.dtype else why
+        gaps = [part.gap(kind, message)] if kind else []
+        if wrong := self.wrong.get(part.key):
+            message, status = f"{message}; wrong so far: {wrong}", "error" if status in _NO_FINDING else status
+        self._end(part, part.kernel.run(status, message, hint=hint, gaps=gaps))
 
     def _end(self, part: _Part, done: KernelRun) -> None:
         """Ends a part and stores it, unless the next start should measure it again."""
@@ -293,14 +310,18 @@ class Measuring(Source[_Part, KernelRun]):
         again |= {"timeout", "crashed"} if self.session.whole else set()
         if not kinds & again:
             self.keep(part.key, done)
+        elif done.status not in _NO_FINDING:
+            self.keep(_EARLIER + part.key, done)
 
     def interrupted(self) -> bool:
         """Records a gap for each part that Ctrl-C stopped, unless a night is the caller."""
         for part in self.parts if self.session.whole else ():
-            if part.key not in self.ended:
-                message = f"{part.dtype and part.dtype + ': '}not finished: interrupted"
-                gap = part.gap("interrupted", message)
-                self._end(part, part.kernel.run("interrupted", message, hint=part.again, gaps=[gap]))
+            if part.key in self.ended:
+                continue
+            self._unfinished(part, "interrupted", "interrupted", "not finished: interrupted", part.again)
+            if (earlier := self.known(_EARLIER + part.key, KernelRun)) is not None:
+                gaps = list(dict.fromkeys([*earlier.gaps, *self.ended[part.key].gaps]))
+                self.ended[part.key] = msgspec.structs.replace(earlier, gaps=gaps)
         return self.session.whole
 
     def record(self) -> tuple[list[KernelRun], list[Gap]]:

@@ -178,23 +178,26 @@ class Step(str):
     """A line of progress; if units are counted, number `number` of `total` is running.
 
     `waited` are seconds since the last line in which a judge waited for memory. The time of the request is longer by
-    them.
+    them. `wrong` is a finding that was made. It stays if the request does not end.
     """
 
     unit: str
     number: int
     total: int
     waited: float
+    wrong: str
 
-    def __new__(cls, text: str, unit: str = "", number: int = 0, total: int = 0, waited: float = 0.0) -> Step:
+    def __new__(
+        cls, text: str, unit: str = "", number: int = 0, total: int = 0, waited: float = 0.0, wrong: str = ""
+    ) -> Step:
         """`Step("gelu float32, case 3 of 12", "case", 3, 12)`."""
         step = super().__new__(cls, text)
-        step.unit, step.number, step.total, step.waited = unit, number, total, waited
+        step.unit, step.number, step.total, step.waited, step.wrong = unit, number, total, waited, wrong
         return step
 
     def after(self, waited: float) -> Step:
         """Returns the same line, after a judge waited for memory."""
-        return Step(self, self.unit, self.number, self.total, waited)
+        return Step(self, self.unit, self.number, self.total, waited, self.wrong)
 
 
 class Progressed(msgspec.Struct, frozen=True, tag_field="event", tag="progress", omit_defaults=True):
@@ -205,19 +208,21 @@ class Progressed(msgspec.Struct, frozen=True, tag_field="event", tag="progress",
     number: int = 0
     total: int = 0
     waited: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    wrong: str = ""
 
     @staticmethod
     def of(text: str) -> Progressed:
         """Returns the event for a line of progress."""
         step = text if isinstance(text, Step) else Step(text)
         # str, because msgspec sends no subclass of it
-        return Progressed(str(text), step.unit, step.number, step.total, step.waited)
+        return Progressed(str(text), step.unit, step.number, step.total, step.waited, step.wrong)
 
     @property
     def step(self) -> str:
         """Returns the line again, on the side that sent the request."""
-        counts = self.total or self.waited
-        return Step(self.text, self.unit, self.number, self.total, self.waited) if counts else self.text
+        if not self.total and not self.waited:
+            return self.text
+        return Step(self.text, self.unit, self.number, self.total, self.waited, self.wrong)
 
 
 class KernelWanted(msgspec.Struct, frozen=True, tag_field="event", tag="kernel"):
