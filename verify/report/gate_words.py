@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 
 from verify.records.bounds.committed import Bound
-from verify.records.bounds.verdict import SEVERITY, Excess, Row, Status, Verdict
+from verify.records.bounds.verdict import BREACH, SEVERITY, Excess, Row, Status, Verdict
 from verify.records.compare import Pair
 from verify.records.figure import UNIT, ordered, shown
 from verify.records.readings import Reading, inputs
@@ -15,6 +15,10 @@ from verify.records.record import UNPROVEN, Gate, Worst, number, replay_command,
 from verify.report import result_words, words
 
 WITH_FIGURES: tuple[Status, ...] = ("nonfinite", "breached", "improved")
+# The status of a result that looks like that of a row; others look skipped.
+SIGN: dict[str, str] = {"ok": "ok", "improved": "ok", **dict.fromkeys(BREACH, "wrong")} | {
+    name: name for name in UNPROVEN
+}
 MOST_BREACHES = 12  # breaches that are shown in full
 
 

@@ -10,7 +10,7 @@ import dataclasses
 import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from verify.errors import UsageError
 from verify.records.bounds import verdict as gate
@@ -227,7 +227,7 @@ def _kind(before: Bound | None, after: Bound | None) -> Kind:
     if _looser(before, after) or after.gate != before.gate or dropped(before, after):
         return "looser"
     pairs = zip(before.promise, after.promise, strict=True)
-    known = _promising(before, tuple(new if old in (None, "") else old for old, new in pairs))  # type: ignore[arg-type]
+    known = _promising(before, [new if old in (None, "") else old for old, new in pairs])
     return "tighter" if _looser(after, known) else "restated"
 
 
@@ -244,9 +244,8 @@ def _usable(found: Iterable[Reading]) -> list[Reading]:
     return [reading for reading in found if gate.fitness(reading)[0] == "ok"]
 
 
-def _promising(bound: Bound, promise: Promise) -> Bound:
-    value, share, typical, verdict = promise
-    return dataclasses.replace(bound, value=value, share=share, typical=typical, verdict=verdict)
+def _promising(bound: Bound, promise: Sequence[Any]) -> Bound:
+    return dataclasses.replace(bound, **dict(zip(PROMISES, promise, strict=True)))
 
 
 def _bound(row: Row, reading: Reading, promise: Promise, reason: str) -> Bound:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from verify.errors import INCOMPLETE, PASS, WRONG
+from verify.records.bounds.verdict import SEVERITY
 from verify.records.record import Number, Worst, value_of
 from verify.records.recorded import judged
 from verify.report import compare_words, gate_words, words
@@ -69,27 +70,11 @@ class Against:
     lines: list[GapLine]
 
 
-_STANDING: dict[str, str] = {
-    "crashed": "crashed",
-    "nonfinite": "wrong",
-    "breached": "wrong",
-    "gone": "wrong",
-    "incomparable": "skipped",
-    "unused": "skipped",
-    "undecided": "undecided",
-    "vacuous": "vacuous",
-    "new": "skipped",
-    "waived": "skipped",
-    "improved": "ok",
-    "ok": "ok",
-}
-
-
 def bounds(found: Verdict) -> Against:
     """Returns the verdict of the gate. Keys within their bound are counted and not listed."""
     rows = [_bound(row) for row in found.rows if row.status in gate_words.WITH_FIGURES]
     statuses = [row.status for row in found.rows]
-    counted = ", ".join(f"{statuses.count(key):,} {key}" for key in _STANDING if key in statuses)
+    counted = ", ".join(f"{statuses.count(key):,} {key}" for key in SEVERITY if key in statuses)
     return Against(
         anchor="bounds",
         title="Against the committed bounds",
@@ -118,7 +103,7 @@ def _bound(row: Row) -> AgainstRow:
     key, leading = row.key, row.leading
     after, before = ("", "") if leading is None else gate_words.decisive(row)
     return AgainstRow(
-        standing=_STANDING[row.status],
+        standing=gate_words.SIGN.get(row.status, "skipped"),
         word=row.status,
         what=" ".join(words.clean(part) for part in (key.kernel, key.output, key.dtype) if part),
         regime=words.clean(key.regime),

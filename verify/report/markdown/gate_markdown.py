@@ -134,7 +134,7 @@ def _fill_changes(budget: Budget, found: Comparison, *, share: float = 1.0) -> N
 def _row(row: Row, count: int) -> str:
     reading = row.leading
     assert reading is not None
-    sign = {"breached": "✗", "nonfinite": "✗", "crashed": "✗", "improved": "✓"}.get(row.status, "○")
+    sign = GLYPHS[gate_words.SIGN.get(row.status, "skipped")]
     word = f"**{row.status}**" if sign == "✗" else row.status
     return table_row(
         [

@@ -7,16 +7,13 @@ from collections.abc import Mapping, Sequence
 
 from verify.records.bounds.verdict import MEANING, SEVERITY, Row, Status, Verdict
 from verify.records.readings import Reading
-from verify.records.record import UNPROVEN, replay_command
+from verify.records.record import replay_command
 from verify.report import gate_words, words
 from verify.report.gaps import gathered
 from verify.report.signs import STANDING, STYLES, Signs
 from verify.report.terminal.text_page import Cell, Page, Terminal
 
 MOST_LINES = 12  # lines of one status without figures
-
-SIGN = {"ok": "ok", "improved": "ok", **dict.fromkeys(("breached", "nonfinite", "crashed", "gone"), "wrong")}
-SIGN |= {name: name for name in UNPROVEN}
 
 
 def render(
@@ -75,7 +72,7 @@ def _table(page: Page, rows: Sequence[Row]) -> None:
 def _cells(row: Row, signs: Signs) -> list[Cell]:
     reading = row.leading
     assert reading is not None
-    status, (measured, limit) = SIGN.get(row.status, "skipped"), gate_words.cells(row)
+    status, (measured, limit) = gate_words.SIGN.get(row.status, "skipped"), gate_words.cells(row)
     return [
         Cell(row.key.output),
         Cell(row.key.dtype),
@@ -132,7 +129,7 @@ def _lines(page: Page, status: Status, rows: Sequence[Row]) -> None:
         return
     found = gate_words.groups(rows)
     page.blank()
-    page.line(page.sign(SIGN.get(status, "skipped"), status), Cell(MEANING[status], "dim"))
+    page.line(page.sign(gate_words.SIGN.get(status, "skipped"), status), Cell(MEANING[status], "dim"))
     most = len(found) if status == "waived" else MOST_LINES  # each waiver in use is shown
     for arch, kernel, reason, members in found[:most]:
         said = Cell(f"{gate_words.keys(kernel, members)} ({arch}): {reason}", "yellow" if status == "waived" else "")
