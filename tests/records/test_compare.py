@@ -55,7 +55,7 @@ def test_up_and_down(base: float, head: float, change: str, code: int) -> None:
 def test_a_figure_without_a_verdict_is_not_the_same(status: str) -> None:
     found = both(result(0.5, status=status), result(0.5, status=status))
     assert (found.pairs[0].change, found.exit_code) == ("incomparable", 3)
-    assert found.pairs[0].reason == f"head is {status}: zeros would pass"
+    assert found.pairs[0].why == f"head is {status}: zeros would pass"
     assert both(result(0.5), result(0.6, status=status)).exit_code == 1
     assert both(result(0.5, status=status), result(0.5)).exit_code == 0
 
@@ -84,7 +84,7 @@ def test_other_cases_cannot_be_compared(base: Result, head: Result, reason: str)
     found = both(base, head)
     [pair] = found.pairs
     assert (pair.change, found.exit_code) == ("incomparable", 3)
-    assert reason in pair.reason
+    assert reason in pair.why
 
 
 def on(backend: str, *results: Result, **environment: Any) -> Any:

@@ -34,8 +34,14 @@ class Pair:
     head: Reading | None
     change: Change
     bits: Bits
-    reason: str = ""
+    reason: str = ""  # why the two cannot be compared
+    detail: str = ""  # hashes and seeds, which differ by kernel
     grew: tuple[Excess, ...] = ()  # the figures, and the verdict, of the head that are worse than in the base
+
+    @property
+    def why(self) -> str:
+        """Returns the reason with its detail."""
+        return f"{self.reason}: {self.detail}" if self.detail else self.reason
 
     @property
     def figures_differ(self) -> bool:
@@ -92,7 +98,7 @@ class Comparison:
     @property
     def other_cases(self) -> bool:
         """True if some figures could not be compared because the records measured different cases."""
-        return any(pair.reason.startswith((OTHER_PROPERTY, OTHER_SEED)) for pair in self.pairs)
+        return any(pair.reason in (OTHER_PROPERTY, OTHER_SEED) for pair in self.pairs)
 
     @property
     def listed(self) -> list[Pair]:
@@ -192,15 +198,15 @@ def _pair(question: _Question, base: Reading | None, head: Reading | None, arch:
         assert present is not None
         change: Change = "added" if base is None else "removed"
         return Pair(key, source, base, head, change, "unknown")
-    if reason := _different(base, head):
-        return Pair(key, source, base, head, "incomparable", "unknown", reason)
+    if different := _different(base, head):
+        return Pair(key, source, base, head, "incomparable", "unknown", *different)
     bits: Bits = "unknown"
     if base.bits and head.bits:
         bits = "identical" if base.bits == head.bits else "changed"
     if grew := _grew(base, head):
         return Pair(key, source, base, head, "worse", bits, grew=grew)
     if head.status in UNPROVEN:  # without a verdict it is no pass
-        return Pair(key, source, base, head, "incomparable", bits, f"head is {head.status}: {head.why}")
+        return Pair(key, source, base, head, "incomparable", bits, f"head is {head.status}", head.why)
     better = ordered(head.value) < ordered(base.value) or badness(head.verdict) < badness(base.verdict)
     return Pair(key, source, base, head, "better" if better else "same", bits)
 
@@ -221,19 +227,19 @@ def _grew(base: Reading, head: Reading) -> tuple[Excess, ...]:
     return tuple(found)
 
 
-def _different(base: Reading, head: Reading) -> str:
-    """Returns why two readings are not of the same cases, or ""."""
+def _different(base: Reading, head: Reading) -> tuple[str, str] | None:
+    """Returns why two readings are not of the same cases, and the detail; None if they are."""
     if base.flaw or head.flaw:
-        return base.flaw or head.flaw
+        return base.flaw or head.flaw, ""
     if base.gate != head.gate:
-        return f"the {base.gate} error was judged, now the {head.gate} one"
+        return f"the {base.gate} error was judged, now the {head.gate} one", ""
     if not base.properties or not head.properties:
-        return "a record has no property hash, so it is not known whether the cases are the same"
+        return "a record has no property hash, so it is not known whether the cases are the same", ""
     if base.properties != head.properties:
-        return f"{OTHER_PROPERTY}: property {base.properties}, now {head.properties}"
+        return OTHER_PROPERTY, f"property {base.properties}, now {head.properties}"
     if base.basis.seed != head.basis.seed:
-        return f"{OTHER_SEED}: seed {base.basis.seed}, now seed {head.basis.seed}"
-    return ""
+        return OTHER_SEED, f"seed {base.basis.seed}, now seed {head.basis.seed}"
+    return None
 
 
 def _failed(run: Run) -> dict[str, str]:

@@ -21,6 +21,7 @@ import msgspec
 
 from verify.errors import UsageError, WriteError
 from verify.records import part_store
+from verify.records.figure import ordered
 from verify.records.files import LARGEST, decode, write_atomically
 from verify.records.readings import Reading, arch_of, commit_of, inputs, leading, readings
 from verify.records.record import SCHEMA, Basis, Run
@@ -260,7 +261,7 @@ class History:
             before=points[other[-1]] if other else None,
             count=len(points),
             least=min(numbers, default=math.nan),
-            most=max(values) if len(numbers) == len(values) else math.nan,
+            most=max(values, key=ordered),
             finite=_largest(values),
             beside=math.nan if math.isfinite(last.value) or line.regime else self._largest_of_regimes(line, last),
             recent=tuple(values[-recent:]),

@@ -193,7 +193,7 @@ def parts(result: Result) -> list[Part]:
     ]
     whole = judged(result.figures, result.gate)
     known = [judged(part.figures, result.gate) for part in found if part.name != NONFINITE]
-    if not any(whole <= value or (math.isnan(whole) and math.isnan(value)) for value in known):
+    if not any(ordered(whole) <= ordered(value) for value in known):
         region = RegimeFigures(WHOLE, None, None, result.figures)
         alone = not result.classes
         found.append(Part(WHOLE, result.figures, None, result.status, alone, alone and not chosen, region))
@@ -237,7 +237,7 @@ def judged(figures: Figures, gate: Gate) -> float:
     """Returns the figure that is compared with a bound: the upper end of the maximum. NaN if either end is NaN."""
     pair = (figures.max_ulp, figures.max_upper) if gate == "plain" else (figures.scaled_max, figures.scaled_upper)
     values = [math.nan if value is None else value_of(value) for value in pair]
-    return math.nan if any(map(math.isnan, values)) else max(values)
+    return max(values, key=ordered)
 
 
 def _flaw(result: Result, figures: Figures, value: float) -> str:

@@ -14,6 +14,12 @@ from verify.report.gaps import FEW, GapLine
 
 def sentence(found: Comparison) -> str:
     """Returns for example `worse: 2 of 48 figures grew; the most is ...`."""
+    word, parts = clauses(found)
+    return f"{word}: {'; '.join(parts)}"
+
+
+def clauses(found: Comparison) -> tuple[str, list[str]]:
+    """Returns the first word of the sentence, and its parts."""
     pairs = found.pairs
     alike = [pair for pair in pairs if pair.change in ("worse", "better", "same")]
     worse, better = found.of("worse"), found.of("better")
@@ -43,8 +49,7 @@ def sentence(found: Comparison) -> str:
     if not parts:
         parts.append("the records have no figure in common")
     failing = {WRONG: "worse", INCOMPLETE: "incomplete"}
-    word = failing.get(found.exit_code, "better" if better else "same")
-    return f"{word}: {'; '.join(parts)}"
+    return failing.get(found.exit_code, "better" if better else "same"), parts
 
 
 def _bits(pairs: Sequence[Pair]) -> str:
@@ -93,7 +98,7 @@ def alone(pairs: Sequence[Pair]) -> list[GapLine]:
     found: dict[tuple[str, str], dict[str, int]] = {}
     for pair in pairs:
         if pair.change in ALONE:
-            kernels = found.setdefault((ALONE[pair.change], why(pair)), {})
+            kernels = found.setdefault((ALONE[pair.change], pair.reason), {})
             kernels[pair.key.kernel] = kernels.get(pair.key.kernel, 0) + 1
     lines = []
     for (word, reason), kernels in found.items():
@@ -102,11 +107,6 @@ def alone(pairs: Sequence[Pair]) -> list[GapLine]:
         parts = [f"{kernel} {words.plural(count, 'figure')}" for kernel, count in kernels.items()]
         lines.append(GapLine(words.clean(text), [words.clean(part) for part in parts] if len(parts) > FEW else []))
     return lines
-
-
-def why(pair: Pair) -> str:
-    """Returns why two figures cannot be compared, without the hashes, which differ by kernel."""
-    return pair.reason.partition(":")[0]
 
 
 def about(run: Run) -> str:

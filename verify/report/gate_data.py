@@ -132,7 +132,7 @@ def _pair(pair: Pair) -> dict[str, Any]:
         "change": pair.change,
         "grew": [each.name for each in pair.grew],
         "bits": pair.bits,
-        "reason": pair.reason,
+        "reason": pair.why,
         "base": None if pair.base is None else _reading(pair.base),
         "head": None if pair.head is None else _reading(pair.head),
     }

@@ -74,8 +74,11 @@ def _clause(status: Status, rows: Sequence[Row]) -> str:
 
 def title(item: Row | Pair) -> str:
     """Returns for example `gelu dx bfloat16 positive`."""
-    key = item.key
-    return " ".join(words.clean(part) for part in (key.kernel, key.output, key.dtype, key.regime) if part)
+    return " ".join(words.clean(part) for part in (item.key.kernel, *_result(item)) if part)
+
+
+def _result(item: Row | Pair) -> tuple[str, str, str]:
+    return item.key.output, item.key.dtype, item.key.regime
 
 
 def error(reading: Reading) -> str:
@@ -171,22 +174,22 @@ def why(row: Row) -> str:
     found = row.reason
     if row.leading is not None and row.leading.finite:
         found = decisive(row)[0] + against(row)
-    return f"{found}; {waiver(row)}"
+    return f"{found}; {waiver(row, 'its waiver ')}"
 
 
-def waiver(row: Row) -> str:
-    """Returns for example `waived until 2027-01-31: a faster erf is on its way`."""
+def waiver(row: Row, whose: str = "") -> str:
+    """Returns for example `waived until 2027-01-31: a faster erf is on its way`, or `ended with` that day."""
     assert row.waiver is not None
-    until = "waived until" if row.status == "waived" else "its waiver ended with"
+    until = "waived until" if row.status == "waived" else f"{whose}ended with"
     return f"{until} {row.waiver.expires}: {words.clean(row.waiver.reason)}"
 
 
-def keys(kernel: str, members: Sequence[Row]) -> str:
+def keys(members: Sequence[Row]) -> str:
     """Names keys of a kernel: ` 8 keys`, ` y float16 positive`, or nothing if the whole kernel is meant."""
     named = [row for row in members if row.key.output or row.key.dtype or row.key.regime]
     if len(named) > 1:
         return f" {words.plural(len(named), 'key')}"
-    return title(named[0]).removeprefix(words.clean(kernel)) if named else ""
+    return "".join(f" {words.clean(part)}" for part in _result(named[0]) if part) if named else ""
 
 
 def groups(rows: Iterable[Row]) -> list[tuple[str, str, str, list[Row]]]:
@@ -239,7 +242,8 @@ def times(found: Iterable[Excess]) -> tuple[int, float]:
 
 def next_command(verdict: Verdict, records: Sequence[str] = ()) -> str:
     """Returns the one command to type next."""
-    files = " ".join(shlex.quote(path) for path in records) or "RUN.json"
+    quoted = [shlex.quote(path) for path in records] or ["RUN.json"]
+    files, first = " ".join(quoted), quoted[0]
     found = {row.status for row in verdict.rows}
     broken = breaches(verdict)
     for place, row in enumerate(broken):  # an old record has no worst element of some regimes
@@ -250,12 +254,12 @@ def next_command(verdict: Verdict, records: Sequence[str] = ()) -> str:
                 return known or command
             return f"the replay command of {title(row)}, above"
     if broken:
-        return f"verify report {files.split(' ', 1)[0]}"
+        return f"verify report {first}"
     if "crashed" in found:
         name = next(row.key.kernel for row in verdict.rows if row.status == "crashed")
         return f"verify gate {files} --kernel {shlex.quote(name)}"
     if found & set(UNPROVEN):
-        return f"verify report {files.split(' ', 1)[0]}"
+        return f"verify report {first}"
     if "new" in found or "improved" in found:
         return f"verify bounds propose {files}"
     if "incomparable" in found:

@@ -92,7 +92,7 @@ def _unjudged(found: Verdict) -> list[GapLine]:
     rows = [row for row in found.rows if row.status not in gate_words.WITH_FIGURES and row.status != "ok"]
     return [
         GapLine(
-            words.clean(f"{members[0].status}: {kernel}{gate_words.keys(kernel, members)} ({arch}): {reason}"),
+            words.clean(f"{members[0].status}: {kernel}{gate_words.keys(members)} ({arch}): {reason}"),
             [gate_words.measured(row) for row in members] if len(members) > 1 else [],
         )
         for arch, kernel, reason, members in gate_words.groups(rows)

@@ -71,7 +71,7 @@ def gate(found: Verdict, comparison: Comparison | None = None) -> str:
 def compared(found: Comparison) -> str:
     """Returns the page of a comparison."""
     table = against.base(found)
-    first, _, rest = compare_words.sentence(found).partition(":")
+    first, parts = compare_words.clauses(found)
     spots = [
         _spot(gate_words.title(pair), compare_words.growth(pair), pair.head)
         for pair in found.pairs
@@ -79,7 +79,7 @@ def compared(found: Comparison) -> str:
     ]
     beneath = [f"{name} {before}, now {after}" for name, before, after in found.beneath]
     setting = f"base {compare_words.about(found.base)}; head {compare_words.about(found.head)}"
-    return _page(table.standing, (first, rest.strip()), beneath, setting, beside=[table], spots=spots)
+    return _page(table.standing, (first, "; ".join(parts)), beneath, setting, beside=[table], spots=spots)
 
 
 def history(kernel: str, found: Sequence[tuple[Summary, Sequence[HistoryPoint], Sequence[Event]]]) -> str:

@@ -113,11 +113,9 @@ def _regime(name: str, count: int) -> str:
 
 def _fill_changes(budget: Budget, found: Comparison, *, share: float = 1.0) -> None:
     """Appends a row for each result and kind of change. Many unpaired figures of one reason have one line."""
-    count = Counter((pair.change, compare_words.why(pair)) for pair in found.listed)
+    count = Counter((pair.change, pair.reason) for pair in found.listed)
     apart = [
-        pair
-        for pair in found.listed
-        if pair.change in compare_words.ALONE and count[pair.change, compare_words.why(pair)] > MANY
+        pair for pair in found.listed if pair.change in compare_words.ALONE and count[pair.change, pair.reason] > MANY
     ]
     known = set(map(id, apart))  # by identity: comparing thousands with each other takes a minute
     groups: dict[tuple[str, ...], list[Pair]] = {}
@@ -151,7 +149,7 @@ def _changed(pair: Pair, count: int) -> str:
     paired = pair.base is not None and pair.head is not None
     change = compare_words.change_text(pair)
     beyond = [each for each in pair.grew if each.name != "value"]  # the columns have the maxima and the share
-    reason = pair.reason or "; ".join(f"{then} to {now}" for now, then in map(gate_words.excess, beyond))
+    reason = pair.why or "; ".join(f"{then} to {now}" for now, then in map(gate_words.excess, beyond))
     reason = f": {inert(reason)}" if reason else ""
     return table_row(
         [
@@ -180,7 +178,7 @@ def _state(status: str, reason: str) -> str:
 
 def _waived(rows: Sequence[Row]) -> list[str]:
     return [
-        f"- {code(kernel + gate_words.keys(kernel, members))} ({inert(arch)}): {inert(reason)}"
+        f"- {code(kernel + gate_words.keys(members))} ({inert(arch)}): {inert(reason)}"
         for arch, kernel, reason, members in gate_words.groups(rows)
     ]
 
@@ -198,7 +196,7 @@ def _detail(row: Row, count: int) -> str:
         facts.append(("why", inert(row.reason)))
     facts += [("also", inert(told)) for told in gate_words.beside(row)]
     if row.waiver is not None:
-        facts.append(("waiver", inert(gate_words.waiver(row).removeprefix("its waiver "))))
+        facts.append(("waiver", inert(gate_words.waiver(row))))
     if reading.worst is not None:
         facts += [
             ("input", code(gate_words.where(reading.worst))),

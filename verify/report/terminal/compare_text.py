@@ -49,8 +49,8 @@ def render(found: Comparison, terminal: Terminal, *, everything: bool = False, e
         page.line(message, indent=4)
     page.blank()
     word = {PASS: "ok", WRONG: "wrong", INCOMPLETE: "skipped"}[found.exit_code]
-    first, _, rest = compare_words.sentence(found).partition(":")
-    page.line(Cell(f"{page.signs.status[word]} {first}:", STYLES[word]), rest)
+    first, parts = compare_words.clauses(found)
+    page.line(Cell(f"{page.signs.status[word]} {first}:", STYLES[word]), f" {'; '.join(parts)}")
     return page.text()
 
 
@@ -85,7 +85,7 @@ def _apart(page: Page, pairs: Sequence[Pair]) -> None:
     found: dict[tuple[str, str, str], int] = {}
     for pair in pairs:
         if pair.change in ("incomparable", "removed", "added"):
-            name = (pair.change, pair.key.kernel, pair.reason)
+            name = (pair.change, pair.key.kernel, pair.why)
             found[name] = found.get(name, 0) + 1
     if found:
         page.blank()

@@ -43,9 +43,8 @@ def render(
             for gap in gathered(lines):
                 page.line(gap.text, indent=4)
     page.blank()
-    word, rest = gate_words.sentence(verdict).split(":", 1)
-    standing = STANDING[verdict.word]
-    page.line(Cell(f"{page.signs.status[standing]} {word}:", STYLES[standing]), rest)
+    standing, said = STANDING[verdict.word], "; ".join(gate_words.clauses(verdict))
+    page.line(Cell(f"{page.signs.status[standing]} {verdict.word}:", STYLES[standing]), f" {said}")
     page.command(f"next: {gate_words.next_command(verdict, records)}")
     return page.text()
 
@@ -110,7 +109,7 @@ def _block(page: Page, row: Row, verdict: Verdict, records: Sequence[str], *, wh
         evidence = f"{words.basis_short(bound.basis)}, {bound.evidence.date}, commit {bound.evidence.commit[:7]}"
         page.field("bound", f"{gate_words.bound_text(bound)}: {evidence}")
     if row.waiver is not None:
-        page.field("waiver", gate_words.waiver(row).removeprefix("its waiver "))
+        page.field("waiver", gate_words.waiver(row))
     for told in gate_words.beside(row):
         page.field("also", told)
     for other in row.readings:
@@ -132,6 +131,6 @@ def _lines(page: Page, status: Status, rows: Sequence[Row]) -> None:
     page.line(page.sign(gate_words.SIGN.get(status, "skipped"), status), Cell(MEANING[status], "dim"))
     most = len(found) if status == "waived" else MOST_LINES  # each waiver in use is shown
     for arch, kernel, reason, members in found[:most]:
-        said = Cell(f"{gate_words.keys(kernel, members)} ({arch}): {reason}", "yellow" if status == "waived" else "")
+        said = Cell(f"{gate_words.keys(members)} ({arch}): {reason}", "yellow" if status == "waived" else "")
         page.line(Cell(kernel, "bold"), said, indent=4)
     page.more(len(found) - most)
