@@ -6,6 +6,7 @@ is wrong. Then each change is measured and judged by these bounds, and beside th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -23,11 +24,13 @@ from verify.backends import Interpreter
 from verify.cases.plan import EFFORTS, plan
 from verify.measure import kernel as measuring
 from verify.measure.requests import Measure
-from verify.records.bounds import changes
-from verify.records.bounds.committed import Book
+from verify.records.bounds import changes, committed
+from verify.records.bounds.committed import PROMISES, Book
 from verify.records.bounds.verdict import judge
 from verify.records.compare import compare
 from verify.records.record import SCHEMA, Run
+from verify.report.terminal import bounds_text
+from verify.report.terminal.text_page import Terminal
 
 Function = Callable[..., Any]
 
@@ -326,3 +329,50 @@ def test_a_verdict_that_gets_worse_fails_without_any_bound() -> None:
     assert worse["ordinary inputs"] == "its verdict is worse than in the base"
     assert "demanding inputs" not in worse  # wrong before
     assert found.word == "fail" and judge([head], Book(Path("bounds"))).word == "incomplete"
+
+
+def test_propose_names_the_bounds_of_wrong_results_on_the_screen_and_in_the_file(tmp_path: Path) -> None:
+    base, book = before("like")
+    found = changes.propose([base], Book(tmp_path))
+    (path,) = committed.save(Book(tmp_path), [change.new for change in found.changes if change.new])
+    assert committed.load(tmp_path).bounds == book.bounds
+    verdicts = {key.regime: bound.verdict for key, bound in book.bounds.items()}
+    assert (verdicts["ordinary inputs"], verdicts["demanding inputs"], verdicts["all"]) == ("ok", "wrong", "wrong")
+    assert path.read_text().count('verdict = "wrong"') == list(verdicts.values()).count("wrong")
+    text = " ".join(bounds_text.proposal(found, Terminal(200), written=[str(path)]).split())
+    assert re.search(
+        r"✗ of a wrong result kernel y float32 \d bounds allow what is wrong: .* on demanding inputs", text
+    )
+    assert f"{list(verdicts.values()).count('wrong')} of wrong results; written to" in text
+
+
+def test_bounds_of_format_2_stay_bounds_of_their_regimes_and_get_classes() -> None:
+    base, book = before("op")
+    old = {
+        key: replace(bound, share=None, typical=None, verdict="")
+        for key, bound in book.bounds.items()
+        if not key.regime.endswith(" inputs")
+    }
+    held = Book(Path("bounds"), old)
+    judged = judge([base], held)
+    assert {row.key for row in judged.rows if row.status == "ok"} == set(old)
+    assert {row.key for row in judged.rows if row.status == "new"} == book.bounds.keys() - old.keys()
+    found = changes.propose([base], held)
+    assert {change.kind for change in found.changes} == {"new"}
+    assert {**old, **{change.key: change.new for change in found.changes}} == book.bounds
+
+
+def test_a_share_that_grew_is_accepted_with_its_reason_and_nothing_else_gets_looser() -> None:
+    _, book = before("op")
+    head = recorded(OP.declaration, OP.worse["a wrong constant"])
+    rows = [row for row in judge([head], book).rows if row.status == "breached"]
+    beyond = {row.key: {each.name for each in row.beyond} for row in rows}
+    key = next(key for key in beyond if key.regime == "ordinary inputs")
+    assert "share" in beyond[key]
+    change = changes.accept(str(key), "a shorter constant", [head], book, today="2026-11-28")
+    old, new = book.bounds[key], change.new
+    assert new is not None and change.kind == "looser" and new.accepted[-1].reason == "a shorter constant"
+    looser = {name for name, then, now in zip(PROMISES, old.promise, new.promise, strict=True) if then != now}
+    assert looser == beyond[key]
+    accepted = Book(book.folder, {**book.bounds, key: new})
+    assert {row.key for row in judge([head], accepted).rows if row.status == "breached"} == beyond.keys() - {key}
