@@ -94,7 +94,7 @@ def test_a_run_on_an_added_backend_has_its_name_and_its_own_bounds(project: Path
     proposed = verify(project, "bounds", "propose", "run.json")
     assert "reports/bounds/npu_1000/mine.toml" in proposed.stdout
     gated = verify(project, "gate", "run.json")
-    assert gated.returncode == 0 and "all 8 bounds hold" in gated.stdout
+    assert gated.returncode == 0 and "all 10 bounds hold" in gated.stdout
     # the same figures of another backend are no answer to these bounds
     cpu = msgspec.structs.replace(run, backend="cpu", environment=run.environment | Cpu("cpu").environment())
     files.save(cpu, project / "cpu.json")

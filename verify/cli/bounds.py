@@ -18,8 +18,8 @@ def add(commands: Any) -> None:
     parser = commands.add_parser(
         "bounds",
         help="propose, review and accept bounds; waive findings",
-        description="Bounds are the largest errors that a project allows itself, one per output, dtype and regime. "
-        "They get tighter from records, and looser only one by one, with a reason.",
+        description="Bounds are the largest errors that a project allows itself, one per output, dtype and part "
+        "of the inputs. They get tighter from records, and looser only one by one, with a reason.",
         examples=("verify bounds propose run.json", "verify bounds review --base origin/main"),
     )
     steps = parser.add_subparsers(title="steps", metavar="STEP", required=True)
