@@ -83,7 +83,7 @@ class Reading:
     flaw: str = ""
     status: ResultStatus = "ok"  # verdict on the whole result, by the limit that its kernel declares
     why: str = ""  # the reason of a status other than "ok"
-    verdict: ResultStatus = "ok"  # that of this class, else of the whole result
+    verdict: ResultStatus = "ok"  # that of this class; of a regime beyond the limit, that of the result
     decides: bool = True  # False: other parts of the result have the verdict
     share: float | None = None
     typical: float | None = None
@@ -186,11 +186,11 @@ def parts(result: Result) -> list[Part]:
     The classes decide. If the verdict is about none of them, as at infinite inputs, each has that of the result.
     """
     blamed, chosen = any(each.reason for each in result.classes), result.source == "hunt"  # chosen for large errors
-    found = [
-        Part(each.name, each.figures, each.worst, result.status, region=each)
-        for each in result.regimes
-        if each.name != BEYOND
-    ]
+    found = []
+    for each in result.regimes:
+        if each.name != BEYOND:
+            within = judged(each.figures, result.gate) <= result.limit
+            found.append(Part(each.name, each.figures, each.worst, "ok" if within else result.status, region=each))
     whole = judged(result.figures, result.gate)
     known = [judged(part.figures, result.gate) for part in found if part.name != NONFINITE]
     if not any(ordered(whole) <= ordered(value) for value in known):

@@ -158,7 +158,7 @@ def supported(found: Sequence[Reading], headroom: float | None = None) -> Promis
         shares += [] if share is None else [min(1.0, rounded_up(share))]
         means += [] if mean is None else [rounded_up(mean)]
     verdict: Verdict = max((each.verdict for each in found if each.decides), key=badness, default="")
-    if not verdict and any(each.status == "wrong" for each in found):
+    if not verdict and any(each.verdict == "wrong" for each in found):
         verdict = "wrong"  # so that a reader knows what the bound is of
     return proposal(leading(list(found)), headroom), max(shares, default=None), max(means, default=None), verdict
 
