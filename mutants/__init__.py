@@ -25,6 +25,7 @@ FAMILIES = (
     "attention",
     "stochastic",
     "company",
+    "crossed",
 )
 
 

@@ -92,8 +92,8 @@ def _fails(kernel: Kernel, dtype: str, device: str) -> _Fails:
     returned = kernel.op.baseline(*leaves, **params)
     wanted = returned[0] if isinstance(returned, tuple) else returned
     dy = randn(tuple(wanted.shape))
-    smooth = [leaf for leaf in leaves if leaf.requires_grad]
-    expected = [wanted.detach(), *torch.autograd.grad(wanted, smooth, dy)]
+    smooth = [leaf for leaf in leaves if leaf.requires_grad and wanted.requires_grad]
+    expected = [wanted.detach(), *(torch.autograd.grad(wanted, smooth, dy) if smooth else ())]
     try:
         results = run_tensors(kernel, inputs, params, {"y": dy.clone()})
     except KernelError:
@@ -104,7 +104,7 @@ def _fails(kernel: Kernel, dtype: str, device: str) -> _Fails:
     ]
     atol, rtol = projects_tolerance(kernel.op.name)
     # a kernel without gradients is compared by its output alone
-    pairs = [(results[name], value) for name, value in zip(names, expected, strict=True) if name in results]
+    pairs = [(results[name], value) for name, value in zip(names, expected, strict=False) if name in results]
     return _Fails(
         by_default=not all(_close(got, value) for got, value in pairs),
         by_project=not all(_close(got, value, atol=atol, rtol=rtol) for got, value in pairs),

@@ -14,7 +14,7 @@ from verify.cases.explicit import override
 from verify.cases.layouts import lay_out
 from verify.cases.scores import RECIPES as SCORE_RECIPES
 from verify.cases.scores import fill_scores
-from verify.cases.values import SMALL, WITH_ENDS, Stream, fill, inside, within
+from verify.cases.values import AT_BOUNDS, SMALL, Stream, fill, inside, within
 from verify.declare.declaration import Kernel
 from verify.declare.promises import differing
 from verify.errors import UsageError
@@ -30,6 +30,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
     dims: the shape of an elementwise operand, (..., N) of a row-wise op, (M, K, N) of a contraction.
     fill: the recipe of the data operands.
+    only: the one operand that the recipe is for, if not for all; the others have ordinary values.
     upstream: the recipe of the gradient that arrives at each output; empty: forward only.
     dtypes: the dtypes of operands that differ from `dtype`.
     layouts: the memory layout of an operand, or of an upstream gradient as "d" + output; contiguous by default.
@@ -53,6 +54,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     values: dict[str, str] = {}
     edits: dict[str, dict[str, str]] = {}
     largest: float | dict[str, float] | None = None
+    only: str = ""
 
     def to_json(self) -> str:
         """Returns compact JSON with the fields in a fixed order."""
@@ -118,23 +120,15 @@ def inputs_of(op: Op, case: Case, device: torch.device | str, *, shared: bool = 
         if operand.range is not None:
             result[operand.name] = _whole_numbers(operand, case, shapes[operand.name], device)
             continue
-        recipe = op.geometry.fill if held else case.fill
-        if operand.role == "data":
-            data += 1
-            if data > 1 and recipe == "mixed":
-                recipe = "shuffled"
-        elif operand.role == "scale":
-            recipe = "around one"
-        elif operand.role == "shift":
-            recipe = "around zero"
-        elif operand.role == "matrix":
-            recipe = "around zero" if case.fill != "spread" else "spread"
+        data += operand.role == "data"
+        recipe = op.geometry.fill if held or case.only not in ("", operand.name) else case.fill
+        recipe = _recipe_of(operand, "shuffled" if data > 1 and recipe == "mixed" else recipe)
         fmt = formats.named(operand_dtype(case, operand))
         stream = Stream(case.seed, operand.name, torch.device(device))
         filled = _filled(op, case, operand, recipe, shapes[operand.name], stream, shared=shared)
         largest = up_to(case.largest, operand.name)
         if operand.domain is not None and case.fill != "patterns":
-            filled = inside(filled, operand.domain, largest, ends=recipe in WITH_ENDS)
+            filled = inside(filled, operand.domain, largest, recipe=recipe)
         elif largest < math.inf:
             filled = within(filled, fmt, largest)
         filled = override(filled, fmt, operand.name, case.values.get(operand.name), case.edits.get(operand.name))
@@ -142,6 +136,15 @@ def inputs_of(op: Op, case: Case, device: torch.device | str, *, shared: bool = 
             _demand_inside(operand, filled)
         result[operand.name] = lay_out(filled, case.layouts.get(operand.name, "contiguous"))
     return derive_all(op, case, result, device) if op.derived else result
+
+
+def _recipe_of(operand: Operand, recipe: str) -> str:
+    """Returns the recipe of an operand where the data have this one: weights and biases have ordinary values."""
+    if operand.role == "data" or (operand.domain is not None and recipe in AT_BOUNDS):
+        return recipe
+    if operand.role == "matrix" and recipe == "spread":
+        return recipe
+    return "around one" if operand.role == "scale" else "around zero"
 
 
 def derive_all(
@@ -177,7 +180,7 @@ def _filled(
 
 
 def _whole_numbers(operand: Operand, case: Case, shape: tuple[int, ...], device: torch.device | str) -> Tensor:
-    """Returns an integer operand at random. Both ends of its range occur."""
+    """Returns an integer operand at random: half of its numbers small or near a multiple of 64, and both ends."""
     assert operand.range is not None
     low, high = operand.range(case.dims)
     count = math.prod(shape)
@@ -187,12 +190,15 @@ def _whole_numbers(operand: Operand, case: Case, shape: tuple[int, ...], device:
             hint="integers= and where= together leave none for these sizes",
         )
     structure = operand.range.structure
-    most = _MANY if structure == "permutation" else max(high - low, 1)  # a permutation is the order of random numbers
     stream = Stream(case.seed, f"whole/{operand.name}", torch.device(device))
-    # `below` has 32 random bits, too few for a large range
-    drawn = stream.below(count, most) if most <= 1 << 31 else (stream.words(count) & ((1 << 63) - 1)) % most
+    # a permutation is the order of random numbers
+    drawn = _below(stream, count, _MANY if structure == "permutation" else max(high - low, 1))
+    if not structure and 4 < high - low <= 1 << 31:  # wider ranges are of seeds
+        drawn = _at_edges(stream, drawn, low, high - low)
     if count > 1 and not structure:
         drawn[0], drawn[-1] = 0, high - low - 1
+    if count > 2 and low <= 0 < high and structure in ("", "sum") and not operand.boolean:
+        drawn[count // 2] = -low  # nothing between others, such as an empty sequence
     values = operand.range.arranged((drawn + low).reshape(shape), case.dims)
     values = values.bool() if (low, high) == (0, 2) and operand.boolean else values
     if operand.name in case.values or operand.name in case.edits:
@@ -202,6 +208,26 @@ def _whole_numbers(operand: Operand, case: Case, shape: tuple[int, ...], device:
         if structure and not torch.equal(values, operand.range.arranged(values, case.dims)):
             raise UsageError(f"operand {operand.name!r} is declared as a {structure}, which the case's numbers are not")
     return lay_out(values, "contiguous")
+
+
+def _below(stream: Stream, count: int, most: int, part: str = "") -> Tensor:
+    """Returns integers from 0 to below `most`. `below` has 32 random bits, too few for a large range."""
+    return stream.below(count, most, part) if most <= 1 << 31 else (stream.words(count, part) & ((1 << 63) - 1)) % most
+
+
+def _at_edges(stream: Stream, drawn: Tensor, low: int, most: int) -> Tensor:
+    """Replaces a quarter of uniform numbers by small ones and a quarter by those near multiples of 64.
+
+    The numbers are offsets from `low`, below `most`. Small ones are spread by their number of bits, on both sides of 0
+    if it is in range. A single number is never uniform: few uniform steps from 1 to 100,000 are below 1,000.
+    """
+    count, zero = drawn.numel(), -low if low <= 0 < low + most else 0
+    bits = torch.bitwise_left_shift(torch.ones_like(drawn), stream.below(count, most.bit_length(), "bits"))
+    small = _below(stream, count, most, "small") % bits * (1 - 2 * stream.below(count, 2, "side"))
+    blocks = 64 * _below(stream, count, most // 64 + 1, "blocks") + stream.below(count, 3, "beside") - 1 - low
+    kind = stream.below(count, 2 if count == 1 else 4, "kind")
+    edges = (kind == 1) & (blocks >= 0) & (blocks < most)
+    return torch.where(kind == 0, (zero + small).remainder(most), torch.where(edges, blocks, drawn))
 
 
 def _captured(op: Op, case: Case, operand: Operand, device: torch.device | str) -> Tensor:
@@ -243,6 +269,8 @@ def _demand_inside(operand: Operand, values: Tensor) -> None:
 def _known(op: Op, case: Case) -> None:
     """Raises UsageError if a case spells out values of something that the op does not have."""
     names = [operand.name for operand in op.operands] + ["d" + name for name in op.all_outputs]
+    if case.only and case.only not in names[: len(op.operands)]:
+        raise UsageError(f"the case has a recipe for {case.only!r}; op {op.name!r} has {', '.join(names)}")
     for name in [*case.values, *case.edits]:
         if any(name == each.name for each in op.derived):
             raise UsageError(f"a case does not spell out {name!r}, which is derived from other operands")

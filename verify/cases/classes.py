@@ -12,6 +12,7 @@ from torch import Tensor
 
 from verify.cases.case import Case
 from verify.cases.regimes import by_element, segments_of
+from verify.cases.values import NEAR, row_recipe
 from verify.ops.op import Largest, Op, Problem, Regime
 from verify.records.readings import BEYOND, NONFINITE
 from verify.records.record import CLASSES, DEMANDING, EXTREME, ORDINARY
@@ -48,6 +49,9 @@ EDGES = (
 
 def class_of_recipe(recipe: str) -> str:
     """Returns the class of the rows that a recipe makes."""
+    if recipe.startswith(NEAR) and row_recipe(recipe) is not None:
+        size = float(recipe.removeprefix(NEAR))
+        return ORDINARY if size >= ORDINARY_FROM else DEMANDING if size >= DEMANDING_FROM else EXTREME
     return next((name for name, recipes in _RECIPES.items() if recipe in recipes), ORDINARY)
 
 

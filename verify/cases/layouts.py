@@ -62,6 +62,16 @@ def _padded(tensor: Tensor) -> Tensor:
     return view
 
 
+def _apart(tensor: Tensor) -> Tensor:
+    """Puts a row of NaN behind each matrix, as in `x[:, :-1]`. A vector remains contiguous."""
+    if tensor.ndim < 2:
+        return tensor.contiguous()
+    wide = _poisoned((*tensor.shape[:-2], tensor.shape[-2] + 1, tensor.shape[-1]), tensor)
+    view = wide[..., : tensor.shape[-2], :]
+    view.copy_(tensor)
+    return view
+
+
 def _reversed_dims(tensor: Tensor) -> Tensor:
     """Puts all dimensions in the opposite order in memory (channels-last for three and more)."""
     order = tuple(reversed(range(tensor.ndim)))
@@ -119,6 +129,7 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "stepped": _stepped,
     "offset": _offset,
     "padded": _padded,
+    "matrices apart": _apart,
     "reversed": _reversed_dims,
     "expanded": _expanded,
     "expanded last": _expanded_last,

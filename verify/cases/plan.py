@@ -15,6 +15,7 @@ import msgspec
 
 from verify import backends
 from verify.cases import Case, case_of, counter
+from verify.cases.covering import CaseEffort, Chosen, Covering, covering, empty_sizes, own_recipes
 from verify.cases.scores import RECIPES as SCORE_RECIPES
 from verify.cases.sizes import REACHES, Reach, fitted, fitted_rows, long_sizes, sizes_of, with_keys, work_of
 from verify.cases.values import MATRIX_REGIMES, ROW_REGIMES
@@ -34,7 +35,12 @@ _KEYS_ELSE, _KEYS_FLOAT64 = (65,), (5,)
 # One recipe of ordinary values, two of demanding ones and one of extreme ones, for examples with more elements, or with
 # more sums and products, as a network of a small image has.
 _AT_LARGE, _LARGE, _LARGE_WORK = ("randn", "mean 1e3", "outlier", "huge 1e30"), 1 << 24, 1 << 30
-FEW = 4  # number of small and of larger sizes of a PyTorch function
+# Limits of the cases that cover pairs, and their number. Each element of a float64 result is judged exactly.
+_COVERING = {
+    "small": CaseEffort(1 << 17, 70_000, 1 << 14),
+    "large": CaseEffort(1 << 18, 1 << 21, 1 << 19),
+    "float64": CaseEffort(64, 1 << 10, 1 << 10),
+}
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,7 @@ class Group:
     pinned: True: the cases come from the project's corpus or from a file, and have results of their own.
     space: what names their inputs in the property hash of these results.
     results: only these results are judged; empty: all.
+    pairs: number of pairs of sizes, recipes and operands covered by these cases and earlier dtypes, and of all.
     """
 
     cases: tuple[Case, ...]
@@ -56,6 +63,7 @@ class Group:
     pinned: bool = False
     space: str = "pinned"
     results: tuple[str, ...] = ()
+    pairs: tuple[int, int] = (0, 0)
 
     def judges(self, result: str) -> bool:
         """True if a result of its cases is judged."""
@@ -221,32 +229,49 @@ def _rowwise(kernel: Kernel, dtype: str, scale: str, seed: int) -> list[Group]:
 def _graph(kernel: Kernel, dtype: str, scale: str, seed: int) -> list[Group]:
     """Returns cases for a PyTorch function.
 
-    Every row regime has small or larger sizes. Ordinary values have both, and cases with one long dimension. With
-    examples, each example has all regimes.
+    Ordinary values have small and larger sizes, each long dimension alone, and each empty one. Then follow cases that
+    cover pairs of sizes and recipes. With examples, each example has all regimes.
     """
-    upstream = "normal" if kernel.differentiable else ""
-    most = 64 if dtype == "float64" else EFFORTS[scale].graph_elements
-    sizes = sizes_of(kernel.op, most)
-    small = _few(sizes[: max(1, len(sizes) // 2)])
-    larger = _few(sizes[1:2] + sizes[len(sizes) // 2 :])
-    chosen = []
-    for place, recipe in enumerate(kernel.op.geometry.recipes or ROW_REGIMES):
-        some = [small[place % len(small)], larger[place % len(larger)] if larger else small[0]]
-        if place:  # an exact verdict is expensive for badly conditioned inputs, so sizes take turns
-            some = some[place % 2 :][:1]
-        if kernel.op.geometry.examples:
-            some = [dims for dims in sizes if recipe in _AT_LARGE or not _is_large(kernel, dims)]
-        chosen += [(dims, recipe) for dims in some]
-    chosen += [(dims, ROW_REGIMES[0]) for dims in long_dims(kernel, dtype, REACHES[scale])]
+    geometry, upstream = kernel.op.geometry, "normal" if kernel.differentiable else ""
+    chosen, pairs = list[Chosen](), (0, 0)
+    if geometry.examples:
+        chosen += [
+            Chosen(dims, {"recipe": recipe})
+            for recipe in geometry.recipes or (*ROW_REGIMES, *own_recipes(kernel.op))
+            for dims in geometry.examples
+            if recipe in _AT_LARGE or not _is_large(kernel, dims)
+        ]
+    else:
+        plain = sizes_of(kernel.op, 64 if dtype == "float64" else EFFORTS[scale].graph_elements)[:1]
+        alone = [*plain, *long_dims(kernel, dtype, REACHES[scale]), *empty_sizes(kernel)]
+        chosen += [Chosen(dims, {"recipe": ROW_REGIMES[0]}) for dims in dict.fromkeys(alone)]
+        covered = pairs_of(kernel, dtype, scale)
+        chosen, pairs = [*chosen, *covered.cases], (covered.covered, covered.pairs)
     for recipe in SCORE_RECIPES if kernel.op.scores else ():
         lengths = _KEYS_FLOAT64 if dtype == "float64" else _KEYS.get(recipe, _KEYS_ELSE)
-        chosen += [(dims, recipe) for dims in with_keys(kernel.op, lengths) or small[:1]]
+        sizes = with_keys(kernel.op, lengths) or sizes_of(kernel.op, 1 << 6)[:1]
+        chosen += [Chosen(dims, {"recipe": recipe}) for dims in sizes]
     cases = (
-        _case(kernel, dtype, seed + more, dims=dims, fill=recipe, upstream=upstream, regime=recipe)
-        for dims, recipe in dict.fromkeys(chosen)
-        for more in range(kernel.op.geometry.seeds)
-    )
-    return [Group(tuple(cases))]
+        _case(
+            kernel, dtype, seed + number, dims=each.dims, fill=each.recipe, only=each.only, upstream=upstream,
+            regime=each.recipe,
+        )
+        for place, each in enumerate(chosen)
+        for number in (range(geometry.seeds) if geometry.examples else [place])
+    )  # fmt: skip
+    return [Group(tuple(cases), pairs=pairs)]
+
+
+def pairs_of(kernel: Kernel, dtype: str, scale: str) -> Covering:
+    """Returns the cases of a PyTorch function that cover pairs of sizes, recipes and the operand with the recipe.
+
+    A dtype has one round, and goes on from that of the dtype before.
+    """
+    names = [each.name for each in kernel.op.operands if each.role == "data" and each.name in kernel.operands]
+    recipes = (*ROW_REGIMES, *own_recipes(kernel.op))
+    others = {"recipe": recipes, "only": ("", *names) if len(names) > 1 else ("",)}
+    effort = _COVERING["float64" if dtype == "float64" else scale]
+    return covering(kernel, others, effort, 1, first=kernel.dtypes.index(dtype))
 
 
 def _is_large(kernel: Kernel, dims: tuple[int, ...]) -> bool:
@@ -255,22 +280,13 @@ def _is_large(kernel: Kernel, dims: tuple[int, ...]) -> bool:
 
 
 def long_dims(kernel: Kernel, dtype: str, reach: Reach) -> list[tuple[int, ...]]:
-    """Returns sizes with one long dimension: the largest within reach, and 129 in addition to one of over 257.
+    """Returns sizes with one long dimension, for each dimension the largest within reach.
 
     A float64 result is judged exactly at every element, so it has none, unless float64 is the only dtype.
     """
     if dtype == "float64" and len(kernel.dtypes) > 1:
         return []
-    found = [dims for some in long_sizes(kernel.op, reach).values() for dims in (*some[1:-2][:1], *some[-1:])]
-    return list(dict.fromkeys(found))
-
-
-def _few(sizes: Sequence[tuple[int, ...]]) -> Sequence[tuple[int, ...]]:
-    """Returns some of the sizes, including both ends.
-
-    Each size takes a trace of the function, and often a compilation.
-    """
-    return [sizes[place * (len(sizes) - 1) // (FEW - 1)] for place in range(FEW)] if len(sizes) > FEW else sizes
+    return list(dict.fromkeys(some[-1] for some in long_sizes(kernel.op, reach).values() if some))
 
 
 def _contraction(kernel: Kernel, dtype: str, scale: str, seed: int) -> list[Group]:

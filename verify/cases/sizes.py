@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -24,6 +26,7 @@ _fitted: dict[tuple[str, str, Dims], Dims | None] = {}
 _known: dict[tuple[str, int], tuple[Dims, ...]] = {}
 # One more than whole blocks, so that the last block has one element; one less; and whole blocks.
 LONG = (65, 129, 257, 1024, 1025, 4095, 4097, 65_537)
+_TINY, _SMALL = 2.0**-60, 2.0**-7  # a constant in between is small beside ordinary numbers, and not a least number
 _STEP = 1 << 11  # evaluating this many elements takes as long as a step's own overhead
 
 
@@ -148,12 +151,51 @@ def work_of(op: Op, dims: Dims) -> float:
     return float(sum(_STEP + math.prod(step.shape) * _terms(step) for step in program.steps))
 
 
+_PRIMES = (101, 103, 107, 109, 113, 127, 131, 137, 139, 149)  # one per dimension: they show which ones a step has
+
+
+def estimated_work(op: Op) -> Callable[[Dims], float]:
+    """Returns a function that estimates the elements of all steps, without a trace for each size.
+
+    Each step has a product of dimensions as its size. One trace with a prime for each shows which.
+    """
+    primes, steps = _PRIMES[: len(op.geometry.dims)], Counter[Dims]()
+    program = None
+    with suppress(Exception):  # a function may refuse such sizes
+        program = _program_of(op, primes) if op.meaning is not None and op.geometry.dims else None
+    for step in program.steps if program is not None else ():
+        size, powers = math.prod(step.shape) * _terms(step), []
+        for prime in primes:
+            powers.append(0)
+            while size and size % prime == 0:
+                size, powers[-1] = size // prime, powers[-1] + 1
+        steps[tuple(powers)] += size
+    if not steps:  # one step that has every dimension
+        return lambda dims: float(math.prod(dims))
+    return lambda dims: float(sum(n * math.prod(map(pow, dims, powers)) for powers, n in steps.items()))
+
+
 def computed_by(op: Op, dims: Dims) -> float:
     """Returns how many numbers an op's program computes for some sizes, without those that it moves or is given."""
     program = _program_of(op, dims)
     if program is None:
         return math.inf
     return float(sum(math.prod(step.shape) for step in program.steps if not isinstance(step, Leaf | Plain | Move)))
+
+
+def constants_of(op: Op) -> tuple[float, ...]:
+    """Returns the small constants of a PyTorch function, the largest first, such as 1e-6 that is added to a norm.
+
+    Numbers of that size show whether a kernel has the constant.
+    """
+    if op.meaning is None:
+        return ()
+    program = _program_of(op, op.geometry.examples[0] if op.geometry.examples else sizes_of(op, 1 << 12)[0])
+    plain = [
+        step for step in (program.steps if program else ()) if isinstance(step, Plain) and not step.of and step.real
+    ]
+    values = {abs(float(each)) for step in plain for each in step.compute([]).reshape(-1)[:1]}
+    return tuple(sorted((each for each in values if _TINY < each <= _SMALL), reverse=True))[:2]
 
 
 def _program_of(op: Op, dims: Dims) -> Any:

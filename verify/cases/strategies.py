@@ -22,10 +22,11 @@ import msgspec
 from hypothesis import strategies as st
 
 from verify.cases.case import Case, case_of
+from verify.cases.covering import empty_sizes, own_recipes
 from verify.cases.layouts import LAYOUTS
 from verify.cases.scores import RECIPES as SCORE_RECIPES
 from verify.cases.sizes import fitted, fitted_all, sizes_of
-from verify.cases.values import CONFIDENT, ELEMENT, MATRIX_REGIMES, ROW, ROW_REGIMES
+from verify.cases.values import CONFIDENT, ELEMENT, MATRIX_REGIMES, ROW, ROW_REGIMES, row_recipe
 from verify.declare.declaration import Kernel
 from verify.errors import UsageError
 from verify.ops.geometry import ByGeometry, Shapes
@@ -155,7 +156,7 @@ def _lines(elements: int) -> tuple[Dims, ...]:
 
 def recipes(kernel: Kernel) -> tuple[str, ...]:
     """Returns the value recipes that make sense for the kernel's op."""
-    return kernel.op.geometry.of(_RECIPES)
+    return (*kernel.op.geometry.of(_RECIPES), *own_recipes(kernel.op))
 
 
 def free_choices(kernel: Kernel) -> dict[str, tuple[Any, ...]]:
@@ -192,7 +193,7 @@ def fixed_shapes(kernel: Kernel, sizes: Sizes) -> tuple[Dims, ...]:
     """Returns the shapes of `each_choice` for laws that need no shapes of their own."""
     geometry = kernel.op.geometry
     if geometry.named:
-        return sizes_of(kernel.op, sizes.elements)[:7]
+        return (*sizes_of(kernel.op, sizes.elements)[:7], *empty_sizes(kernel))
     base, *others = geometry.of(_FIXED_SHAPES)
     place, most = geometry.of(ByGeometry((0, sizes.elements), (-1, sizes.width), (1, sizes.depth)))
 
@@ -350,7 +351,7 @@ def space(
         upstream=_some("upstream recipes", upstream, (*ELEMENT, *ROW, "")),
         shapes=fitted_all(kernel, shapes),
     )
-    _some("recipes", chosen.fill, (*ELEMENT, *ROW, *SCORE_RECIPES))
+    _some("recipes", chosen.fill, (*ELEMENT, *ROW, *SCORE_RECIPES, *filter(row_recipe, chosen.fill)))
     for recipe in chosen.fill:
         if kernel.op.geometry.by_element and recipe in ROW and recipe not in ELEMENT:
             raise UsageError(f"op {kernel.op.name!r} is elementwise; {recipe!r} is a recipe for rows")

@@ -138,17 +138,20 @@ def within(values: Tensor, fmt: Format, largest: float) -> Tensor:
     return torch.where(wide.abs() > largest, torch.copysign(torch.full_like(wide, end), wide), wide).to(values.dtype)
 
 
-def inside(values: Tensor, domain: Domain, largest: float = math.inf, *, ends: bool = False) -> Tensor:
+def inside(values: Tensor, domain: Domain, largest: float = math.inf, *, recipe: str = "") -> Tensor:
     """Moves values into a domain and within a magnitude by steps of the format: see `folded`.
 
-    With `ends` the first and the last element become the bounds of the domain, if the format has these numbers.
+    By a recipe of `WITH_ENDS`, the first and the last element become the bounds of the domain, if the format has these
+    numbers. By one of `AT_BOUNDS` all become the first or the last number inside, if the domain has that bound.
     """
     fmt = of(values.dtype)
     span = between(fmt, max(domain.low, -largest), min(domain.high, largest))
     if span is None:
         raise UsageError(f"{fmt.name} has no number with {domain.text} and a magnitude up to {largest:g}")
+    if recipe in AT_BOUNDS and domain.bounds[place := AT_BOUNDS.index(recipe)]:
+        return to_tensor(torch.tensor([span[place]]), fmt).to(values.device).expand(values.shape).contiguous()
     made = moved_inside(values, fmt, *span)
-    if ends and made.numel() > 1:
+    if recipe in WITH_ENDS and made.numel() > 1:
         for place, at, bound in ((0, span[0], domain.low), (-1, span[1], domain.high)):
             number = to_tensor(torch.tensor([at]), fmt).to(made.device)
             if float(widen(number)) == bound:
@@ -163,6 +166,25 @@ def _small(recipe: str, fmt: Format, shape: Shape, stream: Stream, landmarks: tu
     return made if made.untyped_storage().nbytes() == made.numel() * made.element_size() else made.clone()
 
 
+def row_recipe(name: str) -> RowRecipe | None:
+    """Returns a recipe of rows by name; None if there is none.
+
+    `near 1e-06` has numbers of that size. With a recipe of `AT_BOUNDS`, operands without a domain are ordinary.
+    """
+    if name in AT_BOUNDS:
+        return ROW["randn"]
+    if name.startswith(NEAR) and 0 < (size := _number(name.removeprefix(NEAR))) < math.inf:
+        return _bell(times=size)
+    return ROW.get(name)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
 def forget() -> None:
     """Empties the cache, so that the time to make a tensor can be measured."""
     _small.cache_clear()
@@ -174,9 +196,9 @@ def _filled(recipe: str, fmt: Format, shape: Shape, stream: Stream, landmarks: t
         return blocks.filled(recipe, fmt, shape).to(stream.device)
     if recipe in ELEMENT:
         return ELEMENT[recipe](WantedElements(fmt, count, stream, landmarks)).reshape(shape)
-    if recipe in ROW:
+    if (of_rows := row_recipe(recipe)) is not None:
         width = shape[-1] if shape else 1
-        values = ROW[recipe](WantedRows(count // width if width else 0, width, stream))
+        values = of_rows(WantedRows(count // width if width else 0, width, stream))
         limit = float(fmt.max_finite)
         return values.clamp_(-limit, limit).to(torch_dtype(fmt)).reshape(shape)
     known = ", ".join(sorted([*ELEMENT, *ROW]))
@@ -203,6 +225,12 @@ def special_patterns(fmt: Format) -> list[int]:
     if fmt.has_inf:
         positive.append(fmt.inf_bits)
     return [*positive, *(bits | fmt.sign_bit for bits in positive), fmt.nan_bits]
+
+
+def nan_patterns(fmt: Format) -> list[int]:
+    """Returns the usual NaN, and one with a sign and another payload, if the format has it."""
+    other = fmt.nan_bits | fmt.sign_bit | 1
+    return [fmt.nan_bits, other] if fmt.is_nan(other) and other != fmt.nan_bits else [fmt.nan_bits]
 
 
 def landmark_patterns(fmt: Format, landmarks: Sequence[float], reach: int = 4) -> list[int]:
@@ -396,6 +424,8 @@ def _powers(wanted: WantedRows) -> Tensor:
 
 CONFIDENT = "confident"
 WITH_ENDS = ("outlier", "spread")  # in these recipes an operand with a domain has its ends
+AT_BOUNDS = ("at lower bounds", "at upper bounds")  # in these, an operand with a domain is at its bound throughout
+NEAR = "near "  # followed by a number: normal numbers times it
 ROW: dict[str, RowRecipe] = {
     "randn": _bell(),
     "mean 1e3": _bell(plus=1.0e3),

@@ -42,9 +42,10 @@ import msgspec
 import torch
 from torch import Tensor
 
-from verify.cases import Case, problem_of
+from verify.cases import Case, case_of, problem_of
 from verify.cases.case import operand_dtype
 from verify.cases.classes import class_of, classed
+from verify.cases.covering import CaseEffort, covering
 from verify.cases.scores import LENGTHS
 from verify.cases.scores import RECIPES as SCORE_RECIPES
 from verify.cases.sizes import REACHES_OF_LAWS, long_sizes, with_keys
@@ -71,6 +72,7 @@ from verify.truth.ulp import bits_of, errors, fetched, widen
 _SINGLY = 64  # at most this many elements are judged exactly here; more go to the exact judge
 _EXACT = Sizes(elements=1 << 8, width=1 << 8, depth=64)
 _LONG_FROM = 1 << 12  # a profile with at least this many elements has cases with a long dimension
+_PAIRED, _ROUNDS = CaseEffort(1 << 17, 70_000, 1 << 15), 2  # limits of the cases that cover pairs; rounds of recipes
 _ONE_MORE = ((1025,), (4097,), (65_537,))
 # An exponential whose argument is up to 17, rounded twice to 2^-20 each time, may be off by this many ULP.
 _ROUNDED_ARGUMENT = 32.0
@@ -96,6 +98,7 @@ def _examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
         *_every_pattern(subject),
         *_scored(subject),
         *_long(subject),
+        *_pairs(subject, chosen),
         *_subnormal_weights(subject),
     )
 
@@ -109,6 +112,25 @@ def _long(subject: Subject) -> tuple[Case, ...]:
     long += tuple(dims for some in long_sizes(kernel.op, reach).values() for dims in some)
     cases = [plain_case(subject, dims) for dims in dict.fromkeys(long)]
     return tuple(msgspec.structs.replace(case, seed=seed) for seed, case in enumerate(cases, 1))
+
+
+def _pairs(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
+    """Returns cases of a PyTorch function that cover pairs: sizes, recipes, layouts, the one operand with a recipe."""
+    kernel = subject.kernel
+    if subject.sizes.elements < _LONG_FROM or subject.dtype == "float64" or not kernel.op.geometry.named:
+        return ()
+    data = [each.name for each in kernel.op.operands if each.role == "data" and each.name in kernel.operands]
+    others = {"recipe": recipes(kernel), "only": ("", *data) if len(data) > 1 else ("",)}
+    others |= {name: tuple(chosen.layouts.operands) for name in data}
+    found = covering(kernel, others, _PAIRED, _ROUNDS).cases
+    return tuple(
+        case_of(
+            kernel, subject.dtype, dims=each.dims, fill=each.recipe, regime=each.recipe, only=each.only, seed=seed,
+            layouts={name: each.others[name] for name in data if each.others[name] != "contiguous"},
+            largest=kernel.largest.get(subject.dtype),
+        )
+        for seed, each in enumerate(found, 1)
+    )  # fmt: skip
 
 
 def _scored(subject: Subject) -> tuple[Case, ...]:

@@ -12,17 +12,22 @@ A case has one special value per element, or one per row if a row decides.
 No element depends on two special values. For infinity times a number that underflows, correct kernels differ: the
 result depends on the range of an intermediate format.
 
-In a PyTorch function, each operand in turn, including weights, has a NaN or an infinity in one element. PyTorch in
-float64 shows the effect on each output, with its default and with its plain kernels for attention. An output that
-three finite numbers in that place do not change must keep its bits where PyTorch keeps its number. For other outputs
-NaN must remain NaN. If both evaluations give an infinity, the kernel must not give a finite number.
+In a PyTorch function, each operand in turn, including weights, has a NaN or an infinity in one element. Every second
+NaN has a sign and a payload. A row of the only operand, and one element of two operands of one shape, are -inf, which
+stands for what is empty. PyTorch in float64 shows the effect on each output, with its default and with its plain
+kernels for attention. An output that three finite numbers in that place do not change must keep its bits where PyTorch
+keeps its number. For other outputs NaN must remain NaN, and what is empty must not become NaN. If both evaluations give
+an infinity, the kernel must not give a finite number. If PyTorch returns the position of the special value, the kernel
+must return it too.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
+from itertools import combinations
 from typing import Any
 
 import msgspec
@@ -36,7 +41,7 @@ from verify.cases import Case, counter, inputs_of, upstream_of
 from verify.cases.layouts import lay_out
 from verify.cases.sizes import REACHES_OF_LAWS, long_sizes, sizes_of
 from verify.cases.strategies import EITHER_PATH, CaseSpace
-from verify.cases.values import special_patterns
+from verify.cases.values import nan_patterns, special_patterns
 from verify.laws.accuracy import Known, judge_known, known
 from verify.laws.compare import place, show
 from verify.laws.law import Broken, Law, Subject, plain_cases, space_of
@@ -46,7 +51,9 @@ from verify.ops.domain import Domain
 from verify.ops.geometry import ByGeometry, Shapes
 from verify.truth import formats
 from verify.truth.formats import Format
-from verify.truth.ulp import fetched, raw
+from verify.truth.ulp import fetched, from_bits, raw
+
+Inputs = dict[str, Tensor | None]
 
 _DIMS: ByGeometry[Shapes] = ByGeometry(
     elementwise=((96,), (5, 7), (193,), (3,)),
@@ -91,12 +98,14 @@ def plant(
 
 
 @lru_cache
-def _specials(fmt: Format, infinite: bool, largest: bool, domain: Domain | None = None) -> NDArray[Any]:
+def _specials(
+    fmt: Format, infinite: bool, largest: bool, domain: Domain | None = None, *, payload: bool = False
+) -> NDArray[Any]:
     """Returns the bits of a format's special values, with or without infinities and the largest finite numbers.
 
-    Values outside of a domain are omitted.
+    Values outside of a domain are omitted. payload: NaN has a sign and another payload.
     """
-    patterns = special_patterns(fmt)
+    patterns = [nan_patterns(fmt)[-1] if payload and fmt.is_nan(bits) else bits for bits in special_patterns(fmt)]
     if not infinite:
         patterns = [bits for bits in patterns if not fmt.is_inf(bits)]
     if not largest:
@@ -119,61 +128,141 @@ _FINITE = (1.0, -3.0, 50.0)  # these are added to an element to find the outputs
 
 
 def _check_reach(subject: Subject, case: Case) -> None:
-    """Puts NaN and infinities into one element of each operand of a PyTorch function, and compares with PyTorch."""
-    kernel, device = subject.kernel, subject.backend.device
-    op, policy = kernel.op, kernel.policy
+    """Puts NaN and infinities into operands of a PyTorch function, and compares with PyTorch: see `_planted`."""
+    kernel, device, op = subject.kernel, subject.backend.device, subject.kernel.op
     shapes = op.shapes(case.dims, op.resolve(case.params)).values()
     near = max(map(math.prod, shapes), default=0) <= _NEAR
     inputs = inputs_of(op, msgspec.structs.replace(case, layouts={}), "cpu" if near else device)
-    closed = op.domains  # neither NaN nor an infinity is in a domain
 
-    def run(name: str, place: int, value: float) -> dict[str, Tensor]:
-        given = sent_all(_with(inputs, name, place, value), device)
-        results = list(run_tensors(kernel, given, case.params, {}).values())
+    def run(given: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
+        results = list(run_tensors(kernel, sent_all(given, device), case.params, {}).values())
         return dict(zip(kernel.outputs, fetched(results) if near else results, strict=True))
 
+    plain, wide = run(inputs), reference(op, inputs)
+    for planted in _planted(subject, case, inputs):
+        changed = [reference(op, planted.into(inputs, plus=more)) for more in _FINITE]
+        for value in planted.values:
+            strange = planted.into(inputs, value)
+            with sdpa_kernel(SDPBackend.MATH):
+                known = [reference(op, strange)]
+            known.append(reference(op, strange))
+            got = run(strange)
+            for output in kernel.outputs:
+                depends = torch.stack([one[output] != wide[output] for one in changed]).any(0)
+                one, other = (each[output] for each in known)
+                seen = _Seen(plain[output], wide[output], one, other, got[output], depends)
+                wrong = planted.wrong_integers(seen) if output in op.integers else seen.wrong(value, kernel.policy.nan)
+                if planted.empty and output not in op.integers:
+                    wrong["an empty state becomes NaN"] = seen.agreed & seen.found.isnan() & ~seen.plain.isnan()
+                for rule, where in (seen.spread() | wrong).items():
+                    if bool(where.any()):
+                        index = int(torch.nonzero(where.reshape(-1))[0])
+                        facts = {"planted": f"{value} in {planted.where}"}
+                        facts |= {"at": f"{output} {place(seen.found, index)}", "got": show(seen.found, index)}
+                        raise Broken(rule, case, facts, result=output, index=index)
+
+
+@dataclass(frozen=True)
+class _Planted:
+    """Says which elements of which operands get a special value, and the values that are tried."""
+
+    places: Mapping[str, Tensor]  # flat numbers of elements
+    values: tuple[float, ...]
+    where: str
+    payload: bool = False  # True: NaN has a sign and another payload
+    empty: bool = False  # True: -inf stands for what is empty, as the logarithm of a sum without terms
+    within: frozenset[int] = frozenset()  # positions of the element in its dimensions, without the first and the last
+
+    def into(self, inputs: Mapping[str, Tensor | None], value: float = 0.0, *, plus: float = 0.0) -> Inputs:
+        """Returns the inputs with a value in these places; with `plus`, with their numbers and this one."""
+        given = dict(inputs)
+        for name, places in self.places.items():
+            held = given[name]
+            assert held is not None
+            changed = held.contiguous().clone()
+            flat, at, fmt = changed.view(-1), places.to(held.device), formats.of(held.dtype)
+            if plus:
+                flat[at] += plus
+            elif math.isnan(value):
+                flat[at] = from_bits(torch.tensor(nan_patterns(fmt)[-1 if self.payload else 0]), fmt).to(held.device)
+            else:
+                flat[at] = value
+            given[name] = changed
+        return given
+
+    def wrong_integers(self, seen: _Seen) -> dict[str, Tensor]:
+        """Returns where an integer result is not the position of the special value, though PyTorch's is.
+
+        The first and the last position are excluded: PyTorch returns one of them if all numbers of a row are NaN.
+        """
+        chosen = seen.agreed & (seen.one != seen.wide) & (seen.plain == seen.wide).all()
+        here = torch.isin(seen.one, torch.tensor(sorted(self.within), dtype=seen.one.dtype, device=seen.one.device))
+        return {"an integer result ignores a special value": chosen & here & (seen.found != seen.one)}
+
+
+def _planted(subject: Subject, case: Case, inputs: Inputs) -> Iterator[_Planted]:
+    """Yields places for special values: one element of each operand, its row, and one element of two operands each.
+
+    -inf stands for what is empty or masked. A whole row of the only operand may have it, and two operands of one shape:
+    products of several operands have no such meaning.
+    """
+    kernel, found = subject.kernel, dict[str, int]()
+    closed = kernel.op.domains  # neither NaN nor an infinity is in a domain
     for name in kernel.operands:
         operand = inputs[name]
         if operand is None or not operand.is_floating_point() or not operand.numel() or name in closed:
             continue
-        at = int(counter.below(case.seed, f"special/{name}", 1, operand.numel())[0])
-        held = float(operand.reshape(-1)[at])
-        plain, wide = run(name, at, held), reference(op, inputs)
-        changed = [reference(op, _with(inputs, name, at, held + more)) for more in _FINITE]
-        for value in (math.nan, math.inf, -math.inf):
-            strange = _with(inputs, name, at, value)
-            with sdpa_kernel(SDPBackend.MATH):
-                known = [reference(op, strange)]
-            known.append(reference(op, strange))
-            got = run(name, at, value)
-            for output in (each for each in kernel.outputs if each not in op.integers):
-                depends = torch.stack([one[output] != wide[output] for one in changed]).any(0)
-                one, other = (each[output] for each in known)
-                found = got[output]
-                untouched = ~depends & ((one == wide[output]) | (other == wide[output]))
-                wrong = {
-                    "an output that does not depend on a special value is changed by it": untouched
-                    & ~((found == plain[output]) | (torch.isnan(found) & torch.isnan(plain[output]))),
-                    "an infinity is lost": depends & torch.isinf(one) & (one == other) & torch.isfinite(found),
-                }
-                if policy.nan == "match" and math.isnan(value):
-                    lost = depends & torch.isnan(one) & torch.isnan(other) & ~torch.isnan(found)
-                    wrong["a NaN is lost"] = lost
-                for rule, where in wrong.items():
-                    if bool(where.any()):
-                        index = int(torch.nonzero(where.reshape(-1))[0])
-                        facts = {"planted": f"{value} in {name} {place(operand, at)}"}
-                        facts |= {"at": f"{output} {place(found, index)}", "got": show(found, index)}
-                        raise Broken(rule, case, facts, result=output, index=index)
+        found[name] = at = int(counter.below(case.seed, f"special/{name}", 1, operand.numel())[0])
+        index = zip(np.unravel_index(at, operand.shape), operand.shape, strict=True)
+        within = frozenset(int(each) for each, size in index if 0 < each < size - 1)
+        where, values = f"{name} {place(operand, at)}", (math.nan, math.inf, -math.inf)
+        yield _Planted({name: torch.tensor([at])}, values, where, bool(case.seed % 2), within=within)
+    if len(found) == 1 and len((only := _held(inputs, *found)[0]).shape) > 1:
+        (name, at), width = next(iter(found.items())), only.shape[-1]
+        row = torch.arange(at // width * width, (at // width + 1) * width)
+        yield _Planted({name: row}, (-math.inf,), f"{name}, the row of {place(only, at)}", empty=True)
+    for first, second in combinations(found, 2):
+        one, other = _held(inputs, first, second)
+        if one.shape == other.shape:
+            where, both = f"{first} and {second} {place(one, found[first])}", torch.tensor([found[first]])
+            yield _Planted({first: both, second: both}, (-math.inf,), where, empty=True)
 
 
-def _with(inputs: Mapping[str, Tensor | None], name: str, place: int, value: float) -> dict[str, Tensor | None]:
-    """Returns the inputs with one element of one operand replaced."""
-    changed = inputs[name]
-    assert changed is not None
-    changed = changed.contiguous().clone()
-    changed.view(-1)[place] = value
-    return {**inputs, name: changed}
+def _held(inputs: Inputs, *names: str) -> list[Tensor]:
+    """Returns operands that are there."""
+    return [value for name in names if (value := inputs[name]) is not None]
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """Holds one output without and with special values: the kernel's and PyTorch's in float64, by two ways."""
+
+    plain: Tensor
+    wide: Tensor
+    one: Tensor
+    other: Tensor
+    found: Tensor
+    depends: Tensor  # True at elements that finite numbers in the same places change
+
+    @property
+    def agreed(self) -> Tensor:
+        """True where both ways give the same number."""
+        return self.one == self.other
+
+    def spread(self) -> dict[str, Tensor]:
+        """Returns where a result changed that does not depend on the special value."""
+        untouched = ~self.depends & ((self.one == self.wide) | (self.other == self.wide))
+        same = (self.found == self.plain) | (torch.isnan(self.found) & torch.isnan(self.plain))
+        return {"an output that does not depend on a special value is changed by it": untouched & ~same}
+
+    def wrong(self, value: float, nan: str) -> dict[str, Tensor]:
+        """Returns where a special value has another effect than in PyTorch, by rule."""
+        lost = self.depends & torch.isinf(self.one) & self.agreed & torch.isfinite(self.found)
+        wrong = {"an infinity is lost": lost}
+        if nan == "match" and math.isnan(value):
+            both = torch.isnan(self.one) & torch.isnan(self.other)
+            wrong["a NaN is lost"] = self.depends & both & ~torch.isnan(self.found)
+        return wrong
 
 
 def _check(subject: Subject, case: Case) -> None:
@@ -198,7 +287,7 @@ def _check(subject: Subject, case: Case) -> None:
     # The gradient of a weight sums over all rows. Two large ones of opposite sign overflow before they cancel.
     single = kernel.op.geometry.multiplies
     for lane, (tensor, domain) in enumerate(held):
-        specials = _specials(formats.of(tensor.dtype), True, largest, domain)
+        specials = _specials(formats.of(tensor.dtype), True, largest, domain, payload=bool(case.seed % 2))
         plant(tensor, specials, case.seed, lane, lanes, rows=rows, single=single)
     inputs = {name: None if value is None else _laid(case, name, value) for name, value in inputs.items()}
     given = sent_all(inputs, device)

@@ -206,6 +206,7 @@ class Judging:
     gaps: list[Gap] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
     sizes: dict[str, int] = field(default_factory=dict)
+    pairs: dict[str, int] = field(default_factory=dict)  # pairs of sizes and recipes: those covered so far, and all
     laws: list[LawRun] = field(default_factory=list)  # the laws of a quantiser, which are in no profile
 
     def measure_quantiser(self, encoding: Encoding, dtype: str, cases_of: str, progress: OnProgress) -> None:
@@ -236,6 +237,7 @@ class Judging:
         try:
             cases = [entry.case for entry in corpus.cases_for(kernel.name, dtype) if entry.result]
             planned = plan(kernel, dtype, cases_of, self.seed, rows_of=self.backend.name)
+            self.pairs.update(zip(("covered", "all"), planned[0].pairs, strict=True))
             groups += map(_GroupJudging, [*planned, *pinned(kernel, dtype, cases), *captured(kernel, dtype)])
             numbers, total = itertools.count(1), sum(len(each.group.cases) for each in groups)
             with ForkMap(self.judges, Pieces, _collect, lost=lose, until=self.until) as forks:
@@ -348,6 +350,7 @@ class Judging:
             status, message = "skipped", self.gaps[0].text.removeprefix(f"{kernel.name}: ")
         if status == "ok":
             status = max((result.status for result in results), key=RESULT_STATUSES.index, default="ok")
+        pairs = "{covered:,} of {all:,} pairs of sizes, recipes and operands are covered"
         return KernelRun(
             name=kernel.name,
             target=self.target,
@@ -360,7 +363,7 @@ class Judging:
             laws=self.laws,
             message=message,
             peer=kernel.peer,
-            notes=self.notes,
+            notes=[*self.notes, *([pairs.format(**self.pairs)] if self.pairs.get("all") else [])],
             unrepeatable=differs,
             unmeasured=runner.unmeasured,
             gaps=self.gaps,

@@ -57,6 +57,11 @@ class Domain:
         return (values >= self.low) & (values <= self.high)
 
     @property
+    def bounds(self) -> tuple[bool, bool]:
+        """Whether the declaration gives a lower and an upper bound."""
+        return self.low > -_LARGEST, self.high < _LARGEST
+
+    @property
     def ends(self) -> tuple[float, ...]:
         """The bounds that the declaration gives: one or two."""
         return tuple(end for end in (self.low, self.high) if abs(end) < _LARGEST)

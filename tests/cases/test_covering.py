@@ -1,0 +1,152 @@
+"""Cases that cover pairs of sizes, recipes and layouts, and values at bounds, at edges and near constants."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+from typing import Any
+
+import pytest
+import torch
+
+import verify
+from verify.cases import Case, case_of, inputs_of
+from verify.cases.classes import class_of_recipe
+from verify.cases.covering import CLASSES, CaseEffort, covering, empty_sizes, own_recipes
+from verify.cases.layouts import lay_out
+from verify.cases.plan import plan
+from verify.cases.values import ROW_REGIMES
+from verify.declare.declaration import Kernel
+from verify.records.record import DEMANDING, ORDINARY
+
+EFFORT = CaseEffort(1 << 20, 1 << 20, 1 << 20)
+ROWS: dict[str, Any] = {"shapes": {"x": "n d"}, "dtypes": ["float32", "bfloat16"]}
+PRODUCT: dict[str, Any] = {"shapes": {"x": "m k", "w": "k n"}, "dtypes": ["float32"], "gradients": False}
+
+
+def declared(like: Any, **said: Any) -> Kernel:
+    return verify.kernel(like=like, **said)(like)
+
+
+def softmax(x: torch.Tensor) -> torch.Tensor:
+    return x.softmax(-1)
+
+
+def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return x @ w
+
+
+def class_of_size(size: int) -> str:
+    return next(name for name, sizes in CLASSES.items() if size in sizes)
+
+
+def test_many_rounds_cover_every_pair_that_fits() -> None:
+    """Counted anew from the cases themselves, not by the bookkeeping of the search."""
+    kernel = declared(softmax, **ROWS)
+    found = covering(kernel, {"recipe": ROW_REGIMES, "layout": ("contiguous", "padded")}, EFFORT, 12)
+    assert found.covered == found.pairs
+    seen = set()
+    for each in found.cases:
+        choices = [*enumerate(map(class_of_size, each.dims)), *each.others.items()]
+        seen |= {frozenset(pair) for pair in combinations(choices, 2)}
+    assert len(seen) == found.pairs
+    assert {frozenset([(0, "over a block"), ("recipe", recipe)]) for recipe in ROW_REGIMES} <= seen
+    assert frozenset([(0, "long"), (1, "long")]) in seen
+
+
+def test_a_run_has_every_recipe_with_more_than_16_rows_or_columns_and_two_long_dimensions() -> None:
+    for kernel in (declared(softmax, **ROWS), declared(product, **PRODUCT)):
+        (group,) = plan(kernel, "float32", "interpreter", 0)
+        widest = {case.fill: max(case.dims) for case in group.cases}
+        assert set(ROW_REGIMES) <= set(widest) and all(size > 16 for size in widest.values())
+        assert any(sorted(case.dims)[-2] >= 65 for case in group.cases)
+        assert 0 < group.pairs[0] < group.pairs[1]
+
+
+def test_another_dtype_covers_other_pairs() -> None:
+    kernel = declared(softmax, **ROWS)
+    first, second = (plan(kernel, dtype, "interpreter", 0)[0] for dtype in kernel.dtypes)
+    assert first.pairs[1] == second.pairs[1] and first.pairs[0] < second.pairs[0]
+    chosen = [{(case.dims, case.fill) for case in each.cases if case.fill != "randn"} for each in (first, second)]
+    assert not chosen[0] & chosen[1]
+
+
+def test_a_declaration_limits_the_sizes() -> None:
+    where = "d % 128 == 0 and n <= 70"
+    kernel = declared(softmax, **ROWS, where=where)
+    found = covering(kernel, {"recipe": ("randn",)}, EFFORT, 4).cases
+    assert all(kernel.allows(each.dims) for each in found)
+    assert {n for n, _ in (each.dims for each in found)} >= {1, 65} and max(n for n, _ in (c.dims for c in found)) <= 70
+
+
+def test_an_empty_dimension_is_tried_where_pytorch_has_an_answer() -> None:
+    assert {dims.index(0) for dims in empty_sizes(declared(product, **PRODUCT))} == {0, 1, 2}
+    assert {dims.index(0) for dims in empty_sizes(declared(lambda x: x.amax(-1), **ROWS))} == {0}  # no largest of none
+    assert empty_sizes(declared(product, **PRODUCT, where="k >= 1 and m >= 1 and n >= 1")) == ()
+
+
+def test_a_recipe_may_be_for_one_operand_alone() -> None:
+    kernel = declared(product, **PRODUCT)
+    inputs = inputs_of(kernel.op, case_of(kernel, "float32", dims=(3, 5, 2), fill="mean 1e4", only="w"), "cpu")
+    x, w = inputs["x"], inputs["w"]
+    assert x is not None and w is not None and x.abs().max() < 100 and w.min() > 9000
+    with pytest.raises(verify.UsageError, match="a recipe for 'y'"):
+        inputs_of(kernel.op, Case("float32", (3, 5, 2), "randn", only="y"), "cpu")
+
+
+def whole_numbers(text: str, count: int, seed: int = 0, shape: str = "b", s: int = 1000) -> list[int]:
+    kernel = declared(
+        lambda x, k: x.sum() * k, shapes={"x": "s b", "k": shape}, integers={"k": text}, dtypes=["float32"]
+    )
+    value = inputs_of(kernel.op, case_of(kernel, "float32", dims=(s, count), seed=seed), "cpu")["k"]
+    assert value is not None
+    return value.reshape(-1).tolist()
+
+
+def test_integers_are_small_at_edges_and_at_both_ends() -> None:
+    found = whole_numbers("0 <= k <= s", 200)
+    assert (found[0], found[100], found[-1]) == (0, 0, 1000) and all(0 <= each <= 1000 for each in found)
+    inner = found[1:-1]
+    assert sum(each < 16 for each in inner) > 12  # 3 if they were uniform
+    assert {each % 64 for each in inner} >= {63, 0, 1} and sum(each % 64 in (63, 0, 1) for each in inner) > 30
+    steps = [whole_numbers("1 <= k <= 100000", 3, seed, "")[0] for seed in range(20)]
+    assert min(steps) <= 16 and max(steps) > 1000 and all(1 <= each <= 100_000 for each in steps)
+
+
+def test_lengths_that_add_up_have_an_empty_one_between_others() -> None:
+    settings: dict[str, Any] = {"shapes": {"x": "t", "k": "b"}, "integers": {"k": "0 <= k <= t, sum t"}}
+    kernel = declared(lambda x, k: x.sum() * k, dtypes=["float32"], **settings)
+    value = inputs_of(kernel.op, case_of(kernel, "float32", dims=(50, 7)), "cpu")["k"]
+    assert value is not None
+    assert int(value.sum()) == 50 and value[3] == 0 and (value[:3] > 0).any() and (value[4:] > 0).any()
+
+
+def test_domains_are_tried_at_their_bounds_throughout() -> None:
+    kernel = declared(
+        lambda x, g: x * g.exp(), shapes={"x": "n d", "g": "n d"}, domain={"g": "-8 <= g <= 0"}, dtypes=["float32"]
+    )
+    assert own_recipes(kernel.op) == ("at lower bounds", "at upper bounds")
+    for recipe, end in (("at lower bounds", -8.0), ("at upper bounds", 0.0)):
+        inputs = inputs_of(kernel.op, case_of(kernel, "float32", dims=(3, 5), fill=recipe), "cpu")
+        x, g = inputs["x"], inputs["g"]
+        assert x is not None and g is not None and bool((g == end).all()) and x.unique().numel() == 15
+    (group,) = plan(kernel, "float32", "interpreter", 0)
+    assert {"at lower bounds", "at upper bounds"} <= {case.fill for case in group.cases}
+    one_sided = declared(lambda x: x.sqrt().sum(-1), shapes={"x": "n d"}, domain={"x": "0 <= x"}, dtypes=["float32"])
+    assert own_recipes(one_sided.op) == ("at lower bounds",)
+
+
+def test_values_near_a_small_constant_of_the_definition() -> None:
+    kernel = declared(lambda x: x / ((x * x).sum(-1, keepdim=True).sqrt() + 1e-6), **ROWS)
+    assert own_recipes(kernel.op) == ("near 1e-06",)
+    x = inputs_of(kernel.op, case_of(kernel, "float32", dims=(8, 8), fill="near 1e-06"), "cpu")["x"]
+    assert x is not None and 1e-7 < float(x.abs().mean()) < 1e-5
+    assert class_of_recipe("near 1e-06") == ORDINARY and class_of_recipe("near 1e-12") == DEMANDING
+
+
+def test_a_gap_behind_the_second_to_last_dimension() -> None:
+    x = torch.arange(24.0).reshape(2, 3, 4)
+    laid = lay_out(x, "matrices apart")
+    assert torch.equal(laid, x) and laid.stride() == (16, 4, 1)
+    gap = laid.as_strided((2, 4), (16, 1), laid.storage_offset() + 12)
+    assert bool(gap.isnan().all()) and math.isnan(float(gap[0, 0]))

@@ -1,0 +1,266 @@
+"""Chooses few cases that cover many pairs: the sizes of two dimensions, a size and a recipe of values, a layout.
+
+Most faults need one or two things at once: more than 16 rows and numbers that are all negative, or two dimensions of
+several blocks. A case covers all pairs of its choices, so few cases cover most pairs that fit a budget (known in
+testing as pairwise testing). The choices are deterministic: the same declaration gives the same cases.
+
+Cohen, Dalal, Fredman and Patton, "The AETG system", IEEE TSE 23 (1997).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import combinations, product
+
+from verify.cases.case import case_of, inputs_of
+from verify.cases.sizes import Dims, constants_of, estimated_work, sizes_of
+from verify.cases.values import AT_BOUNDS, NEAR
+from verify.declare.declaration import Kernel
+from verify.ops.graph.shapes import Related
+from verify.ops.op import Op, Problem
+
+# Sizes of each class; the first that fits the budget is taken. A kernel handles a dimension in blocks of 16 to 1,024:
+# whole ones, one less, one more. 129 is one more than blocks of 16, 32, 64 and 128.
+CLASSES: Mapping[str, tuple[int, ...]] = {
+    "small": (3, 5, 2, 7),
+    "1": (1,),
+    "tens": (17, 33, 16, 15),
+    "below a block": (127, 63),
+    "a block": (128, 64),
+    "over a block": (129, 65),
+    "long": (257, 513, 300, 1025),
+}
+# Pairs with the largest sum of ranks are covered first. Two long dimensions are worth more than a long one beside one
+# that is over a block.
+_RANKS = {"long": 4, "over a block": 4, "a block": 2, "below a block": 2, "tens": 2}
+_PLAIN_MORE = 2  # further turns of the plain recipe, after all others
+
+Choice = tuple[int, int]  # the number of a factor, and of one of its levels
+
+
+@dataclass(frozen=True)
+class CaseEffort:
+    """Limits a case: the elements of its largest operand, and those of all steps of its program.
+
+    demanding: the limit of the steps for all levels but the first of the first factor. Exact values of badly
+        conditioned numbers are expensive.
+    """
+
+    elements: int
+    work: int
+    demanding: int
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Holds the choices of one case. `others` maps each further factor, such as "recipe", to its level."""
+
+    dims: Dims
+    others: dict[str, str]
+
+    @property
+    def recipe(self) -> str:
+        """Returns the recipe of its values."""
+        return self.others["recipe"]
+
+    @property
+    def only(self) -> str:
+        """Returns the one operand that the recipe is for; "" if it is for all."""
+        return self.others.get("only", "")
+
+
+@dataclass(frozen=True)
+class Covering:
+    """Holds the chosen cases, the number of pairs that they cover, and the number of pairs within the budget."""
+
+    cases: tuple[Chosen, ...]
+    covered: int
+    pairs: int
+
+
+def covering(
+    kernel: Kernel, others: Mapping[str, Sequence[str]], effort: CaseEffort, rounds: int, *, first: int = 0
+) -> Covering:
+    """Returns cases of a kernel that cover pairs of size classes and of the levels of other factors.
+
+    The first of the other factors is the recipe of values, and the first level of each is the plain one. A round has a
+    case for each recipe and some more. first: number of rounds before these, whose pairs are covered already.
+
+    A declaration with examples has no sizes to choose.
+    """
+    sizes = _Sizes(kernel, effort)
+    factors = [*(tuple(each) for each in sizes.classes), *(tuple(levels) for levels in others.values())]
+    return _Greedy(sizes, factors, list(others)).covering(first, rounds)
+
+
+def own_recipes(op: Op) -> tuple[str, ...]:
+    """Returns recipes for one PyTorch function: every domain at one of its bounds, numbers near its small constants."""
+    if not op.geometry.named:
+        return ()
+    bounded = tuple(
+        name for place, name in enumerate(AT_BOUNDS) if any(each.bounds[place] for each in op.domains.values())
+    )
+    return (*bounded, *(f"{NEAR}{constant:g}" for constant in constants_of(op)))
+
+
+class _Sizes:
+    """Maps size classes of the free dimensions to sizes that the declaration and the budget allow."""
+
+    def __init__(self, kernel: Kernel, effort: CaseEffort) -> None:
+        geometry = kernel.op.geometry
+        self.kernel, self.effort = kernel, effort
+        names = geometry.dims if geometry.named else ("m", "k", "n") if geometry.multiplies else ("m", "n")
+        self.related = Related.by(names, geometry.where if geometry.named else "")
+        self.classes = (
+            [] if geometry.examples else [self._of_root(root, place) for place, root in enumerate(self.related.roots)]
+        )
+        self._found: dict[tuple[int, tuple[str, ...]], Dims | None] = {}
+        self.plain = sizes_of(kernel.op, 1 << 12)[0] if geometry.named else geometry.dims_of(3, 5, 2)
+        self.work = estimated_work(kernel.op)
+
+    def _of_root(self, root: str, place: int) -> dict[str, tuple[int, ...]]:
+        found: dict[str, tuple[int, ...]] = {}
+        named = sorted(set(self.related.starts()))
+        for name, sizes in CLASSES.items():
+            fitting = [size for size in sizes if self.related.fits(root, size)]
+            if not fitting and name in ("small", "a block", "long"):
+                low, high = {"small": (2, 1 << 17), "a block": (16, 256), "long": (257, 4096)}[name]
+                fitting = [size for size in named if low <= size <= high and self.related.fits(root, size)][:3]
+            if fitting:
+                turn = place % len(fitting) if name == "small" else 0  # dimensions differ, so none passes for another
+                found[name] = (*fitting[turn:], *fitting[:turn])
+        return found or {"small": (self.kernel.op.geometry.sizes_by_name(self.plain)[root],)}
+
+    def dims(self, chosen: Sequence[str], work: int) -> Dims | None:
+        """Returns sizes of these classes, in the order of the free dimensions; None if none are within the budget."""
+        key = work, tuple(chosen)
+        if key not in self._found:
+            menus = [each[name] for each, name in zip(self.classes, chosen, strict=True)]
+            deepest = max(map(len, menus), default=0)
+            tried = dict.fromkeys(
+                tuple(menu[min(depth + (place == one), len(menu) - 1)] for place, menu in enumerate(menus))
+                for depth in range(deepest)
+                for one in range(-1, len(menus))
+            )
+            self._found[key] = next(filter(None, (self._allowed(sizes, work) for sizes in tried)), None)
+        return self._found[key]
+
+    def _allowed(self, sizes: Sequence[int], work: int) -> Dims | None:
+        dims = self.related.dims(dict(zip(self.related.roots, sizes, strict=True)))
+        if min(dims, default=0) <= 0 or not self.kernel.allows(dims) or self.work(dims) > work:
+            return None
+        shapes = self.kernel.op.shapes(dims, self.kernel.op.params).values()
+        return dims if max(map(math.prod, shapes), default=0) <= self.effort.elements else None
+
+
+def empty_sizes(kernel: Kernel) -> tuple[Dims, ...]:
+    """Returns sizes with one empty dimension that the declaration and PyTorch allow. Its `amax` refuses empty rows.
+
+    A product over an empty dimension is zero. Without rows a result has no element.
+    """
+    geometry = kernel.op.geometry
+    if geometry.examples or not geometry.named:  # the law of shapes has these of the other ops
+        return ()
+    related = Related.by(geometry.dims, geometry.where)
+    plain = geometry.sizes_by_name(sizes_of(kernel.op, 1 << 12)[0])
+    found = []
+    for root in related.roots:
+        with suppress(ZeroDivisionError):
+            dims = related.dims({**{each: plain[each] for each in related.roots}, root: 0})
+            found += [dims] if kernel.allows(dims) and min(dims) == 0 and _answers(kernel, dims) else []
+    return tuple(dict.fromkeys(found))
+
+
+def _answers(kernel: Kernel, dims: Dims) -> bool:
+    """True if PyTorch and the reference accept a case of these sizes."""
+    with suppress(Exception):
+        case = case_of(kernel, "float32", dims=dims, upstream="")
+        params = kernel.op.resolve(case.params)
+        inputs = inputs_of(kernel.op, case, "cpu")
+        kernel.op.baseline(*inputs.values(), **params)
+        kernel.op.fast(Problem(inputs, params, {}, kernel.op.outputs))
+        return True
+    return False
+
+
+@dataclass
+class _Greedy:
+    """Chooses cases one after the other. Each begins with a pair that is not covered, and covers as many as it can."""
+
+    sizes: _Sizes
+    factors: list[tuple[str, ...]]  # the levels of each factor: classes of dimensions, then the others
+    names: list[str]
+    used: dict[Choice, int] = field(default_factory=dict)
+
+    def covering(self, first: int, rounds: int) -> Covering:
+        recipe, open_pairs, cases = len(self.sizes.classes), self._pairs(), list[Chosen]()
+        existing = len(open_pairs)
+        # the plain recipe has more turns, as only its cases may have two long dimensions
+        turns = [*range(len(self.factors[recipe])), *[0] * _PLAIN_MORE]
+        for number, level in product(range(first + rounds), turns):
+            levels = dict([(recipe, level), *self._seed((recipe, level), open_pairs)])
+            if len(levels) == 1 and number > first:
+                continue  # all pairs of this recipe are covered
+            for place in [place for place in range(len(self.factors)) if place not in levels]:
+                levels[place] = max(
+                    (
+                        level
+                        for level in range(len(self.factors[place]))
+                        if self._dims({**levels, place: level}) is not None
+                    ),
+                    key=lambda level: self._gain(levels, (place, level), open_pairs),
+                    default=0,
+                )
+            for pair in combinations(sorted(levels.items()), 2):
+                open_pairs.pop(pair, None)
+            for choice in levels.items():
+                self.used[choice] = self.used.get(choice, 0) + 1
+            cases += [self._chosen(levels)] if number >= first else []
+        return Covering(tuple(cases), existing - len(open_pairs), existing)
+
+    def _seed(self, own: Choice, open_pairs: Mapping[tuple[Choice, Choice], int]) -> Sequence[Choice]:
+        """Returns the pair of the highest rank that a case with this recipe can cover, of little used choices."""
+        fitting = [pair for pair in open_pairs if all(choice[0] != own[0] or choice == own for choice in pair)]
+        for pair in sorted(fitting, key=lambda pair: (-open_pairs[pair], self._uses(pair))):
+            if self._dims(dict([own, *pair])) is not None:
+                return pair
+        return ()
+
+    def _pairs(self) -> dict[tuple[Choice, Choice], int]:
+        """Maps each pair that some case within the budget has to its rank. Pairs of two plain choices come last."""
+        choices = [[(place, level) for level in range(len(levels))] for place, levels in enumerate(self.factors)]
+        pairs = [(a, b) for one, other in combinations(choices, 2) for a in one for b in other]
+        return {
+            (a, b): self._rank(a) + self._rank(b) + (self._level(a) == self._level(b))
+            for a, b in pairs
+            if self._dims(dict([a, b])) is not None
+        }
+
+    def _level(self, choice: Choice) -> str:
+        return self.factors[choice[0]][choice[1]]
+
+    def _rank(self, choice: Choice) -> int:
+        return _RANKS.get(self._level(choice), 0) + bool(choice[1])
+
+    def _uses(self, choices: Sequence[Choice]) -> int:
+        return sum(self.used.get(choice, 0) for choice in choices)
+
+    def _gain(
+        self, levels: Mapping[int, int], choice: Choice, pairs: Mapping[tuple[Choice, Choice], int]
+    ) -> tuple[int, int, int]:
+        new = sum((min(each, choice), max(each, choice)) in pairs for each in levels.items())
+        return new, -self.used.get(choice, 0), -choice[1]
+
+    def _dims(self, levels: Mapping[int, int]) -> Dims | None:
+        """Returns the sizes of some choices; None if none fit. Other dimensions have their plainest class."""
+        count, effort = len(self.sizes.classes), self.sizes.effort
+        classes = [self.factors[place][levels.get(place, 0)] for place in range(count)]
+        return self.sizes.dims(classes, effort.demanding if levels.get(count) else effort.work)
+
+    def _chosen(self, levels: Mapping[int, int]) -> Chosen:
+        dims, count = self._dims(levels), len(self.sizes.classes)
+        dims = self.sizes.plain if dims is None else dims
+        return Chosen(dims, {name: self.factors[at][levels[at]] for at, name in enumerate(self.names, count)})
