@@ -65,6 +65,12 @@ class Group:
     results: tuple[str, ...] = ()
     pairs: tuple[int, int] = (0, 0)
 
+    @property
+    def covered(self) -> str:
+        """Returns a note on the pairs that are covered; "" if there are none."""
+        some, every = self.pairs
+        return f"{some:,} of {every:,} pairs of sizes, recipes and operands are covered" if every else ""
+
     def judges(self, result: str) -> bool:
         """True if a result of its cases is judged."""
         return result in self.results if self.results else result.startswith("d") or not self.only_gradients

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from verify.cases import Case, counter
+from verify.cases.case import derive_all
 from verify.cases.sizes import REACHES_OF_LAWS, fitted_rows, long_sizes, sizes_of
 from verify.cases.strategies import EITHER_PATH, CaseSpace
 from verify.cases.values import inside
@@ -115,10 +116,10 @@ def _check_rows(subject: Subject, case: Case, whole: Measured, belonging: Rows) 
             belonging.of(name, changed, keep).copy_(belonging.of(name, tensor, keep))
             return changed
 
-        numbers = {name: v for name, v in near.inputs.items() if v is not None and v.is_floating_point()}
-        inputs = whole.inputs | {
-            name: sent(replaced(name, numbers[name]), device) for name in numbers.keys() & belonging.axes.keys()
-        }
+        free = {each.name for each in kernel.op.operands if each.derive is None} & belonging.axes.keys()
+        numbers = {n: v for n, v in near.inputs.items() if v is not None and v.is_floating_point() and n in free}
+        inputs = whole.inputs | {name: sent(replaced(name, value), device) for name, value in numbers.items()}
+        inputs = derive_all(kernel.op, case, inputs, device) if kernel.op.derived else inputs
         originals = {name: replaced(name, tensor) for name, tensor in near.upstream.items()}
         upstream = sent_all(originals, device)
         runs.append(run_tensors(kernel, inputs, case.params, upstream, unchanged=unchanged, originals=originals))

@@ -24,13 +24,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from verify.cases import Case, inputs_of
+from verify.cases.case import derive_all
 from verify.cases.sizes import shapes_for
 from verify.cases.strategies import CaseSpace
 from verify.errors import KernelError, UsageError
@@ -40,6 +41,7 @@ from verify.laws.guard import NUMBER_FILL, Guard, damage_of
 from verify.laws.law import Broken, Law, Subject, plain_cases, plain_space
 from verify.measure.call import Measured, call_tensors, copies, sent_all
 from verify.ops.geometry import alike
+from verify.ops.graph.shapes import NamedDims, Range
 
 _DIMS = alike((2, 5, 3), (4, 16, 8), (1, 33, 5))
 OF_INT64 = "of int64"
@@ -105,19 +107,22 @@ def _check(subject: Subject, case: Case) -> None:
     kernel, device = subject.kernel, subject.backend.device
     good = inputs_of(kernel.op, case, device, shared=True)
     before = _values(subject, case, good)
-    mistakes = [(text, name, change) for text, name, change in _mistakes(subject) if _changes(good[name], change)]
+    mistakes = [
+        (mistake, given)
+        for mistake in _mistakes(subject)
+        if _changes(good[mistake[1]], mistake[2]) and (given := _with_mistake(subject, case, good, mistake)) is not None
+    ]
 
-    def refused(wrong: Sequence[Mistake]) -> Guard:
+    def refused(wrong: Sequence[tuple[Mistake, Inputs]]) -> Guard:
         guard = Guard(NUMBER_FILL)
-        held = {name: None if v is None else guard.embed(v, f"operand {name}", device) for name, v in good.items()}
-        for mistake in wrong:
-            _refused(subject, case, guard, good, held, mistake)
+        for mistake, given in wrong:
+            _refused(subject, case, guard, given, mistake)
         return guard
 
     guard = refused(mistakes)
     if damage_of([guard]):  # one check covers all mistakes; if it fails, each is checked alone
         for mistake in mistakes:
-            _demand_untouched(case, refused([mistake]), _told(mistake))
+            _demand_untouched(case, refused([mistake]), _told(mistake[0]))
         _demand_untouched(case, guard, "one of those that were refused")
     after = _values(subject, case, good)
     rule = "a good call gives other bits after a refused one"
@@ -163,14 +168,55 @@ def _no_launch_without_memory() -> Iterator[None]:
         JITFunction.run = original
 
 
-def _refused(subject: Subject, case: Case, guard: Guard, good: Inputs, held: Inputs, mistake: Mistake) -> None:
-    """Makes one call with one operand changed. The others are `held`. The guard has all memory of this call."""
-    wrong, name, change = mistake
-    value = good[name]
-    if value is not None:
-        value = change(value)
-        value = guard.embed(value, f"operand {name}", value.device if value.is_meta else subject.backend.device)
-    inputs = held | {name: value}
+def _with_mistake(subject: Subject, case: Case, good: Inputs, mistake: Mistake) -> Inputs | None:
+    """Returns the operands with one of the wrong form. Integers are in range for its size and for that of the others.
+
+    A position beyond an operand that is too short would stop a GPU, and no declaration allows it. Returns None if no
+    integers are in both ranges, as for a permutation.
+    """
+    op, (_, name, change) = subject.kernel.op, mistake
+    given, value = dict(good), good[name]
+    given[name] = None if value is None else change(value)
+    geometry, token = op.geometry, ""
+    if isinstance(geometry, NamedDims) and change in (_longer, _shorter) and geometry.table.get(name):
+        token = str(geometry.table[name][-1])
+    if token not in geometry.dims:
+        return given
+    place = geometry.dims.index(token)
+    changed = (*case.dims[:place], case.dims[place] + (1 if change is _longer else -1), *case.dims[place + 1 :])
+    for operand in op.operands:
+        held = given[operand.name]
+        if held is None or not isinstance(operand.range, Range) or operand.derive is not None or operand.boolean:
+            continue
+        if operand.range.structure in ("permutation", "distinct"):
+            if held is not good[operand.name] or operand.range(changed) != operand.range(case.dims):
+                return None
+            continue
+        (low, high), (other_low, other_high) = operand.range(case.dims), operand.range(changed)
+        if max(low, other_low) >= min(high, other_high):
+            return None
+        held = held.clamp(max(low, other_low), min(high, other_high) - 1)
+        if operand.range.structure == "sum":  # the smaller total, so that no sequence ends beyond the tokens
+            own = good[operand.name]
+            assert own is not None
+            most = min(int(own.sum()), int(operand.range.arranged(own, changed).sum()))
+            held = min((operand.range.arranged(held, dims) for dims in (case.dims, changed)), key=Tensor.sum)
+            if int(held.sum()) > most:
+                return None
+        given[operand.name] = held
+    with suppress(UsageError):  # lengths of one sequence more give other shapes; what was derived remains
+        return derive_all(op, case, given, subject.backend.device) if op.derived else given
+    return given
+
+
+def _refused(subject: Subject, case: Case, guard: Guard, given: Inputs, mistake: Mistake) -> None:
+    """Makes one call with operands of which one has the wrong form. The guard has all memory of this call."""
+    wrong, _, change = mistake
+    device = subject.backend.device
+    inputs = {
+        name: None if v is None else guard.embed(v, f"operand {name}", v.device if v.is_meta else device)
+        for name, v in given.items()
+    }
     facts = {"operand": _told(mistake)}
     try:
         with guard, _no_launch_without_memory():

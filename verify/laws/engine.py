@@ -41,7 +41,7 @@ from verify.laws.law import Broken, Law, Subject, plain_case
 from verify.laws.memory import guarded_runs
 from verify.laws.profiles import EXAMPLES, PREFIX, seed_of_today
 from verify.laws.remembered import Remembered, database_of
-from verify.measure.call import copies
+from verify.measure.call import copies, describe, is_fault
 from verify.records.record import Cause, LawRun, Origin, replay_command
 
 
@@ -207,6 +207,8 @@ def run_law(
             late=trial.late,
         )
     cause: Cause = "failed" if broken.failed else ""
+    if broken.failed and not backend.usable():  # no further call is possible in this process
+        return _broken(law, dtype, trial.cases, broken, target_name, cause=cause)
     if not broken.failed and law.name not in APART and (differs := difference(subject, broken)):
         cause = UNREPEATABLE
         if law.name != UNREPEATABLE_LAW:
@@ -280,7 +282,8 @@ class _Trial:
             broken = self._check(case)
             if broken is not None:
                 counted = self.cases
-                smaller = self.drawn() if self.subject.until == math.inf else None
+                again = self.subject.until == math.inf and (not broken.failed or self.subject.backend.usable())
+                smaller = self.drawn() if again else None
                 self.cases = counted
                 return smaller or broken
         return None
@@ -306,7 +309,8 @@ class _Trial:
                 score = self._score(case)
             except Broken as broken:
                 left = math.inf  # it is made smaller
-                found.extend([broken] if self.subject.until < math.inf else [])
+                last = self.subject.until < math.inf or (broken.failed and not self.subject.backend.usable())
+                found.extend([broken] if last else [])
                 raise
             if score is not None and score == score and score < 1e300:
                 target(score, label=label)
@@ -365,13 +369,24 @@ def replay_law(law: Law, kernel: Kernel, case: Case, backend: Backend, target_na
 
 
 def attempt(law: Law, subject: Subject, case: Case) -> float | None:
-    """Checks one case. A kernel that raises breaks the law, unless its declaration lets it refuse cases."""
+    """Checks one case. A kernel that raises breaks the law, unless its declaration lets it refuse cases.
+
+    A GPU reports a fault, such as a misaligned address, at some later call, which may be one of verify's own. It is the
+    kernel's: nothing else writes to the GPU.
+    """
     try:
         return law.check(subject, case)
     except KernelError as error:
         if isinstance(error, Refused) and subject.kernel.refuses:
             raise
         raise Broken(str(error), case, {}, failed=True) from error
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        if not is_fault(error):
+            raise
+        text = f"the GPU reports a fault after a call of {subject.kernel.name}: {describe(error)}"
+        raise Broken(text, case, {}, failed=True) from error
 
 
 # -- kernels whose calls differ ---------------------------------------------------------------------------

@@ -6,19 +6,22 @@ gradients of the data operands. Gradients of weights and biases are sums over al
 
 from __future__ import annotations
 
+import ast
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import product
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 
 from verify.cases import Case, case_of, inputs_of
+from verify.cases.case import derive_all
 from verify.declare.declaration import Kernel
 from verify.errors import UsageError
-from verify.ops.graph.shapes import NamedDims
+from verify.ops.graph.shapes import NamedDims, Range
 from verify.ops.graph.steps import Leaf
 from verify.ops.op import Op, Problem
 
@@ -104,16 +107,44 @@ def independent_rows(kernel: Kernel, case: Case) -> list[Rows]:
     # ordinary values: with numbers of 1e-20 no difference would show
     inputs = inputs_of(op, case_of(kernel, case.dtype, dims=case.dims), "cpu", shared=True)
     found = []
-    fixed = {name for each in op.operands if each.range is not None for name in each.range.fixed_by}
     for dimension, size in zip(op.geometry.dims, case.dims, strict=True):
-        if dimension in fixed or _shares(op, dimension):  # a permutation does not have independent rows
+        if _is_tied(op, dimension) or _shares(op, dimension):
             continue
         axes = growing(op, case, dimension)
         single = all(len(some) < 2 for some in axes.values()) and all(axes.get(name) for name in op.outputs)
         rows = Rows({name: next(iter(some)) for name, some in axes.items() if some}, size, dimension)
         if single and size > 1 and all(set(some.values()) <= {size} for some in axes.values()):
-            found += [rows] if _is_local(op, case, inputs, rows) and _is_alike(op, inputs, rows) else []
+            local = _is_local(op, case, inputs, rows) and _derives_alike(op, case, inputs, rows)
+            found += [rows] if local and _is_alike(op, inputs, rows) else []
     return found
+
+
+def _is_tied(op: Op, dimension: str) -> bool:
+    """True if the declaration of an integer operand would not allow its numbers for some indices of a dimension alone.
+
+    Such numbers are positions in the dimension, or lengths that add up over it.
+    """
+    assert isinstance(op.geometry, NamedDims)
+    tied = set[str]()
+    for each in op.operands:
+        if isinstance(each.range, Range):
+            bounds = (each.range.low, each.range.high, *([each.range.total] if each.range.total else []))
+            tied |= {node.id for bound in bounds for node in ast.walk(bound) if isinstance(node, ast.Name)}
+            tied |= set(map(str, op.geometry.table[each.name])) if each.range.structure == "sum" else set()
+    return dimension in tied
+
+
+def _derives_alike(op: Op, case: Case, inputs: dict[str, Tensor | None], rows: Rows) -> bool:
+    """True if rows of derived operands are what the other operands' rows give. Offsets of sequences are not."""
+    picked, _ = rows.pick(inputs, {}, slice(1, None))
+    place = op.geometry.dims.index(rows.dimension)
+    dims = (*case.dims[:place], rows.count - 1, *case.dims[place + 1 :])
+    derived = derive_all(op, msgspec.structs.replace(case, dims=dims), picked, "cpu") if op.derived else picked
+    names = [each.name for each in op.derived]
+    pairs = [
+        (one, other) for name in names if (one := derived[name]) is not None and (other := picked[name]) is not None
+    ]
+    return all(one.shape == other.shape and torch.equal(one, other) for one, other in pairs)
 
 
 def _shares(op: Op, dimension: str) -> bool:

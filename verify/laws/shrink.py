@@ -29,6 +29,7 @@ from verify.cases.explicit import LIMIT, spell
 from verify.declare.declaration import Kernel, shapes_of
 from verify.errors import KernelError, TruthError, UsageError
 from verify.laws.accuracy import broken_by
+from verify.laws.extent import Breaks, extent
 from verify.laws.law import Broken, Excess, Law, Subject
 from verify.measure.call import Measured, run_kernel
 from verify.ops.op import Op
@@ -45,8 +46,6 @@ _FINEST, _COARSE = 32, 4  # parts that are removed, at most: elements may have t
 _SHORT = 8  # this many elements are easy to spell out
 _BITS = (0, 1, 2, 3, 4, 6, 8, 11, 15)  # bits of mantissa that a simplified number keeps
 
-Breaks = Callable[[Case], Broken | None]
-
 
 @dataclass(frozen=True)
 class Shrunk:
@@ -60,12 +59,22 @@ class Shrunk:
 
 
 def shrink_law(law: Law, subject: Subject, broken: Broken) -> Broken:
-    """Returns how the smallest case found breaks a law, in the same way as `broken`; `broken` if no case is smaller."""
-    return shrink_broken(law, subject, broken).broken
+    """Returns how the smallest case found breaks a law, in the same way as `broken`; `broken` if no case is smaller.
+
+    The facts include from which sizes on the kernel is wrong, and which other results of the call are right.
+    """
+    found = shrink_broken(law, subject, broken).broken
+    found.facts |= extent(subject, broken, _breaks(law, subject))
+    return found
 
 
 def shrink_broken(law: Law, subject: Subject, broken: Broken, *, evaluations: int = LAW_EVALUATIONS) -> Shrunk:
     """Does the same as `shrink_law`, and returns the number of evaluations too."""
+    return _Shrinker(subject.kernel, subject.backend, broken, _breaks(law, subject), evaluations).shrink()
+
+
+def _breaks(law: Law, subject: Subject) -> Breaks:
+    """Returns a function that tries a law on a case, and returns how it breaks; None if it holds."""
 
     def breaks(case: Case) -> Broken | None:
         try:
@@ -76,7 +85,7 @@ def shrink_broken(law: Law, subject: Subject, broken: Broken, *, evaluations: in
             return Broken(str(error), case, {})
         return None
 
-    return _Shrinker(subject.kernel, subject.backend, broken, breaks, evaluations).shrink()
+    return breaks
 
 
 def shrink_element(

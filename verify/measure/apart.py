@@ -69,6 +69,7 @@ CALLS = 4  # a call counts as hung after the kernel's time divided by this
 # The share of the kernel's time after which its process is ended. If the worker is still late then, the judge is to
 # blame.
 LAST = 0.95
+LEAST = 5.0  # seconds: laws that have less are not begun, because a loaded machine takes that long for the first calls
 CHANGED = "it must leave the process as it was"
 
 
@@ -296,24 +297,7 @@ class KernelProcesses:
         if wanted and request.fail_fast and done.status == "wrong":
             done.notes.append("the laws were not tried: a result is wrong, and --fail-fast stops there")
         elif wanted and lives and done.status in RESULT_STATUSES:
-            try:
-                of_laws = msgspec.structs.replace(request, accuracy=False)
-                tried = kernel.ask(of_laws, progress=progress, deadline=until)
-                done = msgspec.structs.replace(  # the kernel's own process adds only these fields
-                    done,
-                    laws=[*done.laws, *tried.laws],
-                    status=tried.status if tried.status == "wrong" else done.status,
-                    seconds=round(done.seconds + tried.seconds, 3),
-                    unrepeatable=done.unrepeatable or tried.unrepeatable,
-                    gaps=[*done.gaps, *tried.gaps],
-                    notes=[*done.notes, *tried.notes],
-                )
-            except (Died, KernelError) as error:
-                failed = "crashed" if isinstance(error, Died) else "error"
-                done = msgspec.structs.replace(done, status=failed, message=f"while laws were tried: {error}")
-            except (Late, JudgeFailed) as error:  # kernel and judge share this process: either may be the cause
-                gap = Gap("judge failed", f"{done.name}: the laws have no verdict: {error}", request.target)
-                done = msgspec.structs.replace(done, gaps=[*done.gaps, gap])
+            done = self._with_laws(done, request, kernel, until, progress)
         left = [] if kernel.ended else kernel.ask(ListSideEffects(request.target))
         breaks = "; ".join(each.text for each in left if each.breaks)
         if breaks and done.status in ("ok", *UNPROVEN):
@@ -323,6 +307,32 @@ class KernelProcesses:
         return msgspec.structs.replace(
             done, left=left, printed=functools.reduce(Printed.plus, printed) if printed else None
         )
+
+    def _with_laws(
+        self, done: KernelRun, request: Measure, kernel: Fork, until: float, progress: OnProgress
+    ) -> KernelRun:
+        """Adds the laws, which the kernel's own process tries until a time of `time.monotonic()`."""
+        if until - time.monotonic() < LEAST:
+            text = f"{done.name}: the laws were not tried: measuring took the time"
+            return msgspec.structs.replace(done, gaps=[*done.gaps, Gap("out of time", text, request.target)])
+        try:
+            of_laws = msgspec.structs.replace(request, accuracy=False)
+            tried = kernel.ask(of_laws, progress=progress, deadline=until)
+            return msgspec.structs.replace(  # the kernel's own process adds only these fields
+                done,
+                laws=[*done.laws, *tried.laws],
+                status=tried.status if tried.status == "wrong" else done.status,
+                seconds=round(done.seconds + tried.seconds, 3),
+                unrepeatable=done.unrepeatable or tried.unrepeatable,
+                gaps=[*done.gaps, *tried.gaps],
+                notes=[*done.notes, *tried.notes],
+            )
+        except (Died, KernelError) as error:
+            failed = "crashed" if isinstance(error, Died) else "error"
+            return msgspec.structs.replace(done, status=failed, message=f"while laws were tried: {error}")
+        except (Late, JudgeFailed) as error:  # kernel and judge share this process: either may be the cause
+            gap = Gap("judge failed", f"{done.name}: the laws have no verdict: {error}", request.target)
+            return msgspec.structs.replace(done, gaps=[*done.gaps, gap])
 
     def _serve(self, connection: Connection, given: bytes) -> None:
         """Runs a fork. It calls the kernels of one target, or judges their results."""

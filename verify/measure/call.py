@@ -400,8 +400,12 @@ def _call(
 
 def _raised(text: str, error: Exception, refused: type[Refused]) -> KernelError:
     """Returns the error for a kernel that raised: a refusal, or a plain KernelError if the GPU reported a fault."""
-    fault = type(error).__name__ == "AcceleratorError" or "CUDA error" in said_by(error)
-    return KernelError(text) if fault else refused(text)
+    return KernelError(text) if is_fault(error) else refused(text)
+
+
+def is_fault(error: BaseException) -> bool:
+    """True if a GPU reported a fault of a kernel, such as a misaligned address. Any later call may raise it."""
+    return type(error).__name__ == "AcceleratorError" or "CUDA error" in said_by(error)
 
 
 def items_of(returned: Any) -> tuple[Any, ...]:

@@ -206,7 +206,7 @@ class Judging:
     gaps: list[Gap] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
     sizes: dict[str, int] = field(default_factory=dict)
-    pairs: dict[str, int] = field(default_factory=dict)  # pairs of sizes and recipes: those covered so far, and all
+    covered: dict[str, str] = field(default_factory=dict)  # "pairs": a note on the pairs that all dtypes so far cover
     laws: list[LawRun] = field(default_factory=list)  # the laws of a quantiser, which are in no profile
 
     def measure_quantiser(self, encoding: Encoding, dtype: str, cases_of: str, progress: OnProgress) -> None:
@@ -237,7 +237,7 @@ class Judging:
         try:
             cases = [entry.case for entry in corpus.cases_for(kernel.name, dtype) if entry.result]
             planned = plan(kernel, dtype, cases_of, self.seed, rows_of=self.backend.name)
-            self.pairs.update(zip(("covered", "all"), planned[0].pairs, strict=True))
+            self.covered["pairs"] = planned[0].covered
             groups += map(_GroupJudging, [*planned, *pinned(kernel, dtype, cases), *captured(kernel, dtype)])
             numbers, total = itertools.count(1), sum(len(each.group.cases) for each in groups)
             with ForkMap(self.judges, Pieces, _collect, lost=lose, until=self.until) as forks:
@@ -350,7 +350,6 @@ class Judging:
             status, message = "skipped", self.gaps[0].text.removeprefix(f"{kernel.name}: ")
         if status == "ok":
             status = max((result.status for result in results), key=RESULT_STATUSES.index, default="ok")
-        pairs = "{covered:,} of {all:,} pairs of sizes, recipes and operands are covered"
         return KernelRun(
             name=kernel.name,
             target=self.target,
@@ -363,7 +362,7 @@ class Judging:
             laws=self.laws,
             message=message,
             peer=kernel.peer,
-            notes=[*self.notes, *([pairs.format(**self.pairs)] if self.pairs.get("all") else [])],
+            notes=[*self.notes, *filter(None, self.covered.values())],
             unrepeatable=differs,
             unmeasured=runner.unmeasured,
             gaps=self.gaps,
