@@ -11,10 +11,12 @@ from torch import Tensor
 
 import verify
 from tests.laws.trial import attempt
+from verify.cases import Case
 from verify.declare.declaration import Kernel
 from verify.laws import registry
 from verify.laws.engine import PROFILES, run_law
-from verify.laws.law import Subject, plain_case
+from verify.laws.host import excuse
+from verify.laws.law import Broken, Subject, plain_case
 from verify.laws.locality import independent_rows
 
 
@@ -81,14 +83,24 @@ def test_pages_and_lengths_are_no_independent_rows() -> None:
         assert {each.dimension for each in rows} == independent
 
 
-def test_a_kernel_that_reads_a_number_on_the_host_need_not_be_captured() -> None:
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_kernel_that_reads_a_number_on_the_host_is_excused_where_a_program_fails(reads: bool) -> None:
+    """As the laws of CUDA graphs and of torch.compile ask where they fail."""
+
     def halved(x: Tensor) -> Tensor:
-        return x * (0.5 if x.numel() and x.abs().max().item() >= 0 else 0.25)
+        return x * 0.5 if not reads or x.isfinite().all().item() else x * 0.25 * 2
+
+    def check(subject: Subject, case: Case) -> None:
+        excuse(subject, case)
+        raise Broken("the kernel cannot be captured in a CUDA graph", case, {})
 
     kernel = verify.kernel(like=lambda x: x * 0.5, shapes={"x": "n d"}, dtypes=["float32"], gradients=False)(halved)
-    found = attempt("compiled", kernel)
-    assert found.status == "skipped"
-    assert found.message == "not applicable: the kernel reads a number on the host (_local_scalar_dense)"
+    law = replace(registry.get("determinism"), check=check)
+    found = run_law(law, kernel, "float32", verify.backends.select("interpreter"), PROFILES["quick"])
+    reason = "not applicable: the kernel reads a number on the host (_local_scalar_dense)"
+    assert (found.status, found.message) == (
+        ("skipped", reason) if reads else ("broken", "the kernel cannot be captured in a CUDA graph")
+    )
 
 
 def test_a_fault_of_the_gpu_is_put_down_to_the_kernel_with_its_case() -> None:

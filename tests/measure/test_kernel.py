@@ -585,10 +585,11 @@ def running_sums(x: torch.Tensor) -> torch.Tensor:
 def test_the_record_says_the_largest_size_of_each_dimension(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(REACHES, "small", replace(REACHES["small"], columns=129))
     few_cases(monkeypatch, "randn")
-    declared = verify.kernel(like=running_sums, shapes={"x": "n d"}, where="n <= 100", dtypes=["float32"])
-    run = measured(declared(running_sums))
+    said = {"shapes": {"x": "n d"}, "where": "n <= 100 and d <= 129", "dtypes": ["float32"]}
+    run = measured(verify.kernel(like=running_sums, **said)(running_sums))
     assert run.sizes == {"n": 100, "d": 129}
     assert "sizes up to n 100, d 129" in KernelFacts(run).notes
+    assert any("pairs of sizes, recipes and operands are covered" in note for note in run.notes)
     assert together(run, msgspec.structs.replace(run, sizes={"n": 7, "d": 5000})).sizes == {"n": 100, "d": 5000}
     assert measured(verify.kernel(op="silu", dtypes=["bfloat16"], gradients=False)(silu)).sizes == {}
 

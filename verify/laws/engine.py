@@ -37,7 +37,7 @@ from verify.declare.declaration import Kernel
 from verify.errors import IN_ERROR, KernelError, Refused, TruthError, UsageError
 from verify.laws.compare import demand_same
 from verify.laws.guard import NUMBER_FILL, Guard
-from verify.laws.law import Broken, Law, Subject, plain_case
+from verify.laws.law import Broken, Law, NotApplicable, Subject, plain_case
 from verify.laws.memory import guarded_runs
 from verify.laws.profiles import EXAMPLES, PREFIX, seed_of_today
 from verify.laws.remembered import Remembered, database_of
@@ -189,11 +189,10 @@ def run_law(
     if pinned is None:
         pinned = [entry.case for entry in corpus.cases_for(kernel.name, dtype) if entry.law == law.name]
     trial = _Trial(law, subject, profile)
-    broken = trial.known((*pinned, *(memory.cases() if memory else ())), memory)
-    if broken is None:
-        broken = trial.fixed()
-    if broken is None:
-        broken = trial.drawn()
+    try:
+        broken = trial.known((*pinned, *(memory.cases() if memory else ())), memory) or trial.fixed() or trial.drawn()
+    except NotApplicable as reason:
+        return _skipped(law, dtype, str(reason))
     if broken is None and trial.refused and not trial.cases:
         return _skipped(law, dtype, f"it refuses every case: {trial.refusal}", refused=trial.refused)
     if broken is None:
@@ -363,6 +362,8 @@ def replay_law(law: Law, kernel: Kernel, case: Case, backend: Backend, target_na
         attempt(law, subject, case)
     except Refused as error:
         return _skipped(law, case.dtype, f"the case is refused: {error}")
+    except NotApplicable as reason:
+        return _skipped(law, case.dtype, str(reason))
     except Broken as broken:
         return _broken(law, case.dtype, 1, broken, target_name, cause="failed" if broken.failed else "")
     return LawRun(law=law.name, dtype=case.dtype, status="ok", cases=1)

@@ -5,15 +5,16 @@ Neither a CUDA graph nor a whole program of torch.compile can hold such a kernel
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from verify.cases import inputs_of
+from verify.cases import Case, inputs_of
 from verify.errors import KernelError
-from verify.laws.law import Subject, plain_case
+from verify.laws.law import NotApplicable, Subject
 from verify.measure.call import call_tensors
 
 # operators whose result, or its shape, the host knows only after it has waited for the numbers
@@ -35,12 +36,10 @@ class _Reads(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-def reads_on_host(subject: Subject, dims: tuple[int, ...]) -> str | None:
-    """Returns the reason of a law that a kernel which reads a number on the host cannot keep; None if it reads none."""
-    inputs = inputs_of(subject.kernel.op, plain_case(subject, dims), subject.backend.device)
-    with torch.no_grad(), _Reads() as seen:
-        try:
-            call_tensors(subject.kernel, inputs, subject.kernel.params, differentiate=False)
-        except KernelError:
-            return None  # the law reports it with its case
-    return f"not applicable: the kernel reads a number on the host ({seen.first})" if seen.first else None
+def excuse(subject: Subject, case: Case) -> None:
+    """Raises NotApplicable if the kernel reads a number on the host in a case."""
+    inputs = inputs_of(subject.kernel.op, case, subject.backend.device)
+    with suppress(KernelError), torch.no_grad(), _Reads() as seen:
+        call_tensors(subject.kernel, inputs, case.params, differentiate=False)
+    if seen.first:
+        raise NotApplicable(f"not applicable: the kernel reads a number on the host ({seen.first})")

@@ -97,6 +97,10 @@ class Broken(AssertionError):
         return Broken(rule, case, facts, result=self.result, index=self.index, excess=self.excess, failed=self.failed)
 
 
+class NotApplicable(Exception):
+    """Reports that a law turned out not to apply to a kernel, with the reason."""
+
+
 def said_of(subject: Subject) -> str:
     """Returns a name such as `op softmax`.
 
