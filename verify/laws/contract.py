@@ -115,8 +115,10 @@ def _check(subject: Subject, case: Case) -> None:
 
     def refused(wrong: Sequence[tuple[Mistake, Inputs]]) -> Guard:
         guard = Guard(NUMBER_FILL)
+        held = {name: None if v is None else guard.embed(v, f"operand {name}", device) for name, v in good.items()}
         for mistake, given in wrong:
-            _refused(subject, case, guard, given, mistake)
+            changed = {name: v for name, v in given.items() if v is not good[name]}
+            _refused(subject, case, guard, held, changed, mistake)
         return guard
 
     guard = refused(mistakes)
@@ -195,6 +197,8 @@ def _with_mistake(subject: Subject, case: Case, good: Inputs, mistake: Mistake) 
         (low, high), (other_low, other_high) = operand.range(case.dims), operand.range(changed)
         if max(low, other_low) >= min(high, other_high):
             return None
+        if (low, high) == (other_low, other_high) and held is good[operand.name] and not operand.range.structure:
+            continue
         held = held.clamp(max(low, other_low), min(high, other_high) - 1)
         if operand.range.structure == "sum":  # the smaller total, so that no sequence ends beyond the tokens
             own = good[operand.name]
@@ -204,18 +208,19 @@ def _with_mistake(subject: Subject, case: Case, good: Inputs, mistake: Mistake) 
             if int(held.sum()) > most:
                 return None
         given[operand.name] = held
+    integers = any(given[each.name] is not good[each.name] for each in op.operands if each.range is not None)
     with suppress(UsageError):  # lengths of one sequence more give other shapes; what was derived remains
-        return derive_all(op, case, given, subject.backend.device) if op.derived else given
+        return derive_all(op, case, given, subject.backend.device) if op.derived and integers else given
     return given
 
 
-def _refused(subject: Subject, case: Case, guard: Guard, given: Inputs, mistake: Mistake) -> None:
-    """Makes one call with operands of which one has the wrong form. The guard has all memory of this call."""
+def _refused(subject: Subject, case: Case, guard: Guard, held: Inputs, changed: Inputs, mistake: Mistake) -> None:
+    """Makes one call with some operands changed. The others are `held`. The guard has all memory of this call."""
     wrong, _, change = mistake
     device = subject.backend.device
-    inputs = {
+    inputs = held | {
         name: None if v is None else guard.embed(v, f"operand {name}", v.device if v.is_meta else device)
-        for name, v in given.items()
+        for name, v in changed.items()
     }
     facts = {"operand": _told(mistake)}
     try:

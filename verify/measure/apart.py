@@ -312,7 +312,7 @@ class KernelProcesses:
         self, done: KernelRun, request: Measure, kernel: Fork, until: float, progress: OnProgress
     ) -> KernelRun:
         """Adds the laws, which the kernel's own process tries until a time of `time.monotonic()`."""
-        if until - time.monotonic() < LEAST:
+        if until - time.monotonic() < min(LEAST, (request.seconds + request.judging) / CALLS):
             text = f"{done.name}: the laws were not tried: measuring took the time"
             return msgspec.structs.replace(done, gaps=[*done.gaps, Gap("out of time", text, request.target)])
         try:
