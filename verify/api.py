@@ -209,7 +209,7 @@ def run(
         profile=profile or "default",
         dtypes=dtypes,
         progress=progress,
-        plan=cases_of,
+        plan=_backend(cases_of),
         kept=_kept(resume, named),
         whole=True,
         by_dtype=True,
@@ -365,7 +365,7 @@ def gate(
     kernels: only these kernels; empty: all.
     base: an earlier record; a verdict that is worse than in it is a breach, whatever the bounds allow.
     """
-    given = [runs] if isinstance(runs, CompletedRun | Run | str | os.PathLike) else list(runs)
+    given: list[Any] = list(runs) if isinstance(runs, Iterable) and not isinstance(runs, str) else [runs]
     if not given:
         raise UsageError("a gate judges records; received none", hint="verify.gate(verify.run('accuracy.py'))")
     folder = config.find().bounds if bounds is None else Path(bounds)
@@ -374,10 +374,11 @@ def gate(
         raise UsageError(f"the bounds are a folder; there is none at {folder}", hint=hint)
     records, paths = [], []
     for each in given:
-        if isinstance(each, str | os.PathLike):
+        if not isinstance(each, CompletedRun | Run):
+            records.append(load(each).record)
             paths.append(os.fspath(each))
-            each = load(each)
-        records.append(each.record if isinstance(each, CompletedRun) else each)
+        else:
+            records.append(each if isinstance(each, Run) else each.record)
     before = [] if base is None else [base]
     found = waivers.judge(records, committed.load(folder), kernels=list(kernels), base=before)
     return CompletedGate(found, tuple(paths), folder)
@@ -498,6 +499,11 @@ def _dtypes(given: Iterable[str]) -> tuple[str, ...]:
 
         names = tuple(formats.named(name).name for name in names)
     return names
+
+
+def _backend(name: str) -> str:
+    """Returns the name of a backend, or "". Raises UsageError if no backend has this name."""
+    return named(name).name if name else ""
 
 
 def _laws(profile: str, without: Iterable[str]) -> tuple[str, ...]:

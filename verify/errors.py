@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
+from typing import Any
+
 # Exit codes of every command. `verify.cli.exits` explains them.
 PASS, WRONG, USAGE, INCOMPLETE, UNWRITTEN = range(5)
 OF_VERDICT = {"pass": PASS, "fail": WRONG, "incomplete": INCOMPLETE}
@@ -38,6 +42,32 @@ class UsageError(VerifyError):
 
     def __str__(self) -> str:
         return self.message if self.hint is None else f"{self.message}\n  next: {self.hint}"
+
+
+def closest(given: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """Returns ` (closest: NAME)` with the known name that is closest to the given one; "" if none is close."""
+    import difflib  # 8 ms, only for a message
+
+    near = difflib.get_close_matches(given, list(known), n=1, cutoff=cutoff)
+    return f" (closest: {near[0]})" if near else ""
+
+
+def one_of(where: str, what: str, value: Any, allowed: Iterable[str]) -> Any:
+    """Returns the value. Raises UsageError with the closest name if it is not one of those allowed."""
+    names = list(allowed)
+    if value not in names:
+        near = closest(value, names) if isinstance(value, str) else ""
+        listed = ", ".join(name or "''" for name in names)
+        hint = f"{what}={next(filter(None, names))!r}"
+        raise UsageError(f"{where}: {what} is one of {listed}; received {value!r}{near}", hint=hint)
+    return value
+
+
+def from_zero(where: str, what: str, value: Any) -> float:
+    """Returns a number. Raises UsageError unless it is finite and at least 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise UsageError(f"{where}: {what} is a finite number of at least 0; received {value!r}", hint=f"{what}=1.0")
+    return float(value)
 
 
 class WriteError(VerifyError):

@@ -156,8 +156,11 @@ def test_a_command_that_is_like_none_gets_the_list(capsys: pytest.CaptureFixture
         (("sweep", "--results", "dx"), "unrecognized arguments: --results (closest: --result)"),
         (("run", "--dtyp=float32"), "unrecognized arguments: --dtyp=float32 (closest: --dtype)"),
         (("run", "--laws", "quick"), "unrecognized arguments: --laws\n"),
-        (("run", "--dtype", "float31"), "argument --dtype: unknown dtype 'float31'; verify knows: float64"),
-        (("history", "k", "--dtype", "float31"), "argument --dtype: unknown dtype 'float31'"),
+        (
+            ("run", "--dtype", "float31"),
+            "argument --dtype: unknown dtype 'float31' (closest: float32); verify knows: float64",
+        ),
+        (("history", "k", "--dtype", "bf16"), "argument --dtype: unknown dtype 'bf16' (closest: bfloat16)"),
         (("hunt", "--seed", "-1"), "argument --seed: a whole number from 0; received '-1'"),
         (("replay", "--index", "1.5"), "argument --index: a whole number from 0; received '1.5'"),
         (("selftest", "--law", "speed"), "argument --law: no law is named 'speed'; the laws are: determinism"),

@@ -86,6 +86,12 @@ def test_the_bytes_are_those_of_the_format(tmp_path: Path) -> None:
     assert int.from_bytes(written[:8], "little") % 8 == 0
 
 
+def test_a_capture_of_no_calls_is_refused(tmp_path: Path) -> None:
+    none = verify.capture(nn.Linear(2, 2), str(tmp_path / "a.npz"), calls=0)
+    with pytest.raises(UsageError, match="a capture has at least one call; received calls=0"), none:
+        pass
+
+
 # -- in a run --------------------------------------------------------------------------------------------
 
 

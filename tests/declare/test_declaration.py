@@ -113,8 +113,11 @@ def test_a_kernel_that_takes_any_keyword_receives_every_parameter() -> None:
             "largest is about its dtypes, float32, bfloat16, float16, or its operands, x; received 'float64'",
         ),
         ({"largest": {"float32": {"y": 1.0}}}, "largest in float32 is about its operands, x; received 'y'"),
+        ({"layouts": "contigous"}, "layouts is one of any, contiguous; received 'contigous' (closest: contiguous)"),
+        ({"policy": "strict"}, "where is a text and policy a verify.Policy; received '' and 'strict'"),
+        ({"where": 5}, "where is a text and policy a verify.Policy; received 5 and None"),
         ({"layouts": "strided"}, "layouts is one of any, contiguous; received 'strided'"),
-        ({"backends": ["npu"]}, "backends is one of cuda, rocm, xpu, interpreter, cpu; received 'npu'"),
+        ({"backends": ["npu"]}, "backends is one of cuda, rocm, xpu, interpreter, cpu; received 'npu' (closest: xpu)"),
         ({"operands": ["z"]}, "op 'gelu' has operands x; received 'z'"),
         ({"outputs": ["z"]}, "op 'gelu' has outputs y; received 'z'"),
         ({"gradients": ["dz"]}, "op 'gelu' has gradients for x; received 'dz'"),
@@ -170,7 +173,7 @@ def test_a_bad_option(options: dict[str, object], message: str) -> None:
     [
         (
             lambda: kernel(op="gelo")(mine),
-            f"no op is named 'gelo' (closest: 'gelu'); the known ops are: {', '.join(ops.names())}",
+            f"no op is named 'gelo' (closest: gelu); the known ops are: {', '.join(ops.names())}",
             "verify list --ops, or like=FUNCTION",
         ),
         (
@@ -374,9 +377,9 @@ def test_a_file_without_kernels(tmp_path: Path) -> None:
     assert failure(path).message == f"{path} declares no kernel"
 
 
-@pytest.mark.parametrize("name", ["\udcff", "a::b", 5])
+@pytest.mark.parametrize("name", ["\udcff", "a::b", 5, "", "ä" * 101])
 def test_a_name_that_no_target_can_have(name: str) -> None:
-    with pytest.raises(UsageError, match="a name is Unicode text without ::"):
+    with pytest.raises(UsageError, match="a name is Unicode text of 1 to 200 bytes without ::"):
         kernel(name=name, op="silu", dtypes=["float16"], gradients=False)(lambda x: x)
 
 
@@ -445,7 +448,7 @@ def test_an_import_that_fails(tmp_path: Path, text: str, message: str) -> None:
 def test_a_keyword_that_the_decorator_does_not_have(tmp_path: Path) -> None:
     path = write(tmp_path, HEAD + "@verify.kernel(op='gelu', dtype='float32')\ndef k(x): return x\n")
     found = failure(path)
-    assert "unexpected keyword argument 'dtype' (closest: 'dtypes')" in found.message
+    assert "unexpected keyword argument 'dtype' (closest: dtypes)" in found.message
     assert found.hint == "python -c 'import verify; help(verify.kernel)' lists the keywords"
 
 

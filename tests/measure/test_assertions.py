@@ -251,7 +251,7 @@ def test_a_loss_has_one_as_its_upstream_and_integers_are_exact() -> None:
     logits, label = torch.randn(8, 10, requires_grad=True), torch.randint(0, 10, (8,))
     loss = F.cross_entropy(logits, label)
     (dx,) = torch.autograd.grad(loss, logits)
-    verify.assert_close(loss, like=F.cross_entropy, inputs=(logits, label), grads=(dx,))
+    verify.assert_close(loss, like=F.cross_entropy, inputs=(logits, label), grads=(dx, None))
     found = logits.detach().argmax(-1)
     verify.assert_close(found, like=lambda x: x.argmax(-1), inputs=(logits,))
     verify.assert_close(found.int(), like=lambda x: x.argmax(-1), inputs=(logits,), check_dtype=False)
@@ -354,3 +354,115 @@ def test_the_traceback_of_assert_close_ends_at_the_line_of_the_test() -> None:
             call()
         shown = caught.traceback.filter(caught)
         assert {Path(str(entry.path)).name for entry in shown} == {"test_assertions.py"}
+
+
+# -- what is matched with what, and what is refused -------------------------------------------------------------------
+
+
+def scaled(x, n, w):
+    return (x * n) @ w.T
+
+
+def of_scaled() -> dict[str, Any]:
+    """Inputs of which the second is a number, and the right gradients of the others."""
+    torch.manual_seed(0)
+    x, w, dy = torch.randn(4, 6, requires_grad=True), torch.randn(5, 6, requires_grad=True), torch.randn(4, 5)
+    y = scaled(x, 2, w)
+    dx, dw = torch.autograd.grad(y, (x, w), dy)
+    return {"actual": y, "like": scaled, "inputs": (x, 2, w), "grads": (dx, None, dw), "upstream": dy}
+
+
+def test_a_gradient_belongs_to_the_input_at_its_place_also_behind_a_number() -> None:
+    given = of_scaled()
+    verify.assert_close(**given)
+    dx, _, dw = given["grads"]
+    with pytest.raises(AssertionError, match=r"scaled\.dw is wrong"):
+        verify.assert_close(**given | {"grads": (dx, None, dw * 5)})
+    with pytest.raises(AssertionError, match=r"scaled\.dw has shape \(5, 6\); received \(4, 6\)"):
+        verify.assert_close(**given | {"grads": {"w": dx}})
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        (lambda dx, dw, dy: {"grads": (dx, dw)}, "grads has one item for each of x, None for n, w; received 2"),
+        (lambda dx, dw, dy: {"grads": (dx, None, dw, dw)}, "grads has one item .*; received 4"),
+        (lambda dx, dw, dy: {"grads": (dx, dx, dw)}, "grads has gradients of x, w; received one of 'n'"),
+        (lambda dx, dw, dy: {"grads": {"weight": dw}}, "grads has gradients of x, w; received one of 'weight'"),
+        (lambda dx, dw, dy: {"grads": (1.0, None, dw)}, "grads has tensors; received float for x"),
+        (lambda dx, dw, dy: {"grads": 5}, "grads has one item .*; received int"),
+        (lambda dx, dw, dy: {"upstream": [dy, dy]}, "upstream has one item for each of y; received 2"),
+        (lambda dx, dw, dy: {"upstream": 1.0}, "upstream has one item for each of y; received float"),
+        (lambda dx, dw, dy: {"upstream": dy[0]}, r"numbers of the shape \(4, 5\); received \(5,\)"),
+        (lambda dx, dw, dy: {"upstream": dy.long()}, "received .* in torch.int64"),
+    ],
+)
+def test_gradients_that_match_no_input_or_output_are_refused(change: Any, rule: str) -> None:
+    given = of_scaled()
+    dx, _, dw = given["grads"]
+    with pytest.raises(verify.UsageError, match=rule):
+        verify.assert_close(**given | change(dx, dw, given["upstream"]))
+
+
+def test_of_two_outputs_each_has_its_upstream_and_none_is_zero() -> None:
+    def both(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return x * x, x.argmax(), x + 1
+
+    x = torch.linspace(-1, 2, 7)
+    given: dict[str, Any] = {"actual": both(x), "like": both, "inputs": (x,)}
+    verify.assert_close(**given, grads=(2 * x * x,), upstream=(x, None, None))
+    verify.assert_close(**given, grads=(2 * x * x + x,), upstream=(x, None, x))
+    with pytest.raises(AssertionError, match=r"both\.dx is wrong"):
+        verify.assert_close(**given, grads=(2 * x * x,), upstream=(x, None, x))
+    with pytest.raises(verify.UsageError, match="one item for each of y1, None for y2, y3; received 1"):
+        verify.assert_close(**given, grads=(2 * x * x,), upstream=x)
+
+
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        ({"accumulate": "float31"}, r"accumulate is one of float32, tf32, .*received 'float31' \(closest: float32\)"),
+        ({"intermediate": "foo"}, "intermediate is one of '', eager, float32; received 'foo'"),
+        ({"like": "tanh"}, "like= is a PyTorch function or module; received 'tanh'"),
+        ({"inputs": X}, "inputs are the arguments of tanh as a tuple; received Tensor"),
+        ({"inputs": (X.to("meta"),)}, "plain tensor with its values in memory; received one of .* on the device meta"),
+        ({"inputs": (X.to_sparse(),)}, "plain tensor .*; received one with the layout torch.sparse_coo"),
+        ({"inputs": (X.to(torch.complex64),)}, "plain tensor .*; received one of torch.complex64"),
+        ({"like": lambda x, weight: x * weight}, "like takes x, weight; inputs has 1: missing .*'weight'"),
+        ({"like": lambda: X}, r"like takes nothing; inputs has 1: too many"),
+        ({"like": lambda x: ()}, "a function of tensors that returns tensors"),
+    ],
+)
+def test_what_assert_close_cannot_take_is_refused_at_the_line_of_the_test(options: Any, rule: str) -> None:
+    for check in (lambda **given: verify.assert_close(X, **given), verify.close_to):
+        with pytest.raises(verify.UsageError, match=rule) as caught:
+            check(**{"like": torch.tanh, "inputs": (X,)} | options)
+        assert {Path(str(entry.path)).name for entry in caught.traceback.filter(caught)} == {"test_assertions.py"}
+
+
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        ({"max_ulp": "1"}, "max_ulp is a finite number of at least 0; received '1'"),
+        ({"max_ulp": None}, "max_ulp is a finite number of at least 0; received None"),
+        ({"actual": [1.0]}, "compares a plain tensor with its values in memory; received list"),
+        ({"inputs": ()}, "op 'rms_norm' takes x, weight; inputs has 0: missing .*'x'"),
+        ({"inputs": (X, X, X)}, "op 'rms_norm' takes x, weight; inputs has 3: too many"),
+        ({"inputs": (None, X)}, "op 'rms_norm' needs x; received None"),
+        ({"inputs": ([1.0],)}, r"op 'rms_norm' takes tensors; received \[1.0\] as x"),
+        ({"inputs": (X.int(),)}, "takes x in floating-point numbers; received torch.int32"),
+        ({"inputs": (X, X[:3])}, r"takes no operands of these shapes: x \(4,\), weight \(3,\)"),
+        ({"upstream": (X[:3],), "result": "dx"}, r"numbers of the shape \(4,\); received \(3,\)"),
+        ({"upstream": (X, X), "result": "dx"}, "each of y; received 2"),
+        ({"result": "dw"}, "op 'rms_norm' has results y, dx, dweight; received 'dw'"),
+    ],
+)
+def test_what_assert_ulp_cannot_take_is_refused_with_its_rule(options: Any, rule: str) -> None:
+    given: dict[str, Any] = {"actual": X, "op": "rms_norm", "inputs": (X,), "max_ulp": 4}
+    with pytest.raises(verify.UsageError, match=rule):
+        verify.assert_ulp(**given | options)
+
+
+def test_assert_ulp_of_nothing_is_no_pass() -> None:
+    with pytest.raises(AssertionError, match="gelu.y has no elements: nothing was compared, which is no pass"):
+        verify.assert_ulp(torch.zeros(0), op="gelu", inputs=(torch.zeros(0),), max_ulp=1)

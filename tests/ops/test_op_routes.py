@@ -314,7 +314,7 @@ def test_an_unknown_op_lists_the_known_ones() -> None:
     with pytest.raises(UsageError) as caught:
         get("layernorm")
     assert str(caught.value) == (
-        f"no op is named 'layernorm' (closest: 'layer_norm'); the known ops are: {', '.join(names())}\n"
+        f"no op is named 'layernorm' (closest: layer_norm); the known ops are: {', '.join(names())}\n"
         "  next: verify list --ops, or like=FUNCTION: the PyTorch function that says what is right (docs/like.md)"
     )
 

@@ -340,7 +340,10 @@ def test_messages() -> None:
     with pytest.raises(UsageError) as caught:
         named("float12")
     known = "float64, float32, float16, bfloat16, float8_e4m3fn, float8_e5m2"
-    assert str(caught.value) == f"unknown dtype 'float12'; verify knows: {known}"
+    assert str(caught.value) == f"unknown dtype 'float12' (closest: float32); verify knows: {known}"
+    for given, near in {"bf16": "bfloat16", "fp16": "float16", "torch.fp32": "float32"}.items():
+        with pytest.raises(UsageError, match=rf"unknown dtype '{given}' \(closest: {near}\)"):
+            named(given)
     with pytest.raises(ValueError, match="^0x10000 is not a 16-bit pattern of bfloat16$"):
         fmt.ordinal(0x10000)
     with pytest.raises(ValueError, match="^bfloat16 pattern 0x7f80 is not finite and has no"):

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from verify.cases.values import special_patterns
+from verify.errors import UsageError
 from verify.ops.op import Point
 from verify.truth.enclosure import Enclosure, to_double_double
 from verify.truth.exact import judge
@@ -162,3 +163,8 @@ def test_where_nothing_cancels_an_overflow_demands_infinity(name: str, value: fl
     assert found.scaled is not None
     largest = 2.0**fmt.precision
     assert (found.scaled.abs()[:4] >= 0.9 * largest).all() and found.scaled[4] == 0
+
+
+def test_a_choice_that_no_policy_has_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"Policy: nan is one of match, any; received 'mach' \(closest: match\)"):
+        Policy(nan="mach")  # type: ignore[arg-type]

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from fractions import Fraction
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -415,6 +416,21 @@ def test_elements_are_rounded_by_their_bits_as_rationals_say(random: str, count:
 
 
 def test_random_bits_have_a_number_and_a_rule() -> None:
-    for said in ({"random": "add"}, {"random_bits": 8}, {"random": "less", "random_bits": 33}):
+    for said in ({"random": "add"}, {"random_bits": 8}, {"random": "less", "random_bits": 33}, {"random_bits": "8"}):
         with pytest.raises(UsageError, match="random= and random_bits= from 1 to 32 belong together"):
             quantised("e2m1", block=(1, 16), scale="e8m0", **said)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("said", "rule"),
+    [
+        ({"least": -1.0}, "least is a finite number of at least 0; received -1.0"),
+        ({"least_scale": math.nan}, "least_scale is a finite number of at least 0; received nan"),
+        ({"rule": ""}, "rule is one of floor, .*; received ''"),
+        ({"ties": "evn"}, r"ties is one of .*; received 'evn' \(closest: even\)"),
+        ({"overflow": "inf"}, "overflow='inf' needs a code for it, and e4m3fn has none"),
+    ],
+)
+def test_a_declaration_of_nonsense_is_refused(said: dict[str, Any], rule: str) -> None:
+    with pytest.raises(UsageError, match=rule):
+        quantised("e4m3", block=(1, 32), scale="e8m0", **said)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from verify.cli import exits
+from verify.errors import closest
 
 
 class Parser(argparse.ArgumentParser):
@@ -28,16 +29,16 @@ class Parser(argparse.ArgumentParser):
         options, unknown = super().parse_known_args(args, namespace)
         if unknown:
             known = [flag for action in self._actions for flag in action.option_strings]
-            near = [closest(word.partition("=")[0], known, 0.8) for word in unknown if word.startswith("--")]
-            hint = f" (closest: {', '.join(filter(None, near))})" if any(near) else ""
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+            near = (closest(word.partition("=")[0], known, 0.8) for word in unknown if word.startswith("--"))
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{next(filter(None, near), '')}")
         return options, unknown
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Reports a misspelled command with the closest one. The usage line already lists all of them."""
         if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
-            if near := closest(value, list(action.choices), 0.6):
-                self.error(f"no command is named {value!r} (closest: {near})", then=f"{self.prog} {near} --help")
+            if near := closest(value, action.choices):
+                name = near.split(": ")[1].rstrip(")")
+                self.error(f"no command is named {value!r}{near}", then=f"{self.prog} {name} --help")
             self.error(f"no command is named {value!r}; {self.prog} knows {', '.join(action.choices)}")
         super()._check_value(action, value)
 
@@ -54,10 +55,3 @@ class _Help(argparse.HelpFormatter):
         if text.startswith("examples:"):
             return "".join(f"{indent}{line}\n" for line in text.splitlines())
         return super()._fill_text(text, width, indent)
-
-
-def closest(given: str, known: Sequence[str], cutoff: float) -> str:
-    """Returns the known word that is closest to the given one, or ""."""
-    import difflib
-
-    return next(iter(difflib.get_close_matches(given, known, n=1, cutoff=cutoff)), "")

@@ -12,10 +12,10 @@ import msgspec
 
 from verify import api
 from verify.cli import exits, explain, given, judge, options, replay, run, sinks
-from verify.cli.parsing import Parser, closest
+from verify.cli.parsing import Parser
 from verify.cli.screen import plain
 from verify.diagnose.requests import Explain
-from verify.errors import UsageError
+from verify.errors import UsageError, closest
 from verify.records import files
 from verify.workers.pool import Pool
 
@@ -100,10 +100,8 @@ def options_of(name: str, wanted: Mapping[str, Any], backend: str | None) -> arg
     """Returns the options of a command from JSON. Raises UsageError for an unknown field or a wrong value."""
     tool = TOOLS[name]
     if unknown := next((key for key in wanted if key not in tool.names), None):
-        near = closest(unknown, tool.names, 0.6)
-        raise UsageError(
-            f"{name} takes {', '.join(tool.names)}; received {plain(unknown)}" + (f" (closest: {near})" if near else "")
-        )
+        near = closest(unknown, tool.names)
+        raise UsageError(f"{name} takes {', '.join(tool.names)}; received {plain(unknown)}{near}")
     if lacking := [key for key in tool.required if not wanted.get(key)]:
         raise UsageError(f"{name} needs {' and '.join(tool.required)}; received no {' and no '.join(lacking)}")
     flags, places = [f"--backend={backend}"] if backend else [], list[str]()

@@ -213,6 +213,8 @@ def capture(module: torch.nn.Module, path: str, *, calls: int = 1) -> Iterator[N
     y1 and y2. The gradients that arrive there are written too. An error in the block leaves no file.
     """
     target = Path(path)
+    if not isinstance(calls, int) or calls < 1:
+        raise UsageError(f"a capture has at least one call; received calls={calls!r}", hint="calls=1")
     if target.suffix not in (".safetensors", ".npz"):
         raise UsageError(f"a capture is written to a .safetensors or .npz file; received {path!r}")
     found: dict[str, Tensor] = {}

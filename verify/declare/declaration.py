@@ -18,7 +18,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 import msgspec
 
@@ -30,7 +30,7 @@ from verify.declare.captured import captured
 from verify.declare.quantiser import Encoded, encoded, quantiser
 from verify.declare.stochastic import STOCHASTIC_NOISE, stochastic_limits, stochastic_results
 from verify.declare.writing import functional
-from verify.errors import UsageError
+from verify.errors import UsageError, one_of
 from verify.ops.geometry import Params, Shape
 from verify.ops.graph.rounding import Accumulate
 from verify.ops.graph.shapes import check, holds
@@ -41,6 +41,7 @@ from verify.truth.quantised.encoding import Encoding
 from verify.truth.ulp import Policy
 
 LAYOUTS = ("any", "contiguous")
+LONGEST_NAME = 200  # bytes; a file of bounds or a part of a night has the name of a kernel
 DEFAULT_DTYPES = ("float32", "bfloat16", "float16")
 
 # By module and function, the lines that declare a kernel of that name: the module itself keeps only the last one.
@@ -359,11 +360,18 @@ def kernel(
         )
 
     def declare(function: Callable[..., Any]) -> Kernel:
-        label = name or getattr(function, "__name__", None) or "kernel"
+        label = (getattr(function, "__name__", None) or "kernel") if name is None else name
         about = f"kernel {label!r}"
-        if not isinstance(label, str) or "::" in label or label.encode(errors="ignore").decode() != label:
+        encoded_name = label.encode(errors="ignore") if isinstance(label, str) else b""
+        if not 0 < len(encoded_name) <= LONGEST_NAME or encoded_name.decode() != label or "::" in label:
             raise UsageError(
-                f"{about}: a name is Unicode text without ::", hint='@verify.kernel(op=..., name="another_name")'
+                f"{about}: a name is Unicode text of 1 to {LONGEST_NAME} bytes without ::",
+                hint='@verify.kernel(op=..., name="another_name")',
+            )
+        if not isinstance(where, str) or not isinstance(policy, Policy | None):
+            raise UsageError(
+                f"{about}: where is a text and policy a verify.Policy; received {where!r} and {policy!r}",
+                hint="where='n <= 65536', policy=verify.Policy(nan='any')",
             )
         if not callable(function):
             raise UsageError(
@@ -390,10 +398,9 @@ def kernel(
                 "shown": quantised.shown,
                 "integers": integers,
                 "examples": examples,
-                "accumulate": promises.choice(about, "accumulate", accumulate, get_args(Accumulate)),
-                "intermediate": promises.choice(about, "intermediate", intermediate, ("", "eager", "float32"))
-                or ("" if max_ulp is None and stochastic is None else "float32"),
+                **promises.of_program(about, accumulate, intermediate),
             }
+            said["intermediate"] = intermediate or ("" if max_ulp is None and stochastic is None else "float32")
             definition = op_of(label, written, taken, returns, said)
             taken = None
         else:
@@ -430,7 +437,7 @@ def kernel(
             dtypes=promised,
             operands=taken,
             outputs=returned,
-            layouts=promises.choice(about, "layouts", layouts, LAYOUTS),
+            layouts=one_of(about, "layouts", layouts, LAYOUTS),
             gradients=_gradients(about, definition, grads, taken),
             max_ulp={dtype: each[ORDINARY] or 0.0 for dtype, each in limits.items()},
             where="" if like is not None or not where else _where(about, definition, where),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib
 import importlib.util
@@ -18,7 +17,7 @@ from types import ModuleType
 from verify.declare.declaration import Kernel, declared_lines, kernel
 from verify.declare.standin import stand_in
 from verify.declare.target import Target
-from verify.errors import UsageError, said_by
+from verify.errors import UsageError, closest, said_by
 
 
 def load(target: Target) -> list[Kernel]:
@@ -152,8 +151,7 @@ def _import_failure(shown: str, error: BaseException) -> UsageError:
         place = f" ({error.filename}:{error.lineno})"
     text = " ".join(said_by(error).split()) or "no message"
     if unknown := re.match(r"kernel\(\) got an unexpected keyword argument '(\w+)'", text):
-        near = difflib.get_close_matches(unknown[1], inspect.signature(kernel).parameters, 1)
-        text = unknown[0] + (f" (closest: {near[0]!r})" if near else "")
+        text = unknown[0] + closest(unknown[1], inspect.signature(kernel).parameters)
     return UsageError(
         f"{shown} fails on import: {type(error).__name__}: {text}{place}", hint=_after_failure(shown, error, text)
     )

@@ -10,10 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from verify.errors import UsageError
+from verify.errors import UsageError, from_zero, one_of
 from verify.ops.domain import Domain
+from verify.ops.graph.rounding import Accumulate
 from verify.ops.op import Largest, Op, up_to
 from verify.records.record import CLASSES, EXTREME, ORDINARY
 from verify.truth.formats import FORMATS, named
@@ -107,15 +108,13 @@ def noise(where: str, given: Any, gate: str, results: Sequence[str]) -> dict[str
 def by_result(where: str, what: str, given: Any, results: Sequence[str]) -> dict[str, float]:
     """Maps a result to a number of at least 0; "" stands for all other results."""
     each = given if isinstance(given, Mapping) else {} if given is None else {"": given}
-    for name, one in each.items():
+    for name in each:
         if name and name not in results:
             raise UsageError(
                 f"{where}: {what} is about its results, {', '.join(results)}; received {name!r}",
                 hint=f"{what}={{{results[0]!r}: 1.0}}, or one number for all",
             )
-        if isinstance(one, bool) or not isinstance(one, int | float) or not 0 <= one < math.inf:
-            raise UsageError(f"{where}: {what} is a finite number of at least 0; received {one!r}", hint=f"{what}=1.0")
-    return {name: float(one) for name, one in each.items()}
+    return {name: from_zero(where, what, one) for name, one in each.items()}
 
 
 def reasons(where: str, given: Any, results: Sequence[str]) -> dict[str, str]:
@@ -131,6 +130,14 @@ def reasons(where: str, given: Any, results: Sequence[str]) -> dict[str, str]:
             hint='vacuous={"dx": "saturated inputs"}',
         )
     return {name: " ".join(text.split()) for name, text in each.items()}
+
+
+def of_program(where: str, accumulate: Any, intermediate: Any) -> dict[str, Any]:
+    """Returns accumulate= and intermediate= by name. Raises UsageError if one is unknown."""
+    return {
+        "accumulate": one_of(where, "accumulate", accumulate, get_args(Accumulate)),
+        "intermediate": one_of(where, "intermediate", intermediate, ("", "eager", "float32")),
+    }
 
 
 def of_limits(max_ulp: Mapping[str, float], max_noise: Mapping[str, float], gate: str) -> str:
@@ -325,7 +332,7 @@ def strings(where: str, what: str, value: Any, allowed: Sequence[str] = ()) -> t
             f"{where}: {what} must not repeat; received {', '.join(items)}",
             hint=f"{what}={list(dict.fromkeys(items))!r}",
         )
-    return tuple(choice(where, what, item, allowed) for item in items) if allowed else items
+    return tuple(one_of(where, what, item, allowed) for item in items) if allowed else items
 
 
 def required(where: str, requires: str | Iterable[str], file: str) -> tuple[str, ...]:
@@ -345,12 +352,3 @@ def required(where: str, requires: str | Iterable[str], file: str) -> tuple[str,
                 hint=f"name the file otherwise, such as {item}_kernels.py",
             )
     return names
-
-
-def choice(where: str, what: str, value: str, allowed: Sequence[str]) -> Any:
-    """Returns the value. Raises UsageError if it is not one of those allowed."""
-    if value not in allowed:
-        raise UsageError(
-            f"{where}: {what} is one of {', '.join(allowed)}; received {value!r}", hint=f"{what}={allowed[0]!r}"
-        )
-    return value

@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterable
 
-from verify.errors import UsageError
+from verify.errors import UsageError, closest
 
 # The laws in the order of `registry.ALL`.
 NAMES = tuple(
@@ -38,10 +38,7 @@ def named(text: str) -> str:
     for name in NAMES:
         if text.replace("-", " ").lower() == name.lower():
             return name
-    import difflib
-
-    near = difflib.get_close_matches(text, NAMES, n=1)
-    known = f" (closest: {near[0]})" if near else f"; the laws are: {', '.join(NAMES)}"
+    known = closest(text, NAMES) or f"; the laws are: {', '.join(NAMES)}"
     raise UsageError(f"no law is named {text!r}{known}")
 
 

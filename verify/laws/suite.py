@@ -12,6 +12,7 @@ import msgspec
 
 from verify.backends import Backend
 from verify.declare.declaration import Kernel
+from verify.errors import UsageError, one_of
 from verify.laws import engine, registry
 from verify.laws.law import Law
 from verify.laws.profiles import ALWAYS, NAMES, remaining
@@ -44,9 +45,16 @@ def laws_for(
     """
     import pytest
 
+    if not isinstance(kernel, Kernel):
+        raise UsageError(
+            f"laws_for takes a kernel that @verify.kernel declares; received {kernel!r}",
+            hint="test_my_gelu = verify.laws_for(my_gelu)",
+        )
     left = remaining(without)
     chosen = tuple(law for law in map(registry.get, NAMES if laws is None else laws) if law.name in left)
-    wanted = kernel.dtypes if dtypes is None else tuple(dtypes)
+    wanted = (
+        kernel.dtypes if dtypes is None else tuple(one_of(kernel.name, "dtype", each, kernel.dtypes) for each in dtypes)
+    )
     pairs = [(law, dtype) for law in chosen for dtype in wanted]
 
     @pytest.mark.parametrize(

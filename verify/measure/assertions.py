@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
+import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,15 +20,17 @@ from verify.cases import Case, problem_of
 from verify.cases.explicit import spell
 from verify.cases.plan import Group
 from verify.declare.declaration import Kernel, kernel
-from verify.declare.promises import DEFAULT_LIMIT, WIDE, default_limit, default_noise, differing
-from verify.errors import UsageError, said_by
-from verify.measure.call import Measured, items_of, outputs_of
+from verify.declare.promises import DEFAULT_LIMIT, WIDE, default_limit, default_noise, differing, of_program
+from verify.errors import KernelError, UsageError, closest, from_zero, said_by
+from verify.measure.call import Measured, items_of, outputs_of, unlike_plain
 from verify.measure.case import KERNEL, Piece, Question, judge_case, question_of
 from verify.measure.element import worst_element
 from verify.measure.judge import JudgedBy, judge_by, with_noise_again
 from verify.measure.kernel import SMALL
 from verify.measure.result import check_limit
+from verify.ops.graph.called import name_of
 from verify.ops.graph.like import Definition
+from verify.ops.graph.shapes import NamedDims
 from verify.ops.op import Op, Problem
 from verify.records.figure import UNIT, shown
 from verify.records.record import Origin, value_of
@@ -33,9 +38,26 @@ from verify.truth import formats
 from verify.truth.fast import evaluate
 from verify.truth.ulp import Policy
 
+P = ParamSpec("P")
+R = TypeVar("R")
 SPELLED = 32  # a message's command spells out the inputs of at most this many elements
 
 
+def _at_the_callers_line(check: Callable[P, R]) -> Callable[P, R]:
+    """Makes pytest show the line of the user's test, and none of verify, for errors that are about the test."""
+
+    @functools.wraps(check)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        __tracebackhide__ = True
+        try:
+            return check(*args, **kwargs)
+        except (AssertionError, UsageError, KernelError) as error:
+            raise error.with_traceback(None) from None
+
+    return called
+
+
+@_at_the_callers_line
 def assert_ulp(
     actual: Tensor,
     *,
@@ -44,7 +66,7 @@ def assert_ulp(
     max_ulp: float,
     params: Mapping[str, Any] | None = None,
     result: str = "y",
-    upstream: Sequence[Tensor] = (),
+    upstream: Tensor | Sequence[Tensor | None] = (),
     policy: Policy | None = None,
 ) -> None:
     """Raises AssertionError unless every element of `actual` is within `max_ulp` of the exact answer.
@@ -53,36 +75,19 @@ def assert_ulp(
 
     inputs: the tensors that the kernel received, in the op's order. None marks an absent operand.
     result: the name of the compared result. For a gradient this is a name such as "dx".
-    upstream: the gradients that arrived at the outputs. Only a gradient needs them.
+    upstream: the gradient that arrived at each output, None where none did. Only a gradient needs them.
 
     As in `verify run`, the scaled error judges ops whose terms cancel, and a program of `like=` is judged by its noise
     too. The message gives the number of failing elements and the worst input with its bits.
     """
-    __tracebackhide__ = True  # pytest then shows the line of the user's test
     definition = op if isinstance(op, Op) else ops.get(op)
-    names = [operand.name for operand in definition.operands]
-    if len(inputs) > len(names):
-        raise UsageError(f"op {definition.name!r} takes {', '.join(names)}; assert_ulp received {len(inputs)} inputs")
-    if not isinstance(actual, Tensor):
-        raise UsageError(f"assert_ulp compares a torch.Tensor; received {type(actual).__name__}")
-    given = dict(zip(names, (*inputs, *[None] * (len(names) - len(inputs))), strict=True))
-    problem = Problem(
-        inputs={name: None if value is None else value.detach() for name, value in given.items()},
-        params=definition.resolve(params or {}),
-        upstream=dict(zip(definition.outputs, (g.detach() for g in upstream), strict=False)),
-        results=(result,),
-    )
-    known = (*definition.all_outputs, *definition.gradients)
-    if result not in known:
-        raise UsageError(f"op {definition.name!r} has results {', '.join(known)}; received {result!r}")
-    if result in definition.gradients and not upstream:
-        raise UsageError(f"{result} needs upstream=(dy,): the gradient that arrived at the output")
+    max_ulp = from_zero("assert_ulp", "max_ulp", max_ulp)
+    if what := unlike_plain(actual):
+        raise UsageError(f"assert_ulp compares a plain tensor with its values in memory; received {what}")
+    problem, dims = _problem(definition, inputs, params or {}, result, upstream)
+    _demand_compared(definition.name, {result: actual}, _shapes(definition, dims, problem.params))
     fmt = formats.of(actual.dtype)
     truth = evaluate(definition, problem, {result: fmt})[result]
-    if tuple(truth.value.shape) != tuple(actual.shape):
-        raise AssertionError(
-            f"{definition.name}.{result} has shape {tuple(truth.value.shape)}; received {tuple(actual.shape)}"
-        )
     truth = with_noise_again(definition, problem, result, actual, truth, fmt)
     floor, limit = 0.0, max_ulp
     if definition.gate_of(result) == "noise":  # the ULP limit also holds where a program's noise is smaller
@@ -95,7 +100,7 @@ def assert_ulp(
     # not (x <= bound): a NaN must fail
     if not (upper <= limit) or tally.nan:
         index, found = tally.leaders[0].place, outcome.errors
-        case = _case(definition, problem, result, actual, index)
+        case = _case(definition, problem, dims, result, index)
         error = value_of(tally.leaders[0].upper)
         scaled = found.scaled is not None
         origin = Origin("FILE.py::KERNEL", case.to_json(), result, index)
@@ -115,13 +120,51 @@ def assert_ulp(
         raise AssertionError("\n".join(lines))
 
 
+def _problem(
+    op: Op, inputs: Any, params: Mapping[str, Any], result: str, upstream: Any
+) -> tuple[Problem, tuple[int, ...]]:
+    """Returns the question about one result of an op by name, with the dims of its case."""
+    known = (*op.all_outputs, *op.gradients)
+    if result not in known:
+        near = closest(str(result), known)
+        raise UsageError(f"op {op.name!r} has results {', '.join(known)}; received {result!r}{near}")
+    names = {each.name: inspect.Parameter.empty if not each.optional else None for each in op.operands}
+    kind = inspect.Parameter.POSITIONAL_ONLY
+    signature = inspect.Signature([inspect.Parameter(name, kind, default=each) for name, each in names.items()])
+    integers = {each.name for each in op.operands if each.range is not None}
+    given = dict.fromkeys(names) | _inputs(f"op {op.name!r}", signature, inputs)
+    if wrong := [name for name, value in given.items() if value is None and names[name] is not None]:
+        raise UsageError(f"op {op.name!r} needs {', '.join(wrong)}; received None", hint=f"verify list --op {op.name}")
+    for name, value in given.items():
+        if value is not None and not isinstance(value, Tensor):
+            raise UsageError(f"op {op.name!r} takes tensors; received {value!r} as {name}")
+        if value is not None and value.is_floating_point() == (name in integers):
+            form = "integers" if name in integers else "floating-point numbers"
+            raise UsageError(f"op {op.name!r} takes {name} in {form}; received {value.dtype}")
+    shapes = {name: tuple(value.shape) for name, value in given.items() if value is not None}
+    resolved = op.resolve(params)
+    dims = _dims(op, shapes, resolved)
+    if dims is None:
+        told = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        raise UsageError(
+            f"op {op.name!r} takes no operands of these shapes: {told}", hint=f"verify list --op {op.name}"
+        )
+    outputs = op.outputs if isinstance(upstream, Mapping) else op.required_outputs
+    arrived = _arrived(outputs, op.integers, op.result_shapes(dims, resolved), upstream)
+    if result in op.gradients and not arrived:
+        raise UsageError(f"{result} needs upstream=(dy,): the gradient that arrived at the output")
+    held = {name: None if value is None else value.detach() for name, value in given.items()}
+    return Problem(inputs=held, params=resolved, upstream=arrived, results=(result,)), dims
+
+
+@_at_the_callers_line
 def assert_close(
     actual: Any,
     *,
     like: Callable[..., Any],
     inputs: Sequence[Any],
-    grads: Sequence[Tensor | None] | Mapping[str, Tensor] = (),
-    upstream: Tensor | Sequence[Tensor] | None = None,
+    grads: Tensor | Sequence[Tensor | None] | Mapping[str, Tensor] = (),
+    upstream: Tensor | Sequence[Tensor | None] | None = None,
     accumulate: str = "float32",
     intermediate: str = "eager",
     vacuous: Mapping[str, str] | None = None,
@@ -137,8 +180,10 @@ def assert_close(
 
     actual: a tensor, or several tensors as `like` returns them.
     inputs: the arguments of `like`, with the tensors that the kernel received.
-    grads: the gradients of the inputs, in their order (None omits one) or by name.
-    upstream: the gradient that arrived at the output. The default is 1 if the output is one number.
+    grads: one gradient for each input, in their order, or some by name. None omits one, and stands for an input that
+        has none, such as a number.
+    upstream: the gradient that arrived at each output, None where none did. The default is 1 if the only output is one
+        number.
     accumulate, intermediate, vacuous: as in `verify.kernel`.
     check_dtype: True: a result must have the dtype that `like` gives it, and a gradient that of its input. False: each
     result is judged in its own dtype.
@@ -146,11 +191,11 @@ def assert_close(
     A NaN never passes where the answer is a number. Three kinds of results do not pass either: a vacuous one, which
     zeros or other trivial answers would pass too; an undecided one; and one without elements.
     """
-    __tracebackhide__ = True  # pytest then shows the line of the user's test
-    said = {"accumulate": accumulate, "intermediate": intermediate}
+    said = of_program("assert_close", accumulate, intermediate)
     _Closeness(like, inputs, upstream, said, vacuous, check_dtype).demand(actual, grads)
 
 
+@_at_the_callers_line
 def close_to(
     *,
     like: Callable[..., Any],
@@ -169,11 +214,10 @@ def close_to(
     autotune_baseline_accuracy_check_fn, passes a second result to compare with. The check ignores it, because the exact
     answer is known.
     """
-    said = {"accumulate": accumulate, "intermediate": intermediate}
-    found = _Closeness(like, inputs, None, said, vacuous, check_dtype)
+    found = _Closeness(like, inputs, None, of_program("close_to", accumulate, intermediate), vacuous, check_dtype)
 
+    @_at_the_callers_line
     def check(actual: Any, expected: Any = None) -> None:
-        __tracebackhide__ = True
         found.demand(actual, ())
 
     return check
@@ -185,75 +229,66 @@ class _Closeness:
     def __init__(
         self,
         like: Callable[..., Any],
-        inputs: Sequence[Any],
-        upstream: Tensor | Sequence[Tensor] | None,
-        said: Mapping[str, str],
+        inputs: Any,
+        upstream: Any,
+        said: Mapping[str, Any],
         vacuous: Mapping[str, str] | None,
         check_dtype: bool,
     ) -> None:
-        given = [value.detach().clone() if isinstance(value, Tensor) else value for value in inputs]
-        names = _operands(like, given)
-        if not names:
+        if not callable(like):
+            raise UsageError(
+                f"like= is a PyTorch function or module; received {like!r}",
+                hint="verify.assert_close(got, like=torch.nn.functional.gelu, inputs=(x,))",
+            )
+        self.label = name_of(like)
+        bound = _inputs(self.label, _signature(like), inputs)
+        copied = {name: value.detach().clone() if isinstance(value, Tensor) else value for name, value in bound.items()}
+        self.inputs = {name: value for name, value in copied.items() if isinstance(value, Tensor)}
+        if not self.inputs:
             raise UsageError(
                 f"inputs are the arguments of like=, at least one tensor; received {inputs!r}",
                 hint="verify.assert_close(got, like=torch.nn.functional.gelu, inputs=(x,))",
             )
-        self.inputs = dict(zip(names, (value for value in given if isinstance(value, Tensor)), strict=True))
-        self.op, self.vacuous = Definition(like, names, examples=[tuple(given)], **said).op(), vacuous  # type: ignore[arg-type]
-        self.check_dtype, self.like, self.given = check_dtype, like, given
-        self.label = self.op.name.split()[1]
-        each = [] if upstream is None else [upstream] if isinstance(upstream, Tensor) else list(upstream)
-        self.upstream = {name: value.detach().clone() for name, value in zip(self.op.outputs, each, strict=False)}
+        self.check_dtype, self.like, self.given, self.vacuous = check_dtype, like, list(copied.values()), vacuous
+        self.op = Definition(like, list(self.inputs), examples=[tuple(self.given)], **said).op()
+        self.shapes = _shapes(self.op, (0,), {})
+        self.slots = {name: f"d{name}" in self.op.gradients for name in bound}  # True: the input has a gradient
+        self.upstream = _arrived(self.op.outputs, self.op.integers, self.shapes, upstream)
         self.questions: dict[tuple[tuple[str, torch.dtype], ...], tuple[Kernel, Group, Question]] = {}
 
-    def demand(self, actual: Any, grads: Sequence[Tensor | None] | Mapping[str, Tensor]) -> None:
+    def demand(self, actual: Any, grads: Any) -> None:
         """Raises AssertionError unless every result keeps its limits."""
-        __tracebackhide__ = True
         results = outputs_of(actual, self.op.outputs, "what is compared", self.op.integers)
         kinds = {name: value.dtype for name, value in zip(self.op.outputs, items_of(actual), strict=True)}
-        results = {name: value.detach() for name, value in (results | self._gradients(grads, results)).items()}
-        for name, value in results.items():
-            if not value.numel():
-                raise AssertionError(f"{self.label}.{name} has no elements: nothing was compared, which is no pass")
+        results = {name: value.detach() for name, value in results.items()}
+        results |= {f"d{name}": value for name, value in _matched("grads", self.slots, grads).items()}
+        _demand_compared(self.label, results, self.shapes)
+        if len(results) > len(self.op.outputs) and not self.upstream:
+            self.upstream = self._one()
         if self.check_dtype:
             self._demand_dtypes({name: value.dtype for name, value in results.items()} | kinds)
         key = tuple((name, value.dtype) for name, value in results.items())
         if key not in self.questions:
             self.questions[key] = self._question(results)
         declared, group, question = self.questions[key]
-        for name, value in results.items():
-            reference = question.fast[name]
-            assert reference is not None, "all elements are judged here"
-            if (wanted := tuple(reference.value.shape)) != tuple(value.shape):
-                raise AssertionError(f"{self.label}.{name} has shape {wanted}; received {tuple(value.shape)}")
         given = {KERNEL: results}
         pieces = judge_case(declared, group, question.explaining(given), given, {})[KERNEL]
         failed = [text for name, piece in pieces.items() if (text := self._failure(declared, question, name, piece))]
         if failed or set(pieces) != set(results):
             raise AssertionError("\n".join(failed) or "a result was not judged, which is no pass")
 
-    def _gradients(
-        self, grads: Sequence[Tensor | None] | Mapping[str, Tensor], results: Mapping[str, Tensor]
-    ) -> dict[str, Tensor]:
-        """Returns the gradients to compare, by result. Sets the upstream gradient to 1 for an output of one number."""
-        pairs = grads.items() if isinstance(grads, Mapping) else zip(self.inputs, grads, strict=False)
-        found = {f"d{name}": value for name, value in pairs if value is not None}
-        if unknown := set(found) - set(self.op.gradients):
-            known = ", ".join(self.op.gradients) or "none"
-            raise UsageError(f"{self.label} has the gradients {known}; received {', '.join(sorted(unknown))}")
-        if found and not self.upstream:
-            name, output = next(iter(results.items()))
-            if len(self.op.outputs) > 1 or output.numel() != 1:
-                raise UsageError(
-                    f"the gradients of {self.label} depend on what arrived at its output; received no upstream=",
-                    hint="assert_close(y, ..., grads=torch.autograd.grad(y, (x, w), dy), upstream=dy)",
-                )
-            self.upstream = {name: torch.ones_like(output)}
-        return found
+    def _one(self) -> dict[str, Tensor]:
+        """Returns 1 as the gradient that arrives at an only output of one number. Raises UsageError for others."""
+        (name, *more), like = self.op.outputs, next(iter(self.inputs.values()))
+        if more or math.prod(self.shapes[name]) != 1:
+            raise UsageError(
+                f"the gradients of {self.label} depend on what arrived at its output; received no upstream=",
+                hint="assert_close(y, ..., grads=torch.autograd.grad(y, (x, w), dy), upstream=dy)",
+            )
+        return {name: torch.ones(self.shapes[name], device=like.device)}
 
     def _demand_dtypes(self, kinds: Mapping[str, torch.dtype]) -> None:
         """Raises AssertionError if an output has another dtype than PyTorch's, or a gradient than its input."""
-        __tracebackhide__ = True
         wanted = {"d" + name: value.dtype for name, value in self.inputs.items()} | self.dtypes
         for name, kind in kinds.items():
             if kind != wanted[name]:
@@ -323,37 +358,121 @@ class _Closeness:
         return "\n".join(lines)
 
 
-def _operands(like: Callable[..., Any], given: Sequence[Any]) -> list[str]:
-    """Returns the names of the tensors among the inputs: the parameter names of `like`, if its signature is known."""
+# -- what belongs together: inputs and parameters, gradients and inputs or outputs -----------------------------------
+
+
+def _signature(like: Callable[..., Any]) -> inspect.Signature | None:
+    """Returns the signature of a function or module; None if Python does not know it."""
     try:
-        known = list(inspect.signature(like.forward if isinstance(like, torch.nn.Module) else like).parameters.values())
+        return inspect.signature(like.forward if isinstance(like, torch.nn.Module) else like)
     except (TypeError, ValueError):
-        known = []
-    plain = [each.name for each in known if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
-    names = [*plain, *(f"x{place}" for place in range(len(plain), len(given)))]
-    return [name for name, value in zip(names, given, strict=False) if isinstance(value, Tensor)]
+        return None
 
 
-def _case(op: Op, problem: Problem, result: str, actual: Tensor, index: int) -> Case:
+def _inputs(label: str, signature: inspect.Signature | None, inputs: Any) -> dict[str, Any]:
+    """Maps parameters to the inputs that they receive. An input without a parameter of its own is x and its number."""
+    if isinstance(inputs, str) or not isinstance(inputs, Sequence):
+        raise UsageError(
+            f"inputs are the arguments of {label} as a tuple; received {type(inputs).__name__}", hint="inputs=(x,)"
+        )
+    names: list[str] = []
+    if signature is not None:
+        try:
+            signature.bind(*inputs)
+        except TypeError as error:
+            raise UsageError(
+                f"{label} takes {', '.join(signature.parameters) or 'nothing'}; inputs has {len(inputs)}: {error}",
+                hint="inputs are the arguments in their order; functools.partial fixes others",
+            ) from None
+        known = signature.parameters.values()
+        names = [each.name for each in known if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    numbered = (f"x{place}" + "_" * (f"x{place}" in names) for place in range(len(names), len(inputs)))
+    found = dict(zip((*names, *numbered), inputs, strict=False))
+    for name, value in found.items():
+        if isinstance(value, Tensor) and (what := unlike_plain(value)):
+            raise UsageError(f"{label} takes {name} as a plain tensor with its values in memory; received {what}")
+    return found
+
+
+def _matched(what: str, slots: Mapping[str, bool], given: Any) -> dict[str, Tensor]:
+    """Maps names to tensors that are given one for each slot, or by name. A slot with False takes None alone."""
+    if given is None or (not isinstance(given, Tensor) and isinstance(given, Sequence | Mapping) and not given):
+        return {}
+    if isinstance(given, Mapping):
+        pairs = dict(given)
+    else:
+        items = [given] if isinstance(given, Tensor) else list(given) if isinstance(given, tuple | list) else None
+        if items is None or len(items) != len(slots):
+            wanted = ", ".join(name if takes else f"None for {name}" for name, takes in slots.items())
+            received = type(given).__name__ if items is None else len(items)
+            raise UsageError(
+                f"{what} has one item for each of {wanted}; received {received}",
+                hint=f"{what}=({', '.join('d' + name if takes else 'None' for name, takes in slots.items())},)",
+            )
+        pairs = dict(zip(slots, items, strict=True))
+    found = {name: value for name, value in pairs.items() if value is not None}
+    for name, value in found.items():
+        if not slots.get(name):
+            known = ", ".join(each for each, takes in slots.items() if takes) or "nothing"
+            raise UsageError(f"{what} has gradients of {known}; received one of {name!r}")
+        if bad := unlike_plain(value):
+            raise UsageError(f"{what} has tensors; received {bad} for {name}")
+    return {name: value.detach() for name, value in found.items()}
+
+
+def _arrived(
+    outputs: Sequence[str], integers: Sequence[str], shapes: Mapping[str, tuple[int, ...]], given: Any
+) -> dict[str, Tensor]:
+    """Returns copies of the gradients that arrived, by output. Each has the shape of its output."""
+    found = _matched("upstream", {name: name not in integers for name in outputs}, given)
+    for name, value in found.items():
+        if tuple(value.shape) != shapes[name] or not value.is_floating_point():
+            raise UsageError(
+                f"upstream has the gradient of {name}, numbers of the shape {shapes[name]}; "
+                f"received {tuple(value.shape)} in {value.dtype}"
+            )
+    return {name: value.clone() for name, value in found.items()}
+
+
+def _shapes(op: Op, dims: tuple[int, ...], params: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Maps each output and gradient to its shape."""
+    operands = {f"d{name}": shape for name, shape in op.shapes(dims, params).items()}
+    return operands | op.result_shapes(dims, params)
+
+
+def _demand_compared(label: str, results: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises AssertionError unless there are results, each with elements and its shape."""
+    for name, value in results.items():
+        if tuple(value.shape) != shapes[name]:
+            raise AssertionError(f"{label}.{name} has shape {shapes[name]}; received {tuple(value.shape)}")
+        if not value.numel():
+            raise AssertionError(f"{label}.{name} has no elements: nothing was compared, which is no pass")
+    if not results:
+        raise AssertionError(f"{label} has no results: nothing was compared, which is no pass")
+
+
+# -- the case of a message ----------------------------------------------------------------------------------------
+
+
+def _case(op: Op, problem: Problem, dims: tuple[int, ...], result: str, index: int) -> Case:
     """Returns a case for the message's command.
 
-    For an elementwise op it has the worst element alone. Otherwise it has all tensors, if their dims are known.
+    For an elementwise op it has the worst element alone. Otherwise it has all tensors, if they are short.
     """
     tensors = {name: value for name, value in problem.inputs.items() if value is not None}
     upstream = {"d" + name: value for name, value in problem.upstream.items()} if result in op.gradients else {}
-    dims = _dims(op, problem, actual)
     given = tensors | upstream
-    if op.geometry.by_element and all(value.shape == actual.shape for value in given.values()):
+    if op.geometry.by_element and len({value.shape for value in given.values()}) == 1:
         given, dims = {name: value.reshape(-1)[index : index + 1] for name, value in given.items()}, (1,)
     kinds = {name: formats.of(value.dtype).name for name, value in tensors.items() if value.is_floating_point()}
-    dtype = next(iter(kinds.values()), formats.of(actual.dtype).name)
+    dtype = next(iter(kinds.values()), "float32")
     params = {name: value for name, value in problem.params.items() if op.resolve({}).get(name) != value}
-    known = dims is not None and len(kinds) == len(tensors)  # a case cannot store integer inputs
     derived = [operand.name for operand in op.derived]
-    short = known and sum(value.numel() for value in given.values()) <= SPELLED
+    # a case cannot store integer inputs
+    short = len(kinds) == len(tensors) and sum(value.numel() for value in given.values()) <= SPELLED
     return Case(
         dtype=dtype,
-        dims=dims or (),
+        dims=dims,
         fill=op.geometry.fill,
         params=params,
         upstream="normal" if upstream else "",
@@ -363,19 +482,20 @@ def _case(op: Op, problem: Problem, result: str, actual: Tensor, index: int) -> 
     )
 
 
-def _dims(op: Op, problem: Problem, actual: Tensor) -> tuple[int, ...] | None:
-    """Returns the dims of a case whose operands have these shapes; None if no dims fit.
-
-    Tries the shape of the first operand, the shape of the result, and the dims of a matrix product.
-    """
-    shapes = {name: tuple(value.shape) for name, value in problem.inputs.items() if value is not None}
-    first, last = next(iter(shapes.values())), tuple(actual.shape)
-    for dims in (first, last, (*first, *last[-1:])):
-        try:
-            if {name: shape for name, shape in op.shapes(dims, problem.params).items() if name in shapes} == shapes:
+def _dims(op: Op, shapes: Mapping[str, tuple[int, ...]], params: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """Returns the dims of a case whose operands have these shapes; None if no dims fit."""
+    geometry, first = op.geometry, next(iter(shapes.values()))
+    tried = [
+        (*first[:-1], first[-1] // geometry.halves) if first else (),
+        *((*first, *each[:1]) for each in shapes.values()),
+    ]
+    if isinstance(geometry, NamedDims):
+        tried = [(place,) for place in range(len(geometry.numbered))] or [geometry.dims_of_shapes(shapes)]
+    for dims in tried:
+        with suppress(LookupError, TypeError, ValueError, UsageError):
+            wanted = op.shapes(dims, params)
+            if {name: wanted[name] for name in shapes} == dict(shapes):
                 return dims
-        except (LookupError, TypeError, ValueError, UsageError):
-            continue
     return None
 
 

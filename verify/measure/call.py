@@ -434,24 +434,32 @@ def outputs_of(returned: Any, outputs: tuple[str, ...], label: str, integers: tu
 
 
 def _demand_values(label: str, name: str, item: Any) -> None:
-    """Raises KernelError unless a result is a plain tensor whose values are in its memory.
+    """Raises KernelError unless a result is a plain tensor."""
+    if not isinstance(item, Tensor):
+        raise KernelError(f"{label} must return a torch.Tensor for {name}; it returned {type(item).__name__}")
+    if what := unlike_plain(item):
+        raise KernelError(f"{label} must return {name} as a plain tensor with its values in memory; it returned {what}")
+
+
+def unlike_plain(item: Any) -> str:
+    """Returns what an object is in place of a plain tensor of real numbers whose values are in its memory; else "".
 
     A subclass, a sparse tensor or a lazy negation may compute when it is read. The time and the bits would not be the
     kernel's own.
     """
     if not isinstance(item, Tensor):
-        raise KernelError(f"{label} must return a torch.Tensor for {name}; it returned {type(item).__name__}")
-    what = ""
+        return type(item).__name__
     if type(item) not in (Tensor, Parameter):
-        what = f"the subclass {type(item).__qualname__}"
-    elif item.layout is not torch.strided:
-        what = f"one with the layout {item.layout}"
-    elif item.is_neg() or item.is_conj() or item._is_zerotensor():
-        what = "a lazy view, whose values are computed when it is read"
-    elif item.numel() and item.untyped_storage().nbytes() < _reach(item):
-        what = f"one whose storage has {item.untyped_storage().nbytes()} of {_reach(item)} bytes"
-    if what:
-        raise KernelError(f"{label} must return {name} as a plain tensor with its values in memory; it returned {what}")
+        return f"the subclass {type(item).__qualname__}"
+    if item.layout is not torch.strided or item.is_nested:
+        return f"one with the layout {item.layout}" + (", nested" if item.is_nested else "")
+    if item.is_neg() or item.is_conj() or item._is_zerotensor():
+        return "a lazy view, whose values are computed when it is read"
+    if item.is_complex() or item.is_quantized or item.is_meta:
+        return f"one of {item.dtype} on the device {item.device}"
+    if item.numel() and item.untyped_storage().nbytes() < _reach(item):
+        return f"one whose storage has {item.untyped_storage().nbytes()} of {_reach(item)} bytes"
+    return ""
 
 
 def _reach(tensor: Tensor) -> int:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-
-from verify.errors import UsageError
+from verify.errors import UsageError, closest
 from verify.ops.op import Op
 
 _OPS: dict[str, Op] = {}
@@ -32,9 +30,7 @@ def get(name: str) -> Op:
     """Returns the op called `name`. Raises UsageError with the known names if there is none."""
     if name in _OPS:
         return _OPS[name]
-    near = difflib.get_close_matches(name, _OPS, n=1)
-    suggestion = f" (closest: {near[0]!r})" if near else ""
     raise UsageError(
-        f"no op is named {name!r}{suggestion}; the known ops are: {', '.join(names())}",
+        f"no op is named {name!r}{closest(name, _OPS)}; the known ops are: {', '.join(names())}",
         hint="verify list --ops, or like=FUNCTION: the PyTorch function that says what is right (docs/like.md)",
     )

@@ -133,12 +133,13 @@ def schema() -> bytes:
 
 def load(path: str | os.PathLike[str]) -> Run:
     """Reads the record in a file."""
+    hint = "verify run --json PATH writes one"
+    if not isinstance(path, str | os.PathLike):
+        raise UsageError(f"a record is read from a file; received {path!r}", hint=hint)
     try:
         data = Path(path).read_bytes()
     except OSError as error:
-        raise UsageError(
-            f"cannot read the record {os.fspath(path)}: {error.strerror}", hint="verify run --json PATH writes one"
-        ) from error
+        raise UsageError(f"cannot read the record {os.fspath(path)}: {error.strerror}", hint=hint) from error
     return decode(data, source=os.fspath(path))
 
 

@@ -20,7 +20,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
-from verify.errors import UsageError
+from verify.errors import UsageError, closest
 
 
 @dataclass(frozen=True)
@@ -304,7 +304,7 @@ def named(name: str) -> Format:
     """Returns the format with a name, such as "float32" or "torch.float32". Raises UsageError if there is none."""
     short = name.removeprefix("torch.")
     if short not in FORMATS:
-        raise UsageError(f"unknown dtype {name!r}; verify knows: {', '.join(FORMATS)}")
+        raise UsageError(f"unknown dtype {name!r}{closest(short, FORMATS, 0.5)}; verify knows: {', '.join(FORMATS)}")
     return FORMATS[short]
 
 

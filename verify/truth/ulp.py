@@ -14,11 +14,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, get_args, get_type_hints
 
 import torch
 from torch import Tensor
 
+from verify.errors import one_of
 from verify.truth.formats import Format
 
 _INTEGER = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
@@ -47,6 +48,10 @@ class Policy:
     overflow: Literal["continuous", "saturate"] = "continuous"
     signed_zero: Literal["ignore", "strict"] = "ignore"
     subnormals: Literal["gradual", "flush"] = "gradual"
+
+    def __post_init__(self) -> None:
+        for name, hint in get_type_hints(Policy).items():
+            one_of("Policy", name, getattr(self, name), get_args(hint))
 
 
 @dataclass(frozen=True)

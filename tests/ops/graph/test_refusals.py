@@ -112,7 +112,7 @@ _AT = "@"  # in a message: the file, the line and the function of the call
             lambda x: x.reshape(3),
             (
                 "like= fails for zeros of the shapes x (2, 2): RuntimeError: {}",
-                "declare the shapes that it takes by shapes=, and its integers by integers= (docs/like.md)",
+                "it has to run on zeros; shapes= and integers= declare which ones (docs/like.md)",
             ),
             "shape '[3]' is invalid for input of size 4",
         ),
@@ -206,9 +206,37 @@ def test_what_is_refused_is_named_with_its_line(
     assert raised.value.hint == hint
 
 
+def _failing_examples() -> Any:
+    return 1 / 0
+
+
 @pytest.mark.parametrize(
     ("function", "given", "message", "hint"),
     [
+        (
+            torch.tanh,
+            {"where": "n % 4 == 0"},
+            "where= is about the dimensions of shapes=; received 'n % 4 == 0' alone",
+            "shapes={'x': 'n d'} names the dimensions",
+        ),
+        (
+            torch.tanh,
+            {"shapes": {"x": "n 0"}},
+            (
+                "shapes={'x': ...} is made of names of dimensions, of numbers, and of expressions of both without spaces; "
+                "received '0'"
+            ),
+            "shapes={'query': 'b h s d', 'weight': '3 d', 'offsets': 'b+1'}",
+        ),
+        (
+            torch.tanh,
+            {"examples": _failing_examples},
+            (
+                "examples= is a list of the kernel's tensors, or a function that returns it; received "
+                f"{_failing_examples!r}: ZeroDivisionError: division by zero"
+            ),
+            "examples=[(x, weight), ...] in the order of the kernel's arguments",
+        ),
         (
             lambda x: x.sum(-1),
             {},

@@ -100,6 +100,14 @@ class Meaning:
             return torch.func.functional_call(self.module, {**buffers, **inner}, tuple(args), given)
 
 
+def name_of(function: Any) -> str:
+    """Returns a name for reports: of a module its class; "like" for a lambda."""
+    if isinstance(function, torch.nn.Module):
+        return type(function).__name__
+    name = getattr(function, "__name__", "") or type(function).__name__
+    return "like" if name == "<lambda>" else str(name)
+
+
 def moved_module(module: torch.nn.Module, dtype: torch.dtype, device: torch.device) -> torch.nn.Module:
     """Copies a module to a dtype and device, tensors in plain attributes included.
 

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verify.errors import UsageError
+from verify.errors import UsageError, said_by
 from verify.ops.geometry import Elementwise, Shape
-from verify.ops.graph.called import Meaning, moved_module
+from verify.ops.graph.called import Meaning, moved_module, name_of
 from verify.ops.graph.choices import Choices
 from verify.ops.graph.derived import Derivation, derivations
 from verify.ops.graph.float64 import in_float64, narrowed
@@ -61,7 +61,7 @@ class Definition:
         """Traces the function once and returns its op."""
         derived = derivations(self.derive, self.names)
         loose = {*self.hidden, *derived, *(each for one in derived.values() for each in one.takes)}
-        meaning = Meaning(self.function, tuple(self.names), self.name or _name_of(self.function), frozenset(loose))
+        meaning = Meaning(self.function, tuple(self.names), self.name or name_of(self.function), frozenset(loose))
         given, meaning.fixed = _examples(meaning, self.examples)
         parameters = {name: tuple(meaning.held(name).shape) for name in meaning.parameters}
         table = NamedDims.made(meaning.names, parameters, self.shapes, given, self.where)
@@ -73,14 +73,6 @@ class Definition:
         return made.op(fuses=not self.intermediate)
 
 
-def _name_of(function: Any) -> str:
-    """Returns a name for reports: of a module its class; "like" for a lambda."""
-    if isinstance(function, torch.nn.Module):
-        return type(function).__name__
-    name = getattr(function, "__name__", "") or type(function).__name__
-    return "like" if name == "<lambda>" else str(name)
-
-
 def _examples(meaning: Meaning, examples: Any) -> tuple[list[dict[str, Any]], dict[int, Any]]:
     """Reads examples=.
 
@@ -89,10 +81,15 @@ def _examples(meaning: Meaning, examples: Any) -> tuple[list[dict[str, Any]], di
     """
     if examples is None:
         return [], {}
-    found = examples() if callable(examples) else examples
-    if isinstance(found, Tensor | Mapping):
-        found = [found]
-    found = list(found)
+    try:
+        found = examples() if callable(examples) else examples
+        found = [found] if isinstance(found, Tensor | Mapping) else list(found)
+    except Exception as error:
+        raise UsageError(
+            f"examples= is a list of the kernel's tensors, or a function that returns it; received {examples!r}: "
+            f"{type(error).__name__}: {said_by(error)}",
+            hint="examples=[(x, weight), ...] in the order of the kernel's arguments",
+        ) from error
     if found and not isinstance(found[0], tuple | list | Mapping):
         found = [found]
     own = [name for name in meaning.names if name not in meaning.parameters]

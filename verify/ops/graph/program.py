@@ -462,7 +462,7 @@ def _not_traced(
             shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in operands.items())
             return UsageError(
                 f"like= fails for zeros of the shapes {shapes}: {_said(plain)}",
-                hint="declare the shapes that it takes by shapes=, and its integers by integers= (docs/like.md)",
+                hint="it has to run on zeros; shapes= and integers= declare which ones (docs/like.md)",
             )
     return UsageError(
         f"like= cannot be traced: {_said(error)}",

@@ -46,6 +46,11 @@ class NamedDims(Geometry):
         Returns None if it has no shapes, examples or parameters: the function must then be elementwise. Raises
         UsageError if an operand has no shape or shapes= names an unknown operand.
         """
+        if shapes is None and where:
+            raise UsageError(
+                f"where= is about the dimensions of shapes=; received {where!r} alone",
+                hint="shapes={'x': 'n d'} names the dimensions",
+            )
         if shapes is None and examples:
             numbered = tuple(
                 {
@@ -65,7 +70,8 @@ class NamedDims(Geometry):
                     f"shapes= names the operand {name!r}; the kernel's operands are {', '.join(names)}",
                     hint="shapes={'x': 'n d'} with the names of the kernel's arguments",
                 )
-            table[name] = tuple(int(token) if token.isdigit() else _word(name, token) for token in text.split())
+            tokens = text.split() if isinstance(text, str) else [repr(text)]
+            table[name] = tuple(int(each) if each.strip("0").isdigit() else _word(name, each) for each in tokens)
         missing = [name for name in names if name not in table]
         if missing:
             raise UsageError(

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import difflib
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePath
 from typing import Any, Literal
 
-from verify.errors import UsageError
+from verify.errors import UsageError, closest
 from verify.records.bounds import toml
 from verify.records.bounds import verdict as gate
 from verify.records.bounds.committed import WAIVERS, Book
@@ -96,10 +95,9 @@ def _may_excuse(waiver: Waiver, row: Row) -> bool:
 
 def _unknown(waiver: Waiver, rows: Sequence[Row]) -> UsageError:
     known = sorted({str(row.key) for row in rows if row.key.output} | {_name(row.key.kernel) for row in rows})
-    near = difflib.get_close_matches(waiver.key, known, n=1, cutoff=0.6)
-    closest = f" (closest: {near[0]})" if near else ""
     return UsageError(
-        f"{waiver.place}: the records and bounds have no key {waiver.key!r}{closest}; a waiver excuses one finding",
+        f"{waiver.place}: the records and bounds have no key {waiver.key!r}{closest(waiver.key, known)}; "
+        "a waiver excuses one finding",
         hint="verify gate RUN.json --all --json -  (names the keys); --kernel NAME leaves other kernels out",
     )
 

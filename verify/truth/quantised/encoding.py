@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from verify.errors import UsageError
+from verify.errors import UsageError, from_zero, one_of
 from verify.truth.codes import TIES, CodeFormat, Ties, code_format
 
 ScaleRule = Literal["floor", "ceil", "rceil", "even", "nearest", "up", "4over6"]
@@ -275,7 +275,7 @@ def quantised(
     if scale not in FLOATS:
         code_format(scale)
         scale = code_format(scale).name
-    rule = rule or ("floor" if scale == "e8m0" else "nearest")
+    rule = ("floor" if scale == "e8m0" else "nearest") if rule is None else rule
     for name, value, allowed in (
         ("rule", rule, get_args(ScaleRule)),
         ("by", by, get_args(By)),
@@ -289,9 +289,14 @@ def quantised(
         ("before", before, ("", "float32", "bfloat16")),
         ("random", random, get_args(Random)),
     ):
-        if value not in allowed:
-            shown = ", ".join(repr(each) for each in allowed)
-            raise UsageError(f"quantised: {name} is one of {shown}; received {value!r}", hint=f"{name}={allowed[-1]!r}")
+        one_of("quantised", name, value, allowed)
+    for name, number in {"least": least, "least_scale": least_scale}.items():
+        from_zero("quantised", name, number)
+    if overflow != "saturate" and not (table.nan_codes if overflow == "nan" else table.inf_codes):
+        raise UsageError(
+            f"quantised: overflow={overflow!r} needs a code for it, and {table.name} has none",
+            hint='overflow="saturate"',
+        )
     if zero_point and zero_point not in FLOATS:
         zero_point = code_format(zero_point).name
     if zero_point and (any(not number.is_integer() for number in table.numbers) or rule in POWERS):
@@ -300,9 +305,10 @@ def quantised(
             f"by the rule {rule}",
             hint='quantised("uint4", block=(1, 32), scale="float16", zero_point="uint4")',
         )
-    if bool(random) != (0 < random_bits <= 32):
+    if not isinstance(random_bits, int) or bool(random) != (0 < random_bits <= 32):
         raise UsageError(
-            f"quantised: random= and random_bits= from 1 to 32 belong together; received {random!r} and {random_bits}",
+            "quantised: random= and random_bits= from 1 to 32 belong together; "
+            f"received {random!r} and {random_bits!r}",
             hint='random="add", random_bits=16',
         )
     if not _is_block(block):
