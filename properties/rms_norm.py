@@ -61,6 +61,7 @@ def of_gated(x, gate, weight):
     # float32 holds products of three ordinary bfloat16 numbers, not of three near its own limits
     max_ulp={"bfloat16": {"ordinary": 0.51, "extreme": None}, "float16": 0.51, "float32": 1.0},
     gradients=True,
+    refuses=True,  # rows of more than 16,384
 )
 def rms_norm_gated(x, gate, weight):
     """The Triton kernel of a norm times silu(gate)."""

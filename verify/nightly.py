@@ -134,7 +134,7 @@ def _run(night: Night, planned: Sequence[PlannedStage], command: str, started: f
         except Exception as error:
             # an error in one stage must not stop the others or the report
             in_error = in_error or not isinstance(error, UsageError)
-            kind: GapKind = "other" if isinstance(error, UsageError) else "harness error"
+            kind: GapKind = "not possible" if isinstance(error, UsageError) else "harness error"
             message = error.message if isinstance(error, UsageError) else _no_verdict(error)
             stages.append(Stage(name=stage.name, status="incomplete", message=message, seconds=clock.end(stage.name)))
             lost.append(Gap(kind, f"{stage.name}: {message}"))

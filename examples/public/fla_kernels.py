@@ -57,7 +57,7 @@ def gated_recurrence(x, g):
     return torch.stack(states, 1)
 
 
-@fla(op="layer_norm")
+@fla(op="layer_norm", refuses=True)  # rows of 64 KB
 def layer_norm(x, weight, bias, *, eps):
     """Layer norm."""
     from fla.modules.layernorm import layer_norm
@@ -65,7 +65,7 @@ def layer_norm(x, weight, bias, *, eps):
     return layer_norm(x, weight, bias, eps=eps)
 
 
-@fla(op="rms_norm")
+@fla(op="rms_norm", refuses=True)  # rows of 64 KB
 def rms_norm(x, weight, *, eps):
     """RMS norm."""
     from fla.modules.layernorm import rms_norm

@@ -160,7 +160,7 @@ def swiglu_of_halves(x):
     return LigerFusedGateUpSiLUMulFunction.apply(x)
 
 
-@liger(op="softmax")
+@liger(op="softmax", refuses=True)  # rows beyond 65,536
 def softmax(x):
     """Softmax over the last dimension."""
     from liger_kernel.ops.softmax import LigerSoftmaxFunction

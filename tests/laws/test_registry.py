@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 
 import pytest
 
@@ -74,3 +75,19 @@ def test_a_run_says_which_laws_it_left_out(monkeypatch: pytest.MonkeyPatch) -> N
     assert [(law.law, law.message) for law in found if law.status == "skipped"] == [
         ("compiled", "left out by --without")
     ]
+
+
+def test_a_kernel_that_raises_is_red_in_pytest_unless_it_declares_that() -> None:
+    def raises(x: object) -> object:
+        raise ValueError("no")
+
+    def outcome(**options: bool) -> str:
+        declared = kernel(op="silu", dtypes=["float16"], gradients=False, name="raises", **options)(raises)
+        test = verify.laws_for(declared, laws=["determinism"])
+        with pytest.raises((pytest.fail.Exception, pytest.skip.Exception)) as caught:
+            test(registry.get("determinism"), "float16")
+        return f"{type(caught.value).__name__}: {caught.value}"
+
+    assert re.match(r"Failed: raises: it refuses (\d+) of \1 cases, which where= or refuses=True would d", outcome())
+    assert outcome(refuses=True).startswith("Skipped: it refuses every case: raises raised ValueError: no")
+    assert outcome(refuses=False).startswith("Failed: ")

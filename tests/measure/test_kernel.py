@@ -294,6 +294,9 @@ def test_a_case_that_is_refused_is_a_limit_and_the_others_are_measured(monkeypat
         assert refusal.text.startswith("narrow raised ValueError: rows of at most 1,000")
         assert 0 < refusal.cases < refusal.of and Case.from_json(refusal.origin.case).dims == (3, 2048)
         assert only(shown).figures.n > 0
+        text = f"narrow: bfloat16: it refuses {refusal.cases} of {refusal.of} cases, which where= or refuses=True would"
+        assert [(gap.kind, gap.text[: len(text)]) for gap in shown.gaps] == ([] if peer else [("refused", text)])
+    assert run_of(refuses=True).gaps == [], "it is declared"
 
     def wide(x, weight, bias, *, eps):
         return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
@@ -301,6 +304,31 @@ def test_a_case_that_is_refused_is_a_limit_and_the_others_are_measured(monkeypat
     everything = only(run_of(wide))
     assert only(shown).properties != everything.properties, "figures of fewer cases do not compare"
     assert run_of(refuses=False).status == "error", "it promised to take every case"
+
+    class Forward(torch.autograd.Function):
+        """Has no backward pass for rows of more than 1,000, or for none."""
+
+        rows = 1000
+
+        @staticmethod
+        def forward(ctx, x):  # type: ignore[no-untyped-def]
+            ctx.save_for_backward(x)
+            return x.softmax(-1)
+
+        @staticmethod
+        def backward(ctx, dy):  # type: ignore[no-untyped-def]
+            if ctx.saved_tensors[0].shape[-1] > Forward.rows:
+                raise NotImplementedError("no backward pass")
+            y = ctx.saved_tensors[0].softmax(-1)
+            return (dy - (dy * y).sum(-1, keepdim=True)) * y
+
+    def gaps_of(rows: int) -> list[str]:
+        Forward.rows = rows
+        options = {"op": "softmax", "dtypes": ["float32"], "max_ulp": 100, "name": "forward"}
+        return [gap.kind for gap in measured(verify.kernel(**options)(lambda x: Forward.apply(x))).gaps]
+
+    assert gaps_of(0) == [], "autograd gives no gradient"
+    assert gaps_of(1000) == ["refused"], "autograd gives some"
 
     def never(x, weight, bias, *, eps):
         raise ValueError("not today")
@@ -325,7 +353,7 @@ def test_where_pytorch_refuses_the_inputs_a_kernel_has_no_verdict(
 
     options = {"like": torch.linalg.solve, "examples": [(torch.eye(5), torch.ones(5, 2))], "dtypes": ["float32"]}
     run = measured(verify.kernel(**options, gradients=False, refuses=False, name="solved")(solved))
-    assert [gap.kind for gap in run.gaps] == ["other"] and "singular" in run.gaps[0].text, run.message
+    assert [gap.kind for gap in run.gaps] == ["no reference"] and "singular" in run.gaps[0].text, run.message
     assert run.status != "error" and only(run).figures.n > 0
 
 

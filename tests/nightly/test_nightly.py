@@ -128,7 +128,7 @@ def test_a_stage_that_cannot_be_done_is_reported_and_the_rest_goes_on(tmp_path: 
     mine = night(tmp_path)
     found = nightly.run(mine, (PlannedStage("speed", 1.0, impossible), *STAGES), "verify nightly")
     assert [(stage.name, stage.status) for stage in found.stages] == [("speed", "incomplete"), ("accuracy", "ok")]
-    assert found.incomplete == [Gap("other", "speed: there is no GPU")]
+    assert found.incomplete == [Gap("not possible", "speed: there is no GPU")]
     assert found.verdict == "incomplete"
     with pytest.raises(UsageError, match="no stage of the nightly run gave a record"):
         nightly.run(mine, (PlannedStage("speed", 1.0, impossible),), "verify nightly")
@@ -199,7 +199,7 @@ def test_a_unit_that_may_end_better_is_made_again(tmp_path: Path) -> None:
         return msgspec.structs.replace(passing(), incomplete=[gap])
 
     late, in_error = Gap("out of time", "gelu bfloat16: not timed"), Gap("harness error", "sweep of gelu: no verdict")
-    for gap in (late, in_error, Gap("crashed", "gelu: crashed"), Gap("other", "never")):
+    for gap in (late, in_error, Gap("crashed", "gelu: crashed"), Gap("not possible", "never")):
         nightly.unit(mine, "bench", "all", lambda gap=gap: make(gap))  # type: ignore[misc]
     assert len(made) == 3, "the third was whole, whatever it found, and is kept"
 

@@ -21,7 +21,7 @@ def test_results_stand_side_by_side_and_the_worst_status_counts() -> None:
     ok = next(item for item in run.kernels if item.status == "ok")
     law = LawRun(law="batch", dtype="float32", status="broken", cases=3, message="a row depends on its neighbours")
     second = msgspec.structs.replace(ok, status="wrong", results=[], laws=[law], message="", notes=["seen twice"])
-    other = msgspec.structs.replace(run, kernels=[second], incomplete=[Gap("other", "no time")], seconds=2.0)
+    other = msgspec.structs.replace(run, kernels=[second], incomplete=[Gap("not possible", "no time")], seconds=2.0)
     laws = Stage(name="laws", status="ok", seconds=5.0)
     merged = merge([run, other], command="verify nightly", profile="nightly", stages=[laws])
     found = next(item for item in merged.kernels if item.target == ok.target)
@@ -30,7 +30,7 @@ def test_results_stand_side_by_side_and_the_worst_status_counts() -> None:
     assert found.laws == [*ok.laws, law]
     assert "seen twice" in found.notes
     assert len(merged.kernels) == len(run.kernels)
-    assert merged.incomplete == [*run.incomplete, Gap("other", "no time")]
+    assert merged.incomplete == [*run.incomplete, Gap("not possible", "no time")]
     assert merged.seconds == 5.0  # all starts of the stages
     assert merge([run, other], command="verify", profile="nightly").seconds == round(run.seconds + 2.0, 3)
     assert merged.id == identity(merged) != run.id

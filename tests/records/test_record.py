@@ -47,7 +47,7 @@ def kernel_run(status: str = "wrong", *, peer: bool = False) -> KernelRun:
 
 def run(*kernels: KernelRun, incomplete: tuple[str, ...] = ()) -> Run:
     environment = {"gpu": None, "probes": {"ftz": False}}
-    return run_of(*kernels, environment=environment, incomplete=[Gap("other", line) for line in incomplete])
+    return run_of(*kernels, environment=environment, incomplete=[Gap("not possible", line) for line in incomplete])
 
 
 # -- round trip ---------------------------------------------------------------------------------

@@ -178,7 +178,7 @@ def test_a_hostile_and_huge_record_stays_below_the_cap_and_closed() -> None:
         laws=[LawRun(awful, awful, "skipped", 0, awful), LawRun(awful, awful, "broken", 1, awful, {awful: awful})],
     )
     run = msgspec.structs.replace(
-        make([kernel] * 40), command=awful, id=awful, profile=awful, incomplete=[Gap("other", awful)] * 50
+        make([kernel] * 40), command=awful, id=awful, profile=awful, incomplete=[Gap("not possible", awful)] * 50
     )
     text = record_markdown.render(run)
     assert len(text.encode()) <= 60_000

@@ -19,7 +19,7 @@ from tests.report.sample import (
     sample,
 )
 from verify.records import recorded
-from verify.records.record import Basis, ClassFigures, Gap, KernelRun, Result
+from verify.records.record import Basis, ClassFigures, Gap, KernelRun, LawRun, Origin, Result, Unmeasured
 from verify.report import result_words
 from verify.report.html import record_html
 from verify.report.markdown import record_markdown
@@ -210,7 +210,7 @@ def test_what_was_not_measured_is_listed() -> None:
 def test_many_parts_of_one_reason_are_one_line_that_loses_none() -> None:
     late = [f"kernel_{k} float16: not timed: the time budget was spent" for k in range(102)]
     lines = [*late, "broken.py fails on import", "a: lost", "b: lost"]
-    run = msgspec.structs.replace(passing(), incomplete=[Gap("other", line) for line in lines])
+    run = msgspec.structs.replace(passing(), incomplete=[Gap("not possible", line) for line in lines])
     first, *rest = present(run).missing
     assert first.text == (
         "kernel_0 float16, kernel_1 float16, kernel_2 float16 and 99 more: not timed: the time budget was spent"
@@ -223,7 +223,7 @@ def test_parts_of_many_kinds_with_one_end_are_one_line() -> None:
     """A night whose time is up lacks every law of every dtype: a hundred lines that say the same."""
     laws = [f"k{k}: the law of {law}: not begun: no time" for k in range(2) for law in ("a", "b", "c", "d")]
     lines = [*laws, "k0: the law of a: not tried: lost", "k0 float16: not timed: no time"]
-    run = msgspec.structs.replace(passing(), incomplete=[Gap("other", line) for line in lines])
+    run = msgspec.structs.replace(passing(), incomplete=[Gap("not possible", line) for line in lines])
     first, *rest = present(run).missing
     kinds = "the law of a, the law of b, the law of c and 1 more"
     assert first.text == f"8 parts of k0 and k1 ({kinds}): not begun: no time"
@@ -231,6 +231,18 @@ def test_parts_of_many_kinds_with_one_end_are_one_line() -> None:
     assert [gap.text for gap in rest] == lines[-2:]
     [three, *_] = present(msgspec.structs.replace(run, incomplete=run.incomplete[:3])).missing
     assert three.text == laws[0]
+
+
+def test_cases_that_nothing_allows_a_kernel_to_refuse_are_counted_in_the_sentence() -> None:
+    run = passing()
+    one, text = run.kernels[0], "gelu: float32: it refuses 15 of 17 cases"
+    refused = [Unmeasured("refused", "float32", [(2, 4)], count, 17, "no", Origin("a", "{}", "y")) for count in (12, 3)]
+    laws = [LawRun("shapes", "float32", "ok", 3, "no", refused=2, undeclared=True)]
+    kernels = [msgspec.structs.replace(one, unmeasured=refused, laws=laws), *run.kernels[1:]]
+    facts = present(msgspec.structs.replace(run, kernels=kernels, incomplete=[Gap("refused", text, one.target)]))
+    assert "nothing wrong was seen, but 1 kernel refused 17 of 22 cases without a declaration" in facts.sentence
+    assert facts.sentence.startswith("incomplete: ")
+    assert facts.next_command() == f"verify probe {one.target}"
 
 
 def test_many_skipped_kernels_are_one_line() -> None:

@@ -196,7 +196,7 @@ def test_the_command_of_a_failing_kernel_is_told_once(more: str) -> None:
     hint = {"NONE": "", "OTHER": "return one tensor"}.get(more, again + more)
     failed = KernelRun("slow", "my kernels.py::slow", "gelu", {}, "", "error", [], "what it said", hint=hint)
     command = hint if hint.startswith("verify") else again
-    whole = msgspec.structs.replace(empty(), kernels=[failed], incomplete=[Gap("other", "slow: what it said")])
+    whole = msgspec.structs.replace(empty(), kernels=[failed], incomplete=[Gap("not possible", "slow: what it said")])
     text = record_text.render(whole, Terminal(80))
     assert text.count("verify run ") == 1 and text.endswith(f"\nnext: {command}\n")
     assert ("    next     return one tensor\n" in text) == (more == "OTHER")

@@ -77,7 +77,7 @@ class Kernel:
     largest: Mapping[str, Largest] = field(default_factory=dict)  # by dtype: see `Largest`
     class_limits: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)  # by dtype, then by class
     where: str = ""  # a condition on sizes, for an op of verify: see `Geometry.sizes`
-    refuses: bool = True
+    refuses: bool | None = None  # None: undeclared, so that cases that it refuses have no verdict
     # By the dtype of a case, then by name: operands or outputs with another dtype.
     operand_dtypes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     output_dtypes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -216,7 +216,7 @@ class Kernel:
         parts += promises.of_others("", self.operand_dtypes)
         parts += promises.of_others("returns ", self.output_dtypes)
         parts += [f"{name} is {each.words}" for name, each in (self.encoded.encodings if self.encoded else {}).items()]
-        if not self.refuses:
+        if self.refuses is False:
             parts.append("refuses nothing")
         if self.stochastic:
             parts.append(
@@ -263,7 +263,7 @@ def kernel(
     writes: Mapping[str, str] | None = None,
     into: Iterable[str] | None = None,
     derive: Mapping[str, Callable[..., Any]] | None = None,
-    refuses: bool = True,
+    refuses: bool | None = None,
     operand_dtypes: Mapping[str, Any] | None = None,
     output_dtypes: Mapping[str, Any] | None = None,
     quantise: Encoding | None = None,
@@ -321,6 +321,7 @@ def kernel(
     output_dtypes: the same for outputs, `{"rstd": "float32"}`. Each is judged in ULP of its own dtype, and by the limit
         of that dtype in max_ulp. Without it y has the dtype of the case, and a statistic any.
     refuses: True: it may raise an error on a case, which is reported as its limit. False promises to accept all cases.
+        Without it, cases on which it raises have no verdict.
     inputs: with like=, a file of captured operands, `"acts.safetensors"` or `.npz`, beside the declaring file. They are
         measured too, with results of their own. `verify.capture` writes such a file.
     stochastic: with like=, the operand that seeds the rounding of all outputs, `"seed"`, or of some, `{"p_": "seed"}`.
@@ -369,10 +370,8 @@ def kernel(
                 hint='@verify.kernel(op=..., name="another_name")',
             )
         if not isinstance(where, str) or not isinstance(policy, Policy | None):
-            raise UsageError(
-                f"{about}: where is a text and policy a verify.Policy; received {where!r} and {policy!r}",
-                hint="where='n <= 65536', policy=verify.Policy(nan='any')",
-            )
+            text = f"{about}: where is a text and policy a verify.Policy; received {where!r} and {policy!r}"
+            raise UsageError(text, hint="where='n <= 65536', policy=verify.Policy(nan='any')")
         if not callable(function):
             raise UsageError(
                 f"{about}: @verify.kernel decorates a function; received {function!r}",
@@ -441,7 +440,7 @@ def kernel(
             gradients=_gradients(about, definition, grads, taken),
             max_ulp={dtype: each[ORDINARY] or 0.0 for dtype, each in limits.items()},
             where="" if like is not None or not where else _where(about, definition, where),
-            refuses=bool(refuses),
+            refuses=None if refuses is None else bool(refuses),
             class_limits={dtype: each for dtype, each in limits.items() if len(set(each.values())) > 1},
             backends=promises.strings(about, "backends", backends, known()) if backends is not None else (),
             peer=bool(peer),

@@ -193,8 +193,10 @@ def run_law(
         broken = trial.known((*pinned, *(memory.cases() if memory else ())), memory) or trial.fixed() or trial.drawn()
     except NotApplicable as reason:
         return _skipped(law, dtype, str(reason))
+    undeclared = trial.refused > 0 and kernel.refuses is None and not kernel.peer
     if broken is None and trial.refused and not trial.cases:
-        return _skipped(law, dtype, f"it refuses every case: {trial.refusal}", refused=trial.refused)
+        text = f"it refuses every case: {trial.refusal}"
+        return _skipped(law, dtype, text, refused=trial.refused, undeclared=undeclared)
     if broken is None:
         return LawRun(
             law=law.name,
@@ -203,6 +205,7 @@ def run_law(
             cases=trial.cases,
             message=trial.refusal,
             refused=trial.refused,
+            undeclared=undeclared,
             late=trial.late,
         )
     cause: Cause = "failed" if broken.failed else ""
@@ -370,7 +373,7 @@ def replay_law(law: Law, kernel: Kernel, case: Case, backend: Backend, target_na
 
 
 def attempt(law: Law, subject: Subject, case: Case) -> float | None:
-    """Checks one case. A kernel that raises breaks the law, unless its declaration lets it refuse cases.
+    """Checks one case. A kernel that raises breaks the law if it promised to accept all cases.
 
     A GPU reports a fault, such as a misaligned address, at some later call, which may be one of verify's own. It is the
     kernel's: nothing else writes to the GPU.
@@ -378,7 +381,7 @@ def attempt(law: Law, subject: Subject, case: Case) -> float | None:
     try:
         return law.check(subject, case)
     except KernelError as error:
-        if isinstance(error, Refused) and subject.kernel.refuses:
+        if isinstance(error, Refused) and subject.kernel.refuses is not False:
             raise
         raise Broken(str(error), case, {}, failed=True) from error
     except torch.OutOfMemoryError:

@@ -25,7 +25,7 @@ from verify.declare.target import Declared
 from verify.errors import SPENT
 from verify.laws.requests import LawPlan, PlanLaws, TryLaw
 from verify.measure.session import longest_first
-from verify.measure.source import NoResult, Source, Work, collect, crashes
+from verify.measure.source import NoResult, Source, Work, collect, crashes, gaps_of_laws
 from verify.records.record import Gap, GapKind, KernelRun, LawRun, Run, unrepeatable
 from verify.workers.pool import Pool
 from verify.workers.process import START_SECONDS
@@ -231,7 +231,7 @@ class _Trying(Source[_Place, LawRun]):
         gaps = []
         for subject, kernel in zip(self.subjects, kernels, strict=True):
             of_harness_first = sorted(subject.gaps, key=lambda gap: (gap.kind != "harness error", gap.text))
-            gaps += [*crashes([kernel]), *of_harness_first]
+            gaps += [*crashes([kernel]), *of_harness_first, *gaps_of_laws(kernel)]
         return kernels, gaps
 
 
@@ -245,7 +245,9 @@ def _kernel_run(subject: _Subject, plan: LawPlan) -> KernelRun:
             units = sorted(subject.done.get((dtype, law), []), key=lambda unit: unit.round)
             failed += [unit for unit in units if unit.run is None]
             if runs := [unit.run for unit in units if unit.run is not None]:
-                found.append(msgspec.structs.replace(runs[-1], cases=sum(run.cases for run in runs)))
+                cases, refused = sum(run.cases for run in runs), sum(run.refused for run in runs)
+                undeclared = any(run.undeclared for run in runs)
+                found.append(msgspec.structs.replace(runs[-1], cases=cases, refused=refused, undeclared=undeclared))
                 short += runs[-1].status == "ok" and len(units) < plan.rounds
     status: Any = "wrong" if any(law.status == "broken" for law in found) else "ok" if found else "skipped"
     message = "" if found else "no law was tried"

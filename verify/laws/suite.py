@@ -73,6 +73,10 @@ def laws_for(
         memory = engine.remembered(law, kernel, dtype, backend, profile)
         options = engine.Options(memory=memory, shrink=shrink_law)
         found = engine.run_law(law, kernel, dtype, backend, profile, target_of(kernel), options)
+        if found.undeclared:
+            counted = f"{found.refused:,} of {found.cases + found.refused:,} cases"
+            text = f"{kernel.name}: it refuses {counted}, which where= or refuses=True would declare: {found.message}"
+            pytest.fail(text, pytrace=False)
         if found.status == "skipped":
             pytest.skip(found.message)
         if found.status == "broken":

@@ -82,8 +82,6 @@ def assert_ulp(
     """
     definition = op if isinstance(op, Op) else ops.get(op)
     max_ulp = from_zero("assert_ulp", "max_ulp", max_ulp)
-    if what := unlike_plain(actual):
-        raise UsageError(f"assert_ulp compares a plain tensor with its values in memory; received {what}")
     problem, dims = _problem(definition, inputs, params or {}, result, upstream)
     _demand_compared(definition.name, {result: actual}, _shapes(definition, dims, problem.params))
     fmt = formats.of(actual.dtype)
@@ -358,6 +356,11 @@ class _Closeness:
         return "\n".join(lines)
 
 
+def _unlike(value: Any) -> str:
+    """Returns what an object is in place of a plain tensor with its values in memory; else ""."""
+    return "one on the device meta" if isinstance(value, Tensor) and value.is_meta else unlike_plain(value)
+
+
 # -- what belongs together: inputs and parameters, gradients and inputs or outputs -----------------------------------
 
 
@@ -389,7 +392,7 @@ def _inputs(label: str, signature: inspect.Signature | None, inputs: Any) -> dic
     numbered = (f"x{place}" + "_" * (f"x{place}" in names) for place in range(len(names), len(inputs)))
     found = dict(zip((*names, *numbered), inputs, strict=False))
     for name, value in found.items():
-        if isinstance(value, Tensor) and (what := unlike_plain(value)):
+        if isinstance(value, Tensor) and (what := _unlike(value)):
             raise UsageError(f"{label} takes {name} as a plain tensor with its values in memory; received {what}")
     return found
 
@@ -415,7 +418,7 @@ def _matched(what: str, slots: Mapping[str, bool], given: Any) -> dict[str, Tens
         if not slots.get(name):
             known = ", ".join(each for each, takes in slots.items() if takes) or "nothing"
             raise UsageError(f"{what} has gradients of {known}; received one of {name!r}")
-        if bad := unlike_plain(value):
+        if bad := _unlike(value):
             raise UsageError(f"{what} has tensors; received {bad} for {name}")
     return {name: value.detach() for name, value in found.items()}
 
@@ -443,6 +446,8 @@ def _shapes(op: Op, dims: tuple[int, ...], params: Mapping[str, Any]) -> dict[st
 def _demand_compared(label: str, results: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Raises AssertionError unless there are results, each with elements and its shape."""
     for name, value in results.items():
+        if what := _unlike(value):
+            raise UsageError(f"{label}.{name} is compared as a plain tensor with its values in memory; received {what}")
         if tuple(value.shape) != shapes[name]:
             raise AssertionError(f"{label}.{name} has shape {shapes[name]}; received {tuple(value.shape)}")
         if not value.numel():

@@ -87,7 +87,7 @@ def bench(settings: Bench, session: Session, command: str) -> Run:
         result,
         profile="bench",
         kernels=[_with_speed(item, timings) for item in result.kernels],
-        incomplete=[*result.incomplete, *timings.late, *([] if on_gpu else [Gap("other", NOT_TIMED)])],
+        incomplete=[*result.incomplete, *timings.late, *([] if on_gpu else [Gap("not timed", NOT_TIMED)])],
     )
     return msgspec.structs.replace(whole, id=identity(whole))
 

@@ -455,8 +455,8 @@ def unlike_plain(item: Any) -> str:
         return f"one with the layout {item.layout}" + (", nested" if item.is_nested else "")
     if item.is_neg() or item.is_conj() or item._is_zerotensor():
         return "a lazy view, whose values are computed when it is read"
-    if item.is_complex() or item.is_quantized or item.is_meta:
-        return f"one of {item.dtype} on the device {item.device}"
+    if item.is_complex() or item.is_quantized:
+        return f"one of {item.dtype}"
     if item.numel() and item.untyped_storage().nbytes() < _reach(item):
         return f"one whose storage has {item.untyped_storage().nbytes()} of {_reach(item)} bytes"
     return ""

@@ -1,8 +1,8 @@
 """Runs the cases of one kernel one after the other. A case that fails does not stop the others.
 
-A kernel that raises refuses the case; that is a limit of the kernel. A result in a wrong form, a process that dies and
-a call that hangs are errors. After a crash or a hang, further cases with the same dims are not run. If time runs out,
-the results so far remain.
+A kernel that raises refuses the case; a declaration with refuses=True allows that. A result in a wrong form, a process
+that dies and a call that hangs are errors. After a crash or a hang, further cases with the same dims are not run. If
+time runs out, the results so far remain.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ class _Found:
     kind: Kind
     text: str
     cases: list[Case]
+    backward: bool  # True: only the backward pass was refused, where autograd decides which gradients there are
 
 
 @dataclass
@@ -82,6 +83,7 @@ class CaseRunner:
     _tried: dict[str, int] = field(default_factory=dict)  # number of cases by dtype
     _found: dict[tuple[str, Kind, str], _Found] = field(default_factory=dict)
     _deadly: dict[tuple[str, tuple[int, ...]], tuple[str, Kind, str]] = field(default_factory=dict)
+    _with_gradients: set[str] = field(default_factory=set)  # dtypes of cases whose backward pass gave results
     _late: int = 0
     _spent: float = 0.0  # seconds that the kernel's calls took
     _deaths: int = 0
@@ -107,7 +109,9 @@ class CaseRunner:
             return None
         run = functools.partial(self._timed, run)
         try:
-            return case, run(case)
+            made = run(case)
+            self._with_gradients |= {case.dtype} if case.upstream else set()
+            return case, made
         except (KernelError, Died, Late) as error:
             key = self._note(case, error)
             if key[1] in _FATAL:
@@ -146,7 +150,8 @@ class CaseRunner:
         kinds: dict[type, Kind] = {Refused: "refused", Died: "crashed", Late: "hung"}
         kind: Kind = next((kinds[each] for each in kinds if isinstance(error, each)), "contract")
         key = (case.dtype, kind, _reason(str(error)))
-        self._found.setdefault(key, _Found(kind, str(error), [])).cases.append(case)
+        backward = isinstance(error, RefusedBackward) and self.kernel.gradients == "auto"
+        self._found.setdefault(key, _Found(kind, str(error), [], backward)).cases.append(case)
         return key
 
     def _smaller(self, run: Run, case: Case, key: tuple[str, Kind, str]) -> None:
@@ -185,6 +190,24 @@ class CaseRunner:
             made.append(Unmeasured(kind, dtype, dims, len(found.cases), self._tried[dtype], found.text, origin))
         return made
 
+    @property
+    def undeclared(self) -> list[str]:
+        """Returns a line for each dtype with cases that the kernel refused and the declaration allows.
+
+        A backward pass that raises in every case counts as a gradient that autograd does not give.
+        """
+        if self.kernel.refuses is not None or self.kernel.peer:
+            return []
+        found = dict[str, list[_Found]]()
+        for (dtype, kind, _), each in self._found.items():
+            if kind == "refused" and (not each.backward or dtype in self._with_gradients):
+                found.setdefault(dtype, []).append(each)
+        return [
+            f"{dtype}: it refuses {sum(len(each.cases) for each in some):,} of {self._tried[dtype]:,} cases, which "
+            f"where= or refuses=True would declare: {some[0].text}"
+            for dtype, some in found.items()
+        ]
+
     def verdict(self, measured: set[str]) -> tuple[Status, str]:
         """Returns a kernel's status and message, as far as cases without results decide them.
 
@@ -193,7 +216,7 @@ class CaseRunner:
         for kind in ("contract", "crashed", "hung", "refused"):
             for (dtype, of, _), found in self._found.items():
                 everything = dtype not in measured
-                if of != kind or (kind == "refused" and self.kernel.refuses and not everything):
+                if of != kind or (kind == "refused" and self.kernel.refuses is not False and not everything):
                     continue
                 status = _STATUS.get(kind, "error")
                 return status, f"{dtype}: {found.text}"

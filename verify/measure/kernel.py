@@ -341,6 +341,7 @@ class Judging:
         status, message = runner.verdict({result.dtype for result in results})
         if runner.judge_was_late:
             self._judge_failed(f"the judge {LATE}: {runner.too_late}")
+        self.gaps.extend(Gap("refused", f"{kernel.name}: {text}", self.target) for text in runner.undeclared)
         wrong = [result for result in results if result.status == "wrong"]
         with phase("judge: repeat calls with wrong results"):
             differs = "" if kernel.peer else self.calls.difference(wrong, self._turn)
@@ -393,7 +394,8 @@ class Judging:
             with phase("judge: PyTorch's results"):
                 given = self._given(case, measured)
         except _NoAnswer as error:
-            gap = Gap("other", f"{self.kernel.name}: no verdict where PyTorch refuses its inputs: {error}", self.target)
+            text = f"{self.kernel.name}: no verdict where PyTorch refuses its inputs: {error}"
+            gap = Gap("no reference", text, self.target)
             self.gaps.extend([gap] if gap not in self.gaps else [])
             return None
         for _ in range(HALVED):

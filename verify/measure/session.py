@@ -22,7 +22,7 @@ from verify.declare.target import Declared, Target
 from verify.errors import UsageError
 from verify.measure.progress import Progress
 from verify.measure.requests import Measure
-from verify.measure.source import NoResult, Source, Work, collect, crashes
+from verify.measure.source import NoResult, Source, Work, collect, crashes, gaps_of_laws
 from verify.records.merge import together
 from verify.records.part_store import PartStore
 from verify.records.record import Gap, GapKind, KernelRun, Run, Status
@@ -88,12 +88,7 @@ def claim(kept: PartStore, session: Session, about: About, sources: dict[str, st
 
 def gaps_of(kernel: KernelRun) -> list[Gap]:
     """Returns a gap for each part of a kernel that was not measured or has no verdict: all of it, a dtype, or a law."""
-    laws = [
-        Gap("harness error", f"{kernel.name}: the law of {law.law} in {law.dtype}: {law.message}", kernel.target)
-        for law in kernel.laws
-        if law.in_error
-    ]
-    return [*crashes([kernel]), *kernel.gaps, *laws]
+    return [*crashes([kernel]), *kernel.gaps, *gaps_of_laws(kernel)]
 
 
 class _Part(NamedTuple):

@@ -209,6 +209,21 @@ def collect(source: Source[Any, Any], command: str) -> Run:
     )
 
 
+def gaps_of_laws(kernel: KernelRun) -> list[Gap]:
+    """Returns a gap for each law without a verdict, by an error of verify or by refusals that nothing declares."""
+    lost = [law for law in kernel.laws if law.in_error or law.undeclared]
+    return [
+        Gap(
+            "harness error" if law.in_error else "refused",
+            f"{kernel.name}: the law of {law.law} in {law.dtype}: "
+            + ("" if law.in_error else f"it refuses {law.refused:,} of {law.cases + law.refused:,} cases: ")
+            + law.message,
+            kernel.target,
+        )
+        for law in lost
+    ]
+
+
 def crashes(kernels: Iterable[KernelRun]) -> list[Gap]:
     """Returns a gap for each kernel that ended its process or hung."""
     return [

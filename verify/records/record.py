@@ -38,7 +38,10 @@ GapKind = Literal[
     "given up",  # the kernel failed too often
     "not importable",
     "interrupted",
-    "other",
+    "refused",  # the kernel raised on cases that its declaration allows
+    "no reference",  # PyTorch refuses the inputs, so there is nothing to compare with
+    "not possible",  # verify refused the request, such as a sweep of a kernel that has no space of inputs
+    "not timed",  # speed is measured on a GPU alone
 ]
 
 
@@ -300,6 +303,7 @@ class LawRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     in_error: bool = False  # skipped because the harness is in error, so the run is incomplete
     cause: Cause = ""
     refused: int = 0  # cases that the kernel refused; `cases` does not count them
+    undeclared: bool = False  # the declaration does not say that the kernel may refuse cases
     late: bool = False  # its time ended before its last case
 
     @property
@@ -363,8 +367,8 @@ class Printed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 class Unmeasured(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Holds cases of one dtype that gave no results, for one reason.
 
-    A kernel that raises refuses the case: that is its limit, and no error. A result in a wrong form, a process that
-    dies and a process that hangs are errors. The other cases are measured all the same.
+    A kernel that raises refuses the case. The run is then incomplete, unless the declaration has refuses=True. A result
+    in a wrong form, a process that dies and a process that hangs are errors. The other cases are measured all the same.
     """
 
     kind: Literal["refused", "contract", "crashed", "hung"]

@@ -483,8 +483,8 @@ class _Found:
         open_ = next((each for each in kernels if each.status not in ("ok", "wrong")), None)
         if any(map(endless, self.excused)):
             return "undecided", "PyTorch's own error on ordinary inputs is infinite: it would excuse any answer"
-        # "other": the reference refuses inputs, so they are none of the problem; `unchecked` lists them
-        gaps = [gap.text for gap in self.run.incomplete if gap.kind != "other"]
+        # inputs that the reference refuses are none of the problem; `unchecked` lists them
+        gaps = [gap.text for gap in self.run.incomplete if gap.kind != "no reference"]
         if kernels and open_ is None and not gaps:
             return "accepted", ""
         reasons = [each.reason for each in open_.results if each.status not in ("ok", "wrong")] if open_ else []

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from verify.report.words import clean, listed
+from verify.records.record import Run
+from verify.report.words import clean, listed, plural
 
 SKIPPED = " was skipped"
 FEW = 3  # up to this number of parts of one reason have a line each; of more, this number is named
@@ -53,6 +55,25 @@ def gathered(lines: Iterable[str]) -> list[GapLine]:
         else:
             found += [GapLine(reason if name == reason else f"{name}: {reason}") for name in names]
     return found
+
+
+def refusals(run: Run) -> list[str]:
+    """Returns the clause about cases on which kernels raised although their declarations allow them, if any."""
+    targets = {gap.target for gap in run.incomplete if gap.kind == "refused"}
+    found = [kernel for kernel in run.kernels if kernel.target in targets]
+    refused = [(kernel.target, each) for kernel in found for each in kernel.unmeasured if each.kind == "refused"]
+    tried = {(target, each.dtype): each.of for target, each in refused}
+    laws = [law for kernel in found for law in kernel.laws if law.undeclared]
+    count = sum(each.cases for _, each in refused) + sum(law.refused for law in laws)
+    total = plural(sum(tried.values()) + sum(law.refused + law.cases for law in laws), "case")
+    return [f"{plural(len(targets), 'kernel')} refused {count:,} of {total} without a declaration"] if targets else []
+
+
+def continuing(run: Run) -> str:
+    """Returns the command to type after a run with gaps."""
+    if refusing := next((gap.target for gap in run.incomplete if gap.kind == "refused"), ""):
+        return clean(f"verify probe {shlex.quote(refusing)}")
+    return clean(run.command) if run.incomplete and run.command else "verify list"
 
 
 def _together(end: str, kinds: dict[str, list[str]]) -> GapLine:

@@ -28,7 +28,7 @@ from verify.records.record import (
     value_of,
 )
 from verify.report import result_words, words
-from verify.report.gaps import FEW, GapLine, gathered
+from verify.report.gaps import FEW, GapLine, continuing, gathered, refusals
 from verify.report.signs import LOOKS, WORDS
 from verify.report.words import clean, listed, plural
 
@@ -513,9 +513,9 @@ class Facts:
         kinds = [gap.kind for gap in self.run.incomplete if gap.kind != "interrupted" or not found.get("interrupted")]
         if failed := kinds.count("judge failed"):
             parts.append(f"the judge failed at {plural(failed, 'part')} of the run")
-        if lines := len(kinds) - failed:
+        if lines := len(kinds) - failed - kinds.count("refused"):
             parts.append(f"{plural(lines, 'part')} of the run did not happen")
-        return listed(parts)
+        return listed([*parts, *refusals(self.run)])
 
     def next_command(self, record: str = "") -> str:
         """Returns the one command to type next: replay the worst, rerun what failed, or write the report.
@@ -539,7 +539,7 @@ class Facts:
             if "skipped" in found and not run.incomplete:
                 hint = clean(found["skipped"].run.hint)
                 return hint if hint.startswith("verify ") else "verify doctor"
-            return clean(run.command) if run.incomplete and run.command else "verify list"
+            return continuing(run)
         if record:
             return f"verify report {shlex.quote(record)} --html report.html"
         return f"{clean(run.command)} --json run.json --html report.html" if run.command else "verify list"

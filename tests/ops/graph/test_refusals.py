@@ -223,8 +223,8 @@ def _failing_examples() -> Any:
             torch.tanh,
             {"shapes": {"x": "n 0"}},
             (
-                "shapes={'x': ...} is made of names of dimensions, of numbers, and of expressions of both without spaces; "
-                "received '0'"
+                "shapes={'x': ...} is made of names of dimensions, of numbers, and of expressions of both without "
+                "spaces; received '0'"
             ),
             "shapes={'query': 'b h s d', 'weight': '3 d', 'offsets': 'b+1'}",
         ),

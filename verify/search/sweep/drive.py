@@ -324,7 +324,7 @@ class _Sharing(Source[_Task, Any]):
         gaps = list(map(_gap, self.spaces))
         found = zip(self.spaces, gaps, strict=True)
         kernels = _together([each for item, gap in found if gap is None for each in _records(item, self.declared)])
-        unasked = [Gap("other", line) for line in self.settings.usage]
+        unasked = [Gap("not possible", line) for line in self.settings.usage]
         return kernels, [*unasked, *filter(None, gaps), *crashes(kernels)]
 
 
