@@ -194,7 +194,7 @@ def test_in_a_worker_nothing_is_measured_again(monkeypatch: pytest.MonkeyPatch) 
     assert caught.value.hint == 'if __name__ == "__main__": above the call'
 
 
-def test_ctrl_c_is_raised_unless_the_rest_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_is_raised_unless_the_rest_is_wanted(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record = run(kernel(result()))
     record = msgspec.structs.replace(record, incomplete=[Gap("interrupted", "gelu: not finished: interrupted")])
     monkeypatch.setattr("verify.measure.session.run", lambda *_: record)

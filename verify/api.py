@@ -287,7 +287,7 @@ def sweep(
     bounds = range and (number(range[0]), number(range[1]))
     with workers(gpus, scheduler, named, backend) as pool:
         settings = drive.SweepSettings(
-            spaces=ListSpaces(named, dtypes, results, pairs, bounds, regime, baseline, hardest),
+            spaces=ListSpaces(named, dtypes, results, pairs, bounds, regime, baseline, hardest, needs_pairs=pairs),
             backend=backend,
             curve=curve,
             jobs=jobs,
@@ -462,6 +462,9 @@ def workers(
         )
     if gpus and scheduler:
         raise UsageError("workers are on GPUs of this machine or in a cluster; received gpus= and scheduler=")
+    missing = [error for each in targets if (error := _missing(each))]
+    if missing and len(missing) == len(targets):  # no worker has to import torch to find no kernel
+        raise missing[0]
     if scheduler:
         from verify.workers.cluster import Cluster  # Dask is optional
 
@@ -558,6 +561,15 @@ def _targets(given: Any, kernels: Iterable[str], dtypes: Iterable[str], declarat
     if len(found) != 1 or "::" in found[0]:
         raise UsageError(f"kernels= chooses among those of one file or module; received {', '.join(found)}")
     return [f"{found[0]}::{name}" for name in wanted]
+
+
+def _missing(target: str) -> UsageError | None:
+    """Returns the error of a target whose file does not exist, else None."""
+    try:
+        Target.parse(target).demand_source()
+    except UsageError as error:
+        return error
+    return None
 
 
 def _command(name: str, targets: Sequence[str], options: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ import functools
 import gc
 import importlib.metadata
 import importlib.util
+import math
 import os
 import sys
 import threading
@@ -290,7 +291,7 @@ def _call(request: CallKernel, backend: Backend, progress: OnProgress) -> WithBy
     let_go(backend)
     if not request.case:
         return WithBytes(Bits([], [], ()), ())
-    kernel, case = _one_case(request.target, request.case)
+    kernel, case = _one_case(request.target, request.case, backend)
     _compile_anew(case.dtype)
     reply = bits_of_results(run_judged(kernel, case, backend.device))
     give_back(backend)
@@ -358,9 +359,11 @@ def _time(request: Time, backend: Backend, progress: OnProgress) -> list[Timed]:
         timing.free_memory(backend.device)
 
 
-def _one_case(target: str, text: str) -> tuple[Kernel, Case]:
+def _one_case(target: str, text: str, backend: Backend) -> tuple[Kernel, Case]:
     """Returns the kernel and the case of a request. Raises UsageError if the case does not fit the kernel."""
     from verify.cases import Case
+    from verify.measure.budget import total_memory
+    from verify.truth.formats import named
 
     kernel, case = _one(target), Case.from_json(text)
     extra = [name for name in kernel.absent if name not in case.absent]
@@ -370,6 +373,13 @@ def _one_case(target: str, text: str) -> tuple[Kernel, Case]:
             f"kernel {kernel.name!r} takes no {' and no '.join(extra)}, and the case has one",
             hint=f'add "absent":[{fields}] to the case',
         )
+    shapes = kernel.op.shapes(case.dims, kernel.op.resolve(case.params))
+    held, room = sum(map(math.prod, shapes.values())) * named(case.dtype).bits // 8, total_memory(backend)
+    if held > room:
+        raise UsageError(
+            f"the operands of the case take {held:,} bytes, and {backend.device} has {room:,}",
+            hint="copy the case from the failure message or from the report",
+        )
     return kernel, case
 
 
@@ -377,7 +387,7 @@ def _replay(request: ReplayElement, backend: Backend, progress: OnProgress) -> R
     from verify.diagnose.replay import replay, replay_smaller
     from verify.diagnose.snippet import snippet, too_long
 
-    kernel, case = _one_case(request.target, request.case)
+    kernel, case = _one_case(request.target, request.case, backend)
     result, index = request.result, request.index
     found = (replay_smaller if request.shrink else replay)(
         kernel, request.target, backend, case, result=result, index=index
@@ -394,7 +404,7 @@ def _law(request: ReplayLaw, backend: Backend, progress: OnProgress) -> LawRepla
     from verify.diagnose.replay import replay_law
     from verify.laws import registry
 
-    kernel, case = _one_case(request.target, request.case)
+    kernel, case = _one_case(request.target, request.case, backend)
     found, smaller = replay_law(registry.get(request.law), kernel, case, backend, request.target, shrink=request.shrink)
     return LawReplayed(found, kernel.name, smaller)
 
@@ -442,7 +452,7 @@ def _explain(request: Explain, backend: Backend, progress: OnProgress) -> Explan
     from verify.laws import registry
     from verify.laws.law import Broken, Subject
 
-    kernel, case = _one_case(request.target, request.case)
+    kernel, case = _one_case(request.target, request.case, backend)
     result, index = request.result, request.index
     if request.law:
         try:

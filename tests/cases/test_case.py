@@ -130,3 +130,9 @@ def test_whole_numbers_of_a_wide_range_have_random_high_bits() -> None:
     kernel = verify.kernel(like=lambda x, seed: x * seed, **settings)(lambda x, seed: x * seed)
     seeds = [int(inputs_of(kernel.op, Case("float32", (3,), "randn", seed=n), "cpu")["seed"]) for n in range(20)]
     assert len({seed >> 32 for seed in seeds}) == 20 and max(seeds) > 2**61 and all(0 <= seed < 2**62 for seed in seeds)
+
+
+@pytest.mark.parametrize("dims", ["[-4]", "[2,-1]", "[1099511627776]"])
+def test_sizes_that_no_tensor_has_are_no_case(dims: str) -> None:
+    with pytest.raises(UsageError, match=r"not a case: Expected `int` (>=|<=|<) \d+ - at `\$.dims"):
+        Case.from_json(f'{{"dtype":"float32","dims":{dims},"fill":"normal"}}')

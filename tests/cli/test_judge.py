@@ -23,7 +23,13 @@ from verify.workers import process
         (["nowhere.py", "s.py"], "no such problem"),
         (["s.py", "nowhere.py"], "no such solution: nowhere.py"),
         (["s.py", "s.py"], "s.py is no problem that verify knows. The formats are operator: a text file with lines"),
-        (["--many", "no.txt"], "--many names a file with PROBLEM SOLUTION in each line; there is none at no.txt"),
+        (["--many", "no.txt"], "--many names a file of text with PROBLEM SOLUTION in each line; cannot read no.txt"),
+        (
+            ["--many", "binary"],
+            "--many names a file of text with PROBLEM SOLUTION in each line; cannot read binary: 'utf",
+        ),
+        (["--many", "none.txt"], "none.txt has no pair to judge"),
+        (["k.py::nope", "s.py"], "k.py has no kernel 'nope'; it declares: k"),
         (["--many", "list.txt"], "list.txt: a line is PROBLEM SOLUTION; received one"),
     ],
 )
@@ -34,6 +40,9 @@ def test_what_cannot_be_judged_is_an_error_with_the_rule(
     monkeypatch.setattr(process, "Worker", Here)
     (tmp_path / "s.py").write_text("")
     (tmp_path / "list.txt").write_text("# pairs\n\none\n")
+    (tmp_path / "none.txt").write_text("# pairs\n")
+    (tmp_path / "binary").write_bytes(bytes(range(200, 240)))
+    (tmp_path / "k.py").write_text("import verify\n@verify.kernel(op='silu')\ndef k(x):\n    return x\n")
     assert main(["judge", *typed]) == exits.USAGE
     said = capsys.readouterr()
     assert said.out == "" and message in said.err.replace(f"{tmp_path}/", "") and "\n  next: " in said.err

@@ -58,6 +58,7 @@ class Fake(FakeWorker):
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "k.py").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     made = Fake()
     monkeypatch.setattr(process, "Worker", type("Worker", (), {"__new__": lambda cls, *given, **named: made}))

@@ -96,6 +96,7 @@ GOOD = f"{SUBJECTS}::good"
             "a sweep enumerates the inputs of elementwise ops judged by the plain error; kernel 'softmax' computes",
             f"verify run {SUBJECTS}::softmax",
         ),
+        ((GOOD, "--pairs"), f"--pairs sweeps kernels of two operands; {GOOD} has one", f"verify sweep {GOOD}"),
         ((GOOD, "--range=2:1"), "--range is LO:HI with LO <= HI", "verify sweep FILE.py::KERNEL --range=-1:0.5"),
         ((GOOD, "--regime", "nowhere"), "has regimes 'vanishing'", f"verify sweep {GOOD} --regime vanishing"),
         ((GOOD, "--result", "dz"), "'good' has results y, dx; received 'dz'", f"verify sweep {GOOD} --result y"),

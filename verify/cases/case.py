@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import torch
@@ -23,6 +23,7 @@ from verify.truth import formats
 from verify.truth.ulp import widen
 
 _MANY = 1 << 40
+Size = Annotated[int, msgspec.Meta(ge=0, lt=_MANY)]
 
 
 class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -42,7 +43,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     """
 
     dtype: str
-    dims: tuple[int, ...]
+    dims: tuple[Size, ...]
     fill: str
     seed: int = 0
     params: dict[str, Any] = {}

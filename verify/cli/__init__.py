@@ -34,9 +34,9 @@ from verify.cli import (
     screen,
     selftest,
     serve,
-    sinks,
     sweep,
 )
+from verify.cli.options import demand_apart
 from verify.cli.parsing import Parser
 from verify.errors import InternalError, KernelError, TruthError, UsageError, VerifyError, WriteError, no_verdict
 
@@ -119,7 +119,7 @@ def _other_verify() -> str:
 def _run(options: argparse.Namespace) -> int:
     """Runs the command of the options. Turns each kind of error into a message and an exit code."""
     try:
-        sinks.check(options)
+        demand_apart(options)
         code = int(options.handler(options))
         sys.stdout.flush()
         return code

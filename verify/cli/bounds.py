@@ -42,7 +42,7 @@ def _propose(steps: Any) -> None:
             "verify bounds propose run.json --move 'judged by the noise of the program'",
         ),
     )
-    parser.add_argument("records", nargs="+", metavar="RUN.json", help="records of runs")
+    parser.add_argument("records", type=options.read_path, nargs="+", metavar="RUN.json", help="records of runs")
     options.some(parser, "--kernel")
     options.add(parser, "--bounds", "--headroom")
     parser.add_argument(
@@ -87,7 +87,7 @@ def _accept(steps: Any) -> None:
         examples=("verify bounds accept my_gelu/y/bfloat16/tail run.json --reason 'faster erf'",),
     )
     parser.add_argument("key", metavar="KEY", help="kernel/output/dtype/regime, as `verify gate` prints it")
-    parser.add_argument("records", nargs="+", metavar="RUN.json", help="records of runs")
+    parser.add_argument("records", type=options.read_path, nargs="+", metavar="RUN.json", help="records of runs")
     options.add(parser, "--reason", required=True)
     options.add(parser, "--bounds", "--headroom", "--on-ci")
     options.sinks(parser, "the changes", "--json")
@@ -102,7 +102,7 @@ def _waive(steps: Any) -> None:
         "that does not run. If all regimes of a result have a finding, one waiver excuses the result.",
         examples=("verify bounds waive run.json --reason 'fixed by issue 12' --until 2027-01-31",),
     )
-    parser.add_argument("records", nargs="+", metavar="RUN.json", help="records of runs")
+    parser.add_argument("records", type=options.read_path, nargs="+", metavar="RUN.json", help="records of runs")
     options.some(parser, "--kernel")
     options.add(parser, "--reason", required=True)
     parser.add_argument("--until", required=True, metavar="DATE", help="the last day of the waivers, in UTC")

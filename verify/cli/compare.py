@@ -23,8 +23,10 @@ def add(commands: Any) -> None:
         "incomparable. Exit code 1: something got worse; 3: something could not be compared.",
         examples=("verify compare before.json after.json", "verify compare sm_90.json interpreter.json --all"),
     )
-    parser.add_argument("base", metavar="BASE.json", help="the record from before")
-    parser.add_argument("head", metavar="HEAD.json", help="the record from after, of the same cases")
+    parser.add_argument("base", type=options.read_path, metavar="BASE.json", help="the record from before")
+    parser.add_argument(
+        "head", type=options.read_path, metavar="HEAD.json", help="the record from after, of the same cases"
+    )
     options.add(parser, "--all")
     options.sinks(parser, "the comparison", "--json", "--html", "--markdown")
     parser.set_defaults(handler=main)

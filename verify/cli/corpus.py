@@ -37,7 +37,7 @@ def add(commands: Any) -> None:
         "--index, or the law of --law.",
         examples=("""verify corpus add k.py::gelu '{"dtype":"float32","dims":[8],"fill":"ones"}'""",),
     )
-    adding.add_argument("target", metavar="TARGET", help="FILE.py::KERNEL or MODULE::KERNEL")
+    adding.add_argument("target", type=options.read_path, metavar="TARGET", help="FILE.py::KERNEL or MODULE::KERNEL")
     adding.add_argument("case", metavar="CASE", help="the case as JSON, from a failure message or a report")
     options.one(adding.add_mutually_exclusive_group(), "--result", "--law")
     options.add(adding, "--index", default=0)

@@ -9,26 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verify.cli.options import seconds
+from verify.cli.options import folder_path, seconds, written_path
 from verify.errors import UsageError
 
 if TYPE_CHECKING:
     from verify.declare.config import Config
-
-_PATHS = (
-    "json",
-    "html",
-    "markdown",
-    "csv",
-    "schema",
-    "sarif",
-    "junit",
-    "resume",
-    "each",
-    "output",
-    "bounds",
-    "runs",
-)  # options that name files or folders
 
 
 def targets(options: argparse.Namespace, settings: Config) -> list[str]:
@@ -49,10 +34,10 @@ def enter(options: argparse.Namespace, root: Path) -> None:
     """Changes to the folder that configured targets are relative to. First makes the paths of options absolute."""
     if root.resolve() == Path.cwd():
         return
-    for name in _PATHS:
-        path = getattr(options, name, None)
-        if path and path != "-":
-            setattr(options, name, os.path.abspath(path))
+    for action in options.command._actions:
+        path = getattr(options, action.dest, None)
+        if action.type in _WRITTEN and path and path != "-":
+            setattr(options, action.dest, os.path.abspath(path))
     os.chdir(root)
 
 
@@ -84,12 +69,9 @@ def arguments(options: argparse.Namespace, function: Callable[..., Any], **other
 
 # -- the command again --------------------------------------------------------------------------------------
 
-# Options for the place of results, waiting times and the number of workers: no figure depends on them.
-_APART = {
-    *("json", "html", "markdown", "snippet", "output", "runs", "bounds", "keep", "pin", "resume", "each"),
-    *("sarif", "junit", "github"),
-    *("jobs", "gpus", "scheduler", "timeout", "budget"),
-}
+# No figure depends on the place of results, on waiting times and on the number of workers.
+_WRITTEN = (written_path, folder_path)
+_APART = ("keep", "pin", "github", "jobs", "gpus", "scheduler", "timeout", "budget")
 
 
 def again(options: argparse.Namespace, *, everything: bool = False) -> str:
@@ -103,7 +85,8 @@ def words(options: argparse.Namespace, *, everything: bool = False) -> list[str]
     found = command.prog.split()[1:]
     for action in command._actions:
         value = getattr(options, action.dest, action.default)
-        if value != action.default and (everything or action.dest not in _APART):
+        apart = action.type in _WRITTEN or action.dest in _APART
+        if value != action.default and (everything or not apart):
             found += _typed(action, value)
     return found
 

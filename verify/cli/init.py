@@ -32,7 +32,12 @@ def add(commands: Any) -> None:
         examples=("verify init", "verify init src/mypackage/norms.py"),
     )
     parser.add_argument(
-        "folder", nargs="?", default=".", metavar="PATH", help="a folder or file (default: this folder)"
+        "folder",
+        type=options.read_path,
+        nargs="?",
+        default=".",
+        metavar="PATH",
+        help="a folder or file (default: this folder)",
     )
     options.add(parser, "--jobs", "--budget")
     options.timeout(parser, "the trial of one function", default=30.0)

@@ -32,11 +32,17 @@ def add(commands: Any) -> None:
         ),
     )
     parser.add_argument(
-        "problem", nargs="?", metavar="PROBLEM", help="the file or folder of a problem, or FILE::KERNEL"
+        "problem",
+        nargs="?",
+        type=options.read_path,
+        metavar="PROBLEM",
+        help="the file or folder of a problem, or FILE::KERNEL",
     )
-    parser.add_argument("solution", nargs="?", metavar="SOLUTION", help="the file or folder of a solution")
+    text = "the file or folder of a solution"
+    parser.add_argument("solution", nargs="?", type=options.read_path, metavar="SOLUTION", help=text)
     parser.add_argument(
         "--many",
+        type=options.read_path,
         metavar="LIST",
         help="judge the pairs of this file, PROBLEM SOLUTION in each line; prints a line of JSON for each",
     )
@@ -76,9 +82,12 @@ def main(options: argparse.Namespace) -> int:
     with using(None, options.backend) as pool:
         pool.begin(1)  # its worker imports PyTorch while this process imports the rest
         from verify import api
+        from verify.declare.requests import declared_by
         from verify.referee.plan import schema
         from verify.referee.words import checks_of
 
+        if "::" in options.problem:
+            declared_by(pool, options.problem)  # raises UsageError if there is no such kernel
         progress = screen.Progress()
         done = api.judge(options.problem, options.solution, progress=progress, pool=pool, **given)
         progress.clear()
@@ -100,10 +109,16 @@ def _many(options: argparse.Namespace, given: dict[str, Any]) -> int:
     from verify.errors import UsageError
     from verify.referee.words import checks_of
 
-    if not Path(options.many).is_file():
-        raise UsageError(f"--many names a file with PROBLEM SOLUTION in each line; there is none at {options.many}")
-    pairs = [shlex.split(line, comments=True) for line in Path(options.many).read_text().splitlines()]
-    pairs = [pair for pair in pairs if pair]
+    try:
+        text = Path(options.many).read_text("utf-8")
+        pairs = [pair for line in text.splitlines() if (pair := shlex.split(line, comments=True))]
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"--many names a file of text with PROBLEM SOLUTION in each line; cannot read {options.many}: {error}",
+            hint="verify judge --many list.txt",
+        ) from error
+    if not pairs:
+        raise UsageError(f"{options.many} has no pair to judge", hint="a line is PROBLEM SOLUTION")
     if bad := next((pair for pair in pairs if len(pair) != 2), None):
         raise UsageError(f"{options.many}: a line is PROBLEM SOLUTION; received {shlex.join(bad)}")
     found: list[CompletedJudgement] = []

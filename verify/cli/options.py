@@ -7,13 +7,16 @@ to, `timeout(parser, "one kernel")`. An option of a single command is defined in
 from __future__ import annotations
 
 import argparse
+import os
 import re
+from collections.abc import Callable
 from typing import Any
 
 from verify.errors import UsageError
 
 PROFILES = ("quick", "ci", "nightly", "exhaustive")  # verify.laws.profiles has the number of cases of each
 TIMEOUT = 600.0  # seconds
+_LONGEST = 255  # bytes of a name in a path, on Linux
 CONFIGURED = "everything under `[tool.verify] kernels` in pyproject.toml"
 
 
@@ -91,6 +94,67 @@ def law_name(text: str) -> str:
         raise argparse.ArgumentTypeError(error.message) from error
 
 
+# -- paths --------------------------------------------------------------------------------------------------
+
+# The type of an option says whether its path is read or written. `demand_apart` compares all paths of a command.
+
+
+def _path(text: str) -> str:
+    if any(len(os.fsencode(part)) > _LONGEST for part in text.partition("::")[0].split(os.sep)) or "\0" in text:
+        raise argparse.ArgumentTypeError(f"names in a path have 1 to {_LONGEST} bytes, and no zero byte")
+    return text
+
+
+def read_path(text: str) -> str:
+    """Parses the path of a file that the command reads, or a target. A module's name is a path of no file."""
+    return _path(text)
+
+
+def written_path(text: str) -> str:
+    """Parses the path of a file that the command writes. `-` is stdout."""
+    if text != "-" and os.path.isdir(_path(text)):
+        raise argparse.ArgumentTypeError(f"a file is written; received the folder {text!r}")
+    return text
+
+
+def folder_path(text: str) -> str:
+    """Parses the path of a folder that may not exist yet."""
+    if os.path.exists(_path(text)) and not os.path.isdir(text):
+        raise argparse.ArgumentTypeError(f"a folder holds the files; received the file {text!r}")
+    return text
+
+
+def paths_of(options: argparse.Namespace, *kinds: Callable[[str], str]) -> list[tuple[str, str]]:
+    """Returns the name and the value of each path of these types that a command line has."""
+    found = []
+    for action in options.command._actions:
+        value = getattr(options, action.dest, None) if action.type in kinds else None
+        name = action.option_strings[0] if action.option_strings else str(action.metavar or action.dest)
+        found += [(name, each) for each in (value if isinstance(value, list) else [value]) if each]
+    return found
+
+
+def demand_apart(options: argparse.Namespace) -> None:
+    """Raises UsageError if a command would write two results to one place, or one over a file that it reads."""
+    read = {_place(path): name for name, path in paths_of(options, read_path)}
+    written = dict[str, str]()
+    for name, path in paths_of(options, written_path):
+        place = _place(path)
+        if place in written and path == "-":
+            raise UsageError(f"one result goes to stdout; received - for {written[place]} and {name}")
+        if place in written:
+            raise UsageError(f"each result has a file of its own; received {path} for {written[place]} and {name}")
+        if place in read:
+            raise UsageError(f"{name} would write over {path}, which the command reads ({read[place]})")
+        if os.path.isfile(parent := os.path.dirname(place)):
+            raise UsageError(f"{name} names {path}; {parent} is a file, not a folder")
+        written[place] = name
+
+
+def _place(path: str) -> str:
+    return path if path == "-" else os.path.realpath(path.partition("::")[0])
+
+
 # -- the table ----------------------------------------------------------------------------------------------
 
 # Choices among kernels, their results and records. A command that measures takes several of each; one that shows an
@@ -102,7 +166,11 @@ _CHOICES: dict[str, dict[str, Any]] = {
     "--law": {"type": law_name, "metavar": "NAME", "help": "this law, e.g. 'batch invariance'"},
     "--kernel": {"metavar": "NAME", "help": "only this kernel"},
     "--without": {"type": law_name, "metavar": "LAW", "help": "leave out this law, e.g. 'error contract'"},
-    "--run": {"metavar": "RUN.json", "help": "the record of a run, which has the worst input of each result"},
+    "--run": {
+        "type": read_path,
+        "metavar": "RUN.json",
+        "help": "the record of a run, which has the worst input of each result",
+    },
 }
 _SHARED: dict[str, dict[str, Any]] = {
     "--backend": {
@@ -130,10 +198,12 @@ _SHARED: dict[str, dict[str, Any]] = {
     "--index": {"type": whole_number, "metavar": "N", "help": "flat index of the element in its result"},
     "--base": {"metavar": "REF", "help": "the commit to compare the working tree with"},
     "--bounds": {
+        "type": folder_path,
         "metavar": "DIR",
         "help": "folder of the committed bounds (default: [tool.verify] bounds, reports/bounds; `report`: no verdict)",
     },
     "--runs": {
+        "type": folder_path,
         "metavar": "DIR",
         "help": "folder of earlier records (default: [tool.verify] runs, reports/runs; `report`: no history)",
     },
@@ -145,7 +215,11 @@ _SHARED: dict[str, dict[str, Any]] = {
         "help": "added to observed maxima: other seeds find larger ones (default: 0.25 or more, by cases)",
     },
     "--on-ci": {"action": "store_true", "help": "write although this is a CI machine"},
-    "--resume": {"metavar": "PATH", "help": "keep finished parts there, and continue from those of an earlier start"},
+    "--resume": {
+        "type": written_path,
+        "metavar": "PATH",
+        "help": "keep finished parts there, and continue from those of an earlier start",
+    },
     "--gpus": {
         "metavar": "all|N|LIST",
         "help": "spread the work over these GPUs of this machine: all, a count, or numbers such as 0,2",
@@ -214,12 +288,13 @@ def sinks(parser: Any, what: str, *flags: str) -> None:
     }
     for flag in flags:
         text = f"write {forms[flag]} to this file; with - to stdout, and nothing else there"
-        parser.add_argument(flag, metavar="PATH", help=text)
+        parser.add_argument(flag, type=written_path, metavar="PATH", help=text)
 
 
 def folder(parser: Any, what: str, *, named: str) -> None:
     """Adds `--output`, the folder that a command writes `what` into. `named` is the default."""
-    parser.add_argument("--output", metavar="DIR", help=f"write {what} into this folder (default: {named})")
+    text = f"write {what} into this folder (default: {named})"
+    parser.add_argument("--output", type=folder_path, metavar="DIR", help=text)
 
 
 def spread(parser: Any) -> None:
@@ -235,6 +310,7 @@ def targets(parser: Any, *, also: str = "") -> None:
     parser.add_argument(
         "targets",
         nargs="*",
+        type=read_path,
         metavar=f"{also}|TARGET" if also else "TARGET",
         help=f"{also and also + ', or '}FILE.py, MODULE, FILE.py::KERNEL, MODULE::KERNEL (default: {CONFIGURED})",
     )

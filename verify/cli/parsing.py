@@ -33,6 +33,12 @@ class Parser(argparse.ArgumentParser):
             self.error(f"unrecognized arguments: {' '.join(unknown)}{next(filter(None, near), '')}")
         return options, unknown
 
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        """Refuses an empty value of an option, which a shell passes for a variable that is not set."""
+        if action.option_strings and "" in arg_strings:
+            self.error(f"argument {action.option_strings[0]}: a value is not empty; received ''")
+        return super()._get_values(action, arg_strings)
+
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Reports a misspelled command with the closest one. The usage line already lists all of them."""
         if isinstance(action, argparse._SubParsersAction) and value not in action.choices:

@@ -21,7 +21,7 @@ def add(commands: Any) -> None:
         "kernel's process or hangs is named, and the others are tried in a new process.",
         examples=("verify probe accuracy.py::my_softmax",),
     )
-    parser.add_argument("target", help="FILE::KERNEL or MODULE::KERNEL")
+    parser.add_argument("target", type=options.read_path, help="FILE::KERNEL or MODULE::KERNEL")
     options.timeout(parser, "one kernel")
     options.sinks(parser, "what was found", "--json")
     parser.set_defaults(handler=main)

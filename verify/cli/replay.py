@@ -37,6 +37,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--shrink", action="store_true", help="make the case smaller while it breaks in the same way")
     parser.add_argument(
         "--snippet",
+        type=options.written_path,
         metavar="PATH",
         help="write a script that shows the error without verify to this file, for a bug report; with - to stdout, and "
         "nothing else there",
@@ -48,6 +49,7 @@ def add_place(parser: Any) -> None:
     """Adds the arguments that name an element, the same for `verify replay` and `verify explain`."""
     parser.add_argument(
         "target",
+        type=options.read_path,
         metavar="TARGET",
         nargs="?",
         default="",

@@ -37,12 +37,19 @@ def add(commands: Any) -> None:
             "verify report --schema schema.json             # needs no record",
         ),
     )
-    parser.add_argument("records", metavar="RUN.json", nargs="*", help="the record to show; with --merge several")
+    parser.add_argument(
+        "records",
+        type=options.read_path,
+        metavar="RUN.json",
+        nargs="*",
+        help="the record to show; with --merge several",
+    )
     parser.add_argument("--merge", action="store_true", help="show several records of one command's parts as one")
     options.sinks(parser, "the record", "--html", "--markdown", "--csv", "--schema", "--json", "--sarif", "--junit")
     options.add(parser, "--github")
     parser.add_argument("--open", action="store_true", help="open the HTML page in the browser")
-    parser.add_argument("--compare", metavar="RUN.json", help="show what changed since this earlier run")
+    text = "show what changed since this earlier run"
+    parser.add_argument("--compare", type=options.read_path, metavar="RUN.json", help=text)
     options.add(parser, "--bounds", "--runs")
     parser.add_argument(
         "--whole",

@@ -42,6 +42,7 @@ def add(commands: Any) -> None:
     options.seed(parser, "the observed cases", default=None)
     parser.add_argument(
         "--like",
+        type=options.read_path,
         metavar="RUN.json",
         help="measure the cases of this record again, with its seed and its backend's number of cases; without a "
         "target the kernels that it judged",
@@ -51,6 +52,7 @@ def add(commands: Any) -> None:
     options.add(parser, "--memory", "--fail-fast", "--resume")
     parser.add_argument(
         "--each",
+        type=options.written_path,
         metavar="PATH",
         help="run each target alone, --jobs at a time and on all GPUs, and add its record to this file as a line of "
         "JSON when it ends; a second start leaves out the targets that are there",

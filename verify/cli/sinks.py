@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verify.cli import screen
-from verify.errors import UsageError, WriteError
+from verify.errors import WriteError
 
 if TYPE_CHECKING:
     from verify.records.record import Run
@@ -29,13 +29,6 @@ SINKS = {  # and the name of the file in messages
     "sarif": "findings",
     "junit": "checks",
 }
-
-
-def check(options: argparse.Namespace) -> None:
-    """Raises UsageError if two results would share stdout. Commands call it before they measure."""
-    taken = [f"--{name}" for name in SINKS if getattr(options, name, None) == "-"]
-    if len(taken) > 1:
-        raise UsageError(f"one result goes to stdout; received - for {' and '.join(taken)}")
 
 
 def quiet(options: argparse.Namespace) -> bool:

@@ -61,16 +61,10 @@ def load(target: Target) -> list[Kernel]:
 
 def _import(target: Target) -> ModuleType:
     """Imports the module of a target. Raises UsageError with the next command if that fails."""
-    path = Path(target.source).resolve()
-    if path.is_dir() and not (target.source.isidentifier() and (path / "__init__.py").is_file()):
-        raise UsageError(
-            f"a target is a Python file or a module; received the folder {target.source}", hint=_in_folder(path)
-        )
+    target.demand_source()
     if target.is_file:
-        if not path.is_file():
-            raise UsageError(f"no such file: {target.source}", hint=_in_folder(path.parent))
         reach(target)
-        return _import_file(path, target.source)
+        return _import_file(Path(target.source).resolve(), target.source)
     reach(target)
     try:
         return importlib.import_module(target.source)
@@ -96,17 +90,6 @@ def reach(target: Target) -> None:
     for folder in map(str, folders):
         if folder not in sys.path:
             sys.path.insert(0, folder)
-
-
-def _in_folder(folder: Path) -> str:
-    """Returns the next command if no file was named: it names a file of the folder that declares kernels, if any."""
-    try:
-        files = [item for item in sorted(folder.glob("*.py")) if "verify.kernel" in item.read_text("utf-8", "ignore")]
-    except OSError:
-        files = []
-    if not files:
-        return "verify run FILE.py, where FILE.py declares a kernel with @verify.kernel; verify list for all configured"
-    return f"verify run {os.path.relpath(files[0])}"
 
 
 def _within(shown: str, error: UsageError) -> UsageError:

@@ -64,9 +64,30 @@ class Target:
         """True if the target is PyTorch in a kernel's place."""
         return "@" in (self.kernel or "")
 
+    def demand_source(self) -> None:
+        """Raises UsageError if the source is a folder, or a file that does not exist."""
+        path = Path(self.source).resolve()
+        if path.is_dir() and not (self.source.isidentifier() and (path / "__init__.py").is_file()):
+            raise UsageError(
+                f"a target is a Python file or a module; received the folder {self.source}", hint=_in_folder(path)
+            )
+        if self.is_file and not path.is_file():
+            raise UsageError(f"no such file: {self.source}", hint=_in_folder(path.parent))
+
     def import_command(self) -> str:
         """Returns a command that only imports the target, for a user who wants to see why that fails."""
         return f"python {shlex.quote(self.source)}" if self.file else f"python -c 'import {self.source}'"
+
+
+def _in_folder(folder: Path) -> str:
+    """Returns the next command if no file was named: it names a file of the folder that declares kernels, if any."""
+    try:
+        files = [item for item in sorted(folder.glob("*.py")) if "verify.kernel" in item.read_text("utf-8", "ignore")]
+    except OSError:
+        files = []
+    if not files:
+        return "verify run FILE.py, where FILE.py declares a kernel with @verify.kernel; verify list for all configured"
+    return f"verify run {os.path.relpath(files[0])}"
 
 
 class Declared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

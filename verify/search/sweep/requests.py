@@ -28,11 +28,12 @@ class ListSpaces(Request[Spaces], frozen=True, tag="sweep spaces"):
     targets: list[str]
     dtypes: tuple[str, ...] = ()
     results: tuple[str, ...] = ()
-    pairs: bool = False
+    pairs: bool = False  # also sweep kernels of two operands
     bounds: tuple[Number, Number] | None = None
     regime: str = ""
     baseline: bool = False
     hardest: int = 0
+    needs_pairs: bool = False  # an error if all kernels have one operand
 
 
 class SweepChunks(Request[str], frozen=True, tag="sweep chunks"):

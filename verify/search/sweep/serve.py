@@ -52,6 +52,11 @@ def spaces(request: ListSpaces, backend: Backend) -> Spaces:
                 found.hints.append(error.hint or "")
         found.place[f"sources of {target.source}"] = sources_of(loaded[0])
         found.place[f"verify of {target.source}"] = own
+    if request.needs_pairs and found.spaces and all(space.shape == "unary" for space in found.spaces):
+        one = found.spaces[0].target
+        raise UsageError(
+            f"--pairs sweeps kernels of two operands; {one} has one", hint=f"verify sweep {shlex.quote(one)}"
+        )
     return found
 
 
