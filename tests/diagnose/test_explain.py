@@ -133,8 +133,8 @@ def test_the_textbook_formula_in_bfloat16() -> None:
 
 def test_rounding_once_at_the_end_is_told_from_rounding_every_step() -> None:
     found = ask(erf_in_float32, PATTERNS, index=0xC000)  # x = -2
-    other = 0 if backends.select().device == "cpu" else 64  # erf of a GPU has other last bits
-    assert found.owner == "kernel" and whole(found, "float32").same >= found.compared - other
+    # PyTorch's erf has other last bits on another processor, in a vector and alone
+    assert found.owner == "kernel" and whole(found, "float32").same >= found.compared - 64
     assert found.cause == "rounding the result: it is the exact value, rounded once"
 
 

@@ -301,7 +301,7 @@ def test_a_problem_that_draws_after_a_usual_seed_is_not_vacuous(seed: int) -> No
 def test_inputs_that_the_reference_refuses_are_not_checked(found: dict[str, Judgement]) -> None:
     verdicts = [found[name].verdict for name in ("inverts", "transposes")]
     assert verdicts == ["accepted", "wrong"], found["inverts"].message
-    assert any("no verdict where PyTorch refuses its inputs" in each for each in found["inverts"].unchecked)
+    assert any("no verdict where " in each for each in found["inverts"].unchecked)
 
 
 @pytest.mark.slow

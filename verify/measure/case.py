@@ -171,6 +171,10 @@ def omit_small_error(kernel: Kernel, dtype: str, groups: Sequence[Mapping[str, C
                 each.trivial.pop(SLIGHTLY_OFF, None)
 
 
+class NoAnswer(Exception):
+    """The definition has no value for the inputs of a case, such as a singular matrix."""
+
+
 @dataclass(frozen=True)
 class Question:
     """Holds one measured case with its float64 references, and all that is needed to judge its results.
@@ -235,6 +239,24 @@ class Question:
     def on_host(self) -> bool:
         """True if judging needs no GPU."""
         return self.problem is self.host and all(value is None or value.is_cpu for value in self.host.inputs.values())
+
+    def demand_answer(self, theirs: Mapping[str, Tensor]) -> None:
+        """Raises NoAnswer if PyTorch gives a number for finite inputs although the exact answer does not exist.
+
+        For a singular matrix it depends on the processor whether PyTorch raises or gives numbers.
+        """
+        for name, fast in self.fast.items() if self.op.geometry.named else ():
+            if fast is None or name not in theirs:
+                continue
+            number = ~torch.isnan(theirs[name]).to(fast.value.device)
+            known = torch.isfinite(fast.value if fast.bound is None else fast.value + fast.bound)
+            if not bool((number & ~known).any()):
+                continue
+            truth = self.truth(name)  # by exact arithmetic where float64 does not know
+            inputs = (value for value in self.problem.inputs.values() if value is not None)
+            lacking = bool((number & torch.isnan(truth.value) & (truth.bound == 0)).any())
+            if lacking and all(bool(value.isfinite().all()) for value in inputs):
+                raise NoAnswer("the exact answer does not exist, and PyTorch gives a number")
 
     def truth(self, result: str) -> Truth:
         """Returns the truth of one result."""

@@ -39,6 +39,7 @@ from verify.measure.case import (
     BASELINE,
     KERNEL,
     Collected,
+    NoAnswer,
     Pieces,
     Question,
     judge_case,
@@ -61,6 +62,7 @@ from verify.records.record import (
     RESULT_STATUSES,
     Basis,
     Gap,
+    GapKind,
     KernelRun,
     LawRun,
     Result,
@@ -166,25 +168,24 @@ def judged_results(
     return list(judging._results_of(dtype, found))
 
 
-class _NoAnswer(Exception):
-    """PyTorch's implementation refuses the inputs of a case, as it does a singular matrix."""
-
-
 def _demand_answer(kernel: Kernel, device: str, case: Case) -> None:
-    """Raises _NoAnswer if PyTorch refuses inputs too that a kernel refuses and may not refuse."""
+    """Raises NoAnswer if there is no answer for inputs that a kernel refuses and may not refuse."""
     if not kernel.peer and not kernel.refuses and kernel.encoding is None:
         with suppress(KernelError):
-            _baseline(kernel, device, case, None)
+            theirs = _baseline(kernel, device, case, None)
+            if kernel.op.geometry.named:
+                problem = problem_of(kernel.op, case, theirs.inputs, theirs.upstream, tuple(theirs.results))
+                question_of(kernel, case, theirs, problem, "", 0, SMALL).demand_answer(theirs.results)
 
 
-def _baseline(kernel: Kernel, device: str, case: Case, measured: Measured | None) -> dict[str, Tensor]:
-    """Returns PyTorch's results. Raises _NoAnswer if it refuses the inputs."""
+def _baseline(kernel: Kernel, device: str, case: Case, measured: Measured | None) -> Measured:
+    """Returns PyTorch's results. Raises NoAnswer if it refuses the inputs."""
     try:
-        return run_baseline(kernel, case, device, measured).results
+        return run_baseline(kernel, case, device, measured)
     except Refused as error:
         if ran_out(error.__cause__ or error):
             raise
-        raise _NoAnswer(error) from error
+        raise NoAnswer(f"PyTorch refuses its inputs: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -261,7 +262,7 @@ class Judging:
                             unjudged[NO_MEMORY] += 1
                     each.asked = True
         except TruthError as error:
-            self._no_verdict_on(dtype, error)
+            self._lost("harness error", f"{dtype}: {no_verdict(error)}")
         measured = (one.cases for each in groups for one in each.found[KERNEL].values())
         for case in itertools.chain.from_iterable(measured):
             for name, size in zip(kernel.op.geometry.dims, case.dims, strict=True) if kernel.op.geometry.named else ():
@@ -269,14 +270,14 @@ class Judging:
         if left_out:
             self.notes.append(f"{dtype}: {left_out:,} of {total:,} cases were not tried: others took their time")
         for reason, count in unjudged.items():
-            self._judge_failed(f"{dtype}: the judge {reason}: {count:,} of {total:,} cases have no verdict")
+            self._lost("judge failed", f"{dtype}: the judge {reason}: {count:,} of {total:,} cases have no verdict")
         try:
             judged = [each for each in groups if each.asked and not each.open]
             omit_small_error(kernel, dtype, [each.found[KERNEL] for each in judged])
             for each in judged:
                 self.results.extend(self._results_of(dtype, each))
         except TruthError as error:
-            self._no_verdict_on(dtype, error)
+            self._lost("harness error", f"{dtype}: {no_verdict(error)}")
 
     def _in_turn(
         self,
@@ -340,7 +341,7 @@ class Judging:
         kernel, runner, results = self.kernel, self.runner, self.results
         status, message = runner.verdict({result.dtype for result in results})
         if runner.judge_was_late:
-            self._judge_failed(f"the judge {LATE}: {runner.too_late}")
+            self._lost("judge failed", f"the judge {LATE}: {runner.too_late}")
         self.gaps.extend(Gap("refused", f"{kernel.name}: {text}", self.target) for text in runner.undeclared)
         wrong = [result for result in results if result.status == "wrong"]
         with phase("judge: repeat calls with wrong results"):
@@ -371,15 +372,10 @@ class Judging:
             peak=peak_memory(self.backend),
         )
 
-    def _no_verdict_on(self, dtype: str, error: TruthError) -> None:
-        """Records that the rest of this dtype has no verdict; the run becomes incomplete."""
-        self.notes.append(f"{dtype}: {no_verdict(error)}")
-        self.gaps.append(Gap("harness error", f"{self.kernel.name}: {self.notes[-1]}", self.target))
-
-    def _judge_failed(self, text: str) -> None:
-        """Records that the judge gave no verdict on something; the run becomes incomplete."""
+    def _lost(self, kind: GapKind, text: str) -> None:
+        """Records that something has no verdict, by an error of verify or of the judge; the run becomes incomplete."""
         self.notes.append(text)
-        self.gaps.append(Gap("judge failed", f"{self.kernel.name}: {text}", self.target))
+        self.gaps.append(Gap(kind, f"{self.kernel.name}: {text}", self.target))
 
     def _called(self, group: Group, planned: Case) -> list[tuple[Question, Given]] | None:
         """Calls the kernel and PyTorch on a case. Returns None if the kernel gave no result."""
@@ -393,19 +389,21 @@ class Judging:
             self.notes.extend(note for note in measured.without_figures if note not in self.notes)
             with phase("judge: PyTorch's results"):
                 given = self._given(case, measured)
-        except _NoAnswer as error:
-            text = f"{self.kernel.name}: no verdict where PyTorch refuses its inputs: {error}"
-            gap = Gap("no reference", text, self.target)
+            for _ in range(HALVED):
+                try:
+                    with phase("judge: elements, and their references"):
+                        found = self._questions(group, case, measured, given, budget)
+                    for question, results in found:
+                        question.demand_answer(results.get(BASELINE, {}))
+                    return found
+                except Exception as error:
+                    if not ran_out(error):
+                        raise
+                    budget = budget.halved()
+        except NoAnswer as error:
+            gap = Gap("no reference", f"{self.kernel.name}: no verdict where {error}", self.target)
             self.gaps.extend([gap] if gap not in self.gaps else [])
             return None
-        for _ in range(HALVED):
-            try:
-                with phase("judge: elements, and their references"):
-                    return self._questions(group, case, measured, given, budget)
-            except Exception as error:
-                if not ran_out(error):
-                    raise
-                budget = budget.halved()
         raise MemoryError
 
     def _given(self, case: Case, measured: Measured) -> Given:
@@ -414,7 +412,7 @@ class Judging:
         if self.kernel.peer:
             return given
         try:
-            baseline = _baseline(self.kernel, self.backend.device, case, measured)
+            baseline = _baseline(self.kernel, self.backend.device, case, measured).results
         except KernelError as error:
             if error.__cause__ is None or not ran_out(error.__cause__):
                 raise
@@ -458,7 +456,7 @@ class Judging:
             with phase(f"evaluate some elements of {name}"):
                 sample = sampled(op, problem, name, singled, replace(budget, seconds=seconds), self.seed, forks=forks)
             if sample is None:
-                self._judge_failed(f"{case.dtype}: {beyond(name, case)}")
+                self._lost("judge failed", f"{case.dtype}: {beyond(name, case)}")
                 continue
             question = sampled_question(self.kernel, case, measured, sample, self.target, self.seed)
             question.host.cache["effort"] = budget.effort
