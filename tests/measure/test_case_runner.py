@@ -45,12 +45,13 @@ def test_a_refusal_is_a_limit_and_one_for_all_sizes_of_one_reason() -> None:
     assert Case.from_json(found.origin.case).dims == (4, 200)
     assert runner.verdict({"float32"}) == ("ok", "")
     assert runner.verdict(set())[0] == "error", "nothing of the dtype was measured"
-    [line] = runner.undeclared
+    assert runner.undeclared(set()) == [], "which is the kernel's status"
+    [line] = runner.undeclared({"float32"})
     assert line.startswith("float32: it refuses 3 of 5 cases, which where= or refuses=True would declare: k raised Val")
     for declared in (kernel(refuses=True), kernel(peer=True)):
         allowed = CaseRunner(declared, "k.py::k")
         tried(allowed, run, cases(8, 200))
-        assert (allowed.undeclared, allowed.verdict({"float32"})) == ([], ("ok", ""))
+        assert (allowed.undeclared({"float32"}), allowed.verdict({"float32"})) == ([], ("ok", ""))
     strict = CaseRunner(kernel(refuses=False), "k.py::k")
     tried(strict, run, cases(8, 200))
     assert strict.verdict({"float32"})[0] == "error", "it promised to take every case"

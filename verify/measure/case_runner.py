@@ -190,9 +190,8 @@ class CaseRunner:
             made.append(Unmeasured(kind, dtype, dims, len(found.cases), self._tried[dtype], found.text, origin))
         return made
 
-    @property
-    def undeclared(self) -> list[str]:
-        """Returns a line for each dtype with cases that the kernel refused and the declaration allows.
+    def undeclared(self, measured: set[str]) -> list[str]:
+        """Returns a line for each measured dtype with cases that the kernel refused and the declaration allows.
 
         A backward pass that raises in every case counts as a gradient that autograd does not give.
         """
@@ -200,7 +199,7 @@ class CaseRunner:
             return []
         found = dict[str, list[_Found]]()
         for (dtype, kind, _), each in self._found.items():
-            if kind == "refused" and (not each.backward or dtype in self._with_gradients):
+            if kind == "refused" and dtype in (self._with_gradients if each.backward else measured):
                 found.setdefault(dtype, []).append(each)
         return [
             f"{dtype}: it refuses {sum(len(each.cases) for each in some):,} of {self._tried[dtype]:,} cases, which "

@@ -339,10 +339,11 @@ class Judging:
     def record(self) -> KernelRun:
         """Returns the record, without the time that the measurement took."""
         kernel, runner, results = self.kernel, self.runner, self.results
-        status, message = runner.verdict({result.dtype for result in results})
+        dtypes = {result.dtype for result in results}
+        status, message = runner.verdict(dtypes)
         if runner.judge_was_late:
             self._lost("judge failed", f"the judge {LATE}: {runner.too_late}")
-        self.gaps.extend(Gap("refused", f"{kernel.name}: {text}", self.target) for text in runner.undeclared)
+        self.gaps.extend(Gap("refused", f"{kernel.name}: {text}", self.target) for text in runner.undeclared(dtypes))
         wrong = [result for result in results if result.status == "wrong"]
         with phase("judge: repeat calls with wrong results"):
             differs = "" if kernel.peer else self.calls.difference(wrong, self._turn)
