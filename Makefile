@@ -1,6 +1,7 @@
 # Everything here works as the only command on a fresh machine with Python >= 3.11.
 #   make verify   verify the shipped kernels, print the verdict, write one HTML report
 #   make test     lint, types, unit tests and property suites with the ci profile
+#   make test-all and make test-machines    the slow tests, and PyTorch's numerics in other forms; each night in CI
 #   make help     all targets
 
 # python3, or /usr/bin/python3 of the same version if that is faster. Asked only when an environment is made.
@@ -15,7 +16,7 @@ JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 MALLOC := MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=1073741824
 
 .DEFAULT_GOAL := help
-.PHONY: help verify test lint types unit docs publish site certify clean
+.PHONY: help verify test test-all test-machines lint types unit docs publish site certify clean
 
 # Re-made when the pins change. The stamp is written last, so an interrupted install starts again.
 $(STAMP): pyproject.toml
@@ -32,6 +33,8 @@ help:
 	@echo "make verify    measure the shipped kernels; verdict, record and HTML report in $(OUT)"
 	@echo "make test      lint, types, unit tests and property suites"
 	@echo "make lint | types | unit    one of the three"
+	@echo "make test-all  the same, with the tests that take minutes"
+	@echo "make test-machines    what calls PyTorch's numerics, in the forms that they have on other processors"
 	@echo "make docs      write the generated pages and the sections of figures"
 	@echo "make publish   make RUN=build/nightly/DATE/run.json the published night of sm_90"
 	@echo "make site      build docs/ as a site with search in build/site"
@@ -60,8 +63,17 @@ types: $(STAMP)
 # tests that lie side by side, which share what their module measures once, and takes over from another at the end.
 # One worker more than cores took 5% longer: its turns cost more than it fills while others wait for processes.
 # Dozens of processes import verify, which container images tell Python to compile for each (4 s for pytest's).
+TESTED := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(MALLOC)
+PYTEST := $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal --hypothesis-profile=ci
 unit: $(STAMP)
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(MALLOC) $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m "not slow" --hypothesis-profile=ci
+	$(TESTED) $(PYTEST) -m "not slow"
+
+test-all: lint types
+	$(TESTED) $(PYTEST)
+
+# MKL, ATen and oneDNN choose their code by the processor. Each form has other last bits; no test may depend on which.
+test-machines: $(STAMP)
+	@$(TESTED) $(BIN)/python tests/processors.py --each $(PYTEST) -m "not slow"
 
 # docs/findings.md and docs/speed.md are written from answers and records that a machine has to measure first.
 docs: $(STAMP)

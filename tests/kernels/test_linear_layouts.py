@@ -116,13 +116,13 @@ def same_bits(got, want):
 CASES = [(act, "id"), (act, "gelu"), (geglu, "gelu")]
 
 
-# every shape without an activation, every activation in one shape; slow runs have all pairs
+# every shape without an activation, every activation in one shape
 @pytest.mark.parametrize(
     ("module", "activation", "shape"),
     [
-        pytest.param(*case, shape, id=f"{name}-{shape}", marks=pytest.mark.slow if place and number else ())
+        pytest.param(*case, shape, id=f"{name}-{shape}")
         for place, (case, name) in enumerate(zip(CASES, ("linear", "gelu", "geglu"), strict=True))
-        for number, shape in enumerate(SHAPES)
+        for shape in (SHAPES[:1] if place else SHAPES)
     ],
 )
 def test_the_upstream_gradients_layout_changes_no_launch_and_no_bit(backend, monkeypatch, module, activation, shape):

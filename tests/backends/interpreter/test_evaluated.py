@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.backends.interpreter import functions_digest
-from tests.backends.interpreter.processors import without_vectors
+from tests.processors import without_vectors
 from verify.backends.interpreter import functions
 from verify.backends.interpreter.casts import STORAGE
 from verify.backends.interpreter.evaluated import NEAR, Evaluated
