@@ -44,12 +44,17 @@ class UsageError(VerifyError):
         return self.message if self.hint is None else f"{self.message}\n  next: {self.hint}"
 
 
-def closest(given: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Returns ` (closest: NAME)` with the known name that is closest to the given one; "" if none is close."""
+def nearest(given: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """Returns the known name that is closest to the given one; "" if none is close."""
     import difflib  # 8 ms, only for a message
 
-    near = difflib.get_close_matches(given, list(known), n=1, cutoff=cutoff)
-    return f" (closest: {near[0]})" if near else ""
+    return next(iter(difflib.get_close_matches(given, list(known), n=1, cutoff=cutoff)), "")
+
+
+def closest(given: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """Returns ` (closest: NAME)` with the same name; "" if none is close."""
+    name = nearest(given, known, cutoff)
+    return f" (closest: {name})" if name else ""
 
 
 def one_of(where: str, what: str, value: Any, allowed: Iterable[str]) -> Any:

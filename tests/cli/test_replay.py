@@ -160,6 +160,10 @@ def test_explain_takes_a_replay_as_it_is(verify: Callable[..., Said], project: P
             ("replay", "accuracy.py::scaled_alone", '{"dtype":"float32","dims":[2,8],"fill":"normal"}'),
             'kernel \'scaled_alone\' takes no bias, and the case has one\n  next: add "absent":["bias"] to the case',
         ),
+        (
+            ("replay", "accuracy.py::textbook", '{"dtype":"bfloat16","dims":[1000000000000],"fill":"ones"}'),
+            "the operands of the case take 2,000,000,000,000 bytes, and ",
+        ),
         (("replay", "--law", "accuracy"), "--law tries a law on a case: give TARGET and CASE"),
         (
             ("explain", "accuracy.py::textbook", '{"dtype":"bfloat16","dims":[1],"fill":"ones"}', "--result", "dz"),

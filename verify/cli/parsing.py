@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from verify.cli import exits
-from verify.errors import closest
+from verify.errors import closest, nearest
 
 
 class Parser(argparse.ArgumentParser):
@@ -42,9 +42,8 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Reports a misspelled command with the closest one. The usage line already lists all of them."""
         if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
-            if near := closest(value, action.choices):
-                name = near.split(": ")[1].rstrip(")")
-                self.error(f"no command is named {value!r}{near}", then=f"{self.prog} {name} --help")
+            if near := nearest(value, action.choices):
+                self.error(f"no command is named {value!r} (closest: {near})", then=f"{self.prog} {near} --help")
             self.error(f"no command is named {value!r}; {self.prog} knows {', '.join(action.choices)}")
         super()._check_value(action, value)
 

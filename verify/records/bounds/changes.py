@@ -7,12 +7,11 @@ It is pure, as the gate is: it takes records and bounds and returns changed boun
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from verify.errors import UsageError
+from verify.errors import UsageError, nearest
 from verify.records.bounds import verdict as gate
 from verify.records.bounds.committed import (
     MARGIN,
@@ -145,10 +144,10 @@ def accept(
     measured = [row for row in gate.judge(runs, book).rows if row.readings]
     rows = [row for row in measured if str(row.key) == text]
     if not rows:
-        meant = difflib.get_close_matches(text, [str(row.key) for row in measured if row.status == "breached"], 1)
+        meant = nearest(text, [str(row.key) for row in measured if row.status == "breached"])
         raise UsageError(
             f"the records measured no key {text!r}",
-            hint=f"verify bounds accept {meant[0]!r} --reason ..." if meant else "verify gate RUN  (names the keys)",
+            hint=f"verify bounds accept {meant!r} --reason ..." if meant else "verify gate RUN  (names the keys)",
         )
     if len(rows) > 1:
         machines = ", ".join(row.key.arch for row in rows)
