@@ -69,6 +69,8 @@ def test_seed_plan_and_targets_are_the_records(
         kernel(result(source="sweep"), name="swept"),
         kernel(result(), name="theirs", peer=True),
     )
+    for name in ("mine.py", "accuracy.py"):
+        (project / name).touch()
     asked: list[Any] = []
 
     def measure(chosen: Any, session: Session, command: str) -> Any:
