@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from verify.backends.cpu import told_to_interpret, triton_interprets
+from verify.workers import start
 
 _FORKS = multiprocessing.get_context("forkserver")
 _MODULES = ("verify", "verify.worker", "verify.declare.sources")
@@ -46,7 +47,9 @@ class Popen(subprocess.Popen[Any]):
     def _execute_child(self, *given: Any) -> None:
         asked = _GIVEN.bind(self, *given).arguments
         command = asked["args"]
-        ours = not isinstance(command, str) and [*command[:2]] == [sys.executable, "-m"] and command[2] in _MODULES
+        starts = ([sys.executable, "-m"], start.command("")[:-1])
+        command = next((command[len(each) :] for each in starts if [*command[: len(each)]] == each), [""])
+        ours = command[0] in _MODULES
         if not ours or ("interpreter" in command and not (told_to_interpret() or triton_interprets())):
             super()._execute_child(*given)  # type: ignore[misc]
             return
@@ -59,7 +62,7 @@ class Popen(subprocess.Popen[Any]):
             }
             folder, environment = os.fspath(asked["cwd"] or os.getcwd()), dict(asked["env"] or os.environ)
             first = [asked["preexec_fn"]] * callable(asked["preexec_fn"]) + [os.setsid] * asked["start_new_session"]
-            started = (list(command[2:]), folder, environment, descriptors, first)
+            started = (list(command), folder, environment, descriptors, first)
             if multiprocessing.parent_process() is None:
                 self._fork = _begun(_become, *started)
                 self.pid: int = self._fork.pid or 0
@@ -154,7 +157,9 @@ def _become(
         os.environ.clear()
         os.environ.update(environment)
         sys.argv = [command[0], *command[1:]]
-        sys.path[:0] = [folder, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
+        if moved := os.environ.pop(start.PATH, ""):
+            os.environ["PYTHONPATH"] = moved
+        sys.path[:0] = [folder, *filter(None, environment.get("PYTHONPATH", moved).split(os.pathsep))]
         for name in [each for each in sys.modules if each.split(".")[0] == "tests"]:
             del sys.modules[name]  # a project may have a package of this name
         subprocess.Popen = Popen  # type: ignore[misc]

@@ -1,6 +1,6 @@
 """Runs a worker process: reads requests and answers them over one connection.
 
-The command is `python -m verify.worker FD [BACKEND [forks]]`; with `forks` the process starts workers.
+The command is `start.py verify.worker FD [BACKEND [forks]]`; with `forks` the process starts workers.
 `verify.workers.requests` has the form of requests and events. The module `requests` of each room has its requests.
 """
 

@@ -185,7 +185,7 @@ def test_the_process_gets_the_tool_the_kernel_and_an_allocator_that_hides_nothin
     sanitize.check(fake(tmp_path, body), "initcheck", "here.py::k", "k", dtypes=["float32"])
     arguments, request, environment = json.loads((tmp_path / "seen.json").read_text())
     assert arguments[arguments.index("--tool") + 1] == "initcheck"
-    assert arguments[-4:-2] == ["-m", "verify.diagnose.sanitize"]
+    assert arguments[-4].endswith("start.py") and arguments[-3] == "verify.diagnose.sanitize"
     assert request == {"target": "here.py::k", "dtypes": ["float32"]}
     assert environment == {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 

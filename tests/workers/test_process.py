@@ -60,7 +60,7 @@ def talking(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Any:
         path.write_text(TALKS.replace("{body}", body))
 
         def talks(command: list[str], **options: Any) -> Any:
-            return popen([command[0], str(path), *command[3:]], **options)
+            return popen([command[0], str(path), *command[command.index("verify.worker") + 1 :]], **options)
 
         monkeypatch.setattr(process.subprocess, "Popen", talks)
         return Worker()

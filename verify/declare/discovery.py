@@ -18,6 +18,7 @@ from verify.declare.declaration import Kernel, declared_lines, kernel
 from verify.declare.standin import stand_in
 from verify.declare.target import Target
 from verify.errors import UsageError, closest, said_by
+from verify.workers import start
 
 
 def load(target: Target) -> list[Kernel]:
@@ -87,9 +88,7 @@ def reach(target: Target) -> None:
     if target.is_file:
         path = Path(target.source).resolve()
         folders = [next((p for p in path.parents if (p / "pyproject.toml").exists()), path.parent), path.parent]
-    for folder in map(str, folders):
-        if folder not in sys.path:
-            sys.path.insert(0, folder)
+    start.put_on_path(map(str, reversed(folders)))
 
 
 def _within(shown: str, error: UsageError) -> UsageError:

@@ -11,7 +11,6 @@ import functools
 import importlib
 import itertools
 import re
-import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ import msgspec
 from verify.declare.formulas import Shapes, formulas, keys, known, shaped
 from verify.errors import said_by
 from verify.workers.requests import Request
+from verify.workers.start import put_on_path
 
 
 class Guess(msgspec.Struct, frozen=True):
@@ -63,8 +63,7 @@ class GuessDefinition(Request[Guess], frozen=True, tag="guess"):
         """Imports the function in this process and calls it on small inputs. Without a name, only imports it."""
         import torch
 
-        if self.folder not in sys.path:
-            sys.path.insert(0, self.folder)
+        put_on_path([self.folder])
         try:
             place = importlib.import_module(self.module)
             function: Any = functools.reduce(getattr, filter(None, self.name.split(".")), cast(Any, place))

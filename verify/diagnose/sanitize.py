@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from verify.ops.geometry import ByGeometry, Shapes
-from verify.workers import process_tree
+from verify.workers import process_tree, start
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -198,7 +198,7 @@ def check(
     with tempfile.TemporaryDirectory(prefix="verify-sanitize-") as folder:
         request, answer, log = (Path(folder) / name for name in ("request.json", "answer.json", "log.txt"))
         request.write_text(json.dumps({"target": target, "dtypes": list(dtypes)}))
-        child = [sys.executable, "-m", "verify.diagnose.sanitize", str(request), str(answer)]
+        child = start.command("verify.diagnose.sanitize", str(request), str(answer))
         code, errors = _run(command(program, tool, str(log), child), timeout)
         report = parse(tool, log.read_text(errors="replace") if log.exists() else errors)
         done = json.loads(answer.read_text()) if answer.exists() else None
@@ -211,7 +211,7 @@ def _run(arguments: Sequence[str], timeout: float) -> tuple[int | None, str]:
     mark = process_tree.new_mark()
     process = subprocess.Popen(
         arguments,
-        env={**os.environ, **ENVIRONMENT, process_tree.MARK: mark},
+        env=start.environment({**os.environ, **ENVIRONMENT, process_tree.MARK: mark}),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import msgspec
 
 from verify.errors import SPENT, KernelError, UsageError, VerifyError
-from verify.workers import process_tree
+from verify.workers import process_tree, start
 from verify.workers.calls import Callee, hang_up
 from verify.workers.phases import phase
 from verify.workers.requests import Died, Late, OnProgress, R, Request, demand_reply, kind_of
@@ -118,14 +118,14 @@ class Worker(Callee):
                 if self._template is not None:
                     self._process = self._template.fork(theirs, variables)
                     return
-                command = [sys.executable, "-m", "verify.worker", str(theirs.fileno()), self._backend or ""]
+                command = start.command("verify.worker", str(theirs.fileno()), self._backend or "", *self.options)
                 self._process = subprocess.Popen(
-                    [*command, *self.options],
+                    command,
                     stdin=subprocess.DEVNULL,
                     stdout=sys.stderr.fileno() if _has_descriptor(sys.stderr) else subprocess.DEVNULL,
                     pass_fds=(theirs.fileno(),),
                     start_new_session=True,
-                    env={**os.environ, **variables},
+                    env=start.environment({**os.environ, **variables}),
                 )
 
     def _connected(self) -> Connection:
