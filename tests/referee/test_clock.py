@@ -15,12 +15,14 @@ from tests.referee.samples import LINEAR, solution, written
 from verify import backends
 from verify.backends import Backend
 from verify.errors import KernelError
-from verify.referee import chain, clock
+from verify.referee import chain, clock, starter
 from verify.referee.formats import model, place
 from verify.referee.host import SolutionProcess
 from verify.referee.plan import Plan
 from verify.referee.problem import Solution, declared
 from verify.referee.requests import CallTime
+from verify.referee.sandbox import Limits, folders_to_read
+from verify.workers import process_tree
 
 RIGHT = "return torch.relu(functional.linear(x, weight, bias))"
 SLOW = f"import time\ntime.sleep(0.004)\n{RIGHT}"
@@ -123,10 +125,10 @@ def plan_of(folder: Path, backend: Backend, text: str, problem: str = LINEAR) ->
         seed=3,
         profile="quick",
         device=backend.device,
-        extensions=str(scratch),
         seconds=20.0,
         build_seconds=20.0,
         memory=1 << 35,
+        starter=starter.address("cpu"),
     )
 
 
@@ -211,11 +213,13 @@ def test_inputs_that_cannot_differ_are_not_timed(cpu: Backend, tmp_path: Path) -
     assert found.reason == "no argument is a tensor of numbers that can differ in each call"
 
 
-def test_nothing_of_a_solution_runs_while_it_is_paused() -> None:
-    process = SolutionProcess()
+def test_nothing_of_a_solution_runs_while_it_is_paused(tmp_path: Path) -> None:
+    process = SolutionProcess(starter.address("cpu"), Limits((str(tmp_path),), folders_to_read()))
+    process.confined()
+    (child,) = process_tree.living({process.pid}, "") - {process.pid}
 
     def state() -> str:
-        return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0]
 
     try:
         with process.paused():
@@ -227,7 +231,7 @@ def test_nothing_of_a_solution_runs_while_it_is_paused() -> None:
     finally:
         process.stop()
     with pytest.raises((KernelError, OSError)):
-        process.time_chain(1, 0.1)
+        process.time_chain(1, 0.1, lambda size: size)
 
 
 @pytest.mark.gpu

@@ -1,15 +1,14 @@
-"""Solutions that are compiled: by the process of the solution, within its limits, into a cache of its own."""
+"""Solutions that are compiled: by the process of the solution, within its limits, into a folder of this judgement."""
 
 from __future__ import annotations
 
-import os
 import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from tests.referee.samples import FUNCTIONAL, LINEAR, solution, written
-from verify.referee import judging
 from verify.referee.judging import Settings, judge_many
 from verify.referee.plan import Judgement
 
@@ -45,37 +44,16 @@ def judged(folder: Path, problem: Path, solutions: dict[str, str], suffix: str =
         return {Path(each.solution).stem: each for each in found}
 
 
-def test_what_a_solution_has_compiled_is_kept_for_it_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(judging, "KEPT_EXTENSIONS", 2)
-    first = judging._extensions("a", tmp_path)
-    assert judging._extensions("a", tmp_path) == first != judging._extensions("b", tmp_path)
-    (first / "mine").mkdir()
-    (first / "mine" / "lock").touch()
-    assert judging._extensions("a", tmp_path) == tmp_path / "extensions", "another judgement builds there"
-    os.utime(first / "mine" / "lock", (0, 0))
-    (tmp_path / "extensions").rmdir()
-    assert judging._extensions("a", tmp_path) == first and not (first / "mine" / "lock").exists()
-    judging._extensions("c", tmp_path)
-    assert (first.parent / "b").exists(), "another judgement may build there"
-    os.utime(first.parent / "b", (0, 0))
-    judging._extensions("c", tmp_path)
-    assert first.is_dir() and not (first.parent / "b").exists(), "the oldest is removed"
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("ninja") or not shutil.which("c++"), reason="needs ninja and a C++ compiler")
-def test_a_solution_that_is_compiled_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_solution_of_source_is_compiled_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     problem = FUNCTIONAL.write(tmp_path / "problem")
-    made = []
-    for _ in range(2):
-        found = judged(tmp_path, problem, {"right": CPP}, "cpp")["right"]
-        assert found.verdict == "accepted", found.message
-        made.append([each.stat().st_mtime_ns for each in (tmp_path / "cache").rglob("*.so")])
-    assert len(made[0]) == 1 and made[0] == made[1]
-    wrong = judged(tmp_path, problem, {"wrong": CPP.replace("* weight", "* weight[0]")}, "cpp")["wrong"]
-    assert wrong.verdict == "wrong" and len([*(tmp_path / "cache").rglob("*.so")]) == 2
+    found = judged(tmp_path, problem, {"right": CPP, "wrong": CPP.replace("* weight", "* weight[0]")}, "cpp")
+    assert found["right"].verdict == "accepted", found["right"].message
+    assert found["wrong"].verdict == "wrong"
+    assert not [*tmp_path.rglob("*.so")], "no later judgement finds what this solution has made"
 
 
 @pytest.mark.slow

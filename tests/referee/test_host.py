@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any, cast
@@ -18,6 +19,7 @@ class Raced(SolutionProcess):
 
     def __init__(self) -> None:
         self._connection, _ = Pipe()
+        self._control = socket.socket()
         self.numbers = [1 << 30]  # no process has this number
 
     @property

@@ -398,4 +398,4 @@ def test_solutions_on_a_gpu(tmp_path: Path) -> None:
 def test_a_list_of_calls_that_cannot_be_read_is_refused(operator: str, call: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "calls.txt").write_text(f"Operator: {operator}\ncnt: 1, {call}\n")
     with pytest.raises(UsageError, match=message):
-        operators.problems(Plan("operator", str(tmp_path / "calls.txt"), "", "", "", "", 1, "quick", 1.0, 1.0, 1))
+        operators.problems(Plan("operator", str(tmp_path / "calls.txt"), "", "", "", 1, "quick", 1.0, 1.0, 1))

@@ -6,15 +6,15 @@ call as bits and answers with bits. Only its answers are judged; its other behav
 
 from __future__ import annotations
 
+import functools
 import hashlib
-import itertools
 import math
 import os
 import random
 import secrets
+import select
 import signal
-import subprocess
-import sys
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,7 +27,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from verify.errors import KernelError, Refused
+from verify.errors import KernelError, Refused, UsageError
 from verify.records.files import write_atomically
 from verify.referee.messages import (
     KEY_BYTES,
@@ -41,20 +41,24 @@ from verify.referee.messages import (
     Chained,
     Form,
     Tensors,
+    bytes_in,
     bytes_of,
     form_of,
     send,
     tensor_of,
 )
 from verify.referee.plan import Observed
-from verify.referee.sandbox import NEVER_WRITTEN, PROCESSES
+from verify.referee.sandbox import NEVER_WRITTEN, Confined, Limits
+from verify.referee.starter import MESSAGE, Ended
 from verify.workers import process_tree
+from verify.workers.process import START_SECONDS
 
 EXTRA = 3  # each judged call has fewer additional calls than this
 LARGE_BYTES = 1 << 24  # of arguments; three of four such calls have no additional call
 LOOK_SECONDS = 0.1
 SLOW = 2.4  # factor of the time limit for the first call, which compiles
-SCRATCH_BYTES = 1 << 30
+FREE_BYTES = 1 << 26  # of an answer whose size is not compared with the reference's
+SLOWEST = 1 << 25  # bytes a second of the slowest transfer that is waited for
 ALIKE = 2.0**-6  # answers of the reference that are no further apart, in parts of the largest number
 TELLING = 8  # equal answers of so few different numbers may be chance
 KEPT_BYTES = 1 << 20  # of the tensors of a call that are kept
@@ -63,51 +67,57 @@ UNFORGEABLE = "it wrote into the connection of its own process: what arrived is 
 
 
 class SolutionProcess:
-    """Starts the process of a solution. It is idle until the first request, which imports the solution."""
+    """Starts the process of a solution (starter.py). It is idle until the first request, which imports the solution."""
 
-    def __init__(self) -> None:
+    def __init__(self, starter: str, limits: Limits) -> None:
         self._connection, theirs = Pipe()
-        with theirs:
-            if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # no fork could use the GPU
-                code = (
-                    "from verify.referee import runner; runner.main(runner.Connection(int(__import__('sys').argv[1])))"
-                )
-                paths = os.pathsep.join(path for path in sys.path if path)
-                self.pid = subprocess.Popen(
-                    [sys.executable, "-c", code, str(theirs.fileno())],
-                    pass_fds=(theirs.fileno(),),
-                    stdin=subprocess.DEVNULL,
-                    env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-                ).pid
-            else:
-                from verify.referee import runner  # imported before the fork
-
-                process_tree.adopt_orphans()
-                sys.stdout.flush()
-                sys.stderr.flush()
-                self.pid = os.fork()
-                if not self.pid:
-                    runner.main(theirs)
-        self._folders: tuple[str, ...] = ()
+        self._control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.pid = 0  # of its supervisor, once that runs
+        self._confined: Confined | None = None
+        self._lock = threading.Lock()
         self.first: threading.Thread | None = None  # waits for the first answers, while this process does other work
+        with theirs:
+            self._control.connect(starter)
+            socket.send_fds(self._control, [msgspec.json.encode(limits)], [theirs.fileno()])
 
-    def ask(self, request: Asked, tensors: Sequence[Tensor], seconds: float) -> list[bytes]:
-        """Returns the messages of the answer. Raises KernelError with the reason if there is none."""
-        if isinstance(request, Build):
-            self._folders = request.folder, request.extensions
+    def confined(self) -> Confined:
+        """Returns the limits that hold, applied before anything of the solution is imported."""
+        with self._lock:
+            if self._confined is None:
+                self._control.settimeout(START_SECONDS)
+                try:
+                    self.pid = int(self._control.recv(MESSAGE))
+                    frame = self._frame(HEAD, time.monotonic() + START_SECONDS, START_SECONDS)
+                    self._confined = msgspec.json.decode(frame, type=Confined)
+                except (OSError, ValueError, EOFError, KernelError, msgspec.DecodeError) as error:
+                    raise UsageError(
+                        f"no process for a solution could be started here: {error or 'it ended'}"
+                    ) from None
+            return self._confined
+
+    def ask(
+        self, request: Asked, tensors: Sequence[Tensor], seconds: float, most: Callable[[int], int] = lambda size: MOST
+    ) -> tuple[bytes, list[bytearray]]:
+        """Returns the answer: its message, and its tensors. Raises KernelError with the reason if there is none.
+
+        Args:
+            most: returns the largest size in bytes of an honest answer, if one of this size is announced
+        """
+        self.confined()
         with self._answering():
             sender = threading.Thread(target=self._send, args=(request, tensors), daemon=True)
             sender.start()
-            return self._received(seconds)
+            return self._received(seconds, most)
 
-    def time_chain(self, key: int, seconds: float) -> tuple[float, bytes, list[bytes]]:
+    def time_chain(
+        self, key: int, seconds: float, most: Callable[[int], int]
+    ) -> tuple[float, bytes, tuple[bytes, list[bytearray]]]:
         """Sends the key of a chain that is ready. Returns the seconds until the last key came, this key, the answer."""
         with self._answering():
             began = time.perf_counter()
             self._connection.send_bytes(key.to_bytes(KEY_BYTES))
-            self._wait(time.monotonic() + seconds, seconds)
-            last = self._connection.recv_bytes(KEY_BYTES)
-            return time.perf_counter() - began, last, self._received(seconds)
+            last = self._frame(KEY_BYTES, time.monotonic() + seconds, seconds)
+            return time.perf_counter() - began, bytes(last), self._received(seconds, most)
 
     @contextmanager
     def _answering(self) -> Iterator[None]:
@@ -116,62 +126,73 @@ class SolutionProcess:
             yield
         except (EOFError, ConnectionError):
             raise KernelError(f"its process {self._ended()}") from None
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        except (OSError, ValueError, KeyError, msgspec.DecodeError):
             self.stop()
             raise KernelError(UNFORGEABLE) from None
 
-    def _received(self, seconds: float) -> list[bytes]:
+    def _received(self, seconds: float, most: Callable[[int], int]) -> tuple[bytes, list[bytearray]]:
+        """Reads a message and the tensors that it announces."""
         deadline = time.monotonic() + seconds
-        self._wait(deadline, seconds)
-        found, most = [self._connection.recv_bytes(HEAD)], MOST
-        for _ in msgspec.json.decode(found[0], type=_Counted).tensors:
-            self._wait(deadline, seconds)
-            found.append(self._connection.recv_bytes(most))
-            most -= len(found[-1])
-        return found
+        head = bytes(self._frame(HEAD, deadline, seconds))
+        forms = msgspec.json.decode(head, type=_Counted).tensors
+        size = sum(map(bytes_in, forms))
+        if size > FREE_BYTES and size > (honest := most(size)):
+            self.stop()
+            raise KernelError(f"it answered with {size:,} bytes; an answer has {honest:,}")
+        deadline = max(deadline, time.monotonic()) + size / SLOWEST
+        found = []
+        for form in forms:
+            data = bytearray(bytes_in(form))
+            for place in range(0, max(len(data), 1), PIECE):
+                part = min(PIECE, len(data) - place)
+                self._frame(part, deadline, seconds, memoryview(data)[place : place + part])
+            found.append(data)
+        return head, found
+
+    def _frame(self, most: int, deadline: float, seconds: float, into: memoryview | None = None) -> bytearray:
+        """Reads one message of at most `most` bytes; it must fill `into`, if given. Every read has a deadline."""
+        number = self._connection.fileno()
+
+        def read(target: memoryview) -> None:
+            while target:
+                while not select.select([number], [], [], LOOK_SECONDS)[0]:
+                    if time.monotonic() > deadline:
+                        self.stop()
+                        raise KernelError(f"its process gave no answer within {seconds:g} s; stopped")
+                if not (count := os.readv(number, [target])):
+                    raise EOFError
+                target = target[count:]
+
+        header = bytearray(4)
+        read(memoryview(header))
+        size = int.from_bytes(header, signed=True)  # as multiprocessing.Connection writes it
+        if not 0 <= size <= most or (into is not None and size != len(into)):
+            raise ValueError("a message of another size")
+        data = bytearray(0 if into is not None else size)
+        read(memoryview(data) if into is None else into)
+        return data
 
     def _send(self, request: Asked, tensors: Sequence[Tensor]) -> None:
         with suppress(OSError):  # the wait for the answer reports it
-            send(self._connection, request, tensors, most=PIECE)
-
-    def _wait(self, deadline: float, seconds: float) -> None:
-        while not self._connection.poll(LOOK_SECONDS):
-            reason = f"gave no answer within {seconds:g} s" if time.monotonic() > deadline else self._exceeds()
-            if reason:
-                self.stop()
-                raise KernelError(f"its process {reason}; stopped")
-
-    def _exceeds(self) -> str:
-        """Returns the exceeded limit among those that the kernel of this machine does not enforce; "" if none."""
-        if len(process_tree.living({self.pid}, "")) > PROCESSES:
-            return f"started more than {PROCESSES} processes"
-        used = 0
-        for path, _, names in itertools.chain.from_iterable(map(os.walk, self._folders)):
-            for name in names:
-                with suppress(OSError):
-                    used += os.lstat(os.path.join(path, name)).st_blocks * 512
-        return f"wrote more than {SCRATCH_BYTES >> 20} MiB of files" if used > SCRATCH_BYTES else ""
+            send(self._connection, request, tensors)
 
     def _ended(self) -> str:
-        until, mine = time.monotonic() + process_tree.END_SECONDS, self.pid
-        while mine and time.monotonic() < until:
-            with suppress(ChildProcessError):
-                pid, status = os.waitpid(mine, os.WNOHANG)
-                if pid:
-                    self.pid = 0
-                    code = os.waitstatus_to_exitcode(status)
-                    self.stop()
-                    return f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-            time.sleep(0.005)
+        """Returns how the process ended, which its supervisor reports."""
+        self._control.settimeout(process_tree.END_SECONDS)
+        found = Ended(reason="closed its connection and went on")
+        with suppress(OSError, msgspec.DecodeError):
+            found = msgspec.json.decode(self._control.recv(MESSAGE), type=Ended)
         self.stop()
-        return "closed its connection and went on"
+        if found.reason or found.code >= 0:
+            return found.reason or f"ended with exit code {found.code}"
+        return f"died of {signal.Signals(-found.code).name}"
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Stops the process and everything that it started for a while: its threads would slow the reference."""
-        theirs = set[int]()
-        while self.pid and (more := process_tree.living({self.pid}, "") - theirs):  # it may have forked meanwhile
-            _signal(more, signal.SIGSTOP)
+        theirs, supervisor = set[int](), self.pid
+        while self.pid and (more := process_tree.living({supervisor}, "") - theirs - {supervisor}):
+            _signal(more, signal.SIGSTOP)  # it may have forked meanwhile
             theirs |= more
         try:
             yield
@@ -183,9 +204,7 @@ class SolutionProcess:
         pid, self.pid = self.pid, 0  # another thread may end it too, and 0 would be this process's own group
         if pid:
             process_tree.kill(pid, "")
-            with suppress(ChildProcessError):
-                os.waitpid(pid, 0)
-        _signal(process_tree.living({os.getpid()}, ""), signal.SIGKILL)
+        self._control.close()
         self._connection.close()
 
 
@@ -247,8 +266,10 @@ class Host:
         self._demand()
         if self._built:
             return
+        limits = self._process.confined()
+        self.observed.holds, self.observed.lacks, self.observed.open = limits.holds, limits.lacks, limits.open
         try:
-            (answer,) = self._process.ask(self._build, tensors, self._build_seconds)
+            answer, _ = self._process.ask(self._build, tensors, self._build_seconds)
             try:
                 built = msgspec.json.decode(answer, type=Built)
             except msgspec.ValidationError:
@@ -259,7 +280,6 @@ class Host:
             raise KernelError(self.observed.failed) from None
         self._built = True
         self.state = built.state
-        self.observed.holds, self.observed.lacks = built.holds, built.lacks
         self._save()
 
     def _demand(self) -> None:
@@ -310,10 +330,22 @@ class Host:
 
     def _answer(self, request: Call, tensors: Sequence[Tensor]) -> tuple[Answer, list[Tensor]]:
         seconds = self._seconds * (SLOW if self.observed.calls == 1 else 1)
-        return self._read(request.number, self._process.ask(request, tensors, seconds))
+        most = functools.partial(self._honest_bytes, request, tensors)
+        return self._read(request.number, *self._process.ask(request, tensors, seconds, most))
 
-    def _read(self, number: int, messages: Sequence[bytes]) -> tuple[Answer, list[Tensor]]:
-        head, *parts = messages
+    def _honest_bytes(self, request: Call | Chained, tensors: Sequence[Tensor], size: int) -> int:
+        """Returns the most bytes of an honest answer: those of the reference, if a result has twice its precision."""
+        with suppress(Exception), torch.no_grad():
+            assert self.reference is not None
+            device = self._build.device
+            placed = {
+                form.name: each.to(device, copy=True) for form, each in zip(request.tensors, tensors, strict=True)
+            }
+            state = {name: placed.pop(name) for name in request.state}
+            return 2 * getattr(request, "count", 1) * sum(each.nbytes for each in self.reference(device)(placed, state))
+        return size  # the reference refuses these numbers, or the problem is a declaration
+
+    def _read(self, number: int, head: bytes, parts: Sequence[bytearray]) -> tuple[Answer, list[Tensor]]:
         try:
             answer = msgspec.json.decode(head, type=Answer)
             if answer.number != number:
@@ -332,13 +364,13 @@ class Host:
         self._demand()
         forms = tuple(form_of(name, value) for name, value in (*state.items(), *stored.items()))
         asked = Chained(secrets.randbits(50), forms, tuple(state), tuple(varied), count)
-        ready, _ = self._read(
-            asked.number, self._process.ask(asked, (*state.values(), *stored.values()), self._seconds)
-        )
+        tensors = (*state.values(), *stored.values())
+        ready, _ = self._read(asked.number, *self._process.ask(asked, tensors, self._seconds))
         if ready.raised:
             raise KernelError(ready.raised)
-        seconds, last, messages = self._process.time_chain(key, self._seconds)
-        answer, results = self._read(asked.number, messages)
+        most = functools.partial(self._honest_bytes, asked, tensors)
+        seconds, last, messages = self._process.time_chain(key, self._seconds, most)
+        answer, results = self._read(asked.number, *messages)
         if answer.raised or answer.lazy or len(results) % count:
             raise KernelError(answer.raised or f"it returned {answer.lazy or 'other results in each call'}")
         each = len(results) // count

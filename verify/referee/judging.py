@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import secrets
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,10 +20,9 @@ from verify.declare.requests import declared_by
 from verify.diagnose.requests import ReplayElement
 from verify.errors import UsageError, VerifyError
 from verify.measure import session
-from verify.records.part_store import cache
 from verify.records.record import CLASSES, ORDINARY, Figures, KernelRun, Origin, Result, Run
 from verify.records.recorded import judged
-from verify.referee import formats
+from verify.referee import folders, formats, starter
 from verify.referee.plan import (
     OTHER,
     OWN,
@@ -58,9 +57,6 @@ SHARE = 0.7  # of the remaining seconds: for the cases of the problem
 LEAST_SECONDS = 1.0
 NOT_TRIED = "not tried"  # in each note about cases that were left out
 MOST_JUDGES = 16  # cases that are judged at a time: each takes memory
-LOCKED_SECONDS = 600.0  # an older lock is of a build that was ended
-KEPT_EXTENSIONS = 64  # solutions of which the compiled parts are kept, beside those of the last day
-USED_SECONDS = 86_400.0  # a younger folder may be in use
 SMALLER_SECONDS = 10.0  # of the search for the smallest input
 MEMORY, MEMORY_BESIDE_GPU = 4 << 30, 32 << 30
 FILE = "judged.py"
@@ -85,6 +81,7 @@ class Settings:
     timeout: float | None = None  # seconds of one problem of a file; None: the profile's
     jobs: int = 1  # judgements at a time, which share the cores
     memory: int | None = None  # bytes of a solution; None: MEMORY, or more with a GPU
+    allow_weaker: bool = False  # judge also where this machine does not hold a solution
     progress: Callable[[str], None] = lambda text: None
 
     def __post_init__(self) -> None:
@@ -100,10 +97,10 @@ class Settings:
 def judge(problem: str, solution: str, settings: Settings, pool: Pool | None = None) -> Judgement:
     """Returns the judgement of one solution. Raises UsageError if there is no such problem or solution."""
     began = time.monotonic()
-    source = Path(solution).resolve()
+    source = Path(os.path.abspath(solution))
     path, separator, kernel = problem.partition("::")
     for what, given, place in (("problem", problem, Path(path)), ("solution", solution, source)):
-        if not place.exists():
+        if not os.path.lexists(place):
             raise UsageError(f"no such {what}: {given}", hint="verify judge PROBLEM SOLUTION")
     problem = f"{Path(path).resolve()}{separator}{kernel}"
     with _folder() as folder, using(pool, settings.backend) as workers:
@@ -112,23 +109,25 @@ def judge(problem: str, solution: str, settings: Settings, pool: Pool | None = N
         (folder / "notes").mkdir()
         scratch = folder / secrets.token_hex(4)
         scratch.mkdir()
+        copy = folders.copy(source, folder / "solution")
         plan = Plan(
             format=name,
             problem=problem,
             scratch=str(scratch),
-            file=formats.place(name, problem, source, scratch),
+            file=formats.place(name, problem, copy, scratch),
             notes=str(folder / "notes"),
             seed=secrets.randbits(31) if settings.seed is None else settings.seed,
             profile=settings.profile,
-            extensions=str(_extensions(digest(source), folder)),
             seconds=settings.seconds / 12,
             build_seconds=settings.seconds / 2,
             memory=settings.memory or (MEMORY if about.device == "cpu" else MEMORY_BESIDE_GPU),
             device=about.device,
+            starter=starter.address(settings.backend),
+            weaker=settings.allow_weaker,
         )
         until = began + WANTED.get(settings.profile, math.inf) * min(settings.jobs, AT_ONCE)
         made = _Judging(plan, folder, settings, replace(workers, known=about), about.backend, until)
-        found = made.judgement(solution, {"problem": digest(Path(path)), "solution": digest(source)})
+        found = made.judgement(solution, {"problem": folders.digest(Path(path)), "solution": folders.digest(copy)})
     return msgspec.structs.replace(found, seconds=round(time.monotonic() - began, 2))
 
 
@@ -140,6 +139,8 @@ def judge_many(pairs: Sequence[tuple[str, str]], settings: Settings, jobs: int) 
             return judge(*pair, replace(settings, jobs=jobs), pool)
         except VerifyError as error:
             return _unjudged(*pair, getattr(error, "message", str(error)))
+        except Exception as error:  # no solution may end the judgements of others
+            return _unjudged(*pair, f"the harness is in error: {type(error).__name__}: {error}")
 
     yield from spread(pairs, jobs, settings.backend, one)
 
@@ -156,37 +157,7 @@ def _folder() -> Iterator[Path]:
     try:
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _extensions(solution: str, folder: Path) -> Path:
-    """Returns the folder for what this solution has compiled. No other solution gets it. Removes old ones."""
-    try:
-        kept = cache("extensions")
-        found = kept / solution
-        found.mkdir(parents=True, exist_ok=True)
-        found.touch()
-        ages = sorted((time.time() - each.stat().st_mtime, each) for each in kept.iterdir())
-        for age, old in ages[KEPT_EXTENSIONS:]:
-            if age > USED_SECONDS:
-                shutil.rmtree(old, ignore_errors=True)
-        for lock in found.rglob("lock"):
-            if lock.stat().st_mtime > time.time() - LOCKED_SECONDS:
-                raise FileExistsError(f"{lock}: another judgement builds there")
-            lock.unlink()
-        return found.resolve()
-    except OSError:
-        (folder / "extensions").mkdir()
-        return folder / "extensions"
-
-
-def digest(path: Path) -> str:
-    """Returns the SHA-256 of a file, or of the names and contents of all files of a folder."""
-    found = hashlib.sha256()
-    for each in sorted(path.rglob("*.*")) if path.is_dir() else [path]:
-        if each.is_file() and "__pycache__" not in each.parts:
-            found.update(f"{each.relative_to(path)}\0".encode() + each.read_bytes() + b"\0")
-    return found.hexdigest()
+        folders.remove(str(folder))
 
 
 @dataclass(frozen=True)
@@ -242,7 +213,7 @@ class _Judging:
         hunted = self._hunted(own) if run.verdict == "pass" else None
         found = _Found(run, seen, hunted)
         verdict, message = found.verdict
-        if digest(problem) != fixed["problem"]:
+        if folders.digest(problem) != fixed["problem"]:
             edit = Trick("edits the problem", f"{problem} has other bytes than before the solution started")
             found.tricks.append(edit)
             verdict = "cheats"
@@ -269,6 +240,7 @@ class _Judging:
             unchecked=found.unchecked,
             isolation=list(last.holds),
             not_isolated=list(last.lacks),
+            given_up=list(last.open),
             calls=sum(each.calls for each in seen),
             **base,
         )

@@ -11,8 +11,8 @@ import msgspec
 import torch
 from torch import Tensor
 
-MOST = 1 << 30  # bytes of one message
-PIECE = 1 << 20  # of a tensor for a solution: each read of its process fills a buffer of the whole piece first
+MOST = 1 << 40  # bytes of all tensors of an answer
+PIECE = 1 << 20  # bytes of one message: the reader fills a buffer of the whole piece first
 Tensors = Mapping[str, Tensor]
 Template = dict[str, Any]  # a value in JSON, with names in the places of its tensors
 
@@ -42,26 +42,17 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Build(msgspec.Struct, frozen=True, tag="build"):
-    """Asks for the import of the solution in `file` of the scratch folder, within limits.
+    """Asks for the import of the solution in `file` of its folder."""
 
-    What the solution has compiled goes to `extensions`.
-    """
-
-    folder: str
-    extensions: str
     file: str
     entry: Entry
     device: str
-    memory: int  # bytes beyond those of the new process
-    readable: tuple[str, ...]  # folders that may be read
     tensors: tuple[Form, ...] = ()  # of the arguments of `init`
 
 
 class Built(msgspec.Struct, frozen=True):
-    """Reports the enforced limits, and the parameters and buffers of the solution's module."""
+    """Reports the parameters and buffers of the solution's module."""
 
-    holds: tuple[str, ...]
-    lacks: tuple[str, ...]
     state: tuple[Form, ...] = ()
 
 
@@ -125,32 +116,36 @@ def bytes_of(tensor: Tensor) -> bytes:
     return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
 
+def bytes_in(form: Form) -> int:
+    """Returns the size of the tensor of a form. Raises ValueError if there is no such tensor."""
+    if min(form.shape, default=0) < 0 or form.dtype not in KINDS:
+        raise ValueError(f"no tensor is {form.dtype} of shape {form.shape}")
+    return math.prod(form.shape) * KINDS[form.dtype].itemsize
+
+
 def tensor_of(form: Form, data: bytes | bytearray) -> Tensor:
     """Returns the tensor of a form, which shares a bytearray. Raises ValueError unless the bytes have its size."""
     kind = KINDS[form.dtype]
-    count = 1
-    for size in form.shape:
-        count *= size
-    if min(form.shape, default=0) < 0 or count * kind.itemsize != len(data):
+    if bytes_in(form) != len(data):
         raise ValueError(f"{form.name} has {len(data)} bytes")
     own = data if isinstance(data, bytearray) else bytearray(data)
     flat = torch.frombuffer(own, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
     return flat.view(kind).reshape(form.shape)
 
 
-def send(connection: Connection, message: msgspec.Struct, tensors: Sequence[Tensor] = (), *, most: int = MOST) -> None:
-    """Sends a message and then the bytes of tensors, in pieces of at most `most` bytes."""
+def send(connection: Connection, message: msgspec.Struct, tensors: Sequence[Tensor] = ()) -> None:
+    """Sends a message and then the bytes of tensors, in pieces of at most `PIECE` bytes."""
     connection.send_bytes(msgspec.json.encode(message))
     for data in map(bytes_of, tensors):
-        for place in range(0, max(len(data), 1), most):
-            connection.send_bytes(data, place, min(most, len(data) - place))
+        for place in range(0, max(len(data), 1), PIECE):
+            connection.send_bytes(data, place, min(PIECE, len(data) - place))
 
 
 def receive_tensors(connection: Connection, forms: Sequence[Form]) -> list[Tensor]:
     """Returns the tensors that follow a message, in pieces of at most `PIECE` bytes."""
     found = []
     for form in forms:
-        data = bytearray(math.prod(form.shape) * KINDS[form.dtype].itemsize)
+        data = bytearray(bytes_in(form))
         for place in range(0, max(len(data), 1), PIECE):
             connection.recv_bytes_into(data, place)
         found.append(tensor_of(form, data))

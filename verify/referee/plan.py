@@ -22,7 +22,6 @@ class Plan(msgspec.Struct, frozen=True):
     format: str
     problem: str  # absolute path of a file or folder, or FILE::KERNEL
     scratch: str  # where the solution may write
-    extensions: str  # where it may write what it has compiled: kept for this solution alone
     file: str  # of the solution in the scratch folder
     notes: str  # folder for the observations of the host
     seed: int
@@ -31,6 +30,8 @@ class Plan(msgspec.Struct, frozen=True):
     build_seconds: float  # in which the solution is imported, and what it has compiled
     memory: int  # bytes beyond those of a new process
     device: str = "cpu"
+    starter: str = ""  # the socket at which its processes are started
+    weaker: bool = False  # judge also where this machine does not hold the solution
 
 
 class Observed(msgspec.Struct):
@@ -39,6 +40,7 @@ class Observed(msgspec.Struct):
     calls: int = 0
     holds: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()
+    open: tuple[str, ...] = ()  # limits among those that lack, without which nothing holds it
     failed: str = ""  # why it was not built, or its process ended
     own_check: str = ""  # the verdict of the problem's own tolerance on its own inputs
     forged: str = ""
@@ -96,6 +98,7 @@ class Judgement(msgspec.Struct, frozen=True):
     speed: list[CallTime] = []  # one for each of the problem's calls, where the solution is accepted
     isolation: list[str] = []
     not_isolated: list[str] = []
+    given_up: list[str] = []  # by --allow-weaker: the solution may have reached the machine, so exit code 3
     fixed: dict[str, str] = {}  # digests from before the solution started
     profile: str = "quick"
     backend: str = ""

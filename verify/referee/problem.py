@@ -26,10 +26,11 @@ from torch.func import functional_call
 from verify.cases.values import RECIPES_OF_PROFILES, SMALL
 from verify.declare.declaration import Kernel, kernel
 from verify.errors import KernelError, UsageError
+from verify.referee import starter
 from verify.referee.host import Host, SolutionProcess
 from verify.referee.messages import Build, Entry, Template, Tensors, form_of, results_in, template_of, value_of
 from verify.referee.plan import OTHER, OWN, Plan
-from verify.referee.sandbox import folders_to_read
+from verify.referee.sandbox import Limits, folders_to_read
 from verify.truth import formats
 from verify.workers.phases import phase
 
@@ -169,9 +170,16 @@ CLOSE = "allclose(1e-4), in 16 bits 1e-2,"
 
 def declared(plan: Plan, problems: Callable[[], list[Problem]], module: str, file: str) -> list[Kernel]:
     """Returns the kernels of a plan, for the module that declares them."""
-    process = SolutionProcess()  # before the problem is imported: nothing of it is in there
+    limits = Limits((plan.scratch,), folders_to_read(), plan.memory, starter.variables())
+    process = SolutionProcess(plan.starter, limits)
     found, first = list[Kernel](), not any(Path(plan.notes).iterdir())
     own = problems()
+    if (lacking := process.confined().open) and not plan.weaker:
+        process.stop()
+        raise UsageError(
+            f"this machine cannot hold a solution; not enforced here: {'; '.join(lacking)}",
+            hint="verify judge --allow-weaker, for a solution that you trust",
+        )
     varied = [each for each in own if each.name.startswith(OWN) and plan.profile != "quick"]
     for problem in itertools.chain(own, (other for each in varied for other in resized(each))):
         solution = Solution(plan, problem, process)
@@ -196,13 +204,9 @@ class Solution:
     def __init__(self, plan: Plan, problem: Problem, process: SolutionProcess) -> None:
         forms = tuple(form_of(name, tensor) for name, tensor in problem.made.items())
         build = Build(
-            folder=plan.scratch,
-            extensions=plan.extensions,
             file=plan.file,
             entry=problem.entry,
             device=plan.device,
-            memory=plan.memory,
-            readable=folders_to_read(),
             tensors=forms,
         )
         notes = Path(plan.notes) / f"{problem.name}.json"

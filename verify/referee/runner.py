@@ -50,23 +50,24 @@ from verify.referee.messages import (
 )
 from verify.truth.ulp import same_bits
 
-KEPT = {
-    "PATH",
-    "LD_LIBRARY_PATH",
-    "CUDA_HOME",
-    "CUDA_VISIBLE_DEVICES",
-    "TRITON_INTERPRET",
-}  # variables that stay
 SMALL_BYTES, SMALL_PIECES = 1 << 10, 8  # pieces that the C library keeps for its next callers as they are
 HELD_BYTES = 1 << 26  # arguments of earlier calls that stay in memory, so no address repeats by chance
 
 
-def main(connection: Connection) -> None:
-    """Answers the host until it hangs up. Does not return."""
+def main(connection: Connection, limits: sandbox.Limits, *, namespaces: bool) -> None:
+    """Removes the rights of this process, reports them, and answers the host until it hangs up. Does not return."""
     try:
-        holds, lacks = sandbox.isolate()
         _close_all_but(connection.fileno())
-        runner = Runner(connection, holds, lacks)
+        folder = limits.folders[0]
+        os.environ.clear()
+        os.environ |= limits.variables | {"HOME": folder, "TMPDIR": folder, "TRITON_HOME": folder, "USER": "user"}
+        os.environ["TORCH_EXTENSIONS_DIR"] = str(Path(folder, "extensions"))
+        tempfile.tempdir = None  # it may be known from before
+        os.chdir(folder)
+        sys.path.insert(0, folder)
+        # what the host reads first is from before the import of the solution
+        connection.send_bytes(msgspec.json.encode(sandbox.confine(limits, namespaces=namespaces)))
+        runner = Runner(connection)
         while True:
             runner.answer(msgspec.json.decode(connection.recv_bytes(), type=Asked))
     except (EOFError, ConnectionError):
@@ -91,8 +92,8 @@ def _close_all_but(kept: int) -> None:
 class Runner:
     """The solution, and observations of its behaviour."""
 
-    def __init__(self, connection: Connection, holds: list[str], lacks: list[str]) -> None:
-        self._connection, self._holds, self._lacks = connection, holds, lacks
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
         self._held: list[dict[str, Tensor]] = []  # arguments of the last calls
         self._given: list[tuple[Tensor, bytes]] = []  # results of the last call, and their bytes at its return
         self._state: tuple[bytes, ...] = ()
@@ -112,31 +113,17 @@ class Runner:
     def _build(self, asked: Build) -> None:
         tensors = receive_tensors(self._connection, asked.tensors)
         self._entry, self._device = asked.entry, asked.device
-        for name in set(os.environ) - KEPT:
-            del os.environ[name]
-        # a fork has imported Triton, which keeps the HOME of that time
-        os.environ |= {"HOME": asked.folder, "TMPDIR": asked.folder, "TRITON_HOME": asked.folder, "USER": "user"}
-        os.environ["TORCH_EXTENSIONS_DIR"] = asked.extensions
-        tempfile.tempdir = None  # it may be known from before
-        os.chdir(asked.folder)
-        sys.path[:] = [asked.folder, *(path for path in sys.path if path.startswith(asked.readable))]
-        holds, lacks = sandbox.confine(
-            (asked.folder, asked.extensions),
-            asked.readable,
-            asked.memory,
-            namespaces="its processes end with it" in self._holds,
-        )
         self._began = State.now()
         held = {form.name: tensor for form, tensor in zip(asked.tensors, tensors, strict=True)}
         try:
-            self._made = _taken(_imported(Path(asked.folder, asked.file)), asked.entry)
+            self._made = _taken(_imported(Path(asked.file).resolve()), asked.entry)
             self._arguments_of_init = held
             function = self._new()
             self._module = function if isinstance(function, Module) else None
             self._function = function
             state = _state_of(self._module)
             forms = tuple(form_of(name, value) for name, value in state.items())
-            built: Any = Built((*self._holds, *holds), (*self._lacks, *lacks), forms)
+            built: Any = Built(forms)
         except Exception as error:
             built = Answer(0, raised=_described(error))
         send(self._connection, built)

@@ -1,0 +1,471 @@
+"""Nothing of a table of ways out of a solution's process works, and what honest solutions do works.
+
+Each row of PROBES is a line of Python in the process of a solution. It must raise OSError, or return what beside it is.
+The walls: with namespaces and without them, as root and as a user, as far as this machine allows each.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.referee import denied
+from verify.errors import KernelError
+from verify.referee import sandbox, starter
+from verify.referee.host import SolutionProcess
+from verify.referee.messages import Build, Call, Entry, form_of
+from verify.workers import process_tree, start
+
+pytestmark = pytest.mark.skipif(
+    platform.machine() != "x86_64", reason="the numbers of system calls below are of x86_64"
+)
+WALLS = {"namespaces": "", "alone": "unshare", "user": "user", "user alone": "user unshare"}
+MIB = 1 << 20
+SECRET = "hunter2-a-secret-of-the-host"
+HEAD = """
+import ctypes, fcntl, mmap, os, resource, signal, socket, struct, subprocess, sys, tempfile, threading, time
+import torch
+libc = ctypes.CDLL(None, use_errno=True)
+def call(*given):
+    '''Calls the kernel. Raises OSError as Python's own functions do.'''
+    found = libc.syscall(*given)
+    if found < 0:
+        raise OSError(ctypes.get_errno(), 'refused')
+    return found
+def sent(kind, address, family=socket.AF_UNIX):
+    end = socket.socket(family, kind)
+    end.connect(address)
+    end.sendall(b'do this for me')
+    return end.recv(99)
+def datagram(address):
+    a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    return a.sendto(b'do this for me', address)
+def read(path):
+    return open(path, 'rb').read(99)
+def in_memory(first, second):
+    own = open('/proc/self/mem', 'rb', 0)
+    for line in open('/proc/self/maps'):
+        where, rights = line.split()[:2]
+        low, high = (int(each, 16) for each in where.split('-'))
+        if rights[0] == 'r' and not ('.so' in line or '[v' in line) and high - low < 1 << 28:
+            try:
+                own.seek(low)
+                data = own.read(high - low)
+                place = data.find(first)
+                while place >= 0:
+                    if data[place + len(first) :].startswith(second):
+                        return True
+                    place = data.find(first, place + 1)
+            except OSError:
+                pass
+    return False
+def through_link(path):
+    os.symlink(path, 'link')
+    return read('link')
+def own(target):
+    end = socket.socketpair()[0]
+    fcntl.fcntl(end, fcntl.F_SETOWN, target)
+def peek(pid):
+    piece = ctypes.create_string_buffer(8)
+    class Vector(ctypes.Structure):
+        _fields_ = (('base', ctypes.c_void_p), ('size', ctypes.c_size_t))
+    one = Vector(ctypes.addressof(piece), 8)
+    return call(310, pid, ctypes.byref(one), 1, ctypes.byref(one), 1, 0)
+def open_files():
+    paths = [f'/proc/self/fd/{each}' for each in os.listdir('/proc/self/fd')]
+    return sorted({os.readlink(each).split(':')[0].split('/proc')[0] for each in paths if os.path.exists(each)})
+def of_a_child():
+    child = subprocess.Popen(['sleep', '60'])
+    child.kill()
+    return child.wait()
+"""
+REFUSED = "OSError"
+# ways out: outside.txt, home/secret, home/socket and a victim are of the host
+PROBES: dict[str, tuple[str, Any]] = {
+    # files
+    "reads a secret": ("read(HOME + '/secret')", REFUSED),
+    "lists a folder of the user": ("os.listdir(HOME)", REFUSED),
+    "lists the folder above": ("os.listdir('..')", REFUSED),
+    "reads through a link": ("through_link(HOME + '/secret')", REFUSED),
+    "reads the hashes of passwords": ("read('/etc/shadow')", REFUSED),
+    "writes a file": ("open(HOME + '/new', 'w')", REFUSED),
+    "appends to a file": ("open(HOME + '/secret', 'a')", REFUSED),
+    "writes into a package": ("open(os.path.dirname(torch.__file__) + '/new.py', 'w')", REFUSED),
+    "cuts a file off": ("os.truncate(HOME + '/secret', 0)", REFUSED),
+    "deletes a file": ("os.unlink(HOME + '/secret')", REFUSED),
+    "moves a file here": ("os.rename(HOME + '/secret', 'mine')", REFUSED),
+    "links a file here": ("os.link(HOME + '/secret', 'mine')", REFUSED),
+    "makes a folder": ("os.mkdir(HOME + '/new')", REFUSED),
+    "marks a file": ("os.setxattr(HOME + '/secret', 'user.mine', b'1')", REFUSED),
+    "opens the folder's rights": ("os.chmod(HOME, 0o777)", None),
+    "takes a file's rights": ("os.chmod(HOME + '/secret', 0)", None),
+    "gives a file away": ("os.chown(HOME + '/secret', 1, 1)", None),
+    "changes a file's time": ("os.utime(HOME + '/secret', (1, 1))", None),
+    "lists temporary files": ("os.listdir('/tmp')", REFUSED),
+    "writes to shared memory": ("open('/dev/shm/mine', 'w')", REFUSED),
+    "makes a device": ("os.mknod('disk', 0o60600, os.makedev(254, 0))", REFUSED),
+    "opens a disk": ("[open(each) for each in ('/dev/vda', '/dev/sda', '/dev/nvme0n1')]", REFUSED),
+    "opens the memory of the machine": ("[open(each) for each in ('/dev/mem', '/dev/kmsg')]", REFUSED),
+    "opens a terminal": ("open('/dev/ptmx')", REFUSED),
+    "watches files": ("call(294, 0)", REFUSED),
+    "opens by a handle": ("call(304, -100, None, 0)", REFUSED),
+    "changes the root": ("os.chroot('.')", REFUSED),
+    "has files of its parent": ("open_files()", ["", "/dev/null", "socket"]),
+    # the environment
+    "reads variables of its start": (f"{SECRET.encode()!r} in read('/proc/self/environ')", False),
+    "reads variables of Python": (f"{SECRET!r} in str(dict(os.environ))", False),
+    "finds a secret in its memory": ("in_memory(b'A_SECRET', b'_TOKEN')", False),
+    # sockets
+    "connects to a path": ("sent(socket.SOCK_STREAM, HOME + '/socket')", REFUSED),
+    "sends to a path": ("datagram(HOME + '/datagrams')", REFUSED),
+    "connects to a name": ("sent(socket.SOCK_STREAM, '\\0' + NAME)", REFUSED),
+    "connects by TCP": ("sent(socket.SOCK_STREAM, ('127.0.0.1', PORT), socket.AF_INET)", REFUSED),
+    "sends by UDP": ("socket.socket(socket.AF_INET, socket.SOCK_DGRAM)", REFUSED),
+    "sends by IPv6": ("socket.socket(socket.AF_INET6)", REFUSED),
+    "asks the kernel": ("socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)", REFUSED),
+    "uses the kernel's ciphers": ("socket.socket(38, socket.SOCK_SEQPACKET)", REFUSED),
+    "calls the host of the machine": ("socket.socket(40, socket.SOCK_STREAM)", REFUSED),
+    "listens at a path": ("socket.socket(socket.AF_UNIX).bind('mine')", REFUSED),
+    # processes
+    "kills": ("os.kill(VICTIM, 9)", REFUSED),
+    "kills a thread": ("call(200, VICTIM, 9)", REFUSED),
+    "kills a thread of a group": ("call(234, VICTIM, VICTIM, 9)", REFUSED),
+    "queues a signal": ("call(129, VICTIM, 9, struct.pack('iiiiq', 9, 0, -1, 0, 0) + bytes(104))", REFUSED),
+    "has the kernel send signals": ("own(VICTIM)", REFUSED),
+    "traces": ("call(101, 16, VICTIM, 0, 0)", REFUSED),
+    "reads memory": ("peek(VICTIM)", REFUSED),
+    "reads memory as a file": ("open(f'/proc/{VICTIM}/mem', 'rb')", REFUSED),
+    "reads variables": ("read(f'/proc/{VICTIM}/environ')", REFUSED),
+    "reads the command": ("read(f'/proc/{VICTIM}/cmdline')", REFUSED),
+    "uses the files of another": ("os.listdir(f'/proc/{VICTIM}/fd')", REFUSED),
+    "uses the root of another": ("os.listdir(f'/proc/{VICTIM}/root/')", REFUSED),
+    "takes a handle": ("os.pidfd_open(VICTIM)", REFUSED),
+    "slows": ("os.setpriority(os.PRIO_PROCESS, VICTIM, 19)", REFUSED),
+    "slows its user": ("os.setpriority(os.PRIO_USER, 0, 19)", REFUSED),
+    "moves to another core": ("os.sched_setaffinity(VICTIM, {0})", REFUSED),
+    "schedules": ("os.sched_setscheduler(VICTIM, os.SCHED_IDLE, os.sched_param(0))", REFUSED),
+    "limits": ("resource.prlimit(VICTIM, resource.RLIMIT_NOFILE, (9, 9))", REFUSED),
+    "slows the disk of another": ("call(251, 1, VICTIM, 3 << 13)", REFUSED),
+    "moves its pages": ("call(256, VICTIM, 0, None, None)", REFUSED),
+    # what processes share
+    "makes shared memory": ("call(29, 4711, 4096, 0o1666)", REFUSED),
+    "attaches shared memory": ("call(30, 0, None, 0)", REFUSED),
+    "makes a semaphore": ("call(64, 4711, 1, 0o1666)", REFUSED),
+    "makes a queue": ("call(68, 4711, 0o1666)", REFUSED),
+    "opens a queue": ("call(240, b'mine', 0o102, 0o600, None)", REFUSED),
+    "adds a key": ("call(248, b'user', b'mine', b'1', 1, -3)", REFUSED),
+    "asks for a key": ("call(249, b'user', b'mine', None, -3)", REFUSED),
+    "lists keys": ("call(250, 0, -3, 0)", REFUSED),
+    # the kernel
+    "makes namespaces": ("call(272, 0x10000000)", REFUSED),
+    "makes a child with namespaces": ("call(56, 0x10000011, None, None, None, None)", REFUSED),
+    "makes a child by the newer call": ("call(435, bytes(64), 64)", REFUSED),
+    "enters namespaces": ("call(308, 0, 0)", REFUSED),
+    "mounts": ("call(165, b'none', b'.', b'tmpfs', 0, None)", REFUSED),
+    "mounts by newer calls": ("call(430, b'tmpfs', 0)", REFUSED),
+    "clones a tree": ("call(428, -100, b'/', 1)", REFUSED),
+    "loads a program into the kernel": ("call(321, 0, None, 0)", REFUSED),
+    "counts events": ("call(298, None, 0, -1, -1, 0)", REFUSED),
+    "handles faults": ("call(323, 0)", REFUSED),
+    "queues calls": ("call(425, 1, bytes(120))", REFUSED),
+    "sets the time": ("time.clock_settime(time.CLOCK_REALTIME, 1)", REFUSED),
+    "names the machine": ("socket.sethostname('mine')", REFUSED),
+    "reads the log": ("call(103, 3, None, 0)", REFUSED),
+    "writes to /proc": ("open('/proc/sys/kernel/core_pattern', 'w')", REFUSED),
+    "becomes another user": ("os.setuid(12345)", REFUSED),
+    "calls what does not exist yet": ("call(469, 0)", REFUSED),
+}
+# what honest solutions do
+HONEST: dict[str, tuple[str, Any]] = {
+    "writes here": ("open('a.txt', 'w').write('ab')", 2),
+    "makes temporary files": ("tempfile.NamedTemporaryFile().write(b'ab')", 2),
+    "makes a file executable": ("open('b', 'w').close() or os.chmod('b', 0o755)", None),
+    "moves a file": ("os.rename('a.txt', 'c.txt')", None),
+    "has a pair of sockets": ("len(socket.socketpair())", 2),
+    "sends through a pair": ("(lambda pair: pair[0].send(b'ab'))(socket.socketpair())", 2),
+    "has a pipe": ("len(os.pipe())", 2),
+    "starts a program": ("subprocess.run(['true']).returncode", 0),
+    "starts a compiler's steps": ("subprocess.run('echo 1 | cat > d', shell=True).returncode", 0),
+    "forks": ("os.waitpid(os.fork() or os._exit(7), 0)[1] >> 8", 7),
+    "has threads": ("threading.Thread(target=print).start()", None),
+    "reads its limits": ("resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 0", True),
+    "lowers its limits": ("resource.setrlimit(resource.RLIMIT_CORE, (0, 0))", None),
+    "chooses its cores": ("os.sched_setaffinity(0, os.sched_getaffinity(0))", None),
+    "reads about the machine": ("'MemTotal' in open('/proc/meminfo').read()", True),
+    "reads about itself": ("'Name' in open('/proc/self/status').read()", True),
+    "names its thread": ("open(f'/proc/self/task/{threading.get_native_id()}/comm', 'w').write('mine')", 4),
+    "imports": ("__import__('xml.dom').__name__", "xml"),
+    "shares memory with its children": ("mmap.mmap(-1, 4096).write(b'ab')", 2),
+    "signals itself": ("os.kill(os.getpid(), signal.SIGCHLD)", None),
+    "has a compiler's folder": ("os.makedirs(os.environ['TORCH_EXTENSIONS_DIR'])", None),
+    "knows a user": ("os.environ['USER']", "user"),
+    "writes to nothing": ("open('/dev/null', 'w').write('a')", 1),
+    "reads random bytes": ("len(open('/dev/urandom', 'rb').read(4))", 4),
+    "fills new memory": ("set(torch.empty(1000, dtype=torch.uint8).tolist())", {sandbox.NEVER_WRITTEN}),
+    "has memory": ("len(bytearray(64 << 20))", 64 << 20),
+}
+RUNS = """
+found = {}
+for name, text in PROBES.items():
+    try:
+        found[name] = eval(text)
+    except OSError:
+        found[name] = 'OSError'
+    except BaseException as error:
+        found[name] = repr(error)
+import json
+plain = lambda each: sorted(each) if isinstance(each, set) else repr(each)
+open('found.json', 'w').write(json.dumps(found, default=plain))
+def solve(x):
+    return x
+"""
+
+
+@dataclass
+class Wall:
+    """A starter behind a wall."""
+
+    address: str
+    user: bool
+    folder: Path
+
+    def process(self, name: str, text: str, memory: int = 256 * MIB) -> SolutionProcess:
+        """Starts a solution in a folder of its own."""
+        place = self.folder / name
+        place.mkdir()
+        (place / "solution.py").write_text(text)
+        if self.user:
+            os.chown(place, denied.NOBODY, denied.NOBODY)
+        limits = sandbox.Limits((str(place),), sandbox.folders_to_read(), memory, starter.variables())
+        return SolutionProcess(self.address, limits)
+
+
+@pytest.fixture(scope="module", params=WALLS)
+def wall(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wall]:
+    words = WALLS[request.param].split()
+    if "user" in words and (os.getuid() or not _readable_by_all(Path(sys.executable))):
+        pytest.skip("only root can give up root, and a user must be able to read Python")
+    folder = Path(tempfile.mkdtemp())  # the folders of pytest are closed to other users
+    folder.chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("A_SECRET_TOKEN", SECRET)
+        plain = start.command
+        prefix = [sys.executable, denied.__file__, *words, "--"]
+        patch.setattr(start, "command", lambda *given: [*(prefix if words else []), *plain(*given)])
+        running = starter._begun("cpu")
+    made = Wall(running.path, "user" in words, folder)
+    try:
+        process = made.process("first", "")
+        confined = process.confined()
+        process.stop()
+        if confined.open:
+            pytest.skip(f"this kernel has no {', '.join(confined.open)}")
+        if "unshare" in words:
+            assert confined.lacks == ("no namespaces: the other limits are the only wall",)
+        yield made
+    finally:
+        running.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _readable_by_all(path: Path) -> bool:
+    return all(each.stat().st_mode & 0o005 == 0o005 for each in (path, *path.absolute().parents))
+
+
+def asked(process: SolutionProcess, seconds: float = 60.0) -> Any:
+    """Builds a solution and calls it once."""
+    x = torch.arange(3.0)
+    entry = Entry(("solve",), {"tuple": [{"tensor": "x"}]})
+    process.ask(Build("solution.py", entry, "cpu"), (), seconds)
+    return process.ask(Call(7, (form_of("x", x),)), (x,), seconds, lambda size: 24)
+
+
+@pytest.fixture(scope="module")
+def found(wall: Wall) -> dict[str, Any]:
+    """Returns what each probe gave. Sockets, files and a process of the host are within reach of a user."""
+    home = wall.folder / "home"
+    home.mkdir(mode=0o777)
+    (home / "secret").write_text("a key")
+    ends = {each: socket.socket(*kind) for each, kind in _SERVERS.items()}
+    ends["path"].bind(str(home / "socket"))
+    ends["datagrams"].bind(str(home / "datagrams"))
+    name = f"verify-test-{os.getpid()}-{wall.folder.name}"
+    ends["name"].bind(f"\0{name}")
+    ends["tcp"].bind(("127.0.0.1", 0))
+    for each in ("path", "name", "tcp"):
+        ends[each].listen(4)
+    for each in home.iterdir():
+        each.chmod(0o666)
+    home.chmod(0o755)
+    same = {"user": denied.NOBODY, "group": denied.NOBODY} if wall.user else {}
+    victim = subprocess.Popen(["sleep", "600"], env=os.environ | {"A_SECRET_TOKEN": SECRET}, **same)  # type: ignore[call-overload]
+    before = _of(victim.pid), os.stat(home / "secret"), os.stat(home)
+    names = {"HOME": str(home), "VICTIM": victim.pid, "NAME": name, "PORT": ends["tcp"].getsockname()[1]}
+    rows = {name: text for name, (text, _) in (PROBES | HONEST).items()}
+    text = HEAD + "".join(f"{key} = {value!r}\n" for key, value in {**names, "PROBES": rows}.items()) + RUNS
+    process = wall.process("probes", text)
+    try:
+        asked(process)
+        assert victim.poll() is None and _of(victim.pid) == before[0], "the victim is as it was"
+        for path, was in ((home / "secret", before[1]), (home, before[2])):
+            now = os.stat(path)
+            assert (now.st_mode, now.st_uid, now.st_size, now.st_mtime) == (
+                was.st_mode,
+                was.st_uid,
+                was.st_size,
+                was.st_mtime,
+            ), path
+        assert {each.name for each in home.iterdir()} == {"secret", "socket", "datagrams"}
+        ends["datagrams"].setblocking(False)
+        with pytest.raises(BlockingIOError):
+            ends["datagrams"].recv(9)
+        return dict(json.loads((wall.folder / "probes" / "found.json").read_text()))
+    finally:
+        process.stop()
+        victim.kill()
+        victim.wait()
+        for end in ends.values():
+            end.close()
+
+
+_SERVERS: dict[str, tuple[int, ...]] = {
+    "path": (socket.AF_UNIX, socket.SOCK_STREAM),
+    "datagrams": (socket.AF_UNIX, socket.SOCK_DGRAM),
+    "name": (socket.AF_UNIX, socket.SOCK_STREAM),
+    "tcp": (socket.AF_INET, socket.SOCK_STREAM),
+}
+
+
+def _of(pid: int) -> tuple[Any, ...]:
+    limits = Path(f"/proc/{pid}/limits").read_text()
+    return os.getpriority(os.PRIO_PROCESS, pid), os.sched_getaffinity(pid), os.sched_getscheduler(pid), limits
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_a_way_out_is_closed(found: dict[str, Any], name: str) -> None:
+    if "becomes another user" in name and found[name] is None:
+        pytest.fail("it has the rights of root")
+    assert found[name] == PROBES[name][1]
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_an_honest_solution_works(found: dict[str, Any], name: str) -> None:
+    expected = HONEST[name][1]
+    assert found[name] == (sorted(expected) if isinstance(expected, set) else expected)
+
+
+GREEDY = {
+    "private memory": ("kept = bytearray(1 << 30)", "MemoryError"),
+    "shared memory": (
+        "m = mmap.mmap(-1, 2 << 30)\nfor i in range(2048): m[i << 20:i + 1 << 20] = bytes(1 << 20)",
+        "memory",
+    ),
+    "memory of children": (
+        "for _ in range(8):\n    if not os.fork(): kept = b'1' * (200 << 20); time.sleep(60)\ntime.sleep(60)",
+        "memory",
+    ),
+    "files without a name": (
+        "k = []\nwhile 1:\n    k.append(os.memfd_create('x'))\n    for _ in range(60): os.write(k[-1], bytes(4 << 20))",
+        "MiB of files",
+    ),
+    "large files": ("for i in range(9): open(f'{i}', 'wb').write(bytes(250 << 20))", "MiB of files|no answer within"),
+    "a larger file": ("open('a', 'wb').truncate(1 << 30)", "OSError"),
+    "many files": ("for i in range(10**6): os.mkdir(f'{i}')", "files"),
+    "deep folders": ("for _ in range(3000): os.mkdir('a'); os.chdir('a')\ntime.sleep(60)", "deeper"),
+    "processes": ("while True:\n    if not os.fork(): time.sleep(60)", "processes|BlockingIOError|no answer within"),
+    "time": ("while True: pass", "gave no answer within"),
+    "sleep": ("time.sleep(600)", "gave no answer within"),
+    "exit": ("os._exit(3)", "ended with exit code 3"),
+    "a crash": ("ctypes.string_at(0)", "died of SIGSEGV"),
+    "half a message": (
+        "for fd in range(3, 64):\n    try: os.write(fd, b'\\0\\0\\3\\xe8{')\n    except OSError: pass\ntime.sleep(600)",
+        "gave no answer within",
+    ),
+    "another message": (
+        "for fd in range(3, 64):\n    try: os.write(fd, b'\\x7f\\0\\0\\0{')\n    except OSError: pass\ntime.sleep(600)",
+        "wrote into the connection",
+    ),
+    "a large answer": ("return torch.zeros(25_000_000)", "answered with 100,000,000 bytes; an answer has 24"),
+    "no shape": (
+        "import verify.referee.runner as r\nr.form_of = lambda *a: r.Form('0', 'torch.float32', (-1,))\nreturn x",
+        "ended with exit code 1",
+    ),
+}
+SECONDS = 8.0
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in GREEDY])
+def test_what_a_solution_takes_is_limited(wall: Wall, name: str) -> None:
+    """Its own process ends, within the limit of a call and a little, with the reason; nothing of it is left."""
+    body, reason = GREEDY[name]
+    lines = "".join(f"    {line}\n" for line in body.split("\n"))
+    process = wall.process(name.replace(" ", "_"), f"{HEAD}\ndef solve(x):\n{lines}    return x\n", memory=512 * MIB)
+    process.confined()
+    supervisor, began = process.pid, time.monotonic()
+    try:
+        head, _ = asked(process, SECONDS)
+        said = json.loads(head)["raised"]
+    except KernelError as error:
+        said = str(error)
+    taken = time.monotonic() - began
+    process.stop()
+    assert any(each in said for each in reason.split("|")), said
+    assert taken < 2 * SECONDS + 5
+    assert not process_tree.living({supervisor}, "")
+    starter.folders.remove(str(wall.folder / name.replace(" ", "_")))
+    assert not (wall.folder / name.replace(" ", "_")).exists()
+
+
+def test_when_the_judge_is_gone_the_solution_ends(wall: Wall) -> None:
+    """Also what it started in a session of its own."""
+    daemon = "import os, time\nif not os.fork():\n    os.setsid()\n    os.fork() or time.sleep(600)\n    os._exit(0)\n"
+    process = wall.process("daemon", daemon + "def solve(x):\n    return x\n")
+    asked(process)
+    pids = process_tree.living({process.pid}, "")
+    assert len(pids) >= 3
+    process._control.close()  # what the end of the judge's process does
+    until = time.monotonic() + process_tree.END_SECONDS
+    while left := {each for each in pids if process_tree.living({each}, "")}:
+        assert time.monotonic() < until, left
+        time.sleep(0.05)
+
+
+@pytest.mark.skipif(not Path("/proc/self/ns").exists(), reason="needs Linux")
+def test_without_landlock_the_process_says_so_before_it_imports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = start.command
+    prefix = [sys.executable, denied.__file__, "unshare", "landlock", "--"]
+    monkeypatch.setattr(start, "command", lambda *given: [*prefix, *plain(*given)])
+    running = starter._begun("cpu")
+    try:
+        process = SolutionProcess(running.path, sandbox.Limits((str(tmp_path),), sandbox.folders_to_read()))
+        assert process.confined().open == ("writes into its own folders alone, reads no file of a user",)
+        process.stop()
+    finally:
+        running.stop()
+
+
+def test_a_starter_ends_with_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    running = starter._begun("cpu")
+    assert running.process.stdin is not None
+    running.process.stdin.close()
+    with suppress(subprocess.TimeoutExpired):
+        running.process.wait(60)
+    assert running.process.returncode == 0
+    running.stop()

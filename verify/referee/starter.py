@@ -1,0 +1,220 @@
+"""Starts the processes of solutions: forks of a process that holds nothing of the judge and nothing of the user.
+
+    address = starter.address("cpu")  # a connection to this socket starts one process of a solution
+
+The starter is a new interpreter with variables from a list, so no fork of it has memory in which a secret of the user
+or a number of the judge ever was. It imports PyTorch once. Each solution has a supervisor, which the starter forks:
+it applies the limits, watches what the kernel of the machine does not count, and ends everything if the judge is gone.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+import msgspec
+
+from verify import backends
+from verify.referee import folders, sandbox
+from verify.workers import process_tree, start
+
+KEPT = ("PATH", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "PYTHONHOME", "PYTHONPATH", "TRITON_INTERPRET")
+VISIBLE = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+SCRATCH_BYTES, SCRATCH_FILES = 1 << 30, 5_000
+DEPTH = 64  # of folders
+LOOK_SECONDS = 0.2
+WAITING = 128  # connections while PyTorch is being imported
+MESSAGE = 1 << 17  # bytes
+
+
+@dataclass(frozen=True)
+class _Running:
+    """A starter, and the folder of its socket."""
+
+    process: subprocess.Popen[bytes]
+    folder: str
+
+    @property
+    def path(self) -> str:
+        return os.path.join(self.folder, "s")
+
+    def stop(self) -> None:
+        process_tree.end(self.process, "")
+        folders.remove(self.folder)
+
+
+_LOCK = threading.Lock()
+_RUNNING: dict[tuple[int, str], _Running] = {}  # by this process and its backend
+
+
+def address(backend: str | None) -> str:
+    """Returns the socket of the starter of this process. Starts it if there is none."""
+    with _LOCK:
+        running = _RUNNING.get(key := (os.getpid(), backend or ""))
+        if running is None or running.process.poll() is not None:
+            running = _RUNNING[key] = _begun(backend or "")
+        return running.path
+
+
+def _begun(backend: str) -> _Running:
+    folder = tempfile.mkdtemp(prefix="tmp")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(os.path.join(folder, "s"))
+        listener.listen(WAITING)
+        process = subprocess.Popen(
+            start.command("verify.referee.starter", str(listener.fileno()), backend),
+            stdin=subprocess.PIPE,  # ends with this process
+            stdout=subprocess.DEVNULL,
+            pass_fds=(listener.fileno(),),
+            start_new_session=True,
+            cwd="/",
+            env=start.environment(variables() | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}),
+        )
+    return _Running(process, folder)
+
+
+def variables() -> dict[str, str]:
+    """Returns the variables of this process that a solution may know."""
+    return {name: os.environ[name] for name in (*KEPT, *VISIBLE) if name in os.environ}
+
+
+@atexit.register
+def stop() -> None:
+    """Ends the starters of this process with all solutions."""
+    for key in [each for each in _RUNNING if each[0] == os.getpid()]:
+        _RUNNING.pop(key).stop()
+
+
+# -- in the starter ------------------------------------------------------------------------------------------
+
+
+def main(arguments: list[str]) -> None:
+    """Forks a supervisor for each connection until the process that started this one ends."""
+    import torch
+
+    from verify.referee import runner  # noqa: F401  # for all forks
+
+    listener, requested = socket.socket(fileno=int(arguments[0])), arguments[1] or None
+    torch.set_num_threads(1)
+    with suppress(Exception):  # this asks the driver's library and not the driver: no fork could use CUDA then
+        if backends.may_compile(requested) and torch.cuda._device_count_nvml() > 0:
+            import triton  # noqa: F401
+    gc.freeze()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while 0 not in select.select([listener.fileno(), 0], [], [])[0]:
+        control, _ = listener.accept()
+        if not os.fork():
+            listener.close()
+            _supervise(control)
+        control.close()
+
+
+class Ended(msgspec.Struct):
+    """Reports the end of a solution's process: its exit code, or why the supervisor ended it."""
+
+    code: int = 0
+    reason: str = ""
+
+
+def _supervise(control: socket.socket) -> None:
+    """Runs a solution in a child. Does not return."""
+    try:
+        sandbox.die_with_parent()
+        os.setsid()
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        process_tree.adopt_orphans()
+        text, descriptors, _, _ = socket.recv_fds(control, MESSAGE, 1)
+        limits = msgspec.json.decode(text, type=sandbox.Limits)
+        namespaces = sandbox.isolate()
+        if not (child := os.fork()):
+            from verify.referee import runner
+
+            sandbox.die_with_parent()
+            os.setsid()
+            runner.main(Connection(descriptors[0]), limits, namespaces=namespaces)
+        os.close(descriptors[0])
+        control.send(b"%d" % os.getpid())
+        control.send(msgspec.json.encode(_watched(control, child, limits)))
+    except (OSError, ValueError, IndexError, msgspec.DecodeError):  # the judge is gone
+        pass
+    finally:
+        process_tree.kill(os.getpid(), "")
+        os._exit(0)
+
+
+def _watched(control: socket.socket, child: int, limits: sandbox.Limits) -> Ended:
+    """Waits for the end of a solution. Ends it when the judge hangs up or a limit that nothing enforces is exceeded."""
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    signal.set_wakeup_fd(write)  # no thread can wait: after `isolate` this process can start none
+    ended = Ended()
+    while not (found := os.waitpid(child, os.WNOHANG))[0]:
+        gone = control.fileno() in select.select([control.fileno(), read], [], [], LOOK_SECONDS)[0]
+        if reason := "" if gone else exceeded(process_tree.living({child}, ""), limits):
+            ended.reason = f"{reason}; stopped"
+        if gone or reason:
+            process_tree.kill(os.getpid(), "")
+    ended.code = os.waitstatus_to_exitcode(found[1])
+    process_tree.kill(os.getpid(), "")  # without namespaces its children live on
+    return ended
+
+
+def exceeded(pids: Iterable[int], limits: sandbox.Limits) -> str:
+    """Returns the limit that these processes exceed together; "" if none."""
+    pids = list(pids)
+    if len(pids) > sandbox.PROCESSES:
+        return f"started more than {sandbox.PROCESSES} processes"
+    items = [item for top in limits.folders for item in folders.walk(top, SCRATCH_FILES + 1)]
+    if len(items) > SCRATCH_FILES or any(item.depth > DEPTH for item in items):
+        return f"made more than {SCRATCH_FILES:,} files, or folders deeper than {DEPTH}"
+    if sum(item.about.st_blocks * 512 for item in items) + _unlinked(pids) > SCRATCH_BYTES:
+        return f"wrote more than {SCRATCH_BYTES >> 20} MiB of files"
+    if _resident(pids, "Rss") > limits.memory and _resident(pids, "Pss") > limits.memory + OWN_BYTES:
+        return f"used more than {limits.memory >> 20:,} MiB of memory"
+    return ""
+
+
+OWN_BYTES = 1 << 29  # of memory that a process has before it imports a solution
+
+
+def _unlinked(pids: Iterable[int]) -> int:
+    """Returns the bytes of open files without a name: no folder lists them, and they may lie in memory."""
+    found = {}
+    for pid in pids:
+        with suppress(OSError):
+            for name in os.listdir(f"/proc/{pid}/fd"):
+                with suppress(OSError):
+                    about = os.stat(f"/proc/{pid}/fd/{name}")
+                    if not about.st_nlink:
+                        found[about.st_dev, about.st_ino] = about.st_blocks * 512
+    return sum(found.values())
+
+
+def _resident(pids: Iterable[int], kind: str) -> int:
+    """Returns the bytes in memory. `Pss` divides what several processes share; it takes longer to count."""
+    total = 0
+    for pid in pids:
+        with suppress(OSError, ValueError):
+            if kind == "Rss":
+                with open(f"/proc/{pid}/statm") as file:
+                    total += int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+            else:
+                with open(f"/proc/{pid}/smaps_rollup") as file:
+                    total += next(int(line.split()[1]) << 10 for line in file if line.startswith("Pss:"))
+    return total
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
