@@ -397,8 +397,12 @@ class CompletedJudgement:
 
     @property
     def exit_code(self) -> int:
-        """Returns the exit code of `verify judge`: 0 accepted, 1 wrong, cheats or fails, 3 undecided."""
-        return EXIT_CODES[self.verdict]
+        """Returns the exit code of `verify judge`: 0 accepted, 1 wrong, cheats or fails, 3 undecided.
+
+        It is 3 for an accepted solution too, if nothing held that (`allow_weaker`).
+        """
+        code = EXIT_CODES[self.verdict]
+        return code or (INCOMPLETE if self.judgement.given_up else PASS)
 
     @property
     def rank(self) -> tuple[int, float]:
@@ -425,11 +429,12 @@ def judge(
     backend: str | None = None,
     seed: int | None = None,
     timeout: float | None = None,
+    allow_weaker: bool = False,
     pool: Pool | None = None,
     progress: Progress = _silent,
 ) -> CompletedJudgement:
     """Judges an untrusted solution, as `verify judge` does (docs/judge.md)."""
-    settings = judging.Settings(profile, backend, seed, timeout, progress=progress)
+    settings = judging.Settings(profile, backend, seed, timeout, allow_weaker=allow_weaker, progress=progress)
     return CompletedJudgement(judging.judge(os.fspath(problem), os.fspath(solution), settings, pool))
 
 

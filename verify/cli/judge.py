@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verify.cli import exits, options, screen, sinks
+from verify.cli.run import terminated_as_interrupted
 
 if TYPE_CHECKING:
     from verify.api import CompletedJudgement
+
+WRITTEN_SECONDS = 2.0  # between two writes of the file of many judgements
 
 
 def add(commands: Any) -> None:
@@ -22,12 +26,13 @@ def add(commands: Any) -> None:
         "accepted, wrong, cheats, fails or undecided. A problem is a file with Model, get_inputs and get_init_inputs, "
         "a folder with reference.py, task.yml or func_forward.py, a Definition in JSON, calls of an operator, or "
         "FILE.py::KERNEL (docs/judge.md). "
-        "Exit code 1: wrong, cheats or fails; 3: undecided.",
+        "Exit code 1: wrong, cheats or fails; 3: undecided, or accepted where nothing held the solution.",
         examples=(
             "verify judge problem.py solution.py",
             "verify judge problem.py solution.py --json judgement.json",
             "verify judge layers.py::my_layer solution.py --profile ci",
             "verify judge --many list.txt --jobs 4 --json ranked.json",
+            "verify judge --many list.txt --resume ranked.json  # continues there",
             "verify judge --schema -",
         ),
     )
@@ -51,6 +56,13 @@ def add(commands: Any) -> None:
     options.add(parser, "--backend")
     options.add(parser, "--jobs", help="worker processes at a time (default: one; they take the GPUs in turns)")
     options.timeout(parser, "one problem of a file")
+    parser.add_argument(
+        "--allow-weaker",
+        action="store_true",
+        help="judge also where this machine cannot hold a solution; the answer says what was given up, "
+        "and the exit code of an accepted solution is 3",
+    )
+    options.add(parser, "--resume")
     options.sinks(parser, "the judgement", "--json", "--schema", "--sarif", "--junit")
     options.add(parser, "--github")
     parser.set_defaults(handler=main)
@@ -58,9 +70,6 @@ def add(commands: Any) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Judges. The exit code is the verdict."""
-    from verify.errors import UsageError
-    from verify.workers.pool import using
-
     if options.schema and not options.problem and not options.many:
         from verify.referee.plan import schema
 
@@ -71,9 +80,17 @@ def main(options: argparse.Namespace) -> int:
         "backend": options.backend,
         "seed": options.seed,
         "timeout": options.timeout if options.timeout != options.command.get_default("timeout") else None,
+        "allow_weaker": options.allow_weaker,
     }
-    if options.many:
-        return _many(options, given)
+    with terminated_as_interrupted():  # so that nothing of a solution is left
+        return _many(options, given) if options.many else _one(options, given)
+
+
+def _one(options: argparse.Namespace, given: dict[str, Any]) -> int:
+    """Prints one judgement."""
+    from verify.errors import UsageError
+    from verify.workers.pool import using
+
     if not options.solution:
         raise UsageError(
             "a problem and a solution are judged; received " + (options.problem or "neither"),
@@ -102,37 +119,80 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _many(options: argparse.Namespace, given: dict[str, Any]) -> int:
-    """Prints each judgement as it is made. --json gets all of them, the best first."""
+    """Prints each judgement as it is made. --json and --resume get all that there are, the best first, as they come."""
     import json
 
     from verify import api
-    from verify.errors import UsageError
     from verify.referee.words import checks_of
 
+    found, pairs = _before(options, _pairs(options.many), given["profile"])
+    files, written = {each for each in (options.resume, options.json) if each and each != "-"}, 0.0
+
+    def ranked() -> list[CompletedJudgement]:
+        return sorted(found, key=lambda each: each.rank)
+
+    def as_json() -> bytes:
+        return sinks.as_json([each.data() for each in ranked()])
+
     try:
-        text = Path(options.many).read_text("utf-8")
-        pairs = [pair for line in text.splitlines() if (pair := shlex.split(line, comments=True))]
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"--many names a file of text with PROBLEM SOLUTION in each line; cannot read {options.many}: {error}",
-            hint="verify judge --many list.txt",
-        ) from error
-    if not pairs:
-        raise UsageError(f"{options.many} has no pair to judge", hint="a line is PROBLEM SOLUTION")
-    if bad := next((pair for pair in pairs if len(pair) != 2), None):
-        raise UsageError(f"{options.many}: a line is PROBLEM SOLUTION; received {shlex.join(bad)}")
-    found: list[CompletedJudgement] = []
-    for done in api.judge_many([(pair[0], pair[1]) for pair in pairs], jobs=options.jobs or 1, **given):
-        found.append(done)
-        if not sinks.quiet(options):
-            print(json.dumps(done.data(), sort_keys=True), flush=True)
-    ranked = sorted(found, key=lambda each: each.rank)
-    sinks.deliver(
-        options,
-        lambda: "",
-        checks=lambda: checks_of(each.judgement for each in ranked),
-        json=lambda: sinks.as_json([each.data() for each in ranked]),
-    )
+        for done in api.judge_many(pairs, jobs=options.jobs or 1, **given):
+            found.append(done)
+            if not sinks.quiet(options):
+                print(json.dumps(done.data(), sort_keys=True), flush=True)
+            if time.monotonic() - written > WRITTEN_SECONDS:
+                sinks.write(dict.fromkeys(files, as_json))
+                written = time.monotonic()
+    finally:  # also at Ctrl-C
+        sinks.write(dict.fromkeys(files, as_json))
+    sinks.deliver(options, lambda: "", checks=lambda: checks_of(each.judgement for each in ranked()), json=as_json)
     return max(
         (each.exit_code for each in found), key=(exits.PASS, exits.INCOMPLETE, exits.WRONG).index, default=exits.PASS
     )
+
+
+def _pairs(path: str) -> list[tuple[str, str]]:
+    """Returns the pairs of a list."""
+    from verify.errors import UsageError
+
+    try:
+        text = Path(path).read_text("utf-8")
+        pairs = [pair for line in text.splitlines() if (pair := shlex.split(line, comments=True))]
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"--many names a file of text with PROBLEM SOLUTION in each line; cannot read {path}: {error}",
+            hint="verify judge --many list.txt",
+        ) from error
+    if not pairs:
+        raise UsageError(f"{path} has no pair to judge", hint="a line is PROBLEM SOLUTION")
+    if bad := next((pair for pair in pairs if len(pair) != 2), None):
+        raise UsageError(f"{path}: a line is PROBLEM SOLUTION; received {shlex.join(bad)}")
+    return [(pair[0], pair[1]) for pair in pairs]
+
+
+def _before(
+    options: argparse.Namespace, pairs: list[tuple[str, str]], profile: str
+) -> tuple[list[CompletedJudgement], list[tuple[str, str]]]:
+    """Returns the judgements of the file of --resume whose problem and solution did not change, and the other pairs."""
+    import msgspec
+
+    from verify.api import CompletedJudgement
+    from verify.errors import UsageError
+    from verify.referee.folders import digest
+    from verify.referee.plan import Judgement
+
+    if not options.resume or not Path(options.resume).exists():
+        return [], pairs
+    try:
+        known = msgspec.json.decode(Path(options.resume).read_bytes(), type=list[Judgement])
+    except msgspec.DecodeError as error:
+        raise UsageError(f"--resume {options.resume}: the file has no judgements: {error}") from None
+    kept, left = [], []
+    for problem, solution in pairs:
+        path, mark, kernel = problem.partition("::")
+        named = (f"{Path(path).resolve()}{mark}{kernel}", solution, profile)
+        same = [each for each in known if (each.problem, each.solution, each.profile) == named and each.fixed]
+        now = [digest(Path(each)) for each in (path, solution)] if same else []
+        same = [each for each in same if [each.fixed["problem"], each.fixed["solution"]] == now]
+        kept += [CompletedJudgement(same[0])] if same else []
+        left += [] if same else [(problem, solution)]
+    return kept, left
