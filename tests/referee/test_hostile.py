@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.referee.samples import LINEAR, solution, written
+from verify.referee import starter
 from verify.referee.judging import Settings, judge_many
 from verify.referee.plan import Judgement
 from verify.workers.process_tree import END_SECONDS, LOOK_SECONDS, living
@@ -94,6 +95,7 @@ def demand_verdicts(folder: Path, attacks: dict[str, tuple[str, str, str]]) -> N
     for name, (verdict, text, _) in attacks.items():
         assert (found[name].verdict, text in found[name].message) == (verdict, True), (name, found[name].message)
     assert found["after"].verdict == "accepted"
+    starter.stop()
     end = time.monotonic() + END_SECONDS  # a killed process closes its pipes a moment before it is gone
     while left := living({os.getpid()}, "") - before:
         assert time.monotonic() < end, left
