@@ -169,7 +169,7 @@ def judged(
         pairs[str(folder / f"{place}.py")] = str(folder / problem / "problem.py"), wanted
     given = [(problem, path) for path, (problem, _) in pairs.items()]
     os.environ.pop("TRITON_INTERPRET", None)  # the tests of kernels have it interpret
-    for found in judge_many(given, Settings(backend=backend), jobs):
+    for found in judge_many(given, Settings(backend=backend, allow_weaker=True), jobs):
         for trick, kind in pairs[found.solution][1]:
             yield trick, kind, found
 
@@ -187,7 +187,7 @@ def judged_honest(options: argparse.Namespace) -> int:
     from mutants.honest import honest
 
     found, bad, open_ = honest(options.honest, options.seed), 0, 0
-    settings = Settings(backend=options.backend)
+    settings = Settings(backend=options.backend, allow_weaker=True)
     with tempfile.TemporaryDirectory() as name:
         pairs = {each.write(Path(name), place): each for place, each in enumerate(found)}
         named = {solution: each.name for (_, solution), each in pairs.items()}

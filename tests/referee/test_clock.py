@@ -128,7 +128,8 @@ def plan_of(folder: Path, backend: Backend, text: str, problem: str = LINEAR) ->
         seconds=20.0,
         build_seconds=20.0,
         memory=1 << 35,
-        starter=starter.address("cpu"),
+        starter=starter.address(backend.name),
+        weaker=backend.name != "cpu",  # a GPU may be in a container that has no landlock
     )
 
 

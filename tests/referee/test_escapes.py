@@ -140,7 +140,7 @@ PROBES: dict[str, tuple[str, Any]] = {
     "asks the kernel": ("socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)", REFUSED),
     "uses the kernel's ciphers": ("socket.socket(38, socket.SOCK_SEQPACKET)", REFUSED),
     "calls the host of the machine": ("socket.socket(40, socket.SOCK_STREAM)", REFUSED),
-    "listens at a path": ("socket.socket(socket.AF_UNIX).bind('mine')", REFUSED),
+    "listens at a path": ("socket.socket(socket.AF_UNIX).bind(HOME + '/mine')", REFUSED),
     # processes
     "kills": ("os.kill(VICTIM, 9)", REFUSED),
     "kills a thread": ("call(200, VICTIM, 9)", REFUSED),
@@ -198,6 +198,7 @@ HONEST: dict[str, tuple[str, Any]] = {
     "moves a file": ("os.rename('a.txt', 'c.txt')", None),
     "has a pair of sockets": ("len(socket.socketpair())", 2),
     "sends through a pair": ("(lambda pair: pair[0].send(b'ab'))(socket.socketpair())", 2),
+    "binds a name, as CUDA does": ("socket.socket(socket.AF_UNIX).bind('\\0mine')", None),
     "has a pipe": ("len(os.pipe())", 2),
     "starts a program": ("subprocess.run(['true']).returncode", 0),
     "starts a compiler's steps": ("subprocess.run('echo 1 | cat > d', shell=True).returncode", 0),

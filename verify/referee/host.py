@@ -47,7 +47,7 @@ from verify.referee.messages import (
     send,
     tensor_of,
 )
-from verify.referee.plan import Observed
+from verify.referee.plan import SAYS, Observed
 from verify.referee.sandbox import NEVER_WRITTEN, Confined, Limits
 from verify.referee.starter import MESSAGE, Ended
 from verify.workers import process_tree
@@ -63,6 +63,7 @@ ALIKE = 2.0**-6  # answers of the reference that are no further apart, in parts 
 TELLING = 8  # equal answers of so few different numbers may be chance
 KEPT_BYTES = 1 << 20  # of the tensors of a call that are kept
 HEAD = 1 << 20  # bytes of an answer without its tensors
+MOST_WORDS = 500  # characters
 UNFORGEABLE = "it wrote into the connection of its own process: what arrived is no answer to the call"
 
 
@@ -273,7 +274,8 @@ class Host:
             try:
                 built = msgspec.json.decode(answer, type=Built)
             except msgspec.ValidationError:
-                raise KernelError(msgspec.json.decode(answer, type=Answer).raised or UNFORGEABLE) from None
+                told = self._marked(msgspec.json.decode(answer, type=Answer))
+                raise KernelError(told.raised or UNFORGEABLE) from None
         except (KernelError, msgspec.DecodeError) as error:
             self.observed.failed = f"it could not be built: {error}"
             self._save()
@@ -347,13 +349,19 @@ class Host:
 
     def _read(self, number: int, head: bytes, parts: Sequence[bytearray]) -> tuple[Answer, list[Tensor]]:
         try:
-            answer = msgspec.json.decode(head, type=Answer)
+            answer = self._marked(msgspec.json.decode(head, type=Answer))
             if answer.number != number:
                 raise ValueError("an answer to another call")
             return answer, [tensor_of(form, part) for form, part in zip(answer.tensors, parts, strict=True)]
         except (msgspec.DecodeError, ValueError, KeyError, RuntimeError):
             self._process.stop()
             raise KernelError(UNFORGEABLE) from None
+
+    def _marked(self, answer: Answer) -> Answer:
+        """Returns an answer whose texts are marked as the words of the solution's process, and are short."""
+        texts = {"raised": answer.raised, "lazy": answer.lazy}
+        marked = {name: f"{SAYS}{text[:MOST_WORDS]}" if text else "" for name, text in texts.items()}
+        return msgspec.structs.replace(answer, **marked)
 
     def paused(self) -> AbstractContextManager[None]:
         """Stops the solution for a while."""

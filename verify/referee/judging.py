@@ -26,6 +26,7 @@ from verify.referee import folders, formats, starter
 from verify.referee.plan import (
     OTHER,
     OWN,
+    SAYS,
     SCHEMA,
     SEEDED,
     Judgement,
@@ -38,6 +39,7 @@ from verify.referee.plan import (
 from verify.referee.requests import CallTime, TimeSolution
 from verify.report.result_words import rank
 from verify.report.rows import rows_of
+from verify.report.words import clean
 from verify.search.hunt import schedule
 from verify.search.hunt import settings as hunt
 from verify.workers.machine import usable_cores
@@ -60,6 +62,20 @@ MOST_JUDGES = 16  # cases that are judged at a time: each takes memory
 SMALLER_SECONDS = 10.0  # of the search for the smallest input
 MEMORY, MEMORY_BESIDE_GPU = 4 << 30, 32 << 30
 FILE = "judged.py"
+# by texts in the error of a solution that is not judged here
+NEEDS = {
+    "No module named 'tilelang'": "TileLang",
+    "No module named 'cutlass'": "CuTe (nvidia-cutlass-dsl)",
+    "No module named 'thunderkittens'": "ThunderKittens",
+    "No module named 'triton'": "Triton",
+    "CUDA_HOME environment variable is not set": "the CUDA toolkit",
+    "ROCM_HOME environment variable is not set": "ROCm (HIP)",
+    "hipcc": "ROCm (HIP)",
+    "nvcc: not found": "the CUDA toolkit",
+    "Ninja is required": "Ninja",
+}
+GPU_SHARE = 0.9  # of a GPU's memory for all solutions on it
+OUT_OF_MEMORY = "memory"  # in the message of an error, or of a limit
 BROKEN = ("error", "crashed", "timeout")
 COLUMNS = ("kernel", "result", "dtype", "unit", "limit", "status", *CLASSES, "pytorch", "elements")
 DECLARATION = '''\
@@ -123,12 +139,26 @@ def judge(problem: str, solution: str, settings: Settings, pool: Pool | None = N
             memory=settings.memory or (MEMORY if about.device == "cpu" else MEMORY_BESIDE_GPU),
             device=about.device,
             starter=starter.address(settings.backend),
+            gpu_share=min(1.0, GPU_SHARE * about.devices / settings.jobs) if settings.jobs > 1 else 1.0,
             weaker=settings.allow_weaker,
         )
         until = began + WANTED.get(settings.profile, math.inf) * min(settings.jobs, AT_ONCE)
         made = _Judging(plan, folder, settings, replace(workers, known=about), about.backend, until)
         found = made.judgement(solution, {"problem": folders.digest(Path(path)), "solution": folders.digest(copy)})
-    return msgspec.structs.replace(found, seconds=round(time.monotonic() - began, 2))
+    return _clean(msgspec.structs.replace(found, seconds=round(time.monotonic() - began, 2)))
+
+
+def _clean(judgement: Judgement) -> Judgement:
+    """Returns a judgement whose texts have no control characters: a solution writes some of them."""
+
+    def cleaned(value: Any) -> Any:
+        if isinstance(value, str):
+            return clean(value)
+        if isinstance(value, dict):
+            return {name: cleaned(each) for name, each in value.items()}
+        return [cleaned(each) for each in value] if isinstance(value, list) else value
+
+    return msgspec.convert(cleaned(msgspec.to_builtins(judgement)), Judgement)
 
 
 def judge_many(pairs: Sequence[tuple[str, str]], settings: Settings, jobs: int) -> Iterator[Judgement]:
@@ -142,12 +172,19 @@ def judge_many(pairs: Sequence[tuple[str, str]], settings: Settings, jobs: int) 
         except Exception as error:  # no solution may end the judgements of others
             return _unjudged(*pair, f"the harness is in error: {type(error).__name__}: {error}")
 
-    yield from spread(pairs, jobs, settings.backend, one)
+    again = list[tuple[str, str]]()
+    for found in spread(pairs, jobs, settings.backend, one):
+        if jobs != 1 and OUT_OF_MEMORY in found.message:  # perhaps of a GPU that others had filled
+            again.append((found.problem, found.solution))
+        else:
+            yield found
+    for pair in again:
+        yield from spread([pair], 1, settings.backend, one)
 
 
 def _unjudged(problem: str, solution: str, message: str) -> Judgement:
     """Returns the judgement of a solution that could not be measured: undecided, with the reason."""
-    return Judgement(SCHEMA, "undecided", problem, solution, "", message, unchecked=["everything"])
+    return _clean(Judgement(SCHEMA, "undecided", problem, solution, "", message, unchecked=["everything"]))
 
 
 @contextmanager
@@ -447,7 +484,12 @@ class _Found:
         if self.cheats:
             return "cheats", "; ".join(self.cheats)
         if failed := next((each.failed for each in self.seen if each.failed), ""):
-            return "fails", failed
+            lacking = next((what for sign, what in NEEDS.items() if sign in failed), "")
+            return (
+                ("undecided", f"it needs {lacking}, which is not installed here: {failed}")
+                if lacking
+                else ("fails", failed)
+            )
         if raised := next((each for each in kernels if each.status in BROKEN), None):
             return "fails", raised.message
         if self.wrong:
@@ -497,8 +539,8 @@ class _Found:
         seen = self.seen[-1] if self.seen else Observed()
         found = []
         if seen.functions:
-            found.append(f"functions of PyTorch that one call calls: {', '.join(seen.functions)}")
-        found += [f"it {text}" for text in seen.modes]
+            found.append(f"{SAYS}one call calls the functions {', '.join(seen.functions)} of PyTorch")
+        found += [f"{SAYS}it {text}" for text in seen.modes]
         if seen.changed and not self.tricks:
             found.append(f"it writes into {', '.join(seen.changed)}")
         if seen.late and not self.tricks:

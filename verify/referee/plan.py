@@ -12,6 +12,7 @@ from verify.referee.requests import CallTime
 SCHEMA = 2  # 2: speed has figures
 # How the names of problems begin: at their own sizes, with weights of a seed, at other sizes.
 OWN, SEEDED, OTHER = "own", "seeded", "beyond"
+SAYS = "its process says: "  # before texts that the solution may have written
 
 SolutionVerdict = Literal["accepted", "wrong", "cheats", "fails", "undecided"]
 
@@ -31,6 +32,7 @@ class Plan(msgspec.Struct, frozen=True):
     memory: int  # bytes beyond those of a new process
     device: str = "cpu"
     starter: str = ""  # the socket at which its processes are started
+    gpu_share: float = 1.0  # of the memory of a GPU that it may use beside others
     weaker: bool = False  # judge also where this machine does not hold the solution
 
 

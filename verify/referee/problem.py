@@ -170,7 +170,7 @@ CLOSE = "allclose(1e-4), in 16 bits 1e-2,"
 
 def declared(plan: Plan, problems: Callable[[], list[Problem]], module: str, file: str) -> list[Kernel]:
     """Returns the kernels of a plan, for the module that declares them."""
-    limits = Limits((plan.scratch,), folders_to_read(), plan.memory, starter.variables())
+    limits = Limits((plan.scratch,), folders_to_read(), plan.memory, starter.variables(), plan.gpu_share)
     process = SolutionProcess(plan.starter, limits)
     found, first = list[Kernel](), not any(Path(plan.notes).iterdir())
     own = problems()

@@ -49,6 +49,7 @@ _OWN_THREADS = "/proc/self/task"
 _RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}  # number of rights by version; 16 in later versions
 _SCOPES_SIGNALS = 6  # the version since which landlock keeps signals among the processes of a solution
 
+# CUDA binds a socket to a name when it starts, and nothing may connect to that.
 # System calls with their numbers on x86_64 and aarch64, - where there is none. They reach other processes, what several
 # processes share, or the kernel itself.
 _REFUSED = """
@@ -57,7 +58,7 @@ process_mrelease 448 448, pidfd_open 434 434, pidfd_getfd 438 438, pidfd_send_si
 ioprio_set 251 30, bpf 321 280, perf_event_open 298 241, userfaultfd 323 282, io_uring_setup 425 425, mount 165 40,
 umount2 166 39, pivot_root 155 41, unshare 272 97, setns 308 268, chroot 161 51, move_mount 429 429, open_tree 428 428,
 fsopen 430 430, fsconfig 431 431, fsmount 432 432, fspick 433 433, mount_setattr 442 442, quotactl 179 60,
-quotactl_fd 443 443, add_key 248 217, request_key 249 218, keyctl 250 219, connect 42 203, bind 49 200, mq_open 240 180,
+quotactl_fd 443 443, add_key 248 217, request_key 249 218, keyctl 250 219, connect 42 203, mq_open 240 180,
 mq_unlink 241 181, shmget 29 194, shmat 30 196, shmctl 31 195, semget 64 190, semctl 66 191, semop 65 193,
 semtimedop 220 192, msgget 68 186, msgctl 71 187, msgsnd 69 189, msgrcv 70 188, fanotify_init 300 262,
 inotify_init 253 -, inotify_init1 294 26, truncate 76 45, setxattr 188 5, lsetxattr 189 6, fsetxattr 190 7,
@@ -93,6 +94,7 @@ class Limits(msgspec.Struct, frozen=True):
     readable: tuple[str, ...] = ()
     memory: int = 4 << 30  # bytes, of all its processes together, beyond those of a new process
     variables: dict[str, str] = {}  # of its environment
+    gpu_share: float = 1.0  # of the memory of a GPU, for all its processes together; 1: no limit
 
 
 class Confined(msgspec.Struct, frozen=True):

@@ -27,7 +27,7 @@ from multiprocessing.connection import Connection
 import msgspec
 
 from verify import backends
-from verify.referee import folders, sandbox
+from verify.referee import folders, gpu_memory, sandbox
 from verify.workers import process_tree, start
 
 KEPT = ("PATH", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "PYTHONHOME", "PYTHONPATH", "TRITON_INTERPRET")
@@ -183,6 +183,8 @@ def exceeded(pids: Iterable[int], limits: sandbox.Limits) -> str:
         return f"wrote more than {SCRATCH_BYTES >> 20} MiB of files"
     if _resident(pids, "Rss") > limits.memory and _resident(pids, "Pss") > limits.memory + OWN_BYTES:
         return f"used more than {limits.memory >> 20:,} MiB of memory"
+    if limits.gpu_share < 1 and gpu_memory.share(pids) > limits.gpu_share:
+        return f"used more than {limits.gpu_share:.0%} of the memory of a GPU, its share beside others"
     return ""
 
 

@@ -59,7 +59,11 @@ def kernels_of(path: str, module: str, file: str) -> list[Kernel]:
     from verify.referee.problem import declared
 
     plan = msgspec.json.decode(Path(path).read_bytes(), type=Plan)
-    return declared(plan, partial(named(plan.format).problems, plan), module, file)
+    before = list(sys.path)
+    try:
+        return declared(plan, partial(named(plan.format).problems, plan), module, file)
+    finally:  # solutions may lie beside the problem: none of them may be in the place of a module of the judge
+        sys.path[:] = before
 
 
 def imported(path: Path) -> ModuleType:
@@ -69,7 +73,7 @@ def imported(path: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise UsageError(f"{path} cannot be imported as a Python file")
     if str(path.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent))
+        sys.path.append(str(path.parent))
     module = importlib.util.module_from_spec(spec)
     sys.modules[label] = module
     spec.loader.exec_module(module)
