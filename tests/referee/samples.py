@@ -132,6 +132,7 @@ TASK = Form(
             files:
               - {"name": "submission.py", "source": "@SUBMISSION@"}
               - {"name": "task.py", "source": "task.py"}
+              - {"name": "utils.py", "source": "../utils.py"}
               - {"name": "reference.py", "source": "reference.py"}
 
             lang: "py"
@@ -146,10 +147,12 @@ TASK = Form(
             benchmarks:
               - {"m": 1024, "n": 1536, "k": 1024, "seed": 321}
             """,
+        "../utils.py": "def product(a, b):\n    return a @ b\n",
         "task.py": "import torch\ninput_t = tuple\noutput_t = torch.Tensor\n",
         "reference.py": """\
             import torch
             from task import input_t, output_t
+            from utils import product
 
 
             def generate_input(m: int, n: int, k: int, seed: int) -> input_t:
@@ -158,8 +161,7 @@ TASK = Form(
 
 
             def ref_kernel(data: input_t) -> output_t:
-                a, b = data
-                return a @ b
+                return product(*data)
 
 
             def check_implementation(data, output):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def problems(plan: Plan) -> list[Any]:
     from verify.referee.problem import problems_of
 
     folder = Path(plan.problem)
-    module = imported(folder / "reference.py")
+    module = imported(_gathered(folder, Path(plan.notes).parent / "task") / "reference.py")
     tests = listed(folder / "task.yml", "tests")
     if not tests:
         raise UsageError(f"{folder / 'task.yml'} lists no tests of the form - {{m: 64, seed: 1}}")
@@ -44,6 +45,16 @@ def problems(plan: Plan) -> list[Any]:
 
     own = check if hasattr(module, "check_implementation") else None
     return problems_of(module.ref_kernel, calls, Entry(("custom_kernel",), {}), own)
+
+
+def _gathered(problem: Path, into: Path) -> Path:
+    """Copies the files of a task beside each other: `files` names some of other folders."""
+    into.mkdir(exist_ok=True)
+    for file in ({"name": "reference.py", "source": "reference.py"}, *listed(problem / "task.yml", "files")):
+        if (source := problem / str(file.get("source"))).is_file():
+            shutil.copyfile(source, into / Path(str(file["name"])).name)
+    sys.path.append(str(problem))  # for files that are not listed
+    return into
 
 
 def place(problem: str, solution: Path, scratch: Path) -> str:
