@@ -39,6 +39,7 @@ def lines_of(judgement: Judgement) -> list[str]:
         ("not", judgement.unchecked),
         ("holds", judgement.isolation),
         ("lacks", judgement.not_isolated),
+        ("given up", judgement.given_up),
     ):
         found += [f"    {label:<8} {_short(text)}" for text in texts]
     plan = f"    plan     {judgement.fixed.get('plan', '')[:12]}, fixed before the solution started"
