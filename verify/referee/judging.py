@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import re
 import secrets
 import tempfile
 import time
@@ -75,6 +76,7 @@ NEEDS = {
     "Ninja is required": "Ninja",
 }
 GPU_SHARE = 0.9  # of a GPU's memory for all solutions on it
+NAME = re.compile(r"[\w.]{1,99}").fullmatch  # of a function: a solution may send any text
 OUT_OF_MEMORY = "memory"  # in the message of an error, or of a limit
 BROKEN = ("error", "crashed", "timeout")
 COLUMNS = ("kernel", "result", "dtype", "unit", "limit", "status", *CLASSES, "pytorch", "elements")
@@ -237,7 +239,7 @@ class _Judging:
             "seed": plan.seed,
         }
         try:
-            names = [each.name for each in declared_by(self.workers, str(file), forks=True)]
+            names = [each.name for each in declared_by(self.workers, str(file))]
         except (UsageError, VerifyError) as error:
             message = getattr(error, "message", str(error)).replace(f"{file}: ", "").replace(str(file), plan.problem)
             return Judgement(verdict="undecided", message=message, unchecked=["everything"], **base)
@@ -539,7 +541,7 @@ class _Found:
         seen = self.seen[-1] if self.seen else Observed()
         found = []
         if seen.functions:
-            found.append(f"{SAYS}one call calls the functions {', '.join(seen.functions)} of PyTorch")
+            found.append(f"{SAYS}one call calls the functions {', '.join(filter(NAME, seen.functions))} of PyTorch")
         found += [f"{SAYS}it {text}" for text in seen.modes]
         if seen.changed and not self.tricks:
             found.append(f"it writes into {', '.join(seen.changed)}")

@@ -119,6 +119,7 @@ def main(arguments: list[str]) -> None:
             listener.close()
             _supervise(control)
         control.close()
+    folders.remove(os.path.dirname(listener.getsockname()))
 
 
 class Ended(msgspec.Struct):
