@@ -348,11 +348,6 @@ asked = msgspec.Raw(msgspec.json.encode(ListKernels("examples/pytorch.py")))
 print(bytes(kernels.answer(asked, print)).decode())
 print(kernels._kernel.pid == begun, kernels._ahead)
 kernels.stop()
-kernels = apart.KernelProcesses(None, lambda: Cuda("cpu"), how)
-begun = kernels._ahead["kernel"].pid
-kernels.answer(msgspec.Raw(msgspec.json.encode(ListKernels("examples/pytorch.py", forks=True))), print)
-print(kernels._kernel.pid == begun, kernels._ahead)
-kernels.stop()
 """
 
 
@@ -400,10 +395,6 @@ def test_kernels_timed_beside_each_other_share_a_process_until_one_changes_it(pr
 
 def test_a_process_that_is_begun_with_the_worker_takes_the_first_target(printed: list[str]) -> None:
     assert printed[2:5] == ["no GPU", '"examples/pytorch.py on cuda"', "True {}"]
-
-
-def test_a_module_that_forks_gets_no_process_that_has_used_the_gpu(printed: list[str]) -> None:
-    assert printed[5:] == ["False {}"]
 
 
 @dataclass

@@ -26,7 +26,6 @@ class ListKernels(Request[Listed], frozen=True, tag="list"):
 
     lists: ClassVar[bool] = True
     target: str
-    forks: bool = False  # True: the module forks its process, which may not have used the GPU
 
     def answer(self) -> Listed:
         """Imports the target in this process."""
@@ -84,10 +83,10 @@ class ListOps(Request[list[OpAbout]], frozen=True, tag="ops"):
 Known = dict[str, Listed]  # the listings of targets that were requested before, if no declaration changes meanwhile
 
 
-def _listed(worker: Answers, target: str, timeout: float, known: Known | None, *, forks: bool = False) -> Listed:
+def _listed(worker: Answers, target: str, timeout: float, known: Known | None) -> Listed:
     found = None if known is None else known.get(target)
     if found is None:
-        found = worker.ask(ListKernels(target, forks), timeout=timeout)
+        found = worker.ask(ListKernels(target), timeout=timeout)
         if known is not None:
             known[target] = found
     return found
@@ -110,12 +109,10 @@ def declared_by(
     target: str,
     timeout: float = START_SECONDS,
     known: Known | None = None,
-    *,
-    forks: bool = False,
 ) -> list[Declared]:
     """Returns the kernels of a target. If importing fails, raises UsageError with a command that shows why."""
     try:
-        return _listed(worker, target, timeout, known, forks=forks).kernels
+        return _listed(worker, target, timeout, known).kernels
     except Late:
         raise UsageError(
             f"{target}: importing it took more than {timeout:g} s; stopped", hint=Target.parse(target).import_command()

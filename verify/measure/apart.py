@@ -141,8 +141,6 @@ class KernelProcesses:
             self._kernel, self._targets = None, []
         if not targets:
             return self._handler.answer(asked, self.backend, progress)
-        if isinstance(asked, ListKernels) and asked.forks:
-            self._end_ahead()
         beside = list(asked.beside) if isinstance(asked, Time) else []
         kernel = self._process(beside or targets, laws=bool(getattr(asked, "law", "") or getattr(asked, "laws", "")))
         self._listed = self._listed and asked.lists
@@ -401,10 +399,8 @@ class _Subject:
                     run.end()
             else:
                 reply = self._handler.answer(asked, self._backend, progress)
-        if isinstance(asked, ListKernels) and not (asked.forks or self._backend.forks):
-            kernels = load(Target.parse(asked.target))
-            if not any(getattr(kernel.function, "contained", False) for kernel in kernels):  # contained ones may fork
-                _begin_beside(lambda: torch.zeros(1, device=self._backend.device))
+        if isinstance(asked, ListKernels) and not self._backend.forks:
+            _begin_beside(lambda: torch.zeros(1, device=self._backend.device))
         if judges:
             self._demand_judges()
         return reply
