@@ -133,10 +133,11 @@ def tensor_of(form: Form, data: bytes | bytearray) -> Tensor:
     return flat.view(kind).reshape(form.shape)
 
 
-def send(connection: Connection, message: msgspec.Struct, tensors: Sequence[Tensor] = ()) -> None:
+def send(connection: Connection, message: msgspec.Struct, tensors: Sequence[Tensor | bytes] = ()) -> None:
     """Sends a message and then the bytes of tensors, in pieces of at most `PIECE` bytes."""
     connection.send_bytes(msgspec.json.encode(message))
-    for data in map(bytes_of, tensors):
+    for each in tensors:
+        data = memoryview(each if isinstance(each, bytes) else bytes_of(each))
         for place in range(0, max(len(data), 1), PIECE):
             connection.send_bytes(data, place, min(PIECE, len(data) - place))
 

@@ -45,7 +45,6 @@ from verify.referee.messages import (
     receive_tensors,
     results_in,
     send,
-    tensor_of,
     value_of,
 )
 from verify.truth.ulp import same_bits
@@ -136,7 +135,7 @@ class Runner:
         made = self._made(*value_of(self._entry.init, self._arguments_of_init))
         return made.to(self._device) if isinstance(made, Module) else made
 
-    def _call(self, asked: Call, tensors: Sequence[Tensor]) -> tuple[Answer, list[Tensor]]:
+    def _call(self, asked: Call, tensors: Sequence[Tensor]) -> tuple[Answer, list[bytes]]:
         late = any(bytes_of(result) != before for result, before in self._given)
         count = len(asked.state)
         try:
@@ -160,11 +159,10 @@ class Runner:
         changed = tuple(name for name, value in arguments.items() if not same_bits([value], [before[name]]))
         self._given = list(zip(kept, data, strict=True))
         forms = tuple(form_of(f"{place}", each) for place, each in enumerate(kept))
-        copies = [tensor_of(form, each) for form, each in zip(forms, data, strict=True)]
         left = self._began.left("call") if asked.watched else []
         replaced, modes = (tuple(each.text for each in left if each.kind == kind) for kind in ("judge", "mode"))
         functions = tuple(sorted(recorded))
-        return Answer(asked.number, forms, "", changed, late, lazy, functions, replaced, modes), copies
+        return Answer(asked.number, forms, "", changed, late, lazy, functions, replaced, modes), data
 
     def _chain(self, asked: Chained, tensors: Sequence[Tensor]) -> None:
         """Runs a chain of calls from the key that comes when everything is ready, and sends the last key at once."""
