@@ -213,7 +213,7 @@ HONEST: dict[str, tuple[str, Any]] = {
     "imports": ("__import__('xml.dom').__name__", "xml"),
     "shares memory with its children": ("mmap.mmap(-1, 4096).write(b'ab')", 2),
     "signals itself": ("os.kill(os.getpid(), signal.SIGCHLD)", None),
-    "has a compiler's folder": ("os.makedirs(os.environ['TORCH_EXTENSIONS_DIR'])", None),
+    "has a compiler's folder": ("os.path.isdir(os.environ['TORCH_EXTENSIONS_DIR'])", True),
     "knows a user": ("os.environ['USER']", "user"),
     "writes to nothing": ("open('/dev/null', 'w').write('a')", 1),
     "reads random bytes": ("len(open('/dev/urandom', 'rb').read(4))", 4),

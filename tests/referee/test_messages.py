@@ -7,11 +7,12 @@ import os
 from multiprocessing import Pipe
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
 from verify.referee import messages, runner
-from verify.referee.messages import Call, Form, bytes_of, form_of, template_of, tensor_of, value_of
+from verify.referee.messages import Answer, Built, Call, Form, bytes_of, form_of, template_of, tensor_of, value_of
 
 
 def test_an_object_of_the_parent_closes_no_file_of_a_solution(tmp_path: Path) -> None:
@@ -64,3 +65,10 @@ def test_tensors_for_a_solution_arrive_in_pieces(monkeypatch: pytest.MonkeyPatch
         ours.send_bytes(each)
     back = messages.receive_tensors(theirs, forms)
     assert all(torch.equal(*pair) for pair in zip(back, tensors, strict=True)) and not theirs.poll()
+
+
+def test_a_failed_build_is_no_module_without_parameters() -> None:
+    failed = msgspec.json.encode(Answer(0, raised="ImportError: no"))
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.json.decode(failed, type=Built)
+    assert msgspec.json.decode(msgspec.json.encode(Built()), type=Built) == Built()

@@ -50,7 +50,7 @@ class Build(msgspec.Struct, frozen=True, tag="build"):
     tensors: tuple[Form, ...] = ()  # of the arguments of `init`
 
 
-class Built(msgspec.Struct, frozen=True):
+class Built(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Reports the parameters and buffers of the solution's module."""
 
     state: tuple[Form, ...] = ()

@@ -60,7 +60,9 @@ def main(connection: Connection, limits: sandbox.Limits, *, namespaces: bool) ->
         folder = limits.folders[0]
         os.environ.clear()
         os.environ |= limits.variables | {"HOME": folder, "TMPDIR": folder, "TRITON_HOME": folder, "USER": "user"}
-        os.environ["TORCH_EXTENSIONS_DIR"] = str(Path(folder, "extensions"))
+        os.environ["TORCH_EXTENSIONS_DIR"] = extensions = str(Path(folder, "extensions"))
+        with suppress(FileExistsError):  # of an earlier process of this judgement
+            os.mkdir(extensions)
         tempfile.tempdir = None  # it may be known from before
         os.chdir(folder)
         sys.path.insert(0, folder)
