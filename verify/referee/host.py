@@ -31,7 +31,6 @@ from verify.errors import KernelError, Refused, UsageError
 from verify.records.files import write_atomically
 from verify.referee.messages import (
     KEY_BYTES,
-    MOST,
     PIECE,
     Answer,
     Asked,
@@ -58,6 +57,7 @@ LARGE_BYTES = 1 << 24  # of arguments; three of four such calls have no addition
 LOOK_SECONDS = 0.1
 SLOW = 2.4  # factor of the time limit for the first call, which compiles
 FREE_BYTES = 1 << 26  # of an answer whose size is not compared with the reference's
+UNKNOWN_BYTES = 1 << 30  # of an answer whose size the reference does not tell
 SLOWEST = 1 << 25  # bytes a second of the slowest transfer that is waited for
 ALIKE = 2.0**-6  # answers of the reference that are no further apart, in parts of the largest number
 TELLING = 8  # equal answers of so few different numbers may be chance
@@ -97,7 +97,7 @@ class SolutionProcess:
             return self._confined
 
     def ask(
-        self, request: Asked, tensors: Sequence[Tensor], seconds: float, most: Callable[[int], int] = lambda size: MOST
+        self, request: Asked, tensors: Sequence[Tensor], seconds: float, most: Callable[[int], int] = lambda size: 0
     ) -> tuple[bytes, list[bytearray]]:
         """Returns the answer: its message, and its tensors. Raises KernelError with the reason if there is none.
 
@@ -332,20 +332,22 @@ class Host:
 
     def _answer(self, request: Call, tensors: Sequence[Tensor]) -> tuple[Answer, list[Tensor]]:
         seconds = self._seconds * (SLOW if self.observed.calls == 1 else 1)
-        most = functools.partial(self._honest_bytes, request, tensors)
+        given = dict(zip((form.name for form in request.tensors), tensors, strict=True))
+        state = {name: given.pop(name) for name in request.state}
+        most = functools.partial(self._honest_bytes, given, state, 1)
         return self._read(request.number, *self._process.ask(request, tensors, seconds, most))
 
-    def _honest_bytes(self, request: Call | Chained, tensors: Sequence[Tensor], size: int) -> int:
+    def _honest_bytes(self, arguments: Tensors, state: Tensors, calls: int, size: int) -> int:
         """Returns the most bytes of an honest answer: those of the reference, if a result has twice its precision."""
         with suppress(Exception), torch.no_grad():
             assert self.reference is not None
             device = self._build.device
-            placed = {
-                form.name: each.to(device, copy=True) for form, each in zip(request.tensors, tensors, strict=True)
-            }
-            state = {name: placed.pop(name) for name in request.state}
-            return 2 * getattr(request, "count", 1) * sum(each.nbytes for each in self.reference(device)(placed, state))
-        return size  # the reference refuses these numbers, or the problem is a declaration
+            placed, held = (
+                {name: each.to(device, copy=True) for name, each in of.items()} for of in (arguments, state)
+            )
+            return 2 * calls * sum(each.nbytes for each in self.reference(device)(placed, held))
+        # the reference refuses these numbers, or the problem is a declaration
+        return max(UNKNOWN_BYTES, 16 * calls * sum(each.nbytes for each in arguments.values()))
 
     def _read(self, number: int, head: bytes, parts: Sequence[bytearray]) -> tuple[Answer, list[Tensor]]:
         try:
@@ -376,7 +378,7 @@ class Host:
         ready, _ = self._read(asked.number, *self._process.ask(asked, tensors, self._seconds))
         if ready.raised:
             raise KernelError(ready.raised)
-        most = functools.partial(self._honest_bytes, asked, tensors)
+        most = functools.partial(self._honest_bytes, stored, state, count)
         seconds, last, messages = self._process.time_chain(key, self._seconds, most)
         answer, results = self._read(asked.number, *messages)
         if answer.raised or answer.lazy or len(results) % count:

@@ -11,7 +11,6 @@ import msgspec
 import torch
 from torch import Tensor
 
-MOST = 1 << 40  # bytes of all tensors of an answer
 PIECE = 1 << 20  # bytes of one message: the reader fills a buffer of the whole piece first
 Tensors = Mapping[str, Tensor]
 Template = dict[str, Any]  # a value in JSON, with names in the places of its tensors
