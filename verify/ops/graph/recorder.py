@@ -544,7 +544,7 @@ def digest_of(nodes: Sequence[Node], ends: Sequence[Node | None]) -> str:
             needed.update(nodes_in((node.args, node.kwargs)))
     places: dict[Node, str] = {}
     total = hashlib.sha256()
-    for node in nodes:
+    for node in sorted(nodes, key=lambda node: node.target != "operand"):
         if node in needed:
             shape = f"{node.value.dtype} {tuple(node.value.shape)}" if isinstance(node.value, Tensor) else ""
             given = _text((node.args, sorted(node.kwargs.items())), places)
