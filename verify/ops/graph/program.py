@@ -499,8 +499,11 @@ def _following() -> Iterator[None]:
 
     cuda = torch.backends.cuda
     before = torch._C._get_math_sdp_allow_fp16_bf16_reduction(), torch._C._get_mkldnn_enabled()
+    casts = {kind: torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")}  # around the call, not of the function
     cuda.allow_fp16_bf16_reduction_math_sdp(True)
     torch._C._set_mkldnn_enabled(False)
+    for kind in casts:
+        torch.set_autocast_enabled(kind, False)
     try:
         with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH), _no_functions():
             warnings.simplefilter("ignore")
@@ -508,6 +511,8 @@ def _following() -> Iterator[None]:
     finally:
         cuda.allow_fp16_bf16_reduction_math_sdp(before[0])
         torch._C._set_mkldnn_enabled(before[1])
+        for kind, enabled in casts.items():
+            torch.set_autocast_enabled(kind, enabled)
 
 
 def _called(function: Callable[..., Any], values: Sequence[Tensor]) -> list[Tensor]:
