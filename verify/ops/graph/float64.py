@@ -68,7 +68,7 @@ def _agreed(fast: Fast, noise: Noise, theirs: Tensor, mask: Tensor) -> Fast:
 def in_float64(program: Program, run: Run) -> dict[str, Tensor]:
     """Returns the results of PyTorch's own operators in float64: those of the function and of autograd, as recorded.
 
-    Returns {} if an operand is float64 already, or if a constant is on another device.
+    Returns {} if an operand is float64 already, or if an operator has no float64 on this device.
     """
     if any(leaf.dtype == torch.float64 for name, leaf in run.leaves.items() if not name.startswith("grad ")):
         return {}
@@ -84,7 +84,7 @@ def in_float64(program: Program, run: Run) -> dict[str, Tensor]:
     try:
         for node in nodes:
             if node in uses and node not in values:
-                values[node] = evaluated(node, values)
+                values[node] = evaluated(node, values, run.device)
                 for each in nodes_in((node.args, node.kwargs)):
                     uses[each] -= 1
                     if not uses[each]:
