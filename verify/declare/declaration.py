@@ -298,9 +298,8 @@ def kernel(
     accumulate: with like=, the format in which products are computed: "tf32" allows operands of 10 bits for float32.
         "14 bits" allows sums of 14 bits, as Hopper's tensor cores add products of FP8, and "14 bits, promoted every
         128" the same for 128 products at a time, whose sums are added in float32.
-    intermediate: with like=, the format between operators. "eager" is the dtype of the case, as in eager PyTorch.
-        "float32" forbids rounding to 16 bits in between, as in a fused kernel. Default "eager", and "float32" if
-        max_ulp= promises a number of ULP.
+    intermediate: with like=, the format between operators: "eager", the dtype of the case, or "float32", as in a fused
+        kernel. Default "eager", and "float32" if max_ulp= promises a number of ULP.
     max_bias: the mean error away from zero beyond which a result is wrong, in ULP (of a program: in units of the bias
         that its noise explains). One number, or one per result. Without it the bias is only reported.
     vacuous: results whose limit trivial answers would keep, and the reason to accept that, {"dx": "saturated"}.
@@ -333,8 +332,7 @@ def kernel(
         quantise, like, shapes, where, operands, bits = quantiser(quantise, like, shapes, where, operands, op)
         integers = {**(integers or {}), **bits}
         gradients = False
-    # Take the declaring module, not the function's: a declaration may name a library function.
-    caller = sys._getframe(1).f_globals
+    caller = sys._getframe(1).f_globals  # the declaring module's: a declaration may name a library function
     module, file = caller.get("__name__", ""), caller.get("__file__", "")
     named_op = _op(received, op) if like is None else ""
     alone = {

@@ -164,7 +164,7 @@ def assert_close(
     grads: Tensor | Sequence[Tensor | None] | Mapping[str, Tensor] = (),
     upstream: Tensor | Sequence[Tensor | None] | None = None,
     accumulate: str = "float32",
-    intermediate: str = "eager",
+    intermediate: str = "",
     vacuous: Mapping[str, str] | None = None,
     check_dtype: bool = True,
 ) -> None:
@@ -199,7 +199,7 @@ def close_to(
     like: Callable[..., Any],
     inputs: Sequence[Any],
     accumulate: str = "float32",
-    intermediate: str = "eager",
+    intermediate: str = "",
     vacuous: Mapping[str, str] | None = None,
     check_dtype: bool = True,
 ) -> Callable[..., None]:

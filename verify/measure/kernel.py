@@ -256,7 +256,7 @@ class Judging:
                         progress(step)
                         self.allowance.cases = total - number + 1
                         try:
-                            report = functools.partial(_report_wait, progress, step)
+                            report = functools.partial(lambda step, seconds: progress(step.after(seconds)), step)
                             self._in_turn(each, case, forks, report, following)
                         except (MemoryError, JudgeFailed):
                             unjudged[NO_MEMORY] += 1
@@ -437,7 +437,8 @@ class Judging:
         question = question_of(self.kernel, case, measured, problem, self.target, self.seed, small).explaining(given)
         if question.on_host:  # a fork cannot use the GPU
             given = {by: {name: value.cpu() for name, value in results.items()} for by, results in given.items()}
-            return [(each, given) for each in (_apart(question) if self.judges > 1 else [question])]
+            several = self.judges > 1 and question.problem.is_long  # so that several forks share it
+            return [(question.of(name), given) for name in question.fast] if several else [(question, given)]
         return [(question, given)]
 
     def _sampled(
@@ -553,10 +554,6 @@ class _GroupJudging:
     told: tuple[float, str, str] = (-math.inf, "", "")  # the verdict in the line of progress, and when it was computed
 
 
-def _report_wait(progress: OnProgress, step: Step, seconds: float) -> None:
-    progress(step.after(seconds))
-
-
 Given = dict[str, dict[str, Tensor]]  # results of one case, by source
 Asked = tuple[_GroupJudging, Case, Given]  # a question's group, case and results
 
@@ -570,13 +567,6 @@ def _collect(asked: Asked, pieces: Pieces) -> None:
         for name, piece in of_results.items():
             got = given[by][name]
             into.setdefault(name, Collected(fmt=formats.of(got.dtype))).add(case, got, piece)
-
-
-def _apart(question: Question) -> list[Question]:
-    """Divides a long question by result, so that several forks share it."""
-    if not question.problem.is_long:
-        return [question]
-    return [question.of(name) for name in question.fast]
 
 
 def _of_inference(result: Result, mode: str, properties: str) -> Result:
