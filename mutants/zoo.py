@@ -6,7 +6,8 @@
     python -m mutants.zoo --json found.jsonl         a line of JSON for each judgement, as it comes
     python -m mutants.zoo --table          the table of docs/judge.md
 
-`zoo.toml` has the tricks, by their numbers in docs/judge.md. Nothing here needs a GPU.
+`zoo.toml` has the tricks that were reported in public, by their numbers in docs/judge.md; `zoo_more.toml` has others in
+groups. Nothing here needs a GPU.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -22,6 +24,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -30,7 +33,8 @@ from verify.referee.plan import Judgement
 
 
 def model(forward: str, init: str = "pass", inputs: str = "torch.randn(6, 24)", arguments: str = "") -> str:
-    """Returns a problem file."""
+    """Returns a problem file. Its forward takes x, and ids or y if it reads them."""
+    takes = "x, ids" if "ids" in forward else "x, y" if re.search(r"\by\b", forward) else "x"
     return f"""
 import torch
 from torch import nn
@@ -42,7 +46,7 @@ class Model(nn.Module):
         super().__init__()
         {init}
 
-    def forward(self, x{", ids" if "randint" in inputs else ""}):
+    def forward(self, {takes}):
         return {forward}
 
 
@@ -84,7 +88,9 @@ STATE = {
 
 def solution(problem: str, body: str, before: str = "", state: str | None = None) -> str:
     """Returns a solution with this body of `forward`, and statements before the class."""
-    arguments = "self, x, ids" if problem == "experts" else "self, x"
+    found = re.search(r"def forward\((.*)\)", PROBLEMS[problem])
+    assert found is not None
+    arguments = found[1]
     return f"""
 import torch
 from torch import nn
@@ -138,18 +144,82 @@ class Trick:
 
 RIGHT = "torch.relu(functional.linear(x, self.linear.weight, self.linear.bias))"
 COARSE = RIGHT.replace("(x,", "(x.bfloat16().float(),")
-_DATA = tomllib.loads(
-    (Path(__file__).parent / "zoo.toml").read_text().replace("$RIGHT", RIGHT).replace("$COARSE", COARSE)
-)
-TRICKS = tuple(Trick(**each) for each in _DATA["trick"])
+SOFT = "((e := (x - x.amax(-1, True)).exp()) / e.sum(-1, keepdim=True))"
+SHORT = {
+    "$RIGHT": RIGHT,
+    "$COARSE": COARSE,
+    "$SOFT": SOFT,
+    "$DULL": "torch.softmax(x.bfloat16().float(), -1)",
+    "$GELU": "(0.5 * x * torch.special.erfc(-x * 0.7071067811865476))",
+    "$TIMED": """import sys
+frame = sys._getframe()
+while frame and frame.f_locals.get('count', 1) == 1:
+    frame = frame.f_back""",
+}
+
+
+def _read(value: Any) -> Any:
+    """Returns the data of a file with the texts of SHORT in the places of their names."""
+    if isinstance(value, str):
+        for name, text in SHORT.items():
+            value = value.replace(name, text)
+        return value
+    if isinstance(value, list):
+        return [_read(each) for each in value]
+    return {key: _read(each) for key, each in value.items()} if isinstance(value, dict) else value
+
+
+def _file(name: str) -> Any:
+    return _read(tomllib.loads((Path(__file__).parent / name).read_text()))
+
+
+_DATA, _MORE = _file("zoo.toml"), _file("zoo_more.toml")
+PUBLIC = tuple(Trick(**each) for each in _DATA["trick"])
 WITHOUT = {int(number): why for number, why in _DATA["without"].items()}  # no specimen, and why
+GROUPS = _MORE["group"]
+PROBLEMS |= {name: model(**given) for name, given in _MORE["problem"].items()}
+STATE |= {name: given["init"] for name, given in _MORE["problem"].items() if "init" in given}
+
+
+def _of_group(first: int, law: str, rows: list[list[str]]) -> Iterator[Trick]:
+    """Yields the tricks of a group, numbered from `first`. A row may end in a text before the class, and a state."""
+    for number, (name, caught, problem, body, twin, *more) in enumerate(rows, first):
+        before, state = [*more, "", ""][:2]
+        yield Trick(
+            number,
+            name,
+            caught,
+            law,
+            problem,
+            body,
+            twin,
+            before,
+            before,
+            state=state or None,
+            state_twin=state or None,
+        )
+
+
+def _grouped() -> Iterator[tuple[dict[str, Any], tuple[Trick, ...]]]:
+    """Yields the groups with their tricks, which are numbered after the public ones."""
+    first = len(PUBLIC) + len(WITHOUT) + 1
+    for each in GROUPS:
+        found = tuple(_of_group(first, each["law"], each["rows"]))
+        first += len(found)
+        yield each, found
+
+
+TRICKS = (*PUBLIC, *(each for _, found in _grouped() for each in found))
 
 
 def table() -> str:
     """Returns the table of docs/judge.md."""
-    rows = [f"| {each.number} | {each.name} | {each.caught} | {each.law} |" for each in TRICKS]
+    rows = [f"| {each.number} | {each.name} | {each.caught} | {each.law} |" for each in PUBLIC]
     rows += [f"| {number} | | no specimen | {why} |" for number, why in WITHOUT.items()]
     rows.sort(key=lambda row: int(row.split("|")[1]))
+    for given, found in _grouped():
+        caught = ", ".join(dict.fromkeys(each.caught for each in found))
+        rows.append(f"| {found[0].number}-{found[-1].number} | {given['name']} | {caught} | {given['law']} |")
     return "\n".join(["| | trick | caught as | why |", "|---|---|---|---|", *rows, ""])
 
 

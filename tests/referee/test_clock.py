@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from tests.referee.samples import LINEAR, solution, written
 from verify import backends
 from verify.backends import Backend
+from verify.cases.structure import found_in, kept
 from verify.errors import KernelError
 from verify.referee import chain, clock, starter
 from verify.referee.formats import model, place
@@ -39,22 +42,27 @@ def run(*given, **more):
     return found, last ^ 1
 chain.run = run
 """
-ONLY_JUDGED = f"""
-import inspect
-if any(frame.filename.endswith("chain.py") for frame in inspect.stack()):
-    x = x.bfloat16().float()
-{RIGHT}
-"""
-REPLAYS = """
+# From the names on its stack a solution cannot tell a timed call, but from the judge's numbers there.
+TIMED = """
 import sys
 frame = sys._getframe()
-while frame and "words" not in frame.f_locals:
+while frame and frame.f_locals.get("count", 1) == 1:
     frame = frame.f_back
-if frame is None:
-    return torch.relu(functional.linear(x, weight, bias))
-if not kept:
-    kept.append(torch.relu(functional.linear(x, weight, bias)))
-return kept[0]
+"""
+ONLY_JUDGED = f"{TIMED}\nif frame:\n    x = x.bfloat16().float()\n{RIGHT}"
+REPLAYS = f"{TIMED}\nif frame is None:\n    {RIGHT}\nkept or kept.append(torch.zeros(6, 10))\nreturn kept[0]"
+RAISES = f"{TIMED}\nif frame:\n    raise ValueError('not now')\n{RIGHT}"
+SOFTMAX = LINEAR.replace("torch.relu(self.linear(x))", "torch.softmax(x, -1)")
+UNSAFE = f"{TIMED}\nif frame is None:\n    return torch.softmax(x, -1)\nreturn x.exp() / x.exp().sum(-1, keepdim=True)"
+SHOWS_STACK = """
+import sys
+frame, names = sys._getframe(), []
+while frame:
+    names.append(frame.f_code.co_qualname)
+    frame = frame.f_back
+with open("stacks.txt", "a") as file:
+    file.write(" ".join(names) + "\\n")
+return torch.relu(functional.linear(x, weight, bias))
 """
 
 
@@ -68,46 +76,106 @@ def cpu(monkeypatch: pytest.MonkeyPatch) -> Backend:
     return backends.select("cpu")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-@pytest.mark.parametrize("size", [3, 1000])
-def test_a_call_gets_numbers_of_the_same_size_that_no_other_call_gets(dtype: torch.dtype, size: int) -> None:
-    x = torch.randn(size, dtype=dtype) + 4
+def answered(call: chain.Call, x: Tensor, structure: tuple[str, ...] = (), count: int = 4) -> tuple[list[Tensor], int]:
+    """Returns the inputs that a chain gives to a call, and the last key."""
     seen = list[Tensor]()
 
-    def call(given: dict[str, Tensor]) -> list[Tensor]:
+    def seeing(given: dict[str, Tensor]) -> Sequence[Tensor]:
         seen.append(given["x"])
-        return [given["x"]]
+        return call(given)
 
-    chain.run(call, {"x": x}, ("x",), 1, 4, chain.Watch("cpu"))
-    assert all(torch.equal(each.double().frexp().exponent, x.double().frexp().exponent) for each in seen)
+    inputs = chain.chain_inputs({"x": x}, {"x": structure})
+    return seen, chain.run(seeing, inputs, 5, count, chain.Watch("cpu"))[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("size", [3, 1000])
+def test_a_call_gets_numbers_of_the_problem_that_no_other_call_gets(dtype: torch.dtype, size: int) -> None:
+    x = torch.randn(size, dtype=dtype) + 4
+    seen, _ = answered(doubled, x)
+    own = set(x.double().frexp().exponent.tolist())
+    assert all(set(each.double().frexp().exponent.tolist()) <= own for each in seen)
     assert len({tuple(each.tolist()) for each in seen}) == 4
     assert all(each.dtype == dtype and each.shape == x.shape for each in seen)
 
 
-def test_the_last_key_depends_on_every_bit_of_every_answer() -> None:
-    x = {"x": torch.randn(7, 3)}
-    found, last = chain.run(doubled, x, ("x",), 5, 3, chain.Watch("cpu"))
+def test_nothing_of_an_input_is_known_before_its_key() -> None:
+    """Signs, exponents, zeros and the places of all of them vary, so nothing can be computed in advance."""
+    x = torch.randn(64, 512) * torch.randn(64, 512).exp() * (torch.rand(64, 512) < 0.5)
+    (first, second, *_), _ = answered(doubled, x)
+    for of in (torch.sign, lambda x: x.frexp().exponent, lambda x: x == 0, lambda x: x.sum(1).sign()):
+        alike = (of(first) == of(second)).float().mean()
+        assert 0.01 < alike < 0.75
+    assert abs(float((first == 0).float().mean()) - 0.5) < 0.05, "as many zeros as the problem has"
+    same = (first.reshape(-1, 256) == first.reshape(-1, 256)[:1]).float().mean(1)[1:]
+    assert float(same.max()) < 0.5, "no part repeats, so no sum of differences replaces the numbers"
+
+
+@pytest.mark.parametrize(
+    ("x", "structure"),
+    [
+        (torch.randn(32, 32).triu(), ("upper triangular",)),
+        (torch.randn(16, 16).tril(), ("lower triangular",)),
+        (torch.randn(20, 20).triu() + torch.randn(20, 20).triu(1).mT * 0, ("upper triangular",)),
+        (torch.diag(torch.randn(24)), ("symmetric", "upper triangular", "lower triangular")),
+        (torch.randint(0, 2, (16, 64)).float(), ("few numbers",)),
+        (torch.randint(0, 2, (128,)) * 2.0 - 1, ("few numbers",)),
+        (functional.one_hot(torch.arange(64) % 7, 7).float(), ("one-hot",)),
+        (functional.normalize(torch.randn(8, 32), dim=-1), ("unit vectors along -1",)),
+        (torch.randn(8, 32).softmax(-1), ("probabilities along -1",)),
+        (torch.randn(4, 64).sort(-1).values, ("rising",)),
+        (torch.randn(9, 9) @ torch.randn(9, 9), ()),
+    ],
+)
+def test_a_structure_of_the_problem_is_kept(x: Tensor, structure: tuple[str, ...]) -> None:
+    assert found_in([x]) == structure
+    for each in answered(doubled, x, structure)[0]:
+        assert found_in([each]) == structure
+    assert found_in([kept(torch.randn_like(x), structure, x)]) == structure
+
+
+def test_the_last_key_depends_on_every_bit_of_every_answer_and_on_its_place() -> None:
+    inputs = chain.chain_inputs({"x": torch.randn(7, 4)}, {"x": ()})
+    found, last = chain.run(doubled, inputs, 5, 3, chain.Watch("cpu"))
 
     def followed() -> int:
         answers = iter([[each.clone() for each in answer] for answer in found])
-        return chain.run(lambda given: next(answers), x, ("x",), 5, 3, chain.Watch("cpu"))[1]
+        return chain.run(lambda given: next(answers), inputs, 5, 3, chain.Watch("cpu"))[1]
 
     assert followed() == last
     for (changed,) in found:
         changed.view(torch.int32)[6, 2] ^= 1
         assert followed() != last
         changed.view(torch.int32)[6, 2] ^= 1
+        for other in (changed.flip(0), changed.roll(2, 1), changed.mT.reshape(7, 4)):  # the same numbers, the same sum
+            own = changed.clone()
+            changed.copy_(other)
+            assert followed() != last
+            changed.copy_(own)
+    assert followed() == last
 
 
-def test_bits_of_zeros_infinite_and_whole_numbers_stay() -> None:
+def test_arguments_are_sealed_until_their_secret_comes() -> None:
+    for x in (torch.randn(5, 3), torch.tensor([True, False, True]), torch.arange(4), torch.empty(0)):
+        raw = chain.sealed(x, 77)
+        assert raw.shape == (x.nbytes,) and raw.dtype == torch.uint8
+        assert torch.equal(chain.opened(raw, x.dtype, x.shape, 77), x)
+    zeros = chain.sealed(torch.zeros(64, 64), 78).view(torch.int64)
+    assert torch.unique(zeros).numel() == zeros.numel(), "equal numbers do not show"
+
+
+def test_infinite_numbers_and_orders_stay() -> None:
     given = {
         "numbers": torch.randn(300),
         "relu": torch.relu(torch.randn(300)),
         "mask": torch.tensor([0.5, float("-inf")]),
-        "ids": torch.arange(4),
+        "offsets": torch.arange(4),
+        "order": torch.tensor([2, 0, 1]),
+        "ids": torch.tensor([2, 0, 2]),
+        "causal": torch.ones(8, 8).tril(),
         "none": torch.empty(0),
     }
-    assert chain.varied(given) == ("numbers",)
+    assert set(chain.varied(given, {"causal": ("constant",)})) == {"numbers", "relu", "ids"}
 
 
 def plan_of(folder: Path, backend: Backend, text: str, problem: str = LINEAR) -> Plan:
@@ -182,14 +250,26 @@ def test_a_clock_that_lies_changes_nothing(cpu: Backend, tmp_path: Path) -> None
     [
         ("", ONLY_JUDGED, clock.DEVIATES),
         ("kept = []", REPLAYS, clock.DEVIATES),
+        ("", RAISES, clock.DEVIATES),
         (STARTS_EARLY, RIGHT, clock.CHANGES),
     ],
-    ids=["coarse", "replays", "early"],
+    ids=["coarse", "replays", "raises", "early"],
 )
 def test_what_is_done_while_it_is_timed_alone_is_named(
     cpu: Backend, tmp_path: Path, before: str, body: str, trick: str
 ) -> None:
     assert trick in timed(cpu, tmp_path, solution(body, before=before)).tricks
+
+
+def test_what_is_wrong_for_hard_inputs_alone_is_named_too(cpu: Backend, tmp_path: Path) -> None:
+    """A problem's own numbers may be easy: some chains, which do not count, have others."""
+    assert clock.DEVIATES in timed(cpu, tmp_path, solution(UNSAFE), SOFTMAX).tricks
+
+
+def test_a_timed_call_is_none_by_its_stack(cpu: Backend, tmp_path: Path) -> None:
+    found = timed(cpu, tmp_path, solution(SHOWS_STACK))
+    assert found.calls and not found.tricks
+    assert len(set((tmp_path / "scratch" / "stacks.txt").read_text().splitlines())) == 1
 
 
 def test_answers_that_are_wrong_with_and_without_the_clock_are_wrong(cpu: Backend, tmp_path: Path) -> None:
@@ -232,7 +312,7 @@ def test_nothing_of_a_solution_runs_while_it_is_paused(tmp_path: Path) -> None:
     finally:
         process.stop()
     with pytest.raises((KernelError, OSError)):
-        process.time_chain(1, 0.1, lambda size: size)
+        process.time_chain((1, 2), 0.1, lambda size: size)
 
 
 @pytest.mark.gpu

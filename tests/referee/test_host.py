@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 import torch
 
+from verify.referee import host as host_module
 from verify.referee.host import Host, SolutionProcess
 from verify.workers import process_tree
 
@@ -40,13 +41,25 @@ def test_two_threads_that_end_a_solution_do_not_end_their_own_group(monkeypatch:
     assert killed == [1 << 30]
 
 
-@pytest.mark.parametrize(("count", "replayed"), [(6, False), (12, True)])
-def test_few_equal_numbers_may_be_chance(count: int, replayed: bool, tmp_path: Path) -> None:
-    """A wrong sum that forgets a factor has the same bits for x and y in the other order."""
+@pytest.mark.parametrize(
+    ("count", "part", "same", "replayed"),
+    [(6, 0.5, False, False), (12, 0.5, False, True), (12, 1.0, False, False), (12, 0.5, True, False)],
+)
+def test_few_equal_numbers_may_be_chance(count: int, part: float, same: bool, replayed: bool, tmp_path: Path) -> None:
+    """A wrong sum that forgets a factor has the same bits for x and y in the other order.
+
+    Whole numbers are no proof, and neither are calls that have an argument in common, which a solution may ignore.
+    """
     host = Host(cast(Any, None), cast(Any, None), tmp_path / "notes", 1.0, 1.0)
-    x = torch.arange(float(count))
-    y = 100 - x.square()
-    for given in ({"x": x, "y": y}, {"x": y, "y": x}):
+    x = torch.arange(float(count)) + part
+    y = 100 - x.square() if not same else x
+    for given in ({"x": x, "y": y}, {"x": y, "y": 2 * x if same else x}):
         host.observed.calls += 1
-        host._compare({}, given, [x + y])
+        host._compare({}, given, [x / 4 + y / 4] if part < 1 else [x + y])
     assert bool(host.observed.replayed) is replayed
+
+
+def test_nan_does_not_hide_answers_in_16_bits() -> None:
+    answer = torch.randn(64).bfloat16().float()
+    answer[3] = torch.nan
+    assert host_module._fits([answer], torch.bfloat16) and not host_module._fits([torch.randn(64)], torch.bfloat16)

@@ -18,16 +18,17 @@ from tests import warm
 from tests.cli.here import Here
 from tests.records.bounds.gate_records import figures, kernel, result
 from tests.referee.samples import FUNCTIONAL, LINEAR, OPERATOR, SHAPES, TASK, TRACE, Form, solution, written
+from verify.cases.values import RECIPES_OF_PROFILES
 from verify.diagnose.requests import ReplayElement
 from verify.errors import UsageError
 from verify.measure.session import Session
 from verify.records.identity import Invocation, assembled
-from verify.records.record import Basis, ClassFigures
+from verify.records.record import Basis, ClassFigures, Result, Run
 from verify.referee import judging, problem
 from verify.referee.formats import operator as operators
 from verify.referee.judging import Settings, judge_many
 from verify.referee.messages import Entry
-from verify.referee.plan import Judgement, Plan
+from verify.referee.plan import Judgement, Observed, Plan
 from verify.search.hunt import settings as hunt
 from verify.workers import process
 
@@ -178,7 +179,7 @@ def all_linear(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Judgement]
 
 def demand_accepted(found: Judgement) -> None:
     assert (found.verdict, found.tricks, found.wrong) == ("accepted", [], None), found.message
-    assert found.errors[0]["elements"] == 3 * 9 * 60 and found.calls >= 8
+    assert found.errors[0]["elements"] == 3 * len(RECIPES_OF_PROFILES["quick"]) * 60 and found.calls >= 8
 
 
 def demand_wrong(found: Judgement) -> None:
@@ -226,8 +227,9 @@ def test_a_module_with_other_names_is_judged_with_the_weights_of_a_seed(all_line
 @pytest.mark.slow
 def test_parameters_that_a_module_has_no_place_for_are_named(all_linear: dict[str, Judgement]) -> None:
     found = all_linear["dropped"]
-    assert (found.verdict, found.message) == ("cheats", "drops parameters of the problem")
-    assert found.tricks[0].evidence == "no place for linear.weight, linear.bias: 0 of 250 numbers"
+    assert found.verdict in ("wrong", "cheats")  # zeros are a constant too
+    (trick,) = (each for each in found.tricks if each.name == "drops parameters of the problem")
+    assert trick.evidence == "no place for linear.weight, linear.bias: 0 of 250 numbers"
 
 
 def test_what_is_not_there_is_undecided_and_the_next_pair_goes_on(
@@ -315,15 +317,79 @@ def test_a_hunt_finds_an_input_that_no_recipe_draws(tmp_path: Path, monkeypatch:
     )
 
 
-@pytest.mark.parametrize(("theirs", "verdict"), [(2.0, "wrong"), (7.0, "accepted"), (math.inf, "undecided")])
-def test_an_infinite_error_of_pytorch_excuses_nothing(theirs: float, verdict: str) -> None:
+@pytest.mark.parametrize(
+    ("theirs", "near", "verdict"),
+    [(2.0, 4.5, "wrong"), (7.0, 1.3, "accepted"), (7.0, 9.0, "wrong"), (math.inf, 1.0, "undecided")],
+)
+def test_an_error_of_pytorch_excuses_those_near_it_and_an_infinite_one_nothing(
+    theirs: float, near: float, verdict: str
+) -> None:
+    """`near`: an error in parts of PyTorch's in its neighbourhood. An error of PyTorch elsewhere excuses nothing."""
     mine = figures(math.inf if math.isinf(theirs) else 9.0)
     classes = [ClassFigures("ordinary", mine, 4.0, figures(theirs), reason="9 ULP on ordinary inputs, the limit is 4")]
-    found = msgspec.structs.replace(result(9.0, basis=Basis("observed", 1000, 0)), classes=classes)
-    run = assembled(
-        "cpu", {}, Invocation("verify judge", "quick", 0), kernels=[kernel(found)], incomplete=[], seconds=0.0
-    )
-    assert judging._Found(run, [], None).verdict[0] == verdict
+    found = msgspec.structs.replace(result(9.0, basis=Basis("observed", 1000, 0)), classes=classes, excess=near)
+    assert judging._Found(recorded(found), [], None).verdict[0] == verdict
+
+
+def recorded(*results: Result, **fields: str) -> Run:
+    """Returns the record of a solution."""
+    made = msgspec.structs.replace(kernel(*results), **fields)
+    return assembled("cpu", {}, Invocation("verify judge", "quick", 0), kernels=[made], incomplete=[], seconds=0.0)
+
+
+@pytest.mark.parametrize(
+    ("own", "verdict"),
+    [
+        ("passes allclose(1e-4) on the problem's own inputs", "accepted"),
+        ("fails allclose(1e-4) on the problem's own inputs", "undecided"),
+        ("fails allclose(1e-4) on the problem's own inputs, as the problem's own model does", "accepted"),
+        ("fails allclose(1e-4) on the problem's own inputs, as zeros do: it says nothing", "accepted"),
+    ],
+)
+def test_what_fails_the_problems_own_check_is_accepted_only_if_its_own_model_fails_too(own: str, verdict: str) -> None:
+    assert judging._Found(recorded(result(1.0)), [Observed(own_check=own)], None).verdict[0] == verdict
+
+
+def test_the_end_of_the_judges_time_is_undecided_and_names_the_limit() -> None:
+    found = judging._Found(recorded(status="timeout", message="no time for 3 more cases within 240 s"), [], None)
+    assert found.verdict == ("undecided", "no time for 3 more cases within 240 s, the limit of one problem (--timeout)")
+
+
+@pytest.mark.parametrize(("load", "verdict"), [(0.5, "fails"), (8.0, "undecided")])
+def test_a_late_answer_on_a_busy_machine_is_undecided(
+    load: float, verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (load * judging.usable_cores(),) * 3)
+    late = Observed(failed="its process gave no answer within 20 s; stopped")
+    assert judging._Found(recorded(result(1.0)), [late], None).verdict[0] == verdict
+    died = Observed(failed="its process died of SIGSEGV")
+    assert judging._Found(recorded(result(1.0)), [died], None).verdict[0] == "fails"
+
+
+def test_another_result_at_nan_is_a_fact_and_of_a_declaration_wrong() -> None:
+    reason = "wrong at 3 infinite or NaN inputs, right at all others"
+    found = recorded(msgspec.structs.replace(result(1.0), status="wrong", reason=reason))
+    assert judging._Found(found, [], None).verdict[0] == "accepted"
+    assert any(reason in fact for fact in judging._Found(found, [], None).facts)
+    assert judging._Found(found, [], None, strict=True).verdict[0] == "wrong"
+    of_hunt = recorded(msgspec.structs.replace(result(9.0), status="wrong", reason="9 ULP", source="hunt"))
+    assert judging._Found(recorded(result(1.0)), [], of_hunt).verdict[0] == "wrong"
+
+
+def test_only_replaced_functions_that_judge_are_a_trick() -> None:
+    honest = Observed(replaced=("replaced builtins.print, torch.load, torch.nn.functional.gelu and 2 more",))
+    assert judging._Found(recorded(result(1.0)), [honest], None).verdict[0] == "accepted"
+    for name in ("torch.allclose", "verify.referee.chain.run"):
+        trick = Observed(replaced=(f"replaced builtins.print, {name}",))
+        assert judging._Found(recorded(result(1.0)), [trick], None).verdict[0] == "cheats"
+
+
+def test_a_reference_that_writes_into_its_arguments_is_no_problem(tmp_path: Path) -> None:
+    x = torch.randn(6, 24)
+    entry = Entry(("ModelNew",), {"tuple": [{"tensor": "x"}]})
+    found = problem.Problem("own_1", torch.relu_, ("x",), entry, ((x,),), {"x": x})
+    with pytest.raises(UsageError, match="the reference writes into its arguments"):
+        found.answers  # noqa: B018
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from verify.cases.explicit import override
 from verify.cases.layouts import lay_out
 from verify.cases.scores import RECIPES as SCORE_RECIPES
 from verify.cases.scores import fill_scores
-from verify.cases.values import AT_BOUNDS, SMALL, Stream, fill, inside, within
+from verify.cases.values import AT_BOUNDS, SMALL, SPECIAL, Stream, fill, inside, within
 from verify.declare.declaration import Kernel
 from verify.declare.promises import differing
 from verify.errors import UsageError
@@ -123,7 +123,7 @@ def inputs_of(op: Op, case: Case, device: torch.device | str, *, shared: bool = 
             continue
         data += operand.role == "data"
         recipe = op.geometry.fill if held or case.only not in ("", operand.name) else case.fill
-        recipe = _recipe_of(operand, "shuffled" if data > 1 and recipe == "mixed" else recipe)
+        recipe = _recipe_of(operand, recipe, first=data == 1)
         fmt = formats.named(operand_dtype(case, operand))
         stream = Stream(case.seed, operand.name, torch.device(device))
         filled = _filled(op, case, operand, recipe, shapes[operand.name], stream, shared=shared)
@@ -135,14 +135,20 @@ def inputs_of(op: Op, case: Case, device: torch.device | str, *, shared: bool = 
         filled = override(filled, fmt, operand.name, case.values.get(operand.name), case.edits.get(operand.name))
         if operand.name in case.values or operand.name in case.edits:
             _demand_inside(operand, filled)
+        filled = filled if operand.project is None else operand.project(filled, case.seed)
         result[operand.name] = lay_out(filled, case.layouts.get(operand.name, "contiguous"))
     return derive_all(op, case, result, device) if op.derived else result
 
 
-def _recipe_of(operand: Operand, recipe: str) -> str:
-    """Returns the recipe of an operand where the data have this one: weights and biases have ordinary values."""
+def _recipe_of(operand: Operand, recipe: str, *, first: bool) -> str:
+    """Returns the recipe of an operand where the data have this one: weights and biases have ordinary values.
+
+    `first`: it is the first operand of data.
+    """
     if operand.role == "data" or (operand.domain is not None and recipe in AT_BOUNDS):
-        return recipe
+        if recipe == SPECIAL and (not first or operand.domain is not None):  # else every result may be NaN
+            return "randn"
+        return "shuffled" if recipe == "mixed" and not first else recipe
     if operand.role == "matrix" and recipe == "spread":
         return recipe
     return "around one" if operand.role == "scale" else "around zero"

@@ -7,12 +7,15 @@ the most extreme class of all numbers that an element depends on.
 
 from __future__ import annotations
 
+import itertools
+import math
+
 import torch
 from torch import Tensor
 
 from verify.cases.case import Case
 from verify.cases.regimes import by_element, segments_of
-from verify.cases.values import NEAR, row_recipe
+from verify.cases.values import MEDLEY, NEAR, SPECIAL, row_recipe
 from verify.ops.op import Largest, Op, Problem, Regime
 from verify.records.readings import BEYOND, NONFINITE
 from verify.records.record import CLASSES, DEMANDING, EXTREME, ORDINARY
@@ -25,9 +28,9 @@ DEMANDING_FROM, DEMANDING_TO = 2.0**-100, 65_504.0
 _RECIPES = {
     DEMANDING: (
         *("mean 1e3", "mean 1e4", "mean -1e3", "constant", "nearly constant", "outlier", "ramp", "spread"),
-        *("scores below -87", "rising maxima", "falling maxima", "repeated tokens", "lone outlier"),
+        *("scores below -87", "rising maxima", "falling maxima", "repeated tokens", "lone outlier", "active", MEDLEY),
     ),
-    EXTREME: ("tiny 1e-20", "tiny 1e-38", "huge 1e30"),
+    EXTREME: ("tiny 1e-20", "tiny 1e-38", "huge 1e30", SPECIAL),
 }
 
 
@@ -76,6 +79,29 @@ def classed(
     places = (used.cumsum(0) - 1)[part]  # numbers the parts that have an element, in their order
     found = (divmod(each, len(CLASSES)) for each in torch.nonzero(used).reshape(-1).tolist())
     return places, tuple((regimes[regime], CLASSES[name]) for regime, name in found)
+
+
+def special_parts(
+    problem: Problem, truth: Tensor, beside: Tensor | None
+) -> tuple[Tensor, tuple[tuple[Regime, str], ...]]:
+    """Returns the part number of every element, and the parts, of a case with NaN and infinities in some rows.
+
+    An element may depend on them if its exact value, or PyTorch's result `beside`, is not finite, or a number in the
+    same row of an operand.
+    """
+    strange = ~torch.isfinite(truth)
+    if beside is not None:
+        strange |= ~torch.isfinite(beside.to(truth.device))
+    for each in problem.inputs.values():
+        if each is None:
+            continue
+        pairs = zip(each.shape[:-1], truth.shape, strict=False)
+        alike = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
+        if alike:
+            rows = (~torch.isfinite(widen(each.detach()))).reshape(*truth.shape[:alike], -1).any(-1)
+            strange |= rows.reshape(*rows.shape, *[1] * (truth.ndim - alike)).to(truth.device)
+    parts = ((Regime("all", -math.inf, math.inf), EXTREME), (Regime(NONFINITE, math.nan, math.nan), EXTREME))
+    return strange.reshape(-1).long(), parts
 
 
 def class_of(regime: Regime, found: str) -> str:

@@ -200,7 +200,8 @@ def _filled(recipe: str, fmt: Format, shape: Shape, stream: Stream, landmarks: t
         width = shape[-1] if shape else 1
         values = of_rows(WantedRows(count // width if width else 0, width, stream))
         limit = float(fmt.max_finite)
-        return values.clamp_(-limit, limit).to(torch_dtype(fmt)).reshape(shape)
+        values = values if recipe == SPECIAL else values.clamp_(-limit, limit)
+        return values.to(torch_dtype(fmt)).reshape(shape)
     known = ", ".join(sorted([*ELEMENT, *ROW]))
     raise UsageError(f"unknown value recipe {recipe!r}; the recipes are: {known}")
 
@@ -422,7 +423,45 @@ def _powers(wanted: WantedRows) -> Tensor:
     return torch.ldexp(sign.double(), exponent).reshape(wanted.count, wanted.width)
 
 
-CONFIDENT = "confident"
+def _medley(wanted: WantedRows) -> Tensor:
+    """Returns rows of which each has another property that a fast path may look for.
+
+    They are equal, nearly equal, all negative, rising, ordinary but for a 0.5, of alternating signs, or one-hot.
+    """
+    bell, level = wanted.bell(), wanted.levels() + 0.5
+    ramp = torch.arange(wanted.width, device=wanted.device).double()[None, :].expand_as(bell)
+    kinds = [
+        ((8 * level).round() / 8).expand_as(bell),  # sums of these are exact in any order
+        level + bell * 2.0**-12,
+        -bell.abs() - level,
+        level * ramp / max(wanted.width, 1),
+        torch.where(_one_hot(wanted) > 0, 0.5, bell),
+        level * (1 - 2 * (ramp % 2)),
+        _one_hot(wanted),
+    ]
+    return _by_row(wanted, kinds)
+
+
+def _special(wanted: WantedRows) -> Tensor:
+    """Returns ordinary rows between rows with NaN and infinities, and rows with zeros of both signs and subnormals."""
+    bell = wanted.bell()
+    place = wanted.stream.below(wanted.count, max(wanted.width, 1), "place")[:, None]
+    column = torch.arange(wanted.width, device=wanted.device)[None, :]
+    strange = bell.clone()
+    for more, number in ((0, math.nan), (1, math.inf), (2, -math.inf)):
+        strange = torch.where(column == (place + more) % max(wanted.width, 1), number, strange)
+    small = torch.where(_uniform(wanted) < 0.5, bell, torch.copysign(torch.where(bell.abs() < 0.5, 0.0, 1e-39), bell))
+    return _by_row(wanted, [bell, strange, bell, small])
+
+
+def _by_row(wanted: WantedRows, kinds: Sequence[Tensor]) -> Tensor:
+    """Returns rows of the kinds in turn, from one by chance."""
+    first = wanted.stream.below(1, len(kinds), "kind")
+    turn = (torch.arange(wanted.count, device=wanted.device) + first) % len(kinds)
+    return torch.stack(list(kinds))[turn, torch.arange(wanted.count, device=wanted.device)]
+
+
+CONFIDENT, MEDLEY, SPECIAL = "confident", "medley", "special"
 WITH_ENDS = ("outlier", "spread")  # in these recipes an operand with a domain has its ends
 AT_BOUNDS = ("at lower bounds", "at upper bounds")  # in these, an operand with a domain is at its bound throughout
 NEAR = "near "  # followed by a number: normal numbers times it
@@ -450,11 +489,16 @@ ROW: dict[str, RowRecipe] = {
     "sparse": _sparse,
     "one-hot": _one_hot,
     "powers of two": _powers,
+    MEDLEY: _medley,
+    SPECIAL: _special,
 }
-SHIFTS = ("uniform", "lone outlier", "rank one", "sparse", "one-hot", "powers of two")  # only for `verify judge`
+# only for `verify judge`
+SHIFTS = ("uniform", "lone outlier", "rank one", "sparse", "one-hot", "powers of two", MEDLEY, SPECIAL)
 # These are a regime of every op of rows. The others are for weights, for very many rows, or for logits.
 ROW_REGIMES = tuple(name for name in ROW if not name.startswith(("around", "repeated", CONFIDENT, *SHIFTS)))
 MATRIX_REGIMES = ("randn", "mean 1e3", "outlier", "spread")
 # `verify judge` tries these at each size, by profile.
-_QUICK = ("randn", "uniform", "mean 1e3", "outlier", "lone outlier", "alternating", "spread", "rank one", "one-hot")
-RECIPES_OF_PROFILES = {"quick": _QUICK} | dict.fromkeys(("ci", "nightly", "exhaustive"), (*ROW_REGIMES, *SHIFTS))
+_QUICK = ("randn", "outlier", "mean 1e3", MEDLEY, "active", SPECIAL, "uniform", "spread", "lone outlier", "rank one")
+RECIPES_OF_PROFILES = {"quick": _QUICK} | dict.fromkeys(
+    ("ci", "nightly", "exhaustive"), (*ROW_REGIMES, *SHIFTS, "active")
+)

@@ -60,6 +60,7 @@ _LITTLE = 1 << 21  # a case whose operands and outputs have fewer bytes takes no
 _AGAIN = 0.05  # seconds between two looks at a queue
 _ON_HOST = 1 << 23  # numbers, 0.6 s of a host: a GPU takes 0.1 s to start such steps, and forks do them beside others
 _LEAST = 0.5  # seconds for a result, and for the choice of its elements: with less, few cases would have few elements
+LEAST_SHARE = 0.5  # of the cases that a measurement has planned, without which it says too little
 _AT_ONCE = {True: 1 << 18, False: 1 << 24}  # elements compared at a time, on a CPU (True) and on a GPU
 
 
@@ -273,8 +274,13 @@ class Allowance:
         running = 0.0 if self._since is None else time.monotonic() - self._since
         return max((self.seconds - self.spent - running) / (max(self.cases - 1, 0) * results + left), _LEAST)
 
-    def is_spent(self, dims: tuple[int, ...]) -> bool:
-        """True if no time is left for another case of the same sizes."""
+    def is_spent(self, dims: tuple[int, ...], share: float) -> bool:
+        """True if no time is left for another case of the same sizes, which completes this share of all cases.
+
+        A measurement that ends when it is enough tries LEAST_SHARE of them in any case, if it is needed.
+        """
+        if self.needed and self.until < math.inf and share <= LEAST_SHARE:
+            return False
         spent, late = self.spent >= self.seconds, time.monotonic() >= self.until
         return (dims in self.sampled and (spent or late)) or (late and not self.needed)
 

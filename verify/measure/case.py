@@ -21,9 +21,10 @@ from torch import Tensor
 
 from verify.backends import architecture
 from verify.cases import Case, problem_of
-from verify.cases.classes import class_of, class_of_recipe, classed
+from verify.cases.classes import class_of, class_of_recipe, classed, special_parts
 from verify.cases.plan import Group
 from verify.cases.regimes import deciding_values
+from verify.cases.values import SPECIAL
 from verify.declare.declaration import Kernel
 from verify.measure.blind import Blind, blind_spots
 from verify.measure.blind import case_of as blind_case
@@ -42,6 +43,7 @@ from verify.measure.judge import (
     with_noise_again,
 )
 from verify.measure.misread import mistake
+from verify.measure.neighbourhood import Peaks, coordinate, join, peaks_of
 from verify.measure.result import KEEP_SPECIAL, Findings, check_limit
 from verify.measure.tally import KEEP, Peak, Tally, merged_peaks, worst
 from verify.measure.trivial import SLIGHTLY_OFF, trivial_at_ordinary
@@ -91,6 +93,7 @@ class Piece(msgspec.Struct, frozen=True):
     mistake: str = ""  # how the kernel reads a quantised operand wrongly
     whole: int = 0  # number of elements of the result, if only some of them were judged
     digest: str = ""  # digest of all elements, if only some of them were judged
+    near: Peaks = {}  # the largest errors by neighbourhoods, of a kernel that is held against PyTorch
 
 
 Pieces = dict[str, dict[str, Piece]]  # of one case: by source (`KERNEL`, `BASELINE` or a mode), then by result
@@ -117,6 +120,7 @@ class Collected:
     trivial: dict[str, Tally] = field(default_factory=dict)  # tallies of trivial answers on ordinary inputs
     blind: list[Blind] = field(default_factory=list)  # errors in the definition that would pass
     mistake: str = ""  # how the kernel reads a quantised operand wrongly
+    near: Peaks = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.digest = Digest(self.fmt)
@@ -128,6 +132,7 @@ class Collected:
         for name, part in piece.trivial.items():
             self.trivial[name] = self.trivial.get(name, Tally()).merge(part)
         self.blind += piece.blind
+        join(self.near, piece.near)
         self.mistake = self.mistake or piece.mistake
         self.bounds |= piece.bounds
         self.cases.append(case)
@@ -366,6 +371,8 @@ def judge_case(
     open_limit, open_limit_peer = (OPEN_ONE_CASE if single else OPEN_EACH_CASE), OPEN_PEER
     if kernel.peer:
         sample, open_limit = 1, open_limit_peer
+    if question.case.fill == SPECIAL:  # no certificate says anything about NaN
+        sample = 0
     if group.exhaustive:
         open_limit = open_limit_peer = OPEN_LIMIT
     elif kernel.op.geometry.named:
@@ -376,6 +383,9 @@ def judge_case(
 
     @functools.cache  # shared by all sources: the parts depend on the case alone
     def parts(name: str, shape: tuple[int, ...]) -> tuple[Tensor | None, Parts]:
+        if question.case.fill == SPECIAL and not question.op.geometry.by_element:
+            beside = given.get(BASELINE, {}).get(name)
+            return special_parts(question.problem, truths[name].value, beside)
         return classed(question.op, question.case, question.problem, name, shape, question.largest)
 
     truths_of: dict[int, dict[str, Truth]] = {}  # of the questions at each choice at ties
@@ -399,6 +409,7 @@ def judge_case(
             Effort(sample, keep, open_limit, rounds) if own else Effort(at_first, 1, open_limit_peer, rounds),
             each=own and not kernel.peer,
             trivial=by == KERNEL and not kernel.peer and not group.pinned,
+            held=getattr(kernel.function, "contained", False),
             theirs=theirs,
         )
         pieces[by] = judging.pieces(results, known.get(by, {}))
@@ -437,6 +448,7 @@ class _Judging:
     effort: Effort
     each: bool
     trivial: bool
+    held: bool  # True: errors are compared with PyTorch's in their neighbourhood
     theirs: dict[str, Tensor]
 
     def pieces(self, results: dict[str, Tensor], known: dict[str, Collected]) -> dict[str, Piece]:
@@ -456,6 +468,11 @@ class _Judging:
         segments, parts = self.parts_of(name, tuple(got.shape))
         by = question.judged_by(name, truth)
         outcome = judge_by(by, got, segments=segments, n_segments=len(parts), effort=self.effort)
+        near = Peaks()
+        if self.held:
+            numbers = [place for place, (regime, _) in enumerate(parts) if regime.name in APART]
+            apart = None if segments is None else torch.isin(segments, torch.tensor(numbers, device=segments.device))
+            near = peaks_of(outcome.errors, coordinate(op, question.problem, truth.value), apart)
         outcome = self._compared(name, outcome, segments, len(parts))
         tallies: dict[tuple[str, str], Tally] = {}
         for (regime, of_class), part in zip(parts, outcome.tallies, strict=True):
@@ -483,6 +500,7 @@ class _Judging:
             trivial=trivial_at_ordinary(by, segments, parts) if self.trivial else {},
             whole=0 if question.whole is None else math.prod(question.whole.shape),
             digest="" if question.whole is None else question.whole.digest,
+            near=near,
         )
 
     def _compared(self, name: str, outcome: JudgedResult, segments: Tensor | None, count: int) -> JudgedResult:

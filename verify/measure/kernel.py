@@ -50,6 +50,7 @@ from verify.measure.case import (
 from verify.measure.case_runner import Calls, CaseRunner, patient
 from verify.measure.curve import recorded
 from verify.measure.element import by_accuracy
+from verify.measure.neighbourhood import excess
 from verify.measure.quantiser import QuantiserJudging
 from verify.measure.remote_call import RemoteKernel, Run
 from verify.measure.requests import Measure
@@ -67,6 +68,7 @@ from verify.records.record import (
     LawRun,
     Result,
     SpecialValue,
+    number,
 )
 from verify.truth import formats
 from verify.truth.quantised import Encoding
@@ -86,6 +88,7 @@ _AT_LEAST = 0.1  # seconds of a wait that count
 _AHEAD = 1 / 8  # share of a GPU that a case may take if the next one is called meanwhile
 _WAITS = 6  # a case is tried this many times while others hold the memory of a GPU
 _OF_ONE_CALL = 1 << 14  # elements of a result of `judged_results`
+Given = dict[str, dict[str, Tensor]]  # results of one case, by source
 LITTLE_EFFORT = 1 / 8  # `Budget.effort` of a measurement that should end soon: a softmax of 16,384 columns takes half
 
 
@@ -148,21 +151,20 @@ def measure_kernel(
 
 
 def judged_results(
-    kernel: Kernel, backend: Backend, inputs: dict[str, Tensor], results: dict[str, Tensor], baseline: dict[str, Tensor]
+    kernel: Kernel, backend: Backend, inputs: dict[str, Tensor], given: Given, fill: str = "normal"
 ) -> list[Result]:
-    """Returns the results of one call, judged beside PyTorch's. The inputs are given and count as ordinary.
+    """Returns the results of one call by source. The inputs are given and count as those of a recipe.
 
     Of a large result the elements that differ most from PyTorch's are judged, and some others.
     """
     dtype = kernel.dtypes[0]
-    case = Case(dtype=dtype, dims=(0,), fill="normal")
+    case = Case(dtype=dtype, dims=(0,), fill=fill)
     found = _GroupJudging(Group((case,), pinned=True))
     runner, calls = CaseRunner(kernel, ""), Calls(lambda case: run_judged(kernel, case, backend.device))
     budget = replace(Budget.of(backend), whole=_OF_ONE_CALL, elements=_OF_ONE_CALL, effort=LITTLE_EFFORT)
     judging = Judging(kernel, "", backend, 0, 1, math.inf, calls, runner, budget, Allowance(budget.seconds))
     on_device = {name: value.to(backend.device) for name, value in inputs.items()}
-    measured = Measured(dict(on_device), {}, {name: value.to(backend.device) for name, value in results.items()})
-    given = {KERNEL: measured.results, BASELINE: {name: each.to(backend.device) for name, each in baseline.items()}}
+    measured = Measured(dict(on_device), {}, given[KERNEL])
     for question, asked in judging._questions(found.group, case, measured, given, judging.budget):
         _collect((found, case, asked), judge_case(kernel, found.group, question, asked, found.found, few=True))
     return list(judging._results_of(dtype, found))
@@ -247,7 +249,7 @@ class Judging:
                         if self.budget.fail_fast and self._proven_wrong(dtype, each):
                             break
                         number = next(numbers)
-                        if self.allowance.is_spent(case.dims):
+                        if self.allowance.is_spent(case.dims, number / total):
                             left_out += 1
                             continue
                         told, wrong = self._so_far(dtype, each)
@@ -537,6 +539,7 @@ class Judging:
             output=group.named(name),
             properties=_properties(kernel, name, dtype, group, item.cases),
             curve=curve,
+            excess=number(excess(item.near, peer.near, made.limit)) if peer is not None and item.near else None,
             bits=item.digest.text,
             format=INTEGERS if name in kernel.op.integers else "" if item.fmt.name == dtype else item.fmt.name,
         )
@@ -554,7 +557,6 @@ class _GroupJudging:
     told: tuple[float, str, str] = (-math.inf, "", "")  # the verdict in the line of progress, and when it was computed
 
 
-Given = dict[str, dict[str, Tensor]]  # results of one case, by source
 Asked = tuple[_GroupJudging, Case, Given]  # a question's group, case and results
 
 

@@ -96,6 +96,7 @@ class Operand:
     range: WholeNumbers | None = None  # of an "integer"
     boolean: bool = False  # True: an "integer" of booleans
     domain: Domain | None = None  # the allowed numbers; None: all
+    project: Callable[[Tensor, int], Tensor] | None = None  # gives numbers, and the seed of a case, a structure
     derive: Derived | None = None  # computes it from other operands; None: the case draws it
     hidden: bool = False  # True: the kernel does not receive it; other operands are derived from it
     shown: Callable[[Mapping[str, Tensor]], Tensor] | None = None  # what reports show, from all operands of a case

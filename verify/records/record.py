@@ -268,6 +268,8 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     bits: str = ""  # digest of all result bits, see `verify.measure.digest`; equal if no bit changed
     classes: list[ClassFigures] = []  # the classes that occur, in the order of CLASSES; empty for a hunt or a quantiser
     ulp_limit: float | None = None
+    # the largest ratio of an error beyond the limit to PyTorch's near it, for kernels that are held against PyTorch
+    excess: Number | None = None
     trivial: str = ""  # a trivial answer that is itself right, or why a vacuous result is accepted
     # The format of the result, in whose ULP it is judged, if that is not `dtype`. Its cases have `dtype`.
     format: str = ""

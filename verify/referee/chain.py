@@ -1,12 +1,15 @@
 """Runs calls in a chain: the answer of each decides the inputs of the next. The clock of `verify judge` times chains.
 
-    answers, last = run(call, stored, varied(stored), key=secrets.randbits(63), count=16, watch=Watch("cpu"))
+    answers, last = run(call, chain_inputs(stored, varied), key=secrets.randbits(63), count=16, watch=Watch("cpu"))
 
-A key replaces some bits of stored tensors: these are the inputs of a call. All bits of its answer make the next key. So
-a solution cannot prepare answers before it has the first key, nor compute two calls at once. The last key proves that
-all answers existed.
+Every element of an input is drawn from the problem's own numbers by a hash of the key and of its place. A hash of all
+words of an answer and of their places makes the next key. So a solution cannot prepare answers before it has the first
+key, nor compute two calls at once, and no sum replaces an answer. The last key proves that all answers existed.
 
-The judge and the process of a solution both run this. Keys are whole numbers, equal on every device.
+Arguments travel sealed: their bits are replaced until a second secret comes, together with the first key.
+
+The judge and the process of a solution both run this. Keys are whole numbers, equal on every device. A judged call is
+a chain of one call, so that its stack has the same functions.
 """
 
 from __future__ import annotations
@@ -19,32 +22,35 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Call = Callable[[dict[str, Tensor]], Sequence[Tensor]]
+from verify.cases.structure import EXACT, kept, without_zeros
+
+Inputs = dict[str, Tensor]
+Call = Callable[[Inputs], Sequence[Tensor]]
+Varied = Mapping[
+    str, Sequence[str]
+]  # the structures (verify.cases.structure) of each argument that differs in each call
 
 FLUSHED = 4  # times the L2 cache are written before a call: the GPU is busy while the call is prepared
-WORDS = 128  # of 64 bits, which the bits of an input repeat
-FEW = 1 / 64  # of an input's elements may be zero where its bits are replaced: they become subnormal
+DRAWN_BITS = 12  # of each element's hash choose one of the argument's own numbers
+KEPT_BITS = 12  # of its mantissa, so that the numbers stay where they lie; other bits of the hash replace the last ones
 # the constants of splitmix64, as signed numbers of 64 bits
 _STEP, _FIRST, _SECOND = 0x9E3779B97F4A7C15 - (1 << 64), 0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64)
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def run(
-    call: Call, stored: Mapping[str, Tensor], varied: Sequence[str], key: int, count: int, watch: Watch
+    call: Call, inputs: Callable[[Tensor], Inputs], key: int, count: int, watch: Watch
 ) -> tuple[list[list[Tensor]], int]:
     """Returns the answers of `count` calls and the key after the last one.
 
-    The bits of the tensors in `varied` differ in each call. `watch` is started before each call and stopped after it.
+    `inputs` makes the arguments of a call from a key. `watch` is started before each call and stopped after it.
     """
-    device = watch.device
-    steps = torch.arange(1, WORDS + 1, device=device) * _STEP
-    known = torch.tensor(key, device=device)
+    known = torch.tensor(key, device=watch.device)
     found = []
     for _ in range(count):
-        words = _mixed(steps + known)
-        inputs = {name: replaced(value, words) if name in varied else value.clone() for name, value in stored.items()}
+        given = inputs(known)
         watch.start()
-        results = call(inputs)
+        results = call(given)
         watch.stop()
         found.append([each.detach().clone(memory_format=torch.contiguous_format) for each in results])
         known = _absorbed(known, found[-1])
@@ -52,41 +58,92 @@ def run(
     return found, int(known)
 
 
-def varied(tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
-    """Returns the names of tensors whose bits may be replaced: all numbers are finite, and few are zero."""
+def varied(tensors: Inputs, structures: Varied) -> dict[str, Sequence[str]]:
+    """Returns the structures of tensors that may differ in each call.
 
-    def free(value: Tensor) -> bool:
-        if not value.is_floating_point() or not value.numel() or not bool(torch.isfinite(value.float()).all()):
+    Infinite numbers stay as they are, and so do integers that are sorted or that are all different: they may be
+    offsets or an order.
+    """
+
+    def free(name: str, value: Tensor) -> bool:
+        if not value.numel() or structures.get(name) == ("constant",):
             return False
-        return int((value == 0).sum()) <= FEW * value.numel()
+        flat = value.reshape(-1)
+        if value.is_floating_point():
+            return bool(torch.isfinite(value.float()).all() and (flat != 0).any())
+        if value.is_complex() or bool((flat.to(torch.int64).diff() >= 0).all()):
+            return False
+        return bool(torch.unique(flat).numel() < flat.numel())
 
-    return tuple(name for name, value in tensors.items() if free(value))
+    return {name: tuple(structures.get(name, ())) for name, value in tensors.items() if free(name, value)}
 
 
-def replaced(value: Tensor, words: Tensor) -> Tensor:
-    """Returns a tensor with other mantissas: signs and exponents stay, so it is finite and of the same size."""
-    kind = _INTEGERS[value.element_size()]
-    mantissa = round(-math.log2(torch.finfo(value.dtype).eps))
-    bits, mask = value.contiguous().reshape(-1).view(kind), words.view(kind) & ((1 << mantissa) - 1)
-    whole = bits.numel() // mask.numel() * mask.numel()
-    made = torch.empty_like(bits)
-    torch.bitwise_xor(bits[:whole].view(-1, mask.numel()), mask, out=made[:whole].view(-1, mask.numel()))
-    torch.bitwise_xor(bits[whole:], mask[: bits.numel() - whole], out=made[whole:])
-    return made.view(value.dtype).reshape(value.shape)
+def chain_inputs(stored: Inputs, structures: Varied) -> Callable[[Tensor], Inputs]:
+    """Returns a function that makes the arguments of a call from its key."""
+    makers = {name: _maker(stored[name], structures[name], place) for place, name in enumerate(structures)}
+
+    def inputs(key: Tensor) -> Inputs:
+        return {name: makers[name](key) if name in makers else value.clone() for name, value in stored.items()}
+
+    return inputs
+
+
+def _maker(value: Tensor, structure: Sequence[str], place: int) -> Callable[[Tensor], Tensor]:
+    """Returns a function that draws a tensor like `value` by a key: signs, exponents, zeros and mantissas vary."""
+    kind, width = _INTEGERS[value.element_size()], 8 * value.element_size()
+    flat = value.contiguous().reshape(-1)
+    own = flat[flat != 0] if without_zeros(structure) and bool((flat != 0).any()) else flat
+    index_bits = min(DRAWN_BITS, width)
+    table = own[torch.arange(1 << index_bits, device=value.device) * own.numel() >> index_bits]
+    exact = not value.is_floating_point() or bool(EXACT & set(structure))
+    mantissa = 0 if exact else max(round(-math.log2(torch.finfo(value.dtype).eps)) - KEPT_BITS, 1)
+    zeros = bool((table == 0).any())
+    table = table.view(kind)
+    steps = _steps(-(-value.nbytes // 8), value.device) + (place << 48)
+
+    def made(key: Tensor) -> Tensor:
+        words = _mixed(steps + key).view(kind)[: value.numel()]
+        found = table.index_select(0, ((words >> (width - index_bits)) & ((1 << index_bits) - 1)).int())
+        if mantissa:
+            moved = found ^ (words & ((1 << mantissa) - 1))
+            found = torch.where(found.view(value.dtype) == 0, found, moved) if zeros else moved
+        drawn = found.view(value.dtype).reshape(value.shape)
+        return kept(drawn, [each for each in structure if each not in EXACT], value)
+
+    return made
+
+
+def sealed(value: Tensor, secret: int) -> Tensor:
+    """Returns the bytes of a tensor, replaced by a secret. The same function restores them."""
+    raw = value.detach().contiguous().reshape(-1).view(torch.uint8)
+    words = _mixed(_steps(-(-raw.numel() // 8), raw.device) + secret)
+    return raw ^ words.view(torch.uint8)[: raw.numel()]
+
+
+def opened(raw: Tensor, dtype: torch.dtype, shape: Sequence[int], secret: int) -> Tensor:
+    """Returns the tensor whose sealed bytes these are."""
+    return sealed(raw, secret).view(dtype).reshape(tuple(shape))
+
+
+def _steps(count: int, device: torch.device | str) -> Tensor:
+    return torch.arange(1, count + 1, device=device) * _STEP
 
 
 def _mixed(words: Tensor) -> Tensor:
-    words = (words ^ (words >> 30)) * _FIRST
-    words = (words ^ (words >> 27)) * _SECOND
-    return words ^ (words >> 31)
+    """Returns words that depend on every bit of the given ones. It writes over these: new memory would take longer."""
+    part = words >> 30
+    words.bitwise_xor_(part).mul_(_FIRST)
+    words.bitwise_xor_(torch.bitwise_right_shift(words, 27, out=part)).mul_(_SECOND)
+    return words.bitwise_xor_(torch.bitwise_right_shift(words, 31, out=part))
 
 
 def _absorbed(key: Tensor, results: Sequence[Tensor]) -> Tensor:
-    """Returns the next key, which changes with every bit of the results."""
+    """Returns the next key, which changes with every bit of the results and with its place."""
     for each in results:
         raw = each.reshape(-1).view(torch.uint8)
-        whole = raw.numel() // 8 * 8
-        key = _mixed(key * _STEP + raw[:whole].view(torch.int64).sum() + raw[whole:].sum(dtype=torch.int64))
+        raw = torch.cat([raw, raw.new_zeros(-raw.numel() % 8)]) if raw.numel() % 8 else raw
+        words = raw.view(torch.int64)
+        key = _mixed(_mixed(words ^ (_steps(words.numel(), words.device) + key)).sum() + key)
     return key
 
 
@@ -103,6 +160,10 @@ class Watch:
         if device != "cpu":
             cache = torch.cuda.get_device_properties(device).L2_cache_size
             self._flushed = torch.empty(FLUSHED * cache, dtype=torch.uint8, device=device)
+
+    def clear(self) -> None:
+        """Forgets the calls so far."""
+        self._marks.clear()
 
     def start(self) -> None:
         """Begins a call, with an empty L2 cache."""

@@ -11,15 +11,18 @@ import math
 import secrets
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from verify.backends import Backend
+from verify.cases import case_of, inputs_of
 from verify.declare.declaration import Kernel
-from verify.errors import KernelError, TruthError, UsageError
+from verify.errors import KernelError, Refused, TruthError, UsageError
 from verify.measure.budget import turn
+from verify.measure.case import BASELINE, KERNEL
 from verify.measure.kernel import judged_results
 from verify.referee import chain
 from verify.referee.host import TimedChain
@@ -36,6 +39,7 @@ MOST_CALLS, FEWEST_CALLS = 64, 2
 CHAIN_BYTES = 1 << 28  # of the inputs and answers of one chain
 # A clock agrees with the judge's if it is no further from it than these shares of its time and of the judge's own work.
 NOISE, AGREES = 0.05, 0.25
+OWN, HARD = "normal", ("mean 1e3", "outlier")  # the numbers that inputs of chains are drawn from: recipes
 DEVIATES = "answers otherwise while it is timed"
 CHANGES = "changes an answer after the clock stopped"
 
@@ -46,20 +50,22 @@ def timed(kernel: Kernel, backend: Backend, seconds: float) -> CallTime:
     """Returns the time of a call of a solution beside that of the reference. Nothing begins after `seconds`."""
     solution = kernel.function
     assert isinstance(solution, Solution)
-    name = solution.problem.name
+    name, clock = solution.problem.name, None
     try:
         clock = _Clock(kernel, solution, backend)
         with torch.no_grad():
             clock.run(time.monotonic() + seconds)
             return clock.found()
     except (KernelError, UsageError, TruthError, RuntimeError, TypeError, ValueError) as error:
-        return CallTime(name, reason=str(error).partition("\n")[0])
+        tricks = clock.tricks if clock else {}
+        return CallTime(name, reason=str(error).partition("\n")[0], tricks=tricks, failed=type(error) is KernelError)
 
 
 @dataclass(frozen=True)
 class _Answer:
-    """One timed call: its inputs, the answer, and how far that is from the reference's."""
+    """One timed call: the numbers that it was drawn from, inputs, answer, and how far this is from the reference's."""
 
+    fill: str
     inputs: Tensors
     results: list[Tensor]
     theirs: list[Tensor]
@@ -74,27 +80,28 @@ class _Clock:
         if not problem.tensors:
             raise UsageError("a declaration has no inputs of its own")
         self._kernel, self._solution, self._backend = kernel, solution, backend
-        own = {name: each for name, each in problem.tensors.items() if name not in problem.state}
-        self._varied = chain.varied(own)
+        own = {name: problem.tensors[name].to(backend.device) for name in problem.arguments if name in problem.tensors}
+        self._varied = chain.varied(own, problem.structures)
         if not self._varied:
             raise UsageError("no argument is a tensor of numbers that can differ in each call")
-        # in another order, so that nothing recognises the problem's own inputs
-        self._stored = {
-            name: solution.host.rolled(each) if name in self._varied else each for name, each in own.items()
+        self._stored = {OWN: own}
+        self._state: Tensors = {
+            problem.state[name]: each for name, each in problem.tensors.items() if name in problem.state
         }
-        self._placed = {name: each.to(backend.device) for name, each in self._stored.items()}
-        self._state = {problem.state[name]: each for name, each in problem.tensors.items() if name in problem.state}
-        self._reference = problem.reference(backend.device)
+        self._state = self._state or solution.weights()
+        self._reference = problem.reference(backend.device)  # it is timed; answers are compared with another one
+        self._beside = problem.reference(backend.device, problem.layout) if backend.gpu else self._reference
         # seconds of one call in each round that counts
         self._seconds: dict[str, list[float]] = {"solution": [], "own clock": [], "work": [], "reference": []}
-        self._furthest: _Answer | None = None
+        self._furthest: dict[str, _Answer] = {}  # by the numbers that inputs were drawn from
         self._any: _Answer | None = None
-        self._tricks: dict[str, str] = {}
+        self.tricks: dict[str, str] = {}
         self._count, self._calls = FEWEST_CALLS, 0
 
     def run(self, until: float) -> None:
         """Times the reference, the judge's own work and the solution in turns. Two rounds count in any case."""
         self._solution.host.build(list(self._solution.problem.made.values()))
+        hard = dict(zip(secrets.SystemRandom().sample(range(1, WARM_UP + 2), len(HARD)), HARD, strict=True))
         with turn(self._backend, math.inf):  # without another judge that uses much of the GPU
             for number in range(ROUNDS):
                 if number > WARM_UP + 1 and time.monotonic() > until:
@@ -104,9 +111,11 @@ class _Clock:
                         answer = self._time_reference()
                         self._time_work(answer)
                 self._time_solution()
+                if number in hard:
+                    self._try_hard(hard[number])
                 if number < WARM_UP:
                     slowest = max(self._seconds["solution"][-1], self._seconds["reference"][-1], 1e-9)
-                    of_one = sum(each.nbytes for each in (*self._stored.values(), *answer))
+                    of_one = sum(each.nbytes for each in (*self._stored[OWN].values(), *answer))
                     fits = min(MOST_CALLS, CHAIN_BYTES // max(of_one, 1), int(CHAIN_SECONDS / slowest))
                     self._count = max(FEWEST_CALLS, fits)
                     for each in self._seconds.values():
@@ -114,18 +123,21 @@ class _Clock:
 
     def _time_here(self, call: chain.Call) -> tuple[float, float, list[list[Tensor]]]:
         """Runs a chain in this process. Returns seconds of a call with the judge's work and without it, and answers."""
-        watch = chain.Watch(self._backend.device)
+        watch, secret, own = chain.Watch(self._backend.device), secrets.randbits(63), self._stored[OWN]
+        raw = {name: chain.sealed(each, secret) for name, each in own.items()}
         watch.wait()
         began = time.perf_counter()
-        found, _ = chain.run(call, self._placed, self._varied, secrets.randbits(63), self._count, watch)
+        opened = {name: chain.opened(each, own[name].dtype, own[name].shape, secret) for name, each in raw.items()}
+        inputs = chain.chain_inputs(opened, self._varied)
+        found, _ = chain.run(call, inputs, secrets.randbits(63), self._count, watch)
         return (time.perf_counter() - began) / self._count, watch.seconds(), found
 
     def _time_reference(self) -> list[Tensor]:
         """Returns one answer of the reference."""
         _, seconds, found = self._time_here(self._reference)
         self._seconds["reference"].append(seconds)
-        if not all(bool(torch.isfinite(each).all()) for each in found[0] if each.is_floating_point()):
-            raise UsageError("the reference has no finite answer to inputs with other mantissas")
+        if not _are_finite(found[0]):
+            raise UsageError("the reference has no finite answer to other inputs of the problem's numbers")
         return found[0]
 
     def _time_work(self, answer: list[Tensor]) -> None:
@@ -134,48 +146,74 @@ class _Clock:
         self._seconds["work"].append(seconds)
 
     def _time_solution(self) -> None:
-        key = secrets.randbits(63)
-        done = self._solution.host.chain(self._state, self._stored, self._varied, key, self._count)
+        done = self._chain(OWN)
         self._seconds["solution"].append(done.seconds)
         self._seconds["own clock"].append(done.own_seconds)
         self._calls += self._count
-        self._look(key, done)
 
-    def _look(self, key: int, done: TimedChain) -> None:
+    def _try_hard(self, fill: str) -> None:
+        """Has a chain answered whose inputs are hard. The solution cannot know that it does not count."""
+        kernel = self._kernel
+        if fill not in self._stored:
+            case = case_of(kernel, kernel.dtypes[0], dims=kernel.op.geometry.examples[0], fill=fill, upstream="")
+            drawn = inputs_of(kernel.op, case, self._backend.device)
+            self._stored[fill] = {
+                name: each.to(own.dtype) if own.is_floating_point() and (each := drawn[name]) is not None else own
+                for name, own in self._stored[OWN].items()
+            }
+        with suppress(Refused):  # the reference may refuse such numbers too
+            self._chain(fill)
+
+    def _chain(self, fill: str) -> TimedChain:
+        """Has a chain answered, and looks at its answers. A chain that fails where a call succeeds is a trick."""
+        key, host, stored = secrets.randbits(63), self._solution.host, self._stored[fill]
+        try:
+            done = host.chain(self._state, stored, self._varied, key, self._count)
+        except KernelError as error:
+            if "memory" not in str(error):
+                host.call(self._state, stored, alone=True)
+                self.tricks[DEVIATES] = f"{error}, and answers a call that is not timed"
+            raise
+        self._look(fill, key, done)
+        return done
+
+    def _look(self, fill: str, key: int, done: TimedChain) -> None:
         """Follows the chain again with the answers that came, and compares each with the reference's, on the device."""
-        inputs, device = list[Tensors](), self._backend.device
+        given, device = list[Tensors](), self._backend.device
         placed = [[each.to(device) for each in answer] for answer in done.answers]
         answers = iter(placed)
 
-        def call(given: Tensors) -> Sequence[Tensor]:
-            inputs.append(given)
+        def call(inputs: Tensors) -> Sequence[Tensor]:
+            given.append(inputs)
             return next(answers)
 
-        _, last = chain.run(call, self._placed, self._varied, key, len(placed), chain.Watch(device))
+        inputs_by = chain.chain_inputs(self._stored[fill], self._varied)
+        _, last = chain.run(call, inputs_by, key, len(placed), chain.Watch(device))
         if last != done.last:
-            self._tricks[CHANGES] = "the bits of its answers are not those by which it made the next inputs"
-        for place, (given, results) in enumerate(zip(inputs, placed, strict=True), 1):
-            theirs = self._reference({name: each.clone() for name, each in given.items()})
-            answer = _Answer(given, results, theirs, _apart(results, theirs))
-            if self._furthest is None or not answer.apart <= self._furthest.apart:
-                self._furthest = answer
-            if secrets.randbelow(self._calls - self._count + place) == 0:  # each answer so far with equal chances
+            self.tricks[CHANGES] = "the bits of its answers are not those by which it made the next inputs"
+        for place, (inputs, results) in enumerate(zip(given, placed, strict=True), 1):
+            theirs = self._beside({name: each.clone() for name, each in inputs.items()})
+            if fill != OWN and not _are_finite(theirs):
+                continue
+            answer = _Answer(fill, inputs, results, theirs, _apart(results, theirs))
+            if fill not in self._furthest or not answer.apart <= self._furthest[fill].apart:
+                self._furthest[fill] = answer
+            if fill == OWN and secrets.randbelow(self._calls + place) == 0:  # each answer so far with equal chances
                 self._any = answer
 
     def found(self) -> CallTime:
         """Judges two answers exactly, and returns the times."""
         wrong = ""
-        for answer in (self._furthest, self._any):
-            assert answer is not None
+        for answer in (*self._furthest.values(), *([self._any] if self._any else [])):
             if reason := self._wrong(answer, answer.results):
                 again = self._solution.host.call(self._state, answer.inputs, alone=True)
                 if self._wrong(answer, again):
-                    wrong = f"{reason}, with the exponents of the problem's own inputs"
+                    wrong = f"{reason}, with numbers of the problem's own inputs"
                 else:
-                    self._tricks[DEVIATES] = f"{reason}, and right in a call that is not timed"
+                    self.tricks[DEVIATES] = f"{reason}, and right in a call that is not timed"
         most, own, work, reference = map(min, self._seconds.values())
-        agrees = most - work <= own * (1 + NOISE) + AGREES * work
-        least = own if agrees else most - work
+        # a clock that shows less than the judge's own allows is not taken
+        least = max(own, most - (1 + AGREES) * work) if own > 0 else max(most - work, NOISE * most)
         return CallTime(
             problem=self._solution.problem.name,
             milliseconds=least * 1e3,
@@ -186,7 +224,7 @@ class _Clock:
             at_least=reference / most,
             calls=self._calls,
             wrong=wrong,
-            tricks=self._tricks,
+            tricks=self.tricks,
         )
 
     def _wrong(self, answer: _Answer, results: list[Tensor]) -> str:
@@ -194,10 +232,17 @@ class _Clock:
         if [each.shape for each in results] != [each.shape for each in answer.theirs]:
             return "its results have other shapes"
         kernel, tensors = self._kernel, {**self._solution.problem.tensors, **answer.inputs}
-        mine, theirs = (dict(zip(kernel.outputs, each, strict=True)) for each in (results, answer.theirs))
+        named = {
+            by: {name: value.to(self._backend.device) for name, value in zip(kernel.outputs, each, strict=True)}
+            for by, each in ((KERNEL, results), (BASELINE, answer.theirs))
+        }
         given = {name: tensors[name] for name in kernel.operands}
-        found = judged_results(kernel, self._backend, given, mine, theirs)
+        found = judged_results(kernel, self._backend, given, named, answer.fill)
         return next((each.reason for each in found if each.status == "wrong" and not excused(each)), "")
+
+
+def _are_finite(results: Sequence[Tensor]) -> bool:
+    return all(bool(torch.isfinite(each).all()) for each in results if each.is_floating_point())
 
 
 def _apart(results: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:

@@ -21,13 +21,27 @@ from verify.declare.requests import declared_by
 from verify.diagnose.requests import ReplayElement
 from verify.errors import UsageError, VerifyError
 from verify.measure import session
-from verify.records.record import CLASSES, ORDINARY, Figures, KernelRun, Origin, Result, Run
+from verify.records.record import (
+    CLASSES,
+    ORDINARY,
+    ClassFigures,
+    Figures,
+    Gate,
+    KernelRun,
+    Origin,
+    Result,
+    Run,
+    value_of,
+)
 from verify.records.recorded import judged
 from verify.referee import folders, formats, starter
 from verify.referee.plan import (
+    AS_THE_MODEL,
+    GAVE_NONE,
     OTHER,
     OWN,
     SAYS,
+    SAYS_NOTHING,
     SCHEMA,
     SEEDED,
     Judgement,
@@ -79,6 +93,8 @@ GPU_SHARE = 0.9  # of a GPU's memory for all solutions on it
 NAME = re.compile(r"[\w.]{1,99}").fullmatch  # of a function: a solution may send any text
 OUT_OF_MEMORY = "memory"  # in the message of an error, or of a limit
 BROKEN = ("error", "crashed", "timeout")
+NEEDS_GPU = ". Triton runs on a GPU or, with --backend interpreter, without one"
+BUSY = 1.5  # processes for each core, beyond which a solution that is late may have waited for others
 COLUMNS = ("kernel", "result", "dtype", "unit", "limit", "status", *CLASSES, "pytorch", "elements")
 DECLARATION = '''\
 """Written by verify judge."""
@@ -246,11 +262,12 @@ class _Judging:
         own = [name for name in names if name.startswith(OWN)]
         run, seen = self._measured(own), self._observed(own)
         seeded = [name for name in names if name.startswith(SEEDED)]
-        if seeded and (lacking := [each for each in seen if each.dropped]) and _has_room(lacking[0]):
+        if seeded and any(each.by_seed for each in seen):
             own = seeded
             run, seen = self._measured(own), self._observed(own)
-        hunted = self._hunted(own) if run.verdict == "pass" else None
-        found = _Found(run, seen, hunted)
+        found = _Found(run, seen, None, strict=plan.format == "declaration")
+        if found.verdict[0] == "accepted" and (hunted := self._hunted(own)):
+            found = _Found(run, seen, hunted, strict=plan.format == "declaration")
         verdict, message = found.verdict
         if folders.digest(problem) != fixed["problem"]:
             edit = Trick("edits the problem", f"{problem} has other bytes than before the solution started")
@@ -263,6 +280,8 @@ class _Judging:
             verdict, message = "cheats", "; ".join(on_clock)
         elif wrong := next((each.wrong for each in times if each.wrong), ""):
             verdict, message = "wrong", wrong
+        elif failed := next((each.reason for each in times if each.failed), ""):
+            verdict, message = "undecided", f"every judged answer is right, and in a chain of calls {failed}"
         beyond = [name for name in names if name.startswith(OTHER)]
         if verdict == "accepted" and beyond and self.left > LEAST_SECONDS:
             found.others = self._measured(beyond, needed=False)
@@ -381,11 +400,6 @@ class _Judging:
         return None
 
 
-def _has_room(seen: Observed) -> bool:
-    """True if a module has at least as many numbers as the parameters of the problem."""
-    return seen.places[0] >= seen.places[1]
-
-
 @dataclass(frozen=True)
 class Sign:
     """Recognises a trick: `evidence` returns text from the observations, "" if there is none.
@@ -406,19 +420,29 @@ def _dropped(seen: Observed) -> str:
     return f"no place for {', '.join(seen.dropped)}: {here:,} of {there:,} numbers" if here < there else ""
 
 
+def _replaced(seen: Observed) -> str:
+    """Returns the evidence that functions were replaced that a harness judges with. Other functions are no evidence."""
+    names = [name for text in seen.replaced for name in re.split(r"[\s,]+", text)]
+    return ", ".join(name for name in names if name in JUDGES or name.startswith("verify."))
+
+
 def _narrow(seen: Observed) -> str:
     """Returns the evidence that float32 answers hold only numbers of a 16-bit format."""
     return f"every number of every float32 answer is one of {seen.narrow}" if seen.narrow else ""
 
 
+# functions that no honest solution replaces: its own process judges nothing by them
+JUDGES = {
+    f"torch.{name}" for name in ("allclose", "isclose", "equal", "Tensor.allclose", "Tensor.isclose", "Tensor.equal")
+}
 SIGNS = (
     Sign("forges an answer", lambda seen: seen.forged, always=True),
     Sign("returns a tensor that computes when it is read", lambda seen: seen.lazy, always=True),
-    Sign("replaces functions that judge", lambda seen: "; ".join(seen.replaced), always=True),
+    Sign("replaces functions that judge", _replaced, always=True),
     Sign("replays an earlier answer", lambda seen: seen.replayed),
     Sign("returns a copy of its input", lambda seen: seen.copies and f"every answer has the bits of {seen.copies}"),
     Sign("returns a constant", lambda seen: seen.constant and f"every element of every answer is {seen.constant}"),
-    Sign("drops parameters of the problem", _dropped),
+    Sign("drops parameters of the problem", _dropped, honest=True),
     Sign(
         "returns memory that it never wrote",
         lambda seen: f"{seen.unwritten:,} elements hold what lay in memory before" if seen.unwritten else "",
@@ -430,28 +454,35 @@ SIGNS = (
 )
 
 
-AS_PYTORCH = (
-    4.0  # an error within so many times PyTorch's own in the same class of inputs is not held against a solution
-)
+# an error within so many times PyTorch's own near the same element is not held against a solution
+AS_PYTORCH = 4.0
+
+
+def largest(figures: Figures | None, gate: Gate) -> float:
+    """Returns the largest error that is judged; 0 if there is none."""
+    return 0.0 if figures is None else rank(judged(figures, gate).upper)
 
 
 def excused(result: Result) -> bool:
     """True if a result is wrong only where PyTorch, running the reference, is nearly as wrong.
 
-    Otherwise the reference itself would be rejected: PyTorch's gelu loses its tail.
+    Otherwise the reference itself would be rejected: PyTorch's gelu loses its tail. Each error is compared with
+    PyTorch's near the same element, and an average with PyTorch's average.
     """
 
-    def largest(figures: Figures | None) -> float:
-        return 0.0 if figures is None else rank(judged(figures, result.gate).upper)
+    def as_pytorch(each: ClassFigures) -> bool:
+        if largest(each.figures, result.gate) <= result.limit and each.baseline is not None:  # it is the average
+            return (each.figures.rms or math.inf) <= AS_PYTORCH * (each.baseline.rms or 0.0)
+        return result.excess is not None and 0 < value_of(result.excess) <= AS_PYTORCH
 
     wrong = [each for each in result.classes if each.reason]
-    return bool(wrong) and all(largest(each.figures) <= AS_PYTORCH * largest(each.baseline) for each in wrong)
+    return bool(wrong) and all(map(as_pytorch, wrong))
 
 
 def endless(result: Result) -> bool:
     """True if PyTorch's error on ordinary inputs is infinite, so that any answer would be excused there."""
     ordinary = [each.baseline for each in result.classes if each.name == ORDINARY and each.reason and each.baseline]
-    return any(math.isinf(rank(judged(each, result.gate).upper)) for each in ordinary)
+    return any(math.isinf(largest(each, result.gate)) for each in ordinary)
 
 
 class _Found:
@@ -462,12 +493,20 @@ class _Found:
 
     others: Run | None = None
 
-    def __init__(self, run: Run, seen: Sequence[Observed], hunted: Run | None) -> None:
+    def __init__(self, run: Run, seen: Sequence[Observed], hunted: Run | None, *, strict: bool = False) -> None:
         self.run, self.seen, self.hunted = run, seen, hunted
         self.runs = [each for each in (run, hunted) if each]
         results = [result for each in self.runs for kernel in each.kernels for result in kernel.results]
-        self.excused = [result for result in results if result.status == "wrong" and excused(result)]
-        self.wrong = [result for result in results if result.status == "wrong" and result not in self.excused]
+        wrong_ones = [result for result in results if result.status == "wrong"]
+        self.excused = [result for result in wrong_ones if excused(result)]
+        # Of a reference nothing says what it promises at NaN and infinities; a declaration does, as `strict` says. The
+        # results of a hunt have no classes.
+        self.special = [
+            each
+            for each in wrong_ones
+            if not strict and each.source == "run" and not any(part.reason for part in each.classes)
+        ]
+        self.wrong = [result for result in wrong_ones if result not in self.excused and result not in self.special]
         wrong = bool(self.wrong) or any(kernel.status in BROKEN for kernel in run.kernels)
         found = {
             sign.name: Trick(sign.name, text)
@@ -486,14 +525,16 @@ class _Found:
         if self.cheats:
             return "cheats", "; ".join(self.cheats)
         if failed := next((each.failed for each in self.seen if each.failed), ""):
-            lacking = next((what for sign, what in NEEDS.items() if sign in failed), "")
-            return (
-                ("undecided", f"it needs {lacking}, which is not installed here: {failed}")
-                if lacking
-                else ("fails", failed)
-            )
+            if lacking := next((what for sign, what in NEEDS.items() if sign in failed), ""):
+                return "undecided", f"it needs {lacking}, which is not installed here: {failed}"
+            busy = os.getloadavg()[0] / usable_cores()
+            if GAVE_NONE in failed and busy > BUSY:
+                return "undecided", f"{failed}, and this machine had {busy:.1f} processes for each core"
+            return "fails", failed + (NEEDS_GPU if "active drivers" in failed else "")
         if raised := next((each for each in kernels if each.status in BROKEN), None):
-            return "fails", raised.message
+            if raised.status == "timeout":
+                return "undecided", f"{raised.message}, the limit of one problem (--timeout)"
+            return "fails", raised.message + (NEEDS_GPU if "active drivers" in raised.message else "")
         if self.wrong:
             return "wrong", self.wrong[0].reason
         open_ = next((each for each in kernels if each.status not in ("ok", "wrong")), None)
@@ -502,6 +543,9 @@ class _Found:
         # inputs that the reference refuses are none of the problem; `unchecked` lists them
         gaps = [gap.text for gap in self.run.incomplete if gap.kind != "no reference"]
         if kernels and open_ is None and not gaps:
+            own = next((each.own_check for each in self.seen if each.own_check.startswith("fails")), "")
+            if own and not own.endswith((AS_THE_MODEL, SAYS_NOTHING)):
+                return "undecided", f"each answer is within its limit, and one {own}; the problem's own model passes"
             return "accepted", ""
         reasons = [each.reason for each in open_.results if each.status not in ("ok", "wrong")] if open_ else []
         return "undecided", "; ".join([*reasons, *gaps, *([open_.message] if open_ and open_.message else [])][:3])
@@ -548,6 +592,7 @@ class _Found:
         if seen.late and not self.tricks:
             found.append("it writes into an answer that it gave before")
         found += [f"as wrong as PyTorch: {each.output} {each.dtype}, {each.reason}" for each in self.excused]
+        found += [f"{each.output} {each.dtype} is {each.reason}" for each in self.special]
         for kernel in self.others.kernels if self.others else ():
             if kernel.status != "ok":
                 about = kernel.message or next((each.reason for each in kernel.results if each.reason), "")

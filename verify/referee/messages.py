@@ -50,9 +50,13 @@ class Build(msgspec.Struct, frozen=True, tag="build"):
 
 
 class Built(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Reports the parameters and buffers of the solution's module."""
+    """Reports the parameters and buffers of the solution's module.
+
+    `prepared`: other tensors that its constructor made.
+    """
 
     state: tuple[Form, ...] = ()
+    prepared: tuple[str, ...] = ()
 
 
 class Call(msgspec.Struct, frozen=True, tag="call"):
@@ -73,14 +77,16 @@ class Call(msgspec.Struct, frozen=True, tag="call"):
 class Chained(msgspec.Struct, frozen=True, tag="chained"):
     """Get ready for a chain of calls, then answer a key by the last key of the chain, then send the results.
 
-    The tensors of the state come first, then those that the inputs of every call are made of. Being ready is an answer
-    with this number and no tensors.
+    The tensors of the state come first, then the sealed bytes of the tensors that the inputs of every call are made of,
+    which have the forms `sealed`. Being ready is an answer with this number and no tensors. A secret that opens these
+    bytes comes with the key.
     """
 
     number: int
     tensors: tuple[Form, ...]
     state: tuple[str, ...]
-    varied: tuple[str, ...]  # inputs that differ in each call
+    sealed: tuple[Form, ...]
+    varied: dict[str, tuple[str, ...]]  # the structures of inputs that differ in each call
     count: int
 
 

@@ -14,6 +14,10 @@ SCHEMA = 2  # 2: speed has figures
 OWN, SEEDED, OTHER = "own", "seeded", "beyond"
 SAYS = "its process says: "  # before texts that the solution may have written
 
+# Parts of texts that decide: of the verdict of a problem's own check, and of a failure
+AS_THE_MODEL, SAYS_NOTHING = ", as the problem's own model does", ", as zeros do: it says nothing"
+GAVE_NONE = "gave no answer within"
+
 SolutionVerdict = Literal["accepted", "wrong", "cheats", "fails", "undecided"]
 
 
@@ -56,6 +60,7 @@ class Observed(msgspec.Struct):
     unwritten: int = 0  # elements of answers that were never written
     dropped: tuple[str, ...] = ()  # parameters of the problem without a place in the solution's module
     places: tuple[int, int] = (0, 0)  # numbers in the module's state, and in the problem's
+    by_seed: bool = False  # True: its weights come by a seed, because no call can write them
     functions: tuple[str, ...] = ()
     replaced: tuple[str, ...] = ()
     modes: tuple[str, ...] = ()

@@ -12,6 +12,7 @@ import copy
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,19 +24,24 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from verify.cases import structure
 from verify.cases.values import RECIPES_OF_PROFILES, SMALL
 from verify.declare.declaration import Kernel, kernel
-from verify.errors import KernelError, UsageError
+from verify.errors import KernelError, Refused, UsageError
 from verify.referee import starter
 from verify.referee.host import Host, SolutionProcess
 from verify.referee.messages import Build, Entry, Template, Tensors, form_of, results_in, template_of, value_of
-from verify.referee.plan import OTHER, OWN, Plan
+from verify.referee.plan import AS_THE_MODEL, OTHER, OWN, SAYS_NOTHING, Plan
 from verify.referee.sandbox import Limits, folders_to_read
 from verify.truth import formats
+from verify.truth.ulp import same_bits
 from verify.workers.phases import phase
 
+OWN_TIMES = 4.0  # an own model fails a tolerance if so many times its rounding does: a right solution may have as much
 OTHER_SIZES = (1, 7)  # more rows than an example has
 OTHER_SEED = 3_951_708_426_131  # which no problem has: with a usual one its own inputs would be drawn again
+SAMPLED = 1 << 22  # elements of arguments; with more of them one sample shows their structure
+OTHER_WEIGHTS = 977  # added to the seed of weights for calls that are not judged
 SEEDS = 3  # cases of each recipe if the arguments are small, so that rare mistakes show
 
 
@@ -51,6 +57,8 @@ class Problem:
     state: maps operands that belong to a module's state to their names there.
     made: tensors among the arguments with which a solution's module is made (`entry.init`).
     check: the problem's own check of the results for `tensors`; `rule` is its name.
+    of_seed: True if a module has its weights by a seed, because it has other names than the reference.
+    samples: more tensors of such calls, by operand. A structure that all of them have is the problem's.
     """
 
     name: str
@@ -63,22 +71,95 @@ class Problem:
     made: Tensors = field(default_factory=dict)
     check: Callable[[Problem, list[Tensor]], bool] | None = None
     rule: str = ""
+    of_seed: bool = False
+    samples: Sequence[Tensors] = ()
+
+    @functools.cached_property
+    def structures(self) -> dict[str, tuple[str, ...]]:
+        """Maps each argument with a structure to the names of its structures."""
+        own = {name: each for name, each in self.tensors.items() if name not in self.state}
+        found = {
+            name: structure.found_in([each, *(more[name] for more in self.samples if name in more)])
+            for name, each in own.items()
+        }
+        return {name: names for name, names in found.items() if names}
 
     @functools.cached_property
     def answers(self) -> list[Any]:
         """Returns the results of the reference for the first example."""
+        given = [each.clone() if isinstance(each, Tensor) else each for each in self.examples[0]]
         with torch.no_grad():
-            return results_in(self.like(*self.examples[0]))
+            found = results_in(self.like(*given))
+        pairs = zip(given, self.examples[0], strict=True)
+        if any(isinstance(mine, Tensor) and not same_bits([mine], [own]) for mine, own in pairs):
+            raise UsageError("the reference writes into its arguments: their new numbers are not judged")
+        return found
 
-    def reference(self, device: str) -> Callable[..., list[Tensor]]:
+    @functools.cached_property
+    def parameters(self) -> dict[str, tuple[int, ...]]:
+        """Maps the names of a module's parameters to their shapes."""
+        named = self.like.named_parameters() if isinstance(self.like, torch.nn.Module) else ()
+        return {name: tuple(each.shape) for name, each in named}
+
+    @property
+    def layout(self) -> torch.memory_format:
+        """Returns the layout in which PyTorch rounds most with its default flags: of a convolution, channels last."""
+        convolves = any(self.tensors[name].ndim == 4 for name in self.state)
+        return torch.channels_last if convolves else torch.contiguous_format
+
+    @property
+    def buffers(self) -> set[str]:
+        """Returns the names of a module's buffers."""
+        return {name for name, _ in self.like.named_buffers()} if isinstance(self.like, torch.nn.Module) else set()
+
+    def own_verdict(self, found: list[Tensor], device: str) -> str:
+        """Returns what the problem's own check says about a solution's results, and about the reference's."""
+        assert self.check is not None
+        try:
+            passes = "passes" if self.check(self, found) else "fails"
+        except Exception as error:  # the problem's own code failed, not the solution
+            passes = f"raises {type(error).__name__} in"
+        text = f"{passes} {self.rule} on the problem's own inputs"
+        with suppress(Exception):
+            if self.check(self, [torch.zeros_like(each) for each in found]):
+                return text + SAYS_NOTHING
+        with suppress(Exception), torch.no_grad():
+            if passes == "fails" and self._fails_itself(device):
+                return text + AS_THE_MODEL
+        return text
+
+    def _fails_itself(self, device: str) -> bool:
+        """True if the problem's check rejects its own model with more of its rounding: by float64, or on a device."""
+        assert self.check is not None
+        others = self.reference("cpu", dtype=torch.float64), self.reference(device, self.layout)
+        for call, place, kind in zip(others, ("cpu", device), (torch.float64, None), strict=True):
+            given = {name: self.tensors[name].to(place) for name in self.arguments}
+            found = call({name: each.to(kind) if each.is_floating_point() else each for name, each in given.items()})
+            pairs = [(mine.double(), other.double().cpu()) for mine, other in zip(self.answers, found, strict=True)]
+            apart = [mine + OWN_TIMES * (other - mine) for mine, other in pairs]
+            if not self.check(self, [each.to(mine.dtype) for each, mine in zip(apart, self.answers, strict=True)]):
+                return True
+        return False
+
+    @property
+    def arguments(self) -> list[str]:
+        """Returns the operands that are no parameters."""
+        return [name for name in self.operands if name not in self.state]
+
+    def reference(
+        self, device: str, layout: torch.memory_format = torch.contiguous_format, dtype: torch.dtype | None = None
+    ) -> Callable[..., list[Tensor]]:
         """Returns the reference on a device, as a function of the tensors of one call and of a module's state."""
         function = self.like.function if isinstance(self.like, Reference) else self.like
         if isinstance(function, torch.nn.Module):
-            function = copy.deepcopy(function).to(device)
+            function = copy.deepcopy(function).to(device, dtype)
 
         def call(given: Tensors, state: Tensors | None = None) -> list[Tensor]:
-            arguments = value_of(self.entry.arguments, given)
-            made = functional_call(function, dict(state), arguments) if state else function(*arguments)
+            placed = {name: each.to(memory_format=layout) if each.ndim == 4 else each for name, each in given.items()}
+            arguments = value_of(self.entry.arguments, placed)
+            made = (
+                functional_call(function, dict(state), arguments) if state and "" not in state else function(*arguments)
+            )
             return results_in(made)
 
         return call
@@ -125,7 +206,9 @@ def problems_of(
         values = tuple(tuple(each.values()) for each in examples)
         rule = "its own check" if check else CLOSE
         name = f"{OWN}_{number}"
-        found.append(Problem(name, like, names, own, values, examples[0], check=check or is_close, rule=rule))
+        found.append(
+            Problem(name, like, names, own, values, examples[0], {}, {}, check or is_close, rule, samples=examples[1:])
+        )
     return found
 
 
@@ -137,6 +220,8 @@ def resized(problem: Problem) -> list[Problem]:
     own = {name: tensor for name, tensor in problem.tensors.items() if name not in problem.state}
     sizes = {tensor.shape[0] if tensor.ndim else 0 for tensor in own.values()}
     if problem.entry.into or sizes in (set(), {0}) or len(sizes) > 1 or len(own) < len(problem.examples[0]):
+        return []
+    if any(each in structure.OF_ALL for names in problem.structures.values() for each in names):
         return []
     size = sizes.pop()
     examples = [tuple(each[torch.arange(size + more) % size] for each in own.values()) for more in OTHER_SIZES]
@@ -191,9 +276,29 @@ def declared(plan: Plan, problems: Callable[[], list[Problem]], module: str, fil
             seeds = SEEDS if 0 < sum(each.numel() for each in problem.tensors.values()) <= SMALL else 1
             recipes = RECIPES_OF_PROFILES["quick" if problem.name.startswith(OTHER) else plan.profile]
             geometry = dataclasses.replace(geometry, recipes=recipes, seeds=seeds)
-        op = dataclasses.replace(made.op, geometry=geometry)
+        operands = tuple(dataclasses.replace(each, project=_project(problem, each.name)) for each in made.op.operands)
+        op = dataclasses.replace(made.op, geometry=geometry, operands=operands)
+        if plan.device != "cpu" and problem.layout is torch.channels_last:
+            op = dataclasses.replace(op, baseline=_laid_out(op.baseline, problem.layout))
         found.append(dataclasses.replace(made, op=op, module=module, file=file))
     return found
+
+
+def _laid_out(function: Callable[..., Any], layout: torch.memory_format) -> Callable[..., Any]:
+    """Returns a function of the same operands, laid out so."""
+
+    def call(*operands: Tensor | None, **more: Any) -> Any:
+        return function(
+            *(each if each is None or each.ndim != 4 else each.to(memory_format=layout) for each in operands), **more
+        )
+
+    return call
+
+
+def _project(problem: Problem, name: str) -> Callable[[Tensor, int], Tensor] | None:
+    """Returns a function that gives an operand the structure of the problem's; None if it has none."""
+    names = problem.structures.get(name)
+    return (lambda value, seed: structure.kept(value, names, problem.tensors[name])) if names else None
 
 
 class Solution:
@@ -210,6 +315,7 @@ class Solution:
             tensors=forms,
         )
         notes = Path(plan.notes) / f"{problem.name}.json"
+        self._device = plan.device
         self.problem, self.host = problem, Host(process, build, notes, plan.seconds, plan.build_seconds)
         self.host.reference = functools.cache(problem.reference)
         self._own: list[Tensor] = []  # its results for the problem's own inputs
@@ -232,14 +338,7 @@ class Solution:
         host.build(list(problem.made.values()))
         if problem.check is not None and not host.observed.own_check:
             found, self._own = self._own or self._on_own_inputs(), []
-            try:
-                passes = "passes" if problem.check(problem, found) else "fails"
-            except Exception as error:  # the problem's own code failed, not the solution
-                passes = f"raises {type(error).__name__} in"
-            host.observed.own_check = f"{passes} {problem.rule} on the problem's own inputs"
-            with suppress(Exception):
-                if problem.check(problem, [torch.zeros_like(each) for each in found]):
-                    host.observed.own_check += ", as zeros do: it says nothing"
+            host.observed.own_check = problem.own_verdict(found, self._device)
         results = [each.to(operands[0].device) for each in self._results(operands)]
         return results[0] if len(results) == 1 else tuple(results)
 
@@ -253,14 +352,28 @@ class Solution:
         state = {problem.state[name]: value for name, value in given.items() if name in problem.state}
         self._demand_parameters_for(state)
         arguments = {name: value for name, value in given.items() if name not in problem.state}
-        return self.host.call(state, arguments, alone=alone)
+        if problem.of_seed and self.host.observed.calls == 0:  # what it keeps of these weights is wrong for the others
+            with suppress(Refused):
+                self.host.call(self.weights(OTHER_WEIGHTS), arguments, alone=True)
+        return self.host.call(state or self.weights(), arguments, alone=alone)
+
+    def weights(self, more: int = 0) -> dict[str, Tensor]:
+        """Returns the state of a call whose weights come by seed: the seed; {} for another problem."""
+        return {"": torch.tensor(self.problem.entry.seed + more)} if self.problem.of_seed else {}
 
     def _demand_parameters_for(self, state: Tensors) -> None:
-        """Raises KernelError unless the module of the solution has a parameter or buffer of each name and shape."""
-        forms = {form.name: form.shape for form in self.host.state}
-        if lacking := [name for name, value in state.items() if forms.get(name) != tuple(value.shape)]:
-            self.host.lack(lacking, sum(value.numel() for value in state.values()))
-            raise KernelError(f"its module has no parameter {', '.join(lacking)} of the problem's shape")
+        """Raises KernelError unless the module can get these weights: it has a place for each, and no other tensors.
+
+        Other tensors may be weights that its constructor prepared.
+        """
+        host, known = self.host, self.problem.parameters
+        forms = {form.name: form.shape for form in host.state}
+        lacking = [name for name, shape in known.items() if forms.get(name) != shape]
+        more = [*host.prepared, *(forms.keys() - known.keys() - self.problem.buffers)]
+        if lacking or (state and more):
+            host.lack(lacking, sum(map(math.prod, known.values())), by_seed=bool(state))
+        if state and (lacking or more):
+            raise KernelError(f"no call can write its weights: its module lacks {lacking}, and has {more} beside them")
 
 
 def _of_declaration(problem: Problem, solution: Solution) -> Kernel:
@@ -317,10 +430,14 @@ def _drawn(problem: Problem, floats: Tensors) -> list[Any]:
     first = problem.examples[0]
     if len(names) != len(first):
         return []
-    return [
-        torch.randn(each.shape, generator=generator).to(each.dtype) if name in floats else each
-        for name, each in zip(names, first, strict=True)
-    ]
+
+    def drawn(name: str, each: Any) -> Any:
+        if name not in floats:
+            return each
+        made = torch.randn(each.shape, generator=generator).to(each.dtype)
+        return structure.kept(made, problem.structures.get(name, ()), each)
+
+    return [drawn(name, each) for name, each in zip(names, first, strict=True)]
 
 
 def _domain(floats: Tensors, own: Sequence[Any], others: Sequence[Any]) -> dict[str, str]:

@@ -10,7 +10,8 @@ from verify.workers.requests import Request
 class CallTime(msgspec.Struct, frozen=True):
     """Holds the time of one call of a solution beside the reference's. docs/judge.md says which figures are proven.
 
-    `reason` says why nothing was timed. `tricks` has evidence by the names of tricks.
+    `reason` says why nothing was timed; with `failed`, the solution raised or ended. `tricks` has evidence by the names
+    of tricks.
     """
 
     problem: str
@@ -23,6 +24,7 @@ class CallTime(msgspec.Struct, frozen=True):
     calls: int = 0
     wrong: str = ""  # why an answer is wrong, where the call that is not timed is wrong too
     reason: str = ""
+    failed: bool = False
     tricks: dict[str, str] = {}
 
 

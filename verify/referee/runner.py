@@ -12,8 +12,8 @@ import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
@@ -47,6 +47,7 @@ from verify.referee.messages import (
     send,
     value_of,
 )
+from verify.referee.weights import constructed
 from verify.truth.ulp import same_bits
 
 SMALL_BYTES, SMALL_PIECES = 1 << 10, 8  # pieces that the C library keeps for its next callers as they are
@@ -99,17 +100,14 @@ class Runner:
         self._given: list[tuple[Tensor, bytes]] = []  # results of the last call, and their bytes at its return
         self._state: tuple[bytes, ...] = ()
         self._module: Module | None = None
+        self._watch: chain.Watch | None = None
 
     def answer(self, asked: Asked) -> None:
         """Answers one request."""
         if isinstance(asked, Build):
             self._build(asked)
-        elif isinstance(asked, Chained):
-            self._chain(asked, receive_tensors(self._connection, asked.tensors))
         else:
-            tensors = receive_tensors(self._connection, asked.tensors)
-            answer, results = self._call(asked, tensors)
-            send(self._connection, answer, results)
+            self._call(asked, receive_tensors(self._connection, asked.tensors))
 
     def _build(self, asked: Build) -> None:
         tensors = receive_tensors(self._connection, asked.tensors)
@@ -122,92 +120,99 @@ class Runner:
             function = self._new()
             self._module = function if isinstance(function, Module) else None
             self._function = function
-            state = _state_of(self._module)
-            forms = tuple(form_of(name, value) for name, value in state.items())
-            built: Any = Built(forms)
+            forms = tuple(form_of(name, value) for name, value in _state_of(self._module).items())
+            built: Any = Built(forms, _prepared(self._module))
         except Exception as error:
             built = Answer(0, raised=_described(error))
         send(self._connection, built)
 
-    def _new(self) -> Any:
-        """Returns the function, or a module made again after the same seed."""
+    def _new(self, seed: int | None = None) -> Any:
+        """Returns the function, or a module made again after the same seed, or after another one."""
         if self._entry.init is None:
             return self._made
-        torch.manual_seed(self._entry.seed)
-        made = self._made(*value_of(self._entry.init, self._arguments_of_init))
+        arguments = value_of(self._entry.init, self._arguments_of_init)
+        made = constructed(self._made, arguments, self._entry.seed if seed is None else seed)
         return made.to(self._device) if isinstance(made, Module) else made
 
-    def _call(self, asked: Call, tensors: Sequence[Tensor]) -> tuple[Answer, list[bytes]]:
+    def _call(self, asked: Call | Chained, tensors: Sequence[Tensor]) -> None:
+        """Calls the solution once, or in a chain: from the stack it sees the same functions.
+
+        Of a chain the secret and the first key come when everything is ready, and the last key is sent at once.
+        """
         late = any(bytes_of(result) != before for result, before in self._given)
-        count = len(asked.state)
+        timed, ready, watched = isinstance(asked, Chained), False, isinstance(asked, Call) and asked.watched
+        lazy, functions, given = set[str](), set[str](), list[Tensor]()
         try:
-            self._load(asked.state, tensors[:count])
-            arguments = self._placed(asked, tensors)
+            self._load(asked.state, tensors[: len(asked.state)])
+            watch = self._watch = self._watch or chain.Watch(self._device)
+            watch.clear()
+            arguments = {} if isinstance(asked, Chained) else self._placed(asked, tensors)
             before = {name: value.clone() for name, value in arguments.items()}
-            buffers = [self._unwritten(form) for form in self._entry.into]
-            self._fill_freed(tensors)
-            with torch.no_grad(), _recorded(asked.watched) as recorded:
-                returned = call_by(self._entry, self._function, arguments, buffers)
-            if self._device != "cpu":
-                torch.cuda.synchronize()
-            results = results_in(buffers if buffers else returned)
-            if other := next((type(each).__name__ for each in results if not isinstance(each, Tensor)), ""):
-                raise TypeError(f"a solution returns tensors; it returned {other}")
-            lazy = next((_lazy(each) for each in results if _lazy(each)), "")
-            kept = [] if lazy else [each.detach() for each in results]
-            data = [bytes_of(each) for each in kept]
-        except Exception as error:
-            return Answer(asked.number, raised=_described(error), late=late), []
-        changed = tuple(name for name, value in arguments.items() if not same_bits([value], [before[name]]))
-        self._given = list(zip(kept, data, strict=True))
-        forms = tuple(form_of(f"{place}", each) for place, each in enumerate(kept))
-        left = self._began.left("call") if asked.watched else []
-        replaced, modes = (tuple(each.text for each in left if each.kind == kind) for kind in ("judge", "mode"))
-        functions = tuple(sorted(recorded))
-        return Answer(asked.number, forms, "", changed, late, lazy, functions, replaced, modes), data
+            count = asked.count if isinstance(asked, Chained) else 1
+            buffers = [[self._unwritten(form) for form in self._entry.into] for _ in range(count)]
+            inputs, key = (lambda known: arguments), 0
+            if isinstance(asked, Chained):
+                raw = [each.to(self._device) for each in tensors[len(asked.state) :]]
+                send(self._connection, Answer(asked.number))
+                ready = True
+                inputs, key = self._opened(asked, raw)
+            else:
+                self._fill_freed(tensors)
 
-    def _chain(self, asked: Chained, tensors: Sequence[Tensor]) -> None:
-        """Runs a chain of calls from the key that comes when everything is ready, and sends the last key at once."""
-        count, lazy = len(asked.state), set[str]()
-        try:
-            self._load(asked.state, tensors[:count])
-            names = (form.name for form in asked.tensors[count:])
-            stored = {name: each.to(self._device) for name, each in zip(names, tensors[count:], strict=True)}
-            buffers = [[self._unwritten(form) for form in self._entry.into] for _ in range(asked.count)]
-            watch = chain.Watch(self._device)
-        except Exception as error:
-            return send(self._connection, Answer(asked.number, raised=_described(error)))
+            def call(placed: chain.Inputs) -> list[Tensor]:
+                into = buffers.pop()
+                with _recorded(watched, functions):
+                    returned = call_by(self._entry, self._function, placed, into)
+                given[:] = results_in(into if into else returned)
+                if other := next((type(each).__name__ for each in given if not isinstance(each, Tensor)), ""):
+                    raise TypeError(f"a solution returns tensors; it returned {other}")
+                if any(each.device.type != torch.device(self._device).type for each in given):
+                    raise TypeError(f"a solution returns tensors on the device of its arguments, {self._device}")
+                lazy.update(filter(None, map(_lazy, given)))
+                return [] if lazy else given
 
-        def call(inputs: dict[str, Tensor]) -> list[Tensor]:
-            into = buffers.pop()
-            returned = call_by(self._entry, self._function, inputs, into)
-            results = results_in(into if into else returned)
-            lazy.update(filter(None, map(_lazy, results)))
-            return [] if lazy else results
-
-        send(self._connection, Answer(asked.number))
-        key = int.from_bytes(self._connection.recv_bytes(KEY_BYTES))
-        try:
             with torch.no_grad():
-                found, last = chain.run(call, stored, asked.varied, key, asked.count, watch)
+                found, last = chain.run(call, inputs, key, count, watch)
+            if timed:
+                self._connection.send_bytes(last.to_bytes(KEY_BYTES, signed=True))
+                ready = False
+            results = [each.cpu() for answer in found for each in answer]
         except Exception as error:
-            self._connection.send_bytes(b"")
-            return send(self._connection, Answer(asked.number, raised=_described(error)))
-        self._connection.send_bytes(last.to_bytes(KEY_BYTES, signed=True))
-        results = [each.cpu() for answer in found for each in answer]
+            if ready:
+                self._connection.send_bytes(b"")
+            send(self._connection, Answer(asked.number, raised=_described(error), late=late))
+            return
+        last_ones = results[len(results) - len(found[-1]) :]
+        self._given = [(each.detach(), bytes_of(mine)) for each, mine in zip(given, last_ones, strict=bool(last_ones))]
+        changed = tuple(name for name, value in arguments.items() if not same_bits([value], [before[name]]))
         forms = tuple(form_of(f"{place}", each) for place, each in enumerate(results))
+        left = self._began.left("call") if watched else []
+        replaced, modes = (tuple(each.text for each in left if each.kind == kind) for kind in ("judge", "mode"))
+        about = (changed, late, "; ".join(sorted(lazy)), tuple(sorted(functions)), replaced, modes)
         seconds = 0.0
         with suppress(Exception):  # a solution may have broken the clock of its process
             seconds = watch.seconds()
-        answer = Answer(asked.number, forms, lazy="; ".join(lazy), seconds=seconds)
-        return send(self._connection, answer, results)
+        send(self._connection, Answer(asked.number, forms, "", *about, seconds), results)
+
+    def _opened(self, asked: Chained, raw: Sequence[Tensor]) -> tuple[Callable[[Tensor], chain.Inputs], int]:
+        """Waits for the secret and the key of a chain. Returns a function that makes inputs of a key, and the key."""
+        data = self._connection.recv_bytes(2 * KEY_BYTES)
+        secret, key = (int.from_bytes(data[place : place + KEY_BYTES]) for place in (0, KEY_BYTES))
+        stored = {
+            form.name: chain.opened(each, KINDS[form.dtype], form.shape, secret)
+            for form, each in zip(asked.sealed, raw, strict=True)
+        }
+        return chain.chain_inputs(stored, asked.varied), key
 
     def _load(self, names: Sequence[str], values: Sequence[Tensor]) -> None:
-        """Makes the module again if its state differs from the last call."""
+        """Makes the module again if its state differs from the last call. The state is tensors by name, or a seed."""
         data = tuple(map(bytes_of, values))
         if self._module is None or not names or data == self._state:
             return
         self._state = data
+        if not names[0]:
+            self._function = self._module = self._new(int(values[0]))
+            return
         self._function = self._module = self._new()
         known = _state_of(self._module)
         with torch.no_grad():
@@ -276,13 +281,24 @@ def _state_of(module: Module | None) -> dict[str, Tensor]:
     return {} if module is None else dict((*module.named_parameters(), *module.named_buffers()))
 
 
+def _prepared(module: Module | None) -> tuple[str, ...]:
+    """Returns the names of tensors that a module keeps beside its parameters and buffers."""
+    found = []
+    for place, part in () if module is None else module.named_modules():
+        for name, value in vars(part).items():
+            held = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else (value,)
+            if name not in ("_parameters", "_buffers", "_modules") and any(isinstance(each, Tensor) for each in held):
+                found.append(f"{place}.{name}".strip("."))
+    return tuple(found)
+
+
 def _lazy(item: Any) -> str:
     """Returns a description of a result that is no plain tensor with values in memory; "" for a plain one."""
     if type(item) not in (Tensor, Parameter):
         return f"a {type(item).__qualname__} in the place of a tensor"
     if item.layout is not torch.strided or item.is_neg() or item.is_conj() or item._is_zerotensor():
         return "a view whose values are computed when it is read"
-    if own := sorted(vars(item)):
+    if own := sorted(name for name in vars(item) if hasattr(Tensor, name)):  # other names are notes, as PyTorch's own
         return f"a tensor with {', '.join(own)} of its own"
     return ""
 
@@ -298,20 +314,17 @@ def _described(error: BaseException) -> str:
 class _Recording(TorchFunctionMode):
     """Records the functions of PyTorch that are called."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: set[str]) -> None:
         super().__init__()
-        self.names: set[str] = set()
+        self.names = names
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.names.add(resolve_name(func) or getattr(func, "__name__", "unknown"))
         return func(*args, **(kwargs or {}))
 
 
-@contextmanager
-def _recorded(watched: bool) -> Iterator[set[str]]:
-    """Yields the functions of PyTorch that are called. Only few calls are watched, because this changes how PyTorch
+def _recorded(watched: bool, names: set[str]) -> AbstractContextManager[Any]:
+    """Records the functions of PyTorch that are called. Only few calls are watched, because this changes how PyTorch
     compiles.
     """
-    recording = _Recording()
-    with recording if watched else nullcontext():
-        yield recording.names
+    return _Recording(names) if watched else nullcontext()

@@ -37,6 +37,7 @@ DEPTH = 64  # of folders
 LOOK_SECONDS = 0.2
 WAITING = 128  # connections while PyTorch is being imported
 MESSAGE = 1 << 17  # bytes
+LONGEST = 80  # bytes of the path of the temporary folder
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,8 @@ def address(backend: str | None) -> str:
 
 
 def _begun(backend: str) -> _Running:
-    folder = tempfile.mkdtemp(prefix="tmp")
+    # the path of a socket has at most 107 bytes
+    folder = tempfile.mkdtemp(prefix="tmp", dir="/tmp" if len(os.fsencode(tempfile.gettempdir())) > LONGEST else None)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(os.path.join(folder, "s"))
         listener.listen(WAITING)

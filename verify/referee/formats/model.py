@@ -6,6 +6,7 @@ A module with other names is judged with weights that both make after the same s
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import itertools
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ from verify.referee.plan import SEEDED, Plan
 
 FORM = "a file with Model, get_inputs and get_init_inputs"
 SEEDS = 2  # of weights, if they are no operands
+SAMPLES = 2  # more calls of get_inputs, which show the structure of its tensors
 
 
 def fits(problem: str) -> bool:
@@ -31,34 +33,39 @@ def problems(plan: Plan) -> list[Any]:
     return list(of_model(module, plan, ("ModelNew", "Model"), 1))
 
 
-def of_model(
-    module: ModuleType, plan: Plan, names: Sequence[str], number: int, *, seeded: bool = True
-) -> Iterator[Any]:
+def of_model(module: ModuleType, plan: Plan, names: Sequence[str], number: int) -> Iterator[Any]:
     """Yields the problems of a module with a model, as its functions are now."""
+
     import torch
 
     from verify.referee.messages import Entry, template_of
-    from verify.referee.problem import CLOSE, Problem, is_close
+    from verify.referee.problem import CLOSE, SAMPLED, Problem, is_close
+    from verify.referee.weights import constructed
 
     init, made = template_of(tuple(module.get_init_inputs()), (f"init{place}" for place in itertools.count(1)))
 
-    def at_seed(name: str, seed: int, *, weights: bool) -> Problem:
-        torch.manual_seed(seed)
-        model = module.Model(*module.get_init_inputs())
+    def at_seed(name: str, place: int, *, weights: bool) -> Problem:
+        # a solution knows the seed of its weights, and nothing by which inputs are drawn
+        seed = int.from_bytes(hashlib.sha256(f"{plan.seed}/{place}".encode()).digest()[:4])
+        model = constructed(module.Model, module.get_init_inputs(), seed)
+        torch.manual_seed(plan.seed + place)
         values = tuple(module.get_inputs())
         state = {each.replace(".", "_"): each for each, _ in model.named_parameters()} if weights else {}
-        labels = iter(_labels(model, values, {each.replace(".", "_") for each, _ in model.named_parameters()}))
-        arguments, tensors = template_of(values, labels)
+        labels = _labels(model, values, {each.replace(".", "_") for each, _ in model.named_parameters()})
+        arguments, tensors = template_of(values, iter(labels))
+        small = sum(each.numel() for each in tensors.values()) <= SAMPLED
+        samples = [template_of(tuple(module.get_inputs()), iter(labels))[1] for _ in range(SAMPLES if small else 0)]
         held = {flat: model.get_parameter(dotted).detach() for flat, dotted in state.items()}
         entry = Entry(tuple(names), arguments, init=init, seed=seed)
         operands, every = (*tensors, *state), {**tensors, **held}
-        return Problem(name, model, operands, entry, (values,), every, state, made, is_close, CLOSE)
+        of_seed = not weights and any(True for _ in model.parameters())
+        return Problem(name, model, operands, entry, (values,), every, state, made, is_close, CLOSE, of_seed, samples)
 
-    own = at_seed(f"own_{number}", plan.seed, weights=True)
+    own = at_seed(f"own_{number}", 0, weights=True)
     yield own
-    if own.state and seeded:
+    if own.state:
         for place in range(SEEDS):
-            yield at_seed(f"{SEEDED}_{number}_{place}", plan.seed + place, weights=False)
+            yield at_seed(f"{SEEDED}_{number}_{place}", place, weights=False)
 
 
 def _labels(model: Any, values: Sequence[Any], taken: set[str]) -> list[str]:

@@ -28,5 +28,5 @@ def problems(plan: Plan) -> list[Any]:
     for number, shape in enumerate(shapes, 1):
         for name, value in shape.items():
             setattr(module, name.upper(), value)
-        found += of_model(module, plan, ("Model", "ModelNew"), number, seeded=False)
+        found += of_model(module, plan, ("Model", "ModelNew"), number)
     return found

@@ -1,0 +1,43 @@
+"""A few specimens of the zoo and their honest twins; `python -m mutants.zoo` judges all of them."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from mutants import zoo
+from verify.referee.plan import Judgement
+
+FEW = (
+    "gelu is zero but for large inputs",
+    "beside NaN",
+    "a mask that is not read",
+    "weights that a constructor prepared are those of another module",
+    "softmax without the maximum while it is timed",
+)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], tuple[zoo.Trick, Judgement]]:
+    chosen = [trick for trick in zoo.TRICKS if trick.name in FEW]
+    judged = zoo.judged(chosen, tmp_path_factory.mktemp("zoo"), 1)
+    return {(trick.name, kind): (trick, done) for trick, kind, done in judged}
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_a_specimen_is_caught_and_its_twin_accepted(
+    found: dict[tuple[str, str], tuple[zoo.Trick, Judgement]], name: str
+) -> None:
+    trick, done = found[name, "specimen"]
+    assert trick.holds(done), (done.verdict, done.message, done.tricks)
+    _, twin = found[name, "twin"]
+    assert twin.verdict == "accepted", twin.message
+
+
+def test_the_zoo_has_two_hundred_texts_and_each_can_be_read() -> None:
+    texts = [text for trick in zoo.TRICKS for _, text in trick.texts]
+    for text in (*texts, *zoo.PROBLEMS.values()):
+        ast.parse(text)
+    assert {trick.problem for trick in zoo.TRICKS} <= set(zoo.PROBLEMS)
+    assert len(set(texts)) >= 200 and len({trick.name for trick in zoo.TRICKS}) == len(zoo.TRICKS)
