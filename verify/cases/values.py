@@ -432,7 +432,7 @@ def _medley(wanted: WantedRows) -> Tensor:
     ramp = torch.arange(wanted.width, device=wanted.device).double()[None, :].expand_as(bell)
     kinds = [
         ((8 * level).round() / 8).expand_as(bell),  # sums of these are exact in any order
-        level + bell * 2.0**-12,
+        level + bell * 2.0**-9,
         -bell.abs() - level,
         level * ramp / max(wanted.width, 1),
         torch.where(_one_hot(wanted) > 0, 0.5, bell),
