@@ -16,6 +16,9 @@ from verify.workers.requests import About, CountGpus, Environment
 MADE: list[Fake] = []
 
 
+FILE = f"{__file__}::f"  # a file that exists
+
+
 class Fake(FakeWorker):
     """A worker of a machine with three GPUs, of which the last is another one."""
 
@@ -47,7 +50,7 @@ def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_gpus_of_this_machine_are_a_process_each_and_need_no_dask(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
-    with api.workers("0,1", None, ["k.py::f"], None) as pool:
+    with api.workers("0,1", None, [FILE], None) as pool:
         assert pool is not None
         assert [(worker.backend, worker.device) for worker in pool.workers] == [(None, "0"), (None, "1")]  # type: ignore[attr-defined]
     counter, *workers = MADE
@@ -80,6 +83,6 @@ def test_a_scheduler_needs_dask(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
     with (
         pytest.raises(UsageError, match="distributing work needs Dask distributed"),
-        api.workers(None, "tcp://nowhere:1", ["k.py"], None),
+        api.workers(None, "tcp://nowhere:1", [FILE], None),
     ):
         raise AssertionError("there is none")

@@ -77,6 +77,9 @@ def _of_result(result: Result) -> Found:
             rms = each.figures.rms if result.gate == "noise" and each.figures.weighed >= FEWEST else None
             if rms is not None and each.limit is not None and not rms <= RMS_LIMIT:
                 yield f".classes[{at}].figures.rms", f'{rms:g} beside the status "ok" with the limit {RMS_LIMIT:g}'
+            # of a vacuous result, and at extreme inputs, open ones may be accepted
+            if each.figures.open and each.name != EXTREME and each.limit is not None and not result.trivial:
+                yield f".classes[{at}].figures", f'{each.figures.open:,} elements are open beside the status "ok"'
         alike = all(each.limit == result.limit for each in result.classes)
         promised: list[tuple[str, str, Figures, float | None]]
         # If no number is extreme, the record does not say which limit infinite inputs have.
@@ -87,9 +90,10 @@ def _of_result(result: Result) -> Found:
         ]
         promised += [(f".classes[{at}]", "", each.figures, each.limit) for at, each in enumerate(result.classes)]
         for place, name, figures, limit in promised:
-            for what, count in (("not finite", figures.nonfinite), ("open", 0 if result.trivial else figures.open)):
-                if count and name != NONFINITE and limit is not None:  # of a vacuous result, open ones may be accepted
-                    yield place, f'{count:,} elements are {what} beside the status "ok"'
+            if figures.nonfinite and name != NONFINITE and limit is not None:
+                yield place, f'{figures.nonfinite:,} elements are not finite beside the status "ok"'
+            if figures.open and name != NONFINITE and limit is not None and not result.trivial and not result.classes:
+                yield place, f'{figures.open:,} elements are open beside the status "ok"'
             error = math.inf if name == NONFINITE and figures.nonfinite else judged(figures, result.gate)
             # not (x <= limit): a NaN must not be ok
             if figures.n and limit is not None and not error <= limit:

@@ -499,7 +499,8 @@ def _at_special_operands(program: Program, run: Run, result: str, fast: Fast, *,
     Where one operand is infinite, that is the limit there. A gradient at NaN may be NaN or the program's value.
     """
     used = [run.leaves[step.name] for step in program.steps if isinstance(step, Leaf)]
-    given = [value.expand(fast.value.shape) for value in used if value.is_floating_point()]
+    # PyTorch asks nothing of 8-bit numbers
+    given = [value.double().expand(fast.value.shape) for value in used if value.is_floating_point()]
     if not given or not program.results[result].real:
         return fast
     nan = torch.stack([torch.isnan(value) for value in given]).any(0)

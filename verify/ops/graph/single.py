@@ -215,7 +215,7 @@ def limits_of(program: Program, run: Run, result: str, places: list[int]) -> lis
     ends = []
     for size in (_FAR, _FAR * _FAR):
         leaves = {
-            name: torch.where(torch.isinf(leaf), torch.copysign(size, leaf.double()), leaf.double())
+            name: torch.where(torch.isinf(leaf.double()), torch.copysign(size, leaf.double()), leaf.double())
             if leaf.is_floating_point()
             else leaf
             for name, leaf in run.leaves.items()
