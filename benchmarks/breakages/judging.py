@@ -62,7 +62,7 @@ def judge(
 
     def one(result: str, got: Tensor) -> Judgement:
         floor = kernel.noise_floor(dtype, result)
-        truth = with_noise_again(kernel.op, problem, result, got, truths[result], fmt)
+        truth = with_noise_again(kernel.op, problem, result, got, truths[result], fmt, floor)
         by = JudgedBy(kernel.op, problem, result, truth, fmt, floor=floor)
         for effort in (Effort(0, 0, 0, 0), Effort(0, 1, 16, 1)):
             judged = judge_by(by, got, effort=effort)

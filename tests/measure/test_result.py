@@ -152,7 +152,7 @@ def test_a_trivial_answer_that_was_tried_at_some_elements_alone_decides_nothing(
 
     assert verdict(zeros=noisy([9.0] * 10), copy=noisy([1.0] * 4)) == ("ok", "", "")
     assert verdict(zeros=noisy([9.0] * 10), copy=noisy([0.0] * 4)) == ("ok", "", "")
-    assert verdict(zeros=noisy([9.0] * 10), copy=noisy([1.0] * 10)) == ("vacuous", "copy would pass", "")
+    assert verdict(zeros=noisy([9.0] * 10), copy=noisy([1.0] * 10)) == ("ok", "", "on ordinary inputs copy would pass")
     assert verdict(zeros=noisy([9.0] * 10), copy=noisy([0.0] * 10)) == ("ok", "", "on ordinary inputs copy are right")
 
 

@@ -14,9 +14,6 @@ from torch.nn import functional
 import verify
 from tests.measure.test_kernel import few_cases, only
 from verify.backends import Interpreter
-from verify.cases.plan import Group, plan
-from verify.measure import kernel as running
-from verify.measure.case import Collected, omit_small_error
 from verify.measure.counting import tally
 from verify.measure.judge import JudgedBy
 from verify.measure.kernel import measure_kernel
@@ -70,6 +67,9 @@ def test_each_answer_has_the_error_that_a_kernel_would_have_had_with_it() -> Non
         "their mean": value.mean().expand(COUNT),
         "half of them": value / 2,
         "values 1% off": value * 1.01,
+        "values 3% off": value * 1.03,
+        "values 10% off": value * 1.1,
+        "values 30% off": value * 1.3,
         "a copy of x": x.double(),
     }
     assert set(found) == set(by_hand)
@@ -82,35 +82,52 @@ def test_each_answer_has_the_error_that_a_kernel_would_have_had_with_it() -> Non
         assert value_of(judged.seen) == pytest.approx(float(expected.max()), rel=1e-9), name
 
 
-def test_a_percent_is_two_spacings_where_those_are_more() -> None:
+def test_the_smallest_error_is_two_spacings_where_those_are_more() -> None:
     """1% of 1 is 1.3 spacings of bfloat16: some kernels that are right would be as far off."""
-    found = tried(truth_of(torch.ones(4).double()), fmt=named("bfloat16"))
-    assert value_of(found["values 1% off"].plain.seen) == 2.0
-    assert value_of(tried(truth_of(torch.ones(4).double()))["values 1% off"].plain.seen) == pytest.approx(
-        0.01 * 2**23, abs=1
-    )
+    one = truth_of(torch.ones(4).double())
+    found = tried(one, fmt=named("bfloat16"))
+    assert value_of(found["values two spacings off"].plain.seen) == 2.0 and "values 1% off" not in found
+    assert value_of(tried(one)["values 1% off"].plain.seen) == pytest.approx(0.01 * 2**23, abs=1)
+    assert [name for name in tried(one, fmt=named("float8_e4m3fn")) if name.startswith("values")] == [
+        "values two spacings off",
+        "values 30% off",
+    ]
 
 
-LOOSE: dict[str, tuple[Tensor, float, Tensor | None]] = {  # the truth, the noise and an operand
-    "zeros": (0.5 * SIGNS, 1.0, None),
-    "their mean": (100 + SIGNS, 1.0, None),
-    "half of them": (10 * SIGNS + DRAWN, 3.0, None),
-    "values 1% off": (100 * SIGNS + DRAWN, 1.0, None),
-    "a copy of x": (1000 * (DRAWN - 0.5), 1.0, (1000 * (DRAWN - 0.5) + SIGNS).float()),
-}
+LOOSE: dict[str, tuple[Tensor, float]] = {"zeros": (0.5 * SIGNS, 1.0), "half of them": (10 * SIGNS + DRAWN, 3.0)}
 
 
 @pytest.mark.parametrize("name", LOOSE)
-def test_a_limit_that_lets_a_trivial_answer_pass_is_vacuous(name: str) -> None:
-    value, noise, x = LOOSE[name]
-    if x is not None:  # a percent off must not pass first
-        value = value + torch.sign(value) * 500
-        x = x + torch.sign(value).float() * 500
-    found = verdict(truth_of(value, noise), tried(truth_of(value, noise), x))
+def test_a_limit_that_lets_zeros_or_halves_pass_is_vacuous(name: str) -> None:
+    value, noise = LOOSE[name]
+    found = verdict(truth_of(value, noise), tried(truth_of(value, noise)))
     assert (found.status, found.trivial) == ("vacuous", "")
-    assert found.reason == f"{name} would pass: the limit of 8× noise says nothing on ordinary inputs"
+    assert found.reason == f"{name} would pass: the limit of 8\u00d7 noise says nothing on ordinary inputs"
     strict = truth_of(value, 1e-6)
-    assert verdict(strict, tried(strict, x)).status == "ok"
+    assert verdict(strict, tried(strict)).status == "ok"
+
+
+SEES: dict[str, tuple[Tensor, float, str]] = {
+    "1%": (100 * SIGNS + DRAWN, 0.05, ""),
+    "3%": (100 * SIGNS + DRAWN, 0.5, "errors below 3% are not seen"),
+    "10%": (100 * SIGNS + DRAWN, 1.5, "errors below 10% are not seen"),
+    "half": (100 * SIGNS + DRAWN, 12.0, "errors below 50% are not seen"),
+    "the mean and 3%": (100 + SIGNS, 0.5, "their mean would pass, and errors below 3% are not seen"),
+}
+
+
+@pytest.mark.parametrize("case", SEES)
+def test_a_verdict_says_which_errors_it_would_not_see(case: str) -> None:
+    value, noise, told = SEES[case]
+    found = verdict(truth_of(value, noise), tried(truth_of(value, noise)))
+    assert (found.status, found.trivial) == ("ok", told and f"on ordinary inputs {told}")
+
+
+def test_a_copy_of_an_operand_is_no_vacuous_answer() -> None:
+    """30 tanh(x / 30) of small numbers is nearly x."""
+    value = 10 * SIGNS + DRAWN
+    found = verdict(truth_of(value, 1e-3), tried(truth_of(value, 1e-3), (value + 1e-3 * SIGNS).float()))
+    assert (found.status, found.trivial) == ("ok", "on ordinary inputs a copy of x would pass")
 
 
 def test_the_limit_of_the_root_mean_square_is_one_that_a_trivial_answer_has_to_keep() -> None:
@@ -143,7 +160,7 @@ def test_a_trivial_answer_that_is_right_is_named_and_no_fault() -> None:
     assert (found.status, found.reason, found.trivial) == ("ok", "", "on ordinary inputs zeros are right")
 
 
-def test_an_answer_that_is_almost_right_is_vacuous() -> None:
+def test_an_answer_that_is_almost_right_is_named() -> None:
     """One misrounded element of 64: a copy is not the answer, and the limit does not see it."""
     positive = (DRAWN + 1).float()
     value = positive.double()
@@ -151,7 +168,7 @@ def test_an_answer_that_is_almost_right_is_vacuous() -> None:
     found = verdict(truth_of(value), tried(truth_of(value), positive))
     assert (found.status, found.trivial) == ("ok", ""), "2 ULP is far above this noise"
     loose = truth_of(value, 2.0**-23)
-    assert verdict(loose, tried(loose, positive)).status == "vacuous"
+    assert verdict(loose, tried(loose, positive)).trivial == "on ordinary inputs a copy of x would pass"
 
 
 def test_ordinary_elements_alone_are_tried_and_infinite_ones_are_not() -> None:
@@ -199,56 +216,3 @@ def test_zeros_would_pass_a_layer_norm_whose_limit_was_loosened_without_end(monk
     assert (hidden.status, hidden.reason.partition(":")[0]) == ("vacuous", "zeros would pass")
     accepted = measured(max_ulp=loose, vacuous={"y": "a smoke test"})
     assert (accepted.status, accepted.trivial) == ("ok", "a smoke test")
-
-
-BLUNT, SHARP = (truth_of(100 * SIGNS + DRAWN, noise) for noise in (1.0, 1e-6))  # 1% off passes, and does not
-EMPTY = truth_of(0.5 * SIGNS, 1.0)  # zeros pass
-OFF = "values 1% off would pass"
-# the result in question, those beside it (a truth, the kernel's factor, the output), and why it is vacuous
-BESIDE: dict[str, tuple[Truth, list[tuple[Truth, float, str]], str]] = {
-    "none": (BLUNT, [], OFF),
-    "one that shows 1%": (BLUNT, [(SHARP, 1.0, "y")], ""),
-    "two, and one shows it": (BLUNT, [(BLUNT, 1.0, "y"), (SHARP, 1.0, "y")], ""),
-    "one that does not": (BLUNT, [(BLUNT, 1.0, "y")], OFF),
-    "a wrong one": (BLUNT, [(SHARP, 1.5, "y")], OFF),
-    "one of zeros, which no percent changes": (BLUNT, [(truth_of(0 * SIGNS), 1.0, "y")], OFF),
-    "one of another output": (BLUNT, [(SHARP, 1.0, "dx")], OFF),
-    "one that shows zeros too": (EMPTY, [(SHARP, 1.0, "y")], "zeros would pass"),
-    "zeros pass in both": (EMPTY, [(EMPTY, 1.0, "y")], "zeros would pass"),
-}
-
-
-@pytest.mark.parametrize("order", [1, -1])
-@pytest.mark.parametrize("beside", BESIDE)
-def test_another_result_of_the_output_may_show_the_small_error_alone(beside: str, order: int) -> None:
-    own, others, reason = BESIDE[beside]
-    declare = verify.kernel(like=lambda x: x.cumsum(-1), shapes={"x": "n d"}, dtypes=["float32"])
-    kernel, fmt, groups = declare(lambda x: x.cumsum(-1)), named("float32"), list[dict[str, Collected]]()
-    for truth, factor, output in [(own, 1.0, "y"), *others]:
-        got = (truth.value * factor).to(torch_dtype(fmt))
-        [judged] = tally(errors(got, truth.value, fmt, scale=truth.unit("noise", 0.0)))
-        groups.append({output: Collected(fmt, parts={("all", ORDINARY): judged}, trivial=tried(truth))})
-    omit_small_error(kernel, "float32", groups[::order])
-    item = groups[0]["y"]
-    found = check_limit(kernel, "float32", "y", item.parts, item.trivial)
-    assert (found.status, found.reason.partition(":")[0]) == ("vacuous" if reason else "ok", reason)
-
-
-@pytest.mark.parametrize("beside", [True, False])
-def test_ten_cancelling_sums_of_a_linear_layer_need_no_luck(beside: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With this seed 1% of each is below an ULP of the magnitudes of its terms; other sums show 1%."""
-
-    def planned(*given: Any, **options: Any) -> list[Group]:
-        first, summed = plan(*given, rows_of="cuda")
-        few = tuple(case for case in first.cases if case.regime == "randn")
-        return [replace(first, cases=few)] * beside + [replace(summed, results=("dbias",))]
-
-    monkeypatch.setattr(running, "plan", planned)
-    dtypes = ["bfloat16", "float32"]
-    declare = verify.kernel(op="linear", params={"activation": "id"}, dtypes=dtypes, max_ulp=1, refuses=False)
-    asked = Measure("a.py::linear", seed=20261205, dtypes=("bfloat16",))
-    run = measure_kernel(declare(lambda x, weight, bias: functional.linear(x, weight, bias)), asked, CPU)
-    result = only(run, "dbias (many rows)")
-    assert (result.gate, result.limit, result.figures.n) == ("scaled", 1.0, 10)
-    expected = ("ok", "") if beside else ("vacuous", OFF)
-    assert (result.status, result.reason.partition(":")[0]) == expected

@@ -82,6 +82,7 @@ class Kernel:
     operand_dtypes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     output_dtypes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     max_noise: Mapping[str, float] = field(default_factory=dict)  # by result
+    beside_noise: bool = False  # True: an elementwise program whose default limit in ULP has one in noise beside it
     max_bias: Mapping[str, float] = field(default_factory=dict)  # by result
     vacuous: Mapping[str, str] = field(default_factory=dict)  # by result: why a vacuous verdict is accepted
     encoding: Encoding | None = None  # what a quantiser returns
@@ -175,7 +176,12 @@ class Kernel:
         return self.max_noise.get(result, self.max_noise.get("", default))
 
     def noise_floor(self, dtype: str, result: str) -> float:
-        """Returns the least unit of such a result, in ULP: an error within `ulp_limit` is within `noise_limit`."""
+        """Returns the least unit of such a result, in ULP: an error within `ulp_limit` is within `noise_limit`.
+
+        It is 0 if noise does not count.
+        """
+        if self.op.gate_of(result) != "noise" and not self.beside_noise:
+            return 0.0
         return (self.ulp_limit(dtype, result) - 0.5) / self.noise_limit(dtype, result)
 
     def _limited(self, dtype: str, result: str) -> str:
@@ -452,6 +458,7 @@ def kernel(
             operand_dtypes=of_operands,
             output_dtypes=of_outputs,
             max_noise=noises,
+            beside_noise=like is not None and definition.gate == "plain" and max_ulp is None,
             max_bias=promises.by_result(about, "max_bias", max_bias, results),
             vacuous=promises.reasons(about, vacuous, results),
             encoding=quantise,

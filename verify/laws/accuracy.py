@@ -289,11 +289,11 @@ def judge_known(subject: Subject, case: Case, facts: Known) -> float:
     largest = 0.0
     for name, truth in truths.items():
         got = results[name]
-        truth = with_noise_again(kernel.op, problem, name, got, truth, kinds[name])
+        floor = kernel.noise_floor(subject.dtype, name)
+        truth = with_noise_again(kernel.op, problem, name, got, truth, kinds[name], floor)
         shape, widened = tuple(got.shape), _beyond(kernel, subject.dtype, problem, truth, kinds[name])
         segments, parts = classed(kernel.op, case, problem, name, shape, kernel.largest.get(subject.dtype))
-        rules = kernel.policy, case.seed, kernel.noise_floor(subject.dtype, name)
-        by = JudgedBy(kernel.op, problem, name, truth, kinds[name], *rules)
+        by = JudgedBy(kernel.op, problem, name, truth, kinds[name], kernel.policy, case.seed, floor)
         # a rounding at half an ULP decides nothing if the limit is beyond; that saves 50,000 exact values of a case
         blurred = 0.0 if kernel.op.gate == "noise" else max(0.0, min(_NARROW, (least - 0.5) / 2))
         effort = Effort(sample=0, keep=1, blurred=blurred)
@@ -307,7 +307,7 @@ def judge_known(subject: Subject, case: Case, facts: Known) -> float:
             limit = promised * widened
             if case.fill == CONFIDENT:  # a loss of such a row is the small remainder of 1, which no format keeps
                 limit += math.inf if name in kernel.op.all_outputs else _ROUNDED_ARGUMENT
-            upper = value_of(part.maximum(gate).upper)
+            upper = value_of(part.deciding.upper)
             within = upper <= limit and not part.nan
             if not special:
                 largest = max(largest, upper)
@@ -363,7 +363,7 @@ def _proven_within(kernel: Kernel, dtype: str, facts: Known, limit: float) -> fl
         if found.scaled is not None and found.scaled_width is not None:
             size, width = found.scaled.abs(), found.scaled_width
         if not bool(((size + width <= limit) & ~found.nonfinite).all()):
-            if by_noise or unit is not None or bool(found.nonfinite.any()):
+            if by_noise or isinstance(unit, Tensor) or bool(found.nonfinite.any()):
                 return None
             exact = _exact_where_open(kernel, facts.problem, name, got, (size, width), limit)
             if exact is None or not bool((exact <= limit).all()):

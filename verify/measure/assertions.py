@@ -9,6 +9,7 @@ import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, ParamSpec, TypeVar
 
@@ -328,6 +329,7 @@ class _Closeness:
             output_dtypes={dtype: differing(dtype, numbers)} if differing(dtype, numbers) else None,
             vacuous=self.vacuous,
         )(lambda *tensors: None)
+        declared = replace(declared, beside_noise=self.op.gate == "plain")
         # the recipe marks the inputs as ordinary; no values are drawn from it
         case = Case(dtype=dtype, dims=(0,), fill="normal", upstream="normal" if self.upstream else "")
         group = Group((case,))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -44,9 +44,9 @@ from verify.measure.judge import (
 )
 from verify.measure.misread import mistake
 from verify.measure.neighbourhood import Peaks, coordinate, join, peaks_of
-from verify.measure.result import KEEP_SPECIAL, Findings, check_limit
+from verify.measure.result import KEEP_SPECIAL, Findings
 from verify.measure.tally import KEEP, Peak, Tally, merged_peaks, worst
-from verify.measure.trivial import SLIGHTLY_OFF, trivial_at_ordinary
+from verify.measure.trivial import trivial_at_ordinary
 from verify.ops.graph.sampled import Sample
 from verify.ops.op import Fast, Largest, Op, Problem, Regime, chosen, remembering
 from verify.records.figure import LEAST
@@ -161,19 +161,6 @@ class Collected:
     def findings(self) -> Findings:
         """Returns the statistics of all cases."""
         return Findings(self.parts, self.escalated, self.certificates, self.each, self.bounds)
-
-
-def omit_small_error(kernel: Kernel, dtype: str, groups: Sequence[Mapping[str, Collected]]) -> None:
-    """Omits the small error from the trivial answers of an output if one of its results passes and shows that error.
-
-    All results of an output have the same limit. An output with one result is left as it is.
-    """
-    for name in {name for own in groups for name in own}:
-        found = [own[name] for own in groups if name in own]
-        checks = (check_limit(kernel, dtype, name, each.parts, each.trivial) for each in found if len(found) > 1)
-        if any(check.status == "ok" and check.sharp for check in checks):
-            for each in found:
-                each.trivial.pop(SLIGHTLY_OFF, None)
 
 
 class NoAnswer(Exception):
@@ -396,7 +383,8 @@ def judge_case(
         truths = truths_of[id(asked)]
         for name in truths.keys() & given.get(by, {}).keys():
             got = given[by][name].to(truths[name].value.device)
-            truths[name] = with_noise_again(asked.op, asked.host, name, got, truths[name], asked.formats[name])
+            fmt, floor = asked.formats[name], asked.floors[name]
+            truths[name] = with_noise_again(asked.op, asked.host, name, got, truths[name], fmt, floor)
     pieces: Pieces = {}
     theirs: dict[str, Tensor] = {}  # by result: True at elements where PyTorch is within the limit
     for by, results in sorted(given.items(), key=lambda item: item[0] != BASELINE):

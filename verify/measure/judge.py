@@ -47,16 +47,28 @@ class JudgedResult:
     errors: Errors  # of every element; exact where known
 
 
-def with_noise_again(op: Op, problem: Problem, result: str, got: Tensor, truth: Truth, fmt: Format) -> Truth:
+def with_noise_again(
+    op: Op, problem: Problem, result: str, got: Tensor, truth: Truth, fmt: Format, floor: float = 0.0
+) -> Truth:
     """Returns the truth with the noise of elements just beyond the default limit sampled again.
+
+    An elementwise program has noise beside ULP (`floor` > 0), which is sampled only if an element is beyond the limit
+    in ULP.
 
     The noise of an element is the root mean square of a few runs. Of a million elements, some get half the noise that
     more runs would give. A correct kernel then has up to twice its error there. Errors of broken kernels are far beyond
     that.
     """
-    if op.meaning is None or truth.noise is None or op.gate_of(result) != "noise":
+    beside = op.gate_of(result) == "plain" and floor > 0
+    if op.meaning is None or truth.noise is None or not (beside or op.gate_of(result) == "noise"):
         return truth
     near, least = truth.for_result(got), default_noise(fmt.name)
+    if beside:
+        plain = errors(got, near.value, fmt, low=near.low, bound=near.bound)
+        # not (x <= limit): a NaN is beyond it
+        if bool((plain.ulp.abs() + plain.width <= 0.5 + floor * least).all()):
+            return truth
+        return replace(truth, noise=op.meaning.deviation(problem, result).to(truth.noise.device))
     found = errors(got, near.value, fmt, low=near.low, bound=near.bound, scale=near.unit("noise", 0.0), policy=Policy())
     assert found.scaled is not None and found.scaled_width is not None
     size = found.scaled.abs() + found.scaled_width
@@ -202,7 +214,8 @@ def settled(found: Errors, exact: Mapping[int, Judged]) -> Errors:
     if scaled is not None and scaled_width is not None:
         if (yardstick := found.yardstick) is not None:
             noise = yardstick.noise[where].tolist()
-            figures = [item.in_noise(unit, yardstick.floor) for item, unit in zip(verdicts, noise, strict=True)]
+            how = Judged.beside_noise if yardstick.beside else Judged.in_noise
+            figures = [how(item, unit, yardstick.floor) for item, unit in zip(verdicts, noise, strict=True)]
         else:
             assert found.scale_exponent is not None
             units = found.scale_exponent[where].tolist()
@@ -216,7 +229,7 @@ def settled(found: Errors, exact: Mapping[int, Judged]) -> Errors:
     undecided[where] = False
     nonfinite = found.nonfinite
     # the interval left open whether an infinity stands for the largest number or for a value beyond it
-    if scaled is None:
+    if scaled is None or (found.yardstick is not None and found.yardstick.beside):
         nonfinite = nonfinite.clone()
         nonfinite[where] |= torch.tensor([math.isinf(item.ulp) for item in verdicts], device=device)
     return replace(

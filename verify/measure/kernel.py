@@ -43,7 +43,6 @@ from verify.measure.case import (
     Pieces,
     Question,
     judge_case,
-    omit_small_error,
     question_of,
     sampled_question,
 )
@@ -274,10 +273,9 @@ class Judging:
         for reason, count in unjudged.items():
             self._lost("judge failed", f"{dtype}: the judge {reason}: {count:,} of {total:,} cases have no verdict")
         try:
-            judged = [each for each in groups if each.asked and not each.open]
-            omit_small_error(kernel, dtype, [each.found[KERNEL] for each in judged])
-            for each in judged:
-                self.results.extend(self._results_of(dtype, each))
+            for each in groups:
+                if each.asked and not each.open:
+                    self.results.extend(self._results_of(dtype, each))
         except TruthError as error:
             self._lost("harness error", f"{dtype}: {no_verdict(error)}")
 

@@ -10,7 +10,7 @@ from operator import itemgetter
 from verify.cases.regimes import deciding_operand
 from verify.declare.declaration import Kernel
 from verify.measure.tally import Tally
-from verify.measure.trivial import SLIGHTLY_OFF
+from verify.measure.trivial import EMPTY, rungs
 from verify.ops.op import Regime
 from verify.records.figure import UNIT, shown, signed
 from verify.records.readings import APART, FEWEST, NONFINITE
@@ -85,8 +85,7 @@ class LimitCheck:
     only_special: bool  # True: only wrong at infinite or NaN inputs
     classes: Mapping[str, ClassCheck]
     status: ResultStatus = "ok"
-    trivial: str = ""  # a trivial answer that is right, or why the declaration accepts a vacuous result
-    sharp: bool = False  # True: values 1% off would break the limit
+    trivial: str = ""  # what the limit does not see on ordinary inputs, or why the declaration accepts a vacuous result
 
 
 def finite(parts: Mapping[PartName, Tally], of_class: str | None = None) -> Tally:
@@ -149,8 +148,8 @@ def check_limit(
         found = [each for each in found if each[0] == "wrong"] + ([] if accepted else [("vacuous", empty, False)])
     found.sort(key=lambda each: each[0] != "wrong")  # stable: within a status the classes keep their order
     status, reason, special_only = found[0] if found else ("ok", "", False)
-    sharp = SLIGHTLY_OFF in tried and not _keeps_limit(kernel, dtype, result, tried[SLIGHTLY_OFF])
-    return LimitCheck(reason, special_only, classes, status, accepted or ("" if empty else _right(tried)), sharp)
+    told = accepted if empty else _right(tried) or _unseen(kernel, dtype, result, tried)
+    return LimitCheck(reason, special_only, classes, status, told)
 
 
 def _judged(figures: Figures, gate: str, limit: float | None, of_class: str) -> tuple[ResultStatus, str]:
@@ -193,16 +192,30 @@ def _worse(count: int, of: int, inputs: str) -> str:
 
 
 def _vacuous(kernel: Kernel, dtype: str, result: str, own: Tally, trivial: Mapping[str, Tally]) -> tuple[str, str]:
-    """Returns why the limit says nothing about a result, and why its declaration accepts that. Both may be empty."""
+    """Returns why the limit says nothing about a result, and why its declaration accepts that.
+
+    The first is empty if the limit says something.
+    """
     gate, limit = kernel.op.gate_of(result), kernel.limit(dtype, result)
     accepted = kernel.vacuous.get(result, "")
     if own.n and 2 * own.open > own.n:
         return f"nothing is known of {own.open:,} of {own.n:,} elements on ordinary inputs", accepted
-    whole = max((each.n for each in trivial.values()), default=0)
     for name, each in trivial.items():
-        if each.n == whole and _keeps_limit(kernel, dtype, result, each) and not _is_right(each):
+        if name in EMPTY and _keeps_limit(kernel, dtype, result, each) and not _is_right(each):
             return f"{name} would pass: the limit of {limit:g}{UNIT[gate]} says nothing on ordinary inputs", accepted
     return "", ""
+
+
+def _unseen(kernel: Kernel, dtype: str, result: str, trivial: Mapping[str, Tally]) -> str:
+    """Returns which other answers would pass on ordinary inputs: copies of an operand, and errors of some size."""
+    whole = max((each.n for each in trivial.values()), default=0)
+    passing = [name for name, each in trivial.items() if each.n == whole and _keeps_limit(kernel, dtype, result, each)]
+    steps = rungs(named(kernel.result_dtype(dtype, result) or dtype))
+    told = [f"{name} would pass" for name in passing if name not in steps]
+    seen = [share for name, share in steps.items() if name not in passing] + [0.5]  # halves do not pass
+    if len(seen) <= len(steps):
+        told.append(f"errors below {seen[0]:.0%} are not seen")
+    return f"on ordinary inputs {', and '.join(told)}" if told else ""
 
 
 def _keeps_limit(kernel: Kernel, dtype: str, result: str, answer: Tally) -> bool:
@@ -291,8 +304,8 @@ def result_of(
 
 
 def _upper(figures: Figures, gate: str) -> float:
-    """Returns the upper end of the maximum that is judged."""
-    upper = figures.max_upper if gate == "plain" else figures.scaled_upper
+    """Returns the upper end of the maximum that is judged: in the unit of the gate, or in ULP less noise beside it."""
+    upper = figures.max_upper if gate == "plain" and figures.scaled_upper is None else figures.scaled_upper
     return math.nan if upper is None else value_of(upper)
 
 

@@ -86,9 +86,9 @@ class Tally(msgspec.Struct, frozen=True):
         rest = _larger(self.rest, other.rest)
         if len(leaders) > KEEP:
             rest = _larger(rest, leaders[KEEP].upper)
-        scaled = self.scaled or other.scaled
-        if self.scaled is not None and other.scaled is not None:
-            scaled = self.scaled.merge(other.scaled)
+        scaled = None
+        if self.scaled is not None or other.scaled is not None:  # one alone: elements in ULP beside some less noise
+            scaled = self.deciding.merge(other.deciding)
         return Tally(
             n=self.n + other.n,
             misrounded=self.misrounded + other.misrounded,
@@ -116,6 +116,11 @@ class Tally(msgspec.Struct, frozen=True):
     def maximum(self, gate: str) -> Maximum:
         """Returns the maximum of the error that decides the verdict of an op."""
         return self.plain if gate == "plain" else self.scaled or Maximum()
+
+    @property
+    def deciding(self) -> Maximum:
+        """The maximum that the verdict is about: of the scaled errors, if there are any."""
+        return self.plain if self.scaled is None else self.scaled
 
     def figures(self) -> Figures:
         """Returns the figures of the record.

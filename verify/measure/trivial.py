@@ -1,12 +1,9 @@
 """Judges trivial answers, such as zeros, to find limits that say nothing.
 
-If zeros keep a limit, then a kernel that keeps it proves nothing. So zeros, the mean, copies of operands, half the
-truth, and the truth with a small error are judged on ordinary inputs as if a kernel had returned them. A result is
-vacuous if one of them would pass, unless that answer is right. Zeros are right for the gradient of a constant.
-
-Whether ten elements show an error of 1% depends on their values, so on the seed. Another result of the same output may
-show it instead, by the same limit. All other answers are much further off. Each result has to show these itself, as a
-kernel may compute sums over many rows in another way.
+If zeros keep a limit, then a kernel that keeps it proves nothing. So zeros, half the truth, the mean, copies of
+operands, and the truth with errors of several sizes are judged on ordinary inputs as if a kernel had returned them. A
+result is vacuous if zeros or halves would pass, unless they are right. Zeros are right for the gradient of a constant.
+The other answers tell what the limit cannot see: a softcap of small numbers differs little from a copy.
 """
 
 from __future__ import annotations
@@ -24,14 +21,24 @@ from verify.measure.tally import Tally
 from verify.ops.op import Regime
 from verify.records.readings import APART
 from verify.records.record import ORDINARY
-from verify.truth.formats import torch_dtype
+from verify.truth.formats import Format, torch_dtype
 from verify.truth.ulp import Yardstick, errors, ulp_exponent
 
 SEEN = 4096  # at most this many elements of each case
-# the small error, as a share of the truth; at least two spacings of the format
-OFF = 0.01
+EMPTY = ("zeros", "half of them")  # a limit that they keep says nothing
+SHARES = (0.01, 0.03, 0.1, 0.3)  # errors, as shares of the truth; the first is at least two spacings of the format
 _SPACINGS = 2
-SLIGHTLY_OFF = "values 1% off"
+
+
+def rungs(fmt: Format) -> dict[str, float]:
+    """Maps the name of each answer with an error of some size to its share of the truth, the smallest first.
+
+    Two spacings of bfloat16 are up to 1.6%, of float8 up to 25% or 50%.
+    """
+    least = _SPACINGS * 2.0**-fmt.mantissa_bits
+    wider = [share for share in SHARES if share > least]
+    first = {} if wider == list(SHARES) else {"values two spacings off": 0.0}
+    return first | {f"values {share:.0%} off": share for share in wider}
 
 
 def trivial_at_ordinary(by: JudgedBy, segments: Tensor | None, parts: Sequence[tuple[Regime, str]]) -> dict[str, Tally]:
@@ -72,13 +79,13 @@ def _answers(by: JudgedBy, places: Tensor) -> dict[str, Tensor]:
     problem, values = by.problem, by.truth.value
     value = values.reshape(-1)[places]
     spacing = torch.ldexp(torch.full_like(value, _SPACINGS), ulp_exponent(value, by.fmt))
-    off = torch.maximum(value.abs() * OFF, spacing)
     found = {
         "zeros": torch.zeros_like(value),
-        "their mean": torch.full_like(value, float(value.mean())),
         "half of them": value * 0.5,
-        SLIGHTLY_OFF: value + torch.copysign(off, value),
+        "their mean": torch.full_like(value, float(value.mean())),
     }
+    for name, share in rungs(by.fmt).items():
+        found[name] = value + torch.copysign(torch.maximum(value.abs() * share, spacing), value)
     shape = tuple(values.shape)
     given = {**problem.inputs, **{f"d{name}": tensor for name, tensor in problem.upstream.items()}}
     for name, tensor in given.items():

@@ -137,9 +137,10 @@ class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
     `max_ulp` is the maximum, judged exactly. No element exceeds `max_upper`, by the certificate of the fast reference.
     The two are equal unless elements remain undecided. The `scaled_*` figures are in the unit of the gate "scaled" (ULP
-    of the scale) or "noise" (the program's own noise, beyond half a ULP). They are None for ops that are judged in ULP.
-    An undecided element is `open` if exact arithmetic has no figure for it. Maximum, quantile and mean omit open
-    elements. `bias` is the mean error away from zero, +- `bias_error`, in ULP. For the gate "noise" its unit is the rms
+    of the scale) or "noise" (the program's own noise, beyond half a ULP). With the gate "plain" they are ULP less
+    noise, which the verdict is about, or None if no noise was needed. An undecided element is `open` if exact
+    arithmetic has no figure for it. Maximum, quantile and mean omit open elements. `bias` is the mean error away from
+    zero, +- `bias_error`, in ULP. For the gate "noise" its unit is the rms
     that noise and rounding explain. `rms` is the root mean square in these units. Both are about `weighed` elements.
     """
 

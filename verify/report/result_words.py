@@ -11,6 +11,7 @@ from verify.records.record import ORDINARY, ClassFigures, Figures, Gate, Number,
 from verify.records.recorded import deciding, judged
 from verify.report.words import at_least, clean, decimal, interval, share, signed_ulp, truth, ulp
 
+LOST = 100.0  # times the limit in ULP: a result in 16 bits is half as large or twice as large as the right one
 HUGE = 65_504.0  # beyond this magnitude, squares and sums usually overflow
 # By gate, an error that counts as none in a comparison with PyTorch; and the factor that is worth mentioning.
 NOTHING, MANY = {"plain": 0.5, "scaled": 0.5, "noise": 1.0}, 8.0
@@ -74,12 +75,24 @@ def result_notes(result: Result) -> list[str]:
     """Returns remarks about a result: an accepted vacuous limit, a right trivial answer, and PyTorch's lead at inputs
     where nothing is promised.
     """
-    found = [each.reason for each in result.classes if each.limit is None and each.reason]
-    found = [clean(f"{result.output} {result.dtype}: {text}; nothing is promised there") for text in found]
+    found = [f"{of.reason}; nothing is promised there" for of in result.classes if of.limit is None and of.reason]
+    found += _excused(result)
+    found = [clean(f"{result.output} {result.dtype}: {text}") for text in found]
     if not result.trivial:
         return found
     accepted = "" if result.trivial.startswith(RIGHT) else "its limit is vacuous, which the declaration accepts: "
     return [clean(f"{result.output} {result.dtype}: {accepted}{result.trivial}"), *found]
+
+
+def _excused(result: Result) -> list[str]:
+    """Returns in which class a result in ULP has lost its digits although it passes, because the noise is as large."""
+    found = []
+    for of in result.classes:
+        size = rank(of.figures.max_ulp)
+        if result.gate == "plain" and of.limit is not None and not of.reason and not size <= LOST * of.limit:
+            lost = "loses the tail" if _is_lost(of.worst) else f"is {shown(size)} ULP off"
+            found.append(f"{lost} on {of.name} inputs, as rounding each step of the definition may do")
+    return found[:1]
 
 
 def remedy(result: Result) -> str:
@@ -158,7 +171,12 @@ def wrong_words(result: Result) -> str:
         return f"NaN at {largest:.1g}"
     if abs(largest) > HUGE and (got == 0 or not math.isfinite(got)):
         return f"overflows at {largest:.1g}"
-    return "loses the tail" if got == 0 and number_of(worst.truth) else f"wrong on {of} inputs"
+    return "loses the tail" if _is_lost(worst) else f"wrong on {of} inputs"
+
+
+def _is_lost(worst: Worst | None) -> bool:
+    """True if a result is 0 where the answer is another number."""
+    return worst is not None and number_of(worst.got) == 0 and bool(number_of(worst.truth))
 
 
 def _is_finite(text: str) -> bool:

@@ -71,6 +71,13 @@ class Judged:
         unit = max(Fraction(noise) / ulp, Fraction(floor))
         return math.copysign(_to_float(beyond / unit) if unit else math.inf, self.error)
 
+    def beside_noise(self, noise: float, floor: float) -> float:
+        """Returns the error in ULP, of which the part beyond half a ULP shrinks as far as the noise exceeds `floor`."""
+        if not abs(self.ulp) > 0.5 or math.isinf(self.ulp):
+            return self.ulp
+        beyond = abs(self.in_noise(noise, floor))
+        return math.copysign(min(abs(self.ulp), 0.5 + beyond * floor), self.ulp)
+
 
 def enclose(
     point: Point, precision: int, *, both: bool, joins: Callable[[Enclosure], bool] = lambda ball: True

@@ -31,6 +31,7 @@ from verify.truth.ulp import Yardstick, unit_of_scale, widen
 
 _PAIR_BITS = 130  # accuracy of a value that becomes a pair: the pair holds 107 bits, the others round `low` correctly
 _PAIR_FLOOR = 2.0**-968  # below it, the 53 bits of `low` would reach under the smallest subnormal number
+_SMALL = 2.0**-30  # a bound up to this part of the largest value stands for float64's own roundings
 _AT_ONCE = 512  # points created in one batch; more would keep the garbage collector busy
 _VANISHED = Fraction(1, 1 << 1_300)  # far below every format: only the sign matters, which the reference has
 
@@ -56,15 +57,21 @@ class Truth:
     together: float = 1.0
 
     def unit(self, gate: Gate, floor: float) -> Tensor | Yardstick | None:
-        """Returns the unit of errors for a gate: the scale, the noise of at least `floor` ULP, or None for ULP."""
+        """Returns the unit of errors for a gate: the scale, the noise of at least `floor` ULP, or None for ULP.
+
+        With the gate "plain", known noise counts beside ULP.
+        """
         if gate == "noise" and self.noise is not None:
             return Yardstick(self.least_noise(self.noise), floor, self.together)
+        if gate == "plain" and self.noise is not None and floor > 0 and bool(self.noise.any()):
+            return Yardstick(self.noise.nan_to_num(0.0, 0.0, 0.0), floor, beside=True)
         return self.scale if gate == "scaled" else None
 
     def least_noise(self, noise: Tensor) -> Tensor:
-        """Replaces noise that is zero or not finite by the bound of the truth, if that is finite."""
+        """Replaces noise that is zero or not finite by the bound of the truth, if that is small beside the result."""
         noise = noise.nan_to_num(0.0, 0.0, 0.0)
-        return torch.where((noise == 0) & torch.isfinite(self.bound), self.bound, noise)
+        largest = self.value.abs().nan_to_num(0.0, 0.0, 0.0).max() if self.value.numel() else 0.0
+        return torch.where((noise == 0) & (self.bound <= largest * _SMALL), self.bound, noise)
 
     def figure(self, judged: Judged, index: int, fmt: Format, gate: Gate, floor: float) -> float | None:
         """Returns the error of one element in the unit of a gate; None if that is ULP."""

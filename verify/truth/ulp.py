@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, get_args, get_type_hints
 
@@ -58,20 +58,22 @@ class Policy:
 class Yardstick:
     """The unit of error for results of a program: the `noise` of each element.
 
-    Half a ULP of the result, the final rounding of every kernel, is no error.
+    Half a ULP of the result, the final rounding of every kernel, is no error. `beside` ULP, the
+    unit is an ULP, and an error beyond half a ULP shrinks by the factor by which the noise exceeds `floor`.
     """
 
     noise: Tensor  # rms change of each element by the roundings of the program's own steps
     floor: float  # least unit, in ULP of the result
     together: float = 1.0  # how strongly the elements move together; see `verify.ops.graph.noise.Noise`
+    beside: bool = False
 
     def flat(self) -> Yardstick:
         """Returns the yardstick with tensors of one dimension."""
-        return Yardstick(self.noise.reshape(-1), self.floor, self.together)
+        return replace(self, noise=self.noise.reshape(-1))
 
     def at(self, places: Tensor) -> Yardstick:
         """Returns the yardstick of some elements, given by flat indices."""
-        return Yardstick(self.noise.reshape(-1)[places], self.floor, self.together)
+        return replace(self, noise=self.noise.reshape(-1)[places])
 
 
 @dataclass(frozen=True)
@@ -335,7 +337,7 @@ def errors(
         infinite_error = infinite_error | (torch.isfinite(actual) & truth_inf)
     early = is_inf & ~truth_nan & torch.where(bound > 0, upper <= largest, finite_truth)
     nonfinite = infinite_error | early
-    if scale is None:
+    if scale is None or (isinstance(scale, Yardstick) and scale.beside):
         # With a scale, the scaled error decides instead: a sum may err by units of its terms.
         infinite_error = nonfinite
         # the bound does not decide whether a truth this close to the largest number is beyond it
@@ -368,14 +370,21 @@ def errors(
     outward = signed * torch.sign(value)
     if isinstance(scale, Yardstick):
         yardstick = scale.flat()
-        noise, free = _in_ulps(yardstick, in_units)
-        relative = torch.sign(signed) * (distance - free).clamp(min=0) / noise
-        relative_width = torch.where(known, 0.0, reach / noise)
+        noise = in_units(yardstick.noise).clamp(min=yardstick.floor)
+        beyond = (distance - 0.5).clamp(min=0)
+        if yardstick.beside:
+            shrunk = (yardstick.floor / noise).nan_to_num(1.0)
+            relative = torch.copysign(torch.minimum(distance, 0.5 + beyond * shrunk), signed)
+            # the noise is no multiple of an ULP, so it does not matter if the truth may lie in another binade
+            relative_width = torch.where(shrunk < 1, torch.fmin(width, reach * shrunk), width)
+        else:
+            relative = torch.sign(signed) * beyond / noise
+            relative_width = torch.where(known, 0.0, reach / noise)
         relative = torch.where(torch.isnan(relative), 0.0, relative)  # no error, and no noise
         relative_width = torch.where(torch.isnan(relative_width), 0.0, relative_width)
-        expected = (noise * noise + (free - 0.5) * (free - 0.5) + 1 / 12).sqrt()
-        expected = expected * yardstick.together
-        outward = torch.where(in_units(yardstick.noise) > _NONE, outward / expected, math.nan)
+        expected = (noise * noise + 1 / 12).sqrt() * yardstick.together
+        if not yardstick.beside:
+            outward = torch.where(in_units(yardstick.noise) > _NONE, outward / expected, math.nan)
     elif scale is not None:
         scale_exponent = unit_of_scale(scale.reshape(-1), value, fmt)
         relative = ldexp(signed, exponent - scale_exponent)  # the scale may lie far beyond the format
@@ -400,12 +409,6 @@ def errors(
         yardstick=yardstick,
         outward=outward,
     )
-
-
-def _in_ulps(yardstick: Yardstick, in_units: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-    """Returns the noise of each element, and the part of an error that does not count, both in ULP of the truth."""
-    noise = in_units(yardstick.noise).clamp(min=yardstick.floor)
-    return noise, torch.full_like(noise, 0.5)
 
 
 def _magnitude_range(value: Tensor, low: Tensor | None, bound: Tensor) -> tuple[Tensor, Tensor]:

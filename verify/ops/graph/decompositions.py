@@ -458,9 +458,9 @@ def _triangle(lower: bool) -> Callable[..., Tensor]:
 
 
 def _silu_backward(grad: Tensor, x: Tensor) -> Tensor:
-    """Computes the gradient without 1 - sigmoid(x), which PyTorch's versions write in different ways."""
+    """Computes the gradient by 1 - sigmoid(x) alone, which does not cancel here. PyTorch's versions differ."""
     share = torch.sigmoid(x)
-    return grad * (share + x * (share * torch.sigmoid(-x)))
+    return grad * (share + x * (share * (1 - share)))
 
 
 def _softshrink_backward(grad: Tensor, x: Tensor, lambd: float) -> Tensor:

@@ -39,6 +39,7 @@ class Map(Step):
 
     function: str = ""  # a name of `ELEMENTWISE` or of `FUNCTIONS`
     centred: bool = False  # True: the second operand is a mean of the first, as where a normalisation begins
+    complement: bool = False  # True: kernels subtract the function of the negative argument from 1
     within: tuple[int, int] = (-(2**63), 2**63 - 1)  # least and greatest number of the integer dtype of the result
 
     def span(self, run: Run, given: Sequence[Any]) -> Any:

@@ -17,7 +17,7 @@ that leaves a decision free, `choices.py` looks for the one that explains a kern
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
@@ -82,10 +82,11 @@ class _Samples:
     """Evaluates a program once undisturbed, and then with disturbances."""
 
     def __init__(self, program: Program, run: Run, wanted: Sequence[str], format: Rounding) -> None:
-        self.program, self.run, self.format = program, run, format
+        self.program, self.run = program, run
         self.requested = list(wanted)  # with integer results, whose decisions matter too
         self.wanted = [name for name in wanted if program.results[name].real]
         self.steps = program.needed_for(wanted)
+        self.format = replace(format, saved=_saved(program.steps, format.stored))
         self.ends, self.weighed = self._ends(), self._weighted_sums()
         self.inner: dict[int, Products] = {}  # id(step of `weighed`) -> products that are not summed yet
         self.numbers = {id(step): number for number, step in enumerate(self.steps)}
@@ -467,6 +468,12 @@ def origins(step: Step) -> list[Step]:
 
 
 _SELECTS = ("maximum", "minimum", "negative", "magnitude", "where")
+
+
+def _saved(steps: Sequence[Step], stored: Mapping[int, torch.dtype]) -> dict[int, torch.dtype]:
+    """Maps the id of an argument to the 16-bit format that stores its sigmoid or tanh."""
+    outputs = (step for step in steps if isinstance(step, Map) and step.function in ("sigmoid", "tanh"))
+    return {id(step.inputs[0]): stored[id(step)] for step in outputs if id(step) in stored}
 
 
 def _bends(step: Step) -> bool:

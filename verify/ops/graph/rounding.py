@@ -22,6 +22,7 @@ from torch import Tensor
 from verify.ops.graph.elementwise import Map
 from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
 from verify.ops.graph.selecting import Positioned
+from verify.ops.graph.special import FUNCTIONS
 from verify.ops.graph.steps import Move, Plain, Run, Step
 
 Accumulate = Literal["float32", "tf32", "14 bits", "14 bits, promoted every 128"]
@@ -46,6 +47,8 @@ class Rounding:
     largest: float = 2.0**128  # larger numbers overflow
     products: Accumulate = "float32"  # how products of matrices are added up
     stored: Mapping[int, torch.dtype] = field(default_factory=dict)  # id(step) -> 16-bit format that stores its result
+    # id(argument) -> 16-bit format that stores its sigmoid or tanh, from which gradients take the slope
+    saved: Mapping[int, torch.dtype] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -256,8 +259,8 @@ def _of_map(
     step: Map, run: Run, value: Tensor, given: Sequence[Tensor], format: Rounding, chains: dict[int, Chain]
 ) -> Tensor | float | None:
     """Returns the deviation of an elementwise step that rounds."""
-    size = _SLOPES[step.function](given[0], value) if step.function in _SLOPES else value.abs()
-    held, joins = is_held(value), step.function in _JOINS
+    size = _size_of(step, given, value, format)
+    held, joins = is_held(value) & ~_is_saturated(step, given[0], value), step.function in _JOINS
     if joins and (bool(held.any()) or any(id(each) in chains for each in step.inputs)):
         terms = [chains.get(id(each)) or Chain.of(x) for each, x in zip(step.inputs, given, strict=True)]
         size, held, made = _of_joined(step, value, terms, format)
@@ -265,12 +268,21 @@ def _of_map(
             chains[id(step)] = made
     if is_exact(step, run):
         return None
-    lost, added = _lost_by_constants(step, run), step.function in ("add", "subtract")
+    lost, added = _lost_by_constants(step, run, format), step.function in ("add", "subtract")
     if lost is not None and added and format.unit >= unit_of(torch.float32):
         rounded = size * (format.unit / _ROOT3)
         if not bool((lost <= rounded).all()):
             return torch.hypot(rounded, lost).masked_fill(~torch.isfinite(value), 0.0)
     return _one_rounding(value, size, value == 0 if lost is not None and not added else held, format)
+
+
+def _is_saturated(step: Map, x: Tensor, value: Tensor) -> Tensor:
+    """True where float64 has no number between a function and its limit at infinity, such as tanh(20) and 1."""
+    found = torch.zeros_like(value, dtype=torch.bool)
+    for end in FUNCTIONS[step.function].limits if step.function in FUNCTIONS else ():
+        if isinstance(end, float) and end:
+            found = found | ((value == end) & torch.isfinite(x))
+    return found
 
 
 _JOINS = ("add", "subtract", "multiply")
@@ -307,12 +319,24 @@ def _is_power(chain: Chain) -> Tensor:
     return (chain.count == 1) & (chain.quantum * chain.quantum == chain.squares)
 
 
-# The size that is rounded: a gradient computes these slopes from the saved output y, as y (1 - y) and 1 - y y. If y is
-# near 1, its rounding is large beside the slope.
-_SLOPES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "sigmoid slope": lambda x, slope: torch.maximum(slope.abs(), torch.sigmoid(x) ** 2),
-    "sech squared": lambda x, slope: torch.maximum(slope.abs(), 2 * torch.tanh(x) ** 2),
+# The number whose rounding moves a slope: a gradient computes it from the saved output y, as y (1 - y) or 1 - y y. If y
+# is near 1, its rounding is large beside the slope.
+_SLOPES: dict[str, Callable[[Tensor], Tensor]] = {
+    "sigmoid slope": lambda x: torch.sigmoid(x) ** 2,
+    "sech squared": lambda x: 2 * torch.tanh(x) ** 2,
 }
+
+
+def _size_of(step: Map, given: Sequence[Tensor], value: Tensor, format: Rounding) -> Tensor:
+    """Returns the size of the numbers whose rounding moves a step: that of the step, or of the output that it reads."""
+    if step.complement:  # 1 - sigmoid(x)
+        read, argument = 1 - value, step.inputs[0].inputs[0]
+    elif step.function in _SLOPES:
+        read, argument = _SLOPES[step.function](given[0]), step.inputs[0]
+    else:
+        return value.abs()
+    kind = format.saved.get(id(argument))
+    return torch.maximum(value.abs(), read if kind is None else read * (unit_of(kind) / format.unit))
 
 
 def _one_rounding(value: Tensor, size: Tensor, exact: Tensor, format: Rounding) -> Tensor | float | None:
@@ -330,8 +354,10 @@ def _one_rounding(value: Tensor, size: Tensor, exact: Tensor, format: Rounding) 
     return torch.where(low, format.lowest / _ROOT3, size * part).masked_fill(exact, 0.0)
 
 
-def _lost_by_constants(step: Map, run: Run) -> Tensor | None:
+def _lost_by_constants(step: Map, run: Run, format: Rounding) -> Tensor | None:
     """Returns how far float32 moves the constants of a step, such as 0.9; None if it holds all of them.
+
+    Eager PyTorch adds a constant that is rounded to the format of the result, of 16 bits too.
 
     A kernel holds the rounded 0.9. So 0.9 x is not exact even where the product of the definition is, as for every
     tenth x, and x - 0.9 is off by as much near x = 0.9. Many kernels multiply by the reciprocal of a divisor such as
@@ -340,7 +366,8 @@ def _lost_by_constants(step: Map, run: Run) -> Tensor | None:
     if step.function not in ("add", "subtract", "multiply", "divide"):
         return None
     held = [each.reciprocal() if step.function == "divide" else each for each in _constants(step, run)]
-    lost = [(each.float().double() - each).abs().nan_to_num(0.0, 0.0, 0.0) for each in held]  # 0 for an infinity
+    kind = format.stored.get(id(step), torch.float32) if step.function in ("add", "subtract") else torch.float32
+    lost = [(each.to(kind).double() - each).abs().nan_to_num(0.0, 0.0, 0.0) for each in held]  # 0 for an infinity
     lost = [each for each in lost if bool(each.any())]
     return sum(lost[1:], lost[0]) if lost else None
 

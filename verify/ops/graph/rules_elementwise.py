@@ -193,7 +193,7 @@ def _one_minus(r: Rewriter, a: Any, b: Any) -> Step | None:
     if _number(a) != 1 or not isinstance(b, Map):
         return None
     if b.function == "sigmoid":
-        return r.map("sigmoid", r.map("negative", b.inputs[0]))
+        return r.map("sigmoid", r.map("negative", b.inputs[0]), complement=True)
     inner = b.inputs[0]
     if b.function == "multiply" and b.inputs[1] is inner and isinstance(inner, Map) and inner.function == "tanh":
         return r.map("sech squared", inner.inputs[0])

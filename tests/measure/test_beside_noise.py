@@ -1,0 +1,147 @@
+"""Elementwise programs: noise beside ULP. Near a zero of the function a kernel may lose what its roundings lose."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import verify
+from tests.measure.test_kernel import CPU, only
+from verify.measure.counting import tally
+from verify.measure.kernel import measure_kernel
+from verify.measure.requests import Measure
+from verify.records.record import Result
+from verify.report.result_words import result_notes
+from verify.truth.formats import named
+from verify.truth.ulp import Yardstick, errors
+
+FMT = named("float32")
+ROOT = 0.7**0.5
+
+
+def curve(x: Tensor) -> Tensor:
+    return torch.log(0.3 + x * x)
+
+
+def near_root(dtype: torch.dtype) -> Tensor:
+    """Numbers around the root and elsewhere, of which the logarithm has few digits."""
+    return torch.cat([ROOT + torch.linspace(-1e-3, 1e-3, 401), torch.linspace(-4, 4, 401)]).to(dtype)
+
+
+def accepts(got: Tensor, like: Callable[..., Any], *inputs: Tensor) -> bool:
+    try:
+        verify.assert_close(got, like=like, inputs=inputs)
+    except AssertionError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_kernel_may_lose_near_a_root_what_its_steps_lose(dtype: torch.dtype) -> None:
+    x = near_root(dtype)
+    assert accepts(curve(x), curve, x), "step by step, each rounded to the format"
+    assert accepts(curve(x.float()).to(dtype), curve, x)
+    off = 1.001 if dtype == torch.float32 else 1.02
+    assert not accepts((curve(x.double()) * off).to(dtype), curve, x)
+    assert not accepts(torch.zeros_like(x), curve, x)
+
+
+def test_a_constant_is_rounded_where_it_is_subtracted() -> None:
+    x = torch.linspace(0.29, 0.31, 401)
+    assert accepts(x - torch.tensor(0.3), lambda x: x - 0.3, x)
+    assert not accepts(x - torch.tensor(0.3001), lambda x: x - 0.3, x)
+    narrow = x.bfloat16()
+    assert accepts(narrow - torch.tensor(0.3).bfloat16(), lambda x: x - 0.3, narrow), "eager PyTorch may round it"
+
+
+def test_a_gradient_by_a_saved_output_of_16_bits_passes() -> None:
+    x = torch.linspace(-6, 6, 801).bfloat16()
+    saved, dy = torch.tanh(x), torch.ones_like(x)
+    gradient = (1 - saved.float().square()).bfloat16()
+    verify.assert_close(saved, like=torch.tanh, inputs=(x,), grads=(gradient,), upstream=dy)
+
+
+def test_a_saturated_function_is_rounded() -> None:
+    """1 + tanh(-20) is 0 in float64 too, whose noise must not be 0."""
+    x = torch.linspace(-30, 4, 200)
+    right = 1 + torch.tanh(x)
+    assert accepts(torch.where(x < -20, 2.0**-24, right), lambda x: 1 + torch.tanh(x), x)
+    assert not accepts(torch.where(x < -20, 2.0**-10, right), lambda x: 1 + torch.tanh(x), x)
+
+
+def test_an_explicit_limit_in_ulp_is_a_promise_in_ulp() -> None:
+    x = near_root(torch.float32)
+    strict = verify.kernel(like=curve, dtypes=["float32"], max_ulp=10)(curve)
+    default = verify.kernel(like=curve, dtypes=["float32"])(curve)
+    assert default.beside_noise and not strict.beside_noise
+    assert (strict.noise_floor("float32", "y"), default.noise_floor("float32", "y")) == (0.0, (10 - 0.5) / 8)
+    assert accepts(curve(x), curve, x)
+
+
+# -- the figure ---------------------------------------------------------------------------------------------
+
+
+def judged(off: float, noise: float, floor: float = 1.0) -> float:
+    """The error in ULP less noise of a result that is off by so many ULP; the noise too is in ULP."""
+    truth = torch.tensor([1.5 - off * 2.0**-23], dtype=torch.float64)
+    unit = Yardstick(torch.tensor([noise * 2.0**-23], dtype=torch.float64), None, floor, beside=True)
+    found = errors(torch.tensor([1.5]), truth, FMT, scale=unit)
+    assert found.scaled is not None
+    assert float(found.ulp) == pytest.approx(off)
+    return float(found.scaled)
+
+
+def test_noise_below_the_floor_changes_no_figure_and_larger_noise_shrinks_it() -> None:
+    for off in (0.25, 3.0, -20.0):
+        assert judged(off, 0.0) == judged(off, 1.0) == pytest.approx(off)
+    assert judged(20.5, 10.0) == pytest.approx(0.5 + 2.0)
+    assert judged(-20.5, 10.0) == pytest.approx(-2.5)
+    assert judged(0.25, 10.0) == pytest.approx(0.25), "within half a ULP it is what it is"
+
+
+def test_tallies_with_and_without_noise_have_one_maximum() -> None:
+    """A case whose elements keep the limit in ULP needs no noise; zeros tried there are no less wrong."""
+    truth = torch.tensor([1.5 - 1000 * 2.0**-23], dtype=torch.float64)
+    unit = Yardstick(torch.tensor([1e6 * 2.0**-23], dtype=torch.float64), None, 1.0, beside=True)
+    [plain] = tally(errors(torch.tensor([1.5]), truth, FMT))
+    [less] = tally(errors(torch.tensor([1.5]), truth, FMT, scale=unit))
+    assert less.scaled is not None and float(less.scaled.upper) < 1
+    for both in (plain.merge(less), less.merge(plain)):
+        assert both.scaled is not None and float(both.scaled.upper) == pytest.approx(1000)
+
+
+# -- the verdict --------------------------------------------------------------------------------------------
+
+
+def measured(like: Callable[..., Any], function: Callable[..., Any], **said: Any) -> Result:
+    declare = verify.kernel(like=like, dtypes=["float32"], gradients=False, **said)
+    return only(measure_kernel(declare(function), Measure("a.py::kernel"), CPU))
+
+
+def one_plus_tanh(x: Tensor) -> Tensor:
+    return x * (1 + torch.tanh(x))
+
+
+def test_a_tail_that_the_definition_loses_too_is_a_note_and_no_verdict() -> None:
+    result = measured(one_plus_tanh, one_plus_tanh)
+    assert result.status == "ok"
+    [note] = [text for text in result_notes(result) if "rounding" in text]
+    assert "loses the tail on " in note or " ULP off on " in note
+
+
+def test_a_tail_that_the_definition_keeps_is_wrong_without_it() -> None:
+    x = torch.linspace(-8, 2, 401)
+    assert not accepts(0.5 * x * (1 + torch.erf(x * 0.5**0.5)), lambda x: functional.gelu(x), x)
+
+
+def test_a_kernel_declares_noise_beside_ulp_for_a_default_limit_alone() -> None:
+    assert "beside_noise" in {each.name for each in dataclasses.fields(verify.Kernel)}
+    summed = verify.kernel(like=lambda x: x.sum(-1), shapes={"x": "n d"}, dtypes=["float32"])(lambda x: x.sum(-1))
+    shipped = verify.kernel(op="silu", dtypes=["float32"])(functional.silu)
+    assert not summed.beside_noise and not shipped.beside_noise
