@@ -29,7 +29,17 @@ from verify.ops.graph.coins import Coins
 from verify.ops.graph.elementwise import COMPARISONS, Map
 from verify.ops.graph.program import Make, Program
 from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
-from verify.ops.graph.rounding import Chain, Products, Rounding, Terms, deviation_of, is_exact, terms_of, unit_of
+from verify.ops.graph.rounding import (
+    Chain,
+    Products,
+    Rounding,
+    Terms,
+    deviation_of,
+    is_exact,
+    of_sum,
+    terms_of,
+    unit_of,
+)
 from verify.ops.graph.selecting import AtOrder
 from verify.ops.graph.steps import Leaf, Move, Plain, Run, Step, moved_from
 
@@ -95,6 +105,12 @@ class _Samples:
         self.compared = {id(step) for step in self.steps if _compares(step)}
         self.bent = {id(step) for step in self.steps if _bends(step)}
         self.before_bends = {id(each) for step in self.steps if id(step) in self.bent for each in step.inputs}
+        # id(probabilities of a softmax whose gradient is computed) -> their value
+        self.probabilities = {
+            id(found[0]): torch.empty(0)
+            for step in self.steps
+            if isinstance(step, Map) and (found := _softmax_gradient(step))
+        }
         self.held: dict[int, Tensor] = {}  # id(step) -> value in the base run, of the numbers that decide
         self.roundings: dict[int, Tensor | float] = {}  # id(step) -> deviation; a float is relative to the numbers
         self.stored: dict[int, Tensor] = {}  # id(stored result) -> mask of the elements that its format rounds
@@ -130,6 +146,10 @@ class _Samples:
         else:
             value = step.value(self.run, given)
             deviation = deviation_of(step, self.run, value, given, self.format, self.chains)
+        if isinstance(step, Map) and (found := _softmax_gradient(step)) is not None:
+            deviation = self._by_the_largest(value, given, deviation, self.probabilities[id(found[0])], found[1].dims)
+        if id(step) in self.probabilities:
+            self.probabilities[id(step)] = value
         again = self._summed_again(step, given, deviation)
         if again is not None:
             deviation = again if deviation is None else torch.hypot(torch.as_tensor(deviation), again)
@@ -147,6 +167,21 @@ class _Samples:
         if not disturbed and all(id(each) in self.fixed for each in step.inputs):
             self.fixed[id(step)] = value if value.numel() <= (_HELD if isinstance(step, Leaf) else _FEW) else None
         return value, value
+
+    def _by_the_largest(
+        self, value: Tensor, given: Sequence[Tensor], deviation: Tensor | float | None, y: Tensor, dims: tuple[int, ...]
+    ) -> Tensor:
+        """Adds to the deviation of a softmax's gradient a - y sum(a) the rounding of its sum, at the largest element.
+
+        A softmax by hand subtracts the maximum, whose gradient is minus the sum over the row. The sum is 0 but for the
+        roundings of its terms.
+        """
+        own = torch.as_tensor(0.0 if deviation is None else deviation)
+        own = value.abs() * own if isinstance(deviation, float) else own
+        a, b = given
+        squares, count = (a * a + b * b).sum(dims, True), torch.tensor(float(math.prod(y.shape[dim] for dim in dims)))
+        total = of_sum(a.sum(dims, True), squares, count.to(y.device), self.format)
+        return torch.where(y == y.amax(dims, True), torch.hypot(own, total).nan_to_num(0.0, 0.0, 0.0), own)
 
     def _summed_again(self, step: Step, given: Sequence[Tensor], deviation: Tensor | float | None) -> Tensor | None:
         """Returns how far a weighted sum of inner products moves if a kernel sums in the other order.
@@ -474,6 +509,17 @@ def _saved(steps: Sequence[Step], stored: Mapping[int, torch.dtype]) -> dict[int
     """Maps the id of an argument to the 16-bit format that stores its sigmoid or tanh."""
     outputs = (step for step in steps if isinstance(step, Map) and step.function in ("sigmoid", "tanh"))
     return {id(step.inputs[0]): stored[id(step)] for step in outputs if id(step) in stored}
+
+
+def _softmax_gradient(step: Map) -> tuple[Step, Reduce] | None:
+    """Returns y and the sum of a step a - y sum(a), which is the gradient of a softmax or of its logarithm."""
+    if step.function != "subtract" or not isinstance(product := step.inputs[1], Map) or product.function != "multiply":
+        return None
+    for place, factor in enumerate(product.inputs):
+        total = moved_from(factor)[-1]
+        if isinstance(total, Reduce) and total.function == "sum" and total.inputs[0] is step.inputs[0]:
+            return product.inputs[1 - place], total
+    return None
 
 
 def _bends(step: Step) -> bool:

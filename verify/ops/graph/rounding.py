@@ -163,7 +163,7 @@ class Terms:
 
     def deviation(self, total: Tensor, format: Rounding) -> Tensor | None:
         """Returns the deviation of the sum; None if it is exact in every order, as counts are."""
-        found = _of_sum(total, self.squares, self.count, format, products=self.equal is None)
+        found = of_sum(total, self.squares, self.count, format, products=self.equal is None)
         if self.equal is None:
             return self._of_products(found, total, format)
         # equal neighbours are all rounded in one direction, until the sum reaches its next power of two
@@ -231,10 +231,10 @@ def deviation_of(
     if isinstance(step, Running):
         [a] = given
         squares, count = (a * a).cumsum(step.dim), (a != 0).double().cumsum(step.dim)
-        return _of_sum(value, squares, count, format)
+        return of_sum(value, squares, count, format)
     if isinstance(step, Spread):
         squares, count = step.value(run, [a * a for a in given]), step.value(run, [(a != 0).double() for a in given])
-        return _of_sum(value, squares, count, format)
+        return of_sum(value, squares, count, format)
     if isinstance(step, Contract) or (isinstance(step, Reduce) and step.function == "sum" and step.dims):
         return terms_of(step, given, format).deviation(value, format)
     if isinstance(step, Reduce) and step.function == "product":
@@ -294,7 +294,7 @@ def _of_joined(
     """Returns the size that a sum or product of two chains rounds, a mask of the exact numbers, and their chain.
 
     Exact is what float32 holds in every order, or where there is one order only. Other sums are rounded as those of
-    `_of_sum`. Where rounded numbers cancel, as in a - a, they are those of the step before, and a kernel rounds again.
+    `of_sum`. Where rounded numbers cancel, as in a - a, they are those of the step before, and a kernel rounds again.
     """
     first, second = terms
     product = step.function == "multiply"
@@ -309,7 +309,7 @@ def _of_joined(
     lost = (value.abs() <= _CANCELS * made.squares.sqrt()) & (several | (made.quantum == 0))
     size = (value * value + torch.where(lost, made.squares / 2, 0.0)).sqrt()
     if bool(several.any()):
-        summed = _of_sum(value, made.squares, made.count, format) * (_ROOT3 / format.unit)
+        summed = of_sum(value, made.squares, made.count, format) * (_ROOT3 / format.unit)
         size = torch.where(several, torch.maximum(size, summed), size)
     return size, exact, made.only(exact)
 
@@ -385,7 +385,7 @@ def _constants(step: Map, run: Run) -> list[Tensor]:
     return [run.fixed(each).double() for each in operands if isinstance(each, Plain) and not each.of]
 
 
-def _of_sum(total: Tensor, squares: Tensor, count: Tensor, format: Rounding, *, products: bool = False) -> Tensor:
+def of_sum(total: Tensor, squares: Tensor, count: Tensor, format: Rounding, *, products: bool = False) -> Tensor:
     """Returns the deviation of a sum of `count` terms that are not 0.
 
     In a plain sum (products=False), the first term is only copied, which rounds nothing.
