@@ -11,6 +11,7 @@ import torch
 from mpmath import mp
 from torch import Tensor
 
+import verify
 from tests.ops.test_op_rows import problem_of
 from verify.ops import Problem, get
 from verify.truth import formats
@@ -130,3 +131,28 @@ def test_nothing_is_added_to_the_scale_where_nothing_is_centred() -> None:
     problem = problem_of(op, "pairs", (2, 16), torch.float32)
     fast = op.fast(Problem(problem.inputs | {"weight": None}, problem.params))["y"]
     assert torch.equal(fast.scale, fast.value.abs()) and float(fast.scale.min()) < 2.0**-40
+
+
+def test_sums_over_rows_in_16_bits_have_the_scale_of_float32_accumulators() -> None:
+    """257 upstream gradients of both signs: adding up in bfloat16 loses a sum that is smaller than its terms."""
+    dy = torch.randn(257, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    x = torch.randn(257, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
+    ones = torch.ones(64).bfloat16()
+
+    def accepts(dbias: torch.Tensor) -> bool:
+        try:
+            verify.assert_ulp(
+                dbias, op="layer_norm", inputs=(x, ones, ones), result="dbias", upstream=(dy,), max_ulp=1.0
+            )
+        except AssertionError:
+            return False
+        return True
+
+    total = torch.zeros(64).bfloat16()
+    for row in dy:
+        total = total + row
+    exact = dy.double().sum(0)
+    assert float(((total.double() - exact) / exact).abs().max()) > 0.4
+    assert not accepts(total)
+    assert accepts(dy.float().sum(0).bfloat16())
+    assert accepts(dy.float().cumsum(0)[-1].bfloat16()), "one after the other"

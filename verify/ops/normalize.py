@@ -94,8 +94,11 @@ def _columns(pairs: Sequence[tuple[Values, Values]]) -> list[Fast]:
     # one call for all small arrays, because calls cost most
     high, low = tree_sum(np.concatenate(values, 1) if len(values) > 1 else values[0], 0)
     sums = (high + low).reshape(len(values), width)
-    scales = [tensor_of(scale.reshape(-1, width)).sum(0) for _, scale in pairs]
-    return [Fast(tensor_of(value), scale) for value, scale in zip(sums, scales, strict=True)]
+    scales = [tensor_of(scale.reshape(-1, width)) for _, scale in pairs]
+    return [
+        Fast(tensor_of(value), scale.sum(0), root=scale.square().sum(0).sqrt())
+        for value, scale in zip(sums, scales, strict=True)
+    ]
 
 
 class _Row:

@@ -138,6 +138,8 @@ class Fast:
     scale: Tensor  # magnitude of the terms that are summed to `value`
     bound: Tensor | None = None  # largest distance of the exact value; None: the certificate bounds it
     exact: Tensor | None = None  # mask of the elements without any error
+    # root of the sum of the squares of many terms: the scale of results of 16 bits, whose sums are of float32
+    root: Tensor | None = None
     unknown: Tensor | None = None  # mask of the elements that no route can evaluate: undecided
     noise: Tensor | None = None  # rms change of the value by roundings of the definition's steps
     other: Tensor | None = None  # a second right value of an element; NaN: only one
@@ -146,7 +148,7 @@ class Fast:
 
     def cpu(self) -> Fast:
         """Returns a copy in host memory."""
-        names = ("bound", "exact", "unknown", "noise", "other")
+        names = ("bound", "exact", "root", "unknown", "noise", "other")
         held = {name: getattr(self, name) for name in names}
         rest: dict[str, Any] = {name: None if each is None else each.cpu() for name, each in held.items()}
         return replace(self, value=self.value.cpu(), scale=self.scale.cpu(), **rest)

@@ -178,7 +178,8 @@ def truth_of(op: Op, problem: Problem, result: str, reference: Fast, fmt: Format
     bound = torch.where(reference.value.isfinite(), bound, 0.0)
     if reference.exact is not None:
         bound = torch.where(reference.exact, 0.0, bound)
-    return Truth(reference.value, None, bound, reference.scale, sentence)
+    scale = reference.scale if reference.root is None or fmt.bits != 16 else reference.root
+    return Truth(reference.value, None, bound, scale, sentence)
 
 
 def _terms(problem: Problem) -> int:
