@@ -627,3 +627,21 @@ def test_the_largest_element_of_a_softmax_has_the_noise_of_its_row(name: str, co
     assert bool((off <= 8 * found.noise).all())
     assert bool((off[largest] > 8 * (found.value.abs() * U)[largest]).any()), "a few ULP are not enough there"
     assert bool((found.noise[largest] < 2e-2 * found.value[largest].abs().max()).all())
+
+
+def test_the_gradient_of_a_convolution_is_one_sum_over_channels_and_taps() -> None:
+    """One term after the other in float32, 800 terms an element: no sum of 25 short sums."""
+    x, w, dy = drawn(1, 1, 16, 16), drawn(32, 1, 5, 5, seed=1), drawn(1, 32, 16, 16, seed=2)
+
+    def convolved(x: Tensor, w: Tensor) -> Tensor:
+        return functional.conv2d(x, w, padding=2)
+
+    found = at_hand(convolved, {"x": x, "w": w}, "dx", upstream=dy)
+    padded = functional.pad(dy[0], (2, 2, 2, 2))
+    total = torch.zeros(16, 16)
+    for channel, row, column in itertools.product(range(32), range(5), range(5)):
+        total = total + padded[channel, row : row + 16, column : column + 16] * w[channel, 0, 4 - row, 4 - column]
+    off = ((total.double() - found.value).abs() - found.value.abs() * U).reshape(-1) / found.noise.reshape(-1)
+    assert bool((off < 8).all())
+    assert float(off.square().mean().sqrt()) < 1.5
+    assert float((found.noise / found.value.abs().mean()).mean()) < 100 * U

@@ -105,6 +105,8 @@ class _Samples:
         self.compared = {id(step) for step in self.steps if _compares(step)}
         self.bent = {id(step) for step in self.steps if _bends(step)}
         self.before_bends = {id(each) for step in self.steps if id(step) in self.bent for each in step.inputs}
+        # ids of products that a scattered sum adds up, as in the gradient of a convolution: both are one sum
+        self.spread = {id(moved_from(step.inputs[0])[-1]) for step in self.steps if isinstance(step, Spread)}
         # id(probabilities of a softmax whose gradient is computed) -> their value
         self.probabilities = {
             id(found[0]): torch.empty(0)
@@ -146,6 +148,9 @@ class _Samples:
         else:
             value = step.value(self.run, given)
             deviation = deviation_of(step, self.run, value, given, self.format, self.chains)
+        if id(step) in self.spread and isinstance(step, Contract):
+            terms = terms_of(step, given, self.format)
+            self.chains[id(step)] = Chain(torch.zeros_like(value), terms.squares, terms.count.expand(value.shape))
         if isinstance(step, Map) and (found := _softmax_gradient(step)) is not None:
             deviation = self._by_the_largest(value, given, deviation, self.probabilities[id(found[0])], found[1].dims)
         if id(step) in self.probabilities:

@@ -233,7 +233,11 @@ def deviation_of(
         squares, count = (a * a).cumsum(step.dim), (a != 0).double().cumsum(step.dim)
         return of_sum(value, squares, count, format)
     if isinstance(step, Spread):
-        squares, count = step.value(run, [a * a for a in given]), step.value(run, [(a != 0).double() for a in given])
+        known = [chains.get(id(each)) for each in step.inputs]
+        terms = [
+            (a * a, (a != 0).double()) if c is None else (c.squares, c.count) for a, c in zip(given, known, strict=True)
+        ]
+        squares, count = (step.value(run, list(each)) for each in zip(*terms, strict=True))
         return of_sum(value, squares, count, format)
     if isinstance(step, Contract) or (isinstance(step, Reduce) and step.function == "sum" and step.dims):
         return terms_of(step, given, format).deviation(value, format)
