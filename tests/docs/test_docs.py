@@ -331,6 +331,7 @@ FOREIGN = {
     "--honest",
     "--page",
     "--rules",
+    "--programs",
 }
 
 
