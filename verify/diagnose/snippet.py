@@ -404,7 +404,7 @@ elif EXACT in ("inf", "-inf"):
     error = 0.0 if number == float(EXACT) else math.inf
 else:
     got = Fraction(number) if math.isfinite(number) else TOP if number > 0 else -TOP
-    least, *greatest = map(Fraction, EXACT.split(" to "))  # at a kink all between two numbers is right
+    least, *greatest = map(Fraction, EXACT.split(" to "))  # two numbers if exact digits cost too much
     exact = min(max(got, least), *greatest) if greatest else min(max(least, -TOP), TOP)
     early = PLAIN and math.isinf(number) and abs(exact) <= Fraction(torch.finfo(element.dtype).max)
     error = math.inf if early else float((got - exact) / ULP)

@@ -5,7 +5,6 @@ of the format that a kernel computes in disturbs each step of the definition. Th
 
     noise = noise_of(program, run, ["y", "dx"], Rounding.of(run))[0]["y"]
     noise.deviation    # one number for each element of y
-    noise.spread       # how far open decisions move each element; None if no decision is open
 
 `rounding.py` gives the size of one rounding of each step.
 

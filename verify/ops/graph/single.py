@@ -183,7 +183,7 @@ class ElementEvaluator:
         return not math.isnan(float(self._reference().lo.reshape(-1)[self.indices[position]]))
 
     def _reference(self) -> Any:
-        """Returns the float64 intervals of the whole result, without open decisions. Computed once."""
+        """Returns the float64 intervals of the whole result. Computed once."""
         if self.span is None:
             self.span = self.program.spans(self.run, [self.result])[self.result]
         return self.span
