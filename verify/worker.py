@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, Union
 import msgspec
 
 from verify import backends
-from verify.declare.guess import Guess, GuessDefinition
 from verify.declare.requests import Describe, Description, Forget, Listed, ListKernels, ListOps, OpAbout
 from verify.declare.target import Declared, Target
 from verify.diagnose.requests import (
@@ -254,10 +253,6 @@ def _forget(request: Forget, backend: Backend, progress: OnProgress) -> None:
 
 def _list(request: ListKernels, backend: Backend, progress: OnProgress) -> Listed:
     return request.answer()
-
-
-def _guess(request: GuessDefinition, backend: Backend, progress: OnProgress) -> Guess:
-    return request.answer(backend.device)
 
 
 def _one(named: str) -> Kernel:
@@ -552,7 +547,6 @@ HANDLERS: dict[type[Request[Any]], Callable[[Any, Any, OnProgress], Any]] = {
     ListKernels: _list,
     Forget: _forget,
     ListOps: _ops,
-    GuessDefinition: _guess,
     Measure: _measure,
     CallKernel: _call,
     Describe: _describe,

@@ -1,4 +1,4 @@
-"""Finds the functions of a package that launch kernels, without importing it."""
+"""Finds the functions of a package that launch kernels, without importing it, and what their signatures define."""
 
 from __future__ import annotations
 
@@ -6,23 +6,36 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
-
-from verify.declare.guess import Parameter
+from typing import Any
 
 _NO_KERNELS = {"test", "tests", "testing", "benchmark", "benchmarks", "examples"}
-_NATIVE = {"nvidia", "cuda", "triton", "hopper", "ampere"}  # below backends/: those of the devices that verify has
 _FOREIGN = re.compile(r"(^|_)(ascend|npu|xpu|musa|mlu|rocm|hip|amd|gluon|cutedsl|cutile|tilelang|flydsl)(_|$)")
 _PRIVATE = re.compile(rf"^(_|test_|patch_)|{_FOREIGN.pattern}")
 _HALF = re.compile(r"(^|_)(fwd|bwd|fw|bw|forward|backward)(_|$)")
-_REFERENCE = re.compile(r"(^|_)(ref|reference|naive|torch|native|eager|slow)(_|$)")
 _LAUNCH = "[]()"  # stands for kernel[grid](...) among the names that a function uses
+_FIRST = ("self", "input", "x")  # PyTorch's names of a first operand, and ours
 
 
 @dataclass(frozen=True)
-class Found:
+class Parameter:
+    """Holds a parameter of a function as its source has it. `*args` and `**kwargs` have their stars."""
+
+    name: str
+    annotation: str = ""
+    default: str | None = None
+    keyword: bool = False  # it does not come by position
+
+    @property
+    def passed(self) -> str:
+        """The argument of a call that passes a variable of the same name."""
+        return f"{self.name}={self.name}" if self.keyword or self.default is not None else self.name
+
+
+@dataclass(frozen=True)
+class LaunchingFunction:
     """Holds a function that launches kernels: NAME, or NAME.apply of an autograd function."""
 
     path: Path
@@ -30,7 +43,22 @@ class Found:
     module: str
     name: str
     parameters: list[Parameter]
-    documentation: str = ""
+    missing: frozenset[str] = frozenset()  # packages that its module imports and this machine lacks
+
+    @property
+    def required(self) -> list[Parameter]:
+        """The parameters without a default."""
+        return [each for each in self.parameters if each.default is None]
+
+
+@dataclass(frozen=True)
+class Definition:
+    """Holds the definition that a signature matches, and the operands and parameters that the function takes of it."""
+
+    source: str  # op="rms_norm" or like=torch.relu
+    operands: list[str]
+    params: list[str]
+    call: list[str]
 
 
 @dataclass
@@ -38,25 +66,21 @@ class _Source:
     """Holds the definitions of a file, and the names that each one uses."""
 
     path: Path
+    module: str
     triton: bool
     functions: dict[str, ast.FunctionDef] = field(default_factory=dict)
     differentiable: dict[str, ast.ClassDef] = field(default_factory=dict)  # autograd functions
     jitted: set[str] = field(default_factory=set)
     imported: set[str] = field(default_factory=set)
+    modules: set[str] = field(default_factory=set)  # what an import of the file imports
     uses: dict[str, set[str]] = field(default_factory=dict)
 
-    @property
-    def exports(self) -> bool:
-        """True if the file exports what it imports."""
-        return self.path.stem == "__init__"
 
-
-def functions_in(folder: Path) -> tuple[list[Found], dict[str, list[str]]]:
-    """Returns the public functions of a folder or file that launch kernels, and references in plain PyTorch.
+def functions_in(folder: Path) -> list[LaunchingFunction]:
+    """Returns the public functions of a folder or file that launch kernels.
 
     Leaves out the halves of autograd functions, because their public functions are there. If an __init__.py exports
-    functions that launch kernels, leaves out the others that functions of the package call. A reference maps to its
-    parameters.
+    functions that launch kernels, leaves out the others that functions of the package call.
     """
     sources = [source for path in _files(_package(folder)) if (source := _read(path)) is not None]
     uses: dict[str, set[str]] = defaultdict(set)
@@ -66,37 +90,109 @@ def functions_in(folder: Path) -> tuple[list[Found], dict[str, list[str]]]:
     launching = _closure(uses, {_LAUNCH}.union(*(source.jitted for source in sources)), backwards=True)
     kinds = {name for source in sources for name in source.differentiable}
     halves = {name for name in _closure(uses, kinds, backwards=False) - kinds if _HALF.search(name)}
-    exported = {name for source in sources if source.exports for name in source.imported}
+    exported = {name for source in sources if source.path.stem == "__init__" for name in source.imported}
     inner = set().union(*uses.values()) - exported if exported & launching else set()
     applied = set().union(*(used for name, used in uses.items() if name not in kinds and not _PRIVATE.search(name)))
-    found, references = [], {}
+    modules = {source.module: source.modules for source in sources}
+    functions: list[LaunchingFunction] = []
     for source in sources:
-        module, near = module_of(source.path), folder.resolve() in (source.path, *source.path.parents)
+        if folder.resolve() not in (source.path, *source.path.parents):
+            continue
+        place = LaunchingFunction(source.path, 0, source.module, "", [], _missing(source.module, modules))
         for name, node in source.functions.items():
             parameters, applies = _parameters(node), source.uses[name] & kinds
-            if name not in launching:
-                if _REFERENCE.search(name) or _REFERENCE.search(source.path.stem):
-                    references[f"{module}.{name}"] = [each.name for each in parameters if each.default is None]
-            elif (
-                near
-                and _takes_tensors(parameters)
-                and (applies or (source.triton and name not in inner))
-                and not (name in halves or _PRIVATE.search(name))
-            ):
-                found.append(Found(source.path, node.lineno, module, name, parameters, ast.get_docstring(node) or ""))
+            public = name in launching - halves and not _PRIVATE.search(name)
+            if public and _takes_tensors(parameters) and (applies or (source.triton and name not in inner)):
+                functions.append(replace(place, line=node.lineno, name=name, parameters=parameters))
         for name, kind in source.differentiable.items():
             forward = next((each for each in kind.body if getattr(each, "name", "") == "forward"), None)
-            if (
-                near
-                and name in launching - applied
-                and not _PRIVATE.search(name)
-                and isinstance(forward, ast.FunctionDef)
-            ):
+            if name in launching - applied and not _PRIVATE.search(name) and isinstance(forward, ast.FunctionDef):
                 # apply takes no keywords and has no defaults
                 given = [Parameter(each.name, each.annotation) for each in _parameters(forward)[1:]]
-                text = "\n".join(ast.get_docstring(each) or "" for each in (kind, forward))
-                found.append(Found(source.path, kind.lineno, module, f"{name}.apply", given, text))
-    return found, references
+                functions.append(replace(place, line=kind.lineno, name=f"{name}.apply", parameters=given))
+    return functions
+
+
+def definition_of(function: LaunchingFunction) -> Definition | None:
+    """Returns the shipped op or elementwise function of PyTorch whose name and operands a function has.
+
+    Words of the name that say how or where it is computed do not count, nor does the name of a sole operand. All
+    parameters must be there, also optional ones: `silu(x, scale=1.0)` may compute something else.
+    """
+    import torch
+
+    from verify import ops
+
+    words = {"fused", "triton", "kernel", *function.module.partition(".")[0].lower().split("_")}
+    name = function.name.removesuffix(".apply").lower()
+    key = "".join(word for word in name.split("_") if word not in words)
+    parameters, first = list(function.parameters), function.parameters[0]
+    if first.default is None and not first.keyword and (first.name in _FIRST or len(function.required) == 1):
+        parameters[0] = replace(first, name="x")
+    required = [each for each in parameters if each.default is None]
+    numbers = {each.name for each in required if each.annotation and "Tensor" not in each.annotation}
+    # PyTorch's functions that end in _ write into their first operand
+    passed = [each.passed for each in parameters]
+    copied = [f"{passed[0]}.clone()", *passed[1:]] if name.endswith("_") else passed
+    own = {each.name for each in parameters}
+    for op in map(ops.get, ops.names()):
+        operands = [each.name for each in op.operands if each.name in own]
+        demanded = {each.name for each in op.operands if not each.optional}
+        if op.name.replace("_", "") == key and demanded <= own <= {*operands, *op.params} and numbers <= set(op.params):
+            source = f'op="{op.name}"' + (f", operands={operands}" if len(operands) < len(op.operands) else "")
+            params = [each for each in op.params if each in own]
+            return Definition(source.replace("'", '"'), operands, params, copied)
+    for room, place in {"torch": torch, "functional": torch.nn.functional, "torch.special": torch.special}.items():
+        for each in dir(place):
+            if each.replace("_", "") == key and not each.startswith("_") and not each.endswith("_"):
+                packet = getattr(torch.ops.aten, f"special_{each}" if place is torch.special else each, None)
+                overloads = [getattr(packet, one) for one in packet.overloads()] if packet and not numbers else []
+                if any(_fits(one, parameters) for one in overloads):
+                    tensors = [one.name for one in required]
+                    if _declarable(getattr(place, each), tensors):
+                        return Definition(f"like={room}.{each}", tensors, [], copied[: len(tensors)])
+    return None
+
+
+def _fits(overload: Any, parameters: list[Parameter]) -> bool:
+    """True if a function of PyTorch works element by element on these operands, with these defaults."""
+    import torch
+
+    arguments = overload._schema.arguments
+    if torch.Tag.pointwise not in overload.tags or any(each.alias_info for each in arguments):
+        return False
+    tensors = [each.name for each in arguments if not each.has_default_value() and str(each.type) == "Tensor"]
+    tensors[:1] = ["x" if name in _FIRST else name for name in tensors[:1]]
+    defaults = {each.name: repr(each.default_value) for each in arguments if each.has_default_value()}
+    optional = {each.name: each.default.replace('"', "'") for each in parameters if each.default is not None}
+    required = [each.name for each in parameters if each.default is None]
+    all_tensors = len(arguments) == len(tensors) + len(defaults)
+    return all_tensors and tensors == required and optional.items() <= defaults.items()
+
+
+def _declarable(define: Any, tensors: list[str]) -> bool:
+    """True if like= takes a function: a declaration that fails would take all others of its file with it."""
+    from verify.declare.declaration import kernel
+    from verify.errors import VerifyError
+
+    try:
+        kernel(like=define, name="tried")(eval(f"lambda {', '.join(tensors)}: None"))  # names of parameters
+    except VerifyError:
+        return False
+    return True
+
+
+def _missing(module: str, modules: dict[str, set[str]]) -> frozenset[str]:
+    """Returns the packages that an import of a module needs and this machine lacks."""
+    own = {each.partition(".")[0] for each in modules}
+    needed = {each.partition(".")[0] for each in _closure(modules, {module, *_parents(module)}, backwards=False)} - own
+    return frozenset(each for each in needed if find_spec(each) is None)
+
+
+def _parents(module: str) -> set[str]:
+    """Returns the packages around a module, which are imported before it."""
+    parts = module.split(".")
+    return {".".join(parts[:count]) for count in range(1, len(parts))}
 
 
 def module_of(path: Path) -> str:
@@ -121,10 +217,8 @@ def _files(folder: Path) -> Iterator[Path]:
     """Yields the Python files of a folder in order, without hidden folders, tests and backends of other devices."""
     for path in [folder] if folder.is_file() else sorted(folder.rglob("*.py")):
         parts = path.relative_to(folder).parts[:-1]
-        backends = [inner for outer, inner in pairwise(parts) if outer.strip("_") in ("backend", "backends")]
-        other = any(each.strip("_") not in _NATIVE for each in backends)
         foreign = any(_FOREIGN.search(each) for each in (*parts, path.stem))
-        if not other and not foreign and not any(each.startswith(".") or each in _NO_KERNELS for each in parts):
+        if not foreign and not any(each.startswith(".") or each in _NO_KERNELS for each in parts):
             yield path
 
 
@@ -135,10 +229,11 @@ def _read(path: Path) -> _Source | None:
         tree = ast.parse(text)
     except (SyntaxError, UnicodeDecodeError, OSError, ValueError):
         return None
-    source = _Source(path, bool(re.search(r"^\s*(import|from) triton\b", text, re.MULTILINE)))
+    source = _Source(path, module_of(path), bool(re.search(r"^\s*(import|from) triton\b", text, re.MULTILINE)))
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             source.imported |= {each.asname or each.name for each in node.names}
+    source.modules = _imports(tree, path, source.module)
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and re.search(
             "triton|pointwise", "".join(map(ast.unparse, node.decorator_list))
@@ -182,10 +277,33 @@ def _takes_tensors(parameters: list[Parameter]) -> bool:
 
 
 def _parameters(node: ast.FunctionDef) -> list[Parameter]:
-    """Returns the parameters of a function that come by position, and keyword-only ones that have no default."""
-    places = [*node.args.posonlyargs, *node.args.args]
-    defaults = [None] * (len(places) - len(node.args.defaults)) + [ast.unparse(each) for each in node.args.defaults]
+    """Returns the parameters of a function."""
+    given = node.args
+    places = [*given.posonlyargs, *given.args]
+    defaults: list[ast.expr | None] = [None] * (len(places) - len(given.defaults)) + list(given.defaults)
+    known = [(each, default, False) for each, default in zip(places, defaults, strict=True)]
+    known += [(each, default, True) for each, default in zip(given.kwonlyargs, given.kw_defaults, strict=True)]
+    rest = [f"{stars}{each.arg}" for stars, each in (("*", given.vararg), ("**", given.kwarg)) if each]
     return [
-        Parameter(each.arg, ast.unparse(each.annotation) if each.annotation else "", default)
-        for each, default in zip(places, defaults, strict=True)
-    ]
+        Parameter(
+            each.arg, ast.unparse(each.annotation or ast.Name("")), ast.unparse(default) if default else None, keyword
+        )
+        for each, default, keyword in known
+    ] + [Parameter(name, default="") for name in rest]
+
+
+def _imports(tree: ast.Module, path: Path, module: str) -> set[str]:
+    """Returns the modules that an import of a file imports, with the packages around them.
+
+    An import inside `try` or `if` may be left out, and one inside a function comes later.
+    """
+    package = module.split(".") if path.stem == "__init__" else module.split(".")[:-1]
+    modules = set()
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            modules |= {each.name for each in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            start = ".".join([*package[: len(package) - node.level + 1], *filter(None, [node.module])])
+            base = start if node.level else node.module or ""
+            modules |= {base, *(f"{base}.{each.name}" for each in node.names)}
+    return modules.union(*map(_parents, modules))
