@@ -415,12 +415,12 @@ def test_the_page_of_ops_shows_what_the_command_prints(tmp_path: Path, monkeypat
     (tmp_path / "accuracy.py").write_text(block)
     monkeypatch.setenv("COLUMNS", "120")
     done = said("run", "accuracy.py", "--backend", "interpreter", cwd=tmp_path)
-    assert done.returncode == 1, done.stderr
+    assert done.returncode == 0, done.stderr
     # The kernel is PyTorch's own function, so that all its figures are PyTorch's. Columns after the basis are as wide
     # as the verdicts of all rows leave them.
     known = None if COMPARABLE else 2
     printed = [cells[:known] for cells in rows(done.stdout)]
     wanted = rows(shown)
-    assert len(wanted) == 5
+    assert len(wanted) == 4
     for cells in wanted:
         assert cells[:known] in printed

@@ -90,7 +90,7 @@ def test_an_explicit_limit_in_ulp_is_a_promise_in_ulp() -> None:
 def judged(off: float, noise: float, floor: float = 1.0) -> float:
     """The error in ULP less noise of a result that is off by so many ULP; the noise too is in ULP."""
     truth = torch.tensor([1.5 - off * 2.0**-23], dtype=torch.float64)
-    unit = Yardstick(torch.tensor([noise * 2.0**-23], dtype=torch.float64), None, floor, beside=True)
+    unit = Yardstick(torch.tensor([noise * 2.0**-23], dtype=torch.float64), floor, beside=True)
     found = errors(torch.tensor([1.5]), truth, FMT, scale=unit)
     assert found.scaled is not None
     assert float(found.ulp) == pytest.approx(off)
@@ -108,7 +108,7 @@ def test_noise_below_the_floor_changes_no_figure_and_larger_noise_shrinks_it() -
 def test_tallies_with_and_without_noise_have_one_maximum() -> None:
     """A case whose elements keep the limit in ULP needs no noise; zeros tried there are no less wrong."""
     truth = torch.tensor([1.5 - 1000 * 2.0**-23], dtype=torch.float64)
-    unit = Yardstick(torch.tensor([1e6 * 2.0**-23], dtype=torch.float64), None, 1.0, beside=True)
+    unit = Yardstick(torch.tensor([1e6 * 2.0**-23], dtype=torch.float64), 1.0, beside=True)
     [plain] = tally(errors(torch.tensor([1.5]), truth, FMT))
     [less] = tally(errors(torch.tensor([1.5]), truth, FMT, scale=unit))
     assert less.scaled is not None and float(less.scaled.upper) < 1

@@ -168,7 +168,7 @@ def test_an_answer_that_is_almost_right_is_named() -> None:
     found = verdict(truth_of(value), tried(truth_of(value), positive))
     assert (found.status, found.trivial) == ("ok", ""), "2 ULP is far above this noise"
     loose = truth_of(value, 2.0**-23)
-    assert verdict(loose, tried(loose, positive)).trivial == "on ordinary inputs a copy of x would pass"
+    assert verdict(loose, tried(loose, positive)).trivial.endswith("copy of x would pass")
 
 
 def test_ordinary_elements_alone_are_tried_and_infinite_ones_are_not() -> None:

@@ -176,10 +176,7 @@ class Kernel:
         return self.max_noise.get(result, self.max_noise.get("", default))
 
     def noise_floor(self, dtype: str, result: str) -> float:
-        """Returns the least unit of such a result, in ULP: an error within `ulp_limit` is within `noise_limit`.
-
-        It is 0 if noise does not count.
-        """
+        """Returns the least unit of a result, in ULP, so that `ulp_limit` is `noise_limit`; 0: noise does not count."""
         if self.op.gate_of(result) != "noise" and not self.beside_noise:
             return 0.0
         return (self.ulp_limit(dtype, result) - 0.5) / self.noise_limit(dtype, result)

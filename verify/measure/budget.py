@@ -32,7 +32,7 @@ from verify.cases.sizes import computed_by
 from verify.declare.declaration import Kernel, expected_shape
 from verify.errors import BeyondEffort
 from verify.ops.graph.boxes import Box, Line, size_of
-from verify.ops.graph.noise import averaged_dims
+from verify.ops.graph.forms import averaged_dims
 from verify.ops.graph.program import Program
 from verify.ops.graph.sampled import Sample, sample_of
 from verify.ops.graph.slices import Cut, cost_of

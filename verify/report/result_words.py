@@ -88,8 +88,9 @@ def _excused(result: Result) -> list[str]:
     """Returns in which class a result in ULP has lost its digits although it passes, because the noise is as large."""
     found = []
     for of in result.classes:
-        size = rank(of.figures.max_ulp)
-        if result.gate == "plain" and of.limit is not None and not of.reason and not size <= LOST * of.limit:
+        size, less = rank(of.figures.max_ulp), of.figures.scaled_upper
+        passes = of.limit is not None and less is not None and value_of(less) <= of.limit
+        if result.gate == "plain" and of.limit is not None and passes and not size <= LOST * of.limit:
             lost = "loses the tail" if _is_lost(of.worst) else f"is {shown(size)} ULP off"
             found.append(f"{lost} on {of.name} inputs, as rounding each step of the definition may do")
     return found[:1]

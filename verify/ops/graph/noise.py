@@ -16,7 +16,7 @@ that leaves a decision free, `choices.py` looks for the one that explains a kern
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
@@ -26,6 +26,7 @@ from torch import Tensor
 from verify.ops.graph.chunks import PART, Chunked, Totals
 from verify.ops.graph.coins import Coins
 from verify.ops.graph.elementwise import COMPARISONS, Map
+from verify.ops.graph.forms import averaged, bends, of_softmax_gradient, saved_outputs, softmax_gradient, weighted_sums
 from verify.ops.graph.program import Make, Program
 from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
 from verify.ops.graph.rounding import (
@@ -35,7 +36,6 @@ from verify.ops.graph.rounding import (
     Terms,
     deviation_of,
     is_exact,
-    of_sum,
     terms_of,
     unit_of,
 )
@@ -95,14 +95,14 @@ class _Samples:
         self.requested = list(wanted)  # with integer results, whose decisions matter too
         self.wanted = [name for name in wanted if program.results[name].real]
         self.steps = program.needed_for(wanted)
-        self.format = replace(format, saved=_saved(program.steps, format.stored))
-        self.ends, self.weighed = self._ends(), self._weighted_sums()
+        self.format = replace(format, saved=saved_outputs(program.steps, format.stored))
+        self.ends, self.weighed = self._ends(), weighted_sums(self.steps)
         self.inner: dict[int, Products] = {}  # id(step of `weighed`) -> products that are not summed yet
         self.numbers = {id(step): number for number, step in enumerate(self.steps)}
         deciding = [each for step in self.steps if step.decides for each in step.inputs if each.real]
         self.deciding = {id(each) for step in deciding for each in (step, *origins(step))}
         self.compared = {id(step) for step in self.steps if _compares(step)}
-        self.bent = {id(step) for step in self.steps if _bends(step)}
+        self.bent = {id(step) for step in self.steps if bends(step)}
         self.before_bends = {id(each) for step in self.steps if id(step) in self.bent for each in step.inputs}
         # ids of products that a scattered sum adds up, as in the gradient of a convolution: both are one sum
         self.spread = {id(moved_from(step.inputs[0])[-1]) for step in self.steps if isinstance(step, Spread)}
@@ -110,7 +110,7 @@ class _Samples:
         self.probabilities = {
             id(found[0]): torch.empty(0)
             for step in self.steps
-            if isinstance(step, Map) and (found := _softmax_gradient(step))
+            if isinstance(step, Map) and (found := softmax_gradient(step))
         }
         self.held: dict[int, Tensor] = {}  # id(step) -> value in the base run, of the numbers that decide
         self.roundings: dict[int, Tensor | float] = {}  # id(step) -> deviation; a float is relative to the numbers
@@ -150,8 +150,9 @@ class _Samples:
         if id(step) in self.spread and isinstance(step, Contract):
             terms = terms_of(step, given, self.format)
             self.chains[id(step)] = Chain(torch.zeros_like(value), terms.squares, terms.count.expand(value.shape))
-        if isinstance(step, Map) and (found := _softmax_gradient(step)) is not None:
-            deviation = self._by_the_largest(value, given, deviation, self.probabilities[id(found[0])], found[1].dims)
+        if isinstance(step, Map) and (found := softmax_gradient(step)) is not None:
+            y, dims = self.probabilities[id(found[0])], found[1].dims
+            deviation = of_softmax_gradient(value, given, deviation, y, dims, self.format)
         if id(step) in self.probabilities:
             self.probabilities[id(step)] = value
         again = self._summed_again(step, given, deviation)
@@ -171,21 +172,6 @@ class _Samples:
         if not disturbed and all(id(each) in self.fixed for each in step.inputs):
             self.fixed[id(step)] = value if value.numel() <= (_HELD if isinstance(step, Leaf) else _FEW) else None
         return value, value
-
-    def _by_the_largest(
-        self, value: Tensor, given: Sequence[Tensor], deviation: Tensor | float | None, y: Tensor, dims: tuple[int, ...]
-    ) -> Tensor:
-        """Adds to the deviation of a softmax's gradient a - y sum(a) the rounding of its sum, at the largest element.
-
-        A softmax by hand subtracts the maximum, whose gradient is minus the sum over the row. The sum is 0 but for the
-        roundings of its terms.
-        """
-        own = torch.as_tensor(0.0 if deviation is None else deviation)
-        own = value.abs() * own if isinstance(deviation, float) else own
-        a, b = given
-        squares, count = (a * a + b * b).sum(dims, True), torch.tensor(float(math.prod(y.shape[dim] for dim in dims)))
-        total = of_sum(a.sum(dims, True), squares, count.to(y.device), self.format)
-        return torch.where(y == y.amax(dims, True), torch.hypot(own, total).nan_to_num(0.0, 0.0, 0.0), own)
 
     def _summed_again(self, step: Step, given: Sequence[Tensor], deviation: Tensor | float | None) -> Tensor | None:
         """Returns how far a weighted sum of inner products moves if a kernel sums in the other order.
@@ -217,24 +203,6 @@ class _Samples:
                 squares = squares + products.stored.reshape(squares.shape)
             return squares.sqrt()
         return None
-
-    def _weighted_sums(self) -> set[int]:
-        """Returns the ids of the steps from inner products to a weighted sum of them.
-
-        These are the inner products, the steps that move them, the multiplication by weights and the sum.
-        """
-        found: set[int] = set()
-        for step in self.steps:
-            if not (isinstance(step, Reduce) and step.function == "sum" and step.dims):
-                continue
-            product = step.inputs[0]
-            if isinstance(product, Map) and product.function == "multiply":
-                for factor in product.inputs:
-                    way = moved_from(factor)
-                    if isinstance(way[-1], Contract):
-                        found.update(map(id, (step, product, *way)))
-                        break
-        return found
 
     def _is_kept(self, step: Step) -> bool:
         """True if a step moves or selects numbers that are of the 16-bit format, or not computed.
@@ -391,7 +359,7 @@ class _Samples:
             found = torch.where(nothing, (found * found).mean().sqrt(), found)
         for step in self.steps:
             if isinstance(step, Map) and step.centred and step.shape == found.shape:
-                dims = _averaged(step)
+                dims = averaged(step)
                 if dims:
                     found = torch.maximum(found, (found * found).mean(dims, True).sqrt() / 8)
         return found
@@ -509,49 +477,8 @@ def origins(step: Step) -> list[Step]:
 _SELECTS = ("maximum", "minimum", "negative", "magnitude", "where")
 
 
-def _saved(steps: Sequence[Step], stored: Mapping[int, torch.dtype]) -> dict[int, torch.dtype]:
-    """Maps the id of an argument to the 16-bit format that stores its sigmoid or tanh."""
-    outputs = (step for step in steps if isinstance(step, Map) and step.function in ("sigmoid", "tanh"))
-    return {id(step.inputs[0]): stored[id(step)] for step in outputs if id(step) in stored}
-
-
-def _softmax_gradient(step: Map) -> tuple[Step, Reduce] | None:
-    """Returns y and the sum of a step a - y sum(a), which is the gradient of a softmax or of its logarithm."""
-    if step.function != "subtract" or not isinstance(product := step.inputs[1], Map) or product.function != "multiply":
-        return None
-    for place, factor in enumerate(product.inputs):
-        total = moved_from(factor)[-1]
-        if isinstance(total, Reduce) and total.function == "sum" and total.inputs[0] is step.inputs[0]:
-            return product.inputs[1 - place], total
-    return None
-
-
-def _bends(step: Step) -> bool:
-    """True if the slope of a step jumps."""
-    return isinstance(step, Map) and step.real and step.function in ("maximum", "minimum", "magnitude")
-
-
 def _compares(step: Step) -> bool:
     return isinstance(step, Map) and step.function in COMPARISONS and step.inputs[0].real
-
-
-def averaged_dims(program: Program, result: str) -> list[int]:
-    """Returns the dimensions of a gradient over which its noise is averaged; [] for an output.
-
-    To know the noise of one element there, all elements along these dimensions are needed.
-    """
-    if not result.startswith("d") or "grad " + result in program.leaves:
-        return []
-    shape = program.results[result].shape
-    steps = [step for step in program.needed_for([result]) if isinstance(step, Map) and step.centred]
-    return sorted({dim for step in steps if step.shape == shape for dim in _averaged(step)})
-
-
-def _averaged(step: Map) -> list[int]:
-    """Returns the dimensions whose mean a step subtracts."""
-    mean = step.inputs[1].shape
-    shape = (1,) * (len(step.shape) - len(mean)) + tuple(mean)
-    return [dim for dim, (size, whole) in enumerate(zip(shape, step.shape, strict=True)) if size < whole]
 
 
 def _squared(difference: Tensor) -> Tensor:

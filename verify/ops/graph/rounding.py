@@ -374,7 +374,7 @@ def _lost_by_constants(step: Map, run: Run, value: Tensor, format: Rounding) -> 
     lost = [(each.float().double() - each).abs().nan_to_num(0.0, 0.0, 0.0) for each in held]  # 0 for an infinity
     if step.function in ("add", "subtract") and (kind := format.stored.get(id(step))) is not None:
         cut = [(each.to(kind).double() - each).abs() for each in held]
-        cancels = [2 * value.abs() < each.abs() for each in held]
+        cancels = [value.abs() < each.abs() for each in held]
         lost = [torch.where(mask, most, least) for mask, most, least in zip(cancels, cut, lost, strict=True)]
     lost = [each for each in lost if bool(each.any())]
     return sum(lost[1:], lost[0]) if lost else None

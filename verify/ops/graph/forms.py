@@ -1,0 +1,96 @@
+"""Finds steps that kernels compute in another form than the definition, whose noise is that of both forms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from verify.ops.graph.elementwise import Map
+from verify.ops.graph.program import Program
+from verify.ops.graph.reducing import Contract, Reduce
+from verify.ops.graph.rounding import Rounding, of_sum
+from verify.ops.graph.steps import Step, moved_from
+
+
+def weighted_sums(steps: Sequence[Step]) -> set[int]:
+    """Returns the ids of the steps from inner products to a weighted sum of them.
+
+    These are the inner products, the steps that move them, the multiplication by weights and the sum.
+    """
+    found: set[int] = set()
+    for step in steps:
+        if not (isinstance(step, Reduce) and step.function == "sum" and step.dims):
+            continue
+        product = step.inputs[0]
+        if isinstance(product, Map) and product.function == "multiply":
+            for factor in product.inputs:
+                way = moved_from(factor)
+                if isinstance(way[-1], Contract):
+                    found.update(map(id, (step, product, *way)))
+                    break
+    return found
+
+
+def softmax_gradient(step: Map) -> tuple[Step, Reduce] | None:
+    """Returns y and the sum of a step a - y sum(a), which is the gradient of a softmax or of its logarithm."""
+    if step.function != "subtract" or not isinstance(product := step.inputs[1], Map) or product.function != "multiply":
+        return None
+    for place, factor in enumerate(product.inputs):
+        total = moved_from(factor)[-1]
+        if isinstance(total, Reduce) and total.function == "sum" and total.inputs[0] is step.inputs[0]:
+            return product.inputs[1 - place], total
+    return None
+
+
+def of_softmax_gradient(
+    value: Tensor,
+    given: Sequence[Tensor],
+    deviation: Tensor | float | None,
+    y: Tensor,
+    dims: tuple[int, ...],
+    format: Rounding,
+) -> Tensor:
+    """Adds to the deviation of a softmax's gradient a - y sum(a) the rounding of its sum, at the largest element.
+
+    A softmax by hand subtracts the maximum, whose gradient is minus the sum over the row. The sum is 0 but for the
+    roundings of its terms.
+    """
+    own = torch.as_tensor(0.0 if deviation is None else deviation)
+    own = value.abs() * own if isinstance(deviation, float) else own
+    a, b = given
+    squares, count = (a * a + b * b).sum(dims, True), torch.tensor(float(math.prod(y.shape[dim] for dim in dims)))
+    total = of_sum(a.sum(dims, True), squares, count.to(y.device), format)
+    return torch.where(y == y.amax(dims, True), torch.hypot(own, total).nan_to_num(0.0, 0.0, 0.0), own)
+
+
+def saved_outputs(steps: Sequence[Step], stored: Mapping[int, torch.dtype]) -> dict[int, torch.dtype]:
+    """Maps the id of an argument to the 16-bit format that stores its sigmoid or tanh."""
+    outputs = (step for step in steps if isinstance(step, Map) and step.function in ("sigmoid", "tanh"))
+    return {id(step.inputs[0]): stored[id(step)] for step in outputs if id(step) in stored}
+
+
+def averaged_dims(program: Program, result: str) -> list[int]:
+    """Returns the dimensions of a gradient over which its noise is averaged; [] for an output.
+
+    To know the noise of one element there, all elements along these dimensions are needed.
+    """
+    if not result.startswith("d") or "grad " + result in program.leaves:
+        return []
+    shape = program.results[result].shape
+    steps = [step for step in program.needed_for([result]) if isinstance(step, Map) and step.centred]
+    return sorted({dim for step in steps if step.shape == shape for dim in averaged(step)})
+
+
+def averaged(step: Map) -> list[int]:
+    """Returns the dimensions whose mean a step subtracts."""
+    mean = step.inputs[1].shape
+    shape = (1,) * (len(step.shape) - len(mean)) + tuple(mean)
+    return [dim for dim, (size, whole) in enumerate(zip(shape, step.shape, strict=True)) if size < whole]
+
+
+def bends(step: Step) -> bool:
+    """True if the slope of a step jumps."""
+    return isinstance(step, Map) and step.real and step.function in ("maximum", "minimum", "magnitude")
