@@ -1,8 +1,8 @@
 """Turns a PyTorch function into a program over the real numbers, and evaluates it in two ways.
 
-`trace` records the function and rewrites the record into steps. A program denotes a real-valued function: a cast
-between floating-point formats is the identity, and a constant is the number that Python holds. Autograd gives the
-gradients, and `trace` records them too. Two routes lead to the values:
+`trace` records the function and rewrites the record into steps. A program denotes a real-valued function: a cast to a
+dtype narrower than the operands' rounds, other casts of real numbers are the identity, and a constant is the number
+that Python holds. Autograd gives the gradients, and `trace` records them too. Two routes lead to the values:
 
 - `spans` uses PyTorch's float64 arithmetic on whole tensors, with a bound of its error;
 - `elements` evaluates single elements by the same steps in Arb or mpmath.
