@@ -1,4 +1,4 @@
-"""Reports of compute-sanitizer are read right, whatever the kernel looks like in them; and no report is no verdict."""
+"""What compute-sanitizer finds in a kernel is shown as it says it; and no report is no verdict."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 import verify
 from tests.cli.here import said
-from verify.cases import inputs_of
+from verify.cases import case_of, inputs_of
 from verify.cli import main
 from verify.diagnose import sanitize
 
@@ -78,64 +78,12 @@ NOT_STARTED = """\
 """
 
 
-def test_memcheck_equal_findings_are_counted_once() -> None:
-    report = sanitize.parse("memcheck", MEMCHECK)
-    assert report.total == 3
-    first, second = report.findings
-    assert first == sanitize.Finding(
-        tool="memcheck",
-        what="Invalid __global__ write of size 4 bytes",
-        kernel="scale_kernel(float *, int, float)",
-        location="scale.cu:14 (+0x50)",
-        thread="thread (287,0,0) in block (3906,0,0)",
-        address="0x7f2a1c003c9c is out of bounds",
-        times=2,
-    )
-    assert (second.kernel, second.location) == ("_forward_kernel", "/home/user/rows.py:88 (0x1d0)")
-    assert second.address == "0x8000 is misaligned" and second.times == 1
-
-
-def test_initcheck_counts_what_is_not_printed_too() -> None:
-    report = sanitize.parse("initcheck", INITCHECK)
-    [finding] = report.findings
-    assert report.total == 257
-    assert finding.what == "Uninitialized __global__ memory read of size 4 bytes"
-    assert (finding.kernel, finding.location) == ("_backward_kernel", "gelu.py:210 (+0x7be0)")
-    assert finding.address == "0x7f3c7ec000fc"
-
-
-@pytest.mark.parametrize(
-    ("log", "kernel", "location"),
-    [(RACECHECK, "sum_kernel(float *, int)", "sum.cu:9 (+0x140)"), (ONE_LINE_RACE, "reduce(int)", "0x50")],
-)
-def test_a_race_names_the_first_access(log: str, kernel: str, location: str) -> None:
-    report = sanitize.parse("racecheck", log)
-    [finding] = report.findings
-    assert report.total == 1
-    assert finding.what == "Race between write and read access"
-    assert (finding.kernel, finding.location) == (kernel, location)
-
-
-def test_a_barrier_inside_of_an_inlined_function_belongs_to_the_kernel() -> None:
-    [finding] = sanitize.parse("synccheck", SYNCCHECK).findings
-    assert finding.what == "Barrier error detected. Invalid arguments."
-    assert finding.kernel == "broken_sync(float *, unsigned long)"
-    assert finding.location == "sm_30_intrinsics.hpp:110 (+0xe0)"
-
-
-@pytest.mark.parametrize(("log", "total"), [(CLEAN, 0), (NO_RACE, 0), (NOT_STARTED, None), ("", None)])
-def test_only_a_summary_is_a_verdict(log: str, total: int | None) -> None:
-    report = sanitize.parse("memcheck", log)
-    assert report.findings == () and report.total == total
-
-
 # -- a whole run, with a program in the place of compute-sanitizer -------------------------------------
 
 FAKE = """#!{python}
 import pathlib, sys
 arguments = sys.argv[1:]
 log = pathlib.Path(arguments[arguments.index("--log-file") + 1])
-answer = pathlib.Path(arguments[-1])
 {body}
 """
 
@@ -148,46 +96,67 @@ def fake(folder: Path, body: str) -> str:
     return str(path)
 
 
-def says(log: str, answer: str | None = '{"cases": 9, "failure": ""}', code: int = 0) -> str:
-    wrote = "" if answer is None else f"answer.write_text({answer!r})\n"
-    return f"log.write_text({log!r})\n{wrote}print('the last word')\nsys.exit({code})"
+def says(log: str, code: int = 0) -> str:
+    return f"log.write_text({log!r})\nprint('the last word')\nsys.exit({code})"
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "message"),
+    ("body", "status", "report"),
     [
         (says(CLEAN), "clean", ""),
-        (says(INITCHECK), "findings", ""),
-        (says(CLEAN.replace("0 errors", "4 errors")), "findings", ""),
-        (says(NOT_STARTED), "incomplete", "memcheck gave no summary: Error: Target application terminated before"),
-        (says(""), "incomplete", "memcheck gave no summary: the last word"),
-        (says(CLEAN, None, 3), "incomplete", "ended with exit code 3 before it was done: the last word"),
-        (says(CLEAN, '{"cases": 2, "failure": "k raised RuntimeError"}'), "incomplete", "k raised RuntimeError"),
-        (says(CLEAN, '{"cases": 0, "failure": ""}'), "incomplete", "no case was run"),
+        (says(NO_RACE), "clean", ""),
+        (says(MEMCHECK), "findings", "at scale_kernel(float *, int, float)+0x50 in scale.cu:14"),
+        (says(INITCHECK), "findings", "Uninitialized __global__ memory read of size 4 bytes"),
+        (
+            says(RACECHECK),
+            "findings",
+            "Race reported between Write access at sum_kernel(float *, int)+0x140 in sum.cu:9",
+        ),
+        (says(ONE_LINE_RACE), "findings", "Write access at 0x50 in reduce(int)"),
+        (says(SYNCCHECK), "findings", "Device Frame: broken_sync(float *, unsigned long)+0xb0 in kernel.cu:12"),
+        (says(CLEAN.replace("0 errors", "4 errors")), "findings", "4 errors"),
+        (says(NOT_STARTED, 1), "incomplete", "it ended without a summary: the last word"),
+        (says(""), "incomplete", "it ended without a summary: the last word"),
+        (says(CLEAN, 3), "incomplete", "its process ended with exit code 3: the last word"),
         ("import time; time.sleep(600)", "incomplete", "no end within 2 s; stopped"),
     ],
 )
-def test_the_log_the_answer_and_the_exit_code_must_agree(tmp_path: Path, body: str, status: str, message: str) -> None:
-    outcome = sanitize.check(fake(tmp_path, body), "memcheck", "here.py::k", "k", timeout=2 if "sleep" in body else 60)
-    assert outcome.status == status
-    assert message in outcome.message
-    assert bool(outcome.findings) == (status == "findings")
+def test_the_summary_and_the_exit_code_must_agree(tmp_path: Path, body: str, status: str, report: str) -> None:
+    outcome = sanitize.check(fake(tmp_path, body), "memcheck", "here.py::k", timeout=2 if "sleep" in body else 60)
+    assert outcome.status == status and report in outcome.report
 
 
-def test_the_process_gets_the_tool_the_kernel_and_an_allocator_that_hides_nothing(tmp_path: Path) -> None:
+def test_the_process_gets_the_tool_the_kernel_the_case_and_an_allocator_that_hides_nothing(tmp_path: Path) -> None:
     body = (
         "import json, os\n"
-        "kept = ('PYTORCH_NO_CUDA_MEMORY_CACHING',)\n"
         f"pathlib.Path({str(tmp_path / 'seen.json')!r}).write_text(json.dumps([arguments,\n"
-        "    json.loads(pathlib.Path(arguments[-2]).read_text()), {k: os.environ.get(k) for k in kept}]))\n"
-        + says(CLEAN)
+        "    os.environ.get('PYTORCH_NO_CUDA_MEMORY_CACHING')]))\n" + says(CLEAN)
     )
-    sanitize.check(fake(tmp_path, body), "initcheck", "here.py::k", "k", dtypes=["float32"])
-    arguments, request, environment = json.loads((tmp_path / "seen.json").read_text())
-    assert arguments[arguments.index("--tool") + 1] == "initcheck"
-    assert arguments[-4].endswith("start.py") and arguments[-3] == "verify.diagnose.sanitize"
-    assert request == {"target": "here.py::k", "dtypes": ["float32"]}
-    assert environment == {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    sanitize.check(fake(tmp_path, body), "initcheck", "here.py::k", "{}")
+    arguments, switched = json.loads((tmp_path / "seen.json").read_text())
+    assert arguments[arguments.index("--tool") + 1] == "initcheck" and switched == "1"
+    assert arguments[-4].endswith("start.py") and arguments[-3:] == ["verify.diagnose.sanitize", "here.py::k", "{}"]
+
+
+def test_the_command_shows_what_each_tool_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = f"log.write_text({MEMCHECK!r} if 'memcheck' in arguments else {CLEAN!r})"
+    fake(tmp_path, body)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    done = said("sanitize", "here.py::k", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "memcheck: findings\n" in done.stdout and "by thread (287,0,0) in block (3906,0,0)" in done.stdout
+    assert done.stdout.endswith(
+        "initcheck: clean\nracecheck: clean\nsynccheck: clean\n"
+        "wrong: 1 of 4 tools found something\nnext: verify run here.py::k\n"
+    )
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_without_a_gpu_there_is_no_verdict(tmp_path: Path) -> None:
+    # this one runs the process that calls the kernel, as the real tool does
+    run = "import subprocess\nsys.exit(subprocess.run(arguments[arguments.index('--print-limit') + 2 :]).returncode)"
+    outcome = sanitize.check(fake(tmp_path, run), "racecheck", "here.py::k")
+    assert outcome.status == "incomplete" and "backend: 'cuda'" in outcome.report, outcome.report
 
 
 # -- what the process does with a kernel ---------------------------------------------------------------
@@ -207,25 +176,22 @@ def plain_only(x):
     return x * torch.sigmoid(x)
 
 
-def test_every_shape_and_layout_is_called_forward_and_backward() -> None:
+def test_every_shape_and_dtype_is_called_forward_and_backward() -> None:
     calls.clear()
-    assert sanitize.exercise(counted, ("float32",), "cpu") == len(calls) == 9
-    shapes = {shape for shape, _, _ in calls}
-    assert {(1,), (1023,), (1025,), (7, 129), (3, 5, 33)} == shapes
-    assert all(requires for _, _, requires in calls)
-    assert len({stride for shape, stride, _ in calls if shape == (7, 129)}) == 3  # contiguous, padded, transposed
-    assert sanitize.exercise(counted, (), "cpu") == 18  # both dtypes
+    for case in sanitize.cases_of(counted):
+        sanitize.call(counted, case, "cpu")
+    assert {shape for shape, _, _ in calls} == {(1,), (1023,), (1025,), (7, 129), (3, 5, 33)}
+    assert len(calls) == 10 and all(requires for _, _, requires in calls)
 
 
-def test_a_kernel_gets_only_what_it_promises_to_take() -> None:
+def test_a_kernel_without_gradients_is_called_without_them() -> None:
     calls.clear()
-    assert sanitize.exercise(plain_only, (), "cpu") == 5
-    assert not any(requires for _, _, requires in calls)
+    sanitize.call(plain_only, sanitize.cases_of(plain_only)[0], "cpu")
+    assert [requires for _, _, requires in calls] == [False]
 
 
 def test_a_tensor_keeps_its_strides_and_nothing_lies_behind_it() -> None:
-    case = next(case for case in sanitize.cases_of(counted, "float32") if case.layouts.get("x") == "padded")
-    x = inputs_of(counted.op, case, "cpu")["x"]
+    x = inputs_of(counted.op, case_of(counted, "float32", dims=(7, 129), layouts={"x": "padded"}), "cpu")["x"]
     assert x is not None
     there = sanitize.moved(x, "cpu")
     assert torch.equal(there, x) and there.stride() == x.stride()
@@ -239,19 +205,8 @@ def test_without_compute_sanitizer_there_is_no_verdict(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sanitize, "executable", lambda: None)
-    assert main(["sanitize", "here.py"]) == 3
-    said = capsys.readouterr().err
-    assert "incomplete: sanitize runs kernels on a GPU under compute-sanitizer" in said
-    assert "compute-sanitizer is not on the path" in said
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_without_a_gpu_there_is_no_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake(tmp_path, says(CLEAN))
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    done = said("sanitize", "here.py", cwd=Path.cwd())
-    assert done.returncode == 3 and done.stdout == ""
-    assert "this machine has no GPU that PyTorch can use" in done.stderr
+    assert main(["sanitize", "here.py::k", "--tool", "memcheck"]) == 3
+    assert "memcheck: incomplete\ncompute-sanitizer comes with the CUDA toolkit" in capsys.readouterr().out
 
 
 GPU_KERNELS = """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import textwrap
 from collections import Counter
@@ -97,6 +96,8 @@ def _write(path: Path, text: str) -> None:
 
 def _declaration(function: LaunchingFunction, label: str, definition: Definition | None) -> str:
     """Returns the declaration of a function. It is in comments if nothing defines it."""
+    import json
+
     names = definition.operands if definition else [each.name for each in function.required]
     params = ["*", *definition.params] if definition and definition.params else []
     call = definition.call if definition else [each.passed for each in function.required]
