@@ -52,10 +52,9 @@ from verify.measure.requests import (
     Timed,
 )
 from verify.records.part_store import cache
-from verify.records.pinned import PinnedCase
 from verify.records.record import KernelRun, LawRun, SideEffect
 from verify.referee.requests import CallTime, TimeSolution
-from verify.search.hunt.requests import DoHunt, HuntReply, Hunts, ListHunts, ListPinned, NowPinned, Pin, Unpin
+from verify.search.hunt.requests import DoHunt, HuntReply, Hunts, ListHunts, Pin, Pinned
 from verify.search.sweep.requests import ListSpaces, RecordSweep, Spaces, SweepChunks
 from verify.truth.certificate import Entry
 from verify.workers import process_tree
@@ -505,19 +504,7 @@ def _hunt(request: DoHunt, backend: Backend, progress: OnProgress) -> HuntReply:
     return serve(_one(request.target), request, backend, progress)
 
 
-def _list_pinned(request: ListPinned, backend: Backend, progress: OnProgress) -> list[PinnedCase[Case]]:
-    from verify.cases import corpus
-
-    return corpus.load()
-
-
-def _unpin(request: Unpin, backend: Backend, progress: OnProgress) -> list[PinnedCase[Case]]:
-    from verify.search.hunt.pinning import unpin
-
-    return unpin(request.ids)
-
-
-def _pin(request: Pin, backend: Backend, progress: OnProgress) -> NowPinned:
+def _pin(request: Pin, backend: Backend, progress: OnProgress) -> Pinned:
     from verify.search.hunt.pinning import pin
 
     return pin(_one(request.target), request, backend)
@@ -567,8 +554,6 @@ HANDLERS: dict[type[Request[Any]], Callable[[Any, Any, OnProgress], Any]] = {
     RecordSweep: _record_sweep,
     ListHunts: _hunts,
     DoHunt: _hunt,
-    ListPinned: _list_pinned,
-    Unpin: _unpin,
     Pin: _pin,
     TrySeeded: _selftest,
 }

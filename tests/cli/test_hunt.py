@@ -1,4 +1,4 @@
-"""`verify hunt` and `verify corpus` end to end: exit codes, text, record, crash, Ctrl-C, pinning and replay."""
+"""`verify hunt` end to end: exit codes, text, record, crash, Ctrl-C, pinning and replay."""
 
 from __future__ import annotations
 
@@ -234,40 +234,34 @@ def _load(path: str) -> list[Any]:
     return list(load(Target(path)))
 
 
-def test_pinned_finds_are_listed_replayed_and_removed(local: Any, project: Path) -> None:
-    pinned = project / "pinned"
+def test_pinned_finds_are_replayed(local: Any, project: Path) -> None:
     _, first, _ = local("hunt", "k.py::one_exponent", "--evaluations", "20000", "--pin")
     _, again, _ = local("hunt", "k.py::one_exponent", "--evaluations", "20000", "--pin")
-    (path,) = pinned.glob("one_exponent/*.json")
-    assert first.endswith("\nnext: verify corpus replay\n")
+    (path,) = (project / "pinned").glob("one_exponent/*.json")
+    assert first.endswith(f"\nnext: verify replay pinned/one_exponent/{path.name}\n")
     assert f"pinned    {path.stem}" in first and f"pinned before {path.stem}" in again
-    listed = json.loads(local("corpus", "list", "--json", "-")[1])
-    assert [item["id"] for item in listed] == [path.stem]
-    assert listed[0]["result"] == "y" and listed[0]["index"] == 0 and "seed 0" in listed[0]["why"]
+    entry = json.loads(path.read_text())
+    assert entry["result"] == "y" and entry["index"] == 0 and "seed 0" in entry["why"]
 
-    code, out, _ = local("corpus", "replay")
-    assert code == 1 and "1 tried, 1 still wrong" in out
+    assert local("replay", str(path))[0] == 1
     mended = KERNELS.replace("1e-6 + 1e-4 * slope**8", "0.0 * slope")
     assert mended != KERNELS
     (project / "k.py").write_text(mended)
-    code, out, _ = local("corpus", "replay", "one_exponent", "--json", "-")
+    code, out, err = local("replay", str(path))
     (project / "k.py").write_text(KERNELS)
-    assert code == 0 and json.loads(out)[0]["now"] == "right"
+    assert code == 0 and "within its limit" in out, err
 
-    case = json.dumps(listed[0]["case"])
-    code, out, err = local("corpus", "add", "k.py::right", case, "--reason", "a twin")
-    assert code == 0 and "ULP on " in out, err
-    code, out, err = local("corpus", "add", "k.py::right", case, "--law", "accuracy", "--json", "-")
-    assert code == 0 and json.loads(out)["law"] == "accuracy", err
-    assert len(json.loads(local("corpus", "list", "right", "--json", "-")[1])) == 2
-    code, out, _ = local("corpus", "replay", "right")
-    assert code == 0 and "2 tried, 0 still wrong" in out
 
-    ids = [item["id"] for item in json.loads(local("corpus", "list", "--json", "-")[1])]
-    code, _, err = local("corpus", "remove", ids[0], "0123456789ab")
-    assert code == 2 and "has no entry '0123456789ab'" in err
-    assert len(list(pinned.rglob("*.json"))) == 3, "all or nothing"
-    assert local("corpus", "remove", *ids)[0] == 0
-    assert "nothing is pinned" in local("corpus", "list")[1]
-    code, _, err = local("corpus", "replay", "nobody")
-    assert code == 2 and "no entry and no kernel 'nobody'" in err
+def test_a_replay_pins_its_case(local: Any, project: Path) -> None:
+    case = '{"dtype":"float32","dims":[8],"fill":"ones"}'
+    for what, pinned in ((["--index", "3"], ["y", 3]), (["--law", "accuracy"], [None, None])):
+        code, out, err = local("replay", "k.py::right", case, *what, "--pin", "--reason", "a twin")
+        assert code == 0 and out.startswith("pinned pinned/right/"), err
+        path = project / out.split()[1]
+        entry = json.loads(path.read_text())
+        assert entry["why"] == "a twin" and [entry.get("result"), entry.get("index")] == pinned
+        assert local("replay", "k.py::right", case, *what, "--pin")[1].startswith("pinned before ")
+        assert local("replay", str(path))[0] == 0
+    (project / "pinned" / "right" / "broken.json").write_text("{}")
+    code, _, err = local("replay", "pinned/right/broken.json")
+    assert code == 2 and "broken.json is not a corpus entry" in err

@@ -146,8 +146,8 @@ def test_a_misspelled_command_is_gets_the_closest_one(
 
 def test_a_command_that_is_like_none_gets_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no command is named 'xyzzy'; verify knows doctor, init, list, run, " in refused(capsys, "xyzzy")
-    said = refused(capsys, "corpus", "ad")
-    assert said.endswith("no command is named 'ad' (closest: add)\n  next: verify corpus add --help\n")
+    said = refused(capsys, "bounds", "propos")
+    assert said.endswith("no command is named 'propos' (closest: propose)\n  next: verify bounds propose --help\n")
 
 
 @pytest.mark.parametrize(

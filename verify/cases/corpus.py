@@ -74,13 +74,6 @@ def cases_for(kernel: str, dtype: str | None = None, where: Path | None = None) 
     return [item for item in found if item.kernel == kernel and dtype in (None, item.dtype)]
 
 
-def load(where: Path | None = None) -> list[PinnedCase]:
-    """Returns every entry, in the order of kernels and files."""
-    inside = where or folder()
-    paths = sorted(inside.glob("*/*.json"), key=lambda path: path.relative_to(inside).parts)
-    return [_read(path) for path in paths]
-
-
 def add(item: PinnedCase, where: Path | None = None) -> tuple[Path, bool]:
     """Pins an entry. Returns its file, and whether it is new. An existing entry is not changed."""
     _check(item, "the entry")
@@ -93,19 +86,6 @@ def add(item: PinnedCase, where: Path | None = None) -> tuple[Path, bool]:
     return path, True
 
 
-def remove(identity: str, where: Path | None = None) -> PinnedCase:
-    """Unpins one entry by its id."""
-    inside = where or folder()
-    paths = sorted(inside.glob(f"*/{identity}.json")) if re.fullmatch(r"[0-9a-f]{12}", identity) else []
-    if not paths:
-        raise UsageError(f"the corpus in {inside} has no entry {identity!r}", hint="verify corpus list")
-    found = _read(paths[0])
-    paths[0].unlink()
-    if not any(paths[0].parent.iterdir()):
-        paths[0].parent.rmdir()
-    return found
-
-
 def _slug(kernel: str) -> str:
     """Returns the folder name of a kernel: its name, or a safe form of it with a digest."""
     if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", kernel):
@@ -114,7 +94,7 @@ def _slug(kernel: str) -> str:
 
 
 def _read(path: Path) -> PinnedCase:
-    found = read_as(path, PinnedCase, "corpus entry", f"correct the file, or verify corpus remove {path.stem}")
+    found = read_as(path, PinnedCase, "corpus entry", "correct the file, or delete it")
     _check(found, str(path))
     if found.id != path.stem:
         raise UsageError(

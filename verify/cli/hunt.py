@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import shlex
 import sys
 from typing import TYPE_CHECKING, Any
@@ -59,8 +60,7 @@ def add(commands: Any) -> None:
         default="hunt",
         help="random: draw every candidate fresh, for comparison",
     )
-    parser.add_argument("--pin", action="store_true", help="add the worst find of each result to the corpus")
-    options.add(parser, "--backend")
+    options.add(parser, "--pin", "--backend")
     options.timeout(parser, "a search that is past its duration")
     options.spread(parser)
     options.sinks(parser, "the run record", "--json", "--html", "--markdown", "--sarif", "--junit")
@@ -85,8 +85,8 @@ def _then(options: argparse.Namespace, done: CompletedRun) -> str:
     """Returns the next command: replay the pinned finds, search again and pin, run what failed, or use another seed."""
     states: dict[str, str] = {kernel.status: kernel.target for kernel in done.record.kernels if not kernel.peer}
     again = argparse.Namespace(**vars(options))
-    if any(summary.pinned for summary in done.finds):
-        return given.on_backend("verify corpus replay", options.backend)
+    if pinned := next((summary.pinned for summary in done.finds if summary.pinned), None):
+        return given.on_backend(f"verify replay {os.path.relpath(pinned.path)}", options.backend)
     if "wrong" in states:
         again.pin = True
     elif failed := FAILED & set(states):
@@ -158,7 +158,7 @@ def _found(kernel: KernelRun, found: Result, summary: HuntSummary) -> list[str]:
         if len(command := replay_command(worst.origin)) <= LONG:
             lines += ["    replay", f"    {command}"]
         elif summary.pinned is not None:
-            command = f"verify corpus replay {summary.pinned.id}"
+            command = f"verify replay {os.path.relpath(summary.pinned.path)}"
             lines.append(f"    replay    {given.on_backend(command, worst.origin.backend)}")
         else:
             lines.append("    replay    its case is long: --pin adds it to the corpus, --json PATH keeps the command")

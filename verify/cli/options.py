@@ -208,6 +208,7 @@ _SHARED: dict[str, dict[str, Any]] = {
         "help": "folder of earlier records (default: [tool.verify] runs, reports/runs; `report`: no history)",
     },
     "--all": {"action": "store_true", "help": "also list figures in order"},
+    "--pin": {"action": "store_true", "help": "add what was found to the corpus, which every run tries again"},
     "--reason": {"metavar": "TEXT", "help": "why, in words that stay in the file"},
     "--headroom": {
         "type": share,

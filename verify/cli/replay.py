@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,11 +27,13 @@ def add(commands: Any) -> None:
         description="Run one case again, to the bit, and judge one element of it by both exact routes (default: "
         "element 0 of y); with --law, try the law on the case instead. Failure messages and reports end with such a "
         "command. Without a case: the worst element of the record in --run; TARGET (a kernel's name is enough), "
-        "--result, --dtype, --regime and --index narrow it down.",
+        "--result, --dtype, --regime and --index narrow it down. A file of the corpus is a target too; who deletes it "
+        "unpins its case.",
         examples=(
             "verify replay --run run.json",
             "verify replay my_gelu --run run.json --result dx --dtype bfloat16",
             "verify replay my_gelu --run run.json --shrink --snippet bug.py",
+            "verify replay reports/corpus/my_gelu/3f9a0c12e7d4.json",
         ),
     )
     add_place(parser)
@@ -42,6 +45,8 @@ def add(commands: Any) -> None:
         help="write a script that shows the error without verify to this file, for a bug report; with - to stdout, and "
         "nothing else there",
     )
+    options.add(parser, "--pin")
+    options.add(parser, "--reason", default="")
     parser.set_defaults(handler=main)
 
 
@@ -83,7 +88,10 @@ def main(options: argparse.Namespace) -> int:
             f"a script shows one element and its exact value; the law of {options.law} is not about one",
             hint="verify replay TARGET CASE --result R --index I --snippet PATH",
         )
+    _unpack(options)
     done = outcome(options)
+    if options.pin:
+        done.lines.insert(0, _pinned(options))
     sinks.deliver(
         options,
         lambda: sinks.lines(*done.lines),
@@ -91,6 +99,31 @@ def main(options: argparse.Namespace) -> int:
         snippet=lambda: str(done.data["snippet"]).encode(),
     )
     return done.exit_code
+
+
+def _unpack(options: argparse.Namespace) -> None:
+    """Fills in the options from a file of the corpus, if it is the target. Its paths are relative to the project."""
+    import json
+    from pathlib import Path
+
+    from verify.declare import config
+    from verify.records.files import read_as
+    from verify.records.pinned import Entry
+
+    if options.target.endswith(".json") and not options.case:
+        entry = read_as(Path(options.target), Entry, "corpus entry", "verify replay TARGET CASE")
+        given.enter(options, config.find().root)
+        options.target, options.case = entry.target, json.dumps(entry.case)
+        options.law, options.result, options.index = entry.law or None, entry.result or None, entry.index
+
+
+def _pinned(options: argparse.Namespace) -> str:
+    """Adds the case to the corpus with its outcome, and returns a line about it."""
+    from verify.search.hunt.requests import Pin
+
+    law, result, index = options.law or "", options.result or "y", options.index or 0
+    entry = ask(options, Pin(options.target, options.case, options.reason, law, result, index))
+    return f"{'pinned' if entry.new else 'pinned before'} {os.path.relpath(entry.path)}"
 
 
 def outcome(options: argparse.Namespace, worker: Answers | None = None) -> Outcome:
@@ -101,7 +134,7 @@ def outcome(options: argparse.Namespace, worker: Answers | None = None) -> Outco
 def _element(options: argparse.Namespace, worker: Answers | None) -> Outcome:
     from verify.diagnose.requests import ReplayElement
 
-    asked = given.words(argparse.Namespace(**{**vars(options), "shrink": False}))
+    asked = given.words(argparse.Namespace(**{**vars(options), "shrink": False, "pin": False, "reason": ""}))
     recorded = place(options)
     request = ReplayElement(
         options.target,

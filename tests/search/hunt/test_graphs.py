@@ -187,8 +187,9 @@ def test_on_the_command_line_a_find_is_pinned_replayed_and_written_as_a_script(t
     )
     assert done.returncode == 1, done.stderr
     assert json.loads((tmp_path / "run.json").read_text())["kernels"][0]["results"][0]["source"] == "hunt"
-    again = said("corpus", "replay", cwd=tmp_path)
-    assert again.returncode == 1 and "1 tried, 1 still wrong" in again.stdout
+    [pinned] = tmp_path.glob("pinned/*/*.json")
+    again = said("replay", str(pinned), cwd=tmp_path)
+    assert again.returncode == 1 and "wrong: beyond its limit" in again.stdout
     from verify.records import files
 
     worst = files.load(tmp_path / "run.json").kernels[0].results[0].worst[0]

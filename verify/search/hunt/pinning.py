@@ -1,11 +1,8 @@
-"""Answers requests about the corpus in a worker: removes entries; runs a case once and pins it with its error."""
+"""Runs a case once and pins it with its error."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-
-import msgspec
 
 from verify.backends import Backend
 from verify.cases import Case, corpus
@@ -13,21 +10,11 @@ from verify.declare import config
 from verify.declare.declaration import Kernel
 from verify.diagnose.replay import replay
 from verify.records import commit
-from verify.records.pinned import Entry
 from verify.records.record import Number, Worst
-from verify.search.hunt.requests import NowPinned, Pin
+from verify.search.hunt.requests import Pin, Pinned
 
 
-def unpin(identities: Sequence[str]) -> list[corpus.PinnedCase]:
-    """Removes entries and returns them. Raises and removes none if an identity is unknown."""
-    known = {item.id for item in corpus.load()}
-    for identity in identities:
-        if identity not in known:
-            corpus.remove(identity)  # raises with the rule
-    return [corpus.remove(identity) for identity in dict.fromkeys(identities)]
-
-
-def pin(kernel: Kernel, request: Pin, backend: Backend) -> NowPinned:
+def pin(kernel: Kernel, request: Pin, backend: Backend) -> Pinned:
     """Runs a case and pins it: an element with its error, or a law with its message."""
     case = Case.from_json(request.case)
     evidence = corpus.Evidence(why=request.why, backend=backend.name, commit=current_commit())
@@ -49,7 +36,7 @@ def pin(kernel: Kernel, request: Pin, backend: Backend) -> NowPinned:
         )
     item = corpus.entry(kernel.name, request.target, kernel.op.name, case, evidence)
     path, new = corpus.add(item)
-    return NowPinned(msgspec.convert(msgspec.to_builtins(item), Entry), str(path), new)
+    return Pinned(item.id, str(path), new)
 
 
 def gated(worst: Worst, gate: str) -> Number | None:

@@ -6,7 +6,6 @@ from typing import ClassVar
 
 import msgspec
 
-from verify.records.pinned import Entry
 from verify.records.record import Number, Result
 from verify.search.hunt.settings import Settings
 from verify.workers.requests import Request
@@ -36,7 +35,7 @@ class ListHunts(Request[Hunts], frozen=True, tag="hunts"):
 
 
 class Pinned(msgspec.Struct, frozen=True):
-    """Names the corpus entry that was made of a find."""
+    """Names the corpus entry that pins a case."""
 
     id: str
     path: str
@@ -73,25 +72,7 @@ class DoHunt(Request[HuntReply], frozen=True, tag="hunt"):
     pin: bool = False
 
 
-class ListPinned(Request[list[Entry]], frozen=True, tag="corpus"):
-    """Asks for every entry of the project's corpus."""
-
-
-class Unpin(Request[list[Entry]], frozen=True, tag="unpin"):
-    """Removes entries of the corpus; replies with the removed entries."""
-
-    ids: list[str]
-
-
-class NowPinned(msgspec.Struct, frozen=True):
-    """Holds the entry of a case that was pinned."""
-
-    entry: Entry
-    path: str
-    new: bool  # False: the corpus already had it
-
-
-class Pin(Request[NowPinned], frozen=True, tag="pin"):
+class Pin(Request[Pinned], frozen=True, tag="pin"):
     """Runs a case and pins it with its error: of a law, or of one element of a result."""
 
     target: str
