@@ -176,11 +176,9 @@ def test_the_screen_says_which_missing_package_how_many_functions_need(project: 
     (project / "toykernels" / "more.py").write_text(
         "import triton\nfrom toykernels.act import fused_silu\n\n\ndef fused_gelu(x):\n    return fused_silu(x)\n"
     )
-    (project / "toykernels" / "apart.py").write_text(
-        KERNELS.replace(
-            "import torch\n", "import torch\ntry:\n    import another_missing\nexcept ImportError:\n    pass\n"
-        )
-    )
+    guarded = "try:\n    import another_missing\nexcept ImportError:\n    pass\n"
+    imports = "import torch, toykernels\nimport __main__\nfrom ... import above\n" + guarded
+    (project / "toykernels" / "apart.py").write_text(imports + KERNELS)
     done = said("init", "toykernels", cwd=project)
     assert [line for line in done.stdout.splitlines() if line.startswith("install")] == [
         "install a_package_that_is_not_there: 9 functions more"

@@ -126,10 +126,12 @@ def _wrapped(head: str, inner: str, tail: str, opening: str = "", closing: str =
     if len(head + inner + tail) <= width:
         return [head + inner + tail]
     indent = " " * (len(head) - len(head.lstrip()) + 4)
+    # a line ends at a comma: \0 is no white space
+    text = inner.replace(": ", ":\0")
     filled = textwrap.wrap(
-        inner, width, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        text, width, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
-    return [head + opening, *filled, indent[4:] + closing + tail]
+    return [head + opening, *(line.replace("\0", " ") for line in filled), indent[4:] + closing + tail]
 
 
 def _labels(functions: list[LaunchingFunction]) -> list[str]:

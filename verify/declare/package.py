@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
@@ -98,7 +99,7 @@ def functions_in(folder: Path) -> list[LaunchingFunction]:
     for source in sources:
         if folder.resolve() not in (source.path, *source.path.parents):
             continue
-        place = LaunchingFunction(source.path, 0, source.module, "", [], _missing(source.module, modules))
+        place = LaunchingFunction(source.path, 0, source.module, "", [], _missing(source.module, modules, folder))
         for name, node in source.functions.items():
             parameters, applies = _parameters(node), source.uses[name] & kinds
             public = name in launching - halves and not _PRIVATE.search(name)
@@ -182,11 +183,11 @@ def _declarable(define: Any, tensors: list[str]) -> bool:
     return True
 
 
-def _missing(module: str, modules: dict[str, set[str]]) -> frozenset[str]:
+def _missing(module: str, modules: dict[str, set[str]], folder: Path) -> frozenset[str]:
     """Returns the packages that an import of a module needs and this machine lacks."""
-    own = {each.partition(".")[0] for each in modules}
+    own = {"", *folder.resolve().parts, *(each.partition(".")[0] for each in modules)}
     needed = {each.partition(".")[0] for each in _closure(modules, {module, *_parents(module)}, backwards=False)} - own
-    return frozenset(each for each in needed if find_spec(each) is None)
+    return frozenset(each for each in needed if each not in sys.modules and find_spec(each) is None)
 
 
 def _parents(module: str) -> set[str]:
@@ -272,8 +273,8 @@ def _closure(uses: dict[str, set[str]], start: set[str], *, backwards: bool) -> 
 
 def _takes_tensors(parameters: list[Parameter]) -> bool:
     """True if a function may take tensors, and is no method that is put on a class elsewhere."""
-    kinds = [each.annotation for each in parameters if each.default is None] or [""]
-    return bool(parameters) and parameters[0].name != "self" and any(not each or "Tensor" in each for each in kinds)
+    required = [each.annotation for each in parameters if each.default is None]
+    return any(not each or "Tensor" in each for each in required) and parameters[0].name != "self"
 
 
 def _parameters(node: ast.FunctionDef) -> list[Parameter]:
