@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from pathlib import Path
@@ -91,23 +90,3 @@ def test_a_package_that_is_not_installed_is_a_skipped_kernel(tmp_path: Path) -> 
     assert done.returncode == 3
     shown = " ".join(done.stdout.split())  # the screen may be narrow
     assert "liger_rms_norm was skipped: needs nobody_installs_this, which is not installed" in shown
-
-
-def test_the_table_of_packages_is_that_of_the_record() -> None:
-    record = json.loads((ROOT / "reports" / "benchmarks" / "interpreter" / "init.json").read_text())
-    assert len(record["packages"]) == 4
-    for each in record["packages"]:
-        functions, filled, by_name = (each[name] for name in ("functions", "filled", "by_name"))
-        assert set(by_name) <= set(filled) <= set(functions) and len(functions) == len(set(functions))
-        named = f"| {each['package']} {each['version']} | {len(functions)} | {len(filled)} | {len(by_name)} |"
-        assert named in PAGE
-
-
-def test_what_is_said_of_a_package_on_a_gpu_is_in_the_record() -> None:
-    record = json.loads((ROOT / "reports" / "benchmarks" / "sm_90" / "init.json").read_text())
-    filled, functions, sample = (record[name] for name in ("filled", "functions", "sample"))
-    judged = [each for each in sample.values() if each["results"]]
-    assert set(filled) <= set(functions) and not record["by_name"] and "H100" in record["environment"]["gpu"]
-    said = " ".join(PAGE.split())
-    assert f"of flag-gems 5.0.2 in {record['seconds']} s" in said and f"{len(filled)} of {len(functions)} are" in said
-    assert f"sample of {len(sample)} declarations, {len(judged)} have a verdict" in said
