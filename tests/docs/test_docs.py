@@ -330,6 +330,7 @@ FOREIGN = {
     "--check",
     "--honest",
     "--page",
+    "--programs",
     "--rules",
     "--programs",
 }
