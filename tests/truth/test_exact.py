@@ -307,6 +307,14 @@ def test_an_exact_zero_that_no_precision_shows_is_zero() -> None:
     assert exact._as_tie(Enclosure(-tiny / 3, tiny / 2)).low == 0
 
 
+def test_an_error_beyond_every_float_is_infinitely_many_units_of_noise() -> None:
+    """1 where the truth is 0, in units of 2^-1074, is more than float64 holds."""
+    fmt = named("float64")
+    zero = Point(mp=lambda precision: mp.mpf(0), arb=lambda precision: flint.arb(0))
+    for got, far in ((1.0, math.inf), (-2.0, -math.inf)):
+        assert judge(zero, fmt, fmt.from_float(got), both=False).in_noise(0.0, 1.0) == far
+
+
 def test_a_wide_enclosure_is_not_taken_for_a_number() -> None:
     """A definition that compares equal numbers leaves two answers at every precision. Neither of them is the truth."""
     with pytest.raises(

@@ -70,7 +70,8 @@ class Judged:
         if beyond <= 0:
             return 0.0
         unit = max(Fraction(noise) / ulp, Fraction(floor))
-        return math.copysign(_to_float(beyond / unit) if unit else math.inf, self.error)
+        size = _to_float(beyond / unit) if unit else math.inf
+        return size if self.error > 0 else -size  # the error itself may be beyond float64's range
 
     def beside_noise(self, noise: float, floor: float) -> float:
         """Returns the error in ULP, of which the part beyond half a ULP shrinks as far as the noise exceeds `floor`."""
