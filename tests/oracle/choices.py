@@ -44,7 +44,7 @@ def evaluate(
     disturbed: the seed of roundings after every step. last: of equal places the last one wins.
     """
     kinds = [x.dtype for x in inputs if isinstance(x, Tensor) and x.is_floating_point()]
-    run = Run(BITS.get(kinds[0], 24) if kinds else 24, drifts is not None, disturbed, last)
+    run = Run(BITS.get(kinds[0], 24) if kinds else 24, drifts is not None, disturbed, last, kinds)
     given: list[Any] = []
     leaves: list[np.ndarray] = []
     for x in inputs:

@@ -30,8 +30,16 @@ class Run:
 
     now: Run
 
-    def __init__(self, bits: int, directed: bool, disturbed: int | None = None, last: bool = False) -> None:
+    def __init__(
+        self,
+        bits: int,
+        directed: bool,
+        disturbed: int | None = None,
+        last: bool = False,
+        kinds: Sequence[Any] = (),
+    ) -> None:
         self.bits, self.directed, self.ties = bits, directed, 0
+        self.kinds = kinds  # the formats of the operands
         self.last = last  # of equal numbers that move alike, as places do, the last one wins
         self.unit = 2.0**-bits
         self.source = None if disturbed is None else random.Random(disturbed)
@@ -46,13 +54,14 @@ class Run:
 class Number:
     """A number on the tape."""
 
-    __slots__ = ("drift", "error", "grad", "grad_open", "kink", "open", "outer", "parents", "value")
+    __slots__ = ("drift", "error", "grad", "grad_open", "grid", "kink", "open", "outer", "parents", "value")
 
     def __init__(self, value: Any, error: float = 0.0, drift: float = 0.0, open: bool = False) -> None:
         self.value, self.error, self.drift, self.open = value, error, drift, open
         self.parents: Sequence[tuple[Number, Any]] = ()
         self.kink = self.grad_open = False
         self.grad, self.outer = None, 0.0
+        self.grid: tuple[int, int] | None = None  # the format that the gradient is rounded to, too
 
     def __add__(self, other: Any) -> Number:
         other = constant(other)
@@ -124,6 +133,31 @@ def made(
     found.error, found.drift = error, drift
     found.open = found.open or error != error or drift != drift
     run.tape.append(found)
+    return found
+
+
+def nearest(value: Any, digits: int, least: int, error: float) -> tuple[Any, bool]:
+    """Returns the nearest number of a format, ties to even, and whether an error may lead to another.
+
+    The format has so many digits, and normal numbers from 2^least to 2^(2 - least), which no number is beyond.
+    """
+    if not value or not mp.isfinite(value):
+        return value, False
+    exponent = max(value._mpf_[2] + value._mpf_[3] - digits, least - digits + 1)
+    scaled = mp.ldexp(value, -exponent)
+    found = mp.nint(scaled)  # to even
+    if mp.ldexp(abs(found), exponent) >= mpf(2) ** (2 - least):
+        raise Oracled("a number beyond the range of a narrow format")
+    room = mpf(1) / 2 - abs(scaled - found)
+    return mp.ldexp(found, exponent), bool(error and room <= NEAR * mp.ldexp(mpf(error), -exponent))
+
+
+def stored(x: Number, digits: int, least: int) -> Number:
+    """Returns a number as a narrow format stores it. Its gradient is stored there too."""
+    value, near = nearest(x.value, digits, least, x.error)
+    found = Number(value, open=x.open or near)
+    found.parents, found.grid = ((x, 1),), (digits, least)
+    Run.now.tape.append(found)
     return found
 
 
@@ -216,6 +250,10 @@ def backward(outputs: Iterable[tuple[Number, Any]]) -> None:
         if run.source and number.outer:
             number.grad = run.shaken(number.grad, number.outer)
         unclear = number.open or number.kink or number.grad_open
+        if number.grid:
+            near = float(abs(number.grad)) * run.unit if number.grad._mpf_[3] > number.grid[0] + 1 else 0.0
+            number.grad, opened = nearest(number.grad, *number.grid, near)
+            unclear = unclear or opened
         for parent, slope in number.parents:
             share = run.shaken(number.grad * slope, run.unit) if run.source else number.grad * slope
             parent.grad = share if parent.grad is None else parent.grad + share

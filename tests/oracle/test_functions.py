@@ -101,3 +101,32 @@ def test_a_decision_within_rounding_is_open() -> None:
     assert found.open[0].tolist() == [[True] * 3, [False] * 3]
     assert found.open[2].tolist() == [[True] * 3, [False] * 3]
     assert not found.open[1].any()
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+def test_a_cast_to_a_narrower_format_than_every_operand_rounds_values_and_gradients(kind: torch.dtype) -> None:
+    def f(x: Any) -> Any:
+        return x.to(kind).to(x.dtype) * 4
+
+    x, dy = tensor(5, 7).float(), tensor(7, 5).T.float()
+    live = x.clone().requires_grad_()
+    y = f(live)
+    (dx,) = torch.autograd.grad(y, live, dy)
+    found = evaluate(f, [x], [dy])
+    assert torch.equal(rounded(found.values[0], torch.float64), x.to(kind).double() * 4)
+    assert torch.equal(rounded(found.values[1], torch.float32), dx)
+    assert not found.open[0].any()
+
+
+def test_a_cast_to_the_format_of_an_operand_is_the_identity() -> None:
+    x, w = tensor(5, 7).float(), tensor(7).half()
+    found = evaluate(lambda x, w: x.half().float() + w * 0, [x, w], [torch.ones(5, 7)])
+    assert torch.equal(rounded(found.values[0], torch.float64), x.double())
+
+
+def test_a_number_beside_the_midpoint_of_a_narrow_format_is_open() -> None:
+    x = torch.tensor([2049.0, 2048.9, 2.0**20])
+    found = evaluate(lambda x: (x * 1.0000001 * 0.9999999).half().float(), [x[:2]], [torch.ones(2)])
+    assert found.open[0].tolist() == [True, False]
+    with pytest.raises(Oracled, match="range"):
+        evaluate(lambda x: x.half().float(), [x], [torch.ones(3)])
