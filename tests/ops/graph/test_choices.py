@@ -212,3 +212,28 @@ def test_a_sum_over_rows_belongs_to_the_choice_of_each_row() -> None:
     verify.assert_close(y, like=like, inputs=(x, v), grads=(None, dv), upstream=up)
     with pytest.raises(AssertionError, match="dv is wrong"):
         verify.assert_close(y, like=like, inputs=(x, v), grads=(None, dv.flip(0)), upstream=up)
+
+
+# -- decisions that follow from others --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("y", "slope_at_y", "right"), [(4.0, 1.0, True), (4.0, -1.0, False), (2.0, -1.0, True)])
+def test_a_decision_about_a_chosen_position_follows_from_it(y: float, slope_at_y: float, right: bool) -> None:
+    """The place of the least is 0 to 3, twice that is 2 below 2 to 4 above: the slope of the distance follows."""
+
+    def distance(x: Tensor) -> Tensor:
+        return (x[..., :-1].argmin(-1) * 2 - x[..., -1] - 1).abs()
+
+    x, dx = T([[9.0, 9.0, 9.0, 9.0, 1.0]]), T([[0, 0, 0, 0, -slope_at_y]])
+    assert passes(distance, x, T([y]), dx, torch.ones(1)) is right
+
+
+def test_a_threshold_of_a_chosen_position_follows_from_it() -> None:
+    def doubled(x: Tensor) -> Tensor:
+        ranks = x.argsort(-1) * torch.exp(x)
+        return torch.where(ranks >= 2.0, ranks * 2, ranks / 2)
+
+    x = torch.full((1, 4), 0.5)
+    ranks = torch.arange(3, -1, -1) * x.exp()
+    assert passes(doubled, x, torch.where(ranks >= 2.0, ranks * 2, ranks / 2))
+    assert not passes(doubled, x, torch.where(ranks.flip(-1) >= 2.0, ranks * 2, ranks / 2))

@@ -12,7 +12,8 @@ wherever they are compared, sorted or used as positions. So no operator needs a 
 The result is judged by the program's value under these decisions. The search proposes directions p: none (PyTorch's own
 convention), all numbers up or down, the first or the last of equal elements wins, some at random, PyTorch's roundings,
 and those read off the results: what the kernel kept, selected or gave a gradient to wins, or loses. A proposal is
-accepted only where the decision is free, so a poor search may reject a right kernel, but never accepts a wrong one.
+accepted only where the decision is free at the numbers that earlier decisions lead to, so a poor search may reject a
+right kernel, but never accepts a wrong one.
 """
 
 from __future__ import annotations
@@ -37,6 +38,15 @@ _RANDOM = 8  # directions at random
 _ALL_WAYS = 5  # most numbers beside a decision that are moved in every combination
 _TURNED = 24  # most of them that are moved one after the other
 _AWAY = 2.0**-30  # a relative change by less is none
+
+
+@dataclass
+class Taken:
+    """The decisions of a proposal, as far as they are free, and the results under them."""
+
+    decisions: Decisions
+    values: dict[str, Tensor]
+    plain: Decisions  # the same, with PyTorch's own decisions on exactly equal numbers that no kernel rounds
 
 
 @dataclass(repr=False)
@@ -74,7 +84,9 @@ class Choices:
             return value, value
 
         found.base = program.values(run, wanted, make)
-        return found if any(bool(found._free(step).any()) for step in found._deciding) else None
+        numbers = {id(step): [found.numbers[id(each)] for each in step.inputs] for step in found._deciding}
+        free = any(bool(found._free(step, numbers[id(step)]).any()) for step in found._deciding)
+        return found if free else None
 
     @property
     def _deciding(self) -> list[Step]:
@@ -119,7 +131,7 @@ class Choices:
         found = self.reach.get(id(step))
         return 0.0 if found is None else found
 
-    def _is_tie(self, step: Step) -> Tensor:
+    def _is_tie(self, step: Step, given: Sequence[Tensor]) -> Tensor:
         """Returns a mask of the decisions on exactly equal numbers that no kernel rounds.
 
         An output has the value that PyTorch's convention gives it there. Only a derivative has two sides.
@@ -128,17 +140,14 @@ class Choices:
             return torch.zeros((), dtype=torch.bool, device=self.run.device)
         if step.function in COMPARISONS:
             near = [torch.as_tensor(self._near(each)) for each in step.inputs]
-            return (self._apart(step) == 0) & (near[0] == 0) & (near[1] == 0)
+            return (given[0] - given[1] == 0) & (near[0] == 0) & (near[1] == 0)
         if step.function in ("sign", "signbit"):
-            return (self.numbers[id(step.inputs[0])] == 0) & (torch.as_tensor(self._near(step.inputs[0])) == 0)
+            return (given[0] == 0) & (torch.as_tensor(self._near(step.inputs[0])) == 0)
         return torch.zeros((), dtype=torch.bool, device=self.run.device)
 
-    def _apart(self, step: Step) -> Tensor:
-        return self.numbers[id(step.inputs[0])] - self.numbers[id(step.inputs[1])]
-
-    def _free(self, step: Step) -> Tensor:
-        """Returns a mask of the free decisions of a step; for an order, of the rows with one."""
-        x, near = self.numbers[id(step.inputs[0])], self._near(step.inputs[0])
+    def _free(self, step: Step, given: Sequence[Tensor]) -> Tensor:
+        """Returns a mask of the free decisions of a step on some numbers; for an order, of the rows with one."""
+        x, near = given[0], self._near(step.inputs[0])
         if isinstance(step, Order):
             ordered, places = _ranked(step, x).sort(-1, descending=True)
             reach = torch.as_tensor(near, dtype=x.dtype, device=x.device).expand(x.shape).gather(-1, places)
@@ -148,26 +157,43 @@ class Choices:
             return close.any(-1)
         assert isinstance(step, Map)
         if step.function in COMPARISONS:
-            return self._apart(step).abs() <= self.reach.get(-id(step), torch.zeros(()))
+            return (given[0] - given[1]).abs() <= self.reach.get(-id(step), torch.zeros(()))
         if step.function == "integer":
             return ~step.holds(x)
-        low, high = self._jumps(step, x - near), self._jumps(step, x + near)
-        return (low != high) & ~torch.isnan(x) | self._is_tie(step)
+        low, high = self._jumps(step, given, -near), self._jumps(step, given, near)
+        return (low != high) & ~torch.isnan(x) | self._is_tie(step, given)
 
-    def _jumps(self, step: Map, x: Tensor) -> Tensor:
-        """Returns the decision of a step of one number, or of a quotient, at another number."""
+    def _jumps(self, step: Map, given: Sequence[Tensor], moved: Tensor | float) -> Tensor:
+        """Returns the decision of a step of one number, or of a quotient, where that number has moved."""
+        x = given[0] + moved
         if step.function in (*QUOTIENTS, *REMAINS):
-            by = self.numbers[id(step.inputs[1])]
-            moved = (x / by) * torch.as_tensor(self._near(step.inputs[1])) / by.abs()
+            by = given[1]
+            turned = (x / by) * torch.as_tensor(self._near(step.inputs[1])) / by.abs()
             down = {**QUOTIENTS, **REMAINS}[step.function]
-            x = x + torch.where(x > self.numbers[id(step.inputs[0])], 1.0, -1.0) * moved.abs().nan_to_num(0.0) * by
+            x = x + torch.where(x > given[0], 1.0, -1.0) * turned.abs().nan_to_num(0.0) * by
             return torch.div(x, by, rounding_mode=down)
         return step.evaluated([x])
 
-    def admitted(self, step: Step, proposed: Tensor) -> Tensor:
-        """Returns the proposed decisions where they are free and right, and PyTorch's own elsewhere."""
-        own = self.run.decisions[id(step)]
-        x, near = self.numbers[id(step.inputs[0])], self._near(step.inputs[0])
+    def taken(self, proposed: Decisions) -> Taken:
+        """Takes the proposed decisions one after the other, each where it is free at the numbers that it decides."""
+        run, reverted = replace(self.run, decisions={}, maps={}), dict[int, Tensor]()
+        deciding = set(map(id, self._deciding))
+
+        def make(step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
+            value = step.value(run, given)
+            if id(step) in deciding:
+                own = run.decisions[id(step)]
+                found = run.decisions[id(step)] = self.admitted(step, given, own, proposed[id(step)])
+                reverted[id(step)] = torch.where(self._is_tie(step, given), own, found)
+                value = step.value(run, given)
+            return value, value
+
+        values = self.program.values(run, self.wanted, make)
+        return Taken({key: run.decisions[key] for key in deciding}, values, reverted)
+
+    def admitted(self, step: Step, given: Sequence[Tensor], own: Tensor, proposed: Tensor) -> Tensor:
+        """Returns the proposed decisions where they are free and right, and PyTorch's (own) elsewhere."""
+        x, near = given[0], self._near(step.inputs[0])
         if isinstance(step, Order):
             reach = torch.as_tensor(near, dtype=x.dtype, device=x.device).expand(x.shape)
             line = _ranked(step, x)
@@ -180,11 +206,11 @@ class Choices:
                 right = right & (reach > 0).any(-1)
             return torch.where(right if isinstance(step, First) else right[..., None], proposed, own)
         assert isinstance(step, Map)
-        right = self._free(step)
+        right = self._free(step, given)
         if step.function not in (*COMPARISONS, "integer"):
-            low, high = self._jumps(step, x - near), self._jumps(step, x + near)
+            low, high = self._jumps(step, given, -near), self._jumps(step, given, near)
             if step.function == "sign":
-                tie = self._is_tie(step)
+                tie = self._is_tie(step, given)
                 low, high = torch.where(tie, -1.0, low), torch.where(tie, 1.0, high)
             if not step.real:
                 low, high = torch.zeros_like(low), torch.ones_like(high)
@@ -203,7 +229,7 @@ class Choices:
         last: bool = False,
         decided: Mapping[int, Tensor] | None = None,
     ) -> Decisions:
-        """Returns the decisions that the program takes if it moves some of its numbers.
+        """Returns the decisions that the program takes if it moves some of its numbers. `taken` admits them.
 
         `moved` maps id(step) to what is added to its numbers. With `rounded`, every step is stored in that format. With
         `saturates`, numbers beyond the range of an integer dtype become its end. With `last`, the last of several
@@ -226,7 +252,7 @@ class Choices:
             return value, value
 
         self.program.values(run, self.wanted, make)
-        return {id(step): self.admitted(step, run.decisions[id(step)]) for step in self._deciding}
+        return {id(step): run.decisions[id(step)] for step in self._deciding}
 
     @property
     def _sources(self) -> list[Step]:
@@ -247,7 +273,8 @@ class Choices:
     def beside(self) -> list[tuple[int, int]]:
         """Returns the numbers that decide otherwise if all numbers move up or down: id(source) and place."""
         sizes = {id(step): self._size(step) for step in self._sources}
-        up, down = (self.proposed({key: size * sign for key, size in sizes.items()}) for sign in (1.0, -1.0))
+        ways = [self.proposed({key: size * sign for key, size in sizes.items()}) for sign in (1.0, -1.0)]
+        up, down = (self.taken(each).decisions for each in ways)
         found: dict[tuple[int, int], None] = {}
         for step in self._deciding:
             turned = (up[id(step)] != down[id(step)]).reshape(-1)
@@ -288,7 +315,7 @@ class Choices:
         for sign in (-1.0, 1.0):
             found = dict(self.run.decisions)
             for step in compared:
-                tie = (self._apart(step) == 0) & (apart[id(step)] != 0)
+                tie = (self.numbers[id(step.inputs[0])] == self.numbers[id(step.inputs[1])]) & (apart[id(step)] != 0)
                 side = torch.tensor(sign, dtype=torch.float64, device=tie.device)
                 found[id(step)] = torch.where(tie, step.evaluated([side, torch.zeros_like(side)]), found[id(step)])
             yield found
@@ -415,18 +442,18 @@ class _Search:
         proposals = choices.directions(self.got)
         lead = self._independent()
         best = self._by_part(choices.base, lead)
-        for decisions in proposals:
-            values = choices._values(decisions)
-            found = self._by_part(values, lead)
+        for proposal in proposals:
+            taken = choices.taken(proposal)
+            found = self._by_part(taken.values, lead)
             better = (found < best) & (best > 1.0)
             if not bool(better.any()):
                 continue
-            better = better & ~self._barred(decisions, lead)
+            better = better & ~self._barred(taken, lead)
             best = torch.where(better, found, best)
             for step in choices._deciding:
                 key, own = id(step), self.decisions[id(step)]
                 mask = _beside(better, own)
-                self.decisions[key] = torch.where(mask, decisions[key], own)
+                self.decisions[key] = torch.where(mask, taken.decisions[key], own)
             if not bool((best > 1.0).any()):
                 break
         values = choices._values(self.decisions)
@@ -444,11 +471,11 @@ class _Search:
 
         def better(signs: Sequence[float]) -> bool:
             nonlocal best
-            turned = choices.proposed(choices.moved_at(places, signs))
-            total = self._total(choices._values(turned))
-            if not total < best or bool(self._barred(turned, 0).any()):
+            taken = choices.taken(choices.proposed(choices.moved_at(places, signs)))
+            total = self._total(taken.values)
+            if not total < best or bool(self._barred(taken, 0).any()):
                 return False
-            best, self.decisions = total, turned
+            best, self.decisions = total, taken.decisions
             return True
 
         if len(places) <= _ALL_WAYS:
@@ -495,19 +522,13 @@ class _Search:
             return torch.zeros(self._grid(lead), dtype=torch.float64, device=self.choices.run.device)
         return found
 
-    def _barred(self, decisions: Decisions, lead: int) -> Tensor:
+    def _barred(self, taken: Taken, lead: int) -> Tensor:
         """Returns a mask of the parts in which a choice changes an output at an exact tie, which has one value."""
         choices, outputs = self.choices, self.choices._outputs
-        reverted, differs = dict(decisions), False
-        for step in choices._deciding:
-            tie, own = choices._is_tie(step), choices.run.decisions[id(step)]
-            turned = tie & (decisions[id(step)] != own)
-            if bool(turned.any()):
-                reverted[id(step)], differs = torch.where(turned, own, decisions[id(step)]), True
         nothing = torch.zeros(self._grid(lead), dtype=torch.bool, device=choices.run.device)
-        if not differs:
+        if all(torch.equal(taken.decisions[key], plain) for key, plain in taken.plain.items()):
             return nothing
-        turned_values, plain = (choices._values(each, outputs) for each in (decisions, reverted))
+        turned_values, plain = (choices._values(each, outputs) for each in (taken.decisions, taken.plain))
         for name in outputs:
             apart = _differ(turned_values[name], plain[name])
             if lead and tuple(apart.shape[:lead]) != self._grid(lead):
@@ -534,8 +555,8 @@ class _Search:
             return 0
         generator = torch.Generator(choices.run.device).manual_seed(1)
         drawn = iter(choices.directions({}))
-        pair = [next(drawn), next(drawn)]
-        made = [choices._values(each) for each in pair]
+        taken = [choices.taken(next(drawn)) for _ in range(2)]
+        pair, made = [each.decisions for each in taken], [each.values for each in taken]
         for count in range(lead, 0, -1):
             grid = shapes[0][:count]
             coins = torch.rand(grid, device=choices.run.device, generator=generator) < 0.5
