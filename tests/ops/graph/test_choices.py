@@ -237,3 +237,32 @@ def test_a_threshold_of_a_chosen_position_follows_from_it() -> None:
     ranks = torch.arange(3, -1, -1) * x.exp()
     assert passes(doubled, x, torch.where(ranks >= 2.0, ranks * 2, ranks / 2))
     assert not passes(doubled, x, torch.where(ranks.flip(-1) >= 2.0, ranks * 2, ranks / 2))
+
+
+# -- any order of equal numbers -----------------------------------------------------------------------------------
+
+
+def in_order(x: Tensor) -> Tensor:
+    return x.sort(-1).values.exp()
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_equal_numbers_may_be_sorted_into_any_order(rows: int) -> None:
+    """Two values, six times each: no direction at random gives an order that is drawn for each of them."""
+    x = T([0.5, -1.0]).repeat(rows, 6)
+    dy = draw(rows, 12, seed=1)
+    order = draw(rows, 12, seed=2).argsort(-1)
+    order = order.gather(-1, x.gather(-1, order).argsort(dim=-1, stable=True))
+    right = torch.zeros_like(x).scatter(-1, order, dy * in_order(x))
+    assert passes(in_order, x, in_order(x), right, dy)
+    assert not passes(in_order, x, in_order(x), right.flip(-1), dy)
+    assert not passes(in_order, x, in_order(x), torch.where(x > 0, right.mean(), right), dy)
+
+
+def test_a_sum_over_rows_may_hold_any_winner_of_each() -> None:
+    def best(x: Tensor) -> Tensor:
+        return (x.argmax(-1) * T([1.0, 10.0, 100.0])).sum()
+
+    x = torch.ones(3, 6)
+    assert passes(best, x, T(4.0 + 20.0 + 500.0))
+    assert not passes(best, x, T(4.0 + 20.0 + 505.0 + 0.5))

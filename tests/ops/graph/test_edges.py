@@ -20,6 +20,7 @@ from verify.errors import UsageError
 from verify.ops.graph.arithmetic import Arithmetic, Balls, Decimals
 from verify.ops.graph.choices import Choices
 from verify.ops.graph.decompositions import table
+from verify.ops.graph.explaining import explaining
 from verify.ops.graph.functions import FUNCTIONS
 from verify.ops.graph.noise import noise_of
 from verify.ops.graph.program import trace
@@ -232,7 +233,7 @@ def test_values_and_gradients_are_pytorchs_at_ties(name: str) -> None:
     noise, reach = noise_of(program, run, every, Rounding(), runs=4)
     choices = Choices.of(program, run, every, reach, {key: each.deviation for key, each in noise.items()})
     if choices is not None:
-        run.decisions = choices.explaining({"y": made.detach(), "dx": gradients[0], "dy": gradients[1]})
+        run.decisions = explaining(choices, {"y": made.detach(), "dx": gradients[0], "dy": gradients[1]})
     spans, narrow = program.spans(run, every), []
     for result, want in zip(("y", "dx", "dy"), (made.detach(), *gradients), strict=True):
         lo, hi = (end.expand(want.shape) for end in (spans[result].lo, spans[result].hi))

@@ -1,4 +1,4 @@
-"""Finds the choices at ties that explain a kernel's results.
+"""Knows which decisions of a program at ties are free, and proposes choices of them.
 
 A program decides: which number is larger, which place it has in an order, to which integer it rounds. A decision is
 free if a right kernel may take it in another way: two numbers are equal, or a computed number lies so close to the
@@ -7,13 +7,13 @@ decides at disturbed numbers, x + tiny p: numbers that differ keep their order, 
 wherever they are compared, sorted or used as positions. So no operator needs a rule.
 
     choices = Choices.of(program, run, wanted, reach, noise)  # None: no decision is free
-    decisions = choices.explaining({"y": y, "dx": dx})        # those that explain a kernel's results best
+    decisions = explaining(choices, {"y": y, "dx": dx})       # those that explain a kernel's results best
 
-The result is judged by the program's value under these decisions. The search proposes directions p: none (PyTorch's own
-convention), all numbers up or down, the first or the last of equal elements wins, some at random, PyTorch's roundings,
-and those read off the results: what the kernel kept, selected or gave a gradient to wins, or loses. A proposal is
-accepted only where the decision is free at the numbers that earlier decisions lead to, so a poor search may reject a
-right kernel, but never accepts a wrong one.
+The result is judged by the program's value under these decisions. Directions p are proposed: none (PyTorch's own
+convention), all numbers up or down, the first or the last of equal elements wins, PyTorch's roundings, and those read
+off the results: what the kernel kept, selected or gave a gradient to wins, or loses. `verify.ops.graph.explaining` then
+moves and exchanges single numbers. A proposal is accepted only where the decision is free at the numbers that earlier
+decisions lead to, so a poor search may reject a right kernel, but never accepts a wrong one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
 
 import torch
 from torch import Tensor
@@ -34,10 +33,6 @@ from verify.ops.graph.steps import Leaf, Move, Run, Step, moved_from
 
 Decisions = dict[int, Tensor]  # id(step that decides) -> what it decides
 _TIE = 2.0**-30  # what breaks a tie, relative to the number: far below the spacing of a float32
-_RANDOM = 8  # directions at random
-_ALL_WAYS = 5  # most numbers beside a decision that are moved in every combination
-_TURNED = 24  # most of them that are moved one after the other
-_AWAY = 2.0**-30  # a relative change by less is none
 
 
 @dataclass
@@ -73,9 +68,9 @@ class Choices:
     ) -> Choices | None:
         """Returns the choices of a program, or None if no decision is free."""
         found = cls(program, replace(run, maps={}), list(wanted), reach, noise)
-        if not found._deciding:
+        if not found.deciding:
             return None
-        kept = {id(each) for step in found._deciding for each in step.inputs} | set(map(id, found._sources))
+        kept = {id(each) for step in found.deciding for each in step.inputs} | set(map(id, found.sources))
 
         def make(step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
             value = step.value(run, given)
@@ -84,12 +79,12 @@ class Choices:
             return value, value
 
         found.base = program.values(run, wanted, make)
-        numbers = {id(step): [found.numbers[id(each)] for each in step.inputs] for step in found._deciding}
-        free = any(bool(found._free(step, numbers[id(step)]).any()) for step in found._deciding)
+        numbers = {id(step): [found.numbers[id(each)] for each in step.inputs] for step in found.deciding}
+        free = any(bool(found._free(step, numbers[id(step)]).any()) for step in found.deciding)
         return found if free else None
 
     @property
-    def _deciding(self) -> list[Step]:
+    def deciding(self) -> list[Step]:
         """The steps that decide by numbers. Integers that follow from other decisions decide nothing themselves."""
         steps = [step for step in self.program.needed_for(self.wanted) if step.decides and not _follows(step)]
         return [step for step in steps if not all(map(is_whole, step.inputs))]
@@ -99,29 +94,20 @@ class Choices:
         return list(self.program.results)
 
     @property
-    def _outputs(self) -> list[str]:
+    def outputs(self) -> list[str]:
         leaves = self.program.leaves
         gradient = [name.startswith("d") and name[1:] in leaves and f"grad {name}" not in leaves for name in self._all]
         return [name for name, of in zip(self._all, gradient, strict=True) if not of]
 
-    def explaining(self, got: Mapping[str, Tensor]) -> Decisions:
-        """Returns the decisions under which the program comes closest to the results, part by part where it can."""
-        got = {name: value.to(self.run.device) for name, value in got.items() if name in self.wanted}
-        search = _Search(self, got)
-        if search.is_explained(self.base):
-            return self.run.decisions
-        search.find()
-        return search.decisions
-
-    def _values(self, decisions: Decisions, wanted: Sequence[str] | None = None) -> dict[str, Tensor]:
+    def values(self, decisions: Decisions, wanted: Sequence[str] | None = None) -> dict[str, Tensor]:
         """Returns the results under some decisions. What follows from them is decided anew."""
-        run = replace(self.run, decisions={id(step): decisions[id(step)] for step in self._deciding}, maps={})
+        run = replace(self.run, decisions={id(step): decisions[id(step)] for step in self.deciding}, maps={})
         wanted = self.wanted if wanted is None else wanted
         return self.program.values(run, wanted, undisturbed(run))
 
     def complete(self, decisions: Decisions) -> Decisions:
         """Returns the decisions with those that follow from them."""
-        run = replace(self.run, decisions={id(step): decisions[id(step)] for step in self._deciding}, maps={})
+        run = replace(self.run, decisions={id(step): decisions[id(step)] for step in self.deciding}, maps={})
         self.program.decide(run, self.wanted)
         return run.decisions
 
@@ -177,7 +163,7 @@ class Choices:
     def taken(self, proposed: Decisions) -> Taken:
         """Takes the proposed decisions one after the other, each where it is free at the numbers that it decides."""
         run, reverted = replace(self.run, decisions={}, maps={}), dict[int, Tensor]()
-        deciding = set(map(id, self._deciding))
+        deciding = set(map(id, self.deciding))
 
         def make(step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
             value = step.value(run, given)
@@ -252,44 +238,23 @@ class Choices:
             return value, value
 
         self.program.values(run, self.wanted, make)
-        return {id(step): run.decisions[id(step)] for step in self._deciding}
+        return {id(step): run.decisions[id(step)] for step in self.deciding}
 
     @property
-    def _sources(self) -> list[Step]:
+    def sources(self) -> list[Step]:
         """The operands, and the steps that make the numbers which decide, before they are moved to where they do."""
         steps = self.program.needed_for(self.wanted)
         every: list[Step] = [step for step in steps if isinstance(step, Leaf) and step.real and step.operand]
-        every += [each for step in self._deciding for number in step.inputs for each in origins(number)]
+        every += [each for step in self.deciding for number in step.inputs for each in origins(number)]
         return list({id(each): each for each in every}.values())
 
-    def _size(self, step: Step) -> Tensor:
+    def size(self, step: Step) -> Tensor:
         """Returns how far the numbers of a source are moved: as far as a kernel's may be; an operand to break ties."""
         x = self.numbers[id(step)]
         size = x.abs().nan_to_num(0.0, 0.0, 0.0)
         if isinstance(step, Leaf):
             return _TIE * (size + size.amax() * 2.0**-10 if size.numel() else size) + 1e-300
         return torch.as_tensor(self._near(step), dtype=x.dtype, device=x.device).expand(x.shape)
-
-    def beside(self) -> list[tuple[int, int]]:
-        """Returns the numbers that decide otherwise if all numbers move up or down: id(source) and place."""
-        sizes = {id(step): self._size(step) for step in self._sources}
-        ways = [self.proposed({key: size * sign for key, size in sizes.items()}) for sign in (1.0, -1.0)]
-        up, down = (self.taken(each).decisions for each in ways)
-        found: dict[tuple[int, int], None] = {}
-        for step in self._deciding:
-            turned = (up[id(step)] != down[id(step)]).reshape(-1)
-            for source in origins(step.inputs[0]) if bool(turned.any()) and not isinstance(step, Order) else ():
-                if math.prod(source.shape) == turned.numel():
-                    found |= {(id(source), place): None for place in torch.nonzero(turned).reshape(-1).tolist()}
-        return list(found)
-
-    def moved_at(self, places: Sequence[tuple[int, int]], signs: Sequence[float]) -> dict[int, Tensor]:
-        """Returns the move of some numbers of sources, up or down."""
-        sizes = {id(step): self._size(step) for step in self._sources}
-        moved = {key: torch.zeros_like(sizes[key]) for key, _ in places}
-        for (key, place), sign in zip(places, signs, strict=True):
-            moved[key].view(-1)[place] = sign * sizes[key].reshape(-1)[place]
-        return moved
 
     def _sided(self) -> Iterator[Decisions]:
         """Yields the decisions that take all exact ties for less, or all for more.
@@ -298,9 +263,9 @@ class Choices:
         """
         generator = torch.Generator(self.run.device).manual_seed(2)
         apart: dict[int, Tensor] = {}
-        compared = [step for step in self._deciding if isinstance(step, Map) and step.function in COMPARISONS]
+        compared = [step for step in self.deciding if isinstance(step, Map) and step.function in COMPARISONS]
         run = replace(self.run, decisions={}, maps={})
-        sizes = {id(step): self._size(step) for step in self._sources}
+        sizes = {id(step): self.size(step) for step in self.sources}
 
         def make(step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
             value = step.value(run, given)
@@ -322,9 +287,9 @@ class Choices:
 
     def directions(self, got: Mapping[str, Tensor]) -> Iterator[Decisions]:
         """Yields the proposals, the likeliest first."""
-        sources = self._sources
-        sizes = {id(step): self._size(step) for step in sources}
-        ramps = {id(step): _ramp(self.numbers[id(step)]) for step in sources}
+        sources = self.sources
+        sizes = {id(step): self.size(step) for step in sources}
+        ramps = {id(step): ramp(self.numbers[id(step)]) for step in sources}
         for name, value in got.items():
             if not self.program.results[name].real:
                 yield from self._read_off(name, value, sizes)
@@ -336,7 +301,7 @@ class Choices:
         kinds = [value.dtype for value in self.run.leaves.values() if value.is_floating_point()]
         for kind in dict.fromkeys([torch.float32, *(kind for kind in kinds if kind.itemsize < 4)]):
             yield self.proposed({}, rounded=kind)
-        if any(isinstance(step, Map) and step.function == "integer" for step in self._deciding):
+        if any(isinstance(step, Map) and step.function == "integer" for step in self.deciding):
             yield self.proposed({}, saturates=True)
         for name, value in got.items():
             alike = [step for step in sources if step.shape == value.shape]
@@ -347,13 +312,6 @@ class Choices:
                 marks = {id(step): sign * kept for step in alike}
                 rest = {key: ramps[key] * 2.0**-6 for key in sizes}
                 yield self.proposed({key: sizes[key] * (marks.get(key, 0.0) + rest[key]) for key in sizes})
-        generator = torch.Generator(self.run.device).manual_seed(0)
-        for number in range(_RANDOM):
-            drawn = {
-                key: torch.rand(size.shape, dtype=torch.float64, device=size.device, generator=generator) * 2 - 1
-                for key, size in sizes.items()
-            }
-            yield self.proposed({key: sizes[key] * each for key, each in drawn.items()}, last=number % 2 == 1)
 
     def _read_off(self, name: str, got: Tensor, sizes: Mapping[int, Tensor]) -> Iterator[Decisions]:
         """Yields the decisions that an integer result shows, if it is one: an order, or a conversion."""
@@ -416,172 +374,10 @@ def _moved(step: Step, source: Step) -> Tensor:
     return step.move([_moved(step.inputs[0], source)], [], 0)
 
 
-def _ramp(values: Tensor) -> Tensor:
+def ramp(values: Tensor) -> Tensor:
     """Returns numbers from 1 down to -1 that fall along each dimension."""
     found = torch.zeros_like(values)
     for dim, size in enumerate(values.shape):
         line = 1.0 - 2.0 * torch.arange(size, dtype=values.dtype, device=values.device) / max(size - 1, 1)
         found = found + line.reshape([-1 if at == dim else 1 for at in range(values.ndim)]) / max(values.ndim, 1)
     return found
-
-
-class _Search:
-    """Searches for the decisions that explain one kernel's results.
-
-    Parts that do not depend on each other are explained one by one. A part is one index into the leading dimensions
-    that results and decisions share, if a mixture of two choices gives the mixture of their results.
-    """
-
-    def __init__(self, choices: Choices, got: Mapping[str, Tensor]) -> None:
-        self.choices, self.got = choices, got
-        self.decisions: Decisions = dict(choices.run.decisions)
-
-    def find(self) -> None:
-        """Sets `decisions` to the best that the directions offer."""
-        choices = self.choices
-        proposals = choices.directions(self.got)
-        lead = self._independent()
-        best = self._by_part(choices.base, lead)
-        for proposal in proposals:
-            taken = choices.taken(proposal)
-            found = self._by_part(taken.values, lead)
-            better = (found < best) & (best > 1.0)
-            if not bool(better.any()):
-                continue
-            better = better & ~self._barred(taken, lead)
-            best = torch.where(better, found, best)
-            for step in choices._deciding:
-                key, own = id(step), self.decisions[id(step)]
-                mask = _beside(better, own)
-                self.decisions[key] = torch.where(mask, taken.decisions[key], own)
-            if not bool((best > 1.0).any()):
-                break
-        values = choices._values(self.decisions)
-        if not self.is_explained(values):
-            self._turn_one_by_one(values)
-        self.decisions = choices.complete(self.decisions)
-
-    def _turn_one_by_one(self, values: dict[str, Tensor]) -> None:
-        """Moves single numbers across their decisions as long as that brings the results closer.
-
-        A sum over rows depends on the decisions of all rows, which no single part shows.
-        """
-        choices, best = self.choices, self._total(values)
-        places = choices.beside()[:_TURNED]
-
-        def better(signs: Sequence[float]) -> bool:
-            nonlocal best
-            taken = choices.taken(choices.proposed(choices.moved_at(places, signs)))
-            total = self._total(taken.values)
-            if not total < best or bool(self._barred(taken, 0).any()):
-                return False
-            best, self.decisions = total, taken.decisions
-            return True
-
-        if len(places) <= _ALL_WAYS:
-            for way in product((-1.0, 1.0), repeat=len(places)):
-                better(way)
-            return
-        signs = [0.0] * len(places)
-        for at in range(len(places)):
-            for sign in (-1.0, 1.0):
-                signs[at] = sign if better([*signs[:at], sign, *signs[at + 1 :]]) else signs[at]
-
-    def is_explained(self, values: Mapping[str, Tensor]) -> bool:
-        """True if no result is further from the program's than roundings explain."""
-        return all(not bool((self._excess(name, values[name]) > 1.0).any()) for name in self.got)
-
-    def _excess(self, name: str, value: Tensor) -> Tensor:
-        """Returns how far each element of a result is from a value, in units of what roundings explain."""
-        got = self.got[name].reshape(value.shape)
-        if not self.choices.program.results[name].real:
-            return torch.where(got.to(torch.float64) == value.to(torch.float64), 0.0, math.inf)
-        kind = torch.finfo(got.dtype)
-        got, value = got.to(torch.float64), value.to(torch.float64)
-        noise = self.choices.noise.get(name)
-        spacing = value.abs() * kind.eps + kind.tiny * kind.eps
-        unit = spacing if noise is None else spacing + 2 * noise.nan_to_num(0.0, 0.0, 0.0)
-        apart = ((got - value).abs() / unit).nan_to_num(math.inf, math.inf)
-        same = (got == value) | (torch.isnan(got) & torch.isnan(value))
-        return torch.where(same, 0.0, apart)
-
-    def _total(self, values: Mapping[str, Tensor]) -> float:
-        found = [self._excess(name, values[name]).clamp(max=1e6).square().sum() for name in self.got]
-        return float(sum(found, torch.zeros((), dtype=torch.float64, device=self.choices.run.device)))
-
-    def _by_part(self, values: Mapping[str, Tensor], lead: int) -> Tensor:
-        """Returns the largest excess of each part, over the results that the parts divide."""
-        found: Tensor | None = None
-        for name in self.got:
-            each = self._excess(name, values[name])
-            if lead and (each.ndim < lead or tuple(each.shape[:lead]) != self._grid(lead)):
-                continue
-            most = each.flatten(lead).amax(-1) if each.ndim > lead else each
-            found = most if found is None else torch.maximum(found, most)
-        if found is None:
-            return torch.zeros(self._grid(lead), dtype=torch.float64, device=self.choices.run.device)
-        return found
-
-    def _barred(self, taken: Taken, lead: int) -> Tensor:
-        """Returns a mask of the parts in which a choice changes an output at an exact tie, which has one value."""
-        choices, outputs = self.choices, self.choices._outputs
-        nothing = torch.zeros(self._grid(lead), dtype=torch.bool, device=choices.run.device)
-        if all(torch.equal(taken.decisions[key], plain) for key, plain in taken.plain.items()):
-            return nothing
-        turned_values, plain = (choices._values(each, outputs) for each in (taken.decisions, taken.plain))
-        for name in outputs:
-            apart = _differ(turned_values[name], plain[name])
-            if lead and tuple(apart.shape[:lead]) != self._grid(lead):
-                nothing = nothing | apart.any()
-            else:
-                nothing = nothing | (apart.flatten(lead).any(-1) if apart.ndim > lead else apart)
-        return nothing
-
-    def _grid(self, lead: int) -> tuple[int, ...]:
-        return self.choices._deciding[0].shape[:lead] if lead else ()
-
-    def _independent(self) -> int:
-        """Returns the number of leading dimensions along which choices may differ.
-
-        Evaluates a mixture of two choices: its results must be those of the choice that each part has.
-        """
-        choices = self.choices
-        steps = choices._deciding
-        shapes = [step.shape[:-1] if type(step) is Order else step.shape for step in steps]  # an order is one decision
-        lead = min(map(len, shapes))
-        while lead and any(shape[:lead] != shapes[0][:lead] for shape in shapes):
-            lead -= 1
-        if not lead:
-            return 0
-        generator = torch.Generator(choices.run.device).manual_seed(1)
-        drawn = iter(choices.directions({}))
-        taken = [choices.taken(next(drawn)) for _ in range(2)]
-        pair, made = [each.decisions for each in taken], [each.values for each in taken]
-        for count in range(lead, 0, -1):
-            grid = shapes[0][:count]
-            coins = torch.rand(grid, device=choices.run.device, generator=generator) < 0.5
-
-            def mixed(one: Tensor, other: Tensor, coins: Tensor = coins) -> Tensor:
-                return torch.where(_beside(coins, one), one, other)
-
-            both = {id(step): mixed(pair[0][id(step)], pair[1][id(step)]) for step in steps}
-            values = choices._values(both)
-            fits = [name for name, value in values.items() if tuple(value.shape[:count]) == grid]
-            if fits and not any(
-                bool(_differ(values[name], mixed(made[0][name], made[1][name])).any()) for name in fits
-            ):
-                return count
-        return 0
-
-
-def _beside(mask: Tensor, whole: Tensor) -> Tensor:
-    """Returns a mask of the leading dimensions of a tensor, broadcast to the others."""
-    return mask.reshape((*mask.shape, *[1] * (whole.ndim - mask.ndim)))
-
-
-def _differ(one: Tensor, other: Tensor) -> Tensor:
-    """Returns a mask of the elements that differ by more than float64's roundings."""
-    if not one.is_floating_point():
-        return one != other
-    apart = (one - other).abs() > _AWAY * (one.abs() + other.abs())
-    return apart & ~(torch.isnan(one) & torch.isnan(other)) | (torch.isnan(one) != torch.isnan(other))

@@ -22,6 +22,7 @@ from verify.ops.geometry import Elementwise, Shape
 from verify.ops.graph.called import Meaning, moved_module, name_of
 from verify.ops.graph.choices import Choices
 from verify.ops.graph.derived import Derivation, derivations
+from verify.ops.graph.explaining import explaining
 from verify.ops.graph.float64 import in_float64, narrowed
 from verify.ops.graph.noise import Noise, noise_of, sampled_again
 from verify.ops.graph.program import Program, trace
@@ -409,7 +410,7 @@ class _Like:
         if choices is None:
             return problem
         with torch.no_grad():
-            decisions = choices.explaining(got)
+            decisions = explaining(choices, got)
         if decisions is choices.run.decisions:
             return problem
         kept = {
