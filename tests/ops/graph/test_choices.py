@@ -266,3 +266,15 @@ def test_a_sum_over_rows_may_hold_any_winner_of_each() -> None:
     x = torch.ones(3, 6)
     assert passes(best, x, T(4.0 + 20.0 + 500.0))
     assert not passes(best, x, T(4.0 + 20.0 + 505.0 + 0.5))
+
+
+@pytest.mark.parametrize(("kept", "right"), [([1, 0, 0], True), ([0, 1, 0], True), ([1, 1, 0], False)])
+def test_equal_numbers_that_no_step_rounds_tie(kept: list[int], right: bool) -> None:
+    """All numbers become 0 by an exact comparison, and their cosine is exactly 1."""
+
+    def largest(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = torch.cos((x > x.amin(-1, keepdim=True)) * x)
+        y = torch.where(y.abs() < 2.0, 0.5 * y * y, y.abs() - 0.5)
+        return functional.one_hot(y.argmax(-1), 3) * y, y
+
+    assert passes(largest, T([3.0, 3.0, 3.0]), (T(kept) * 0.5, T([0.5] * 3))) is right

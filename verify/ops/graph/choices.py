@@ -249,12 +249,11 @@ class Choices:
         return list({id(each): each for each in every}.values())
 
     def size(self, step: Step) -> Tensor:
-        """Returns how far the numbers of a source are moved: as far as a kernel's may be; an operand to break ties."""
+        """Returns how far the numbers of a source are moved: as far as a kernel's may be, at least to break ties."""
         x = self.numbers[id(step)]
         size = x.abs().nan_to_num(0.0, 0.0, 0.0)
-        if isinstance(step, Leaf):
-            return _TIE * (size + size.amax() * 2.0**-10 if size.numel() else size) + 1e-300
-        return torch.as_tensor(self._near(step), dtype=x.dtype, device=x.device).expand(x.shape)
+        least = _TIE * (size + size.amax() * 2.0**-10 if size.numel() else size) + 1e-300
+        return torch.maximum(least, torch.as_tensor(self._near(step), dtype=x.dtype, device=x.device))
 
     def _sided(self) -> Iterator[Decisions]:
         """Yields the decisions that take all exact ties for less, or all for more.
