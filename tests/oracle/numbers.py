@@ -19,6 +19,7 @@ mp.prec = 500
 NEAR = 8.0  # decisions within this many worst-case errors are open
 SAME = 2.0**-380  # differences below this part of the kernel's own error are 0 in exact arithmetic
 NAN = mpf("nan")
+LOWEST = {24: -149, 53: -1074}  # the exponent of the smallest number, by digits
 
 
 class Oracled(Exception):
@@ -41,7 +42,7 @@ class Run:
         self.bits, self.directed, self.ties = bits, directed, 0
         self.kinds = kinds  # the formats of the operands
         self.last = last  # of equal numbers that move alike, as places do, the last one wins
-        self.unit = 2.0**-bits
+        self.unit, self.finest = 2.0**-bits, mpf(2) ** LOWEST[bits]
         self.source = None if disturbed is None else random.Random(disturbed)
         self.tape: list[Number] = []
         Run.now = self
@@ -179,7 +180,7 @@ def sign_between(a: Number, b: Number, exact: bool = False) -> tuple[int, bool]:
     gap = a.value - b.value
     if mp.isnan(gap):
         return 0, False
-    near = mp.isfinite(gap) and abs(gap) <= NEAR * (a.error + b.error)
+    near = mp.isfinite(gap) and (abs(gap) <= NEAR * (a.error + b.error) or abs(gap) < Run.now.finest)
     return (1 if gap > 0 else -1), near
 
 

@@ -130,3 +130,9 @@ def test_a_number_beside_the_midpoint_of_a_narrow_format_is_open() -> None:
     assert found.open[0].tolist() == [True, False]
     with pytest.raises(Oracled, match="range"):
         evaluate(lambda x: x.half().float(), [x], [torch.ones(3)])
+
+
+def test_a_number_below_the_smallest_of_the_format_may_be_zero() -> None:
+    x = torch.tensor([-45.0, -1.0])
+    found = evaluate(lambda x: torch.where(functional.gelu(x) == 0.0, 3.0, x), [x], [torch.ones(2)])
+    assert found.open[0].tolist() == [True, False]
