@@ -220,7 +220,8 @@ class Verdicts:
             truths = self.truths_at(name, place)
             self.counts["truths compared"] += 1
             if not any(mp.isnan(t) or low - rough <= t <= high + rough for t in truths):
-                kind = "truth differs at a tie" if len(truths) > 1 else "truth differs"  # it may be another choice
+                tied = len(truths) > 1 or self.program.right[0].nears  # it may be another choice
+                kind = "truth differs at a tie" if tied else "truth differs"
                 self.finding(
                     kind, f"{name}{list(place)}: {found[0].strip()}; oracle {[mp.nstr(t, 20) for t in truths]}"
                 )

@@ -28,6 +28,7 @@ class Evaluation:
     values: list[np.ndarray]
     open: list[np.ndarray]
     ties: int
+    nears: int  # numbers in whose place roundings may choose another
     exponent: int  # of the largest number that came up
 
 
@@ -75,7 +76,7 @@ def evaluate(
     ]
     opened = [_each(lambda n: n.open, a) for a in arrays] + [_each(lambda n: n.grad_open, a) for a in leaves]
     exponent = max((n.value._mpf_[2] + n.value._mpf_[3] for n in run.tape if mp.isfinite(n.value)), default=0)
-    return Evaluation(values, [a.astype(bool) for a in opened], run.ties, exponent)
+    return Evaluation(values, [a.astype(bool) for a in opened], run.ties, run.nears, exponent)
 
 
 def _each(of: Callable[[Number], Any], numbers: np.ndarray) -> np.ndarray:

@@ -40,6 +40,7 @@ class Run:
         kinds: Sequence[Any] = (),
     ) -> None:
         self.bits, self.directed, self.ties = bits, directed, 0
+        self.nears = 0  # numbers in whose place roundings may choose another
         self.kinds = kinds  # the formats of the operands
         self.last = last  # of equal numbers that move alike, as places do, the last one wins
         self.unit, self.finest = 2.0**-bits, mpf(2) ** LOWEST[bits]
@@ -186,6 +187,7 @@ def sign_between(a: Number, b: Number, exact: bool = False) -> tuple[int, bool]:
 
 def chosen(among: Sequence[Number], winner: Number, near: bool) -> Number:
     """Returns the winner; if roundings may choose another, one whose slopes are open."""
+    Run.now.nears += near
     return (
         made(winner.value, [(each, int(each is winner)) for each in among], rounds=False, kink=True) if near else winner
     )

@@ -136,3 +136,9 @@ def test_a_number_below_the_smallest_of_the_format_may_be_zero() -> None:
     x = torch.tensor([-45.0, -1.0])
     found = evaluate(lambda x: torch.where(functional.gelu(x) == 0.0, 3.0, x), [x], [torch.ones(2)])
     assert found.open[0].tolist() == [True, False]
+
+
+def test_numbers_that_roundings_may_exchange_are_counted() -> None:
+    rows = [torch.tensor([0.5, 0.5 + apart, 3.0]) for apart in (2.0**-23, 0.25)]
+    near, far = (evaluate(lambda x: x.tanh().sort(-1).values, [x], []) for x in rows)
+    assert (near.nears > 0, far.nears) == (True, 0)
