@@ -405,23 +405,6 @@ def _bold(text: str, on: bool) -> str:
     return f"**{text}**" if on else text
 
 
-def cluster_times(data: dict[str, Any]) -> str:
-    """One sweep on several numbers of GPUs of one machine."""
-    rows = [
-        [
-            str(row["gpus"]),
-            ", ".join(f"{seconds:.2f}" for seconds in row["seconds"]),
-            f"{row['speedup']:.2f}",
-            f"{100 * statistics.mean(row['busy']):.0f}%",
-        ]
-        for row in data["rows"]
-    ]
-    environment = data["environment"]
-    same = "The records are the same to the bit." if data["same_record"] else "**The records differ.**"
-    made = f"{environment['gpu']}, torch {environment['torch']}, commit {environment['commit']}. {same}"
-    return table(["GPUs", "seconds", "times as fast", "workers busy"], rows) + f"\n{made}\n"
-
-
 def night_times(data: dict[str, Any]) -> str:
     """One night on several numbers of GPUs of one machine, stage by stage."""
     stages = list(data["rows"][0]["stages"])
@@ -439,27 +422,6 @@ def night_times(data: dict[str, Any]) -> str:
         + f"{last['gpus']} GPUs are {last['speedup']:.2f} times as fast. {same} {left_out} "
         + "([record](../reports/benchmarks/sm_90/nights.json)).\n"
     )
-
-
-def sweep_times(data: dict[str, Any]) -> str:
-    """Sweeps of 2^32 inputs: the whole, the floor of making inputs and running the subject, and the torch route."""
-    beside = any("torch" in case for case in data["cases"])
-    rows = [
-        [
-            f"`{case['target'].rpartition('::')[2]}`",
-            case["dtype"],
-            ", ".join(case["results"]),
-            f"{case['inputs']:,}",
-            f"{case['total_s']:.3f} s",
-            f"{case['floor_s']:.3f} s",
-            *([words.seconds(case["torch"]["seconds_of_all"]) if "torch" in case else ""] if beside else []),
-        ]
-        for case in data["cases"]
-    ]
-    head = ["kernel", "dtype", "result", "inputs", "time", "floor", *(["torch route"] if beside else [])]
-    about = data["environment"]
-    setting = f"{about['gpu']}, torch {about['torch']}, Triton {about['triton']}; medians of {data['repeats']}"
-    return table(head, rows) + f"\n{setting}.\n"
 
 
 def hunts(data: dict[str, Any]) -> str:
@@ -600,8 +562,6 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "linear speed": of_benchmark("everything", by=kernel_speed.linear),
     "host speed": of_benchmark("everything", by=kernel_speed.host),
     "block speed": of_benchmark("everything", by=kernel_speed.block),
-    "sweep times": of_benchmark("sweep", by=sweep_times),
-    "cluster times": of_benchmark("cluster", by=cluster_times),
     "night times": of_benchmark("nights", by=night_times),
     "hunts": of_benchmark("hunt", by=hunts),
     "judge times": of_benchmark("judge", by=judge_times),

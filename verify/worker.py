@@ -461,10 +461,8 @@ def _explain(request: Explain, backend: Backend, progress: OnProgress) -> Explan
 
 def _certify(request: Certify, backend: Backend, progress: OnProgress) -> list[Entry]:
     from verify.measure.certify import certify
-    from verify.search.sweep.certify import certify_fused
 
-    entries = certify(request.ops, device=backend.device, seed=request.seed, progress=progress)
-    return entries + certify_fused(request.ops, device=backend.device, seed=request.seed, progress=progress)
+    return certify(request.ops, device=backend.device, seed=request.seed, progress=progress)
 
 
 def _selftest(request: TrySeeded, backend: Backend, progress: OnProgress) -> Tried:

@@ -41,11 +41,6 @@ def test_top_breaks_ties_like_a_stable_sort() -> None:
     assert top(torch.zeros(0, dtype=torch.float64), 5).tolist() == []
 
 
-def test_top_takes_another_order_of_equal_entries() -> None:
-    ranked = torch.tensor([1.0, 3.0, 1.0, 1.0, -1.0], dtype=torch.float64)
-    assert top(ranked, 3, torch.tensor([40, 30, 20, 10, 0])).tolist() == [3, 2, 1]
-
-
 def test_the_scaled_error_ranks_the_worst_where_there_is_one() -> None:
     value = torch.tensor([1.0, 1.0], dtype=torch.float64)
     got = torch.tensor([1.0 + 3 * 2.0**-23, 1.0 + 2.0**-23])

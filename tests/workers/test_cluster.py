@@ -12,7 +12,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from benchmarks.cluster import row_of
 from tests.workers.dask_cluster import connected
 from verify.declare.requests import ListKernels
 from verify.errors import UsageError
@@ -139,15 +138,6 @@ def test_each_place_asks_a_worker_of_its_own(cluster: Cluster, target: Path) -> 
 
 
 @pytest.mark.slow
-def test_the_benchmark_says_where_the_time_went(cluster: Cluster, target: Path) -> None:
-    pool = cluster.pool()
-    row = row_of(pool, ListSpaces([f"{target}::right"], baseline=True), 1)
-    assert row["workers"] == 2 and row["seconds"] == [row["median_s"]]
-    assert row["requests"] == {"environment": 1, "list": 1, "sweep chunks": 1, "sweep record": 1, "sweep spaces": 1}
-    assert 0 < sum(row["busy"]) <= len(row["busy"]) and row["own_s"] > 0
-    assert sum(row["worker_s"].values()) == pytest.approx(sum(row["busy"]) * row["median_s"], abs=0.01)
-
-
 def _seen(folder: Path, count: int) -> list[str]:
     """The Dask workers under which the kernel has started, once there are so many."""
     for _ in range(1200):

@@ -90,7 +90,7 @@ class Cuda(Gpu):
     """NVIDIA."""
 
     name, tested, arches = "cuda", True, "sm_"
-    clock = streams = fused = sanitizer = True
+    clock = streams = sanitizer = True
     driver: ClassVar[Path | None] = Path("/dev/nvidiactl")
 
     @classmethod

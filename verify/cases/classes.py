@@ -34,22 +34,6 @@ _RECIPES = {
 }
 
 
-# From the least number to the greatest: the start of each class. True: the class starts above the number, not at it.
-# The last entry is the position of the class in CLASSES.
-EDGES = (
-    (-DEMANDING_TO, False, 1),
-    (-ORDINARY_TO, False, 0),
-    (-ORDINARY_FROM, True, 1),
-    (-DEMANDING_FROM, True, 2),
-    (0.0, False, 0),
-    (0.0, True, 2),
-    (DEMANDING_FROM, False, 1),
-    (ORDINARY_FROM, False, 0),
-    (ORDINARY_TO, True, 1),
-    (DEMANDING_TO, True, 2),
-)
-
-
 def class_of_recipe(recipe: str) -> str:
     """Returns the class of the rows that a recipe makes."""
     if recipe.startswith(NEAR) and row_recipe(recipe) is not None:

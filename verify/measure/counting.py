@@ -205,11 +205,8 @@ def leaders_of(upper: Tensor, places: Tensor, patterns: Tensor) -> tuple[list[Le
     return leaders[:KEEP], leaders[KEEP].upper if len(leaders) > KEEP else -1.0
 
 
-def top(ranked: Tensor, keep: int, order: Tensor | None = None) -> Tensor:
-    """Returns the positions of the `keep` largest non-negative entries, sorted by `order`.
-
-    `order` has distinct numbers. It also decides among equal entries. None means the order of the entries themselves.
-    """
+def top(ranked: Tensor, keep: int) -> Tensor:
+    """Returns the positions of the `keep` largest non-negative entries, in order. Of equal entries the first count."""
     keep = min(keep, ranked.numel())
     none = torch.empty(0, dtype=torch.int64, device=ranked.device)
     if keep == 0:
@@ -221,10 +218,7 @@ def top(ranked: Tensor, keep: int, order: Tensor | None = None) -> Tensor:
     # topk returns any of the entries equal to the last; take the first of them
     above = torch.nonzero(ranked > floor).reshape(-1)
     equal = torch.nonzero(ranked == floor).reshape(-1)
-    if order is not None:
-        equal = equal[torch.argsort(order[equal])]
-    picked = torch.cat([above, equal[: keep - above.numel()]])
-    return picked[torch.argsort(picked if order is None else order[picked])]
+    return torch.cat([above, equal[: keep - above.numel()]]).sort().values
 
 
 def of_judged(tallies: list[Tally], found: Errors, segments: Tensor, judged: Mapping[int, int]) -> list[Tally]:

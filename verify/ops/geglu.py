@@ -24,7 +24,6 @@ _OPTIONS: dict[str, Any] = {
     "params": gelu.PARAMS,
     "choices": gelu.CHOICES,
     "landmarks": gelu.LANDMARKS,
-    "gate_curve": "gelu",
 }
 GEGLU = gated_packed("geglu", gelu.curve, _packed_baseline, summary="x1 * gelu(x2) on packed [..., 2d]", **_OPTIONS)
 GEGLU_SPLIT = gated_split(

@@ -287,6 +287,5 @@ GELU = unary(
     choices=CHOICES,
     landmarks=LANDMARKS,
     symmetry="odd part",
-    gate_curve="gelu",
     summary="x * Phi(x), or its tanh approximation",
 )

@@ -243,7 +243,6 @@ class Op:
     meaning: Meaning | None = field(default=None, compare=False, repr=False)  # the PyTorch function that defines it
     symmetry: Symmetry | None = None  # exact identity of a shipped op (`verify.laws.identities`)
     definition: str = field(default="", compare=False, repr=False)  # the source of that function, for reports
-    gate_curve: str = ""  # name of the op whose curve it contains
     captured: Any = field(default=None, compare=False, repr=False)  # calls of a file, see `verify.declare.captured`
     scores: Scores | None = field(default=None, compare=False, repr=False)  # operands of a softmax over a product
 

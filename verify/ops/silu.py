@@ -102,6 +102,5 @@ SILU = unary(
     _baseline,
     landmarks=LANDMARKS,
     symmetry="odd part",
-    gate_curve="silu",
     summary="x * logistic(x)",
 )

@@ -20,7 +20,7 @@ def _packed_baseline(x: Tensor) -> Tensor:
     return _split_baseline(x1, x2)
 
 
-_OPTIONS: dict[str, Any] = {"landmarks": silu.LANDMARKS, "gate_curve": "silu"}
+_OPTIONS: dict[str, Any] = {"landmarks": silu.LANDMARKS}
 SWIGLU = gated_packed("swiglu", silu.curve, _packed_baseline, summary="x1 * silu(x2) on packed [..., 2d]", **_OPTIONS)
 SWIGLU_SPLIT = gated_split(
     "swiglu_split", silu.curve, _split_baseline, summary="x1 * silu(x2) on two tensors", **_OPTIONS

@@ -20,7 +20,7 @@ from verify.declare.declaration import Kernel
 from verify.diagnose.replay import replay
 from verify.errors import KernelError, UsageError
 from verify.records.record import value_of
-from verify.search.sweep import torch_route
+from verify.search.sweep import checking
 from verify.search.sweep.checking import check
 from verify.search.sweep.finishing import finish, from_midpoint
 from verify.search.sweep.partial import Partial
@@ -39,7 +39,7 @@ def swept(kernel: Kernel, dtype: str, on: Backend = CPU, **options: Any) -> tupl
 
 def each_key(monkeypatch: pytest.MonkeyPatch, start: int, stop: int) -> None:
     """One bin of the curve for every input: the sweep then says the error of each."""
-    monkeypatch.setattr(torch_route, "curve_keys", lambda op, params, fmt: list(range(start, stop + 1)))
+    monkeypatch.setattr(checking, "curve_keys", lambda op, params, fmt: list(range(start, stop + 1)))
 
 
 # -- an oracle that shares nothing with verify: struct, mpmath, and the definition of an ulp ------------------

@@ -25,7 +25,7 @@ from verify.workers.requests import Died
 def driver(workers: int, *chunks: int) -> _Sharing:
     """The policy of a sweep of several spaces, of which nothing is done."""
     spaces = [
-        _SweptSpace(Space(f"f.py::k{number}", "float32", ("y",), "unary", 0, count * CHUNK), "fused sm_90")
+        _SweptSpace(Space(f"f.py::k{number}", "float32", ("y",), "unary", 0, count * CHUNK), most=MOST)
         for number, count in enumerate(chunks)
     ]
     shared = _Sharing(SweepSettings(spaces=ListSpaces([])))
@@ -86,7 +86,7 @@ def test_a_little_more_than_a_share_is_taken_at_once() -> None:
 
 
 def _found(item: _SweptSpace, low: int, high: int) -> bytes:
-    return Partial(item.space.identity(), item.reference, [(low, high)], {}).encode()
+    return Partial(item.space.identity(), "cpu", [(low, high)], {}).encode()
 
 
 def test_what_a_worker_did_not_reach_is_pending_again() -> None:
@@ -112,9 +112,8 @@ def test_partial_results_that_pile_up_are_merged() -> None:
     assert len(item.found) <= KEPT and item.chunks == item.whole().chunks == [(0, 40)]
 
 
-def test_off_the_fused_route_spans_begin_with_a_chunk_and_grow_while_they_are_quick() -> None:
-    fused = driver(1, 500).spaces[0]
-    item, taken = _SweptSpace(fused.space, "torch sm_90", [(0, 500)]), []
+def test_spans_begin_with_a_chunk_and_grow_while_they_are_quick() -> None:
+    item, taken = _SweptSpace(driver(1, 500).spaces[0].space, [(0, 500)]), []
     for seconds in (0.1, 0.1, 0.4, 20.0, 100.0):
         span = item.take(MOST)
         assert span is not None

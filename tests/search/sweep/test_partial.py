@@ -37,7 +37,7 @@ def partials(draw: st.DrawFn, chunk: int) -> Partial:
     worst = leaders[0]
     return Partial(
         space="s",
-        reference="torch cpu",
+        reference="cpu",
         chunks=[(chunk, chunk + 1)],
         parts={
             "y": Part(regimes={draw(st.sampled_from("ab")): tally}, curve=[Peak(0, 10, worst.upper, worst.place, 3)])
@@ -86,7 +86,7 @@ def test_a_chunk_never_counts_twice() -> None:
         one.merge(Partial("s", "torch cpu", [(1, 3)], {}))
 
 
-@pytest.mark.parametrize("other", [Partial("t", "torch cpu", [(1, 2)], {}), Partial("s", "fused sm_90", [(1, 2)], {})])
+@pytest.mark.parametrize("other", [Partial("t", "cpu", [(1, 2)], {}), Partial("s", "sm_90", [(1, 2)], {})])
 def test_partials_of_different_sweeps_do_not_merge(other: Partial) -> None:
     with pytest.raises(UsageError, match="of different sweeps do not merge"):
         Partial("s", "torch cpu", [(0, 1)], {}).merge(other)

@@ -1,8 +1,8 @@
 """Checks some chunks of a space: runs the kernel on every input in them and judges every result.
 
-There are two routes. The torch route (`torch_route`) works for every op. The fused route (`fused`) does the same for
-gate curves in one Triton kernel. On both routes, an element is judged exactly before it is counted if the reference
-leaves its rounding open. Other elements are not. So an element's share of the figures never depends on its neighbours.
+`verify.truth.fast` gives the truth of whole tensors, `verify.truth.ulp` the errors, `verify.measure.tally` the counts.
+An element is judged exactly before it is counted if the reference leaves its rounding open. Other elements are not. So
+an element's share of the figures never depends on its neighbours.
 """
 
 from __future__ import annotations
@@ -11,25 +11,36 @@ import math
 import time
 from collections.abc import Callable
 
+import torch
+from torch import Tensor
+
 from verify.backends import Backend, architecture
+from verify.cases import Case, counter
+from verify.cases.classes import class_of, classed
 from verify.declare.declaration import Kernel
+from verify.declare.standin import baseline_of
 from verify.errors import UsageError
-from verify.search.sweep.partial import Part, Partial
-from verify.search.sweep.space import Space
-from verify.search.sweep.torch_route import check_chunk
+from verify.measure.call import no_gradient
+from verify.measure.counting import tally, top
+from verify.measure.curve import peaks
+from verify.measure.judge import settled
+from verify.measure.tally import Peak, Tally
+from verify.ops.op import Problem, chosen
+from verify.records.readings import APART
+from verify.search.sweep.exactly import halves, judge_at
+from verify.search.sweep.partial import HARD_KEEP, Part, Partial
+from verify.search.sweep.scope import curve_keys, part_named
+from verify.search.sweep.space import CHUNK, Space
+from verify.search.sweep.subject import check_untouched, format_of, make, patterns_at, run
+from verify.truth.fast import Truth, check_bound, evaluate
+from verify.truth.formats import torch_dtype
+from verify.truth.ulp import Errors, bits_of, errors, ldexp, ulp_exponent
 
+SLAB, SLAB_CPU = 1 << 22, 1 << 18  # points judged at a time: their tensors fit a core's cache
+OPEN_LIMIT = 4096  # elements of one result of one chunk that are judged exactly; further ones count as undecided
+SAMPLE = 6  # elements per chunk and result at which the certificate is checked
+BASELINE = "baseline "
 Progress = Callable[[int], None]  # receives the number of finished chunks
-
-
-def route_of(kernel: Kernel, space: Space, backend: Backend) -> str:
-    """Returns the route, such as "fused sm_90" or "torch cpu". Figures of different routes never merge."""
-    kind = architecture(backend.device)
-    if backend.fused:
-        from verify.search.sweep import fused
-
-        if fused.supports(kernel, space):
-            return f"fused {kind}"
-    return f"torch {kind}"
 
 
 def check(
@@ -38,32 +49,157 @@ def check(
     chunks: int | tuple[int, int],
     backend: Backend,
     *,
-    route: str = "",
     progress: Progress = lambda done: None,
     seconds: float = math.inf,
 ) -> Partial:
     """Checks one chunk, or the chunks of a half-open interval.
 
-    `route` is by default that of `route_of`. After `seconds` it returns its findings so far: the partial result then
-    covers only the first chunks, at least one.
+    After `seconds` it returns its findings so far: the partial result then covers only the first chunks, at least one.
     """
     low, high = (chunks, chunks + 1) if isinstance(chunks, int) else chunks
     if not 0 <= low < high <= space.chunks:
         raise UsageError(f"the space has chunks 0 to {space.chunks - 1}; received {low} to {high - 1}")
-    route = route or route_of(kernel, space, backend)
     until = time.monotonic() + seconds
-    if route.startswith("fused"):
-        from verify.search.sweep import fused
+    parts: dict[str, Part] = {}
+    notes: set[str] = set()
+    for number_ in range(low, high):
+        found, said = _check_chunk(kernel, space, number_, backend)
+        parts = {name: parts.get(name, Part()).merge(part) for name, part in found.items()}
+        notes |= said
+        progress(number_ + 1 - low)
+        if time.monotonic() >= until:
+            high = number_ + 1
+            break
+    kind = architecture(backend.device)
+    return Partial(space=space.identity(), reference=kind, chunks=[(low, high)], parts=parts, notes=sorted(notes))
 
-        parts, notes, high = fused.check_chunks(kernel, space, low, high, backend, progress, until)
-    else:
-        parts, notes = {}, set()
-        for number_ in range(low, high):
-            found, said = check_chunk(kernel, space, number_, backend)
-            parts = {name: parts.get(name, Part()).merge(part) for name, part in found.items()}
-            notes |= said
-            progress(number_ + 1 - low)
-            if time.monotonic() >= until:
-                high = number_ + 1
-                break
-    return Partial(space=space.identity(), reference=route, chunks=[(low, high)], parts=parts, notes=sorted(notes))
+
+def _check_chunk(kernel: Kernel, space: Space, chunk: int, backend: Backend) -> tuple[dict[str, Part], set[str]]:
+    """Returns the parts of one chunk by result, and notes."""
+    first, last = space.chunk(chunk)
+    subjects = {"": kernel} | ({BASELINE: baseline_of(kernel)} if space.baseline else {})
+    slab = SLAB_CPU if backend.device == "cpu" else SLAB
+    collectors: dict[str, _Collector] = {}
+    notes: set[str] = set()
+    while first < last:
+        end = min((first // slab + 1) * slab, last)
+        for prefix, subject in subjects.items():
+            inputs = make(space, kernel.op, first, end, backend.device)
+            results, missing = run(subject, space, inputs)
+            check_untouched(subject, make(space, kernel.op, first, end, backend.device), inputs)
+            if not prefix:
+                notes |= set(map(no_gradient, missing))
+            for name, got in results.items():
+                label = prefix + name
+                if label not in collectors:
+                    collectors[label] = _Collector(kernel, space, name, hardest=bool(space.hardest and not prefix))
+                collectors[label].add(inputs, got, first)
+        first = end
+    return {label: item.part for label, item in collectors.items()}, notes
+
+
+class _Collector:
+    """Judges one result of one chunk, slab after slab."""
+
+    def __init__(self, kernel: Kernel, space: Space, result: str, *, hardest: bool) -> None:
+        self.kernel, self.space, self.result = kernel, space, result
+        self.width = halves(space, result)
+        self.fmt, self.of_result = space.format, format_of(kernel, space, result)
+        self.hardest = hardest
+        self.edges = curve_keys(kernel.op, kernel.op.resolve(kernel.params), self.fmt)
+        self.judgements_left = OPEN_LIMIT
+        self.sampled = False
+        self.part = Part()
+        self.case = Case(dtype=space.dtype, dims=(1,), fill="ones")  # elementwise regimes do not depend on the case
+
+    def add(self, inputs: dict[str, Tensor | None], got: Tensor, first: int) -> None:
+        """Counts one slab, whose first point is `first`."""
+        kernel, result = self.kernel, self.result
+        upstream = {}
+        if result.startswith("d"):
+            rows = got if self.width == 1 else got.chunk(2, -1)[0]
+            smooth = [name for name in kernel.outputs if name not in kernel.op.integers]
+            dtypes = {name: torch_dtype(format_of(kernel, self.space, name)) for name in smooth}
+            upstream = {name: torch.ones_like(rows, dtype=dtypes[name]) for name in smooth}
+        problem = Problem(inputs, kernel.op.resolve(kernel.params), upstream, (result,))
+        problem = chosen(kernel.op, problem, {result: got})
+        truth = evaluate(kernel.op, problem, {result: self.of_result})[result]
+        self._sample(problem, truth, first)
+        near = truth.for_result(got)
+        found = errors(got, near.value, self.of_result, low=near.low, bound=near.bound, policy=kernel.policy)
+        places = self._places(got, first)
+        patterns = bits_of(got.reshape(-1))
+        found, escalated = self._settled(found, places, patterns)
+        largest = kernel.largest.get(self.space.dtype)
+        segments, parts = classed(kernel.op, self.case, problem, result, tuple(got.shape), largest)
+        assert segments is not None
+        names = [part_named(regime.name, class_of(regime, name)) for regime, name in parts]
+        plain = ~torch.tensor([name in APART for name in names], device=segments.device)[segments]
+        part = Part(
+            regimes=self._tallies(found, segments, names, places, patterns),
+            curve=self._curve(found, plain, places, first),
+            hardest=self._hardest(truth, plain, places) if self.hardest else [],
+            escalated=escalated,
+            certificates=[truth.certificate],
+        )
+        self.part = self.part.merge(part)
+
+    def _sample(self, problem: Problem, truth: Truth, first: int) -> None:
+        """Checks the certificate on a few random elements of the chunk's first slab."""
+        if self.sampled or truth.certificate == "exact":
+            return
+        self.sampled = True
+        stream = f"sweep/{self.result}/{first // CHUNK}"
+        chosen = sorted(set(counter.below(0, stream, SAMPLE, truth.value.numel()).tolist()))
+        check_bound(self.kernel.op.points(problem, self.result, chosen), truth, chosen)
+
+    def _places(self, got: Tensor, first: int) -> Tensor:
+        """Returns the place of every element: its index in the result of the whole space, seen as one tensor."""
+        return torch.arange(got.numel(), dtype=torch.int64, device=got.device) + first * self.width
+
+    def _settled(self, found: Errors, places: Tensor, patterns: Tensor) -> tuple[Errors, int]:
+        """Judges open elements exactly up to the chunk's limit, the lowest place first. Returns their number too."""
+        where = torch.nonzero(found.undecided).reshape(-1)[: self.judgements_left]
+        indices = where.tolist()
+        self.judgements_left -= len(indices)
+        bits = patterns[where].tolist()
+        judged = judge_at(self.kernel, self.space, self.result, places[where].tolist(), bits, both=False)
+        return settled(found, dict(zip(indices, judged, strict=True))), len(indices)
+
+    def _tallies(
+        self, found: Errors, segments: Tensor, names: list[str], places: Tensor, patterns: Tensor
+    ) -> dict[str, Tally]:
+        """Returns the tallies of the parts. Each special part has no class and gets one tally."""
+        distinct = list(dict.fromkeys(names))
+        numbers = torch.tensor([distinct.index(name) for name in names], device=segments.device)
+        tallies = tally(found, segments=numbers[segments], n_segments=len(distinct), places=places, patterns=patterns)
+        return dict(zip(distinct, tallies, strict=True))
+
+    def _curve(self, found: Errors, ordinary: Tensor, places: Tensor, first: int) -> list[Peak]:
+        """Returns the curve of a slab, whose first point is `first`."""
+        keys = places // (self.space.per_key * self.width)
+        edges = torch.tensor(self.edges, dtype=torch.int64, device=keys.device)
+        bins = torch.where(ordinary, torch.bucketize(keys, edges, right=True) - 1, -1)
+        return peaks(
+            bins,
+            found.ulp,
+            size=len(self.edges) - 1,
+            base=first * self.width,
+            fmt=self.fmt,
+            bits=lambda at: patterns_at(keys[at], self.fmt),
+        )
+
+    def _hardest(self, truth: Truth, ordinary: Tensor, places: Tensor) -> list[tuple[float, int]]:
+        """Returns candidates for the inputs whose truth lies nearest to a midpoint.
+
+        Subnormal results are left out: they tie trivially.
+        """
+        value = truth.value.reshape(-1)
+        fmt = self.of_result
+        inside = (value.abs() >= float(fmt.min_normal)) & (value.abs() <= float(fmt.max_finite)) & ordinary
+        steps = ldexp(value, -ulp_exponent(value, fmt))
+        distance = (steps - torch.floor(steps) - 0.5).abs()
+        nearness = torch.where(inside, 0.5 - distance, -1.0)
+        found = top(nearness, HARD_KEEP)
+        rows = zip(nearness[found].tolist(), places[found].tolist(), strict=True)
+        return sorted((0.5 - near, place) for near, place in rows)

@@ -2,9 +2,9 @@
 record.
 
 The parent imports no torch. A worker gets its share of the unfinished chunks and returns its findings after two
-seconds. Only on the fused route is the time of a chunk known before. On other routes the first span of a space is one
-chunk, and the next spans grow while they are quick. The parent only counts chunks; partial results are merged where the
-record is made. A worker that finds no chunk left makes the records, result by result, so that all workers end together.
+seconds. The first span of a space is one chunk, and the next spans grow while they are quick. The parent only counts
+chunks; partial results are merged where the record is made. A worker that finds no chunk left makes the records, result
+by result, so that all workers end together.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from verify.workers.requests import About
 SPAN_SECONDS = 2.0  # after this time a worker returns its findings
 MOST = 1024  # chunks in a span
 GROWTH = 8  # a quick span is followed by one at most GROWTH times as long
-VERSION = 2  # of the form of partial results
+VERSION = 3  # of the form of partial results
 ANOTHER = "rerun without --resume, or name another file"
 KEPT = 16  # number of partial results of a space that are kept before they are merged
 # Entries of the environment on which no bit of a result depends.
@@ -71,7 +71,6 @@ class _SweptSpace:
     """Holds one space with its finished chunks, the spans that workers have, and the chunks that remain."""
 
     space: Space
-    reference: str
     pending: list[Span] = field(default_factory=list)
     # spans that workers have, with the number of chunks still to do
     flying: dict[Span, int] = field(default_factory=dict)
@@ -80,10 +79,7 @@ class _SweptSpace:
     recorded: dict[str, KernelRun | None] = field(default_factory=dict)  # by result; None while a worker makes it
     failed: NoResult | None = None  # why the space is given up
     seconds: float = 0.0
-    most: int = 0  # the most chunks of the next span, for any worker
-
-    def __post_init__(self) -> None:
-        self.most = self.most or (MOST if self.reference.startswith("fused") else 1)
+    most: int = 1  # the most chunks of the next span, for any worker
 
     @property
     def done(self) -> int:
@@ -119,9 +115,8 @@ class _SweptSpace:
             self.found = [self.whole().encode()]
         if end < high:
             self.pending.insert(0, (end, high))
-        if self.most < MOST:
-            within = int(SPAN_SECONDS * (end - low) / max(seconds, 1e-3))
-            self.most = max(1, min(within, GROWTH * (end - low), MOST))
+        within = int(SPAN_SECONDS * (end - low) / max(seconds, 1e-3))
+        self.most = max(1, min(within, GROWTH * (end - low), MOST))
 
     def whole(self) -> Partial:
         """Merges all findings."""
@@ -217,10 +212,10 @@ class _Sharing(Source[_Task, Any]):
         place = {name: str(value) for name, value in about.environment.items() if name not in _VOLATILE}
         begun = {space.identity(): space.describe() for space in found.spaces}
         place = {**found.place, **place, "backend": about.backend}
-        self.depends_on = {"inputs": begun, "version": VERSION, "references": found.references, **place}
+        self.depends_on = {"inputs": begun, "version": VERSION, **place}
         jobs = self.settings.jobs or (1 if named(about.backend).gpu else usable_cores())
         pool.grow(min(jobs, sum(space.chunks for space in found.spaces)))
-        spaces = [_SweptSpace(*each) for each in zip(found.spaces, found.references, strict=True)]
+        spaces = list(map(_SweptSpace, found.spaces))
         self.enqueue(spaces, len(pool.workers))
         return about
 
@@ -262,11 +257,10 @@ class _Sharing(Source[_Task, Any]):
     def next_span(self, last: _SweptSpace | None) -> tuple[_SweptSpace | None, Span | None]:
         """Returns the next span for a worker: of its last space, else of a space with few workers.
 
-        A worker then compiles and tabulates for few spaces, instead of every worker for every space.
+        A worker then compiles for few spaces, instead of every worker for every space.
         """
         unfinished = sum(item.unfinished for item in self.spaces)
-        # Every worker gets an equal share, so that all end together. A span gathers its worst elements even if it is
-        # short, so few long spans are quicker than many short ones.
+        # Every worker gets an equal share, so that all end together.
         share = max(1, min(MOST, -(-unfinished // self.workers)))
         for item in sorted(self.spaces, key=lambda item: (item is not last, len(item.flying))):
             span = item.take(share)

@@ -42,7 +42,7 @@ class Partial(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Holds the findings of some chunks of a space. `encode` writes JSON, `decode` reads it."""
 
     space: str  # Space.identity()
-    reference: str  # the route that judged: figures of different routes never merge
+    reference: str  # kind of the device that judged, such as sm_90: figures of different devices never merge
     chunks: list[tuple[int, int]]  # covered, half-open, sorted, disjoint
     parts: dict[str, Part]  # by result; results of the baseline under "baseline " + result
     notes: list[str] = []

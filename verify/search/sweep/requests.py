@@ -12,10 +12,9 @@ from verify.workers.requests import Request
 
 
 class Spaces(msgspec.Struct, frozen=True):
-    """Holds spaces and the route of each, and says why other kernels have none."""
+    """Holds spaces, and says why other kernels have none."""
 
     spaces: list[Space]
-    references: list[str]  # routes of the spaces
     skipped: list[str]  # why other kernels have no space
     hints: list[str]  # the next command for each skipped kernel
     place: dict[str, str]  # digests of the sources on which the figures depend

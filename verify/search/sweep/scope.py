@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import shlex
-from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Literal
 
-from verify.cases.classes import EDGES
 from verify.declare.declaration import Kernel
 from verify.declare.promises import differing
 from verify.errors import UsageError
@@ -132,39 +129,6 @@ def _regime_keys(kernel: Kernel, fmt: Format, name: str, again: str) -> tuple[in
         f"kernel {kernel.name!r}: op {kernel.op.name!r} has regimes {known}; received {name!r}",
         hint=f"{again} --regime {shlex.quote(regimes[0].name)}" if regimes else again,
     )
-
-
-SPECIAL, OUTSIDE = len(CLASSES), len(CLASSES) + 1  # levels of infinities and NaN, and of magnitudes beyond `largest`
-
-
-def levels(fmt: Format, largest: float = math.inf) -> list[tuple[int, int]]:
-    """Returns (first key, level) of each range of inputs, in the order of keys, from key 0.
-
-    A level is the index of a class in CLASSES, or SPECIAL or OUTSIDE. An element has the highest level of all inputs
-    that it depends on, see `verify.cases.classes`.
-    """
-    least, end = key_of_bits(fmt, fmt.max_bits | fmt.sign_bit), key_of_bits(fmt, fmt.max_bits) + 1
-
-    def at(value: float, above: bool) -> int:
-        return min(max(key_of_value(fmt, value, above=above), least), end)
-
-    starts = {0: SPECIAL, least: len(CLASSES) - 1}
-    starts |= {at(value, above): level for value, above, level in EDGES}
-    starts[end] = SPECIAL
-    if largest < math.inf:  # an infinity is beyond `largest`, NaN is not
-        low, high = at(-largest, False), at(largest, True)
-        inside = {key: level for key, level in starts.items() if low < key < high}
-        infinities = (
-            (key_of_value(fmt, -math.inf), key_of_value(fmt, math.inf, above=True)) if fmt.has_inf else (least, end)
-        )
-        starts = {0: SPECIAL, infinities[0]: OUTSIDE, low: level_at(sorted(starts.items()), low)} | inside
-        starts |= {high: OUTSIDE, infinities[1]: SPECIAL}
-    return sorted(starts.items())
-
-
-def level_at(starts: Sequence[tuple[int, int]], key: int) -> int:
-    """Returns the level of a key."""
-    return starts[bisect_right(starts, (key, math.inf)) - 1][1]
 
 
 def parts_of(regimes: Sequence[str]) -> list[str]:

@@ -16,13 +16,12 @@ from verify.declare.target import Target
 from verify.errors import UsageError
 from verify.records.record import KernelRun, value_of
 from verify.records.source_digest import own_digest
-from verify.search.sweep.checking import check, route_of
+from verify.search.sweep.checking import BASELINE, check
 from verify.search.sweep.finishing import finish
 from verify.search.sweep.partial import Partial
 from verify.search.sweep.requests import ListSpaces, RecordSweep, Spaces, SweepChunks
 from verify.search.sweep.scope import apart, shape_of, space_of, undeclared
 from verify.search.sweep.space import Space
-from verify.search.sweep.torch_route import BASELINE
 from verify.truth.formats import named
 from verify.workers.requests import OnProgress
 
@@ -35,16 +34,14 @@ def spaces(request: ListSpaces, backend: Backend) -> Spaces:
 
     `place` holds digests of the code on which the figures depend. A sweep of other code is not continued.
     """
-    found = Spaces([], [], [], [], {})
+    found = Spaces([], [], [], {})
     own = own_digest()
     for text in request.targets:
         target = Target.parse(text)
         loaded = load(target)
         for kernel in loaded:
             try:
-                for space in _spaces_of(kernel, str(target.of(kernel.name)), request, backend):
-                    found.spaces.append(space)
-                    found.references.append(route_of(kernel, space, backend))
+                found.spaces.extend(_spaces_of(kernel, str(target.of(kernel.name)), request, backend))
             except UsageError as error:
                 if len(loaded) == 1:
                     raise

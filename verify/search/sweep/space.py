@@ -85,10 +85,6 @@ class Space(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         low = (self.first // CHUNK + number) * CHUNK
         return max(low, self.first), min(low + CHUNK, self.last)
 
-    def chunk_of(self, point: int) -> int:
-        """Returns the number of the chunk that holds a point."""
-        return point // CHUNK - self.first // CHUNK
-
     def question(self) -> str:
         """Returns a text for the property hash. Equal inputs have the same text."""
         return f"{self.shape} {self.dtype} keys {self.start}..{self.stop}"

@@ -25,20 +25,9 @@ def format_of(kernel: Kernel, space: Space, result: str) -> Format:
     return named(kernel.result_dtype(space.dtype, result) or space.dtype)
 
 
-def values_at(keys: Tensor, fmt: Format) -> Tensor:
-    """Returns the numbers at some keys."""
-    return from_bits(patterns_at(keys, fmt), fmt)
-
-
 def patterns_at(keys: Tensor, fmt: Format) -> Tensor:
     """Does `space.bits_of_key` for a tensor of keys."""
     return torch.where(keys >= fmt.sign_bit, keys - fmt.sign_bit, (fmt.sign_bit - 1 - keys) | fmt.sign_bit)
-
-
-def inputs_of_keys(space: Space, op: Op, gates: Tensor, others: Tensor | None) -> dict[str, Tensor | None]:
-    """Returns the operands at some keys, of one shape (rows, columns) for pairs, flat for a unary op."""
-    fmt = space.format
-    return _operands(space, op, values_at(gates, fmt), None if others is None else values_at(others, fmt))
 
 
 def _operands(space: Space, op: Op, deciding: Tensor, other: Tensor | None) -> dict[str, Tensor | None]:
@@ -84,10 +73,14 @@ def points_of(space: Space, result: str, places: list[int]) -> list[tuple[int, i
 
 def at_points(space: Space, op: Op, points: list[int]) -> dict[str, Tensor | None]:
     """Returns the operands of single points on the CPU, one per row."""
-    keys = torch.tensor(points, dtype=torch.int64)
+    keys, fmt = torch.tensor(points, dtype=torch.int64), space.format
+
+    def numbers(keys: Tensor) -> Tensor:
+        return from_bits(patterns_at(keys, fmt), fmt)
+
     if space.shape == "unary":
-        return inputs_of_keys(space, op, keys, None)
-    return inputs_of_keys(space, op, (keys // _SIDE)[:, None], (keys % _SIDE)[:, None])
+        return _operands(space, op, numbers(keys), None)
+    return _operands(space, op, numbers(keys // _SIDE)[:, None], numbers(keys % _SIDE)[:, None])
 
 
 def run(kernel: Kernel, space: Space, inputs: dict[str, Tensor | None]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
