@@ -26,6 +26,7 @@ FAMILIES = (
     "stochastic",
     "company",
     "crossed",
+    "laws",
 )
 
 

@@ -11,8 +11,6 @@ import sys
 import time
 from pathlib import Path
 
-import msgspec
-
 from verify import backends
 
 
@@ -35,7 +33,7 @@ def main() -> int:
     import torch
 
     from mutants import FAMILIES, family, mutants
-    from mutants.matrix import FIXED, row_of, self_test, try_law
+    from mutants.matrix import FIXED, row_of, try_law
     from mutants.table import brief, render, render_twins
     from verify.laws import registry
     from verify.laws.engine import profile_named
@@ -71,7 +69,6 @@ def main() -> int:
                 "profile": profile.name,
                 "laws": [law.name for law in laws],
                 "mutants": [row.to_json() for row in rows],
-                "selftest": msgspec.to_builtins(self_test(rows, laws, backend, profile)),
             }
         )
         options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

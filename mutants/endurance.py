@@ -1,10 +1,9 @@
 """Correct twins under many cases of every law: `python -m mutants.endurance --state PATH` counts false alarms.
 
 Each law is tried on every twin to which it applies, until it has had `--cases` cases over all twins, or `--seconds` are
-over. A law that no twin of the zoo can show is tried on the one that `verify selftest` has for it. `--jobs N` starts N
-worker processes, `--gpus K` spreads them over the first K GPUs. A worker stays with one twin for a while, so that what
-is compiled for it serves many cases, and takes next the law that has had the least time: where time is short, cheap
-laws reach their number and dear ones have had as much of it as the others.
+over. `--jobs N` starts N worker processes, `--gpus K` spreads them over the first K GPUs. A worker stays with one twin
+for a while, so that what is compiled for it serves many cases, and takes next the law that has had the least time:
+where time is short, cheap laws reach their number and dear ones have had as much of it as the others.
 
 The first chunk of a law and a twin is what the engine does: the law's fixed cases, then a short search. All others are
 rolled, each factor of a case by chance: a correct kernel gives a search nothing to find. Of a law that compiles for
@@ -62,7 +61,7 @@ def entries_of(path: Path) -> list[Chunk]:
 
 
 def pairs_of(backend: backends.Backend, *, shipped: bool = False) -> dict[tuple[str, str], tuple[Any, Any]]:
-    """Every law with every twin of the zoo, and with its own of the self-test. Whether it applies shows when tried.
+    """Every law with every twin of the zoo. Whether it applies shows when tried.
 
     With `shipped` every law with every judged kernel that the project declares, and no twin.
     """
@@ -71,21 +70,16 @@ def pairs_of(backend: backends.Backend, *, shipped: bool = False) -> dict[tuple[
     from verify.declare.discovery import load
     from verify.declare.target import Target
     from verify.laws import registry
-    from verify.laws.selftest.seeded import seeded
 
     if shipped:
         declared = [kernel for target in config.find().kernels for kernel in load(Target.parse(target))]
-        zoo, own = [kernel for kernel in declared if not kernel.peer], {}
+        zoo = [kernel for kernel in declared if not kernel.peer]
     else:
         zoo = list({mutant.twin.name: mutant.twin for mutant in mutants()}.values())
-        own = {item.law: item.twin for item in seeded()}
     return {
         (law.name, twin.name): (replace(law, share=1.0), twin)
         for law in registry.ALL
-        for twin in (
-            *(zoo if backend.name == "cuda" or law.name not in LARGE else ()),
-            *([own[law.name]] if own else ()),
-        )
+        for twin in (zoo if backend.name == "cuda" or law.name not in LARGE else ())
     }
 
 

@@ -17,7 +17,6 @@ from verify.declare.declaration import Kernel
 from verify.errors import KernelError, TruthError
 from verify.laws.engine import PROFILES, Profile, run_law
 from verify.laws.law import Broken, Law, Subject
-from verify.records.record import Kill, SelfTest
 
 # No search: what dies here dies under every profile, whatever Hypothesis draws in whichever version.
 FIXED = Profile("fixed", 0, PROFILES["ci"].sizes)
@@ -122,22 +121,6 @@ def row_of(mutant: Mutant, laws: Sequence[Law], backend: Backend, profile: Profi
         if trials[law.name].fate in ("killed", "crashed"):
             break
     return Fates(mutant, tuple(trials.get(law.name, Trial(law.name, "not tried", 0)) for law in laws), seen)
-
-
-def self_test(rows: Sequence[Fates], laws: Sequence[Law], backend: Backend, profile: Profile) -> SelfTest:
-    """The matrix as a part of the run record. Twins are tried by `--twins` and by `mutants.endurance`."""
-    kills = [
-        Kill(
-            mutant=row.mutant.name,
-            family=row.mutant.name.partition(":")[0],
-            killed_by=list(row.killers),
-            visible=backend.name in row.mutant.backends,
-            assert_close=row.seen is not None and row.seen.by_default == "caught",
-            loose=row.seen is not None and row.seen.by_project == "caught",
-        )
-        for row in rows
-    ]
-    return SelfTest(profile=profile.name, laws=[law.name for law in laws], kills=kills, twins=0, alarms=[])
 
 
 def _apart(mutant: Mutant, law: Law, backend: Backend, profile: Profile) -> Trial:

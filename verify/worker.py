@@ -39,7 +39,7 @@ from verify.diagnose.requests import (
     ReplayLaw,
 )
 from verify.errors import InternalError, UsageError
-from verify.laws.requests import LawPlan, PlanLaws, Tried, TryLaw, TrySeeded
+from verify.laws.requests import LawPlan, PlanLaws, TryLaw
 from verify.measure.requests import (
     Bits,
     CallKernel,
@@ -465,13 +465,6 @@ def _certify(request: Certify, backend: Backend, progress: OnProgress) -> list[E
     return certify(request.ops, device=backend.device, seed=request.seed, progress=progress)
 
 
-def _selftest(request: TrySeeded, backend: Backend, progress: OnProgress) -> Tried:
-    from verify.laws.selftest import trials
-
-    found = trials.run(backend, request.laws, progress=progress)
-    return Tried(backend.name, list(found.trials), found.record, found.passed)
-
-
 def _ops(request: ListOps, backend: Backend, progress: OnProgress) -> list[OpAbout]:
     from verify import ops
 
@@ -553,7 +546,6 @@ HANDLERS: dict[type[Request[Any]], Callable[[Any, Any, OnProgress], Any]] = {
     ListHunts: _hunts,
     DoHunt: _hunt,
     Pin: _pin,
-    TrySeeded: _selftest,
 }
 
 

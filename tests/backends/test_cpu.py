@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from mutants import family
+from mutants.matrix import try_law
 from verify import backends
-from verify.laws.selftest import trials
+from verify.laws import registry
+from verify.laws.engine import PROFILES
 from verify.records import files
 from verify.records.readings import arch_of
 
@@ -88,9 +91,10 @@ def test_named_where_triton_is_it_does_not_import_it_and_finds_the_interpreters_
     assert here.environment["probes"]["triton_flushes_inputs"].startswith("absent: Triton is not imported")
 
 
-def test_a_seeded_bug_for_triton_is_not_tried() -> None:
-    found = trials.run(backends.Cpu("cpu"), ["configuration independence", "determinism"])
-    assert {trial.law: trial.message for trial in found.trials if trial.fate == "not tried"} == {
-        "configuration independence": "its seeded bug is a Triton kernel, which this backend cannot run"
-    }
-    assert found.passed
+def test_a_law_finds_its_mutant_there() -> None:
+    [mutant] = [each for each in family("laws") if each.killed_by == ("exact identities",)]
+    law = registry.get("exact identities")
+    fates = [
+        try_law(law, kernel, backends.Cpu("cpu"), PROFILES["quick"]).fate for kernel in (mutant.kernel, mutant.twin)
+    ]
+    assert fates == ["killed", "survived"]

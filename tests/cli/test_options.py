@@ -163,7 +163,7 @@ def test_a_command_that_is_like_none_gets_the_list(capsys: pytest.CaptureFixture
         (("history", "k", "--dtype", "bf16"), "argument --dtype: unknown dtype 'bf16' (closest: bfloat16)"),
         (("hunt", "--seed", "-1"), "argument --seed: a whole number from 0; received '-1'"),
         (("replay", "--index", "1.5"), "argument --index: a whole number from 0; received '1.5'"),
-        (("selftest", "--law", "speed"), "argument --law: no law is named 'speed'; the laws are: determinism"),
+        (("replay", "--law", "speed"), "argument --law: no law is named 'speed'; the laws are: determinism"),
         (("run", "--without", "compield"), "argument --without: no law is named 'compield' (closest: compiled)"),
         (("gate", "--timeout", "soon"), "argument --timeout: a time is positive, such as 90, 90s, 20m or 1h30m"),
         (("bounds", "propose", "r.json", "--margin", "11"), "a share is a number from 0 to 10, 0.1 for a tenth"),

@@ -173,7 +173,8 @@ SOLUTION = "import torch\n\n\ndef solve(x, scale):\n    return scale * torch.tan
 def followed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the package in which the recipes for an op, a law, a command and a format were followed."""
     copy = tmp_path_factory.mktemp("recipes")
-    shutil.copytree(ROOT / "verify", copy / "verify")
+    for package in ("verify", "mutants"):
+        shutil.copytree(ROOT / package, copy / package)
     (copy / "pyproject.toml").write_text("[tool.verify]\n")
 
     def edit(name: str, before: str, after: str) -> None:
@@ -193,7 +194,7 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     edit("laws/registry.py", "    determinism,\n", "    determinism,\n    equal_inputs,\n")
     edit("laws/registry.py", "    *accuracy.LAWS,\n", "    *equal_inputs.LAWS,\n    *accuracy.LAWS,\n")
     edit("laws/profiles.py", "determinism, accuracy,", "determinism, equal inputs, accuracy,")
-    seeded = "laws/selftest/seeded.py"
+    seeded = "../mutants/laws.py"
     edit(
         seeded,
         '    if bug == "lopsided":\n',
@@ -202,8 +203,8 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     edit(
         seeded,
-        '    ("special values", ',
-        '    ("equal inputs", "position added", "to y", _forward_only, "float32"),\n    ("special values", ',
+        '    ("monotone", ',
+        '    ("equal inputs", "silu forward", "position added", "to y", BOTH),\n    ("monotone", ',
     )
 
     (copy / "verify/cli/hello.py").write_text(COMMAND)
@@ -252,8 +253,11 @@ def test_an_op_that_was_added_by_the_recipe_judges_a_kernel(followed: Path) -> N
 
 @pytest.mark.slow  # two seconds of processor time each: the fixture shows that every place of the recipe is there
 def test_a_law_that_was_added_by_the_recipe_finds_its_bug(followed: Path) -> None:
-    page = said(followed, "selftest", "--law", "equal inputs", "--backend", "interpreter")
-    assert re.search(r"equal inputs +position added", page) and "0 false alarms on 1 correct twins" in page
+    words = "-m mutants --profile quick --family laws --only position --backend interpreter --law".split()
+    assert "1 of 1 mutants that the interpreter backend can show are killed" in printed(
+        followed, *words, "equal inputs"
+    )
+    assert "0 alarms" in printed(followed, *words, "equal inputs", "--twins")
 
 
 def test_a_command_that_was_added_by_the_recipe_runs(followed: Path) -> None:

@@ -98,6 +98,12 @@ def test_a_mutant_is_declared_like_its_twin(mutant: Mutant) -> None:
 # -- the laws ---------------------------------------------------------------------------------------
 
 
+def test_every_law_has_a_mutant_that_must_die_under_it_alone() -> None:
+    """So a law that cannot fail is noticed: `test_a_mutant_dies_under_its_law` would find its mutant alive."""
+    alone = {mutant.killed_by for mutant in ALL if mutant.name not in SECONDS}
+    assert [law.name for law in registry.ALL if (law.name,) not in alone] == []
+
+
 def test_a_mutant_that_only_slow_runs_kill_has_a_cheaper_one_of_its_kind() -> None:
     known = {mutant.name: mutant for mutant in SAFE}
     for slow, kept in SECONDS.items():

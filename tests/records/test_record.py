@@ -311,7 +311,7 @@ def test_a_peer_is_never_judged_and_never_counts() -> None:
 
 def test_defaults_are_not_written() -> None:
     raw = encode(run(kernel_run()))
-    for absent in (b"undecided", b"peer", b"special", b"selftest", b"hint"):
+    for absent in (b"undecided", b"peer", b"special", b"hint"):
         assert absent not in raw
 
 

@@ -25,14 +25,12 @@ from verify.records.record import (
     Hard,
     Histogram,
     KernelRun,
-    Kill,
     LawRun,
     Number,
     Origin,
     RegimeFigures,
     Result,
     Run,
-    SelfTest,
     SpecialValue,
     Speed,
     Stage,
@@ -488,23 +486,13 @@ def rich_kernels() -> list[KernelRun]:
 
 @functools.cache
 def rich() -> Run:
-    """A nightly run: laws, speed, self-test and stages."""
-    kills = [
-        Kill(f"mutant_{name}", family, killed, visible, seen, loose)
-        for name, family, killed, visible, seen, loose in (
-            ("tail", "gelu", ["accuracy", "special values"], True, False, False),
-            ("batch", "layer_norm", ["batch invariance"], True, True, False),
-            ("<script>alive", "linear", [], True, False, False),
-            ("race", "linear", [], False, False, False),
-        )
-    ]
-    tested = SelfTest("quick", ["accuracy", "batch invariance", "special values", "contract"], kills, 9, ["twin: <b>"])
+    """A nightly run: laws, speed and stages."""
     stages = [
         Stage("run", "wrong", "1 kernel is wrong", 61.0),
         Stage("sweep", "ok", "", 12.5),
         Stage("hunt", "incomplete", "the budget was spent <i>", 100.0),
     ]
-    return make(rich_kernels(), selftest=tested, stages=stages)
+    return make(rich_kernels(), stages=stages)
 
 
 def rich_many(count: int) -> Run:

@@ -385,20 +385,15 @@ def test_special_values_hard_inputs_and_digest_are_shown(everything: Reader) -> 
     assert "Inputs hardest to round" in text
 
 
-def test_speed_self_test_and_stages_are_shown_when_there_are_any(everything: Reader, reader: Reader) -> None:
+def test_speed_and_stages_are_shown_when_there_are_any(everything: Reader, reader: Reader) -> None:
     text = words_of(everything)
     assert "gelu(approximate=none) forward, bfloat16, 8192 x 4096" in text
     assert "gelu_erf 0.0321 ms, 99% of the speed of a copy" in text
     drawings = [attrs for tag, attrs in everything.elements if tag == "svg" and attrs.get("class") == "scatter"]
     # a backward pass without a measured gradient has no error, so no place in the drawing
     assert [attrs["aria-label"].count(" ms, ") for attrs in drawings] == [3, 1]
-    assert "2 of 3 mutants killed; comparing randn outputs with assert_close would have seen 1" in text
-    assert "False alarms on 9 correct twins: 1." in text
-    assert "mutant_<script>alive linear✗ alive" in text
-    assert "mutant_race linear○ not visible here" in text
-    assert "Laws that killed none: contract." in text
     assert "hunt○ incomplete the budget was spent <i>1 min 40 s" in text.replace("hunt ○", "hunt○")
-    for title in ("Accuracy against speed", "Would the laws have noticed?", "Stages", "Broken laws"):
+    for title in ("Accuracy against speed", "Stages", "Broken laws"):
         assert title in text
         assert title not in words_of(reader)
 

@@ -31,7 +31,6 @@ from verify.cli import (
     run,
     sanitize,
     screen,
-    selftest,
     serve,
     sweep,
 )
@@ -62,7 +61,6 @@ COMMANDS = (
     compare,
     history,
     nightly,
-    selftest,
     certify,
 )
 

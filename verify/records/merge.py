@@ -54,7 +54,6 @@ def merge(runs: Sequence[Run], *, command: str, profile: str, stages: Sequence[S
         kernels=list(kernels.values()),
         incomplete=list(dict.fromkeys(gap for run in runs for gap in run.incomplete)),
         stages=list(stages),
-        selftest=next((run.selftest for run in runs if run.selftest is not None), None),
     )
     return sealed(bare, sum(part.seconds for part in stages or runs))
 

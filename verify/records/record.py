@@ -419,27 +419,6 @@ def unrepeatable(laws: Sequence[LawRun]) -> str:
     return next((law.message for law in laws if law.cause == "not deterministic"), "")
 
 
-class Kill(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Holds one mutant of the self-test: which laws killed it, and whether comparing randn outputs would have."""
-
-    mutant: str
-    family: str
-    killed_by: list[str]
-    visible: bool  # on this backend
-    assert_close: bool  # torch.testing.assert_close with its default tolerances fails
-    loose: bool  # with the tolerances of the project that had the bug
-
-
-class SelfTest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Holds the kill matrix: laws tried on kernels with one seeded bug each, and on their correct twins."""
-
-    profile: str
-    laws: list[str]
-    kills: list[Kill]
-    twins: int  # correct kernels tried
-    alarms: list[str]  # findings of laws against correct kernels; must be empty
-
-
 class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Holds one stage of a nightly run."""
 
@@ -464,7 +443,6 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     incomplete: list[Gap] = []  # requested work that did not happen
     seconds: float = 0.0
     stages: list[Stage] = []
-    selftest: SelfTest | None = None
 
     @property
     def unproven(self) -> list[KernelRun]:

@@ -173,7 +173,6 @@ def render(
         lead=against.LEAD,
         speeds=Markup(speeds),
         speeds_packed="speeds" in packed,
-        selftest=_selftest(run),
         rows=[Markup(text) for text in table],
         late_rows=words.plural(len(late), "row") if late else "",
         peers=words.plural(peers, "row") + " of peers" if 0 < peers < len(lines) else "",
@@ -313,24 +312,6 @@ def _broken(facts: Facts) -> list[dict[str, Any]]:
             if first["law"] != name:
                 first["others"].append(name)
     return list(found.values())
-
-
-def _selftest(run: Run) -> dict[str, Any] | None:
-    """Returns the kill matrix: a row per mutant, a column per law that killed any."""
-    if run.selftest is None:
-        return None
-    kills, laws = run.selftest.kills, run.selftest.laws
-    visible = [kill for kill in kills if kill.visible]
-    killed = sum(bool(kill.killed_by) for kill in visible)
-    seen = [law for law in laws if any(law in kill.killed_by for kill in kills)]
-    return {
-        "sentence": f"{killed:,} of {words.plural(len(visible), 'mutant')} killed; comparing randn outputs with "
-        f"assert_close would have seen {sum(kill.assert_close for kill in visible):,}, with the tolerances of the "
-        f"project that had the bug {sum(kill.loose for kill in visible):,}",
-        "twins": words.plural(run.selftest.twins, "correct twin"),
-        "laws": seen,
-        "idle": [law for law in laws if law not in seen],
-    }
 
 
 def templates() -> Environment:

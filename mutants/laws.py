@@ -1,0 +1,207 @@
+"""Bugs for laws under which no other family has a mutant that dies for them alone: one row for each such law.
+
+The kernels are SiLU, y = x sigmoid(x), a cube in float64 for finite differences, an RMS norm for the law that needs a
+weight, and causal attention with shared heads for the laws about keys and heads. All are plain PyTorch.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import verify
+from mutants.mutant import BOTH, GPU, Family, declare
+from verify.declare.declaration import Kernel
+from verify.ops.graph.like import Definition
+from verify.ops.op import Op
+
+# -- SiLU ----------------------------------------------------------------------------------------------
+
+
+def _silu(x: Tensor) -> Tensor:
+    """SiLU of float64 numbers, with its limit at -infinity. An underflow keeps its sign."""
+    low = x.clamp(min=-1e3)
+    value = torch.where(x.isnan(), x, torch.where(x > 0, x, low) * torch.sigmoid(low))
+    tiny = torch.where(x == -torch.inf, -0.0, -1e-300)
+    return torch.where((value == 0) & (x < 0), tiny.to(value.dtype), value)
+
+
+def _slope(x: Tensor) -> Tensor:
+    """The derivative of SiLU. An underflow keeps its sign."""
+    low = x.clamp(-1e3, 1e3)
+    value = torch.sigmoid(low) * (1.0 + low * torch.sigmoid(-low))
+    value = torch.where((value == 0) & (x < 0) & (x > -torch.inf), torch.full_like(value, -1e-300), value)
+    return torch.where(x.isnan(), x, value)
+
+
+def _value(x: Tensor, bug: str | None) -> Tensor:
+    wide = x.double() if x.is_floating_point() else x.float().double()
+    y = _silu(wide).to(x.dtype if x.is_floating_point() else torch.float32)
+    if bug == "lopsided":
+        return torch.where(wide < 0, (_silu(wide) * 1.0001).to(y.dtype), y)
+    if bug == "a seam":
+        return torch.where(y.view(torch.int32) % 16 == 5, y * (1 + 2.0**-18), y)
+    if bug == "other numbers when compiled" and torch.compiler.is_compiling():
+        return y * 1.001
+    if bug == "asks the host" and not bool((x == x).all()):
+        return y * 1.0
+    if bug == "returned on device 0":
+        return y.to("cuda:0") if y.is_cuda else y
+    if bug == "32-bit offset":
+        at = x.storage_offset() & ((1 << 31) - 1)
+        steps = [step & ((1 << 31) - 1) for step in x.stride()]
+        return _silu(x.as_strided(x.shape, steps, at).double()).to(x.dtype)
+    return y
+
+
+class _Silu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bug: str | None) -> Tensor:
+        ctx.bug = bug
+        ctx.save_for_backward(x)
+        if bug == "on the default stream" and x.is_cuda:
+            with torch.cuda.stream(torch.cuda.default_stream(x.device)):
+                return _value(x, bug)
+        return _value(x, bug)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        dx = (dy.double() * _slope(x.double())).to(x.dtype)
+        return dx.clamp(max=0.9) if ctx.bug == "gradient clipped" else dx, None
+
+
+@torch.library.custom_op("verify_mutants::silu", mutates_args=())
+def _operator(x: Tensor, longer: bool) -> Tensor:
+    return _value(x, None).clone(memory_format=torch.contiguous_format)
+
+
+@_operator.register_fake
+def _(x: Tensor, longer: bool) -> Tensor:
+    return x.new_empty((*x.shape[:-1], x.shape[-1] + 1) if longer else x.shape)
+
+
+def _differentiable(x: Tensor, bug: str | None) -> Tensor:
+    if not x.is_floating_point():  # taken by one mutant alone
+        return _value(x, bug).to(x.dtype)
+    y: Tensor = _Silu.apply(x, bug)
+    return y
+
+
+def _through_operator(x: Tensor, bug: str | None) -> Tensor:
+    y: Tensor = _operator(x, bug == "fake of another shape")
+    return y
+
+
+_FORMS = {"silu": _differentiable, "silu forward": _value, "silu operator": _through_operator}
+
+# -- a cube, an RMS norm and attention --------------------------------------------------------------------
+
+
+def _cube(x: Tensor) -> Tensor:
+    return x * x * x
+
+
+class _Cube(torch.autograd.Function):
+    """Can be differentiated twice. In float64 it is as right in a vector register as in the tail."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bug: str | None) -> Tensor:
+        ctx.bug = bug
+        ctx.save_for_backward(x)
+        return _cube(x)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        at = x.detach() if ctx.bug == "double backward forgets a path" else x
+        return dy * ((3.003 if ctx.bug == "wrong slope" else 3.0) * at * at), None
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float, bug: str | None) -> Tensor:
+    wide = x.double()
+    rstd = torch.rsqrt((wide * wide).mean(-1, keepdim=True) + eps)
+    scale = weight.to(x.dtype) if bug == "weight rounded first" else weight
+    return (wide * rstd * scale.double()).to(x.dtype)
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, bug: str | None = None) -> Tensor:
+    """Causal attention whose last query sees all keys. Heads share keys and values."""
+    heads, queries, keys = q.shape[0], q.shape[1], k.shape[1]
+    if bug == "heads in another order where none are shared" and k.shape[0] == heads:
+        k, v = k.roll(1, 0), v.roll(1, 0)
+    k, v = (each.double().repeat_interleave(heads // each.shape[0], 0) for each in (k, v))
+    seen = torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(keys - queries)
+    weights = torch.softmax((q.double() @ k.transpose(-1, -2)).masked_fill(~seen, -torch.inf), -1)
+    if bug == "a trace of masked keys":
+        weights = weights + torch.where(seen, 0.0, 1e-3)
+    return (weights @ v).to(q.dtype)
+
+
+@cache
+def _op(form: str) -> Op:
+    if form == "cube":
+        return Definition(_cube, ("x",)).op()
+    shapes = {"q": "h t d", "k": "g s d", "v": "g s d"}
+    return Definition(_attention, tuple(shapes), shapes=shapes, where="h % g == 0 and s >= t").op()
+
+
+# -- the list -----------------------------------------------------------------------------------------------
+
+
+def make(*, bug: str | None, name: str, form: str) -> Kernel:
+    """A kernel of one form, with at most one bug. It refuses integers, unless taking them is the bug."""
+    if form == "rms_norm":
+        rounded = ("bfloat16", "float32")
+        compute: Any = lambda x, weight, eps: _rms_norm(x, weight, eps, bug)  # noqa: E731
+        return declare(form, compute, name=name, dtypes=rounded, max_ulp=0.6, eps=True, gradients=False)
+    if form == "cube":
+        kernel = verify.kernel(op=_op(form), dtypes=["float64"], max_ulp=4, name=name)
+        return kernel(lambda x: _Cube.apply(x, bug))
+    options: dict[str, Any] = {"dtypes": ["float32"], "max_ulp": 4, "name": name}
+    if form == "attention":
+
+        def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            if not q.dtype == k.dtype == v.dtype == torch.float32 or k.shape != v.shape:
+                received = ", ".join(f"{each.dtype} {list(each.shape)}" for each in (q, k, v))
+                raise TypeError(f"attention: q, k and v are float32, k and v have one shape; received {received}")
+            return _attention(q, k, v, bug)
+
+        return verify.kernel(op=_op(form), gradients=False, **options)(attention)
+
+    def silu(x: Tensor) -> Tensor:
+        if not x.is_floating_point() and bug != "integers taken":
+            raise TypeError(f"silu: x is floating point; received {x.dtype}")
+        return _FORMS[form](x, bug)
+
+    return verify.kernel(op="silu", gradients=_FORMS[form] is _differentiable, **options)(silu)
+
+
+FAMILY = Family("laws", make)
+_ORDER = "heads in another order where none are shared"
+FORWARD = (
+    ("mixed dtypes", "rms_norm", "weight rounded first", "a float32 weight becomes bfloat16", BOTH),
+    ("causality", "attention", "a trace of masked keys", "with a weight of 1e-3", BOTH),
+    ("grouped heads", "attention", _ORDER, "each has its neighbour's keys", BOTH),
+    ("exact identities", "silu forward", "lopsided", "negative x off by 1e-4", BOTH),
+    ("monotone", "silu forward", "a seam", "every sixteenth pattern is 2^-18 too large", BOTH),
+    ("error contract", "silu", "integers taken", "and answered in int64", BOTH),
+    ("compiled", "silu forward", "other numbers when compiled", "by 1e-3", BOTH),
+    ("custom operators", "silu operator", "fake of another shape", "one element longer", BOTH),
+    ("side stream", "silu", "on the default stream", "whatever stream is current", GPU),
+    ("CUDA graph", "silu forward", "asks the host", "whether there is a NaN", GPU),
+    ("other device", "silu forward", "returned on device 0", "wherever x is: needs two GPUs", GPU),
+    ("large offsets", "silu forward", "32-bit offset", "offsets modulo 2^31", GPU),
+)
+for _law, _form, _bug, _note, _backends in FORWARD:
+    FAMILY.add(_bug, "one law alone", "forward", _note, killed_by=(_law,), backends=_backends, form=_form)
+for _law, _form, _bug, _note in (
+    ("gradcheck", "cube", "wrong slope", "3.003 x^2"),
+    ("gradgradcheck", "cube", "double backward forgets a path", "x is detached in backward"),
+    ("linear backward", "silu", "gradient clipped", "at 0.9"),
+):
+    FAMILY.add(_bug, "one law alone", "backward", _note, killed_by=(_law,), form=_form)
+MUTANTS = tuple(FAMILY.mutants)

@@ -1,1 +1,0 @@
-"""Tests the laws: for each law, a kernel with one seeded bug and its correct twin."""
