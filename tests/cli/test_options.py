@@ -133,7 +133,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("typed", "near"), [("rnu", "run"), ("benhc", "bench"), ("histroy", "history"), ("Nightly", "nightly")]
+    ("typed", "near"), [("rnu", "run"), ("benhc", "bench"), ("comapre", "compare"), ("Nightly", "nightly")]
 )
 def test_a_misspelled_command_is_gets_the_closest_one(
     typed: str, near: str, capsys: pytest.CaptureFixture[str]
@@ -160,7 +160,7 @@ def test_a_command_that_is_like_none_gets_the_list(capsys: pytest.CaptureFixture
             ("run", "--dtype", "float31"),
             "argument --dtype: unknown dtype 'float31' (closest: float32); verify knows: float64",
         ),
-        (("history", "k", "--dtype", "bf16"), "argument --dtype: unknown dtype 'bf16' (closest: bfloat16)"),
+        (("hunt", "k", "--dtype", "bf16"), "argument --dtype: unknown dtype 'bf16' (closest: bfloat16)"),
         (("hunt", "--seed", "-1"), "argument --seed: a whole number from 0; received '-1'"),
         (("replay", "--index", "1.5"), "argument --index: a whole number from 0; received '1.5'"),
         (("replay", "--law", "speed"), "argument --law: no law is named 'speed'; the laws are: determinism"),

@@ -54,7 +54,6 @@ LONG = "a" * 300
         (f"run {LONG}.py::k", "argument TARGET: names in a path have 1 to 255 bytes"),
         (f"report {LONG}", "argument RUN.json: names in a path have 1 to 255 bytes"),
         (f"run k.py --json {LONG}", "argument --json: names in a path have 1 to 255 bytes"),
-        (f"history {LONG}", "no folder of records"),
         ("run nowhere.py", "no such file: nowhere.py"),
         ("sweep nowhere.py::k", "no such file: nowhere.py"),
     ],

@@ -154,7 +154,7 @@ def test_every_command_has_its_place_in_the_index_or_the_reference() -> None:
 
     known = set(re.findall(r"\n    (\w+) ", parser().format_help()))
     index = (ROOT / "docs" / "README.md").read_text()
-    daily = "run sweep hunt bench replay explain gate bounds nightly history compare".split()
+    daily = "run sweep hunt bench replay explain gate bounds nightly compare".split()
     assert known >= set(daily)
     for command in daily:
         assert f"`verify {command}`" in index, command

@@ -208,7 +208,7 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
     (copy / "verify/cli/hello.py").write_text(COMMAND)
-    edit("cli/__init__.py", "    gate,\n    history,\n", "    gate,\n    hello,\n    history,\n")
+    edit("cli/__init__.py", "    gate,\n    hunt,\n", "    gate,\n    hello,\n    hunt,\n")
     edit("cli/__init__.py", "COMMANDS = (\n", "COMMANDS = (\n    hello,\n")
     (copy / "accuracy.py").write_text(KERNEL)
     (copy / "verify/referee/formats/pairs.py").write_text(FORMAT)

@@ -1,11 +1,10 @@
-"""Pages of the gate, of a comparison and of a history: self-contained, inert, and with every figure and input."""
+"""Pages of the gate and of a comparison: self-contained, inert, and with every figure and input."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import math
-import re
 from pathlib import Path
 
 import pytest
@@ -72,19 +71,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path
-
-
-def test_the_page_of_a_history_plots_what_changed(project: Path) -> None:
-    assert main(["history", "gelu", "--runs", "runs", "--html", "history.html"]) == 0
-    reader = inert((project / "history.html").read_text())
-    told = " ".join(reader.text.split())
-    assert "history: gelu, 1 line of 2 changed; the latest is y bfloat16: NaN to 0.7 ULP on 2026-01-03" in told
-    assert "0.7 ULP since 2026-01-03, 3 runs; least 0.5, most NaN, 0.7" in told
-    [plot] = [attrs["aria-label"] for tag, attrs in reader.elements if tag == "svg"]  # y1 never changed
-    assert plot == "y bfloat16 on sm_90 over 3 runs: from 0.5 to 0.7 ULP"
-    assert re.findall("worse|better", told) == ["better", "worse"]  # the latest first
-    assert main(["history", "--runs", "runs", "--html", "all.html"]) == 2
-    assert not (project / "all.html").exists()
 
 
 def test_the_commands_write_their_pages(project: Path) -> None:

@@ -19,7 +19,6 @@ from verify.cli import (
     exits,
     explain,
     gate,
-    history,
     hunt,
     init,
     judge,
@@ -59,7 +58,6 @@ COMMANDS = (
     gate,
     bounds,
     compare,
-    history,
     nightly,
     certify,
 )

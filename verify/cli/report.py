@@ -26,13 +26,14 @@ def add(commands: Any) -> None:
         "report",
         help="render a saved run record",
         description="Render a run record as a table, an HTML page or Markdown; beside bounds, an earlier run or the "
-        "history of a folder if asked. See docs/report.md for how to read it.",
+        "history of a folder if asked. Several records: the figures that moved. See docs/report.md for how to read it.",
         examples=(
             "verify report run.json",
             "verify report run.json --html report.html --open",
             "verify report run.json --compare old.json --bounds reports/bounds",
             "verify report run.json --csv rows.csv",
             "verify report run.json --sarif run.sarif --junit run.xml",
+            "verify report a.json b.json c.json             # the figures that moved",
             "verify report a.json b.json --merge --json run.json",
             "verify report --schema schema.json             # needs no record",
         ),
@@ -42,7 +43,7 @@ def add(commands: Any) -> None:
         type=options.read_path,
         metavar="RUN.json",
         nargs="*",
-        help="the record to show; with --merge several",
+        help="the record to show; several: the figures that moved, or with --merge one report",
     )
     parser.add_argument("--merge", action="store_true", help="show several records of one command's parts as one")
     options.sinks(parser, "the record", "--html", "--markdown", "--csv", "--schema", "--json", "--sarif", "--junit")
@@ -76,6 +77,8 @@ def main(options: argparse.Namespace) -> int:
             raise UsageError("a report shows a record; received none", hint="verify report RUN.json")
         sinks.deliver(options, lambda: "", schema=files.schema)
         return exits.PASS
+    if len(options.records) > 1 and not options.merge:
+        return _over_time(options)
     page = bool(options.html or options.open)
     if options.runs and not page:
         raise UsageError("--runs draws into the HTML page; it received no --html and no --open")
@@ -114,11 +117,38 @@ def main(options: argparse.Namespace) -> int:
     return exits.PASS
 
 
+def _over_time(options: argparse.Namespace) -> int:
+    """Shows how the figures of several records moved, in the order of their dates."""
+    from verify.errors import UsageError
+    from verify.records.files import load
+    from verify.records.history import by_record
+    from verify.report.terminal import history_text
+
+    of_one = ("html", "markdown", "csv", "sarif", "junit", "github", "open", "compare", "bounds", "runs", "whole")
+    if given_too := [f"--{name}" for name in of_one if getattr(options, name)]:
+        said = f"several records are shown in the terminal and as --json; received {', '.join(given_too)}"
+        raise UsageError(said, hint="verify report A.json B.json --merge")
+    runs = sorted(map(load, options.records), key=lambda run: run.created)
+
+    def data() -> dict[str, Any]:
+        lines = [
+            {
+                **{name: getattr(line, name) for name in ("arch", "kernel", "output", "dtype", "source", "gate")},
+                "figures": [None if figure is None else figure.value for figure in line.figures],
+                "moved": bool(line.changes),
+            }
+            for line in by_record(runs)
+        ]
+        return {"records": [{"id": run.id, "created": run.created} for run in runs], "lines": lines}
+
+    sinks.deliver_data(options, data, lambda: history_text.render(runs, screen.terminal()))
+    return exits.PASS
+
+
 def _record(options: argparse.Namespace) -> tuple[Run, str]:
     """Returns the record to show, and the file that commands may name."""
     import shlex
 
-    from verify.errors import UsageError
     from verify.records import files
     from verify.records.merge import shards
 
@@ -126,8 +156,6 @@ def _record(options: argparse.Namespace) -> tuple[Run, str]:
     if options.merge:
         command = shlex.join(["verify", "report", *options.records, "--merge"])
         return shards(runs, command), options.json if options.json and options.json != "-" else "RUN.json"
-    if len(runs) > 1:
-        raise UsageError(f"a report shows one record; received {len(runs)}", hint="verify report A.json B.json --merge")
     return runs[0], options.records[0]
 
 
@@ -155,10 +183,9 @@ def earlier(folder: str | os.PathLike[str] | None, run: Run) -> dict[tuple[str, 
     if folder is None:
         return {}
     from verify.errors import UsageError
-    from verify.records.history import EVERY, History, HistoryPoint
-    from verify.records.readings import APART, arch_of
+    from verify.records.history import by_record, latest
     from verify.records.record import number
-    from verify.report.html.against import Earlier, size
+    from verify.report.html.against import Earlier
 
     if not Path(folder).is_dir():
         raise UsageError(f"--runs names a folder of records; there is none at {folder}")
@@ -168,27 +195,14 @@ def earlier(folder: str | os.PathLike[str] | None, run: Run) -> dict[tuple[str, 
         if not kernel.peer
         for result in kernel.results
     }
-    found: dict[tuple[str, str, str, str], dict[tuple[str, str], HistoryPoint]] = {}
-    progress = screen.Progress()
-    history = History(folder, kernels={name for name, *_ in asked})
-    history.refresh(progress)
-    progress.clear()
-    for kernel in dict.fromkeys(name for name, *_ in asked):
-        for line in history.series(kernel, regime=None, arch=arch_of(run)):
-            key = (kernel, line.output, line.dtype, line.source)
-            if line.regime in (EVERY, *APART) or key not in asked or line.gate != asked[key].gate:
-                continue
-            runs = found.setdefault(key, {})
-            for point in history.points(line):
-                known = runs.get(at := (point.created, point.id))
-                if point.record != run.id and point.created < run.created:
-                    runs[at] = point if known is None else max(known, point, key=lambda one: size(one.value))
-    lines = {}
-    for key, runs in found.items():
-        if before := [runs[at] for at in sorted(runs)[-RECENT:]]:
-            alike = (before[-1].properties, before[-1].basis.seed) == (asked[key].properties, asked[key].basis.seed)
-            lines[key] = Earlier([number(point.value) for point in before], alike)
-    return lines
+    found = {}
+    for line in by_record(latest(folder, run, RECENT)):
+        key = (line.kernel, line.output, line.dtype, line.source)
+        if key in asked and line.gate == asked[key].gate:
+            last = line.measured[-1]
+            alike = (last.properties, last.basis.seed) == (asked[key].properties, asked[key].basis.seed)
+            found[key] = Earlier([number(figure.value) for figure in line.measured], alike)
+    return found
 
 
 def comment(run: Run, record: str, base: Comparison | None, verdict: Verdict | None) -> str:

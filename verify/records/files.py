@@ -56,7 +56,7 @@ def decode(data: bytes, *, source: str = "record") -> Run:
     """Reads a record from JSON. Raises UsageError that names the file, the bad field and the rule."""
     again = "verify run --json PATH measures again"
     try:
-        data = _expanded(data)
+        data = expanded(data)
         version = msgspec.json.decode(data, type=_Version).schema
     except (msgspec.DecodeError, UnicodeDecodeError, zlib.error, RecursionError) as error:
         raise UsageError(
@@ -111,7 +111,7 @@ def _twice(data: bytes) -> str:
     return place(document, "$") if doubled else ""
 
 
-def _expanded(data: bytes) -> bytes:
+def expanded(data: bytes) -> bytes:
     """Returns the text of a file. Decompresses it if it is gzip, which no JSON text can look like."""
     if not data.startswith(b"\x1f\x8b"):
         return data

@@ -1,4 +1,4 @@
-"""Records and bounds in a few words, for the tests of gate, ratchet, compare and history."""
+"""Records and bounds in a few words, for the tests of gate, ratchet, compare and several records."""
 
 from __future__ import annotations
 

@@ -213,24 +213,3 @@ def spark(values: Sequence[Number], limit: float | None = None, *, label: str) -
     box = f'viewBox="0 0 {SPARK_WIDTH:g} {SPARK_HEIGHT:g}"'
     opening = f'<svg class="spark" {box} role="img" aria-label="{escape(label)}">'
     return Markup(f'{opening}{line}<path class="of-kernel" d="{path}"/>{hole}</svg>')
-
-
-def over_runs(points: Sequence[tuple[str, Number]], name: str) -> Markup:
-    """Returns the plot of one error over runs, oldest first. Each point has the day of its run."""
-    from markupsafe import Markup, escape
-
-    errors = [value_of(value) for _, value in points]
-    scale = _Scale(errors)
-    step = (WIDTH - LEFT) / len(errors)
-    seen = [1] * len(errors)
-    parts = [*scale.grid(), f'<path class="of-kernel" d="{_steps(errors, seen, scale, step)}"/>']
-    parts += _crosses(errors, seen, step)
-    parts.append(f'<path class="axis" d="M{LEFT:g} {BOTTOM:g}H{WIDTH:g}"/>')
-    first, last = points[0][0], points[-1][0]
-    parts.append(f'<text class="start" x="{LEFT:g}" y="{BOTTOM + 16:g}">{words.escaped(first)}</text>')
-    if last != first:
-        parts.append(f'<text class="end" x="{WIDTH:g}" y="{BOTTOM + 16:g}">{words.escaped(last)}</text>')
-    span = f"from {words.ulp(points[0][1])} to {words.ulp(points[-1][1])} ULP"
-    label = f"{name} over {words.plural(len(points), 'run')}: {span}"
-    opening = f'<svg class="curve" viewBox="0 0 {WIDTH:g} {BOTTOM + 24:g}" role="img" aria-label="{escape(label)}">'
-    return Markup(f"{opening}{''.join(parts)}</svg>")

@@ -1,4 +1,4 @@
-"""Writes a verdict of the gate, a comparison of two records or a kernel's history as one HTML file without a script."""
+"""Writes a verdict of the gate, or a comparison of two records as one HTML file without a script."""
 
 from __future__ import annotations
 
@@ -7,20 +7,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from verify.records.compare import Comparison
-from verify.records.history import Event, HistoryPoint, Summary
 from verify.records.readings import Reading
-from verify.records.record import number, replay_command
-from verify.report import compare_words, gate_words, history_words, result_words, words
-from verify.report.html import against, curve_plot
+from verify.records.record import replay_command
+from verify.report import compare_words, gate_words, result_words, words
+from verify.report.html import against
 from verify.report.html.record_html import asset, policy, templates
 from verify.report.signs import STANDING
 
 if TYPE_CHECKING:
-    from markupsafe import Markup
-
     from verify.records.bounds.verdict import Verdict
-
-MOST_CHANGES = 40  # of each line, the latest ones
 
 
 @dataclass(frozen=True)
@@ -33,20 +28,6 @@ class Spot:
     got: str
     truth: str
     replay: str
-
-
-@dataclass(frozen=True)
-class Line:
-    """Holds one result of a history: its figures now, and every run that changed it, with a plot if there is one."""
-
-    summary: Summary
-    name: str
-    now: str
-    least: str
-    most: str
-    plot: Markup | None
-    changes: list[tuple[str, Event]]  # what changed, and the two runs
-    left_out: int
 
 
 def gate(found: Verdict, comparison: Comparison | None = None) -> str:
@@ -82,33 +63,6 @@ def compared(found: Comparison) -> str:
     return _page(table.standing, (first, "; ".join(parts)), beneath, setting, beside=[table], spots=spots)
 
 
-def history(kernel: str, found: Sequence[tuple[Summary, Sequence[HistoryPoint], Sequence[Event]]]) -> str:
-    """Returns the page of a kernel's figures over time, the lines that changed last first."""
-    order = sorted(found, key=lambda item: item[0].since.created if item[0].before else "", reverse=True)
-    summaries = [summary for summary, *_ in found]
-    return _page(
-        "peer",
-        ("history", f"{words.clean(kernel)}, {history_words.sentence(summaries)}"),
-        [],
-        "the largest error of each run, in ULP, on a logarithmic scale",
-        lines=[_line(*item) for item in order],
-    )
-
-
-def _line(summary: Summary, points: Sequence[HistoryPoint], events: Sequence[Event]) -> Line:
-    name = f"{history_words.name_of(summary.series)} on {words.clean(summary.series.arch)}"
-    return Line(
-        summary,
-        name,
-        history_words.beside(summary.last.value, summary.beside) + words.UNIT[summary.series.gate],
-        history_words.ulp(summary.least),
-        history_words.beside(summary.most, summary.finite),
-        curve_plot.over_runs([(point.created[:10], number(point.value)) for point in points], name) if events else None,
-        [(history_words.change(event)[1], event) for event in reversed(events[-MOST_CHANGES:])],
-        max(len(events) - MOST_CHANGES, 0),
-    )
-
-
 def _page(
     state: str,
     heading: tuple[str, str],
@@ -117,13 +71,12 @@ def _page(
     *,
     beside: Sequence[against.Against] = (),
     spots: Sequence[Spot] = (),
-    lines: Sequence[Line] = (),
 ) -> str:
     from markupsafe import Markup
 
     style = asset("report.css")
     environment = templates()
-    environment.globals.update(beside=beside, lead=against.LEAD, of=history_words)
+    environment.globals.update(beside=beside, lead=against.LEAD)
     return environment.get_template("page.html.j2").render(
         policy=policy(style),
         style=Markup(style),
@@ -133,7 +86,6 @@ def _page(
         clauses=clauses,
         setting=setting,
         spots=spots[: against.MOST],
-        lines=lines,
     )
 
 
