@@ -1,6 +1,6 @@
 """Bugs for laws under which no other family has a mutant that dies for them alone: one row for each such law.
 
-The kernels are SiLU, y = x sigmoid(x), a cube in float64 for finite differences, an RMS norm for the law that needs a
+The kernels are SiLU, y = x sigmoid(x), a square in float64 for finite differences, an RMS norm for the law that needs a
 weight, and causal attention with shared heads for the laws about keys and heads. All are plain PyTorch.
 """
 
@@ -98,27 +98,28 @@ def _through_operator(x: Tensor, bug: str | None) -> Tensor:
 
 _FORMS = {"silu": _differentiable, "silu forward": _value, "silu operator": _through_operator}
 
-# -- a cube, an RMS norm and attention --------------------------------------------------------------------
+# -- a square, an RMS norm and attention --------------------------------------------------------------------
 
 
-def _cube(x: Tensor) -> Tensor:
-    return x * x * x
+def _square(x: Tensor) -> Tensor:
+    return x * x
 
 
-class _Cube(torch.autograd.Function):
+class _Square(torch.autograd.Function):
     """Can be differentiated twice. In float64 it is as right in a vector register as in the tail."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, bug: str | None) -> Tensor:
         ctx.bug = bug
         ctx.save_for_backward(x)
-        return _cube(x)
+        return _square(x)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:
         (x,) = ctx.saved_tensors
         at = x.detach() if ctx.bug == "double backward forgets a path" else x
-        return dy * ((3.003 if ctx.bug == "wrong slope" else 3.0) * at * at), None
+        # in this order, a product that overflows or underflows on the way is one that does so in the end
+        return dy * at * (2.002 if ctx.bug == "wrong slope" else 2.0), None
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float, bug: str | None) -> Tensor:
@@ -143,8 +144,8 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, bug: str | None = None) -> Tenso
 
 @cache
 def _op(form: str) -> Op:
-    if form == "cube":
-        return Definition(_cube, ("x",)).op()
+    if form == "square":
+        return Definition(_square, ("x",)).op()
     shapes = {"q": "h t d", "k": "g s d", "v": "g s d"}
     return Definition(_attention, tuple(shapes), shapes=shapes, where="h % g == 0 and s >= t").op()
 
@@ -158,9 +159,9 @@ def make(*, bug: str | None, name: str, form: str) -> Kernel:
         rounded = ("bfloat16", "float32")
         compute: Any = lambda x, weight, eps: _rms_norm(x, weight, eps, bug)  # noqa: E731
         return declare(form, compute, name=name, dtypes=rounded, max_ulp=0.6, eps=True, gradients=False)
-    if form == "cube":
+    if form == "square":
         kernel = verify.kernel(op=_op(form), dtypes=["float64"], max_ulp=4, name=name)
-        return kernel(lambda x: _Cube.apply(x, bug))
+        return kernel(lambda x: _Square.apply(x, bug))
     options: dict[str, Any] = {"dtypes": ["float32"], "max_ulp": 4, "name": name}
     if form == "attention":
 
@@ -199,8 +200,8 @@ FORWARD = (
 for _law, _form, _bug, _note, _backends in FORWARD:
     FAMILY.add(_bug, "one law alone", "forward", _note, killed_by=(_law,), backends=_backends, form=_form)
 for _law, _form, _bug, _note in (
-    ("gradcheck", "cube", "wrong slope", "3.003 x^2"),
-    ("gradgradcheck", "cube", "double backward forgets a path", "x is detached in backward"),
+    ("gradcheck", "square", "wrong slope", "2.002 x"),
+    ("gradgradcheck", "square", "double backward forgets a path", "x is detached in backward"),
     ("linear backward", "silu", "gradient clipped", "at 0.9"),
 ):
     FAMILY.add(_bug, "one law alone", "backward", _note, killed_by=(_law,), form=_form)
