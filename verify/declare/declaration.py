@@ -177,9 +177,8 @@ class Kernel:
 
     def noise_floor(self, dtype: str, result: str) -> float:
         """Returns the least unit of a result, in ULP, so that `ulp_limit` is `noise_limit`; 0: noise does not count."""
-        if self.op.gate_of(result) != "noise" and not self.beside_noise:
-            return 0.0
-        return (self.ulp_limit(dtype, result) - 0.5) / self.noise_limit(dtype, result)
+        counts = self.op.gate_of(result) == "noise" or self.beside_noise
+        return (self.ulp_limit(dtype, result) - 0.5) / self.noise_limit(dtype, result) if counts else 0.0
 
     def _limited(self, dtype: str, result: str) -> str:
         """Returns the key of a result's limits: its own, that of its dtype, or that of the case's dtype."""
@@ -222,9 +221,8 @@ class Kernel:
         if self.refuses is False:
             parts.append("refuses nothing")
         if self.stochastic:
-            parts.append(
-                "rounds at random: " + ", ".join(f"{name} by {seed}" for name, seed in self.stochastic.items())
-            )
+            seeds = ", ".join(f"{name} by {seed}" for name, seed in self.stochastic.items())
+            parts.append(f"rounds at random: {seeds}")
         if self.where:
             parts.append(f"sizes: {self.where}")
         if writing := getattr(self.function, "writing", None):
@@ -556,10 +554,8 @@ def _gradients(where: str, op: Op, gradients: Any, taken: Sequence[str]) -> tupl
     if gradients == "auto":
         return "auto"
     differentiable = tuple(operand.name for operand in op.operands if operand.differentiable and operand.name in taken)
-    if gradients is True:
-        return differentiable
-    if gradients is False:
-        return ()
+    if isinstance(gradients, bool):
+        return differentiable if gradients else ()
     chosen = []
     for item in promises.strings(where, "gradients", gradients):
         operand = item if item in differentiable else item.removeprefix("d")
