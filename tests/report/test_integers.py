@@ -27,12 +27,12 @@ def measured(function: Any, backend: Backend, **said: Any) -> Result:
 
 def test_wrong_integers_are_counted(backend: Backend) -> None:
     def places(x: Tensor) -> Tensor:
-        return x.bfloat16().argmax(-1)
+        return x.half().argmax(-1)
 
     result = measured(places, backend, like=lambda x: x.argmax(-1))
     if backend.scale == "large":
         pytest.skip("among the rows that a GPU is given, ordinary ones are wrong too")
-    [wrong] = [each for each in result.classes if each.reason]
+    [wrong] = [each for each in result.classes if each.reason and each.limit is not None]
     count, n = wrong.figures.misrounded, wrong.figures.n
     assert result.status == "wrong" and 0 < count < n
     assert result.reason == f"{count:,} of {n:,} integers are wrong on demanding inputs"

@@ -495,6 +495,7 @@ def _dims(op: Op, shapes: Mapping[str, tuple[int, ...]], params: Mapping[str, An
     tried = [
         (*first[:-1], first[-1] // geometry.halves) if first else (),
         *((*first, *each[:1]) for each in shapes.values()),
+        *((*first, each[0] // 2) for each in shapes.values() if each),  # a gate reads two halves of the columns
     ]
     if isinstance(geometry, NamedDims):
         tried = [(place,) for place in range(len(geometry.numbered))] or [geometry.dims_of_shapes(shapes)]

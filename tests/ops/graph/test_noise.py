@@ -368,7 +368,7 @@ def test_only_decisions_within_eight_times_their_noise_are_free() -> None:
     found, reach = noise_of(program, run, ["dz"], Rounding(), runs=256)
     choices = Choices.of(program, run, ["dz"], reach, {"dz": found["dz"].deviation})
     assert choices is not None
-    [step] = choices._deciding
+    [step] = choices.deciding
     own = run.decisions[id(step)]
     free = reduce(torch.logical_or, (turned[id(step)] != own for turned in choices.directions({})))[0]
     margin = ((x.double() * y.double() - z).abs() / (U * product / math.sqrt(3))).tolist()
