@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import venv
 from pathlib import Path
 
 import pytest
@@ -43,18 +44,21 @@ def mine(x):
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cpu")
-    (folder / "site").mkdir()
-    (folder / "site" / "sitecustomize.py").write_text(HIDDEN)
+    venv.create(folder / "hidden", symlinks=True)
+    [site] = (folder / "hidden" / "lib").glob("python*/site-packages")
+    (site / "hides_triton.py").write_text(HIDDEN)
+    folders = [path for path in sys.path if Path(path).is_dir()]
+    (site / "here.pth").write_text("\n".join(["import hides_triton", *folders]))
     (folder / "accuracy.py").write_text(KERNEL)
     (folder / "pyproject.toml").touch()
     return folder
 
 
 def verify(project: Path, *arguments: str, triton: bool = False) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([*([] if triton else [str(project / "site")]), str(ROOT)])
     outside = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "verify", *arguments]
-    environment = {**outside, "PYTHONPATH": path}
+    python = sys.executable if triton else str(project / "hidden" / "bin" / "python")
+    command = [python, "-m", "verify", *arguments]
+    environment = {**outside, "PYTHONPATH": str(ROOT)}
     return subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=300)
 
 
