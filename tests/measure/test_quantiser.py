@@ -99,7 +99,7 @@ def test_a_part_of_another_shape_is_an_error_that_says_which(backend: Backend) -
 
 
 def test_a_fused_kernel_is_judged_by_what_its_function_may_give(backend: Backend) -> None:
-    """bfloat16 results of a norm differ in the last bit: none of its blocks is wrong, and a factor of 1.01 is wrong."""
+    """bfloat16 results of a norm differ in the last bit: blocks are right at a tie, and a factor of 1.01 is wrong."""
     encoding = verify.quantised("e4m3", block=(1, 32), scale="e8m0")
 
     def norm(x: torch.Tensor) -> torch.Tensor:
@@ -109,10 +109,10 @@ def test_a_fused_kernel_is_judged_by_what_its_function_may_give(backend: Backend
         made = verify.kernel(
             quantise=encoding, like=norm, shapes={"x": "m k"}, where="k % 32 == 0", dtypes=["bfloat16"], name="fused"
         )
-        return made(lambda x: quantisers.mx(norm(x.float()) * factor, "e4m3", "floor"))
+        return made(lambda x: quantisers.mx((norm(x.float()) * factor).bfloat16(), "e4m3", "floor"))
 
     right = measured(declared(1.0), backend)
-    assert right.status == "ok" and right.notes[0].endswith(" 0 wrong"), right
+    assert right.status == "ok" and "right at a tie" in right.notes[0], right
     assert measured(declared(1.01), backend).status == "wrong"
 
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -83,31 +84,35 @@ class Choices:
         free = any(bool(found._free(step, numbers[id(step)]).any()) for step in found.deciding)
         return found if free else None
 
-    @property
+    @cached_property
     def deciding(self) -> list[Step]:
         """The steps that decide by numbers. Integers that follow from other decisions decide nothing themselves."""
         steps = [step for step in self.program.needed_for(self.wanted) if step.decides and not _follows(step)]
         return [step for step in steps if not all(map(is_whole, step.inputs))]
 
     @property
-    def _all(self) -> list[str]:
-        return list(self.program.results)
-
-    @property
     def outputs(self) -> list[str]:
+        """The results that are no gradient of an operand."""
         leaves = self.program.leaves
-        gradient = [name.startswith("d") and name[1:] in leaves and f"grad {name}" not in leaves for name in self._all]
-        return [name for name, of in zip(self._all, gradient, strict=True) if not of]
+
+        def is_gradient(name: str) -> bool:
+            return name.startswith("d") and name[1:] in leaves and f"grad {name}" not in leaves
+
+        return [name for name in self.program.results if not is_gradient(name)]
+
+    def _deciding(self, decisions: Decisions) -> Run:
+        """Returns a run that has taken these decisions, and none that follows from them."""
+        return replace(self.run, decisions={id(step): decisions[id(step)] for step in self.deciding}, maps={})
 
     def values(self, decisions: Decisions, wanted: Sequence[str] | None = None) -> dict[str, Tensor]:
         """Returns the results under some decisions. What follows from them is decided anew."""
-        run = replace(self.run, decisions={id(step): decisions[id(step)] for step in self.deciding}, maps={})
+        run = self._deciding(decisions)
         wanted = self.wanted if wanted is None else wanted
         return self.program.values(run, wanted, undisturbed(run))
 
     def complete(self, decisions: Decisions) -> Decisions:
         """Returns the decisions with those that follow from them."""
-        run = replace(self.run, decisions={id(step): decisions[id(step)] for step in self.deciding}, maps={})
+        run = self._deciding(decisions)
         self.program.decide(run, self.wanted)
         return run.decisions
 
@@ -122,12 +127,10 @@ class Choices:
 
         An output has the value that PyTorch's convention gives it there. Only a derivative has two sides.
         """
-        if not isinstance(step, Map):
-            return torch.zeros((), dtype=torch.bool, device=self.run.device)
-        if step.function in COMPARISONS:
+        if isinstance(step, Map) and step.function in COMPARISONS:
             near = [torch.as_tensor(self._near(each)) for each in step.inputs]
             return (given[0] - given[1] == 0) & (near[0] == 0) & (near[1] == 0)
-        if step.function in ("sign", "signbit"):
+        if isinstance(step, Map) and step.function in ("sign", "signbit"):
             return (given[0] == 0) & (torch.as_tensor(self._near(step.inputs[0])) == 0)
         return torch.zeros((), dtype=torch.bool, device=self.run.device)
 
@@ -240,7 +243,7 @@ class Choices:
         self.program.values(run, self.wanted, make)
         return {id(step): run.decisions[id(step)] for step in self.deciding}
 
-    @property
+    @cached_property
     def sources(self) -> list[Step]:
         """The operands, and the steps that make the numbers which decide, before they are moved to where they do."""
         steps = self.program.needed_for(self.wanted)

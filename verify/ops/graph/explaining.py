@@ -56,10 +56,11 @@ class _Search:
         best = self._cost(choices.base, lead)
         for proposal in proposals:
             taken = choices.taken(proposal)
-            better = self._cost(taken.values, lead) < best
+            cost = self._cost(taken.values, lead)
+            better = cost < best
             if bool(better.any()):
                 better = better & ~self._barred(taken, lead)
-                best = torch.where(better, self._cost(taken.values, lead), best)
+                best = torch.where(better, cost, best)
                 self.decisions |= _mixed(better, taken.decisions, self.decisions)
             if not bool((best > 0.0).any()):
                 break
