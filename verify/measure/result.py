@@ -13,7 +13,7 @@ from verify.measure.tally import Tally
 from verify.measure.trivial import EMPTY, rungs
 from verify.ops.op import Regime
 from verify.records.figure import UNIT, shown, signed
-from verify.records.readings import APART, FEWEST, NONFINITE
+from verify.records.readings import APART, FEWEST, NONFINITE, decides_by
 from verify.records.record import (
     CLASSES,
     EXTREME,
@@ -21,6 +21,7 @@ from verify.records.record import (
     Basis,
     ClassFigures,
     Figures,
+    Gate,
     RegimeFigures,
     Result,
     ResultStatus,
@@ -152,7 +153,7 @@ def check_limit(
     return LimitCheck(reason, special_only, classes, status, told)
 
 
-def _judged(figures: Figures, gate: str, limit: float | None, of_class: str) -> tuple[ResultStatus, str]:
+def _judged(figures: Figures, gate: Gate, limit: float | None, of_class: str) -> tuple[ResultStatus, str]:
     """Returns the verdict on the maximum of one class, and the reason."""
     judged = _upper(figures, gate)
     # not (x <= limit): a NaN must fail
@@ -303,9 +304,9 @@ def result_of(
     )
 
 
-def _upper(figures: Figures, gate: str) -> float:
+def _upper(figures: Figures, gate: Gate) -> float:
     """Returns the upper end of the maximum that is judged: in the unit of the gate, or in ULP less noise beside it."""
-    upper = figures.max_upper if gate == "plain" and figures.scaled_upper is None else figures.scaled_upper
+    upper = figures.max_upper if decides_by(figures, gate) == "plain" else figures.scaled_upper
     return math.nan if upper is None else value_of(upper)
 
 

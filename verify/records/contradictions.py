@@ -10,13 +10,12 @@ import math
 import re
 from collections.abc import Iterator
 
-from verify.records.readings import APART, BEYOND, FEWEST, NONFINITE, judged
+from verify.records.readings import APART, BEYOND, FEWEST, NONFINITE, decides_by, judged
 from verify.records.record import (
     EXTREME,
     RESULT_STATUSES,
     UNPROVEN,
     Figures,
-    Gate,
     KernelRun,
     Number,
     Result,
@@ -105,18 +104,12 @@ def _of_result(result: Result) -> Found:
                 yield place, f'{figures.nonfinite:,} elements are not finite beside the status "ok"'
             if figures.open and name != NONFINITE and limit is not None and not result.trivial and not result.classes:
                 yield place, f'{figures.open:,} elements are open beside the status "ok"'
-            error = (
-                math.inf if name == NONFINITE and figures.nonfinite else judged(figures, _beside(figures, result.gate))
-            )
+            endless = name == NONFINITE and figures.nonfinite
+            error = math.inf if endless else judged(figures, decides_by(figures, result.gate))
             # not (x <= limit): a NaN must not be ok
             if figures.n and limit is not None and not error <= limit:
                 yield place, f'a maximum of {error:g} ULP beside the status "ok" with the limit {limit:g}'
     yield from _of_worst(result)
-
-
-def _beside(figures: Figures, gate: Gate) -> Gate:
-    """Returns the gate that decided: an error in ULP may be smaller less noise."""
-    return "scaled" if figures.scaled_upper is not None and gate == "plain" else gate
 
 
 def _of_sums(result: Result) -> Found:

@@ -233,6 +233,11 @@ def typical(figures: Figures, gate: Gate) -> float | None:
     return None if found is None else value_of(found)
 
 
+def decides_by(figures: Figures, gate: Gate) -> Gate:
+    """Returns the gate whose figures a verdict compares with its limit: an error in ULP may be smaller less noise."""
+    return "scaled" if gate == "plain" and figures.scaled_upper is not None else gate
+
+
 def judged(figures: Figures, gate: Gate) -> float:
     """Returns the figure that is compared with a bound: the upper end of the maximum. NaN if either end is NaN."""
     pair = (figures.max_ulp, figures.max_upper) if gate == "plain" else (figures.scaled_max, figures.scaled_upper)
