@@ -141,15 +141,15 @@ def w4a16_rows(x, w_codes, w_scales):
 
 @verify.kernel(**PRODUCT, operands={"a": INT8_ROWS, "b": INT8_ROWS})
 def w8a8(a_codes, a_scales, b_codes, b_scales):
-    """A product of rows of INT8, added up in 32-bit integers."""
-    return ((a_codes.int() @ b_codes.int().mT).float() * a_scales * b_scales.mT).bfloat16()
+    """A product of rows of INT8, added up exactly in float64: PyTorch has no product of integers on a GPU."""
+    return ((a_codes.double() @ b_codes.double().mT).float() * a_scales * b_scales.mT).bfloat16()
 
 
 @verify.kernel(**PRODUCT, operands={"a": INT8_TOKENS, "b": INT8_ROWS})
 def w8a8_asymmetric(a_codes, a_scales, a_zeros, b_codes, b_scales):
     """The same with a zero point for each row of a, which is subtracted from the sum."""
-    sums = b_codes.int().sum(1)[None, :] * a_zeros.int()
-    return ((a_codes.int() @ b_codes.int().mT - sums).float() * a_scales * b_scales.mT).bfloat16()
+    sums = b_codes.double().sum(1)[None, :] * a_zeros.double()
+    return ((a_codes.double() @ b_codes.double().mT - sums).float() * a_scales * b_scales.mT).bfloat16()
 
 
 @verify.kernel(**PRODUCT, operands={"a": FP8_TOKENS, "b": FP8_SQUARES})

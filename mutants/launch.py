@@ -224,5 +224,12 @@ _add(
     "the first call for a size adds three times",
     tuned="tuned by hand",
 )
-_add("current device", "wrong device", "forward", "launches on device 0; needs two GPUs", backends=GPU)
+_add(
+    "current device",
+    "wrong device",
+    "forward",
+    "launches on device 0; needs two GPUs",
+    killed_by=("other device",),
+    backends=GPU,
+)
 MUTANTS = tuple(FAMILY.mutants)

@@ -129,8 +129,13 @@ def _gated(x1: Tensor, x2: Tensor, bug: str | None) -> Tensor:
             x1.data.mul_(2.0)  # as a kernel writes: no version counter moves
             read = x2.detach().double()
             x1.data.copy_(held)
-        return x1.double() * torch.sigmoid(x2.double() + (read - x2.detach().double()))
-    return gated(x1.double(), x2.double())
+        return x1.double() * _sigmoid(x2.double() + (read - x2.detach().double()))
+    return x1.double() * _sigmoid(x2.double())
+
+
+def _sigmoid(x: Tensor) -> Tensor:
+    """Returns sigmoid(x). Its gradient keeps the tail at 86, where the s * (1 - s) of torch.sigmoid is 0 in float64."""
+    return torch.exp(torch.nn.functional.logsigmoid(x))
 
 
 def _planned(x: Tensor, bug: str | None) -> Tensor:

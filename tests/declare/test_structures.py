@@ -86,7 +86,8 @@ def test_its_broken_twin_is_caught(name: str, backend: Backend, monkeypatch: pyt
 
 @pytest.mark.slow
 def test_a_format_inside_is_neither_excused_everywhere_nor_wrong(backend: Backend) -> None:
-    assert measured(structured("attention_in_two_formats"), backend).status == "ok"
+    run = measured(structured("attention_in_two_formats"), backend)
+    assert run.status == "ok", run
     for kernel in (
         twin("truncates"),
         twin("rounds_nothing"),

@@ -289,6 +289,6 @@ def test_a_run_in_processes_tries_the_law_and_fails_fast(tmp_path: Path, monkeyp
     (tmp_path / "k.py").write_text(KERNELS)
     monkeypatch.chdir(tmp_path)
     found = {kernel.name: kernel for kernel in verify.run("k.py", fail_fast=True).record.kernels}
-    assert [(law.law, law.status) for law in found["ignored"].laws] == [(LAW, "broken")]
+    assert [(law.law, law.status) for law in found["ignored"].laws] == [(LAW, "broken")], found["ignored"]
     assert found["ignored"].status == found["off"].status == "wrong" and not found["off"].laws
     assert any(note.startswith("the laws were not tried: a result is wrong") for note in found["off"].notes)

@@ -59,7 +59,7 @@ def second_forgotten(w_codes, w_scales, w_second):
 @mutant(right.dequantised_mxfp8, "nothing")
 def nothing(w_codes, w_scales):
     """Zeros."""
-    return torch.zeros(w_codes.shape)
+    return torch.zeros(w_codes.shape, device=w_codes.device)
 
 
 @mutant(right.dequantised_uint4, "one_less")

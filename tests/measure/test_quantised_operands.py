@@ -63,7 +63,8 @@ def test_its_twin_passes(name: str, backend: Backend) -> None:
 @pytest.mark.slow
 def test_grouped_and_integer_products_pass(backend: Backend) -> None:
     for kernel in (examples.grouped_fp8, examples.fp8_blocks, examples.w8a8):
-        assert measured(kernel, backend).status == "ok"
+        run = measured(kernel, backend)
+        assert run.status == "ok", run
 
 
 def test_a_kernel_receives_bytes_and_like_the_numbers() -> None:

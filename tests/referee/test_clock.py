@@ -335,4 +335,6 @@ def test_events_on_a_gpu_agree_with_the_clock_of_the_judge(tmp_path: Path) -> No
             return torch.relu(functional.linear(x, weight, bias))
     """
     (tmp_path / "aside").mkdir()
-    assert timed(gpu, tmp_path / "aside", solution(aside), text).tricks
+    # unless the judge reads the answer too early by chance and finds it wrong
+    found = timed(gpu, tmp_path / "aside", solution(aside), text)
+    assert found.tricks or found.wrong

@@ -11,6 +11,8 @@ can use the same numbers:
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -25,10 +27,11 @@ def philox(seed: Tensor | int, offset: Tensor, subsequence: Tensor | int = 0) ->
 
     The counter is (offset, subsequence), 64 bits each, and the key is the seed, as in PyTorch on a GPU.
     """
-    low, high = (torch.as_tensor(each, device=offset.device).to(torch.int64) for each in (seed, subsequence))
+    # A number stays one: a tensor made of it would be copied from the host, which no CUDA graph can hold.
+    seed, subsequence = (x.to(offset.device, torch.int64) if isinstance(x, Tensor) else x for x in (seed, subsequence))
     offset = offset.to(torch.int64)
-    c0, c1, c2, c3 = (each + torch.zeros_like(offset) for each in (*_words(offset), *_words(high)))
-    k0, k1 = _words(low)
+    c0, c1, c2, c3 = (each + torch.zeros_like(offset) for each in (*_words(offset), *_words(subsequence)))
+    k0, k1 = _words(seed)
     for _ in range(10):
         (high0, low0), (high2, low2) = _product(c0, _ROUND[0]), _product(c2, _ROUND[1])
         c0, c1, c2, c3 = high2 ^ c1 ^ k0, low2, high0 ^ c3 ^ k1, low0
@@ -42,8 +45,8 @@ def philox_uniform(word: Tensor) -> Tensor:
     return _to_24_bits(_to_24_bits(magnitude) * _SCALE).double() * 2.0**-55
 
 
-def _words(number: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the low and the high 32 bits of an int64."""
+def _words(number: Any) -> tuple[Any, Any]:
+    """Returns the low and the high 32 bits of a number, or of each of an int64 tensor."""
     return number & _WORD, (number >> 32) & _WORD
 
 
