@@ -60,6 +60,18 @@ def test_a_constant_is_rounded_where_it_is_subtracted() -> None:
     assert accepts(narrow - torch.tensor(0.3).bfloat16(), lambda x: x - 0.3, narrow), "eager PyTorch may round it"
 
 
+def test_a_table_of_constants_is_rounded_too() -> None:
+    """The table has its shape by indexing: the program is of single elements, but not of elementwise steps alone."""
+
+    def biased(s: Tensor) -> Tensor:
+        slope = torch.tensor([0.3, 0.7], dtype=s.dtype)[:, None]
+        return s + torch.arange(s.shape[1]) * slope
+
+    s = -torch.tensor([[0.3], [0.7]]) * torch.arange(64) + torch.linspace(-1e-3, 1e-3, 64)
+    assert accepts(biased(s), biased, s)
+    assert not accepts(biased(s) + 1e-5, biased, s)
+
+
 def test_a_gradient_by_a_saved_output_of_16_bits_passes() -> None:
     x = torch.linspace(-6, 6, 801).bfloat16()
     saved, dy = torch.tanh(x), torch.ones_like(x)

@@ -392,7 +392,7 @@ class _Like:
             for name, each in noise.items():
                 found[name] = replace(found[name], noise=each.deviation, together=each.together)
             found = narrowed(found, noise, partial(self.in_float64, problem))
-        elif program.elementwise:  # `deviation` samples it where an element is beyond its limit in ULP
+        else:  # `deviation` samples it where an element is beyond its limit in ULP
             real = [name for name in found if program.results[name].real]
             found |= {name: replace(found[name], noise=torch.zeros_like(found[name].value)) for name in real}
         if program.elementwise:
