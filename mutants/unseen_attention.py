@@ -125,7 +125,7 @@ def causal_corner(q, k, v, *, right):
             return beyond & (first + block - 1 > seen)
 
         parts.append(streamed(rows, k, v, hidden, block, min(start + back + len(rows), len(k))))
-    return torch.cat(parts)
+    return torch.cat(parts) if parts else torch.zeros_like(q)
 
 
 @pair("the number of blocks of keys is rounded down beyond the first", **_CAUSAL)
@@ -141,7 +141,7 @@ def causal_blocks(q, k, v, *, right):
             return places(last, q)[first:] > places(len(rows), q)[:, None] + start + back
 
         parts.append(streamed(rows, k, v, hidden, block, ends))
-    return torch.cat(parts)
+    return torch.cat(parts) if parts else torch.zeros_like(q)
 
 
 def windowed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -162,7 +162,7 @@ def window(q, k, v, *, right):
         far = places(len(rows), q)[:, None] + start - places(stop, q)[begin:]
         s = scores(rows, k[begin:stop]).masked_fill((far < 0) | (far >= 48), -INF)
         parts.append(s.softmax(-1) @ v[begin:stop])
-    return torch.cat(parts)
+    return torch.cat(parts) if parts else torch.zeros_like(q)
 
 
 def capped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -213,10 +213,11 @@ def sunk(s: Tensor, v: Tensor, sink: Tensor) -> Tensor:
     return torch.cat([s, sink[:, None]], -1).softmax(-1)[:, :-1] @ v
 
 
-@pair("the maximum omits the sink", like=sunk, shapes={"s": "n m", "v": "m d", "sink": "n"}, largest=1e3)
-def sink_in_maximum(s, v, sink, *, right):
-    top = s.amax(-1, keepdim=True) if s.shape[-1] else sink[:, None]
-    top = torch.maximum(top, sink[:, None]) if right else top
+@pair("the sink is taken for the maximum", like=sunk, shapes={"s": "n m", "v": "m d", "sink": "n"}, largest=1e3)
+def maximum_of_sink(s, v, sink, *, right):
+    top = sink[:, None]
+    if right and s.shape[-1]:
+        top = torch.maximum(top, s.amax(-1, keepdim=True))
     e = torch.exp(s - top)
     return (e @ v) / (e.sum(-1, keepdim=True) + torch.exp(sink[:, None] - top))
 
