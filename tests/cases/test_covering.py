@@ -113,6 +113,16 @@ def test_integers_are_small_at_edges_and_at_both_ends() -> None:
     assert min(steps) <= 16 and max(steps) > 1000 and all(1 <= each <= 100_000 for each in steps)
 
 
+def test_some_integers_are_all_low_and_some_repeat_for_blocks() -> None:
+    """A table is wider than any length needs, all tokens go to one expert, and a mask hides whole blocks of keys."""
+    lengths = [whole_numbers("1 <= k <= 1000", 40, seed) for seed in range(16)]
+    assert {max(each) == 1000 for each in lengths} == {True, False}
+    assert any(len(set(each)) <= 2 for each in lengths) and sum(len(set(each)) > 10 for each in lengths) >= 8
+    masks = [whole_numbers("bool", 400, seed) for seed in range(16)]
+    assert any(not any(each[:32]) and any(each) for each in masks)
+    assert {each[-1] for each in masks} == {0, 1}
+
+
 def test_lengths_that_add_up_have_an_empty_one_between_others() -> None:
     settings: dict[str, Any] = {"shapes": {"x": "t", "k": "b"}, "integers": {"k": "0 <= k <= t, sum t"}}
     kernel = declared(lambda x, k: x.sum() * k, dtypes=["float32"], **settings)

@@ -187,7 +187,11 @@ def _filled(
 
 
 def _whole_numbers(operand: Operand, case: Case, shape: tuple[int, ...], device: torch.device | str) -> Tensor:
-    """Returns an integer operand at random: half of its numbers small or near a multiple of 64, and both ends."""
+    """Returns an integer operand at random: half of its numbers small or near a multiple of 64, and both ends.
+
+    In one case of four its numbers are the same for 32 to 256 places, the first ones low: blocks of a mask, tokens that
+    all go to one expert. In another one they stay in a low part of the range: no sequence has the longest length.
+    """
     assert operand.range is not None
     low, high = operand.range(case.dims)
     count = math.prod(shape)
@@ -202,10 +206,16 @@ def _whole_numbers(operand: Operand, case: Case, shape: tuple[int, ...], device:
     drawn = _below(stream, count, _MANY if structure == "permutation" else max(high - low, 1))
     if not structure and 4 < high - low <= 1 << 31:  # wider ranges are of seeds
         drawn = _at_edges(stream, drawn, low, high - low)
-    if count > 1 and not structure:
+    chance = Stream(case.seed, f"whole/{operand.name}", torch.device("cpu"))
+    form = int(chance.below(1, 4, "form")) if not structure and high - low <= 1 << 31 else 0
+    if form == 3 and not operand.boolean:
+        drawn = drawn % (1 << int(chance.below(1, (high - low).bit_length(), "part")))
+    elif count > 1 and not structure:
         drawn[0], drawn[-1] = 0, high - low - 1
     if count > 2 and low <= 0 < high and structure in ("", "sum") and not operand.boolean:
         drawn[count // 2] = -low  # nothing between others, such as an empty sequence
+    if form == 2:
+        drawn = drawn[torch.arange(count, device=drawn.device) // (32 << int(chance.below(1, 4, "run")))]
     values = operand.range.arranged((drawn + low).reshape(shape), case.dims)
     values = values.bool() if (low, high) == (0, 2) and operand.boolean else values
     if operand.name in case.values or operand.name in case.edits:
