@@ -1,11 +1,14 @@
-"""Honest solutions, which `verify judge` must accept: python -m mutants.zoo --honest 300
+"""Honest solutions, which `verify judge` must accept: python -m mutants.zoo --honest 400
 
-Programs of benchmarks/breakages are written out as the steps of a kernel, with sums in five orders. honest.toml has
-problems with solutions that people write, some in Triton. Three formats take turns. Every solution is a file alone.
+honest.toml has problems with solutions that people write, some in Triton. techniques.toml has what honest programs do
+around any computation; each technique meets each problem of the zoo. The zoo has honest twins. Programs of
+benchmarks/breakages are written out as the steps of a kernel, with sums in five orders and in three formats that take
+turns. Every solution is a file alone.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 import shutil
@@ -15,11 +18,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from benchmarks.breakages.programs import Program, programs
 from benchmarks.breakages.steps import outputs_of, traced
-from mutants.zoo import model
+from mutants.zoo import PROBLEMS as OF_ZOO
+from mutants.zoo import TRICKS, model, solution
 
+UNJUDGED = ("cache", "mean")  # problems that are undecided for each solution
 ORDERS = ("native", "sequential", "reversed", "blocks", "tree")
 FORMATS = ("model", "functional", "task")
 
@@ -212,12 +218,39 @@ def written() -> Iterator[Honest]:
             yield Honest(f"{name}, written {place}", name, text, {"problem.py": problem})
 
 
+def twins() -> Iterator[Honest]:
+    """Yields the honest twins of the tricks. Tricks may share one."""
+    found = {(trick.problem, text): trick for trick in TRICKS for kind, text in trick.texts if kind == "twin"}
+    for (problem, text), trick in found.items():
+        if not trick.compiled:
+            yield Honest(f"{trick.name}, twin", f"zoo {problem}", text, {"problem.py": OF_ZOO[problem]})
+
+
+def crossed() -> Iterator[Honest]:
+    """Yields each technique with each problem of the zoo that can be judged."""
+    techniques = tomllib.loads((Path(__file__).parent / "techniques.toml").read_text())
+    for (name, given), (problem, text) in itertools.product(techniques.items(), OF_ZOO.items()):
+        if problem in (*UNJUDGED, *given.get("without", ())):
+            continue
+        arguments, forward = re.search(r"def forward\(self, (.*)\):\n\s+return (.*)", text).groups()  # type: ignore[union-attr]
+        before, body = (
+            given.get(part, "").replace("$A", arguments).replace("$F", forward) for part in ("before", "body")
+        )
+        yield Honest(f"{problem}, {name}", f"zoo {problem}", solution(problem, body, before), {"problem.py": text})
+
+
 def honest(count: int, seed: int = 0) -> list[Honest]:
     """Returns so many honest solutions by chance; all that were written by hand come first if there is room."""
     chance = random.Random(seed)
-    pairs = [(program, order) for program in programs().values() for order in ORDERS]
-    chance.shuffle(pairs)
     hand = list(written())
-    taken = hand if count >= len(hand) * 2 else chance.sample(hand, min(len(hand), count // 3))
-    rest = pairs[: count - len(taken)]
-    return [*taken, *(_of_program(*pair, FORMATS[place % len(FORMATS)]) for place, pair in enumerate(rest))]
+    taken = hand if count >= len(hand) * 2 else chance.sample(hand, min(len(hand), count // 4))
+    pairs = [(program, order) for program in programs().values() for order in ORDERS]
+    kinds: list[list[Any]] = [list(crossed()), list(twins()), list(enumerate(pairs))]
+    for each in kinds:
+        chance.shuffle(each)
+    rest = [each for three in itertools.zip_longest(*kinds) for each in three if each is not None]
+    made = (
+        each if isinstance(each, Honest) else _of_program(*each[1], FORMATS[each[0] % len(FORMATS)])
+        for each in rest[: count - len(taken)]
+    )
+    return [*taken, *made]

@@ -229,6 +229,39 @@ def test_a_solution_is_called_while_its_problem_is_read(cpu: Backend, tmp_path: 
         process.stop()
 
 
+class Cache:
+    """Stands for the memory that empties the cache: it shows what a reader on another stream sees at that time."""
+
+    def __init__(self, given: dict[str, Tensor]) -> None:
+        self.given, self.seen = given, dict[str, Tensor]()
+
+    def zero_(self) -> None:
+        self.seen = {name: each.clone() for name, each in self.given.items()}
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool, torch.uint8])
+def test_inputs_are_wrong_until_the_call_begins(
+    device: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = (torch.rand(3, 1000, device=device) * 9).to(dtype)
+    given = {"x": x.clone(), "number": x[0, :1].clone().reshape(()), "none": x[:, :0].clone()}
+    right, versions = {name: each.clone() for name, each in given.items()}, [each._version for each in given.values()]
+    watch = chain.Watch("cpu")
+    watch._flushed = cache = Cache(given)  # type: ignore[assignment]
+    monkeypatch.setattr(watch, "_mark", lambda: None)
+    places = set()
+    for _ in range(8):
+        watch.start(given)
+        wrong = cache.seen["x"] != right["x"]
+        assert 3000 // chain.CANARY <= int(wrong.sum()) <= 3000 // chain.CANARY + 1
+        assert bool(cache.seen["number"] != right["number"])
+        assert all(torch.equal(each, right[name]) for name, each in given.items())
+        places.add(int(wrong.reshape(-1).int().argmax()))
+    assert len(places) > 1, "a reader cannot know the places"
+    assert versions == [each._version for each in given.values()]
+
+
 def test_a_solution_is_timed_beside_the_reference(cpu: Backend, tmp_path: Path) -> None:
     found = timed(cpu, tmp_path, solution(SLOW))
     assert not found.tricks and not found.reason

@@ -10,11 +10,16 @@ Arguments travel sealed: their bits are replaced until a second secret comes, to
 
 The judge and the process of a solution both run this. Keys are whole numbers, equal on every device. A judged call is
 a chain of one call, so that its stack has the same functions.
+
+Beside a GPU some words of the inputs are wrong until the L2 cache is empty and the call begins: what reads them before,
+on another stream, computes with these. Answers are copied on the call's stream right behind it, and these copies are
+judged: what writes into them later is too late.
 """
 
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
@@ -30,6 +35,7 @@ Varied = Mapping[
     str, Sequence[str]
 ]  # the structures (verify.cases.structure) of each argument that differs in each call
 
+CANARY = 128  # one of so many numbers of an input is wrong until the call begins
 FLUSHED = 4  # times the L2 cache are written before a call: the GPU is busy while the call is prepared
 DRAWN_BITS = 12  # of each element's hash choose one of the argument's own numbers
 KEPT_BITS = 12  # of its mantissa, so that the numbers stay where they lie; other bits of the hash replace the last ones
@@ -49,7 +55,7 @@ def run(
     found = []
     for _ in range(count):
         given = inputs(known)
-        watch.start()
+        watch.start(given)
         results = call(given)
         watch.stop()
         found.append([each.detach().clone(memory_format=torch.contiguous_format) for each in results])
@@ -147,6 +153,20 @@ def _absorbed(key: Tensor, results: Sequence[Tensor]) -> Tensor:
     return key
 
 
+def _spoilt(value: Tensor) -> Callable[[], Any]:
+    """Inverts one of `CANARY` numbers of a tensor. Returns the function that restores them.
+
+    Neither changes PyTorch's count of writes.
+    """
+    kind = torch.bool if value.dtype is torch.bool else _INTEGERS.get(value.element_size())
+    if kind is None or not value.is_contiguous():
+        return lambda: None
+    words = value.data.view(-1).view(kind)[secrets.randbelow(CANARY) % max(value.numel(), 1) :: CANARY]
+    right = words.clone()
+    words.bitwise_not_()
+    return lambda: words.copy_(right)
+
+
 class Watch:
     """Measures the calls of a chain in its own process: by events beside a GPU, else by wall time.
 
@@ -165,10 +185,13 @@ class Watch:
         """Forgets the calls so far."""
         self._marks.clear()
 
-    def start(self) -> None:
-        """Begins a call, with an empty L2 cache."""
+    def start(self, given: Inputs) -> None:
+        """Begins a call, with an empty L2 cache. Before that some words of its inputs are wrong."""
         if self._flushed is not None:
+            restore = [_spoilt(each) for each in given.values()]
             self._flushed.zero_()
+            for each in restore:
+                each()
         self._mark()
 
     def stop(self) -> None:
