@@ -1,7 +1,7 @@
 """Nothing of a table of ways out of a solution's process works, and what honest solutions do works.
 
 Each row of PROBES is a line of Python in the process of a solution. It must raise OSError, or return what beside it is.
-The walls: with namespaces and without them, as root and as a user, as far as this machine allows each.
+The walls: with namespaces and in a container like Docker's, as root and as a user, as far as this machine allows each.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import pytest
 import torch
 
 from tests.referee import denied
+from tests.referee.samples import LINEAR, solution, written
 from verify.errors import KernelError
 from verify.referee import sandbox, starter
 from verify.referee.host import SolutionProcess
@@ -34,7 +35,7 @@ from verify.workers import process_tree, start
 pytestmark = pytest.mark.skipif(
     platform.machine() != "x86_64", reason="the numbers of system calls below are of x86_64"
 )
-WALLS = {"namespaces": "", "alone": "unshare", "user": "user", "user alone": "user unshare"}
+WALLS = {"namespaces": "", "container": "docker", "user": "user", "user in a container": "user docker"}
 MIB = 1 << 20
 SECRET = "hunter2-a-secret-of-the-host"
 HEAD = """
@@ -89,6 +90,16 @@ def peek(pid):
 def open_files():
     paths = [f'/proc/self/fd/{each}' for each in os.listdir('/proc/self/fd')]
     return sorted({os.readlink(each).split(':')[0].split('/proc')[0] for each in paths if os.path.exists(each)})
+def opened(*paths):
+    found = []
+    for path in paths:
+        for mode in ('rb', 'ab'):
+            try:
+                open(path, mode).close()
+                found.append(path + ' ' + mode)
+            except OSError:
+                pass
+    return found
 def of_a_child():
     child = subprocess.Popen(['sleep', '60'])
     child.kill()
@@ -119,16 +130,36 @@ PROBES: dict[str, tuple[str, Any]] = {
     "lists temporary files": ("os.listdir('/tmp')", REFUSED),
     "writes to shared memory": ("open('/dev/shm/mine', 'w')", REFUSED),
     "makes a device": ("os.mknod('disk', 0o60600, os.makedev(254, 0))", REFUSED),
-    "opens a disk": ("[open(each) for each in ('/dev/vda', '/dev/sda', '/dev/nvme0n1')]", REFUSED),
-    "opens the memory of the machine": ("[open(each) for each in ('/dev/mem', '/dev/kmsg')]", REFUSED),
+    "opens a disk": (
+        "opened('/dev/vda', '/dev/sda', '/dev/nvme0n1', '/dev/dm-0', '/dev/loop0', '/dev/loop-control')",
+        [],
+    ),
+    "opens the memory of the machine": (
+        "opened('/dev/mem', '/dev/kmsg', '/dev/port', '/proc/kcore', '/proc/kmsg')",
+        [],
+    ),
+    "makes a virtual machine or a network": ("opened('/dev/kvm', '/dev/net/tun', '/dev/fuse', '/dev/vhost-net')", []),
+    "types and clicks": (
+        "opened('/dev/uinput', '/dev/tty', '/dev/console', '/dev/input/event0', '/dev/snd/timer')",
+        [],
+    ),
+    "wakes the machine": ("opened('/dev/rtc0', '/dev/watchdog', '/dev/hpet', '/dev/cpu/0/msr')", []),
     "opens a terminal": ("open('/dev/ptmx')", REFUSED),
     "watches files": ("call(294, 0)", REFUSED),
     "opens by a handle": ("call(304, -100, None, 0)", REFUSED),
     "changes the root": ("os.chroot('.')", REFUSED),
     "has files of its parent": ("open_files()", ["", "/dev/null", "socket"]),
+    # memory
+    "raises its limit of memory": ("call(160, 2, struct.pack('QQ', 1 << 50, 1 << 50))", REFUSED),
+    "leaves its group": ("opened('/sys/fs/cgroup/cgroup.procs', '/sys/fs/cgroup/memory/cgroup.procs')[1::2]", []),
+    "is never ended": ("open('/proc/self/oom_score_adj', 'w')", REFUSED),
+    "hides memory": ("call(447, 0)", REFUSED),
+    "moves memory of the machine to a disk": ("call(168, b'/dev/vda')", REFUSED),
+    "drops the caches of the machine": ("open('/proc/sys/vm/drop_caches', 'w')", REFUSED),
     # the environment
     "reads variables of its start": (f"{SECRET.encode()!r} in read('/proc/self/environ')", False),
     "reads variables of Python": (f"{SECRET!r} in str(dict(os.environ))", False),
+    "reads variables of its parent": ("read(f'/proc/{os.getppid()}/environ')", REFUSED),
     "finds a secret in its memory": ("in_memory(b'A_SECRET', b'_TOKEN')", False),
     # sockets
     "connects to a path": ("sent(socket.SOCK_STREAM, HOME + '/socket')", REFUSED),
@@ -136,6 +167,9 @@ PROBES: dict[str, tuple[str, Any]] = {
     "connects to a name": ("sent(socket.SOCK_STREAM, '\\0' + NAME)", REFUSED),
     "connects by TCP": ("sent(socket.SOCK_STREAM, ('127.0.0.1', PORT), socket.AF_INET)", REFUSED),
     "sends by UDP": ("socket.socket(socket.AF_INET, socket.SOCK_DGRAM)", REFUSED),
+    "listens by TCP": ("socket.socket(socket.AF_INET).bind(('127.0.0.1', 0))", REFUSED),
+    "sends packets": ("socket.socket(socket.AF_PACKET, socket.SOCK_RAW)", REFUSED),
+    "uses a radio": ("socket.socket(31, socket.SOCK_RAW, 1)", REFUSED),
     "sends by IPv6": ("socket.socket(socket.AF_INET6)", REFUSED),
     "asks the kernel": ("socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)", REFUSED),
     "uses the kernel's ciphers": ("socket.socket(38, socket.SOCK_SEQPACKET)", REFUSED),
@@ -183,7 +217,12 @@ PROBES: dict[str, tuple[str, Any]] = {
     "counts events": ("call(298, None, 0, -1, -1, 0)", REFUSED),
     "handles faults": ("call(323, 0)", REFUSED),
     "queues calls": ("call(425, 1, bytes(120))", REFUSED),
+    # time
     "sets the time": ("time.clock_settime(time.CLOCK_REALTIME, 1)", REFUSED),
+    "sets the time by the older call": ("call(164, bytes(16), None)", REFUSED),
+    "makes the time run slower": ("call(159, bytes(208))", REFUSED),
+    "runs before all others": ("os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))", REFUSED),
+    "raises its priority": ("os.nice(-5)", REFUSED),
     "names the machine": ("socket.sethostname('mine')", REFUSED),
     "reads the log": ("call(103, 3, None, 0)", REFUSED),
     "writes to /proc": ("open('/proc/sys/kernel/core_pattern', 'w')", REFUSED),
@@ -276,7 +315,7 @@ def wall(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         process.stop()
         if confined.open:
             pytest.skip(f"this kernel has no {', '.join(confined.open)}")
-        if "unshare" in words:
+        if "docker" in words:
             assert confined.lacks == ("no namespaces: the other limits are the only wall",)
         yield made
     finally:
@@ -451,7 +490,7 @@ def test_without_landlock_the_process_says_so_before_it_imports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = start.command
-    prefix = [sys.executable, denied.__file__, "unshare", "landlock", "--"]
+    prefix = [sys.executable, denied.__file__, "docker", "landlock", "--"]
     monkeypatch.setattr(start, "command", lambda *given: [*prefix, *plain(*given)])
     running = starter._begun("cpu")
     try:
@@ -460,6 +499,28 @@ def test_without_landlock_the_process_says_so_before_it_imports(
         process.stop()
     finally:
         running.stop()
+
+
+@pytest.mark.parametrize("option", ["", "--allow-weaker"])
+def test_without_landlock_nothing_is_imported_unless_that_is_typed(option: str, tmp_path: Path) -> None:
+    """The exit code says so in both cases, and the answer says what did not hold."""
+    (marks := tmp_path / "marks").mkdir()
+    mark = f"import os, tempfile\ntempfile.mkstemp(dir={str(marks)!r})\n"
+    right = "return torch.relu(functional.linear(x, weight, bias))"
+    paths = written(tmp_path, problem=LINEAR, right=solution(right, before=mark))
+    answer = tmp_path / "found.json"
+    judge = ["-P", "-m", "verify", "judge", str(paths["problem"]), str(paths["right"]), "--json", str(answer)]
+    command = [sys.executable, denied.__file__, "docker", "landlock", "--", sys.executable, *judge, "--backend", "cpu"]
+    plain = {name: text for name, text in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([*command, *filter(None, [option])], capture_output=True, text=True, cwd="/", env=plain)
+    assert done.returncode == 3, done.stdout + done.stderr
+    found = json.loads(answer.read_text())
+    assert bool(list(marks.iterdir())) == bool(option)
+    lacking = "writes into its own folders alone, reads no file of a user"
+    if option:
+        assert (found["verdict"], found["given_up"]) == ("accepted", [lacking])
+    else:
+        assert found["verdict"] == "undecided" and lacking in found["message"]
 
 
 def test_a_starter_ends_with_its_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

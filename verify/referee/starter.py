@@ -27,7 +27,7 @@ from multiprocessing.connection import Connection
 import msgspec
 
 from verify import backends
-from verify.referee import folders, gpu_memory, sandbox
+from verify.referee import folders, gpu_memory, memory_group, sandbox
 from verify.workers import process_tree, start
 
 KEPT = ("PATH", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "PYTHONHOME", "PYTHONPATH", "TRITON_INTERPRET")
@@ -133,6 +133,7 @@ class Ended(msgspec.Struct):
 
 def _supervise(control: socket.socket) -> None:
     """Runs a solution in a child. Does not return."""
+    group = ""
     try:
         sandbox.die_with_parent()
         os.setsid()
@@ -140,24 +141,27 @@ def _supervise(control: socket.socket) -> None:
         process_tree.adopt_orphans()
         text, descriptors, _, _ = socket.recv_fds(control, MESSAGE, 1)
         limits = msgspec.json.decode(text, type=sandbox.Limits)
+        group = memory_group.make(limits.memory + OWN_BYTES)
         namespaces = sandbox.isolate()
         if not (child := os.fork()):
             from verify.referee import runner
 
+            memory_group.join(group)
             sandbox.die_with_parent()
             os.setsid()
             runner.main(Connection(descriptors[0]), limits, namespaces=namespaces)
         os.close(descriptors[0])
         control.send(b"%d" % os.getpid())
-        control.send(msgspec.json.encode(_watched(control, child, limits)))
+        control.send(msgspec.json.encode(_watched(control, child, limits, group)))
     except (OSError, ValueError, IndexError, msgspec.DecodeError):  # the judge is gone
         pass
     finally:
         process_tree.kill(os.getpid(), "")
+        memory_group.remove(group)
         os._exit(0)
 
 
-def _watched(control: socket.socket, child: int, limits: sandbox.Limits) -> Ended:
+def _watched(control: socket.socket, child: int, limits: sandbox.Limits, group: str) -> Ended:
     """Waits for the end of a solution. Ends it when the judge hangs up or a limit that nothing enforces is exceeded."""
     read, write = os.pipe()
     os.set_blocking(write, False)
@@ -165,17 +169,18 @@ def _watched(control: socket.socket, child: int, limits: sandbox.Limits) -> Ende
     ended = Ended()
     while not (found := os.waitpid(child, os.WNOHANG))[0]:
         gone = control.fileno() in select.select([control.fileno(), read], [], [], LOOK_SECONDS)[0]
-        if reason := "" if gone else exceeded(process_tree.living({child}, ""), limits):
+        if reason := "" if gone else exceeded(process_tree.living({child}, ""), limits, group):
             ended.reason = f"{reason}; stopped"
         if gone or reason:
             process_tree.kill(os.getpid(), "")
     ended.code = os.waitstatus_to_exitcode(found[1])
+    ended.reason = ended.reason or exceeded((), limits, group)
     process_tree.kill(os.getpid(), "")  # without namespaces its children live on
     return ended
 
 
-def exceeded(pids: Iterable[int], limits: sandbox.Limits) -> str:
-    """Returns the limit that these processes exceed together; "" if none."""
+def exceeded(pids: Iterable[int], limits: sandbox.Limits, group: str) -> str:
+    """Returns the limit that these processes exceed together, a group; "" if none."""
     pids = list(pids)
     if len(pids) > sandbox.PROCESSES:
         return f"started more than {sandbox.PROCESSES} processes"
@@ -184,7 +189,8 @@ def exceeded(pids: Iterable[int], limits: sandbox.Limits) -> str:
         return f"made more than {SCRATCH_FILES:,} files, or folders deeper than {DEPTH}"
     if sum(item.about.st_blocks * 512 for item in items) + _unlinked(pids) > SCRATCH_BYTES:
         return f"wrote more than {SCRATCH_BYTES >> 20} MiB of files"
-    if _resident(pids, "Rss") > limits.memory and _resident(pids, "Pss") > limits.memory + OWN_BYTES:
+    resident = _resident(pids, "Rss") > limits.memory and _resident(pids, "Pss") > limits.memory + OWN_BYTES
+    if resident or memory_group.ended(group):
         return f"used more than {limits.memory >> 20:,} MiB of memory"
     if limits.gpu_share < 1 and gpu_memory.share(pids) > limits.gpu_share:
         return f"used more than {limits.gpu_share:.0%} of the memory of a GPU, its share beside others"

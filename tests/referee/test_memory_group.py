@@ -1,0 +1,49 @@
+"""Groups of processes whose memory the kernel limits, on machines that let the judge make one."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from verify.referee import memory_group
+
+MIB = 1 << 20
+TAKES = """
+import mmap, sys
+from verify.referee import memory_group
+memory_group.join(sys.argv[1])
+kept = mmap.mmap(-1, int(sys.argv[2]) << 20)  # shared, which no limit of a process counts
+for place in range(int(sys.argv[2])):
+    kept[place << 20] = 1
+    kept[place << 20 : (place << 20) + 4096 * 255] = bytes(4096 * 255)
+"""
+
+
+@pytest.fixture
+def group() -> Iterator[str]:
+    found = memory_group.make(96 * MIB)
+    if not found:
+        pytest.skip("this machine lets no one make a group")
+    yield found
+    memory_group.remove(found)
+    assert not Path(found).exists()
+
+
+@pytest.mark.parametrize(("size", "code"), [(16, 0), (400, -signal.SIGKILL)])
+def test_the_kernel_ends_what_exceeds_a_group(group: str, size: int, code: int) -> None:
+    done = subprocess.run([sys.executable, "-c", TAKES, group, str(size)])
+    assert done.returncode == code
+    assert memory_group.ended(group) == bool(code)
+
+
+def test_without_a_group_nothing_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_group, "_VERSIONS", ((str(tmp_path), "memory.max", "memory.swap.max", "memory.events"),))
+    assert memory_group.make(MIB) == "" and not list(tmp_path.iterdir())
+    memory_group.join("")
+    memory_group.remove("")
+    assert not memory_group.ended("")
