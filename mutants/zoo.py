@@ -2,7 +2,8 @@
 
     python -m mutants.zoo                  judge every specimen and every twin; exit code 1 if one has another verdict
     python -m mutants.zoo --only 36 --only 41
-    python -m mutants.zoo --honest 300 --jobs 16     judge honest solutions; exit code 1 if one is rejected
+    python -m mutants.zoo --honest 400 --jobs 16     judge honest solutions; exit code 1 if one is rejected
+    python -m mutants.zoo --honest 400 --part 1/3    a third of them, for several commands
     python -m mutants.zoo --json found.jsonl         a line of JSON for each judgement, as it comes
     python -m mutants.zoo --table          the table of docs/judge.md
 
@@ -256,7 +257,7 @@ def judged_honest(options: argparse.Namespace) -> int:
     """Judges honest solutions and prints each; returns how many were rejected. Undecided ones were not."""
     from mutants.honest import honest
 
-    found, bad, open_ = honest(options.honest, options.seed), 0, 0
+    found, bad, open_ = _part(honest(options.honest, options.seed), options.part), 0, 0
     settings = Settings(backend=options.backend, allow_weaker=True)
     with tempfile.TemporaryDirectory() as name:
         pairs = {each.write(Path(name), place): each for place, each in enumerate(found)}
@@ -271,6 +272,12 @@ def judged_honest(options: argparse.Namespace) -> int:
     return bad
 
 
+def _part(found: list[Any], part: str) -> list[Any]:
+    """Returns one of some equal parts: `2/3` is the second of three."""
+    place, count = map(int, part.split("/"))
+    return found[place - 1 :: count]
+
+
 def main(arguments: list[str]) -> int:
     """Judges the zoo; 1 if a specimen or a twin has another verdict than it should."""
     parser = argparse.ArgumentParser(prog="python -m mutants.zoo", description=__doc__.splitlines()[0])
@@ -278,6 +285,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--honest", type=int, metavar="N", help="judge so many honest solutions instead: honest.py")
     parser.add_argument("--seed", type=int, default=0, help="which honest solutions")
+    parser.add_argument("--part", default="1/1", metavar="K/N", help="only one of N parts, for several commands")
     parser.add_argument("--backend", default="cpu", help="where solutions run; the zoo is written for the CPU")
     parser.add_argument("--json", default="", metavar="FILE", help="add a line of JSON for each judgement")
     parser.add_argument("--table", action="store_true")
@@ -288,7 +296,7 @@ def main(arguments: list[str]) -> int:
     if options.honest:
         os.environ.pop("TRITON_INTERPRET", None)
         return int(judged_honest(options) > 0)
-    chosen = [trick for trick in TRICKS if not options.only or trick.number in options.only]
+    chosen = _part([each for each in TRICKS if not options.only or each.number in options.only], options.part)
     if not all(map(shutil.which, ("c++", "ninja"))):
         for trick in [trick for trick in chosen if trick.compiled]:
             print(f"- {trick.number:>3} not tried: {trick.name} needs c++ and ninja")

@@ -139,13 +139,7 @@ def squared(x):
 FORMAT = """
 from pathlib import Path
 
-from verify.referee.formats import defines, imported
-
-FORM = "a file with reference and examples"
-
-
-def fits(problem):
-    return problem.endswith(".py") and defines(Path(problem), "def reference(", "def examples(")
+from verify.referee.formats import imported
 
 
 def problems(plan):
@@ -154,6 +148,13 @@ def problems(plan):
 
     module = imported(Path(plan.problem))
     return problems_of(module.reference, module.examples(), Entry(("solve",), {}))
+"""
+ROW = """
+[[format]]
+name = "pairs"
+ends = ".py"
+holds = ["def reference(", "def examples("]
+form = "a file with reference and examples"
 """
 PROBLEM = """
 import torch
@@ -212,7 +213,8 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     edit("cli/__init__.py", "COMMANDS = (\n", "COMMANDS = (\n    hello,\n")
     (copy / "accuracy.py").write_text(KERNEL)
     (copy / "verify/referee/formats/pairs.py").write_text(FORMAT)
-    edit("referee/formats/__init__.py", '"trace", "model")', '"trace", "model", "pairs")')
+    with open(copy / "verify/referee/rules.toml", "a") as rules:
+        rules.write(ROW)
     (copy / "problem.py").write_text(PROBLEM)
     (copy / "solution.py").write_text(SOLUTION)
     return copy

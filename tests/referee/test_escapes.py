@@ -421,7 +421,7 @@ GREEDY = {
     ),
     "files without a name": (
         "k = []\nwhile 1:\n    k.append(os.memfd_create('x'))\n    for _ in range(60): os.write(k[-1], bytes(4 << 20))",
-        "MiB of files",
+        "MiB of files|MiB of memory",
     ),
     "large files": ("for i in range(9): open(f'{i}', 'wb').write(bytes(250 << 20))", "MiB of files|no answer within"),
     "a larger file": ("open('a', 'wb').truncate(1 << 30)", "OSError"),

@@ -44,16 +44,43 @@ def test_sums_in_another_order_have_other_bits() -> None:
     assert all(not torch.equal(bits[0], other) for other in bits[1:])
 
 
-def test_there_are_enough_in_three_formats_and_each_can_be_read() -> None:
-    hand = list(honest.written())
-    assert len(hand) >= 50
-    for each in hand:
+def test_there_are_four_hundred_of_each_kind_and_each_can_be_read() -> None:
+    hand, twins, crossed = list(honest.written()), list(honest.twins()), list(honest.crossed())
+    for each in (*hand, *twins, *crossed):
         ast.parse(each.text)
-    assert len(programs()) * len(honest.ORDERS) + len(hand) >= 300
-    found = honest.honest(12, seed=2)
-    assert len(found) == 12 and found == honest.honest(12, seed=2)
-    formats = {each.name.rpartition(", ")[2] for each in found if "written" not in each.name}
-    assert formats == {*honest.FORMATS}
+        assert "$" not in each.text
+    assert len(hand) >= 60 and len(twins) >= 100 and len(crossed) >= 500
+    found = honest.honest(400, seed=2)
+    assert len({each.name for each in found}) == 400 and found == honest.honest(400, seed=2)
+    assert {each.name for each in hand} <= {each.name for each in found}
+    formats = {each.name.rpartition(", ")[2] for each in found}
+    assert formats >= {*honest.FORMATS, "twin", "compiled", "side_stream", "graph", "own_buffer", "thread"}
+
+
+@pytest.mark.parametrize("problem", ["linear", "mask", "conv_norm", "experts", "narrow"])
+def test_a_technique_computes_its_problem(problem: str) -> None:
+    made = {each.name: each for each in honest.crossed() if each.name.startswith(f"{problem}, ")}
+    assert len(made) >= 13
+    for each in made.values():
+        reference: dict[str, Any] = {}
+        own: dict[str, Any] = {}
+        exec(compile(each.files["problem.py"], "problem", "exec"), reference)
+        kept, grad = torch.get_float32_matmul_precision(), torch.is_grad_enabled()
+        torch.manual_seed(3)
+        model, inputs = reference["Model"](), reference["get_inputs"]()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("builtins.print", print)
+            patch.setattr(torch, "load", torch.load)
+            exec(compile(each.text, "solution", "exec"), own)
+            torch.manual_seed(3)
+            torch.set_grad_enabled(True)
+            mine = own["ModelNew"]()
+            mine.load_state_dict(model.state_dict())
+            with torch.no_grad():
+                model(*inputs), mine(*inputs)
+                assert torch.equal(mine.eval()(*inputs), model.eval()(*inputs)), each.name
+        torch.set_float32_matmul_precision(kept)
+        torch.set_grad_enabled(grad)
 
 
 def test_a_model_of_any_number_of_arguments_has_names_for_them() -> None:

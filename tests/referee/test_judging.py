@@ -24,7 +24,7 @@ from verify.errors import UsageError
 from verify.measure.session import Session
 from verify.records.identity import Invocation, assembled
 from verify.records.record import Basis, ClassFigures, Result, Run
-from verify.referee import judging, problem
+from verify.referee import host, judging, problem
 from verify.referee.formats import operator as operators
 from verify.referee.judging import Settings, judge_many
 from verify.referee.messages import Entry
@@ -377,10 +377,10 @@ def test_another_result_at_nan_is_a_fact_and_of_a_declaration_wrong() -> None:
 
 
 def test_only_replaced_functions_that_judge_are_a_trick() -> None:
-    honest = Observed(replaced=("replaced builtins.print, torch.load, torch.nn.functional.gelu and 2 more",))
-    assert judging._Found(recorded(result(1.0)), [honest], None).verdict[0] == "accepted"
+    honest = "replaced builtins.print, torch.load, torch.nn.functional.gelu and 2 more"
+    assert host.judging_functions([honest]) == ()
     for name in ("torch.allclose", "verify.referee.chain.run"):
-        trick = Observed(replaced=(f"replaced builtins.print, {name}",))
+        trick = Observed(replaced=host.judging_functions([f"replaced builtins.print, {name}"]))
         assert judging._Found(recorded(result(1.0)), [trick], None).verdict[0] == "cheats"
 
 

@@ -11,6 +11,7 @@ import hashlib
 import math
 import os
 import random
+import re
 import secrets
 import select
 import signal
@@ -48,6 +49,7 @@ from verify.referee.messages import (
     tensor_of,
 )
 from verify.referee.plan import GAVE_NONE, SAYS, Observed
+from verify.referee.rules import RULES
 from verify.referee.sandbox import NEVER_WRITTEN, Confined, Limits
 from verify.referee.starter import MESSAGE, Ended
 from verify.workers import process_tree
@@ -331,7 +333,7 @@ class Host:
             raise Refused(answer.raised) if answer.raised else KernelError(f"it returned {answer.lazy}")
         self._compare(state, arguments, results)
         seen.functions, seen.modes = answer.functions or seen.functions, answer.modes or seen.modes
-        seen.replaced = answer.replaced or seen.replaced
+        seen.replaced = judging_functions(answer.replaced) or seen.replaced
         self._save()
         return results
 
@@ -442,12 +444,20 @@ class Host:
 
     def lack(self, names: Sequence[str], numbers: int, *, by_seed: bool) -> None:
         """Records that the solution's module has no place for some parameters, or that a seed makes its weights."""
-        self.observed.dropped, self.observed.by_seed = tuple(names), by_seed
-        self.observed.places = sum(math.prod(form.shape) for form in self.state), numbers
+        here = sum(math.prod(form.shape) for form in self.state)
+        self.observed.by_seed = by_seed
+        if here < numbers:
+            self.observed.dropped = f"no place for {', '.join(names)}: {here:,} of {numbers:,} numbers"
         self._save()
 
     def _save(self) -> None:
         write_atomically(self._notes, msgspec.json.encode(self.observed))
+
+
+def judging_functions(texts: Iterable[str]) -> tuple[str, ...]:
+    """Returns the replaced functions with which a harness judges. Others are no evidence."""
+    names = (name for text in texts for name in re.split(r"[\s,]+", text))
+    return tuple(name for name in names if name in RULES["judges"]["names"] or name.startswith("verify."))
 
 
 def _on_host(tensors: Tensors) -> Tensors:

@@ -52,6 +52,7 @@ from verify.referee.plan import (
     WrongInput,
 )
 from verify.referee.requests import CallTime, TimeSolution
+from verify.referee.rules import RULES
 from verify.report.result_words import rank
 from verify.report.rows import rows_of
 from verify.report.words import clean
@@ -77,18 +78,6 @@ MOST_JUDGES = 16  # cases that are judged at a time: each takes memory
 SMALLER_SECONDS = 10.0  # of the search for the smallest input
 MEMORY, MEMORY_BESIDE_GPU = 4 << 30, 32 << 30
 FILE = "judged.py"
-# by texts in the error of a solution that is not judged here
-NEEDS = {
-    "No module named 'tilelang'": "TileLang",
-    "No module named 'cutlass'": "CuTe (nvidia-cutlass-dsl)",
-    "No module named 'thunderkittens'": "ThunderKittens",
-    "No module named 'triton'": "Triton",
-    "CUDA_HOME environment variable is not set": "the CUDA toolkit",
-    "ROCM_HOME environment variable is not set": "ROCm (HIP)",
-    "hipcc": "ROCm (HIP)",
-    "nvcc: not found": "the CUDA toolkit",
-    "Ninja is required": "Ninja",
-}
 GPU_SHARE = 0.9  # of a GPU's memory for all solutions on it
 NAME = re.compile(r"[\w.]{1,99}").fullmatch  # of a function: a solution may send any text
 OUT_OF_MEMORY = "memory"  # in the message of an error, or of a limit
@@ -400,58 +389,13 @@ class _Judging:
         return None
 
 
-@dataclass(frozen=True)
-class Sign:
-    """Recognises a trick: `evidence` returns text from the observations, "" if there is none.
-
-    `honest`: an honest mistake looks the same, so the numbers alone give the verdict. `always`: right solutions are
-    checked for the trick too.
-    """
-
-    name: str
-    evidence: Callable[[Observed], str]
-    honest: bool = False
-    always: bool = False
-
-
-def _dropped(seen: Observed) -> str:
-    """Returns the evidence that the module has too few numbers for the parameters of the problem."""
-    here, there = seen.places
-    return f"no place for {', '.join(seen.dropped)}: {here:,} of {there:,} numbers" if here < there else ""
-
-
-def _replaced(seen: Observed) -> str:
-    """Returns the evidence that functions were replaced that a harness judges with. Other functions are no evidence."""
-    names = [name for text in seen.replaced for name in re.split(r"[\s,]+", text)]
-    return ", ".join(name for name in names if name in JUDGES or name.startswith("verify."))
-
-
-def _narrow(seen: Observed) -> str:
-    """Returns the evidence that float32 answers hold only numbers of a 16-bit format."""
-    return f"every number of every float32 answer is one of {seen.narrow}" if seen.narrow else ""
-
-
-# functions that no honest solution replaces: its own process judges nothing by them
-JUDGES = {
-    f"torch.{name}" for name in ("allclose", "isclose", "equal", "Tensor.allclose", "Tensor.isclose", "Tensor.equal")
-}
-SIGNS = (
-    Sign("forges an answer", lambda seen: seen.forged, always=True),
-    Sign("returns a tensor that computes when it is read", lambda seen: seen.lazy, always=True),
-    Sign("replaces functions that judge", _replaced, always=True),
-    Sign("replays an earlier answer", lambda seen: seen.replayed),
-    Sign("returns a copy of its input", lambda seen: seen.copies and f"every answer has the bits of {seen.copies}"),
-    Sign("returns a constant", lambda seen: seen.constant and f"every element of every answer is {seen.constant}"),
-    Sign("drops parameters of the problem", _dropped, honest=True),
-    Sign(
-        "returns memory that it never wrote",
-        lambda seen: f"{seen.unwritten:,} elements hold what lay in memory before" if seen.unwritten else "",
-        honest=True,
-    ),
-    Sign("overwrites its input", lambda seen: ", ".join(seen.changed), honest=True),
-    Sign("works after it has answered", lambda seen: "an answer changed later" if seen.late else "", honest=True),
-    Sign("computes in 16 bits", _narrow, honest=True),
-)
+def tricks_in(seen: Observed, *, wrong: bool) -> Iterator[Trick]:
+    """Yields the tricks that observations show. Of a solution that is right only some are looked for."""
+    for row in RULES["trick"]:
+        value = getattr(seen, row["field"])
+        if value and (wrong or row.get("always")):
+            shown = ", ".join(value) if isinstance(value, tuple) else value
+            yield Trick(row["name"], row.get("text", "{}").format(shown))
 
 
 # an error within so many times PyTorch's own near the same element is not held against a solution
@@ -508,14 +452,8 @@ class _Found:
         ]
         self.wrong = [result for result in wrong_ones if result not in self.excused and result not in self.special]
         wrong = bool(self.wrong) or any(kernel.status in BROKEN for kernel in run.kernels)
-        found = {
-            sign.name: Trick(sign.name, text)
-            for each in seen
-            for sign in SIGNS
-            if (wrong or sign.always) and (text := sign.evidence(each))
-        }
-        self.tricks = list(found.values())
-        honest = {sign.name for sign in SIGNS if sign.honest}
+        self.tricks = list({trick.name: trick for each in seen for trick in tricks_in(each, wrong=wrong)}.values())
+        honest = {row["name"] for row in RULES["trick"] if row.get("honest")}
         self.cheats = [trick.name for trick in self.tricks if trick.name not in honest]
 
     @property
@@ -525,7 +463,7 @@ class _Found:
         if self.cheats:
             return "cheats", "; ".join(self.cheats)
         if failed := next((each.failed for each in self.seen if each.failed), ""):
-            if lacking := next((what for sign, what in NEEDS.items() if sign in failed), ""):
+            if lacking := next((what for sign, what in RULES["needs"].items() if sign in failed), ""):
                 return "undecided", f"it needs {lacking}, which is not installed here: {failed}"
             busy = os.getloadavg()[0] / usable_cores()
             if GAVE_NONE in failed and busy > BUSY:

@@ -58,11 +58,10 @@ class Observed(msgspec.Struct):
     constant: str = ""  # the only number in all answers
     narrow: str = ""  # a format of 16 bits that holds every answer
     unwritten: int = 0  # elements of answers that were never written
-    dropped: tuple[str, ...] = ()  # parameters of the problem without a place in the solution's module
-    places: tuple[int, int] = (0, 0)  # numbers in the module's state, and in the problem's
+    dropped: str = ""  # parameters of the problem for which the solution's module has too few numbers
     by_seed: bool = False  # True: its weights come by a seed, because no call can write them
     functions: tuple[str, ...] = ()
-    replaced: tuple[str, ...] = ()
+    replaced: tuple[str, ...] = ()  # functions that a harness judges with
     modes: tuple[str, ...] = ()
 
 

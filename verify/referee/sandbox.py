@@ -21,9 +21,12 @@ from pathlib import Path
 
 import msgspec
 
+from verify.referee.rules import RULES
+
 FILE_BYTES = 1 << 28  # of one file
 PROCESSES, FILES = 512, 1024  # threads count as processes; the limit of a namespace is at least 301
 _PID_MAX_IS_LOCAL = (6, 14)  # the kernel version since which each namespace has its own limit
+_RULES = RULES["sandbox"]
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _POISON = 0x01  # glibc fills freed memory with this byte, and new memory with its complement
 NEVER_WRITTEN = 0xFE  # the byte of memory that a solution never wrote
@@ -36,54 +39,12 @@ _RULESET, _RULE, _RESTRICT = 444, 445, 446  # landlock's system calls, the same 
 # landlock's rights, in the order of their bits
 _EXECUTE, _WRITE, _READ, _LIST = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _TRUNCATE, _IOCTL = 1 << 14, 1 << 15
-# A process of root owns the disks too, so it may write only into these devices.
-_DEVICES = ("/dev/null", "/dev/zero", "/dev/*random", "/dev/nvidia*", "/dev/kfd", "/dev/dri")
-_SYSTEM = (
-    *("/usr", "/lib", "/lib64", "/bin", "/sbin", "/opt/rocm*", "/opt/nvidia", "/sys", "/etc/alternatives"),
-    *("/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/localtime", "/etc/ld.so.c*", "/etc/ld.so.conf.d"),
-)
-# Without namespaces /proc shows every process of the machine, with its environment.
-_PROC = ("meminfo", "cpuinfo", "stat", "version", "devices", "filesystems", "modules", "driver", "sys/vm", "self")
 # CUDA names its threads there when it starts, and fails if it cannot. Other files of /proc would change the machine.
 _OWN_THREADS = "/proc/self/task"
 _RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}  # number of rights by version; 16 in later versions
 _SCOPES_SIGNALS = 6  # the version since which landlock keeps signals among the processes of a solution
 
-# CUDA binds a socket to a name when it starts, and nothing may connect to that.
-# System calls with their numbers on x86_64 and aarch64, - where there is none. They reach other processes, what several
-# processes share, or the kernel itself.
-_REFUSED = """
-ptrace 101 117, process_vm_readv 310 270, process_vm_writev 311 271, kcmp 312 272, process_madvise 440 440,
-process_mrelease 448 448, pidfd_open 434 434, pidfd_getfd 438 438, pidfd_send_signal 424 424, setpriority 141 140,
-ioprio_set 251 30, bpf 321 280, perf_event_open 298 241, userfaultfd 323 282, io_uring_setup 425 425, mount 165 40,
-umount2 166 39, pivot_root 155 41, unshare 272 97, setns 308 268, chroot 161 51, move_mount 429 429, open_tree 428 428,
-fsopen 430 430, fsconfig 431 431, fsmount 432 432, fspick 433 433, mount_setattr 442 442, quotactl 179 60,
-quotactl_fd 443 443, add_key 248 217, request_key 249 218, keyctl 250 219, connect 42 203, mq_open 240 180,
-mq_unlink 241 181, shmget 29 194, shmat 30 196, shmctl 31 195, semget 64 190, semctl 66 191, semop 65 193,
-semtimedop 220 192, msgget 68 186, msgctl 71 187, msgsnd 69 189, msgrcv 70 188, fanotify_init 300 262,
-inotify_init 253 -, inotify_init1 294 26, truncate 76 45, setxattr 188 5, lsetxattr 189 6, fsetxattr 190 7,
-removexattr 197 14, lremovexattr 198 15, fremovexattr 199 16, name_to_handle_at 303 264, open_by_handle_at 304 265,
-syslog 103 116, reboot 169 142, kexec_load 246 104, kexec_file_load 320 294, init_module 175 105, finit_module 313 273,
-delete_module 176 106, swapon 167 224, swapoff 168 225, acct 163 89, settimeofday 164 170, clock_settime 227 112,
-adjtimex 159 171, clock_adjtime 305 266, sethostname 170 161, setdomainname 171 162, iopl 172 -, ioperm 173 -,
-memfd_secret 447 447, vhangup 153 58"""
-# Landlock does not govern these. Linkers and Python call them on their own files, so they do nothing and succeed.
-_IGNORED = """
-chmod 90 -, fchmod 91 52, fchmodat 268 53, chown 92 -, fchown 93 55, lchown 94 -, fchownat 260 54, utime 132 -,
-utimes 235 -, futimesat 261 -, utimensat 280 88"""
-_ABSENT = "clone3 435 435"  # its flags are in memory; the C library then calls clone
-_NEWEST = 450  # later calls do not exist here either: this list does not know them
-# Calls with the place of an argument, its bits that count, and the values that are allowed, or not allowed after "!".
-# "me" is 0 or the own process.
-_ARGUMENTS = """
-clone 56 220 0 7e020000 0, socket 41 198 0 ffffffff 1, socket 41 198 1 f 1 5, socketpair 53 199 0 ffffffff 1,
-socketpair 53 199 1 f 1 5, sched_setaffinity 203 122 0 ffffffff me, sched_setscheduler 144 119 0 ffffffff me,
-sched_setparam 142 118 0 ffffffff me, sched_setattr 314 274 0 ffffffff me, prlimit64 302 261 0 ffffffff me,
-migrate_pages 256 238 0 ffffffff me, move_pages 279 239 0 ffffffff me, fcntl 72 25 1 ffffffff ! 8 f,
-ioctl 16 29 1 ffffffff ! 5412 8901 8902 40086602 401c5820"""
-_SIGNALS = """
-kill 62 129 0 ffffffff pid, tkill 200 130 0 ffffffff pid, tgkill 234 131 0 ffffffff pid,
-rt_sigqueueinfo 129 138 0 ffffffff pid, rt_tgsigqueueinfo 297 240 0 ffffffff pid"""
+_NEWEST = 450  # later system calls do not exist here either: the rules do not know them
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column above, number in seccomp
 
 
@@ -203,8 +164,8 @@ def _landlock(version: int, limits: Limits, *, proc: bool) -> bool:
     if rules < 0:
         return False
     reading = _EXECUTE | _READ | _LIST
-    devices = [path for pattern in _DEVICES for path in glob.glob(pattern)]
-    shown = ("/proc",) if proc else tuple(f"/proc/{name}" for name in _PROC)
+    devices = [path for pattern in _RULES["devices"] for path in glob.glob(pattern)]
+    shown = ("/proc",) if proc else tuple(f"/proc/{name}" for name in _RULES["proc"])
     allowed = dict.fromkeys((*limits.readable, *shown), reading)
     allowed |= dict.fromkeys(devices, reading | _WRITE | _IOCTL)
     allowed |= dict.fromkeys(limits.folders, every) | {_OWN_THREADS: reading | _WRITE | _TRUNCATE}
@@ -237,12 +198,12 @@ def _filter(*, signals: bool) -> bool:
     column, architecture = _ARCHITECTURES[platform.machine()]
     program = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, architecture), _REFUSE, (_LOAD, 0, 0, 0)]
     program += [(_AT_LEAST, 0, 1, _NEWEST), _MISSING]
-    for text, answer in ((_REFUSED, _REFUSE), (_IGNORED, _IGNORE), (_ABSENT, _MISSING)):
+    for text, answer in (("refused", _REFUSE), ("ignored", _IGNORE), ("absent", _MISSING)):
         for words in _rows(text):
             if words[1 + column] != "-":
                 program += [(_EQUAL, 0, 1, int(words[1 + column])), answer]
     checks = dict[int, list[_Step]]()
-    for words in _rows(_ARGUMENTS + ("" if signals else f",{_SIGNALS}")):
+    for words in (*_rows("arguments"), *(() if signals else _rows("signals"))):
         checks.setdefault(int(words[1 + column]), []).extend(_checked(words[3:]))
     for number, steps in checks.items():
         program += [(_EQUAL, 0, len(steps) + 1, number), *steps, _ALLOW]
@@ -257,8 +218,8 @@ def _filter(*, signals: bool) -> bool:
     return bool(_LIBC.prctl(_SECCOMP, 2, ctypes.byref(held), 0, 0) == 0)
 
 
-def _rows(text: str) -> Iterator[list[str]]:
-    return (row.split() for row in text.split(","))
+def _rows(name: str) -> Iterator[list[str]]:
+    return (row.split() for row in _RULES[name].split(","))
 
 
 def _checked(words: list[str]) -> list[_Step]:
@@ -278,6 +239,6 @@ def folders_to_read() -> tuple[str, ...]:
     package = Path(__file__).parents[2]
     own = (sys.prefix, sys.base_prefix, *site.getsitepackages(), site.getusersitepackages(), package / "verify")
     added = [*os.environ.get("PYTHONPATH", "").split(os.pathsep), os.environ.get("CUDA_HOME", "")]
-    system = (path for pattern in _SYSTEM for path in glob.glob(pattern))
+    system = (path for pattern in _RULES["system"] for path in glob.glob(pattern))
     found = dict.fromkeys((*system, *map(str, own), *(each for each in added if each and Path(each) != package)))
     return tuple(each for each in found if os.path.exists(each))

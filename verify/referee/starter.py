@@ -28,10 +28,9 @@ import msgspec
 
 from verify import backends
 from verify.referee import folders, gpu_memory, memory_group, sandbox
+from verify.referee.rules import RULES
 from verify.workers import process_tree, start
 
-KEPT = ("PATH", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "PYTHONHOME", "PYTHONPATH", "TRITON_INTERPRET")
-VISIBLE = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 SCRATCH_BYTES, SCRATCH_FILES = 1 << 30, 5_000
 DEPTH = 64  # of folders
 LOOK_SECONDS = 0.2
@@ -89,7 +88,7 @@ def _begun(backend: str) -> _Running:
 
 def variables() -> dict[str, str]:
     """Returns the variables of this process that a solution may know."""
-    return {name: os.environ[name] for name in (*KEPT, *VISIBLE) if name in os.environ}
+    return {name: os.environ[name] for name in RULES["sandbox"]["variables"] if name in os.environ}
 
 
 @atexit.register

@@ -1,4 +1,4 @@
-"""Formats of problems, one module each: `fits` recognises a problem, `problems` reads it (CONTRIBUTING.md)."""
+"""Formats of problems, one module each: rules.toml recognises a problem, `problems` reads it (CONTRIBUTING.md)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,10 @@ import msgspec
 
 from verify.errors import UsageError
 from verify.referee.plan import Plan
+from verify.referee.rules import RULES
 
 if TYPE_CHECKING:
     from verify.declare.declaration import Kernel
-
-# the first format that fits is used
-NAMES = ("operator", "declaration", "task", "functional", "shapes", "trace", "model")
 
 
 def named(name: str) -> Any:
@@ -31,11 +29,14 @@ def named(name: str) -> Any:
 
 
 def format_of(problem: str) -> str:
-    """Returns the name of the format of a problem. Raises UsageError if none fits."""
-    for name in NAMES:
-        if named(name).fits(problem):
-            return name
-    known = "; ".join(f"{name}: {named(name).FORM}" for name in NAMES)
+    """Returns the name of the first format that a problem has. Raises UsageError if it has none."""
+    path, separator, _ = problem.partition("::")
+    for row in RULES["format"]:
+        file = Path(path, row.get("file", ""))
+        found = separator if row.get("named") else path.endswith(row.get("ends", "")) and defines(file, *row["holds"])
+        if found and Path(path, row.get("beside", "")).exists():
+            return str(row["name"])
+    known = "; ".join(f"{row['name']}: {row['form']}" for row in RULES["format"])
     raise UsageError(f"{problem} is no problem that verify knows. The formats are {known}", hint="docs/judge.md")
 
 

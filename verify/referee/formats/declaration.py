@@ -10,13 +10,6 @@ from typing import Any
 from verify.errors import UsageError
 from verify.referee.plan import Plan
 
-FORM = "FILE.py::KERNEL, a kernel that @verify.kernel declares"
-
-
-def fits(problem: str) -> bool:
-    """True if a kernel is named."""
-    return "::" in problem
-
 
 def problems(plan: Plan) -> list[Any]:
     """Returns the declared kernel as a problem."""

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from verify.errors import UsageError
-from verify.referee.formats import copied, defines, imported
+from verify.referee.formats import copied, imported
 from verify.referee.plan import Plan
 
-FORM = "a folder with func_forward.py, which has forward_fn, Model and get_inputs"
 COMPILED = (".cu", ".cpp")
 # the source has the same path each time: else it would be compiled again
 LOADER = """\
@@ -29,11 +28,6 @@ if not os.path.exists(source):
     shutil.copyfile({name!r}, source)
 forward = load(name="solution_extension", sources=[source]).forward
 """
-
-
-def fits(problem: str) -> bool:
-    """True if the folder has such a function."""
-    return Path(problem).is_dir() and defines(Path(problem, "func_forward.py"), "def forward_fn", "class Model")
 
 
 def place(problem: str, solution: Path, scratch: Path) -> str:

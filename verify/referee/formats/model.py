@@ -14,17 +14,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from verify.referee.formats import defines, imported
+from verify.referee.formats import imported
 from verify.referee.plan import SEEDED, Plan
 
-FORM = "a file with Model, get_inputs and get_init_inputs"
 SEEDS = 2  # of weights, if they are no operands
 SAMPLES = 2  # more calls of get_inputs, which show the structure of its tensors
-
-
-def fits(problem: str) -> bool:
-    """True if the file defines all three."""
-    return problem.endswith(".py") and defines(Path(problem), "class Model", "def get_inputs", "def get_init_inputs")
 
 
 def problems(plan: Plan) -> list[Any]:

@@ -16,18 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from verify.errors import UsageError
-from verify.referee.formats import copied, defines
+from verify.referee.formats import copied
 from verify.referee.plan import Plan
 
-FORM = "a text file with lines Operator: aten.OP and cnt: N, (ARGUMENTS, KEYWORDS), or FILE.txt::OP"
 PLACES = ("device", "layout", "pin_memory")  # keywords that say where a result lies
 KINDS = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64"}
-
-
-def fits(problem: str) -> bool:
-    """True if the file lists calls of an operator."""
-    path = problem.partition("::")[0]
-    return path.endswith(".txt") and defines(Path(path), "Operator: aten.", "cnt:")
 
 
 def place(problem: str, solution: Path, scratch: Path) -> str:

@@ -8,16 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from verify.referee.formats import defines, imported
+from verify.referee.formats import imported
 from verify.referee.formats.model import of_model
 from verify.referee.plan import Plan
-
-FORM = "a folder with reference.py, which has Model, get_inputs and get_init_inputs, and with or without shapes.py"
-
-
-def fits(problem: str) -> bool:
-    """True if the folder has a reference with a model."""
-    return Path(problem).is_dir() and defines(Path(problem, "reference.py"), "class Model", "def get_inputs")
 
 
 def problems(plan: Plan) -> list[Any]:

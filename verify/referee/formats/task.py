@@ -17,13 +17,7 @@ from verify.errors import UsageError
 from verify.referee.formats import copied, imported
 from verify.referee.plan import Plan
 
-FORM = "a folder with task.yml and reference.py, which has generate_input and ref_kernel"
 KEPT_BACK = ("reference.py", "eval.py")  # files of the task that are hidden from a solution
-
-
-def fits(problem: str) -> bool:
-    """True if the folder has a task."""
-    return Path(problem, "task.yml").is_file() and Path(problem, "reference.py").is_file()
 
 
 def problems(plan: Plan) -> list[Any]:

@@ -13,17 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from verify.errors import UsageError
-from verify.referee.formats import defines
 from verify.referee.plan import Plan
 
-FORM = "a Definition in JSON, with axes, inputs, outputs and reference"
 SIZE = 5  # of a variable axis without a size in the workload
 CONTENT = "solution.json"
-
-
-def fits(problem: str) -> bool:
-    """True if the file is a definition."""
-    return problem.endswith(".json") and defines(Path(problem), '"axes"', '"inputs"', '"outputs"', '"reference"')
 
 
 def place(problem: str, solution: Path, scratch: Path) -> str:

@@ -1,0 +1,9 @@
+"""Reads the rules of `verify judge` that are data: system calls, tricks, forms of problems, what a machine lacks."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+RULES: dict[str, Any] = tomllib.loads((Path(__file__).parent / "rules.toml").read_text())
