@@ -157,3 +157,23 @@ def test_a_kernel_declares_noise_beside_ulp_for_a_default_limit_alone() -> None:
     summed = verify.kernel(like=lambda x: x.sum(-1), shapes={"x": "n d"}, dtypes=["float32"])(lambda x: x.sum(-1))
     shipped = verify.kernel(op="silu", dtypes=["float32"])(functional.silu)
     assert not summed.beside_noise and not shipped.beside_noise
+
+
+MOVES: dict[str, Callable[[Tensor], Tensor]] = {
+    "transposed": lambda y: y.mT,
+    "stacked": lambda y: torch.stack([y, y]),
+    "padded": lambda y: functional.pad(y, (1, 1), value=1.0),
+    "multiplied by positions": lambda y: y * torch.arange(y.shape[-1]),
+    "the largest": lambda y: y.cummax(-1).values,
+}
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_a_program_that_moves_numbers_is_judged_as_one_that_does_not(name: str) -> None:
+    x, move = near_root(torch.float16).reshape(2, -1), MOVES[name]
+    inner = (0.3 + (x * x).double()).half()
+    by_steps = torch.log(inner.double()).half()
+    like = lambda x: move(curve(x))  # noqa: E731
+    assert accepts(move(by_steps), like, x), "each step rounded to the format"
+    assert not accepts((move(curve(x.double())) * 1.02).half(), like, x)
+    assert not accepts(torch.zeros_like(move(x)), like, x)
