@@ -457,6 +457,17 @@ def test_what_a_selection_hands_on_is_stored_too() -> None:
     assert twice.noise is not None and 0.8 < float((twice.noise / expected).square().mean().sqrt()) < 1.2
 
 
+def test_a_number_of_16_bits_keeps_its_rounding_in_a_wider_result() -> None:
+    """A result of float32 joins stored numbers: the kernel's own rounding to float32 is not that of float16."""
+    x = drawn(1, 16).half()
+    joined = at_hand(lambda x: torch.cat([x.float().cumsum(-1), x * x], -1), {"x": x})
+    assert joined.noise is not None
+    square = x.double() ** 2
+    apart = (square.half().double() - square).abs()
+    assert bool((apart <= 8 * joined.noise[..., 16:] + 2.0**-23 * square).all()) and bool(apart.any())
+    assert bool((joined.noise[..., :16] < 2.0**-18).all()), "sums in float32 alone"
+
+
 def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 

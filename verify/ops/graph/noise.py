@@ -40,7 +40,7 @@ from verify.ops.graph.rounding import (
     unit_of,
 )
 from verify.ops.graph.selecting import AtOrder
-from verify.ops.graph.steps import Leaf, Move, Plain, Run, Step, moved_from
+from verify.ops.graph.steps import Leaf, Move, Plain, Run, Step, ends_of, moved_from
 
 NEAR = 8.0  # largest error of a kernel's number, in units of its noise
 RUNS = 16
@@ -96,7 +96,9 @@ class _Samples:
         self.wanted = [name for name in wanted if program.results[name].real]
         self.steps = program.needed_for(wanted)
         self.format = replace(format, saved=saved_outputs(program.steps, format.stored))
-        self.ends, self.weighed = self._ends(), weighted_sums(self.steps)
+        # ids of the steps whose numbers become results without further computation
+        self.ends = set().union(*(ends_of(program.results[name]) for name in self.requested))
+        self.weighed = weighted_sums(self.steps)
         self.inner: dict[int, Products] = {}  # id(step of `weighed`) -> products that are not summed yet
         self.numbers = {id(step): number for number, step in enumerate(self.steps)}
         deciding = [each for step in self.steps if step.decides for each in step.inputs if each.real]
@@ -129,14 +131,6 @@ class _Samples:
         """Evaluates the program by `make` and returns its real results."""
         found = self.program.values(self.run, self.requested, make)
         return {name: found[name] for name in self.wanted}
-
-    def _ends(self) -> set[int]:
-        """Returns the ids of the steps whose numbers become results without further computation."""
-        found = {id(self.program.results[name]) for name in self.requested}
-        for step in reversed(self.steps):
-            if isinstance(step, Move) and id(step) in found:
-                found.update(id(each) for each in step.inputs)
-        return found
 
     def _evaluate_base(self, step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Evaluates a step undisturbed, and notes its deviation and the numbers that decide."""

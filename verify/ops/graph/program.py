@@ -33,7 +33,7 @@ from verify.ops.graph.recorder import Node, Recorder, digest_of
 from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
 from verify.ops.graph.rewrite import Rewriter
 from verify.ops.graph.rounded import StraightThrough
-from verify.ops.graph.steps import ABSENT, Leaf, Move, Places, Plain, Run, Step, moved_from
+from verify.ops.graph.steps import ABSENT, Leaf, Move, Places, Plain, Run, Step, ends_of, moved_from
 from verify.ops.graph.stored import in_order, kinds_of, stored_in, widens
 
 RULE_MODULES = (rules_moving, rules_elementwise, rules_reducing)  # imported for the rules that they add
@@ -354,8 +354,8 @@ def trace(
     stored = stored_in(recorder, rewriter, record.real, in_order(results.values()))
     mixed = widens(outputs_of, [value.dtype for value in made], kinds_of(record.forward, rewriter))
     for name, value in zip(names_of_results, (*made, *(operands[name] for name in differentiable)), strict=True):
-        kind = stored.get(id(moved_from(results[name])[-1]), value.dtype)
-        if kind.itemsize < value.dtype.itemsize:  # PyTorch's result is a stored number, so it is one more step
+        held = [stored[each] for each in ends_of(results[name]) if each in stored]
+        if any(kind.itemsize < value.dtype.itemsize for kind in held):  # stored numbers, so the result is one more step
             results[name] = rewriter.map("multiply", results[name], 1.0)
     ordered = in_order(results.values())
     typed = record.real.reads_dtype or bool(recorder.unrounded) or any(kind.itemsize == 2 for kind in recorder.kinds)

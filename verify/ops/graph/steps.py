@@ -301,6 +301,18 @@ def moved_from(step: Step) -> list[Step]:
     return found
 
 
+def ends_of(step: Step) -> dict[int, Step]:
+    """Returns by id the step and, before steps that only move numbers, those that make them or move them too."""
+    found: dict[int, Step] = {}
+    ahead = [step]
+    while ahead:
+        each = ahead.pop()
+        if id(each) not in found:
+            found[id(each)] = each
+            ahead += each.inputs if isinstance(each, Move) else ()
+    return found
+
+
 def strides_of(shape: Sequence[int]) -> list[int]:
     """Returns the strides of a contiguous tensor."""
     strides, step = [], 1
