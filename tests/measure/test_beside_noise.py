@@ -159,12 +159,57 @@ def test_a_kernel_declares_noise_beside_ulp_for_a_default_limit_alone() -> None:
     assert not summed.beside_noise and not shipped.beside_noise
 
 
+@pytest.mark.parametrize("summed", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_noise_is_that_of_the_program_as_it_is_written(dtype: torch.dtype, summed: bool) -> None:
+    """1 - sigmoid(x) cancels, and the truth is computed as sigmoid(-x)."""
+    x = torch.linspace(-6, 9, 128).to(dtype).reshape(2, 64)
+    kept = torch.sigmoid(x.double()).to(dtype)
+    by_steps = (1 - kept.double()).to(dtype)
+
+    def like(x: Tensor) -> Tensor:
+        return (1 - torch.sigmoid(x)).sum(-1) if summed else 1 - torch.sigmoid(x)
+
+    ends = (lambda y: y.double().sum(-1).to(dtype)) if summed else lambda y: y
+    assert accepts(ends(by_steps), like, x), "as it is written"
+    assert accepts(ends(torch.sigmoid(-x.double()).to(dtype)), like, x), "better than it is written"
+    off = 1.001 if dtype == torch.float32 else 1.03
+    assert not accepts(ends(by_steps.double() * off).to(dtype), like, x)
+
+
+def test_steps_that_round_to_the_end_of_a_range_are_right() -> None:
+    """A sigmoid rounds to 1, and the quotient to 0. No small disturbance of it shows that."""
+    x = torch.cat([torch.linspace(-4, 4, 100), torch.tensor([20.0])])
+
+    def like(x: Tensor) -> Tensor:
+        rest = 1 - torch.sigmoid(x)
+        return rest / (rest + 1e-30)
+
+    by_steps = torch.ones(101)
+    assert accepts(by_steps, like, x)
+    by_steps[100] = 0.0
+    assert accepts(by_steps, like, x)
+    by_steps[99] = 0.0
+    assert not accepts(by_steps, like, x)
+
+
+def test_a_constant_is_rounded_in_every_step_alike() -> None:
+    x = torch.linspace(900, 1000, 256).reshape(2, 128)
+    rounded = torch.tensor(0.1).double()
+    by_steps = torch.remainder(x.double(), rounded).sum(-1).float()
+
+    def like(x: Tensor) -> Tensor:
+        return torch.remainder(x, 0.1).sum(-1)
+
+    assert accepts(by_steps, like, x) and not accepts(by_steps * 1.001, like, x)
+
+
 MOVES: dict[str, Callable[[Tensor], Tensor]] = {
     "transposed": lambda y: y.mT,
     "stacked": lambda y: torch.stack([y, y]),
     "padded": lambda y: functional.pad(y, (1, 1), value=1.0),
     "multiplied by positions": lambda y: y * torch.arange(y.shape[-1]),
-    "the largest": lambda y: y.cummax(-1).values,
+    "selected": lambda y: y[:, [0, 0, 5, 300]],
 }
 
 

@@ -39,7 +39,6 @@ class Map(Step):
 
     function: str = ""  # a name of `ELEMENTWISE` or of `FUNCTIONS`
     centred: bool = False  # True: the second operand is a mean of the first, as where a normalisation begins
-    complement: bool = False  # True: kernels subtract the function of the negative argument from 1
     within: tuple[int, int] = (-(2**63), 2**63 - 1)  # least and greatest number of the integer dtype of the result
 
     def span(self, run: Run, given: Sequence[Any]) -> Any:
@@ -52,7 +51,7 @@ class Map(Step):
             found = spans.apply(FUNCTIONS[self.function], given[0])
         else:
             found = ELEMENTWISE[self.function].span(self, run, *given)
-        picks = self.function == "where" or not isinstance(found, Span)
+        picks = self.function in ("where", "exact") or not isinstance(found, Span)
         return found if picks else spans.staying_unknown(found, given)
 
     def value(self, run: Run, given: Sequence[Tensor]) -> Tensor:
@@ -376,6 +375,8 @@ ELEMENTWISE: dict[str, Elementwise] = {
     "maximum": _extremes(True),
     "minimum": _extremes(False),
     "where": Elementwise(_where_span, lambda step, run, arithmetic, c, a, b: a if c else b, torch.where),
+    # (a, 1 - b): a is the same number in a form that does not cancel; the noise is that of 1 - b
+    "exact": Elementwise(lambda step, run, a, b: a, lambda step, run, arithmetic, a, b: a, lambda a, b: a, rounds=True),
     "power": Elementwise(_power_span, _power_element, torch.pow, rounds=True, zero_of=0),
     "and": _of_integers(torch.logical_and, lambda a, b: bool(a) and bool(b)),
     "or": _of_integers(torch.logical_or, lambda a, b: bool(a) or bool(b)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -64,12 +64,6 @@ def of_softmax_gradient(
     squares, count = (a * a + b * b).sum(dims, True), torch.tensor(float(math.prod(y.shape[dim] for dim in dims)))
     total = of_sum(a.sum(dims, True), squares, count.to(y.device), format)
     return torch.where(y == y.amax(dims, True), torch.hypot(own, total).nan_to_num(0.0, 0.0, 0.0), own)
-
-
-def saved_outputs(steps: Sequence[Step], stored: Mapping[int, torch.dtype]) -> dict[int, torch.dtype]:
-    """Maps the id of an argument to the 16-bit format that stores its sigmoid or tanh."""
-    outputs = (step for step in steps if isinstance(step, Map) and step.function in ("sigmoid", "tanh"))
-    return {id(step.inputs[0]): stored[id(step)] for step in outputs if id(step) in stored}
 
 
 def averaged_dims(program: Program, result: str) -> list[int]:

@@ -96,17 +96,6 @@ def _arb_sigmoid(x: Any) -> Any:
     return 1 / (1 + (-x).exp())
 
 
-def _arb_bell(x: Any) -> Any:
-    """Returns the slope of the sigmoid. Arb's sech returns NaN for a wide ball far from 0."""
-    grown = (-abs(x)).exp()
-    return grown / ((1 + grown) * (1 + grown))
-
-
-def _mp_sech_squared(x: Any) -> Any:
-    grown = mp.exp(-2 * abs(x))
-    return 4 * grown / (1 + grown) ** 2
-
-
 def _arb_ndtr(x: Any) -> Any:
     """Uses Kummer's function of x^2 / 2 where erfc has no short expansion. For a short x, that takes half the time."""
     if x > 0 and flint.ctx.prec > _MANY_BITS and x.is_exact() and x * x < 0.6 * flint.ctx.prec:
@@ -115,18 +104,9 @@ def _arb_ndtr(x: Any) -> Any:
     return (-x * arb(0.5).sqrt()).erfc() / 2
 
 
-def _torch_sech_squared(x: Tensor) -> Tensor:
-    grown = torch.exp(-2 * x.abs())
-    return 4 * grown / ((1 + grown) * (1 + grown))
-
-
 def _torch_sigmoid(x: Tensor) -> Tensor:
     """Uses exp(x) below -40. PyTorch's sigmoid is 0 where exp(-x) overflows, though the result is not 0 yet."""
     return torch.where(x < -40, torch.exp(x), torch.sigmoid(x))
-
-
-def _torch_bell(x: Tensor) -> Tensor:
-    return _torch_sigmoid(x) * _torch_sigmoid(-x)
 
 
 def _half_pi(sign: int) -> Any:
@@ -256,27 +236,6 @@ add(
     shape="even down",
     codomain=(0.0, 0.4),
     ulps=square_ulps,
-)
-add(
-    "sech squared",
-    _torch_sech_squared,
-    lambda x: 4 * _arb_bell(2 * x),
-    _mp_sech_squared,
-    (0.0, 0.0),
-    shape="even down",
-    codomain=(0.0, 1.0),
-    exact=(0.0,),
-    ulps=32.0,
-)
-add(
-    "sigmoid slope",
-    _torch_bell,
-    _arb_bell,
-    lambda x: mp.exp(-abs(x)) / (1 + mp.exp(-abs(x))) ** 2,
-    (0.0, 0.0),
-    shape="even down",
-    codomain=(0.0, 0.25),
-    ulps=32.0,
 )
 add("sin", torch.sin, arb.sin, mp.sin, (math.nan, math.nan), shape="waves", codomain=(-1.0, 1.0), exact=(0.0,))
 add("cos", torch.cos, arb.cos, mp.cos, (math.nan, math.nan), shape="waves", codomain=(-1.0, 1.0), exact=(0.0,))

@@ -26,7 +26,7 @@ from torch import Tensor
 from verify.ops.graph.chunks import PART, Chunked, Totals
 from verify.ops.graph.coins import Coins
 from verify.ops.graph.elementwise import COMPARISONS, Map
-from verify.ops.graph.forms import averaged, bends, of_softmax_gradient, saved_outputs, softmax_gradient, weighted_sums
+from verify.ops.graph.forms import averaged, bends, of_softmax_gradient, softmax_gradient, weighted_sums
 from verify.ops.graph.program import Make, Program
 from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
 from verify.ops.graph.rounding import (
@@ -50,6 +50,7 @@ _FEW = 1 << 14  # most elements for which `together` is measured and additional 
 _HELD = 1 << 20  # most elements of an operand in float64 that is kept for all runs
 _LOOSE = 8  # runs that take their decisions anew
 _ROOT3 = math.sqrt(3.0)
+_STEPWISE = 4.0  # largest error of a kernel that takes the program's steps, in units of noise: within every limit
 _CHAOTIC = 1e-3  # relative noise of an element above which its response may not be linear
 
 
@@ -72,6 +73,7 @@ def noise_of(
     sampled.sample(runs, seed, _STEP / format.unit)
     if sampled.is_chaotic():
         sampled.sample(runs // 2, seed + 1, 1.0)
+    sampled.round()
     found = {
         name: Noise(sampled.deviation(name), sampled.truth[name], sampled.together(name)) for name in sampled.wanted
     }
@@ -84,6 +86,7 @@ def sampled_again(program: Program, run: Run, result: str, format: Rounding) -> 
     sampled.sample(_MORE_RUNS, _OTHER_SEED, _STEP / format.unit)
     if sampled.is_chaotic():
         sampled.sample(_MORE_RUNS // 2, _OTHER_SEED + 1, 1.0)
+    sampled.round()
     return sampled.deviation(result)
 
 
@@ -95,7 +98,7 @@ class _Samples:
         self.requested = list(wanted)  # with integer results, whose decisions matter too
         self.wanted = [name for name in wanted if program.results[name].real]
         self.steps = program.needed_for(wanted)
-        self.format = replace(format, saved=saved_outputs(program.steps, format.stored))
+        self.format = format
         # ids of the steps whose numbers become results without further computation
         self.ends = set().union(*(ends_of(program.results[name]) for name in self.requested))
         self.weighed = weighted_sums(self.steps)
@@ -114,7 +117,9 @@ class _Samples:
             for step in self.steps
             if isinstance(step, Map) and (found := softmax_gradient(step))
         }
-        self.held: dict[int, Tensor] = {}  # id(step) -> value in the base run, of the numbers that decide
+        exact = [each for step in self.steps if _is_exact(step) for each in (step, step.inputs[1])]
+        self.remembered = {*self.deciding, *self.before_bends, *map(id, exact)}
+        self.held: dict[int, Tensor] = {}  # id(step) -> value in the base run, of those that are `remembered`
         self.roundings: dict[int, Tensor | float] = {}  # id(step) -> deviation; a float is relative to the numbers
         self.stored: dict[int, Tensor] = {}  # id(stored result) -> mask of the elements that its format rounds
         self.kept: set[int] = set()  # ids of steps whose numbers are all of the 16-bit format
@@ -154,7 +159,7 @@ class _Samples:
             deviation = again if deviation is None else torch.hypot(torch.as_tensor(deviation), again)
         if deviation is not None:
             self.roundings[id(step)] = deviation
-        if id(step) in self.deciding or id(step) in self.before_bends:
+        if id(step) in self.remembered:
             self.held[id(step)] = value
         if id(step) in self.format.stored:
             if deviation is not None or not self._is_kept(step):
@@ -252,6 +257,24 @@ class _Samples:
         for name, value in total.items():
             self.deviations[name] = torch.maximum(self.deviations[name], (value / runs).sqrt() / shrink)
 
+    def round(self) -> None:
+        """Raises `deviations` to a part of what changes if each step is rounded to nearest in its format.
+
+        So a kernel that takes the steps of the program is right also where its roundings are no small disturbance, as
+        where a sigmoid rounds to 1.
+        """
+        for name, value in self._results(self._rounded).items():
+            apart = (value - self.truth[name]).abs().nan_to_num(0.0, 0.0, 0.0)
+            self.deviations[name] = torch.maximum(self.deviations[name], apart / _STEPWISE)
+
+    def _rounded(self, step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Evaluates a step as it is written, and rounds it to its format. Decisions stay as they are."""
+        bent = id(step) in self.bent
+        value = given[1] if _is_exact(step) else step.value(self.run, given) if bent else self._again(step, given)
+        if not step.real or isinstance(step, Leaf):
+            return value, value
+        return value, value.to(self.format.kind).to(self.format.stored.get(id(step), self.format.kind)).to(value.dtype)
+
     def _disturbed(self, step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Evaluates a step with a disturbance, and notes how far deciding numbers moved."""
         shown, used = self._disturbed_alone(step, given)
@@ -284,6 +307,8 @@ class _Samples:
             return self.held[id(step)]
         if id(step) in self.bent:
             return self._beyond_bend(step, given)
+        if _is_exact(step):  # kernels compute the other form
+            return self.held[id(step)] + (given[1] - self.held[id(step.inputs[1])]).nan_to_num(0.0, 0.0, 0.0)
         return step.value(self.run, given)
 
     def _beyond_bend(self, step: Step, given: list[Tensor]) -> Tensor:
@@ -469,6 +494,10 @@ def origins(step: Step) -> list[Step]:
 
 
 _SELECTS = ("maximum", "minimum", "negative", "magnitude", "where")
+
+
+def _is_exact(step: Step) -> bool:
+    return isinstance(step, Map) and step.function == "exact"
 
 
 def _compares(step: Step) -> bool:

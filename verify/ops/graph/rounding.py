@@ -12,8 +12,9 @@ order nor on partial sums. A step that only moves or selects numbers rounds noth
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -42,13 +43,9 @@ _ROOT3 = math.sqrt(3.0)
 class Rounding:
     """The format that a kernel computes in, and the other formats that it rounds to."""
 
-    unit: float = 2.0**-24  # half an ulp, relative
-    lowest: float = 2.0**-126  # smallest normal number
-    largest: float = 2.0**128  # larger numbers overflow
+    kind: torch.dtype = torch.float32  # what steps are rounded to
     products: Accumulate = "float32"  # how products of matrices are added up
     stored: Mapping[int, torch.dtype] = field(default_factory=dict)  # id(step) -> 16-bit format that stores its result
-    # id(argument) -> 16-bit format that stores its sigmoid or tanh, from which gradients take the slope
-    saved: Mapping[int, torch.dtype] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -56,14 +53,22 @@ class Rounding:
     ) -> Rounding:
         """Returns the rounding of float64 if an operand is float64, else that of float32."""
         wide = any(leaf.dtype == torch.float64 for leaf in run.leaves.values())
-        kind = torch.float64 if wide else torch.float32
-        return cls(
-            unit_of(kind),
-            torch.finfo(kind).smallest_normal,
-            math.inf if wide else 2.0**128,
-            "float32" if wide else products,
-            stored or {},
-        )
+        return cls(torch.float64 if wide else torch.float32, "float32" if wide else products, stored or {})
+
+    @cached_property
+    def unit(self) -> float:
+        """The largest relative error of one rounding."""
+        return unit_of(self.kind)
+
+    @property
+    def lowest(self) -> float:
+        """The smallest normal number."""
+        return torch.finfo(self.kind).smallest_normal
+
+    @property
+    def largest(self) -> float:
+        """The number beyond which larger numbers overflow. No kernel overflows where this arithmetic does not."""
+        return math.inf if self.kind == torch.float64 else 2.0**128
 
 
 def unit_of(kind: torch.dtype) -> float:
@@ -263,7 +268,7 @@ def _of_map(
     step: Map, run: Run, value: Tensor, given: Sequence[Tensor], format: Rounding, chains: dict[int, Chain]
 ) -> Tensor | float | None:
     """Returns the deviation of an elementwise step that rounds."""
-    size = _size_of(step, given, value, format)
+    size = (1 - value).abs() if step.function == "exact" else value.abs()  # a kernel may compute b of 1 - b again
     held, joins = is_held(value) & ~_is_saturated(step, given[0], value), step.function in _JOINS
     if joins and (bool(held.any()) or any(id(each) in chains for each in step.inputs)):
         terms = [chains.get(id(each)) or Chain.of(x) for each, x in zip(step.inputs, given, strict=True)]
@@ -321,26 +326,6 @@ def _of_joined(
 def _is_power(chain: Chain) -> Tensor:
     """True for numbers that are one power of two."""
     return (chain.count == 1) & (chain.quantum * chain.quantum == chain.squares)
-
-
-# The number whose rounding moves a slope: a gradient computes it from the saved output y, as y (1 - y) or 1 - y y. If y
-# is near 1, its rounding is large beside the slope.
-_SLOPES: dict[str, Callable[[Tensor], Tensor]] = {
-    "sigmoid slope": lambda x: torch.sigmoid(x) ** 2,
-    "sech squared": lambda x: 2 * torch.tanh(x) ** 2,
-}
-
-
-def _size_of(step: Map, given: Sequence[Tensor], value: Tensor, format: Rounding) -> Tensor:
-    """Returns the size of the numbers whose rounding moves a step: that of the step, or of the output that it reads."""
-    if step.complement:  # 1 - sigmoid(x)
-        read, argument = 1 - value, step.inputs[0].inputs[0]
-    elif step.function in _SLOPES:
-        read, argument = _SLOPES[step.function](given[0]), step.inputs[0]
-    else:
-        return value.abs()
-    kind = format.saved.get(id(argument))
-    return torch.maximum(value.abs(), read if kind is None else read * (unit_of(kind) / format.unit))
 
 
 def _one_rounding(value: Tensor, size: Tensor, exact: Tensor, format: Rounding) -> Tensor | float | None:

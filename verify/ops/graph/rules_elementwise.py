@@ -112,15 +112,12 @@ def _log_sigmoid_backward(r: Rewriter, grad: Step, a: Step, buffer: Step) -> Ste
 
 @rule("tanh_backward")
 def _tanh_backward(r: Rewriter, grad: Step, y: Step) -> Step:
-    square = r.map("multiply", y, y)
-    return r.map("multiply", grad, _one_minus(r, 1.0, square) or r.map("subtract", 1.0, square))
+    return r.map("multiply", grad, _difference(r, 1.0, r.map("multiply", y, y)))
 
 
 @rule("sigmoid_backward")
 def _sigmoid_backward(r: Rewriter, grad: Step, y: Step) -> Step:
-    if isinstance(y, Map) and y.function == "sigmoid":
-        return r.map("multiply", grad, r.map("sigmoid slope", y.inputs[0]))
-    return r.map("multiply", grad, r.map("multiply", y, r.map("subtract", 1.0, y)))
+    return r.map("multiply", grad, r.map("multiply", y, _difference(r, 1.0, y)))
 
 
 @rule("round")
@@ -169,7 +166,7 @@ def _gelu_backward(r: Rewriter, grad: Step, a: Step, approximate: str = "none") 
         slope = r.map("add", r.map("ndtr", a), r.map("multiply", a, r.map("normal", a)))
     else:
         u, du = _tanh_argument(r, a)
-        bell = r.map("multiply", r.map("multiply", a, du), r.map("sigmoid slope", u))
+        bell = r.map("multiply", r.map("multiply", a, du), _sigmoid_slope(r, u))
         slope = r.map("add", r.map("sigmoid", u), bell)
     return r.map("multiply", grad, slope)
 
@@ -182,22 +179,25 @@ def _sum_of_two(r: Rewriter, a: Any, b: Any, alpha: float = 1) -> Step:
         a = a if alpha == 1 else r.map("multiply", a, alpha)
     elif alpha != 1:
         b = r.map("multiply", b, alpha)
-    if name != "add" and (found := _one_minus(r, a, b)) is not None:
-        return found
-    function = "add" if name == "add" else "subtract"
-    return r.map(function, a, b, centred=name != "add" and _is_mean_of(b, a))
+    return r.map("add", a, b) if name == "add" else _difference(r, a, b)
 
 
-def _one_minus(r: Rewriter, a: Any, b: Any) -> Step | None:
-    """Rewrites 1 - tanh(u)^2 and 1 - sigmoid(u) to functions that do not cancel; None for any other a - b."""
+def _difference(r: Rewriter, a: Any, b: Any) -> Step:
+    """Returns a - b, whose number does not cancel in 1 - tanh(u)^2 and 1 - sigmoid(u)."""
+    found = r.map("subtract", a, b, centred=_is_mean_of(b, a))
     if _number(a) != 1 or not isinstance(b, Map):
-        return None
-    if b.function == "sigmoid":
-        return r.map("sigmoid", r.map("negative", b.inputs[0]), complement=True)
+        return found
     inner = b.inputs[0]
+    if b.function == "sigmoid":
+        return r.map("exact", r.map("sigmoid", r.map("negative", inner)), found)
     if b.function == "multiply" and b.inputs[1] is inner and isinstance(inner, Map) and inner.function == "tanh":
-        return r.map("sech squared", inner.inputs[0])
-    return None
+        slope = _sigmoid_slope(r, r.map("multiply", inner.inputs[0], 2.0))
+        return r.map("exact", r.map("multiply", slope, 4.0), found)
+    return found
+
+
+def _sigmoid_slope(r: Rewriter, u: Step) -> Step:
+    return r.map("multiply", r.map("sigmoid", u), r.map("sigmoid", r.map("negative", u)))
 
 
 def _is_mean_of(mean: Any, values: Any) -> bool:
