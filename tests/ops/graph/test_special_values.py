@@ -91,3 +91,30 @@ def test_a_gradient_at_nan_is_nan_or_that_of_pytorch(kind: torch.dtype) -> None:
     for got, right in ((NAN, True), (3.0, True), (5.0, False), (0.0, False)):
         grads = (T([got, 1.0], dtype=kind),)
         assert passes(y, functional.relu, x, grads=grads, upstream=dy) == right
+
+
+def _gated(x: Tensor, w: Tensor) -> Tensor:
+    return functional.silu(x) * w
+
+
+@pytest.mark.parametrize("summed", [False, True])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_a_number_below_its_format_may_be_zero_beside_an_infinity(kind: torch.dtype, summed: bool) -> None:
+    """silu(-60000) is a tiny number, times -inf infinity; in every format of a kernel it is 0, times -inf NaN."""
+    x, w = T([[-6e4, 1.0], [2.0, 3.0]], dtype=kind), T([[-INF, 1.0], [2.0, 3.0]], dtype=kind)
+    like = (lambda x, w: _gated(x, w).sum(-1)) if summed else _gated
+    right = like(x[1:].double(), w[1:].double()).to(kind)
+    first = [] if summed else [functional.silu(T(1.0).double()).item()]
+    for got, accepted in ((NAN, True), (INF, True), (-INF, False), (0.0, False), (5.0, False)):
+        whole = torch.cat([T([got, *first], dtype=kind).reshape(1, *right.shape[1:]), right])
+        assert passes(whole, like, x, w) == accepted, got
+    lost = torch.full_like(right, NAN)
+    assert not passes(torch.cat([T([INF, *first], dtype=kind).reshape(1, *right.shape[1:]), lost]), like, x, w)
+
+
+def test_a_number_that_the_format_holds_makes_no_nan_of_an_infinity() -> None:
+    x, w = T([-60.0, 1.0]), T([-INF, 1.0])
+    right = T([INF, 0.7310585786300049])
+    assert passes(right, _gated, x, w)
+    right[0] = NAN
+    assert not passes(right, _gated, x, w)

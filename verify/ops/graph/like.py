@@ -24,7 +24,7 @@ from verify.ops.graph.choices import Choices
 from verify.ops.graph.derived import Derivation, derivations
 from verify.ops.graph.explaining import explaining
 from verify.ops.graph.float64 import in_float64, narrowed
-from verify.ops.graph.noise import Noise, noise_of, sampled_again
+from verify.ops.graph.noise import Noise, noise_of, sampled_again, underflowing
 from verify.ops.graph.program import Program, trace
 from verify.ops.graph.rounding import Accumulate, Rounding
 from verify.ops.graph.scores import scores_of
@@ -399,7 +399,8 @@ class _Like:
             gradients = self._gradients(problem)
             for name, fast in found.items():
                 fast = self._looked_up(program, run, problem, name, fast)
-                found[name] = _at_special_operands(program, run, name, fast, gradient=name in gradients)
+                fast = _at_special_operands(program, run, name, fast, gradient=name in gradients)
+                found[name] = self._with_underflow(program, run, name, fast)
         return found
 
     def chosen(self, problem: Problem, got: Mapping[str, Tensor]) -> Problem:
@@ -446,7 +447,18 @@ class _Like:
     def looked_up(self, problem: Problem, result: str, fast: Fast) -> Fast:
         """Returns the reference with unbounded elements evaluated by Arb. Of an elementwise program, `fast` did it."""
         program, run = self.program(problem)
-        return fast if program.elementwise else self._looked_up(program, run, problem, result, fast)
+        if program.elementwise:
+            return fast
+        return self._with_underflow(program, run, result, self._looked_up(program, run, problem, result, fast))
+
+    def _with_underflow(self, program: Program, run: Run, result: str, fast: Fast) -> Fast:
+        """Adds NaN as a second right value where a number that underflows in its format meets an infinity."""
+        given = [leaf for leaf in run.leaves.values() if leaf.is_floating_point()]
+        if not program.results[result].real or not any(bool(torch.isinf(leaf.double()).any()) for leaf in given):
+            return fast
+        nan = underflowing(program, run, result, self._rounding(program, run)) & ~torch.isnan(fast.value)
+        other = torch.full_like(fast.value, math.nan) if fast.other is None else fast.other
+        return replace(fast, value=fast.value.masked_fill(nan, math.nan), other=torch.where(nan, fast.value, other))
 
     def _looked_up(self, program: Program, run: Run, problem: Problem, result: str, fast: Fast) -> Fast:
         """Replaces unbounded elements of the reference by Arb's values, up to a number of elements.

@@ -90,6 +90,27 @@ def sampled_again(program: Program, run: Run, result: str, format: Rounding) -> 
     return sampled.deviation(result)
 
 
+def underflowing(program: Program, run: Run, result: str, format: Rounding) -> Tensor:
+    """Returns a mask of the elements that are NaN if computed numbers may be 0 where their format has no normal number.
+
+    Only factors of an infinity count. The real number that such a factor stands for makes the product infinite.
+    """
+
+    def make(step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
+        if isinstance(step, Contract) or (isinstance(step, Map) and step.function == "multiply"):
+            given = [_without_subnormal(each, x, format) for each, x in zip(step.inputs, given, strict=True)]
+        value = step.value(run, given)
+        return value, value
+
+    return torch.isnan(program.values(run, [result], make)[result])
+
+
+def _without_subnormal(step: Step, x: Tensor, format: Rounding) -> Tensor:
+    made = moved_from(step)[-1]
+    least = torch.finfo(format.stored.get(id(made), format.kind)).smallest_normal
+    return x if isinstance(made, Leaf | Plain) else x.masked_fill(x.abs() < least, 0.0)
+
+
 class _Samples:
     """Evaluates a program once undisturbed, and then with disturbances."""
 
