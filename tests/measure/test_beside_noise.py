@@ -16,8 +16,16 @@ from tests.measure.test_kernel import CPU, only
 from verify.measure.counting import tally
 from verify.measure.kernel import measure_kernel
 from verify.measure.requests import Measure
-from verify.records.record import Result
+from verify.records.readings import judged as judged_by_gate
+from verify.records.readings import parts
+from verify.records.record import Result, value_of
 from verify.report.result_words import result_notes
+from verify.search.hunt.outcome import hunt
+from verify.search.hunt.requests import Hunt
+from verify.search.hunt.settings import Settings
+from verify.search.sweep.checking import check
+from verify.search.sweep.finishing import finish
+from verify.search.sweep.scope import space_of
 from verify.truth.formats import named
 from verify.truth.ulp import Yardstick, errors
 
@@ -147,6 +155,14 @@ def test_a_tail_that_the_definition_loses_too_is_a_note_and_no_verdict() -> None
     assert "loses the tail on " in note or " ULP off on " in note
 
 
+def test_a_bound_is_about_the_error_that_the_verdict_is_about() -> None:
+    """An error in ULP of a lost tail says nothing of a kernel: a bound of it would stand for all others."""
+    result = measured(one_plus_tanh, one_plus_tanh)
+    assert value_of(result.figures.max_upper) > 1e6
+    assert judged_by_gate(result.figures, "plain") <= result.limit
+    assert all(part.value("plain") <= result.limit for part in parts(result))
+
+
 def test_a_tail_that_the_definition_keeps_is_wrong_without_it() -> None:
     x = torch.linspace(-8, 2, 401)
     assert not accepts(0.5 * x * (1 + torch.erf(x * 0.5**0.5)), lambda x: functional.gelu(x), x)
@@ -157,6 +173,31 @@ def test_a_kernel_declares_noise_beside_ulp_for_a_default_limit_alone() -> None:
     summed = verify.kernel(like=lambda x: x.sum(-1), shapes={"x": "n d"}, dtypes=["float32"])(lambda x: x.sum(-1))
     shipped = verify.kernel(op="silu", dtypes=["float32"])(functional.silu)
     assert not summed.beside_noise and not shipped.beside_noise
+
+
+def test_a_hunt_judges_by_the_noise_that_a_run_judges_by() -> None:
+    """Its search goes for the root, where each kernel that takes the steps loses digits."""
+    what, settings = Hunt("float32", "y"), Settings(evaluations=3000, largest=2.0)
+    declare = verify.kernel(like=curve, dtypes=["float32"], gradients=False)
+    found = hunt(declare(curve), "a.py::k", CPU, what, settings).result
+    assert found.status == "ok" and value_of(found.figures.max_ulp) > found.limit
+    assert value_of(found.figures.scaled_upper or "nan") <= found.limit
+    wrong = hunt(declare(lambda x: curve(x) * 1.001), "a.py::k", CPU, what, settings).result
+    assert wrong.status == "wrong"
+
+
+def test_a_sweep_judges_by_the_noise_that_a_run_judges_by() -> None:
+    declare = verify.kernel(like=curve, dtypes=["bfloat16"], gradients=False)
+
+    def stepped(x: Tensor) -> Tensor:
+        return torch.log((0.3 + (x * x).double()).to(x.dtype).double()).to(x.dtype)
+
+    for function, status in ((stepped, "ok"), (lambda x: (stepped(x).double() * 1.03).to(x.dtype), "wrong")):
+        kernel = declare(function)
+        space = space_of(kernel, "a.py::k", "bfloat16", bounds=(0.5, 1.5))
+        [found] = finish(kernel, space, check(kernel, space, (0, space.chunks), CPU)).results
+        assert found.status == status and value_of(found.figures.max_ulp) > found.limit
+        assert (value_of(found.figures.scaled_upper or "nan") <= found.limit) == (status == "ok")
 
 
 @pytest.mark.parametrize("summed", [False, True])

@@ -37,9 +37,8 @@ class Counts:
 
     def plus(self, other: Counts) -> Counts:
         """Returns the counts of both sets of elements together."""
-        scaled = self.scaled_bins
-        if scaled is not None and other.scaled_bins is not None:
-            scaled = scaled + other.scaled_bins
+        scaled, more = self.scaled_bins, other.scaled_bins
+        scaled = more if scaled is None else scaled if more is None else scaled + more
         flags, capped, bins = self.flags + other.flags, self.capped + other.capped, self.bins + other.bins
         return Counts(flags, capped, bins, scaled, self.sums + other.sums)
 

@@ -52,23 +52,15 @@ def with_noise_again(
 ) -> Truth:
     """Returns the truth with the noise of elements just beyond the default limit sampled again.
 
-    An elementwise program has noise beside ULP (`floor` > 0), which is sampled only if an element is beyond the limit
-    in ULP.
-
     The noise of an element is the root mean square of a few runs. Of a million elements, some get half the noise that
     more runs would give. A correct kernel then has up to twice its error there. Errors of broken kernels are far beyond
     that.
     """
-    beside = op.gate_of(result) == "plain" and floor > 0
-    if op.meaning is None or truth.noise is None or not (beside or op.gate_of(result) == "noise"):
+    if op.gate_of(result) != "noise":
+        return with_noise_beside(op, problem, result, got, truth, fmt, floor)
+    if op.meaning is None or truth.noise is None:
         return truth
     near, least = truth.for_result(got), default_noise(fmt.name)
-    if beside:
-        plain = errors(got, near.value, fmt, low=near.low, bound=near.bound)
-        # not (x <= limit): a NaN is beyond it
-        if bool((plain.ulp.abs() + plain.width <= 0.5 + floor * least).all()):
-            return truth
-        return replace(truth, noise=op.meaning.deviation(problem, result).to(truth.noise.device))
     found = errors(got, near.value, fmt, low=near.low, bound=near.bound, scale=near.unit("noise", 0.0), policy=Policy())
     assert found.scaled is not None and found.scaled_width is not None
     size = found.scaled.abs() + found.scaled_width
@@ -78,6 +70,20 @@ def with_noise_again(
     again = op.meaning.deviation(problem, result).to(truth.noise.device)
     beyond = beyond.reshape(truth.noise.shape)
     return replace(truth, noise=torch.where(beyond, torch.maximum(truth.noise, again), truth.noise))
+
+
+def with_noise_beside(
+    op: Op, problem: Problem, result: str, got: Tensor, truth: Truth, fmt: Format, floor: float
+) -> Truth:
+    """Returns the truth with noise beside ULP (`floor` > 0), sampled only if an element is beyond the limit in ULP."""
+    if op.meaning is None or truth.noise is None or op.gate_of(result) != "plain" or not floor > 0:
+        return truth
+    near = truth.for_result(got)
+    plain = errors(got, near.value, fmt, low=near.low, bound=near.bound)
+    # not (x <= limit): a NaN is beyond it
+    if bool((plain.ulp.abs() + plain.width <= 0.5 + floor * default_noise(fmt.name)).all()):
+        return truth
+    return replace(truth, noise=op.meaning.deviation(problem, result).to(truth.noise.device))
 
 
 @dataclass(frozen=True)

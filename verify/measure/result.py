@@ -13,7 +13,7 @@ from verify.measure.tally import Tally
 from verify.measure.trivial import EMPTY, rungs
 from verify.ops.op import Regime
 from verify.records.figure import UNIT, shown, signed
-from verify.records.readings import APART, FEWEST, NONFINITE, decides_by
+from verify.records.readings import APART, FEWEST, NONFINITE, ends
 from verify.records.record import (
     CLASSES,
     EXTREME,
@@ -161,7 +161,7 @@ def _judged(figures: Figures, gate: Gate, limit: float | None, of_class: str) ->
         if limit is not None and figures.open:
             return "undecided", f"nothing is known of {figures.open:,} of {figures.n:,} elements on {of_class} inputs"
         return "ok", ""
-    proven = figures.max_ulp if gate == "plain" else figures.scaled_max
+    proven, _ = ends(figures, gate)
     undecided = not math.isnan(judged) and proven is not None and not value_of(proven) > limit
     return "undecided" if undecided else "wrong", _over_the_limit(figures, judged, limit, gate, of_class)
 
@@ -306,11 +306,11 @@ def result_of(
 
 def _upper(figures: Figures, gate: Gate) -> float:
     """Returns the upper end of the maximum that is judged: in the unit of the gate, or in ULP less noise beside it."""
-    upper = figures.max_upper if decides_by(figures, gate) == "plain" else figures.scaled_upper
+    _, upper = ends(figures, gate)
     return math.nan if upper is None else value_of(upper)
 
 
-def _over_the_limit(figures: Figures, judged: float, limit: float, gate: str, of_class: str) -> str:
+def _over_the_limit(figures: Figures, judged: float, limit: float, gate: Gate, of_class: str) -> str:
     """Returns why a class breaks its limit."""
     unit = UNIT[gate]
     inputs = f"{of_class} inputs".lstrip()
@@ -319,7 +319,7 @@ def _over_the_limit(figures: Figures, judged: float, limit: float, gate: str, of
     if math.isinf(judged) and figures.nonfinite:
         return f"infinite or unbounded error at {figures.nonfinite:,} of {figures.n:,} {inputs}"
     on = f" on {inputs}" if of_class else ""
-    proven = figures.max_ulp if gate == "plain" else figures.scaled_max
+    proven, _ = ends(figures, gate)
     if proven is not None and not value_of(proven) > limit:
         return f"not proven within {limit:g}{unit}{on}: up to {shown(judged)} cannot be excluded"
     return f"{shown(judged)}{unit}{on}, the limit is {limit:g}"

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Iterator
 
-from verify.records.readings import APART, BEYOND, FEWEST, NONFINITE, decides_by, judged
+from verify.records.readings import APART, BEYOND, FEWEST, NONFINITE, judged
 from verify.records.record import (
     EXTREME,
     RESULT_STATUSES,
@@ -105,7 +105,7 @@ def _of_result(result: Result) -> Found:
             if figures.open and name != NONFINITE and limit is not None and not result.trivial and not result.classes:
                 yield place, f'{figures.open:,} elements are open beside the status "ok"'
             endless = name == NONFINITE and figures.nonfinite
-            error = math.inf if endless else judged(figures, decides_by(figures, result.gate))
+            error = math.inf if endless else judged(figures, result.gate)
             # not (x <= limit): a NaN must not be ok
             if figures.n and limit is not None and not error <= limit:
                 yield place, f'a maximum of {error:g} ULP beside the status "ok" with the limit {limit:g}'

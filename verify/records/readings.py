@@ -21,6 +21,7 @@ from verify.records.record import (
     Figures,
     Gate,
     KernelRun,
+    Number,
     RegimeFigures,
     Result,
     ResultStatus,
@@ -215,7 +216,7 @@ def _verdict_on(found: ClassFigures, gate: Gate) -> ResultStatus:
     if not found.reason:
         return "ok"
     upper, limit = judged(found.figures, gate), found.limit
-    proven = found.figures.max_ulp if gate == "plain" else found.figures.scaled_max
+    proven, _ = ends(found.figures, gate)
     if limit is None or math.isnan(upper) or proven is None:
         return "wrong"
     is_open = found.figures.open > 0 if upper <= limit else value_of(proven) <= limit
@@ -238,10 +239,15 @@ def decides_by(figures: Figures, gate: Gate) -> Gate:
     return "scaled" if gate == "plain" and figures.scaled_upper is not None else gate
 
 
+def ends(figures: Figures, gate: Gate) -> tuple[Number | None, Number | None]:
+    """Returns both ends of the maximum that decides a verdict: what is proven, and what cannot be excluded."""
+    plain = decides_by(figures, gate) == "plain"
+    return (figures.max_ulp, figures.max_upper) if plain else (figures.scaled_max, figures.scaled_upper)
+
+
 def judged(figures: Figures, gate: Gate) -> float:
     """Returns the figure that is compared with a bound: the upper end of the maximum. NaN if either end is NaN."""
-    pair = (figures.max_ulp, figures.max_upper) if gate == "plain" else (figures.scaled_max, figures.scaled_upper)
-    values = [math.nan if value is None else value_of(value) for value in pair]
+    values = [math.nan if value is None else value_of(value) for value in ends(figures, gate)]
     return max(values, key=ordered)
 
 

@@ -77,9 +77,10 @@ class Truth:
         """Returns the error of one element in the unit of a gate; None if that is ULP."""
         if gate == "scaled":
             return judged.scaled(self.scale_exponent(index, fmt))
-        if gate == "plain" or self.noise is None:
+        unit = self.unit(gate, floor)
+        if not isinstance(unit, Yardstick):
             return None
-        return judged.in_noise(float(self.least_noise(self.noise).reshape(-1)[index]), floor)
+        return (judged.beside_noise if unit.beside else judged.in_noise)(float(unit.noise.reshape(-1)[index]), floor)
 
     def for_result(self, got: Tensor) -> Truth:
         """Returns the truth to judge a result by: of two right answers, the one nearer to the result."""

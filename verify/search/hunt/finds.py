@@ -110,7 +110,7 @@ class _Rerun:
         # In other dtypes this also checks the certificate of the device's reference, on which the search relied.
         truth = evaluate(op, host if exact else problem, {space.result: space.fmt})[space.result]
         got, truth = measured.results[space.result].cpu(), truth.cpu()
-        truth = with_noise_again(op, host, space.result, got, truth, space.fmt)
+        truth = with_noise_again(op, host, space.result, got, truth, space.fmt, space.floor)
         by = JudgedBy(op, host, space.result, truth, space.fmt, space.kernel.policy, floor=space.floor)
         return _Measured(case, got, by)
 
@@ -139,6 +139,7 @@ class _Rerun:
         by, case = seen.by, seen.case
         scaled = by.truth.figure(judged, index, by.fmt, by.op.gate_of(by.result), by.floor)
         origin = Origin.here(self.target, case.to_json(), by.result, index)
-        worst = worst_element(by.op, by.problem, seen.got, judged, origin, scaled)
+        shown = None if by.op.gate_of(by.result) == "plain" else scaled
+        worst = worst_element(by.op, by.problem, seen.got, judged, origin, shown)
         error = abs(judged.ulp if scaled is None else scaled)
         return Find(error, judged.ulp, scaled, judged, case, index, worst, alone)

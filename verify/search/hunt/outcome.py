@@ -79,7 +79,7 @@ def _result(space: SearchSpace, settings: Settings, found: Searched, finds: list
         open=left,
         nan=sum(find.nan for find in proven),
         plain=_largest(find.ulp for find in proven),
-        scaled=None if gate == "plain" else _largest(find.scaled or 0.0 for find in proven),
+        scaled=_largest(find.error for find in proven) if any(find.scaled is not None for find in proven) else None,
     )
     worst = proven[0].error if proven else 0.0
     status: ResultStatus = "undecided" if left else "ok"

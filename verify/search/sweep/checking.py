@@ -23,7 +23,7 @@ from verify.errors import UsageError
 from verify.measure.call import no_gradient
 from verify.measure.counting import tally, top
 from verify.measure.curve import peaks
-from verify.measure.judge import settled
+from verify.measure.judge import settled, with_noise_beside
 from verify.measure.tally import Peak, Tally
 from verify.ops.op import Problem, chosen
 from verify.records.readings import APART
@@ -125,8 +125,13 @@ class _Collector:
         problem = chosen(kernel.op, problem, {result: got})
         truth = evaluate(kernel.op, problem, {result: self.of_result})[result]
         self._sample(problem, truth, first)
+        floor = kernel.noise_floor(self.space.dtype, result)
+        truth = with_noise_beside(kernel.op, problem, result, got, truth, self.of_result, floor)
         near = truth.for_result(got)
-        found = errors(got, near.value, self.of_result, low=near.low, bound=near.bound, policy=kernel.policy)
+        unit = near.unit(kernel.op.gate_of(result), floor)
+        found = errors(
+            got, near.value, self.of_result, low=near.low, bound=near.bound, scale=unit, policy=kernel.policy
+        )
         places = self._places(got, first)
         patterns = bits_of(got.reshape(-1))
         found, escalated = self._settled(found, places, patterns)
