@@ -171,7 +171,7 @@ def given(step: Step, kind: str, generator: np.random.Generator, tame: bool) -> 
             if whole:
                 lo, hi, values = np.floor(lo), np.ceil(hi), np.round(values)
         ends = [torch.from_numpy(np.array(end)).reshape(each.shape) for end in (lo, hi)]
-        spans.append(point(ends[0], given=True) if kind == "point" else Span(ends[0], ends[1], True))
+        spans.append(point(ends[0]) if kind == "point" else Span(ends[0], ends[1]))
         picks.append(values)
     return spans, picks
 
@@ -191,7 +191,7 @@ def _moved(span: Any, device: str) -> Any:
     if isinstance(span, torch.Tensor):
         return span.to(device)
     lo = span.lo.to(device)
-    return Span(lo, lo if span.is_point else span.hi.to(device), span.given)
+    return Span(lo, lo if span.is_point else span.hi.to(device))
 
 
 def _checked(step: Step, spans: Sequence[Any], picks: Sequence[Any], kind: str, device: str) -> Found:

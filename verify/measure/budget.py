@@ -9,7 +9,6 @@ the edges of blocks.
 from __future__ import annotations
 
 import fcntl
-import functools
 import json
 import math
 import os
@@ -47,7 +46,6 @@ _BOXES = 4  # number of drawn boxes
 _BLOCKS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)  # sizes of blocks whose edges are among the drawn indices
 _EDGES = 4  # one drawn index of this many is at an edge
 _WHOLE = 2.0**29  # numbers in all steps of a result of which all elements are judged: exact values are the host's work
-_THEIRS = 4  # a program's evaluation takes this many times the memory of PyTorch in float64
 _SMALL = 1 << 28  # a case of fewer bytes waits for no turn
 _SHARED = 0.95  # share of a GPU's memory that judges may take: fragments take the rest
 _HELD = 1 << 28  # bytes that a process may hold on the GPU for later calls
@@ -353,11 +351,8 @@ def sampled(
     moved = movable and not any(cut.chunked for cut in cuts)
     if moved and not program.elementwise and sum(cut.work for cut in cuts) <= _ON_HOST:
         later, cuts = True, [Cut(program, host, result, cut.box) for cut in cuts]
-    # PyTorch has one number where intervals, noise and copies have several
-    fits = cost_of(program.steps, lambda step: float(math.prod(step.shape)))[1] <= _THEIRS * budget.memory
-    theirs = functools.cache(lambda: op.meaning.in_float64(problem) if fits else {})  # type: ignore[union-attr]
     more = None if later else lambda: time.monotonic() < begun + budget.seconds
-    sample = sample_of(op.meaning, problem, result, cuts, theirs, more)
+    sample = sample_of(op.meaning, problem, result, cuts, more)
     if later or not (moved and forks):
         return sample
     return sample.moved([Cut(program, host, result, cut.box) for cut in cuts])

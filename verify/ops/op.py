@@ -144,7 +144,6 @@ class Fast:
     noise: Tensor | None = None  # rms change of the value by roundings of the definition's steps
     other: Tensor | None = None  # a second right value of an element; NaN: only one
     together: float = 1.0  # how strongly the elements move together; see `Noise`
-    remark: str = ""  # added to reports about how elements are evaluated
 
     def cpu(self) -> Fast:
         """Returns a copy in host memory."""
@@ -211,11 +210,8 @@ class Meaning(Protocol):
     def deviation(self, problem: Problem, result: str) -> Tensor:
         """Returns the noise of each element of a result, from more runs than `fast` takes."""
 
-    def in_float64(self, problem: Problem) -> dict[str, Tensor]:
-        """Returns PyTorch's own float64 results; {} if there are none."""
-
     def in_place_of(self, function: Callable[..., Any], problem: Problem) -> dict[str, Tensor]:
-        """Returns PyTorch's float64 results of another function of the same operands."""
+        """Returns the float64 results of another function of the same operands; {} if there are none."""
 
 
 @dataclass(frozen=True)

@@ -167,9 +167,8 @@ def truth_of(op: Op, problem: Problem, result: str, reference: Fast, fmt: Format
     if fmt.name == "float64" and not known:
         return _evaluate_exactly(op, problem, result, reference)
     if reference.bound is not None:
-        origin = "an interval for every element" + reference.remark
         rest = reference.unknown, reference.noise, reference.other, reference.together
-        return Truth(reference.value, None, reference.bound, reference.scale, origin, *rest)
+        return Truth(reference.value, None, reference.bound, reference.scale, "an interval for every element", *rest)
     units, sentence = certificate.units_for(op.name, problem.params, result, kind)
     if op.geometry.multiplies:
         # A float64 sum of k products has an error of at most about k units (Higham, section 3.1). The certificate was

@@ -90,7 +90,7 @@ class Totals:
             lo = torch.stack([part.lo for part in parts])
             points = all(part.is_point for part in parts)
             hi = lo if points else torch.stack([part.hi for part in parts])
-            found: Span = self.last.span(run, [Span(lo, hi, all(part.given for part in parts))])
+            found: Span = self.last.span(run, [Span(lo, hi)])
             self._check(found)
             self.enclosed = found
         return self.enclosed

@@ -100,7 +100,7 @@ class Map(Step):
         value = self.value(run, [x.mid()])
         unknown = (x.lo == -math.inf) & (x.hi == math.inf)
         lo, hi = (torch.where(unknown, end, value) for end in (x.lo, x.hi))
-        return Span(lo, hi, x.given)  # these functions round nothing
+        return Span(lo, hi)  # these functions round nothing
 
     @property
     def decides(self) -> bool:
@@ -175,10 +175,18 @@ def _multiply_span(step: Map, run: Run, a: Span, b: Span) -> Span:
     return spans.square(a) if step.inputs[0] is step.inputs[1] else spans.multiply(a, b)
 
 
+def _difference_span(step: Map, run: Run, a: Span, b: Span) -> Span:
+    """Returns a - b. A softmax subtracts the maximum of the same numbers, so that its two errors are one."""
+    found = spans.add(a, b, -1)
+    row: Any = step.inputs[1]
+    is_maximum = getattr(row, "function", "") == "amax" and row.keep and row.inputs[0] is step.inputs[0]
+    return spans.below_largest(found, a, row.dims) if is_maximum else found
+
+
 def _magnitude_span(step: Map, run: Run, a: Span) -> Span:
     lo = torch.where((a.lo <= 0) & (a.hi >= 0), 0.0, torch.minimum(a.lo.abs(), a.hi.abs()))
     hi = a.size()
-    return Span(hi if a.is_point else lo, hi, a.given)
+    return Span(hi if a.is_point else lo, hi)
 
 
 def _extremes(largest: bool) -> Elementwise:
@@ -195,7 +203,7 @@ def _where_span(step: Map, run: Run, condition: Tensor, a: Any, b: Any) -> Any:
         return torch.where(condition, a, b)
     lo = torch.where(condition, a.lo, b.lo)
     hi = lo if a.is_point and b.is_point else torch.where(condition, a.hi, b.hi)
-    return Span(lo, hi, a.given and b.given)
+    return Span(lo, hi)
 
 
 def _decision(value: Callable[..., Tensor]) -> Elementwise:
@@ -313,8 +321,8 @@ def _number_span(step: Map, run: Run, a: Tensor) -> Span:
     value = a.to(torch.float64)
     if bool((value.abs() > 2.0**53).any()):
         unit = torch.where(value.abs() > 2.0**53, value.abs() * 2.0**-52, 0.0)
-        return Span(value - unit, value + unit, True)
-    return point(value, given=True)
+        return Span(value - unit, value + unit)
+    return point(value)
 
 
 def holds_integers(step: Step) -> bool:
@@ -342,11 +350,11 @@ def _wrap_span(step: Map, run: Run, a: Span) -> Span:
     """Wraps integers that are computed as real numbers around to the range of the integer dtype."""
     (least, most), holds = step.within, step.holds(a.lo) & step.holds(a.hi)
     if bool(holds.all()):
-        return Span(a.lo, a.hi, True)
+        return Span(a.lo, a.hi)
     turned = torch.remainder(a.lo - least, float(most - least + 1)) + least
     exactly = (a.lo == a.hi) & (a.lo.abs() < 2.0**52) & (most < 2**52)
     lo, hi = (torch.where(exactly, turned, float(end)) for end in step.within)
-    return Span(torch.where(holds, a.lo, lo), torch.where(holds, a.hi, hi), True)
+    return Span(torch.where(holds, a.lo, lo), torch.where(holds, a.hi, hi))
 
 
 def _wrap_element(step: Map, run: Run, arithmetic: Arithmetic, a: Number) -> Number:
@@ -364,7 +372,7 @@ def _bits(name: str) -> Elementwise:
 
 ELEMENTWISE: dict[str, Elementwise] = {
     "add": Elementwise(lambda step, run, a, b: spans.add(a, b), "add", torch.add, rounds=True),
-    "subtract": Elementwise(lambda step, run, a, b: spans.add(a, b, -1), "subtract", torch.sub, rounds=True),
+    "subtract": Elementwise(_difference_span, "subtract", torch.sub, rounds=True),
     "multiply": Elementwise(_multiply_span, "multiply", torch.mul, rounds=True),
     "divide": Elementwise(lambda step, run, a, b: spans.divide(a, b), "divide", torch.div, rounds=True, zero_of=1),
     **{name: _whole_division(down, remains=False) for name, down in QUOTIENTS.items()},

@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -23,9 +22,8 @@ from verify.ops.graph.called import Meaning, moved_module, name_of
 from verify.ops.graph.choices import Choices
 from verify.ops.graph.derived import Derivation, derivations
 from verify.ops.graph.explaining import explaining
-from verify.ops.graph.float64 import in_float64, narrowed
 from verify.ops.graph.noise import Noise, noise_of, sampled_again, underflowing
-from verify.ops.graph.program import Program, trace
+from verify.ops.graph.program import Program, trace, undisturbed
 from verify.ops.graph.rounding import Accumulate, Rounding
 from verify.ops.graph.scores import scores_of
 from verify.ops.graph.shapes import NamedDims, Range, ranges_of, sizes_within
@@ -143,7 +141,7 @@ class _Like:
     derived: Mapping[str, Derivation] = field(default_factory=dict)
     hidden: tuple[str, ...] = ()
     shown: Mapping[str, Callable[..., Tensor]] = field(default_factory=dict)  # what reports show of operands
-    part: tuple[Program, Run, Callable[[], dict[str, Tensor]]] | None = None  # replaces the program; see `of_part`
+    part: tuple[Program, Run] | None = None  # replaces the program; see `of_part`
 
     def op(self, *, fuses: bool = False) -> Op:
         """Traces the function once and returns the op.
@@ -391,7 +389,6 @@ class _Like:
         if self.by_noise:
             for name, each in noise.items():
                 found[name] = replace(found[name], noise=each.deviation, together=each.together)
-            found = narrowed(found, noise, partial(self.in_float64, problem))
         else:  # `deviation` samples it where an element is beyond its limit in ULP
             real = [name for name in found if program.results[name].real]
             found |= {name: replace(found[name], noise=torch.zeros_like(found[name].value)) for name in real}
@@ -430,19 +427,16 @@ class _Like:
         with torch.no_grad(), program.refusing():
             return sampled_again(program, run, result, self._rounding(program, run))
 
-    def of_part(self, cut: Cut, theirs: Callable[[], dict[str, Tensor]]) -> _Like:
-        """Returns the meaning of a part of a program. `theirs` returns PyTorch's float64 results there, or {}."""
-        return replace(self, part=(*cut.made(), theirs))
-
-    def in_float64(self, problem: Problem) -> dict[str, Tensor]:
-        """Returns PyTorch's own float64 results."""
-        if self.part is not None:
-            return self.part[2]()
-        return in_float64(*self.program(problem))
+    def of_part(self, cut: Cut) -> _Like:
+        """Returns the meaning of a part of a program."""
+        return replace(self, part=cut.made())
 
     def in_place_of(self, function: Callable[..., Any], problem: Problem) -> dict[str, Tensor]:
-        """Returns PyTorch's float64 results of another function of the same operands."""
-        return replace(self, meaning=replace(self.meaning, function=function), programs={}).in_float64(problem)
+        """Returns the float64 results of another function of the same operands, without bounds."""
+        other = replace(self, meaning=replace(self.meaning, function=function), programs={})
+        program, run = other.program(problem)
+        with torch.no_grad(), program.refusing():
+            return program.values(run, problem.results, undisturbed(run))
 
     def looked_up(self, problem: Problem, result: str, fast: Fast) -> Fast:
         """Returns the reference with unbounded elements evaluated by Arb. Of an elementwise program, `fast` did it."""

@@ -59,7 +59,6 @@ class Noise:
     """The noise of one result."""
 
     deviation: Tensor  # the noise of each element
-    value: Tensor | None = None  # the result of the undisturbed run
     together: float = 1.0  # largest rms of one run's changes, each in units of the element's noise
 
 
@@ -74,10 +73,7 @@ def noise_of(
     if sampled.is_chaotic():
         sampled.sample(runs // 2, seed + 1, 1.0)
     sampled.round()
-    found = {
-        name: Noise(sampled.deviation(name), sampled.truth[name], sampled.together(name)) for name in sampled.wanted
-    }
-    return found, sampled.reaches()
+    return {name: Noise(sampled.deviation(name), sampled.together(name)) for name in sampled.wanted}, sampled.reaches()
 
 
 def sampled_again(program: Program, run: Run, result: str, format: Rounding) -> Tensor:

@@ -318,7 +318,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 needed |= new
                 pending += new
         for each in sorted(needed - self.values.keys(), key=lambda each: each.at):
-            self.values[each] = evaluated(each, self.values)
+            self.values[each] = _evaluated(each, self.values)
         return self.values[node]
 
     # -- memory -----------------------------------------------------------------------------------------------
@@ -504,16 +504,11 @@ def nodes_in(value: Any) -> list[Node]:
     return [node for each in value for node in nodes_in(each)] if isinstance(value, _NESTED) else []
 
 
-def evaluated(node: Node, values: Mapping[Node, Any], device: torch.device | None = None) -> Any:
-    """Computes the result of a node, in the layout of its meta tensor, from those of the nodes that it depends on.
-
-    With a device, constants are moved to it, and operators make their tensors there.
-    """
+def _evaluated(node: Node, values: Mapping[Node, Any]) -> Any:
+    """Computes the result of a node, in the layout of its meta tensor, from those of the nodes that it depends on."""
     if isinstance(node.target, str):
-        return node.args[0] if device is None else node.args[0].to(device)
+        return node.args[0]
     args, options = (mapped(value, values.__getitem__) for value in (node.args, dict(node.kwargs)))
-    if device is not None and node.target is not operator.getitem and "device" in arguments_of(node.target):
-        options["device"] = device
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:

@@ -53,7 +53,7 @@ class Reduce(Step):
         hi = lo if a.is_point else pick(a.hi, self.dims, self.keep)
         unknown = spans.unknown_of(a)
         if unknown is None:
-            return Span(lo, hi, a.given)
+            return Span(lo, hi)
         unknown = unknown.sum(self.dims, self.keep) > 0
         return Span(lo.masked_fill(unknown, -math.inf), hi.masked_fill(unknown, math.inf))
 

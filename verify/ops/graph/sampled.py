@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,8 +18,6 @@ from torch import Tensor
 from verify.ops.graph.boxes import Box, Line, places_in
 from verify.ops.graph.slices import Cut
 from verify.ops.op import Fast, Op, Point, Problem
-
-Theirs = Callable[[], Mapping[str, Tensor]]  # PyTorch's float64 results; {} where they were not affordable
 
 
 @dataclass
@@ -47,7 +44,7 @@ class Sample:
     def moved(self, cuts: Sequence[Cut]) -> Sample:
         """Returns the sample in host memory. `cuts` are its boxes again, for a run there."""
         pairs = zip(self.parts, cuts, strict=False)
-        parts = [(meaning.of_part(cut, dict), _without_tensors(own)) for (meaning, own), cut in pairs]
+        parts = [(meaning.of_part(cut), _without_tensors(own)) for (meaning, own), cut in pairs]
         return replace(self, parts=parts, reference=self.fast.cpu(), device=torch.device("cpu"), alone=True)
 
     def op(self, whole: Op) -> Op:
@@ -107,12 +104,8 @@ class Sample:
         """Returns the noise of each element, from more runs than `fast` takes."""
         return self._joined(lambda number, meaning, own: meaning.deviation(own, result))
 
-    def in_float64(self, problem: Problem) -> dict[str, Tensor]:
-        """Returns {}: each box has its own float64 results already."""
-        return {}
-
     def in_place_of(self, function: Callable[..., Any], problem: Problem) -> dict[str, Tensor]:
-        """Returns nothing, as `in_float64` does."""
+        """Returns {}: a box has the operands of one function only."""
         return {}
 
     def _joined(self, make: Callable[[int, Any, Problem], Tensor]) -> Tensor:
@@ -123,7 +116,7 @@ class Sample:
 
 
 def sample_of(
-    meaning: Any, problem: Problem, result: str, cuts: Sequence[Cut], theirs: Theirs, more: Callable[[], bool] | None
+    meaning: Any, problem: Problem, result: str, cuts: Sequence[Cut], more: Callable[[], bool] | None
 ) -> Sample:
     """Evaluates the boxes of `cuts`, all of one result. After the first box, stops once `more()` is false.
 
@@ -137,13 +130,9 @@ def sample_of(
             break
         own = replace(problem, results=(result,), cache={"effort": effort / len(cuts)})
         boxes.append(cut.box)
-        beside = _cut_box(theirs, result, cut.box, shape)
-        if more is None:
-            near = {} if cut.program.elementwise else {name: each.cpu() for name, each in beside().items()}
-            parts.append((meaning.of_part(cut, partial(dict, near)), _without_tensors(own)))
-            continue
-        parts.append((meaning.of_part(cut, beside), own))
-        found.append(_evaluated(*parts[-1], result))
+        parts.append((meaning.of_part(cut), _without_tensors(own) if more is None else own))
+        if more is not None:
+            found.append(_evaluated(*parts[-1], result))
     spots = [_fresh(boxes[at], boxes[:at]) for at in range(len(boxes))]
     number = np.repeat(np.arange(len(boxes)), [len(line) for line in spots])
     spot = np.concatenate(spots)
@@ -172,19 +161,6 @@ def _evaluated(meaning: Any, problem: Problem, result: str) -> Fast:
     return found
 
 
-def _cut_box(theirs: Theirs, result: str, box: Box, shape: tuple[int, ...]) -> Callable[[], dict[str, Tensor]]:
-    """Returns a function that cuts one box out of PyTorch's float64 result."""
-
-    def found() -> dict[str, Tensor]:
-        known = theirs()
-        if result not in known:
-            return {}
-        places = torch.from_numpy(places_in(box, shape)).to(known[result].device)
-        return {result: known[result].reshape(-1)[places].reshape(tuple(map(len, box)))}
-
-    return found
-
-
 def _join(found: Sequence[Fast], box: Line, spot: Line) -> Fast:
     """Returns the reference of elements, given those of their boxes."""
     starts = np.cumsum([0, *(each.value.numel() for each in found)])
@@ -205,8 +181,7 @@ def _join(found: Sequence[Fast], box: Line, spot: Line) -> Fast:
         "unknown": lambda fast: torch.zeros_like(fast.value, dtype=torch.bool),
         "other": lambda fast: torch.full_like(fast.value, torch.nan),
     }
-    names = [each.name for each in fields(Fast) if each.name not in ("together", "remark")]
+    names = [each.name for each in fields(Fast) if each.name != "together"]
     values = {name: joined([getattr(fast, name) for fast in found], missing.get(name, zeros)) for name in names}
     together = max(fast.together for fast in found)
-    remark = next((fast.remark for fast in found if fast.remark), "")
-    return Fast(**values, together=together, remark=remark)
+    return Fast(**values, together=together)

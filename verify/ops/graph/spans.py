@@ -35,7 +35,6 @@ class Span:
 
     lo: Tensor
     hi: Tensor
-    given: bool = False  # True: the numbers are operands, which no step has rounded
 
     @property
     def is_point(self) -> bool:
@@ -66,12 +65,12 @@ class Span:
     def moved(self, move: Callable[[Tensor], Tensor]) -> Span:
         """Applies `move`, which only moves elements, to both ends."""
         lo = move(self.lo)
-        return Span(lo, lo if self.is_point else move(self.hi), self.given)
+        return Span(lo, lo if self.is_point else move(self.hi))
 
 
-def point(values: Tensor, *, given: bool = False) -> Span:
+def point(values: Tensor) -> Span:
     """Returns intervals of exact numbers."""
-    return Span(values, values, given)
+    return Span(values, values)
 
 
 def unknown_of(a: Span) -> Tensor | None:
@@ -148,7 +147,7 @@ def _settled(lo: Tensor, hi: Tensor, undefined: Tensor, pinned: Tensor) -> Span:
 def add(a: Span, b: Span, sign: int = 1) -> Span:
     """Returns a + b, or a - b for sign = -1."""
     if sign < 0:
-        b = Span(-b.hi, -b.lo, b.given) if not b.is_point else point(-b.lo)
+        b = Span(-b.hi, -b.lo) if not b.is_point else point(-b.lo)
     lo, down = _sum(a.lo, b.lo)
     hi, up = (lo, down) if a.is_point and b.is_point else _sum(a.hi, b.hi)
     lo, hi = _rounded(lo, hi, (down, up))
@@ -156,9 +155,23 @@ def add(a: Span, b: Span, sign: int = 1) -> Span:
     return _settled(lo, hi, undefined, a.is_infinite() | b.is_infinite())
 
 
+def below_largest(apart: Span, a: Span, dims: tuple[int, ...]) -> Span:
+    """Returns `apart`, the interval of a - amax(a), without the numbers that cannot be such a difference.
+
+    No difference is positive. It is 0 where no other number of the row can be larger.
+    """
+    if a.is_point:
+        return apart
+    first = a.hi == a.hi.amax(dims, True)
+    others = a.hi.masked_fill(first, -math.inf).amax(dims, True)
+    largest = first & (a.lo >= others) & (first.sum(dims, True) == 1) & torch.isfinite(a.lo) & torch.isfinite(a.hi)
+    hi = torch.where(torch.isfinite(apart.hi), apart.hi.clamp(max=0.0), apart.hi)
+    return Span(apart.lo.masked_fill(largest, 0.0), hi)
+
+
 def negative(a: Span) -> Span:
     lo = -a.hi
-    return Span(lo, lo if a.is_point else -a.lo, a.given)
+    return Span(lo, lo if a.is_point else -a.lo)
 
 
 def _pairs(a: Span, b: Span) -> list[tuple[Tensor, Tensor]]:
@@ -328,7 +341,7 @@ def extreme(a: Span, b: Span, largest: bool) -> Span:
     """Returns the larger of two numbers if `largest`, else the smaller."""
     pick = torch.maximum if largest else torch.minimum
     lo = pick(a.lo, b.lo)
-    return Span(lo, lo if a.is_point and b.is_point else pick(a.hi, b.hi), a.given and b.given)
+    return Span(lo, lo if a.is_point and b.is_point else pick(a.hi, b.hi))
 
 
 def total(a: Span, dims: tuple[int, ...], keep: bool) -> Span:
@@ -404,7 +417,7 @@ def contract(a: Span, b: Span) -> Span:
         spread = spread + radius_a @ (size_b if radius_b is None else size_b + radius_b)
     spread = spread * (1 + (2 * count + 8) * _EPSILON)
     if _any(terms < _LOW):  # each product of two nonzero factors may have lost up to a smallest subnormal number
-        lost = (size_a > 0).to(value.dtype) @ (size_b > 0).to(value.dtype)
+        lost = (a.size() > 0).to(value.dtype) @ (b.size() > 0).to(value.dtype) * 4
         spread = spread + torch.where(terms < _LOW, lost * _TINY, 0.0)
     known = torch.isfinite(value) & torch.isfinite(spread)
     lo = torch.where(known, value - spread, -math.inf)

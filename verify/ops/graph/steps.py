@@ -170,7 +170,7 @@ class Leaf(Step):
 
     def span(self, run: Run, given: Sequence[Any]) -> Any:
         value = run.leaves[self.name]
-        return point(value.to(torch.float64), given=True) if self.real else value
+        return point(value.to(torch.float64)) if self.real else value
 
     def value(self, run: Run, given: Sequence[Tensor]) -> Tensor:
         held = run.leaves[self.name]
@@ -196,7 +196,7 @@ class Plain(Step):
 
     def span(self, run: Run, given: Sequence[Any]) -> Any:
         value = self.value(run, given)
-        return point(value, given=True) if self.real else value
+        return point(value) if self.real else value
 
     def value(self, run: Run, given: Sequence[Tensor]) -> Tensor:
         held = run.fixed(self)
@@ -247,7 +247,7 @@ class Move(Step):
 
         lo = moved([each.lo for each in given], self.fill)
         hi = lo if all(each.is_point for each in given) else moved([each.hi for each in given], self.fill)
-        return Span(lo, hi, all(each.given for each in given))
+        return Span(lo, hi)
 
     def value(self, run: Run, given: Sequence[Tensor]) -> Tensor:
         return self.move(

@@ -1,0 +1,117 @@
+"""The bounds of float64 references hold: 500 bits of an oracle that shares no code with verify lie inside."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from mpmath import mp, mpf
+from torch import Tensor
+from torch.nn import functional
+
+from tests.oracle.choices import evaluate
+from tests.oracle.numbers import Oracled
+from verify.ops.graph.like import Definition
+from verify.ops.op import Fast, Problem
+
+ROWS, WIDTH = 6, 8
+STEPS = """x.exp()|x.sin()|x.tanh()|x.sigmoid()|x.erf()|F.gelu(x)|F.silu(x)|F.softplus(x)|x * x - 1|x / (1 + x * x)
+F.linear(x, w, b)|x @ w|x * b|x + b|x - b|1.5 * x + 1|x.exp() - 1.3|x - x.mean(-1, keepdim=True)|x.cumsum(-1)
+x.softmax(-1)|x.log_softmax(-1)|x - x.logsumexp(-1, keepdim=True)|F.layer_norm(x, x.shape[-1:], b, b)
+F.rms_norm(x, x.shape[-1:], b, 1e-6)|F.normalize(x, dim=-1)|(x - x.amax(-1, keepdim=True)).exp()
+F.scaled_dot_product_attention(x, x @ w, x * b)|x.mT.softmax(-1).mT|F.conv1d(x[None], w[:6, :6, None])[0]
+x * x.sum(0)|x / (1 + x.square().sum(-1, keepdim=True)).sqrt()|x.flip(0) * x + b|x.relu() + b|x.abs().sqrt() * b
+x.log1p()|x.square().mean(-1, keepdim=True).rsqrt() * x|x.std(-1, keepdim=True) * x|x.sort(-1).values * b"""
+ENDS = [
+    "x",
+    "x",
+    "x.sum(0)",
+    "x.expand(5, *x.shape) * math.pi",
+    "x.mT @ x",
+    "x.logsumexp(-1)",
+    "F.mse_loss(x, b + 0 * x)",
+]
+VALUES: dict[str, Callable[[Tensor], Tensor]] = {
+    "normal": lambda x: x,
+    "large mean": lambda x: x + 1e3,
+    "tiny": lambda x: x * 1e-20,
+    "one tiny": lambda x: torch.where(torch.arange(x.numel()).reshape(x.shape) % 3 == 1, x * 1e-20, 1.0),
+    "spread": lambda x: x * torch.exp(4 * x.flip(0)),
+    "equal": lambda x: torch.full_like(x, 1.7),
+}
+
+
+def drawn(draw: random.Random) -> tuple[str, dict[str, Tensor]]:
+    """Returns the source of a program of up to five steps, and its operands."""
+    steps = [each for line in STEPS.splitlines() for each in line.split("|")]
+    body = [f"    x = {draw.choice(steps)}" for _ in range(draw.randint(1, 4))]
+    source = "\n".join(["def program(x, w, b):", *body, f"    return {draw.choice(ENDS)}"])
+    generator = torch.Generator().manual_seed(draw.randrange(1 << 30))
+    kind = draw.choice([torch.float32, torch.float32, torch.bfloat16, torch.float64])
+    x, w, b = (torch.randn(shape, generator=generator) for shape in ((ROWS, WIDTH), (WIDTH, WIDTH), (WIDTH,)))
+    given = {
+        "x": VALUES[draw.choice(list(VALUES))](x),
+        "w": w / 3,
+        "b": torch.ones_like(b) if draw.random() < 0.5 else b,
+    }
+    return source, {name: value.to(kind) for name, value in given.items()}
+
+
+def references(
+    function: Callable[..., Any], inputs: Mapping[str, Tensor], upstream: Tensor | None
+) -> tuple[dict[str, Fast], Callable[[str, int], bool]]:
+    """Returns the reference of each result, and a function that tells if the exact value of an element is inside."""
+    op = Definition(function, tuple(inputs), examples=[tuple(inputs.values())]).op()
+    results = ("y", *(f"d{name}" for name in inputs if upstream is not None))
+    found = op.fast(Problem(dict(inputs), {}, {} if upstream is None else {"y": upstream}, results))
+    exact = evaluate(function, list(inputs.values()), [upstream])
+    if exact.ties or exact.nears:
+        raise Oracled("a decision is open")
+    truths = dict(zip(results, exact.values, strict=False))
+
+    def holds(name: str, place: int) -> bool:
+        truth, fast = truths[name].reshape(-1)[place], found[name]
+        value, bound = (mpf(each.reshape(-1)[place].item()) for each in (fast.value, fast.bound))  # type: ignore[union-attr]
+        with mp.workprec(600):
+            return not mp.isfinite(truth) or bool(abs(value - truth) <= bound + mpf(2) ** -400)
+
+    return found, holds
+
+
+def test_every_exact_value_lies_inside_its_bound() -> None:
+    draw, elements, bounded, outside = random.Random(4), 0, 0, list[str]()
+    while elements < 12_000:
+        source, inputs = drawn(draw)
+        scope: dict[str, Any] = {"F": functional, "math": math, "torch": torch}
+        exec(source, scope)
+        shape = scope["program"](*inputs.values()).shape
+        upstream = torch.randn(shape, generator=torch.Generator().manual_seed(elements), dtype=torch.float64)
+        upstream = upstream if draw.random() < 0.5 else upstream.to(inputs["x"].dtype)
+        try:
+            found, holds = references(scope["program"], inputs, upstream)
+        except Oracled:
+            continue
+        for name, fast in found.items():
+            count = fast.value.numel()
+            elements, bounded = elements + count, bounded + int(torch.isfinite(fast.bound).sum())  # type: ignore[arg-type]
+            outside += [
+                f"{name}[{place}] {inputs['x'].dtype}\n{source}" for place in range(count) if not holds(name, place)
+            ]
+    assert not outside, f"{len(outside)} of {elements} elements are outside of their bound; the first: {outside[0]}"
+    assert bounded > 0.9 * elements, "a bound without an end says nothing"
+
+
+def test_a_saturated_softmax_of_computed_scores_keeps_a_narrow_bound() -> None:
+    generator = torch.Generator().manual_seed(3)
+    q, k, v = (torch.randn(2, 24, 16, generator=generator) * 100 + 300 for _ in range(3))
+
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return functional.scaled_dot_product_attention(q, k, v)
+
+    op = Definition(attention, ("q", "k", "v"), examples=[(q, k, v)]).op()
+    found = op.fast(Problem({"q": q, "k": k, "v": v}, {}, {}, ("y",)))["y"]
+    assert found.bound is not None and found.noise is not None
+    assert bool((found.bound <= found.noise / 100).all()), "the largest score less itself is exactly 0"
