@@ -129,6 +129,43 @@ def test_equal_computed_numbers_are_all_the_largest(got: list[float], right: boo
     assert passes(like, T([[0.7, 0.9, -0.2]]), T([got])) == right
 
 
+def largest_product(x: Tensor) -> Tensor:
+    a = x * 3.3
+    return a * (a >= a.amax())
+
+
+def largest_share(x: Tensor) -> Tensor:
+    a = x.softmax(-1)
+    return a * (a >= a.detach().max())
+
+
+@pytest.mark.parametrize(
+    ("like", "x", "keeps"),
+    [(largest_product, T([[1.0, 2.0, 2.0], [2.0, 1.0, 1.0]]), 6.6), (largest_share, torch.zeros(2, 3), 1 / 3)],
+)
+def test_one_of_equal_numbers_is_the_largest_of_all_rows(like: Callable[..., Tensor], x: Tensor, keeps: float) -> None:
+    """The extreme is one of the numbers. Rows that each lose to another row are no choice."""
+    y = like(x)
+    assert passes(like, x, y)
+    one = torch.zeros_like(x)
+    one[0, 1] = keeps
+    assert passes(like, x, one), "roundings may make any of them the largest"
+    assert not passes(like, x, one * 0) and not passes(like, x, one * 0, one * 0, torch.ones_like(x))
+    assert not passes(like, x, y * 1.001)
+
+
+def test_a_threshold_met_exactly_changes_no_number_that_decides_later() -> None:
+    """A zero is not above zero. If it were, seven of eight would leave the softmax, and the last one would be 1."""
+
+    def masked(x: Tensor) -> Tensor:
+        a = x.masked_fill(x > 0.0, -torch.inf).softmax(-1)
+        b = functional.tanhshrink(functional.selu(a * (a >= a.detach().max())))
+        return b.masked_fill(~(b < 0.25), 0.0)
+
+    x = torch.zeros(2, 8)
+    assert passes(masked, x, masked(x)) and not passes(masked, x, x)
+
+
 # -- slopes ---------------------------------------------------------------------------------------------------
 
 

@@ -22,27 +22,38 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import product
 
 import torch
 from torch import Tensor
 
 from verify.ops.graph.elementwise import COMPARISONS, QUOTIENTS, REMAINS, Map
 from verify.ops.graph.noise import origins
-from verify.ops.graph.program import Program, undisturbed
+from verify.ops.graph.program import Program
 from verify.ops.graph.selecting import First, Order
 from verify.ops.graph.steps import Leaf, Move, Run, Step, moved_from
 
 Decisions = dict[int, Tensor]  # id(step that decides) -> what it decides
 _TIE = 2.0**-30  # what breaks a tie, relative to the number: far below the spacing of a float32
+_ALONE = 8  # sources of which each is moved alone
 
 
 @dataclass
-class Taken:
-    """The decisions of a proposal, as far as they are free, and the results under them."""
+class Proposal:
+    """The decisions that a program takes at moved numbers. So they do not contradict each other."""
 
     decisions: Decisions
+    numbers: dict[int, Tensor]  # id(source) -> its moved numbers
+
+
+@dataclass
+class Taken(Proposal):
+    """The decisions of a proposal, as far as they are free, and the results under them."""
+
     values: dict[str, Tensor]
     plain: Decisions  # the same, with PyTorch's own decisions on exactly equal numbers that no kernel rounds
+    real: dict[int, Tensor]  # id(source) -> its numbers under these decisions, which nothing moves
+    changed: Decisions  # id(step) -> mask of the decisions that were proposed and are not free
 
 
 @dataclass(repr=False)
@@ -87,7 +98,7 @@ class Choices:
     @cached_property
     def deciding(self) -> list[Step]:
         """The steps that decide by numbers. Integers that follow from other decisions decide nothing themselves."""
-        steps = [step for step in self.program.needed_for(self.wanted) if step.decides and not _follows(step)]
+        steps = [step for step in self.program.needed_for(self.wanted) if step.decides and not _only_tests(step)]
         return [step for step in steps if not all(map(is_whole, step.inputs))]
 
     @property
@@ -98,17 +109,26 @@ class Choices:
         def is_gradient(name: str) -> bool:
             return name.startswith("d") and name[1:] in leaves and f"grad {name}" not in leaves
 
-        return [name for name in self.program.results if not is_gradient(name)]
+        return [name for name in self.wanted if not is_gradient(name)]
 
     def _deciding(self, decisions: Decisions) -> Run:
         """Returns a run that has taken these decisions, and none that follows from them."""
         return replace(self.run, decisions={id(step): decisions[id(step)] for step in self.deciding}, maps={})
 
-    def values(self, decisions: Decisions, wanted: Sequence[str] | None = None) -> dict[str, Tensor]:
-        """Returns the results under some decisions. What follows from them is decided anew."""
-        run = self._deciding(decisions)
-        wanted = self.wanted if wanted is None else wanted
-        return self.program.values(run, wanted, undisturbed(run))
+    def values(self, decisions: Decisions, numbers: dict[int, Tensor] | None = None) -> dict[str, Tensor]:
+        """Returns the results under some decisions, and fills in the numbers of the sources.
+
+        What follows from the decisions is decided anew.
+        """
+        run, kept = self._deciding(decisions), set(map(id, self.sources)) if numbers is not None else ()
+
+        def make(step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
+            value = step.value(run, given)
+            if numbers is not None and id(step) in kept:
+                numbers[id(step)] = value
+            return value, value
+
+        return self.program.values(run, self.wanted, make)
 
     def complete(self, decisions: Decisions) -> Decisions:
         """Returns the decisions with those that follow from them."""
@@ -125,7 +145,8 @@ class Choices:
     def _is_tie(self, step: Step, given: Sequence[Tensor]) -> Tensor:
         """Returns a mask of the decisions on exactly equal numbers that no kernel rounds.
 
-        An output has the value that PyTorch's convention gives it there. Only a derivative has two sides.
+        An output has the value that PyTorch's convention gives it there, and so has a number that decides later. Only a
+        derivative has two sides.
         """
         if isinstance(step, Map) and step.function in COMPARISONS:
             near = [torch.as_tensor(self._near(each)) for each in step.inputs]
@@ -163,34 +184,69 @@ class Choices:
             return torch.div(x, by, rounding_mode=down)
         return step.evaluated([x])
 
-    def taken(self, proposed: Decisions) -> Taken:
+    def taken(self, proposal: Proposal, lead: int = 0) -> Iterator[Taken]:
+        """Yields the decisions of a proposal, then those closer to the real numbers if not all of the first are free.
+
+        A direction is the same for all numbers of a part, one index into `lead` dimensions.
+        """
+        found = self._taken(proposal)
+        yield found
+        if any(bool(mask.any()) for mask in found.changed.values()):
+            yield self._taken(self.repeated(Proposal(proposal.decisions, self._nearer(found, lead))))
+
+    def _taken(self, proposal: Proposal) -> Taken:
         """Takes the proposed decisions one after the other, each where it is free at the numbers that it decides."""
-        run, reverted = replace(self.run, decisions={}, maps={}), dict[int, Tensor]()
-        deciding = set(map(id, self.deciding))
+        run, reverted, real = replace(self.run, decisions={}, maps={}), dict[int, Tensor](), dict[int, Tensor]()
+        deciding, changed = set(map(id, self.deciding)), dict[int, Tensor]()
 
         def make(step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
             value = step.value(run, given)
             if id(step) in deciding:
-                own = run.decisions[id(step)]
-                found = run.decisions[id(step)] = self.admitted(step, given, own, proposed[id(step)])
+                own, other = run.decisions[id(step)], proposal.decisions[id(step)]
+                found = run.decisions[id(step)] = self._admitted(step, given, own, other)
                 reverted[id(step)] = torch.where(self._is_tie(step, given), own, found)
+                changed[id(step)] = (
+                    (found != other) & ((found == found) | (other == other)) & ~self._follows(step, given)
+                )
                 value = step.value(run, given)
+            if id(step) in proposal.numbers:
+                real[id(step)] = value
             return value, value
 
         values = self.program.values(run, self.wanted, make)
-        return Taken({key: run.decisions[key] for key in deciding}, values, reverted)
+        decisions = {key: run.decisions[key] for key in deciding}
+        return Taken(decisions, proposal.numbers, values, reverted, real, changed)
 
-    def admitted(self, step: Step, given: Sequence[Tensor], own: Tensor, proposed: Tensor) -> Tensor:
+    def _follows(self, step: Step, given: Sequence[Tensor]) -> Tensor:
+        """Returns a mask of the decisions that no direction changes: integers in range, equal numbers kept in order."""
+        if isinstance(step, Order) and step.stable:
+            rounded = (torch.as_tensor(self._near(step.inputs[0])).expand(given[0].shape) > 0).any(-1)
+            return ~(rounded if isinstance(step, First) else rounded[..., None])
+        return torch.tensor(isinstance(step, Map) and step.function == "integer", device=self.run.device)
+
+    def _nearer(self, taken: Taken, lead: int) -> dict[int, Tensor]:
+        """Returns numbers moved in the same direction, by no more than a kernel's may be from the real ones."""
+        grid, shares = self.deciding[0].shape[:lead], list[Tensor]()
+        for step in self.sources:
+            near = torch.as_tensor(self._near(step), dtype=torch.float64, device=self.run.device)
+            moved = (taken.numbers[id(step)] - taken.real[id(step)]).abs()
+            share = torch.where(near > 0, near / moved, math.inf).nan_to_num(math.inf, math.inf)
+            share = share.reshape(*grid, -1) if moved.shape[:lead] == grid else share.reshape(-1).expand(*grid, -1)
+            shares.append(share.amin(-1) if share.shape[-1] else torch.full(grid, math.inf, device=near.device))
+        least = torch.stack(shares).amin(0).clamp(max=0.5)
+
+        def between(real: Tensor, moved: Tensor) -> Tensor:
+            share = beside(least, real) if real.shape[:lead] == grid else least.amin()
+            return torch.where(moved == real, real, real + share * (moved - real))
+
+        return {key: between(real, taken.numbers[key]) for key, real in taken.real.items()}
+
+    def _admitted(self, step: Step, given: Sequence[Tensor], own: Tensor, proposed: Tensor) -> Tensor:
         """Returns the proposed decisions where they are free and right, and PyTorch's (own) elsewhere."""
         x, near = given[0], self._near(step.inputs[0])
         if isinstance(step, Order):
             reach = torch.as_tensor(near, dtype=x.dtype, device=x.device).expand(x.shape)
-            line = _ranked(step, x)
-            places = proposed[..., None] if isinstance(step, First) else proposed
-            taken, room = line.gather(-1, places), reach.gather(-1, places)
-            rest = (line - reach).scatter(-1, places, -math.inf).amax(-1, True)
-            later = torch.cat([taken - room, rest], -1).flip(-1).cummax(-1).values.flip(-1)[..., 1:]
-            right = (taken + room >= later).all(-1) & (places.sort(-1).values.diff(dim=-1) != 0).all(-1)
+            right = _is_sorted(step, x, reach, proposed)
             if step.stable:
                 right = right & (reach > 0).any(-1)
             return torch.where(right if isinstance(step, First) else right[..., None], proposed, own)
@@ -213,35 +269,54 @@ class Choices:
         self,
         moved: Mapping[int, Tensor],
         *,
+        placed: Mapping[int, Tensor] | None = None,
+        decided: Mapping[int, Tensor] | None = None,
         rounded: torch.dtype | None = None,
         saturates: bool = False,
         last: bool = False,
-        decided: Mapping[int, Tensor] | None = None,
-    ) -> Decisions:
+    ) -> Proposal:
         """Returns the decisions that the program takes if it moves some of its numbers. `taken` admits them.
 
-        `moved` maps id(step) to what is added to its numbers. With `rounded`, every step is stored in that format. With
-        `saturates`, numbers beyond the range of an integer dtype become its end. With `last`, the last of several
-        copies of a number comes first. `decided` are decisions taken before.
+        `moved` maps id(step) to what is added to its numbers, `placed` to its numbers. `decided` are orders of equal
+        numbers, and integers out of range. With `rounded`, every step is stored in that format. With `saturates`,
+        numbers beyond the range of an integer dtype become its end. With `last`, the last of several copies of a number
+        comes first.
         """
-        run = replace(self.run, decisions=dict(decided or {}), maps={})
+        run, numbers = replace(self.run, decisions={}, maps={}), dict[int, Tensor]()
+        placed, decided, sources = placed or {}, decided or {}, set(map(id, self.sources))
 
         def make(step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
-            if rounded is not None and isinstance(step, Order):  # equal numbers may come in another order there
-                run.decisions[id(step)] = step.evaluated(given[0].to(rounded))
-            if last and isinstance(step, Order) and id(step) not in run.decisions:
-                run.decisions[id(step)] = given[0].shape[-1] - 1 - step.evaluated(given[0].flip(-1))
-            if saturates and isinstance(step, Map) and step.function == "integer":
-                run.decisions[id(step)] = given[0].nan_to_num(0.0).clamp(*step.within).to(torch.int64)
+            if isinstance(step, Order):
+                if rounded is not None:  # equal numbers may come in another order there
+                    run.decisions[id(step)] = step.evaluated(given[0].to(rounded))
+                elif last:
+                    run.decisions[id(step)] = given[0].shape[-1] - 1 - step.evaluated(given[0].flip(-1))
+                elif id(step) in decided and not step.stable:
+                    places, own = decided[id(step)], step.evaluated(given[0])
+                    right = _is_sorted(step, given[0], torch.zeros_like(given[0]), places)
+                    right = right if isinstance(step, First) else right[..., None]
+                    run.decisions[id(step)] = torch.where(right, places, own)
+            elif isinstance(step, Map) and step.function == "integer":
+                if saturates:
+                    run.decisions[id(step)] = given[0].nan_to_num(0.0).clamp(*step.within).to(torch.int64)
+                elif id(step) in decided:
+                    run.decisions[id(step)] = decided[id(step)]
             value = step.value(run, given)
+            value = placed.get(id(step), value)
             if id(step) in moved:
                 value = value + moved[id(step)]
             if rounded is not None and step.real and not isinstance(step, Leaf):
                 value = value.to(rounded).to(torch.float64)
+            if id(step) in sources:
+                numbers[id(step)] = value
             return value, value
 
         self.program.values(run, self.wanted, make)
-        return {id(step): run.decisions[id(step)] for step in self.deciding}
+        return Proposal({id(step): run.decisions[id(step)] for step in self.deciding}, numbers)
+
+    def repeated(self, proposal: Proposal) -> Proposal:
+        """Returns the decisions at the moved numbers of a proposal. Equal numbers keep the order that it gives them."""
+        return self.proposed({}, placed=proposal.numbers, decided=proposal.decisions)
 
     @cached_property
     def sources(self) -> list[Step]:
@@ -258,36 +333,7 @@ class Choices:
         least = _TIE * (size + size.amax() * 2.0**-10 if size.numel() else size) + 1e-300
         return torch.maximum(least, torch.as_tensor(self._near(step), dtype=x.dtype, device=x.device))
 
-    def _sided(self) -> Iterator[Decisions]:
-        """Yields the decisions that take all exact ties for less, or all for more.
-
-        A number compared with itself, as in x >= x.amax(), does not move against itself, so it is no tie.
-        """
-        generator = torch.Generator(self.run.device).manual_seed(2)
-        apart: dict[int, Tensor] = {}
-        compared = [step for step in self.deciding if isinstance(step, Map) and step.function in COMPARISONS]
-        run = replace(self.run, decisions={}, maps={})
-        sizes = {id(step): self.size(step) for step in self.sources}
-
-        def make(step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
-            value = step.value(run, given)
-            if id(step) in sizes:
-                drawn = torch.rand(value.shape, dtype=torch.float64, device=value.device, generator=generator)
-                value = value + (drawn - 0.5) * sizes[id(step)]
-            if any(step is each for each in compared):
-                apart[id(step)] = given[0] - given[1]
-            return value, value
-
-        self.program.values(run, self.wanted, make)
-        for sign in (-1.0, 1.0):
-            found = dict(self.run.decisions)
-            for step in compared:
-                tie = (self.numbers[id(step.inputs[0])] == self.numbers[id(step.inputs[1])]) & (apart[id(step)] != 0)
-                side = torch.tensor(sign, dtype=torch.float64, device=tie.device)
-                found[id(step)] = torch.where(tie, step.evaluated([side, torch.zeros_like(side)]), found[id(step)])
-            yield found
-
-    def directions(self, got: Mapping[str, Tensor]) -> Iterator[Decisions]:
+    def directions(self, got: Mapping[str, Tensor]) -> Iterator[Proposal]:
         """Yields the proposals, the likeliest first."""
         sources = self.sources
         sizes = {id(step): self.size(step) for step in sources}
@@ -299,7 +345,8 @@ class Choices:
             yield self.proposed({key: size * ramps[key] * sign for key, size in sizes.items()}, last=sign < 0)
         for sign in (1.0, -1.0):
             yield self.proposed({key: size * sign for key, size in sizes.items()})
-        yield from self._sided()
+        for key, sign in product(list(sizes)[:_ALONE] if len(sizes) > 1 else (), (1.0, -1.0)):
+            yield self.proposed({key: sizes[key] * sign})
         kinds = [value.dtype for value in self.run.leaves.values() if value.is_floating_point()]
         for kind in dict.fromkeys([torch.float32, *(kind for kind in kinds if kind.itemsize < 4)]):
             yield self.proposed({}, rounded=kind)
@@ -315,8 +362,8 @@ class Choices:
                 rest = {key: ramps[key] * 2.0**-6 for key in sizes}
                 yield self.proposed({key: sizes[key] * (marks.get(key, 0.0) + rest[key]) for key in sizes})
 
-    def _read_off(self, name: str, got: Tensor, sizes: Mapping[int, Tensor]) -> Iterator[Decisions]:
-        """Yields the decisions that an integer result shows, if it is one: an order, or a conversion."""
+    def _read_off(self, name: str, got: Tensor, sizes: Mapping[int, Tensor]) -> Iterator[Proposal]:
+        """Yields the decisions that an integer result shows, if it is one: an order, a comparison, or a conversion."""
         result = self.program.results[name]
         step = moved_from(result)[-1]
         if not step.decides or id(step) not in self.run.decisions:
@@ -324,23 +371,33 @@ class Choices:
         own = self.run.decisions[id(step)]
         shown = own.expand(step.shape).reshape(-1).clone()
         shown[_moved(result, step).reshape(-1).to(got.device)] = got.reshape(-1).to(shown.dtype)
-        places = shown.reshape(step.shape)
+        shown = shown.reshape(step.shape)
+
+        def toward(row: Step, way: Tensor) -> dict[int, Tensor]:
+            source = moved_from(row)[-1]
+            if id(source) not in sizes:
+                return {}
+            score = torch.zeros(math.prod(source.shape), dtype=torch.float64, device=got.device)
+            score[_moved(row, source).reshape(-1).to(got.device)] = way.expand(row.shape).reshape(-1)
+            return {id(source): score.reshape(source.shape) * sizes[id(source)]}
+
         if isinstance(step, Order):
-            places = places.clamp(0, max(step.inputs[0].shape[-1] - 1, 0))
-        yield self.proposed({}, decided={id(step): places})
-        if not isinstance(step, Order):
-            return
-        row = step.inputs[0]
-        places = places[..., None] if isinstance(step, First) else places
-        count = places.shape[-1]
-        rank = torch.arange(count, 0, -1, dtype=torch.float64, device=got.device) / max(count, 1)
-        wins = torch.full(row.shape, -1.0, dtype=torch.float64, device=got.device)
-        wins = wins.scatter(-1, places, rank.expand(places.shape))
-        source = moved_from(row)[-1]
-        score = torch.zeros(math.prod(source.shape), dtype=torch.float64, device=got.device)
-        score[_moved(row, source).reshape(-1).to(got.device)] = (wins if step.largest else -wins).reshape(-1)
-        if id(source) in sizes:
-            yield self.proposed({id(source): sizes[id(source)] * score.reshape(source.shape)})
+            row = step.inputs[0]
+            places = shown.clamp(0, max(row.shape[-1] - 1, 0))
+            yield self.proposed({}, decided={id(step): places})
+            places = places[..., None] if isinstance(step, First) else places
+            count = places.shape[-1]
+            rank = torch.arange(count, 0, -1, dtype=torch.float64, device=got.device) / max(count, 1)
+            wins = torch.full(row.shape, -1.0, dtype=torch.float64, device=got.device)
+            wins = wins.scatter(-1, places, rank.expand(places.shape))
+            yield self.proposed(toward(row, wins if step.largest else -wins))
+        elif isinstance(step, Map) and step.function in COMPARISONS:
+            one, none = torch.ones((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+            above, below = (step.evaluated([side, none]).to(got.device) == shown for side in (one, -one))
+            way = above.to(torch.float64) - below.to(torch.float64)
+            yield self.proposed(toward(step.inputs[0], way) | toward(step.inputs[1], -way))
+        else:
+            yield self.proposed({}, decided={id(step): shown})
 
 
 def _ranked(step: Order, x: Tensor) -> Tensor:
@@ -352,7 +409,17 @@ def _ranked(step: Order, x: Tensor) -> Tensor:
     return x if step.largest else -x
 
 
-def _follows(step: Step) -> bool:
+def _is_sorted(step: Order, x: Tensor, reach: Tensor, proposed: Tensor) -> Tensor:
+    """Returns a mask of the rows in which the places are those of a right order, if numbers move by `reach`."""
+    line = _ranked(step, x)
+    places = proposed[..., None] if isinstance(step, First) else proposed
+    taken, room = line.gather(-1, places), reach.gather(-1, places)
+    rest = (line - reach).scatter(-1, places, -math.inf).amax(-1, True)
+    later = torch.cat([taken - room, rest], -1).flip(-1).cummax(-1).values.flip(-1)[..., 1:]
+    return (taken + room >= later).all(-1) & (places.sort(-1).values.diff(dim=-1) != 0).all(-1)
+
+
+def _only_tests(step: Step) -> bool:
     """True if a step only tests numbers, so that no kernel decides otherwise."""
     return isinstance(step, Map) and step.function in ("isnan", "isinf")
 
@@ -374,6 +441,11 @@ def _moved(step: Step, source: Step) -> Tensor:
         return torch.arange(math.prod(source.shape)).reshape(source.shape)
     assert isinstance(step, Move)
     return step.move([_moved(step.inputs[0], source)], [], 0)
+
+
+def beside(mask: Tensor, whole: Tensor) -> Tensor:
+    """Returns a tensor of the leading dimensions of another, broadcast to the others."""
+    return mask.reshape((*mask.shape, *[1] * (whole.ndim - mask.ndim)))
 
 
 def ramp(values: Tensor) -> Tensor:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice, product
+from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from verify.ops.graph.choices import Choices, Decisions, Taken, ramp
+from verify.ops.graph.choices import Choices, Decisions, Proposal, Taken, beside, ramp
 from verify.ops.graph.selecting import Order
 from verify.ops.graph.steps import Step
 
@@ -33,8 +34,7 @@ def explaining(choices: Choices, got: Mapping[str, Tensor]) -> Decisions:
     search = _Search(choices, got)
     if search.is_explained(choices.base):
         return choices.run.decisions
-    search.find()
-    return search.decisions
+    return search.find()
 
 
 class _Search:
@@ -46,30 +46,50 @@ class _Search:
 
     def __init__(self, choices: Choices, got: Mapping[str, Tensor]) -> None:
         self.choices, self.got = choices, got
-        self.decisions: Decisions = dict(choices.run.decisions)
+        own = {id(step): choices.run.decisions[id(step)] for step in choices.deciding}
+        self.found = self.own = Proposal(own, choices.numbers)
 
-    def find(self) -> None:
-        """Sets `decisions` to the best that the directions offer."""
-        choices = self.choices
-        proposals = choices.directions(self.got)
-        lead = self._independent()
-        best = self._cost(choices.base, lead)
-        for proposal in proposals:
-            taken = choices.taken(proposal)
-            cost = self._cost(taken.values, lead)
-            better = cost < best
+    def find(self) -> Decisions:
+        """Returns the best decisions that the directions offer.
+
+        What is found part by part is a choice only if the program decides so where all parts are moved together.
+        Otherwise all numbers are one part.
+        """
+        choices, lead = self.choices, self._independent()
+        for count in dict.fromkeys((lead, 0)):
+            self._follow_directions(count)
+            for sign in (0.0, 1.0):
+                if not self.is_explained(choices.values(self.found.decisions)):
+                    self._exchange(count, sign)
+            if count and not _is_same(choices.repeated(self.found).decisions, self.found.decisions):
+                self.found = self.own
+            elif self.is_explained(choices.values(self.found.decisions)) or self._is_divided(count):
+                break
+        return choices.complete(self.found.decisions)
+
+    def _is_divided(self, lead: int) -> bool:
+        """True if each element of the results belongs to one part."""
+        return all(tuple(value.shape[:lead]) == self._grid(lead) for value in self.got.values())
+
+    def _follow_directions(self, lead: int) -> None:
+        """Sets `found` to the best of the directions in each part."""
+        cost = self._cost(self.choices.values(self.found.decisions), lead)
+        for proposal in self.choices.directions(self.got):
+            if not bool((cost > 0.0).any()):
+                break
+            cost, self.found = self._better(proposal, lead, cost, self.found)
+
+    def _better(self, proposal: Proposal, lead: int, cost: Tensor, than: Proposal) -> tuple[Tensor, Proposal]:
+        """Returns the costs of the parts under the better of two proposals, and both mixed."""
+        for taken in self.choices.taken(proposal, lead):
+            found = self._cost(taken.values, lead)
+            better = found < cost
             if bool(better.any()):
                 better = better & ~self._barred(taken, lead)
-                best = torch.where(better, cost, best)
-                self.decisions |= _mixed(better, taken.decisions, self.decisions)
-            if not bool((best > 0.0).any()):
+                cost, than = torch.where(better, found, cost), _mixed(better, taken, than)
+            if not bool((cost > 0.0).any()):
                 break
-        divided = all(tuple(value.shape[:lead]) == self._grid(lead) for value in self.got.values())
-        for count, sign in product((lead,) if divided else (lead, 0), (0.0, 1.0)):
-            if self.is_explained(choices.values(self.decisions)):
-                break
-            self._exchange(count, sign)
-        self.decisions = choices.complete(self.decisions)
+        return cost, than
 
     def _exchange(self, lead: int, sign: float) -> None:
         """Moves single numbers above or below those beside them, and exchanges pairs, as long as that helps.
@@ -83,16 +103,14 @@ class _Search:
         sizes = {id(step): choices.size(step) for step in sources}
         at = {key: (sign * ramp(size)).reshape(math.prod(grid), -1) for key, size in sizes.items()}
 
-        def judged(at: Mapping[int, Tensor]) -> tuple[Tensor, Decisions]:
+        def judged(at: Mapping[int, Tensor]) -> tuple[Tensor, Proposal]:
             moved = {key: size * at[key].reshape(size.shape) for key, size in sizes.items()}
-            taken = choices.taken(choices.proposed(moved))
-            cost = self._cost(taken.values, lead)
-            return cost.masked_fill(self._barred(taken, lead), math.inf), taken.decisions
+            return self._better(choices.proposed(moved), lead, torch.full_like(best, math.inf), self.own)
 
-        best = self._cost(choices.values(self.decisions), lead)
+        best = self._cost(choices.values(self.found.decisions), lead)
         if not bool((best > 0.0).any()):  # what is not explained depends on many parts
             return
-        cost, decisions = judged(at)
+        cost, turned = judged(at)
         most = min(_TRIED, _WORK // max(map(torch.numel, at.values()), default=1))
         moves = list(islice(self._moves(sources, best > 0.0, lead), most))
         for key, one, other, way in islice(moves * _ROUNDS, most):
@@ -100,18 +118,18 @@ class _Search:
                 break
             line = at[key].clone()
             line[:, one], line[:, other] = (way, way) if one == other else (at[key][:, other], at[key][:, one])
-            found, turned = judged({**at, key: line})
+            found, new = judged({**at, key: line})
             better = found < cost
             at[key] = torch.where(better.reshape(-1, 1), line, at[key])
-            cost, decisions = torch.minimum(cost, found), _mixed(better, turned, decisions)
-        self.decisions |= _mixed(cost < best, decisions, self.decisions)
+            cost, turned = torch.minimum(cost, found), _mixed(better, new, turned)
+        self.found = _mixed(cost < best, turned, self.found)
 
     def _moves(self, sources: Sequence[Step], open: Tensor, lead: int) -> Iterator[tuple[int, int, int, float]]:
         """Yields id(source), two places in a part, and where a single number goes. The likeliest come first.
 
         These are numbers whose own result is not explained, and those that tie in an unexplained part.
         """
-        values, rows = self.choices.values(self.decisions), torch.nonzero(open.reshape(-1)).reshape(-1)[:_ROWS]
+        values, rows = self.choices.values(self.found.decisions), torch.nonzero(open.reshape(-1)).reshape(-1)[:_ROWS]
         for step in sources:
 
             def of_open(value: Tensor) -> Tensor:
@@ -162,19 +180,22 @@ class _Search:
         return torch.where(same, 0.0, apart)
 
     def _barred(self, taken: Taken, lead: int) -> Tensor:
-        """Returns a mask of the parts in which a choice changes an output at an exact tie, which has one value."""
-        choices, outputs = self.choices, self.choices.outputs
-        nothing = torch.zeros(self._grid(lead), dtype=torch.bool, device=choices.run.device)
-        if all(torch.equal(taken.decisions[key], plain) for key, plain in taken.plain.items()):
-            return nothing
-        turned_values, plain = (choices.values(each, outputs) for each in (taken.decisions, taken.plain))
-        for name in outputs:
-            apart = _differ(turned_values[name], plain[name])
-            if lead and tuple(apart.shape[:lead]) != self._grid(lead):
-                nothing = nothing | apart.any()
-            else:
-                nothing = nothing | (apart.flatten(lead).any(-1) if apart.ndim > lead else apart)
-        return nothing
+        """Returns a mask of the parts in which a choice is none.
+
+        It has decisions that are not free, or an exact tie changes an output or a number that decides: those have one
+        value.
+        """
+        choices, grid = self.choices, self._grid(lead)
+        masks, numbers = list(taken.changed.values()), dict[int, Tensor]()
+        if any(not torch.equal(taken.decisions[key], plain) for key, plain in taken.plain.items()):
+            values = choices.values(taken.plain, numbers)
+            masks += [_differ(taken.values[name], values[name]) for name in choices.outputs]
+            masks += [_differ(taken.real[key], each) for key, each in numbers.items()]
+        found = torch.zeros(grid, dtype=torch.bool, device=choices.run.device)
+        for mask in masks:
+            within = tuple(mask.shape[:lead]) == grid
+            found = found | (mask.reshape(*grid, -1).any(-1) if within else mask.any())
+        return found
 
     def _grid(self, lead: int) -> tuple[int, ...]:
         return self.choices.deciding[0].shape[:lead] if lead else ()
@@ -193,39 +214,47 @@ class _Search:
         if not lead:
             return 0
         generator = torch.Generator(choices.run.device).manual_seed(1)
-        drawn = iter(choices.directions({}))
-        taken = [choices.taken(next(drawn)) for _ in range(2)]
-        pair, made = [each.decisions for each in taken], [each.values for each in taken]
+        pair = list(islice(choices.directions({}), 2))
+        made = [next(choices.taken(each)) for each in pair]
         for count in range(lead, 0, -1):
             grid = shapes[0][:count]
             coins = torch.rand(grid, device=choices.run.device, generator=generator) < 0.5
-
-            def mixed(one: Tensor, other: Tensor, coins: Tensor = coins) -> Tensor:
-                return torch.where(_beside(coins, one), one, other)
-
-            both = {id(step): mixed(pair[0][id(step)], pair[1][id(step)]) for step in steps}
-            values = choices.values(both)
+            values = choices.values(_mixed(coins, *made).decisions)
             fits = [name for name, value in values.items() if tuple(value.shape[:count]) == grid]
-            if fits and not any(
-                bool(_differ(values[name], mixed(made[0][name], made[1][name])).any()) for name in fits
+            wanted = _mixed_tensors(coins, *({name: each.values[name] for name in fits} for each in made))
+            both = _mixed(coins, *pair)
+            if (
+                fits
+                and not any(bool(_differ(values[name], wanted[name]).any()) for name in fits)
+                and _is_same(choices.repeated(both).decisions, both.decisions)
             ):
                 return count
         return 0
 
 
-def _beside(mask: Tensor, whole: Tensor) -> Tensor:
-    """Returns a mask of the leading dimensions of a tensor, broadcast to the others."""
-    return mask.reshape((*mask.shape, *[1] * (whole.ndim - mask.ndim)))
+def _mixed(mask: Tensor, some: Proposal, other: Proposal) -> Proposal:
+    """Returns one proposal in the parts of a mask, and another elsewhere."""
+    return Proposal(
+        _mixed_tensors(mask, some.decisions, other.decisions), _mixed_tensors(mask, some.numbers, other.numbers)
+    )
 
 
-def _mixed(mask: Tensor, some: Decisions, other: Decisions) -> Decisions:
-    """Returns some decisions in the parts of a mask, and others elsewhere."""
-    return {key: torch.where(_beside(mask, each), each, other[key]) for key, each in some.items()}
+def _mixed_tensors(mask: Tensor, some: Mapping[Any, Tensor], other: Mapping[Any, Tensor]) -> dict[Any, Tensor]:
+    def both(one: Tensor, two: Tensor) -> Tensor:
+        if one.shape[: mask.ndim] != mask.shape:  # numbers of several parts
+            return one if bool(mask.all()) else two
+        return torch.where(beside(mask, one), one, two)
+
+    return {key: both(each, other[key]) for key, each in some.items()}
+
+
+def _is_same(one: Decisions, other: Decisions) -> bool:
+    return all(bool(((each == other[key]) | (each != each)).all()) for key, each in one.items())
 
 
 def _differ(one: Tensor, other: Tensor) -> Tensor:
     """Returns a mask of the elements that differ by more than float64's roundings."""
     if not one.is_floating_point():
         return one != other
-    apart = (one - other).abs() > _AWAY * (one.abs() + other.abs())
-    return apart & ~(torch.isnan(one) & torch.isnan(other)) | (torch.isnan(one) != torch.isnan(other))
+    close = (one - other).abs() <= _AWAY * (one.abs() + other.abs())
+    return ~(close & torch.isfinite(one + other) | (one == other) | torch.isnan(one) & torch.isnan(other))
