@@ -370,7 +370,7 @@ def test_only_decisions_within_eight_times_their_noise_are_free() -> None:
     assert choices is not None
     [step] = choices.deciding
     own = run.decisions[id(step)]
-    free = reduce(torch.logical_or, (turned[id(step)] != own for turned in choices.directions({})))[0]
+    free = reduce(torch.logical_or, (turned.decisions[id(step)] != own for turned in choices.directions({})))[0]
     margin = ((x.double() * y.double() - z).abs() / (U * product / math.sqrt(3))).tolist()
     for distance, is_free in zip(margin, free.tolist(), strict=True):
         assert not (is_free and distance > 10) and (is_free or distance > 6), distance
