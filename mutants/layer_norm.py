@@ -190,7 +190,7 @@ def make(
     bug: str | None,
     name: str,
     dtypes: tuple[str, ...] = ("float32",),
-    max_ulp: float = 2.0,
+    max_ulp: float = 8.0,  # the mean of 1,000 and its neighbour in float64 costs 3.5 of a row of 511
     op: str = "layer_norm",
     optional: tuple[str, ...] = (),
 ) -> Kernel:
