@@ -295,7 +295,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 @cache
 def _op() -> Op:
     shapes = {"q": "h t d", "k": "h s d", "v": "h s d"}
-    return Definition(attention, ("q", "k", "v"), shapes=shapes, where="d <= 128").op()
+    return Definition(attention, ("q", "k", "v"), shapes=shapes, where="1 <= d <= 128").op()
 
 
 def make(*, bug: str | None, name: str, form: str) -> Kernel:

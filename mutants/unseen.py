@@ -73,7 +73,7 @@ def _read(kernel: dict[str, Any]) -> dict[str, Any]:
         for each in kernel.get("results", ())
         if each.get("status", "ok") != "ok"
     }
-    laws = {each.get("law", ""): str(each)[:400] for each in kernel.get("laws", ()) if each.get("status") != "ok"}
+    laws = {each.get("law", ""): str(each)[:400] for each in kernel.get("laws", ()) if each["status"] == "broken"}
     gaps = [str(each)[:400] for each in kernel.get("gaps", kernel.get("unmeasured", ()))]
     return {
         "status": kernel["status"],

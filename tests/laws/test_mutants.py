@@ -27,6 +27,7 @@ CI = PROFILES["ci"]
 ALARMS = ("killed", "harness error")
 # torch.compile takes seconds for each case: the slow tests do it
 MINUTES = ("compiled",)
+OF_EVERY_KERNEL = {"determinism", "memory bounds", "initialised memory", "no stale results", "error contract"}
 SAFE = [mutant for mutant in ALL if not mutant.unsafe]
 # A slow mutant -> a cheaper one of its class, which dies under the same law in every run.
 SECONDS = {
@@ -148,7 +149,7 @@ def test_a_twin_survives_every_law(twin: Kernel, backend: Backend) -> None:
     laws = [law for law in registry.ALL if law.name not in MINUTES]
     trials = [try_law(law, twin, backend, PROFILES["quick"]) for law in laws]
     assert [(trial.law, trial.reason, trial.case) for trial in trials if trial.fate in ALARMS] == []
-    assert sum(trial.fate == "survived" for trial in trials) >= 10
+    assert {trial.law for trial in trials if trial.fate == "survived"} >= OF_EVERY_KERNEL
 
 
 @pytest.mark.slow
