@@ -47,7 +47,7 @@ def tried(specimen: dict[str, str], options: argparse.Namespace) -> dict[str, An
         command += ["--profile", options.profile] if options.profile else []
         started, late = time.monotonic(), False
         with (Path(folder) / "text").open("w+") as text:
-            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+            environment = {"OMP_NUM_THREADS": "1", **os.environ}
             process = subprocess.Popen(
                 command, stdout=text, stderr=subprocess.STDOUT, env=environment, start_new_session=True
             )
@@ -102,10 +102,14 @@ def main() -> int:
     parser.add_argument("--only", action="append", default=[], metavar="NAME")
     parser.add_argument("--kind", choices=["twin", "mutant"])
     parser.add_argument("--from", dest="earlier", type=Path, help="only the mutants that were not caught there")
+    parser.add_argument("--without", type=Path, metavar="FILE", help="leave out what has a verdict there")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     chosen = [each for each in specimens() if not options.only or each["name"] in options.only]
     chosen = [each for each in chosen if options.kind in (None, each["kind"])]
+    if options.without:
+        done = {each["target"] for each in json.loads(options.without.read_text()) if "none" not in each["verdict"]}
+        chosen = [each for each in chosen if each["target"] not in done]
     if options.earlier:
         left = {each["target"] for each in json.loads(options.earlier.read_text()) if each["verdict"] != "caught"}
         chosen = [each for each in chosen if each["target"] in left and each["kind"] == "mutant"]

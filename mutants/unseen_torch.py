@@ -46,7 +46,7 @@ def grouped(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
 
 
 @pair("weights by a channel's place in its group where groups have more than 8 channels", like=grouped,
-      shapes={"x": "n g c l", "w": "g c", "b": "g c"}, where="c >= 1 and l >= 1")  # fmt: skip
+      shapes={"x": "n g c l", "w": "g c", "b": "g c"}, where="c * l >= 2")  # fmt: skip
 def group_norm(x, w, b, *, right):
     n, g, c, length = x.shape
     at = places(g * c, x)

@@ -17,7 +17,7 @@ from itertools import combinations, product
 
 from verify.cases.case import case_of, inputs_of
 from verify.cases.sizes import Dims, constants_of, estimated_work, sizes_of
-from verify.cases.values import AT_BOUNDS, NEAR
+from verify.cases.values import AT_BOUNDS, NEAR, ZERO_ROWS
 from verify.declare.declaration import Kernel
 from verify.ops.graph.shapes import Related
 from verify.ops.op import Op, Problem
@@ -97,13 +97,13 @@ def covering(
 
 
 def own_recipes(op: Op) -> tuple[str, ...]:
-    """Returns recipes for one PyTorch function: every domain at one of its bounds, numbers near its small constants."""
+    """Returns recipes for one PyTorch function: rows of zeros, domains at a bound, numbers near its small constants."""
     if not op.geometry.named:
         return ()
     bounded = tuple(
         name for place, name in enumerate(AT_BOUNDS) if any(each.bounds[place] for each in op.domains.values())
     )
-    return (*bounded, *(f"{NEAR}{constant:g}" for constant in constants_of(op)))
+    return (ZERO_ROWS, *bounded, *(f"{NEAR}{constant:g}" for constant in constants_of(op)))
 
 
 class _Sizes:

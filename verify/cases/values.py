@@ -174,7 +174,7 @@ def row_recipe(name: str) -> RowRecipe | None:
     if name in AT_BOUNDS:
         return ROW["randn"]
     if name.startswith(NEAR) and 0 < (size := _number(name.removeprefix(NEAR))) < math.inf:
-        return _bell(times=size)
+        return _below_too(size)
     return ROW.get(name)
 
 
@@ -338,6 +338,17 @@ def _bell(*, times: float = 1.0, plus: float = 0.0) -> RowRecipe:
     return lambda wanted: wanted.bell().mul_(times).add_(plus)  # in place: it may fill gigabytes
 
 
+def _below_too(size: float) -> RowRecipe:
+    """Returns rows of that size and down to a 64th of it: the length of a long row is on both sides of the size too."""
+    return lambda wanted: wanted.bell() * (size * torch.exp2(-6.0 * wanted.levels()))
+
+
+def _zero_rows(wanted: WantedRows) -> Tensor:
+    """Returns normal rows between rows of zeros, as padding has them."""
+    bell = wanted.bell()
+    return _by_row(wanted, [bell, torch.zeros_like(bell)])
+
+
 def _constant(wanted: WantedRows) -> Tensor:
     return (wanted.levels() * 2000.0 - 1000.0).expand(wanted.count, wanted.width).clone()
 
@@ -461,7 +472,7 @@ def _by_row(wanted: WantedRows, kinds: Sequence[Tensor]) -> Tensor:
     return torch.stack(list(kinds))[turn, torch.arange(wanted.count, device=wanted.device)]
 
 
-CONFIDENT, MEDLEY, SPECIAL = "confident", "medley", "special"
+CONFIDENT, MEDLEY, SPECIAL, ZERO_ROWS = "confident", "medley", "special", "zero rows"
 WITH_ENDS = ("outlier", "spread")  # in these recipes an operand with a domain has its ends
 AT_BOUNDS = ("at lower bounds", "at upper bounds")  # in these, an operand with a domain is at its bound throughout
 NEAR = "near "  # followed by a number: normal numbers times it
@@ -491,11 +502,12 @@ ROW: dict[str, RowRecipe] = {
     "powers of two": _powers,
     MEDLEY: _medley,
     SPECIAL: _special,
+    ZERO_ROWS: _zero_rows,
 }
 # only for `verify judge`
 SHIFTS = ("uniform", "lone outlier", "rank one", "sparse", "one-hot", "powers of two", MEDLEY, SPECIAL)
 # These are a regime of every op of rows. The others are for weights, for very many rows, or for logits.
-ROW_REGIMES = tuple(name for name in ROW if not name.startswith(("around", "repeated", CONFIDENT, *SHIFTS)))
+ROW_REGIMES = tuple(name for name in ROW if not name.startswith(("around", "repeated", CONFIDENT, ZERO_ROWS, *SHIFTS)))
 MATRIX_REGIMES = ("randn", "mean 1e3", "outlier", "spread")
 # `verify judge` tries these at each size, by profile.
 _QUICK = ("randn", "outlier", "mean 1e3", MEDLEY, "active", SPECIAL, "uniform", "spread", "lone outlier", "rank one")
