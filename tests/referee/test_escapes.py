@@ -307,8 +307,8 @@ def wall(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         plain = start.command
         prefix = [sys.executable, denied.__file__, *words, "--"]
         patch.setattr(start, "command", lambda *given: [*(prefix if words else []), *plain(*given)])
-        running = starter._begun("cpu")
-    made = Wall(running.path, "user" in words, folder)
+        running = starter.begin("cpu")
+    made = Wall(running[1], "user" in words, folder)
     try:
         process = made.process("first", "")
         confined = process.confined()
@@ -319,7 +319,7 @@ def wall(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             assert confined.lacks == ("no namespaces: the other limits are the only wall",)
         yield made
     finally:
-        running.stop()
+        starter.end(*running)
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -492,13 +492,13 @@ def test_without_landlock_the_process_says_so_before_it_imports(
     plain = start.command
     prefix = [sys.executable, denied.__file__, "docker", "landlock", "--"]
     monkeypatch.setattr(start, "command", lambda *given: [*prefix, *plain(*given)])
-    running = starter._begun("cpu")
+    running = starter.begin("cpu")
     try:
-        process = SolutionProcess(running.path, sandbox.Limits((str(tmp_path),), sandbox.folders_to_read()))
+        process = SolutionProcess(running[1], sandbox.Limits((str(tmp_path),), sandbox.folders_to_read()))
         assert process.confined().open == ("writes into its own folders alone, reads no file of a user",)
         process.stop()
     finally:
-        running.stop()
+        starter.end(*running)
 
 
 @pytest.mark.parametrize("option", ["", "--allow-weaker"])
@@ -526,10 +526,11 @@ def test_without_landlock_nothing_is_imported_unless_that_is_typed(option: str, 
 def test_a_starter_ends_with_its_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (long := tmp_path / ("a" * 99)).mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))  # no socket has so long a path
-    running = starter._begun("cpu")
-    assert running.process.stdin is not None
-    running.process.stdin.close()
+    running = starter.begin("cpu")
+    process, place = running
+    assert process.stdin is not None
+    process.stdin.close()
     with suppress(subprocess.TimeoutExpired):
-        running.process.wait(60)
-    assert running.process.returncode == 0 and not Path(running.folder).exists()
-    running.stop()
+        process.wait(60)
+    assert process.returncode == 0 and not Path(place).exists() and not Path(place).parent.exists()
+    starter.end(*running)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.referee.samples import TRACE
 from verify.errors import UsageError
-from verify.referee import folders
+from verify.referee import folders, formats
 
 
 def sparse(path: Path) -> None:
@@ -95,3 +96,23 @@ def test_any_folder_can_be_removed(tmp_path: Path) -> None:
     folders.remove(str(place))
     assert not place.exists() and tmp_path.exists()
     folders.remove(str(place))  # nothing there
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        '{"sources": 3}',
+        '{"sources": [], "spec": {"entry_point": 7}}',
+        '{"sources": [{"path": "../a.py", "content": ""}], "spec": {"entry_point": "a.py::run"}}',
+        '{"sources": [{"path": "' + 5000 * "a" + '", "content": ""}], "spec": {"entry_point": "a.py::run"}}',
+    ],
+)
+def test_what_is_no_solution_of_its_format_is_refused_by_name(text: str, tmp_path: Path) -> None:
+    problem, scratch = TRACE.write(tmp_path / "problem"), tmp_path / "scratch"
+    (solution := tmp_path / "solution.json").write_text(text)
+    scratch.mkdir()
+    with pytest.raises(UsageError, match="solution.json") as raised:
+        formats.place("trace", str(problem), solution, scratch)
+    assert len(str(raised.value)) < 400 and not list(scratch.glob("../a.py"))

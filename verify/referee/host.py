@@ -409,19 +409,19 @@ class Host:
         differ = all(mine != theirs for mine, theirs in zip(inputs, first.inputs, strict=True))
         if differ and any(map(_tells, results)) and not self._agree(first, own):
             seen.replayed = f"call {number} was answered with the bits of call {first.number}, whose arguments differ"
-        same = [name for name, value in arguments.items() if results and bytes_of(value) == bytes_of(results[0])]
         alike = {
             float(each.reshape(-1)[0]) if bool((each == each.reshape(-1)[0]).all()) else None
             for each in results
             if each.numel()
         }
-        constant = repr(alike.pop()) if len(alike) == 1 and None not in alike else ""
-        narrow = next((kind for kind in ("bfloat16", "float16") if _fits(results, getattr(torch, kind))), "")
-        if number == 1:
-            seen.copies, seen.constant, seen.narrow = same[0] if same else "", constant, narrow
-        seen.copies = seen.copies if seen.copies in same else ""
-        seen.constant = seen.constant if seen.constant == constant else ""
-        seen.narrow = seen.narrow if seen.narrow == narrow else ""
+        own_bytes = bytes_of(results[0]) if results else None
+        shown = {
+            "copies": next((name for name, value in arguments.items() if bytes_of(value) == own_bytes), ""),
+            "constant": repr(alike.pop()) if len(alike) == 1 and None not in alike else "",
+            "narrow": next((kind for kind in ("bfloat16", "float16") if _fits(results, getattr(torch, kind))), ""),
+        }
+        for name, text in shown.items():  # all answers must show the same
+            setattr(seen, name, text if number == 1 or getattr(seen, name) == text else "")
         unwritten = sum(map(_unwritten, results))
         seen.unwritten += unwritten
         seen.constant = "" if unwritten else seen.constant

@@ -113,13 +113,8 @@ class Judgement(msgspec.Struct, frozen=True):
     seconds: float = 0.0
 
 
-EXIT_CODES: dict[SolutionVerdict, int] = {
-    "accepted": PASS,
-    "wrong": WRONG,
-    "cheats": WRONG,
-    "fails": WRONG,
-    "undecided": INCOMPLETE,
-}
+EXIT_CODES: dict[SolutionVerdict, int] = {"accepted": PASS, "undecided": INCOMPLETE}
+EXIT_CODES |= dict.fromkeys(("wrong", "cheats", "fails"), WRONG)
 
 
 def schema() -> dict[str, Any]:

@@ -21,7 +21,6 @@ import tempfile
 import threading
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 import msgspec
@@ -39,40 +38,25 @@ MESSAGE = 1 << 17  # bytes
 LONGEST = 80  # bytes of the path of the temporary folder
 
 
-@dataclass(frozen=True)
-class _Running:
-    """A starter, and the folder of its socket."""
-
-    process: subprocess.Popen[bytes]
-    folder: str
-
-    @property
-    def path(self) -> str:
-        return os.path.join(self.folder, "s")
-
-    def stop(self) -> None:
-        process_tree.end(self.process, "")
-        folders.remove(self.folder)
-
-
 _LOCK = threading.Lock()
-_RUNNING: dict[tuple[int, str], _Running] = {}  # by this process and its backend
+_RUNNING: dict[tuple[int, str], tuple[subprocess.Popen[bytes], str]] = {}  # by this process and its backend
 
 
 def address(backend: str | None) -> str:
     """Returns the socket of the starter of this process. Starts it if there is none."""
     with _LOCK:
-        running = _RUNNING.get(key := (os.getpid(), backend or ""))
-        if running is None or running.process.poll() is not None:
-            running = _RUNNING[key] = _begun(backend or "")
-        return running.path
+        process, place = _RUNNING.get(key := (os.getpid(), backend or ""), (None, ""))
+        if process is None or process.poll() is not None:
+            process, place = _RUNNING[key] = begin(backend or "")
+        return place
 
 
-def _begun(backend: str) -> _Running:
+def begin(backend: str) -> tuple[subprocess.Popen[bytes], str]:
+    """Starts a starter. Returns its process and its socket."""
     # the path of a socket has at most 107 bytes
     folder = tempfile.mkdtemp(prefix="tmp", dir="/tmp" if len(os.fsencode(tempfile.gettempdir())) > LONGEST else None)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        listener.bind(os.path.join(folder, "s"))
+        listener.bind(place := os.path.join(folder, "s"))
         listener.listen(WAITING)
         process = subprocess.Popen(
             start.command("verify.referee.starter", str(listener.fileno()), backend),
@@ -83,7 +67,13 @@ def _begun(backend: str) -> _Running:
             cwd="/",
             env=start.environment(variables() | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}),
         )
-    return _Running(process, folder)
+    return process, place
+
+
+def end(process: subprocess.Popen[bytes], place: str) -> None:
+    """Ends a starter with all solutions."""
+    process_tree.end(process, "")
+    folders.remove(os.path.dirname(place))
 
 
 def variables() -> dict[str, str]:
@@ -95,7 +85,7 @@ def variables() -> dict[str, str]:
 def stop() -> None:
     """Ends the starters of this process with all solutions."""
     for key in [each for each in _RUNNING if each[0] == os.getpid()]:
-        _RUNNING.pop(key).stop()
+        end(*_RUNNING.pop(key))
 
 
 # -- in the starter ------------------------------------------------------------------------------------------

@@ -43,7 +43,13 @@ def format_of(problem: str) -> str:
 def place(name: str, problem: str, solution: Path, scratch: Path) -> str:
     """Copies a solution into its scratch folder under a neutral name, and returns that name."""
     placed: Callable[[str, Path, Path], str] = getattr(named(name), "place", copied)
-    return placed(problem, solution, scratch)
+    try:
+        return placed(problem, solution, scratch)
+    except UsageError:
+        raise
+    except Exception as error:  # a solution may hold anything
+        said = f"{type(error).__name__}: {error}"[:200]
+        raise UsageError(f"{solution.name} is no solution of a problem in the format {name}: {said}") from None
 
 
 def copied(problem: str, solution: Path, scratch: Path) -> str:

@@ -25,7 +25,9 @@ def place(problem: str, solution: Path, scratch: Path) -> str:
     for source in given["sources"]:
         path = (scratch / source["path"]).resolve()
         if not path.is_relative_to(scratch.resolve()):
-            raise UsageError(f"{solution}: a source is below the folder of the solution; received {source['path']!r}")
+            raise UsageError(
+                f"{solution.name}: a source is below the folder of the solution; received {source['path']!r}"
+            )
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(source["content"])
     (scratch / CONTENT).write_text(json.dumps(given["spec"]))
