@@ -245,6 +245,25 @@ def test_what_is_not_there_is_undecided_and_the_next_pair_goes_on(
     }
 
 
+def test_a_problem_that_changes_meanwhile_is_no_trick_of_the_solution(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process cannot write there, and the results of `--json` may be in the folder of a problem."""
+    (folder := tmp_path / "task").mkdir()
+    TASK.write(folder)
+
+    def run(targets: list[str], settings: Session, command: str) -> Run:
+        (folder / "found.json").write_text("[]")
+        return recorded(result(1.0))
+
+    monkeypatch.setattr(process, "Worker", Here)
+    monkeypatch.setattr(judging, "declared_by", lambda *asked, **how: [SimpleNamespace(name="own_1")])
+    monkeypatch.setattr(judging.session, "run", run)
+    (right := tmp_path / "right.py").write_text(TASK.right)
+    (found,) = judge_many([(str(folder), str(right))], Settings(backend="cpu"), 1)
+    assert (found.verdict, found.tricks) == ("undecided", []) and "other bytes than before" in found.message
+
+
 def test_judgements_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = list[int]()
 

@@ -233,21 +233,13 @@ class _Judging:
         file.write_text(DECLARATION.format(plan=str(self.folder / "plan.json")))
         fixed = {**fixed, "plan": hashlib.sha256(encoded).hexdigest()}
         problem = Path(plan.problem.partition("::")[0])
-        base: dict[str, Any] = {
-            "schema": SCHEMA,
-            "problem": plan.problem,
-            "solution": solution,
-            "format": plan.format,
-            "fixed": fixed,
-            "profile": plan.profile,
-            "backend": self.backend,
-            "seed": plan.seed,
-        }
+        base = Judgement(SCHEMA, "undecided", plan.problem, solution, plan.format, fixed=fixed)
+        base = msgspec.structs.replace(base, profile=plan.profile, backend=self.backend, seed=plan.seed)
         try:
             names = [each.name for each in declared_by(self.workers, str(file))]
         except (UsageError, VerifyError) as error:
             message = getattr(error, "message", str(error)).replace(f"{file}: ", "").replace(str(file), plan.problem)
-            return Judgement(verdict="undecided", message=message, unchecked=["everything"], **base)
+            return msgspec.structs.replace(base, message=message, unchecked=["everything"])
         own = [name for name in names if name.startswith(OWN)]
         run, seen = self._measured(own), self._observed(own)
         seeded = [name for name in names if name.startswith(SEEDED)]
@@ -258,10 +250,9 @@ class _Judging:
         if found.verdict[0] == "accepted" and (hunted := self._hunted(own)):
             found = _Found(run, seen, hunted, strict=plan.format == "declaration")
         verdict, message = found.verdict
-        if folders.digest(problem) != fixed["problem"]:
-            edit = Trick("edits the problem", f"{problem} has other bytes than before the solution started")
-            found.tricks.append(edit)
-            verdict = "cheats"
+        if verdict != "cheats" and folders.digest(problem) != fixed["problem"]:
+            # a solution that is held cannot write there, so this shows nothing about it
+            verdict, message = "undecided", f"{problem} has other bytes than before the solution started"
         last = seen[-1] if seen else Observed()
         times = self._timed(own, verdict)
         if on_clock := {name: Trick(name, text) for each in times for name, text in each.tricks.items()}:
@@ -274,7 +265,8 @@ class _Judging:
         beyond = [name for name in names if name.startswith(OTHER)]
         if verdict == "accepted" and beyond and self.left > LEAST_SECONDS:
             found.others = self._measured(beyond, needed=False)
-        return Judgement(
+        return msgspec.structs.replace(
+            base,
             verdict=verdict,
             message=message,
             wrong=self._wrong(found.runs, found.wrong),
@@ -289,7 +281,6 @@ class _Judging:
             not_isolated=list(last.lacks),
             given_up=list(last.open),
             calls=sum(each.calls for each in seen),
-            **base,
         )
 
     def _timed(self, names: Sequence[str], verdict: str) -> list[CallTime]:
