@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from verify.referee import host as host_module
+from verify.referee import runner
 from verify.referee.host import Host, SolutionProcess
 from verify.workers import process_tree
 
@@ -63,3 +64,13 @@ def test_nan_does_not_hide_answers_in_16_bits() -> None:
     answer = torch.randn(64).bfloat16().float()
     answer[3] = torch.nan
     assert host_module._fits([answer], torch.bfloat16) and not host_module._fits([torch.randn(64)], torch.bfloat16)
+
+
+def test_a_view_that_pytorch_negates_when_it_is_read_is_no_trick() -> None:
+    """`x.conj().imag` is ordinary PyTorch; its values are computed within the call."""
+    turned = torch.complex(torch.zeros(3), -torch.arange(3.0)).conj()
+    for view in (turned, turned.imag):
+        found = runner._resolved(view)
+        assert runner._lazy(found) == "" and not found.is_neg() and not found.is_conj()
+        assert torch.equal(found, view)
+    assert runner._lazy(runner._resolved(torch.eye(2).to_sparse()))

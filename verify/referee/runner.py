@@ -163,7 +163,7 @@ class Runner:
                 into = buffers.pop()
                 with _recorded(watched, functions):
                     returned = call_by(self._entry, self._function, placed, into)
-                given[:] = results_in(into if into else returned)
+                given[:] = map(_resolved, results_in(into if into else returned))
                 if other := next((type(each).__name__ for each in given if not isinstance(each, Tensor)), ""):
                     raise TypeError(f"a solution returns tensors; it returned {other}")
                 if any(each.device.type != torch.device(self._device).type for each in given):
@@ -292,11 +292,16 @@ def _prepared(module: Module | None) -> tuple[str, ...]:
     return tuple(found)
 
 
+def _resolved(item: Any) -> Any:
+    """Returns a plain tensor with its values: PyTorch negates `x.conj().imag` when it is read."""
+    return item.resolve_conj().resolve_neg() if type(item) in (Tensor, Parameter) else item
+
+
 def _lazy(item: Any) -> str:
     """Returns a description of a result that is no plain tensor with values in memory; "" for a plain one."""
     if type(item) not in (Tensor, Parameter):
         return f"a {type(item).__qualname__} in the place of a tensor"
-    if item.layout is not torch.strided or item.is_neg() or item.is_conj() or item._is_zerotensor():
+    if item.layout is not torch.strided or item._is_zerotensor():
         return "a view whose values are computed when it is read"
     if own := sorted(name for name in vars(item) if hasattr(Tensor, name)):  # other names are notes, as PyTorch's own
         return f"a tensor with {', '.join(own)} of its own"
