@@ -284,3 +284,36 @@ FUNCTIONAL = Form(
     wrong="def forward(x, weight, eps):\n    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight[0]\n",
     problems=1,
 )
+_SCALED = """
+def scaled_mean(input, factor=1.0, dim=None):
+    return {}
+"""
+TESTED = Form(
+    name="tested",
+    files={
+        "scaled_mean.py": """\
+            import torch
+
+
+            def scaled_mean(input, factor=1.0, dim=None):
+                return (input * factor).mean(dim=dim)
+
+            ##########################################
+
+
+            def test_scaled_mean():
+                results = {}
+                results["test_case_1"] = scaled_mean(torch.randn(4, 5, device='cuda'), 2.5, dim=1)
+                input2 = torch.tensor([[1.0, -2.0, 3.0], [4.0, 0.5, 6.0]], device="cuda")
+                results["test_case_2"] = scaled_mean(input2, dim=0)
+                results["test_case_3"] = scaled_mean(torch.randn(3, 9).cuda(), 2.5, 1)
+                return results
+
+            test_results = test_scaled_mean()
+            """
+    },
+    problem="scaled_mean.py",
+    right=_SCALED.format("input.mean(dim) * factor"),
+    wrong=_SCALED.format("input.mean(dim) * 2.5"),
+    problems=2,
+)

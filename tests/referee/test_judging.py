@@ -17,7 +17,7 @@ import torch
 from tests import warm
 from tests.cli.here import Here
 from tests.records.bounds.gate_records import figures, kernel, result
-from tests.referee.samples import FUNCTIONAL, LINEAR, OPERATOR, SHAPES, TASK, TRACE, Form, solution, written
+from tests.referee.samples import FUNCTIONAL, LINEAR, OPERATOR, SHAPES, TASK, TESTED, TRACE, Form, solution, written
 from verify.cases.values import RECIPES_OF_PROFILES
 from verify.diagnose.requests import ReplayElement
 from verify.errors import UsageError
@@ -288,7 +288,7 @@ def test_what_this_machine_enforces_is_in_the_answer(found: dict[str, Judgement]
 
 
 @pytest.mark.parametrize(
-    "form", [pytest.param(form, marks=pytest.mark.slow) for form in (TRACE, SHAPES, TASK, OPERATOR, FUNCTIONAL)]
+    "form", [pytest.param(form, marks=pytest.mark.slow) for form in (TRACE, SHAPES, TASK, OPERATOR, FUNCTIONAL, TESTED)]
 )
 def test_the_other_formats_are_read(tmp_path: Path, form: Form) -> None:
     """Each has a right solution, and one with a plausible mistake."""
