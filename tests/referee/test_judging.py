@@ -337,6 +337,30 @@ def test_a_hunt_finds_an_input_that_no_recipe_draws(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize(
+    ("of_class", "open_ones", "error", "verdict"),
+    [
+        ("demanding", 250, 3.0, "accepted"),
+        ("demanding", 251, 3.0, "undecided"),
+        ("ordinary", 1, 3.0, "undecided"),
+        ("demanding", 1, math.inf, "undecided"),
+        ("demanding", 1, math.nan, "undecided"),
+    ],
+)
+def test_few_elements_of_unknown_truth_on_demanding_inputs_do_not_hinder(
+    of_class: str, open_ones: int, error: float, verdict: str
+) -> None:
+    own = msgspec.structs.replace(figures(error, n=1000), open=open_ones, undecided=open_ones)
+    reason = f"nothing is known of {open_ones} of 1,000 elements on {of_class} inputs"
+    classes = [ClassFigures(of_class, own, 4.0, reason=reason), ClassFigures("extreme", figures(1.0, n=9), None)]
+    found = msgspec.structs.replace(result(1.0), status="undecided", reason=reason, classes=classes)
+    run = recorded(result(1.0))
+    run.kernels[:] = [msgspec.structs.replace(run.kernels[0], status="undecided", results=[found])]
+    seen = judging._Found(run, [], None)
+    assert seen.verdict[0] == verdict
+    assert any(reason in each for each in seen.unchecked) == (verdict == "accepted")
+
+
+@pytest.mark.parametrize(
     ("theirs", "near", "verdict"),
     [(2.0, 4.5, "wrong"), (7.0, 1.3, "accepted"), (7.0, 9.0, "wrong"), (math.inf, 1.0, "undecided")],
 )

@@ -73,6 +73,7 @@ HUNTS |= {"exhaustive": hunt.Settings(seconds=300.0)}
 CLOCK_SECONDS = {"quick": 0.5, "ci": 5.0, "nightly": 20.0, "exhaustive": 20.0}  # after which no further round begins
 SHARE = 0.7  # of the remaining seconds: for the cases of the problem
 LEAST_SECONDS = 1.0
+MOST_OPEN = 0.25  # of the elements of demanding inputs; with more of unknown truth nothing is accepted
 NOT_TRIED = "not tried"  # in each note about cases that were left out
 MOST_JUDGES = 16  # cases that are judged at a time: each takes memory
 SMALLER_SECONDS = 10.0  # of the search for the smallest input
@@ -81,6 +82,7 @@ FILE = "judged.py"
 GPU_SHARE = 0.9  # of a GPU's memory for all solutions on it
 NAME = re.compile(r"[\w.]{1,99}").fullmatch  # of a function: a solution may send any text
 OUT_OF_MEMORY = "memory"  # in the message of an error, or of a limit
+DECIDED = ("ok", "wrong")
 BROKEN = ("error", "crashed", "timeout")
 NEEDS_GPU = ". Triton runs on a GPU or, with --backend interpreter, without one"
 BUSY = 1.5  # processes for each core, beyond which a solution that is late may have waited for others
@@ -414,6 +416,25 @@ def excused(result: Result) -> bool:
     return bool(wrong) and all(map(as_pytorch, wrong))
 
 
+def mostly_known(result: Result) -> bool:
+    """True if a result is open only at few elements of demanding inputs, of which float64 says nothing.
+
+    Which elements these are follows from the reference and the inputs.
+    """
+    open_ = [each for each in result.classes if each.reason]
+    return (
+        result.status == "undecided"
+        and all(
+            each.name != ORDINARY
+            and 0 < each.figures.open <= MOST_OPEN * each.figures.n
+            and each.limit is not None
+            and largest(each.figures, result.gate) <= each.limit
+            for each in open_
+        )
+        and bool(open_)
+    )
+
+
 def endless(result: Result) -> bool:
     """True if PyTorch's error on ordinary inputs is infinite, so that any answer would be excused there."""
     ordinary = [each.baseline for each in result.classes if each.name == ORDINARY and each.reason and each.baseline]
@@ -441,6 +462,7 @@ class _Found:
             for each in wrong_ones
             if not strict and each.source == "run" and not any(part.reason for part in each.classes)
         ]
+        self.open = [result for result in results if mostly_known(result)]
         self.wrong = [result for result in wrong_ones if result not in self.excused and result not in self.special]
         wrong = bool(self.wrong) or any(kernel.status in BROKEN for kernel in run.kernels)
         self.tricks = list({trick.name: trick for each in seen for trick in tricks_in(each, wrong=wrong)}.values())
@@ -466,7 +488,7 @@ class _Found:
             return "fails", raised.message + (NEEDS_GPU if "active drivers" in raised.message else "")
         if self.wrong:
             return "wrong", self.wrong[0].reason
-        open_ = next((each for each in kernels if each.status not in ("ok", "wrong")), None)
+        open_ = next((each for each in kernels if each.status not in DECIDED and not self._is_known(each)), None)
         if any(map(endless, self.excused)):
             return "undecided", "PyTorch's own error on ordinary inputs is infinite: it would excuse any answer"
         # inputs that the reference refuses are none of the problem; `unchecked` lists them
@@ -476,8 +498,12 @@ class _Found:
             if own and not own.endswith((AS_THE_MODEL, SAYS_NOTHING)):
                 return "undecided", f"each answer is within its limit, and one {own}; the problem's own model passes"
             return "accepted", ""
-        reasons = [each.reason for each in open_.results if each.status not in ("ok", "wrong")] if open_ else []
+        reasons = [each.reason for each in open_.results if each.status not in DECIDED] if open_ else []
         return "undecided", "; ".join([*reasons, *gaps, *([open_.message] if open_ and open_.message else [])][:3])
+
+    def _is_known(self, kernel: KernelRun) -> bool:
+        """True if all results of a kernel are decided, but for few elements."""
+        return bool(kernel.results) and all(each.status in DECIDED or each in self.open for each in kernel.results)
 
     @property
     def errors(self) -> list[dict[str, Any]]:
@@ -506,6 +532,7 @@ class _Found:
         found += ["its worst input: nothing was hunted"] if self.hunted is None else []
         kernels = [kernel for each in self._every for kernel in each.kernels]
         found += [f"{kernel.name} {note}" for kernel in kernels for note in kernel.notes if NOT_TRIED in note]
+        found += [f"{each.output} {each.dtype}: {each.reason}" for each in self.open]
         return found + [gap.text for each in self._every for gap in each.incomplete]
 
     @property
