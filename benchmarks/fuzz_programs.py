@@ -216,7 +216,8 @@ class Verdicts:
             if not found or place is None or not own.is_floating_point() or self.unclear[name][place]:
                 continue
             low, high = mpf(found[1]), mpf(found[2] or found[1])
-            rough = mpf(10) ** -8 * max(abs(low), abs(high)) + mpf(2) ** LOWEST[self.program.dtype]
+            dtype = str(own.dtype).removeprefix("torch.")  # of a cast, the oracle's number is rounded already
+            rough = max(mpf(10) ** -8, mpf(2) ** -BITS[dtype]) * max(abs(low), abs(high)) + mpf(2) ** LOWEST[dtype]
             truths = self.truths_at(name, place)
             self.counts["truths compared"] += 1
             if not any(mp.isnan(t) or low - rough <= t <= high + rough for t in truths):

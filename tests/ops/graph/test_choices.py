@@ -315,3 +315,32 @@ def test_equal_numbers_that_no_step_rounds_tie(kept: list[int], right: bool) -> 
         return functional.one_hot(y.argmax(-1), 3) * y, y
 
     assert passes(largest, T([3.0, 3.0, 3.0]), (T(kept) * 0.5, T([0.5] * 3))) is right
+
+
+def kept_places(x: Tensor) -> Tensor:
+    return x.clamp(max=0.5).topk(2, -1).indices * 0.5
+
+
+def places_by_column(x: Tensor) -> Tensor:
+    return x.masked_fill(x > 0.5, 0.5).topk(2, 0).indices * 0.5
+
+
+def of_conditions(x: Tensor) -> Tensor:
+    return (x > 0.5).argsort(-1) * 0.5
+
+
+@pytest.mark.parametrize(
+    ("like", "places", "wrong"),
+    [
+        (kept_places, [[3, 1], [0, 3]], [[3, 1], [2, 3]]),
+        (places_by_column, [[1, 0, 1, 0], [0, 1, 0, 1]], [[1, 0, 0, 0], [0, 1, 0, 1]]),
+        (of_conditions, [[2, 0, 3, 1], [2, 1, 3, 0]], [[2, 0, 3, 1], [1, 2, 3, 0]]),
+    ],
+)
+def test_copies_of_a_number_may_come_in_any_order(
+    like: Callable[[Tensor], Tensor], places: list[list[int]], wrong: list[list[int]]
+) -> None:
+    """A mask or a limit makes equal numbers, and so does a count. No operand moves them apart."""
+    x = T([[0.1, 0.7, 0.2, 0.9], [0.8, 0.6, 0.3, 0.7]])
+    assert passes(like, x, like(x)) and passes(like, x, T(places) * 0.5)
+    assert not passes(like, x, T(wrong) * 0.5)

@@ -97,9 +97,15 @@ class Choices:
 
     @cached_property
     def deciding(self) -> list[Step]:
-        """The steps that decide by numbers. Integers that follow from other decisions decide nothing themselves."""
+        """The steps that decide by numbers. Integers that follow from other decisions leave open their order alone."""
         steps = [step for step in self.program.needed_for(self.wanted) if step.decides and not _only_tests(step)]
-        return [step for step in steps if not all(map(is_whole, step.inputs))]
+        return [step for step in steps if isinstance(step, Order) or not all(map(is_whole, step.inputs))]
+
+    @cached_property
+    def _before(self) -> Program:
+        """The program up to its decisions. No decision depends on what is left out, most of a backward pass."""
+        ends = {str(number): step for number, step in enumerate((*self.deciding, *self.sources))}
+        return replace(self.program, results=ends, needed={}, orders={})
 
     @property
     def outputs(self) -> list[str]:
@@ -273,14 +279,13 @@ class Choices:
         decided: Mapping[int, Tensor] | None = None,
         rounded: torch.dtype | None = None,
         saturates: bool = False,
-        last: bool = False,
     ) -> Proposal:
         """Returns the decisions that the program takes if it moves some of its numbers. `taken` admits them.
 
-        `moved` maps id(step) to what is added to its numbers, `placed` to its numbers. `decided` are orders of equal
-        numbers, and integers out of range. With `rounded`, every step is stored in that format. With `saturates`,
-        numbers beyond the range of an integer dtype become its end. With `last`, the last of several copies of a number
-        comes first.
+        `moved` maps id(step) to what is added to its numbers; for an order, to scores: of copies of one number, the
+        highest score comes first. `placed` maps id(step) to its numbers. `decided` are orders of equal numbers, and
+        integers out of range. With `rounded`, every step is stored in that format. With `saturates`, numbers beyond the
+        range of an integer dtype become its end.
         """
         run, numbers = replace(self.run, decisions={}, maps={}), dict[int, Tensor]()
         placed, decided, sources = placed or {}, decided or {}, set(map(id, self.sources))
@@ -289,8 +294,8 @@ class Choices:
             if isinstance(step, Order):
                 if rounded is not None:  # equal numbers may come in another order there
                     run.decisions[id(step)] = step.evaluated(given[0].to(rounded))
-                elif last:
-                    run.decisions[id(step)] = given[0].shape[-1] - 1 - step.evaluated(given[0].flip(-1))
+                elif id(step) in moved and not step.stable:
+                    run.decisions[id(step)] = _in_order(step, given[0], moved[id(step)])
                 elif id(step) in decided and not step.stable:
                     places, own = decided[id(step)], step.evaluated(given[0])
                     right = _is_sorted(step, given[0], torch.zeros_like(given[0]), places)
@@ -303,7 +308,7 @@ class Choices:
                     run.decisions[id(step)] = decided[id(step)]
             value = step.value(run, given)
             value = placed.get(id(step), value)
-            if id(step) in moved:
+            if id(step) in moved and not isinstance(step, Order):
                 value = value + moved[id(step)]
             if rounded is not None and step.real and not isinstance(step, Leaf):
                 value = value.to(rounded).to(torch.float64)
@@ -311,7 +316,7 @@ class Choices:
                 numbers[id(step)] = value
             return value, value
 
-        self.program.values(run, self.wanted, make)
+        self._before.values(run, list(self._before.results), make)
         return Proposal({id(step): run.decisions[id(step)] for step in self.deciding}, numbers)
 
     def repeated(self, proposal: Proposal) -> Proposal:
@@ -326,8 +331,18 @@ class Choices:
         every += [each for step in self.deciding for number in step.inputs for each in origins(number)]
         return list({id(each): each for each in every}.values())
 
+    @cached_property
+    def orders(self) -> list[Order]:
+        """The steps that may put copies of one number into any order, such as several zeros of a mask."""
+        return [step for step in self.deciding if isinstance(step, Order) and not step.stable]
+
     def size(self, step: Step) -> Tensor:
-        """Returns how far the numbers of a source are moved: as far as a kernel's may be, at least to break ties."""
+        """Returns how far the numbers of a source are moved: as far as a kernel's may be, at least to break ties.
+
+        For an order, these are scores of its numbers.
+        """
+        if isinstance(step, Order):
+            return torch.ones_like(self.numbers[id(step.inputs[0])])
         x = self.numbers[id(step)]
         size = x.abs().nan_to_num(0.0, 0.0, 0.0)
         least = _TIE * (size + size.amax() * 2.0**-10 if size.numel() else size) + 1e-300
@@ -335,17 +350,17 @@ class Choices:
 
     def directions(self, got: Mapping[str, Tensor]) -> Iterator[Proposal]:
         """Yields the proposals, the likeliest first."""
-        sources = self.sources
+        sources = [*self.sources, *self.orders]
         sizes = {id(step): self.size(step) for step in sources}
-        ramps = {id(step): ramp(self.numbers[id(step)]) for step in sources}
+        ramps = {key: ramp(size) for key, size in sizes.items()}
         for name, value in got.items():
             if not self.program.results[name].real:
                 yield from self._read_off(name, value, sizes)
         for sign in (1.0, -1.0):
-            yield self.proposed({key: size * ramps[key] * sign for key, size in sizes.items()}, last=sign < 0)
+            yield self.proposed({key: size * ramps[key] * sign for key, size in sizes.items()})
         for sign in (1.0, -1.0):
             yield self.proposed({key: size * sign for key, size in sizes.items()})
-        for key, sign in product(list(sizes)[:_ALONE] if len(sizes) > 1 else (), (1.0, -1.0)):
+        for key, sign in product(list(sizes)[:_ALONE] if len(self.sources) > 1 else (), (1.0, -1.0)):
             yield self.proposed({key: sizes[key] * sign})
         kinds = [value.dtype for value in self.run.leaves.values() if value.is_floating_point()]
         for kind in dict.fromkeys([torch.float32, *(kind for kind in kinds if kind.itemsize < 4)]):
@@ -353,7 +368,7 @@ class Choices:
         if any(isinstance(step, Map) and step.function == "integer" for step in self.deciding):
             yield self.proposed({}, saturates=True)
         for name, value in got.items():
-            alike = [step for step in sources if step.shape == value.shape]
+            alike = [step for step in sources if sizes[id(step)].shape == value.shape]
             if not self.program.results[name].real or not alike:
                 continue
             kept = torch.where(value != 0, 1.0, -1.0).to(torch.float64)
@@ -390,7 +405,7 @@ class Choices:
             rank = torch.arange(count, 0, -1, dtype=torch.float64, device=got.device) / max(count, 1)
             wins = torch.full(row.shape, -1.0, dtype=torch.float64, device=got.device)
             wins = wins.scatter(-1, places, rank.expand(places.shape))
-            yield self.proposed(toward(row, wins if step.largest else -wins))
+            yield self.proposed(toward(row, wins if step.largest else -wins) | {id(step): wins})
         elif isinstance(step, Map) and step.function in COMPARISONS:
             one, none = torch.ones((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
             above, below = (step.evaluated([side, none]).to(got.device) == shown for side in (one, -one))
@@ -417,6 +432,14 @@ def _is_sorted(step: Order, x: Tensor, reach: Tensor, proposed: Tensor) -> Tenso
     rest = (line - reach).scatter(-1, places, -math.inf).amax(-1, True)
     later = torch.cat([taken - room, rest], -1).flip(-1).cummax(-1).values.flip(-1)[..., 1:]
     return (taken + room >= later).all(-1) & (places.sort(-1).values.diff(dim=-1) != 0).all(-1)
+
+
+def _in_order(step: Order, x: Tensor, scores: Tensor) -> Tensor:
+    """Returns the order of numbers, equal ones by their scores."""
+    first = scores.expand(x.shape).sort(dim=-1, descending=True, stable=True).indices
+    ordered = _ranked(step, x).gather(-1, first).sort(dim=-1, descending=True, stable=True).indices
+    places = first.gather(-1, ordered)
+    return places[..., 0] if isinstance(step, First) else places[..., : step.shape[-1]]
 
 
 def _only_tests(step: Step) -> bool:

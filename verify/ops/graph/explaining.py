@@ -9,8 +9,8 @@ closer. What a proposal may decide is told by `verify.ops.graph.choices`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterator, Mapping
+from itertools import islice, zip_longest
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from verify.ops.graph.choices import Choices, Decisions, Proposal, Taken, beside, ramp
 from verify.ops.graph.selecting import Order
-from verify.ops.graph.steps import Step
+from verify.ops.graph.steps import moved_from
 
 _AWAY = 2.0**-30  # a relative change by less is none
 _PLACES = 64  # most numbers of a part that are exchanged, where they tie in one of the first
@@ -99,8 +99,10 @@ class _Search:
         first: with 0 PyTorch's, with 1 the first.
         """
         choices, grid = self.choices, self._grid(lead)
-        sources = [step for step in choices.sources if step.shape[:lead] == grid and 0 not in step.shape]
-        sizes = {id(step): choices.size(step) for step in sources}
+        sources = set(map(id, choices.sources))
+        copies = [step for step in choices.orders if id(moved_from(step.inputs[0])[-1]) not in sources]
+        every = {id(step): choices.size(step) for step in (*choices.sources, *copies)}
+        sizes = {key: size for key, size in every.items() if size.shape[:lead] == grid and size.numel()}
         at = {key: (sign * ramp(size)).reshape(math.prod(grid), -1) for key, size in sizes.items()}
 
         def judged(at: Mapping[int, Tensor]) -> tuple[Tensor, Proposal]:
@@ -112,7 +114,7 @@ class _Search:
             return
         cost, turned = judged(at)
         most = min(_TRIED, _WORK // max(map(torch.numel, at.values()), default=1))
-        moves = list(islice(self._moves(sources, best > 0.0, lead), most))
+        moves = list(islice(self._moves(sizes, best > 0.0), most))
         for key, one, other, way in islice(moves * _ROUNDS, most):
             if not bool((cost > 0.0).any()):
                 break
@@ -124,31 +126,36 @@ class _Search:
             cost, turned = torch.minimum(cost, found), _mixed(better, new, turned)
         self.found = _mixed(cost < best, turned, self.found)
 
-    def _moves(self, sources: Sequence[Step], open: Tensor, lead: int) -> Iterator[tuple[int, int, int, float]]:
-        """Yields id(source), two places in a part, and where a single number goes. The likeliest come first.
+    def _moves(self, sizes: Mapping[int, Tensor], open: Tensor) -> Iterator[tuple[int, int, int, float]]:
+        """Yields id(step), two places in a part, and where a single number goes. The likeliest come first.
 
         These are numbers whose own result is not explained, and those that tie in an unexplained part.
         """
         values, rows = self.choices.values(self.found.decisions), torch.nonzero(open.reshape(-1)).reshape(-1)[:_ROWS]
-        for step in sources:
+        rowed = {id(step): self.choices.numbers[id(step.inputs[0])] for step in self.choices.orders}
 
-            def of_open(value: Tensor) -> Tensor:
-                return value.reshape(open.numel(), -1)[rows]
+        def of_open(value: Tensor) -> Tensor:
+            return value.reshape(open.numel(), -1)[rows]
 
-            x, reach = of_open(self.choices.numbers[id(step)]), 2 * of_open(self.choices.size(step))
+        def moves(key: int, size: Tensor) -> Iterator[tuple[int, int, int, float]]:
+            x = of_open(rowed[key] if key in rowed else self.choices.numbers[key])
+            reach = torch.zeros_like(x) if key in rowed else 2 * of_open(size)
             ordered, places = x.sort(-1)
             near = ordered.diff(dim=-1) <= reach.gather(-1, places)[:, 1:]
             weight = torch.zeros_like(x).scatter_(-1, places[:, 1:], near.to(x.dtype))
             weight = weight.scatter_add_(-1, places[:, :-1], near.to(x.dtype)).amax(0)
-            for name in [name for name in self.got if values[name].shape == step.shape]:
+            for name in [name for name in self.got if values[name].shape == size.shape]:
                 weight = weight + 4.0 * (of_open(self._excess(name, values[name])) > 1.0).any(0)
             chosen = weight.sort(descending=True, stable=True).indices[:_PLACES].tolist()
             for at, place in enumerate(chosen):  # no two go to the same end
-                yield from ((id(step), place, place, way * (2.0 + at / _PLACES)) for way in (1.0, -1.0))
+                yield from ((key, place, place, way * (2.0 + at / _PLACES)) for way in (1.0, -1.0))
             x, reach = x[:, chosen], reach[:, chosen]
             tied = ((x[:, :, None] - x[:, None]).abs() <= reach[:, :, None]).any(0).tolist()
             pairs = ((i, j) for j in range(len(chosen)) for i in range(j) if tied[i][j])
-            yield from ((id(step), chosen[i], chosen[j], 0.0) for i, j in pairs)
+            yield from ((key, chosen[i], chosen[j], 0.0) for i, j in pairs)
+
+        for each in zip_longest(*(moves(key, size) for key, size in sizes.items())):
+            yield from (move for move in each if move is not None)
 
     def _cost(self, values: Mapping[str, Tensor], lead: int) -> Tensor:
         """Returns how far the results of each part are away, all of them together. 0: they are explained."""
