@@ -192,6 +192,19 @@ def test_relu_has_the_slopes_of_its_two_sides(slope_at_0: float, right: bool) ->
     assert not passes(functional.relu, x, functional.relu(x), T([slope_at_0, 1.0, 1.0]), torch.ones(3))
 
 
+def test_no_choice_makes_a_gradient_nan_where_pytorchs_is_a_number() -> None:
+    """The length of a row of zeros: its gradient is 0 in PyTorch, and no direction of x + tiny p has 0 / 0."""
+
+    def length(x: Tensor) -> Tensor:
+        return torch.linalg.vector_norm(x, dim=-1)
+
+    x, dy = draw(4, 5), torch.ones(4)
+    x[1] = 0.0
+    dx = x / length(x)[:, None]
+    assert passes(length, x, length(x), slope(length, x, dy), dy)
+    assert not passes(length, x, length(x), dx, dy)
+
+
 def test_pytorchs_own_slopes_of_running_extremes_are_right() -> None:
     x, up = T([1.0, 1.0, 1.0, 0.0, 0.0]), T([1.0, 2.0, 4.0, 8.0, 16.0])
 

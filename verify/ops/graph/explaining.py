@@ -190,7 +190,7 @@ class _Search:
         """Returns a mask of the parts in which a choice is none.
 
         It has decisions that are not free, or an exact tie changes an output or a number that decides: those have one
-        value.
+        value. A gradient at x + tiny p is a number where PyTorch's own is: x / |x|, for one.
         """
         choices, grid = self.choices, self._grid(lead)
         masks, numbers = list(taken.changed.values()), dict[int, Tensor]()
@@ -198,6 +198,7 @@ class _Search:
             values = choices.values(taken.plain, numbers)
             masks += [_differ(taken.values[name], values[name]) for name in choices.outputs]
             masks += [_differ(taken.real[key], each) for key, each in numbers.items()]
+            masks += [torch.isnan(each) & ~torch.isnan(choices.base[name]) for name, each in taken.values.items()]
         found = torch.zeros(grid, dtype=torch.bool, device=choices.run.device)
         for mask in masks:
             within = tuple(mask.shape[:lead]) == grid
