@@ -27,7 +27,7 @@ from verify.measure.kernel import judged_results
 from verify.referee import chain
 from verify.referee.host import TimedChain
 from verify.referee.judging import excused
-from verify.referee.problem import Solution
+from verify.referee.problem import Solution, is_finite
 from verify.referee.requests import CallTime
 
 ROUNDS = 6
@@ -136,7 +136,7 @@ class _Clock:
         """Returns one answer of the reference."""
         _, seconds, found = self._time_here(self._reference)
         self._seconds["reference"].append(seconds)
-        if not _are_finite(found[0]):
+        if not all(map(is_finite, found[0])):
             raise UsageError("the reference has no finite answer to other inputs of the problem's numbers")
         return found[0]
 
@@ -193,7 +193,7 @@ class _Clock:
             self.tricks[CHANGES] = "the bits of its answers are not those by which it made the next inputs"
         for place, (inputs, results) in enumerate(zip(given, placed, strict=True), 1):
             theirs = self._beside({name: each.clone() for name, each in inputs.items()})
-            if fill != OWN and not _are_finite(theirs):
+            if fill != OWN and not all(map(is_finite, theirs)):
                 continue
             answer = _Answer(fill, inputs, results, theirs, _apart(results, theirs))
             if fill not in self._furthest or not answer.apart <= self._furthest[fill].apart:
@@ -239,10 +239,6 @@ class _Clock:
         given = {name: tensors[name] for name in kernel.operands}
         found = judged_results(kernel, self._backend, given, named, answer.fill)
         return next((each.reason for each in found if each.status == "wrong" and not excused(each)), "")
-
-
-def _are_finite(results: Sequence[Tensor]) -> bool:
-    return all(bool(torch.isfinite(each).all()) for each in results if each.is_floating_point())
 
 
 def _apart(results: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:

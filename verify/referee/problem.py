@@ -446,13 +446,13 @@ def _domain(floats: Tensors, own: Sequence[Any], others: Sequence[Any]) -> dict[
     Returns {} unless the reference needs them: its results `own` for the example are finite, and its results `others`
     for normal numbers are not.
     """
-    if all(map(_finite, others)) or not all(map(_finite, own)):
+    if all(map(is_finite, others)) or not all(map(is_finite, own)):
         return {}
     bounds = {name: float(each.max()) for name, each in floats.items() if float(each.min()) >= 0}
     return {name: f"0 <= {name} <= 1" if most <= 1 else f"0 <= {name}" for name, most in bounds.items()}
 
 
-def _finite(value: Any) -> bool:
+def is_finite(value: Any) -> bool:
     """True if a result has no infinity and no NaN."""
     return not isinstance(value, Tensor) or bool(torch.isfinite(value).all())
 

@@ -20,30 +20,32 @@ def lines_of(judgement: Judgement) -> list[str]:
     """Returns the lines of a judgement."""
     head = f"{SIGNS[judgement.verdict]} {judgement.verdict}  {judgement.solution}"
     found = [f"{head}: {judgement.message}" if judgement.message else head]
-    found += [f"    trick    {trick.name}: {_short(trick.evidence)}" for trick in judgement.tricks]
-    if wrong := judgement.wrong:
-        found += [
-            f"    why      {wrong.reason}",
-            f"    input    {_short(wrong.input)} at {wrong.result} [{wrong.index}]",
-            f"    got      {wrong.got}",
-            f"    truth    {wrong.truth}",
-        ]
+    found += [f"    {label:<8} {_short(text)}" for label, text in _against(judgement)]
     if judgement.errors:
         found.append("    errors   problem  result  dtype     unit    ordinary  demanding  extreme   limit  PyTorch")
         found += [f"             {_row(each)}" for each in judgement.errors]
-    found += [f"    own      {judgement.own_check}"] if judgement.own_check else []
-    found += [f"    speed    {_short(_speed(each))}" for each in judgement.speed] or ["    speed    not timed"]
-    for label, texts in (
-        ("fact", judgement.facts),
-        ("checked", judgement.checked),
-        ("not", judgement.unchecked),
-        ("holds", judgement.isolation),
-        ("lacks", judgement.not_isolated),
-        ("given up", judgement.given_up),
-    ):
-        found += [f"    {label:<8} {_short(text)}" for text in texts]
-    plan = f"    plan     {judgement.fixed.get('plan', '')[:12]}, fixed before the solution started"
-    return [*found, plan, f"next: {command(judgement)}  # the same inputs"]
+    listed = {
+        "own": [judgement.own_check],
+        "speed": [_speed(each) for each in judgement.speed] or ["not timed"],
+        "fact": judgement.facts,
+        "checked": judgement.checked,
+        "not": judgement.unchecked,
+        "holds": judgement.isolation,
+        "lacks": judgement.not_isolated,
+        "given up": judgement.given_up,
+        "plan": [f"{judgement.fixed.get('plan', '')[:12]}, fixed before the solution started"],
+    }
+    found += [f"    {label:<8} {_short(text)}" for label, texts in listed.items() for text in texts if text]
+    return [*found, f"next: {command(judgement)}  # the same inputs"]
+
+
+def _against(judgement: Judgement) -> list[tuple[str, str]]:
+    """Returns what speaks against a solution, with labels: tricks, and the wrong answer."""
+    found = [("trick", f"{trick.name}: {trick.evidence}") for trick in judgement.tricks]
+    if wrong := judgement.wrong:
+        found += [("why", wrong.reason), ("input", f"{_short(wrong.input)} at {wrong.result} [{wrong.index}]")]
+        found += [("got", wrong.got), ("truth", wrong.truth)]
+    return found
 
 
 def command(judgement: Judgement) -> str:
@@ -57,10 +59,7 @@ def checks_of(judgements: Iterable[Judgement]) -> list[Check]:
     checks = []
     for each in judgements:
         lines = [f"{each.solution}: {each.verdict}" + (f": {each.message}" if each.message else "")]
-        lines += [f"trick: {trick.name}: {trick.evidence}" for trick in each.tricks]
-        if wrong := each.wrong:
-            lines += [f"why: {wrong.reason}", f"input: {wrong.input} at {wrong.result} [{wrong.index}]"]
-            lines += [f"got: {wrong.got}", f"truth: {wrong.truth}"]
+        lines += [f"{label}: {text}" for label, text in _against(each)]
         message, rule = "\n".join(map(clean, lines)), f"solution-{each.verdict}"
         suite, name, replay = clean(each.solution), clean(each.problem), clean(command(each))
         checks.append(Check(rule, suite, name, (each.solution, 1), message, replay, each.seconds))
