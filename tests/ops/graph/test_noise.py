@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+import verify
 from tests.ops.graph.fp8_sums import added
 from verify.measure.judge import Effort, JudgedBy, judge_by
 from verify.ops.graph.choices import Choices
@@ -466,6 +467,24 @@ def test_a_number_of_16_bits_keeps_its_rounding_in_a_wider_result() -> None:
     apart = (square.half().double() - square).abs()
     assert bool((apart <= 8 * joined.noise[..., 16:] + 2.0**-23 * square).all()) and bool(apart.any())
     assert bool((joined.noise[..., :16] < 2.0**-18).all()), "sums in float32 alone"
+
+
+def test_steps_in_float32_of_float64_operands_have_the_noise_of_float32() -> None:
+    x = 1 + drawn(1, 6, dtype=torch.float64).abs()
+
+    def like(x: Tensor) -> Tensor:
+        return torch.softmax(1 / x.float(), -1).double() * x
+
+    inner = 1 / x.float()
+    shares = torch.softmax(inner.double(), -1)
+    for got, right in ((shares.float().double() * x, True), (shares * x, True), (shares * x * (1 + 1e-4), False)):
+        if right:
+            verify.assert_close(got, like=like, inputs=(x,))
+        else:
+            with pytest.raises(AssertionError):
+                verify.assert_close(got, like=like, inputs=(x,))
+    doubled = at_hand(lambda x: x.float().double().cumsum(-1), {"x": x})
+    assert doubled.noise is not None and bool((doubled.noise < 2.0**-40).all()), "no step in float32 but the cast"
 
 
 def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

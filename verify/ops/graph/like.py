@@ -417,9 +417,8 @@ class _Like:
         return replace(problem, cache={**kept, "decisions": decisions})
 
     def _rounding(self, program: Program, run: Run) -> Rounding:
-        if program.mixed:  # an upstream gradient in float64 does not say that all is computed in it
-            run = replace(run, leaves={name: leaf for name, leaf in run.leaves.items() if name in self.meaning.names})
-        return Rounding.of(run, products=self.products, stored={} if self.fused else program.stored)
+        stored = {} if self.fused else program.stored
+        return Rounding.of(run, products=self.products, stored=stored, narrower=program.mixed or program.narrows)
 
     def deviation(self, problem: Problem, result: str) -> Tensor:
         """Returns the noise of each element of a result, from more runs than `fast` takes."""

@@ -96,6 +96,17 @@ class Program:
                     return True
         return False
 
+    @cached_property
+    def narrows(self) -> bool:
+        """True if the program computes with numbers that it has rounded to a dtype narrower than its operands'."""
+        rounded: set[int] = set()
+        for step in [] if self.rounds else self.steps:
+            cast, before = _is_cast(step), any(id(each) in rounded for each in step.inputs)
+            if cast and before and not _is_cast(moved_from(step.inputs[0])[-1]):
+                return True
+            rounded.update({id(step)} if cast or before else ())
+        return False
+
     @property
     def decides(self) -> bool:
         """True if some step compares numbers, selects among them or rounds them to integers."""
@@ -285,6 +296,10 @@ def undisturbed(run: Run) -> Make:
         return value, value
 
     return make
+
+
+def _is_cast(step: Step) -> bool:
+    return isinstance(step, Map) and step.function.startswith("to ")
 
 
 def _distinct(demanded: Sequence[Places], size: int) -> Places:

@@ -49,10 +49,15 @@ class Rounding:
 
     @classmethod
     def of(
-        cls, run: Run, *, products: Accumulate = "float32", stored: Mapping[int, torch.dtype] | None = None
+        cls,
+        run: Run,
+        *,
+        products: Accumulate = "float32",
+        stored: Mapping[int, torch.dtype] | None = None,
+        narrower: bool = False,
     ) -> Rounding:
-        """Returns the rounding of float64 if an operand is float64, else that of float32."""
-        wide = any(leaf.dtype == torch.float64 for leaf in run.leaves.values())
+        """Returns the rounding of float64 if an operand is float64, unless steps are `narrower`, else of float32."""
+        wide = not narrower and any(leaf.dtype == torch.float64 for leaf in run.leaves.values())
         return cls(torch.float64 if wide else torch.float32, "float32" if wide else products, stored or {})
 
     @cached_property
