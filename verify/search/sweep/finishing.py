@@ -15,7 +15,6 @@ from verify.cases.regimes import deciding_operand
 from verify.declare.declaration import Kernel
 from verify.measure.curve import edges_for, recorded
 from verify.measure.element import decimal, worst_element
-from verify.measure.judge import with_noise_beside
 from verify.measure.result import (
     KEEP_RIGHT,
     KEEP_SPECIAL,
@@ -49,7 +48,6 @@ from verify.search.sweep.space import Space, bits_of_key
 from verify.search.sweep.subject import format_of, gate_of
 from verify.truth.enclosure import Enclosure
 from verify.truth.exact import Judged, digits, settle
-from verify.truth.fast import evaluate
 from verify.truth.formats import Format, power_of_two
 from verify.truth.ulp import from_bits
 
@@ -153,7 +151,10 @@ class _Finished:
         """Describes an element, with the command that runs the kernel on it alone."""
         problem, (index,) = problem_at(self.kernel, self.space, self.name, [leader.place])
         got = from_bits(torch.tensor([leader.bits], dtype=torch.int64), self.of_result)
-        got = got.expand(halves(self.space, self.name)).reshape(_shape_of(self.space, self.name))
+        width = halves(self.space, self.name)
+        if width == 2:
+            got = got.expand(2)
+        shape = (1, width) if self.space.shape != "unary" else (1,)
         case = case_of(
             self.kernel,
             self.space.dtype,
@@ -163,7 +164,7 @@ class _Finished:
             values={name: spell(value) for name, value in problem.inputs.items() if value is not None},
         )
         origin = Origin.here(self.space.target, case.to_json(), self.name, index)
-        return worst_element(self.kernel.op, problem, got, judged, origin)
+        return worst_element(self.kernel.op, problem, got.reshape(shape), judged, origin)
 
     def _curve(self) -> Curve:
         """Returns the error curve over the operand that decides the regime."""
@@ -196,11 +197,6 @@ class _Finished:
         return hard
 
 
-def _shape_of(space: Space, result: str) -> tuple[int, ...]:
-    """Returns the shape of the result of one point."""
-    return (1,) if space.shape == "unary" else (1, halves(space, result))
-
-
 class _Judging:
     """Holds the tallies of one result. Their maxima are judged exactly where that can change a figure."""
 
@@ -220,24 +216,15 @@ class _Judging:
 
     def _settled(self, tally: Tally) -> Tally:
         """Returns the tally with an exact maximum, whose upper end covers every element that was not judged."""
-        highest, by = 0.0, "plain" if tally.scaled is None else "scaled"
+        highest = 0.0
         for leader in tally.leaders:
             if value_of(leader.upper) < highest:
                 break
-            highest = max(highest, abs(self.judge(leader).ulp if by == "plain" else self._less_noise(leader)))
+            highest = max(highest, abs(self.judge(leader).ulp))
         upper = max(highest, value_of(tally.rest))
-        return msgspec.structs.replace(tally, **{by: Maximum(number(highest), number(upper))})
-
-    def _less_noise(self, leader: Leader) -> float:
-        """Returns the error of an element in ULP, less the noise beside it."""
-        op, name, fmt = self.kernel.op, self.name, format_of(self.kernel, self.space, self.name)
-        problem, (index,) = problem_at(self.kernel, self.space, name, [leader.place])
-        got = from_bits(torch.tensor([leader.bits]), fmt).reshape(_shape_of(self.space, name))
-        floor, truth = self.kernel.noise_floor(self.space.dtype, name), evaluate(op, problem, {name: fmt})[name]
-        truth = with_noise_beside(op, problem, name, got, truth, fmt, floor)
-        judged = self.judge(leader)
-        found = truth.figure(judged, index, fmt, op.gate_of(name), floor)
-        return judged.ulp if found is None else found
+        whole = Maximum(number(highest), number(upper))
+        # less noise, an error decides by its interval: no exact arithmetic knows the noise
+        return tally if tally.scaled is not None else msgspec.structs.replace(tally, plain=whole)
 
     def worst(self, keep: int) -> list[Leader]:
         """Returns the `keep` worst elements of finite inputs within the promised magnitude, in exact order."""
