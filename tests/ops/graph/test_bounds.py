@@ -7,11 +7,13 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import pytest
 import torch
 from mpmath import mp, mpf
 from torch import Tensor
 from torch.nn import functional
 
+import verify
 from tests.oracle.choices import evaluate
 from tests.oracle.numbers import Oracled
 from verify.ops.graph.like import Definition
@@ -81,6 +83,7 @@ def references(
     return found, holds
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_every_exact_value_lies_inside_its_bound() -> None:
     draw, elements, bounded, outside = random.Random(4), 0, 0, list[str]()
     while elements < 12_000:
@@ -115,3 +118,27 @@ def test_a_saturated_softmax_of_computed_scores_keeps_a_narrow_bound() -> None:
     found = op.fast(Problem({"q": q, "k": k, "v": v}, {}, {}, ("y",)))["y"]
     assert found.bound is not None and found.noise is not None
     assert bool((found.bound <= found.noise / 100).all()), "the largest score less itself is exactly 0"
+
+
+BESIDE = {  # a decision on a number whose last operand float64 loses: x of a third row, and its exact result
+    "floor of a product": (lambda x: functional.linear(x, torch.ones(1, 2), torch.ones(1)).floor(), -1e-20, 0.0),
+    "round of a sum": (lambda x: ((x * 1.5).sum(-1, keepdim=True) + 0.5).round(), 1e-20, 1.0),
+    "a comparison": (lambda x: ((x.sum(-1, keepdim=True) + 1) >= 1).float(), -1e-20, 0.0),
+    "floor of a function": (lambda x: x[:, :1].exp().floor(), -1e-20, 0.0),
+    "floor of a root": (lambda x: (1 + x[:, :1]).sqrt().floor(), -1e-20, 0.0),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_the_exact_result_is_right_where_float64_loses_what_decides(name: str) -> None:
+    function, tiny, exact = BESIDE[name]
+    x = torch.rand(16, 2, generator=torch.Generator().manual_seed(2)) + 0.1
+    x[3] = tiny
+    y = function(x)
+    right, wrong = y.clone(), y.clone()
+    right[3], wrong[5] = exact, 7.0
+    assert float(y[3]) != exact
+    verify.assert_close(right, like=function, inputs=(x,))
+    verify.assert_close(y, like=function, inputs=(x,))
+    with pytest.raises(AssertionError):
+        verify.assert_close(wrong, like=function, inputs=(x,))

@@ -207,6 +207,7 @@ add(
     lambda x: 1 / (1 + mp.exp(-x)),
     (0.0, 1.0),
     codomain=(0.0, 1.0),
+    exact=(0.0,),
 )
 add(
     "log_sigmoid",
@@ -225,6 +226,7 @@ add(
     lambda x: mp.erfc(-x / mp.sqrt(2)) / 2,
     (0.0, 1.0),
     codomain=(0.0, 1.0),
+    exact=(0.0,),
     ulps=square_below,
 )
 add(

@@ -12,7 +12,7 @@ order nor on partial sums. A step that only moves or selects numbers rounds noth
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
@@ -144,9 +144,9 @@ def is_held(value: Tensor) -> Tensor:
     return (value.to(torch.float32).to(torch.float64) == value) & torch.isfinite(value)
 
 
-def in_every_order(quantum: Tensor, squares: Tensor, count: Tensor, format: Rounding) -> Tensor:
-    """True where all sums of some of the terms have few enough digits for the format."""
-    return (squares * count).sqrt() * format.unit <= quantum
+def in_every_order(quantum: Tensor, squares: Tensor, count: Tensor, unit: float) -> Tensor:
+    """True where a format with this largest relative error of a rounding has all digits of any sum of the terms."""
+    return (squares * count).sqrt() * unit <= quantum
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ class Terms:
         equal = self.equal / self.all
         together = (total.abs() * self.count * equal * (format.unit / 4)).nan_to_num(0.0, 0.0, 0.0)
         found = torch.where(equal > _MOSTLY, torch.maximum(found, together), found)
-        exact = in_every_order(torch.as_tensor(self.quantum), self.squares, self.count, format)
+        exact = in_every_order(torch.as_tensor(self.quantum), self.squares, self.count, format.unit)
         return None if bool(exact.all()) else found.masked_fill(exact, 0.0)
 
     def _of_products(self, found: Tensor, total: Tensor, format: Rounding) -> Tensor:
@@ -274,7 +274,7 @@ def _of_map(
 ) -> Tensor | float | None:
     """Returns the deviation of an elementwise step that rounds."""
     size = (1 - value).abs() if step.function == "exact" else value.abs()  # a kernel may compute b of 1 - b again
-    held, joins = is_held(value) & ~_is_saturated(step, given[0], value), step.function in _JOINS
+    held, joins = is_held(value) & _is_lossless(step, given[0], value), step.function in _JOINS
     if joins and (bool(held.any()) or any(id(each) in chains for each in step.inputs)):
         terms = [chains.get(id(each)) or Chain.of(x) for each, x in zip(step.inputs, given, strict=True)]
         size, held, made = _of_joined(step, value, terms, format)
@@ -290,15 +290,22 @@ def _of_map(
     return _one_rounding(value, size, value == 0 if lost is not None and not added else held, format)
 
 
-def _is_saturated(step: Map, x: Tensor, value: Tensor) -> Tensor:
-    """True where float64 has no number between a function and its limit at infinity, such as tanh(20) and 1."""
-    found = torch.zeros_like(value, dtype=torch.bool)
-    for end in FUNCTIONS[step.function].limits if step.function in FUNCTIONS else ():
-        if isinstance(end, float) and end:
-            found = found | ((value == end) & torch.isfinite(x))
-    return found
+def _is_lossless(step: Map, x: Tensor, value: Tensor) -> Tensor:
+    """True where float64 has all digits of a function. That exp(1e-20) is 1 in float64 does not make it exact."""
+    known = FUNCTIONS.get(step.function)
+    if known is None or known.steps:
+        return torch.ones_like(value, dtype=torch.bool)
+    if known.name in _ROOTS:
+        return _ROOTS[known.name](value * value, x)
+    if callable(known.exact):
+        return known.exact(x, value)
+    return torch.isin(x, torch.tensor(known.exact, dtype=x.dtype, device=x.device)) | torch.isinf(x) | (value == 0)
 
 
+_ROOTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "sqrt": lambda square, x: square == x,
+    "rsqrt": lambda square, x: square * x == 1,
+}
 _JOINS = ("add", "subtract", "multiply")
 
 
@@ -307,14 +314,18 @@ def _of_joined(
 ) -> tuple[Tensor, Tensor, Chain | None]:
     """Returns the size that a sum or product of two chains rounds, a mask of the exact numbers, and their chain.
 
-    Exact is what float32 holds in every order, or where there is one order only. Other sums are rounded as those of
-    `of_sum`. Where rounded numbers cancel, as in a - a, they are those of the step before, and a kernel rounds again.
+    Exact is what float32 holds in every order, or where there is one order only and float64 lost no digit: it rounds
+    1 + 1e-20 to a number that float32 holds. Other sums are rounded as those of `of_sum`. Where rounded numbers
+    cancel, as in a - a, they are those of the step before, and a kernel rounds again.
     """
     first, second = terms
     product = step.function == "multiply"
     made = first * second if product else first + second
     held, several = is_held(value), made.count > (1 if product else 2)
-    exact = held & (made.quantum > 0) & (~several | in_every_order(made.quantum, made.squares, made.count, format))
+    some, all_ = (
+        in_every_order(made.quantum, made.squares, made.count, u) for u in (unit_of(value.dtype), format.unit)
+    )
+    exact = held & (made.quantum > 0) & (~several & some | all_)
     exact = exact | (product & (made.count == 0))
     if product:  # a power of two changes no digit
         exact = (
