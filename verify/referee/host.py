@@ -30,24 +30,8 @@ from torch import Tensor
 
 from verify.errors import KernelError, Refused, UsageError
 from verify.records.files import write_atomically
-from verify.referee import chain
-from verify.referee.messages import (
-    KEY_BYTES,
-    PIECE,
-    Answer,
-    Asked,
-    Build,
-    Built,
-    Call,
-    Chained,
-    Form,
-    Tensors,
-    bytes_in,
-    bytes_of,
-    form_of,
-    send,
-    tensor_of,
-)
+from verify.referee import chain, messages
+from verify.referee.messages import Tensors
 from verify.referee.plan import GAVE_NONE, SAYS, Observed
 from verify.referee.rules import RULES
 from verify.referee.sandbox import NEVER_WRITTEN, Confined, Limits
@@ -100,7 +84,11 @@ class SolutionProcess:
             return self._confined
 
     def ask(
-        self, request: Asked, tensors: Sequence[Tensor], seconds: float, most: Callable[[int], int] = lambda size: 0
+        self,
+        request: messages.Asked,
+        tensors: Sequence[Tensor],
+        seconds: float,
+        most: Callable[[int], int] = lambda size: 0,
     ) -> tuple[bytes, list[bytearray]]:
         """Returns the answer: its message, and its tensors. Raises KernelError with the reason if there is none.
 
@@ -122,8 +110,8 @@ class SolutionProcess:
         """
         with self._answering():
             began = time.perf_counter()
-            self._connection.send_bytes(b"".join(key.to_bytes(KEY_BYTES) for key in keys))
-            last = self._frame(KEY_BYTES, time.monotonic() + seconds, seconds)
+            self._connection.send_bytes(b"".join(key.to_bytes(messages.KEY_BYTES) for key in keys))
+            last = self._frame(messages.KEY_BYTES, time.monotonic() + seconds, seconds)
             return time.perf_counter() - began, bytes(last), self._received(seconds, most)
 
     @contextmanager
@@ -142,16 +130,16 @@ class SolutionProcess:
         deadline = time.monotonic() + seconds
         head = bytes(self._frame(HEAD, deadline, seconds))
         forms = msgspec.json.decode(head, type=_Counted).tensors
-        size = sum(map(bytes_in, forms))
+        size = sum(map(messages.bytes_in, forms))
         if size > FREE_BYTES and size > (honest := most(size)):
             self.stop()
             raise KernelError(f"it answered with {size:,} bytes; an answer has {honest:,}")
         deadline = max(deadline, time.monotonic()) + size / SLOWEST
         found = []
         for form in forms:
-            data = bytearray(bytes_in(form))
-            for place in range(0, max(len(data), 1), PIECE):
-                part = min(PIECE, len(data) - place)
+            data = bytearray(messages.bytes_in(form))
+            for place in range(0, max(len(data), 1), messages.PIECE):
+                part = min(messages.PIECE, len(data) - place)
                 self._frame(part, deadline, seconds, memoryview(data)[place : place + part])
             found.append(data)
         return head, found
@@ -179,9 +167,9 @@ class SolutionProcess:
         read(memoryview(data) if into is None else into)
         return data
 
-    def _send(self, request: Asked, tensors: Sequence[Tensor]) -> None:
+    def _send(self, request: messages.Asked, tensors: Sequence[Tensor]) -> None:
         with suppress(OSError):  # the wait for the answer reports it
-            send(self._connection, request, tensors)
+            messages.send(self._connection, request, tensors)
 
     def _ended(self) -> str:
         """Returns how the process ended, which its supervisor reports."""
@@ -224,7 +212,7 @@ def _signal(pids: Iterable[int], kind: signal.Signals) -> None:
 class _Counted(msgspec.Struct):
     """The part of an answer that says how many tensors follow."""
 
-    tensors: tuple[Form, ...] = ()
+    tensors: tuple[messages.Form, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -250,12 +238,12 @@ class Host:
     """Holds a solution, the observations of its calls, and the file that passes these to the parent."""
 
     def __init__(
-        self, process: SolutionProcess, build: Build, notes: Path, seconds: float, build_seconds: float
+        self, process: SolutionProcess, build: messages.Build, notes: Path, seconds: float, build_seconds: float
     ) -> None:
         self._process, self._build, self._notes = process, build, notes
         self._seconds, self._build_seconds = seconds, build_seconds
         self.observed = Observed()
-        self.state: tuple[Form, ...] = ()
+        self.state: tuple[messages.Form, ...] = ()
         self.prepared: tuple[str, ...] = ()
         self._built = False
         self._random = random.Random(secrets.randbits(64))
@@ -279,9 +267,9 @@ class Host:
         try:
             answer, _ = self._process.ask(self._build, tensors, self._build_seconds)
             try:
-                built = msgspec.json.decode(answer, type=Built)
+                built = msgspec.json.decode(answer, type=messages.Built)
             except msgspec.ValidationError:
-                told = self._marked(msgspec.json.decode(answer, type=Answer))
+                told = self._marked(msgspec.json.decode(answer, type=messages.Answer))
                 raise KernelError(told.raised or UNFORGEABLE) from None
         except (KernelError, msgspec.DecodeError) as error:
             self.observed.failed = f"it could not be built: {error}"
@@ -313,9 +301,11 @@ class Host:
         seen = self.observed
         seen.calls += 1
         given = {**state, **arguments}
-        forms = tuple(form_of(name, value) for name, value in given.items())
+        forms = tuple(messages.form_of(name, value) for name, value in given.items())
         again, watched = self._random.random() < 0.5, seen.calls % 8 == 2
-        request = Call(secrets.randbits(50), forms, tuple(state), again, watched)  # a solution cannot guess the number
+        request = messages.Call(
+            secrets.randbits(50), forms, tuple(state), again, watched
+        )  # a solution cannot guess the number
         tensors = list(given.values())
         try:
             answer, results = self._answer(request, tensors)
@@ -337,7 +327,7 @@ class Host:
         self._save()
         return results
 
-    def _answer(self, request: Call, tensors: Sequence[Tensor]) -> tuple[Answer, list[Tensor]]:
+    def _answer(self, request: messages.Call, tensors: Sequence[Tensor]) -> tuple[messages.Answer, list[Tensor]]:
         seconds = self._seconds * (SLOW if self.observed.calls == 1 else 1)
         given = dict(zip((form.name for form in request.tensors), tensors, strict=True))
         state = {name: given.pop(name) for name in request.state}
@@ -356,17 +346,17 @@ class Host:
         # the reference refuses these numbers, or the problem is a declaration
         return max(UNKNOWN_BYTES, 16 * calls * sum(each.nbytes for each in arguments.values()))
 
-    def _read(self, number: int, head: bytes, parts: Sequence[bytearray]) -> tuple[Answer, list[Tensor]]:
+    def _read(self, number: int, head: bytes, parts: Sequence[bytearray]) -> tuple[messages.Answer, list[Tensor]]:
         try:
-            answer = self._marked(msgspec.json.decode(head, type=Answer))
+            answer = self._marked(msgspec.json.decode(head, type=messages.Answer))
             if answer.number != number:
                 raise ValueError("an answer to another call")
-            return answer, [tensor_of(form, part) for form, part in zip(answer.tensors, parts, strict=True)]
+            return answer, [messages.tensor_of(form, part) for form, part in zip(answer.tensors, parts, strict=True)]
         except (msgspec.DecodeError, ValueError, KeyError, RuntimeError):
             self._process.stop()
             raise KernelError(UNFORGEABLE) from None
 
-    def _marked(self, answer: Answer) -> Answer:
+    def _marked(self, answer: messages.Answer) -> messages.Answer:
         """Returns an answer whose texts are marked as the words of the solution's process, and are short."""
         texts = {"raised": answer.raised, "lazy": answer.lazy}
         marked = {name: f"{SAYS}{text[:MOST_WORDS]}" if text else "" for name, text in texts.items()}
@@ -381,17 +371,17 @@ class Host:
         self._demand()
         secret = secrets.randbits(63)
         sealed = {name: chain.sealed(value, secret) for name, value in stored.items()}
-        forms = tuple(form_of(name, value) for name, value in (*state.items(), *sealed.items()))
-        of_stored = tuple(form_of(name, value) for name, value in stored.items())
+        forms = tuple(messages.form_of(name, value) for name, value in (*state.items(), *sealed.items()))
+        of_stored = tuple(messages.form_of(name, value) for name, value in stored.items())
         kinds = {name: tuple(names) for name, names in varied.items()}
-        asked = Chained(secrets.randbits(50), forms, tuple(state), of_stored, kinds, count)
+        asked = messages.Chained(secrets.randbits(50), forms, tuple(state), of_stored, kinds, count)
         tensors = (*state.values(), *sealed.values())
         ready, _ = self._read(asked.number, *self._process.ask(asked, tensors, self._seconds))
         if ready.raised:
             raise KernelError(ready.raised)
         most = functools.partial(self._honest_bytes, stored, state, count)
-        seconds, last, messages = self._process.time_chain((secret, key), self._seconds, most)
-        answer, results = self._read(asked.number, *messages)
+        seconds, last, sent = self._process.time_chain((secret, key), self._seconds, most)
+        answer, results = self._read(asked.number, *sent)
         if answer.raised or answer.lazy or len(results) % count:
             raise KernelError(answer.raised or f"it returned {answer.lazy or 'other results in each call'}")
         each = len(results) // count
@@ -414,9 +404,9 @@ class Host:
             for each in results
             if each.numel()
         }
-        own_bytes = bytes_of(results[0]) if results else None
+        own_bytes = messages.bytes_of(results[0]) if results else None
         shown = {
-            "copies": next((name for name, value in arguments.items() if bytes_of(value) == own_bytes), ""),
+            "copies": next((name for name, value in arguments.items() if messages.bytes_of(value) == own_bytes), ""),
             "constant": repr(alike.pop()) if len(alike) == 1 and None not in alike else "",
             "narrow": next((kind for kind in ("bfloat16", "float16") if _fits(results, getattr(torch, kind))), ""),
         }
@@ -465,7 +455,7 @@ def _on_host(tensors: Tensors) -> Tensors:
 
 
 def _digest(tensors: Sequence[Tensor]) -> bytes:
-    return hashlib.sha256(b"".join(hashlib.sha256(bytes_of(each)).digest() for each in tensors)).digest()
+    return hashlib.sha256(b"".join(hashlib.sha256(messages.bytes_of(each)).digest() for each in tensors)).digest()
 
 
 def _tells(result: Tensor) -> bool:

@@ -21,18 +21,8 @@ from verify.declare.requests import declared_by
 from verify.diagnose.requests import ReplayElement
 from verify.errors import UsageError, VerifyError
 from verify.measure import session
-from verify.records.record import (
-    CLASSES,
-    ORDINARY,
-    ClassFigures,
-    Figures,
-    Gate,
-    KernelRun,
-    Origin,
-    Result,
-    Run,
-    value_of,
-)
+from verify.records import record
+from verify.records.record import Run
 from verify.records.recorded import judged
 from verify.referee import folders, formats, starter
 from verify.referee.plan import (
@@ -86,7 +76,7 @@ DECIDED = ("ok", "wrong")
 BROKEN = ("error", "crashed", "timeout")
 NEEDS_GPU = ". Triton runs on a GPU or, with --backend interpreter, without one"
 BUSY = 1.5  # processes for each core, beyond which a solution that is late may have waited for others
-COLUMNS = ("kernel", "result", "dtype", "unit", "limit", "status", *CLASSES, "pytorch", "elements")
+COLUMNS = ("kernel", "result", "dtype", "unit", "limit", "status", *record.CLASSES, "pytorch", "elements")
 DECLARATION = '''\
 """Written by verify judge."""
 
@@ -345,7 +335,7 @@ class _Judging:
             kernel.results[:] = [each for each in kernel.results if not self._is_excused(kernel, each)]
         return run
 
-    def _is_excused(self, kernel: KernelRun, result: Result) -> bool:
+    def _is_excused(self, kernel: record.KernelRun, result: record.Result) -> bool:
         """True if PyTorch is as wrong as the solution at the worst element of a hunt."""
         if result.status != "wrong" or not result.worst:
             return False
@@ -358,13 +348,13 @@ class _Judging:
         mine = worst.ulp if worst.scaled_ulp is None else worst.scaled_ulp
         return abs(float(mine)) <= AS_PYTORCH * theirs
 
-    def _wrong(self, runs: Sequence[Run], wrong: Sequence[Result]) -> WrongInput | None:
+    def _wrong(self, runs: Sequence[Run], wrong: Sequence[record.Result]) -> WrongInput | None:
         """Returns the worst input of the first wrong result, made smaller if possible; None if no result is wrong."""
         kernels = [kernel for run in runs for kernel in run.kernels]
         results = ((kernel, result) for kernel in kernels for result in kernel.results if result in wrong)
         for kernel, result in results:
             for worst in result.worst[:1]:
-                origin: Origin = worst.origin
+                origin: record.Origin = worst.origin
                 with suppress(VerifyError):
                     asked = ReplayElement(kernel.target, origin.case, origin.result, origin.index, shrink=True)
                     small = self.workers.ask(asked, timeout=SMALLER_SECONDS).replay
@@ -395,28 +385,28 @@ def tricks_in(seen: Observed, *, wrong: bool) -> Iterator[Trick]:
 AS_PYTORCH = 4.0
 
 
-def largest(figures: Figures | None, gate: Gate) -> float:
+def largest(figures: record.Figures | None, gate: record.Gate) -> float:
     """Returns the largest error that is judged; 0 if there is none."""
     return 0.0 if figures is None else rank(judged(figures, gate).upper)
 
 
-def excused(result: Result) -> bool:
+def excused(result: record.Result) -> bool:
     """True if a result is wrong only where PyTorch, running the reference, is nearly as wrong.
 
     Otherwise the reference itself would be rejected: PyTorch's gelu loses its tail. Each error is compared with
     PyTorch's near the same element, and an average with PyTorch's average.
     """
 
-    def as_pytorch(each: ClassFigures) -> bool:
+    def as_pytorch(each: record.ClassFigures) -> bool:
         if largest(each.figures, result.gate) <= result.limit and each.baseline is not None:  # it is the average
             return (each.figures.rms or math.inf) <= AS_PYTORCH * (each.baseline.rms or 0.0)
-        return result.excess is not None and 0 < value_of(result.excess) <= AS_PYTORCH
+        return result.excess is not None and 0 < record.value_of(result.excess) <= AS_PYTORCH
 
     wrong = [each for each in result.classes if each.reason]
     return bool(wrong) and all(map(as_pytorch, wrong))
 
 
-def mostly_known(result: Result) -> bool:
+def mostly_known(result: record.Result) -> bool:
     """True if a result is open only at few elements of demanding inputs, of which float64 says nothing.
 
     Which elements these are follows from the reference and the inputs.
@@ -425,7 +415,7 @@ def mostly_known(result: Result) -> bool:
     return (
         result.status == "undecided"
         and all(
-            each.name != ORDINARY
+            each.name != record.ORDINARY
             and 0 < each.figures.open <= MOST_OPEN * each.figures.n
             and each.limit is not None
             and largest(each.figures, result.gate) <= each.limit
@@ -435,9 +425,11 @@ def mostly_known(result: Result) -> bool:
     )
 
 
-def endless(result: Result) -> bool:
+def endless(result: record.Result) -> bool:
     """True if PyTorch's error on ordinary inputs is infinite, so that any answer would be excused there."""
-    ordinary = [each.baseline for each in result.classes if each.name == ORDINARY and each.reason and each.baseline]
+    ordinary = [
+        each.baseline for each in result.classes if each.name == record.ORDINARY and each.reason and each.baseline
+    ]
     return any(math.isinf(largest(each, result.gate)) for each in ordinary)
 
 
@@ -501,7 +493,7 @@ class _Found:
         reasons = [each.reason for each in open_.results if each.status not in DECIDED] if open_ else []
         return "undecided", "; ".join([*reasons, *gaps, *([open_.message] if open_ and open_.message else [])][:3])
 
-    def _is_known(self, kernel: KernelRun) -> bool:
+    def _is_known(self, kernel: record.KernelRun) -> bool:
         """True if all results of a kernel are decided, but for few elements."""
         return bool(kernel.results) and all(each.status in DECIDED or each in self.open for each in kernel.results)
 
