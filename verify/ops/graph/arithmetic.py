@@ -34,7 +34,6 @@ _ALL = (-math.inf, math.inf)  # a domain
 _BELOW = 64  # a sum omits exponentials that are this many bits below its last bit
 _APART = 2_000  # largest distance of exponents, in bits, at which numbers are added up as integers
 Number = Any
-Answer = bool | None  # None: not decided at this precision, or two answers are right
 
 
 class Arithmetic:
@@ -89,7 +88,7 @@ class Arithmetic:
     def apply(self, function: Function, x: Number) -> Number:
         """Returns f(x): a limit at an infinity, NaN outside the domain, possibly a `Pole` at its end."""
         if isinstance(x, float):
-            limit = function.limits[int(x > 0)] if x == x else function.at_nan
+            limit = function.limits[int(x > 0)] if x == x else math.nan
             return limit(self) if callable(limit) else self.number(limit)
         for end, outside in zip(function.domain, (-1, 1), strict=True) if function.domain != _ALL else ():
             if math.isfinite(end):
@@ -102,11 +101,6 @@ class Arithmetic:
                 if side is None:
                     return self.unknown()
         return self.evaluated(function, x)
-
-    def less(self, a: Number, b: Number) -> Answer:
-        """Returns a < b; None if it is not decided."""
-        order = self.order(a, b)
-        return None if order is None else order == -1
 
     def order(self, a: Number, b: Number) -> int | None:
         """Returns -1, 0 or 1 as a < b, a = b or a > b; 2 if one is NaN; None if it is not decided."""
@@ -206,6 +200,10 @@ class Arithmetic:
         """Returns f(x) for an x inside the domain."""
         raise NotImplementedError
 
+    def whole(self, a: Number, down: str) -> Number:
+        """Returns a finite number rounded to an integer by `down` ("floor" or "trunc")."""
+        raise NotImplementedError
+
     def union(self, a: Number, b: Number) -> Number:
         """Returns a ball that encloses both numbers. mpmath has no enclosures and returns the first."""
         raise NotImplementedError
@@ -244,7 +242,7 @@ def divided(
         return math.nan if remains else arithmetic.divide(a, b, side)
     digits = arithmetic.digits(a), arithmetic.digits(b)
     if digits[0] is None or digits[1] is None or abs(digits[0][1] - digits[1][1]) > _APART:
-        quotient = arithmetic.apply(FUNCTIONS[down], a / b)
+        quotient = arithmetic.whole(a / b, down)
         return a - quotient * b if remains else quotient
     unit = min(digits[0][1], digits[1][1])
     first, second = (mantissa << exponent - unit for mantissa, exponent in digits)  # type: ignore[misc]
@@ -316,6 +314,10 @@ class Balls(Arithmetic):
 
     def evaluated(self, function: Function, x: Number) -> Number:
         return function.arb(x)
+
+    def whole(self, a: Number, down: str) -> Number:
+        low, high = a.floor(), a.ceil()
+        return low if down == "floor" or a >= 0 else high if a <= 0 else low.union(high)
 
     def union(self, a: Number, b: Number) -> Number:
         if isinstance(a, float) or isinstance(b, float):
@@ -390,6 +392,9 @@ class Decimals(Arithmetic):
             return function.mp(x)
         except OverflowError as error:  # e to a number of thousands of bits, which no machine holds
             raise BeyondEffort(f"mpmath has no {function.name} of a number beyond 2^{mp.mag(x):,}") from error
+
+    def whole(self, a: Number, down: str) -> Number:
+        return mp.floor(a) if down == "floor" or a >= 0 else mp.ceil(a)
 
     def union(self, a: Number, b: Number) -> Number:
         return a

@@ -19,6 +19,7 @@ from torch import Tensor
 from verify.errors import UsageError
 from verify.ops.graph import spans
 from verify.ops.graph.arithmetic import Arithmetic, Number, Pole, divided, has_special
+from verify.ops.graph.functions import STEPPED
 from verify.ops.graph.spans import Span, point
 from verify.ops.graph.special import FUNCTIONS
 from verify.ops.graph.steps import Move, Places, Run, Step, broadcast
@@ -37,7 +38,7 @@ LOGIC = ("and", "or", "xor", *_BITS)  # functions of two booleans, or of two int
 class Map(Step):
     """A function of each element."""
 
-    function: str = ""  # a name of `ELEMENTWISE` or of `FUNCTIONS`
+    function: str = ""  # a name of `ELEMENTWISE`, `FUNCTIONS` or `STEPPED`
     centred: bool = False  # True: the second operand is a mean of the first, as where a normalisation begins
     within: tuple[int, int] = (-(2**63), 2**63 - 1)  # least and greatest number of the integer dtype of the result
 
@@ -80,6 +81,8 @@ class Map(Step):
         """Returns the result in float64. Takes a decision anew."""
         if self.function in FUNCTIONS:
             return FUNCTIONS[self.function].torch(given[0])
+        if self.stepped:
+            return STEPPED[self.function](given[0])
         if self.function == "wrap":
             least, most = self.within
             holds = (given[0] >= least) & (given[0] <= most)
@@ -109,7 +112,7 @@ class Map(Step):
     @property
     def stepped(self) -> bool:
         """True if the function is constant between jumps, as `floor` is."""
-        return self.function in FUNCTIONS and FUNCTIONS[self.function].steps
+        return self.function in STEPPED
 
     @property
     def reads(self) -> tuple[Step | None, ...]:
@@ -124,7 +127,7 @@ class Map(Step):
     @property
     def rounds(self) -> bool:
         """True if a kernel rounds the result."""
-        return not self.stepped if self.function in FUNCTIONS else ELEMENTWISE[self.function].rounds
+        return not self.stepped and (self.function in FUNCTIONS or ELEMENTWISE[self.function].rounds)
 
     def sources(self, run: Run, wanted: Places) -> list[Places]:
         return [broadcast(wanted, self.shape, each.shape) for each in self.inputs]

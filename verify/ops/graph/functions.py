@@ -45,8 +45,6 @@ class Function:
     exact: tuple[float, ...] | Callable[[Tensor, Tensor], Tensor] = ()
     spread: float | Callable[[Tensor], Tensor] = 0.0  # absolute error in addition to `ulps`, in 2^-52
     slope: Callable[[Tensor, Tensor], Tensor] | None = None
-    at_nan: float = math.nan  # value at NaN
-    steps: bool = False  # True: constant between jumps, so nothing is rounded, and a number near a jump decides
 
 
 FUNCTIONS: dict[str, Function] = {}
@@ -241,35 +239,8 @@ add(
 )
 add("sin", torch.sin, arb.sin, mp.sin, (math.nan, math.nan), shape="waves", codomain=(-1.0, 1.0), exact=(0.0,))
 add("cos", torch.cos, arb.cos, mp.cos, (math.nan, math.nan), shape="waves", codomain=(-1.0, 1.0), exact=(0.0,))
-add("floor", torch.floor, arb.floor, mp.floor, _INFINITE, ulps=0.0, steps=True)
-add("ceil", torch.ceil, arb.ceil, mp.ceil, _INFINITE, ulps=0.0, steps=True)
-add(
-    "trunc",
-    torch.trunc,
-    lambda x: x.floor() if x >= 0 else x.ceil() if x <= 0 else x.floor().union(x.ceil()),
-    lambda x: mp.floor(x) if x >= 0 else mp.ceil(x),
-    _INFINITE,
-    ulps=0.0,
-    steps=True,
-)
 
-
-def _arb_round(x: Any) -> Any:
-    """Rounds a ball to the nearest integer, halves to even. Returns a ball of both integers if its ends differ."""
-    low, high = (_exact_round(end) for end in (x.lower(), x.upper()))
-    return low.union(high) if low != high else low
-
-
-def _exact_round(x: Any) -> Any:
-    """Rounds an exact ball to the nearest integer, halves to even."""
-    lower = x.floor()
-    if not lower.is_exact():
-        return lower
-    rest = x - lower
-    if rest == arb(0.5):
-        return lower if int((lower / 2).floor() * 2 - lower == 0) else lower + 1
-    return lower + 1 if rest > arb(0.5) else lower
-
-
-add("round", torch.round, _arb_round, mp.nint, _INFINITE, ulps=0.0, steps=True)
-add("sign", torch.sign, arb.sgn, mp.sign, (-1.0, 1.0), ulps=0.0, at_nan=0.0, steps=True)
+# Constant between jumps. Such a function decides, and every evaluation but the first reads its decision.
+STEPPED: dict[str, Callable[[Tensor], Tensor]] = {
+    name: getattr(torch, name) for name in ("floor", "ceil", "trunc", "round", "sign")
+}

@@ -16,11 +16,10 @@ from typing import Any
 
 import flint
 import torch
-from mpmath import mp
 from torch import Tensor
 
 from verify.errors import UsageError
-from verify.ops.graph.functions import add
+from verify.ops.graph.functions import STEPPED
 from verify.ops.graph.inference import new_tensor
 
 
@@ -88,30 +87,7 @@ def nearest_ball(x: Any, grid: Grid) -> Any:
     return beyond if math.isinf(beyond) else flint.arb(beyond)
 
 
-def _arb(grid: Grid, x: Any) -> Any:
-    """Returns an enclosure of the rounded numbers of a ball: one number if both ends round to it."""
-    if not x.is_finite():
-        return flint.arb.nan()
-    low, high = (nearest_ball(end, grid) for end in (x.lower(), x.upper()))
-    if isinstance(low, float) or isinstance(high, float):
-        return low if isinstance(low, float) and low == high else flint.arb.nan()
-    return low if low == high else low.union(high)
-
-
-def _mp(grid: Grid, x: Any) -> Any:
-    """Rounds a number of mpmath to the nearest number of a grid."""
-    sign, mantissa, exponent, _ = mp.mpf(x)._mpf_
-    found = mp.ldexp(*nearest(-int(mantissa) if sign else int(mantissa), int(exponent), grid))
-    return found if abs(found) <= grid.largest else mp.mpf(grid.beyond(-1.0 if sign else 1.0))
-
-
-for _name, _grid in GRIDS.items():
-    _ends = (_grid.beyond(-1.0), _grid.beyond(1.0))
-    add(
-        f"to {_name}", partial(rounded, format=_name), partial(_arb, _grid), partial(_mp, _grid), _ends, ulps=0.0,
-        steps=True,
-    )  # fmt: skip
-
+STEPPED.update({f"to {name}": partial(rounded, format=name) for name in GRIDS})
 
 # -- in a program -----------------------------------------------------------------------------------------
 

@@ -293,7 +293,7 @@ def _of_map(
 def _is_lossless(step: Map, x: Tensor, value: Tensor) -> Tensor:
     """True where float64 has all digits of a function. That exp(1e-20) is 1 in float64 does not make it exact."""
     known = FUNCTIONS.get(step.function)
-    if known is None or known.steps:
+    if known is None:
         return torch.ones_like(value, dtype=torch.bool)
     if known.name in _ROOTS:
         return _ROOTS[known.name](value * value, x)

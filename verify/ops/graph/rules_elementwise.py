@@ -9,6 +9,7 @@ import torch
 
 from verify.errors import UsageError
 from verify.ops.graph.elementwise import Map
+from verify.ops.graph.functions import STEPPED
 from verify.ops.graph.reducing import Reduce
 from verify.ops.graph.rewrite import (
     RULES,
@@ -24,7 +25,7 @@ from verify.ops.graph.rounded import GRIDS
 from verify.ops.graph.special import FUNCTIONS, polygamma
 from verify.ops.graph.steps import Leaf, Plain, Step
 
-_NAMES = [name for name in FUNCTIONS if " " not in name]
+_NAMES = [name for name in (*FUNCTIONS, *STEPPED) if " " not in name]
 _SAME_NAME = {
     "special_modified_bessel_i0": "i0",
     "special_modified_bessel_i1": "i1",

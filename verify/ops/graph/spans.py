@@ -261,11 +261,8 @@ def apply(function: Function, a: Span) -> Span:
         lo, hi = (far, near) if function.shape == "even down" else (near, far)
     elif function.shape == "down":
         lo, hi = hi, lo
-    undefined, nan = torch.isnan(a.lo), math.isnan(function.at_nan)
     lo, hi = (_end(function, end, side) for end, side in ((lo, -1), (hi, 1)))
-    if not nan:
-        lo, hi = (torch.where(undefined, function.at_nan, end) for end in (lo, hi))
-    return _within(function, a, lo, hi, undefined if nan else undefined & False, a.is_infinite())
+    return _within(function, a, lo, hi, torch.isnan(a.lo), a.is_infinite())
 
 
 def _within(function: Function, a: Span, lo: Tensor, hi: Tensor, undefined: Tensor, pinned: Tensor) -> Span:
@@ -283,8 +280,6 @@ def _within(function: Function, a: Span, lo: Tensor, hi: Tensor, undefined: Tens
 def _end(function: Function, x: Tensor, side: int) -> Tensor:
     """Returns f at one end of an interval, moved outwards by the error of the library."""
     value = function.torch(x)
-    if function.steps:
-        return value
     moved = value + side * _error(function, x, value)
     moved = torch.where(torch.isinf(value), value, moved)
     if callable(function.exact):
