@@ -357,3 +357,17 @@ def test_copies_of_a_number_may_come_in_any_order(
     x = T([[0.1, 0.7, 0.2, 0.9], [0.8, 0.6, 0.3, 0.7]])
     assert passes(like, x, like(x)) and passes(like, x, T(places) * 0.5)
     assert not passes(like, x, T(wrong) * 0.5)
+
+
+def test_each_column_may_choose_for_itself() -> None:
+    """Sorted columns of equal numbers, each in an order of its own, which no choice for all of them together finds."""
+
+    def columns(x: Tensor) -> Tensor:
+        return x.gather(0, x.argsort(0)) * 2
+
+    x, dy = torch.ones(6, 7), draw(6, 7, seed=1)
+    order = draw(6, 7, seed=2).argsort(0)
+    right = torch.zeros_like(x).scatter(0, order, dy * 2)
+    assert passes(columns, x, columns(x), right, dy)
+    right[:, 3] = right[:, 3].mean()
+    assert not passes(columns, x, columns(x), right, dy)

@@ -19,7 +19,7 @@ decisions lead to, so a poor search may reject a right kernel, but never accepts
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
@@ -29,6 +29,7 @@ from torch import Tensor
 
 from verify.ops.graph.elementwise import COMPARISONS, QUOTIENTS, REMAINS, Map
 from verify.ops.graph.noise import origins
+from verify.ops.graph.parts import Parts, dims_along
 from verify.ops.graph.program import Program
 from verify.ops.graph.selecting import First, Order
 from verify.ops.graph.steps import Leaf, Move, Run, Step, moved_from
@@ -142,6 +143,31 @@ class Choices:
         self.program.decide(run, self.wanted)
         return run.decisions
 
+    @cached_property
+    def shapes(self) -> dict[Hashable, Sequence[int]]:
+        """Maps results, id(step) of decisions and sources, and -id(order) of the numbers ordered, to their shapes."""
+        found: dict[Hashable, Sequence[int]] = {name: value.shape for name, value in self.base.items()}
+        found |= {id(step): step.shape for step in self.sources}
+        found |= {id(step): self.run.decisions[id(step)].shape for step in self.deciding}
+        return found | {-id(step): step.inputs[0].shape for step in self.deciding if isinstance(step, Order)}
+
+    def parts_along(self, axis: int) -> Parts | None:
+        """Returns one part for each index into a dimension of the operands; None if decisions depend on several."""
+        needed = {id(each) for step in self.deciding for each in step.inputs} | set(map(id, self.sources))
+        dims = dims_along(self.program, self.run, self.wanted, needed, axis)
+        if dims is None:
+            return None
+        for step in self.deciding:
+            if isinstance(step, Order):
+                if (dim := dims.get(id(step.inputs[0]))) in (None, len(step.inputs[0].shape) - 1):
+                    return None
+                dims |= {id(step): dim, -id(step): dim}
+            elif alike := [dims[id(each)] for each in step.inputs if id(each) in dims and each.shape == step.shape]:
+                dims[id(step)] = alike[0]
+            else:
+                return None
+        return Parts.along(self.shapes, {key: dim for key, dim in dims.items() if key in self.shapes})
+
     # -- which decisions are free ---------------------------------------------------------------------------
 
     def _near(self, step: Step) -> Tensor | float:
@@ -190,15 +216,12 @@ class Choices:
             return torch.div(x, by, rounding_mode=down)
         return step.evaluated([x])
 
-    def taken(self, proposal: Proposal, lead: int = 0) -> Iterator[Taken]:
-        """Yields the decisions of a proposal, then those closer to the real numbers if not all of the first are free.
-
-        A direction is the same for all numbers of a part, one index into `lead` dimensions.
-        """
+    def taken(self, proposal: Proposal, parts: Parts) -> Iterator[Taken]:
+        """Yields the decisions of a proposal, then those nearer to the real numbers if not all of those are free."""
         found = self._taken(proposal)
         yield found
         if any(bool(mask.any()) for mask in found.changed.values()):
-            yield self._taken(self.repeated(Proposal(proposal.decisions, self._nearer(found, lead))))
+            yield self._taken(self.repeated(Proposal(proposal.decisions, self._nearer(found, parts))))
 
     def _taken(self, proposal: Proposal) -> Taken:
         """Takes the proposed decisions one after the other, each where it is free at the numbers that it decides."""
@@ -230,22 +253,22 @@ class Choices:
             return ~(rounded if isinstance(step, First) else rounded[..., None])
         return torch.tensor(isinstance(step, Map) and step.function == "integer", device=self.run.device)
 
-    def _nearer(self, taken: Taken, lead: int) -> dict[int, Tensor]:
+    def _nearer(self, taken: Taken, parts: Parts) -> dict[int, Tensor]:
         """Returns numbers moved in the same direction, by no more than a kernel's may be from the real ones."""
-        grid, shares = self.deciding[0].shape[:lead], list[Tensor]()
+        least = torch.full((parts.count,), 0.5, dtype=torch.float64, device=self.run.device)
         for step in self.sources:
             near = torch.as_tensor(self._near(step), dtype=torch.float64, device=self.run.device)
             moved = (taken.numbers[id(step)] - taken.real[id(step)]).abs()
             share = torch.where(near > 0, near / moved, math.inf).nan_to_num(math.inf, math.inf)
-            share = share.reshape(*grid, -1) if moved.shape[:lead] == grid else share.reshape(-1).expand(*grid, -1)
-            shares.append(share.amin(-1) if share.shape[-1] else torch.full(grid, math.inf, device=near.device))
-        least = torch.stack(shares).amin(0).clamp(max=0.5)
+            if share.numel():
+                share = parts.of(id(step), share).amin(-1)
+                least = torch.minimum(least, share if share.numel() == parts.count else share.amin())
 
-        def between(real: Tensor, moved: Tensor) -> Tensor:
-            share = beside(least, real) if real.shape[:lead] == grid else least.amin()
+        def between(key: int, real: Tensor, moved: Tensor) -> Tensor:
+            share = parts.spread(key, least, real) if parts.holds(key) else least.amin()
             return torch.where(moved == real, real, real + share * (moved - real))
 
-        return {key: between(real, taken.numbers[key]) for key, real in taken.real.items()}
+        return {key: between(key, real, taken.numbers[key]) for key, real in taken.real.items()}
 
     def _admitted(self, step: Step, given: Sequence[Tensor], own: Tensor, proposed: Tensor) -> Tensor:
         """Returns the proposed decisions where they are free and right, and PyTorch's (own) elsewhere."""
@@ -464,11 +487,6 @@ def _moved(step: Step, source: Step) -> Tensor:
         return torch.arange(math.prod(source.shape)).reshape(source.shape)
     assert isinstance(step, Move)
     return step.move([_moved(step.inputs[0], source)], [], 0)
-
-
-def beside(mask: Tensor, whole: Tensor) -> Tensor:
-    """Returns a tensor of the leading dimensions of another, broadcast to the others."""
-    return mask.reshape((*mask.shape, *[1] * (whole.ndim - mask.ndim)))
 
 
 def ramp(values: Tensor) -> Tensor:

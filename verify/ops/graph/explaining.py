@@ -9,14 +9,15 @@ closer. What a proposal may decide is told by `verify.ops.graph.choices`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from itertools import islice, zip_longest
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from verify.ops.graph.choices import Choices, Decisions, Proposal, Taken, beside, ramp
+from verify.ops.graph.choices import Choices, Decisions, Proposal, Taken, ramp
+from verify.ops.graph.parts import Parts
 from verify.ops.graph.selecting import Order
 from verify.ops.graph.steps import moved_from
 
@@ -26,6 +27,7 @@ _ROWS = 1024  # unexplained parts
 _ROUNDS = 4  # one exchange may need another before it
 _TRIED = 384  # most exchanges from one start, and fewer
 _WORK = 2**22  # where all of them together would move more numbers
+_EFFORT = 2**13  # or evaluate more steps
 
 
 def explaining(choices: Choices, got: Mapping[str, Tensor]) -> Decisions:
@@ -40,8 +42,8 @@ def explaining(choices: Choices, got: Mapping[str, Tensor]) -> Decisions:
 class _Search:
     """Searches for the decisions that explain one kernel's results.
 
-    Parts that do not depend on each other are explained one by one. A part is one index into the leading dimensions
-    that results and decisions share, if a mixture of two choices gives the mixture of their results.
+    Parts that do not depend on each other are explained one by one, if a mixture of two choices gives the mixture of
+    their results.
     """
 
     def __init__(self, choices: Choices, got: Mapping[str, Tensor]) -> None:
@@ -55,66 +57,63 @@ class _Search:
         What is found part by part is a choice only if the program decides so where all parts are moved together.
         Otherwise all numbers are one part.
         """
-        choices, lead = self.choices, self._independent()
-        for count in dict.fromkeys((lead, 0)):
-            self._follow_directions(count)
+        choices, divided = self.choices, self._divided()
+        for parts in (divided, Parts()) if divided.count > 1 else (divided,):
+            self._follow_directions(parts)
             for sign in (0.0, 1.0):
                 if not self.is_explained(choices.values(self.found.decisions)):
-                    self._exchange(count, sign)
-            if count and not _is_same(choices.repeated(self.found).decisions, self.found.decisions):
+                    self._exchange(parts, sign)
+            if parts.count > 1 and not _is_same(choices.repeated(self.found).decisions, self.found.decisions):
                 self.found = self.own
-            elif self.is_explained(choices.values(self.found.decisions)) or self._is_divided(count):
+            elif self.is_explained(choices.values(self.found.decisions)) or all(map(parts.holds, self.got)):
                 break
         return choices.complete(self.found.decisions)
 
-    def _is_divided(self, lead: int) -> bool:
-        """True if each element of the results belongs to one part."""
-        return all(tuple(value.shape[:lead]) == self._grid(lead) for value in self.got.values())
-
-    def _follow_directions(self, lead: int) -> None:
+    def _follow_directions(self, parts: Parts) -> None:
         """Sets `found` to the best of the directions in each part."""
-        cost = self._cost(self.choices.values(self.found.decisions), lead)
+        cost = self._cost(self.choices.values(self.found.decisions), parts)
         for proposal in self.choices.directions(self.got):
             if not bool((cost > 0.0).any()):
                 break
-            cost, self.found = self._better(proposal, lead, cost, self.found)
+            cost, self.found = self._better(proposal, parts, cost, self.found)
 
-    def _better(self, proposal: Proposal, lead: int, cost: Tensor, than: Proposal) -> tuple[Tensor, Proposal]:
+    def _better(self, proposal: Proposal, parts: Parts, cost: Tensor, than: Proposal) -> tuple[Tensor, Proposal]:
         """Returns the costs of the parts under the better of two proposals, and both mixed."""
-        for taken in self.choices.taken(proposal, lead):
-            found = self._cost(taken.values, lead)
+        for taken in self.choices.taken(proposal, parts):
+            found = self._cost(taken.values, parts)
             better = found < cost
             if bool(better.any()):
-                better = better & ~self._barred(taken, lead)
-                cost, than = torch.where(better, found, cost), _mixed(better, taken, than)
+                better = better & ~self._barred(taken, parts)
+                cost, than = torch.where(better, found, cost), _mixed(parts, better, taken, than)
             if not bool((cost > 0.0).any()):
                 break
         return cost, than
 
-    def _exchange(self, lead: int, sign: float) -> None:
+    def _exchange(self, parts: Parts, sign: float) -> None:
         """Moves single numbers above or below those beside them, and exchanges pairs, as long as that helps.
 
         Of ten equal numbers a kernel may pick any, in any order, and no direction at random finds it. An exchange puts
         at least one of them into its place. It is tried in all parts at once. `sign` tells which equal number wins at
         first: with 0 PyTorch's, with 1 the first.
         """
-        choices, grid = self.choices, self._grid(lead)
-        sources = set(map(id, choices.sources))
+        choices, sources = self.choices, set(map(id, self.choices.sources))
         copies = [step for step in choices.orders if id(moved_from(step.inputs[0])[-1]) not in sources]
-        every = {id(step): choices.size(step) for step in (*choices.sources, *copies)}
-        sizes = {key: size for key, size in every.items() if size.shape[:lead] == grid and size.numel()}
-        at = {key: (sign * ramp(size)).reshape(math.prod(grid), -1) for key, size in sizes.items()}
+        every = {id(step): choices.size(step) for step in choices.sources}
+        every |= {-id(step): choices.size(step) for step in copies}
+        sizes = {key: size for key, size in every.items() if size.numel() and parts.holds(key)}
+        at = {key: parts.of(key, sign * ramp(size)) for key, size in sizes.items()}
 
         def judged(at: Mapping[int, Tensor]) -> tuple[Tensor, Proposal]:
-            moved = {key: size * at[key].reshape(size.shape) for key, size in sizes.items()}
-            return self._better(choices.proposed(moved), lead, torch.full_like(best, math.inf), self.own)
+            moved = {abs(key): size * parts.spread(key, at[key], size) for key, size in sizes.items()}
+            return self._better(choices.proposed(moved), parts, torch.full_like(best, math.inf), self.own)
 
-        best = self._cost(choices.values(self.found.decisions), lead)
+        best = self._cost(choices.values(self.found.decisions), parts)
         if not bool((best > 0.0).any()):  # what is not explained depends on many parts
             return
         cost, turned = judged(at)
         most = min(_TRIED, _WORK // max(map(torch.numel, at.values()), default=1))
-        moves = list(islice(self._moves(sizes, best > 0.0), most))
+        most = min(most, _EFFORT // len(choices.program.steps))
+        moves = list(islice(self._moves(sizes, best > 0.0, parts), most))
         for key, one, other, way in islice(moves * _ROUNDS, most):
             if not bool((cost > 0.0).any()):
                 break
@@ -123,21 +122,21 @@ class _Search:
             found, new = judged({**at, key: line})
             better = found < cost
             at[key] = torch.where(better.reshape(-1, 1), line, at[key])
-            cost, turned = torch.minimum(cost, found), _mixed(better, new, turned)
-        self.found = _mixed(cost < best, turned, self.found)
+            cost, turned = torch.minimum(cost, found), _mixed(parts, better, new, turned)
+        self.found = _mixed(parts, cost < best, turned, self.found)
 
-    def _moves(self, sizes: Mapping[int, Tensor], open: Tensor) -> Iterator[tuple[int, int, int, float]]:
-        """Yields id(step), two places in a part, and where a single number goes. The likeliest come first.
+    def _moves(self, sizes: Mapping[int, Tensor], open: Tensor, parts: Parts) -> Iterator[tuple[int, int, int, float]]:
+        """Yields a key of `sizes`, two places in a part, and where a single number goes. The likeliest come first.
 
         These are numbers whose own result is not explained, and those that tie in an unexplained part.
         """
-        values, rows = self.choices.values(self.found.decisions), torch.nonzero(open.reshape(-1)).reshape(-1)[:_ROWS]
-        rowed = {id(step): self.choices.numbers[id(step.inputs[0])] for step in self.choices.orders}
-
-        def of_open(value: Tensor) -> Tensor:
-            return value.reshape(open.numel(), -1)[rows]
+        values, rows = self.choices.values(self.found.decisions), torch.nonzero(open).reshape(-1)[:_ROWS]
+        rowed = {-id(step): self.choices.numbers[id(step.inputs[0])] for step in self.choices.orders}
 
         def moves(key: int, size: Tensor) -> Iterator[tuple[int, int, int, float]]:
+            def of_open(value: Tensor) -> Tensor:
+                return parts.of(key, value)[rows]
+
             x = of_open(rowed[key] if key in rowed else self.choices.numbers[key])
             reach = torch.zeros_like(x) if key in rowed else 2 * of_open(size)
             ordered, places = x.sort(-1)
@@ -157,14 +156,12 @@ class _Search:
         for each in zip_longest(*(moves(key, size) for key, size in sizes.items())):
             yield from (move for move in each if move is not None)
 
-    def _cost(self, values: Mapping[str, Tensor], lead: int) -> Tensor:
+    def _cost(self, values: Mapping[str, Tensor], parts: Parts) -> Tensor:
         """Returns how far the results of each part are away, all of them together. 0: they are explained."""
-        found = torch.zeros(self._grid(lead), dtype=torch.float64, device=self.choices.run.device)
-        for name in self.got:
-            excess = self._excess(name, values[name])
-            if tuple(excess.shape[:lead]) == self._grid(lead):
-                each = torch.where(excess > 1.0, excess.clamp(max=1e300).log1p(), 0.0)
-                found = found + (each.flatten(lead).sum(-1) if each.ndim > lead else each)
+        found = torch.zeros(parts.count, dtype=torch.float64, device=self.choices.run.device)
+        for name in filter(parts.holds, self.got):
+            excess = parts.of(name, self._excess(name, values[name]))
+            found = found + torch.where(excess > 1.0, excess.clamp(max=1e300).log1p(), 0.0).sum(-1)
         return found
 
     def is_explained(self, values: Mapping[str, Tensor]) -> bool:
@@ -186,74 +183,75 @@ class _Search:
         same = (got == value) | (torch.isnan(got) & torch.isnan(value))
         return torch.where(same, 0.0, apart)
 
-    def _barred(self, taken: Taken, lead: int) -> Tensor:
+    def _barred(self, taken: Taken, parts: Parts) -> Tensor:
         """Returns a mask of the parts in which a choice is none.
 
         It has decisions that are not free, or an exact tie changes an output or a number that decides: those have one
         value. A gradient at x + tiny p is a number where PyTorch's own is: x / |x|, for one.
         """
-        choices, grid = self.choices, self._grid(lead)
-        masks, numbers = list(taken.changed.values()), dict[int, Tensor]()
+        choices, numbers = self.choices, dict[int, Tensor]()
+        masks: dict[Hashable, Tensor] = dict(taken.changed.items())
+        found = torch.zeros(parts.count, dtype=torch.bool, device=choices.run.device)
         if any(not torch.equal(taken.decisions[key], plain) for key, plain in taken.plain.items()):
             values = choices.values(taken.plain, numbers)
-            masks += [_differ(taken.values[name], values[name]) for name in choices.outputs]
-            masks += [_differ(taken.real[key], each) for key, each in numbers.items()]
-            masks += [torch.isnan(each) & ~torch.isnan(choices.base[name]) for name, each in taken.values.items()]
-        found = torch.zeros(grid, dtype=torch.bool, device=choices.run.device)
-        for mask in masks:
-            within = tuple(mask.shape[:lead]) == grid
-            found = found | (mask.reshape(*grid, -1).any(-1) if within else mask.any())
+            masks |= {name: _differ(taken.values[name], values[name]) for name in choices.outputs}
+            for at, each in numbers.items():
+                apart = _differ(taken.real[at], each)
+                masks[at] = masks[at] | apart if at in masks else apart
+            for name, each in taken.values.items():
+                apart = torch.isnan(each) & ~torch.isnan(choices.base[name])
+                masks[name] = masks[name] | apart if name in masks else apart
+        for key, mask in masks.items():
+            found = found | (parts.of(key, mask).any(-1) if parts.holds(key) else mask.any())
         return found
 
-    def _grid(self, lead: int) -> tuple[int, ...]:
-        return self.choices.deciding[0].shape[:lead] if lead else ()
-
-    def _independent(self) -> int:
-        """Returns the number of leading dimensions along which choices may differ.
+    def _divided(self) -> Parts:
+        """Returns the smallest parts that may choose for themselves: rows, single elements, or columns.
 
         Evaluates a mixture of two choices: its results must be those of the choice that each part has.
         """
-        choices = self.choices
-        steps = choices.deciding
+        choices, steps = self.choices, self.choices.deciding
         shapes = [step.shape[:-1] if type(step) is Order else step.shape for step in steps]  # an order is one decision
         lead = min(map(len, shapes))
         while lead and any(shape[:lead] != shapes[0][:lead] for shape in shapes):
             lead -= 1
-        if not lead:
-            return 0
-        generator = torch.Generator(choices.run.device).manual_seed(1)
         pair = list(islice(choices.directions({}), 2))
-        made = [next(choices.taken(each)) for each in pair]
-        for count in range(lead, 0, -1):
-            grid = shapes[0][:count]
-            coins = torch.rand(grid, device=choices.run.device, generator=generator) < 0.5
-            values = choices.values(_mixed(coins, *made).decisions)
-            fits = [name for name, value in values.items() if tuple(value.shape[:count]) == grid]
-            wanted = _mixed_tensors(coins, *({name: each.values[name] for name in fits} for each in made))
-            both = _mixed(coins, *pair)
-            if (
-                fits
-                and not any(bool(_differ(values[name], wanted[name]).any()) for name in fits)
-                and _is_same(choices.repeated(both).decisions, both.decisions)
-            ):
-                return count
-        return 0
+        made = [next(choices.taken(each, Parts())) for each in pair]
+        generator = torch.Generator(choices.run.device).manual_seed(1)
+        dims = max(len(step.shape) for step in choices.sources)
+        for count in (*range(lead, 0, -1), *range(-1, -dims, -1)):
+            parts = Parts.leading(choices.shapes, shapes[0][:count]) if count > 0 else choices.parts_along(count + dims)
+            if parts is None or parts.count < 2 or not any(map(parts.holds, choices.base)):
+                continue
+            coins = torch.rand(parts.count, device=choices.run.device, generator=generator) < 0.5
+            values, both = choices.values(_mixed(parts, coins, *made).decisions), _mixed(parts, coins, *pair)
+            fits = filter(parts.holds, choices.base)
+            wanted = _mixed_tensors(
+                parts, coins, *({name: each.values[name] for name in choices.base} for each in made)
+            )
+            apart = any(bool(_differ(values[name], wanted[name]).any()) for name in fits)
+            if not apart and _is_same(choices.repeated(both).decisions, both.decisions):
+                return parts
+        return Parts()
 
 
-def _mixed(mask: Tensor, some: Proposal, other: Proposal) -> Proposal:
+def _mixed(parts: Parts, mask: Tensor, some: Proposal, other: Proposal) -> Proposal:
     """Returns one proposal in the parts of a mask, and another elsewhere."""
     return Proposal(
-        _mixed_tensors(mask, some.decisions, other.decisions), _mixed_tensors(mask, some.numbers, other.numbers)
+        _mixed_tensors(parts, mask, some.decisions, other.decisions),
+        _mixed_tensors(parts, mask, some.numbers, other.numbers),
     )
 
 
-def _mixed_tensors(mask: Tensor, some: Mapping[Any, Tensor], other: Mapping[Any, Tensor]) -> dict[Any, Tensor]:
-    def both(one: Tensor, two: Tensor) -> Tensor:
-        if one.shape[: mask.ndim] != mask.shape:  # numbers of several parts
+def _mixed_tensors(
+    parts: Parts, mask: Tensor, some: Mapping[Any, Tensor], other: Mapping[Any, Tensor]
+) -> dict[Any, Tensor]:
+    def both(key: Hashable, one: Tensor, two: Tensor) -> Tensor:
+        if not parts.holds(key):  # numbers of several parts
             return one if bool(mask.all()) else two
-        return torch.where(beside(mask, one), one, two)
+        return torch.where(parts.spread(key, mask, one), one, two)
 
-    return {key: both(each, other[key]) for key, each in some.items()}
+    return {key: both(key, each, other[key]) for key, each in some.items()}
 
 
 def _is_same(one: Decisions, other: Decisions) -> bool:
