@@ -166,6 +166,20 @@ def test_a_threshold_met_exactly_changes_no_number_that_decides_later() -> None:
     assert passes(masked, x, masked(x)) and not passes(masked, x, x)
 
 
+@pytest.mark.parametrize(
+    ("like", "below"),
+    [
+        (lambda x: (b := torch.zeros_like(x).index_add(-1, T([1, 1, 0, 0]), x)).long() + b, [1.0, 1.0, 0.0, 0.0]),
+        (lambda x: (b := x.cumsum(-1)).to(torch.int32) * b, [0.0, 0.0, 1.5, 2.0]),
+    ],
+)
+def test_a_sum_that_is_exact_in_every_order_is_not_below_an_integer(
+    like: Callable[[Tensor], Tensor], below: list[float]
+) -> None:
+    x = torch.full((4,), 0.5)
+    assert passes(like, x, like(x)) and not passes(like, x, T(below))
+
+
 # -- slopes ---------------------------------------------------------------------------------------------------
 
 

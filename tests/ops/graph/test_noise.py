@@ -153,7 +153,7 @@ BY_HAND: dict[str, tuple[Function, Function, dict[str, Tensor], str]] = {
         {"x": X, "w": MATRIX, "v": drawn(4, 2, seed=3)},
         "y",
     ),
-    "cumsum": (lambda x: x.cumsum(-1), _cumulated, {"x": X}, "y"),
+    "cumsum": (lambda x: x.cumsum(-1), _cumulated, {"x": drawn(3, 4, seed=4)}, "y"),
     "layer norm": (lambda x: functional.layer_norm(x, x.shape[-1:]), _norm, {"x": X}, "y"),
 }
 

@@ -241,19 +241,23 @@ def deviation_of(
     if isinstance(step, Running):
         [a] = given
         squares, count = (a * a).cumsum(step.dim), (a != 0).double().cumsum(step.dim)
-        return of_sum(value, squares, count, format)
+        return _unless_exact(value, Chain.of(a).quantum.cummin(step.dim).values, squares, count, format)
     if isinstance(step, Spread):
-        known = [chains.get(id(each)) for each in step.inputs]
-        terms = [
-            (a * a, (a != 0).double()) if c is None else (c.squares, c.count) for a, c in zip(given, known, strict=True)
-        ]
-        squares, count = (step.value(run, list(each)) for each in zip(*terms, strict=True))
-        return of_sum(value, squares, count, format)
+        known = [chains.get(id(each)) or Chain.of(a) for each, a in zip(step.inputs, given, strict=True)]
+        squares, count = (step.value(run, [getattr(c, part) for c in known]) for part in ("squares", "count"))
+        quantum = torch.stack([c.quantum.min() for c in known if c.quantum.numel()] or [torch.tensor(0.0)]).min()
+        return _unless_exact(value, quantum, squares, count, format)
     if isinstance(step, Contract) or (isinstance(step, Reduce) and step.function == "sum" and step.dims):
         return terms_of(step, given, format).deviation(value, format)
     if isinstance(step, Reduce) and step.function == "product":
         return format.unit / _ROOT3 * math.sqrt(step.inputs[0].shape[step.dims[0]])
     return None
+
+
+def _unless_exact(value: Tensor, quantum: Tensor, squares: Tensor, count: Tensor, format: Rounding) -> Tensor | None:
+    """Returns the deviation of sums; None if all are exact in every order."""
+    exact = in_every_order(quantum, squares, count, format)
+    return None if bool(exact.all()) else of_sum(value, squares, count, format).masked_fill(exact, 0.0)
 
 
 def _moved(step: Move | Map, run: Run, given: Sequence[Tensor], known: Sequence[Chain | None]) -> Chain:
