@@ -34,7 +34,7 @@ COMMANDS = {command.prog: command for command in commands(parser())}
 # what a help text may have of its own: what is stopped, drawn or written, a default, whether it may be repeated
 OWN = re.compile(
     r"^stop .* (after this time|once its calls took this time, and judging as much)|"
-    r"^seed of .*|^write .* as JSON to|^write .* into this folder.*| \((default|repeatable).*"
+    r"^seed of .*|^write .* as JSON to|^folder for .*| \((default|repeatable).*"
 )
 
 
@@ -49,13 +49,41 @@ def test_an_option_means_the_same_in_all_commands() -> None:
     assert len(meanings["--backend"]) == len(meanings["--timeout"]) == 1
 
 
-def test_a_shared_option_is_written_into_the_table_only() -> None:
-    """What two commands have is added by verify.cli.options, so that a third one cannot spell it otherwise."""
-    found: dict[str, list[str]] = defaultdict(list)
-    for path in sorted(Path(options.__file__).parent.glob("*.py")):
-        for flag in re.findall(r"add_argument\(\s*\"(--[a-z-]+)\"", path.read_text()):
-            found[flag].append(path.name)
-    assert {flag: names for flag, names in found.items() if len(names) > 1} == {}
+def test_a_docstring_defines_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    definition = """Try it.
+
+    Tries it at 5% of the
+    inputs.
+
+        verify try FILE
+
+    name: NAME  what to try
+    --dtype ... --base = HEAD
+    --timeout = 30m: a kernel
+    --width N = 4  how wide
+        it is
+    | --all
+    --until DATE!  the last day
+    """
+    command = options.define(Parser(prog="verify").add_subparsers(), "try", definition)
+    found = vars(command.parse_args(["x", "--until", "now", "--dtype", "float16", "--dtype", "float32"]))
+    assert {name: found[name] for name in ("name", "dtype", "base", "timeout", "width", "all", "until")} == {
+        "name": "x",
+        "dtype": ["float16", "float32"],
+        "base": "HEAD",
+        "timeout": 1800.0,
+        "width": 4,
+        "all": False,
+        "until": "now",
+    }
+    text = command.format_help()
+    assert "Tries it at 5% of the inputs." in text and text.endswith("examples:\n  verify try FILE\n")
+    assert "--width N " in text and "how wide it is" in text and "(default 30m)" in text
+    for wrong in (["--until", "now", "--width", "2", "--all"], []):
+        with pytest.raises(SystemExit):
+            command.parse_args(["x", *wrong])
+    said = capsys.readouterr().err
+    assert "argument --all: not allowed with argument --width" in said and "required: --until" in said
 
 
 @pytest.mark.parametrize("prog", COMMANDS)

@@ -13,7 +13,7 @@ import pytest
 from tests.records.bounds.gate_records import HASH, book, bound, figures, kernel, run
 from tests.records.bounds.gate_records import result as plain
 from tests.records.bounds.gate_records import worst as element
-from verify.cli.replay import add_place
+from verify.cli import parser
 from verify.records.bounds.verdict import Verdict, judge
 from verify.records.record import LawRun, Origin, RegimeFigures, Result, Run, replay_command
 from verify.records.recorded import worst_of_run
@@ -83,15 +83,11 @@ def test_without_a_record_the_long_command_stands_in_its_block_and_is_referred_t
 
 def test_the_short_command_finds_the_element() -> None:
     """What is printed is what `verify replay` takes."""
-    import argparse
-
     for row in verdict().rows:
         if row.status != "breached":
             continue
-        parser = argparse.ArgumentParser()
-        add_place(parser)
         words_ = shlex.split(gate_words.short_replay(row.leading, {record().id: "run.json"}))
-        given = parser.parse_args(words_[2:])
+        given = parser().parse_args(words_[1:])
         found = worst_of_run(record(), given.target, dtype=given.dtype, result=given.result, regime=given.regime)
         assert found.worst == row.leading.worst
         assert found.origin.index == (9 if row.key.regime == "low" else 7)

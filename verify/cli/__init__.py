@@ -33,7 +33,7 @@ from verify.cli import (
     serve,
     sweep,
 )
-from verify.cli.options import demand_apart
+from verify.cli.options import define, demand_apart
 from verify.cli.parsing import Parser
 from verify.errors import InternalError, KernelError, TruthError, UsageError, VerifyError, WriteError, no_verdict
 
@@ -77,7 +77,12 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"verify {__version__}")
     commands = top.add_subparsers(title="commands, in the order of use", metavar="COMMAND", dest="command_name")
     for module in COMMANDS:
-        module.add(commands)
+        name, handler = module.__name__.rpartition(".")[2].rstrip("_"), getattr(module, "main", None)
+        command = define(commands, name, (handler or module).__doc__, handler)
+        if module is bounds:
+            steps = command.add_subparsers(title="steps", metavar="STEP", required=True)
+            for step in (bounds.propose, bounds.review, bounds.accept, bounds.waive):
+                define(steps, step.__name__, step.__doc__, step)
     return top
 
 
@@ -86,6 +91,9 @@ def main(arguments: list[str] | None = None) -> int:
     _open_streams()
     if foreign := _other_verify():
         _say(f"verify: {foreign}\n  next: pip uninstall verify, then pip install --force-reinstall verify-kernels")
+        return exits.USAGE
+    if sys.flags.optimize > 1:
+        _say("verify: docstrings define the commands, and python -OO removes them\n  next: python -m verify")
         return exits.USAGE
     top = parser()
     given = sys.argv[1:] if arguments is None else arguments

@@ -5,51 +5,39 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from verify.cli import exits, given, options, screen, sinks
+from verify.cli import exits, given, screen, sinks
 
 if TYPE_CHECKING:
     from verify.declare.config import Config
 
 
-def add(commands: Any) -> None:
-    """Adds the command to the parser."""
-    parser = commands.add_parser(
-        "bench",
-        help="accuracy and speed of every implementation, side by side",
-        description="Compare the kernels of targets. The name of an op selects every declared kernel that computes it "
-        "([tool.verify] kernels and peers in pyproject.toml). Each kernel is compared with PyTorch eager and "
-        "torch.compile. Speed is measured on a GPU only, interleaved, as a fraction of a copy of the same bytes.",
-        examples=(
-            "verify bench gelu --dtype bfloat16",
-            "verify bench accuracy.py::my_gelu --shape 8192,4096 --forward",
-            "verify bench layer_norm --no-accuracy --json bench.json",
-        ),
-    )
-    options.targets(parser, also="OP")
-    options.some(parser, "--dtype")
-    parser.add_argument(
-        "--shape",
-        action="append",
-        default=[],
-        type=_shape,
-        metavar="N,N",
-        help="time at this shape, e.g. 8192,4096; M,K,N for linear (repeatable)",
-    )
-    parser.add_argument("--forward", action="store_true", help="time the forward pass only")
-    parser.add_argument("--backward", action="store_true", help="time the backward pass only")
-    parser.add_argument("--no-accuracy", action="store_true", help="time only")
-    parser.add_argument("--rounds", type=_rounds, default=15, metavar="N", help="timed rounds (default 15)")
-    options.seed(parser, "the observed cases")
-    options.add(parser, "--backend", "--jobs")
-    options.timeout(parser, "a kernel")
-    options.sinks(parser, "the run record", "--json", "--html", "--markdown")
-    parser.set_defaults(handler=main)
-
-
 def main(options: argparse.Namespace) -> int:
-    """Measures, and prints the table. The exit code is that of `verify run` over the judged kernels."""
+    """Accuracy and speed of every implementation, side by side.
+
+    Compare the kernels of targets. The name of an op selects every declared kernel that computes it ([tool.verify]
+    kernels and peers in pyproject.toml). Each kernel is compared with PyTorch eager and torch.compile. Speed is
+    measured on a GPU only, interleaved, as a fraction of a copy of the same bytes.
+
+        verify bench gelu --dtype bfloat16
+        verify bench accuracy.py::my_gelu --shape 8192,4096 --forward
+        verify bench layer_norm --no-accuracy --json bench.json
+
+    targets: [OP|TARGET ...]  OP, or FILE.py, MODULE, FILE.py::KERNEL, MODULE::KERNEL (default: everything under
+        `[tool.verify] kernels` in pyproject.toml)
+    --dtype ...
+    --shape N,N ...  time at this shape, e.g. 8192,4096; M,K,N for linear
+    --forward  time the forward pass only
+    --backward  time the backward pass only
+    --no-accuracy  time only
+    --rounds ROUNDS = 15  timed rounds (default 15)
+    --seed: the observed cases
+    --backend --jobs
+    --timeout: a kernel
+    --json: the run record
+    --html --markdown
+    """
     from verify.declare import config
     from verify.measure.bench import Bench, bench
     from verify.measure.session import Session
@@ -106,21 +94,3 @@ def _configured_targets(settings: Config, here: Path) -> tuple[str, ...]:
         return str(named)
 
     return tuple(placed(item) for item in (*settings.kernels, *settings.peers))
-
-
-def _shape(text: str) -> tuple[int, ...]:
-    """Reads the value of --shape. Raises ArgumentTypeError if it is no shape."""
-    try:
-        sizes = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        sizes = ()
-    if not sizes or any(size < 1 for size in sizes):
-        raise argparse.ArgumentTypeError(f"a shape is positive sizes such as 8192,4096; received {text!r}")
-    return sizes
-
-
-def _rounds(text: str) -> int:
-    """Reads the value of --rounds. Raises ArgumentTypeError if it is no number from 1 to 10,000."""
-    if not text.isdecimal() or not 1 <= int(text) <= 10_000:
-        raise argparse.ArgumentTypeError(f"rounds are a number from 1 to 10000; received {text!r}")
-    return int(text)

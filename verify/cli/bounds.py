@@ -1,4 +1,11 @@
-"""Defines `verify bounds`: propose bounds from records, review changes, accept a loosening, waive findings."""
+"""Propose, review and accept bounds; waive findings.
+
+Bounds are the largest errors that a project allows itself, one per output, dtype and part of the inputs. They get
+tighter from records, and looser only one by one, with a reason.
+
+    verify bounds propose run.json
+    verify bounds review --base origin/main
+"""
 
 from __future__ import annotations
 
@@ -7,112 +14,32 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verify.cli import exits, given, options, screen, sinks
+from verify.cli import exits, given, screen, sinks
 
 if TYPE_CHECKING:
     from verify.records.bounds.committed import Book
 
 
-def add(commands: Any) -> None:
-    """Adds the command and its four steps to the parser."""
-    parser = commands.add_parser(
-        "bounds",
-        help="propose, review and accept bounds; waive findings",
-        description="Bounds are the largest errors that a project allows itself, one per output, dtype and part "
-        "of the inputs. They get tighter from records, and looser only one by one, with a reason.",
-        examples=("verify bounds propose run.json", "verify bounds review --base origin/main"),
-    )
-    steps = parser.add_subparsers(title="steps", metavar="STEP", required=True)
-    _propose(steps)
-    _review(steps)
-    _accept(steps)
-    _waive(steps)
-
-
-def _propose(steps: Any) -> None:
-    parser = steps.add_parser(
-        "propose",
-        help="write new and tighter bounds from records",
-        description="Write a bound for every figure that has none, and tighten bounds that a record shows to be loose. "
-        "Without --move no bound gets looser and none is removed. Exit code 1: the bounds are written, but some figure "
-        "is beyond its bound, or --move left some bound unchanged.",
-        examples=(
-            "verify bounds propose run.json",
-            "verify bounds propose run.json --kernel my_gelu --dry-run",
-            "verify bounds propose run.json --move 'judged by the noise of the program'",
-        ),
-    )
-    parser.add_argument("records", type=options.read_path, nargs="+", metavar="RUN.json", help="records of runs")
-    options.some(parser, "--kernel")
-    options.add(parser, "--bounds", "--headroom")
-    parser.add_argument(
-        "--margin",
-        type=options.share,
-        metavar="SHARE",
-        help="how much looser a bound may be than its measurement supports before it is tightened (default 0.05)",
-    )
-    parser.add_argument(
-        "--move",
-        metavar="REASON",
-        help="also replace bounds of results that are judged by another gate now, or on other cases; the reason stays "
-        "in the file. Bounds of wrong, vacuous and undecided results stay unchanged",
-    )
-    parser.add_argument("--dry-run", action="store_true", help="show, and write nothing")
-    options.add(parser, "--on-ci")
-    options.sinks(parser, "the changes", "--json")
-    parser.set_defaults(handler=propose)
-
-
-def _review(steps: Any) -> None:
-    parser = steps.add_parser(
-        "review",
-        help="show what changed in the bounds since a commit",
-        description="Show every bound and waiver that changed since a commit, loosened and removed ones first. With "
-        "the record behind the bounds, also show the worst input of each, the kernel's answer and the command that "
-        "replays it. Exit code 1: a bound was loosened or removed, or a waiver added or extended.",
-        examples=("verify bounds review", "verify bounds review --base origin/main --run run.json"),
-    )
-    options.add(parser, "--base", default="HEAD")
-    options.some(parser, "--run")
-    options.add(parser, "--bounds")
-    options.sinks(parser, "the changes", "--json")
-    parser.set_defaults(handler=review)
-
-
-def _accept(steps: Any) -> None:
-    parser = steps.add_parser(
-        "accept",
-        help="loosen one bound, with the reason in the file",
-        description="Loosen one bound to what a record measured. The reason and the date stay in the file.",
-        examples=("verify bounds accept my_gelu/y/bfloat16/tail run.json --reason 'faster erf'",),
-    )
-    parser.add_argument("key", metavar="KEY", help="kernel/output/dtype/regime, as `verify gate` prints it")
-    parser.add_argument("records", type=options.read_path, nargs="+", metavar="RUN.json", help="records of runs")
-    options.add(parser, "--reason", required=True)
-    options.add(parser, "--bounds", "--headroom", "--on-ci")
-    options.sinks(parser, "the changes", "--json")
-    parser.set_defaults(handler=accept)
-
-
-def _waive(steps: Any) -> None:
-    parser = steps.add_parser(
-        "waive",
-        help="excuse findings until a day, with the reason in the file",
-        description="Write a waiver for each finding that `verify gate` has for these records: a breach, NaN, a kernel "
-        "that does not run. If all regimes of a result have a finding, one waiver excuses the result.",
-        examples=("verify bounds waive run.json --reason 'fixed by issue 12' --until 2027-01-31",),
-    )
-    parser.add_argument("records", type=options.read_path, nargs="+", metavar="RUN.json", help="records of runs")
-    options.some(parser, "--kernel")
-    options.add(parser, "--reason", required=True)
-    parser.add_argument("--until", required=True, metavar="DATE", help="the last day of the waivers, in UTC")
-    options.add(parser, "--bounds", "--on-ci")
-    options.sinks(parser, "the waivers", "--json")
-    parser.set_defaults(handler=waive)
-
-
 def propose(options: argparse.Namespace) -> int:
-    """Writes new and tighter bounds. Exit code 1 if a figure is beyond its present bound."""
+    """Write new and tighter bounds from records.
+
+    Write a bound for every figure that has none, and tighten bounds that a record shows to be loose. Without --move no
+    bound gets looser and none is removed. Exit code 1: the bounds are written, but some figure is beyond its bound, or
+    --move left some bound unchanged.
+
+        verify bounds propose run.json
+        verify bounds propose run.json --kernel my_gelu --dry-run
+        verify bounds propose run.json --move 'judged by the noise of the program'
+
+    records: RUN.json ...  records of runs
+    --kernel ... --bounds --headroom
+    --margin SHARE  how much looser a bound may be than its measurement supports before it is tightened (default 0.05)
+    --move REASON  also replace bounds of results that are judged by another gate now, or on other cases; the reason
+        stays in the file. Bounds of wrong, vacuous and undecided results stay unchanged
+    --dry-run  show, and write nothing
+    --on-ci
+    --json: the changes
+    """
     from verify.records.bounds import changes, committed
     from verify.records.bounds.verdict import BREACH
     from verify.records.files import load
@@ -151,7 +78,18 @@ def propose(options: argparse.Namespace) -> int:
 
 
 def review(options: argparse.Namespace) -> int:
-    """Shows old and new bounds. Exit code 1 if a promise was taken back."""
+    """Show what changed in the bounds since a commit.
+
+    Show every bound and waiver that changed since a commit, loosened and removed ones first. With the record behind the
+    bounds, also show the worst input of each, the kernel's answer and the command that replays it. Exit code 1: a bound
+    was loosened or removed, or a waiver added or extended.
+
+        verify bounds review
+        verify bounds review --base origin/main --run run.json
+
+    --base = HEAD --run ... --bounds
+    --json: the changes
+    """
     from verify.records.bounds import changes, waivers
     from verify.records.bounds.at_commit import book_at, waivers_at
     from verify.records.files import load
@@ -178,7 +116,17 @@ def review(options: argparse.Namespace) -> int:
 
 
 def accept(options: argparse.Namespace) -> int:
-    """Loosens one bound."""
+    """Loosen one bound, with the reason in the file.
+
+    Loosen one bound to what a record measured. The reason and the date stay in the file.
+
+        verify bounds accept my_gelu/y/bfloat16/tail run.json --reason 'faster erf'
+
+    key: KEY  kernel/output/dtype/regime, as `verify gate` prints it
+    records: RUN.json ...  records of runs
+    --reason! --bounds --headroom --on-ci
+    --json: the changes
+    """
     from verify.records.bounds import changes, committed
     from verify.records.files import load
     from verify.report import gate_data
@@ -208,7 +156,19 @@ def accept(options: argparse.Namespace) -> int:
 
 
 def waive(options: argparse.Namespace) -> int:
-    """Writes waivers for the findings of records."""
+    """Excuse findings until a day, with the reason in the file.
+
+    Write a waiver for each finding that `verify gate` has for these records: a breach, NaN, a kernel that does not run.
+    If all regimes of a result have a finding, one waiver excuses the result.
+
+        verify bounds waive run.json --reason 'fixed by issue 12' --until 2027-01-31
+
+    records: RUN.json ...  records of runs
+    --kernel ... --reason!
+    --until DATE!  the last day of the waivers, in UTC
+    --bounds --on-ci
+    --json: the waivers
+    """
     import datetime
 
     from verify.errors import UsageError

@@ -4,38 +4,30 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from verify.cli import exits, options, screen, sinks
+from verify.cli import exits, screen, sinks
 
 if TYPE_CHECKING:
     from verify.truth.certificate import Entry
 
 
-def add(commands: Any) -> None:
-    """Adds the command to the parser."""
-    parser = commands.add_parser(
-        "certify",
-        help="measure the fast reference against the exact one",
-        description="Measure how far the float64 reference of every op and result is from the exact value, "
-        "in units of 2^-53 of the scale of its terms, and print the table. Exit code 1: one is above the target.",
-        examples=("verify certify gelu layer_norm", "verify certify --certificate certificate.json"),
-    )
-    parser.add_argument("ops", nargs="*", metavar="OP", help="ops to certify (default: all)")
-    options.seed(parser, "the points that are measured")
-    options.add(parser, "--backend")
-    options.timeout(parser, "the measurement", default=3600.0)
-    parser.add_argument(
-        "--certificate",
-        metavar="PATH",
-        help="merge the result into this certificate (the shipped one: `shipped`)",
-    )
-    options.sinks(parser, "the certificate's new entries", "--json")
-    parser.set_defaults(handler=main)
-
-
 def main(options: argparse.Namespace) -> int:
-    """Certifies. Exit code 1 if a reference is worse than the target."""
+    """Measure the fast reference against the exact one.
+
+    Measure how far the float64 reference of every op and result is from the exact value, in units of 2^-53 of the scale
+    of its terms, and print the table. Exit code 1: one is above the target.
+
+        verify certify gelu layer_norm
+        verify certify --certificate certificate.json
+
+    ops: [OP ...]  ops to certify (default: all)
+    --seed: the points that are measured
+    --backend
+    --timeout = 60m: the measurement
+    --certificate FILE  merge the result into this certificate (the shipped one: `shipped`)
+    --json: the certificate's new entries
+    """
     import msgspec
 
     from verify.measure.requests import Certify

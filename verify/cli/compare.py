@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from verify.cli import options, screen, sinks
+from verify.cli import screen, sinks
 
 if TYPE_CHECKING:
     from verify.records.compare import Comparison
@@ -13,27 +13,22 @@ if TYPE_CHECKING:
 MOST_SPECIAL = 12  # special inputs on the screen; --json has all
 
 
-def add(commands: Any) -> None:
-    """Adds the command to the parser."""
-    parser = commands.add_parser(
-        "compare",
-        help="compare two records of the same cases",
-        description="Compare two run records: what got worse, what got better, and whether any bit changed. They may "
-        "come from two commits, two devices or two versions of Triton; figures of other cases are "
-        "incomparable. Exit code 1: something got worse; 3: something could not be compared.",
-        examples=("verify compare before.json after.json", "verify compare sm_90.json interpreter.json --all"),
-    )
-    parser.add_argument("base", type=options.read_path, metavar="BASE.json", help="the record from before")
-    parser.add_argument(
-        "head", type=options.read_path, metavar="HEAD.json", help="the record from after, of the same cases"
-    )
-    options.add(parser, "--all")
-    options.sinks(parser, "the comparison", "--json", "--html", "--markdown")
-    parser.set_defaults(handler=main)
-
-
 def main(options: argparse.Namespace) -> int:
-    """Compares. The exit code is that of the comparison."""
+    """Compare two records of the same cases.
+
+    Compare two run records: what got worse, what got better, and whether any bit changed. They may come from two
+    commits, two devices or two versions of Triton; figures of other cases are incomparable. Exit code 1: something got
+    worse; 3: something could not be compared.
+
+        verify compare before.json after.json
+        verify compare sm_90.json interpreter.json --all
+
+    base: BASE.json  the record from before
+    head: HEAD.json  the record from after, of the same cases
+    --all
+    --json: the comparison
+    --html --markdown
+    """
     from verify.records.compare import compare
     from verify.records.files import load
     from verify.report.html import pages

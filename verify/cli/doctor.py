@@ -7,22 +7,7 @@ import importlib.util
 import shutil
 from typing import Any
 
-from verify.cli import exits, options, sinks
-
-
-def add(commands: Any) -> None:
-    """Adds the command to the parser."""
-    parser = commands.add_parser(
-        "doctor",
-        help="show the backend, versions, probes, and what is missing",
-        description="Show which backend runs kernels here, the versions and arithmetic probes that every "
-        "record carries, and what is missing with the step to get it.",
-        examples=("verify doctor", "verify doctor --json -"),
-    )
-    options.add(parser, "--backend")
-    options.sinks(parser, "what was found", "--json")
-    parser.set_defaults(handler=main)
-
+from verify.cli import exits, sinks
 
 # Name, purpose, how to get it.
 _TOOLS = (
@@ -42,7 +27,17 @@ _NEEDED = ("torch", "flint")
 
 
 def main(options: argparse.Namespace) -> int:
-    """Examines the machine. Exit code 3 if something needed is missing."""
+    """Show the backend, versions, probes, and what is missing.
+
+    Show which backend runs kernels here, the versions and arithmetic probes that every record carries, and what is
+    missing with the step to get it.
+
+        verify doctor
+        verify doctor --json -
+
+    --backend
+    --json: what was found
+    """
     import msgspec
 
     from verify import backends

@@ -12,34 +12,24 @@ if TYPE_CHECKING:
     from verify.diagnose.requests import Explanation
 
 
-def add(commands: Any) -> None:
-    """Adds the command to the parser."""
-    parser = commands.add_parser(
-        "explain",
-        help="show which step of the computation makes the error of one element",
-        description="Show what rounding each step of a computation does to one element. The steps are those of the "
-        "kernel, if it is written in PyTorch and runs on a CPU, else those of the PyTorch function that it is judged "
-        "against. Takes the arguments of a replay command as they are. Without --index: the worst element of the "
-        "result; without a case: the worst of the record in --run. This is a report and no verdict: the exit code is "
-        "0 whatever the error is.",
-        examples=(
-            "verify explain --run run.json",
-            "verify explain my_gelu --run run.json --result dx --regime tail",
-            "verify explain accuracy.py::my_attention --blind",
-        ),
-    )
-    replay.add_place(parser)
-    parser.add_argument(
-        "--blind",
-        action="store_true",
-        help="instead of an element: every constant and step of the like= definition that could be 1%% off, or left "
-        "out, within the kernel's limits; --dtype chooses one",
-    )
-    parser.set_defaults(handler=main)
-
-
 def main(options: argparse.Namespace) -> int:
-    """Explains an element. This is a report, not a verdict, so the exit code is always 0."""
+    """Show which step of the computation makes the error of one element.
+
+    Show what rounding each step of a computation does to one element. The steps are those of the kernel, if it is
+    written in PyTorch and runs on a CPU, else those of the PyTorch function that it is judged against. Takes the
+    arguments of a replay command as they are. Without --index: the worst element of the result; without a case: the
+    worst of the record in --run. This is a report and no verdict: the exit code is 0 whatever the error is.
+
+        verify explain --run run.json
+        verify explain my_gelu --run run.json --result dx --regime tail
+        verify explain accuracy.py::my_attention --blind
+
+    target case --result --index --law --run --dtype --regime --backend
+    --timeout: the case
+    --json: what was found
+    --blind  instead of an element: every constant and step of the like= definition that could be 1% off, or left out,
+        within the kernel's limits; --dtype chooses one
+    """
     import msgspec
 
     from verify.diagnose.requests import Explain

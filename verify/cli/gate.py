@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verify.cli import given, options, screen, sinks
+from verify.cli import given, screen, sinks
 
 if TYPE_CHECKING:
     from verify.records.bounds.verdict import Verdict
@@ -14,39 +14,29 @@ if TYPE_CHECKING:
     from verify.records.record import Run
 
 
-def add(commands: Any) -> None:
-    """Adds the command to the parser."""
-    parser = commands.add_parser(
-        "gate",
-        help="judge records by the committed bounds",
-        description="Judge run records by the committed bounds: every figure within its bound, every bound measured, "
-        "except what waivers.toml beside the bounds excuses until a date. "
-        "With --base: measure the targets at a commit and in the working tree on this device, judge the working tree, "
-        "show the difference.",
-        examples=(
-            "verify gate run.json",
-            "verify gate --base origin/main --markdown comment.md",
-            "verify gate --base HEAD~1 accuracy.py::my_gelu --dtype bfloat16",
-        ),
-    )
-    options.targets(parser, also="RUN.json")
-    options.add(parser, "--bounds")
-    options.some(parser, "--kernel")
-    options.add(parser, "--all")
-    options.sinks(parser, "the verdict", "--json", "--html", "--markdown", "--sarif", "--junit")
-    options.add(parser, "--github")
-    both = parser.add_argument_group("measuring a commit and the working tree")
-    options.add(both, "--base")
-    options.some(both, "--dtype")
-    options.seed(both, "the observed cases")
-    options.add(both, "--backend")
-    options.timeout(both, "a kernel")
-    options.folder(both, "base.json and head.json", named="not kept")
-    parser.set_defaults(handler=main)
-
-
 def main(options: argparse.Namespace) -> int:
-    """Judges. The exit code is the verdict."""
+    """Judge records by the committed bounds.
+
+    Judge run records by the committed bounds: every figure within its bound, every bound measured, except what
+    waivers.toml beside the bounds excuses until a date. With --base: measure the targets at a commit and in the working
+    tree on this device, judge the working tree, show the difference.
+
+        verify gate run.json
+        verify gate --base origin/main --markdown comment.md
+        verify gate --base HEAD~1 accuracy.py::my_gelu --dtype bfloat16
+
+    targets: [RUN.json|TARGET ...]  RUN.json, or FILE.py, MODULE, FILE.py::KERNEL, MODULE::KERNEL (default: everything
+        under `[tool.verify] kernels` in pyproject.toml)
+    --bounds --kernel ... --all
+    --json: the verdict
+    --html --markdown --sarif --junit --github
+    # measuring a commit and the working tree
+    --base --dtype ...
+    --seed: the observed cases
+    --backend
+    --timeout: a kernel
+    --output: base.json and head.json (default: not kept)
+    """
     from verify import api
     from verify.declare import config
     from verify.errors import UsageError

@@ -7,9 +7,9 @@ import math
 import os
 import shlex
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from verify.cli import given, options, screen, sinks
+from verify.cli import given, screen, sinks
 from verify.records.figure import UNIT, signed
 
 if TYPE_CHECKING:
@@ -21,55 +21,29 @@ FAILED = {"error", "crashed", "timeout"}
 LONG = 600  # characters; a longer replay command is not printed
 
 
-def add(commands: Any) -> None:
-    """Adds the command to the parser."""
-    parser = commands.add_parser(
-        "hunt",
-        help="search for the worst input where trying every input is impossible",
-        description="Search for the worst input of each result: rows, pairs, float64, dot products, sums over rows. "
-        "Every find is judged exactly and comes with a command that replays it. A hunt proves that an error "
-        "exists, never that none does.",
-        examples=(
-            "verify hunt accuracy.py::my_norm --result dx --duration 5m",
-            "verify hunt accuracy.py --evaluations 1000000 --seed 7 --json hunt.json",
-            "verify hunt accuracy.py --pin                          # keep the finds",
-        ),
-    )
-    options.targets(parser)
-    options.some(parser, "--dtype", "--result")
-    length = parser.add_mutually_exclusive_group()
-    length.add_argument(
-        "--duration",
-        type=options.seconds,
-        metavar="TIME",
-        help="how long to search for each result of each dtype, e.g. 90s, 20m or 1h30m (default 1m)",
-    )
-    length.add_argument("--evaluations", type=int, metavar="N", help="how many candidates to judge there instead")
-    options.seed(parser, "the search")
-    parser.add_argument(
-        "--width",
-        type=int,
-        default=0,
-        metavar="N",
-        help="length of rows and dot products, numbers of a case of like= (default 128; 16 in float64 and of sums)",
-    )
-    parser.add_argument("--largest", type=float, metavar="X", help="search inputs of at most this magnitude")
-    parser.add_argument(
-        "--strategy",
-        choices=("hunt", "random"),
-        default="hunt",
-        help="random: draw every candidate fresh, for comparison",
-    )
-    options.add(parser, "--pin", "--backend")
-    options.timeout(parser, "a search that is past its duration")
-    options.spread(parser)
-    options.sinks(parser, "the run record", "--json", "--html", "--markdown", "--sarif", "--junit")
-    options.add(parser, "--github")
-    parser.set_defaults(handler=main)
-
-
 def main(options: argparse.Namespace) -> int:
-    """Hunts. Exit code 1 if an error beyond a limit was found."""
+    """Search for the worst input where trying every input is impossible.
+
+    Search for the worst input of each result: rows, pairs, float64, dot products, sums over rows. Every find is judged
+    exactly and comes with a command that replays it. A hunt proves that an error exists, never that none does.
+
+        verify hunt accuracy.py::my_norm --result dx --duration 5m
+        verify hunt accuracy.py --evaluations 1000000 --seed 7 --json hunt.json
+        verify hunt accuracy.py --pin                          # keep the finds
+
+    targets --dtype ... --result ...
+    --duration TIME  how long to search for each result of each dtype, e.g. 90s, 20m or 1h30m (default 1m)
+    | --evaluations N  how many candidates to judge there instead
+    --seed: the search
+    --width N = 0  length of rows and dot products, numbers of a case of like= (default 128; 16 in float64 and of sums)
+    --largest X  search inputs of at most this magnitude
+    --strategy {hunt,random} = hunt  random: draw every candidate fresh, for comparison
+    --pin --backend
+    --timeout: a search that is past its duration
+    --gpus | --scheduler
+    --json: the run record
+    --html --markdown --sarif --junit --github
+    """
     from verify import api
     from verify.declare import config
 

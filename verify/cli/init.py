@@ -8,9 +8,9 @@ import os
 import textwrap
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from verify.cli import exits, options, sinks
+from verify.cli import exits, sinks
 from verify.errors import UsageError, WriteError
 
 if TYPE_CHECKING:
@@ -20,31 +20,20 @@ DECLARATION, WORKFLOW = "accuracy.py", ".github/workflows/accuracy.yml"
 WIDTH = 120  # of the lines that are written
 
 
-def add(commands: Any) -> None:
-    """Adds the command to the parser."""
-    parser = commands.add_parser(
-        "init",
-        help="write a skeleton of declarations and a CI workflow",
-        description="Find the public functions of a project that launch Triton kernels, and write a declaration of "
-        f"each into {DECLARATION}, and {WORKFLOW}, which runs them and the gate. A function whose name and operands "
-        "are those of a shipped op or of an elementwise function of PyTorch is declared. The others are comments to "
-        "fill in. Nothing is imported, and a file that exists is never changed.",
-        examples=("verify init", "verify init src/mypackage/norms.py"),
-    )
-    parser.add_argument(
-        "folder",
-        type=options.read_path,
-        nargs="?",
-        default=".",
-        metavar="PATH",
-        help="a folder or file (default: this folder)",
-    )
-    options.sinks(parser, "what was found and written", "--json")
-    parser.set_defaults(handler=main)
-
-
 def main(options: argparse.Namespace) -> int:
-    """Finds the functions and their definitions, writes both files, and names the next command."""
+    """Write a skeleton of declarations and a CI workflow.
+
+    Find the public functions of a project that launch Triton kernels, and write a declaration of each into accuracy.py,
+    and .github/workflows/accuracy.yml, which runs them and the gate. A function whose name and operands are those of a
+    shipped op or of an elementwise function of PyTorch is declared. The others are comments to fill in. Nothing is
+    imported, and a file that exists is never changed.
+
+        verify init
+        verify init src/mypackage/norms.py
+
+    folder: [FOLDER] = .  a folder or file (default: this folder)
+    --json: what was found and written
+    """
     from verify.declare.package import definition_of, functions_in
 
     folder = Path(options.folder)

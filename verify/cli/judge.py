@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verify.cli import exits, options, screen, sinks
+from verify.cli import exits, screen, sinks
 from verify.cli.run import terminated_as_interrupted
 
 if TYPE_CHECKING:
@@ -17,59 +17,35 @@ if TYPE_CHECKING:
 WRITTEN_SECONDS = 2.0  # between two writes of the file of many judgements
 
 
-def add(commands: Any) -> None:
-    """Adds the command to the parser."""
-    parser = commands.add_parser(
-        "judge",
-        help="judge solutions that are not trusted",
-        description="Judge a solution of a problem by the exact answer, in a process that sees nothing of the judge: "
-        "accepted, wrong, cheats, fails or undecided. A problem is a file with Model, get_inputs and get_init_inputs, "
-        "a function with its tests, a folder with reference.py, task.yml or func_forward.py, a Definition in JSON, "
-        "calls of an operator, or FILE.py::KERNEL (docs/judge.md). "
-        "Exit code 1: wrong, cheats or fails; 3: undecided, or accepted where nothing held the solution.",
-        examples=(
-            "verify judge problem.py solution.py",
-            "verify judge problem.py solution.py --json judgement.json",
-            "verify judge layers.py::my_layer solution.py --profile ci",
-            "verify judge --many list.txt --jobs 4 --json ranked.json",
-            "verify judge --many list.txt --resume ranked.json  # continues there",
-            "verify judge --schema -",
-        ),
-    )
-    parser.add_argument(
-        "problem",
-        nargs="?",
-        type=options.read_path,
-        metavar="PROBLEM",
-        help="the file or folder of a problem, or FILE::KERNEL",
-    )
-    text = "the file or folder of a solution"
-    parser.add_argument("solution", nargs="?", type=options.read_path, metavar="SOLUTION", help=text)
-    parser.add_argument(
-        "--many",
-        type=options.read_path,
-        metavar="LIST",
-        help="judge the pairs of this file, PROBLEM SOLUTION in each line; prints a line of JSON for each",
-    )
-    options.profile(parser, default="quick", named="quick", laws=False)
-    options.seed(parser, "weights and inputs", default=None, named="by chance, and in the answer")
-    options.add(parser, "--backend")
-    options.add(parser, "--jobs", help="worker processes at a time (default: one; they take the GPUs in turns)")
-    options.timeout(parser, "one problem of a file")
-    parser.add_argument(
-        "--allow-weaker",
-        action="store_true",
-        help="judge also where this machine cannot hold a solution; the answer says what was given up, "
-        "and the exit code of an accepted solution is 3",
-    )
-    options.add(parser, "--resume")
-    options.sinks(parser, "the judgement", "--json", "--schema", "--sarif", "--junit")
-    options.add(parser, "--github")
-    parser.set_defaults(handler=main)
-
-
 def main(options: argparse.Namespace) -> int:
-    """Judges. The exit code is the verdict."""
+    """Judge solutions that are not trusted.
+
+    Judge a solution of a problem by the exact answer, in a process that sees nothing of the judge: accepted, wrong,
+    cheats, fails or undecided. A problem is a file with Model, get_inputs and get_init_inputs, a function with its
+    tests, a folder with reference.py, task.yml or func_forward.py, a Definition in JSON, calls of an operator, or
+    FILE.py::KERNEL (docs/judge.md). Exit code 1: wrong, cheats or fails; 3: undecided, or accepted where nothing held the solution.
+
+        verify judge problem.py solution.py
+        verify judge problem.py solution.py --json judgement.json
+        verify judge layers.py::my_layer solution.py --profile ci
+        verify judge --many list.txt --jobs 4 --json ranked.json
+        verify judge --many list.txt --resume ranked.json  # continues there
+        verify judge --schema -
+
+    problem: [PROBLEM]  the file or folder of a problem, or FILE::KERNEL
+    solution: [SOLUTION]  the file or folder of a solution
+    --many LIST  judge the pairs of this file, PROBLEM SOLUTION in each line; prints a line of JSON for each
+    --profile = quick: quick
+    --seed N  seed of weights and inputs (default: by chance, and in the answer)
+    --backend
+    --jobs COUNT = 0  worker processes at a time (default: one; they take the GPUs in turns)
+    --timeout: one problem of a file
+    --allow-weaker  judge also where this machine cannot hold a solution; the answer says what was given up, and the
+        exit code of an accepted solution is 3
+    --resume
+    --json: the judgement
+    --schema --sarif --junit --github
+    """
     if options.schema and not options.problem and not options.many:
         from verify.referee.plan import schema
 

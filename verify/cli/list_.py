@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from verify.cli import exits, given, options, screen, sinks
+from verify.cli import exits, given, screen, sinks
 
 if TYPE_CHECKING:
     from verify.declare.requests import OpAbout
     from verify.declare.target import Declared
 
 
-def add(commands: Any) -> None:
-    """Adds the command to the parser."""
-    parser = commands.add_parser(
-        "list",
-        help="show the declared kernels, or the known ops",
-        description="Show the kernels that files or modules declare, or the ops that a kernel can compute.",
-        examples=("verify list accuracy.py", "verify list --ops", "verify list --op layer_norm"),
-    )
-    options.targets(parser)
-    parser.add_argument("--ops", action="store_true", help="show the known ops instead")
-    parser.add_argument("--op", metavar="NAME", help="show one op: operands, results, parameters")
-    options.sinks(parser, "the list", "--json")
-    parser.set_defaults(handler=main)
-
-
 def main(options: argparse.Namespace) -> int:
-    """Lists kernels or ops."""
+    """Show the declared kernels, or the known ops.
+
+    Show the kernels that files or modules declare, or the ops that a kernel can compute.
+
+        verify list accuracy.py
+        verify list --ops
+        verify list --op layer_norm
+
+    targets
+    --ops  show the known ops instead
+    --op NAME  show one op: operands, results, parameters
+    --json: the list
+    """
     return _ops(options) if options.ops or options.op else _kernels(options)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from verify.cli import exits, given, options, screen, sinks
+from verify.cli import exits, given, screen, sinks
 from verify.errors import UsageError
 
 if TYPE_CHECKING:
@@ -15,48 +15,33 @@ if TYPE_CHECKING:
     from verify.records.bounds.verdict import Verdict
     from verify.records.record import Run
 
-TIMEOUT = 1800.0
-STAGES = ("accuracy", "sweep", "bench", "hunt", "laws")
-
-
-def add(commands: Any) -> None:
-    """Adds the command to the parser."""
-    parser = commands.add_parser(
-        "nightly",
-        help="everything: accuracy, laws, sweeps, hunts, speed, gate, report",
-        description="Measure everything, judge it by the committed bounds and write one report, within a time budget. "
-        "Every finished part is kept: the same command continues an interrupted one. Without a target the configured "
-        "`peers` are measured too. --timeout limits a part of a stage: in accuracy one dtype of a kernel, in sweep one "
-        "span of inputs, in bench the timings of one dtype, in hunt one result in one dtype beyond its own time, in "
-        "laws one law of one kernel in one dtype.",
-        examples=(
-            "verify nightly --budget 60m --keep",
-            "verify nightly accuracy.py --stage accuracy --stage laws --profile ci",
-        ),
-    )
-    options.targets(parser)
-    parser.add_argument(
-        "--stage",
-        action="append",
-        default=[],
-        choices=STAGES,
-        help="only this stage (repeatable; default: all, in this order)",
-    )
-    options.add(parser, "--budget")
-    options.profile(parser, default="nightly", named="nightly")
-    options.seed(parser, "the cases", default=None, named="the date: branches see the same cases")
-    options.add(parser, "--backend", "--jobs")
-    options.timeout(parser, "a part of a stage", default=TIMEOUT)
-    options.spread(parser)
-    options.folder(parser, "run.json, report.html, report.md and every part", named="build/nightly/SEED")
-    options.sinks(parser, "the run record", "--json", "--sarif", "--junit")
-    options.add(parser, "--github", "--bounds", "--runs")
-    parser.add_argument("--keep", action="store_true", help="add this night's record to the folder of records")
-    parser.set_defaults(handler=main)
-
 
 def main(options: argparse.Namespace) -> int:
-    """Runs the stages, judges and reports. The exit code is the worst of all."""
+    """Measure everything: accuracy, laws, sweeps, hunts, speed, gate, report.
+
+    Measure everything, judge it by the committed bounds and write one report, within a time budget. Every finished part
+    is kept: the same command continues an interrupted one. Without a target the configured `peers` are measured too.
+    --timeout limits a part of a stage: in accuracy one dtype of a kernel, in sweep one span of inputs, in bench the
+    timings of one dtype, in hunt one result in one dtype beyond its own time, in laws one law of one kernel in one
+    dtype.
+
+        verify nightly --budget 60m --keep
+        verify nightly accuracy.py --stage accuracy --stage laws --profile ci
+
+    targets
+    --stage {accuracy,sweep,bench,hunt,laws} ...  only this stage (default: all, in this order)
+    --budget
+    --profile = nightly: nightly
+    --without ...
+    --seed N  seed of the cases (default: the date; branches see the same cases)
+    --backend --jobs
+    --timeout = 30m: a part of a stage
+    --gpus | --scheduler
+    --output: run.json, report.html, report.md and every part (default: build/nightly/SEED)
+    --json: the run record
+    --sarif --junit --github --bounds --runs
+    --keep  add this night's record to the folder of records
+    """
     from verify import api, nightly
     from verify.declare import config
     from verify.laws.profiles import seed_of_today
@@ -85,7 +70,7 @@ def main(options: argparse.Namespace) -> int:
             pool=pool,
             progress=progress,
         )
-        stages = [stage for stage in nightly.STAGES if stage.name in (options.stage or STAGES)]
+        stages = [stage for stage in nightly.STAGES if stage.name in options.stage or not options.stage]
         try:
             record = nightly.run(night, stages, command)
         except KeyboardInterrupt:

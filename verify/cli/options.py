@@ -1,7 +1,7 @@
-"""Defines the options that several commands share. Each is spelled, explained and checked here and nowhere else.
+"""Reads the definition of a command from its docstring, and defines the options that several commands share.
 
-A command adds them by name, `add(parser, "--dtype", "--backend")`, or by a function if the help says what they apply
-to, `timeout(parser, "one kernel")`. An option of a single command is defined in the command's module.
+The docstring is the only place that says what a command takes: the parser, `verify COMMAND --help`, docs/cli.md and the
+schema of `verify serve` come from it. A shared option is spelled, explained and checked here and nowhere else.
 """
 
 from __future__ import annotations
@@ -10,14 +10,12 @@ import argparse
 import os
 import re
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from verify.errors import UsageError
 
-PROFILES = ("quick", "ci", "nightly", "exhaustive")  # verify.laws.profiles has the number of cases of each
-TIMEOUT = 600.0  # seconds
 _LONGEST = 255  # bytes of a name in a path, on Linux
-CONFIGURED = "everything under `[tool.verify] kernels` in pyproject.toml"
 
 
 # -- values -------------------------------------------------------------------------------------------------
@@ -70,6 +68,24 @@ def share(text: str) -> float:
     if not 0 <= value <= 10:
         raise argparse.ArgumentTypeError(f"a share is a number from 0 to 10, 0.1 for a tenth; received {text!r}")
     return value
+
+
+def rounds(text: str) -> int:
+    """Parses a number of timed rounds: 1 to 10,000."""
+    if not text.isdecimal() or not 1 <= int(text) <= 10_000:
+        raise argparse.ArgumentTypeError(f"rounds are a number from 1 to 10000; received {text!r}")
+    return int(text)
+
+
+def shape(text: str) -> tuple[int, ...]:
+    """Parses a shape: positive sizes such as 8192,4096."""
+    try:
+        sizes = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        sizes = ()
+    if not sizes or any(size < 1 for size in sizes):
+        raise argparse.ArgumentTypeError(f"a shape is positive sizes such as 8192,4096; received {text!r}")
+    return sizes
 
 
 def dtype_name(text: str) -> str:
@@ -157,161 +173,152 @@ def _place(path: str) -> str:
 
 # -- the table ----------------------------------------------------------------------------------------------
 
-# Choices among kernels, their results and records. A command that measures takes several of each; one that shows an
-# element takes one.
-_CHOICES: dict[str, dict[str, Any]] = {
-    "--dtype": {"type": dtype_name, "metavar": "DTYPE", "help": "only this dtype, e.g. bfloat16"},
-    "--result": {"metavar": "NAME", "help": "only this output or gradient, e.g. y or dx"},
-    "--regime": {"metavar": "NAME", "help": "only this regime of the op, e.g. 'slope root'"},
-    "--law": {"type": law_name, "metavar": "NAME", "help": "this law, e.g. 'batch invariance'"},
-    "--kernel": {"metavar": "NAME", "help": "only this kernel"},
-    "--without": {"type": law_name, "metavar": "LAW", "help": "leave out this law, e.g. 'error contract'"},
-    "--run": {
-        "type": read_path,
-        "metavar": "RUN.json",
-        "help": "the record of a run, which has the worst input of each result",
-    },
+# A value has the name of its kind, which says how it is parsed. Others are text.
+KINDS: dict[str, Callable[[str], Any]] = {
+    "TIME": seconds,
+    "N": whole_number,
+    "COUNT": count,
+    "ROUNDS": rounds,
+    "N,N": shape,
+    "SIZE": size,
+    "SHARE": share,
+    "X": float,
+    "DTYPE": dtype_name,
+    "LAW": law_name,
+    "PATH": written_path,
+    "DIR": folder_path,
+    **dict.fromkeys(("LIST", "RUN.json", "BASE.json", "HEAD.json"), read_path),
+    **dict.fromkeys(("TARGET", "OP|TARGET", "RUN.json|TARGET", "PROBLEM", "SOLUTION", "FOLDER"), read_path),
 }
-_SHARED: dict[str, dict[str, Any]] = {
-    "--backend": {
-        "metavar": "NAME",
-        "help": "where kernels run: cuda, interpreter (Triton's) or cpu (PyTorch code only); default: the first here",
-    },
-    "--jobs": {
-        "type": count,
-        "default": 0,
-        "metavar": "N",
-        "help": "worker processes at a time (default: one per core, if their memory fits; a sweep on a GPU: one)",
-    },
-    "--budget": {"type": seconds, "metavar": "TIME", "help": "time for the whole command (default: no limit)"},
-    "--memory": {
-        "type": size,
-        "default": 0,
-        "metavar": "SIZE",
-        "help": "memory for judging a case, beside the kernel and its inputs, e.g. 512M or 8G; of a larger case some "
-        "elements are judged (default: a quarter of a GPU; 2G, or a quarter, of a host)",
-    },
-    "--fail-fast": {
-        "action": "store_true",
-        "help": "try no further case of a dtype once a result is wrong on ordinary inputs, and no law after a finding",
-    },
-    "--index": {"type": whole_number, "metavar": "N", "help": "flat index of the element in its result"},
-    "--base": {"metavar": "REF", "help": "the commit to compare the working tree with"},
-    "--bounds": {
-        "type": folder_path,
-        "metavar": "DIR",
-        "help": "folder of the committed bounds (default: [tool.verify] bounds, reports/bounds; `report`: no verdict)",
-    },
-    "--runs": {
-        "type": folder_path,
-        "metavar": "DIR",
-        "help": "folder of earlier records (default: [tool.verify] runs, reports/runs; `report`: no history)",
-    },
-    "--all": {"action": "store_true", "help": "also list figures in order"},
-    "--pin": {"action": "store_true", "help": "add what was found to the corpus, which every run tries again"},
-    "--reason": {"metavar": "TEXT", "help": "why, in words that stay in the file"},
-    "--headroom": {
-        "type": share,
-        "metavar": "SHARE",
-        "help": "added to observed maxima: other seeds find larger ones (default: 0.25 or more, by cases)",
-    },
-    "--on-ci": {"action": "store_true", "help": "write although this is a CI machine"},
-    "--resume": {
-        "type": written_path,
-        "metavar": "PATH",
-        "help": "keep finished parts there, and continue from those of an earlier start",
-    },
-    "--gpus": {
-        "metavar": "all|N|LIST",
-        "help": "spread the work over these GPUs of this machine: all, a count, or numbers such as 0,2",
-    },
-    "--github": {
-        "action": "store_true",
-        "help": "in a step of GitHub Actions: annotate the lines of the findings, and add the report to its summary",
-    },
-    "--scheduler": {
-        "metavar": "ADDRESS",
-        "help": "the workers of a running Dask cluster, e.g. tcp://HOST:8786",
-    },
-}
+# The options of several commands, which name them. {} is what a command applies one to, {default} its default there.
+SHARED = """
+targets: [TARGET ...]  FILE.py, MODULE, FILE.py::KERNEL, MODULE::KERNEL (default: everything under `[tool.verify]
+    kernels` in pyproject.toml)
+target: [TARGET] = ""  FILE.py::KERNEL or MODULE::KERNEL; with --run the kernel's name is enough
+case: [CASE] = ""  the case as JSON, from a message or report
+--dtype DTYPE = ""  only this dtype, e.g. bfloat16
+--result NAME = ""  only this output or gradient, e.g. y or dx
+--regime NAME = ""  only this regime of the op, e.g. 'slope root'
+--law LAW = ""  this law, e.g. 'batch invariance'
+--kernel NAME  only this kernel
+--without LAW  leave out this law, e.g. 'error contract'
+--run RUN.json = ""  the record of a run, which has the worst input of each result
+--backend NAME  where kernels run: cuda, interpreter (Triton's) or cpu (PyTorch code only); default: the first here
+--jobs COUNT = 0  worker processes at a time (default: one per core, if their memory fits; a sweep on a GPU: one)
+--budget TIME  time for the whole command (default: no limit)
+--timeout TIME = 10m  stop {} after this time, e.g. 90s, 20m or 1h30m (default {default})
+--seed N = 0  seed of {} (default {default})
+--profile {quick,ci,nightly,exhaustive} = ""  try the cases of this profile; `run` and `nightly`: of the laws
+    (default: {})
+--memory SIZE = 0  memory for judging a case, beside the kernel and its inputs, e.g. 512M or 8G; of a larger case some
+    elements are judged (default: a quarter of a GPU; 2G, or a quarter, of a host)
+--fail-fast  try no further case of a dtype once a result is wrong on ordinary inputs, and no law after a finding
+--index N  flat index of the element in its result
+--base REF  the commit to compare the working tree with
+--bounds DIR  folder of the committed bounds (default: [tool.verify] bounds, reports/bounds; `report`: no verdict)
+--runs DIR  folder of earlier records (default: [tool.verify] runs, reports/runs; `report`: no history)
+--output DIR  folder for {}
+--all  also list figures in order
+--pin  add what was found to the corpus, which every run tries again
+--reason TEXT = ""  why, in words that stay in the file
+--headroom SHARE  added to observed maxima: other seeds find larger ones (default: 0.25 or more, by cases)
+--on-ci  write although this is a CI machine
+--resume PATH  keep finished parts there, and continue from those of an earlier start
+--gpus all|N|LIST  spread the work over these GPUs of this machine: all, a count, or numbers such as 0,2
+--scheduler ADDRESS  the workers of a running Dask cluster, e.g. tcp://HOST:8786
+--json PATH  write {} as JSON to this file; with - to stdout, and nothing else there
+--html PATH  write the report as one self-contained HTML page to this file; with - to stdout, and nothing else there
+--markdown PATH  write the report as Markdown to this file; with - to stdout, and nothing else there
+--csv PATH  write a row for each result as CSV to this file; with - to stdout, and nothing else there
+--schema PATH  write the JSON schema of a record to this file; with - to stdout, and nothing else there
+--sarif PATH  write the findings as SARIF 2.1.0 to this file; with - to stdout, and nothing else there
+--junit PATH  write every check as JUnit XML to this file; with - to stdout, and nothing else there
+--github  in a step of GitHub Actions: annotate the lines of the findings, and add the report to its summary
+"""
 
 
-def add(parser: Any, *flags: str, **changes: Any) -> None:
-    """Adds options of the table. `changes` are a default or a `required` of this command."""
-    for flag in flags:
-        parser.add_argument(flag, **(_SHARED[flag] | changes))
+def define(commands: Any, name: str, definition: str | None, handler: Callable[..., int] | None = None) -> Any:
+    """Adds a command as its docstring defines it, and returns its parser.
 
-
-def some(parser: Any, *flags: str) -> None:
-    """Adds options that choose among results and may be repeated."""
-    for flag in flags:
-        settings = _CHOICES[flag]
-        repeated = settings | {"help": f"{settings['help']} (repeatable)"}
-        parser.add_argument(flag, action="append", default=[], **repeated)
-
-
-def one(parser: Any, *flags: str) -> None:
-    """Adds the same options for a single element, figure or case."""
-    for flag in flags:
-        parser.add_argument(flag, default="", **_CHOICES[flag])
-
-
-def timeout(parser: Any, what: str, *, default: float = TIMEOUT, once: str = "after this time") -> None:
-    """Adds `--timeout`, after which `what` is stopped."""
-    text = f"stop {what} {once}, e.g. 90s, 20m or 1h30m (default {default / 60:g}m)"
-    parser.add_argument("--timeout", type=seconds, default=default, metavar="TIME", help=text)
-
-
-def seed(parser: Any, what: str, *, default: int | None = 0, named: str = "0") -> None:
-    """Adds `--seed`, from which `what` is drawn."""
-    text = f"seed of {what} (default {named})"
-    parser.add_argument("--seed", type=whole_number, default=default, metavar="N", help=text)
-
-
-def profile(parser: Any, *, default: str, named: str, laws: bool = True) -> None:
-    """Adds `--profile`, which sets the number of cases, and with `laws` also `--without`, which leaves out laws."""
-    text = f"try the cases of this profile; `run` and `nightly`: of the laws (default: {named})"
-    parser.add_argument("--profile", choices=PROFILES, default=default, help=text)
-    if laws:
-        some(parser, "--without")
-
-
-def sinks(parser: Any, what: str, *flags: str) -> None:
-    """Adds `--json` for `what`, and the other forms for its report. `verify.cli.sinks` writes them."""
-    forms = {
-        "--json": f"{what} as JSON",
-        "--html": "the report as one self-contained HTML page",
-        "--markdown": "the report as Markdown",
-        "--csv": "a row for each result as CSV",
-        "--schema": "the JSON schema of a record",
-        "--sarif": "the findings as SARIF 2.1.0",
-        "--junit": "every check as JUnit XML",
-    }
-    for flag in flags:
-        text = f"write {forms[flag]} to this file; with - to stdout, and nothing else there"
-        parser.add_argument(flag, type=written_path, metavar="PATH", help=text)
-
-
-def folder(parser: Any, what: str, *, named: str) -> None:
-    """Adds `--output`, the folder that a command writes `what` into. `named` is the default."""
-    text = f"write {what} into this folder (default: {named})"
-    parser.add_argument("--output", type=folder_path, metavar="DIR", help=text)
-
-
-def spread(parser: Any) -> None:
-    """Adds `--gpus` and `--scheduler`, which exclude each other."""
-    add(parser.add_mutually_exclusive_group(), "--gpus", "--scheduler")
-
-
-# -- targets ------------------------------------------------------------------------------------------------
-
-
-def targets(parser: Any, *, also: str = "") -> None:
-    """Adds the positional targets, by default the configured ones. `also` names what else the command accepts there."""
-    parser.add_argument(
-        "targets",
-        nargs="*",
-        type=read_path,
-        metavar=f"{also}|TARGET" if also else "TARGET",
-        help=f"{also and also + ', or '}FILE.py, MODULE, FILE.py::KERNEL, MODULE::KERNEL (default: {CONFIGURED})",
+    The docstring has four paragraphs: a line for the list of commands, a description, examples, and the options. An
+    option has a line: its name, the kind of its value, perhaps `...` (it may be repeated), `!` (it is required) or
+    `= DEFAULT`, and its help after two blanks. `name: KIND` is an argument without a flag. A line of names adds options
+    of `SHARED`; `--seed: the cases` and `--timeout = 30m: a kernel` also fill in their blanks. `|` excludes an option
+    and the one before it, and `#` begins a group of options.
+    """
+    first, *paragraphs = (definition or "").split("\n\n")
+    description, examples, options = [*paragraphs, "", "", ""][:3]
+    parser = commands.add_parser(
+        name,
+        help=first[:1].lower() + first[1:].strip().removesuffix("."),
+        description=" ".join(description.split()),
+        examples=[line.strip() for line in examples.strip().splitlines()],
     )
+    parser.set_defaults(**({} if handler is None else {"handler": handler}))
+    title, entries = "", []
+    for line in _joined(options):
+        title = line[2:] if line.startswith("# ") else title
+        entries += [] if line.startswith("# ") else [(title, *entry) for entry in _entries(line)]
+    groups: dict[str, Any] = {"": parser}
+    place = parser
+    for (title, excluded, flag, settings), after in zip(entries, [*entries, None][1:], strict=True):
+        group = groups[title] if title in groups else groups.setdefault(title, parser.add_argument_group(title))
+        if not excluded:
+            place = group.add_mutually_exclusive_group() if after is not None and after[1] else group
+        place.add_argument(flag, **settings)
+    return parser
+
+
+def _joined(text: str) -> list[str]:
+    """Returns the lines of a text, each with its continuation lines, which are indented further."""
+    indent = text[: len(text) - len(text.lstrip(" "))]
+    return [line.strip() for line in re.sub(rf"\n{indent} +", " ", text.rstrip()).splitlines()]
+
+
+# `| --name ...! = DEFAULT`, where all but the name may be missing
+_NAMED = re.compile(r"(\| )?(--[a-z-]+|[a-z]+)( \.\.\.)?(!)?(?: = (\S+))?")
+_DEFINED = re.compile(r"(--[a-z-]+|[a-z]+:) ?(.*?)( \.\.\.)?(!)?(?: = (\S+))?")
+
+
+def _entries(line: str) -> list[tuple[bool, str, dict[str, Any]]]:
+    """Returns the options of a line: whether each excludes the one before, its name and the settings of argparse."""
+    spec, _, text = line.partition("  ")
+    if text:
+        return [(line.startswith("| "), *_argument(spec.removeprefix("| "), text))]
+    named, _, blank = line.partition(": ")
+    found = []
+    for excluded, name, several, needed, default in _NAMED.findall(named):
+        shared, text = _shared()[name]
+        shared, _, usual = shared.partition(" = ")
+        default = default or usual
+        text = text.replace("{}", blank).replace("{default}", default)
+        found.append((bool(excluded), *_argument(shared + several + needed + f" = {default}" * bool(default), text)))
+    return found
+
+
+@cache
+def _shared() -> dict[str, tuple[str, str]]:
+    """Maps the name of a shared option to its definition and its help."""
+    split = [line.partition("  ") for line in _joined(SHARED.strip())]
+    return {spec.partition(" ")[0].rstrip(":"): (spec, text) for spec, _, text in split}
+
+
+def _argument(spec: str, text: str) -> tuple[str, dict[str, Any]]:
+    """Returns the name of an option and its settings for argparse: `--shape N,N ...`, `case: [CASE] = ""`."""
+    match = _DEFINED.fullmatch(spec)
+    assert match is not None, spec
+    name, value, several, needed, default = match.groups()
+    kind = value.removeprefix("[").removesuffix("]").removesuffix(" ...")
+    parse = KINDS.get(kind)
+    settings: dict[str, Any] = {"help": text.replace("%", "%%")}
+    if not value:
+        return name, settings | {"action": "store_true"}
+    settings |= {"choices": kind[1:-1].split(",")} if kind.startswith("{") else {"metavar": kind, "type": parse}
+    usual = {None: None, '""': "", "0": 0}
+    settings |= {"default": usual[default] if default in usual else parse(default) if parse else default}
+    if name.endswith(":"):
+        many = "*" if value.endswith(" ...]") else "?" if value.startswith("[") else "+" if several else None
+        return name[:-1], settings | {"nargs": many}
+    if several:
+        settings |= {"action": "append", "default": [], "help": f"{settings['help']} (repeatable)"}
+    return name, settings | ({"required": True} if needed else {})

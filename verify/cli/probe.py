@@ -4,31 +4,25 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from typing import Any
 
-from verify.cli import exits, options, screen, sinks
+from verify.cli import exits, screen, sinks
 
 TRIES = 32  # trials that may end the kernel's process
 
 
-def add(commands: Any) -> None:
-    """Adds the command to the parser."""
-    parser = commands.add_parser(
-        "probe",
-        help="find what a kernel accepts, and print its declaration",
-        description="Try dtypes, ranks, sizes, memory layouts and magnitudes of inputs, one at a time. Print what the "
-        "kernel refuses, and the arguments of @verify.kernel that declare what it accepts. A trial that ends the "
-        "kernel's process or hangs is named, and the others are tried in a new process.",
-        examples=("verify probe accuracy.py::my_softmax",),
-    )
-    parser.add_argument("target", type=options.read_path, help="FILE::KERNEL or MODULE::KERNEL")
-    options.timeout(parser, "one kernel")
-    options.sinks(parser, "what was found", "--json")
-    parser.set_defaults(handler=main)
-
-
 def main(options: argparse.Namespace) -> int:
-    """Probes one kernel. A refusal by the kernel is no failure of the command."""
+    """Find what a kernel accepts, and print its declaration.
+
+    Try dtypes, ranks, sizes, memory layouts and magnitudes of inputs, one at a time. Print what the kernel refuses, and
+    the arguments of @verify.kernel that declare what it accepts. A trial that ends the kernel's process or hangs is
+    named, and the others are tried in a new process.
+
+        verify probe accuracy.py::my_softmax
+
+    target: TARGET  FILE::KERNEL or MODULE::KERNEL
+    --timeout: one kernel
+    --json: what was found
+    """
     from verify.declare.requests import declared_by
     from verify.diagnose.requests import Probe
     from verify.errors import UsageError

@@ -8,7 +8,7 @@ import shlex
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from verify.cli import exits, given, options, sinks
+from verify.cli import exits, given, sinks
 from verify.records.figure import UNIT
 
 if TYPE_CHECKING:
@@ -17,58 +17,6 @@ if TYPE_CHECKING:
     from verify.records.recorded import Recorded
     from verify.workers.process import Answers
     from verify.workers.requests import R, Request
-
-
-def add(commands: Any) -> None:
-    """Adds the command to the parser."""
-    parser = commands.add_parser(
-        "replay",
-        help="reproduce one failing element",
-        description="Run one case again, to the bit, and judge one element of it by both exact routes (default: "
-        "element 0 of y); with --law, try the law on the case instead. Failure messages and reports end with such a "
-        "command. Without a case: the worst element of the record in --run; TARGET (a kernel's name is enough), "
-        "--result, --dtype, --regime and --index narrow it down. A file of the corpus is a target too; who deletes it "
-        "unpins its case.",
-        examples=(
-            "verify replay --run run.json",
-            "verify replay my_gelu --run run.json --result dx --dtype bfloat16",
-            "verify replay my_gelu --run run.json --shrink --snippet bug.py",
-            "verify replay reports/corpus/my_gelu/3f9a0c12e7d4.json",
-        ),
-    )
-    add_place(parser)
-    parser.add_argument("--shrink", action="store_true", help="make the case smaller while it breaks in the same way")
-    parser.add_argument(
-        "--snippet",
-        type=options.written_path,
-        metavar="PATH",
-        help="write a script that shows the error without verify to this file, for a bug report; with - to stdout, and "
-        "nothing else there",
-    )
-    options.add(parser, "--pin")
-    options.add(parser, "--reason", default="")
-    parser.set_defaults(handler=main)
-
-
-def add_place(parser: Any) -> None:
-    """Adds the arguments that name an element, the same for `verify replay` and `verify explain`."""
-    parser.add_argument(
-        "target",
-        type=options.read_path,
-        metavar="TARGET",
-        nargs="?",
-        default="",
-        help="FILE.py::KERNEL or MODULE::KERNEL; with --run the kernel's name is enough",
-    )
-    parser.add_argument(
-        "case", metavar="CASE", nargs="?", default="", help="the case as JSON, from a message or report"
-    )
-    options.one(parser, "--result")
-    options.add(parser, "--index")
-    options.one(parser, "--law", "--run", "--dtype", "--regime")
-    options.add(parser, "--backend")
-    options.timeout(parser, "the case")
-    options.sinks(parser, "what was found", "--json")
 
 
 class Outcome(NamedTuple):
@@ -80,7 +28,26 @@ class Outcome(NamedTuple):
 
 
 def main(options: argparse.Namespace) -> int:
-    """Replays. Exit code 1 if the element is beyond the kernel's own limit."""
+    """Reproduce one failing element.
+
+    Run one case again, to the bit, and judge one element of it by both exact routes (default: element 0 of y); with
+    --law, try the law on the case instead. Failure messages and reports end with such a command. Without a case: the
+    worst element of the record in --run; TARGET (a kernel's name is enough), --result, --dtype, --regime and --index
+    narrow it down. A file of the corpus is a target too; who deletes it unpins its case.
+
+        verify replay --run run.json
+        verify replay my_gelu --run run.json --result dx --dtype bfloat16
+        verify replay my_gelu --run run.json --shrink --snippet bug.py
+        verify replay reports/corpus/my_gelu/3f9a0c12e7d4.json
+
+    target case --result --index --law --run --dtype --regime --backend
+    --timeout: the case
+    --json: what was found
+    --shrink  make the case smaller while it breaks in the same way
+    --snippet PATH  write a script that shows the error without verify to this file, for a bug report; with - to stdout,
+        and nothing else there
+    --pin --reason
+    """
     from verify.errors import UsageError
 
     if options.law and options.snippet:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verify.cli import exits, given, options, screen, sinks
+from verify.cli import exits, given, screen, sinks
 
 if TYPE_CHECKING:
     from verify.records.bounds.verdict import Verdict
@@ -20,50 +20,31 @@ RECENT = 24  # earlier figures in a sparkline
 HALF = 30_000  # characters of a comment for the bounds; the run has the rest
 
 
-def add(commands: Any) -> None:
-    """Adds the command to the parser."""
-    parser = commands.add_parser(
-        "report",
-        help="render a saved run record",
-        description="Render a run record as a table, an HTML page or Markdown; beside bounds, an earlier run or the "
-        "history of a folder if asked. Several records: the figures that moved. See docs/report.md for how to read it.",
-        examples=(
-            "verify report run.json",
-            "verify report run.json --html report.html --open",
-            "verify report run.json --compare old.json --bounds reports/bounds",
-            "verify report run.json --csv rows.csv",
-            "verify report run.json --sarif run.sarif --junit run.xml",
-            "verify report a.json b.json c.json             # the figures that moved",
-            "verify report a.json b.json --merge --json run.json",
-            "verify report --schema schema.json             # needs no record",
-        ),
-    )
-    parser.add_argument(
-        "records",
-        type=options.read_path,
-        metavar="RUN.json",
-        nargs="*",
-        help="the record to show; several: the figures that moved, or with --merge one report",
-    )
-    parser.add_argument("--merge", action="store_true", help="show several records of one command's parts as one")
-    options.sinks(parser, "the record", "--html", "--markdown", "--csv", "--schema", "--json", "--sarif", "--junit")
-    options.add(parser, "--github")
-    parser.add_argument("--open", action="store_true", help="open the HTML page in the browser")
-    text = "show what changed since this earlier run"
-    parser.add_argument("--compare", type=options.read_path, metavar="RUN.json", help=text)
-    options.add(parser, "--bounds", "--runs")
-    parser.add_argument(
-        "--whole",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="do not shorten this peer's section where a page would be large (HTML, repeatable)",
-    )
-    parser.set_defaults(handler=main)
-
-
 def main(options: argparse.Namespace) -> int:
-    """Renders the record."""
+    """Render a saved run record.
+
+    Render a run record as a table, an HTML page or Markdown; beside bounds, an earlier run or the history of a folder
+    if asked. Several records: the figures that moved. See docs/report.md for how to read it.
+
+        verify report run.json
+        verify report run.json --html report.html --open
+        verify report run.json --compare old.json --bounds reports/bounds
+        verify report run.json --csv rows.csv
+        verify report run.json --sarif run.sarif --junit run.xml
+        verify report a.json b.json c.json             # the figures that moved
+        verify report a.json b.json --merge --json run.json
+        verify report --schema schema.json             # needs no record
+
+    records: [RUN.json ...]  the record to show; several: the figures that moved, or with --merge one report
+    --merge  show several records of one command's parts as one
+    --html --markdown --csv --schema
+    --json: the record
+    --sarif --junit --github
+    --open  open the HTML page in the browser
+    --compare RUN.json  show what changed since this earlier run
+    --bounds --runs
+    --whole NAME ...  do not shorten this peer's section where an HTML page would be large
+    """
     import tempfile
 
     from verify.errors import UsageError

@@ -12,59 +12,43 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verify.cli import given, options, screen, sinks
+from verify.cli import given, screen, sinks
 
 if TYPE_CHECKING:
     from verify.records.part_store import PartStore
     from verify.records.record import Run
 
 
-def add(commands: Any) -> None:
-    """Adds the command to the parser."""
-    parser = commands.add_parser(
-        "run",
-        help="measure kernels against the exact answer",
-        description="Measure kernels against the exact real-valued answer and print the verdict.",
-        examples=(
-            "verify run accuracy.py",
-            "verify run accuracy.py::my_gelu --dtype bfloat16",
-            "verify run accuracy.py --profile quick                 # the laws too",
-            "verify run accuracy.py --profile ci --without compiled",
-            "verify run accuracy.py --json run.json --html report.html",
-            "verify run accuracy.py --sarif run.sarif --junit run.xml",
-            "verify run accuracy.py --resume build/run        # or continues there",
-            "verify run kernels/*.py --each records.jsonl --jobs 8",
-        ),
-    )
-    options.targets(parser)
-    options.some(parser, "--dtype")
-    options.profile(parser, default="", named="the laws are not tried")
-    options.seed(parser, "the observed cases", default=None)
-    parser.add_argument(
-        "--like",
-        type=options.read_path,
-        metavar="RUN.json",
-        help="measure the cases of this record again, with its seed and its backend's number of cases; without a "
-        "target the kernels that it judged",
-    )
-    options.add(parser, "--backend", "--jobs")
-    options.timeout(parser, "one dtype of a kernel", once="once its calls took this time, and judging as much")
-    options.add(parser, "--memory", "--fail-fast", "--resume")
-    parser.add_argument(
-        "--each",
-        type=options.written_path,
-        metavar="PATH",
-        help="run each target alone, --jobs at a time and on all GPUs, and add its record to this file as a line of "
-        "JSON when it ends; a second start leaves out the targets that are there",
-    )
-    options.spread(parser)
-    options.sinks(parser, "the run record", "--json", "--html", "--markdown", "--sarif", "--junit")
-    options.add(parser, "--github")
-    parser.set_defaults(handler=main)
-
-
 def main(options: argparse.Namespace) -> int:
-    """Runs and reports. The exit code is the verdict."""
+    """Measure kernels against the exact answer.
+
+    Measure kernels against the exact real-valued answer and print the verdict.
+
+        verify run accuracy.py
+        verify run accuracy.py::my_gelu --dtype bfloat16
+        verify run accuracy.py --profile quick                 # the laws too
+        verify run accuracy.py --profile ci --without compiled
+        verify run accuracy.py --json run.json --html report.html
+        verify run accuracy.py --sarif run.sarif --junit run.xml
+        verify run accuracy.py --resume build/run        # or continues there
+        verify run kernels/*.py --each records.jsonl --jobs 8
+
+    targets --dtype ...
+    --profile: the laws are not tried
+    --without ...
+    --seed N  seed of the observed cases (default: 0)
+    --like RUN.json  measure the cases of this record again, with its seed and its backend's number of cases; without a
+        target the kernels that it judged
+    --backend --jobs
+    --timeout TIME = 10m  stop one dtype of a kernel once its calls took this time, and judging as much, e.g. 90s, 20m
+        or 1h30m (default 10m)
+    --memory --fail-fast --resume
+    --each PATH  run each target alone, --jobs at a time and on all GPUs, and add its record to this file as a line of
+        JSON when it ends; a second start leaves out the targets that are there
+    --gpus | --scheduler
+    --json: the run record
+    --html --markdown --sarif --junit --github
+    """
     from verify import api
     from verify.declare import config
     from verify.errors import UsageError, WriteError

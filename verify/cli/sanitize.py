@@ -4,34 +4,26 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from typing import Any
 
-from verify.cli import exits, options, screen, sinks
-
-
-def add(commands: Any) -> None:
-    """Adds the command to the parser."""
-    parser = commands.add_parser(
-        "sanitize",
-        help="run a kernel under compute-sanitizer (GPU only)",
-        description="Run a kernel, forward and backward, under the tools of compute-sanitizer, on one case or on sizes "
-        "at both sides of a block: memcheck (accesses out of bounds), initcheck (reads of memory that was never "
-        "written), racecheck (races in shared memory), synccheck (barriers that some threads miss). Exit code 3 "
-        "without a GPU or without compute-sanitizer.",
-        examples=("verify sanitize accuracy.py::my_gelu", "verify sanitize accuracy.py::my_gelu --tool memcheck"),
-    )
-    parser.add_argument("target", type=options.read_path, metavar="TARGET", help="FILE.py::KERNEL or MODULE::KERNEL")
-    parser.add_argument(
-        "case", metavar="CASE", nargs="?", default="", help="the case as JSON, from a message or report"
-    )
-    parser.add_argument("--tool", choices=("memcheck", "initcheck", "racecheck", "synccheck"), help="default: all four")
-    options.timeout(parser, "a tool")
-    options.sinks(parser, "the findings", "--json")
-    parser.set_defaults(handler=main)
+from verify.cli import exits, screen, sinks
 
 
 def main(options: argparse.Namespace) -> int:
-    """Runs the tools. Exit code 1 if one of them finds something, 3 if one of them gave no verdict."""
+    """Run a kernel under compute-sanitizer (GPU only).
+
+    Run a kernel, forward and backward, under the tools of compute-sanitizer, on one case or on sizes at both sides of a
+    block: memcheck (accesses out of bounds), initcheck (reads of memory that was never written), racecheck (races in
+    shared memory), synccheck (barriers that some threads miss). Exit code 3 without a GPU or without compute-sanitizer.
+
+        verify sanitize accuracy.py::my_gelu
+        verify sanitize accuracy.py::my_gelu --tool memcheck
+
+    target: TARGET  FILE.py::KERNEL or MODULE::KERNEL
+    case
+    --tool {memcheck,initcheck,racecheck,synccheck}  default: all four
+    --timeout: a tool
+    --json: the findings
+    """
     from verify.diagnose import sanitize
 
     program = sanitize.executable()

@@ -7,31 +7,25 @@ import os
 import signal
 import sys
 import threading
-from typing import Any
 
-from verify.cli import exits, options
+from verify.cli import exits
 from verify.cli.run import terminated_as_interrupted
 
 
-def add(commands: Any) -> None:
-    """Add the command to the parser."""
-    parser = commands.add_parser(
-        "serve",
-        help="answer requests of programs by warm workers",
-        description="Read requests from stdin, a line of JSON each, and write answers to stdout: run, judge, replay "
-        "and explain, with the options and the JSON of these commands. The same pipe takes MCP. Workers "
-        "stay warm between requests. There is no network port. At the end of stdin all requests are answered first; "
-        "Ctrl-C ends the command at once (docs/serve.md).",
-        examples=("verify serve", "verify serve --jobs 4 --backend cuda --timeout 2m"),
-    )
-    options.add(parser, "--backend")
-    options.add(parser, "--jobs", help="worker processes at a time (default: one)")
-    options.timeout(parser, "a request")
-    parser.set_defaults(handler=main)
-
-
 def main(options: argparse.Namespace) -> int:
-    """Answer until the end of stdin."""
+    """Answer requests of programs by warm workers.
+
+    Read requests from stdin, a line of JSON each, and write answers to stdout: run, judge, replay and explain, with the
+    options and the JSON of these commands. The same pipe takes MCP. Workers stay warm between requests. There is no
+    network port. At the end of stdin all requests are answered first; Ctrl-C ends the command at once (docs/serve.md).
+
+        verify serve
+        verify serve --jobs 4 --backend cuda --timeout 2m
+
+    --backend
+    --jobs COUNT = 0  worker processes at a time (default: one)
+    --timeout: a request
+    """
     from verify.cli.door import Door
     from verify.declare.requests import Forget
     from verify.workers.lanes import Lanes

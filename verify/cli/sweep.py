@@ -4,50 +4,33 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
 
-from verify.cli import exits, given, options, screen, sinks
-
-
-def add(commands: Any) -> None:
-    """Adds the command to the parser."""
-    parser = commands.add_parser(
-        "sweep",
-        help="judge every input: a proof",
-        description="Run elementwise kernels on every input of a dtype, or of a range, and judge every result "
-        "against the exact value. Without a GPU float32 is swept only with --dtype, --range or --regime.",
-        examples=(
-            "verify sweep accuracy.py::my_gelu --dtype bfloat16",
-            "verify sweep accuracy.py::my_gelu --range=-6:-5 --hardest 10",
-            "verify sweep accuracy.py::my_geglu --pairs --resume geglu.parts",
-        ),
-    )
-    options.targets(parser)
-    options.some(parser, "--dtype", "--result")
-    parser.add_argument("--pairs", action="store_true", help="kernels of two operands: all 2^32 pairs of 16 bits")
-    part = parser.add_mutually_exclusive_group()
-    part.add_argument("--range", metavar="LO:HI", help="inputs from LO to HI, both included (of a pair: of the gate)")
-    options.one(part, "--regime")
-    parser.add_argument("--baseline", action="store_true", help="sweep PyTorch's own implementation beside it")
-    parser.add_argument("--no-curve", action="store_true", help="leave the error-against-input curve out of the record")
-    parser.add_argument(
-        "--hardest",
-        type=options.count,
-        default=0,
-        metavar="N",
-        help="list the N inputs whose results are hardest to round",
-    )
-    options.add(parser, "--resume")
-    options.add(parser, "--backend", "--jobs")
-    options.timeout(parser, "a span of inputs")
-    options.spread(parser)
-    options.sinks(parser, "the run record", "--json", "--html", "--markdown", "--sarif", "--junit")
-    options.add(parser, "--github")
-    parser.set_defaults(handler=main)
+from verify.cli import exits, given, screen, sinks
 
 
 def main(options: argparse.Namespace) -> int:
-    """Sweeps and reports. The exit code is the verdict, or 3 after Ctrl-C."""
+    """Judge every input: a proof.
+
+    Run elementwise kernels on every input of a dtype, or of a range, and judge every result against the exact value.
+    Without a GPU float32 is swept only with --dtype, --range or --regime.
+
+        verify sweep accuracy.py::my_gelu --dtype bfloat16
+        verify sweep accuracy.py::my_gelu --range=-6:-5 --hardest 10
+        verify sweep accuracy.py::my_geglu --pairs --resume geglu.parts
+
+    targets --dtype ... --result ...
+    --pairs  kernels of two operands: all 2^32 pairs of 16 bits
+    --range LO:HI  inputs from LO to HI, both included (of a pair: of the gate)
+    | --regime
+    --baseline  sweep PyTorch's own implementation beside it
+    --no-curve  leave the error-against-input curve out of the record
+    --hardest COUNT = 0  list this number of inputs whose results are hardest to round
+    --resume --backend --jobs
+    --timeout: a span of inputs
+    --gpus | --scheduler
+    --json: the run record
+    --html --markdown --sarif --junit --github
+    """
     from verify import api
     from verify.declare import config
     from verify.search.sweep.drive import InterruptedSweepError

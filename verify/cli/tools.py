@@ -89,7 +89,7 @@ class _Commands(Parser):
 def _parsers() -> dict[str, argparse.ArgumentParser]:
     commands = _Commands(prog="verify").add_subparsers()
     for tool in TOOLS.values():
-        tool.command.add(commands)
+        options.define(commands, tool.command.__name__.rpartition(".")[2], tool.command.main.__doc__)
     return dict(commands.choices)
 
 
