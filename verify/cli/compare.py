@@ -27,11 +27,10 @@ def main(options: argparse.Namespace) -> int:
     head: HEAD.json  the record from after, of the same cases
     --all
     --json: the comparison
-    --html --markdown
+    --markdown
     """
     from verify.records.compare import compare
     from verify.records.files import load
-    from verify.report.html import pages
     from verify.report.markdown import gate_markdown
     from verify.report.terminal import compare_text
 
@@ -46,7 +45,6 @@ def main(options: argparse.Namespace) -> int:
         options,
         text,
         json=lambda: sinks.as_json(data(found)),
-        html=lambda: pages.compared(found).encode(),
         markdown=lambda: gate_markdown.compared(found).encode(),
     )
     return found.exit_code

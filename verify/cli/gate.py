@@ -29,7 +29,7 @@ def main(options: argparse.Namespace) -> int:
         under `[tool.verify] kernels` in pyproject.toml)
     --bounds --kernel ... --all
     --json: the verdict
-    --html --markdown --sarif --junit --github
+    --markdown --sarif --junit --github
     # measuring a commit and the working tree
     --base --dtype ...
     --seed: the observed cases
@@ -44,7 +44,6 @@ def main(options: argparse.Namespace) -> int:
     from verify.records.compare import compare
     from verify.report import gate_data
     from verify.report.checks import of_verdict
-    from verify.report.html import pages
     from verify.report.markdown import gate_markdown
 
     measuring = ("dtype", "seed", "backend", "timeout", "output")
@@ -76,7 +75,6 @@ def main(options: argparse.Namespace) -> int:
         lambda: _text(options, done.judged, comparison, paths),
         checks=lambda: of_verdict(done.judged, done.bounds),
         json=lambda: sinks.as_json(data()),
-        html=lambda: pages.gate(done.judged, comparison).encode(),
         markdown=lambda: gate_markdown.render(done.judged, comparison).encode(),
     )
     return done.exit_code
