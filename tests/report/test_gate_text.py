@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from rich.cells import cell_len
 
-from tests.records.bounds.gate_records import HASH, SEEN, book, bound, kernel, result, run
+from tests.records.bounds.gate_records import SEEN, book, bound, kernel, result, run
 from tests.report.sample import HOSTILE_MESSAGE, HOSTILE_NAME
 from verify.records.bounds import changes
 from verify.records.bounds.verdict import Verdict, judge
@@ -51,40 +51,6 @@ def verdict() -> Verdict:
     return judge([item], held)
 
 
-def test_every_status_is_told() -> None:
-    text = gate_text.render(verdict(), Terminal(120), everything=True, records=["run.json"])
-    for status in ("ok", "improved", "breached", "new", "unused", "incomparable", "nonfinite", "crashed"):
-        assert f" {status}" in text
-    assert " ".join(text.split()).endswith(
-        "✗ fail: 1 kernel failed; 1 NaN or infinite result; 1 bound breached; 1 result cannot be compared; "
-        "1 bound not measured; 1 result without a bound; the worst is gelu dw bfloat16 all, NaN; "
-        "1 part of the runs did not happen; 1 could be tighter "
-        'next: verify replay accuracy.py::gelu \'{"dtype":"bfloat16"}\' --result y --index 7'
-    )
-
-
-def test_a_breach_says_everything_that_is_needed() -> None:
-    text = gate_text.render(verdict(), Terminal(80), records=["my run.json"])
-    block = text[text.index("✗ breached  gelu") :].split("\n\n")[0].splitlines()
-    assert block == [
-        "✗ breached  gelu y bfloat16 positive",
-        "    error     0.91 ULP, exhaustive, 65,536 inputs",
-        "    bound     0.5 ULP: all 2^16, 2026-10-01, commit bbbbbbb",
-        "    input     x = -4.34 (0xc08b) at [7]",
-        "    got       -0 (0x8000)",
-        "    truth     -3.04e-5",
-        '    verify replay accuracy.py::gelu \'{"dtype":"bfloat16"}\' --result y --index 7',
-        "    verify bounds accept gelu/y/bfloat16/positive 'my run.json' --reason '...'",
-    ]
-
-
-def test_no_breach_takes_more_than_eight_lines_and_nan_names_its_key() -> None:
-    blocks = gate_text.render(verdict(), Terminal(80), records=["run.json"]).split("\n\n")
-    breaches = [block.splitlines() for block in blocks if block.startswith(("✗ breached", "✗ nonfinite"))]
-    assert len(breaches) == 2 and all(len(block) <= 8 == len(set(block)) for block in breaches)
-    assert any("    key       gelu/dw/bfloat16/all" in block for block in breaches)
-
-
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 120])
 def test_no_line_is_wider_than_the_screen_except_commands(width: int) -> None:
     item, held = everything()
@@ -96,16 +62,6 @@ def test_no_line_is_wider_than_the_screen_except_commands(width: int) -> None:
     ]
     for line in "".join(texts).splitlines():
         assert cell_len(line) <= width or re.match(r"(next: |    )verify ", line), line
-
-
-def test_at_80_columns_figures_stand_in_columns() -> None:
-    lines = gate_text.render(verdict(), Terminal(80), everything=True).splitlines()
-    assert lines[1] == "    regime                 bound  measured  basis        status"
-    place = lines.index("  y  bfloat16")
-    assert lines[place + 1 : place + 3] == [
-        "    positive                 0.5      0.91  all 2^16     ✗ breached",
-        "    infinite or NaN input    0.5       0.2  all 2^16     ✓ ok",
-    ]
 
 
 def test_ascii_and_colour() -> None:
@@ -139,14 +95,6 @@ def test_hostile_names_are_spelled_out(width: int) -> None:
 
 
 # -- the comment ------------------------------------------------------------------------------------------
-
-
-def test_a_comment_is_one_line_when_nothing_changed() -> None:
-    item = run(kernel(result(0.98, low=0.98, high=0.98)))
-    held = book(bound(1.0, regime="low"), bound(1.0, regime="high"))
-    text = "✓ verify: no changes: all 2 bounds hold.\n"
-    assert gate_markdown.render(judge([item], held)) == text
-    assert gate_markdown.render(judge([item], held), compare(item, item)) == text
 
 
 def test_a_comment_begins_with_what_changed_and_has_only_changed_rows() -> None:
@@ -263,34 +211,8 @@ def test_a_result_without_a_verdict_never_passes_and_says_why(status: str) -> No
     assert against.bounds(found).lines[0].text == f"{status}: {line}"
 
 
-def test_a_proposal_names_every_key_that_it_leaves() -> None:
-    parts = dict.fromkeys(("saturated", "vanishing", "around zero"), nan)
-    found = changes.propose([run(kernel(result(**parts)), arch="sm_90")], book())
-    text = bounds_text.proposal(found, Terminal(200), written=[])
-    [told] = [line for line in text.splitlines() if "left as it is" in line]
-    assert "gelu 3 results (sm_90): nonfinite" in told
-    assert all(f"gelu/y/bfloat16/{name}" in text for name in parts)
-
-
 def test_a_bound_is_never_shown_below_what_was_measured() -> None:
     found = changes.propose([run(kernel(result(2.1331, output="dw")))], book())
     text = bounds_text.proposal(found, Terminal(120), written=[])
     [line] = [line for line in text.splitlines() if "  dw  " in line]
     assert line.split()[4:6] == ["2.134", "2.134"]
-
-
-def test_a_truth_that_no_format_holds_is_shortened_in_the_verdict_of_the_gate() -> None:
-    tiny = result(0.9)
-    [worst] = tiny.worst
-    tiny = msgspec.structs.replace(tiny, worst=[msgspec.structs.replace(worst, truth="-7.433123e-" + 77 * "2")])
-    found = judge([run(kernel(tiny))], book(bound(0.5)))
-    assert "    truth     -7.433…·10^(-2.2e76)\n" in gate_text.render(found, Terminal(120))
-    assert "22222222" not in gate_markdown.render(found)
-
-
-def test_a_review_names_the_commands_whose_property_a_bound_drops() -> None:
-    both = bound(1.0, properties={"run": HASH, "sweep": HASH, "hunt": HASH})
-    text = bounds_text.review(changes.review(book(both), book(bound(1.0))), "HEAD", Terminal(100))
-    assert "\n    reason    none: it was changed by hand\n" in text
-    assert "\n    dropped   the property of a hunt and a sweep, which it no longer judges\n" in text
-    assert "1 looser (1 without a reason)" in text

@@ -15,8 +15,9 @@ from typing import Literal
 from verify.declare.target import Target, declared_at
 from verify.records.bounds.committed import file_name
 from verify.records.bounds.verdict import BREACH, INCOMPLETE, MEANING, SEVERITY, Row, Verdict
-from verify.records.record import Run, replay_command
-from verify.report import gate_words, result_words, words
+from verify.records.record import Run
+from verify.report import blocks, gate_words, words
+from verify.report.blocks import Block
 from verify.report.gaps import gathered
 from verify.report.present import KernelFacts, ResultFacts, present
 
@@ -111,39 +112,33 @@ def of_run(run: Run) -> list[Check]:
 def _of_kernel(kernel: KernelFacts, place: Place) -> list[Check]:
     run, checks = kernel.run, []
     if run.status in ("error", "crashed", "timeout"):
-        lines = "\n".join([f"{kernel.name}: {kernel.word}", *kernel.last_words(MOST_LINES)])
+        lines = _message(f"{kernel.name}: {kernel.word}", blocks.failure(kernel, MOST_LINES))
         checks.append(Check("kernel-failed", kernel.name, "runs", place, lines, kernel.rerun, run.seconds))
     elif run.status == "skipped":
         message = f"{kernel.name} was skipped: {words.clean(run.message)}"
         checks.append(Check("kernel-skipped", kernel.name, "runs", place, message))
     if run.unrepeatable:
-        lines = "\n".join(filter(None, (f"{kernel.name}: {words.clean(run.unrepeatable)}", kernel.besides())))
+        lines = _message(kernel.name, blocks.unrepeatable(kernel))
         checks.append(Check("not-deterministic", kernel.name, "same bits again", place, lines, kernel.replay))
     return checks
 
 
 def _of_result(found: ResultFacts, first: ResultFacts | None, place: Place) -> Check:
     """Returns the check of a result; `first` is the same with the results of its cause, if it leads them."""
-    result, worst = found.result, found.worst
+    result = found.result
     source = "" if result.source == "run" else f" ({result.source})"
     name = f"{words.clean(result.output)} {words.clean(result.dtype)}{source}"
     if result.status == "ok":
         return Check("within-limit", found.owner.name, name, place, f"{found.title}: {found.label}")
-    lines = [f"{found.title}: {found.label}", f"why: {words.clean(result.reason)}" if result.reason else ""]
-    replay = ""
-    if worst is not None and result.status == "wrong":
-        got = words.clean(worst.got) + ("" if result.counts else f" ({words.clean(worst.got_hex)})")
-        lines += [
-            f"input: {result_words.inputs_text(worst)} at {result_words.index_text(worst) or 'the only element'}",
-            f"got: {got}",
-            f"truth: {words.truth(worst.truth)}",
-            f"error: {result_words.error_text(worst, result.gate, counts=result.counts)}",
-        ]
-        replay = words.clean(replay_command(worst.origin))
-    lines += [f"limit: {result_words.limit_of(result)}", f"also: {first.also_words}" if first and first.also else ""]
-    lines += [f"next: {result_words.remedy(result)}"] if result.status != "wrong" else []
-    message = "\n".join(filter(None, lines))
+    block = blocks.wrong(first or found) if result.status == "wrong" else blocks.unproven(first or found)
+    replay = words.clean(next(iter(block.commands), ""))
+    message = _message(f"{found.title}: {found.label}", block)
     return Check(result.status, found.owner.name, name, place, message, replay, repeats=first is None)
+
+
+def _message(title: str, block: Block) -> str:
+    """Returns a title with the facts of a block below it."""
+    return "\n".join([title, *block.message, *(f"{name}: {value}" for name, value in block.known)])
 
 
 def _of_laws(kernel: KernelFacts, place: Place) -> list[Check]:
@@ -153,10 +148,9 @@ def _of_laws(kernel: KernelFacts, place: Place) -> list[Check]:
         if law.status == "ok":
             checks.append(Check("law-kept", kernel.name, name, place))
         elif law.status == "broken":
-            lines = [f"{kernel.law_title(law)}: {words.clean(law.message)}"]
-            lines += [f"{words.clean(key)}: {words.clean(value)}" for key, value in law.facts.items()]
-            replay, repeats = words.clean(replay_command(law.origin)), id(law) not in first
-            checks.append(Check("law-broken", kernel.name, name, place, "\n".join(lines), replay, repeats=repeats))
+            block, repeats = blocks.broken(kernel, law), id(law) not in first
+            text, replay = _message(block.title, block), words.clean(block.commands[0])
+            checks.append(Check("law-broken", kernel.name, name, place, text, replay, repeats=repeats))
     return checks
 
 
@@ -211,14 +205,10 @@ def _cause(row: Row) -> tuple[str, ...]:
 def _of_row(row: Row, place: Place, alike: Sequence[Row]) -> Check:
     """Returns the check of a row; `alike` are the rows of its cause, the worst first."""
     name = " ".join(words.clean(part) for part in (row.key.output, row.key.dtype, row.key.regime, row.key.arch) if part)
-    lines = [f"{gate_words.measured(row)}: {words.clean(gate_words.why(row) or row.status)}"]
-    replay, reading = "", row.leading
-    if row.status in BREACH and reading is not None:
-        lines += [f"limit: {gate_words.bound_text(row.bound)}"] if row.bound is not None else []
-        if (worst := reading.worst) is not None:
-            lines += [f"input: {gate_words.where(worst)}", f"got: {words.clean(worst.got)}"]
-            lines.append(f"truth: {words.truth(worst.truth)}")
-            replay = words.clean(replay_command(worst.origin))
+    lines, replay = [f"{gate_words.measured(row)}: {words.clean(gate_words.why(row) or row.status)}"], ""
+    if row.status in BREACH and row.leading is not None:
+        block = gate_words.breach(row, {})
+        lines, replay = [_message(lines[0], block)], words.clean(next(iter(block.commands), ""))
     if others := len({each.key for each in alike}) - 1:
         lines.append(f"also: {words.plural(others, 'other key')} of this kernel")
     message, rule = "\n".join(lines), f"bound-{row.status}"

@@ -8,7 +8,8 @@ from verify.errors import INCOMPLETE, WRONG
 from verify.records.compare import Comparison, Pair
 from verify.records.readings import Reading, arch_of, commit_of
 from verify.records.record import Run
-from verify.report import gate_words, words
+from verify.report import blocks, gate_words, words
+from verify.report.blocks import Block
 from verify.report.gaps import FEW, GapLine
 
 
@@ -69,6 +70,13 @@ def _fails(count: int) -> str:
 def growth(pair: Pair) -> str:
     """Returns what got worse: `0.4994 ULP to 1.48 ULP`, `22.2% to 74.6% misrounded`, `ok to wrong`."""
     return "; ".join(f"{before} to {after}" for after, before in map(gate_words.excess, pair.grew))
+
+
+def grown(pair: Pair) -> Block:
+    """Returns the block of a figure that got worse."""
+    assert pair.head is not None
+    facts = [("error", f"{growth(pair)}, {pair.head.basis}"), *blocks.element(pair.head.worst)]
+    return Block("wrong", "worse", gate_words.title(pair), facts, blocks.again(pair.head.worst))
 
 
 def figure(reading: Reading | None) -> str:

@@ -10,9 +10,10 @@ from verify.records.bounds.committed import Bound
 from verify.records.bounds.verdict import BREACH, SEVERITY, Excess, Row, Status, Verdict
 from verify.records.compare import Pair
 from verify.records.figure import UNIT, ordered, shown
-from verify.records.readings import Reading, inputs
-from verify.records.record import UNPROVEN, Gate, Worst, number, replay_command, value_of
-from verify.report import result_words, words
+from verify.records.readings import Reading
+from verify.records.record import UNPROVEN, Gate, number, replay_command, value_of
+from verify.report import blocks, result_words, words
+from verify.report.blocks import Block
 
 WITH_FIGURES: tuple[Status, ...] = ("nonfinite", "breached", "improved")
 # The status of a result that looks like that of a row; others look skipped.
@@ -206,10 +207,27 @@ def besides(verdict: Verdict) -> list[tuple[str, tuple[str, ...]]]:
     return [*found, ("waivers that excuse nothing", verdict.idle)]
 
 
-def where(worst: Worst) -> str:
-    """Returns for example `x = 4.01 (0x4403) at [17411]`."""
-    place = result_words.index_text(worst)
-    return inputs(worst) + (f" at {place}" if place else "")
+def element(reading: Reading) -> list[tuple[str, str]]:
+    """Returns the facts about the worst element behind a figure. An old record may have none."""
+    return [] if reading.worst is None else [*blocks.element(reading.worst), ("there", there(reading))]
+
+
+def breach(row: Row, files: Mapping[str, str], *, note: str = "") -> Block:
+    """Returns the block of a breach. `files` maps the ids of records to their paths, for a short command."""
+    reading, bound = row.leading, row.bound
+    assert reading is not None
+    facts = [("error", f"{decisive(row)[0]}, {reading.basis}")]
+    if row.status == "nonfinite":
+        facts += [("why", row.reason), ("key", str(row.key))]  # for a waiver, because no bound can allow it
+    elif bound is not None:
+        evidence = f"{words.basis_short(bound.basis)}, {bound.evidence.date}, commit {bound.evidence.commit[:7]}"
+        facts.append(("bound", f"{bound_text(bound)}: {evidence}"))
+    facts += [] if row.waiver is None else [("waiver", waiver(row))]
+    facts += [("also", text) for text in beside(row)]
+    others = [other for other in row.readings if other is not reading]
+    facts += [("also", f"{figure(other)}, {other.basis} ({other.source})") for other in others]
+    commands, short = blocks.again(reading.worst), short_replay(reading, files)
+    return Block("wrong", row.status, title(row), [*facts, *element(reading)], commands, short=short, note=note)
 
 
 def there(reading: Reading) -> str:

@@ -545,11 +545,6 @@ class Facts:
         return f"{clean(run.command)} --json run.json --html report.html" if run.command else "verify list"
 
 
-def law_word(law: LawRun) -> str:
-    """Returns the status word of a broken law."""
-    return "kernel failed" if law.cause == "failed" else "law broken"
-
-
 def law_counts(laws: Iterable[LawRun]) -> str:
     """Returns for example `40 kept, 2 broken, 12 not applicable`, or "" for no laws."""
     found = ["late" if law.late and law.status == "skipped" else law.status for law in laws]

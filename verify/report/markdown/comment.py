@@ -12,6 +12,8 @@ import functools
 import re
 
 from verify.report import words
+from verify.report.blocks import Block
+from verify.report.signs import GLYPHS
 
 # These become character references: all but letters, digits and a few signs, underscores at the edge of a word
 # (emphasis), and the dot of www. (a link).
@@ -97,3 +99,14 @@ def fenced(command: str) -> str:
 def table_row(cells: list[str]) -> str:
     """Returns one row of a table."""
     return f"| {' | '.join(cells)} |"
+
+
+def folded(block: Block) -> str:
+    """Returns a block behind its heading: a table of its facts, its message, and its commands."""
+    heading = f"{GLYPHS[block.status]} {code(block.title)}: {inert(block.word + block.note)}"
+    facts = "".join(f"| {inert(name)} | {inert(value)} |\n" for name, value in block.known)
+    table = f"| | |\n| --- | --- |\n{facts}\n" if facts else ""
+    message = "<br>".join(code(line) for line in block.message if line)
+    commands = "\n".join(map(fenced, block.commands))
+    parts = "".join(f"{part.rstrip()}\n\n" for part in (table, message, commands) if part)
+    return f"<details><summary>{heading}</summary>\n\n{parts}</details>\n"

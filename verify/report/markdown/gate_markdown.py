@@ -13,10 +13,10 @@ from verify.errors import PASS, WRONG
 from verify.records.bounds.verdict import Row, Verdict
 from verify.records.compare import Comparison, Pair
 from verify.records.figure import ordered
-from verify.records.record import UNPROVEN, replay_command
+from verify.records.record import UNPROVEN
 from verify.report import compare_words, gate_words, words
 from verify.report.gaps import FEW, gathered
-from verify.report.markdown.comment import Budget, code, fenced, inert, table_row
+from verify.report.markdown.comment import Budget, code, folded, inert, table_row
 from verify.report.signs import GLYPHS, STANDING
 
 HEADER = (
@@ -57,7 +57,8 @@ def render(verdict: Verdict, comparison: Comparison | None = None, *, limit: int
     with_figures = [row for row in notable if row.status in gate_words.WITH_FIGURES or id(row) in few]
     shown = {id(row) for row in with_figures if row.status not in UNPROVEN}  # rows whose reason the table does not show
     details = [
-        _detail(*group) for group in _by_result(row for row in notable if row.status in ("breached", "nonfinite"))
+        folded(gate_words.breach(row, {}, note=f", and {words.plural(count - 1, 'other regime')} of it" * (count > 1)))
+        for row, count in _by_result(row for row in notable if row.status in ("breached", "nonfinite"))
     ]
     if comparison is not None:
         _fill_changes(budget, comparison, share=0.4)
@@ -181,32 +182,3 @@ def _waived(rows: Sequence[Row]) -> list[str]:
         f"- {code(kernel + gate_words.keys(members))} ({inert(arch)}): {inert(reason)}"
         for arch, kernel, reason, members in gate_words.groups(rows)
     ]
-
-
-def _detail(row: Row, count: int) -> str:
-    """Returns a folded block for one breach: figures, input, the kernel's value, the truth and the replay command."""
-    reading = row.leading
-    assert reading is not None
-    facts = [("measured", f"{gate_words.decisive(row)[0]}, {inert(str(reading.basis))}")]
-    if row.bound is not None:
-        evidence = row.bound.evidence
-        rests = f"{row.bound.basis}; commit {evidence.commit}, {evidence.date}"
-        facts.append(("bound", inert(f"{gate_words.bound_text(row.bound)}, {rests}")))
-    else:
-        facts.append(("why", inert(row.reason)))
-    facts += [("also", inert(told)) for told in gate_words.beside(row)]
-    if row.waiver is not None:
-        facts.append(("waiver", inert(gate_words.waiver(row))))
-    if reading.worst is not None:
-        facts += [
-            ("input", code(gate_words.where(reading.worst))),
-            ("got", f"{code(reading.worst.got)} ({code(reading.worst.got_hex)})"),
-            ("truth", code(words.truth(reading.worst.truth))),
-        ]
-        if text := gate_words.there(reading):
-            facts.append(("there", inert(text)))
-    table = "\n".join(f"| {name} | {value} |" for name, value in facts)
-    replay = f"\n{fenced(replay_command(reading.worst.origin))}" if reading.worst is not None else ""
-    others = f", and {words.plural(count - 1, 'other regime')} of it" if count > 1 else ""
-    heading = f"<summary>✗ {code(gate_words.title(row))}: {row.status}{others}</summary>"
-    return f"<details>{heading}\n\n| | |\n| --- | --- |\n{table}\n{replay}\n</details>\n"

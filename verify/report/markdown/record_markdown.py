@@ -5,11 +5,11 @@ Results in order have a row each while there are few. If there are many, each ke
 
 from __future__ import annotations
 
-from verify.records.record import LawRun, Run, replay_command
-from verify.report import result_words, words
-from verify.report.markdown.comment import Budget, code, fenced, inert, table_row
-from verify.report.present import Facts, KernelFacts, ResultFacts, ResultRow, law_word, present
-from verify.report.result_words import limit_of, on_average, remedy, result_notes
+from verify.records.record import Run
+from verify.report import blocks, words
+from verify.report.markdown.comment import Budget, code, fenced, folded, inert, table_row
+from verify.report.present import Facts, ResultRow, present
+from verify.report.result_words import result_notes
 from verify.report.signs import CALM, GLYPHS, STANDING
 
 HEADER = (
@@ -30,11 +30,11 @@ def render(run: Run, *, limit: int = 60_000, record: str = "") -> str:
     budget.fill(limits, "limits", head="**Limits**\n")
     missing = [f"- {inert(gap.text)}" for gap in facts.missing]
     budget.fill(missing, "things that were not measured", head="**Not measured**\n")
-    wrong = [_unrepeatable(kernel) for kernel in facts.unrepeatable]
-    wrong += [_worst(found) for found in facts.findings]
-    wrong += [_law(kernel, law) for kernel, law in facts.broken_laws]
-    unproven = [_unproven(found) for found in facts.unproven]
-    failed = [_failure(kernel) for kernel in facts.failures]
+    wrong = [folded(blocks.unrepeatable(kernel)) for kernel in facts.unrepeatable]
+    wrong += [folded(blocks.wrong(found)) for found in facts.findings]
+    wrong += [folded(blocks.broken(kernel, law)) for kernel, law in facts.broken_laws]
+    unproven = [folded(blocks.unproven(found)) for found in facts.unproven]
+    failed = [folded(blocks.failure(kernel, MOST_LINES)) for kernel in facts.failures]
     loud = [_row(row) for row in facts.rows if row.standing not in CALM]
     calm = [_row(row) for row in facts.rows if row.standing in CALM]
     # A long table must leave room for the worst inputs.
@@ -100,69 +100,3 @@ def _row(row: ResultRow) -> str:
             f"{sign} " + (f"**{each.label}**" if row.standing == "wrong" else each.label),
         ]
     )
-
-
-def _folded(heading: str, facts: list[tuple[str, str]], command: str = "") -> str:
-    """Returns a table of facts behind a heading, and a command that shows them again."""
-    table = "\n".join(f"| {name} | {value} |" for name, value in facts)
-    again = f"{fenced(command)}\n" if command else ""
-    return f"<details><summary>{heading}</summary>\n\n| | |\n| --- | --- |\n{table}\n\n{again}</details>\n"
-
-
-def _failure(kernel: KernelFacts) -> str:
-    shown = "<br>".join(code(line) for line in kernel.last_words(MOST_LINES) if line)
-    hint = f"Next: {inert(kernel.advice)}\n\n" if kernel.advice else ""
-    return (
-        f"<details><summary>{GLYPHS[kernel.standing]} {kernel.word}: {code(kernel.name)}</summary>\n\n"
-        f"{shown}\n\n{hint}{fenced(kernel.rerun)}\n</details>\n"
-    )
-
-
-def _unrepeatable(kernel: KernelFacts) -> str:
-    facts = [("why", inert(kernel.run.unrepeatable)), ("besides", inert(kernel.besides()))]
-    shown = [(name, value) for name, value in facts if value]
-    return _folded(f"✗ {code(kernel.name)}: not deterministic", shown, kernel.replay)
-
-
-def _law(kernel: KernelFacts, law: LawRun) -> str:
-    facts = [("why", inert(law.message)), *((inert(name), code(value)) for name, value in law.facts.items())]
-    if besides := kernel.besides(law):
-        facts.append(("besides", inert(besides)))
-    return _folded(f"✗ {code(kernel.law_title(law))}: {law_word(law)}", facts, replay_command(law.origin))
-
-
-def _name(found: ResultFacts) -> str:
-    return " ".join(map(code, (found.owner.name, found.result.output, found.result.dtype)))
-
-
-def _unproven(found: ResultFacts) -> str:
-    result = found.result
-    facts = [("why", inert(result.reason)), ("also", inert(found.also_words)), ("next", inert(remedy(result)))]
-    shown = [(name, value) for name, value in facts if value]
-    return _folded(f"{GLYPHS[result.status]} {_name(found)}: {result.status}", shown)
-
-
-def _worst(found: ResultFacts) -> str:
-    """Returns a folded block for one wrong result."""
-    result, worst = found.result, found.worst
-    facts = [("why", inert(result.reason))] if result.reason else []
-    if worst is not None:
-        where = result_words.index_text(worst)
-        facts += [
-            ("input", code(result_words.inputs_text(worst)) + (f" at {code(where)}" if where else "")),
-            ("got", code(worst.got) + ("" if result.counts else f" ({code(worst.got_hex)})")),
-            ("truth", code(words.truth(worst.truth))),
-            ("error", inert(result_words.error_text(worst, result.gate, counts=result.counts))),
-        ]
-    facts += [
-        ("limit", limit_of(result)),
-        ("max", f"{found.figure}, {words.basis_of(result)}"),
-        ("on average", inert(on_average(result))),
-    ]
-    if found.also:
-        facts.append(("also", inert(found.also_words)))
-    if result.figures.nonfinite:
-        count = words.share(result.figures.nonfinite, result.figures.n).replace("<", "&lt;").replace(">", "&gt;")
-        facts.append(("NaN or infinity on one side", f"{result.figures.nonfinite:,} elements ({count})"))
-    heading = f"✗ {_name(found)}: {found.figure}"
-    return _folded(heading, facts, "" if worst is None else replay_command(worst.origin))

@@ -10,9 +10,9 @@ from verify.records.bounds.verdict import BREACH, MEANING, Row, Status, Waiver
 from verify.records.bounds.waivers import APPROVED, Kind
 from verify.records.figure import LEAST, shown
 from verify.records.readings import Key, Reading
-from verify.report import gate_words, words
+from verify.report import blocks, gate_words, words
+from verify.report.blocks import Block
 from verify.report.signs import Signs
-from verify.report.terminal import gate_text
 from verify.report.terminal.text_page import Cell, Page, Terminal
 
 MOST_ROWS = 60
@@ -40,12 +40,12 @@ def changes(page: Page, found: Sequence[Change], behind: Behind | None = None, f
     page.more(len(found) - len(tabled), "more changes; --json has them all", indent=2)
     for change in found:
         if change.kind == "looser":
-            _loosened(page, change, behind, files)
+            page.block(_block(change, behind, files), short=True)
     # The largest first. A maximum that correct rounding may have needs no explanation.
     calm = [change for change in found if change.kind != "looser" and _element(change, behind) is not None]
     calm = sorted(calm, key=lambda change: -behind[change.key].value)
     for change in calm[:MOST_BLOCKS]:
-        _calm(page, change, behind, files)
+        page.block(_block(change, behind, files), short=True)
     if len(calm) > MOST_BLOCKS:
         page.blank()
         page.more(len(calm) - MOST_BLOCKS, "more worst inputs; --json has them all", indent=2)
@@ -56,18 +56,26 @@ def _element(change: Change, behind: Behind) -> Reading | None:
     return None if reading is None or reading.worst is None or reading.value <= LEAST else reading
 
 
-def _calm(page: Page, change: Change, behind: Behind, files: Files) -> None:
-    """Prints a bound that did not get looser, with the worst input behind it."""
-    assert change.new is not None
-    _heading(page, change)
-    page.field("bound", _moved(change))
-    gate_text.element(page, behind[change.key], files)
-
-
-def _heading(page: Page, change: Change) -> None:
-    page.blank()
+def _block(change: Change, behind: Behind, files: Files) -> Block:
+    """Returns the block of a bound: how it moved, and the worst input behind it; of a looser one its reason too."""
+    bound = change.new
+    assert bound is not None
+    facts, commands, short = [("bound", _moved(change))], list[str](), ""
+    if change.kind == "looser":
+        facts.append(("reason", bound.reason if explained(change) else "none: it was changed by hand"))
+        if change.old is not None and (gone := dropped(change.old, bound)):
+            facts.append(("dropped", f"the property of a {' and a '.join(sorted(gone))}, which it no longer judges"))
+        facts.append(("measured", f"{gate_words.in_unit(shown(bound.evidence.measured), bound.gate)}, {bound.basis}"))
+    if reading := _element(change, behind):
+        facts += gate_words.element(reading)
+        commands, short = blocks.again(reading.worst), gate_words.short_replay(reading, files)
+    elif change.kind == "looser":
+        facts.append(("input", bound.evidence.worst))
+    if change.kind == "looser":
+        evidence = bound.evidence
+        facts.append(("evidence", f"record {evidence.record}, commit {evidence.commit}, {evidence.date}"))
     name = " ".join((change.key.kernel, change.key.output, change.key.dtype, change.key.regime))
-    page.line(page.sign(SIGN[change.kind], change.kind, STYLE[change.kind]), Cell(name, "bold"))
+    return Block(SIGN[change.kind], change.kind, name, facts, commands, style=STYLE[change.kind], short=short)
 
 
 def proposal(found: Proposal, terminal: Terminal, *, written: Sequence[str], dry: bool = False) -> str:
@@ -146,7 +154,7 @@ def accepted(
 ) -> str:
     """Returns one loosening, in full."""
     page = Page(terminal)
-    _loosened(page, change, behind or {}, files or {})
+    page.block(_block(change, behind or {}, files or {}), short=True)
     page.blank()
     page.line(page.sign("ok"), f"accepted; written to {', '.join(written)}")
     page.command("next: verify bounds review")
@@ -243,20 +251,3 @@ def _moved(change: Change) -> str:
     verdicts = [bound.verdict for bound in (change.old, change.new) if bound is not None and bound.verdict]
     wrong = f"; the result is {verdicts[-1]}" if verdicts and verdicts[-1] != "ok" else ""
     return " to ".join(dict.fromkeys(sides)) + wrong
-
-
-def _loosened(page: Page, change: Change, behind: Behind, files: Files) -> None:
-    """Prints a loosened bound, with its reason, evidence and worst input."""
-    assert change.new is not None
-    bound = change.new
-    _heading(page, change)
-    page.field("bound", _moved(change))
-    page.field("reason", bound.reason if explained(change) else "none: it was changed by hand")
-    if change.old is not None and (gone := dropped(change.old, bound)):
-        page.field("dropped", f"the property of a {' and a '.join(sorted(gone))}, which it no longer judges")
-    page.field("measured", f"{gate_words.in_unit(shown(bound.evidence.measured), bound.gate)}, {bound.basis}")
-    if _element(change, behind) is not None:
-        gate_text.element(page, behind[change.key], files)
-    elif bound.evidence.worst:
-        page.field("input", bound.evidence.worst)
-    page.field("evidence", f"record {bound.evidence.record}, commit {bound.evidence.commit}, {bound.evidence.date}")

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 
 from verify.errors import INCOMPLETE, PASS, WRONG
 from verify.records.compare import Comparison, Pair
-from verify.records.readings import inputs
-from verify.records.record import replay_command
-from verify.report import compare_words, gate_words, words
+from verify.report import compare_words, words
 from verify.report.signs import STYLES, Signs
 from verify.report.terminal.text_page import Cell, Page, Terminal
 
@@ -41,7 +39,7 @@ def render(found: Comparison, terminal: Terminal, *, everything: bool = False, e
             right=("base", "head", "misrounded"),
         )
     for pair in [pair for pair in found.pairs if pair.change == "worse"][:MOST_BLOCKS]:
-        _block(page, pair)
+        page.block(compare_words.grown(pair))
     _apart(page, shown)
     for name, message in found.broke:
         page.blank()
@@ -66,18 +64,6 @@ def _cells(pair: Pair, signs: Signs) -> list[Cell]:
         Cell(pair.bits),
         Cell(f"{signs.status[STATUS[pair.change]]} {compare_words.change_text(pair)}", STYLE.get(pair.change, "")),
     ]
-
-
-def _block(page: Page, pair: Pair) -> None:
-    """Prints a figure that got worse, with its input and replay command."""
-    assert pair.head is not None and pair.base is not None
-    page.blank()
-    page.line(page.sign("wrong", "worse"), Cell(gate_words.title(pair), "bold"))
-    page.field("error", f"{compare_words.growth(pair)}, {pair.head.basis}")
-    if pair.head.worst is not None:
-        page.field("input", inputs(pair.head.worst))
-        page.field("replay", "")
-        page.command(replay_command(pair.head.worst.origin), indent=4)
 
 
 def _apart(page: Page, pairs: Sequence[Pair]) -> None:

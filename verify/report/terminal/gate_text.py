@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from verify.records.bounds.verdict import MEANING, SEVERITY, Row, Status, Verdict
-from verify.records.readings import Reading
-from verify.records.record import replay_command
 from verify.report import gate_words, words
 from verify.report.gaps import gathered
 from verify.report.signs import STANDING, STYLES, Signs
@@ -28,8 +26,13 @@ def render(
     shown = [row for row in verdict.rows if row.status in gate_words.WITH_FIGURES or (everything and row.readings)]
     _table(page, shown)
     broken = gate_words.breaches(verdict)
+    files = gate_words.paths_of(verdict, records)
+    paths = " ".join(map(shlex.quote, records)) or "RUN.json"
     for place, row in enumerate(broken[: gate_words.MOST_BREACHES]):
-        _block(page, row, verdict, records, whole=not place)
+        block = gate_words.breach(row, files)
+        if row.status == "breached" and row.waiver is None:
+            block.commands.append(f"verify bounds accept {shlex.quote(str(row.key))} {paths} --reason '...'")
+        page.block(block, short=place > 0)
     if len(broken) > gate_words.MOST_BREACHES:
         page.blank()
         page.more(len(broken) - gate_words.MOST_BREACHES)
@@ -81,45 +84,6 @@ def _cells(row: Row, signs: Signs) -> list[Cell]:
         Cell(words.basis_short(reading.basis)),
         Cell(f"{signs.status[status]} {row.status}", STYLES[status]),
     ]
-
-
-def element(page: Page, reading: Reading, files: Mapping[str, str]) -> None:
-    """Prints the worst element behind a figure: its input, the kernel's value, the truth, and the replay command."""
-    assert reading.worst is not None
-    page.field("input", gate_words.where(reading.worst))
-    page.field("got", f"{reading.worst.got} ({reading.worst.got_hex})")
-    page.field("truth", words.truth(reading.worst.truth))
-    if text := gate_words.there(reading):
-        page.field("there", text)
-    page.command(gate_words.short_replay(reading, files) or replay_command(reading.worst.origin), indent=4)
-
-
-def _block(page: Page, row: Row, verdict: Verdict, records: Sequence[str], *, whole: bool = False) -> None:
-    """Prints one breach. A long replay command names its place in the record, unless `whole` requests all of it."""
-    reading = row.leading
-    assert reading is not None
-    page.blank()
-    page.line(page.sign("wrong", row.status), Cell(gate_words.title(row), "bold"))
-    page.field("error", f"{gate_words.decisive(row)[0]}, {reading.basis}")
-    if row.status == "nonfinite":
-        page.field("why", row.reason)
-        page.field("key", str(row.key))  # for a waiver, because no bound can allow it
-    elif row.bound is not None:
-        bound = row.bound
-        evidence = f"{words.basis_short(bound.basis)}, {bound.evidence.date}, commit {bound.evidence.commit[:7]}"
-        page.field("bound", f"{gate_words.bound_text(bound)}: {evidence}")
-    if row.waiver is not None:
-        page.field("waiver", gate_words.waiver(row))
-    for told in gate_words.beside(row):
-        page.field("also", told)
-    for other in row.readings:
-        if other is not reading:
-            page.field("also", f"{gate_words.figure(other)}, {other.basis} ({other.source})")
-    if reading.worst is not None:
-        element(page, reading, {} if whole else gate_words.paths_of(verdict, records))
-    if row.status == "breached" and row.waiver is None:
-        files = " ".join(shlex.quote(path) for path in records) or "RUN.json"
-        page.command(f"verify bounds accept {shlex.quote(str(row.key))} {files} --reason '...'", indent=4)
 
 
 def _lines(page: Page, status: Status, rows: Sequence[Row]) -> None:

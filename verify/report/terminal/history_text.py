@@ -41,7 +41,7 @@ def render(runs: Sequence[Run], terminal: Terminal) -> str:
         )
     if moved:
         page.line(Cell("the largest error in ULP, without infinite and NaN inputs", "dim"))
-    page.blank(top=False)
+    page.blank()
     page.line(f"{len(moved):,} of {words.plural(len(lines), 'result')} moved over {words.plural(len(runs), 'record')}")
     page.command("next: verify compare BASE.json HEAD.json")
     return page.text()

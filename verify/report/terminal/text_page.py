@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from verify.report import words
+from verify.report.blocks import Block
 from verify.report.signs import STYLES, Signs
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 GAP = 2
+NAME, MOST_NAME = 7, 20  # columns for the name of a fact
 MARGIN = 4
 ROOMY = 100  # from this number of columns, a result and its figures are on one line
 
@@ -69,10 +71,10 @@ class Page:
         self.signs = Signs.choose(terminal.glyphs)
         self._console = terminal.console()
 
-    def blank(self, *, top: bool = False) -> None:
-        """Adds an empty line, but never two together. Adds one at the top of the page only if `top`."""
+    def blank(self) -> None:
+        """Adds an empty line, but never two together, and none at the top of the page."""
         stream = self._stream().getvalue()
-        if (stream or top) and not stream.endswith("\n\n"):
+        if stream and not stream.endswith("\n\n"):
             self._console.print()
 
     def line(self, *cells: Cell | str, indent: int = 0) -> None:
@@ -92,7 +94,7 @@ class Page:
         if rest > 0:
             self.line(f"{self.signs.ellipsis} {rest:,} {what}", indent=indent)
 
-    def field(self, name: str, value: str, *, width: int = 8) -> None:
+    def field(self, name: str, value: str, *, width: int = NAME) -> None:
         """Adds `    name    value`, the value folded beside its name."""
         from rich.padding import Padding
         from rich.table import Table
@@ -103,6 +105,21 @@ class Page:
         row.add_column(overflow="fold")
         row.add_row(Text(name, style="dim"), Text(words.clean(value)))
         self._console.print(Padding(row, (0, 0, 0, MARGIN)))
+
+    def block(self, block: Block, *, short: bool = False, omitted: str = "") -> None:
+        """Adds a heading, a message, facts and commands, without the command `omitted`. `short` shortens the first."""
+        self.blank()
+        dim = "dim " * (block.status == "peer")
+        self.line(self.sign(block.status, block.word, block.style), Cell(block.title, f"{dim}bold default"))
+        for text in block.message:
+            self.line(text, indent=MARGIN)
+        width = max([NAME, *(min(len(name), MOST_NAME) for name, _ in block.known)])
+        for name, value in block.known:
+            self.field(name, value, width=width)
+        first = [block.short] if short and block.short else block.commands[:1]
+        for text in [*first, *block.commands[1:]]:
+            if text != omitted:
+                self.command(text, indent=MARGIN)
 
     def command(self, text: str, *, indent: int = 0) -> None:
         """Adds a command, whole on one line so that it can be copied."""

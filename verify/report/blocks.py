@@ -1,0 +1,123 @@
+"""Describes one thing to act on as a `Block`: what it is, facts about it, and the commands that show it again.
+
+The terminal, Markdown, HTML and the checks for CI show every block alike: none of them knows what it is about.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from verify.records import recorded
+from verify.records.record import Gate, LawRun, Run, Worst, replay_command, value_of
+from verify.report import result_words, words
+from verify.report.present import KernelFacts, ResultFacts
+
+MOST_FACTS = 5  # of a law, so that a block takes eight lines where the screen is wide enough
+
+
+@dataclass(frozen=True)
+class Block:
+    """Holds a finding. Facts without a value are left out."""
+
+    status: str  # whose look it has
+    word: str
+    title: str
+    facts: list[tuple[str, str]] = field(default_factory=list)
+    commands: list[str] = field(default_factory=list)
+    message: list[str] = field(default_factory=list)  # of a kernel that failed
+    style: str | None = None  # of the word, if it is not that of the status
+    short: str = ""  # for a screen, if the first command would fill it
+    note: str = ""  # behind the word, where there is no room for all facts
+
+    @property
+    def known(self) -> list[tuple[str, str]]:
+        """Returns the facts that have a value, on one line each."""
+        return [(words.clean(name), words.clean(value)) for name, value in self.facts if value]
+
+
+def element(worst: Worst | None, *, counts: bool = False) -> list[tuple[str, str]]:
+    """Returns the facts about an element: its inputs and its place, the kernel's value and the exact one."""
+    if worst is None:
+        return []
+    place = result_words.index_text(worst)
+    got = worst.got if counts else f"{worst.got} ({worst.got_hex})"
+    inputs = result_words.inputs_text(worst) + (f" at {place}" if place else "")
+    return [("input", inputs), ("got", got), ("truth", words.truth(worst.truth))]
+
+
+def again(worst: Worst | None) -> list[str]:
+    """Returns the command that replays an element."""
+    return [] if worst is None else [replay_command(worst.origin)]
+
+
+def wrong(found: ResultFacts, run: Run | None = None, record: str = "") -> Block:
+    """Returns the block of a wrong result. `record` is the path of the saved `run`."""
+    result, worst = found.result, found.worst
+    reason, besides = _why(found)
+    facts = [("why", reason), *element(worst, counts=result.counts)]
+    if worst is not None and _is_scaled(worst, result.gate):
+        facts.append(("error", result_words.error_text(worst, result.gate, counts=result.counts)))
+    if found.also:
+        facts.append(("also", found.also_words))
+    else:
+        facts.append(("besides", "; ".join(filter(None, [besides, result_words.on_average(result)]))))
+    commands = again(worst)
+    if (other := result_words.unbounded_too(result)) is not None and other.worst is not None:
+        facts.append(("and", f"{other.reason}: {result_words.inputs_text(other.worst)}, got {other.worst.got}"))
+        commands += again(other.worst)
+    short = "" if run is None else found.short_replay(record, run)
+    return Block("wrong", "wrong", found.title, facts, commands, short=short, note=f", {found.figure}")
+
+
+def _is_scaled(worst: Worst, gate: Gate) -> bool:
+    """True if the judged error of an element is another one than its error in ULP."""
+    return gate != "plain" and worst.scaled_ulp not in (None, worst.ulp) and math.isfinite(value_of(worst.ulp))
+
+
+def _why(found: ResultFacts) -> tuple[str, str]:
+    """Returns why a result is wrong, with its basis; and the maximum and the count of NaN if the reason lacks them."""
+    result = found.result
+    size = value_of(recorded.judged(result.figures, result.gate).maximum)
+    besides = [] if found.maximum == "NaN" else [f"max {found.figure}"]
+    if besides and not (result.reason and size > result.limit):
+        besides.append(f"limit {result_words.limit_of(result)}")
+    elif result.reason:
+        besides = []
+    if result.figures.nonfinite and (math.isfinite(size) or not result.reason):
+        count, n = result.figures.nonfinite, result.figures.n
+        besides.append(f"{count:,} of {n:,} ({words.share(count, n)}) finite on one side only")
+    reason = words.clean(result.reason) or "beyond its limit"
+    return f"{reason}; {words.basis_of(result, short=True)}", ", ".join(besides)
+
+
+def unproven(found: ResultFacts) -> Block:
+    """Returns the block of a result that is neither right nor wrong, with the next step."""
+    result = found.result
+    facts = [
+        ("why", f"{words.clean(result.reason)}; {words.basis_of(result, short=True)}"),
+        ("also", found.also_words),
+        ("besides", f"limit {result_words.limit_of(result)}; {result_words.on_average(result)}"),
+        ("next", result_words.remedy(result)),
+    ]
+    return Block(result.status, result.status, found.title, facts)
+
+
+def unrepeatable(kernel: KernelFacts) -> Block:
+    """Returns the block of a kernel whose calls differ with the same input. Other findings may follow from that."""
+    facts = [("why", kernel.run.unrepeatable), ("besides", kernel.besides())]
+    return Block("wrong", "not deterministic", kernel.name, facts, [kernel.replay])
+
+
+def broken(kernel: KernelFacts, law: LawRun) -> Block:
+    """Returns the block of a broken law."""
+    besides = kernel.besides(law)
+    facts = [("why", law.message), *law.fact_lines(MOST_FACTS - bool(besides)), ("besides", besides)]
+    word = "kernel failed" if law.cause == "failed" else "law broken"
+    return Block("wrong", word, kernel.law_title(law), facts, [replay_command(law.origin)])
+
+
+def failure(kernel: KernelFacts, most: int, ellipsis: str = "…") -> Block:
+    """Returns the block of a kernel that raised, crashed or hung, with at most so many lines of its message."""
+    message = kernel.last_words(most, ellipsis)
+    return Block(kernel.standing, kernel.word, kernel.name, [("next", kernel.advice)], [kernel.rerun], message=message)
