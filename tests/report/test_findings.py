@@ -63,9 +63,9 @@ def test_the_page_has_each_cause_once_before_the_table() -> None:
     page = record_html.render(run)
     front = page[page.index('<h2 id="worst-title">') : page.index('<h2 id="results-title">')]
     texts = [f"{each.result.output} {each.result.dtype}" for each in present(run).findings]
-    heads = [front.index(f"</a>, {texts[0]}:"), *(front.index(f"</a> {text}</h3>") for text in texts[1:])]
+    heads = [front.index(f"</a>, {texts[0]}:"), *(front.index(f" {text}</a></h3>") for text in texts[1:])]
     assert heads == sorted(heads)
-    assert "Of the same cause: dw float16 (50)" in front and "Of the same cause: dx float32 (NaN)" in front
+    assert "Of the same cause: dw float16 (50)" in front and "<dd>dx float32 (NaN); y float16 (NaN)</dd>" in front
     assert front.count('<div class="command">') == len(present(run).findings)
     assert "Other causes" not in record_html.render(make([eager_kernel()]))
 

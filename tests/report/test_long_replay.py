@@ -166,7 +166,7 @@ def test_the_page_lists_the_worst_of_each_region_beside_the_worst_of_all() -> No
 def test_what_is_said_of_many_is_said_once() -> None:
     """A kernel that raises breaks every law; a lost device fails every kernel; a hunt notes each result."""
     laws = [
-        LawRun(name, "float16", "broken", 1, "k raised Error", origin=Origin("a.py::k", "{}", law=name))
+        LawRun(name, "float16", "broken", 1, "k raised Error", cause="failed", origin=Origin("a.py::k", "{}", law=name))
         for name in "abc"
     ]
     broken = kernel(plain(), name="k", status="wrong", laws=[*laws, LawRun("d", "float16", "broken", 1, "other")])
@@ -176,10 +176,10 @@ def test_what_is_said_of_many_is_said_once() -> None:
     page = record_html.render(item)
     front = page[: page.index('id="results"')]
     assert front.count("k raised Error") == 1
-    assert "The same: b float16, c float16</p>" in front
+    assert "called for: b (float16), c (float16)</dd>" in front
     assert "other" in front
     assert front.count("device lost") == 1
-    assert "p, q</h3>" in front
+    assert "p, q</a></h3>" in front
     assert "Next:" not in front[front.index("Could not be measured") :], "the hint is the command below it"
     assert all(f"<code>{again(name)}</code>" in front for name in "pq")
     assert page.count("Note: y0, y1, y2 and 2 more: biased") == 2

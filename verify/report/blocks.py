@@ -6,6 +6,7 @@ The terminal, Markdown, HTML and the checks for CI show every block alike: none 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from verify.records import recorded
@@ -29,6 +30,7 @@ class Block:
     style: str | None = None  # of the word, if it is not that of the status
     short: str = ""  # for a screen, if the first command would fill it
     note: str = ""  # behind the word, where there is no room for all facts
+    anchor: str = ""  # of the kernel's section on the page of a run
 
     @property
     def known(self) -> list[tuple[str, str]]:
@@ -44,6 +46,10 @@ def element(worst: Worst | None, *, counts: bool = False) -> list[tuple[str, str
     got = worst.got if counts else f"{worst.got} ({worst.got_hex})"
     inputs = result_words.inputs_text(worst) + (f" at {place}" if place else "")
     return [("input", inputs), ("got", got), ("truth", words.truth(worst.truth))]
+
+
+def _anchor(kernel: KernelFacts) -> str:
+    return f"kernel-{kernel.index}"
 
 
 def again(worst: Worst | None) -> list[str]:
@@ -66,8 +72,9 @@ def wrong(found: ResultFacts, run: Run | None = None, record: str = "") -> Block
     if (other := result_words.unbounded_too(result)) is not None and other.worst is not None:
         facts.append(("and", f"{other.reason}: {result_words.inputs_text(other.worst)}, got {other.worst.got}"))
         commands += again(other.worst)
-    short = "" if run is None else found.short_replay(record, run)
-    return Block("wrong", "wrong", found.title, facts, commands, short=short, note=f", {found.figure}")
+    short, anchor = "" if run is None else found.short_replay(record, run), _anchor(found.owner)
+    note = f", {found.figure}"
+    return Block("wrong", "wrong", found.title, facts, commands, short=short, note=note, anchor=anchor)
 
 
 def _is_scaled(worst: Worst, gate: Gate) -> bool:
@@ -100,13 +107,13 @@ def unproven(found: ResultFacts) -> Block:
         ("besides", f"limit {result_words.limit_of(result)}; {result_words.on_average(result)}"),
         ("next", result_words.remedy(result)),
     ]
-    return Block(result.status, result.status, found.title, facts)
+    return Block(result.status, result.status, found.title, facts, anchor=_anchor(found.owner))
 
 
 def unrepeatable(kernel: KernelFacts) -> Block:
     """Returns the block of a kernel whose calls differ with the same input. Other findings may follow from that."""
     facts = [("why", kernel.run.unrepeatable), ("besides", kernel.besides())]
-    return Block("wrong", "not deterministic", kernel.name, facts, [kernel.replay])
+    return Block("wrong", "not deterministic", kernel.name, facts, [kernel.replay], anchor=_anchor(kernel))
 
 
 def broken(kernel: KernelFacts, law: LawRun) -> Block:
@@ -114,10 +121,27 @@ def broken(kernel: KernelFacts, law: LawRun) -> Block:
     besides = kernel.besides(law)
     facts = [("why", law.message), *law.fact_lines(MOST_FACTS - bool(besides)), ("besides", besides)]
     word = "kernel failed" if law.cause == "failed" else "law broken"
-    return Block("wrong", word, kernel.law_title(law), facts, [replay_command(law.origin)])
+    return Block("wrong", word, kernel.law_title(law), facts, [replay_command(law.origin)], anchor=_anchor(kernel))
 
 
-def failure(kernel: KernelFacts, most: int, ellipsis: str = "…") -> Block:
-    """Returns the block of a kernel that raised, crashed or hung, with at most so many lines of its message."""
-    message = kernel.last_words(most, ellipsis)
-    return Block(kernel.standing, kernel.word, kernel.name, [("next", kernel.advice)], [kernel.rerun], message=message)
+def failures(kernels: Sequence[KernelFacts], most: int = 1 << 20, ellipsis: str = "…") -> list[Block]:
+    """Returns blocks of kernels that raised, crashed or hung, with at most so many lines of their messages.
+
+    Kernels with one message, as after a lost device, share a block. A judged kernel and a peer never do: a reader need
+    not fix the peer.
+    """
+    groups: dict[tuple[str, ...], list[KernelFacts]] = {}
+    for kernel in kernels:
+        groups.setdefault((kernel.standing, kernel.word, kernel.run.message, kernel.advice), []).append(kernel)
+    return [
+        Block(
+            standing,
+            word,
+            ", ".join(kernel.name for kernel in members),
+            [("next", advice)],
+            [kernel.rerun for kernel in members],
+            message=members[0].last_words(most, ellipsis),
+            anchor=_anchor(members[0]),
+        )
+        for (standing, word, _, advice), members in groups.items()
+    ]

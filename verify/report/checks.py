@@ -112,7 +112,7 @@ def of_run(run: Run) -> list[Check]:
 def _of_kernel(kernel: KernelFacts, place: Place) -> list[Check]:
     run, checks = kernel.run, []
     if run.status in ("error", "crashed", "timeout"):
-        lines = _message(f"{kernel.name}: {kernel.word}", blocks.failure(kernel, MOST_LINES))
+        lines = _message(f"{kernel.name}: {kernel.word}", blocks.failures([kernel], MOST_LINES)[0])
         checks.append(Check("kernel-failed", kernel.name, "runs", place, lines, kernel.rerun, run.seconds))
     elif run.status == "skipped":
         message = f"{kernel.name} was skipped: {words.clean(run.message)}"

@@ -36,7 +36,7 @@ def test_review_names_the_worst_input_of_every_regime(project: Path, capsys: pyt
             block = text[text.index(f"new  {name} y bfloat16 {regime}\n") :].split("\n\n")[0]
             assert f"at [0, {index}]" in block
             assert f"(0x{index:04x})" in block
-            assert "truth     -3.04e-5" in block
+            assert "truth    -3.04e-5" in block
             assert f"verify replay {name} --run run.json " in block and " --regime " in block
     assert ROW not in text
     assert cli.main(["bounds", "review", "--bounds", "bounds", "--run", "run.json", "--json", "-"]) == 0

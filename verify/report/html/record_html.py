@@ -26,7 +26,8 @@ from verify.records import recorded
 from verify.records.files import encode
 from verify.records.record import CLASSES, ORDINARY, UNPROVEN, Number, Result, Run, Worst, replay_command, value_of
 from verify.records.recorded import judged
-from verify.report import result_words, words
+from verify.report import blocks, result_words, words
+from verify.report.blocks import Block
 from verify.report.html import against, curve_plot, plot, speed_plot, views
 from verify.report.html.against import Against, History
 from verify.report.present import LAW_WORD, Facts, KernelFacts, ResultFacts, ResultRow, present, skipped_laws
@@ -164,12 +165,10 @@ def render(
         counts=_counts(facts),
         of_classes=_of_classes(facts),
         worst=None if headline is None else views.finding_view(headline),
-        failures=_failures(facts.failures),
+        failures=blocks.failures(facts.failures),
         skipped_laws=skipped_laws([law for kernel in run.kernels for law in kernel.laws]),
-        broken=_broken(facts),
         beside=_beside(facts, base, gate, history),
-        more_findings=[views.finding_view(found) for found in facts.findings[1 : 1 + MOST_FINDINGS]],
-        unproven=[views.finding_view(found) for found in facts.unproven],
+        sections=_findings(facts),
         lead=against.LEAD,
         speeds=Markup(speeds),
         speeds_packed="speeds" in packed,
@@ -290,28 +289,17 @@ def _beside(facts: Facts, base: Comparison | None, gate: Verdict | None, history
     return [each for each in (*found, None if gate is None else against.bounds(gate)) if each is not None]
 
 
-def _broken(facts: Facts) -> list[dict[str, Any]]:
-    """Returns broken laws. Laws of one kernel with one message, such as an exception at every call, are one entry."""
-    found: dict[tuple[int, str], dict[str, Any]] = {}
-    for kernel in facts.judged:
-        for law in kernel.run.laws:
-            if law.status != "broken":
-                continue
-            name = f"{law.law} {law.dtype}"
-            first = found.setdefault(
-                (kernel.index, law.message),
-                {
-                    "anchor": f"kernel-{kernel.index}",
-                    "kernel": kernel.name,
-                    "law": name,
-                    "message": law.message,
-                    "replay": replay_command(law.origin),
-                    "others": [],
-                },
-            )
-            if first["law"] != name:
-                first["others"].append(name)
-    return list(found.values())
+def _findings(facts: Facts) -> list[tuple[str, str, list[Block]]]:
+    """Returns (anchor, title, blocks) of what there is to act on beside the worst result and failures."""
+    differ = [blocks.unrepeatable(kernel) for kernel in facts.unrepeatable]
+    wrong = [blocks.wrong(found) for found in facts.findings[1 : 1 + MOST_FINDINGS]]
+    found = [
+        ("differ", "Not deterministic", differ),
+        ("findings", "Other causes, most severe first", wrong),
+        ("unproven", "Results without a verdict", [blocks.unproven(found) for found in facts.unproven]),
+        ("broken", "Broken laws", [blocks.broken(kernel, law) for kernel, law in facts.broken_laws]),
+    ]
+    return [section for section in found if section[2]]
 
 
 def templates() -> Environment:
@@ -461,25 +449,3 @@ def _of_classes(facts: Facts) -> list[tuple[str, str, str]]:
             allowed = "ULP" if each.limit is None else f"of {words.decimal(each.limit)} ULP"
             line.append(("wrong" if each.reason else "", figure, f"{'' if figure == 'NaN' else f'{allowed}, '}{name}"))
     return line
-
-
-def _failures(kernels: Sequence[KernelFacts]) -> list[dict[str, Any]]:
-    """Returns kernels without figures. Kernels with one message, as after a lost device, are one entry."""
-    found: dict[tuple[str, str, str], dict[str, Any]] = {}
-    for kernel in kernels:
-        message = kernel.run.message
-        # A reader need not fix a failing peer, so it is never in one entry with a judged kernel.
-        entry = found.setdefault(
-            (kernel.standing + kernel.run.status, message, kernel.advice),
-            {
-                "names": [],
-                "standing": kernel.standing,
-                "word": kernel.word,
-                "message": words.clean_lines(message) if message else [],
-                "hint": kernel.advice,
-                "reruns": [],
-            },
-        )
-        entry["names"].append(kernel.name)
-        entry["reruns"].append(kernel.rerun)
-    return list(found.values())

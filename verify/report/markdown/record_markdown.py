@@ -34,7 +34,7 @@ def render(run: Run, *, limit: int = 60_000, record: str = "") -> str:
     wrong += [folded(blocks.wrong(found)) for found in facts.findings]
     wrong += [folded(blocks.broken(kernel, law)) for kernel, law in facts.broken_laws]
     unproven = [folded(blocks.unproven(found)) for found in facts.unproven]
-    failed = [folded(blocks.failure(kernel, MOST_LINES)) for kernel in facts.failures]
+    failed = [folded(block) for block in blocks.failures(facts.failures, MOST_LINES)]
     loud = [_row(row) for row in facts.rows if row.standing not in CALM]
     calm = [_row(row) for row in facts.rows if row.standing in CALM]
     # A long table must leave room for the worst inputs.

@@ -45,8 +45,8 @@ def render(run: Run, terminal: Terminal, *, record: str = "") -> str:
     for found in facts.unproven[:MOST_BLOCKS]:
         page.block(blocks.unproven(found))
     _more(page, len(facts.unproven), "", "the record has them")
-    for kernel in facts.failures:
-        page.block(blocks.failure(kernel, MOST_LINES, page.signs.ellipsis), omitted=closing)
+    for block in blocks.failures(facts.failures, MOST_LINES, page.signs.ellipsis):
+        page.block(block, omitted=closing)
     _listing(page, "limits", "limit", [(f"{kernel.name} {text}",) for kernel, text in facts.limits])
     _not_measured(page, facts, closing)
     # Remarks about judged kernels: a missing figure must not look like a figure in order.
