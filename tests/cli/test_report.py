@@ -100,7 +100,7 @@ def test_missing_bounds_are_told_on_the_page_and_in_the_comment(
 def test_a_comment_needs_no_bounds_to_say_what_changed(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, comment, _ = verify(capsys, "runs/b.json", "--compare", "runs/a.json", "--markdown", "-")
     assert comment.startswith("### ✗ verify compare: worse&#58; ")
-    assert comment.index("| **worse** |") < comment.index("### ✓ verify: **pass:**")
+    assert comment.index("| ✗ **worse**") < comment.index("### ✓ verify: **pass:**")
     _, same, _ = verify(capsys, "runs/b.json", "--compare", "runs/b.json", "--markdown", "-")
     assert same.startswith("### ✓ verify compare: same&#58; ")
 

@@ -196,7 +196,7 @@ def test_many_keys_of_one_reason_are_one_line() -> None:
     assert "gelu y7 bfloat16 region 3 0.5 ULP" in page.lines[0].parts
     assert page.lines[1].text == spent
     few = judge([run(kernel(result(0.5, low=0.5)))], book(bound(1.0, arch="sm_80")))
-    assert "<code>low</code> |  | 0.5 |" in gate_markdown.render(few)  # a few have a row each
+    assert "<code>low</code> | - | 0.5 |" in gate_markdown.render(few)  # a few have a row each
 
 
 @pytest.mark.parametrize("status", ["vacuous", "undecided"])

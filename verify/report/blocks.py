@@ -38,6 +38,19 @@ class Block:
         return [(words.clean(name), words.clean(value)) for name, value in self.facts if value]
 
 
+@dataclass(frozen=True)
+class Line:
+    """Holds a line of a table of figures."""
+
+    kernel: str
+    arch: str
+    cells: dict[str, str]  # by column, from the first to the last but one; the word is the last
+    standing: str  # the status whose look it has
+    word: str
+    figure: str = ""  # the column of the figure that is judged
+    note: str = ""
+
+
 def element(worst: Worst | None, *, counts: bool = False) -> list[tuple[str, str]]:
     """Returns the facts about an element: its inputs and its place, the kernel's value and the exact one."""
     if worst is None:

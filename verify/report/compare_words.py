@@ -9,7 +9,7 @@ from verify.records.compare import Comparison, Pair
 from verify.records.readings import Reading, arch_of, commit_of
 from verify.records.record import Run
 from verify.report import blocks, gate_words, words
-from verify.report.blocks import Block
+from verify.report.blocks import Block, Line
 from verify.report.gaps import FEW, GapLine
 
 
@@ -84,18 +84,27 @@ def figure(reading: Reading | None) -> str:
     return "-" if reading is None else gate_words.cell(gate_words.error(reading), reading.gate)
 
 
-def change_text(pair: Pair) -> str:
-    """Returns the text of the last column: the change, or `same maximum` if other figures differ."""
-    if pair.change == "same" and pair.figures_differ:
-        return "same maximum"
-    return pair.change
+COLUMNS = ("output", "dtype", "regime", "base", "head", "misrounded", "bits", "change")
+RIGHT = ("base", "head", "misrounded")
+STANDING = {"worse": "wrong", "incomparable": "skipped", "removed": "skipped"}
 
 
-def misrounded_text(pair: Pair) -> str:
-    """Returns for example `2.0% to 1.1%`, or one share if both are the same."""
-    assert pair.base is not None and pair.head is not None
-    before, after = (words.share(side.figures.misrounded, side.figures.n) for side in (pair.base, pair.head))
-    return before if before == after else f"{before} to {after}"
+def line(pair: Pair) -> Line:
+    """Returns the line of a figure of two records."""
+    key, sides = pair.key, [side for side in (pair.base, pair.head) if side is not None]
+    shares = dict.fromkeys(words.share(side.figures.misrounded, side.figures.n) for side in sides)
+    cells = {
+        "output": key.output + ("" if pair.source == "run" else f" ({pair.source})"),
+        "dtype": key.dtype,
+        "regime": key.regime,
+        "base": figure(pair.base),
+        "head": figure(pair.head),
+        "misrounded": " to ".join(shares) if len(sides) == 2 else "",
+        "bits": pair.bits,
+    }
+    word = "same maximum" if pair.change == "same" and pair.figures_differ else pair.change
+    note = words.clean(pair.why) or growth(pair)
+    return Line(key.kernel, "", cells, STANDING.get(pair.change, "ok"), word, "head", note)
 
 
 ALONE = {"incomparable": "not comparable", "removed": "only in base", "added": "only in head"}

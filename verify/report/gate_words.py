@@ -13,7 +13,7 @@ from verify.records.figure import UNIT, ordered, shown
 from verify.records.readings import Reading
 from verify.records.record import UNPROVEN, Gate, number, replay_command, value_of
 from verify.report import blocks, result_words, words
-from verify.report.blocks import Block
+from verify.report.blocks import Block, Line
 
 WITH_FIGURES: tuple[Status, ...] = ("nonfinite", "breached", "improved")
 # The status of a result that looks like that of a row; others look skipped.
@@ -145,10 +145,24 @@ def decisive(row: Row) -> tuple[str, str]:
     return figure(reading), limit("value", row.bound.value, row.bound.gate) if row.bound and bounded else ""
 
 
-def cells(row: Row) -> tuple[str, str]:
-    """Returns both for columns, which are in ULP unless they name another unit or figure."""
-    told, bound = decisive(row)
-    return told.removesuffix(UNIT["plain"]), bound.removesuffix(UNIT["plain"])
+COLUMNS = ("output", "dtype", "regime", "bound", "measured", "basis", "status")
+RIGHT = ("bound", "measured")
+
+
+def line(row: Row) -> Line:
+    """Returns the line of a row; its columns are in ULP unless they name another unit or figure."""
+    key, reading = row.key, row.leading
+    figure, bound = ("", "") if reading is None else decisive(row)
+    cells = {
+        "output": key.output,
+        "dtype": key.dtype,
+        "regime": key.regime,
+        "bound": bound.removesuffix(UNIT["plain"]) or "-",
+        "measured": figure.removesuffix(UNIT["plain"]),
+        "basis": "" if reading is None else words.basis_short(reading.basis),
+    }
+    note = words.clean(why(row) if row.waiver else row.reason)
+    return Line(key.kernel, key.arch, cells, SIGN.get(row.status, "skipped"), row.status, "measured", note)
 
 
 def measured(row: Row, between: str = " ") -> str:

@@ -12,19 +12,18 @@ from typing import TYPE_CHECKING
 
 from verify.errors import INCOMPLETE, PASS, WRONG
 from verify.records.bounds.verdict import SEVERITY
-from verify.records.record import Number, Worst, value_of
+from verify.records.record import Number, value_of
 from verify.records.recorded import judged
 from verify.report import compare_words, gate_words, words
+from verify.report.blocks import Line
 from verify.report.gaps import GapLine, gathered
 from verify.report.html.curve_plot import spark
 from verify.report.present import Facts, ResultFacts
 from verify.report.signs import STANDING
 
 if TYPE_CHECKING:
-    from markupsafe import Markup
-
-    from verify.records.bounds.verdict import Row, Verdict
-    from verify.records.compare import Comparison, Pair
+    from verify.records.bounds.verdict import Verdict
+    from verify.records.compare import Comparison
 
 MOST = 200  # rows of one table; the commands list everything
 LEAD = 8  # of these, rows that are visible above the findings of the run
@@ -42,21 +41,6 @@ History = Mapping[tuple[str, str, str, str], Earlier]  # by kernel, output, dtyp
 
 
 @dataclass(frozen=True)
-class AgainstRow:
-    """Holds one figure and the figure that it is compared with."""
-
-    standing: str
-    word: str
-    what: str
-    regime: str
-    before: str
-    after: str
-    note: str
-    worst: Worst | None = None
-    trend: Markup | str = ""
-
-
-@dataclass(frozen=True)
 class Against:
     """Holds one table: the run against bounds, another run, or earlier runs."""
 
@@ -64,15 +48,15 @@ class Against:
     title: str
     standing: str
     sentence: str
-    before: str  # heading of the column of bounds or earlier figures
-    rows: list[AgainstRow]
+    columns: tuple[str, str, str]  # that a narrow page has room for; the last two are figures
+    rows: list[Line]
     left_out: int
     lines: list[GapLine]
 
 
 def bounds(found: Verdict) -> Against:
     """Returns the verdict of the gate. Keys within their bound are counted and not listed."""
-    rows = [_bound(row) for row in found.rows if row.status in gate_words.WITH_FIGURES]
+    rows = [gate_words.line(row) for row in found.rows if row.status in gate_words.WITH_FIGURES]
     statuses = [row.status for row in found.rows]
     counted = ", ".join(f"{statuses.count(key):,} {key}" for key in SEVERITY if key in statuses)
     return Against(
@@ -80,7 +64,7 @@ def bounds(found: Verdict) -> Against:
         title="Against the committed bounds",
         standing=STANDING[found.word],
         sentence=f"{found.word}: {counted or 'no bound and no figure'}",
-        before="Bound",
+        columns=("regime", "bound", "measured"),
         rows=rows[:MOST],
         left_out=max(len(rows) - MOST, 0),
         lines=[*_unjudged(found), *gathered([line for _, lines in gate_words.besides(found) for line in lines])],
@@ -99,54 +83,22 @@ def _unjudged(found: Verdict) -> list[GapLine]:
     ]
 
 
-def _bound(row: Row) -> AgainstRow:
-    key, leading = row.key, row.leading
-    after, before = ("", "") if leading is None else gate_words.decisive(row)
-    return AgainstRow(
-        standing=gate_words.SIGN.get(row.status, "skipped"),
-        word=row.status,
-        what=" ".join(words.clean(part) for part in (key.kernel, key.output, key.dtype) if part),
-        regime=words.clean(key.regime),
-        before=before,
-        after=after,
-        note=words.clean(gate_words.why(row) if row.waiver else row.reason),
-        worst=None if leading is None else leading.worst,
-    )
-
-
-_CHANGE = {"worse": "wrong", "better": "ok", "same": "peer"}
-
-
 def base(found: Comparison) -> Against:
     """Returns the comparison with an earlier run. It lists changed figures only, and counts unpaired ones by kernel."""
     both = [pair for pair in found.listed if pair.base is not None and pair.head is not None and not pair.reason]
     both.sort(key=lambda pair: (pair.change == "worse", gate_words.times(pair.grew)), reverse=True)
-    rows = [_pair(pair) for pair in both]
+    rows = [compare_words.line(pair) for pair in both]
     return Against(
         anchor="base",
         title=f"What changed since run {words.clean(found.base.id)}",
         standing={PASS: "ok", WRONG: "wrong", INCOMPLETE: "skipped"}[found.exit_code],
         sentence=compare_words.sentence(found),
-        before="Before",
+        columns=("regime", "base", "head"),
         rows=rows[:MOST],
         left_out=max(len(rows) - MOST, 0),
         lines=[GapLine(words.clean(f"{name} fails now: {message}")) for name, message in found.broke]
         + [GapLine(words.clean(f"{name} no longer fails")) for name in found.fixed]
         + compare_words.alone(found.pairs),
-    )
-
-
-def _pair(pair: Pair) -> AgainstRow:
-    key = pair.key
-    return AgainstRow(
-        standing=_CHANGE[pair.change],
-        word=compare_words.change_text(pair),
-        what=" ".join(words.clean(part) for part in (key.kernel, key.output, key.dtype)),
-        regime=words.clean(key.regime),
-        before=compare_words.figure(pair.base),
-        after=compare_words.figure(pair.head),
-        note="; ".join([compare_words.growth(pair)] * bool(pair.grew) + ["bits changed"] * (pair.bits == "changed")),
-        worst=None if pair.head is None or pair.change != "worse" else pair.head.worst,
     )
 
 
@@ -172,25 +124,27 @@ def over_time(facts: Facts, history: History | None) -> Against | None:
         title="Trend",
         standing="wrong" if any(row.standing == "wrong" for _, row in moved) else "skipped" if grew else "ok",
         sentence=said,
-        before="Before",
+        columns=("earlier runs", "before", "now"),
         rows=[row for _, row in moved[:MOST]],
         left_out=max(len(moved) - MOST, 0),
         lines=[],
     )
 
 
-def _moved(each: ResultFacts, found: Earlier, now: Number, grew: bool) -> AgainstRow:
-    result, title = each.result, each.title
-    return AgainstRow(
-        standing="skipped" if result.status == "ok" and grew else result.status,
-        word="grew" if grew else "shrank",
-        what=title,
-        regime="",
-        before=words.ulp(found.values[-1]),
-        after=words.ulp(now),
-        note="" if found.alike else "other cases",
-        trend=spark((*found.values, now), result.limit, label=f"Maximum of {title} over {len(found.values) + 1} runs"),
+def _moved(each: ResultFacts, found: Earlier, now: Number, grew: bool) -> Line:
+    result, values = each.result, (*found.values, now)
+    cells = {
+        "output": words.clean(result.output),
+        "dtype": words.clean(result.dtype),
+        "earlier runs": spark(values, result.limit, label=f"Maximum of {each.title} over {len(values)} runs"),
+        "before": words.ulp(found.values[-1]),
+        "now": words.ulp(now),
+    }
+    standing, note = (
+        "skipped" if result.status == "ok" and grew else result.status,
+        "" if found.alike else "other cases",
     )
+    return Line(each.owner.name, "", cells, standing, "grew" if grew else "shrank", "now", note)
 
 
 def size(value: float) -> float:

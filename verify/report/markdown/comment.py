@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Sequence
 
 from verify.report import words
-from verify.report.blocks import Block
+from verify.report.blocks import Block, Line
 from verify.report.signs import GLYPHS
 
 # These become character references: all but letters, digits and a few signs, underscores at the edge of a word
@@ -99,6 +100,22 @@ def fenced(command: str) -> str:
 def table_row(cells: list[str]) -> str:
     """Returns one row of a table."""
     return f"| {' | '.join(cells)} |"
+
+
+def figures_head(columns: Sequence[str], right: Sequence[str]) -> str:
+    """Returns the head of a table of figures."""
+    rule = ["---:" if name in right else "---" for name in columns]
+    return f"{table_row(['kernel', *columns])}\n{table_row(['---', *rule])}"
+
+
+def figures_row(line: Line, *, regimes: int = 1) -> str:
+    """Returns a row of a table of figures, which may be about several regimes."""
+    cells = [code(text) if name in ("output", "dtype", "regime") else inert(text) for name, text in line.cells.items()]
+    if regimes > 1:
+        cells[2] += f" and {regimes - 1} more"
+    word = f"**{line.word}**" if line.standing == "wrong" else line.word
+    note = f": {inert(line.note)}" if line.note else ""
+    return table_row([code(line.kernel), *cells, f"{GLYPHS[line.standing]} {word}{note}"])
 
 
 def folded(block: Block) -> str:

@@ -6,6 +6,7 @@ folded: a reader sees at most 25 lines, however much changed.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -16,17 +17,9 @@ from verify.records.figure import ordered
 from verify.records.record import UNPROVEN
 from verify.report import compare_words, gate_words, words
 from verify.report.gaps import FEW, gathered
-from verify.report.markdown.comment import Budget, code, folded, inert, table_row
+from verify.report.markdown.comment import Budget, code, figures_head, figures_row, folded, inert
 from verify.report.signs import GLYPHS, STANDING
 
-HEADER = (
-    "| kernel | result | dtype | regime | bound | measured | basis | status |\n"
-    "| --- | --- | --- | --- | ---: | ---: | --- | --- |"
-)
-CHANGED = (
-    "| kernel | result | dtype | regime | base | head | misrounded | bits | change |\n"
-    "| --- | --- | --- | --- | ---: | ---: | ---: | --- | --- |"
-)
 LIMIT = 60_000
 MANY = 8  # more figures than these of one reason have one line
 OPEN = 4  # rows of each part that are not folded
@@ -62,8 +55,9 @@ def render(verdict: Verdict, comparison: Comparison | None = None, *, limit: int
     ]
     if comparison is not None:
         _fill_changes(budget, comparison, share=0.4)
-    share = 0.5 if details else 1.0
-    _fill(budget, [_row(*group) for group in _by_result(with_figures)], "rows", head=HEADER, share=share)
+    share, head = 0.5 if details else 1.0, figures_head(gate_words.COLUMNS, gate_words.RIGHT)
+    rows = [figures_row(gate_words.line(row), regimes=count) for row, count in _by_result(with_figures)]
+    _fill(budget, rows, "rows", head=head, share=share)
     _fill(budget, _waived(waived), "lines", head="**Waived**\n")
     _fill(budget, _unjudged([row for row in rest if id(row) not in shown]), "lines", head="**Not judged**\n")
     _fill(budget, details, "breaches")
@@ -108,10 +102,6 @@ def _larger(pair: Pair) -> tuple[int, float]:
     return max(ordered(reading.value) for reading in (pair.base, pair.head) if reading is not None)
 
 
-def _regime(name: str, count: int) -> str:
-    return code(name) + (f" and {count - 1} more" if count > 1 else "")
-
-
 def _fill_changes(budget: Budget, found: Comparison, *, share: float = 1.0) -> None:
     """Appends a row for each result and kind of change. Many unpaired figures of one reason have one line."""
     count = Counter((pair.change, pair.reason) for pair in found.listed)
@@ -125,44 +115,16 @@ def _fill_changes(budget: Budget, found: Comparison, *, share: float = 1.0) -> N
             key = pair.key
             groups.setdefault((key.kernel, key.output, key.dtype, pair.change, pair.reason), []).append(pair)
     rows = [_changed(max(group, key=_larger), len(group)) for group in groups.values()]
-    _fill(budget, rows, "changed results", head=CHANGED, share=share)
+    _fill(budget, rows, "changed results", head=figures_head(compare_words.COLUMNS, compare_words.RIGHT), share=share)
     lines = [f"- {inert(gap.text)}" for gap in compare_words.alone(apart)]
     _fill(budget, lines, "lines", head="**Not compared**\n")
 
 
-def _row(row: Row, count: int) -> str:
-    reading = row.leading
-    assert reading is not None
-    sign = GLYPHS[gate_words.SIGN.get(row.status, "skipped")]
-    word = f"**{row.status}**" if sign == "✗" else row.status
-    return table_row(
-        [
-            *map(code, (row.key.kernel, row.key.output, row.key.dtype)),
-            _regime(row.key.regime, count),
-            *reversed(gate_words.cells(row)),
-            inert(str(reading.basis)),
-            f"{sign} {word}",
-        ]
-    )
-
-
 def _changed(pair: Pair, count: int) -> str:
-    paired = pair.base is not None and pair.head is not None
-    change = compare_words.change_text(pair)
-    beyond = [each for each in pair.grew if each.name != "value"]  # the columns have the maxima and the share
-    reason = pair.why or "; ".join(f"{then} to {now}" for now, then in map(gate_words.excess, beyond))
-    reason = f": {inert(reason)}" if reason else ""
-    return table_row(
-        [
-            *map(code, (pair.key.kernel, pair.key.output, pair.key.dtype)),
-            _regime(pair.key.regime, count),
-            "" if pair.base is None else compare_words.figure(pair.base),
-            "" if pair.head is None else compare_words.figure(pair.head),
-            inert(compare_words.misrounded_text(pair)) if paired else "",
-            pair.bits,
-            (f"**{change}**" if change == "worse" else change) + reason,
-        ]
-    )
+    """Returns the row of a change. Its columns have the maxima and the share; other figures that grew are its note."""
+    beyond = [each for each in pair.grew if each.name != "value"]
+    note = pair.why or "; ".join(f"{then} to {now}" for now, then in map(gate_words.excess, beyond))
+    return figures_row(dataclasses.replace(compare_words.line(pair), note=note), regimes=count)
 
 
 def _unjudged(rows: Sequence[Row]) -> list[str]:

@@ -11,14 +11,12 @@ from verify.records.bounds.waivers import APPROVED, Kind
 from verify.records.figure import LEAST, shown
 from verify.records.readings import Key, Reading
 from verify.report import blocks, gate_words, words
-from verify.report.blocks import Block
-from verify.report.signs import Signs
+from verify.report.blocks import Block, Line
 from verify.report.terminal.text_page import Cell, Page, Terminal
 
 MOST_ROWS = 60
 MOST_KEYS = 60  # of one kernel, named in one paragraph
 MOST_BLOCKS = 12  # bounds that did not get looser and are shown with their worst input
-STYLE = {"looser": "bold red", "removed": "bold red", "tighter": "green", "new": "", "restated": "dim"}
 SIGN = {"looser": "wrong", "removed": "wrong", "tighter": "ok", "new": "ok", "restated": "ok"}
 
 
@@ -30,13 +28,7 @@ def changes(page: Page, found: Sequence[Change], behind: Behind | None = None, f
     """Prints a table per kernel, then the reason for each loosening. With records, it adds the worst inputs."""
     behind, files = behind or {}, files or {}
     tabled = found[:MOST_ROWS]
-    for arch, kernel in dict.fromkeys((change.key.arch, change.key.kernel) for change in tabled):
-        page.line(Cell(kernel, "bold"), Cell(f"  {arch}", "dim"))
-        page.results(
-            ("output", "dtype", "regime", "old", "new", "measured", "misrounded", "typical", "basis", "change"),
-            [_cells(change, page.signs) for change in tabled if (change.key.arch, change.key.kernel) == (arch, kernel)],
-            right=("old", "new", "measured", "misrounded", "typical"),
-        )
+    page.figures(COLUMNS, COLUMNS[3:8], [_line(change) for change in tabled])
     page.more(len(found) - len(tabled), "more changes; --json has them all", indent=2)
     for change in found:
         if change.kind == "looser":
@@ -75,7 +67,7 @@ def _block(change: Change, behind: Behind, files: Files) -> Block:
         evidence = bound.evidence
         facts.append(("evidence", f"record {evidence.record}, commit {evidence.commit}, {evidence.date}"))
     name = " ".join((change.key.kernel, change.key.output, change.key.dtype, change.key.regime))
-    return Block(SIGN[change.kind], change.kind, name, facts, commands, style=STYLE[change.kind], short=short)
+    return Block(SIGN[change.kind], change.kind, name, facts, commands, short=short)
 
 
 def proposal(found: Proposal, terminal: Terminal, *, written: Sequence[str], dry: bool = False) -> str:
@@ -218,26 +210,25 @@ def _waived(waivers: Sequence[tuple[Kind, Waiver]]) -> str:
     return f"; {words.plural(len(kinds), 'waiver')}: {', '.join(parts)}" if kinds else ""
 
 
-def _cells(change: Change, signs: Signs) -> list[Cell]:
+COLUMNS = ("output", "dtype", "regime", "old", "new", "measured", "misrounded", "typical", "basis", "change")
+
+
+def _line(change: Change) -> Line:
     key, bound = change.key, change.new or change.old
     assert bound is not None
     wrong = change.new is not None and change.new.verdict == "wrong"
-    sign = "wrong" if wrong else SIGN[change.kind]
-    return [
-        Cell(key.output),
-        Cell(key.dtype),
-        Cell(key.regime),
-        Cell(value(change.old)),
-        Cell(value(change.new)),
-        Cell(shown(bound.evidence.measured)),
-        Cell("-" if bound.share is None else words.share(bound.share, 1.0)),
-        Cell("-" if bound.typical is None else gate_words.cell(shown(bound.typical), bound.gate)),
-        Cell(words.basis_short(bound.basis)),
-        Cell(
-            f"{signs.status[sign]} {change.kind}{', wrong' if wrong else ''}",
-            "bold red" if wrong else STYLE[change.kind],
-        ),
-    ]
+    cells = {
+        "output": key.output,
+        "dtype": key.dtype,
+        "regime": key.regime,
+        "old": value(change.old),
+        "new": value(change.new),
+        "measured": shown(bound.evidence.measured),
+        "misrounded": "-" if bound.share is None else words.share(bound.share, 1.0),
+        "typical": "-" if bound.typical is None else gate_words.cell(shown(bound.typical), bound.gate),
+        "basis": words.basis_short(bound.basis),
+    }
+    return Line(key.kernel, key.arch, cells, "wrong" if wrong else SIGN[change.kind], change.kind + ", wrong" * wrong)
 
 
 def value(bound: Bound | None) -> str:

@@ -7,19 +7,10 @@ from collections.abc import Sequence
 from verify.errors import INCOMPLETE, PASS, WRONG
 from verify.records.compare import Comparison, Pair
 from verify.report import compare_words, words
-from verify.report.signs import STYLES, Signs
+from verify.report.signs import STYLES
 from verify.report.terminal.text_page import Cell, Page, Terminal
 
 MOST_BLOCKS = 6
-STYLE = {"worse": "bold red", "better": "green", "incomparable": "yellow", "removed": "yellow"}
-STATUS: dict[str, str] = {
-    "worse": "wrong",
-    "incomparable": "skipped",
-    "removed": "skipped",
-    "better": "ok",
-    "added": "ok",
-    "same": "ok",
-}
 
 
 def render(found: Comparison, terminal: Terminal, *, everything: bool = False, ends: bool = True) -> str:
@@ -31,13 +22,7 @@ def render(found: Comparison, terminal: Terminal, *, everything: bool = False, e
         page.blank()
     shown = list(found.pairs) if everything else found.listed
     tabled = [pair for pair in shown if pair.base is not None and pair.head is not None and not pair.reason]
-    for kernel in dict.fromkeys(pair.key.kernel for pair in tabled):
-        page.line(Cell(kernel, "bold"))
-        page.results(
-            ("output", "dtype", "regime", "base", "head", "misrounded", "bits", "change"),
-            [_cells(pair, page.signs) for pair in tabled if pair.key.kernel == kernel],
-            right=("base", "head", "misrounded"),
-        )
+    page.figures(compare_words.COLUMNS, compare_words.RIGHT, [compare_words.line(pair) for pair in tabled])
     for pair in [pair for pair in found.pairs if pair.change == "worse"][:MOST_BLOCKS]:
         page.block(compare_words.grown(pair))
     _apart(page, shown)
@@ -52,20 +37,6 @@ def render(found: Comparison, terminal: Terminal, *, everything: bool = False, e
     return page.text()
 
 
-def _cells(pair: Pair, signs: Signs) -> list[Cell]:
-    output = pair.key.output + ("" if pair.source == "run" else f" ({pair.source})")
-    return [
-        Cell(output),
-        Cell(pair.key.dtype),
-        Cell(pair.key.regime),
-        Cell(compare_words.figure(pair.base)),
-        Cell(compare_words.figure(pair.head), "red" if pair.change == "worse" else ""),
-        Cell(compare_words.misrounded_text(pair)),
-        Cell(pair.bits),
-        Cell(f"{signs.status[STATUS[pair.change]]} {compare_words.change_text(pair)}", STYLE.get(pair.change, "")),
-    ]
-
-
 def _apart(page: Page, pairs: Sequence[Pair]) -> None:
     """Prints figures that are on one side only or cannot be compared, one line per kernel and reason."""
     found: dict[tuple[str, str, str], int] = {}
@@ -77,5 +48,5 @@ def _apart(page: Page, pairs: Sequence[Pair]) -> None:
         page.blank()
     for (change, kernel, reason), count in found.items():
         said = {"incomparable": reason, "removed": "only in base", "added": "only in head"}[change]
-        sign = page.sign(STATUS[change], change, STYLE.get(change, ""))
+        sign = page.sign(compare_words.STANDING.get(change, "ok"), change)
         page.line(sign, Cell(kernel, "bold"), f" {words.plural(count, 'figure')}: {said}")

@@ -6,9 +6,9 @@ import shlex
 from collections.abc import Sequence
 
 from verify.records.bounds.verdict import MEANING, SEVERITY, Row, Status, Verdict
-from verify.report import gate_words, words
+from verify.report import gate_words
 from verify.report.gaps import gathered
-from verify.report.signs import STANDING, STYLES, Signs
+from verify.report.signs import STANDING, STYLES
 from verify.report.terminal.text_page import Cell, Page, Terminal
 
 MOST_LINES = 12  # lines of one status without figures
@@ -24,7 +24,10 @@ def render(
     """Returns the whole verdict. `everything` also lists keys in order. `records` are paths, for the next command."""
     page = Page(terminal)
     shown = [row for row in verdict.rows if row.status in gate_words.WITH_FIGURES or (everything and row.readings)]
-    _table(page, shown)
+    page.figures(gate_words.COLUMNS, gate_words.RIGHT, [gate_words.line(row) for row in shown])
+    if shown:
+        note = "bound, measured: the largest error, in ULP unless another unit or figure is named"
+        page.line(Cell(note, "dim"))
     broken = gate_words.breaches(verdict)
     files = gate_words.paths_of(verdict, records)
     paths = " ".join(map(shlex.quote, records)) or "RUN.json"
@@ -50,40 +53,6 @@ def render(
     page.line(Cell(f"{page.signs.status[standing]} {verdict.word}:", STYLES[standing]), f" {said}")
     page.command(f"next: {gate_words.next_command(verdict, records)}")
     return page.text()
-
-
-def _table(page: Page, rows: Sequence[Row]) -> None:
-    kernels = dict.fromkeys((row.key.arch, row.key.kernel) for row in rows)
-    for arch, kernel in kernels:
-        page.line(Cell(kernel, "bold"), Cell(f"  {arch}", "dim"))
-        members = [row for row in rows if (row.key.arch, row.key.kernel) == (arch, kernel)]
-        page.results(
-            ("output", "dtype", "regime", "bound", "measured", "basis", "status"),
-            [_cells(row, page.signs) for row in members],
-            right=("bound", "measured"),
-        )
-    if rows:
-        page.line(
-            Cell(
-                "bound, measured: the largest error, in ULP unless another unit or figure is named",
-                "dim",
-            )
-        )
-
-
-def _cells(row: Row, signs: Signs) -> list[Cell]:
-    reading = row.leading
-    assert reading is not None
-    status, (measured, limit) = gate_words.SIGN.get(row.status, "skipped"), gate_words.cells(row)
-    return [
-        Cell(row.key.output),
-        Cell(row.key.dtype),
-        Cell(row.key.regime),
-        Cell(limit or "-"),
-        Cell(measured, "red" if status == "wrong" else ""),
-        Cell(words.basis_short(reading.basis)),
-        Cell(f"{signs.status[status]} {row.status}", STYLES[status]),
-    ]
 
 
 def _lines(page: Page, status: Status, rows: Sequence[Row]) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from verify.report import words
-from verify.report.blocks import Block
+from verify.report.blocks import Block, Line
 from verify.report.signs import STYLES, Signs
 
 if TYPE_CHECKING:
@@ -159,6 +159,21 @@ class Page:
                 self.grid(members, rest, widths, right, indent)
             else:
                 self._stacked(rest, members, right, indent)
+
+    def figures(self, columns: Sequence[str], right: Sequence[str], lines: Sequence[Line]) -> None:
+        """Adds a table of figures for each kernel, below its name."""
+        for kernel, arch in dict.fromkeys((line.kernel, line.arch) for line in lines):
+            self.line(Cell(kernel, "bold"), Cell(f"  {arch}" * bool(arch), "dim"))
+            self.results(
+                columns,
+                [self._cells(line) for line in lines if (line.kernel, line.arch) == (kernel, arch)],
+                right=right,
+            )
+
+    def _cells(self, line: Line) -> list[Cell]:
+        red = "red" if line.standing == "wrong" else ""
+        cells = [Cell(text, red if name == line.figure else "") for name, text in line.cells.items()]
+        return [*cells, Cell(f"{self.signs.status[line.standing]} {line.word}", STYLES[line.standing])]
 
     def grid(
         self,
