@@ -77,9 +77,11 @@ class ResultFacts:
     @cached_property
     def label(self) -> str:
         """Returns for example `correctly rounded`, `faithful`, `1.2 ULP scaled`, `NaN` (of a peer) or `wrong`."""
-        result, beside = self.result, result_words.beside_pytorch(self.result)
+        result = self.result
         if self.kind == "wrong":
-            return "wrong, as PyTorch" if beside.endswith("as PyTorch") else result_words.wrong_words(result)
+            shared = result_words.is_wrong_as_pytorch(result)
+            return "wrong, as PyTorch" if shared else result_words.wrong_words(result)
+        beside = f", {text}" if (text := result_words.beside_pytorch(result)) else ""
         if self.kind != "within":
             right = "exact" if result.counts else "correctly rounded"
             return {"rounded": right}.get(self.kind, self.kind) + beside

@@ -29,19 +29,31 @@ def rank(value: Number) -> float:
     return math.inf if math.isnan(found) else found
 
 
-def beside_pytorch(result: Result) -> str:
-    """Returns `, worse than PyTorch 14 times` for ordinary inputs, `, as PyTorch` for a wrong result, else ""."""
+def times_pytorch(result: Result) -> float:
+    """Returns how many times as large as PyTorch's the error on ordinary inputs is. 1.0 if it is not worth a word."""
     for each in result.classes:
-        if each.name != ORDINARY or each.baseline is None:
-            continue
-        least = NOTHING[result.gate]
-        own, theirs = (max(rank(judged(of, result.gate).upper), least) for of in (each.figures, each.baseline))
-        if not own <= MANY * theirs:
-            times = "" if math.isinf(own) else f" {ulp(own / theirs)} times"
-            return f", worse than PyTorch{times}"
-        if each.reason and not theirs <= result.limit:
-            return ", as PyTorch"
-    return ""
+        if each.name == ORDINARY and each.baseline is not None:
+            own, theirs = (max(_judged_size(of, result), NOTHING[result.gate]) for of in (each.figures, each.baseline))
+            return 1.0 if own <= MANY * theirs else own / theirs
+    return 1.0
+
+
+def is_wrong_as_pytorch(result: Result) -> bool:
+    """True if PyTorch is beyond the limit of a wrong result too, on ordinary inputs, and hardly better."""
+    ordinary = [each for each in result.classes if each.name == ORDINARY and each.baseline is not None and each.reason]
+    beyond = any(not _judged_size(each.baseline, result) <= result.limit for each in ordinary if each.baseline)
+    return beyond and times_pytorch(result) == 1.0
+
+
+def beside_pytorch(result: Result) -> str:
+    """Returns `worse than PyTorch 14 times` for ordinary inputs, `as PyTorch` for a wrong result, else ""."""
+    if (times := times_pytorch(result)) != 1.0:
+        return "worse than PyTorch" + ("" if math.isinf(times) else f" {ulp(times)} times")
+    return "as PyTorch" if is_wrong_as_pytorch(result) else ""
+
+
+def _judged_size(figures: Figures, result: Result) -> float:
+    return rank(judged(figures, result.gate).upper)
 
 
 def limit_of(result: Result) -> str:
@@ -64,7 +76,7 @@ def on_average(result: Result) -> str:
         parts.append(f"rms {shown(own.rms)}{of}, bias {signed(own.bias or 0.0)} +- {shown(own.bias_error or 0.0)}{of}")
     beside = "" if theirs is None else f", PyTorch {share(theirs.misrounded, theirs.n)}"
     parts.append(f"misrounded {share(own.misrounded, own.n)}{beside}")
-    return "; ".join(parts) + beside_pytorch(result).replace(", ", "; ", 1)
+    return "; ".join(filter(None, [*parts, beside_pytorch(result)]))
 
 
 # `verify.measure.result` begins so if a trivial answer is right. Any other `Result.trivial` is a reason.

@@ -28,7 +28,7 @@ def render(run: Run) -> str:
         cells = (_cell("td", name, row.cells[name], colour if name == "verdict" else "") for name in columns)
         lines.append(f"<tr>{''.join(cells)}</tr>")
     table = f"<table>{''.join(lines)}</table>" if rows else ""
-    notes = [*results_table.footnotes(rows, columns), facts.setting]
+    notes = [*results_table.notes_of(facts, columns), facts.setting]
     return f"<div><p><b>{escape(facts.sentence)}</b></p>{table}{_small(notes)}</div>"
 
 

@@ -37,9 +37,10 @@ def render(run: Run, *, limit: int = 60_000, record: str = "") -> str:
     failed = [folded(block) for block in blocks.failures(facts.failures, MOST_LINES)]
     loud = [_row(row) for row in facts.rows if row.standing not in CALM]
     calm = [_row(row) for row in facts.rows if row.standing in CALM]
+    notes = f"\n<sub>{'. '.join(blocks.footnotes(facts))}</sub>\n" if facts.kernels else ""
     # A long table must leave room for the worst inputs.
     share = 0.6 if wrong or failed or unproven else 1.0
-    budget.fill(loud, "rows", head=HEADER, foot=_notes(facts), share=share)
+    budget.fill(loud, "rows", head=HEADER, foot=notes, share=share)
     budget.fill(wrong, "wrong results", share=0.95)  # later parts need room to note how much is omitted
     budget.fill(unproven, "results without a verdict")
     budget.fill(failed, "failed kernels")
@@ -57,20 +58,6 @@ def render(run: Run, *, limit: int = 60_000, record: str = "") -> str:
 
 
 _UNTRIED = "<details><summary>○ laws not applicable, by reason</summary>\n"
-
-
-def _notes(facts: Facts) -> str:
-    results = [each for kernel in facts.kernels for each in kernel.results]
-    notes = []
-    if results:
-        notes.append("ordinary, demanding, extreme: the largest error in ULP on inputs of that class.")
-    gates = {each.result.gate for each in results}
-    notes += [f"{words.MARK[gate].strip()}: {text}." for gate, text in words.LEGEND.items() if gate in gates]
-    if any("≥" in text for each in results for text in each.classes.values()):
-        notes.append(f"≥: {words.OPEN}.")
-    if any(kernel.run.peer for kernel in facts.kernels):
-        notes.append("peer: measured for comparison, not judged.")
-    return f"\n<sub>{' '.join(notes)}</sub>\n" if notes else ""
 
 
 def _calm_kernels(facts: Facts) -> list[str]:

@@ -98,8 +98,8 @@ def _closing(page: Page, facts: Facts, command: str) -> None:
     page.blank()
     if facts.laws_line:
         page.line(Cell(facts.laws_line, "dim"))
-    word, rest = facts.sentence.split(":", 1)
-    page.line(Cell(f"{page.signs.status[status]} {word}:", STYLES[status]), Cell(rest, "not bold default"))
+    verdict = Cell(f"{page.signs.status[status]} {facts.run.verdict}:", STYLES[status])
+    page.line(verdict, Cell(f" {'; '.join(facts.clauses)}", "not bold default"))
     worst = facts.worst
     if worst is not None and worst.worst is not None and len(command) > words.LONG:
         command = f"the replay command of {worst.title}, above"  # the command is printed once

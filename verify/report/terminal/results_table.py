@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from verify.records.record import CLASSES, ORDINARY
 from verify.records.recorded import judged
 from verify.report import words
+from verify.report.blocks import footnotes
 from verify.report.present import Facts, KernelFacts, ResultFacts
 from verify.report.signs import STYLES, Signs
 from verify.report.terminal.text_page import GAP, Cell, Page
@@ -30,8 +31,6 @@ HEADERS = {
     "verdict": "verdict",
     "status": "verdict",
 }
-STACKED = ("output", "dtype", "max", "basis_short", "status")  # columns of a sentence for each result
-MARKS = tuple(filter(None, words.MARK.values()))
 RIGHT = frozenset({"max", "p999", "misrounded", "baseline", *CLASSES})
 
 # From the most to the least room. In every layout the basis follows the maximum.
@@ -78,8 +77,13 @@ def show(page: Page, facts: Facts) -> None:
         _stacked(page, rows)
     else:
         _columns(page, rows, columns)
-    for note in [*footnotes(rows, columns or STACKED), facts.setting]:
+    for note in [*notes_of(facts, columns), facts.setting]:
         page.line(Cell(note, "dim"))
+
+
+def notes_of(facts: Facts, columns: Sequence[str]) -> list[str]:
+    """Returns the explanations that these columns need."""
+    return footnotes(facts, classes=bool(set(columns) & set(CLASSES)), baseline="baseline" in columns)
 
 
 def _stacked(page: Page, rows: list[TerminalRow]) -> None:
@@ -89,8 +93,7 @@ def _stacked(page: Page, rows: list[TerminalRow]) -> None:
             _group(page, row)
         if row.cells["max"]:
             cells = row.cells
-            unit = "" if cells["max"].endswith((*MARKS, "NaN")) else " ULP"
-            text = f"  {cells['output']} {cells['dtype']}: {cells['max']}{unit}, {cells['basis_short']} "
+            text = f"  {cells['output']} {cells['dtype']}: {cells['figure']}, {cells['basis_short']} "
             page.line(text, Cell(cells["status"], STYLES[row.status]))
 
 
@@ -142,32 +145,6 @@ def column_width(name: str, rows: list[TerminalRow]) -> int:
     return max(cell_len(text) for text in (HEADERS[name], *(row.cells[name] for row in rows)))
 
 
-def footnotes(rows: list[TerminalRow], columns: Sequence[str]) -> list[str]:
-    """Returns explanations of these columns, and of the marks that occur in them."""
-    notes = []
-    cells = [row.cells[name] for row in rows for name in columns]
-    if set(columns) & set(CLASSES):
-        unit = "in ULP unless marked " if any(cell.endswith(MARKS) for cell in cells) else "in ULP "
-        notes.append(f"ordinary, demanding, extreme: the largest error {unit}on inputs of that class")
-    for gate, text in words.LEGEND.items():
-        if any(cell.endswith(words.MARK[gate]) for cell in cells):
-            notes.append(f"{words.MARK[gate].strip()}: {text}")
-    if marks := {mark for cell in cells for mark in ("≥", ">=") if cell.startswith(mark)}:
-        notes.append(f"{marks.pop()}: {words.OPEN}")
-    if any(row.status == "peer" for row in rows):
-        notes.append("peer: measured for comparison, not judged")
-    if "baseline" in columns and any(row.cells["baseline"] not in ("", "-") for row in rows):
-        names = {
-            words.clean(result.baseline_name)
-            for row in rows
-            for result in row.kernel.run.results
-            if result.baseline_name
-        }
-        if names:
-            notes.append(f"PyTorch: the maximum of {words.listed(sorted(names))} on the same ordinary inputs")
-    return notes
-
-
 def rows_of(facts: Facts, signs: Signs) -> list[TerminalRow]:
     """Returns the lines of the table: the results of each kernel, and a kernel without any."""
     rows = []
@@ -190,6 +167,7 @@ def _cells(each: ResultFacts, signs: Signs) -> dict[str, str]:
         "output": words.clean(result.output),
         "dtype": words.dtype_of(result),
         "max": each.maximum + each.mark,
+        "figure": each.figure,
         "basis": words.basis_of(result),
         "basis_short": words.basis_of(result, short=True),
         "p999": words.ulp(judged(result.figures, result.gate).p999),
