@@ -7,12 +7,12 @@ at a bin or reaches it by keyboard, the page says its values.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from verify.records.record import Curve, Number, value_of
 from verify.report import words
-from verify.report.html.plot import bins_of
+from verify.report.html.plot import axis, bins_of, decades
 from verify.truth import formats
 
 if TYPE_CHECKING:
@@ -85,16 +85,6 @@ class _Scale:
         return [half, *decades(range(int(FLOOR), int(self.top) + 1, stride), self.y, LEFT, WIDTH)]
 
 
-def decades(exponents: range, y: Callable[[float], float], left: float, width: float) -> list[str]:
-    """Returns lines at powers of ten, each with its label at the left."""
-    lines = []
-    for decade in exponents:
-        at, text = y(10.0**decade), f"{10.0**decade:g}" if decade < 5 else f"1e{decade}"
-        lines.append(f'<path class="grid" d="M{left:g} {at:.1f}H{width:g}"/>')
-        lines.append(f'<text class="end" x="{left - 5:g}" y="{at + 3.5:.1f}">{text}</text>')
-    return lines
-
-
 def _steps(values: Sequence[float], counts: Sequence[int], scale: _Scale, step: float) -> str:
     return _stairs(
         [
@@ -141,11 +131,8 @@ def _crosses(values: Sequence[float], counts: Sequence[int], step: float) -> lis
 
 
 def _ticks(curve: Curve, step: float) -> list[str]:
-    """Returns round numbers on the axis, zero and whole numbers first. Omits numbers that would collide."""
+    """Returns the axis of the input: zero and whole numbers first, other numbers only if they are powers of two."""
     edges = [value_of(edge) for edge in curve.edges]
-    parts = []
-    ticks = [f"M{LEFT:g} {BOTTOM:g}H{WIDTH:g}"]
-    taken: list[tuple[float, float]] = []
 
     def importance(place: int) -> tuple[float, float]:
         size = abs(edges[place])
@@ -156,23 +143,12 @@ def _ticks(curve: Curve, step: float) -> list[str]:
         whole = size == int(size) and size < 1000
         return (2 if whole and math.log2(size).is_integer() else 3 if whole else 4, -size)
 
-    for place in sorted(range(len(edges)), key=importance):
-        if importance(place)[0] == 4 and not math.log2(abs(edges[place])).is_integer():
-            continue
-        text = _edge(edges[place])
-        x = LEFT + place * step
-        half = 3.3 * len(text) + 5
-        anchor = "start" if place == 0 else "end" if place == len(edges) - 1 else "middle"
-        centre = x + (half if anchor == "start" else -half if anchor == "end" else 0)
-        if any(centre - half < right and centre + half > left for left, right in taken):
-            continue
-        taken.append((centre - half, centre + half))
-        ticks.append(f"M{x:.1f} {BOTTOM:g}v4")
-        minor = " minor" if importance(place)[0] >= 3 else ""
-        parts.append(f'<text class="{anchor}{minor}" x="{x:.1f}" y="{BOTTOM + 16:g}">{text}</text>')
-    parts.append(f'<path class="axis" d="{"".join(ticks)}"/>')
-    parts.append(f'<text x="{(LEFT + WIDTH) / 2:g}" y="{HEIGHT - 4:g}">{words.escaped(curve.operand)}</text>')
-    return parts
+    def is_round(place: int) -> bool:
+        return importance(place)[0] < 4 or math.log2(abs(edges[place])).is_integer()
+
+    labels = [_edge(edge) if is_round(place) else "" for place, edge in enumerate(edges)]
+    operand = f'<text x="{(LEFT + WIDTH) / 2:g}" y="{HEIGHT - 4:g}">{words.escaped(curve.operand)}</text>'
+    return [*axis(labels, step, BOTTOM, importance), operand]
 
 
 def _edge(value: float) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -78,7 +79,9 @@ def histogram_svg(histogram: Histogram, *, name: str) -> Markup:
     step = (WIDTH - GUTTER) / len(counts)
     top = max(1, math.ceil(math.log10(max(counts) + 1)))
     unit = (BASELINE - TOP) / top
-    parts = [*_band(edges, step), *_gridlines(top, unit), *_bars(histogram, step, unit)]
+    stride = 1 if top <= 4 else 2 if top <= 7 else 3
+    lines = decades(range(stride, top + 1, stride), lambda count: BASELINE - math.log10(count) * unit, GUTTER, WIDTH)
+    parts = [*_band(edges, step), *lines, *_bars(histogram, step, unit)]
     parts += _axis(edges, step)
     label = f"Signed errors in ULP, logarithmic counts: {name}"
     box = f'viewBox="0 0 {WIDTH:g} {HEIGHT:g}"'
@@ -94,17 +97,6 @@ def _band(edges: list[Number], step: float) -> list[str]:
         return []
     left, right = GUTTER + inside[0] * step, GUTTER + inside[-1] * step
     return [f'<path class="band" d="M{left:.1f} {TOP:g}H{right:.1f}V{BASELINE:g}H{left:.1f}z"/>']
-
-
-def _gridlines(top: int, unit: float) -> list[str]:
-    stride = 1 if top <= 4 else 2 if top <= 7 else 3
-    lines = []
-    for decade in range(stride, top + 1, stride):
-        y = BASELINE - decade * unit
-        lines.append(f'<path class="grid" d="M{GUTTER:g} {y:.1f}H{WIDTH:g}"/>')
-        count = f"{10**decade:,}" if decade < 6 else f"1e{decade}"
-        lines.append(f'<text class="end" x="{GUTTER - 5:g}" y="{y + 3.5:.1f}">{count}</text>')
-    return lines
 
 
 def _bars(histogram: Histogram, step: float, unit: float) -> list[str]:
@@ -124,34 +116,49 @@ def _bars(histogram: Histogram, step: float, unit: float) -> list[str]:
 
 
 def _axis(edges: list[Number], step: float) -> list[str]:
-    """Returns labels where they do not collide: zero first, then the halves, then outwards."""
-    parts: list[str] = []
-    ticks = [f"M{GUTTER:g} {BASELINE:g}H{WIDTH:g}"]
-    taken: list[tuple[float, float]] = []
+    """Returns the axis of signed errors: zero first, then the halves, then outwards."""
 
     def importance(index: int) -> tuple[int, float]:
         size = abs(value_of(edges[index]))
         rank = 0 if size == 0 else 1 if size == 0.5 else 2 if index in (0, len(edges) - 1) else 3
         return (rank, size)
 
-    for index in sorted(range(len(edges)), key=importance):
-        text = power(edges[index])
-        half = 3.4 * len(text) + 5
-        anchor = "start" if index == 0 else "end" if index == len(edges) - 1 else "middle"
-        x = GUTTER + index * step
+    y = HEIGHT - 4
+    return [
+        *axis([power(edge) for edge in edges], step, BASELINE, importance),
+        f'<text class="start" x="{GUTTER:g}" y="{y:g}">got too small</text>',
+        f'<text x="{(GUTTER + WIDTH) / 2:g}" y="{y:g}">error in ULP</text>',
+        f'<text class="end" x="{WIDTH:g}" y="{y:g}">got too large</text>',
+    ]
+
+
+def axis(
+    labels: Sequence[str], step: float, bottom: float, importance: Callable[[int], tuple[float, float]]
+) -> list[str]:
+    """Returns labels where they do not collide, the most important first, and the axis with a tick at each.
+
+    A place without a label has no tick. From an importance of 3 on, a narrow page leaves a label out.
+    """
+    parts, ticks = [], [f"M{GUTTER:g} {bottom:g}H{WIDTH:g}"]
+    taken: list[tuple[float, float]] = []
+    for place in sorted(filter(lambda place: labels[place], range(len(labels))), key=importance):
+        half, x = 3.4 * len(labels[place]) + 5, GUTTER + place * step
+        anchor = "start" if place == 0 else "end" if place == len(labels) - 1 else "middle"
         centre = x + (half if anchor == "start" else -half if anchor == "end" else 0)
         if any(centre - half < right and centre + half > left for left, right in taken):
             continue
         taken.append((centre - half, centre + half))
-        minor = importance(index)[0] == 3
-        place = f' class="{"minor" if minor else anchor}"'
-        ticks.append(f"M{x:.1f} {BASELINE:g}v4")
-        parts.append(f'<text{place} x="{x:.1f}" y="{BASELINE + 16:g}">{text}</text>')
-    parts.append(f'<path class="axis" d="{"".join(ticks)}"/>')
-    y = HEIGHT - 4
-    parts.append(
-        f'<text class="start" x="{GUTTER:g}" y="{y:g}">got too small</text>'
-        f'<text x="{(GUTTER + WIDTH) / 2:g}" y="{y:g}">error in ULP</text>'
-        f'<text class="end" x="{WIDTH:g}" y="{y:g}">got too large</text>'
-    )
-    return parts
+        ticks.append(f"M{x:.1f} {bottom:g}v4")
+        minor = " minor" if importance(place)[0] >= 3 else ""
+        parts.append(f'<text class="{anchor}{minor}" x="{x:.1f}" y="{bottom + 16:g}">{labels[place]}</text>')
+    return [*parts, f'<path class="axis" d="{"".join(ticks)}"/>']
+
+
+def decades(exponents: range, y: Callable[[float], float], left: float, width: float) -> list[str]:
+    """Returns lines at powers of ten, each with its label at the left."""
+    lines = []
+    for decade in exponents:
+        at, text = y(10.0**decade), f"{10.0**decade:g}" if decade < 5 else f"1e{decade}"
+        lines.append(f'<path class="grid" d="M{left:g} {at:.1f}H{width:g}"/>')
+        lines.append(f'<text class="end" x="{left - 5:g}" y="{at + 3.5:.1f}">{text}</text>')
+    return lines

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from verify.records.record import Number, value_of
 from verify.records.recorded import judged
 from verify.report import words
-from verify.report.html.curve_plot import decades
+from verify.report.html.plot import decades
 from verify.report.present import Facts
 
 if TYPE_CHECKING:
