@@ -103,7 +103,8 @@ def line(pair: Pair) -> Line:
         "bits": pair.bits,
     }
     word = "same maximum" if pair.change == "same" and pair.figures_differ else pair.change
-    note = words.clean(pair.why) or growth(pair)
+    beyond = [each for each in pair.grew if each.name != "value"]  # the columns have the maxima
+    note = words.clean(pair.why) or "; ".join(f"{then} to {now}" for now, then in map(gate_words.excess, beyond))
     return Line(key.kernel, "", cells, STANDING.get(pair.change, "ok"), word, "head", note)
 
 

@@ -14,6 +14,7 @@ from verify.records.readings import Reading
 from verify.records.record import UNPROVEN, Gate, number, replay_command, value_of
 from verify.report import blocks, result_words, words
 from verify.report.blocks import Block, Line
+from verify.report.gaps import GapLine
 
 WITH_FIGURES: tuple[Status, ...] = ("nonfinite", "breached", "improved")
 # The status of a result that looks like that of a row; others look skipped.
@@ -213,6 +214,17 @@ def groups(rows: Iterable[Row]) -> list[tuple[str, str, str, list[Row]]]:
     for row in rows:
         found.setdefault((row.key.arch, row.key.kernel, why(row)), []).append(row)
     return [(*names, members) for names, members in found.items()]
+
+
+def unjudged(rows: Iterable[Row]) -> list[GapLine]:
+    """Returns a line, with its keys, for each kernel and reason of keys without a verdict."""
+    return [
+        GapLine(
+            words.clean(f"{members[0].status}: {kernel}{keys(members)} ({arch}): {reason}"),
+            [measured(row) for row in members] if len(members) > 1 else [],
+        )
+        for arch, kernel, reason, members in groups(rows)
+    ]
 
 
 def besides(verdict: Verdict) -> list[tuple[str, tuple[str, ...]]]:

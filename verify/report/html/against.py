@@ -58,6 +58,8 @@ def bounds(found: Verdict) -> Against:
     """Returns the verdict of the gate. Keys within their bound are counted and not listed."""
     rows = [gate_words.line(row) for row in found.rows if row.status in gate_words.WITH_FIGURES]
     statuses = [row.status for row in found.rows]
+    others = [row for row in found.rows if row.status not in (*gate_words.WITH_FIGURES, "ok")]
+    besides = [line for _, lines in gate_words.besides(found) for line in lines]
     counted = ", ".join(f"{statuses.count(key):,} {key}" for key in SEVERITY if key in statuses)
     return Against(
         anchor="bounds",
@@ -67,20 +69,8 @@ def bounds(found: Verdict) -> Against:
         columns=("regime", "bound", "measured"),
         rows=rows[:MOST],
         left_out=max(len(rows) - MOST, 0),
-        lines=[*_unjudged(found), *gathered([line for _, lines in gate_words.besides(found) for line in lines])],
+        lines=[*gate_words.unjudged(others), *gathered(besides)],
     )
-
-
-def _unjudged(found: Verdict) -> list[GapLine]:
-    """Returns a line for each kernel and reason of keys without a verdict."""
-    rows = [row for row in found.rows if row.status not in gate_words.WITH_FIGURES and row.status != "ok"]
-    return [
-        GapLine(
-            words.clean(f"{members[0].status}: {kernel}{gate_words.keys(members)} ({arch}): {reason}"),
-            [gate_words.measured(row) for row in members] if len(members) > 1 else [],
-        )
-        for arch, kernel, reason, members in gate_words.groups(rows)
-    ]
 
 
 def base(found: Comparison) -> Against:

@@ -6,15 +6,13 @@ folded: a reader sees at most 25 lines, however much changed.
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from verify.errors import PASS, WRONG
 from verify.records.bounds.verdict import Row, Verdict
 from verify.records.compare import Comparison, Pair
 from verify.records.figure import ordered
-from verify.records.record import UNPROVEN
 from verify.report import compare_words, gate_words, words
 from verify.report.gaps import FEW, gathered
 from verify.report.markdown.comment import Budget, code, figures_head, figures_row, folded, inert
@@ -48,7 +46,6 @@ def render(verdict: Verdict, comparison: Comparison | None = None, *, limit: int
     # Rows are distinguished by identity: comparing thousands with each other takes a minute.
     few = {id(row) for *_, members in grouped if len(members) <= FEW for row in members if row.readings}
     with_figures = [row for row in notable if row.status in gate_words.WITH_FIGURES or id(row) in few]
-    shown = {id(row) for row in with_figures if row.status not in UNPROVEN}  # rows whose reason the table does not show
     details = [
         folded(gate_words.breach(row, {}, note=f", and {words.plural(count - 1, 'other regime')} of it" * (count > 1)))
         for row, count in _by_result(row for row in notable if row.status in ("breached", "nonfinite"))
@@ -58,8 +55,9 @@ def render(verdict: Verdict, comparison: Comparison | None = None, *, limit: int
     share, head = 0.5 if details else 1.0, figures_head(gate_words.COLUMNS, gate_words.RIGHT)
     rows = [figures_row(gate_words.line(row), regimes=count) for row, count in _by_result(with_figures)]
     _fill(budget, rows, "rows", head=head, share=share)
-    _fill(budget, _waived(waived), "lines", head="**Waived**\n")
-    _fill(budget, _unjudged([row for row in rest if id(row) not in shown]), "lines", head="**Not judged**\n")
+    for title, rows_ in (("Waived", waived), ("Not judged", [row for row in rest if id(row) not in few])):
+        keys = [f"- {inert(gap.text)}" for gap in gate_words.unjudged(rows_)]
+        _fill(budget, keys, "lines", head=f"**{title}**\n")
     _fill(budget, details, "breaches")
     for title, lines in gate_words.besides(verdict):
         told = [f"- {inert(gap.text)}" for gap in gathered(lines)]
@@ -90,16 +88,11 @@ def _by_result(rows: Iterable[Row]) -> list[tuple[Row, int]]:
     for row in rows:
         key = row.key
         groups.setdefault((key.arch, key.kernel, key.output, key.dtype, row.status), []).append(row)
-    return [(max(group, key=_size), len(group)) for group in groups.values()]
 
+    def size(row: Row) -> tuple[int, float]:
+        return ordered(0.0 if row.leading is None else row.leading.value)
 
-def _size(row: Row) -> tuple[int, float]:
-    return ordered(0.0 if row.leading is None else row.leading.value)
-
-
-def _larger(pair: Pair) -> tuple[int, float]:
-    """Returns the sort key of the larger figure of two records."""
-    return max(ordered(reading.value) for reading in (pair.base, pair.head) if reading is not None)
+    return [(max(group, key=size), len(group)) for group in groups.values()]
 
 
 def _fill_changes(budget: Budget, found: Comparison, *, share: float = 1.0) -> None:
@@ -114,33 +107,12 @@ def _fill_changes(budget: Budget, found: Comparison, *, share: float = 1.0) -> N
         if id(pair) not in known:
             key = pair.key
             groups.setdefault((key.kernel, key.output, key.dtype, pair.change, pair.reason), []).append(pair)
-    rows = [_changed(max(group, key=_larger), len(group)) for group in groups.values()]
+
+    def larger(pair: Pair) -> tuple[int, float]:
+        return max(ordered(reading.value) for reading in (pair.base, pair.head) if reading is not None)
+
+    leading = [(compare_words.line(max(group, key=larger)), len(group)) for group in groups.values()]
+    rows = [figures_row(line, regimes=regimes) for line, regimes in leading]
     _fill(budget, rows, "changed results", head=figures_head(compare_words.COLUMNS, compare_words.RIGHT), share=share)
     lines = [f"- {inert(gap.text)}" for gap in compare_words.alone(apart)]
     _fill(budget, lines, "lines", head="**Not compared**\n")
-
-
-def _changed(pair: Pair, count: int) -> str:
-    """Returns the row of a change. Its columns have the maxima and the share; other figures that grew are its note."""
-    beyond = [each for each in pair.grew if each.name != "value"]
-    note = pair.why or "; ".join(f"{then} to {now}" for now, then in map(gate_words.excess, beyond))
-    return figures_row(dataclasses.replace(compare_words.line(pair), note=note), regimes=count)
-
-
-def _unjudged(rows: Sequence[Row]) -> list[str]:
-    """Returns a line for each kernel and reason of keys without a verdict."""
-    return [
-        f"- {code(kernel)} ({inert(arch)}): {words.plural(len(members), 'key')} {_state(members[0].status, reason)}"
-        for arch, kernel, reason, members in gate_words.groups(rows)
-    ]
-
-
-def _state(status: str, reason: str) -> str:
-    return inert(reason if status == "crashed" else f"{status}, {reason}")
-
-
-def _waived(rows: Sequence[Row]) -> list[str]:
-    return [
-        f"- {code(kernel + gate_words.keys(members))} ({inert(arch)}): {inert(reason)}"
-        for arch, kernel, reason, members in gate_words.groups(rows)
-    ]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from verify.errors import INCOMPLETE, PASS, WRONG
-from verify.records.compare import Comparison, Pair
-from verify.report import compare_words, words
+from verify.records.compare import Comparison
+from verify.report import compare_words
 from verify.report.signs import STYLES
 from verify.report.terminal.text_page import Cell, Page, Terminal
 
@@ -25,7 +23,10 @@ def render(found: Comparison, terminal: Terminal, *, everything: bool = False, e
     page.figures(compare_words.COLUMNS, compare_words.RIGHT, [compare_words.line(pair) for pair in tabled])
     for pair in [pair for pair in found.pairs if pair.change == "worse"][:MOST_BLOCKS]:
         page.block(compare_words.grown(pair))
-    _apart(page, shown)
+    if apart := compare_words.alone(shown):
+        page.blank()
+    for gap in apart:
+        page.line(page.sign("skipped"), gap.text)
     for name, message in found.broke:
         page.blank()
         page.line(page.sign("wrong", "fails now"), Cell(name, "bold"))
@@ -35,18 +36,3 @@ def render(found: Comparison, terminal: Terminal, *, everything: bool = False, e
     first, parts = compare_words.clauses(found)
     page.line(Cell(f"{page.signs.status[word]} {first}:", STYLES[word]), f" {'; '.join(parts)}")
     return page.text()
-
-
-def _apart(page: Page, pairs: Sequence[Pair]) -> None:
-    """Prints figures that are on one side only or cannot be compared, one line per kernel and reason."""
-    found: dict[tuple[str, str, str], int] = {}
-    for pair in pairs:
-        if pair.change in ("incomparable", "removed", "added"):
-            name = (pair.change, pair.key.kernel, pair.why)
-            found[name] = found.get(name, 0) + 1
-    if found:
-        page.blank()
-    for (change, kernel, reason), count in found.items():
-        said = {"incomparable": reason, "removed": "only in base", "added": "only in head"}[change]
-        sign = page.sign(compare_words.STANDING.get(change, "ok"), change)
-        page.line(sign, Cell(kernel, "bold"), f" {words.plural(count, 'figure')}: {said}")
