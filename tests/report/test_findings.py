@@ -49,15 +49,6 @@ def test_results_of_one_cause_are_one_finding_and_ordinary_inputs_come_first() -
     ]
 
 
-def test_a_finding_is_a_block_and_names_what_else_it_explains() -> None:
-    text = record_text.render(three_defects(), Terminal(100))
-    assert text.count("✗ wrong  eager_gelu") == 3 and "also     dx float32 (NaN); y float16 (NaN)" in text
-    blocks = [block.splitlines() for block in text.split("\n\n") if block.startswith("✗ wrong")]
-    assert all(len(block) <= 8 for block in blocks)
-    page = record_markdown.render(three_defects())
-    assert "| also | dw float16 (50) |" in page
-
-
 def test_the_page_has_each_cause_once_before_the_table() -> None:
     run = three_defects()
     page = record_html.render(run)

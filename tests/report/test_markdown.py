@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from markdown_it import MarkdownIt
 
-from tests.report.sample import HOSTILE_NAME, empty, incomplete, make, many, passing, rich, sample
+from tests.report.sample import HOSTILE_NAME, empty, incomplete, make, many, passing, sample
 from verify.records.record import Gap, LawRun, replay_command
 from verify.report import words
 from verify.report.markdown import comment, record_markdown
@@ -95,13 +95,6 @@ def test_text_survives_unchanged_but_for_the_broken_links(text: str) -> None:
     assert "www.example" not in comment.inert(text)
 
 
-def test_the_verdict_comes_first_and_the_command_last() -> None:
-    text = record_markdown.render(passing(), record="r.json")
-    assert text.startswith("### ✓ verify: **pass:** 1 kernel is ")
-    reader = Reader(text)
-    assert reader.commands == ["verify report r.json --html report.html\n"]
-
-
 def test_every_result_has_a_row_worst_first() -> None:
     run = sample()
     rows = [row for row in Reader(record_markdown.render(run)).rows if len(row) == 9 and row[0] != "kernel"]
@@ -148,21 +141,6 @@ def test_the_cap_holds_and_what_is_missing_is_counted(limit: int) -> None:
     left_out = re.search(r"([\d,]+) more wrong results left out", text)
     missing = int(left_out[1].replace(",", "")) if left_out else 0
     assert details + missing == len(present(run).findings)
-
-
-def test_what_is_in_order_is_folded_away() -> None:
-    text = record_markdown.render(sample())
-    before, folded = text.split("rows in order, or of peers</summary>")
-    assert before.count("<details>") == before.count("</details>") + 1
-    assert "gelu&#95;erf" not in before.split("**Not measured**")[0]
-    assert "<code>gelu_erf</code>" in folded
-    assert "<code>eager_gelu</code> | <code>y</code> | <code>bfloat16</code>" in before
-
-
-def test_laws_that_were_not_tried_are_told_by_reason() -> None:
-    text = record_markdown.render(rich())
-    assert "monotone (monotonicity, shift: 2 kernels)" in text.replace("&#58;", ":")
-    assert "laws not applicable, by reason" in text
 
 
 def test_a_hostile_and_huge_record_stays_below_the_cap_and_closed() -> None:

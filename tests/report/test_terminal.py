@@ -17,7 +17,6 @@ from verify.records.record import Gap, KernelRun, Run
 from verify.records.recorded import judged
 from verify.report import words
 from verify.report.markdown import record_markdown
-from verify.report.present import present
 from verify.report.terminal import record_text
 from verify.report.terminal.text_page import Terminal
 
@@ -109,16 +108,6 @@ def test_a_failure_takes_eight_lines_at_most() -> None:
         for block in blocks:
             lines = block.splitlines()
             assert len(set(lines)) == len(lines)
-
-
-def test_the_last_line_but_one_is_the_verdict_and_the_last_the_command() -> None:
-    lines = record_text.render(passing(), Terminal(120), record="out.json").splitlines()
-    assert lines[-2] == f"✓ {present(passing()).sentence}"
-    assert lines[-1].startswith("next: verify report out.json ")
-    for run in (sample(), incomplete(), empty()):
-        text = record_text.render(run, Terminal(400))
-        assert text.splitlines()[-2][2:] == present(run).sentence
-        assert text.endswith(f"\nnext: {present(run).next_command()}\n")
 
 
 @pytest.mark.parametrize("more", ["", " --timeout 16", "NONE", "OTHER"])

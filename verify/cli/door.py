@@ -116,10 +116,19 @@ class Door:
             return self._rpc_error(None, -32600, "the id of a request is a text or a whole number, its method a text")
         if method == "tools/call":
             return self._call(identity, given)
+        version = given.get("protocolVersion")
         results: dict[str, Callable[[], dict[str, Any]]] = {
-            "initialize": lambda: _initialized(given.get("protocolVersion")),
+            "initialize": lambda: {
+                "protocolVersion": version if version in VERSIONS else VERSIONS[0],
+                "capabilities": {"tools": {}},
+                "serverInfo": {"name": "verify", "version": __version__},
+            },
             "ping": dict,
-            "tools/list": lambda: {"tools": [_tool(name) for name in TOOLS]},
+            "tools/list": lambda: {
+                "tools": [
+                    {"name": name, "description": described(name), "inputSchema": schema_of(name)} for name in TOOLS
+                ]
+            },
         }
         self._speaks_mcp |= method == "initialize"
         if method not in results:
@@ -169,16 +178,6 @@ def _failed(error: VerifyError) -> dict[str, Any]:
     rule, _, received = failure.text.partition("; received ")
     told = {"kind": failure.kind, "rule": rule, "received": received, "hint": failure.hint or ""}
     return {"exit_code": exits.USAGE if failure.kind in ("usage", "kernel") else exits.INCOMPLETE, "error": told}
-
-
-def _initialized(version: Any) -> dict[str, Any]:
-    chosen = version if version in VERSIONS else VERSIONS[0]
-    about = {"name": "verify", "version": __version__}
-    return {"protocolVersion": chosen, "capabilities": {"tools": {}}, "serverInfo": about}
-
-
-def _tool(name: str) -> dict[str, Any]:
-    return {"name": name, "description": described(name), "inputSchema": schema_of(name)}
 
 
 def _content(outcome: Any) -> dict[str, Any]:

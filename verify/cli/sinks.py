@@ -58,7 +58,10 @@ def deliver(
     `checks`.
     """
     if checks is not None:
-        makers |= _of_checks(found := functools.cache(checks))
+        from verify.report import junit, sarif
+
+        found = functools.cache(checks)
+        makers |= {"sarif": lambda: sarif.render(found()), "junit": lambda: junit.render(found())}
     given = {name: path for name in makers if (path := getattr(options, name, None))}
     files = {path: makers[name] for name, path in given.items() if path != "-" and name != "json"}
     shown = not quiet(options)
@@ -78,20 +81,6 @@ def deliver(
             raise WriteError("; ".join(failed))
     if checks is not None and getattr(options, "github", False):
         _annotate(found(), makers.get("markdown"))
-
-
-def _of_checks(checks: Callable[[], Sequence[Check]]) -> dict[str, Make]:
-    def findings() -> bytes:
-        from verify.report import sarif
-
-        return sarif.render(checks())
-
-    def cases() -> bytes:
-        from verify.report import junit
-
-        return junit.render(checks())
-
-    return {"sarif": findings, "junit": cases}
 
 
 def _annotate(checks: Sequence[Check], summary: Make | None) -> None:
@@ -135,31 +124,21 @@ def deliver_data(options: argparse.Namespace, data: Callable[[], Any], text: Cal
 def deliver_run(options: argparse.Namespace, run: Run, text: Callable[[], str] | None = None) -> None:
     """Delivers a run record. Without `text` the screen gets its table."""
     from verify.records.files import encode
+    from verify.report.checks import of_run
+    from verify.report.html import record_html
+    from verify.report.markdown import record_markdown
+    from verify.report.terminal import record_text
 
     record = options.json if options.json and options.json != "-" else ""
-
-    def table() -> str:
-        from verify.report.terminal import record_text
-
-        return record_text.render(run, screen.terminal(), record=record)
-
-    def markdown() -> bytes:
-        from verify.report.markdown import record_markdown
-
-        return record_markdown.render(run, record=record).encode()
-
-    def html() -> bytes:
-        from verify.report.html import record_html
-
-        return record_html.render(run, record=beside(options.html, options.json)).encode()
-
-    def checks() -> Sequence[Check]:
-        from verify.report.checks import of_run
-
-        return of_run(run)
-
-    makers = {"json": lambda: encode(run), "markdown": markdown, "html": html}
-    deliver(options, text or table, kind="record", checks=checks, **makers)
+    deliver(
+        options,
+        text or (lambda: record_text.render(run, screen.terminal(), record=record)),
+        kind="record",
+        checks=lambda: of_run(run),
+        json=lambda: encode(run),
+        markdown=lambda: record_markdown.render(run, record=record).encode(),
+        html=lambda: record_html.render(run, record=beside(options.html, options.json)).encode(),
+    )
 
 
 def as_json(data: Any) -> bytes:

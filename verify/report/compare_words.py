@@ -26,7 +26,9 @@ def clauses(found: Comparison) -> tuple[str, list[str]]:
     worse, better = found.of("worse"), found.of("better")
     parts = []
     if found.broke:
-        parts.append(f"{words.plural(len(found.broke), 'kernel')} that worked {_fails(len(found.broke))}")
+        parts.append(
+            f"{words.plural(len(found.broke), 'kernel')} that worked {'fails' if len(found.broke) == 1 else 'fail'} now"
+        )
     if worse:
         verdicts = sum(any(each.name == "verdict" for each in pair.grew) for pair in worse)
         parts += [f"{words.plural(verdicts, 'verdict')} got worse"] if verdicts else []
@@ -61,10 +63,6 @@ def _bits(pairs: Sequence[Pair]) -> str:
     if "unknown" in results.values():
         return "whether bits changed is not known"
     return "and not a bit" if len(results) == 1 else f"and not a bit in {len(results):,} results"
-
-
-def _fails(count: int) -> str:
-    return "fails now" if count == 1 else "fail now"
 
 
 def growth(pair: Pair) -> str:

@@ -172,7 +172,7 @@ def wrong_words(result: Result) -> str:
         worst = result.worst[0] if result.worst else None
         if worst is None or not result.reason.startswith("wrong at"):
             return "wrong"
-        at = [text.partition(" ")[0] for text in worst.inputs.values() if not _is_finite(text)]
+        at = [text.partition(" ")[0] for text in worst.inputs.values() if not math.isfinite(number_of(text))]
         shown = "NaN" if worst.got == "nan" else clean(worst.got)
         return f"{shown} at {at[0]}" if len(at) == 1 else "wrong at infinity or NaN"
     of, worst = found.name, found.worst
@@ -192,18 +192,17 @@ def _is_lost(worst: Worst | None) -> bool:
     return worst is not None and number_of(worst.got) == 0 and bool(number_of(worst.truth))
 
 
-def _is_finite(text: str) -> bool:
-    return math.isfinite(number_of(text))
+def trouble(result: Result, *, dash: str = "\N{EN DASH}", unit: str = " ULP") -> str:
+    """Returns the maximum of a wrong result, or its reason if the maximum is within the limit.
 
-
-def trouble(result: Result, *, dash: str = "\N{EN DASH}") -> str:
-    """Returns the maximum of a wrong result, or its reason if the maximum is within the limit."""
+    `unit` is that of a scaled error; an error in noise names its own.
+    """
     of = worst_class(result)
     if result.reason and not of and value_of(judged(result.figures, result.gate).upper) <= result.limit:
         return clean(result.reason)
     figure = of_class(result, of, dash=dash) if of else most(result, result.figures, dash=dash)
     on = f" on {of} inputs" if of and len(result.classes) > 1 else ""
-    unit = UNIT["noise"] if result.gate == "noise" else " ULP"
+    unit = UNIT["noise"] if result.gate == "noise" else unit
     other = unbounded_too(result)
     too = f", {of_class(result, other.name, dash=dash)} on {other.name} ones" if other is not None else ""
     return (figure if figure == "NaN" or result.counts else f"{figure}{unit}") + on + too

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from html import escape
 
 from verify.records.record import Run
@@ -29,13 +28,10 @@ def render(run: Run) -> str:
         lines.append(f"<tr>{''.join(cells)}</tr>")
     table = f"<table>{''.join(lines)}</table>" if rows else ""
     notes = [*results_table.notes_of(facts, columns), facts.setting]
-    return f"<div><p><b>{escape(facts.sentence)}</b></p>{table}{_small(notes)}</div>"
+    small = "<br>".join(map(escape, notes))
+    return f"<div><p><b>{escape(facts.sentence)}</b></p>{table}<p><small>{small}</small></p></div>"
 
 
 def _cell(tag: str, column: str, text: str, style: str = "") -> str:
     side = "right" if column in RIGHT else "left"
     return f'<{tag} style="text-align:{side};{style}">{escape(text)}</{tag}>'
-
-
-def _small(notes: Iterable[str]) -> str:
-    return f"<p><small>{'<br>'.join(map(escape, notes))}</small></p>"

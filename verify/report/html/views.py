@@ -32,25 +32,20 @@ def kernel_view(
 
     `stands_in` marks PyTorch in the place of another kernel, which is also shown with that kernel.
     """
-    run = kernel.run
+    run, differs = kernel.run, list[str]()
+    if run.unrepeatable:
+        differs = [words.clean(f"Not deterministic: {run.unrepeatable}"), *filter(None, [kernel.besides()])]
     return SimpleNamespace(
         facts=kernel,
         record=run,
         anchor=f"kernel-{kernel.index}",
-        message=[*_differs(kernel), *(words.clean_lines(run.message) if run.message else [])],
+        message=[*differs, *(words.clean_lines(run.message) if run.message else [])],
         printed=words.clean_lines(run.printed.text) if run.printed else [],
         results=[result_view(each, history, replay) for each in kernel.results],
         laws=_laws(run.laws),
         stands_in="@" in run.target,
         page=f"verify report RUN.json --html report.html --whole {shlex.quote(words.clean(run.name))}",
     )
-
-
-def _differs(kernel: KernelFacts) -> list[str]:
-    """Returns lines that say that the calls of a kernel differ, and what follows from it."""
-    if not kernel.run.unrepeatable:
-        return []
-    return [words.clean(f"Not deterministic: {kernel.run.unrepeatable}"), *filter(None, [kernel.besides()])]
 
 
 def _laws(laws: Sequence[LawRun]) -> SimpleNamespace:
@@ -86,7 +81,7 @@ def result_view(
         baseline_worst=worst_view(result.baseline_worst[0], result) if result.baseline_worst else None,
         histogram=plot.histogram_svg(result.histogram, name=named),
         worst=_elements(each, replay),
-        curve=_curve(result, named),
+        curve=curve_plot.curve_svg(result.curve, result.limit, result.dtype, name=named) if result.curve else "",
         special_wrong=sum(item.status == "wrong" for item in result.special),
         trend=_trend(against.trend(history, each), result, title),
     )
@@ -94,20 +89,14 @@ def result_view(
 
 def finding_view(each: ResultFacts) -> SimpleNamespace:
     """Returns one result with the element that shows its error."""
-    result, trouble = each.result, result_words.trouble(each.result)
+    result = each.result
     return SimpleNamespace(
         facts=each,
         record=result,
         title=f"{result.output} {result.dtype}",
-        trouble=trouble if trouble == result.reason else trouble.replace(" ULP", words.UNIT[result.gate], 1),
+        trouble=result_words.trouble(result, unit=words.UNIT[result.gate]),
         element=None if each.worst is None else worst_view(each.worst, result),
     )
-
-
-def _curve(result: Result, name: str) -> Markup | str:
-    if result.curve is None:
-        return ""
-    return curve_plot.curve_svg(result.curve, result.limit, result.dtype, name=name)
 
 
 def _trend(values: Sequence[Number], result: Result, title: str) -> Markup | str:

@@ -19,16 +19,10 @@ def render(runs: Sequence[Run], terminal: Terminal) -> str:
     lines = by_record(runs)
     first = max(len(runs) - (MOST if terminal.width >= ROOMY else MOST_NARROW), 0)
     shown = range(first, len(runs))
-    commits = {place: commit_of(runs[place]) for place in shown}
+    commits = ["-" if commit == UNKNOWN else commit[:7] for commit in map(commit_of, runs)]
     page.more(first, "earlier records; --json has them", indent=2)
-    page.table(
-        ("record", "created", "commit", "id"),
-        [
-            tuple(map(Cell, (str(at + 1), runs[at].created[:16].replace("T", " "), _commit(commits[at]), runs[at].id)))
-            for at in shown
-        ],
-        indent=2,
-    )
+    records = [(str(at + 1), runs[at].created[:16].replace("T", " "), commits[at], runs[at].id) for at in shown]
+    page.table(("record", "created", "commit", "id"), [[Cell(text) for text in row] for row in records], indent=2)
     page.blank()
     moved = [line for line in lines if line.changes]
     for kernel, arch in dict.fromkeys((line.kernel, line.arch) for line in moved):
@@ -52,17 +46,13 @@ def _row(line: Line, shown: range, page: Page) -> list[Cell]:
     style, standing, word = ("bold red", "wrong", "worse") if last.worse else ("green", "ok", "better")
     if last.other_cases:
         style, standing, word = "yellow", "skipped", "other cases"
+
+    def figure(reading: Reading | None) -> str:
+        return "-" if reading is None else words.ulp(number(reading.value)) + words.MARK[reading.gate]
+
     return [
         Cell(line.output + ("" if line.source == "run" else f" ({line.source})")),
         Cell(line.dtype),
-        *(Cell(_figure(line.figures[at])) for at in shown),
+        *(Cell(figure(line.figures[at])) for at in shown),
         Cell(f"{page.signs.status[standing]} {word}, {date_of(last.after)}", style),
     ]
-
-
-def _figure(reading: Reading | None) -> str:
-    return "-" if reading is None else words.ulp(number(reading.value)) + words.MARK[reading.gate]
-
-
-def _commit(commit: str) -> str:
-    return "-" if commit == UNKNOWN else commit[:7]
